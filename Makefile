@@ -1,0 +1,47 @@
+# make demo: runs the job.  make test: all checks.  Either may come first; both make .venv when it is missing.
+PYTHON ?= python3
+BIN := .venv/bin
+PYTEST_ARGS ?=
+BENCH_ARGS ?=
+
+.PHONY: demo test lint format bench generate clean
+.DEFAULT_GOAL := test
+
+demo: .venv/.installed
+	$(BIN)/mlxrun batch jobs/eval.jsonl
+
+test: lint
+	$(BIN)/pytest -q $(PYTEST_ARGS)
+
+lint: .venv/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: .venv/.installed-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: .venv/.installed
+	$(BIN)/mlxrun bench engine $(BENCH_ARGS)
+
+# Everything that is made from mlxrun/config/settings.py; tests fail when one of these is stale.
+generate: .venv/.installed
+	$(BIN)/python -m mlxrun.config.generate
+
+clean:
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	find mlxrun tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Stamps: what is installed is as new as pyproject.toml. The dev install covers the plain one.
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "mlxrun needs Python 3.11 or newer; set PYTHON=")'
+	$(PYTHON) -m venv .venv
+
+.venv/.installed: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install -q -e .
+	@touch $@
+
+.venv/.installed-dev: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install -q -e '.[dev]'
+	@touch .venv/.installed $@

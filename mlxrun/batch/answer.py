@@ -1,0 +1,168 @@
+"""Answers one line: body -> Requests -> engine -> response body. All that the engine and the text side are to a job.
+
+The seed of a line that gives none comes from the job's base seed and its custom_id, so a rerun draws the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from mlxrun.batch.jobs import Line
+from mlxrun.batch.keys import JobHost
+from mlxrun.batch.progress import Meter
+from mlxrun.batch.records import CREATED, Work, request_id
+from mlxrun.config.settings import Config
+from mlxrun.scheduler.request import TokenEvent
+from mlxrun.text.host import HostModel
+
+if TYPE_CHECKING:
+    from mlxrun.scheduler.request import Request
+    from mlxrun.text.choice import Choice
+    from mlxrun.text.prepared import Prepared
+
+MAX_TOKENS = 1024  # of an answer, where neither the line nor the config says
+
+
+class Client(Protocol):
+    """The engine as a job sees it; `generate` raises instead of giving an ERROR event."""
+
+    @property
+    def host(self) -> JobHost: ...
+
+    def generate(self, request: Request) -> AsyncGenerator[TokenEvent, None]: ...
+
+    async def close(self) -> None: ...
+
+
+def base_seed(config: Config) -> int:
+    """The seed that the seeds of lines are made from."""
+    return config.sampling.seed or 0
+
+
+def line_seed(base: int, custom_id: str) -> int:
+    """The seed of a line that gives none: from the job's base seed and the line's id alone."""
+    digest = hashlib.sha256(f"{base}:{custom_id}".encode()).digest()
+    return int.from_bytes(digest[:4], "big") >> 1
+
+
+class Preparer:
+    """Turns lines into Requests; needs no engine, so `--dry-run` and `--strict` use it too."""
+
+    def __init__(self, host: HostModel, config: Config, folder: Path) -> None:
+        from mlxrun.text.media import MediaLoader
+
+        self._host = host
+        self._config = config
+        self._loader = MediaLoader(config.media, folder)
+
+    async def __call__(self, line: Line) -> Prepared:
+        """RequestError if the line's body is refused."""
+        from mlxrun.text.openai import prepare
+
+        body = line.body
+        if body.get("seed") is None:
+            body = {**body, "seed": line_seed(base_seed(self._config), line.custom_id)}
+        return await prepare(
+            line.url, body, self._host, self._config, self._loader, default_max_tokens=MAX_TOKENS
+        )
+
+
+@dataclass(slots=True)
+class Spent:
+    """What one line has cost so far, also if it fails; retries add up."""
+
+    computed: int = 0
+    reused: int = 0
+    output: int = 0
+
+    def add(self, computed: int, reused: int, output: int) -> None:
+        self.computed += computed
+        self.reused += reused
+        self.output += output
+
+    @property
+    def work(self) -> Work:
+        return Work(self.computed, self.reused)
+
+    @property
+    def total(self) -> int:
+        return self.computed + self.reused + self.output
+
+
+class Answerer:
+    """Answers lines, any number at once; the engine's queue is never overfilled by one job alone."""
+
+    def __init__(self, client: Client, prepare: Preparer, config: Config, meter: Meter) -> None:
+        self._client = client
+        self._prepare = prepare
+        self._meter = meter
+        self._slots = asyncio.Semaphore(config.scheduler.max_running + config.scheduler.max_queue)
+
+    async def answer(self, line: Line, key: str, spent: Spent) -> dict[str, Any]:
+        """The response body of `line`."""
+        from mlxrun.text.openai import response_body
+
+        prepared = await self._prepare(line)
+        most = sum(request.params.max_tokens for request in prepared.requests)
+        self._meter.seen(prepared.prompt_tokens, most)
+        if len(prepared.requests) == 1:
+            choices = [await self._choice(prepared, 0, spent)]
+        else:
+            choices = await self._choices(prepared, spent)
+        return response_body(prepared, choices, request_id(key), CREATED)
+
+    async def _choices(self, prepared: Prepared, spent: Spent) -> list[Choice]:
+        """All choices at once; if one fails the others are aborted."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [
+                    group.create_task(self._choice(prepared, at, spent)) for at in range(len(prepared.requests))
+                ]
+        except BaseExceptionGroup as errors:
+            raise first_error(errors) from errors
+        return [task.result() for task in tasks]
+
+    async def _choice(self, prepared: Prepared, at: int, spent: Spent) -> Choice:
+        from mlxrun.text.openai import Choice
+
+        choice = Choice(prepared, at, self._client.host)
+        prompt = _Prompt()
+        async with self._slots, aclosing(self._client.generate(prepared.requests[at])) as events:
+            async for event in events:
+                computed, reused = prompt.news(event)
+                spent.add(computed, reused, len(event.tokens))
+                self._meter.progress(computed, reused, len(event.tokens))
+                choice.feed(event)
+                if choice.stopped:
+                    break
+        choice.finish()
+        return choice
+
+
+@dataclass(slots=True)
+class _Prompt:
+    """How far the prompt of one request is."""
+
+    done: int = 0
+    reused: int = 0
+
+    def news(self, event: TokenEvent) -> tuple[int, int]:
+        """Tokens computed and tokens reused since the event before."""
+        done, reused = max(self.done, event.computed), max(self.reused, event.cached)
+        fresh = done - self.done, reused - self.reused
+        self.done, self.reused = done, reused
+        return max(0, fresh[0] - fresh[1]), fresh[1]
+
+
+def first_error(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first plain exception in a group."""
+    found: BaseException = errors
+    while isinstance(found, BaseExceptionGroup):
+        found = found.exceptions[0]
+    return found

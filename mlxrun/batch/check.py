@@ -1,0 +1,73 @@
+"""Looks at every line without an engine: what `--dry-run` counts and what `--strict` refuses.
+
+Lines are prepared as for a run (templates, tokens, images), a few at a time, and reported in order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from mlxrun.batch.answer import Preparer
+from mlxrun.batch.index import Entry, Index
+from mlxrun.batch.jobs import BadLine
+from mlxrun.errors import RequestError
+
+_AT_ONCE = 16
+Report = Callable[[str], None]
+
+
+@dataclass(slots=True)
+class Checked:
+    """What the lines add up to."""
+
+    lines: int = 0
+    refused: int = 0
+    requests: int = 0
+    prompt_tokens: int = 0
+    longest: int = 0
+    max_tokens: int = 0
+    images: int = 0
+
+
+async def check_lines(index: Index, prepare: Preparer, end: int, report: Report) -> Checked:
+    """Check the first `end` lines; each problem is reported as `file:line: reason`."""
+    total = Checked()
+    for start in range(0, end, _AT_ONCE):
+        some = range(start, min(start + _AT_ONCE, end))
+        entries = [await asyncio.to_thread(index.load, position) for position in some]
+        found = await asyncio.gather(*(_check(entry, prepare) for entry in entries))
+        for entry, outcome in zip(entries, found, strict=True):
+            total.lines += 1
+            if isinstance(outcome, str):
+                total.refused += 1
+                report(f"{index.path}:{entry.line.number}: {outcome}")
+            else:
+                _add(total, outcome)
+    return total
+
+
+async def _check(entry: Entry, prepare: Preparer) -> str | Checked:
+    """The numbers of one line, or why it is refused."""
+    if isinstance(entry.line, BadLine):
+        return entry.line.reason
+    try:
+        prepared = await prepare(entry.line)
+    except RequestError as error:
+        return str(error)
+    return Checked(
+        requests=len(prepared.requests),
+        prompt_tokens=prepared.prompt_tokens,
+        longest=max(len(request.prompt) for request in prepared.requests),
+        max_tokens=sum(request.params.max_tokens for request in prepared.requests),
+        images=sum(len(request.spans) for request in prepared.requests[:: prepared.n]),
+    )
+
+
+def _add(total: Checked, one: Checked) -> None:
+    total.requests += one.requests
+    total.prompt_tokens += one.prompt_tokens
+    total.longest = max(total.longest, one.longest)
+    total.max_tokens += one.max_tokens
+    total.images += one.images

@@ -1,0 +1,118 @@
+"""What decides whether a stored answer still belongs to a line: the line's key.
+
+key = digest(custom_id, url, body, contents of the local images it names, settings), where settings are the
+model, its template and the options that change answers. `eval` is no part of it: a changed one is only
+scored again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Protocol
+
+from mlxrun.batch.jobs import Line
+from mlxrun.batch.score import Eval
+from mlxrun.config.settings import Config
+from mlxrun.text.host import HostModel
+
+KEY_BYTES = 16
+_REMEMBERED = 4096  # image files whose digest is kept while a job is read
+
+
+class JobHost(HostModel, Protocol):
+    """The model as a job sees it."""
+
+    @property
+    def digests(self) -> Mapping[str, str]:
+        """sha256 of `model`, `tokenizer` and `template`."""
+
+
+def canonical(value: Any) -> bytes:
+    """JSON bytes that are equal for equal values, whatever the order of keys."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def settings_digest(config: Config, host: JobHost) -> str:
+    """Digest of everything besides the line that changes an answer."""
+    model = {key: asdict(config.model)[key] for key in ("kind", "dtype", "chat_template_args")}
+    engine: dict[str, Any] = {"reproducible": config.engine.reproducible}
+    if config.engine.reproducible:
+        engine["chunk"] = config.scheduler.chunk
+    parts = {
+        "model": {**host.digests, **model},
+        "context": host.context_length,
+        "ends": sorted(host.eos_ids),
+        "defaults": dict(host.defaults),
+        "engine": engine,
+        "sampling": asdict(config.sampling),
+    }
+    return hashlib.sha256(canonical(parts)).hexdigest()
+
+
+def eval_digest(wanted: Eval | None) -> int:
+    """64 bits that change when the line has to be scored again; 0 without `eval`."""
+    if wanted is None:
+        return 0
+    return short_digest(canonical([wanted.expected, wanted.match, wanted.group]))
+
+
+def short_digest(data: bytes) -> int:
+    """64 bits of a digest, never 0 in practice."""
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big")
+
+
+class Keys:
+    """Computes line keys for one job and one set of settings."""
+
+    def __init__(self, settings: str, base: Path, max_image: int) -> None:
+        self._settings = settings
+        self._base = base
+        self._max_image = max_image
+        self._seen: dict[Path, tuple[tuple[int, int], str]] = {}
+
+    def key(self, line: Line) -> bytes:
+        """KEY_BYTES bytes."""
+        images = [self._image(path) for path in local_images(line.body.get("messages"))]
+        parts = canonical([self._settings, line.custom_id, line.url, line.body, images])
+        return hashlib.blake2b(parts, digest_size=KEY_BYTES).digest()
+
+    def bad_key(self, data: bytes, reason: str) -> bytes:
+        """The key of a line that is not one."""
+        return hashlib.blake2b(reason.encode() + b"\0" + data, digest_size=KEY_BYTES).digest()
+
+    def _image(self, name: str) -> str:
+        """Digest of a file's bytes; files that can never be read as an image need none."""
+        path = self._base / name
+        try:
+            info = path.stat()
+            if not stat.S_ISREG(info.st_mode) or info.st_size > self._max_image:
+                return f"refused {info.st_size}"
+            stamp = (info.st_size, info.st_mtime_ns)
+            known = self._seen.get(path)
+            if known is None or known[0] != stamp:
+                with path.open("rb") as file:
+                    known = stamp, hashlib.file_digest(file, "sha256").hexdigest()
+                if len(self._seen) >= _REMEMBERED:
+                    self._seen.clear()
+                self._seen[path] = known
+            return known[1]
+        except (OSError, ValueError) as error:
+            return f"unreadable {type(error).__name__}"
+
+
+def local_images(value: Any) -> Iterator[str]:
+    """The image parts of messages whose URL is a path, in order."""
+    if isinstance(value, list):
+        for item in value:
+            yield from local_images(item)
+    elif isinstance(value, dict):
+        image = value.get("image_url")
+        url = image.get("url") if isinstance(image, dict) else image
+        if isinstance(url, str) and not url.startswith(("data:", "http:", "https:")):
+            yield url.removeprefix("file://")
+        yield from local_images(value.get("content"))

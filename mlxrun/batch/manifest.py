@@ -1,0 +1,167 @@
+"""manifest.json: how a job was made, complete enough to make it again; and status.json: where it is now.
+
+The manifest is replaced as a whole at the start and the end of each run; `runs` grows by one each time. A
+run that was killed has no end of its own: its sums are filled in from the journal by the next start.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import logging
+import os
+import platform
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from mlxrun.batch.index import DONE, FAILED, Index
+from mlxrun.batch.paths import Paths, replace, writing
+from mlxrun.batch.progress import Meter
+from mlxrun.batch.reconcile import RunSum
+
+log = logging.getLogger(__name__)
+FORMAT = 1
+_LIBRARIES = ("mlxrun", "mlx", "mlx-lm", "mlx-vlm", "transformers", "tokenizers")
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is known before a job runs: its config and its model."""
+
+    config: Mapping[str, Any]  # as resolved, secrets hidden
+    config_hash: str
+    model: Mapping[str, Any]  # path, fingerprint, digests of tokenizer and template
+    base_seed: int
+
+
+def now() -> str:
+    """The time, as manifests and status files give it."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def versions() -> dict[str, str]:
+    """Versions of what computes the answers, without importing it."""
+    found = {"python": platform.python_version()}
+    for name in _LIBRARIES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue  # run from a source tree, or not needed on this platform
+    return found
+
+
+class Manifest:
+    """The manifest of one job during one run."""
+
+    def __init__(self, paths: Paths, facts: Facts) -> None:
+        self._paths = paths
+        self._facts = facts
+        self._runs = _earlier_runs(paths.manifest)
+        self._device: str | None = None
+
+    @property
+    def run(self) -> int:
+        """The number of the newest run, from 1."""
+        return len(self._runs)
+
+    def begin(self, index: Index, sums: Mapping[int, RunSum]) -> None:
+        """Open this run, and fill in the sums of one that was killed: the journal is about to be rewritten."""
+        for number, run in enumerate(self._runs, 1):
+            if run.get("ended") is None and number in sums:
+                run.update(_sums(sums[number]))
+        self._runs.append({"started": now(), "ended": None, "exit": None, **_sums(RunSum())})
+        self._write(index, None, None)
+
+    def end(self, index: Index, meter: Meter, exit_code: int, device: str | None) -> None:
+        """Close this run; reads the output once more for its digest."""
+        here = RunSum(meter.done_here, meter.failed_here, meter.computed, meter.reused)
+        self._runs[-1].update(ended=now(), exit=exit_code, **_sums(here))
+        self._device = device or self._device
+        self._write(index, meter, file_digest(self._paths.out))
+
+    def _write(self, index: Index, meter: Meter | None, output: str | None) -> None:
+        facts = self._facts
+        content = {
+            "format": FORMAT,
+            "config": facts.config,
+            "config_hash": facts.config_hash,
+            "model": facts.model,
+            "versions": versions(),
+            "device": self._device,
+            "seeds": {"base": facts.base_seed, "line": "sha256(f'{base}:{custom_id}')[:4] >> 1, unless given"},
+            "input": {"path": str(self._paths.job), "sha256": index.sha256, "lines": len(index)},
+            "output": {"path": str(self._paths.out), "sha256": output},
+            "counts": {
+                "total": len(index),
+                "done": index.state.count(DONE),
+                "failed": index.state.count(FAILED),
+            },
+            "tokens": {
+                "prompt": meter.all_prompt if meter else 0,
+                "computed": sum(run["computed"] for run in self._runs),
+                "reused": sum(run["reused"] for run in self._runs),
+                "output": meter.all_output if meter else 0,
+            },
+            "runs": self._runs,
+        }
+        with writing(self._paths.manifest):
+            replace(self._paths.manifest, json.dumps(content, indent=1, ensure_ascii=False).encode() + b"\n")
+
+
+def _sums(total: RunSum) -> dict[str, int]:
+    return {
+        "computed": total.computed,
+        "reused": total.reused,
+        "done": total.done,
+        "failed": total.failed,
+    }
+
+
+def _earlier_runs(path: Path) -> list[dict[str, Any]]:
+    """Runs of an existing manifest; one that cannot be read is history lost, not a reason to stop."""
+    try:
+        runs = json.loads(path.read_bytes())["runs"]
+        return [{**run, **{key: int(run[key]) for key in _sums(RunSum())}} for run in runs]
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        log.warning("%s: cannot be read (%s); the record of earlier runs starts anew", path, error)
+        return []
+
+
+def file_digest(path: Path) -> str | None:
+    """sha256 of a file, None if there is none."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except FileNotFoundError:
+        return None
+
+
+class Status:
+    """status.json, for whoever watches from outside. Losing one update hurts nobody, so it never stops a job."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._started = now()
+        self._written = 0.0
+        self._failed = False
+
+    def write(self, state: str, meter: Meter, *, force: bool = False) -> None:
+        """Replace the file, at most once a second unless forced."""
+        if not force and time.monotonic() - self._written < 1.0:
+            return
+        self._written = time.monotonic()
+        head = {"state": state, "pid": os.getpid(), "started": self._started, "updated": now()}
+        try:
+            replace(self._path, json.dumps({**head, **meter.status()}).encode() + b"\n", durable=False)
+            self._failed = False
+        except OSError as error:
+            if not self._failed:
+                log.warning("%s: cannot be written: %s", self._path, error.strerror)
+            self._failed = True

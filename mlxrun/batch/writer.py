@@ -1,0 +1,132 @@
+"""Appends records as lines finish, and tells the journal once they are safe.
+
+`add` writes a record at once, as a whole or not at all. `commit` makes all records so far durable and only
+then enters them into the journal: after any kill the journal claims no line that the outputs do not hold.
+`add` and `close` belong to the event loop; `commit` may run in a thread.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+from mlxrun.batch import journal, records
+from mlxrun.batch.index import DONE, FAILED, Entry, Index
+from mlxrun.batch.jobs import BadLine
+from mlxrun.batch.keys import short_digest
+from mlxrun.batch.lines import sort_lines
+from mlxrun.batch.paths import Paths, sync_folder, writing
+from mlxrun.batch.records import Work
+
+
+class _Appender:
+    """A file that only ever holds whole lines of ours; made at the first one."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._handle: int | None = None
+        self._size = 0
+
+    def append(self, data: bytes) -> None:
+        with writing(self.path):
+            if self._handle is None:
+                self._handle = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+                self._size = os.fstat(self._handle).st_size
+                sync_folder(self.path.parent)
+            try:
+                rest = memoryview(data)
+                while rest:
+                    rest = rest[os.write(self._handle, rest) :]
+            except OSError:
+                os.ftruncate(self._handle, self._size)  # no half line stays behind a full disk
+                raise
+            self._size += len(data)
+
+    def sync(self) -> None:
+        if self._handle is not None:
+            with writing(self.path):
+                os.fsync(self._handle)
+
+    def close(self) -> None:
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
+
+
+class Writer:
+    """The outputs of one run."""
+
+    def __init__(self, paths: Paths, index: Index, run: int) -> None:
+        self._index = index
+        self._run = run
+        self._files = {DONE: _Appender(paths.out), FAILED: _Appender(paths.errors)}
+        self._journal = _Appender(paths.journal)
+        self._pending: deque[journal.Entry] = deque()
+        self._lock = threading.Lock()
+
+    @property
+    def pending(self) -> int:
+        """Records that the journal does not know yet."""
+        return len(self._pending)
+
+    def add(self, entry: Entry, record: dict[str, Any], work: Work) -> None:
+        """Write the record of a finished line."""
+        failed = record["error"] is not None
+        data = records.dump(record)
+        self._files[FAILED if failed else DONE].append(data)
+        self._index.state[entry.index] = FAILED if failed else DONE
+        self._pending.append(
+            journal.Entry(
+                run=self._run,
+                state="failed" if failed else "done",
+                custom_id=entry.line.custom_id,
+                line=entry.line.number if isinstance(entry.line, BadLine) else None,
+                key=entry.key,
+                check=short_digest(data),
+                eval=self._index.evals[entry.index],
+                computed=work.computed,
+                reused=work.reused,
+            )
+        )
+
+    def commit(self) -> None:
+        """Make all records so far durable, then enter them."""
+        with self._lock:
+            count = len(self._pending)  # what is added from here on waits for the next commit
+            if not count:
+                return
+            for file in self._files.values():
+                file.sync()
+            entries = [self._pending.popleft() for _ in range(count)]
+            self._journal.append(b"".join(entry.dump() for entry in entries))
+            self._journal.sync()
+
+    def close(self) -> None:
+        """Commit what is left."""
+        try:
+            self.commit()
+        finally:
+            for file in (*self._files.values(), self._journal):
+                file.close()
+
+
+def sort_outputs(paths: Paths, index: Index) -> None:
+    """Put output and errors in the order of the job (`batch.order: input`), once all lines are finished.
+
+    Until then they are in order of completion: nothing is held back, so nothing can be lost by a kill.
+    """
+
+    def place(data: bytes) -> int:
+        record = records.parse(data)
+        assert record is not None
+        bad = index.find_bad(record["error"]["line"]) if record["error"] else None
+        found = index.find(record["custom_id"]) if bad is None else bad
+        assert found is not None
+        return found
+
+    for path in (paths.out, paths.errors):
+        with writing(path):
+            sort_lines(path, paths.folder / (path.name + ".tmp"), place, len(index))

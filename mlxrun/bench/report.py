@@ -1,0 +1,95 @@
+"""The benchmark's report as a table: rich on a terminal, Markdown when piped, so that it can be pasted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from mlxrun.bench.measure import MEASURES, Measure
+
+PIPED_WIDTH = 160
+
+
+def print_report(report: Mapping[str, Any], console: Console | None = None) -> None:
+    """One table of all workloads, then what was measured and where."""
+    console = console or Console()
+    if not console.is_terminal:
+        console = Console(file=console.file, width=PIPED_WIDTH, color_system=None)
+    console.print(_table(report, console.is_terminal))
+    for line in notes(report):
+        console.print(line, highlight=False, soft_wrap=True)
+
+
+def _table(report: Mapping[str, Any], terminal: bool) -> Table:
+    sides = list(next(iter(report["workloads"].values()))["sides"])
+    table = Table(box=box.SIMPLE_HEAD if terminal else box.MARKDOWN)
+    table.add_column("workload")
+    table.add_column("measure")
+    for side in sides:
+        table.add_column(side, justify="right")
+    if len(sides) > 1:
+        table.add_column("times better", justify="right")
+    for name, part in report["workloads"].items():
+        title = name
+        for cells in rows(part):
+            table.add_row(title, *cells)
+            title = ""
+        if terminal:
+            table.add_section()
+    return table
+
+
+def rows(part: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """Cells of one workload: measure, one value a side, the ratio if there is a peer."""
+    out = []
+    for measure in MEASURES:
+        values = [side["median"].get(measure.key) for side in part["sides"].values()]
+        if all(v is None for v in values):
+            continue
+        cells = [measure.title, *(show(measure, v) for v in values)]
+        if "ratio" in part:
+            ratio = part["ratio"][measure.key]
+            cells.append("-" if ratio is None else f"{ratio:.2f}")
+        out.append(tuple(cells))
+    return out
+
+
+def show(measure: Measure, value: float | None) -> str:
+    """A number with its unit."""
+    if value is None:
+        return "-"
+    if measure.unit == "bytes":
+        return f"{value / 1e9:.3f} GB" if value >= 1e8 else f"{value / 1e6:.1f} MB"
+    if measure.unit == "ms":
+        return f"{value * 1000:.1f} ms"
+    return f"{value:,.3f} s" if measure.unit == "s" else f"{value:,.0f} tok/s"
+
+
+def notes(report: Mapping[str, Any]) -> list[str]:
+    """Lines under the table: the setting, then what needs words."""
+    model, settings, device = report["model"], report["settings"], report["device"]
+    versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
+    lines = [
+        f"{model['name']} ({model['dtype'] or 'quantised'}), scale {settings['scale']:g}, "
+        f"median of {settings['repeat']}; {device['backend']}, {device['name']}; {versions}"
+    ]
+    for name, part in report["workloads"].items():
+        if "same_tokens" in part:
+            lines.append(
+                f"{name}: {part['same_tokens']:.0%} of the answers have the same tokens on both sides"
+            )
+        if "chunk" in part:
+            lines.append(_chunk_note(name, part["chunk"]))
+    return lines
+
+
+def _chunk_note(name: str, chunk: Mapping[str, Any]) -> str:
+    over = ", ".join(f"{side} {v:.2f}" for side, v in chunk["p99_in_chunks"].items() if v is not None)
+    return (
+        f"{name}: one prefill chunk of {chunk['tokens']} tokens at the end of the long prompt takes "
+        f"{chunk['seconds'] * 1000:.1f} ms alone; inter-token p99 beside its prefill, in such chunks: {over}"
+    )

@@ -1,0 +1,98 @@
+"""`mlxrun doctor`: what this machine has and what the model passes. Shows findings; finds none itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from mlxrun.cli.options import config_options, load
+from mlxrun.errors import MlxrunError
+
+if TYPE_CHECKING:
+    from mlxrun.config.settings import Config
+    from mlxrun.model.versions import Finding
+
+MARKS = {"ok": "[green]ok[/]", "note": "[yellow]note[/]", "off": "[red]off[/]"}
+FORMAT = 1
+
+
+@click.command(name="doctor")
+@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
+@click.option(
+    "--model/--no-model", default=True, show_default=True, help="Load the model and run its parity probe."
+)
+@config_options
+def command(as_json: bool, model: bool, config_path: Path | None, sets: tuple[str, ...]) -> int:
+    """Say what this machine has and what the model passes.
+
+    "note" marks what works but could be better, "off" what must be put right.
+    Exit code 0, or 1 if something is off.
+    """
+    config = load(config_path, sets).config
+    findings = list(examine(config if model else None))
+    good = all(finding.level != "off" for finding in findings)
+    if as_json:
+        rows = [asdict(finding) for finding in findings]
+        click.echo(json.dumps({"format": FORMAT, "ok": good, "findings": rows}, indent=2))
+    else:
+        show(findings)
+    return 0 if good else 1
+
+
+def examine(config: Config | None) -> Iterator[Finding]:
+    """All findings; without a config none about a model. Where mlx does not work, that is the finding."""
+    from mlxrun.model.versions import Finding, requirements, version_findings
+
+    yield from version_findings(requirements())
+    try:
+        from mlxrun.model.doctor import machine_findings
+    except ImportError as error:
+        advice = "pip install mlx (Linux: 'mlx[cpu]' or 'mlx[cuda13]')"
+        yield Finding("device", "backend", "off", f"mlx cannot be imported: {error}", advice)
+        return
+    yield from machine_findings()
+    if config is not None:
+        yield from examine_model(config)
+
+
+def examine_model(config: Config) -> Iterator[Finding]:
+    """Load the model as the engine does, and show what its probe said."""
+    from mlxrun.engine.build import build_engine
+    from mlxrun.model.doctor import host_finding, probe_findings
+    from mlxrun.model.host import load_host
+    from mlxrun.model.versions import Finding
+
+    try:
+        yield host_finding(config.model.path, load_host(config.model))
+        engine = build_engine(replace(config, engine=replace(config.engine, probe=True)))
+    except MlxrunError as error:
+        yield Finding("model", config.model.path, "off", str(error), "see model.path in the config")
+        return
+    if engine.probe is not None:
+        yield from probe_findings(engine.probe)
+    engine.close()
+
+
+def show(findings: Sequence[Finding]) -> None:
+    """A table by area, and under it what to do."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    console = Console()
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for _ in range(4):
+        table.add_column(overflow="fold")
+    area = ""
+    for finding in findings:
+        title, area = ("" if finding.area == area else finding.area), finding.area
+        table.add_row(title, finding.name, MARKS[finding.level], escape(finding.value))
+    console.print(table)
+    for finding in findings:
+        if finding.advice:
+            console.print(f"{finding.name}: {escape(finding.advice)}", highlight=False, soft_wrap=True)

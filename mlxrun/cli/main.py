@@ -1,0 +1,93 @@
+"""`mlxrun`: finds the command, and turns whatever it raises into a message and an exit code.
+
+Commands are imported when they are called, so `mlxrun --help` costs nothing. A command returns its exit
+code, or None for 0. A MlxrunError is a sentence for the user; anything else is a bug and shows its traceback.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import traceback
+from collections.abc import Sequence
+
+import click
+
+from mlxrun import __version__
+from mlxrun.errors import MlxrunError
+
+INTERRUPTED = 130
+BUG = 3
+
+# name: (where the command is, what it does, as `mlxrun --help` shows it)
+COMMANDS = {
+    "batch": ("mlxrun.cli.batch:command", "Run a JSONL job; run it again and it goes on where it was."),
+    "config": ("mlxrun.cli.config:command", "Check, show and start config files."),
+    "doctor": ("mlxrun.cli.doctor:command", "Say what this machine has and what the model passes."),
+    "bench": ("mlxrun.cli.bench:command", "Measure the engine, against its peers too."),
+}
+
+EPILOG = """\b
+Examples:
+  mlxrun batch jobs/eval.jsonl                    run a job on the built-in model
+  mlxrun batch jobs/eval.jsonl -c prod.yaml       the same on yours
+  mlxrun config init mlxrun.yaml                  start a config, every key explained
+  mlxrun config check prod.yaml                   all its errors, with line and column
+  mlxrun doctor -c prod.yaml                      what this machine and this model can do
+
+\b
+Exit codes: 0 done; 1 some requests failed; 2 config, job file or usage; 3 engine; 130 interrupted.
+"""
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported when they are called, not when they are listed."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names, in the order of the table."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import the command's module."""
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, attribute = COMMANDS[cmd_name][0].partition(":")
+        command = getattr(importlib.import_module(module), attribute)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands from the table, importing none."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
+
+
+@click.group(cls=LazyGroup, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="mlxrun")
+def cli() -> None:
+    """Run MLX language and vision models as a YAML file describes."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line and return its exit code; the one border where errors end."""
+    try:
+        result = cli.main(args=argv, prog_name="mlxrun", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        print("mlxrun: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except MlxrunError as error:
+        for line in str(error).splitlines():  # a config or a job can have several
+            print(f"mlxrun: {line}", file=sys.stderr)
+        return error.exit_code
+    except Exception:  # the last border: nothing above it could log this
+        traceback.print_exc()
+        print("mlxrun: this is a bug in mlxrun; the lines above say where", file=sys.stderr)
+        return BUG
+    return result if isinstance(result, int) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,50 @@
+"""Options that all commands share: `-c FILE` and `--set section.key=value`.
+
+`@config_options` adds both; the command gets `config_path` and `sets` and hands them to `load`,
+which reads the config and sets up logging from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from mlxrun.config.loader import Loaded
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def config_options(function: F) -> F:
+    """Add `-c/--config` (config_path: Path | None) and `--set` (sets: tuple[str, ...])."""
+    config = click.option(
+        "-c",
+        "--config",
+        "config_path",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="Config file. Without it: $MLXRUN_CONFIG, then ./mlxrun.yaml, then the built-in defaults.",
+    )
+    sets = click.option(
+        "--set",
+        "sets",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="Override one value, as section.key=value; the value is YAML. May be given several times.",
+    )
+    return config(sets(function))
+
+
+def load(config_path: Path | None, sets: Sequence[str]) -> Loaded:
+    """The resolved config of this call, with logging set up as it says."""
+    import os
+
+    from mlxrun.cli.logs import set_up_logging
+    from mlxrun.config.loader import load_config
+
+    loaded = load_config(config_path, sets, os.environ)
+    set_up_logging(loaded.config.log)
+    return loaded

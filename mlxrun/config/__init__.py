@@ -1,0 +1,1 @@
+"""Settings as frozen dataclasses, the JSON Schema made from them, and the loader of YAML files."""

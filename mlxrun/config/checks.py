@@ -1,0 +1,104 @@
+"""Combinations of valid values that contradict each other or would do nothing.
+
+One small function a rule: it gets the config and returns what is wrong, or None. A rule names the keys
+it reads; it is skipped where one of them is invalid, and cited at the first of them that was given.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from mlxrun.config.settings import Config
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A rule and the keys that it reads."""
+
+    keys: tuple[str, ...]
+    run: Callable[[Config], str | None]
+
+
+def hosts_without_urls(config: Config) -> str | None:
+    """Hosts are only for URLs."""
+    if config.media.allow_hosts and not config.media.allow_urls:
+        return "does nothing while media.allow_urls is false"
+    return None
+
+
+def busy_above_idle(config: Config) -> str | None:
+    """The budget beside decoding rows is the smaller one."""
+    busy, idle = config.scheduler.prefill_budget_busy, config.scheduler.prefill_budget
+    return f"prefill_budget_busy {busy} is more than prefill_budget {idle}" if busy > idle else None
+
+
+def chunk_above_budget(config: Config) -> str | None:
+    """A step must be able to prefill a whole chunk."""
+    chunk, budget = config.scheduler.chunk, config.scheduler.prefill_budget
+    return f"chunk {chunk} is more than prefill_budget {budget}" if chunk > budget else None
+
+
+def revision_of_a_folder(config: Config) -> str | None:
+    """Only a hub id has revisions."""
+    if config.model.revision is None or not _is_local(config.model.path):
+        return None
+    return f"does nothing: model.path {config.model.path!r} is no hub id"
+
+
+def remote_code_of_embedded(config: Config) -> str | None:
+    """The built-in model brings no code."""
+    if config.model.trust_remote_code and config.model.path == "embedded":
+        return "does nothing: the embedded model brings no code"
+    return None
+
+
+def answer_fills_context(config: Config) -> str | None:
+    """A default answer length that leaves no room for a prompt."""
+    answer, context = config.sampling.max_tokens, config.model.context_length
+    if answer is None or context is None or answer < context:
+        return None
+    return f"sampling.max_tokens {answer} leaves no room for a prompt in model.context_length {context}"
+
+
+def model_exists(config: Config) -> str | None:
+    """A path that is a path must be a folder; anything else must look like a hub id."""
+    path = config.model.path
+    if path == "embedded" or (not Path(path).is_absolute() and _HUB_ID.fullmatch(path)):
+        return None
+    if not Path(path).is_absolute():
+        return f"{path!r} is neither 'embedded' nor a folder nor a hub id such as Qwen/Qwen3-0.6B"
+    return None if Path(path).is_dir() else f"{path} is not a folder"
+
+
+def adapter_exists(config: Config) -> str | None:
+    """The adapter's folder."""
+    path = config.model.adapter
+    return None if path is None or Path(path).is_dir() else f"{path} is not a folder"
+
+
+def template_exists(config: Config) -> str | None:
+    """The template's file."""
+    path = config.model.chat_template
+    return None if path is None or Path(path).is_file() else f"{path} is not a file"
+
+
+def _is_local(path: str) -> bool:
+    return path == "embedded" or Path(path).is_absolute()  # the loader made folders absolute
+
+
+CHECKS = (
+    Check(("model.path",), model_exists),
+    Check(("model.adapter",), adapter_exists),
+    Check(("model.chat_template",), template_exists),
+    Check(("model.revision", "model.path"), revision_of_a_folder),
+    Check(("model.trust_remote_code", "model.path"), remote_code_of_embedded),
+    Check(("scheduler.prefill_budget_busy", "scheduler.prefill_budget"), busy_above_idle),
+    Check(("scheduler.chunk", "scheduler.prefill_budget"), chunk_above_budget),
+    Check(("sampling.max_tokens", "model.context_length"), answer_fills_context),
+    Check(("media.allow_hosts", "media.allow_urls"), hosts_without_urls),
+)

@@ -1,0 +1,179 @@
+"""Every option mlxrun reads, with its default, its range and its meaning; nothing else is an option.
+
+The JSON Schema, the config reference and `mlxrun config init` are made from this module: the docstring
+under a field is its description, `Annotated` metadata is its range. Byte sizes are ints or "4GB" strings.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Inclusive bounds of a number; None leaves a side open."""
+
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Bytes:
+    """Marks an int field that also takes a string with a unit (kB, MB, GB: powers of 1000; KiB ...: of
+    1024)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Secret:
+    """Marks a field that is never printed and that may only come from `${ENV_NAME}`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSettings:
+    """Which model, and how it is loaded."""
+
+    path: str = "embedded"
+    """`embedded` (the built-in tiny model), a local folder, or a hub id such as `Qwen/Qwen3-0.6B`."""
+    revision: str | None = None
+    """Branch, tag or commit of a hub id."""
+    kind: Literal["auto", "text", "vision"] = "auto"
+    """`text` loads through mlx-lm, `vision` through mlx-vlm; `auto` looks for `vision_config` in
+    config.json."""
+    adapter: str | None = None
+    """Folder of a LoRA adapter that is applied at load."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Type of the weights in memory; `auto` keeps the file's, but float32 on a CPU, where bfloat16 is
+    slow."""
+    names: tuple[str, ...] = ()
+    """Names that a request may give as `model`, besides the path; empty: any name is taken."""
+    context_length: Annotated[int | None, Range(16, None)] = None
+    """Most tokens of prompt and answer together; null: what the model's config says."""
+    chat_template: str | None = None
+    """File with a Jinja chat template that replaces the model's own."""
+    chat_template_args: dict[str, str | int | float | bool] = field(default_factory=dict)
+    """Variables for the chat template, such as `enable_thinking: false`; a request may override them."""
+    trust_remote_code: bool = False
+    """Let the tokenizer run Python code that comes with the model."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """How the engine computes."""
+
+    reproducible: bool = False
+    """Same bytes whatever else runs: fixed decode width, one attention call a row, prompts prefilled one
+    by one."""
+    max_errors: Annotated[int, Range(1, 100)] = 3
+    """This many failed steps in a row stop the engine."""
+    probe: bool = True
+    """At load, compare batched with alone for a few short prompts and fall back to the safe way where
+    they differ."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerSettings:
+    """Who runs next, and how much of it."""
+
+    policy: Literal["fcfs", "priority", "shortest", "fair"] = "fcfs"
+    """Order of waiting prompts: arrival, `priority` of the request, least prefill left, or round robin by
+    key."""
+    aging: Annotated[float, Range(0, None)] = 30.0
+    """Seconds after which a waiting request goes first whatever the policy says; 0: never."""
+    max_running: Annotated[int, Range(1, 4096)] = 32
+    """Most requests that prefill or decode at once (rows)."""
+    max_queue: Annotated[int, Range(1, None)] = 1024
+    """Most requests that wait; one more is refused as overloaded."""
+    chunk: Annotated[int, Range(16, 65536)] = 512
+    """Grid of prefill: chunks end at multiples of this many tokens."""
+    prefill_budget: Annotated[int, Range(16, None)] = 2048
+    """Most prompt tokens a step while nothing decodes."""
+    prefill_budget_busy: Annotated[int, Range(16, None)] = 512
+    """Most prompt tokens a step while rows decode; bounds the time between their tokens."""
+    prefill_rows: Annotated[int, Range(1, 256)] = 8
+    """Most prompts whose chunks share one forward; only chunks of equal length do, unless the probe
+    allows padding."""
+    memory_limit: Annotated[int | None, Bytes(), Range(1, None)] = None
+    """Bytes for weights, rows and transients; null: what the device recommends (GPU) or 80 % of free
+    memory (CPU)."""
+    memory_headroom: Annotated[float, Range(0.0, 0.9)] = 0.05
+    """Share of the limit that is kept free."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingSettings:
+    """Defaults for what a request leaves out; null leaves it to the model's generation_config.json."""
+
+    temperature: Annotated[float | None, Range(0.0, 10.0)] = None
+    """0 is greedy; null: the model's own, else 1.0."""
+    top_p: Annotated[float | None, Range(0.0, 1.0)] = None
+    """Keep the likeliest tokens that sum to this; null: the model's own, else 1.0."""
+    top_k: Annotated[int | None, Range(0, None)] = None
+    """Keep this many tokens, 0: all; null: the model's own, else 0."""
+    min_p: Annotated[float | None, Range(0.0, 1.0)] = None
+    """Drop tokens less likely than this share of the likeliest; null: the model's own, else 0."""
+    repetition_penalty: Annotated[float | None, Range(0.01, 10.0)] = None
+    """Divide the logits of tokens seen so far; null: the model's own, else 1.0."""
+    max_tokens: Annotated[int | None, Range(1, None)] = None
+    """Longest answer; null: up to the context's end (server) or 1024 (batch)."""
+    seed: Annotated[int | None, Range(0, None)] = None
+    """Seed of requests that give none; null: one is drawn for each and reported."""
+
+
+@dataclass(frozen=True, slots=True)
+class MediaSettings:
+    """Which images are taken, and how large."""
+
+    allow_urls: bool = False
+    """Fetch http(s) image URLs."""
+    allow_hosts: tuple[str, ...] = ()
+    """If URLs are allowed, only from these hosts; empty: any public one."""
+    roots: tuple[str, ...] = (".",)
+    """Folders that image paths of a job may point into, relative to the job file; nothing outside is read."""
+    max_bytes: Annotated[int, Bytes(), Range(1, None)] = 20_000_000
+    """Largest encoded image."""
+    max_pixels: Annotated[int, Range(1, None)] = 50_000_000
+    """Largest decoded image, width x height."""
+    max_images: Annotated[int, Range(1, 1024)] = 16
+    """Most images in one request."""
+    timeout: Annotated[float, Range(0.1, None)] = 20.0
+    """Seconds for one URL."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSettings:
+    """How a job runs."""
+
+    concurrency: Annotated[int | None, Range(1, 65536)] = None
+    """Lines in flight; null: twice scheduler.max_running, so that the next prompts are ready."""
+    order: Literal["completion", "input"] = "completion"
+    """Order of the output lines."""
+    on_invalid: Literal["skip", "fail"] = "skip"
+    """A bad line becomes an error record, or stops the job before anything runs (as `--strict` does)."""
+    retries: Annotated[int, Range(0, 10)] = 2
+    """How often a line is tried again after a transient error; deterministic errors are not tried again."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogSettings:
+    """What is written to standard error."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least severe message that is shown."""
+    format: Literal["text", "json"] = "text"
+    """Lines for people or for machines."""
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """A whole run. An empty file is a valid config."""
+
+    version: Literal[1] = 1
+    """Version of this format."""
+    model: ModelSettings = field(default_factory=ModelSettings)
+    engine: EngineSettings = field(default_factory=EngineSettings)
+    scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)
+    sampling: SamplingSettings = field(default_factory=SamplingSettings)
+    media: MediaSettings = field(default_factory=MediaSettings)
+    batch: BatchSettings = field(default_factory=BatchSettings)
+    log: LogSettings = field(default_factory=LogSettings)

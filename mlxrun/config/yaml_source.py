@@ -1,0 +1,175 @@
+"""YAML text to nodes that know their line and column.
+
+Scalars are read as YAML 1.2 reads them (`no` and `12:30` are strings, `1e-3` is a number). Duplicate
+keys, tags and keys that are not strings are problems; wrong syntax raises YamlError.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any
+
+import yaml
+
+from mlxrun.config.tree import Node, Origin, Problem, problem
+
+_NUMBER_START = list("-+.0123456789")
+_SCALARS = (
+    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
+    ("int", r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", _NUMBER_START),
+    ("float", r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?", _NUMBER_START),
+)
+_TAG = "tag:yaml.org,2002:"
+
+
+class _Loader(yaml.SafeLoader):
+    """Finds nodes and their tags; constructs nothing."""
+
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes what `_Loader` would not read back as a string."""
+
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
+
+
+for _tag, _pattern, _first in _SCALARS:
+    for _class in (_Loader, _Dumper):
+        _class.add_implicit_resolver(_TAG + _tag, re.compile(rf"^(?:{_pattern})$"), _first)
+
+
+class YamlError(Exception):
+    """The text is not YAML: where (from 1), and why."""
+
+    def __init__(self, line: int, column: int, reason: str) -> None:
+        super().__init__(reason)
+        self.line = line
+        self.column = column
+
+
+def parse_yaml(text: str, name: str, problems: list[Problem]) -> Node:
+    """The root mapping of a file; empty if the file is."""
+    start = Origin("file", name, 1, 1)
+    root = _compose(text)
+    if root is None or root.tag == _TAG + "null":
+        return Node({}, start)
+    reader = _Reader(name, None, problems)
+    if not isinstance(root, yaml.MappingNode):
+        problems.append(problem(reader.origin(root), "", "a config is a mapping of sections"))
+        return Node({}, start)
+    return reader.read(root, None, "")
+
+
+def parse_value(text: str, path: str, origin: Origin, problems: list[Problem]) -> Node:
+    """One value from outside a file; everything in it has the given origin."""
+    root = _compose(text)
+    if root is None:
+        return Node(None, origin, origin)
+    return _Reader("", origin, problems).read(root, origin, path)
+
+
+def scalar_of(text: str) -> Any:
+    """What an unquoted scalar means: `8` is an int, `null` is None, most things are strings."""
+    try:
+        tag = _Loader("").resolve(yaml.ScalarNode, text, (True, False))  # type: ignore[no-untyped-call]
+        return _construct(tag, text)
+    except ValueError:
+        return text
+
+
+def yaml_text(value: Any) -> str:
+    """A value on one line of YAML, which this module reads back as the same value."""
+    if "\n" in str(value):
+        return json.dumps(value, ensure_ascii=False)
+    text = yaml.dump(value, Dumper=_Dumper, default_flow_style=True, width=10_000, allow_unicode=True)
+    return str(text).removesuffix("\n").removesuffix("\n...")
+
+
+def _compose(text: str) -> yaml.Node | None:
+    try:
+        node: yaml.Node | None = yaml.compose(text, Loader=_Loader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
+        raise YamlError(line, column, error.problem or error.context or "wrong syntax") from None
+    except yaml.reader.ReaderError as error:
+        before = text[: error.position]
+        column = len(before) - before.rfind("\n")
+        raise YamlError(
+            before.count("\n") + 1, column, f"a character that is not allowed: {error.reason}"
+        ) from None
+    return node
+
+
+def _construct(tag: str, text: str) -> Any:
+    """The value of a scalar; ValueError where the tag or the number is none of ours."""
+    match tag.removeprefix(_TAG):
+        case "null":
+            return None
+        case "bool":
+            return text.lower() == "true"
+        case "int":
+            return int(text, 0 if text[:2] in ("0x", "0o") else 10)
+        case "float" if math.isfinite(float(text)):
+            return float(text)
+        case "str":
+            return text
+    raise ValueError(f"{text[:40]!r} cannot be read as {tag.removeprefix(_TAG)}")
+
+
+class _Reader:
+    """Walks composed nodes. `fixed` is the origin of everything, where that is no place in a file."""
+
+    def __init__(self, name: str, fixed: Origin | None, problems: list[Problem]) -> None:
+        self._name = name
+        self._fixed = fixed
+        self._problems = problems
+        self._open: set[int] = set()  # nodes being read: an alias to one of them would never end
+
+    def origin(self, node: yaml.Node) -> Origin:
+        """Where a node stands."""
+        mark = node.start_mark
+        return self._fixed or Origin("file", self._name, mark.line + 1, mark.column + 1)
+
+    def read(self, node: yaml.Node, key: Origin | None, path: str) -> Node:
+        """The node and all below it."""
+        here = self.origin(node)
+        if id(node) in self._open:
+            self._problems.append(problem(here, path, "an alias that holds itself"))
+            return Node(None, here, key)
+        self._open.add(id(node))
+        value = self._value(node, path)
+        self._open.discard(id(node))
+        return Node(value, here, key)
+
+    def _value(self, node: yaml.Node, path: str) -> Any:
+        if isinstance(node, yaml.MappingNode):
+            return self._mapping(node, path)
+        if isinstance(node, yaml.SequenceNode):
+            return [self.read(child, None, f"{path}.{at}") for at, child in enumerate(node.value)]
+        try:
+            return _construct(node.tag, node.value)
+        except ValueError as error:
+            self._problems.append(problem(self.origin(node), path, str(error)))
+            return node.value
+
+    def _mapping(self, node: yaml.MappingNode, path: str) -> dict[str, Node]:
+        found: dict[str, Node] = {}
+        for key_node, value_node in node.value:
+            at = self.origin(key_node)
+            key = key_node.value
+            if key_node.tag != _TAG + "str" or not isinstance(key, str):
+                shown = repr(key) if isinstance(key, str) else "a list or a mapping"
+                self._problems.append(problem(at, path, f"a key must be a string, not {shown}"))
+                continue
+            child = f"{path}.{key}" if path else key
+            if key in found:
+                first = found[key].key_origin
+                self._problems.append(problem(at, child, f"given twice, first at {first}"))
+                continue
+            found[key] = self.read(value_node, at, child)
+        return found

@@ -1,0 +1,1 @@
+"""How the embedded model was made: data, tokenizer, training, export, scores, job files."""

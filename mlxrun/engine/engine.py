@@ -1,0 +1,85 @@
+"""The engine: one synchronous step after the other. Front ends reach it through engine/client.py.
+
+Knows token ids, not text. Every request that `add` took in ends with exactly one event with `finish` set.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Protocol
+
+from mlxrun.config.settings import EngineSettings
+from mlxrun.errors import EngineDead
+from mlxrun.model.host import Host
+from mlxrun.model.probe import Probe
+from mlxrun.scheduler.plan import StepPlan, StepResult
+from mlxrun.scheduler.request import Request, TokenEvent
+from mlxrun.scheduler.scheduler import Scheduler
+
+log = logging.getLogger(__name__)
+
+
+class Runner(Protocol):
+    """What the engine needs of model.runner.ModelRunner; tests put a scripted one here."""
+
+    def execute(self, plan: StepPlan) -> StepResult: ...
+    def reset(self) -> None: ...
+
+
+class Engine:
+    """Scheduler and runner, joined. Not thread-safe: one thread builds, steps and closes it."""
+
+    def __init__(
+        self,
+        host: Host,
+        scheduler: Scheduler,
+        runner: Runner,
+        settings: EngineSettings,
+        probe: Probe | None = None,
+    ) -> None:
+        self.host = host
+        self.scheduler = scheduler
+        self.probe = probe
+        self._runner = runner
+        self._settings = settings
+        self._failures = 0  # steps that failed in a row
+        self._aborted: list[TokenEvent] = []
+
+    @property
+    def busy(self) -> bool:
+        """Whether `step` has anything to do."""
+        return self.scheduler.busy or bool(self._aborted)
+
+    def add(self, request: Request) -> None:
+        """Take a request in; Overloaded, PromptTooLong or RequestError if it cannot run."""
+        self.scheduler.add(request)
+
+    def abort(self, request_id: str) -> None:
+        """End a request; its final event comes with the next step. Nothing happens if it has ended."""
+        event = self.scheduler.abort(request_id)
+        if event is not None:
+            self._aborted.append(event)
+
+    def step(self) -> list[TokenEvent]:
+        """Schedule, run, update. EngineDead after `engine.max_errors` failed steps in a row."""
+        plan = self.scheduler.schedule()
+        try:
+            result = self._runner.execute(plan)
+        except Exception as error:  # the border: whatever a model does, requests get an answer
+            return self._failed(error)
+        self._failures = 0
+        events, self._aborted = self._aborted, []
+        return events + self.scheduler.update(plan, result)
+
+    def _failed(self, error: Exception) -> list[TokenEvent]:
+        self._failures += 1
+        log.error("step failed (%d in a row): %s", self._failures, error, exc_info=error)
+        self._runner.reset()
+        events, self._aborted = self._aborted, []
+        if self._failures >= self._settings.max_errors:
+            raise EngineDead(f"{self._failures} steps failed in a row: {error}") from error
+        return events + self.scheduler.step_failed(error)
+
+    def close(self) -> None:
+        """Drop all arrays, on the thread that made them."""
+        self._runner.reset()

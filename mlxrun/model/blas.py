@@ -1,0 +1,52 @@
+"""Loads the system's OpenBLAS before MLX on Linux, where the MLX wheel for CPUs links the reference BLAS.
+
+With RTLD_GLOBAL the loader resolves MLX's `cblas_*` calls to the first library that has them: float32 GEMM
+is then some 30 times faster on two cores. `mlxrun.model` calls this before anything imports mlx.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import ctypes.util
+import logging
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+NAMES = ("libopenblas.so.0", "libopenblas.so", "libopenblasp.so.0", "libopenblaso.so.0")
+ADVICE = "install OpenBLAS (Debian, Ubuntu: apt install libopenblas0-pthread)"
+
+
+def load_blas() -> str | None:
+    """Load OpenBLAS for all libraries that come later; its path, or None (none found, or mlx came first)."""
+    if not sys.platform.startswith("linux") or "mlx.core" in sys.modules:
+        return None
+    for name in _candidates():
+        try:
+            ctypes.CDLL(name, mode=ctypes.RTLD_GLOBAL)
+        except OSError:
+            continue
+        return loaded_blas() or name
+    log.debug("no OpenBLAS found: %s", ADVICE)
+    return None
+
+
+def _candidates() -> Iterator[str]:
+    """Names to try; the search for others runs programs, so it comes last."""
+    yield from NAMES
+    found = ctypes.util.find_library("openblas")
+    if found is not None:
+        yield found
+
+
+def loaded_blas() -> str | None:
+    """Path of the OpenBLAS in this process, other than NumPy's and SciPy's own, which MLX cannot use."""
+    maps = Path("/proc/self/maps")
+    if not maps.is_file():
+        return None
+    paths = {
+        line.split(maxsplit=5)[-1].strip() for line in maps.read_text().splitlines() if "openblas" in line
+    }
+    return min((p for p in paths if "scipy_openblas" not in p and ".libs/" not in p), default=None)

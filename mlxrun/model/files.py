@@ -1,0 +1,90 @@
+"""Where a model's files are, and digests of them: what a manifest needs to say which model it was."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from mlxrun.config.settings import ModelSettings
+from mlxrun.errors import ModelLoadError
+
+EMBEDDED = Path(__file__).parent.parent / "embedded" / "model"
+_WHOLE = 1 << 30  # weight files up to this size are hashed whole
+_BLOCK = 1 << 16
+_SAMPLES = 1024
+_TEXT_FILES = ["*.json", "*.jinja", "*.txt", "*.model", "*.py", "*.tiktoken"]
+
+
+def model_folder(settings: ModelSettings, weights: bool = True) -> Path:
+    """The folder of the model; a hub id is downloaded (without weights if they are not wanted)."""
+    if settings.path == "embedded":
+        return EMBEDDED
+    folder = Path(settings.path).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise ModelLoadError(f"model.path: {folder} has no config.json")
+        return folder
+    if settings.path.count("/") != 1 or settings.path.startswith((".", "/", "~")):
+        raise ModelLoadError(f"model.path: there is no folder {folder}")
+    return _download(settings, weights)
+
+
+def _download(settings: ModelSettings, weights: bool) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    patterns = [*_TEXT_FILES, "*.safetensors"] if weights else _TEXT_FILES
+    try:
+        return Path(snapshot_download(settings.path, revision=settings.revision, allow_patterns=patterns))
+    except (OSError, ValueError, HfHubHTTPError, LocalEntryNotFoundError) as error:
+        raise ModelLoadError(
+            f"model.path: {settings.path!r} is neither a folder here nor a model that the hub gives: {error}"
+        ) from error
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file that may be absent; ModelLoadError if it is something else."""
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ModelLoadError(f"{path}: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelLoadError(f"{path}: not a JSON object")
+    return value
+
+
+def digests(folder: Path, adapter: Path | None, chat_template: str | None) -> dict[str, str]:
+    """sha256 of `model` (config, weights, LoRA adapter), `tokenizer` and `template`."""
+    weights = sorted(folder.glob("*.safetensors")) + (sorted(adapter.glob("*")) if adapter else [])
+    tokenizer = [folder / n for n in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")]
+    return {
+        "model": _digest([folder / "config.json", *weights]),
+        "tokenizer": _digest(tokenizer),
+        "template": hashlib.sha256((chat_template or "").encode()).hexdigest(),
+    }
+
+
+def _digest(paths: list[Path]) -> str:
+    total = hashlib.sha256()
+    for path in paths:
+        if path.is_file():
+            total.update(f"{path.name}:{path.stat().st_size}:".encode())
+            _update(total, path)
+    return total.hexdigest()
+
+
+def _update(total: hashlib._Hash, path: Path) -> None:
+    """The whole file, or, if that would take seconds, evenly spaced blocks of it."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        if size <= _WHOLE:
+            while block := file.read(1 << 20):
+                total.update(block)
+            return
+        for i in range(_SAMPLES):
+            file.seek(i * (size - _BLOCK) // (_SAMPLES - 1))
+            total.update(file.read(_BLOCK))

@@ -1,0 +1,178 @@
+"""The host's side of a model: tokenizer, template, limits and image processor, without weights.
+
+A front end prepares prompts with it on any thread while the engine thread computes; `--dry-run` needs
+nothing else. It is what mlxrun.text.host.HostModel describes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mlxrun.config.settings import ModelSettings
+from mlxrun.errors import MediaError, ModelLoadError
+from mlxrun.model.files import digests, model_folder, read_json
+
+DEFAULT_CONTEXT = 32_768
+_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+@dataclass(frozen=True, slots=True)
+class Processed:
+    """Tokens of a prompt with images: `spans` are where images lie, `media` the processor's arrays (numpy)."""
+
+    ids: tuple[int, ...]
+    spans: tuple[tuple[int, int], ...]
+    media: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """A model without its weights. `config` is its config.json; `digests` name its files' contents."""
+
+    folder: Path
+    config: Mapping[str, Any]
+    tokenizer: Any
+    chat_template: str | None
+    eos_ids: frozenset[int]
+    context_length: int
+    vision: bool
+    defaults: Mapping[str, float]
+    name: str
+    names: tuple[str, ...]
+    digests: Mapping[str, str]
+    processor: Any = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def process(self, text: str, images: Sequence[Any]) -> Processed:
+        """Tokens and pixels of a rendered prompt with one placeholder an image. Thread-safe."""
+        from mlx_vlm.utils import prepare_inputs
+
+        with self._lock:  # a processor keeps padding settings on its tokenizer
+            try:
+                made = prepare_inputs(self.processor, images=list(images), prompts=[text])
+                arrays = {key: np.array(value) for key, value in made.items() if value is not None}
+            except (ValueError, TypeError, IndexError, KeyError) as error:
+                raise MediaError(f"the model's image processor refused the images: {error}") from error
+        ids = tuple(int(i) for i in arrays.pop("input_ids").reshape(-1))
+        arrays.pop("attention_mask", None)
+        return Processed(ids, self._spans(ids), arrays)
+
+    def _spans(self, ids: Sequence[int]) -> tuple[tuple[int, int], ...]:
+        token = _image_token(self.config)
+        spans, start = [], 0
+        for is_image, run in groupby(ids, key=lambda i: i == token):
+            length = len(list(run))
+            if is_image:
+                spans.append((start, start + length))
+            start += length
+        return tuple(spans)
+
+
+def load_host(settings: ModelSettings, weights: bool = False) -> Host:
+    """Everything but the weights; `weights`: fetch them too if the model comes from the hub."""
+    folder = model_folder(settings, weights)
+    config = read_json(folder / "config.json")
+    vision = _is_vision(settings, config)
+    generation = read_json(folder / "generation_config.json")
+    tokenizer = _tokenizer(folder, settings)
+    template = _template(folder, settings, tokenizer)
+    adapter = Path(settings.adapter) if settings.adapter else None
+    return Host(
+        folder=folder,
+        config=config,
+        tokenizer=tokenizer,
+        chat_template=template,
+        eos_ids=_eos_ids(config, generation, tokenizer),
+        context_length=_context_length(settings, config),
+        vision=vision,
+        defaults=_defaults(generation),
+        name=settings.names[0] if settings.names else settings.path.rstrip("/"),
+        names=settings.names,
+        digests=digests(folder, adapter, template),
+        processor=_processor(folder, config, settings) if vision else None,
+    )
+
+
+def _is_vision(settings: ModelSettings, config: Mapping[str, Any]) -> bool:
+    if settings.kind == "vision" and "vision_config" not in config:
+        raise ModelLoadError(f"model.kind: vision, but {settings.path} has no vision_config")
+    return settings.kind != "text" and "vision_config" in config
+
+
+def _tokenizer(folder: Path, settings: ModelSettings) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=settings.trust_remote_code)
+    except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
+        raise ModelLoadError(f"{folder}: the tokenizer cannot be loaded: {error}") from error
+    if not tokenizer.is_fast:
+        raise ModelLoadError(f"{folder}: the model has no tokenizer.json (a fast tokenizer), which is needed")
+    return tokenizer
+
+
+def _template(folder: Path, settings: ModelSettings, tokenizer: Any) -> str | None:
+    if settings.chat_template is not None:
+        try:
+            return Path(settings.chat_template).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ModelLoadError(f"model.chat_template: {error}") from error
+    own = folder / "chat_template.json"  # older vision models
+    found = read_json(own).get("chat_template") if own.is_file() else tokenizer.chat_template
+    if isinstance(found, dict):  # several named templates
+        found = found.get("default")
+    return found
+
+
+def _eos_ids(config: Mapping[str, Any], generation: Mapping[str, Any], tokenizer: Any) -> frozenset[int]:
+    """Every token that any of the model's files calls an end."""
+    found: set[int] = set()
+    for source in (generation, config, config.get("text_config") or {}):
+        value = source.get("eos_token_id")
+        found |= set(value) if isinstance(value, list) else {value}
+    return frozenset(i for i in found | {tokenizer.eos_token_id} if isinstance(i, int))
+
+
+def _context_length(settings: ModelSettings, config: Mapping[str, Any]) -> int:
+    own = None
+    for source in (config.get("text_config") or {}, config):
+        for key in ("max_position_embeddings", "max_seq_len", "max_sequence_length", "n_positions", "seq_length"):
+            own = own or source.get(key)
+    if settings.context_length is not None:
+        return settings.context_length
+    return int(own) if own else DEFAULT_CONTEXT
+
+
+def _defaults(generation: Mapping[str, Any]) -> dict[str, float]:
+    """Sampling values that the model's authors recommend; do_sample: false means greedy."""
+    if generation.get("do_sample") is False:
+        return {"temperature": 0.0}
+    return {k: float(generation[k]) for k in _DEFAULTS if isinstance(generation.get(k), (int, float))}
+
+
+def _processor(folder: Path, config: Mapping[str, Any], settings: ModelSettings) -> Any:
+    from mlx_vlm.utils import get_model_and_args, load_image_processor, load_processor
+
+    try:
+        get_model_and_args(dict(config))  # the model's module registers its own processor
+        processor = load_processor(folder, add_detokenizer=False, trust_remote_code=settings.trust_remote_code)
+        image_processor = load_image_processor(folder)
+    except (OSError, ValueError, KeyError, TypeError, ImportError, AttributeError) as error:
+        raise ModelLoadError(f"{folder}: the image processor cannot be loaded: {error}") from error
+    if image_processor is not None:
+        processor.image_processor = image_processor
+    return processor
+
+
+def _image_token(config: Mapping[str, Any]) -> int | None:
+    for key in ("image_token_id", "image_token_index"):
+        if isinstance(config.get(key), int):
+            return int(config[key])
+    return None

@@ -1,0 +1,68 @@
+"""Loads a model's weights: text through mlx-lm, vision through mlx-vlm. On the engine thread only."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import logging
+import os
+from typing import Any
+
+import mlx.core as mx
+
+from mlxrun.config.settings import ModelSettings
+from mlxrun.errors import ModelLoadError
+from mlxrun.model import attention
+from mlxrun.model.adapter import Adapter, TextAdapter, VisionAdapter
+from mlxrun.model.host import Host
+
+log = logging.getLogger(__name__)
+
+
+def load_adapter(settings: ModelSettings, host: Host) -> Adapter:
+    """The model, its weights evaluated, its attention seam installed."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    try:
+        model = _load_vision(settings, host) if host.vision else _load_text(settings, host)
+    except (OSError, ValueError, KeyError, TypeError, ImportError, RuntimeError, AttributeError) as error:
+        raise ModelLoadError(f"{host.folder}: {_hint(error)}") from error
+    dtype = _dtype(settings)
+    if dtype is not None:
+        model.set_dtype(dtype)
+    model.eval()
+    mx.eval(model.parameters())
+    attention.install(model)
+    if mx.metal.is_available():
+        mx.set_wired_limit(int(mx.device_info()["max_recommended_working_set_size"]))
+    return VisionAdapter(model) if host.vision else TextAdapter(model)
+
+
+def _load_text(settings: ModelSettings, host: Host) -> Any:
+    from mlx_lm.utils import load_adapters, load_model
+
+    strict = "vision_config" not in host.config  # a vision model's text part: its other weights are left out
+    model, _ = load_model(host.folder, lazy=True, strict=strict, trust_remote_code=settings.trust_remote_code)
+    return load_adapters(model, settings.adapter) if settings.adapter else model
+
+
+def _load_vision(settings: ModelSettings, host: Host) -> Any:
+    from mlx_vlm.trainer.utils import apply_lora_layers
+    from mlx_vlm.utils import load_model
+
+    model = load_model(host.folder, lazy=True, trust_remote_code=settings.trust_remote_code)
+    return apply_lora_layers(model, settings.adapter) if settings.adapter else model
+
+
+def _dtype(settings: ModelSettings) -> mx.Dtype | None:
+    """The type to cast to, or None to keep the file's: half precision is several times slower on a CPU."""
+    if settings.dtype == "auto":
+        return mx.float32 if mx.default_device() == mx.cpu else None
+    return {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}[settings.dtype]
+
+
+def _hint(error: Exception) -> str:
+    """The error, with the library versions if a model type is unknown to them."""
+    text = f"the model cannot be loaded: {type(error).__name__}: {error}"
+    if "not supported" in str(error):
+        versions = ", ".join(f"{n} {importlib.metadata.version(n)}" for n in ("mlx-lm", "mlx-vlm"))
+        text += f" (by {versions})"
+    return text

@@ -1,0 +1,77 @@
+"""What the device has and what a row of this model costs: the numbers behind the scheduler's admission."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten
+
+from mlxrun.config.settings import SchedulerSettings
+from mlxrun.model import leaves
+from mlxrun.model.group import STEP
+from mlxrun.model.leaves import Kind
+from mlxrun.scheduler.memory import Footprint, MemoryBudget
+
+CPU_SHARE = 0.8  # of the memory that is free at start
+# Activations of one prompt token in flight, in units of the hidden size: attention and MLP of one layer.
+ACTIVATIONS = 24
+
+
+def device_limit() -> int:
+    """Bytes that may be used: the device's recommendation, or most of what is free; 0 if nobody says."""
+    info = mx.device_info()
+    if mx.default_device() == mx.gpu:
+        for key in ("max_recommended_working_set_size", "memory_size", "total_memory"):
+            if isinstance(info.get(key), int):
+                return int(info[key])
+        return 0
+    return int(free_memory() * CPU_SHARE)
+
+
+def free_memory() -> int:
+    """Bytes that Linux calls available; 0 elsewhere."""
+    path = Path("/proc/meminfo")
+    if not path.is_file():
+        return 0
+    for line in path.read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def weights_bytes(model: nn.Module) -> int:
+    return sum(array.nbytes for _, array in tree_flatten(model.parameters()))
+
+
+def footprint(cache: Sequence[Any]) -> Footprint:
+    """Bytes of a row, read off caches [1, ...] that have been filled with a few tokens."""
+    per_token, fixed, windows = 0, 0, []
+    for leaf in leaves.flatten(cache):
+        kind = leaves.kind(leaf)
+        if kind in (Kind.KV, Kind.WINDOW):
+            size = sum(a.shape[1] * a.shape[3] * a.itemsize for a in (leaf.keys, leaf.values))
+            window = leaves.window(leaf)
+            per_token += size if window is None else 0
+            windows += [] if window is None else [(window, size)]
+        else:
+            fixed += sum(a.nbytes for a in leaves.arrays(leaf))
+    return Footprint(per_token, fixed, tuple(windows), STEP)
+
+
+def budget(
+    settings: SchedulerSettings, model: nn.Module, hidden: int, cache: Sequence[Any], vocab: int
+) -> MemoryBudget:
+    """The sum that admission checks. `hidden`: width of the model; `vocab`: of its logits (float32, one a row)."""
+    limit = settings.memory_limit or device_limit()
+    itemsize = max((a.itemsize for leaf in leaves.flatten(cache) for a in leaves.arrays(leaf)), default=4)
+    logits = settings.max_running * vocab * 4 * 4
+    return MemoryBudget(
+        limit=int(limit * (1 - settings.memory_headroom)),
+        weights=weights_bytes(model) + logits,
+        transient=hidden * itemsize * ACTIVATIONS,
+        footprint=footprint(cache),
+    )

@@ -1,0 +1,57 @@
+"""How a model is computed: the fast way that passed the probe, or the safe one.
+
+decode: `ragged` (one forward, attention by groups), `grouped` (one forward a group of similar rows) or
+`alone` (one forward a row). Each is as exact as the next one, only faster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from mlxrun.model import leaves
+from mlxrun.model.alone import AloneBatch
+from mlxrun.model.leaves import Kind
+from mlxrun.model.prefill import Sharing
+from mlxrun.model.rows import DecodeBatch
+
+Decode = Literal["ragged", "grouped", "alone"]
+
+
+@dataclass(frozen=True, slots=True)
+class Methods:
+    """`fixed_width`: rows of every decode forward, filled up with dummies; 0: as many as there are.
+
+    With a fixed width each row also attends alone, so that its result does not depend on the others.
+    """
+
+    decode: Decode = "ragged"
+    sharing: Sharing = field(default_factory=Sharing)
+    fixed_width: int = 0
+
+
+def make_batch(template: Sequence[Any], methods: Methods) -> DecodeBatch | AloneBatch:
+    """An empty decode batch that works by these methods."""
+    if methods.decode == "alone" or not can_batch(template):
+        return AloneBatch()
+    fixed = methods.fixed_width
+    if fixed and methods.decode == "grouped":
+        return AloneBatch()
+    return DecodeBatch(
+        template, one_pass=methods.decode == "ragged", split_rows=bool(fixed), width=fixed
+    )
+
+
+def can_batch(template: Sequence[Any]) -> bool:
+    """Whether every cache of the model is of a class that the decode batch knows."""
+    return all(leaves.kind(leaf) is not Kind.OTHER for leaf in leaves.flatten(template))
+
+
+def paddable(template: Sequence[Any], chunk: int) -> int:
+    """The longest first chunk that may be padded on the right: see model/prefill.py. 0: none."""
+    kinds = {leaves.kind(leaf) for leaf in leaves.flatten(template)}
+    if not kinds <= {Kind.KV, Kind.WINDOW}:
+        return 0
+    windows = [w for leaf in leaves.flatten(template) if (w := leaves.window(leaf)) is not None]
+    return min([chunk, *windows])

@@ -1,0 +1,50 @@
+"""Which prompt chunks share a forward, and how: first chunks of plain text, equal in length or nearly so.
+
+A shared forward starts from empty caches, so it is exact without padding for every family. Rows that are
+padded on the right stay exact where attention is the only state (causal: no token sees what comes after
+it); recurrent layers would take the padding in, so there only equal lengths share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from mlxrun.scheduler.plan import PrefillChunk
+
+WASTE = 1.25  # a shared forward may compute this many times its useful tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """`rows`: most chunks in a forward. `padded`: longest chunk that may be padded to; 0: equal lengths only."""
+
+    rows: int = 1
+    padded: int = 0
+
+
+def shared(
+    chunks: Sequence[PrefillChunk], plain: Collection[str], sharing: Sharing
+) -> list[list[PrefillChunk]]:
+    """Chunks as forwards, in an order that keeps each request's chunks in sequence.
+
+    `plain`: requests without images whose chunk does not sample.
+    """
+    first = [c for c in chunks if c.start == 0 and c.request_id in plain]
+    later = [[c] for c in chunks if c.start > 0 or c.request_id not in plain]
+    forwards: list[list[PrefillChunk]] = []
+    for chunk in sorted(first, key=lambda c: -c.stop):
+        if not (forwards and _fits(forwards[-1], chunk, sharing)):
+            forwards.append([])
+        forwards[-1].append(chunk)
+    return forwards + later
+
+
+def _fits(forward: Sequence[PrefillChunk], chunk: PrefillChunk, sharing: Sharing) -> bool:
+    longest = forward[0].stop
+    if len(forward) >= sharing.rows:
+        return False
+    if chunk.stop == longest:
+        return True
+    useful = sum(c.stop for c in forward) + chunk.stop
+    return longest <= sharing.padded and longest * (len(forward) + 1) <= WASTE * useful

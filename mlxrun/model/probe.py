@@ -1,0 +1,178 @@
+"""Checks, at load and in `mlxrun doctor`, that the fast ways of computing this model give what the safe ones do.
+
+A few short prompts run alone, and then batched; logits are compared. What differs is switched to the next
+safer method, and said. Upstream bugs of this kind keep coming: nothing is trusted because of its name.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from mlxrun.config.settings import Config
+from mlxrun.model import leaves
+from mlxrun.model.adapter import PLAIN, Adapter
+from mlxrun.model.methods import Decode, Methods, can_batch, make_batch, paddable
+from mlxrun.model.prefill import Sharing
+from mlxrun.model.rows import Joining
+
+log = logging.getLogger(__name__)
+
+LENGTHS = (9, 3, 23)  # tokens of the probe's prompts: ragged on purpose
+STEPS = 4  # tokens decoded after each
+# Largest difference of logits that is rounding, in units of their standard deviation.
+TOLERANCE = {mx.float32: 5e-3, mx.bfloat16: 0.25, mx.float16: 0.1}
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One comparison. `difference`: largest |logits - reference| / std, or None if the way raised `error`."""
+
+    name: str
+    passed: bool
+    difference: float | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    methods: Methods
+    checks: tuple[Check, ...]
+
+
+def choose_methods(adapter: Adapter, vocab: int, config: Config) -> Probe:
+    """The fastest methods that this model passes; the safe ones unasked if `engine.probe` is off and unknown."""
+    template = adapter.new_cache()
+    rows = 1 if config.engine.reproducible else config.scheduler.prefill_rows
+    padded = paddable(template, config.scheduler.chunk)
+    width = config.scheduler.max_running if config.engine.reproducible else 0
+    if not can_batch(template):
+        return Probe(Methods("alone"), ())
+    if not config.engine.probe:
+        return Probe(Methods("ragged", Sharing(rows, padded), width), ())
+    reference = _Reference(adapter, vocab)
+    checks = []
+    decode: Decode = "alone"
+    ways: tuple[Decode, ...] = ("ragged", "grouped")
+    for way in ways:
+        checks.append(reference.check(f"decode {way}", lambda w=way: reference.decode(w, width)))
+        if checks[-1].passed:
+            decode = way
+            break
+    if rows > 1:
+        checks.append(reference.check("prefill equal lengths", reference.prefill_equal))
+        rows = rows if checks[-1].passed else 1
+    if rows > 1 and padded:
+        checks.append(reference.check("prefill padded", lambda: reference.prefill_padded(padded)))
+        padded = padded if checks[-1].passed else 0
+    for check in checks:
+        if not check.passed:
+            log.warning("parity probe: %s differs from alone (%s): it is not used", check.name, check.error or check.difference)
+    return Probe(Methods(decode, Sharing(rows, padded), width), tuple(checks))
+
+
+class _Reference:
+    """Prompts of the probe, and what the model says to each of them alone, one after the other."""
+
+    def __init__(self, adapter: Adapter, vocab: int) -> None:
+        self._adapter = adapter
+        random = np.random.default_rng(7)
+        count = LENGTHS[-1] + STEPS + 1
+        drawn = [random.integers(0, vocab, count).tolist() for _ in LENGTHS]
+        self._prompts = [ids[:n] for ids, n in zip(drawn, LENGTHS, strict=True)]
+        self._answers = [ids[n : n + STEPS] for ids, n in zip(drawn, LENGTHS, strict=True)]
+        self._alone = [self._continue(p, a) for p, a in zip(self._prompts, self._answers, strict=True)]
+
+    def check(self, name: str, way: Callable[[], list[list[np.ndarray[Any, Any]]]]) -> Check:
+        """Run a way and compare what it gives; anything that it raises is a failed check."""
+        try:
+            got = way()
+        except Exception as error:  # the border: a library may fail in any manner on what it never saw
+            log.debug("parity probe: %s raised", name, exc_info=True)
+            return Check(name, False, error=f"{type(error).__name__}: {error}")
+        pairs = [(g, a) for gs, al in zip(got, self._alone, strict=True) for g, a in zip(gs, al, strict=True)]
+        worst = max(float(np.max(np.abs(g - a)) / (np.std(a) + 1e-9)) for g, a in pairs)
+        return Check(name, bool(worst <= self._tolerance()), worst)
+
+    def _tolerance(self) -> float:
+        return min((TOLERANCE[d] for d in self._dtypes() if d in TOLERANCE), default=TOLERANCE[mx.bfloat16])
+
+    def _dtypes(self) -> list[mx.Dtype]:
+        return [a.dtype for a in leaves.all_arrays(self._filled)][:1]
+
+    def _fill(self, prompt: Sequence[int]) -> list[Any]:
+        """A row's caches with all but the last token of the prompt."""
+        cache = self._adapter.new_cache()
+        self._adapter.prefill(mx.array([list(prompt[:-1])]), cache, 0, PLAIN)
+        mx.eval(leaves.all_arrays(cache))
+        self._filled = cache
+        return cache
+
+    def _continue(self, prompt: Sequence[int], answer: Sequence[int]) -> list[np.ndarray[Any, Any]]:
+        return self._steps(self._fill(prompt), prompt, answer)
+
+    def _steps(
+        self, cache: list[Any], prompt: Sequence[int], answer: Sequence[int]
+    ) -> list[np.ndarray[Any, Any]]:
+        """Logits [V] after the prompt and after each token of the answer, alone."""
+        out = []
+        for i, token in enumerate([prompt[-1], *answer]):
+            position = len(prompt) - 1 + i
+            out.append(_numpy(self._adapter.decode(mx.array([[token]]), cache, [position])[0, -1]))
+        return out
+
+    def decode(self, way: Decode, width: int) -> list[list[np.ndarray[Any, Any]]]:
+        """All rows in one batch; the second joins a step later than the others."""
+        batch = make_batch(self._adapter.new_cache(), Methods(way, fixed_width=width))
+        fed = [[p[-1], *a] for p, a in zip(self._prompts, self._answers, strict=True)]
+        got: list[list[np.ndarray[Any, Any]]] = [[] for _ in fed]
+        late = 1
+        for step in range(STEPS + 2):
+            joining = [late] if step == 1 else [i for i in range(len(fed)) if i != late] if step == 0 else []
+            rows = [Joining(str(i), len(self._prompts[i]) - 1, self._fill(self._prompts[i])) for i in joining]
+            alive = [i for i in range(len(fed)) if len(got[i]) <= STEPS and (i != late or step > 0)]
+            batch.update({str(i) for i in alive}, rows)
+            order, lengths = [int(rid) for rid in batch.ids], batch.lengths
+
+            def call(first: int, count: int, caches: list[Any], o: list[int] = order, n: list[int] = lengths) -> mx.array:
+                zeros = [0] * batch.padding(count)
+                ids = [fed[i][len(got[i])] for i in o[first : first + count]] + zeros
+                return self._adapter.decode(mx.array(ids)[:, None], caches, n[first : first + count] + zeros)
+
+            logits = _numpy(batch.forward(call))
+            for row, i in enumerate(order):
+                got[i].append(logits[row])
+        return got
+
+    def prefill_equal(self) -> list[list[np.ndarray[Any, Any]]]:
+        """Each prompt prefilled beside a twin that is its reverse."""
+        got = []
+        for prompt, answer in zip(self._prompts, self._answers, strict=True):
+            both = [list(prompt[:-1]), list(prompt[:-1])[::-1]]
+            cache = self._adapter.new_cache()
+            self._adapter.prefill(mx.array(both), cache, 0, PLAIN)
+            got.append(self._steps(leaves.split(cache, 0, len(prompt) - 1), prompt, answer))
+        return got
+
+    def prefill_padded(self, limit: int) -> list[list[np.ndarray[Any, Any]]]:
+        """The prompts' first `limit` tokens at most in one forward, padded on the right; the rest alone."""
+        stops = [min(len(p) - 1, limit) for p in self._prompts]
+        firsts = [p[:stop] + [0] * (max(stops) - stop) for p, stop in zip(self._prompts, stops, strict=True)]
+        shared = self._adapter.new_cache()
+        self._adapter.prefill(mx.array(firsts), shared, 0, PLAIN)
+        got = []
+        for i, (prompt, stop) in enumerate(zip(self._prompts, stops, strict=True)):
+            cache = leaves.split(shared, i, stop)
+            if stop < len(prompt) - 1:
+                self._adapter.prefill(mx.array([prompt[stop:-1]]), cache, stop, PLAIN)
+            got.append(self._steps(cache, prompt, self._answers[i]))
+        return got
+
+
+def _numpy(x: mx.array) -> np.ndarray[Any, Any]:
+    return np.array(x.astype(mx.float32))

@@ -1,0 +1,211 @@
+"""Computes what the scheduler planned. Owns every array of a request: caches, embeddings, sampling state.
+
+`execute` launches this step and then reads the tokens of the one before (decode-ahead), so that the device
+never waits for Python. Runs on the engine thread only. An exception that can be told to one request (its
+images, its settings) comes back in `errors`; any other leaves the runner and all rows are lost: `reset`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+
+from mlxrun.model import leaves
+from mlxrun.model.adapter import PLAIN, Adapter, Inputs
+from mlxrun.model.methods import Methods, make_batch
+from mlxrun.model.prefill import shared
+from mlxrun.model.rows import Joining
+from mlxrun.model.sampler import Draw, RowSampling, Sampler, read
+from mlxrun.scheduler.plan import Admission, PrefillChunk, Sampled, StepPlan, StepResult
+from mlxrun.scheduler.request import SamplingParams
+
+log = logging.getLogger(__name__)
+
+CLEAR_EVERY = 256  # steps between giving MLX's free buffers back
+
+
+@dataclass(slots=True, eq=False)
+class RowState:
+    """A request that runs. `cache` is its own until it joins the decode batch."""
+
+    tokens: list[int]  # prompt, and answer so far if it was preempted
+    inputs: Inputs
+    sampling: RowSampling
+    cache: list[Any]
+    newest: mx.array  # [1]: the token that the first decode step takes in
+    filled: int = 0  # tokens in `cache`
+
+    @property
+    def params(self) -> SamplingParams:
+        return self.sampling.params
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """Draws under way, with the rows that they are for, and prefilled arrays to wait for."""
+
+    draws: tuple[tuple[tuple[str, ...], Draw], ...] = ()
+    filled: tuple[mx.array, ...] = ()
+
+
+class ModelRunner:
+    """`vocab`: width of the logits. `methods`: how this model decodes and prefills (see model/methods.py)."""
+
+    def __init__(self, adapter: Adapter, vocab: int, methods: Methods) -> None:
+        self._adapter = adapter
+        self._vocab = vocab
+        self._methods = methods
+        self._steps = 0
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all rows and whatever is under way."""
+        self._rows: dict[str, RowState] = {}
+        self._batch = make_batch(self._adapter.new_cache(), self._methods)
+        self._order: list[str] = []  # rows of `_sampler` and `_newest`
+        self._sampler: Sampler | None = None
+        self._newest: mx.array | None = None  # [rows]: what the last decode step drew
+        self._launched = Launched()
+
+    # -- the step ---------------------------------------------------------------------------------------
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Launch the plan; returns what the previous one drew, and the requests that failed alone."""
+        for rid in plan.free:
+            self._rows.pop(rid, None)
+        self._tidy(plan.clear_pool)
+        errors = self._admit(plan.admit)
+        draws = [d for d in (self._decode([r for r in plan.decode if r in self._rows]),) if d is not None]
+        filled: list[mx.array] = []
+        self._prefill([c for c in plan.prefill if c.request_id in self._rows], draws, filled)
+        before, self._launched = self._launched, Launched(tuple(draws), tuple(filled))
+        mx.async_eval([a for _, draw in draws for a in draw.arrays()], filled, self._state_arrays())
+        return StepResult(self._collect(before), errors)
+
+    def _state_arrays(self) -> list[mx.array]:
+        sampling = [] if self._sampler is None else self._sampler.arrays()
+        return sampling + self._batch.state_arrays()
+
+    def _tidy(self, now: bool) -> None:
+        self._steps += 1
+        if now or self._steps % CLEAR_EVERY == 0:
+            mx.clear_cache()
+
+    def _admit(self, admissions: Sequence[Admission]) -> dict[str, Exception]:
+        errors: dict[str, Exception] = {}
+        for admission in admissions:
+            request = admission.request
+            try:
+                self._rows[request.id] = self._start(admission)
+            except Exception as error:  # the border: what one request's images do must not reach the others
+                log.warning("request %s cannot start: %s", request.id, error)
+                errors[request.id] = error
+        return errors
+
+    def _start(self, admission: Admission) -> RowState:
+        request, output = admission.request, admission.output
+        inputs = self._adapter.inputs(request.prompt, request.media)
+        sampling = RowSampling.start(request.params, request.prompt, output, self._vocab)
+        tokens = [*request.prompt, *output]
+        return RowState(tokens, inputs, sampling, self._adapter.new_cache(), mx.array(tokens[-1:]))
+
+    def _collect(self, launched: Launched) -> dict[str, Sampled]:
+        """Wait for a step and read it. Rows that were freed meanwhile are left out."""
+        tokens: dict[str, Sampled] = {}
+        for ids, draw in launched.draws:
+            params = [self._rows[r].params if r in self._rows else SamplingParams() for r in ids]
+            tokens |= {r: s for r, s in zip(ids, read(draw, params), strict=True) if r in self._rows}
+        if launched.filled:
+            mx.eval(launched.filled)  # no more than two steps of prefill are ever in flight
+        return tokens
+
+    # -- decode -----------------------------------------------------------------------------------------
+
+    def _decode(self, ids: Sequence[str]) -> tuple[tuple[str, ...], Draw] | None:
+        """One token for each of these rows; rows that are not named leave the batch."""
+        present = set(self._batch.ids)
+        joining = {rid: self._rows[rid] for rid in ids if rid not in present}
+        self._batch.update(set(ids), [Joining(rid, row.filled, row.cache) for rid, row in joining.items()])
+        for row in joining.values():
+            row.cache = []
+        if not ids:
+            self._order, self._sampler, self._newest = [], None, None
+            return None
+        self._reorder()
+        lengths = self._batch.lengths
+        positions = [n + self._rows[r].inputs.delta for r, n in zip(self._order, lengths, strict=True)]
+        logits = self._batch.forward(self._call(positions))
+        assert self._sampler is not None
+        draw = self._sampler(logits, [n + 1 for n in lengths])
+        self._newest = draw.tokens
+        return tuple(self._order), draw
+
+    def _reorder(self) -> None:
+        """Bring newest tokens and sampler into the batch's order after rows joined, left or moved."""
+        order = self._batch.ids
+        if order == self._order and self._newest is not None:
+            return
+        old = {rid: i for i, rid in enumerate(self._order)}
+        fresh = [rid for rid in order if rid not in old]
+        parts = [] if self._newest is None else [self._newest]
+        pool = mx.concatenate([*parts, *(self._rows[rid].newest for rid in fresh)])
+        place = old | {rid: len(self._order) + i for i, rid in enumerate(fresh)}
+        self._newest = pool[mx.array([place[rid] for rid in order])]
+        self._sampler = Sampler([self._rows[rid].sampling for rid in order], self._vocab)
+        self._order = order
+
+    def _call(self, positions: Sequence[int]) -> Any:
+        tokens = self._newest
+        assert tokens is not None
+
+        def call(first: int, count: int, caches: list[Any]) -> mx.array:
+            padding = self._batch.padding(count)
+            ids = tokens[first : first + count]
+            if padding:
+                ids = mx.concatenate([ids, mx.zeros(padding, ids.dtype)])
+            where = [*positions[first : first + count], *([0] * padding)]
+            return self._adapter.decode(ids[:, None], caches, where)
+
+        return call
+
+    # -- prefill ----------------------------------------------------------------------------------------
+
+    def _prefill(
+        self, chunks: Sequence[PrefillChunk], draws: list[tuple[tuple[str, ...], Draw]], filled: list[mx.array]
+    ) -> None:
+        """Launch chunks; appends draws of chunks that sample, and the arrays to evaluate."""
+        plain = {c.request_id for c in chunks if self._is_plain(c)}
+        for forward in shared(chunks, plain, self._methods.sharing):
+            if len(forward) > 1:
+                self._prefill_shared(forward)
+            else:
+                self._prefill_alone(forward[0], draws)
+            for chunk in forward:
+                filled.extend(leaves.all_arrays(self._rows[chunk.request_id].cache))
+
+    def _is_plain(self, chunk: PrefillChunk) -> bool:
+        row = self._rows[chunk.request_id]
+        return row.inputs is PLAIN and chunk.stop < len(row.tokens)
+
+    def _prefill_shared(self, forward: Sequence[PrefillChunk]) -> None:
+        longest = max(c.stop for c in forward)
+        rows = [self._rows[c.request_id] for c in forward]
+        ids = [row.tokens[: c.stop] + [0] * (longest - c.stop) for row, c in zip(rows, forward, strict=True)]
+        cache = self._adapter.new_cache()
+        self._adapter.prefill(mx.array(ids), cache, 0, PLAIN)
+        for index, (row, chunk) in enumerate(zip(rows, forward, strict=True)):
+            row.cache, row.filled = leaves.split(cache, index, chunk.stop), chunk.stop
+
+    def _prefill_alone(self, chunk: PrefillChunk, draws: list[tuple[tuple[str, ...], Draw]]) -> None:
+        row = self._rows[chunk.request_id]
+        ids = mx.array([row.tokens[chunk.start : chunk.stop]])
+        logits = self._adapter.prefill(ids, row.cache, chunk.start, row.inputs)
+        row.filled = chunk.stop
+        if chunk.stop == len(row.tokens):  # nothing is left to hand to the decode batch: sample here
+            draw = Sampler([row.sampling], self._vocab)(logits[:, -1], [chunk.stop])
+            row.newest = draw.tokens
+            draws.append(((chunk.request_id,), draw))

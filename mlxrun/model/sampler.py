@@ -1,0 +1,196 @@
+"""Draws one token a row, all rows at once, each by its own SamplingParams.
+
+Everything happens on float32 logits of the last position. Randomness is a counter: the noise of a draw
+depends on the request's seed and the token's position alone, so a row draws the same in any batch.
+Filters in this order: temperature, top_k, top_p (over what is left), min_p (relative to the likeliest).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from mlxrun.scheduler.plan import Sampled
+from mlxrun.scheduler.request import SamplingParams, TokenLogprob
+
+_NEVER = float("-inf")
+
+
+@dataclass(slots=True)
+class RowSampling:
+    """One row's settings, and the tokens seen so far where a penalty needs them.
+
+    `seen` bool [V] over prompt and answer, `counts` float32 [V] over the answer; both None without penalties.
+    """
+
+    params: SamplingParams
+    seen: mx.array | None = None
+    counts: mx.array | None = None
+
+    @classmethod
+    def start(cls, params: SamplingParams, prompt: Sequence[int], output: Sequence[int], vocab: int) -> RowSampling:
+        row = cls(params)
+        if _penalised(params):
+            row.seen = _counted([*prompt, *output], vocab) > 0
+            row.counts = _counted(output, vocab)
+        return row
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """What a step drew; lazy arrays, one entry a row. `top_*` [rows, n] hold the n likeliest, best first."""
+
+    tokens: mx.array
+    logprobs: mx.array | None = None
+    top_ids: mx.array | None = None
+    top_logprobs: mx.array | None = None
+
+    def arrays(self) -> list[mx.array]:
+        return [a for a in (self.tokens, self.logprobs, self.top_ids, self.top_logprobs) if a is not None]
+
+
+class Sampler:
+    """The rows of one batch in their order. Make a new one when rows join or leave; `rows` carry their state."""
+
+    def __init__(self, rows: Sequence[RowSampling], vocab: int) -> None:
+        params = [row.params for row in rows]
+        self.rows = list(rows)
+        self._vocab = vocab
+        self._bias = _bias(params, vocab)
+        self._penalties = any(_penalised(p) for p in params)
+        if self._penalties:
+            zeros = mx.zeros(vocab)
+            self._seen = mx.stack([zeros > 0 if r.seen is None else r.seen for r in rows])
+            self._counts = mx.stack([zeros if r.counts is None else r.counts for r in rows])
+            self._repetition = _column([p.repetition_penalty for p in params])
+            self._presence = _column([p.presence_penalty for p in params])
+            self._frequency = _column([p.frequency_penalty for p in params])
+        self._random = any(p.temperature > 0 for p in params)
+        self._temperature = _column([p.temperature or 1.0 for p in params])
+        self._greedy = mx.array([p.temperature == 0 for p in params])[:, None]
+        self._filters = self._random and any(p.top_k or p.top_p < 1 or p.min_p for p in params)
+        self._top_k = _column([p.top_k or vocab for p in params])
+        self._top_p = _column([p.top_p for p in params])
+        self._min_p = _column([p.min_p for p in params])
+        asked = [p.logprobs for p in params if p.logprobs is not None]
+        self._logprobs = max(asked, default=None)
+
+    def __call__(self, logits: mx.array, positions: Sequence[int]) -> Draw:
+        """Draw from `logits` [rows, V] the tokens at these positions (prompt and answer counted together)."""
+        raw = logits.astype(mx.float32)
+        adjusted = self._adjust(raw)
+        tokens = mx.argmax(self._noised(adjusted, positions), axis=-1)
+        if self._penalties:
+            self._remember(tokens)
+        if self._logprobs is None:
+            return Draw(tokens)
+        logprobs = raw - mx.logsumexp(raw, axis=-1, keepdims=True)
+        chosen = mx.take_along_axis(logprobs, tokens[:, None], axis=-1)[:, 0]
+        count = min(self._logprobs, self._vocab)
+        if count == 0:
+            return Draw(tokens, chosen)
+        order = mx.argsort(-logprobs, axis=-1)[:, :count]
+        return Draw(tokens, chosen, order, mx.take_along_axis(logprobs, order, axis=-1))
+
+    def _adjust(self, x: mx.array) -> mx.array:
+        if self._bias is not None:
+            x = x + self._bias
+        if self._penalties:
+            scaled = mx.where(x > 0, x / self._repetition, x * self._repetition)
+            x = mx.where(self._seen, scaled, x)
+            x = x - self._presence * (self._counts > 0) - self._frequency * self._counts
+        return x
+
+    def _noised(self, x: mx.array, positions: Sequence[int]) -> mx.array:
+        """Logits whose argmax is the draw: by the Gumbel trick for rows with a temperature."""
+        if not self._random:
+            return x
+        y = x / self._temperature
+        if self._filters:
+            y = self._filtered(y)
+        seeds = [row.params.seed for row in self.rows]
+        keys = mx.array([_key(s, n) for s, n in zip(seeds, positions, strict=True)], dtype=mx.uint32)
+        noise = mx.vmap(lambda key: mx.random.gumbel(shape=(self._vocab,), key=key))(keys)
+        return mx.where(self._greedy, x, y + noise)
+
+    def _filtered(self, y: mx.array) -> mx.array:
+        order = mx.argsort(-y, axis=-1)
+        ranked = mx.take_along_axis(y, order, axis=-1)
+        ranked = mx.where(mx.arange(self._vocab) < self._top_k, ranked, _NEVER)
+        p = mx.softmax(ranked, axis=-1, precise=True)
+        before = mx.cumsum(p, axis=-1) - p
+        keep = ((before < self._top_p) & (p >= self._min_p * p[:, :1])) | (mx.arange(self._vocab) == 0)
+        return mx.put_along_axis(y, order, mx.where(keep, ranked, _NEVER), axis=-1)
+
+    def _remember(self, tokens: mx.array) -> None:
+        rows = mx.arange(len(self.rows))
+        self._seen = self._seen.astype(mx.float32).at[rows, tokens].add(1.0) > 0
+        self._counts = self._counts.at[rows, tokens].add(1.0)
+        for i, row in enumerate(self.rows):
+            if row.seen is not None:
+                row.seen, row.counts = self._seen[i], self._counts[i]
+
+    def arrays(self) -> list[mx.array]:
+        """State to evaluate with the step, so that its graph does not grow."""
+        return [self._seen, self._counts] if self._penalties else []
+
+
+def read(draw: Draw, params: Sequence[SamplingParams]) -> list[Sampled]:
+    """The draw as Python numbers, one a row; waits for the step to be computed."""
+    tokens: list[int] = draw.tokens.tolist()
+    if draw.logprobs is None:
+        return [Sampled(token) for token in tokens]
+    chosen = draw.logprobs.tolist()
+    ids = [[]] * len(tokens) if draw.top_ids is None else draw.top_ids.tolist()
+    values = [[]] * len(tokens) if draw.top_logprobs is None else draw.top_logprobs.tolist()
+
+    def told(row: int) -> TokenLogprob | None:
+        count = params[row].logprobs
+        if count is None:
+            return None
+        return TokenLogprob(chosen[row], tuple(zip(ids[row], values[row], strict=True))[:count])
+
+    return [Sampled(token, told(row)) for row, token in enumerate(tokens)]
+
+
+def _penalised(p: SamplingParams) -> bool:
+    return p.repetition_penalty != 1.0 or p.presence_penalty != 0.0 or p.frequency_penalty != 0.0
+
+
+def _counted(tokens: Sequence[int], vocab: int) -> mx.array:
+    counts = mx.zeros(vocab)
+    return counts.at[mx.array(list(tokens))].add(1.0) if tokens else counts
+
+
+def _bias(params: Sequence[SamplingParams], vocab: int) -> mx.array | None:
+    if not any(p.logit_bias for p in params):
+        return None
+    rows = []
+    for p in params:
+        row = mx.zeros(vocab)
+        if p.logit_bias:
+            row[mx.array(list(p.logit_bias))] = mx.array(list(p.logit_bias.values()))
+        rows.append(row)
+    return mx.stack(rows)
+
+
+def _column(values: Sequence[float]) -> mx.array:
+    return mx.array(list(values), dtype=mx.float32)[:, None]
+
+
+def _key(seed: int, position: int) -> tuple[int, int]:
+    """A random key from seed and position: SplitMix64 (Steele et al., 2014) over both."""
+    mixed = _splitmix(_splitmix(seed & _MASK) ^ position)
+    return mixed >> 32, mixed & 0xFFFFFFFF
+
+
+_MASK = (1 << 64) - 1
+
+
+def _splitmix(x: int) -> int:
+    x = (x + 0x9E3779B97F4A7C15) & _MASK
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
+    return x ^ (x >> 31)

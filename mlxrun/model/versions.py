@@ -1,0 +1,78 @@
+"""Installed libraries against the ranges that mlxrun was tested with. Imports no mlx: it works without.
+
+The ranges are the package's own dependencies: of the installed distribution, else of the pyproject.toml
+beside the package.
+"""
+
+from __future__ import annotations
+
+import platform
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+import mlxrun
+
+SHOWN = ("mlx", "mlx-lm", "mlx-vlm", "transformers", "tokenizers", "numpy")
+BACKENDS = ("mlx-metal", "mlx-cpu", "mlx-cuda-12", "mlx-cuda-13")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of `mlxrun doctor`. `note`: works, but could be better; `off`: must be put right."""
+
+    area: str
+    name: str
+    level: Literal["ok", "note", "off"]
+    value: str
+    advice: str = ""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+def library_versions() -> dict[str, str]:
+    """What is installed of the libraries that decide results and speed, and Python."""
+    found = {name: installed(name) for name in (*SHOWN, *BACKENDS)}
+    return {"python": platform.python_version()} | {n: v for n, v in found.items() if v is not None}
+
+
+def installed(name: str) -> str | None:
+    """Version of a distribution; None if it is not there."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def requirements() -> list[str]:
+    """The dependencies as they are written, extras left out; empty if nobody knows them."""
+    try:
+        return metadata.requires("mlxrun") or []
+    except metadata.PackageNotFoundError:
+        pyproject = Path(mlxrun.__file__).parent.parent / "pyproject.toml"
+    if not pyproject.is_file():
+        return []
+    project = tomllib.loads(pyproject.read_text(encoding="utf-8")).get("project", {})
+    return [str(line) for line in project.get("dependencies", [])]
+
+
+def version_findings(lines: Iterable[str]) -> list[Finding]:
+    """One finding a requirement that applies to this platform."""
+    from packaging.requirements import Requirement
+
+    parsed = [Requirement(line) for line in lines]
+    wanted = [r for r in parsed if r.marker is None or r.marker.evaluate({"extra": ""})]
+    return [_finding(r.name, str(r.specifier), r.specifier.contains) for r in wanted]
+
+
+def _finding(name: str, wanted: str, fits: Any) -> Finding:
+    version = installed(name)
+    facts = {"installed": version, "tested": wanted}
+    if version is None:
+        return Finding("versions", name, "off", "not installed", f"pip install '{name}{wanted}'", facts)
+    if not fits(version, prereleases=True):
+        advice = f"tested with {wanted}: pip install '{name}{wanted}'"
+        return Finding("versions", name, "off", version, advice, facts)
+    return Finding("versions", name, "ok", f"{version} ({wanted or 'any'})", facts=facts)

@@ -1,0 +1,1 @@
+"""Who runs next: a pure-Python scheduler that sees integers only. No mlx, numpy, asyncio, threads."""

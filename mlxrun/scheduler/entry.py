@@ -1,0 +1,91 @@
+"""The scheduler's own record of a request: counters that chase each other, instead of phases.
+
+      0 ...... computed ...... target .. length      positions in prompt + answer so far
+      |in cache|  to prefill   | decode
+
+`target` is where prefill stops: before the last token, which the decode batch takes as the row's first
+step, so that no chunk has to compute logits. A prompt of one token, or one that ends in an image, has
+nothing to hand over like that: its last chunk samples instead.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from mlxrun.scheduler.request import Request
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    request: Request
+    arrival: int  # counts up; the tie-breaker of every policy
+    since: float  # when it began to wait, in seconds of the scheduler's clock
+    limit: int  # most tokens of prompt and answer: the context, or what memory holds
+    output: list[int] = field(default_factory=list)
+    computed: int = 0  # tokens whose keys are in the row's cache, or in a chunk that is under way
+    pending: int = 0  # answer tokens that were launched but are not known yet
+    running: bool = False  # has a row
+    decoding: bool = False  # the row has reached `target` and is in the decode batch
+    suspect: bool = False  # was running when a step failed: must get through one step alone
+
+    @property
+    def id(self) -> str:
+        return self.request.id
+
+    @property
+    def priority(self) -> int:
+        return self.request.priority
+
+    @property
+    def key(self) -> str:
+        return self.request.key
+
+    @property
+    def known(self) -> int:
+        """Tokens of the prompt and of the answer so far."""
+        return len(self.request.prompt) + len(self.output)
+
+    @property
+    def length(self) -> int:
+        """`known` and what is under way."""
+        return self.known + self.pending
+
+    @property
+    def target(self) -> int:
+        ends_in_image = any(start < self.known <= stop for start, stop in self.request.spans)
+        return self.known if self.known == 1 or ends_in_image else self.known - 1
+
+    @property
+    def prefill_left(self) -> int:
+        return 0 if self.decoding else self.target - self.computed
+
+    @property
+    def exhausted(self) -> bool:
+        """All tokens that it may have are known or under way."""
+        room = min(self.request.params.max_tokens, self.limit - len(self.request.prompt))
+        return len(self.output) + self.pending >= room
+
+    def next_stop(self, chunk: int, budget: int) -> int:
+        """End of the next chunk: the next multiple of `chunk`, moved off an image, at most `target`.
+
+        Returns `computed` if the budget does not reach there; an image larger than `chunk` goes in one piece.
+        """
+        stop = min((self.computed // chunk + 1) * chunk, self.target)
+        for start, end in self.request.spans:
+            if start < stop < end:
+                stop = start if start > self.computed else end
+        fits = stop - self.computed <= max(budget, 0) or (stop - self.computed > chunk <= budget)
+        return stop if fits else self.computed
+
+    def advance(self, stop: int) -> None:
+        """A chunk up to `stop` was handed out."""
+        if stop == self.target:
+            self.decoding = True
+            self.pending += int(stop == self.known)
+        self.computed = stop
+
+    def reset(self, now: float) -> None:
+        """Back to waiting, with nothing computed; the answer so far is kept."""
+        self.computed = self.pending = 0
+        self.running = self.decoding = False
+        self.since = now

@@ -1,0 +1,74 @@
+"""How many bytes a row holds, as arithmetic on integers, so that admission can be tested without a device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """Bytes of one row's cache.
+
+    `per_token` grows with the row's length; `windows` are (window, bytes per token) of layers that stop
+    growing there; `fixed` is what every row holds (recurrent state); lengths round up to `step` tokens.
+    """
+
+    per_token: int = 0
+    fixed: int = 0
+    windows: tuple[tuple[int, int], ...] = ()
+    step: int = 256
+
+    def row(self, tokens: int) -> int:
+        """Bytes of a row of `tokens` tokens."""
+        rounded = -(-tokens // self.step) * self.step
+        windowed = sum(min(rounded, window) * size for window, size in self.windows)
+        return self.fixed + rounded * self.per_token + windowed
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryBudget:
+    """The sum that admission checks: weights + rows + transients <= limit. All in bytes.
+
+    `transient` is what one prompt token in flight needs for activations; `limit` 0 means unlimited.
+    """
+
+    limit: int = 0
+    weights: int = 0
+    transient: int = 0
+    footprint: Footprint = Footprint()
+
+    def needed(self, lengths: Iterable[int], prefill_tokens: int) -> int:
+        """Bytes in use with rows of these lengths and a step of `prefill_tokens` prompt tokens.
+
+        The longest row counts twice: joining or moving a row copies it.
+        """
+        rows = [self.footprint.row(n) for n in lengths]
+        return self.weights + sum(rows) + max(rows, default=0) + self.transient * prefill_tokens
+
+    def fits(self, lengths: Iterable[int], prefill_tokens: int) -> bool:
+        return self.limit == 0 or self.needed(lengths, prefill_tokens) <= self.limit
+
+    def longest(self, start: int, stop: int) -> int:
+        """The most tokens, of start..stop, that a row alone may hold; `start` is known to fit."""
+        while start < stop:
+            middle = (start + stop + 1) // 2
+            start, stop = (middle, stop) if self.fits([middle], 0) else (start, middle - 1)
+        return start
+
+    def explain(self, tokens: int, prefill_tokens: int) -> str:
+        """The sum for one request alone, for an error that a user can act on."""
+        row = self.footprint.row(tokens)
+        return (
+            f"weights {_size(self.weights)} + {tokens} tokens {_size(2 * row)} (counted twice: joining copies) "
+            f"+ transients {_size(self.transient * prefill_tokens)} > limit {_size(self.limit)}"
+        )
+
+
+def _size(count: int) -> str:
+    value, unit = float(count), "B"
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if value < 1000 or unit == "TB":
+            break
+        value /= 1000
+    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"

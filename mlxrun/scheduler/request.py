@@ -1,0 +1,101 @@
+"""What a front end asks of the engine, and what it gets back. Pure data, shared by all packages.
+
+A Request can only hold token ids and numbers that were checked before (parse, don't validate);
+text, images and JSON stay on the front end's side, except `media`, which is opaque here.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from mlxrun.errors import MlxrunError
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the tokens of one request are drawn. Ranges are checked where bodies are parsed.
+
+    Order of application, on float32 logits of the last position: logit_bias, repetition penalty
+    (CTRL, arXiv:1909.05858: over prompt and answer), presence and frequency penalty (OpenAI: over the answer
+    only), temperature, top_k, top_p, min_p. `temperature` 0 is greedy. `seed` decides all randomness of a
+    request together with the token's position, whatever else runs in the batch.
+    """
+
+    max_tokens: int = 256
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0  # 0: off
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int = 0
+    logprobs: int | None = None  # None: none; n: the chosen token's and the n likeliest ones'
+    stop_ids: frozenset[int] = frozenset()  # end the answer; not part of it
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One prompt to be answered.
+
+    `prompt` holds every token, image placeholders expanded. `spans` are the half-open ranges of `prompt`
+    that an image fills, in order, never overlapping; a prefill chunk does not end inside one. `media` is
+    what the model's processor made of the images (numpy only); the scheduler never looks at it.
+    """
+
+    id: str
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    spans: tuple[tuple[int, int], ...] = ()
+    media: Any = None
+    priority: int = 0  # policy `priority`: lower first
+    key: str = ""  # policy `fair`: round robin over these
+
+
+class FinishReason(enum.StrEnum):
+    """Why an answer ended, in OpenAI's words where it has one."""
+
+    STOP = "stop"  # a stop id, or (front end) a stop string
+    LENGTH = "length"  # max_tokens or the context is used up
+    ABORT = "abort"  # the front end asked for it, or went away
+    ERROR = "error"  # see TokenEvent.error
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Natural-log probabilities under the model's own distribution (before temperature and filters)."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()  # (token id, logprob), likeliest first
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """News of one request. Events of one request merge: tokens concatenate, the rest is the newest.
+
+    Exactly one event of each request has `finish` set, and it is the last. A stop id is not among `tokens`.
+    """
+
+    request_id: str
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()  # as long as `tokens`, or empty if not asked for
+    computed: int = 0  # prompt tokens in the cache so far: prefill progress
+    cached: int = 0  # of these, how many were not computed but found in the prefix cache
+    finish: FinishReason | None = None
+    error: MlxrunError | None = None  # set if and only if finish is ERROR
+
+    def merge(self, later: TokenEvent) -> TokenEvent:
+        """This event followed by `later`, as one."""
+        return TokenEvent(
+            self.request_id,
+            self.tokens + later.tokens,
+            self.logprobs + later.logprobs,
+            max(self.computed, later.computed),
+            max(self.cached, later.cached),
+            later.finish,
+            later.error,
+        )

@@ -1,0 +1,228 @@
+"""Who runs next. `schedule()` hands out a step, `update()` takes its result; the runner computes between.
+
+No phases: each entry's `computed` chases its tokens and every step hands out a budget of prompt tokens;
+every row that decodes is in every step. Pure and deterministic: the same adds, aborts, results and clock
+give the same plans. Every request ends with exactly one event that has `finish` set.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import cast
+
+from mlxrun.config.settings import SchedulerSettings
+from mlxrun.errors import MlxrunError, Overloaded, PromptTooLong, RequestError
+from mlxrun.scheduler.entry import Entry
+from mlxrun.scheduler.memory import MemoryBudget
+from mlxrun.scheduler.plan import Admission, PrefillChunk, Sampled, StepPlan, StepResult
+from mlxrun.scheduler.policy import make_policy
+from mlxrun.scheduler.request import FinishReason, Request, TokenEvent
+
+# A row is admitted with room for this many answer tokens; if rows outgrow the memory later, one of them waits.
+DECODE_RESERVE = 256
+
+
+class Scheduler:
+    """Owns every request from `add` to its final event."""
+
+    def __init__(
+        self,
+        settings: SchedulerSettings,
+        context_length: int,
+        memory: MemoryBudget | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.settings = settings
+        self.context_length = context_length
+        self.memory = memory or MemoryBudget()
+        self._clock = clock
+        self._policy = make_policy(settings.policy)
+        self._entries: dict[str, Entry] = {}  # the one owner table, in order of arrival
+        self._free: list[str] = []  # rows that the runner drops at the next step
+        self._arrivals = 0
+
+    # -- what the engine's users do -------------------------------------------------------------------
+
+    def add(self, request: Request) -> None:
+        """Take a request in. Overloaded if the queue is full, PromptTooLong if it could never run."""
+        if request.id in self._entries:
+            raise RequestError(f"a request with id {request.id!r} is under way")
+        waiting = sum(not e.running for e in self._entries.values())
+        if waiting >= self.settings.max_queue:
+            raise Overloaded(f"{waiting} requests wait (scheduler.max_queue): try again later")
+        limit = self._size_limit(request)
+        self._entries[request.id] = Entry(request, self._arrivals, self._clock(), limit)
+        self._arrivals += 1
+
+    def _size_limit(self, request: Request) -> int:
+        size = len(request.prompt)
+        if size == 0:
+            raise RequestError("the prompt is empty")
+        if size >= self.context_length:
+            raise PromptTooLong(f"the prompt has {size} tokens; the context holds {self.context_length}")
+        chunk = min(self.settings.chunk, size)
+        if not self.memory.fits([size + 1], chunk):
+            reason = self.memory.explain(size + 1, chunk)
+            raise PromptTooLong(f"the prompt can never fit in memory: {reason}", code="out_of_memory")
+        return self.memory.longest(size + 1, self.context_length)
+
+    def abort(self, request_id: str) -> TokenEvent | None:
+        """End a request now; None if it has ended already."""
+        entry = self._entries.get(request_id)
+        return None if entry is None else self._finish(entry, FinishReason.ABORT)
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._entries or self._free)
+
+    @property
+    def entries(self) -> Sequence[Entry]:
+        """All unfinished requests, by arrival."""
+        return tuple(self._entries.values())
+
+    # -- the step -----------------------------------------------------------------------------------
+
+    def schedule(self) -> StepPlan:
+        """The next step: every row that decodes, and prompt chunks within the budget."""
+        clear = self._make_room()
+        decode = [e for e in self._entries.values() if e.decoding and not e.exhausted]
+        order = self._prefill_order()
+        admitted = self._admit(order)
+        prefill = self._hand_out(order, busy=bool(decode))
+        for entry in decode:
+            entry.pending += 1
+        free, self._free = tuple(self._free), []
+        admit = tuple(Admission(e.request, tuple(e.output)) for e in admitted)
+        return StepPlan(free, admit, tuple(e.id for e in decode), tuple(prefill), clear)
+
+    def update(self, plan: StepPlan, result: StepResult) -> list[TokenEvent]:
+        """Take in what became known: one event for each request that has news."""
+        events = {c.request_id: TokenEvent(c.request_id, computed=c.stop) for c in plan.prefill}
+        for rid, sampled in result.tokens.items():
+            if rid in self._entries:
+                events[rid] = self._take(self._entries[rid], sampled)
+        for rid, error in result.errors.items():
+            if rid in self._entries:
+                events[rid] = self._finish(self._entries[rid], FinishReason.ERROR, _as_mlxrun_error(error))
+        return list(events.values())
+
+    def step_failed(self, error: Exception) -> list[TokenEvent]:
+        """A step raised and every row is lost. A request that was alone in it fails; of several each must
+        first get through a step alone, so that the culprit is found and the others keep their answers."""
+        running = [e for e in self._entries.values() if e.running]
+        if len(running) == 1:
+            return [self._finish(running[0], FinishReason.ERROR, _as_mlxrun_error(error))]
+        for entry in running:
+            entry.suspect = True
+            self._preempt(entry)
+        return []
+
+    def fail_all(self, error: MlxrunError) -> list[TokenEvent]:
+        """The engine stops: every request ends."""
+        return [self._finish(e, FinishReason.ERROR, error) for e in list(self._entries.values())]
+
+    # -- who prefills ---------------------------------------------------------------------------------
+
+    def _prefill_order(self) -> list[Entry]:
+        """Entries with prompt left, as they are served: overdue ones first, then the policy's order."""
+        left = [e for e in self._entries.values() if e.prefill_left]
+        suspects = [e for e in self._entries.values() if e.suspect]
+        if suspects:  # quarantine: one at a time, and nobody beside it
+            return suspects[:1] if suspects[0].prefill_left else []
+        order = cast("list[Entry]", self._policy.order(left))
+        now, aging = self._clock(), self.settings.aging
+        overdue = [e for e in left if aging > 0 and now - e.since > aging]
+        return overdue + [e for e in order if e not in overdue]
+
+    def _admit(self, order: list[Entry]) -> list[Entry]:
+        """Start waiting entries in that order while rows and memory last; the first that has to wait ends it."""
+        running = [e for e in self._entries.values() if e.running]
+        admitted: list[Entry] = []
+        for entry in (e for e in order if not e.running):
+            reserve = min(entry.request.params.max_tokens - len(entry.output), DECODE_RESERVE)
+            lengths = [e.length for e in running] + [entry.length + reserve]
+            # One chunk is the least that a step computes: the budget shrinks to it before anybody waits.
+            fits = self.memory.fits(lengths, min(self.settings.chunk, entry.prefill_left))
+            if len(running) >= self.settings.max_running or (running and not fits):
+                break
+            entry.running = True
+            running.append(entry)
+            admitted.append(entry)
+        return admitted
+
+    def _hand_out(self, order: list[Entry], busy: bool) -> list[PrefillChunk]:
+        """Chunks in that order, as many as the budget allows; the head of the line is never passed over."""
+        budget = self._budget(busy)
+        chunks: list[PrefillChunk] = []
+        for entry in (e for e in order if e.running):
+            while entry.prefill_left:
+                start, stop = entry.computed, entry.next_stop(self.settings.chunk, budget)
+                if stop == start:
+                    return chunks
+                chunks.append(PrefillChunk(entry.id, start, stop))
+                budget -= stop - start
+                self._policy.served(entry, stop - start)
+                entry.advance(stop)
+        return chunks
+
+    def _budget(self, busy: bool) -> int:
+        """Prompt tokens of this step; shrinks towards one chunk where memory is short."""
+        budget = self.settings.prefill_budget_busy if busy else self.settings.prefill_budget
+        lengths = [e.length for e in self._entries.values() if e.running]
+        while budget > self.settings.chunk and not self.memory.fits(lengths, budget):
+            budget = max(budget // 2, self.settings.chunk)
+        return max(budget, self.settings.chunk)
+
+    def _make_room(self) -> bool:
+        """Before rows outgrow the memory: give the pool back, then preempt the least urgent row."""
+        running = [e for e in self._entries.values() if e.running]
+        short = False
+        while len(running) > 1 and not self.memory.fits([e.length + 1 for e in running], 0):
+            short = True
+            victim = max(running, key=lambda e: (e.priority, e.arrival))
+            running.remove(victim)
+            self._preempt(victim)
+        return short
+
+    def _preempt(self, entry: Entry) -> None:
+        """The row is dropped; prompt and answer so far are computed again once it is admitted again."""
+        self._free.append(entry.id)
+        entry.reset(self._clock())
+
+    # -- what came out --------------------------------------------------------------------------------
+
+    def _take(self, entry: Entry, sampled: Sampled) -> TokenEvent:
+        entry.pending -= 1
+        if entry.suspect:  # it got through alone: back in line, so that the next suspect is alone too
+            entry.suspect = False
+            self._preempt(entry)
+        if sampled.token in entry.request.params.stop_ids:
+            return self._finish(entry, FinishReason.STOP)
+        entry.output.append(sampled.token)
+        done = entry.known >= entry.limit or len(entry.output) >= entry.request.params.max_tokens
+        if done:
+            self._drop(entry)
+        logprobs = () if sampled.logprob is None else (sampled.logprob,)
+        finish = FinishReason.LENGTH if done else None
+        return TokenEvent(entry.id, (sampled.token,), logprobs, len(entry.request.prompt), finish=finish)
+
+    def _finish(self, entry: Entry, reason: FinishReason, error: MlxrunError | None = None) -> TokenEvent:
+        self._drop(entry)
+        computed = len(entry.request.prompt) if entry.decoding else entry.computed
+        return TokenEvent(entry.id, computed=computed, finish=reason, error=error)
+
+    def _drop(self, entry: Entry) -> None:
+        del self._entries[entry.id]
+        if entry.running:
+            self._free.append(entry.id)
+
+
+def _as_mlxrun_error(error: Exception) -> MlxrunError:
+    """What the runner raised, as something that a front end can show."""
+    if isinstance(error, MlxrunError):
+        return error
+    text = f"the model failed on this request: {type(error).__name__}: {error}"
+    wrapped = RequestError(text, code="model_error")
+    wrapped.__cause__ = error
+    return wrapped

@@ -1,0 +1,124 @@
+"""Fetching an image from a URL without letting the sender reach into our network (SSRF).
+
+The address that was checked is the one that is connected to: names are resolved by a resolver that drops
+every address that is not public. No redirects, no cookies, no proxies from the environment, no compressed
+bodies.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from mlxrun.config.settings import MediaSettings
+from mlxrun.errors import MediaError
+
+if TYPE_CHECKING:
+    from aiohttp import ClientResponse
+    from aiohttp.abc import AbstractResolver
+    from yarl import URL
+
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")
+
+
+def is_public(address: str) -> bool:
+    """Whether an address is on the public internet; addresses that carry another one are judged by that."""
+    ip = ipaddress.ip_address(address.partition("%")[0])
+    if isinstance(ip, ipaddress.IPv6Address):
+        inner = ip.ipv4_mapped or ip.sixtofour or (ip.teredo[1] if ip.teredo else None)
+        if ip in _NAT64:
+            inner = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)
+        if inner is not None:
+            return is_public(str(inner))
+    return ip.is_global and not ip.is_multicast
+
+
+async def fetch(url: str, settings: MediaSettings, public: Callable[[str], bool] = is_public) -> bytes:
+    """The body behind an http(s) URL, within the limits of `settings`."""
+    import aiohttp
+
+    target = _check(url, settings, public)
+    connector = aiohttp.TCPConnector(resolver=_resolver(public), use_dns_cache=False, force_close=True)
+    try:
+        async with (
+            aiohttp.ClientSession(
+                connector=connector,
+                cookie_jar=aiohttp.DummyCookieJar(),
+                timeout=aiohttp.ClientTimeout(total=settings.timeout),
+                auto_decompress=False,
+                headers={"Accept": "image/*", "Accept-Encoding": "identity"},
+            ) as session,
+            session.get(target, allow_redirects=False) as response,
+        ):
+            return await _body(response, settings.max_bytes)
+    except TimeoutError as exc:
+        raise MediaError(f"the URL took longer than media.timeout ({settings.timeout:g} s)") from exc
+    except (aiohttp.ClientError, OSError, ValueError) as exc:
+        raise MediaError(f"the URL cannot be fetched ({type(exc).__name__})") from exc
+
+
+def _check(url: str, settings: MediaSettings, public: Callable[[str], bool]) -> URL:
+    """The URL as it will be requested: parsed once, by the same library that connects."""
+    from yarl import URL
+
+    try:
+        target = URL(url)
+        host = target.host
+    except ValueError as exc:
+        raise MediaError("not a valid URL") from exc
+    if not host or target.user is not None or target.password is not None:
+        raise MediaError("the URL must have a host, and no user or password")
+    if settings.allow_hosts and host.lower() not in {name.lower() for name in settings.allow_hosts}:
+        raise MediaError(f"the host {host!r} is not among media.allow_hosts")
+    try:
+        literal = public(host)  # the resolver never sees addresses that are written out
+    except ValueError:
+        return target
+    if not literal:
+        raise MediaError(f"{host!r} is not a public address")
+    return target
+
+
+async def _body(response: ClientResponse, most: int) -> bytes:
+    if 300 <= response.status < 400:
+        raise MediaError("the URL redirects, which is not followed; give the final address")
+    if response.status != 200:
+        raise MediaError(f"the URL answers with status {response.status}")
+    if response.headers.get("Content-Encoding", "identity").lower() != "identity":
+        raise MediaError("the URL answers with a compressed body")
+    data = bytearray()
+    too_large = (response.content_length or 0) > most
+    while not too_large and (chunk := await response.content.readany()):
+        data += chunk
+        too_large = len(data) > most
+    if too_large:
+        raise MediaError(f"the image has more than media.max_bytes ({most})")
+    return bytes(data)
+
+
+def _resolver(public: Callable[[str], bool]) -> AbstractResolver:
+    from aiohttp.abc import AbstractResolver, ResolveResult
+    from aiohttp.resolver import ThreadedResolver
+
+    class PublicResolver(AbstractResolver):
+        """Resolves a name to its public addresses only."""
+
+        def __init__(self) -> None:
+            self._inner = ThreadedResolver()
+
+        async def resolve(
+            self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+        ) -> list[ResolveResult]:
+            found = [
+                result for result in await self._inner.resolve(host, port, family) if public(result["host"])
+            ]
+            if not found:
+                raise MediaError(f"{host!r} has no public address")
+            return found
+
+        async def close(self) -> None:
+            await self._inner.close()
+
+    return PublicResolver()

@@ -1,0 +1,238 @@
+"""OpenAI's chat/completions and completions: from a JSON body to Requests. Shared by the batch runner and
+the server.
+
+An accepted field is honoured or refused, never ignored; schemas.py lists all of them. A refused body is a
+RequestError whose `param` names the field. Slow work (templates, tokens, pixels) runs on worker threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import re
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from mlxrun.config.settings import Config
+from mlxrun.errors import MediaError
+from mlxrun.scheduler.request import Request, SamplingParams
+from mlxrun.text.choice import Choice
+from mlxrun.text.host import HostModel
+from mlxrun.text.media import MediaLoader
+from mlxrun.text.messages import ImageRef, Message, normalise
+from mlxrun.text.prepared import Prepared
+from mlxrun.text.problems import bad, kind, need, quote, suggest, unsupported
+from mlxrun.text.prompt import Prompt, chat_prompt, check_text, raw_prompt
+from mlxrun.text.response import error_body, response_body
+from mlxrun.text.sampling import (
+    answer_length,
+    chat_logprobs,
+    choice_seed,
+    choose_seed,
+    sampling_params,
+    stop_strings,
+)
+from mlxrun.text.schemas import Kind, check_body, check_tools
+from mlxrun.text.template import check_arguments, places
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+__all__ = ["URLS", "Choice", "Prepared", "error_body", "prepare", "response_body"]
+
+URLS: Mapping[str, Kind] = {"/v1/chat/completions": "chat", "/v1/completions": "completion"}
+MAX_CHOICES = 2048
+_CONTROL = re.compile(
+    r"<.*[|_\uff5c].*>", re.DOTALL
+)  # <|im_end|>, <end_of_turn>; not </s>, which is also HTML
+
+
+async def prepare(
+    url: str,
+    body: Mapping[str, Any],
+    host: HostModel,
+    config: Config,
+    loader: MediaLoader,
+    *,
+    default_seed: int | None = None,
+    default_max_tokens: int | None = None,
+    stream: bool = False,
+) -> Prepared:
+    """Checks a body and makes its prompts. The keywords are the caller's: what to use where neither body nor
+    config says, and whether it can stream."""
+    of = URLS.get(url)
+    if of is None:
+        raise bad("url", f"{quote(url)} is not one of {', '.join(URLS)}{suggest(str(url), URLS)}")
+    given = check_body(of, body)
+    _check_fields(of, given, host, config, stream)
+    logprobs = chat_logprobs(given) if of == "chat" else given.get("logprobs")
+    params = sampling_params(given, host, config, logprobs)
+    stops = stop_strings(given.get("stop"))
+    seed = choose_seed(given, config, default_seed)
+    if of == "chat":
+        prompts = [await _chat(given, host, config, loader)]
+    else:
+        prompts = await asyncio.to_thread(_raw, given, host)
+    n = int(given.get("n", 1))
+    if len(prompts) * n > MAX_CHOICES:
+        raise bad("n", f"{len(prompts)} prompts with {n} choices are more than {MAX_CHOICES} answers")
+    lengths = [answer_length(given, len(p.ids), host, config, default_max_tokens) for p in prompts]
+    per_prompt = [dataclasses.replace(params, max_tokens=length) for length in lengths]
+    return Prepared(
+        kind=of,
+        requests=_requests(given, prompts, per_prompt, seed, n),
+        stops=stops,
+        seed=seed,
+        model=host.name,
+        n=n,
+        guards=_guards(host, params.stop_ids),
+        echoes=tuple(p.text for p in prompts) if given.get("echo") else (),
+        stream=bool(given.get("stream")),
+        include_usage=bool(given.get("stream_options", {}).get("include_usage")),
+    )
+
+
+def _check_fields(of: Kind, given: dict[str, Any], host: HostModel, config: Config, stream: bool) -> None:
+    """What depends on more than one field, on the model, or on the caller."""
+    model = given.get("model")
+    names = tuple(dict.fromkeys((host.name, *host.names)))
+    if model is not None and host.names and model not in names:
+        raise bad(
+            "model", f"{quote(model)} is not served here, but {', '.join(names)}", code="model_not_found"
+        )
+    if given.get("stream") and not stream:
+        raise unsupported("stream", "a batch has no streams; leave it out")
+    if "stream_options" in given and not given.get("stream"):
+        raise bad("stream_options", 'needs "stream": true')
+    if "priority" in given and config.scheduler.policy != "priority":
+        raise bad(
+            "priority",
+            "has no effect with this config; set scheduler.policy: priority",
+            code="unsupported_parameter",
+        )
+    if of == "completion" and given.get("echo") and "logprobs" in given:
+        raise unsupported("echo", "not together with logprobs, as prompts are not scored")
+    required = "messages" if of == "chat" else "prompt"
+    if required not in given:
+        raise bad(required, "missing", code="missing_field")
+
+
+def _requests(
+    given: Mapping[str, Any], prompts: Sequence[Prompt], params: Sequence[SamplingParams], seed: int, n: int
+) -> tuple[Request, ...]:
+    """One Request a choice. All choices of a prompt share its tokens and its media."""
+    name = secrets.token_hex(12)
+    return tuple(
+        Request(
+            id=f"{name}-{at * n + i}",
+            prompt=prompt.ids,
+            params=dataclasses.replace(params[at], seed=choice_seed(seed, i)),
+            spans=prompt.spans,
+            media=prompt.media,
+            priority=int(given.get("priority", 0)),
+            key=str(given.get("user", "")),
+        )
+        for at, prompt in enumerate(prompts)
+        for i in range(n)
+    )
+
+
+def _guards(host: HostModel, stop_ids: Iterable[int]) -> tuple[str, ...]:
+    """Stop tokens whose text can only be a control token: a model that spells one out means to stop (A53)."""
+    added = host.tokenizer.backend_tokenizer.get_added_tokens_decoder()
+    texts = [added[i].content for i in sorted(stop_ids) if i in added and added[i].special]
+    return tuple(text for text in texts if _CONTROL.fullmatch(text))
+
+
+# Chat.
+
+
+async def _chat(given: Mapping[str, Any], host: HostModel, config: Config, loader: MediaLoader) -> Prompt:
+    tools = _tools(given)
+    messages, refs, arguments = await asyncio.to_thread(_read_chat, given, tools, host, config)
+    images = await _load(refs, host, config, loader)
+    return await asyncio.to_thread(chat_prompt, host, messages, images, tools, arguments)
+
+
+def _read_chat(
+    given: Mapping[str, Any], tools: list[Message] | None, host: HostModel, config: Config
+) -> tuple[list[Message], tuple[ImageRef, ...], dict[str, Any]]:
+    """Messages, images and template variables, checked."""
+    chat = normalise(given["messages"])
+    variables = given.get("chat_template_kwargs", {})
+    asked = {name: f"chat_template_kwargs.{name}" for name in variables}
+    if "reasoning_effort" in given:
+        variables = {**variables, "reasoning_effort": given["reasoning_effort"]}
+        asked["reasoning_effort"] = "reasoning_effort"
+    check_arguments(host, asked, config.model.chat_template_args, bool(tools))
+    marks = places(host)
+    for name in ("messages", "tools", "chat_template_kwargs", "reasoning_effort"):
+        check_text(given.get(name), name, marks)
+    return chat.messages, chat.images, {**config.model.chat_template_args, **variables}
+
+
+def _tools(given: Mapping[str, Any]) -> list[Message] | None:
+    """The tools that the model is told of: none if it may not call any."""
+    tools = check_tools(given.get("tools", []))
+    choice = given.get("tool_choice", "auto")
+    if choice in ("auto", "none"):
+        return tools if tools and choice == "auto" else None
+    if choice == "required" or isinstance(choice, dict):
+        raise unsupported("tool_choice", "calls cannot be forced; use 'auto' or 'none'")
+    need(choice, str, "tool_choice")
+    raise bad("tool_choice", f"{quote(choice)} is not one of auto, none, required")
+
+
+async def _load(
+    refs: Sequence[ImageRef], host: HostModel, config: Config, loader: MediaLoader
+) -> list[Image]:
+    """All images at once; of several errors the first in the messages' order is raised."""
+    if refs and not host.vision:
+        raise bad(refs[0].param, f"the model {host.name!r} takes no images")
+    most = config.media.max_images
+    if len(refs) > most:
+        raise MediaError(
+            f"{refs[most].param}: {len(refs)} images are more than media.max_images ({most})",
+            param=refs[most].param,
+        )
+    results = await asyncio.gather(*(loader.load(ref.url, ref.param) for ref in refs), return_exceptions=True)
+    images = []
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+        images.append(result)
+    return images
+
+
+# Completions.
+
+
+def _raw(given: Mapping[str, Any], host: HostModel) -> list[Prompt]:
+    return [raw_prompt(host, prompt, param) for prompt, param in _split(given["prompt"])]
+
+
+def _split(prompt: Any) -> list[tuple[str | list[int], str]]:
+    """A string, strings, token ids, or lists of token ids: each prompt with its path."""
+    if isinstance(prompt, str):
+        return [(prompt, "prompt")]
+    if not isinstance(prompt, list):
+        raise bad("prompt", f"expected a string or an array, got {kind(prompt)}", code="invalid_type")
+    if not prompt:
+        raise bad("prompt", "is empty; give at least one prompt")
+    if type(prompt[0]) is int:
+        return [(_ids(prompt, "prompt"), "prompt")]
+    if len(prompt) > MAX_CHOICES:
+        raise bad("prompt", f"has {len(prompt)} prompts; at most {MAX_CHOICES} are taken")
+    if isinstance(prompt[0], str):
+        return [(need(text, str, f"prompt[{i}]"), f"prompt[{i}]") for i, text in enumerate(prompt)]
+    return [
+        (_ids(need(ids, list, f"prompt[{i}]"), f"prompt[{i}]"), f"prompt[{i}]")
+        for i, ids in enumerate(prompt)
+    ]
+
+
+def _ids(ids: list[Any], param: str) -> list[int]:
+    for i, token in enumerate(ids):
+        need(token, int, f"{param}[{i}]")
+    return ids

@@ -1,0 +1,35 @@
+"""A checked request body: what the engine is asked, and what is needed to write the response."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mlxrun.scheduler.request import Request
+from mlxrun.text.schemas import Kind
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """One request of a front end: a Request for each choice, prompt by prompt, `n` to a prompt."""
+
+    kind: Kind
+    requests: tuple[Request, ...]
+    stops: tuple[str, ...]
+    """The request's stop strings."""
+    seed: int
+    """As used: given, configured or drawn. The first choice of each prompt has it as it is."""
+    model: str
+    """The model's name for the response."""
+    n: int = 1
+    guards: tuple[str, ...] = ()
+    """Stop tokens that end the answer also where the model spells them as text."""
+    echoes: tuple[str, ...] = ()
+    """Text of each prompt, if the completion is to begin with it."""
+    stream: bool = False
+    include_usage: bool = False
+    """Whether the last chunk of a stream has the usage."""
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of all prompts, each counted once whatever `n` is."""
+        return sum(len(request.prompt) for request in self.requests[:: self.n])

@@ -1,0 +1,115 @@
+"""From checked input to prompt tokens. Synchronous and slow for long texts: called on a worker thread.
+
+Chat text is tokenised as rendered (the template writes its own special tokens), raw text with the
+tokenizer's. A special token spelled in a message counts as that token, as in every server that renders
+templates to text; only the ones that stand for images are refused, since they would shift every image after
+them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from mlxrun.errors import MediaError, MlxrunError
+from mlxrun.text.host import HostModel
+from mlxrun.text.messages import Message
+from mlxrun.text.problems import bad, shorten, strings
+from mlxrun.text.template import Places, places, render
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """Tokens, and for images where they are and what fills them. `text` is what was tokenised, or the ids'
+    text."""
+
+    text: str
+    ids: tuple[int, ...]
+    spans: tuple[tuple[int, int], ...] = ()
+    media: Any = None
+
+
+def check_text(value: Any, param: str, marks: Places) -> None:
+    """Refuses strings that cannot be tokenised, or that would be taken for an image."""
+    for path, text in strings(value, param):
+        if not text.isascii() and not _encodes(text):
+            raise bad(path, "has half of a surrogate pair, which is not Unicode text")
+        token = marks.reserved_in(text)
+        if token is not None:
+            raise bad(
+                path, f"has the model's media token {token!r} as text; leave it out or write it otherwise"
+            )
+
+
+def _encodes(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def chat_prompt(
+    host: HostModel,
+    messages: Sequence[Message],
+    images: Sequence[Image],
+    tools: Sequence[Message] | None,
+    arguments: Mapping[str, Any],
+) -> Prompt:
+    """A conversation, rendered and tokenised; only with images does the model's processor see it."""
+    text = render(host, messages, tools, arguments)
+    ids = tokenise(host, text, special=False)
+    places(host).check(ids, len(images))
+    if not images:
+        return Prompt(text, ids)
+    try:
+        done = host.process(text, images)
+    except MlxrunError:
+        raise
+    except Exception as exc:  # a border: the model's own processor, and images it was never tried with
+        logger.warning("image processor failed", exc_info=True)
+        reason = shorten(str(exc), 200) or type(exc).__name__
+        raise MediaError(
+            f"messages: the model's processor refuses the images: {reason}", param="messages"
+        ) from exc
+    return Prompt(text, done.ids, done.spans, done.media)
+
+
+def raw_prompt(host: HostModel, prompt: str | Sequence[int], param: str) -> Prompt:
+    """A prompt of /v1/completions: text, or token ids as they are."""
+    marks = places(host)
+    if isinstance(prompt, str):
+        check_text(prompt, param, marks)
+        ids = tokenise(host, prompt, special=True)
+        text = prompt
+    else:
+        ids = tuple(prompt)
+        check_ids(host, ids, param)
+        text = host.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    if not ids:
+        raise bad(param, "is empty; give at least one token")
+    return Prompt(text, ids)
+
+
+def check_ids(host: HostModel, ids: Sequence[int], param: str) -> None:
+    """Refuses ids outside the vocabulary, and those that stand for images."""
+    size, media = len(host.tokenizer), set(places(host).reserved.values())
+    for i, token in enumerate(ids):
+        if not 0 <= token < size:
+            raise bad(f"{param}[{i}]", f"{token} is not a token id; the vocabulary has {size}")
+        if token in media:
+            raise bad(
+                f"{param}[{i}]", f"{token} is the model's token for media, which a raw prompt cannot hold"
+            )
+
+
+def tokenise(host: HostModel, text: str, *, special: bool) -> tuple[int, ...]:
+    """Ids of `text`; `special`: with what the tokenizer puts around a text."""
+    return tuple(host.tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"])

@@ -1,0 +1,182 @@
+"""The model's chat template: which variables it knows, how it marks an image, and rendering with it.
+
+A template is foreign code: whatever it raises is a RequestError. Facts about one are found once.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from jinja2 import Environment, TemplateSyntaxError, meta, nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+
+from mlxrun.errors import RequestError
+from mlxrun.text.host import HostModel
+from mlxrun.text.messages import Message
+from mlxrun.text.problems import bad, shorten, suggest, unsupported
+
+logger = logging.getLogger(__name__)
+
+_HELPERS = frozenset(("messages", "raise_exception", "strftime_now"))
+_MEDIA_NAME = re.compile(r"image|img|vision|video|audio|boi|eoi", re.IGNORECASE)
+
+
+class _Generation(Extension):
+    """Lets `{% generation %}` parse; it only marks text for training."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return list(parser.parse_statements(("name:endgeneration",), drop_needle=True))
+
+
+@functools.lru_cache(maxsize=16)
+def variables(template: str) -> frozenset[str]:
+    """Names that the template reads and does not define."""
+    environment = Environment(extensions=["jinja2.ext.loopcontrols", _Generation])
+    try:
+        return frozenset(meta.find_undeclared_variables(environment.parse(template)))
+    except TemplateSyntaxError as exc:
+        raise RequestError(f"the model's chat template is broken: line {exc.lineno}: {exc.message}") from exc
+
+
+def need_template(host: HostModel) -> str:
+    """The model's chat template, or the error for chat with a model that has none."""
+    if host.chat_template is None:
+        raise RequestError(
+            f"the model {host.name!r} has no chat template: use /v1/completions, or set model.chat_template",
+            param="messages",
+        )
+    return host.chat_template
+
+
+def check_arguments(
+    host: HostModel, asked: Mapping[str, str], configured: Iterable[str], tools: bool
+) -> None:
+    """Refuses what the template would silently ignore; for the config's own arguments it only says so, once.
+
+    `asked` maps each variable that a request sets to the field that sets it.
+    """
+    template = need_template(host)
+    known = variables(template)
+    signature = inspect.signature(host.tokenizer.apply_chat_template).parameters
+    for name, where in asked.items():
+        if name in _HELPERS or name in signature:
+            raise bad(where, "is set by mlxrun and cannot be given")
+        if name not in known:
+            raise unsupported(where, f"the model's chat template has no such variable{suggest(name, known)}")
+    if tools and "tools" not in known:
+        raise unsupported("tools", f"the chat template of the model {host.name!r} does not use tools")
+    _warn_unused(template, tuple(sorted(set(configured) - known)))
+
+
+@functools.lru_cache(maxsize=16)
+def _warn_unused(template: str, names: tuple[str, ...]) -> None:
+    """Cached, so that each template is complained about once."""
+    if names:
+        logger.warning("model.chat_template_args: the chat template does not use %s", ", ".join(names))
+
+
+def render(
+    host: HostModel,
+    messages: Sequence[Message],
+    tools: Sequence[Message] | None,
+    arguments: Mapping[str, Any],
+) -> str:
+    """The prompt as text, up to where the assistant is to speak."""
+    template = need_template(host)
+    try:
+        text = host.tokenizer.apply_chat_template(
+            list(messages),
+            tools=list(tools) if tools else None,
+            chat_template=template,
+            add_generation_prompt=True,
+            tokenize=False,
+            **arguments,
+        )
+    except Exception as exc:  # a border: templates are foreign code and raise anything
+        logger.debug("chat template failed", exc_info=True)
+        reason = shorten(str(exc), 300) or type(exc).__name__
+        raise RequestError(f"messages: the chat template refuses them: {reason}", param="messages") from exc
+    return str(text)
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """How a vision model's prompts mark an image, and which words of a user would be taken for one."""
+
+    images: bool = False  # whether the template writes anything for an image
+    per_image: Mapping[int, int] = field(default_factory=dict)  # token id -> how many of it an image brings
+    reserved: Mapping[str, int] = field(default_factory=dict)  # text -> id of tokens with a meaning in media
+
+    def reserved_in(self, text: str) -> str | None:
+        """The first reserved token that `text` spells."""
+        return next((token for token in self.reserved if token in text), None)
+
+    def check(self, ids: Sequence[int], images: int) -> None:
+        """Refuses a rendered prompt that does not mark exactly `images` images."""
+        if images and not self.images:
+            raise unsupported("messages", "the model's chat template has no place for images")
+        counts = Counter(ids)
+        for token, each in self.per_image.items():
+            if counts[token] != each * images:
+                found = counts[token] // each
+                raise bad("messages", f"{images} images were sent, but the chat template marks {found}")
+
+
+def places(host: HostModel) -> Places:
+    """The image marks of a vision model; empty for a text model."""
+    return _places(host.tokenizer, host.chat_template) if host.vision else Places()
+
+
+@functools.lru_cache(maxsize=8)
+def _places(tokenizer: Any, template: str | None) -> Places:
+    added = tokenizer.backend_tokenizer.get_added_tokens_decoder()
+    plain, marked = _probe(tokenizer, template) if template is not None else ("", "")
+    count = [Counter(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in (plain, marked)]
+    brought = {
+        i: n for i, n in count[1].items() if i in added and not count[0][i] and added[i].content.strip()
+    }
+    special = {i: n for i, n in brought.items() if added[i].special}
+    per_image = special or brought
+    if plain != marked and not per_image:
+        logger.warning("the chat template marks images with ordinary text; the marks are not counted")
+    media = {
+        token.content: i
+        for i, token in added.items()
+        if i in per_image or (token.special and _MEDIA_NAME.search(token.content))
+    }
+    return Places(plain != marked, per_image, media)
+
+
+def _probe(tokenizer: Any, template: str) -> tuple[str, str]:
+    """A prompt without and with an image; both empty if the template cannot render parts.
+
+    The second try is for templates that insist on a system message.
+    """
+    text, image = {"type": "text", "text": "x"}, {"type": "image"}
+    for before in ([], [{"role": "system", "content": "x"}]):
+        try:
+            plain, marked = (
+                tokenizer.apply_chat_template(
+                    [*before, {"role": "user", "content": parts}], chat_template=template, tokenize=False
+                )
+                for parts in ([text], [image, text])
+            )
+        except Exception:  # a border: foreign code
+            logger.debug("chat template probe failed", exc_info=True)
+        else:
+            printed = (
+                "'type'" in marked or '"type"' in marked
+            )  # the list as it is: the template knows no parts
+            return ("", "") if printed else (plain, marked)
+    return "", ""

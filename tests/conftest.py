@@ -1,0 +1,16 @@
+"""What every test needs: no model hub, and no config from the environment it happens to run in."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub
+os.environ["TRANSFORMERS_VERBOSITY"] = "error"
+
+
+@pytest.fixture(autouse=True)
+def _no_config_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("MLXRUN_")]:
+        monkeypatch.delenv(name)

@@ -1,0 +1,90 @@
+"""ORACLE: what a request must give: greedy, cold, alone, float32, through the library's own one-request loop.
+
+Each call loads the model anew (20 ms), so that none sees what another left behind. Logprobs are whole rows.
+`Answer.gap` tells how far apart the two best tokens ever were: below 1e-3 equality of tokens proves little.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from PIL import Image
+
+TOLERANCE = 1e-4
+
+
+@dataclass(frozen=True)
+class Answer:
+    """`ids` is the prompt as the model saw it, placeholders expanded; `logprobs` is [tokens, vocabulary]."""
+
+    ids: tuple[int, ...]
+    tokens: tuple[int, ...]
+    logprobs: np.ndarray
+
+    @property
+    def chosen(self) -> np.ndarray:
+        return self.logprobs[np.arange(len(self.tokens)), list(self.tokens)]
+
+    @property
+    def gap(self) -> float:
+        best = np.sort(self.logprobs, axis=-1)
+        return float((best[:, -1] - best[:, -2]).min())
+
+    def check(self, tokens: Sequence[int], logprobs: Any = None, tolerance: float = TOLERANCE) -> None:
+        """Fail unless these are the first tokens of the answer; logprobs: of the chosen, or whole rows."""
+        n = len(tokens)
+        assert n > 0, "nothing to compare"
+        assert tuple(tokens) == self.tokens[:n], (
+            f"{list(tokens)} is not {list(self.tokens[:n])}, gap {self.gap:.2g}"
+        )
+        if logprobs is not None:
+            found = np.asarray(logprobs, dtype=np.float32)
+            wanted = (self.logprobs if found.ndim == 2 else self.chosen)[:n]
+            off = float(np.abs(found - wanted).max())
+            assert off < tolerance, f"logprobs are off by {off:.2g}"
+
+
+def text_answer(folder: Path, ids: Sequence[int], count: int = 24, step: int = 1) -> Answer:
+    """The answer of an mlx_lm model; `step` is the library's prefill step: 1 is one token at a time."""
+    from mlx_lm import load
+    from mlx_lm.generate import generate_step
+
+    model, _ = load(str(folder))
+    steps = generate_step(mx.array(list(ids)), model, max_tokens=count, prefill_step_size=step)
+    return _collect(ids, steps)
+
+
+def vision_answer(
+    folder: Path, prompt: str | Sequence[int], images: Sequence[Image.Image] = (), count: int = 24
+) -> Answer:
+    """The answer of an mlx_vlm model to rendered text with one placeholder an image, or to token ids."""
+    from mlx_vlm import load
+    from mlx_vlm.generate.ar import generate_step
+
+    model, processor = load(str(folder))
+    inputs = vision_inputs(processor, prompt, images)
+    ids, pixels, mask = (inputs.pop(key, None) for key in ("input_ids", "pixel_values", "attention_mask"))
+    steps = generate_step(ids, model, pixels, mask, max_tokens=count, temperature=0.0, **inputs)
+    return _collect(ids[0].tolist(), steps)
+
+
+def vision_inputs(
+    processor: Any, prompt: str | Sequence[int], images: Sequence[Image.Image]
+) -> dict[str, Any]:
+    """What the library's processor makes of a prompt: input_ids, attention_mask, pixel_values and more."""
+    from mlx_vlm.utils import prepare_inputs
+
+    if isinstance(prompt, str):
+        return dict(prepare_inputs(processor, images=list(images) or None, prompts=prompt))
+    ids = mx.array([list(prompt)])
+    return {"input_ids": ids, "attention_mask": mx.ones_like(ids)}
+
+
+def _collect(ids: Sequence[int], steps: Any) -> Answer:
+    tokens, rows = zip(*((int(token), np.array(row)) for token, row in steps), strict=True)
+    return Answer(tuple(ids), tokens, np.stack(rows))

@@ -1,0 +1,152 @@
+"""The import table of the packages (docs/architecture.md), read from the source; and what stays unimported."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import mlxrun
+
+ROOT = Path(mlxrun.__file__).parent
+
+# package: what it may import besides itself, mlxrun.errors and mlxrun itself. A dotted name is one module.
+CORE = {"config", "scheduler"}
+FRONT = {"config", "scheduler.request"}
+FRONT_END = FRONT | {"engine.client", "text", "parsers"}
+EVERYTHING = CORE | {"cache", "model", "engine", "text", "parsers", "server", "batch", "embedded"}
+TABLE: dict[str, set[str]] = {
+    "errors": set(),
+    "embedded": set(),
+    "config": set(),
+    "scheduler": {"config"},
+    "cache": CORE,
+    "model": CORE | {"embedded"},
+    "engine": CORE | {"cache", "model"},
+    "text": FRONT,
+    "parsers": FRONT,
+    "server": FRONT_END,
+    "batch": FRONT_END,
+    "bench": EVERYTHING,
+    "cli": EVERYTHING | {"bench"},
+}
+# Who may import mlx, mlx_lm, mlx_vlm: the model package, the bench's peer and the random models both sides load.
+MLX = ("mlxrun.model", "mlxrun.bench.peers", "mlxrun.bench.models")
+# No dependency at all beyond the standard library.
+PURE = ("scheduler", "errors")
+LAZY = {"mlx", "mlx_lm", "mlx_vlm", "transformers", "aiohttp", "PIL", "numpy"}
+
+
+def modules() -> Iterator[tuple[str, ast.Module]]:
+    """Every module of the package by its dotted name; the recipe of the embedded model is no part of it."""
+    for path in sorted(ROOT.rglob("*.py")):
+        parts = path.relative_to(ROOT.parent).with_suffix("").parts
+        if parts[:3] != ("mlxrun", "embedded", "recipe"):
+            name = ".".join(parts).removesuffix(".__init__")
+            yield name, ast.parse(path.read_text(encoding="utf-8"), str(path))
+
+
+def imported(name: str, tree: ast.Module) -> Iterator[str]:
+    """Every module that a module imports, at the top or inside functions, as an absolute name."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{name}:{node.lineno}: relative import"
+            assert node.module is not None
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def is_allowed(name: str, target: str) -> bool:
+    """Whether the table lets module `name` import `target`; both dotted, below mlxrun."""
+    package, wanted = name.split(".")[1:2], target.split(".")[1:]
+    if not package or not wanted:
+        return True
+    open_to = TABLE[package[0]] | {package[0], "errors", "__version__"}
+    return any(wanted[: len(entry.split("."))] == entry.split(".") for entry in open_to)
+
+
+def test_imports_run_one_way() -> None:
+    """design 2: errors < config < scheduler < cache, model < engine < server, batch < bench, cli."""
+    wrong = [
+        f"{name} imports {target}"
+        for name, tree in modules()
+        for target in imported(name, tree)
+        if target.split(".")[0] == "mlxrun" and not is_allowed(name, target)
+    ]
+    assert wrong == []
+
+
+def test_the_table_knows_every_package() -> None:
+    packages = {name.split(".")[1] for name, _ in modules() if "." in name}
+    assert packages <= set(TABLE)
+
+
+def test_the_table_forbids() -> None:
+    """The rule itself: a mistake of each kind is seen."""
+    assert not is_allowed("mlxrun.scheduler.policy", "mlxrun.engine.client.EngineClient")
+    assert not is_allowed("mlxrun.batch.run", "mlxrun.engine.engine.Engine")
+    assert not is_allowed("mlxrun.batch.run", "mlxrun.server.app")
+    assert not is_allowed("mlxrun.text.openai", "mlxrun.scheduler.scheduler.Scheduler")
+    assert is_allowed("mlxrun.text.openai", "mlxrun.scheduler.request.Request")
+    assert is_allowed("mlxrun.batch.run", "mlxrun.engine.client.EngineClient")
+
+
+def test_only_the_model_package_imports_mlx() -> None:
+    wrong = [
+        f"{name} imports {target}"
+        for name, tree in modules()
+        for target in imported(name, tree)
+        if target.split(".")[0] in {"mlx", "mlx_lm", "mlx_vlm"}
+        and not f"{name}.".startswith(tuple(f"{ok}." for ok in MLX))
+    ]
+    assert wrong == []
+
+
+def test_the_scheduler_is_pure_python() -> None:
+    """design 2: no mlx, numpy, asyncio or threads where decisions are made."""
+    pure = set(sys.stdlib_module_names) - {"asyncio", "threading", "multiprocessing", "concurrent"}
+    wrong = [
+        f"{name} imports {target}"
+        for name, tree in modules()
+        if name.split(".")[1:2] and name.split(".")[1] in PURE
+        for target in imported(name, tree)
+        if target.split(".")[0] not in pure | {"mlxrun"}
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--help"],
+        ["--version"],
+        ["config", "check"],
+        ["config", "show"],
+        ["batch", "--help"],
+        ["doctor", "--help"],
+    ],
+    ids=" ".join,
+)
+def test_light_commands_import_nothing_heavy(arguments: list[str], tmp_path: Path) -> None:
+    """design 2: `mlxrun --help` and `mlxrun config check` import neither mlx nor transformers nor aiohttp."""
+    code = (
+        "import sys\n"
+        "from mlxrun.cli.main import main\n"
+        f"status = main({arguments!r})\n"
+        f"heavy = sorted({LAZY!r} & {{name.partition('.')[0] for name in sys.modules}})\n"
+        "sys.exit(f'imported: {heavy}' if heavy else status)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(ROOT.parent)},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout
