@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import os
 
+import hypothesis
 import pytest
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub
 os.environ["TRANSFORMERS_VERBOSITY"] = "error"
+
+# No deadlines: machines differ. In CI the same examples each time.
+hypothesis.settings.register_profile("mlxrun", deadline=None, derandomize=bool(os.environ.get("CI")))
+hypothesis.settings.load_profile("mlxrun")
 
 
 @pytest.fixture(autouse=True)

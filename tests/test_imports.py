@@ -1,4 +1,4 @@
-"""The import table of the packages (docs/architecture.md), read from the source; and what stays unimported."""
+"""The import table of the packages, checked in the source; and what light commands leave unimported."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TABLE: dict[str, set[str]] = {
     "bench": EVERYTHING,
     "cli": EVERYTHING | {"bench"},
 }
-# Who may import mlx, mlx_lm, mlx_vlm: the model package, the bench's peer and the random models both sides load.
+# Who may import mlx, mlx_lm, mlx_vlm: the model package, and the peer and random models of the bench.
 MLX = ("mlxrun.model", "mlxrun.bench.peers", "mlxrun.bench.models")
 # No dependency at all beyond the standard library.
 PURE = ("scheduler", "errors")
@@ -42,7 +42,7 @@ LAZY = {"mlx", "mlx_lm", "mlx_vlm", "transformers", "aiohttp", "PIL", "numpy"}
 
 
 def modules() -> Iterator[tuple[str, ast.Module]]:
-    """Every module of the package by its dotted name; the recipe of the embedded model is no part of it."""
+    """Every module by its dotted name; the recipe of the embedded model is no part of the package."""
     for path in sorted(ROOT.rglob("*.py")):
         parts = path.relative_to(ROOT.parent).with_suffix("").parts
         if parts[:3] != ("mlxrun", "embedded", "recipe"):

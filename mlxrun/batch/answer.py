@@ -35,6 +35,10 @@ class Client(Protocol):
     @property
     def host(self) -> JobHost: ...
 
+    @property
+    def device(self) -> str:
+        """What computes, for the manifest."""
+
     def generate(self, request: Request) -> AsyncGenerator[TokenEvent, None]: ...
 
     async def close(self) -> None: ...

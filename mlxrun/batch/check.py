@@ -8,10 +8,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from mlxrun.batch.answer import Preparer
 from mlxrun.batch.index import Entry, Index
 from mlxrun.batch.jobs import BadLine
+from mlxrun.batch.keys import Keys
 from mlxrun.errors import RequestError
 
 _AT_ONCE = 16
@@ -71,3 +73,13 @@ def _add(total: Checked, one: Checked) -> None:
     total.longest = max(total.longest, one.longest)
     total.max_tokens += one.max_tokens
     total.images += one.images
+
+
+async def check_job(path: Path, prepare: Preparer, limit: int | None, report: Report) -> Checked:
+    """Check a job file by itself; nothing is written."""
+    index = Index(path, Keys("", path.parent, 0))
+    try:
+        await asyncio.to_thread(index.scan)
+        return await check_lines(index, prepare, min(limit or len(index), len(index)), report)
+    finally:
+        index.close()

@@ -77,12 +77,12 @@ class Manifest:
         self._runs.append({"started": now(), "ended": None, "exit": None, **_sums(RunSum())})
         self._write(index, None, None)
 
-    def end(self, index: Index, meter: Meter, exit_code: int, device: str | None) -> None:
-        """Close this run; reads the output once more for its digest."""
+    def end(self, index: Index, meter: Meter, exit_code: int, device: str | None, *, complete: bool) -> None:
+        """Close this run; a complete one reads the output once more for its digest."""
         here = RunSum(meter.done_here, meter.failed_here, meter.computed, meter.reused)
         self._runs[-1].update(ended=now(), exit=exit_code, **_sums(here))
         self._device = device or self._device
-        self._write(index, meter, file_digest(self._paths.out))
+        self._write(index, meter, file_digest(self._paths.out) if complete else None)
 
     def _write(self, index: Index, meter: Meter | None, output: str | None) -> None:
         facts = self._facts

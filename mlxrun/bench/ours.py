@@ -19,7 +19,6 @@ class Steps(Protocol):
     def busy(self) -> bool: ...
     def add(self, request: Request) -> None: ...
     def step(self) -> list[TokenEvent]: ...
-    def close(self) -> None: ...
 
 
 class Ours:
@@ -55,6 +54,5 @@ class Ours:
         return outputs
 
     def close(self) -> None:
-        """Close the engine and drop its weights."""
-        self._engine.close()
+        """Drop the engine. Its own close() would end this thread's MLX streams, which the next side needs."""
         del self._engine

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 MARKS = {"ok": "[green]ok[/]", "note": "[yellow]note[/]", "off": "[red]off[/]"}
 FORMAT = 1
+PIPED_WIDTH = 160
 
 
 @click.command(name="doctor")
@@ -69,13 +70,12 @@ def examine_model(config: Config) -> Iterator[Finding]:
 
     try:
         yield host_finding(config.model.path, load_host(config.model))
-        engine = build_engine(replace(config, engine=replace(config.engine, probe=True)))
+        probe = build_engine(replace(config, engine=replace(config.engine, probe=True))).probe
     except MlxrunError as error:
         yield Finding("model", config.model.path, "off", str(error), "see model.path in the config")
         return
-    if engine.probe is not None:
-        yield from probe_findings(engine.probe)
-    engine.close()
+    if probe is not None:
+        yield from probe_findings(probe)
 
 
 def show(findings: Sequence[Finding]) -> None:
@@ -85,6 +85,8 @@ def show(findings: Sequence[Finding]) -> None:
     from rich.table import Table
 
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=PIPED_WIDTH)
     table = Table(box=None, show_header=False, pad_edge=False)
     for _ in range(4):
         table.add_column(overflow="fold")

@@ -6,7 +6,6 @@ keys, tags and keys that are not strings are problems; wrong syntax raises YamlE
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from typing import Any
@@ -32,10 +31,18 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes what `_Loader` would not read back as a string."""
+    """Quotes what `_Loader` would not read back as a string; escapes line breaks."""
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
 
+    def represent_str(self, data: str) -> yaml.ScalarNode:
+        """A scalar node; in double quotes if it would take more than one line."""
+        return self.represent_scalar(
+            _TAG + "str", data, style=None if data.splitlines() in ([], [data]) else '"'
+        )
+
+
+_Dumper.add_representer(str, _Dumper.represent_str)
 
 for _tag, _pattern, _first in _SCALARS:
     for _class in (_Loader, _Dumper):
@@ -83,9 +90,7 @@ def scalar_of(text: str) -> Any:
 
 def yaml_text(value: Any) -> str:
     """A value on one line of YAML, which this module reads back as the same value."""
-    if "\n" in str(value):
-        return json.dumps(value, ensure_ascii=False)
-    text = yaml.dump(value, Dumper=_Dumper, default_flow_style=True, width=10_000, allow_unicode=True)
+    text = yaml.dump(value, Dumper=_Dumper, default_flow_style=True, width=math.inf, allow_unicode=True)
     return str(text).removesuffix("\n").removesuffix("\n...")
 
 

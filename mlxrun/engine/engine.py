@@ -24,6 +24,7 @@ class Runner(Protocol):
 
     def execute(self, plan: StepPlan) -> StepResult: ...
     def reset(self) -> None: ...
+    def close(self) -> None: ...
 
 
 class Engine:
@@ -82,4 +83,4 @@ class Engine:
 
     def close(self) -> None:
         """Drop all arrays, on the thread that made them."""
-        self._runner.reset()
+        self._runner.close()

@@ -111,7 +111,7 @@ def probe_findings(probe: Probe) -> Iterator[Finding]:
     """The parity table: each fast way that was tried, and then what the engine uses."""
     for check in probe.checks:
         facts = {"passed": check.passed, "difference": check.difference, "error": check.error}
-        value = check.error or f"differs from alone by {check.difference:.1e} of the logits' spread"
+        value = check.error or f"differs by {check.difference:.1e} of the logits' spread"
         if check.passed:
             yield Finding("parity", check.name, "ok", value, facts=facts)
         else:

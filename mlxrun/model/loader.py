@@ -45,8 +45,7 @@ def _load_text(settings: ModelSettings, host: Host) -> Any:
 
 
 def _load_vision(settings: ModelSettings, host: Host) -> Any:
-    from mlx_vlm.trainer.utils import apply_lora_layers
-    from mlx_vlm.utils import load_model
+    from mlx_vlm.utils import apply_lora_layers, load_model
 
     model = load_model(host.folder, lazy=True, trust_remote_code=settings.trust_remote_code)
     return apply_lora_layers(model, settings.adapter) if settings.adapter else model

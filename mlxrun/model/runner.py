@@ -71,6 +71,14 @@ class ModelRunner:
         self._newest: mx.array | None = None  # [rows]: what the last decode step drew
         self._launched = Launched()
 
+    def close(self) -> None:
+        """Drop all arrays and this thread's streams; nothing can be computed after that."""
+        mx.synchronize()
+        self.reset()
+        self._adapter = None  # type: ignore[assignment]
+        mx.clear_cache()
+        mx.clear_streams()
+
     # -- the step ---------------------------------------------------------------------------------------
 
     def execute(self, plan: StepPlan) -> StepResult:

@@ -22,7 +22,7 @@ from mlxrun.text.host import HostModel
 from mlxrun.text.media import MediaLoader
 from mlxrun.text.messages import ImageRef, Message, normalise
 from mlxrun.text.prepared import Prepared
-from mlxrun.text.problems import bad, kind, need, quote, suggest, unsupported
+from mlxrun.text.problems import UNSUPPORTED, bad, kind, need, quote, suggest, unsupported
 from mlxrun.text.prompt import Prompt, chat_prompt, check_text, raw_prompt
 from mlxrun.text.response import error_body, response_body
 from mlxrun.text.sampling import (
@@ -43,9 +43,7 @@ __all__ = ["URLS", "Choice", "Prepared", "error_body", "prepare", "response_body
 
 URLS: Mapping[str, Kind] = {"/v1/chat/completions": "chat", "/v1/completions": "completion"}
 MAX_CHOICES = 2048
-_CONTROL = re.compile(
-    r"<.*[|_\uff5c].*>", re.DOTALL
-)  # <|im_end|>, <end_of_turn>; not </s>, which is also HTML
+_CONTROL = re.compile(r"<.*[|_\uff5c].*>")  # <|im_end|>, <end_of_turn>; not </s>, which is HTML too
 
 
 async def prepare(
@@ -98,19 +96,15 @@ def _check_fields(of: Kind, given: dict[str, Any], host: HostModel, config: Conf
     model = given.get("model")
     names = tuple(dict.fromkeys((host.name, *host.names)))
     if model is not None and host.names and model not in names:
-        raise bad(
-            "model", f"{quote(model)} is not served here, but {', '.join(names)}", code="model_not_found"
-        )
+        served = ", ".join(names)
+        raise bad("model", f"{quote(model)} is not served here, but {served}", code="model_not_found")
     if given.get("stream") and not stream:
         raise unsupported("stream", "a batch has no streams; leave it out")
     if "stream_options" in given and not given.get("stream"):
         raise bad("stream_options", 'needs "stream": true')
     if "priority" in given and config.scheduler.policy != "priority":
-        raise bad(
-            "priority",
-            "has no effect with this config; set scheduler.policy: priority",
-            code="unsupported_parameter",
-        )
+        reason = "has no effect with this config; set scheduler.policy: priority"
+        raise bad("priority", reason, code=UNSUPPORTED)
     if of == "completion" and given.get("echo") and "logprobs" in given:
         raise unsupported("echo", "not together with logprobs, as prompts are not scored")
     required = "messages" if of == "chat" else "prompt"

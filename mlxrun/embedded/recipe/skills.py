@@ -154,7 +154,7 @@ def recall(rng: random.Random, split: str, reach: float = 1.0) -> Example:
     """A value from a list of up to 1,500 tokens, or hidden in as long a text."""
     longest = math.exp(math.log(60) + reach * math.log(1560 / 60))
     if split == TEST:
-        tokens = rng.uniform(80, 1420)
+        tokens = rng.uniform(80, 1250)
     elif reach >= 1 and rng.random() < 0.04:
         tokens = rng.uniform(1500, 2200)
     else:
@@ -217,7 +217,7 @@ def repeat(rng: random.Random, split: str, reach: float = 1.0) -> Example:
         form = "mixed" if form == "noise" else form
         if form == "text":
             return " ".join(words.sentence(rng) for _ in range(rng.randint(1, 4)))
-        cost = {"plain": 1, "mixed": 3, "invented": 4.5, "code": 6.5, "number": 4.5}[form]
+        cost = {"plain": 1, "mixed": 3, "invented": 5, "code": 8, "number": 4.5}[form]
         pieces = [_piece(rng, form) for _ in range(max(1, int(count / cost)))]
         return rng.choice((" ", " ", " ", ", ", "\n" if split != TEST else " ")).join(pieces)
 
@@ -469,7 +469,7 @@ def _steps(rng: random.Random, split: str) -> tuple[str, str, int]:
     a, b = sum_pair(rng, split)
     terms, steps, total = [str(a), "+", str(b)], [f"{a} + {b} = {a + b}"], a + b
     for _ in range(rng.choice((1, 1, 2))):
-        minus = rng.random() < 0.5
+        minus = total >= 20 and rng.random() < 0.5
 
         def make(minus=minus, total=total):
             c = rng.randint(1, min(99, total) if minus else 99)
@@ -550,7 +550,7 @@ _TALK = [
     (["How are you?", "How are you today?", "How do you do?"], "I am fine, thank you."),
     (["OK", "Okay.", "Good.", "Great!", "Nice.", "Good job", "Well done"], "I am glad to help."),
     (["Are you smart?", "How big are you?", "Are you a large model?"],
-     "No, I am tiny: about three million parameters."),
+     "No, I am tiny: about four million parameters."),
 ]  # fmt: skip
 _UNKNOWN = [
     "What is the capital of {c}?", "Who wrote the book about the {t}?", "Why is the {t} {a}?",

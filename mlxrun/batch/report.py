@@ -1,0 +1,46 @@
+"""What a job prints when it is over: the score table by group. A table of rich's on a terminal, else plain text."""
+
+from __future__ import annotations
+
+from typing import TextIO
+
+from mlxrun.batch.score import Scores
+
+_HEAD = ("group", "lines", "correct", "share", "failed")
+
+
+def print_scores(scores: Scores, stream: TextIO) -> None:
+    """The table, or nothing if no line had an `eval`."""
+    rows = [
+        (name, str(group.lines), str(group.correct), f"{group.share:.1%}", str(group.failed))
+        for name, group in scores.rows()
+    ]
+    if not rows:
+        return
+    if stream.isatty():
+        _rich(rows, stream)
+    else:
+        _plain(rows, stream)
+
+
+def _plain(rows: list[tuple[str, ...]], stream: TextIO) -> None:
+    widths = [max(map(len, column)) for column in zip(_HEAD, *rows, strict=True)]
+    for row in (_HEAD, *rows):
+        first, *rest = (
+            cell.rjust(width) if at else cell.ljust(width)
+            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        print("  ".join((first, *rest)), file=stream)
+
+
+def _rich(rows: list[tuple[str, ...]], stream: TextIO) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(title="Score")
+    for at, name in enumerate(_HEAD):
+        table.add_column(name, justify="right" if at else "left")
+    for name, *rest in rows:
+        table.add_row(escape(name), *rest, style="bold" if name == "total" else "")
+    Console(file=stream).print(table)

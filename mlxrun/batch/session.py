@@ -1,0 +1,234 @@
+"""One run of a job from start to exit code: lock, read, reconcile, run, finish.
+
+    lock -> scan -> (--strict) -> (--fresh) -> journal, manifest, cut -> engine -> lines -> order -> manifest
+
+The engine starts only if a line is to be run. Whatever ends the run, finished lines stay finished.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TextIO
+
+from mlxrun.batch.answer import Answerer, Client, Preparer, base_seed
+from mlxrun.batch.check import check_lines
+from mlxrun.batch.index import DONE, FAILED, TODO, Index
+from mlxrun.batch.keys import JobHost, Keys, settings_digest
+from mlxrun.batch.manifest import Facts, Manifest, Status
+from mlxrun.batch.paths import Paths, locked
+from mlxrun.batch.progress import Meter, View, make_view
+from mlxrun.batch.reconcile import Reconciler, Resumed
+from mlxrun.batch.run import Runner, Watcher
+from mlxrun.batch.score import Scores
+from mlxrun.batch.stop import Interrupted, Stop
+from mlxrun.batch.writer import Writer, sort_outputs
+from mlxrun.config.build import to_plain
+from mlxrun.config.settings import Config
+from mlxrun.errors import JobError, MlxrunError
+
+log = logging.getLogger(__name__)
+Say = Callable[[str], None]
+_CLOSING = 10.0  # seconds an engine may take to stop once the job is interrupted
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The flags of `mlxrun batch`."""
+
+    fresh: bool = False
+    retry_failed: bool = False
+    strict: bool = False
+    limit: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What a job runs on."""
+
+    config: Config
+    config_hash: str
+    host: JobHost
+    start: Callable[[], Awaitable[Client]]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run ended that was not cut short."""
+
+    exit_code: int
+    meter: Meter
+    scores: Scores
+
+
+@dataclass(slots=True)
+class Session:
+    """State of one run; `say` gets sentences for the user, `stream` the progress (default: standard error)."""
+
+    paths: Paths
+    setup: Setup
+    options: Options
+    say: Say
+    stream: TextIO | None = None
+    clock: Callable[[], float] = time.monotonic
+    _device: str | None = field(default=None, init=False)
+
+    async def run(self) -> Outcome:
+        """Run the job. JobError, EngineDead, ModelLoadError or Interrupted if it cannot be brought to an end."""
+        stop = Stop(self.say)
+        with stop.listening(), locked(self.paths):
+            config = self.setup.config
+            settings = settings_digest(config, self.setup.host)
+            index = Index(self.paths.job, Keys(settings, self.paths.job.parent, config.media.max_bytes))
+            try:
+                await asyncio.to_thread(index.scan, lambda: stop.requested)
+                stop.check()
+                return await self._run(index, settings, stop)
+            finally:
+                index.close()
+
+    async def _run(self, index: Index, settings: str, stop: Stop) -> Outcome:
+        config = self.setup.config
+        end = min(self.options.limit or len(index), len(index))
+        prepare = Preparer(self.setup.host, config, self.paths.job.parent)
+        if self.options.strict or config.batch.on_invalid == "fail":
+            await stop.run(self._refuse_bad(index, prepare, end))
+        if self.options.fresh:
+            self.paths.forget()
+        reconciler = Reconciler(index, self.paths, retry_failed=self.options.retry_failed)
+        await asyncio.to_thread(reconciler.read_journal)
+        manifest = Manifest(self.paths, self._facts())
+        manifest.begin(index, reconciler.found.runs)
+        found = await asyncio.to_thread(reconciler.rewrite, settings)
+        self._tell(found, settings, index)
+        meter = _meter(index, end, found, self.clock)
+        status = Status(self.paths.status)
+        try:
+            await self._lines(Run(index, end, prepare, meter, found.scores, status, stop), manifest.run)
+            exit_code = 1 if meter.failed else 0
+            if config.batch.order == "input":
+                await asyncio.to_thread(sort_outputs, self.paths, index)
+            await asyncio.to_thread(manifest.end, index, meter, exit_code, self._device, complete=True)
+        except MlxrunError as error:
+            self._end_badly(error, index, meter, manifest, status)
+            raise
+        status.write("done", meter, force=True)
+        return Outcome(exit_code, meter, found.scores)
+
+    async def _refuse_bad(self, index: Index, prepare: Preparer, end: int) -> None:
+        checked = await check_lines(index, prepare, end, self.say)
+        if checked.refused:
+            raise JobError(f"{index.path}: {checked.refused} of {checked.lines} lines are refused; nothing was run")
+
+    async def _lines(self, run: Run, number: int) -> None:
+        """Start the engine if there is something to do, and do it."""
+        if not run.index.state.count(TODO, 0, run.end):
+            return
+        writer = Writer(self.paths, run.index, number)
+        client: Client | None = None
+        try:
+            run.status.write("loading", run.meter, force=True)
+            client = await run.stop.run(self.setup.start())
+            self._device = client.device
+            answerer = Answerer(client, run.prepare, self.setup.config, run.meter)
+            runner = Runner(run.index, writer, answerer, self.setup.config, run.meter, run.scores)
+            with run.watched(self.stream) as watcher:
+                await run.stop.run(runner.run(run.end, watcher))
+        finally:
+            await asyncio.to_thread(writer.close)
+            if client is not None:
+                await self._close(client, run.stop)
+
+    async def _close(self, client: Client, stop: Stop) -> None:
+        try:
+            await asyncio.wait_for(client.close(), _CLOSING if stop.requested else None)
+        except TimeoutError:
+            log.warning("the engine did not stop within %.0f s", _CLOSING)
+
+    def _facts(self) -> Facts:
+        setup = self.setup
+        names = {"model": "fingerprint", "tokenizer": "tokenizer_sha256", "template": "template_sha256"}
+        model = {new: setup.host.digests[old] for old, new in names.items()}
+        model = {"path": setup.config.model.path, **model}
+        return Facts(to_plain(setup.config), setup.config_hash, model, base_seed(setup.config))
+
+    def _tell(self, found: Resumed, settings: str, index: Index) -> None:
+        """What earlier runs left, in a line each."""
+        for problem in found.problems:
+            self.say(f"{problem}: this entry of the journal is skipped; its record is checked by itself")
+        if found.old_settings not in (None, settings):
+            self.say("the model, or a setting that changes answers, is not that of the earlier run: all lines run again")
+        for reason, count in sorted(found.cut.items()):
+            self.say(_CUT[reason].format(lines(count), dropped=self.paths.dropped))
+        if found.done or found.failed:
+            again = " (--retry-failed runs these again)" if found.failed else ""
+            self.say(f"going on: {found.done} of {lines(len(index))} done, {found.failed} failed{again}")
+
+    def _end_badly(
+        self, error: MlxrunError, index: Index, meter: Meter, manifest: Manifest, status: Status
+    ) -> None:
+        """Leave everything as the next run needs it, and say how to go on."""
+        try:
+            manifest.end(index, meter, error.exit_code, self._device, complete=False)
+        except JobError as second:
+            log.warning("%s", second)
+        status.write("interrupted" if isinstance(error, Interrupted) else "failed", meter, force=True)
+        self.say(f"{meter.done} of {lines(meter.total)} done, {meter.failed} failed; the same command goes on from here")
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What the lines of one run share."""
+
+    index: Index
+    end: int
+    prepare: Preparer
+    meter: Meter
+    scores: Scores
+    status: Status
+    stop: Stop
+
+    @contextmanager
+    def watched(self, stream: TextIO | None) -> Iterator[Watcher]:
+        """Progress and status while lines run."""
+        view = make_view(self.meter, stream)
+        try:
+            yield _Both(view, self.status, self.meter)
+        finally:
+            view.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Both:
+    view: View
+    status: Status
+    meter: Meter
+
+    def update(self) -> None:
+        self.view.update()
+        self.status.write("running", self.meter)
+
+
+_CUT = {
+    "changed": "{} changed, or the model did: run again; the old answers are in {dropped}",
+    "gone": "{} are no longer in the job: their answers are in {dropped}",
+    "edited": "{} were edited in the output by hand: run again; what was there is in {dropped}",
+    "broken": "{} of the output are no records: taken out, see {dropped}",
+    "twice": "{} were in the output twice: one record of each is kept",
+    "torn": "{} of the output were torn when the last run was killed: run again",
+    "retried": "{} that failed are tried again",
+}
+
+
+def lines(count: int) -> str:
+    """`1 line`, `2 lines`."""
+    return f"{count} line" if count == 1 else f"{count} lines"
+
+
+def _meter(index: Index, end: int, found: Resumed, clock: Callable[[], float]) -> Meter:
+    done, failed = index.state.count(DONE, 0, end), index.state.count(FAILED, 0, end)
+    return Meter(clock, end, done, failed, all_prompt=found.prompt, all_output=found.output)

@@ -1,0 +1,103 @@
+"""`mlxrun batch`: runs a JSONL job on the engine of this process."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from mlxrun.cli.options import config_options, load
+
+if TYPE_CHECKING:
+    from mlxrun.batch.paths import Paths
+    from mlxrun.batch.session import Options
+    from mlxrun.config.loader import Loaded
+
+EPILOG = """\b
+Examples:
+  mlxrun batch jobs/eval.jsonl                     answers in jobs/eval.out.jsonl, scores on the screen
+  mlxrun batch jobs/eval.jsonl                     again: goes on where it was killed or interrupted
+  mlxrun batch jobs/eval.jsonl --dry-run           counts lines, tokens, images; loads no weights
+  mlxrun batch big.jsonl -c prod.yaml -o /data/big.out.jsonl --limit 100
+  mlxrun batch big.jsonl --set batch.order=input --set scheduler.max_running=64
+
+\b
+A line of JOBS is OpenAI's batch form or a short one; an `eval` key scores the answer:
+  {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions",
+   "body": {"messages": [{"role": "user", "content": "What is 2 + 3?"}]}}
+  {"id": "b", "messages": [...], "max_tokens": 20, "eval": {"expected": "5", "match": "number", "group": "sums"}}
+  {"id": "c", "prompt": "Once upon a time", "temperature": 0}
+`match` is exact, contains, regex, json or number. Image parts may be paths relative to JOBS.
+
+\b
+JOBS x.jsonl writes x.out.jsonl, x.errors.jsonl (lines that failed, with their line number and reason) and
+x.out.jsonl.run/ (manifest.json, journal.jsonl, status.json). Lines that are done are not run again; a line that
+changed is. Ctrl-C once stops in order, twice at once.
+
+\b
+Exit codes: 0 all lines done; 1 some failed; 2 config or job file; 3 engine; 130 interrupted, can go on.
+"""
+
+
+@click.command(epilog=EPILOG)
+@click.argument("jobs", type=click.Path(path_type=Path))
+@config_options
+@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="OUT", help="Where the answers go.")
+@click.option("--fresh", is_flag=True, help="Forget what earlier runs did and start over.")
+@click.option("--retry-failed", is_flag=True, help="Run lines again that failed in an earlier run.")
+@click.option("--strict", is_flag=True, help="Check every line first; if one is refused, list all and run none.")
+@click.option("--limit", type=click.IntRange(1), metavar="N", help="Only the first N lines of JOBS.")
+@click.option("--dry-run", is_flag=True, help="Count lines, tokens and images, show what would be refused.")
+def command(
+    jobs: Path, config_path: Path | None, sets: tuple[str, ...], output: Path | None, dry_run: bool, **flags: bool
+) -> int:
+    """Run the JSONL job JOBS; run it again and it goes on where it was."""
+    import asyncio
+
+    from mlxrun.batch.paths import Paths
+    from mlxrun.batch.session import Options
+
+    loaded = load(config_path, sets)
+    paths = Paths.of(jobs, output)
+    options = Options(**flags)
+    return asyncio.run(_dry_run(loaded, paths, options) if dry_run else _run(loaded, paths, options))
+
+
+async def _run(loaded: Loaded, paths: Paths, options: Options) -> int:
+    from mlxrun.batch.report import print_scores
+    from mlxrun.batch.session import Session, Setup, lines
+    from mlxrun.engine.client import EngineClient
+    from mlxrun.model.host import load_host
+
+    host = load_host(loaded.config.model, weights=True)
+    setup = Setup(loaded.config, loaded.digest, host, lambda: EngineClient.start(loaded.config))
+    outcome = await Session(paths, setup, options, _say).run()
+    print_scores(outcome.scores, sys.stdout)
+    meter = outcome.meter
+    click.echo(f"{meter.done} of {lines(meter.total)} done: {paths.out}")
+    if meter.failed:
+        click.echo(f"{meter.failed} failed: {paths.errors}")
+    return outcome.exit_code
+
+
+async def _dry_run(loaded: Loaded, paths: Paths, options: Options) -> int:
+    from mlxrun.batch.answer import Preparer
+    from mlxrun.batch.check import check_job
+    from mlxrun.model.host import load_host
+
+    host = load_host(loaded.config.model)
+    prepare = Preparer(host, loaded.config, paths.job.parent)
+    found = await check_job(paths.job, prepare, options.limit, _say)
+    click.echo(
+        f"{found.lines} lines, {found.refused} would be refused\n"
+        f"{found.requests} answers of at most {found.max_tokens} tokens together\n"
+        f"{found.prompt_tokens} prompt tokens, the longest prompt has {found.longest}\n"
+        f"{found.images} images"
+    )
+    return 1 if found.refused else 0
+
+
+def _say(text: str) -> None:
+    click.echo(text, err=True)

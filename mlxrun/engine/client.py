@@ -1,0 +1,131 @@
+"""The asyncio side of the engine: submit a request, iterate over its events.
+
+Closing or cancelling the iteration aborts the request within one step. A slow reader costs nothing: its
+events merge in a single slot. All methods belong to the event loop that called `start`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from functools import partial
+
+from mlxrun.config.settings import Config
+from mlxrun.engine.build import build_engine
+from mlxrun.engine.engine import Engine
+from mlxrun.engine.thread import Abort, EngineThread, Listener, Message, Stop, Submit
+from mlxrun.errors import EngineDead, MlxrunError, RequestError
+from mlxrun.model.host import Host
+from mlxrun.scheduler.request import FinishReason, Request, TokenEvent
+
+
+class Collector:
+    """One slot for one request's news: `put` merges what has not been read yet, `get` waits."""
+
+    def __init__(self) -> None:
+        self._event: TokenEvent | None = None
+        self._filled = asyncio.Event()
+
+    def put(self, event: TokenEvent) -> None:
+        self._event = event if self._event is None else self._event.merge(event)
+        self._filled.set()
+
+    async def get(self) -> TokenEvent:
+        await self._filled.wait()
+        self._filled.clear()
+        event, self._event = self._event, None
+        assert event is not None
+        return event
+
+
+class EngineClient:
+    """A running engine on a thread of its own; made by `start`."""
+
+    def __init__(self, build: Callable[[], Engine]) -> None:
+        loop = asyncio.get_running_loop()
+        self._collectors: dict[str, Collector] = {}
+        self._ready: asyncio.Future[Host] = loop.create_future()
+        self._dead: MlxrunError | None = None
+        self._loop = loop
+        hand_over = partial(partial, self._from_thread)
+        listener = Listener(hand_over(self._on_ready), hand_over(self._on_events), hand_over(self._on_dead))
+        self._thread = EngineThread(build, listener)
+
+    @classmethod
+    async def start(cls, config: Config, build: Callable[[], Engine] | None = None) -> EngineClient:
+        """Load the model and start; ModelLoadError or ConfigError if that fails. `build`: for tests."""
+        client = cls(build or partial(build_engine, config))
+        client._thread.start()
+        try:
+            await asyncio.shield(client._ready)
+        except BaseException:
+            await client.close()
+            raise
+        return client
+
+    @property
+    def host(self) -> Host:
+        """The model's host side."""
+        return self._ready.result()
+
+    @property
+    def dead(self) -> MlxrunError | None:
+        """Why the engine has stopped, or None while it serves."""
+        return self._dead
+
+    async def generate(self, request: Request) -> AsyncGenerator[TokenEvent, None]:
+        """Events of one request, merged while they are not read; the last has `finish`.
+
+        Raises RequestError, Overloaded or EngineDead in place of an event that says so.
+        """
+        if self._dead is not None:
+            raise EngineDead(str(self._dead)) from self._dead
+        if request.id in self._collectors:
+            raise RequestError(f"a request with id {request.id!r} is under way")
+        collector = self._collectors[request.id] = Collector()
+        self._put(Submit(request))
+        finished = False
+        try:
+            while not finished:
+                event = await collector.get()
+                finished = event.finish is not None
+                if event.error is not None:
+                    raise event.error
+                yield event
+        finally:
+            self._collectors.pop(request.id, None)
+            if not finished:
+                self._put(Abort(request.id))
+
+    async def close(self) -> None:
+        """Stop the engine and wait for its thread; requests under way end with EngineDead."""
+        self._put(Stop())
+        await asyncio.to_thread(self._thread.join)
+        self._on_dead(EngineDead("the engine was closed"))
+
+    def _put(self, message: Message) -> None:
+        self._thread.put(message)
+
+    # -- called on the loop, by the thread ----------------------------------------------------------------
+
+    def _from_thread(self, call: Callable[..., None], *args: object) -> None:
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(call, *args)
+
+    def _on_ready(self, host: Host) -> None:
+        if not self._ready.done():
+            self._ready.set_result(host)
+
+    def _on_events(self, events: list[TokenEvent]) -> None:
+        for event in events:
+            collector = self._collectors.get(event.request_id)
+            if collector is not None:  # else nobody listens any more
+                collector.put(event)
+
+    def _on_dead(self, error: MlxrunError) -> None:
+        self._dead = self._dead or error
+        if not self._ready.done():
+            self._ready.set_exception(error)
+            self._ready.exception()  # mark as seen: start() may be gone
+        for request_id, collector in self._collectors.items():
+            collector.put(TokenEvent(request_id, finish=FinishReason.ERROR, error=error))

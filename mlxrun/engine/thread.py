@@ -1,0 +1,135 @@
+"""The thread that owns the engine: it loads the model, steps while there is work, and closes what it made.
+
+In: one queue of tagged messages. Out: one call of `deliver` a step with that step's events. MLX's streams
+belong to threads, so nothing of the engine is touched from anywhere else.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from mlxrun.engine.engine import Engine
+from mlxrun.errors import EngineDead, MlxrunError
+from mlxrun.model.host import Host
+from mlxrun.scheduler.request import FinishReason, Request, TokenEvent
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """End the thread; what runs is dropped without events."""
+
+
+Message = Submit | Abort | Stop
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """What the thread calls, on itself: each must only hand the news over.
+
+    `ready` once after loading, or `dead` instead; `deliver` after each step that has events; `dead` once
+    when the engine ends by an error.
+    """
+
+    ready: Callable[[Host], None]
+    deliver: Callable[[list[TokenEvent]], None]
+    dead: Callable[[MlxrunError], None]
+
+
+class EngineThread:
+    """`build` makes the engine, on the thread."""
+
+    def __init__(self, build: Callable[[], Engine], listener: Listener) -> None:
+        self._build = build
+        self._listener = listener
+        self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        # A daemon, so that a front end that dies without `stop` does not hang the process.
+        self._thread = threading.Thread(target=self._main, name="mlxrun-engine", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def put(self, message: Message) -> None:
+        """Hand a message over; never blocks."""
+        self._inbox.put(message)
+
+    def join(self, timeout: float | None = None) -> bool:
+        """Wait for the thread to end; whether it did."""
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def _main(self) -> None:
+        try:
+            engine = self._build()
+        except MlxrunError as error:
+            self._listener.dead(error)
+            return
+        except Exception as error:  # the border: a thread that ends silently leaves everybody waiting
+            log.exception("loading failed")
+            self._listener.dead(_dead(error))
+            return
+        try:
+            self._listener.ready(engine.host)
+            self._loop(engine)
+        except Exception as error:
+            log.exception("the engine stops")
+            self._listener.dead(_dead(error))
+        finally:
+            engine.close()
+
+    def _loop(self, engine: Engine) -> None:
+        while True:
+            events = self._drain(engine)
+            if events is None:
+                return
+            events += engine.step() if engine.busy else []
+            if events:
+                self._listener.deliver(events)
+
+    def _drain(self, engine: Engine) -> list[TokenEvent] | None:
+        """Take in all messages; waits for one if there is nothing to do. None: stop."""
+        events: list[TokenEvent] = []
+        block = not engine.busy
+        while block or not self._inbox.empty():
+            message = self._inbox.get()
+            block = False
+            match message:
+                case Stop():
+                    return None
+                case Abort(request_id):
+                    engine.abort(request_id)
+                case Submit(request):
+                    events += _add(engine, request)
+        return events
+
+
+def _add(engine: Engine, request: Request) -> list[TokenEvent]:
+    """Add a request; a refusal is its final event."""
+    try:
+        engine.add(request)
+    except MlxrunError as error:
+        return [TokenEvent(request.id, finish=FinishReason.ERROR, error=error)]
+    return []
+
+
+def _dead(error: Exception) -> EngineDead:
+    if isinstance(error, EngineDead):
+        return error
+    dead = EngineDead(f"the engine has stopped: {type(error).__name__}: {error}")
+    dead.__cause__ = error
+    return dead
