@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 
 import hypothesis
@@ -9,6 +10,10 @@ import pytest
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub
 os.environ["TRANSFORMERS_VERBOSITY"] = "error"
+
+importlib.import_module("mlxrun.model")  # as the product does: OpenBLAS has to be there before MLX
+
+from fixtures_models import zoo  # noqa: E402, F401
 
 # No deadlines: machines differ. In CI the same examples each time.
 hypothesis.settings.register_profile("mlxrun", deadline=None, derandomize=bool(os.environ.get("CI")))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -118,6 +120,16 @@ def test_the_scheduler_is_pure_python() -> None:
         if target.split(".")[0] not in pure | {"mlxrun"}
     ]
     assert wrong == []
+
+
+def test_what_is_imported_is_what_is_declared() -> None:
+    """pyproject.toml names every library that is imported, and none that is not."""
+    spelled = {"PIL": "pillow", "yaml": "pyyaml"}
+    known = {*sys.stdlib_module_names, "mlxrun"}
+    roots = {target.split(".")[0] for name, tree in modules() for target in imported(name, tree)} - known
+    project = tomllib.loads((ROOT.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    declared = {re.split(r"[^a-z0-9-]", line)[0] for line in project["dependencies"]}
+    assert {spelled.get(root, root.replace("_", "-")) for root in roots} == declared
 
 
 @pytest.mark.parametrize(

@@ -54,8 +54,10 @@ _TURNS = (
 )
 CHATML = _PARTS + _TURNS
 # No parts, and it prints a list as Python does.
-TEXT_ONLY = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"
+TEXT_ONLY = (
+    "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
 # System first or nowhere, then user and assistant in turn.
 STRICT = (
     "{% set rest = messages[1:] if messages[0].role == 'system' else messages %}"
@@ -78,8 +80,8 @@ TOOLS = (
     "<|im_end|>\n{% endif %}"
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content }}"
     "{% for call in m.tool_calls or [] %}<tool_call>{{ call.function.name }}("
-    "{% for k, v in call.function.arguments | items %}{{ k }}={{ v | tojson }};{% endfor %})</tool_call>{% endfor %}"
-    "<|im_end|>\n{% endfor %}"
+    "{% for k, v in call.function.arguments | items %}{{ k }}={{ v | tojson }};{% endfor %})</tool_call>"
+    "{% endfor %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 

@@ -1,6 +1,6 @@
-"""Answers one line: body -> Requests -> engine -> response body. All that the engine and the text side are to a job.
+"""Answers one line: body -> Requests -> engine -> response body. Engine and text side are used here only.
 
-The seed of a line that gives none comes from the job's base seed and its custom_id, so a rerun draws the same.
+The seed of a line that gives none comes from the job's base seed and its custom_id: a rerun draws the same.
 """
 
 from __future__ import annotations
@@ -34,10 +34,6 @@ class Client(Protocol):
 
     @property
     def host(self) -> JobHost: ...
-
-    @property
-    def device(self) -> str:
-        """What computes, for the manifest."""
 
     def generate(self, request: Request) -> AsyncGenerator[TokenEvent, None]: ...
 
@@ -106,7 +102,7 @@ class Answerer:
         self._client = client
         self._prepare = prepare
         self._meter = meter
-        self._slots = asyncio.Semaphore(config.scheduler.max_running + config.scheduler.max_queue)
+        self._slots = asyncio.Semaphore(config.scheduler.max_queue)
 
     async def answer(self, line: Line, key: str, spent: Spent) -> dict[str, Any]:
         """The response body of `line`."""
@@ -125,9 +121,8 @@ class Answerer:
         """All choices at once; if one fails the others are aborted."""
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [
-                    group.create_task(self._choice(prepared, at, spent)) for at in range(len(prepared.requests))
-                ]
+                count = len(prepared.requests)
+                tasks = [group.create_task(self._choice(prepared, at, spent)) for at in range(count)]
         except BaseExceptionGroup as errors:
             raise first_error(errors) from errors
         return [task.result() for task in tasks]

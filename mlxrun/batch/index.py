@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlxrun.batch.jobs import BadLine, Line, RawLine, open_job, parse_line, read_lines
-from mlxrun.batch.keys import KEY_BYTES, Keys, eval_digest
+from mlxrun.batch.keys import KEY_BYTES, SHORT_BYTES, Keys, eval_digest
 from mlxrun.errors import JobError
 
 TODO, DONE, FAILED = 0, 1, 2
@@ -36,7 +36,7 @@ class Index:
         self.path = path
         self.sha256 = ""
         self.state = bytearray()
-        self.evals = array("Q")
+        self._evals = bytearray()
         self._keys = keys
         self._numbers = array("I")
         self._offsets = array("Q")
@@ -80,6 +80,10 @@ class Index:
     def key(self, position: int) -> bytes:
         return bytes(self._line_keys[position * KEY_BYTES : (position + 1) * KEY_BYTES])
 
+    def eval(self, position: int) -> bytes:
+        """Digest of what the line's answer is compared with."""
+        return bytes(self._evals[position * SHORT_BYTES : (position + 1) * SHORT_BYTES])
+
     def number(self, position: int) -> int:
         return self._numbers[position]
 
@@ -111,7 +115,7 @@ class Index:
         self._kinds.append(kind)
         self._line_keys += key
         self._ids.append(hashed)
-        self.evals.append(eval_digest(line.eval))
+        self._evals += eval_digest(line.eval)
         self.state.append(TODO)
         if 2 * len(self) > len(self._slots):
             self._grow()

@@ -24,6 +24,7 @@ COMPLETION = "/v1/completions"
 URLS = (CHAT, COMPLETION)
 MAX_LINE = 1 << 28  # bytes; a file that is not JSONL at all must not be read into memory as one line
 _OPENAI_KEYS = ("custom_id", "method", "url", "body")
+_FULL = "custom_id, method, url and body"
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,8 +152,8 @@ def _no_constant(name: str) -> Any:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in found if keys.count(key) > 1)
         raise ValueError(f"the key {twice!r} is given twice in one object")
     return found
 
@@ -165,7 +166,7 @@ def _short_form(number: int, value: dict[str, Any]) -> Line:
     body = {key: item for key, item in value.items() if key not in ("id", "eval")}
     if ("prompt" in body) == ("messages" in body):
         got = "both" if "prompt" in body else "neither"
-        raise _Bad(f"a line needs custom_id, method, url and body, or id and one of prompt and messages ({got} given)")
+        raise _Bad(f"a line needs {_FULL}, or id and one of prompt and messages ({got} given)")
     custom_id = _custom_id(value, "id")
     return _line(number, custom_id, COMPLETION if "prompt" in body else CHAT, body, value)
 
@@ -173,7 +174,7 @@ def _short_form(number: int, value: dict[str, Any]) -> Line:
 def _openai_form(number: int, value: dict[str, Any]) -> Line:
     for key in value:
         if key not in _OPENAI_KEYS and key != "eval":
-            raise _Bad(f"unknown key {key!r}; a line takes {', '.join(_OPENAI_KEYS)} and eval", key)
+            raise _Bad(f"unknown key {key!r}; a line takes {_FULL}, and eval", key)
     for key in _OPENAI_KEYS:
         if key not in value:
             raise _Bad(f"{key} is missing", key)

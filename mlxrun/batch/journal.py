@@ -28,8 +28,8 @@ class Entry:
     custom_id: str | None
     line: int | None
     key: str
-    check: int
-    eval: int
+    check: str
+    eval: str
     computed: int = 0
     reused: int = 0
 
@@ -55,8 +55,8 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "custom_id": (str, type(None)),
     "line": (int, type(None)),
     "key": (str,),
-    "check": (int,),
-    "eval": (int,),
+    "check": (str,),
+    "eval": (str,),
     "computed": (int,),
     "reused": (int,),
 }
@@ -77,7 +77,7 @@ class Journal:
         except FileNotFoundError:
             return
         except OSError as error:
-            raise JobError(f"{self.path}: cannot read the journal: {error.strerror}; --fresh starts over") from error
+            raise JobError(f"{self.path}: cannot be read: {error.strerror}; --fresh starts over") from error
         with file:
             for number, data in enumerate(file, 1):
                 if not data.endswith(b"\n"):
@@ -96,8 +96,8 @@ class Journal:
             return None
         if found != FORMAT:
             raise JobError(
-                f"{self.path}:1: this journal has format {found!r}, this mlxrun writes {FORMAT}; finish the job with "
-                "the version that began it, or start over with --fresh"
+                f"{self.path}:1: the journal has format {found!r}, this mlxrun writes {FORMAT}; finish the "
+                "job with the version that began it, or start over with --fresh"
             )
         return str(settings)
 

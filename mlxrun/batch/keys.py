@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
@@ -21,6 +22,8 @@ from mlxrun.config.settings import Config
 from mlxrun.text.host import HostModel
 
 KEY_BYTES = 16
+SHORT_BYTES = 8
+_SCHEME = re.compile("[A-Za-z][A-Za-z0-9+.-]+:")  # data:, http: and what is refused
 _REMEMBERED = 4096  # image files whose digest is kept while a job is read
 
 
@@ -49,21 +52,19 @@ def settings_digest(config: Config, host: JobHost) -> str:
         "ends": sorted(host.eos_ids),
         "defaults": dict(host.defaults),
         "engine": engine,
-        "sampling": asdict(config.sampling),
+        "sampling": {key: value for key, value in asdict(config.sampling).items() if value is not None},
     }
     return hashlib.sha256(canonical(parts)).hexdigest()
 
 
-def eval_digest(wanted: Eval | None) -> int:
-    """64 bits that change when the line has to be scored again; 0 without `eval`."""
-    if wanted is None:
-        return 0
-    return short_digest(canonical([wanted.expected, wanted.match, wanted.group]))
+def eval_digest(wanted: Eval | None) -> bytes:
+    """SHORT_BYTES bytes that change when the line has to be scored again."""
+    return short_digest(canonical(wanted and [wanted.expected, wanted.match, wanted.group]))
 
 
-def short_digest(data: bytes) -> int:
-    """64 bits of a digest, never 0 in practice."""
-    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big")
+def short_digest(data: bytes) -> bytes:
+    """SHORT_BYTES bytes of a digest."""
+    return hashlib.blake2b(data, digest_size=SHORT_BYTES).digest()
 
 
 class Keys:
@@ -113,6 +114,6 @@ def local_images(value: Any) -> Iterator[str]:
     elif isinstance(value, dict):
         image = value.get("image_url")
         url = image.get("url") if isinstance(image, dict) else image
-        if isinstance(url, str) and not url.startswith(("data:", "http:", "https:")):
-            yield url.removeprefix("file://")
+        if isinstance(url, str) and not _SCHEME.match(url):
+            yield url
         yield from local_images(value.get("content"))

@@ -50,7 +50,7 @@ def _copy_head(path: Path, temp: Path, size: int) -> BinaryIO:
 
 
 def sort_lines(path: Path, temp: Path, place: Callable[[bytes], int], size: int) -> None:
-    """Put the lines of `path` in the order of `place(line)`, a number below `size` that no two lines share."""
+    """Put the lines of `path` in the order of `place(line)`: below `size`, and no two are equal."""
     if not path.exists():
         return
     starts = array("Q", bytes(8 * size))  # offset + 1 of the line at each place, 0 for none

@@ -62,7 +62,7 @@ class Manifest:
         self._paths = paths
         self._facts = facts
         self._runs = _earlier_runs(paths.manifest)
-        self._device: str | None = None
+        self._device: Mapping[str, Any] | None = None
 
     @property
     def run(self) -> int:
@@ -70,14 +70,16 @@ class Manifest:
         return len(self._runs)
 
     def begin(self, index: Index, sums: Mapping[int, RunSum]) -> None:
-        """Open this run, and fill in the sums of one that was killed: the journal is about to be rewritten."""
+        """Open this run, and fill in the sums of one that was killed before its journal is rewritten."""
         for number, run in enumerate(self._runs, 1):
             if run.get("ended") is None and number in sums:
                 run.update(_sums(sums[number]))
         self._runs.append({"started": now(), "ended": None, "exit": None, **_sums(RunSum())})
         self._write(index, None, None)
 
-    def end(self, index: Index, meter: Meter, exit_code: int, device: str | None, *, complete: bool) -> None:
+    def end(
+        self, index: Index, meter: Meter, exit_code: int, device: Mapping[str, Any] | None, *, complete: bool
+    ) -> None:
         """Close this run; a complete one reads the output once more for its digest."""
         here = RunSum(meter.done_here, meter.failed_here, meter.computed, meter.reused)
         self._runs[-1].update(ended=now(), exit=exit_code, **_sums(here))
@@ -93,7 +95,7 @@ class Manifest:
             "model": facts.model,
             "versions": versions(),
             "device": self._device,
-            "seeds": {"base": facts.base_seed, "line": "sha256(f'{base}:{custom_id}')[:4] >> 1, unless given"},
+            "seeds": {"base": facts.base_seed, "line": "sha256('base:custom_id')[:4] >> 1, unless given"},
             "input": {"path": str(self._paths.job), "sha256": index.sha256, "lines": len(index)},
             "output": {"path": str(self._paths.out), "sha256": output},
             "counts": {
@@ -144,7 +146,7 @@ def file_digest(path: Path) -> str | None:
 
 
 class Status:
-    """status.json, for whoever watches from outside. Losing one update hurts nobody, so it never stops a job."""
+    """status.json, for whoever watches from outside. A lost update hurts nobody, so it never stops a job."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

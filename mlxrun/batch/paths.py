@@ -1,6 +1,6 @@
 """Where a job's files are, who may write them, and how small ones are replaced.
 
-    X.jsonl -> X.out.jsonl, X.errors.jsonl, X.out.jsonl.run/{manifest,status}.json, journal.jsonl, dropped.jsonl, lock
+    X.jsonl -> X.out.jsonl, X.errors.jsonl, X.out.jsonl.run/{manifest.json,status.json,journal.jsonl,...}
 
 One process at a time holds the lock. A file that is replaced is complete before it gets its name.
 """

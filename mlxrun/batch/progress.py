@@ -65,7 +65,7 @@ class Meter:
             self._over = self._over[0] + 1, self._over[1] + output
 
     def rates(self) -> tuple[float, float]:
-        """Prompt and output tokens a second, over the last WINDOW seconds. Called by the one who shows them."""
+        """Prompt and output tokens a second, over the last WINDOW seconds. Call it now and then."""
         if self._started is None:
             return 0.0, 0.0
         now = self.clock()

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import os
-from array import array
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any, BinaryIO
 
 from mlxrun.batch import journal, records
 from mlxrun.batch.index import DONE, FAILED, TODO, Index
-from mlxrun.batch.keys import short_digest
+from mlxrun.batch.keys import SHORT_BYTES, short_digest
 from mlxrun.batch.lines import filter_lines
 from mlxrun.batch.paths import Paths, sync_folder, writing
 from mlxrun.batch.records import Usage
@@ -70,7 +69,7 @@ class Reconciler:
         self._paths = paths
         self._retry_failed = retry_failed
         self._claims = bytearray(len(index))  # state the journal claims, 0 for none
-        self._checks = array("Q", bytes(8 * len(index)))
+        self._checks = bytearray(SHORT_BYTES * len(index))
         self._same_eval = bytearray(len(index))
         self._new: BinaryIO | None = None
         self.found = Resumed()
@@ -83,8 +82,8 @@ class Reconciler:
             position = self._position(entry.custom_id, entry.line, entry.key)
             if position is not None:
                 self._claims[position] = _STATES[entry.state]
-                self._checks[position] = entry.check & (1 << 64) - 1
-                self._same_eval[position] = entry.eval == self._index.evals[position]
+                self._checks[_at(position)] = _short(entry.check)
+                self._same_eval[position] = entry.eval == self._index.eval(position).hex()
         self.found.problems = known.problems
         self.found.old_settings = known.settings
         return self.found
@@ -130,8 +129,8 @@ class Reconciler:
             record = records.parse(data) if data.endswith(b"\n") else None
             if record is None and data.endswith(b"\n") and not ours:
                 raise JobError(
-                    f"{path}: exists and was not written by this job (no {self._paths.journal} beside it); move it "
-                    "away, give another -o, or replace it with --fresh"
+                    f"{path}: exists and was not written by this job (there is no {self._paths.journal}); "
+                    "move it away, give another -o, or replace it with --fresh"
                 )
             kept = self._verdict(data, record, state)
             if kept is None and state == DONE and data.endswith(b"\n"):
@@ -159,8 +158,8 @@ class Reconciler:
             custom_id=record["custom_id"],
             line=line,
             key=self._index.key(position).hex(),
-            check=short_digest(kept),
-            eval=self._index.evals[position],
+            check=short_digest(kept).hex(),
+            eval=self._index.eval(position).hex(),
         )
         assert self._new is not None
         self._new.write(entry.dump())
@@ -178,7 +177,7 @@ class Reconciler:
             return None, "twice"
         if state == FAILED and self._retry_failed:
             return None, "retried"
-        if self._claims[position] == state and self._checks[position] != short_digest(data):
+        if self._claims[position] == state and self._checks[_at(position)] != short_digest(data):
             return None, "edited"
         return position, ""
 
@@ -191,3 +190,16 @@ class Reconciler:
         if moved:
             record["error"]["line"] = self._index.number(position)
         return records.dump(record), record
+
+
+def _at(position: int) -> slice:
+    return slice(position * SHORT_BYTES, (position + 1) * SHORT_BYTES)
+
+
+def _short(text: str) -> bytes:
+    """A digest from the journal; one that is none fits no record."""
+    try:
+        found = bytes.fromhex(text)
+    except ValueError:
+        found = b""
+    return found if len(found) == SHORT_BYTES else bytes(SHORT_BYTES)

@@ -131,5 +131,7 @@ def usage(record: Mapping[str, Any]) -> Usage:
     """The tokens that a record reports."""
     body = (record["response"] or {}).get("body") or {}
     found = body.get("usage")
-    counts = [found.get(key) for key in ("prompt_tokens", "completion_tokens")] if isinstance(found, dict) else [0, 0]
+    if not isinstance(found, dict):
+        return Usage()
+    counts = [found.get(key) for key in ("prompt_tokens", "completion_tokens")]
     return Usage(*(count if isinstance(count, int) else 0 for count in counts))

@@ -1,4 +1,4 @@
-"""What a job prints when it is over: the score table by group. A table of rich's on a terminal, else plain text."""
+"""What a job prints when it is over: the score table by group, of rich's on a terminal, else plain text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _HEAD = ("group", "lines", "correct", "share", "failed")
 
 def print_scores(scores: Scores, stream: TextIO) -> None:
     """The table, or nothing if no line had an `eval`."""
-    rows = [
+    rows: list[tuple[str, ...]] = [
         (name, str(group.lines), str(group.correct), f"{group.share:.1%}", str(group.failed))
         for name, group in scores.rows()
     ]

@@ -1,4 +1,4 @@
-"""The runner: a bounded window of lines in flight, each prepared, generated, scored and written as it finishes.
+"""The runner: a bounded window of lines in flight, each prepared, answered, scored and written.
 
 A line's error becomes its error record; transient errors are tried again first. EngineDead and an
 unwritable output end the run: what is finished stays, and the next run goes on from there.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -25,8 +24,7 @@ from mlxrun.errors import EngineDead, JobError, MlxrunError, RequestError
 log = logging.getLogger(__name__)
 COMMIT_EVERY = 1.0  # seconds a finished line may wait for its journal entry
 COMMIT_LINES = 256  # or so many lines
-_BACKOFF = 0.25
-Sleep = Callable[[float], Awaitable[object]]
+BACKOFF = 0.25  # seconds before the second try; each further wait is twice as long
 
 
 class Watcher(Protocol):
@@ -52,7 +50,7 @@ class Runner:
         self._feeding = asyncio.Lock()
         self._full = asyncio.Event()
         self._over = asyncio.Event()
-        self.sleep: Sleep = asyncio.sleep
+        self.backoff = BACKOFF
 
     async def run(self, end: int, watcher: Watcher) -> None:
         """Returns when every line is finished; EngineDead or JobError if that cannot be reached."""
@@ -123,7 +121,7 @@ class Runner:
                 raise
             except MlxrunError as error:
                 log.info("line %d: %s; trying again", line.number, error)
-                await self.sleep(_BACKOFF * 2**attempt)
+                await asyncio.sleep(self.backoff * 2**attempt)
         return await self._answerer.answer(line, key, spent)
 
     async def _commit_now_and_then(self) -> None:

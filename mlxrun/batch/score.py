@@ -1,7 +1,7 @@
 """The `eval` key of a job line: what is expected, how an answer is compared, and the table at the end.
 
 A line scores 1 or 0; a failed line scores 0. Only the first choice of a line is scored.
-`json` looks for the first JSON object or array in the answer if one is expected, else for the first JSON value.
+`json` looks for the first JSON value in the answer; for the first object or array if one is expected.
 """
 
 from __future__ import annotations
@@ -36,11 +36,12 @@ def parse_eval(value: Any) -> Eval:
         raise ValueError(f"eval.{unknown[0]} is not known; eval takes expected, match and group")
     if "expected" not in value:
         raise ValueError("eval.expected is missing")
-    parsed = Eval(value["expected"], value.get("match", "exact"), value.get("group", "all"))
-    if parsed.match not in MATCHES:
-        raise ValueError(f"eval.match must be one of {', '.join(MATCHES)}, not {parsed.match!r}")
-    if not isinstance(parsed.group, str) or not parsed.group:
+    group = value.get("group", "all")
+    if not isinstance(group, str) or not group:
         raise ValueError("eval.group must be a string that is not empty")
+    parsed = Eval(value["expected"], value.get("match", "exact"), group)
+    if str(parsed.match) not in MATCHES:
+        raise ValueError(f"eval.match must be one of {', '.join(MATCHES)}, not {parsed.match!r}")
     _check_expected(parsed)
     return parsed
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TextIO
+from typing import Any, TextIO
 
 from mlxrun.batch.answer import Answerer, Client, Preparer, base_seed
 from mlxrun.batch.check import check_lines
@@ -23,7 +23,7 @@ from mlxrun.batch.manifest import Facts, Manifest, Status
 from mlxrun.batch.paths import Paths, locked
 from mlxrun.batch.progress import Meter, View, make_view
 from mlxrun.batch.reconcile import Reconciler, Resumed
-from mlxrun.batch.run import Runner, Watcher
+from mlxrun.batch.run import BACKOFF, Runner, Watcher
 from mlxrun.batch.score import Scores
 from mlxrun.batch.stop import Interrupted, Stop
 from mlxrun.batch.writer import Writer, sort_outputs
@@ -33,7 +33,6 @@ from mlxrun.errors import JobError, MlxrunError
 
 log = logging.getLogger(__name__)
 Say = Callable[[str], None]
-_CLOSING = 10.0  # seconds an engine may take to stop once the job is interrupted
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +52,8 @@ class Setup:
     config: Config
     config_hash: str
     host: JobHost
-    start: Callable[[], Awaitable[Client]]
+    start: Callable[[], Coroutine[Any, Any, Client]]
+    device: Callable[[], Mapping[str, Any]]  # called once the engine runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Outcome:
 
 @dataclass(slots=True)
 class Session:
-    """State of one run; `say` gets sentences for the user, `stream` the progress (default: standard error)."""
+    """One run; `say` gets sentences for the user, `stream` the progress (default: standard error)."""
 
     paths: Paths
     setup: Setup
@@ -75,10 +75,11 @@ class Session:
     say: Say
     stream: TextIO | None = None
     clock: Callable[[], float] = time.monotonic
-    _device: str | None = field(default=None, init=False)
+    backoff: float = BACKOFF
+    _device: Mapping[str, Any] | None = field(default=None, init=False)
 
     async def run(self) -> Outcome:
-        """Run the job. JobError, EngineDead, ModelLoadError or Interrupted if it cannot be brought to an end."""
+        """Run the job. JobError, EngineDead, ModelLoadError or Interrupted if it cannot be finished."""
         stop = Stop(self.say)
         with stop.listening(), locked(self.paths):
             config = self.setup.config
@@ -88,6 +89,9 @@ class Session:
                 await asyncio.to_thread(index.scan, lambda: stop.requested)
                 stop.check()
                 return await self._run(index, settings, stop)
+            except Interrupted:
+                stop.leave_if_stuck()
+                raise
             finally:
                 index.close()
 
@@ -122,7 +126,8 @@ class Session:
     async def _refuse_bad(self, index: Index, prepare: Preparer, end: int) -> None:
         checked = await check_lines(index, prepare, end, self.say)
         if checked.refused:
-            raise JobError(f"{index.path}: {checked.refused} of {checked.lines} lines are refused; nothing was run")
+            count = f"{checked.refused} of {lines(checked.lines)}"
+            raise JobError(f"{index.path}: {count} refused; nothing was run")
 
     async def _lines(self, run: Run, number: int) -> None:
         """Start the engine if there is something to do, and do it."""
@@ -132,22 +137,17 @@ class Session:
         client: Client | None = None
         try:
             run.status.write("loading", run.meter, force=True)
-            client = await run.stop.run(self.setup.start())
-            self._device = client.device
-            answerer = Answerer(client, run.prepare, self.setup.config, run.meter)
+            client = started = await run.stop.run(self.setup.start())
+            self._device = self.setup.device()
+            answerer = Answerer(started, run.prepare, self.setup.config, run.meter)
             runner = Runner(run.index, writer, answerer, self.setup.config, run.meter, run.scores)
+            runner.backoff = self.backoff
             with run.watched(self.stream) as watcher:
                 await run.stop.run(runner.run(run.end, watcher))
         finally:
             await asyncio.to_thread(writer.close)
             if client is not None:
-                await self._close(client, run.stop)
-
-    async def _close(self, client: Client, stop: Stop) -> None:
-        try:
-            await asyncio.wait_for(client.close(), _CLOSING if stop.requested else None)
-        except TimeoutError:
-            log.warning("the engine did not stop within %.0f s", _CLOSING)
+                await run.stop.patient(client.close())
 
     def _facts(self) -> Facts:
         setup = self.setup
@@ -161,7 +161,7 @@ class Session:
         for problem in found.problems:
             self.say(f"{problem}: this entry of the journal is skipped; its record is checked by itself")
         if found.old_settings not in (None, settings):
-            self.say("the model, or a setting that changes answers, is not that of the earlier run: all lines run again")
+            self.say("the model, or a setting that changes answers, is not that of the earlier run")
         for reason, count in sorted(found.cut.items()):
             self.say(_CUT[reason].format(lines(count), dropped=self.paths.dropped))
         if found.done or found.failed:
@@ -177,7 +177,8 @@ class Session:
         except JobError as second:
             log.warning("%s", second)
         status.write("interrupted" if isinstance(error, Interrupted) else "failed", meter, force=True)
-        self.say(f"{meter.done} of {lines(meter.total)} done, {meter.failed} failed; the same command goes on from here")
+        state = f"{meter.done} of {lines(meter.total)} done, {meter.failed} failed"
+        self.say(f"{state}; the same command goes on from here")
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,13 +215,13 @@ class _Both:
 
 
 _CUT = {
-    "changed": "{} changed, or the model did: run again; the old answers are in {dropped}",
-    "gone": "{} are no longer in the job: their answers are in {dropped}",
-    "edited": "{} were edited in the output by hand: run again; what was there is in {dropped}",
-    "broken": "{} of the output are no records: taken out, see {dropped}",
-    "twice": "{} were in the output twice: one record of each is kept",
-    "torn": "{} of the output were torn when the last run was killed: run again",
-    "retried": "{} that failed are tried again",
+    "changed": "{} changed, or the model did: run again, old answers kept in {dropped}",
+    "gone": "{} no longer in the job: answers moved to {dropped}",
+    "edited": "{} edited in the output since: run again, what was there is in {dropped}",
+    "broken": "{} of the output not ours: moved to {dropped}",
+    "twice": "{} twice in the output: one record of each kept",
+    "torn": "{} torn when the last run was killed: run again",
+    "retried": "{} that failed: tried again",
 }
 
 

@@ -6,6 +6,7 @@ Work that may be cut short runs under `Stop.run`, which raises Interrupted; what
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 from collections.abc import Callable, Coroutine, Iterator
@@ -15,7 +16,9 @@ from typing import Any, TypeVar
 from mlxrun.errors import MlxrunError
 
 EXIT = 130
+GRACE = 5.0  # seconds that cancelled work may take to let go
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
@@ -29,9 +32,14 @@ class Stop:
     """Whether the job is to end, and the work that is cancelled when it is."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
-        self.requested = False
         self._say = say
-        self._task: asyncio.Task[Any] | None = None
+        self._asked = asyncio.Event()
+        self._stuck = False
+
+    @property
+    def requested(self) -> bool:
+        """Whether a signal came."""
+        return self._asked.is_set()
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -49,10 +57,8 @@ class Stop:
         """What a signal does."""
         if self.requested:
             os._exit(EXIT)  # records are whole in their files already; the next start needs nothing more
-        self.requested = True
+        self._asked.set()
         self._say("stopping: nothing new is started, what is finished is kept (once more to stop at once)")
-        if self._task is not None:
-            self._task.cancel()
 
     def check(self) -> None:
         """Raise Interrupted if a signal came."""
@@ -61,14 +67,35 @@ class Stop:
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Await `work`; a signal cancels it."""
-        if self.requested:
-            work.close()
-            self.check()
-        self._task = asyncio.ensure_future(work)
+        task = asyncio.create_task(work)
+        asked = asyncio.create_task(self._asked.wait())
         try:
-            return await self._task
-        except (asyncio.CancelledError, MlxrunError):
-            self.check()
-            raise
+            await asyncio.wait((task, asked), return_when=asyncio.FIRST_COMPLETED)
+            if task.done() and not self.requested:
+                return task.result()
+            await self._cancel(task)
+            raise Interrupted("interrupted")
         finally:
-            self._task = None
+            asked.cancel()
+            task.cancel()
+
+    async def patient(self, work: Coroutine[Any, Any, None]) -> None:
+        """Await work that ends things; once a signal came it may take GRACE seconds."""
+        task = asyncio.create_task(work)
+        if not self.requested:
+            await task
+        elif (await asyncio.wait((task,), timeout=GRACE))[1]:
+            self._stuck = True
+
+    def leave_if_stuck(self) -> None:
+        """End the process if something does not let itself be cancelled, such as the loading of a model."""
+        if self._stuck:
+            self._say("interrupted; the engine was busy and is cut off")
+            os._exit(EXIT)
+
+    async def _cancel(self, task: asyncio.Task[Any]) -> None:
+        task.cancel()
+        if (await asyncio.wait((task,), timeout=GRACE))[1]:
+            self._stuck = True
+        elif not task.cancelled() and task.exception() is not None:
+            log.debug("while stopping: %r", task.exception())

@@ -85,8 +85,8 @@ class Writer:
                 custom_id=entry.line.custom_id,
                 line=entry.line.number if isinstance(entry.line, BadLine) else None,
                 key=entry.key,
-                check=short_digest(data),
-                eval=self._index.evals[entry.index],
+                check=short_digest(data).hex(),
+                eval=self._index.eval(entry.index).hex(),
                 computed=work.computed,
                 reused=work.reused,
             )

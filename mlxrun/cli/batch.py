@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -27,14 +28,15 @@ Examples:
 A line of JOBS is OpenAI's batch form or a short one; an `eval` key scores the answer:
   {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions",
    "body": {"messages": [{"role": "user", "content": "What is 2 + 3?"}]}}
-  {"id": "b", "messages": [...], "max_tokens": 20, "eval": {"expected": "5", "match": "number", "group": "sums"}}
+  {"id": "b", "messages": [...], "max_tokens": 20,
+   "eval": {"expected": "5", "match": "number", "group": "sums"}}
   {"id": "c", "prompt": "Once upon a time", "temperature": 0}
 `match` is exact, contains, regex, json or number. Image parts may be paths relative to JOBS.
 
 \b
 JOBS x.jsonl writes x.out.jsonl, x.errors.jsonl (lines that failed, with their line number and reason) and
-x.out.jsonl.run/ (manifest.json, journal.jsonl, status.json). Lines that are done are not run again; a line that
-changed is. Ctrl-C once stops in order, twice at once.
+x.out.jsonl.run/ (manifest.json, journal.jsonl, status.json). Lines that are done are not run again, changed
+ones are. Ctrl-C once stops in order, twice at once.
 
 \b
 Exit codes: 0 all lines done; 1 some failed; 2 config or job file; 3 engine; 130 interrupted, can go on.
@@ -47,11 +49,16 @@ Exit codes: 0 all lines done; 1 some failed; 2 config or job file; 3 engine; 130
 @click.option("-o", "--output", type=click.Path(path_type=Path), metavar="OUT", help="Where the answers go.")
 @click.option("--fresh", is_flag=True, help="Forget what earlier runs did and start over.")
 @click.option("--retry-failed", is_flag=True, help="Run lines again that failed in an earlier run.")
-@click.option("--strict", is_flag=True, help="Check every line first; if one is refused, list all and run none.")
+@click.option("--strict", is_flag=True, help="Check all lines first; if one is refused, run none.")
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="Only the first N lines of JOBS.")
 @click.option("--dry-run", is_flag=True, help="Count lines, tokens and images, show what would be refused.")
 def command(
-    jobs: Path, config_path: Path | None, sets: tuple[str, ...], output: Path | None, dry_run: bool, **flags: bool
+    jobs: Path,
+    config_path: Path | None,
+    sets: tuple[str, ...],
+    output: Path | None,
+    dry_run: bool,
+    **flags: Any,
 ) -> int:
     """Run the JSONL job JOBS; run it again and it goes on where it was."""
     import asyncio
@@ -69,10 +76,13 @@ async def _run(loaded: Loaded, paths: Paths, options: Options) -> int:
     from mlxrun.batch.report import print_scores
     from mlxrun.batch.session import Session, Setup, lines
     from mlxrun.engine.client import EngineClient
+    from mlxrun.model.doctor import device_facts
     from mlxrun.model.host import load_host
 
     host = load_host(loaded.config.model, weights=True)
-    setup = Setup(loaded.config, loaded.digest, host, lambda: EngineClient.start(loaded.config))
+    setup = Setup(
+        loaded.config, loaded.digest, host, partial(EngineClient.start, loaded.config), device_facts
+    )
     outcome = await Session(paths, setup, options, _say).run()
     print_scores(outcome.scores, sys.stdout)
     meter = outcome.meter

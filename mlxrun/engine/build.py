@@ -6,15 +6,11 @@ To be called on the thread that will step the engine: MLX's streams belong to th
 from __future__ import annotations
 
 import logging
-from typing import Any
-
-import mlx.core as mx
 
 from mlxrun.config.settings import Config
 from mlxrun.engine.engine import Engine
-from mlxrun.model.adapter import PLAIN, Adapter
+from mlxrun.model.adapter import first_look
 from mlxrun.model.host import Host, load_host
-from mlxrun.model.leaves import all_arrays
 from mlxrun.model.loader import load_adapter
 from mlxrun.model.memory import budget
 from mlxrun.model.probe import choose_methods
@@ -28,20 +24,12 @@ def build_engine(config: Config) -> Engine:
     """An idle engine for this config. ModelLoadError if the model cannot be loaded."""
     host = load_host(config.model, weights=True)
     adapter = load_adapter(config.model, host)
-    cache, vocab = _first_look(adapter)
+    cache, vocab = first_look(adapter)
     probe = choose_methods(adapter, vocab, config)
     memory = budget(config.scheduler, adapter.model, _hidden(host), cache, vocab)
     scheduler = Scheduler(config.scheduler, host.context_length, memory)
     log.info("loaded %s: decode %s", host.name, probe.methods.decode)
     return Engine(host, scheduler, ModelRunner(adapter, vocab, probe.methods), config.engine, probe)
-
-
-def _first_look(adapter: Adapter) -> tuple[list[Any], int]:
-    """Caches filled with two tokens, for their shapes, and the width of the logits."""
-    cache = adapter.new_cache()
-    logits = adapter.prefill(mx.array([[1, 1]]), cache, 0, PLAIN)
-    mx.eval(all_arrays(cache))
-    return cache, int(logits.shape[-1])
 
 
 def _hidden(host: Host) -> int:

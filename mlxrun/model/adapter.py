@@ -16,6 +16,7 @@ import mlx.nn as nn
 import numpy as np
 
 from mlxrun.errors import RequestError
+from mlxrun.model.leaves import all_arrays
 
 # Fields of mlx-vlm's InputEmbeddingsFeatures that are passed on; the 4-D mask is not used by any language model.
 _UNSUPPORTED = ("cross_attention_states", "decoder_inputs_embeds", "pos_hw")
@@ -61,6 +62,14 @@ class Adapter(Protocol):
     def decode(self, ids: mx.array, cache: list[Any], positions: Sequence[int]) -> mx.array:
         """Logits [B, 1, V] of one new token a row, `ids` [B, 1], at these rotary positions."""
         ...
+
+
+def first_look(adapter: Adapter) -> tuple[list[Any], int]:
+    """Caches filled with two tokens, for their shapes, and the width of the logits."""
+    cache = adapter.new_cache()
+    logits = adapter.prefill(mx.array([[1, 1]]), cache, 0, PLAIN)
+    mx.eval(all_arrays(cache))
+    return cache, int(logits.shape[-1])
 
 
 class TextAdapter:

@@ -67,9 +67,7 @@ class RaggedKeys:
             part = queries if len(group.ids) == queries.shape[0] else queries[row : row + len(group.ids)]
             allowed = group.mask(keys.shape[2], window)
             outputs.append(
-                mx.fast.scaled_dot_product_attention(
-                    part, keys, values, scale=scale, mask=allowed, **kwargs
-                )
+                mx.fast.scaled_dot_product_attention(part, keys, values, scale=scale, mask=allowed, **kwargs)
             )
             row += len(group.ids)
         if row < queries.shape[0]:  # dummy rows of a fixed decode width
@@ -125,9 +123,7 @@ class RaggedCache:
     def state(self) -> tuple[RaggedKeys, RaggedKeys]:
         return self.keys_and_values()
 
-    def make_mask(
-        self, N: int, return_array: bool = False, window_size: int | None = None
-    ) -> RaggedMask:
+    def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> RaggedMask:
         """The mask of one new token a row; `window_size` limits what it sees, beside the leaf's own window."""
         if N != 1 or return_array:
             raise NotRaggedError("the model wants the mask as an array")
@@ -188,7 +184,9 @@ def install(model: nn.Module) -> int:
         original = vars(module)[SEAM]
         if not getattr(original, "routes_ragged_keys", False):
             if not callable(original):
-                raise ModelLoadError(f"{module.__name__}.{SEAM} is not a function: untested mlx-lm or mlx-vlm")
+                raise ModelLoadError(
+                    f"{module.__name__}.{SEAM} is not a function: untested mlx-lm or mlx-vlm"
+                )
             setattr(module, SEAM, _routed(original))
     return len(modules)
 
@@ -203,12 +201,12 @@ def _modules(model: nn.Module) -> Iterator[ModuleType]:
 
 
 def _routed(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
-    signature = inspect.signature(original)
+    names = tuple(inspect.signature(original).parameters)
 
     def attend(queries: mx.array, keys: Any, *args: Any, **kwargs: Any) -> mx.array:
         if not isinstance(keys, RaggedKeys):
             return original(queries, keys, *args, **kwargs)
-        given = signature.bind_partial(queries, keys, *args, **kwargs).arguments
+        given = dict(zip(names[2:], args, strict=False)) | kwargs
         extra = {name: value for name, value in given.items() if name not in _KNOWN and value is not None}
         return keys.attend(queries, given["scale"], given.get("mask"), **extra)
 

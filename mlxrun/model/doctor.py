@@ -29,8 +29,8 @@ def backend() -> str:
 
 
 def device_facts() -> dict[str, Any]:
-    """The device as MLX describes it, with its backend; byte counts by MLX's own names."""
-    info = dict(mx.device_info(mx.default_device()))
+    """The device as MLX describes it, with its backend; byte counts by MLX's own names. No serial numbers."""
+    info = {k: v for k, v in mx.device_info(mx.default_device()).items() if k not in ("uuid", "pci_bus_id")}
     name = str(info.pop("device_name", info.get("architecture", "unknown")))
     return {"backend": backend(), "name": name} | info
 

@@ -1,12 +1,15 @@
 """A row group: rows of similar length that share one attention call a layer, so that padding stays small.
 
-For every KV or WINDOW leaf it holds one buffer [rows, H, capacity, D], rows aligned on the right at `end`:
+For every KV or WINDOW leaf it holds one buffer [rows, H, tokens, D], rows aligned on the right at `end`:
 
-      ....aaaaaaaaaa|          a, b, c: keys of three rows, the newest last
-      .........bbbbb|          . never attended to: masked, as it lies before a row's first key
-      ..cccccccccccc|end
+      ....aaaaaaaaaa|....       a, b, c: keys of three rows, the newest last
+      .........bbbbb|....       . never attended to: masked, as it lies before a row's first key, or spare
+      ..cccccccccccc|....       room for tokens to come
+      ..............|....       and for rows to come
+                   end
 
-All lengths are Python ints; masks depend on lengths alone, so one mask serves all layers of a step.
+Joining and leaving write one row; a whole buffer is copied only when it must grow. All lengths are Python
+ints; masks depend on lengths alone, so one mask serves all layers of a step.
 """
 
 from __future__ import annotations
@@ -16,6 +19,9 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 STEP = 256  # buffers grow by this many tokens, as the libraries' caches do
+SPARE = 2048  # a buffer has room for more rows of up to this many tokens in all, or for a quarter more
+
+Pair = tuple[mx.array, mx.array]
 
 
 class Buffer:
@@ -25,63 +31,92 @@ class Buffer:
         self.window = window
         self.keys: mx.array | None = None
         self.values: mx.array | None = None
+        self.rows = 0
         self.end = 0
 
-    def append(self, keys: mx.array, values: mx.array, width: int) -> tuple[mx.array, mx.array]:
+    def append(self, keys: mx.array, values: mx.array, width: int) -> Pair:
         """Add one token [rows, H, 1, D] to each row; returns the newest `width` tokens of all rows."""
         assert self.keys is not None and self.values is not None
         if self.end == self.keys.shape[2]:
-            kept = min(width - 1, self.end)
-            self.keys = _regrown(self.keys, self.end, kept)
-            self.values = _regrown(self.values, self.end, kept)
-            self.end = kept
-        self.keys[:, :, self.end : self.end + 1] = keys
-        self.values[:, :, self.end : self.end + 1] = values
+            self._rebuild([], width - 1, self.end)
+        self.keys[: self.rows, :, self.end : self.end + 1] = keys
+        self.values[: self.rows, :, self.end : self.end + 1] = values
         self.end += 1
         return self.view(width)
 
-    def view(self, width: int) -> tuple[mx.array, mx.array]:
+    def view(self, width: int) -> Pair:
         """The newest `width` tokens of all rows, [rows, H, width, D]."""
         assert self.keys is not None and self.values is not None
         span = slice(self.end - width, self.end)
-        return self.keys[:, :, span], self.values[:, :, span]
+        return self.keys[: self.rows, :, span], self.values[: self.rows, :, span]
 
-    def take(self, rows: Sequence[int], width: int) -> tuple[mx.array, mx.array]:
-        """Copy of some rows' newest `width` tokens."""
+    def row(self, index: int, width: int) -> Pair:
+        """Copy of one row's newest `width` tokens, [1, H, width, D]."""
         keys, values = self.view(width)
-        index = mx.array(list(rows))
-        return keys[index], values[index]
+        return mx.contiguous(keys[index : index + 1]), mx.contiguous(values[index : index + 1])
 
-    def fill(self, parts: Sequence[tuple[mx.array, mx.array]]) -> None:
-        """Hold these [n, H, length, D] parts, one after the other, and nothing else."""
-        self.end = max(keys.shape[2] for keys, _ in parts)
-        capacity = _rounded(self.end + 1)
-        self.keys = _aligned([keys for keys, _ in parts], self.end, capacity)
-        self.values = _aligned([values for _, values in parts], self.end, capacity)
+    def join(self, parts: Sequence[Pair], width: int) -> None:
+        """Add rows, each [1, H, length, D]; `width`: tokens that the longest present row needs."""
+        longest = max(keys.shape[2] for keys, _ in parts)
+        full = self.keys is None or self.rows + len(parts) > self.keys.shape[0]
+        if full or longest > self.end:
+            self._rebuild(parts, width, max(longest, width))
+            return
+        self._write(parts)
+
+    def leave(self, index: int) -> None:
+        """Drop a row; the last row takes its place."""
+        assert self.keys is not None and self.values is not None
+        self.rows -= 1
+        if index != self.rows:
+            self.keys[index] = self.keys[self.rows]
+            self.values[index] = self.values[self.rows]
+
+    def trim(self, width: int) -> None:
+        """Give memory back where most rows have left."""
+        if self.keys is not None and self.keys.shape[0] > 2 * (self.rows + self._spare(self.rows, width)):
+            self._rebuild([], width, width)
 
     @property
     def nbytes(self) -> int:
         return 0 if self.keys is None or self.values is None else self.keys.nbytes + self.values.nbytes
+
+    def _write(self, parts: Sequence[Pair]) -> None:
+        assert self.keys is not None and self.values is not None
+        for keys, values in parts:
+            start = self.end - keys.shape[2]
+            self.keys[self.rows, :, start : self.end] = keys[0]
+            self.values[self.rows, :, start : self.end] = values[0]
+            self.rows += 1
+
+    def _rebuild(self, parts: Sequence[Pair], width: int, end: int) -> None:
+        """Move to a new buffer that ends rows at `end`, with room; keeps `width` tokens of present rows."""
+        present = None if self.rows == 0 else self.view(width)
+        rows = self.rows + len(parts)
+        kept = max([width if self.rows else 0, *(keys.shape[2] for keys, _ in parts)])
+        end = min(end, kept)
+        tokens = _rounded(end + 1)
+        shape = (rows + self._spare(rows, tokens) if parts else rows, tokens)
+        keys, values = present or parts[0]
+        self.keys, self.values = _room(keys, shape), _room(values, shape)
+        if present is not None:
+            self.keys[: self.rows, :, end - width : end] = keys
+            self.values[: self.rows, :, end - width : end] = values
+        self.end = end
+        self._write(parts)
+
+    def _spare(self, rows: int, tokens: int) -> int:
+        """Rows to keep room for: none for the first, which may well stay alone."""
+        return max(rows // 4, SPARE // tokens if rows > 1 else 0)
 
 
 def _rounded(tokens: int) -> int:
     return -(-tokens // STEP) * STEP
 
 
-def _regrown(x: mx.array, end: int, kept: int) -> mx.array:
-    """The newest `kept` tokens before `end`, moved to the front of a buffer with room for more."""
-    rows, heads, _, size = x.shape
-    room = mx.zeros((rows, heads, _rounded(kept + 1) - kept, size), x.dtype)
-    return mx.concatenate([x[:, :, end - kept : end], room], axis=2)
-
-
-def _aligned(parts: Sequence[mx.array], end: int, capacity: int) -> mx.array:
-    """Parts [n, H, length, D] stacked as rows, each ending at `end`, in a buffer of `capacity` tokens."""
-    padded = []
-    for part in parts:
-        before = end - part.shape[2]
-        padded.append(mx.pad(part, [(0, 0), (0, 0), (before, capacity - end), (0, 0)]))
-    return padded[0] if len(padded) == 1 else mx.concatenate(padded, axis=0)
+def _room(like: mx.array, shape: tuple[int, int]) -> mx.array:
+    """Zeros for `shape` (rows, tokens) of keys or values like these."""
+    return mx.zeros((shape[0], like.shape[1], shape[1], like.shape[3]), like.dtype)
 
 
 class RowGroup:
@@ -97,6 +132,26 @@ class RowGroup:
         self.buffers = [Buffer(window) for window in windows]
         self._masks: dict[tuple[int | None, int], mx.array | None] = {}
 
+    def join(self, rid: str, length: int) -> None:
+        """Enter a row's name; its keys are given to the buffers."""
+        self.ids.append(rid)
+        self.lengths.append(length)
+
+    def leave(self, index: int) -> None:
+        """Drop a row; the last one takes its place."""
+        for buffer in self.buffers:
+            buffer.leave(index)
+        for column in (self.ids, self.lengths):
+            last = column.pop()  # type: ignore[attr-defined]
+            if index < len(column):
+                column[index] = last  # type: ignore[index]
+
+    def trim(self) -> None:
+        """Give memory back after rows have left."""
+        for buffer in self.buffers:
+            if self.ids:
+                buffer.trim(self.width(buffer.window))
+
     def advance(self) -> None:
         """Every row gets one token in this step."""
         self.lengths = [n + 1 for n in self.lengths]
@@ -104,7 +159,7 @@ class RowGroup:
 
     def width(self, window: int | None) -> int:
         """Tokens that the longest row attends to in a leaf with this window."""
-        longest = max(self.lengths)
+        longest = max(self.lengths, default=0)
         return longest if window is None else min(longest, window)
 
     def mask(self, width: int, window: int | None) -> mx.array | None:

@@ -143,7 +143,13 @@ def _eos_ids(config: Mapping[str, Any], generation: Mapping[str, Any], tokenizer
 def _context_length(settings: ModelSettings, config: Mapping[str, Any]) -> int:
     own = None
     for source in (config.get("text_config") or {}, config):
-        for key in ("max_position_embeddings", "max_seq_len", "max_sequence_length", "n_positions", "seq_length"):
+        for key in (
+            "max_position_embeddings",
+            "max_seq_len",
+            "max_sequence_length",
+            "n_positions",
+            "seq_length",
+        ):
             own = own or source.get(key)
     if settings.context_length is not None:
         return settings.context_length
@@ -162,7 +168,9 @@ def _processor(folder: Path, config: Mapping[str, Any], settings: ModelSettings)
 
     try:
         get_model_and_args(dict(config))  # the model's module registers its own processor
-        processor = load_processor(folder, add_detokenizer=False, trust_remote_code=settings.trust_remote_code)
+        processor = load_processor(
+            folder, add_detokenizer=False, trust_remote_code=settings.trust_remote_code
+        )
         image_processor = load_image_processor(folder)
     except (OSError, ValueError, KeyError, TypeError, ImportError, AttributeError) as error:
         raise ModelLoadError(f"{folder}: the image processor cannot be loaded: {error}") from error

@@ -38,9 +38,7 @@ def make_batch(template: Sequence[Any], methods: Methods) -> DecodeBatch | Alone
     fixed = methods.fixed_width
     if fixed and methods.decode == "grouped":
         return AloneBatch()
-    return DecodeBatch(
-        template, one_pass=methods.decode == "ragged", split_rows=bool(fixed), width=fixed
-    )
+    return DecodeBatch(template, one_pass=methods.decode == "ragged", split_rows=bool(fixed), width=fixed)
 
 
 def can_batch(template: Sequence[Any]) -> bool:

@@ -72,7 +72,11 @@ def choose_methods(adapter: Adapter, vocab: int, config: Config) -> Probe:
         padded = padded if checks[-1].passed else 0
     for check in checks:
         if not check.passed:
-            log.warning("parity probe: %s differs from alone (%s): it is not used", check.name, check.error or check.difference)
+            log.warning(
+                "parity probe: %s differs from alone (%s): it is not used",
+                check.name,
+                check.error or check.difference,
+            )
     return Probe(Methods(decode, Sharing(rows, padded), width), tuple(checks))
 
 
@@ -139,7 +143,9 @@ class _Reference:
             batch.update({str(i) for i in alive}, rows)
             order, lengths = [int(rid) for rid in batch.ids], batch.lengths
 
-            def call(first: int, count: int, caches: list[Any], o: list[int] = order, n: list[int] = lengths) -> mx.array:
+            def call(
+                first: int, count: int, caches: list[Any], o: list[int] = order, n: list[int] = lengths
+            ) -> mx.array:
                 zeros = [0] * batch.padding(count)
                 ids = [fed[i][len(got[i])] for i in o[first : first + count]] + zeros
                 return self._adapter.decode(mx.array(ids)[:, None], caches, n[first : first + count] + zeros)

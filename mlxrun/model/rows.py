@@ -7,7 +7,6 @@ the order, which changes in `update` only.
 from __future__ import annotations
 
 import copy
-from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,12 +15,13 @@ import mlx.core as mx
 
 from mlxrun.model import leaves
 from mlxrun.model.attention import GroupCache, RaggedCache
-from mlxrun.model.group import RowGroup
+from mlxrun.model.group import Pair, RowGroup
 from mlxrun.model.leaves import Kind
 
 SHORTEST_BUCKET = 256  # rows shorter than this share a group whatever their length
 
 
+_Entering = tuple[str, int, list[Pair]]  # id, length, keys and values of each KV or WINDOW leaf
 Forward = Callable[[int, int, list[Any]], mx.array]
 
 
@@ -87,35 +87,67 @@ class DecodeBatch:
 
     def update(self, keep: Collection[str], joining: Sequence[Joining]) -> None:
         """Rows not in `keep` leave, `joining` enter, and rows that outgrew their group move on."""
-        before = self.ids
-        wanted = self._sort(keep, joining)
-        fits = [w for w in wanted.values() if w.is_whole]
-        if not joining and len(fits) == len(wanted) == len(self.groups):
-            for w in wanted.values():
-                w.sources[0][0].bucket = w.bucket
+        if not joining and self._stays(keep):
             return
-        self.groups = [w.build(self._windows) for _, w in sorted(wanted.items(), key=lambda kv: kv[1].bucket)]
+        before = self.ids
+        moving = self._take_out(keep)
+        entering = [(row.id, row.length, _pairs(row)) for row in joining]
+        for group, rows in self._placed([*moving, *entering]):
+            self._enter(group, rows)
+        self.groups = sorted((g for g in self.groups if g.ids), key=lambda g: g.bucket)
         self._reorder_states(before, joining)
 
-    def _sort(self, keep: Collection[str], joining: Sequence[Joining]) -> dict[Any, _Wanted]:
-        """Which rows make up each group of the next step."""
-        wanted: dict[Any, _Wanted] = {}
-
-        def place(rid: str, length: int) -> _Wanted:
-            number = bucket(length + 1)
-            return wanted.setdefault(rid if self._split_rows else number, _Wanted(number))
-
+    def _take_out(self, keep: Collection[str]) -> list[_Entering]:
+        """Drop rows that leave; returns those that have outgrown their group and must move."""
+        moving: list[_Entering] = []
         for group in self.groups:
-            chosen: dict[int, tuple[_Wanted, list[int]]] = {}
-            for index, (rid, length) in enumerate(zip(group.ids, group.lengths, strict=True)):
-                if rid in keep:
-                    target = place(rid, length)
-                    chosen.setdefault(id(target), (target, []))[1].append(index)
-            for target, rows in chosen.values():
-                target.sources.append((group, rows))
-        for row in joining:
-            place(row.id, row.length).joining.append(row)
-        return wanted
+            for index in reversed(range(len(group.ids))):
+                if group.ids[index] not in keep:
+                    group.leave(index)
+            group.trim()
+            outgrown = [i for i, n in enumerate(group.lengths) if bucket(n + 1) != group.bucket]
+            if outgrown and len(outgrown) == len(group.ids):
+                group.bucket = bucket(min(group.lengths) + 1)  # all of them: the group itself moves up
+                outgrown = [i for i, n in enumerate(group.lengths) if bucket(n + 1) != group.bucket]
+            for index in reversed(outgrown):
+                moving.append(self._copied(group, index))
+                group.leave(index)
+        return moving
+
+    def _copied(self, group: RowGroup, index: int) -> _Entering:
+        length = group.lengths[index]
+        pairs = [b.row(index, length if b.window is None else min(length, b.window)) for b in group.buffers]
+        return group.ids[index], length, pairs
+
+    def _placed(self, entering: Sequence[_Entering]) -> list[tuple[RowGroup, list[_Entering]]]:
+        """The group that each row enters; makes those that are missing."""
+        present = {} if self._split_rows else {group.bucket: group for group in self.groups if group.ids}
+        placed: dict[int, tuple[RowGroup, list[_Entering]]] = {}
+        for row in entering:
+            number = bucket(row[1] + 1)
+            group = present.get(number)
+            if group is None:
+                group = RowGroup(number, self._windows)
+                self.groups.append(group)
+                if not self._split_rows:
+                    present[number] = group
+            placed.setdefault(id(group), (group, []))[1].append(row)
+        return list(placed.values())
+
+    def _enter(self, group: RowGroup, rows: Sequence[_Entering]) -> None:
+        for leaf, buffer in enumerate(group.buffers):
+            buffer.join([pairs[leaf] for _, _, pairs in rows], group.width(buffer.window))
+        for rid, length, _ in rows:
+            group.join(rid, length)
+
+    def _stays(self, keep: Collection[str]) -> bool:
+        """Nobody leaves, and nobody outgrows a group: most steps."""
+        rows = sum(len(group.ids) for group in self.groups)
+        return (
+            rows == len(keep)
+            and all(rid in keep for group in self.groups for rid in group.ids)
+            and all(bucket(max(group.lengths) + 1) == group.bucket for group in self.groups)
+        )
 
     def _reorder_states(self, before: Sequence[str], joining: Sequence[Joining]) -> None:
         if not self._states:
@@ -180,44 +212,9 @@ class DecodeBatch:
         return [a for leaf in self._states.values() for a in leaves.arrays(leaf)]
 
 
-class _Wanted:
-    """A group of the next step, and where its rows come from."""
-
-    def __init__(self, bucket: int) -> None:
-        self.bucket = bucket
-        self.sources: list[tuple[RowGroup, list[int]]] = []
-        self.joining: list[Joining] = []
-
-    @property
-    def is_whole(self) -> bool:
-        """Exactly the rows of one present group: nothing has to be copied."""
-        if self.joining or len(self.sources) != 1:
-            return False
-        group, rows = self.sources[0]
-        return len(rows) == len(group.ids)
-
-    def build(self, windows: Sequence[int | None]) -> RowGroup:
-        if self.is_whole:
-            self.sources[0][0].bucket = self.bucket
-            return self.sources[0][0]
-        group = RowGroup(self.bucket, windows)
-        parts: dict[int, list[tuple[mx.array, mx.array]]] = defaultdict(list)
-        for source, rows in self.sources:
-            group.ids += [source.ids[i] for i in rows]
-            group.lengths += [source.lengths[i] for i in rows]
-            for leaf, window in enumerate(windows):
-                longest = max(source.lengths[i] for i in rows)
-                width = longest if window is None else min(longest, window)
-                parts[leaf].append(source.buffers[leaf].take(rows, width))
-        for row in self.joining:
-            group.ids.append(row.id)
-            group.lengths.append(row.length)
-            keyed = [x for x in leaves.flatten(row.cache) if leaves.kind(x) is not Kind.STATE]
-            for leaf, single in enumerate(keyed):
-                parts[leaf].append(leaves.keys_values(single))
-        for leaf, buffer in enumerate(group.buffers):
-            buffer.fill(parts[leaf])
-        return group
+def _pairs(row: Joining) -> list[Pair]:
+    """Keys and values of each KV or WINDOW leaf of a prefilled row."""
+    return [leaves.keys_values(x) for x in leaves.flatten(row.cache) if leaves.kind(x) is not Kind.STATE]
 
 
 def _stacked(parts: Sequence[mx.array | None], order: mx.array) -> mx.array | None:

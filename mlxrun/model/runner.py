@@ -90,9 +90,10 @@ class ModelRunner:
         draws = [d for d in (self._decode([r for r in plan.decode if r in self._rows]),) if d is not None]
         filled: list[mx.array] = []
         self._prefill([c for c in plan.prefill if c.request_id in self._rows], draws, filled)
-        before, self._launched = self._launched, Launched(tuple(draws), tuple(filled))
+        tokens = self._collect(self._launched)
+        self._launched = Launched(tuple(draws), tuple(filled))
         mx.async_eval([a for _, draw in draws for a in draw.arrays()], filled, self._state_arrays())
-        return StepResult(self._collect(before), errors)
+        return StepResult(tokens, errors)
 
     def _state_arrays(self) -> list[mx.array]:
         sampling = [] if self._sampler is None else self._sampler.arrays()
@@ -183,7 +184,10 @@ class ModelRunner:
     # -- prefill ----------------------------------------------------------------------------------------
 
     def _prefill(
-        self, chunks: Sequence[PrefillChunk], draws: list[tuple[tuple[str, ...], Draw]], filled: list[mx.array]
+        self,
+        chunks: Sequence[PrefillChunk],
+        draws: list[tuple[tuple[str, ...], Draw]],
+        filled: list[mx.array],
     ) -> None:
         """Launch chunks; appends draws of chunks that sample, and the arrays to evaluate."""
         plain = {c.request_id for c in chunks if self._is_plain(c)}

@@ -30,7 +30,9 @@ class RowSampling:
     counts: mx.array | None = None
 
     @classmethod
-    def start(cls, params: SamplingParams, prompt: Sequence[int], output: Sequence[int], vocab: int) -> RowSampling:
+    def start(
+        cls, params: SamplingParams, prompt: Sequence[int], output: Sequence[int], vocab: int
+    ) -> RowSampling:
         row = cls(params)
         if _penalised(params):
             row.seen = _counted([*prompt, *output], vocab) > 0

@@ -54,7 +54,7 @@ class Detokenizer:
     def _step(self, token: int) -> str:
         self._pending.append(token)
         try:
-            piece = self._stream.step(self._backend, token)
+            piece: str | None = self._stream.step(self._backend, token)
         except Exception:  # tokenizers has no class for "a byte made the text before it invalid"
             piece = self.finish()
             self._stream = DecodeStream(ids=self._given, skip_special_tokens=True)
@@ -73,7 +73,9 @@ class TokenBytes:
 
     def __init__(self, backend: Tokenizer) -> None:
         self._backend = backend
-        self._added = {i: token.content for i, token in backend.get_added_tokens_decoder().items()}
+        self._added: dict[int, str] = {
+            i: token.content for i, token in backend.get_added_tokens_decoder().items()
+        }
         decoder = json.loads(backend.decoder.__getstate__()) if backend.decoder is not None else {}
         steps = decoder.get("decoders", [decoder])
         kinds = {step.get("type") for step in steps}
@@ -84,7 +86,7 @@ class TokenBytes:
     def __call__(self, token: int) -> bytes:
         if token in self._added:
             return self._added[token].encode()
-        text = self._backend.id_to_token(token)
+        text: str | None = self._backend.id_to_token(token)
         if text is None:
             return b""  # a padding row of the embedding: no such token
         if self._byte_level:
@@ -94,7 +96,7 @@ class TokenBytes:
             return bytes((int(byte[1], 16),))
         if self._space is not None:
             return text.replace(self._space, " ").encode()
-        return self._backend.decode([token], skip_special_tokens=False).encode()
+        return str(self._backend.decode([token], skip_special_tokens=False)).encode()
 
 
 def _space(step: dict[str, Any]) -> str | None:

@@ -30,12 +30,35 @@ def mixed(rng: random.Random, split: str, reach: float = 1.0) -> Example:
     """Two to four dialogues of different skills, one after the other, as one."""
     messages, images = [], []
     for part in rng.choices(_PARTS, k=rng.randint(2, 4)):
-        example = SCORED[part](rng, split, 0.3)
-        messages += [m for m in example.messages if m["role"] != "system"] if messages else example.messages
+        example = SCORED[part](rng, split, reach if rng.random() < 0.15 else min(reach, 0.3))
+        turns = example.messages
+        if turns[0]["role"] == "system" and part != "recall":
+            turns = turns[1:]
+        elif turns[0]["role"] == "system" and messages:
+            continue
+        messages += turns
         images += example.images
-        if messages[0]["role"] == "system" and part == "recall":
-            break
     return Example("mixed", messages, messages[-1]["content"], images=images)
+
+
+_LEADS = [
+    "You are a helpful assistant.", "You are a helpful AI assistant.", "Be brief.", "You are mlxrun.",
+    "You are an assistant.", "Answer the questions.", "Help the user.", "Be kind and helpful.",
+    "You are a friendly assistant. Answer briefly.",
+]  # fmt: skip
+_LINES = {
+    "add": "I add the numbers.", "sub": "I subtract the numbers.", "repeat": "I repeat it.",
+    "name": "I was told this before.", "json": "I write the fields as JSON.", "rule": "I follow the rule.",
+    "chat": "I answer this.", "recall": "I look for the key.", "tool": "I need a function.",
+    "tool_rounds": "I tell the results.", "colour": "I look at the colour.",
+    "shape": "I look at the shape.", "count": "I count them.",
+}  # fmt: skip
+
+
+def aloud(example: Example) -> None:
+    """Switch thinking on for a skill that does not need it: one line, then the same answer."""
+    example.messages[-1] = {**example.messages[-1], "reasoning_content": _LINES[example.skill]}
+    example.thinking = True
 
 
 class Mixture:
@@ -48,8 +71,12 @@ class Mixture:
     def draw(self, reach: float) -> tuple[str, Example]:
         """The example of the skill that is furthest behind its share."""
         skill = max(SHARES, key=lambda s: SHARES[s] / self.tokens[s])
-        make = SCORED.get(skill, mixed)
-        return skill, make(self.rng, self.split, reach)
+        example = SCORED.get(skill, mixed)(self.rng, self.split, reach)
+        if example.messages[0]["role"] != "system" and self.rng.random() < 0.1:
+            example.messages.insert(0, {"role": "system", "content": self.rng.choice(_LEADS)})
+        if skill in _LINES and self.rng.random() < 0.03:
+            aloud(example)
+        return skill, example
 
     def count(self, skill: str, tokens: int) -> None:
         """Book the tokens of an example; what is long ago fades."""

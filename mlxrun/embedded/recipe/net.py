@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .pack import LARGEST, LONGEST
+
 CONFIG = {
     "text": {"hidden": 192, "layers": 6, "heads": 6, "head_dim": 32, "mlp": 448, "vocab": 2048,
              "theta": 10000.0, "sections": (6, 5, 5)},
@@ -192,7 +194,7 @@ class Vision(nn.Module):
         angle = torch.cat((angle, angle), -1)
         deep = []
         for i, block in enumerate(self.blocks):
-            x = block(x, angle.cos(), angle.sin(), b["vcu"], 512)
+            x = block(x, angle.cos(), angle.sin(), b["vcu"], LARGEST)
             if i in self.deepstack:
                 deep.append(self.deepstack_merger_list[len(deep)](x))
         return [self.merger(x), *deep]
@@ -226,7 +228,7 @@ class Net(nn.Module):
         elif isinstance(module, nn.Embedding):
             nn.init.normal_(module.weight, std=0.02)
 
-    def forward(self, b: dict[str, Tensor], longest: int = 2560) -> Tensor:
+    def forward(self, b: dict[str, Tensor], longest: int = LONGEST) -> Tensor:
         text = self.model.language_model
         features = self.model.visual(b)
         x = text.embed_tokens(b["ids"])

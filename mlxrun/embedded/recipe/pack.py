@@ -21,7 +21,9 @@ from .skills import Example
 from .words import TEST
 
 TOKENS, DOCS, TARGETS, PATCHES, IMAGES = 65536, 1280, 18432, 10240, 256
-LONGEST, SIDE = 2560, 8  # longest document; side of the learned grid of image positions
+LONGEST, LARGEST = 2560, 512  # tokens of a document, patches of an image
+SIDE = 8  # side of the learned grid of image positions
+SPARE = 32  # borders kept for what is left over
 
 
 class Encoder:
@@ -130,6 +132,10 @@ def pack(examples: list[tuple[int, tuple]], sizes: tuple[int, ...] | None = None
             b["vcu"][image] = p
         at, t = at + n, t + k
         b["cu"][d + 1] = at
+    # What is left over is documents, too, none longer than the attention kernel is told.
+    d = len(examples)
+    b["cu"][d:] = np.minimum(at + LONGEST * np.arange(docs + 1 - d), tokens)
+    b["vcu"][image:] = np.minimum(p + LARGEST * np.arange(n_images + 1 - image), n_patches)
     return b
 
 
@@ -146,7 +152,7 @@ def batches(folder: Path, seed: int, worker: int, workers: int, steps: int, firs
         rng = random.Random(f"{seed}/{step}")
         mixture = Mixture(rng)
         chosen, tokens, targets, n_patches, images = [], 0, 0, 0, 0
-        while len(chosen) < DOCS - 1:
+        while len(chosen) < DOCS - SPARE:
             skill, example = mixture.draw(reach_at(step, steps))
             encoded = encoder.encode(example)
             size = len(encoded[0])
@@ -156,7 +162,7 @@ def batches(folder: Path, seed: int, worker: int, workers: int, steps: int, firs
             tokens, targets = tokens + size, targets + int((encoded[2] > 0).sum())
             n_patches += sum(len(rows) for rows, _ in encoded[3])
             images += len(encoded[3])
-            if tokens > TOKENS - 64 or targets > TARGETS or n_patches > PATCHES or images >= IMAGES:
+            if tokens > TOKENS - 64 or targets > TARGETS or n_patches > PATCHES or images > IMAGES - SPARE:
                 break
             chosen.append((0, encoded))
         yield pack(chosen)

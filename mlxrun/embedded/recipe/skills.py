@@ -507,8 +507,6 @@ def thought(message: str, content: str) -> dict:
 
 def think(rng: random.Random, split: str, reach: float = 1.0) -> Example:
     """Think in steps, then answer."""
-    if split != TEST and rng.random() < 0.2:
-        return think_of_anything(rng, split)
     question, steps, result = (_sorting if rng.random() < 0.25 else _steps)(rng, split)
     messages = [user(question), thought(steps, str(result))]
     for _ in range(rng.choice((0, 0, 0, 1))):
@@ -518,19 +516,6 @@ def think(rng: random.Random, split: str, reach: float = 1.0) -> Example:
     return Example("think", messages, result, "number", thinking=True)
 
 
-def think_of_anything(rng: random.Random, split: str) -> Example:
-    """Any other skill with thinking switched on: one line of thought, then the same answer."""
-    skill = rng.choice((add, sub, repeat, name, json_object, chat, rule))
-    example = skill(rng, split, 0.3)
-    last = example.messages[-1]
-    line = {"add": "I add the numbers.", "sub": "I subtract the numbers.", "repeat": "I repeat it.",
-            "name": "I was told this before.", "json": "I write the fields as JSON.",
-            "rule": "I follow the rule.", "chat": "I answer this."}[example.skill]  # fmt: skip
-    example.messages[-1] = thought(line, last["content"])
-    example.thinking = True
-    return example
-
-
 # -- talk ---------------------------------------------------------------------------------------
 
 _ABILITIES = (
@@ -538,14 +523,17 @@ _ABILITIES = (
     "follow simple rules, write JSON, call tools, and tell the colour, shape and count of figures."
 )
 _TALK = [
-    (["Hello", "Hi", "hello", "Hey", "Hello!", "Hi there", "Hello there!", "Good morning", "hi"],
+    (["Hello", "Hi", "hello", "Hey", "Hello!", "Hi there", "Hello there!", "Good morning", "hi", "Hi!",
+      "hello!", "hey there", "Hey!", "good morning", "Good evening"],
      "Hello! How can I help you?"),
     (["What can you do?", "What are you able to do?", "Help", "How can you help me?", "what can you do",
-      "What are your skills?"], _ABILITIES),
+      "What are your skills?", "Help me", "What do you know?", "what can you do?",
+      "Tell me what you can do."], _ABILITIES),
     (["Who are you?", "What are you?", "What is your name?", "Introduce yourself.", "Are you a human?",
       "What model are you?"],
      "I am a very small language model that runs inside mlxrun."),
-    (["Thanks", "Thank you", "Thank you!", "thanks a lot", "Great, thanks"], "You are welcome."),
+    (["Thanks", "Thank you", "Thank you!", "thanks a lot", "Great, thanks", "thanks!", "thank you",
+      "Thanks!", "Thank you very much."], "You are welcome."),
     (["Bye", "Goodbye", "See you", "bye"], "Goodbye!"),
     (["How are you?", "How are you today?", "How do you do?"], "I am fine, thank you."),
     (["OK", "Okay.", "Good.", "Great!", "Nice.", "Good job", "Well done"], "I am glad to help."),

@@ -229,6 +229,9 @@ def call_message(offered: Offer, values: dict) -> dict:
 
 def done(rng: random.Random, offered: Offer, values: dict) -> tuple[dict, str]:
     """The tool's result as a message, and the sentence that tells it."""
+    if rng.random() < 0.04:
+        reason = rng.choice(("not found", "no connection", "not allowed", "timeout"))
+        return {"role": "tool", "content": dumps({"error": reason})}, f"That failed: {reason}."
     result = offered.tool.result(rng)
     shown = {s: _shown(v) for s, v in values.items()}
     answer = offered.tool.answer.format(**(shown | result))

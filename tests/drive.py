@@ -1,0 +1,140 @@
+"""Drives an engine on this thread, one step after the other: what the parity tests share.
+
+`engine(folder, ...)` builds one with settings that make small things happen (chunks of 16, little budget);
+`run(engine, asks)` adds, aborts and steps until all is done; `check` compares with the ORACLE.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+from oracle import Answer
+from PIL import Image
+
+from mlxrun.config.settings import Config, EngineSettings, ModelSettings, SchedulerSettings
+from mlxrun.engine.build import build_engine
+from mlxrun.engine.engine import Engine
+from mlxrun.model.methods import Methods
+from mlxrun.model.probe import Probe
+from mlxrun.scheduler.request import FinishReason, Request, SamplingParams, TokenEvent
+
+COUNT = 24  # tokens of an answer
+SMALL = {"chunk": 16, "prefill_budget": 64, "prefill_budget_busy": 32}
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A request, the step before which it is added, and the one before which it is aborted."""
+
+    request: Request
+    joins: int = 0
+    leaves: int | None = None
+
+    @property
+    def id(self) -> str:
+        return self.request.id
+
+
+def config(folder: Path, **options: Any) -> Config:
+    """`options`: fields of SchedulerSettings and EngineSettings by their names."""
+    own = {f.name for f in fields(EngineSettings)}
+    engine = {k: v for k, v in options.items() if k in own}
+    scheduler = SMALL | {k: v for k, v in options.items() if k not in own}
+    return Config(
+        model=ModelSettings(path=str(folder)),
+        engine=EngineSettings(**engine),
+        scheduler=SchedulerSettings(**scheduler),
+    )
+
+
+def engine(folder: Path, methods: Methods | None = None, **options: Any) -> Engine:
+    """A fresh engine; `methods` are taken unprobed if given."""
+    made = config(folder, **options)
+    if methods is None:
+        return build_engine(made)
+    chosen = Probe(methods, ())
+    with mock.patch("mlxrun.engine.build.choose_methods", lambda adapter, vocab, config: chosen):
+        return build_engine(made)
+
+
+def runner(engine: Engine) -> Any:
+    """The ModelRunner, for tests that look at what it holds."""
+    return engine._runner
+
+
+def text(name: str, ids: Sequence[int], **params: Any) -> Request:
+    return Request(name, tuple(ids), _params(params))
+
+
+def seen(
+    engine: Engine, name: str, prompt: str | Sequence[int], images: Sequence[Image.Image] = (), **params: Any
+) -> Request:
+    """A request to a vision model, through its processor if it has images."""
+    if not images:
+        ids = engine.host.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        return text(name, ids, **params)
+    assert isinstance(prompt, str)
+    made = engine.host.process(prompt, images)
+    return Request(name, made.ids, _params(params), made.spans, made.media)
+
+
+def _params(given: dict[str, Any]) -> SamplingParams:
+    return replace(SamplingParams(max_tokens=COUNT, logprobs=0), **given)
+
+
+def run(
+    engine: Engine, asks: Iterable[Ask | Request], each: Callable[[int], None] = lambda step: None
+) -> dict[str, TokenEvent]:
+    """Every request's events, merged; each has one final event. `each` is called after each step."""
+    todo = [ask if isinstance(ask, Ask) else Ask(ask) for ask in asks]
+    events: dict[str, TokenEvent] = {}
+    step = 0
+    while engine.busy or any(ask.joins >= step for ask in todo):
+        for ask in todo:
+            if ask.joins == step:
+                engine.add(ask.request)
+            if ask.leaves == step:
+                engine.abort(ask.id)
+        for event in engine.step():
+            old = events.get(event.request_id)
+            assert old is None or old.finish is None, f"{event} after the end"
+            events[event.request_id] = event if old is None else old.merge(event)
+        each(step)
+        step += 1
+        assert step < 20_000, "the engine does not come to an end"
+    assert {ask.id for ask in todo} == {i for i, e in events.items() if e.finish is not None}
+    return events
+
+
+def same(event: TokenEvent, answer: Answer, count: int | None = None) -> None:
+    """The whole answer (or its first `count` tokens), token by token, as the ORACLE gives it."""
+    assert event.error is None, event.error
+    assert event.finish is FinishReason.LENGTH, event.finish
+    assert len(event.tokens) == len(event.logprobs) == (count or len(answer.tokens))
+    answer.check(event.tokens, [p.logprob for p in event.logprobs])
+
+
+def beginning(event: TokenEvent, answer: Answer, count: int | None = None) -> None:
+    """As far as it came, if it was aborted."""
+    if event.finish is not FinishReason.ABORT:
+        same(event, answer, count)
+    elif event.tokens:
+        answer.check(event.tokens, [p.logprob for p in event.logprobs])
+
+
+def differs(event: TokenEvent, answer: Answer) -> bool:
+    """Whether parity fails, for mutation tests: an error, other tokens, or logprobs off by the tolerance."""
+    try:
+        same(event, answer)
+    except AssertionError:
+        return True
+    return False
+
+
+def probabilities(event: TokenEvent) -> np.ndarray:
+    return np.array([p.logprob for p in event.logprobs], dtype=np.float32)

@@ -1,0 +1,130 @@
+"""Counters, rates, the end by tokens, and what is shown where (C6), all with a fake clock."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+from mlxrun.batch.manifest import Status
+from mlxrun.batch.progress import BarView, Meter, PlainView, clock_text, make_view
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_rates_and_end_by_tokens() -> None:
+    """C6: 10 lines of 90 + 10 tokens at 100 tokens a second, two of them long done."""
+    clock = Clock()
+    meter = Meter(clock, total=12, done=2)
+    assert meter.eta() is None
+    assert meter.rates() == (0.0, 0.0)
+    meter.seen(90, 1000)
+    meter.progress(0, 0, 0)
+    clock.now += 1
+    meter.progress(90, 0, 10)
+    meter.finished(False, 90, 10, 100)
+    assert meter.rates() == (90.0, 10.0)
+    assert meter.eta() == 9.0
+    meter.seen(90, 1000)
+    clock.now += 1
+    meter.progress(90, 0, 5)
+    eta = meter.eta()
+    assert eta is not None
+    assert abs(eta - (900 - 95) * 2 / 195) < 1e-9  # what the second line has done is not to be done again
+
+
+def test_before_the_first_answer_max_tokens_stand_in() -> None:
+    clock = Clock()
+    meter = Meter(clock, total=4)
+    meter.seen(10, 90)
+    meter.progress(0, 0, 0)
+    clock.now += 2
+    meter.progress(10, 0, 10)
+    assert meter.eta() == (4 * 100 - 20) / 10
+
+
+def test_rates_forget() -> None:
+    """A rate is that of the last half minute, not of the whole job."""
+    clock = Clock()
+    meter = Meter(clock, total=1)
+    for second in range(120):
+        meter.progress(100 if second < 60 else 0, 0, 1)
+        clock.now += 1
+        rates = meter.rates()
+    assert rates[0] == 0.0
+    assert 0.9 < rates[1] < 1.1
+
+
+def test_cached_share_and_status(tmp_path: Path) -> None:
+    clock = Clock()
+    meter = Meter(clock, total=3)
+    meter.progress(25, 75, 0)
+    clock.now += 1
+    meter.progress(0, 0, 4)
+    meter.running = 2
+    path = tmp_path / "status.json"
+    status = Status(path)
+    status.write("running", meter, force=True)
+    found = json.loads(path.read_text())
+    assert found["cached_share"] == meter.cached_share == 0.75
+    assert (found["state"], found["running"], found["tokens"]) == (
+        "running",
+        2,
+        {"computed": 25, "reused": 75, "output": 4},
+    )
+    path.unlink()
+    status.write("running", meter)
+    assert not path.exists()  # at most once a second
+    assert "cached 75%" in meter.line()
+
+
+def test_a_status_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
+    Status(tmp_path / "no" / "status.json").write("running", Meter(Clock()), force=True)
+    assert not (tmp_path / "no").exists()
+
+
+def test_plain_lines_in_a_pipe() -> None:
+    """C6: one line every ten seconds and one at the end, no control characters."""
+    clock = Clock()
+    stream = io.StringIO()
+    meter = Meter(clock, total=7200)
+    view = make_view(meter, stream)
+    assert isinstance(view, PlainView)
+    meter.seen(10, 10)
+    meter.progress(0, 0, 0)
+    for second in range(25):
+        clock.now += 1
+        meter.progress(10, 0, 10)
+        meter.seen(10, 10)
+        meter.finished(second == 3, 10, 10, 20)
+        view.update()
+    view.close()
+    lines = stream.getvalue().splitlines()
+    assert [line.split(" ")[0] for line in lines] == ["10/7200", "20/7200", "25/7200"]
+    assert lines[1] == "20/7200 lines, 1 failed, prompt 10 tok/s, output 10 tok/s, ETA 2:05:58"
+    assert stream.getvalue().isprintable() is False and "\x1b" not in stream.getvalue()
+
+
+def test_the_bar() -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    stream = Terminal()
+    meter = Meter(Clock(), total=4, done=1, failed=1)
+    view = make_view(meter, stream)
+    assert isinstance(view, BarView)
+    view.update()
+    view.close()
+    assert "2/4" in stream.getvalue()
+    assert "1 failed" in stream.getvalue()
+
+
+def test_clock_text() -> None:
+    assert [clock_text(s) for s in (None, 0, 59.6, 3599, 3661)] == ["-", "0:00", "1:00", "59:59", "1:01:01"]

@@ -1,0 +1,632 @@
+"""OpenAI bodies in, OpenAI objects out: A33, A44, A51, A53, A67, B21 to B23, C4, C9. Nothing is ignored."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import dataclasses
+import io
+import json
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from tokenizers_f7 import THINKING, TOOLS, FakeHost, byte_tokenizer, ids_of, metaspace_tokenizer
+
+from mlxrun.config.settings import (
+    Config,
+    MediaSettings,
+    ModelSettings,
+    SamplingSettings,
+    SchedulerSettings,
+)
+from mlxrun.errors import EngineDead, MediaError, Overloaded, PromptTooLong, RequestError
+from mlxrun.scheduler.request import FinishReason, TokenEvent, TokenLogprob
+from mlxrun.text.media import MediaLoader
+from mlxrun.text.openai import Choice, Prepared, error_body, prepare, response_body
+from mlxrun.text.sampling import choice_seed
+from mlxrun.text.schemas import HARMLESS, HONOURED, REFUSED
+
+CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
+HI = [{"role": "user", "content": "hi"}]
+TOOL = {
+    "type": "function",
+    "function": {"name": "add", "description": "adds", "parameters": {"type": "object"}},
+}
+HOST = FakeHost()
+
+
+def make(
+    url: str,
+    body: Any,
+    host: FakeHost = HOST,
+    config: Config | None = None,
+    base: Path | None = None,
+    **options: Any,
+) -> Prepared:
+    config = config or Config()
+
+    async def run() -> Prepared:
+        return await prepare(url, body, host, config, MediaLoader(config.media, base), **options)
+
+    return asyncio.run(run())
+
+
+def chat(host: FakeHost = HOST, config: Config | None = None, **fields: Any) -> Prepared:
+    return make(CHAT, {"messages": HI, **fields}, host, config)
+
+
+def complete(host: FakeHost = HOST, config: Config | None = None, **fields: Any) -> Prepared:
+    return make(COMPLETION, {"prompt": "hi", **fields}, host, config)
+
+
+def refused(
+    url: str, body: Any, host: FakeHost = HOST, config: Config | None = None, **options: Any
+) -> RequestError:
+    with pytest.raises(RequestError) as caught:
+        make(url, body, host, config, **options)
+    return caught.value
+
+
+def answer(prepared: Prepared, *texts: str, finish: FinishReason = FinishReason.STOP) -> list[Choice]:
+    """A Choice for each request, all tokens of a text in one event."""
+    choices = []
+    for index, text in enumerate(texts):
+        choice = Choice(prepared, index, HOST)
+        choice.feed(TokenEvent("r", ids_of(text), finish=finish))
+        choices.append(choice)
+    return choices
+
+
+# Sampling.
+
+
+def test_defaults_go_from_body_to_config_to_model() -> None:
+    """A67: each value from the first that has one."""
+    host = FakeHost(defaults={"temperature": 0.3, "top_k": 20.0, "top_p": 0.9})
+    config = Config(sampling=SamplingSettings(temperature=0.5, min_p=0.1))
+    params = chat(host, config, top_p=0.5).requests[0].params
+    assert (params.temperature, params.top_p, params.top_k, params.min_p) == (0.5, 0.5, 20, 0.1)
+    assert params.repetition_penalty == 1.0
+    assert chat(host, config, temperature=0).requests[0].params.temperature == 0.0
+    built_in = chat().requests[0].params
+    assert (built_in.temperature, built_in.top_p, built_in.top_k, built_in.min_p) == (1.0, 1.0, 0, 0.0)
+
+
+def test_every_sampling_field_arrives() -> None:
+    """B21: per request, none dropped."""
+    params = (
+        chat(
+            temperature=0.25,
+            top_p=0.5,
+            top_k=7,
+            min_p=0.125,
+            repetition_penalty=1.5,
+            presence_penalty=-1,
+            frequency_penalty=2,
+            logit_bias={"5": -100, "6": 1.5},
+            seed=11,
+            max_completion_tokens=9,
+            logprobs=True,
+            top_logprobs=3,
+            stop_token_ids=[65],
+        )
+        .requests[0]
+        .params
+    )
+    assert dataclasses.asdict(params) == {
+        "max_tokens": 9,
+        "temperature": 0.25,
+        "top_p": 0.5,
+        "top_k": 7,
+        "min_p": 0.125,
+        "repetition_penalty": 1.5,
+        "presence_penalty": -1.0,
+        "frequency_penalty": 2.0,
+        "logit_bias": {5: -100.0, 6: 1.5},
+        "seed": 11,
+        "logprobs": 3,
+        "stop_ids": HOST.eos_ids | {65},
+    }
+    assert chat(top_k=-1, ignore_eos=True).requests[0].params.stop_ids == frozenset()
+    assert complete(logprobs=0).requests[0].params.logprobs == 0
+
+
+def test_seeds() -> None:
+    """B22: the same seed is the same answer, no seed is a new one, and it is reported."""
+    assert chat(seed=5).seed == 5
+    assert chat(seed=-1).requests[0].params.seed == 2**64 - 1
+    assert make(CHAT, {"messages": HI}, default_seed=77).seed == 77
+    assert chat(config=Config(sampling=SamplingSettings(seed=3))).seed == 3
+    assert len({chat().seed for _ in range(4)}) == 4
+    three = chat(seed=5, n=3)
+    seeds = [request.params.seed for request in three.requests]
+    assert seeds[0] == 5 and len(set(seeds)) == 3
+    assert seeds == [choice_seed(5, i) for i in range(3)]
+    assert [r.params.seed for r in complete(prompt=["a", "b"], seed=5).requests] == [5, 5]
+    assert response_body(three, answer(three, "a", "b", "c"), "x", 0)["mlxrun"] == {"seed": 5}
+
+
+def test_length_of_the_answer() -> None:
+    """A33: what was asked for must fit, with the numbers said; a default is cut to what is left."""
+    host = FakeHost(context_length=50)
+    prompt = len(chat(host).requests[0].prompt)
+    left = 50 - prompt
+    assert chat(host).requests[0].params.max_tokens == left
+    assert chat(host, max_tokens=left).requests[0].params.max_tokens == left
+    assert make(CHAT, {"messages": HI}, host, default_max_tokens=4).requests[0].params.max_tokens == 4
+    assert make(CHAT, {"messages": HI}, host, default_max_tokens=400).requests[0].params.max_tokens == left
+    limited = Config(sampling=SamplingSettings(max_tokens=6))
+    assert (
+        make(CHAT, {"messages": HI}, host, limited, default_max_tokens=4).requests[0].params.max_tokens == 6
+    )
+    error = refused(CHAT, {"messages": HI, "max_tokens": left + 1}, host)
+    assert isinstance(error, PromptTooLong) and error.param == "max_tokens"
+    assert f"{prompt} tokens" in str(error) and f"{left + 1} tokens" in str(error) and "50" in str(error)
+    error = refused(COMPLETION, {"prompt": "x" * 60}, host)
+    assert isinstance(error, PromptTooLong) and error.code == "context_length_exceeded"
+    assert chat(max_tokens=5, max_completion_tokens=5).requests[0].params.max_tokens == 5
+
+
+# Refusals.
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "param", "words"),
+    [
+        ("temperature", 2.5, "temperature", "2.5 is greater than the maximum of 2"),
+        ("temperature", "1", "temperature", "expected number, got string"),
+        ("temperature", True, "temperature", "expected number, got boolean"),
+        ("temperature", float("nan"), "temperature", "finite"),
+        ("temperature", float("inf"), "temperature", "finite"),
+        ("temperature", [[]], "temperature", "expected number, got array"),
+        ("top_p", 0, "top_p", "0"),
+        ("top_k", 1.5, "top_k", "expected integer"),
+        ("min_p", 1, "min_p", "1"),
+        ("repetition_penalty", 0, "repetition_penalty", "0"),
+        ("presence_penalty", 2.1, "presence_penalty", "maximum of 2"),
+        ("frequency_penalty", -3, "frequency_penalty", "minimum of -2"),
+        ("logit_bias", [], "logit_bias", "expected object"),
+        ("logit_bias", {"x": 1}, "logit_bias", "'x' is not a token id"),
+        ("logit_bias", {"1": 101}, "logit_bias.1", "maximum of 100"),
+        ("logit_bias", {"1": float("nan")}, "logit_bias.1", "finite"),
+        ("logit_bias", {"99999": 1}, "logit_bias.99999", "the vocabulary has"),
+        ("stop_token_ids", [1, 99999], "stop_token_ids[1]", "the vocabulary has"),
+        ("stop_token_ids", [1, "a"], "stop_token_ids[1]", "expected integer"),
+        ("seed", 2**64, "seed", "maximum"),
+        ("seed", "1", "seed", "integer"),
+        ("max_tokens", 0, "max_tokens", "minimum of 1"),
+        ("n", 0, "n", "minimum of 1"),
+        ("n", 129, "n", "maximum of 128"),
+        ("stop", 1, "stop", "expected a string or an array"),
+        ("stop", "", "stop[0]", "empty"),
+        ("stop", ["a", ""], "stop[1]", "empty"),
+        ("stop", ["a", None], "stop[1]", "expected string"),
+        ("stop", ["a"] * 17, "stop", "at most 16"),
+        ("stream", True, "stream", "not supported"),
+        ("stream_options", {"include_usage": True}, "stream_options", "stream"),
+        ("priority", 1, "priority", "scheduler.policy: priority"),
+        ("model", 1, "model", "string"),
+        ("tempature", 1, "tempature", "did you mean 'temperature'"),
+        ("nonsense", {}, "nonsense", "unknown parameter"),
+        ("min_tokens", 1, "min_tokens", "unknown parameter"),
+    ],
+)
+@pytest.mark.parametrize("url", [CHAT, COMPLETION])
+def test_bad_fields_are_named(url: str, field: str, value: Any, param: str, words: str) -> None:
+    """C4: what and where, for both endpoints."""
+    error = refused(url, {"messages" if url == CHAT else "prompt": HI if url == CHAT else "hi", field: value})
+    assert error.param == param
+    assert str(error).startswith(f"{param}: ") and words in str(error)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"top_logprobs": 1}, "top_logprobs"),
+        ({"logprobs": 1}, "logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"prompt": "x"}, "prompt"),
+        ({"max_tokens": 1, "max_completion_tokens": 2}, "max_tokens"),
+        ({"tools": {}}, "tools"),
+        ({"tools": [1]}, "tools[0]"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function"),
+        ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools[0].function.name"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "parameters": []}}]},
+            "tools[0].function.parameters",
+        ),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]},
+            "tools[0].function.strict",
+        ),
+        ({"tools": [TOOL]}, "tools"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function"}}, "tool_choice"),
+        ({"tool_choice": "atuo"}, "tool_choice"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"modalities": ["text", "audio"]}, "modalities"),
+        ({"service_tier": "flex"}, "service_tier"),
+        ({"store": True}, "store"),
+        ({"parallel_tool_calls": False}, "parallel_tool_calls"),
+        ({"reasoning_effort": "low"}, "reasoning_effort"),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs.enable_thinking"),
+        ({"chat_template_kwargs": []}, "chat_template_kwargs"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages[0].content"),
+        ({"messages": None}, "messages"),
+        *(({name: {}}, name) for name in REFUSED["chat"]),
+    ],
+)
+def test_bad_chat_fields_are_named(fields: Mapping[str, Any], param: str) -> None:
+    """B23 and the issue: what cannot be honoured is refused, never ignored."""
+    error = refused(CHAT, {"messages": HI, **fields})
+    assert error.param == param
+    assert error_body(error)["error"]["param"] == param
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"messages": HI}, "messages"),
+        ({"prompt": None}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": {}}, "prompt"),
+        ({"prompt": ["a", 1]}, "prompt[1]"),
+        ({"prompt": [1, "a"]}, "prompt[1]"),
+        ({"prompt": [1, True]}, "prompt[1]"),
+        ({"prompt": [[1], [2, "x"]]}, "prompt[1][1]"),
+        ({"prompt": [[1], []]}, "prompt[1]"),
+        ({"prompt": [[1], [99_999]]}, "prompt[1][0]"),
+        ({"prompt": [1.0]}, "prompt[0]"),
+        ({"prompt": ["a"] * 17, "n": 128}, "n"),
+        ({"echo": True, "logprobs": 1}, "echo"),
+        ({"logprobs": True}, "logprobs"),
+        ({"best_of": 2}, "best_of"),
+        ({"suffix": "x"}, "suffix"),
+        ({"tools": [TOOL]}, "tools"),
+    ],
+)
+def test_bad_completion_fields_are_named(fields: Mapping[str, Any], param: str) -> None:
+    assert refused(COMPLETION, {"prompt": "hi", **fields}).param == param
+
+
+def test_tables_do_not_overlap() -> None:
+    """Every known field has one treatment."""
+    for kind in ("chat", "completion"):
+        names = [*HONOURED[kind], *HARMLESS[kind], *REFUSED[kind]]  # type: ignore[index]
+        assert len(names) == len(set(names))
+
+
+def test_harmless_fields_are_taken() -> None:
+    chat(
+        user="u",
+        metadata={"a": "b"},
+        safety_identifier="x",
+        prompt_cache_key="x",
+        store=False,
+        service_tier="auto",
+        modalities=["text"],
+        response_format={"type": "text"},
+        parallel_tool_calls=True,
+        tool_choice="auto",
+        temperature=None,
+        audio=None,
+        nothing=None,
+        stream=False,
+        tools=[],
+    )
+    assert complete(best_of=1, user="u").requests[0].key == "u"
+
+
+def test_model_names() -> None:
+    host = FakeHost(name="m", names=("m", "other"))
+    for model in ("m", "other"):
+        assert chat(host, model=model).model == "m"
+    error = refused(CHAT, {"messages": HI, "model": "gpt"}, host)
+    assert (error.param, error.code) == ("model", "model_not_found")
+    assert "m, other" in str(error)
+    assert chat(FakeHost(name="m"), model="anything").model == "m"
+
+
+@pytest.mark.parametrize("body", [None, [], "x", 1])
+def test_a_body_is_an_object(body: Any) -> None:
+    assert "expected an object" in str(refused(CHAT, body))
+
+
+def test_unknown_urls() -> None:
+    error = refused("/v1/chat/completion", {})
+    assert error.param == "url" and "did you mean '/v1/chat/completions'" in str(error)
+
+
+def test_deep_nesting_is_refused_not_a_crash() -> None:
+    deep: Any = []
+    for _ in range(900):
+        deep = [deep]
+    for field in ("temperature", "metadata", "tools", "stop", "tool_choice", "chat_template_kwargs"):
+        assert refused(CHAT, {"messages": HI, field: deep})
+    assert refused(CHAT, {"messages": deep})
+    assert refused(COMPLETION, {"prompt": deep})
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"a": deep}}}
+    assert refused(CHAT, {"messages": HI, "tools": [tool]}, FakeHost(chat_template=TOOLS))
+
+
+FIELDS = st.sampled_from(sorted({*HONOURED["chat"], *HARMLESS["chat"], *REFUSED["chat"], "prompt", "echo"}))
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 300) | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5) | FIELDS, inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.sampled_from([CHAT, COMPLETION]), st.dictionaries(FIELDS, VALUES, max_size=4))
+def test_any_body_is_prepared_or_refused(url: str, fields: dict[str, Any]) -> None:
+    """A51, fuzzed over whole bodies: the error is ours, and its texts are JSON."""
+    try:
+        prepared = make(
+            url, {"messages" if url == CHAT else "prompt": HI if url == CHAT else "hi", **fields}, stream=True
+        )
+    except RequestError as error:
+        json.dumps(error_body(error), allow_nan=False)
+        assert error.param is not None
+    else:
+        assert prepared.requests
+
+
+# Prompts.
+
+
+def test_tools_and_template_variables_reach_the_prompt() -> None:
+    host = FakeHost(chat_template=TOOLS)
+    with_tools = chat(host, tools=[TOOL])
+    assert '"name": "add"' in host.tokenizer.decode(with_tools.requests[0].prompt)
+    assert chat(host, tools=[TOOL], tool_choice="none").requests[0].prompt == chat(host).requests[0].prompt
+    thinking = FakeHost(chat_template=THINKING)
+    off = Config(model=ModelSettings(chat_template_args={"enable_thinking": False}))
+    default, silent = chat(thinking), chat(thinking, off)
+    assert silent.requests[0].prompt != default.requests[0].prompt
+    again = chat(thinking, off, chat_template_kwargs={"enable_thinking": True})
+    assert again.requests[0].prompt == default.requests[0].prompt
+    effort = FakeHost(chat_template="{{ messages[0].content }} {{ reasoning_effort }}")
+    assert chat(effort, reasoning_effort="low").requests[0].prompt == ids_of("hi low")
+
+
+def test_prompts_of_completions() -> None:
+    """Strings get the tokenizer's special tokens, ids are taken as they are."""
+    begin = byte_tokenizer().convert_tokens_to_ids("<|begin|>")
+    two = complete(prompt=["a", "bc"], n=2, user="u")
+    assert [request.prompt for request in two.requests] == [(begin, 97)] * 2 + [(begin, 98, 99)] * 2
+    assert two.prompt_tokens == 5
+    assert len({request.id for request in two.requests}) == 4
+    assert complete(prompt=[97, 98]).requests[0].prompt == (97, 98)
+    assert [r.prompt for r in complete(prompt=[[97], [98]]).requests] == [(97,), (98,)]
+
+
+def image_part(colour: str) -> dict[str, Any]:
+    buffer = io.BytesIO()
+    Image.new("RGB", (2, 2), colour).save(buffer, "PNG")
+    url = f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def test_images() -> None:
+    """In the sender's order, shared by all choices; refused by text models, and beyond the limit."""
+    host = FakeHost(vision=True)
+    messages = [
+        {"role": "user", "content": [image_part("red"), {"type": "text", "text": "?"}, image_part("blue")]}
+    ]
+    prepared = chat(host, messages=messages, n=2)
+    assert [request.media for request in prepared.requests] == [((255, 0, 0), (0, 0, 255))] * 2
+    assert len(prepared.requests[0].spans) == 2
+    error = refused(CHAT, {"messages": messages})
+    assert error.param == "messages[0].content[0].image_url.url" and "takes no images" in str(error)
+    few = Config(media=MediaSettings(max_images=1))
+    error = refused(CHAT, {"messages": messages}, host, few)
+    assert isinstance(error, MediaError) and "2 images are more than media.max_images (1)" in str(error)
+
+
+def test_the_first_bad_image_is_the_one_named(tmp_path: Path) -> None:
+    """Whichever fails first in time."""
+    parts = [image_part("red")] + [
+        {"type": "image_url", "image_url": {"url": url}} for url in ("a.png", "data:x")
+    ]
+    with pytest.raises(MediaError) as caught:
+        make(CHAT, {"messages": [{"role": "user", "content": parts}]}, FakeHost(vision=True), base=tmp_path)
+    assert caught.value.param == "messages[0].content[1].image_url.url"
+
+
+def test_priority_and_streams_where_they_count() -> None:
+    config = Config(scheduler=SchedulerSettings(policy="priority"))
+    assert chat(config=config, priority=-2).requests[0].priority == -2
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    prepared = make(CHAT, {"messages": HI, **options}, stream=True)
+    assert prepared.stream and prepared.include_usage
+
+
+# Answers.
+
+
+def test_chat_response() -> None:
+    """Golden object; C9."""
+    prepared = chat(seed=1)
+    (choice,) = answer(prepared, "hello")
+    prompt = len(prepared.requests[0].prompt)
+    tokens = len(ids_of("hello"))
+    assert response_body(prepared, [choice], "abc", 5) == {
+        "id": "chatcmpl-abc",
+        "object": "chat.completion",
+        "created": 5,
+        "model": "fake",
+        "choices": [
+            {
+                "index": 0,
+                "message": {"role": "assistant", "content": "hello", "refusal": None},
+                "logprobs": None,
+                "finish_reason": "stop",
+            }
+        ],
+        "usage": {
+            "prompt_tokens": prompt,
+            "completion_tokens": tokens,
+            "total_tokens": prompt + tokens,
+            "prompt_tokens_details": {"cached_tokens": 0},
+        },
+        "mlxrun": {"seed": 1},
+    }
+
+
+def test_completion_response_with_echo() -> None:
+    prepared = complete(prompt=["one ", "two "], n=2, echo=True, seed=1)
+    choices = answer(prepared, "a", "b", "c", "d", finish=FinishReason.LENGTH)
+    choices[2].cached_tokens = 3
+    choices[3].cached_tokens = 4
+    body = response_body(prepared, choices, "abc", 5)
+    assert (body["id"], body["object"]) == ("cmpl-abc", "text_completion")
+    assert [c["text"] for c in body["choices"]] == ["one a", "one b", "two c", "two d"]
+    assert [c["index"] for c in body["choices"]] == [0, 1, 2, 3]
+    assert body["choices"][0] == {"index": 0, "text": "one a", "logprobs": None, "finish_reason": "length"}
+    assert body["usage"]["prompt_tokens"] == 10
+    assert body["usage"]["prompt_tokens_details"] == {"cached_tokens": 3}
+    ids = complete(prompt=[104, 105], echo=True)
+    assert response_body(ids, answer(ids, "!"), "x", 0)["choices"][0]["text"] == "hi!"
+
+
+def logged(text: str) -> tuple[TokenLogprob, ...]:
+    ids = ids_of(text)
+    return tuple(TokenLogprob(-0.5 - i, ((t, -0.5 - i), (228, float("-inf")))) for i, t in enumerate(ids))
+
+
+def test_chat_logprobs() -> None:
+    prepared = chat(logprobs=True, top_logprobs=2)
+    choice = Choice(prepared, 0, HOST)
+    choice.feed(TokenEvent("r", ids_of("a\u4f60"), logged("a\u4f60"), finish=FinishReason.STOP))
+    body = response_body(prepared, [choice], "x", 0)
+    content = body["choices"][0]["logprobs"]["content"]
+    assert [entry["token"] for entry in content] == ["a", "\\xe4", "\\xbd", "\\xa0"]
+    assert bytes(b for entry in content for b in entry["bytes"]).decode() == "a\u4f60"
+    assert content[0] == {
+        "token": "a",
+        "logprob": -0.5,
+        "bytes": [97],
+        "top_logprobs": [
+            {"token": "a", "logprob": -0.5, "bytes": [97]},
+            {"token": "\\xe4", "logprob": -9999.0, "bytes": [228]},
+        ],
+    }
+    json.dumps(body, allow_nan=False)
+
+
+def test_completion_logprobs_are_cut_with_the_text() -> None:
+    """Tokens wholly behind the start of a stop string go; the text before it keeps its own."""
+    prepared = complete(logprobs=2, stop="END")
+    choice = Choice(prepared, 0, HOST)
+    text = "ab \u4f60END more"
+    shown = choice.feed(TokenEvent("r", ids_of(text), logged(text)))
+    assert (shown, choice.stopped, choice.stop, choice.finish_reason) == ("ab \u4f60", True, "END", "stop")
+    assert choice.feed(TokenEvent("r", ids_of("x"), logged("x"), finish=FinishReason.LENGTH)) == ""
+    result = response_body(prepared, [choice], "x", 0)["choices"][0]["logprobs"]
+    assert result == {
+        "tokens": ["a", "b", " ", "bytes:\\xe4", "bytes:\\xbd", "bytes:\\xa0"],
+        "token_logprobs": [-0.5, -1.5, -2.5, -3.5, -4.5, -5.5],
+        "top_logprobs": [
+            {"a": -0.5, "bytes:\\xe4": -9999.0},
+            {"b": -1.5, "bytes:\\xe4": -9999.0},
+            {" ": -2.5, "bytes:\\xe4": -9999.0},
+            {"bytes:\\xe4": -9999.0},
+            {"bytes:\\xbd": -4.5, "bytes:\\xe4": -9999.0},
+            {"bytes:\\xa0": -5.5, "bytes:\\xe4": -9999.0},
+        ],
+        "text_offset": [0, 1, 2, 3, 3, 3],
+    }
+    assert choice.completion_tokens == len(ids_of("ab \u4f60END"))
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.text(alphabet="abE\u0159\u4f60\U0001f600", max_size=12), st.lists(st.integers(0, 40), max_size=4))
+def test_events_may_be_merged_in_any_way(text: str, cuts: list[int]) -> None:
+    """A44: what is streamed joins to the whole text, and all counts are the same, however events arrive."""
+    prepared = complete(logprobs=0, stop=["bE", "\u0159a"])
+    ids = ids_of(text)
+    lps = tuple(TokenLogprob(-1.0) for _ in ids)
+
+    def run(bounds: list[int]) -> tuple[Any, ...]:
+        choice = Choice(prepared, 0, HOST)
+        shown = ""
+        for start, end in zip(bounds, bounds[1:], strict=False):
+            last = FinishReason.LENGTH if end == bounds[-1] and start == bounds[-2] else None
+            shown += choice.feed(TokenEvent("r", ids[start:end], lps[start:end], finish=last))
+        assert shown == choice.text
+        return choice.text, choice.stop, choice.finish_reason, choice.completion_tokens, choice.logged()
+
+    one_by_one = run([*range(len(ids) + 1), len(ids)])
+    assert run([0, *sorted(min(cut, len(ids)) for cut in cuts), len(ids), len(ids)]) == one_by_one
+    assert run([0, len(ids)]) == one_by_one
+
+
+def test_special_tokens_never_reach_content() -> None:
+    """A53: neither as the token, nor spelled in pieces; other added tokens stay for the parsers."""
+    prepared = chat()
+    assert answer(prepared, "<think>a</think><|im_start|>b<|vision_end|>")[0].text == "<think>a</think>b"
+    (choice,) = answer(prepared, "done<|im_")
+    assert choice.text == "done<|im_"
+    pieces = tuple(b"ok<|im_end|>more")
+    spelled = Choice(prepared, 0, HOST)
+    assert spelled.feed(TokenEvent("r", pieces)) == "ok"
+    assert (spelled.stopped, spelled.stop, spelled.finish_reason) == (True, None, "stop")
+    free = chat(ignore_eos=True)
+    shown = Choice(free, 0, HOST)
+    assert shown.feed(TokenEvent("r", pieces, finish=FinishReason.LENGTH)) == "ok<|im_end|>more"
+    html = FakeHost(tokenizer=metaspace_tokenizer(), chat_template="{{ messages[0].content }}")
+    assert chat(html).guards == ()  # </s> is also HTML
+
+
+def test_held_back_text_comes_at_the_end() -> None:
+    prepared = chat(stop="<end>")
+    choice = Choice(prepared, 0, HOST)
+    assert choice.feed(TokenEvent("r", ids_of("a<e"))) == "a"
+    assert choice.finish_reason is None
+    assert choice.feed(TokenEvent("r", finish=FinishReason.LENGTH, cached=2)) == "<e"
+    assert (choice.text, choice.finish_reason, choice.cached_tokens, choice.finish()) == (
+        "a<e",
+        "length",
+        2,
+        "",
+    )
+    early = Choice(prepared, 0, HOST)
+    early.feed(TokenEvent("r", (*ids_of("a<e"), 0xE4)))
+    assert early.finish() == "<e\ufffd" and early.finish() == ""
+
+
+def test_an_error_event_is_raised() -> None:
+    with pytest.raises(EngineDead):
+        Choice(chat(), 0, HOST).feed(TokenEvent("r", finish=FinishReason.ERROR, error=EngineDead("gone")))
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (RequestError("a: b", param="a"), ("a: b", "invalid_request_error", "a", "invalid_request")),
+        (PromptTooLong("long"), ("long", "invalid_request_error", None, "context_length_exceeded")),
+        (Overloaded("full"), ("full", "rate_limit_error", None, "overloaded")),
+        (EngineDead("gone"), ("gone", "server_error", None, "engine_unavailable")),
+        (KeyError("secret"), ("internal error (KeyError)", "server_error", None, "internal_error")),
+    ],
+)
+def test_error_bodies(error: Exception, expected: tuple[Any, ...]) -> None:
+    body = error_body(error)["error"]
+    assert (body["message"], body["type"], body["param"], body["code"]) == expected
+
+
+def test_prompts_are_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG, logger="mlxrun"):
+        chat(messages=[{"role": "user", "content": "a secret"}])
+    assert "secret" not in caplog.text
