@@ -107,8 +107,8 @@ def test_plain_lines_in_a_pipe() -> None:
     view.close()
     lines = stream.getvalue().splitlines()
     assert [line.split(" ")[0] for line in lines] == ["10/7200", "20/7200", "25/7200"]
-    assert lines[1] == "20/7200 lines, 1 failed, prompt 10 tok/s, output 10 tok/s, ETA 2:05:58"
-    assert stream.getvalue().isprintable() is False and "\x1b" not in stream.getvalue()
+    assert lines[1] == "20/7200 lines, 1 failed, prompt 10 tok/s, output 10 tok/s, ETA 1:59:40"
+    assert "\x1b" not in stream.getvalue()
 
 
 def test_the_bar() -> None:

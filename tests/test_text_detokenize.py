@@ -84,6 +84,8 @@ def test_a_valid_beginning_is_not_given_twice() -> None:
     word = tokenizer.convert_tokens_to_ids("\u2581b")
     parts = pieces(tokenizer, [ord("a"), 0xE4, word, word])
     assert "".join(parts) == "a\ufffd b b"
+    parts = pieces(tokenizer, [*"\u0161".encode(), 0xE4, word, word])
+    assert "".join(parts) == "\u0161\ufffd b b"
 
 
 def test_white_space_between_words_stays() -> None:

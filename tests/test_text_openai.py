@@ -434,14 +434,19 @@ def test_images() -> None:
     assert isinstance(error, MediaError) and "2 images are more than media.max_images (1)" in str(error)
 
 
-def test_the_first_bad_image_is_the_one_named(tmp_path: Path) -> None:
+def test_the_first_bad_image_is_the_one_named() -> None:
     """Whichever fails first in time."""
-    parts = [image_part("red")] + [
-        {"type": "image_url", "image_url": {"url": url}} for url in ("a.png", "data:x")
-    ]
+
+    class Late(MediaLoader):
+        async def load(self, url: str, param: str) -> Any:
+            await asyncio.sleep(0.02 if url == "first" else 0)
+            raise MediaError(f"{param}: bad", param=param)
+
+    parts = [{"type": "image_url", "image_url": {"url": url}} for url in ("first", "second")]
+    body = {"messages": [{"role": "user", "content": parts}]}
     with pytest.raises(MediaError) as caught:
-        make(CHAT, {"messages": [{"role": "user", "content": parts}]}, FakeHost(vision=True), base=tmp_path)
-    assert caught.value.param == "messages[0].content[1].image_url.url"
+        asyncio.run(prepare(CHAT, body, FakeHost(vision=True), Config(), Late(MediaSettings(), None)))
+    assert caught.value.param == "messages[0].content[0].image_url.url"
 
 
 def test_priority_and_streams_where_they_count() -> None:

@@ -73,9 +73,10 @@ def notes(report: Mapping[str, Any]) -> list[str]:
     """Lines under the table: the setting, then what needs words."""
     model, settings, device = report["model"], report["settings"], report["device"]
     versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
+    where = ", ".join(str(device[key]) for key in ("backend", "name", "blas") if device.get(key))
     lines = [
         f"{model['name']} ({model['dtype'] or 'quantised'}), scale {settings['scale']:g}, "
-        f"median of {settings['repeat']}; {device['backend']}, {device['name']}; {versions}"
+        f"median of {settings['repeat']}; {where}; {versions}"
     ]
     for name, part in report["workloads"].items():
         if "same_tokens" in part:

@@ -18,7 +18,7 @@ import numpy as np
 from mlxrun.errors import RequestError
 from mlxrun.model.leaves import all_arrays
 
-# Fields of mlx-vlm's InputEmbeddingsFeatures that are passed on; the 4-D mask is not used by any language model.
+# Fields of mlx-vlm's InputEmbeddingsFeatures that we do not pass on; its 4-D mask is never used.
 _UNSUPPORTED = ("cross_attention_states", "decoder_inputs_embeds", "pos_hw")
 
 

@@ -124,7 +124,7 @@ class RaggedCache:
         return self.keys_and_values()
 
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> RaggedMask:
-        """The mask of one new token a row; `window_size` limits what it sees, beside the leaf's own window."""
+        """The mask of one new token a row; `window_size` limits what it sees, as the leaf does."""
         if N != 1 or return_array:
             raise NotRaggedError("the model wants the mask as an array")
         return RaggedMask(window_size)

@@ -7,6 +7,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -32,7 +33,11 @@ def device_facts() -> dict[str, Any]:
     """The device as MLX describes it, with its backend; byte counts by MLX's own names. No serial numbers."""
     info = {k: v for k, v in mx.device_info(mx.default_device()).items() if k not in ("uuid", "pci_bus_id")}
     name = str(info.pop("device_name", info.get("architecture", "unknown")))
-    return {"backend": backend(), "name": name} | info
+    facts = {"backend": backend(), "name": name} | info
+    if facts["backend"] == "cpu":
+        blas = loaded_blas()
+        facts["blas"] = None if blas is None else Path(blas).name
+    return facts
 
 
 def machine_findings() -> list[Finding]:

@@ -25,7 +25,7 @@ Pair = tuple[mx.array, mx.array]
 
 
 class Buffer:
-    """Keys and values of one leaf for the rows of a group. `window`: how many newest tokens count; None: all."""
+    """Keys and values of one leaf for the rows of a group. `window`: how many tokens count; None: all."""
 
     def __init__(self, window: int | None) -> None:
         self.window = window
@@ -141,10 +141,9 @@ class RowGroup:
         """Drop a row; the last one takes its place."""
         for buffer in self.buffers:
             buffer.leave(index)
-        for column in (self.ids, self.lengths):
-            last = column.pop()  # type: ignore[attr-defined]
-            if index < len(column):
-                column[index] = last  # type: ignore[index]
+        self.ids[index], self.lengths[index] = self.ids[-1], self.lengths[-1]
+        self.ids.pop()
+        self.lengths.pop()
 
     def trim(self) -> None:
         """Give memory back after rows have left."""

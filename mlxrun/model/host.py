@@ -20,12 +20,13 @@ from mlxrun.errors import MediaError, ModelLoadError
 from mlxrun.model.files import digests, model_folder, read_json
 
 DEFAULT_CONTEXT = 32_768
+_CONTEXT_KEYS = ("max_position_embeddings", "max_seq_len", "max_sequence_length", "n_positions", "seq_length")
 _DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 @dataclass(frozen=True, slots=True)
 class Processed:
-    """Tokens of a prompt with images: `spans` are where images lie, `media` the processor's arrays (numpy)."""
+    """Tokens of a prompt with images: `spans`: where images lie; `media`: numpy arrays."""
 
     ids: tuple[int, ...]
     spans: tuple[tuple[int, int], ...]
@@ -133,11 +134,11 @@ def _template(folder: Path, settings: ModelSettings, tokenizer: Any) -> str | No
 
 def _eos_ids(config: Mapping[str, Any], generation: Mapping[str, Any], tokenizer: Any) -> frozenset[int]:
     """Every token that any of the model's files calls an end."""
-    found: set[int] = set()
+    found: set[Any] = {tokenizer.eos_token_id}
     for source in (generation, config, config.get("text_config") or {}):
         value = source.get("eos_token_id")
         found |= set(value) if isinstance(value, list) else {value}
-    return frozenset(i for i in found | {tokenizer.eos_token_id} if isinstance(i, int))
+    return frozenset(i for i in found if isinstance(i, int))
 
 
 def _context_length(settings: ModelSettings, config: Mapping[str, Any]) -> int:

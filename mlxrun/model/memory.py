@@ -65,7 +65,7 @@ def footprint(cache: Sequence[Any]) -> Footprint:
 def budget(
     settings: SchedulerSettings, model: nn.Module, hidden: int, cache: Sequence[Any], vocab: int
 ) -> MemoryBudget:
-    """The sum that admission checks. `hidden`: width of the model; `vocab`: of its logits (float32, one a row)."""
+    """The sum that admission checks. `hidden`: width of the model; `vocab`: of its logits."""
     limit = settings.memory_limit or device_limit()
     itemsize = max((a.itemsize for leaf in leaves.flatten(cache) for a in leaves.arrays(leaf)), default=4)
     logits = settings.max_running * vocab * 4 * 4

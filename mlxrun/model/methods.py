@@ -16,6 +16,7 @@ from mlxrun.model.leaves import Kind
 from mlxrun.model.prefill import Sharing
 from mlxrun.model.rows import DecodeBatch
 
+Batch = DecodeBatch | AloneBatch
 Decode = Literal["ragged", "grouped", "alone"]
 
 
@@ -31,7 +32,7 @@ class Methods:
     fixed_width: int = 0
 
 
-def make_batch(template: Sequence[Any], methods: Methods) -> DecodeBatch | AloneBatch:
+def make_batch(template: Sequence[Any], methods: Methods) -> Batch:
     """An empty decode batch that works by these methods."""
     if methods.decode == "alone" or not can_batch(template):
         return AloneBatch()

@@ -17,7 +17,7 @@ WASTE = 1.25  # a shared forward may compute this many times its useful tokens
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """`rows`: most chunks in a forward. `padded`: longest chunk that may be padded to; 0: equal lengths only."""
+    """`rows`: most chunks in a forward. `padded`: longest chunk to pad to; 0: equal lengths only."""
 
     rows: int = 1
     padded: int = 0

@@ -1,4 +1,4 @@
-"""Checks, at load and in `mlxrun doctor`, that the fast ways of computing this model give what the safe ones do.
+"""Checks, at load and in `mlxrun doctor`, that the fast ways of computing a model give what the safe ones do.
 
 A few short prompts run alone, and then batched; logits are compared. What differs is switched to the next
 safer method, and said. Upstream bugs of this kind keep coming: nothing is trusted because of its name.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -17,9 +18,9 @@ import numpy as np
 from mlxrun.config.settings import Config
 from mlxrun.model import leaves
 from mlxrun.model.adapter import PLAIN, Adapter
-from mlxrun.model.methods import Decode, Methods, can_batch, make_batch, paddable
+from mlxrun.model.methods import Batch, Decode, Methods, can_batch, make_batch, paddable
 from mlxrun.model.prefill import Sharing
-from mlxrun.model.rows import Joining
+from mlxrun.model.rows import Forward, Joining
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ class Probe:
 
 
 def choose_methods(adapter: Adapter, vocab: int, config: Config) -> Probe:
-    """The fastest methods that this model passes; the safe ones unasked if `engine.probe` is off and unknown."""
+    """The fastest methods that this model passes; with `engine.probe` off, the fastest possible ones."""
     template = adapter.new_cache()
     rows = 1 if config.engine.reproducible else config.scheduler.prefill_rows
     padded = paddable(template, config.scheduler.chunk)
@@ -60,7 +61,7 @@ def choose_methods(adapter: Adapter, vocab: int, config: Config) -> Probe:
     decode: Decode = "alone"
     ways: tuple[Decode, ...] = ("ragged", "grouped")
     for way in ways:
-        checks.append(reference.check(f"decode {way}", lambda w=way: reference.decode(w, width)))
+        checks.append(reference.check(f"decode {way}", partial(reference.decode, way, width)))
         if checks[-1].passed:
             decode = way
             break
@@ -68,7 +69,7 @@ def choose_methods(adapter: Adapter, vocab: int, config: Config) -> Probe:
         checks.append(reference.check("prefill equal lengths", reference.prefill_equal))
         rows = rows if checks[-1].passed else 1
     if rows > 1 and padded:
-        checks.append(reference.check("prefill padded", lambda: reference.prefill_padded(padded)))
+        checks.append(reference.check("prefill padded", partial(reference.prefill_padded, padded)))
         padded = padded if checks[-1].passed else 0
     for check in checks:
         if not check.passed:
@@ -143,17 +144,19 @@ class _Reference:
             batch.update({str(i) for i in alive}, rows)
             order, lengths = [int(rid) for rid in batch.ids], batch.lengths
 
-            def call(
-                first: int, count: int, caches: list[Any], o: list[int] = order, n: list[int] = lengths
-            ) -> mx.array:
-                zeros = [0] * batch.padding(count)
-                ids = [fed[i][len(got[i])] for i in o[first : first + count]] + zeros
-                return self._adapter.decode(mx.array(ids)[:, None], caches, n[first : first + count] + zeros)
-
-            logits = _numpy(batch.forward(call))
+            tokens = [fed[i][len(got[i])] for i in order]
+            logits = _numpy(batch.forward(self._caller(batch, tokens, lengths)))
             for row, i in enumerate(order):
                 got[i].append(logits[row])
         return got
+
+    def _caller(self, batch: Batch, tokens: list[int], lengths: list[int]) -> Forward:
+        def call(first: int, count: int, caches: list[Any]) -> mx.array:
+            zeros = [0] * batch.padding(count)
+            ids = mx.array(tokens[first : first + count] + zeros)[:, None]
+            return self._adapter.decode(ids, caches, lengths[first : first + count] + zeros)
+
+        return call
 
     def prefill_equal(self) -> list[list[np.ndarray[Any, Any]]]:
         """Each prompt prefilled beside a twin that is its reverse."""

@@ -1,7 +1,8 @@
 """The decode batch: rows of any lengths, kept in groups, decoded in one forward.
 
-`update` changes who is in it, `forward` computes one token for each row. Memory and time follow the sum of the lengths, not rows x longest. Rows are ordered by group; `ids` tells
-the order, which changes in `update` only.
+`update` changes who is in it, `forward` computes one token for each row. Memory and time follow the sum
+of the lengths, not rows x longest. Rows are ordered by group; `ids` tells the order, which changes in
+`update` only.
 """
 
 from __future__ import annotations
@@ -166,7 +167,7 @@ class DecodeBatch:
     def forward(self, call: Forward) -> mx.array:
         """One new token for every row; returns logits [rows, V].
 
-        `call(first, count, caches)` runs the model on rows first..first+count and gives logits [>= count, 1, V].
+        `call(first, count, caches)` runs the model on rows first..first+count: logits [>= count, 1, V].
         """
         for group in self.groups:
             group.advance()
@@ -218,7 +219,7 @@ def _pairs(row: Joining) -> list[Pair]:
 
 
 def _stacked(parts: Sequence[mx.array | None], order: mx.array) -> mx.array | None:
-    """State arrays of all rows, one after the other, in a new order. None: a slot that the model never fills."""
+    """State arrays of all rows, one after the other, in a new order. None: a slot that is never filled."""
     filled = [p for p in parts if p is not None]
     return mx.concatenate(filled, axis=0)[order] if filled else None
 

@@ -25,6 +25,7 @@ from mlxrun.scheduler.request import SamplingParams
 
 log = logging.getLogger(__name__)
 
+Drawn = tuple[tuple[str, ...], Draw]  # rows, and what they drew
 CLEAR_EVERY = 256  # steps between giving MLX's free buffers back
 
 
@@ -48,7 +49,7 @@ class RowState:
 class Launched:
     """Draws under way, with the rows that they are for, and prefilled arrays to wait for."""
 
-    draws: tuple[tuple[tuple[str, ...], Draw], ...] = ()
+    draws: tuple[Drawn, ...] = ()
     filled: tuple[mx.array, ...] = ()
 
 
@@ -134,7 +135,7 @@ class ModelRunner:
 
     # -- decode -----------------------------------------------------------------------------------------
 
-    def _decode(self, ids: Sequence[str]) -> tuple[tuple[str, ...], Draw] | None:
+    def _decode(self, ids: Sequence[str]) -> Drawn | None:
         """One token for each of these rows; rows that are not named leave the batch."""
         present = set(self._batch.ids)
         joining = {rid: self._rows[rid] for rid in ids if rid not in present}
@@ -186,7 +187,7 @@ class ModelRunner:
     def _prefill(
         self,
         chunks: Sequence[PrefillChunk],
-        draws: list[tuple[tuple[str, ...], Draw]],
+        draws: list[Drawn],
         filled: list[mx.array],
     ) -> None:
         """Launch chunks; appends draws of chunks that sample, and the arrays to evaluate."""
@@ -212,7 +213,7 @@ class ModelRunner:
         for index, (row, chunk) in enumerate(zip(rows, forward, strict=True)):
             row.cache, row.filled = leaves.split(cache, index, chunk.stop), chunk.stop
 
-    def _prefill_alone(self, chunk: PrefillChunk, draws: list[tuple[tuple[str, ...], Draw]]) -> None:
+    def _prefill_alone(self, chunk: PrefillChunk, draws: list[Drawn]) -> None:
         row = self._rows[chunk.request_id]
         ids = mx.array([row.tokens[chunk.start : chunk.stop]])
         logits = self._adapter.prefill(ids, row.cache, chunk.start, row.inputs)

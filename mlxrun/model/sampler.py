@@ -54,7 +54,7 @@ class Draw:
 
 
 class Sampler:
-    """The rows of one batch in their order. Make a new one when rows join or leave; `rows` carry their state."""
+    """The rows of one batch in their order. Make a new one when they change; `rows` carry their state."""
 
     def __init__(self, rows: Sequence[RowSampling], vocab: int) -> None:
         params = [row.params for row in rows]

@@ -60,7 +60,7 @@ class MemoryBudget:
         """The sum for one request alone, for an error that a user can act on."""
         row = self.footprint.row(tokens)
         return (
-            f"weights {_size(self.weights)} + {tokens} tokens {_size(2 * row)} (counted twice: joining copies) "
+            f"weights {_size(self.weights)} + {tokens} tokens {_size(2 * row)} (twice: joining copies) "
             f"+ transients {_size(self.transient * prefill_tokens)} > limit {_size(self.limit)}"
         )
 

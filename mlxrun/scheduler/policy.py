@@ -55,7 +55,7 @@ class Shortest(Policy):
 
 
 class Fair(Policy):
-    """The key that was handed the fewest prompt tokens first, so that one user cannot crowd out the others."""
+    """The key that was handed the fewest prompt tokens first, so that nobody crowds out the others."""
 
     def __init__(self) -> None:
         self._tokens: Counter[str] = Counter()

@@ -19,7 +19,7 @@ from mlxrun.scheduler.plan import Admission, PrefillChunk, Sampled, StepPlan, St
 from mlxrun.scheduler.policy import make_policy
 from mlxrun.scheduler.request import FinishReason, Request, TokenEvent
 
-# A row is admitted with room for this many answer tokens; if rows outgrow the memory later, one of them waits.
+# A row is admitted with room for this many answer tokens; if rows outgrow the memory later, one has to wait.
 DECODE_RESERVE = 256
 
 
@@ -136,7 +136,7 @@ class Scheduler:
         return overdue + [e for e in order if e not in overdue]
 
     def _admit(self, order: list[Entry]) -> list[Entry]:
-        """Start waiting entries in that order while rows and memory last; the first that has to wait ends it."""
+        """Start waiting entries in that order while rows and memory last; nobody overtakes."""
         running = [e for e in self._entries.values() if e.running]
         admitted: list[Entry] = []
         for entry in (e for e in order if not e.running):
