@@ -189,6 +189,6 @@ def run_in_process(job: Path, pause: float, order: str = "completion") -> None:
     try:
         outcome = asyncio.run(bench.run())
     except MlxrunError as error:
-        print(error)
+        job.with_suffix(".said").write_text(str(error))
         raise SystemExit(error.exit_code) from error
     raise SystemExit(outcome.exit_code)

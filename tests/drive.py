@@ -13,12 +13,14 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+import pytest
 from oracle import Answer
 from PIL import Image
 
 from mlxrun.config.settings import Config, EngineSettings, ModelSettings, SchedulerSettings
 from mlxrun.engine.build import build_engine
 from mlxrun.engine.engine import Engine
+from mlxrun.model import group, rows
 from mlxrun.model.methods import Methods
 from mlxrun.model.probe import Probe
 from mlxrun.scheduler.request import FinishReason, Request, SamplingParams, TokenEvent
@@ -60,6 +62,12 @@ def engine(folder: Path, methods: Methods | None = None, **options: Any) -> Engi
     chosen = Probe(methods, ())
     with mock.patch("mlxrun.engine.build.choose_methods", lambda adapter, vocab, config: chosen):
         return build_engine(made)
+
+
+def small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups of rows of up to 15, 31, 63, ... tokens, in buffers that grow by 16: short prompts fill several."""
+    monkeypatch.setattr(rows, "SHORTEST_BUCKET", 8)
+    monkeypatch.setattr(group, "STEP", 16)
 
 
 def runner(engine: Engine) -> Any:

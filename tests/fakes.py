@@ -113,7 +113,8 @@ class FakeRunner:
                 launched.append((chunk.request_id, chunk.stop))
         self._allocate(plan)
         before, self._launched = self._launched, launched
-        tokens = {rid: self._sample(rid, at) for rid, at in before if rid in self.rows}
+        kept = [(rid, at) for rid, at in before if rid in self.rows and rid not in plan.free]
+        tokens = {rid: self._sample(rid, at) for rid, at in kept}
         return StepResult(tokens, errors)
 
     def reset(self) -> None:
@@ -135,8 +136,6 @@ class FakeRunner:
         self.admissions.append(request.id)
         if request.id in self.rows:
             self._break(f"{request.id} is admitted twice")
-        if any(rid == request.id for rid, _ in self._launched):
-            self._break(f"{request.id} is admitted while a token of its former row is under way")
         if output != answer(request)[0][: len(output)]:
             self._break(f"{request.id} is admitted with an answer that it did not get: {output}")
         if request.id in self.refuse:
@@ -177,7 +176,9 @@ class FakeRunner:
             raise RuntimeError(self._trouble)
         if len(self.plans) in self.fail_steps:
             raise RuntimeError(f"step {len(self.plans)} fails as scripted")
-        trouble = "the device is gone" if self.dead and (plan.decode or plan.prefill) else self._poisoned(plan)
+        trouble = (
+            "the device is gone" if self.dead and (plan.decode or plan.prefill) else self._poisoned(plan)
+        )
         if trouble is not None and self.late:
             self._trouble = trouble
         elif trouble is not None:
@@ -224,7 +225,13 @@ def fake_host(context_length: int = CONTEXT) -> Host:
 
 def small(**fields: Any) -> SchedulerSettings:
     """Settings of a size that is easy to count: chunks of 4, 12 prompt tokens a step, 8 while rows decode."""
-    defaults = {"chunk": 4, "prefill_budget": 12, "prefill_budget_busy": 8, "max_running": 4, "max_queue": 100}
+    defaults = {
+        "chunk": 4,
+        "prefill_budget": 12,
+        "prefill_budget_busy": 8,
+        "max_running": 4,
+        "max_queue": 100,
+    }
     return SchedulerSettings(**{**defaults, **fields})
 
 
@@ -238,7 +245,7 @@ def make_engine(
     context: int = CONTEXT,
 ) -> Engine:
     """An Engine over a FakeRunner (one that has never been told anything, if none is given)."""
-    scheduler = Scheduler(settings or small(), context, memory, clock or Clock())
+    scheduler = Scheduler(settings or small(), context, memory, clock=clock or Clock())
     host = fake_host(context)
     return Engine(host, scheduler, runner or FakeRunner(), EngineSettings(max_errors=max_errors))
 

@@ -16,6 +16,7 @@ from mlxrun.batch.paths import Paths
 from mlxrun.errors import JobError
 
 COUNT = 12
+Damage = Callable[[Paths], object]
 
 
 async def finished(folder: Path) -> Bench:
@@ -35,63 +36,59 @@ def cut(path: Path, size: int) -> None:
     path.write_bytes(path.read_bytes()[:-size])
 
 
-DAMAGES: dict[str, tuple[Callable[[Paths], object], int, str]] = {
-    # what happens to the files, how many requests the next run makes, what it says
+def swap(line: int, old: bytes, new: bytes) -> Damage:
+    """In one line of the journal."""
+    return lambda paths: edit(paths.journal, line, lambda data: data.replace(old, new))
+
+
+def put(line: int, change: Callable[[bytes], bytes]) -> Damage:
+    """In the output."""
+    return lambda paths: edit(paths.out, line, change)
+
+
+def reverse(paths: Paths) -> None:
+    paths.journal.write_bytes(b"".join(reversed(paths.journal.read_bytes().splitlines(keepends=True))))
+
+
+def remove_folder(paths: Paths) -> None:
+    for path in paths.folder.iterdir():
+        path.unlink()
+    paths.folder.rmdir()
+
+
+# What happens to the files, how many requests the next run makes (None: it depends), and what it says.
+DAMAGES: dict[str, tuple[Damage, int | None, str]] = {
     "torn journal": (lambda p: cut(p.journal, 9), 0, ""),
     "torn output": (lambda p: cut(p.out, 9), 1, "1 line torn"),
-    "output without its last end of line": (lambda p: cut(p.out, 1), 1, "1 line torn"),
-    "torn errors": (lambda p: cut(p.errors, 9), -1, "1 line torn"),
+    "output without its last line end": (lambda p: cut(p.out, 1), 1, "1 line torn"),
+    "torn errors": (lambda p: cut(p.errors, 9), None, "1 line torn"),
     "no journal": (lambda p: p.journal.unlink(), 0, ""),
     "empty journal": (lambda p: p.journal.write_bytes(b""), 0, ""),
     "no output": (lambda p: p.out.unlink(), COUNT, ""),
     "no errors": (lambda p: p.errors.unlink(), 1, ""),
     "no manifest": (lambda p: p.manifest.unlink(), 0, ""),
     "broken manifest": (lambda p: p.manifest.write_text("{"), 0, ""),
-    "no run folder": (lambda p: [f.unlink() for f in p.folder.iterdir()] and p.folder.rmdir(), 0, ""),
-    "journal entries in another order": (
-        lambda p: p.journal.write_bytes(b"".join(sorted(p.journal.read_bytes().splitlines(True), reverse=True))),
-        0,
-        "not the head of a journal",
-    ),
+    "no run folder": (remove_folder, 0, ""),
+    "journal in another order": (reverse, 0, "journal.jsonl:1: not the head of a journal"),
     "a journal entry twice": (lambda p: edit(p.journal, 3, lambda line: line * 2), 0, ""),
-    "a journal line that is no JSON": (lambda p: edit(p.journal, 3, lambda _: b"hello\n"), 0, "journal.jsonl:4: not JSON"),
-    "zeros in the journal": (lambda p: edit(p.journal, 3, lambda line: b"\0" * 99 + b"\n"), 0, "journal.jsonl:4: "),
-    "a journal line of other keys": (lambda p: edit(p.journal, 2, lambda _: b'{"a": 1}\n'), 0, "journal.jsonl:3: these"),
-    "a journal line of wrong types": (
-        lambda p: edit(p.journal, 2, lambda line: line.replace(b'"run":1', b'"run":"1"')),
-        0,
-        "journal.jsonl:3: run has the wrong type",
-    ),
-    "a journal line of another state": (
-        lambda p: edit(p.journal, 2, lambda line: line.replace(b'"done"', b'"won"').replace(b'"failed"', b'"w"')),
-        0,
-        "journal.jsonl:3: state is neither",
-    ),
-    "a journal entry with another check": (
-        lambda p: edit(p.journal, 1, lambda line: line.replace(b'"check":"', b'"check":"f')),
-        1,
-        "1 line edited",
-    ),
-    "a journal entry of an unknown line": (
-        lambda p: edit(p.journal, 1, lambda line: line + line.replace(b"line-", b"else-")),
-        0,
-        "",
-    ),
-    "an answer edited by hand": (lambda p: edit(p.out, 4, lambda line: line.replace(b"say", b"SAY")), 1, "1 line edited"),
-    "an answer twice": (lambda p: edit(p.out, 4, lambda line: line * 2), 0, "1 line twice"),
-    "a foreign line in the output": (lambda p: edit(p.out, 4, lambda line: b"hello\n" + line), 0, "1 line of the output"),
-    "zeros at the end of the output": (
-        lambda p: p.out.write_bytes(p.out.read_bytes() + b"\0" * 50),
-        0,
-        "1 line torn",
-    ),
-    "an error record among the answers": (
+    "journal: no JSON": (swap(3, b"{", b"["), 0, "journal.jsonl:4: not JSON"),
+    "journal: zeros": (swap(3, b'"', b"\0"), 0, "journal.jsonl:4: not JSON"),
+    "journal: other keys": (swap(2, b'"run"', b'"ran"'), 0, "journal.jsonl:3: these are not the keys"),
+    "journal: wrong type": (swap(2, b'"run":1', b'"run":"1"'), 0, "journal.jsonl:3: run has the wrong type"),
+    "journal: wrong state": (swap(2, b'"done"', b'"won"'), 0, "journal.jsonl:3: state is neither"),
+    "journal: wrong check": (swap(1, b'"check":"', b'"check":"f'), 1, "1 line edited"),
+    "journal: unknown line": (swap(1, b'"custom_id":"line', b'"custom_id":"else'), 0, ""),
+    "an answer edited": (put(4, lambda line: line.replace(b"say", b"SAY")), 1, "1 line edited"),
+    "an answer twice": (put(4, lambda line: line * 2), 0, "1 line twice"),
+    "an answer lost": (put(4, lambda _: b""), 1, ""),
+    "a foreign line": (put(4, lambda line: b"hello\n" + line), 0, "1 line of the output not ours"),
+    "zeros after the output": (put(-1, lambda line: line + b"\0" * 50), 0, "1 line torn"),
+    "error records among answers": (
         lambda p: p.out.write_bytes(p.out.read_bytes() + p.errors.read_bytes()),
         0,
-        "2 lines of the output",
+        "2 lines of the output not ours",
     ),
-    "an answer lost without a trace": (lambda p: edit(p.out, 4, lambda _: b""), 1, ""),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", DAMAGES)
@@ -106,7 +103,7 @@ async def test_damage_is_repaired(tmp_path: Path, name: str) -> None:
     assert by_id(bench.paths.out) == out
     key = lambda record: record["error"]["line"]  # noqa: E731
     assert sorted(read(bench.paths.errors), key=key) == sorted(errors, key=key)
-    assert bench.ran == again or again == -1
+    assert again in (bench.ran, None)
     assert any(said in text for text in [*bench.said, ""])
     assert (outcome.meter.done, outcome.meter.failed) == (COUNT, 2)
     assert sum(group.lines for group in outcome.scores.groups.values()) == COUNT
@@ -128,7 +125,7 @@ async def test_a_journal_of_another_format_is_refused(tmp_path: Path) -> None:
 
 
 async def test_any_cut_of_any_file(tmp_path: Path) -> None:
-    """C1: output, errors and journal each end where a power cut may have left them; the result is the same."""
+    """C1: output, errors and journal cut anywhere, alone and together: the result is the same."""
     bench = await finished(tmp_path)
     out, errors = by_id(bench.paths.out), sorted(bench.paths.errors.read_bytes().splitlines())
     rng = random.Random(5)
@@ -164,6 +161,7 @@ async def test_a_killed_run_is_in_the_manifest(tmp_path: Path) -> None:
     assert (runs[1]["exit"], runs[1]["computed"]) == (1, 0)
 
 
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="asks Linux for the names of open files")
 async def test_the_journal_never_runs_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """C1: each journal entry is written after its record, and the record was synced in between."""
     import os

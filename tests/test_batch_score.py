@@ -22,7 +22,7 @@ from mlxrun.batch.score import Eval, Scores, answer_text, score
             "json",
             {"a": 1, "b": [True, None, "x"]},
             ['{"b": [true, null, "x"], "a": 1.0}', '1 of 2: ```json\n{"a": 1, "b": [true, null, "x"]}``` {}'],
-            ['{"a": 1}', '{"a": true, "b": [true, null, "x"]}', '{"a": 1, "b": [1, null, "x"]}', "", "{" * 99],
+            ['{"a": 1}', '{"a": true, "b": [true, null, "x"]}', '{"a": 1, "b": [1, null, "x"]}', "", "{{{"],
         ),
         ("json", [1, 2], ["x [1, 2.0] [3]"], ["[2, 1]", "[1, 2, 3]", "[[1, 2]]", "[" * 5000]),
         ("json", "yes", ['the answer: "yes"'], ["yes", '"no" "yes"']),

@@ -89,7 +89,7 @@ class Journal:
 
     def _header(self, data: bytes) -> str | None:
         try:
-            head = json.loads(data)
+            head = json.loads(data.decode())
             found, settings = head["format"], head["settings"]
         except (ValueError, RecursionError, KeyError, TypeError):
             self.problems.append(f"{self.path}:1: not the head of a journal")
@@ -103,9 +103,10 @@ class Journal:
 
     def _entry(self, number: int, data: bytes) -> Entry | None:
         try:
-            return Entry.parse(json.loads(data))
+            return Entry.parse(json.loads(data.decode()))
         except (ValueError, RecursionError) as error:
-            reason = "not JSON" if isinstance(error, json.JSONDecodeError) else str(error)
+            unreadable = isinstance(error, json.JSONDecodeError | UnicodeDecodeError | RecursionError)
+            reason = "not JSON" if unreadable else str(error)
             if len(self.problems) < 20:
                 self.problems.append(f"{self.path}:{number}: {reason}")
             return None

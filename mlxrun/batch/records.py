@@ -105,7 +105,7 @@ def dump(record: Mapping[str, Any]) -> bytes:
 def parse(data: bytes) -> dict[str, Any] | None:
     """A line that has the shape of a record of ours, or None."""
     try:
-        record = json.loads(data)
+        record = json.loads(data.decode())
     except (ValueError, RecursionError):
         return None
     if not isinstance(record, dict) or not _ID.fullmatch(str(record.get("id"))):

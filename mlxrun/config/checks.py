@@ -43,6 +43,14 @@ def chunk_above_budget(config: Config) -> str | None:
     return f"chunk {chunk} is more than prefill_budget {budget}" if chunk > budget else None
 
 
+def chunk_above_busy_budget(config: Config) -> str | None:
+    """With `engine.reproducible` a prompt is always cut at the same places, so a step takes whole chunks."""
+    chunk, busy = config.scheduler.chunk, config.scheduler.prefill_budget_busy
+    if not config.engine.reproducible or chunk <= busy:
+        return None
+    return f"engine.reproducible takes whole chunks: {busy} is less than scheduler.chunk {chunk}"
+
+
 def revision_of_a_folder(config: Config) -> str | None:
     """Only a hub id has revisions."""
     if config.model.revision is None or not _is_local(config.model.path):
@@ -99,6 +107,9 @@ CHECKS = (
     Check(("model.trust_remote_code", "model.path"), remote_code_of_embedded),
     Check(("scheduler.prefill_budget_busy", "scheduler.prefill_budget"), busy_above_idle),
     Check(("scheduler.chunk", "scheduler.prefill_budget"), chunk_above_budget),
+    Check(
+        ("scheduler.prefill_budget_busy", "scheduler.chunk", "engine.reproducible"), chunk_above_busy_budget
+    ),
     Check(("sampling.max_tokens", "model.context_length"), answer_fills_context),
     Check(("media.allow_hosts", "media.allow_urls"), hosts_without_urls),
 )

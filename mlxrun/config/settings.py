@@ -85,11 +85,11 @@ class SchedulerSettings:
     max_queue: Annotated[int, Range(1, None)] = 1024
     """Most requests that wait; one more is refused as overloaded."""
     chunk: Annotated[int, Range(16, 65536)] = 512
-    """Grid of prefill: chunks end at multiples of this many tokens."""
+    """Grid of prefill: no chunk reaches over a multiple of this many tokens."""
     prefill_budget: Annotated[int, Range(16, None)] = 2048
     """Most prompt tokens a step while nothing decodes."""
     prefill_budget_busy: Annotated[int, Range(16, None)] = 512
-    """Most prompt tokens a step while rows decode; bounds the time between their tokens."""
+    """Most prompt tokens a step while rows decode: bounds the time between their tokens."""
     prefill_rows: Annotated[int, Range(1, 256)] = 8
     """Most prompts whose chunks share one forward; only chunks of equal length do, unless the probe
     allows padding."""

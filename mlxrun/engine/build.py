@@ -27,7 +27,9 @@ def build_engine(config: Config) -> Engine:
     cache, vocab = first_look(adapter)
     probe = choose_methods(adapter, vocab, config)
     memory = budget(config.scheduler, adapter.model, _hidden(host), cache, vocab)
-    scheduler = Scheduler(config.scheduler, host.context_length, memory)
+    scheduler = Scheduler(
+        config.scheduler, host.context_length, memory, whole_chunks=config.engine.reproducible
+    )
     log.info("loaded %s: decode %s", host.name, probe.methods.decode)
     return Engine(host, scheduler, ModelRunner(adapter, vocab, probe.methods), config.engine, probe)
 

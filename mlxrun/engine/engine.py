@@ -43,7 +43,7 @@ class Engine:
         self.probe = probe
         self._runner = runner
         self._settings = settings
-        self._failures = 0  # steps that failed in a row
+        self._failures = 0  # steps that failed since a token last came out
         self._aborted: list[TokenEvent] = []
 
     @property
@@ -68,7 +68,8 @@ class Engine:
             result = self._runner.execute(plan)
         except Exception as error:  # the border: whatever a model does, requests get an answer
             return self._failed(error)
-        self._failures = 0
+        if result.tokens:  # with decode-ahead, only what comes out shows that a step has worked
+            self._failures = 0
         events, self._aborted = self._aborted, []
         return events + self.scheduler.update(plan, result)
 

@@ -91,7 +91,7 @@ class ModelRunner:
         draws = [d for d in (self._decode([r for r in plan.decode if r in self._rows]),) if d is not None]
         filled: list[mx.array] = []
         self._prefill([c for c in plan.prefill if c.request_id in self._rows], draws, filled)
-        tokens = self._collect(self._launched)
+        tokens = self._collect(self._launched, plan.free)
         self._launched = Launched(tuple(draws), tuple(filled))
         mx.async_eval([a for _, draw in draws for a in draw.arrays()], filled, self._state_arrays())
         return StepResult(tokens, errors)
@@ -123,12 +123,15 @@ class ModelRunner:
         tokens = [*request.prompt, *output]
         return RowState(tokens, inputs, sampling, self._adapter.new_cache(), mx.array(tokens[-1:]))
 
-    def _collect(self, launched: Launched) -> dict[str, Sampled]:
-        """Wait for a step and read it. Rows that were freed meanwhile are left out."""
+    def _collect(self, launched: Launched, freed: Sequence[str]) -> dict[str, Sampled]:
+        """Wait for a step and read it. Rows that were freed meanwhile are left out, though their ids may be
+        back already: a row that was preempted, or another request."""
         tokens: dict[str, Sampled] = {}
         for ids, draw in launched.draws:
-            params = [self._rows[r].params if r in self._rows else SamplingParams() for r in ids]
-            tokens |= {r: s for r, s in zip(ids, read(draw, params), strict=True) if r in self._rows}
+            known = [r in self._rows and r not in freed for r in ids]
+            params = [self._rows[r].params if k else SamplingParams() for r, k in zip(ids, known, strict=True)]
+            found = read(draw, params)
+            tokens |= {r: s for r, s, k in zip(ids, found, known, strict=True) if k}
         if launched.filled:
             mx.eval(launched.filled)  # no more than two steps of prefill are ever in flight
         return tokens

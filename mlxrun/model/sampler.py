@@ -74,7 +74,8 @@ class Sampler:
         self._greedy = mx.array([p.temperature == 0 for p in params])[:, None]
         self._filters = self._random and any(p.top_k or p.top_p < 1 or p.min_p for p in params)
         self._top_k = _column([p.top_k or vocab for p in params])
-        self._top_p = _column([p.top_p for p in params])
+        # Cumulated float32 probabilities reach 1 before the tail's end: 2 is what never cuts.
+        self._top_p = _column([p.top_p if p.top_p < 1 else 2.0 for p in params])
         self._min_p = _column([p.min_p for p in params])
         asked = [p.logprobs for p in params if p.logprobs is not None]
         self._logprobs = max(asked, default=None)

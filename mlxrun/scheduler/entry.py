@@ -60,22 +60,30 @@ class Entry:
         return 0 if self.decoding else self.target - self.computed
 
     @property
+    def room(self) -> int:
+        """Tokens that the answer may still get."""
+        return min(self.request.params.max_tokens - len(self.output), self.limit - self.known)
+
+    @property
     def exhausted(self) -> bool:
         """All tokens that it may have are known or under way."""
-        room = min(self.request.params.max_tokens, self.limit - len(self.request.prompt))
-        return len(self.output) + self.pending >= room
+        return self.pending >= self.room
 
-    def next_stop(self, chunk: int, budget: int) -> int:
-        """End of the next chunk: the next multiple of `chunk`, moved off an image, at most `target`.
+    @property
+    def grown(self) -> int:
+        """`length` after one more step."""
+        return self.length + int(not self.exhausted)
 
-        Returns `computed` if the budget does not reach there; an image larger than `chunk` goes in one piece.
+    def next_stop(self, chunk: int, most: int) -> int:
+        """End of the next chunk: the next multiple of `chunk`, at most `target` and `most` tokens away.
+
+        Never inside an image: one that is larger than `most` goes in one piece.
         """
-        stop = min((self.computed // chunk + 1) * chunk, self.target)
+        stop = min((self.computed // chunk + 1) * chunk, self.target, self.computed + most)
         for start, end in self.request.spans:
             if start < stop < end:
                 stop = start if start > self.computed else end
-        fits = stop - self.computed <= max(budget, 0) or (stop - self.computed > chunk <= budget)
-        return stop if fits else self.computed
+        return stop
 
     def advance(self, stop: int) -> None:
         """A chunk up to `stop` was handed out."""

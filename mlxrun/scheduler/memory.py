@@ -49,11 +49,12 @@ class MemoryBudget:
     def fits(self, lengths: Iterable[int], prefill_tokens: int) -> bool:
         return self.limit == 0 or self.needed(lengths, prefill_tokens) <= self.limit
 
-    def longest(self, start: int, stop: int) -> int:
-        """The most tokens, of start..stop, that a row alone may hold; `start` is known to fit."""
+    def longest(self, start: int, stop: int, piece: int) -> int:
+        """The most tokens, of start..stop, that a row alone may hold and compute again in pieces of that size
+        if it is preempted; `start` is known to fit."""
         while start < stop:
             middle = (start + stop + 1) // 2
-            start, stop = (middle, stop) if self.fits([middle], 0) else (start, middle - 1)
+            start, stop = (middle, stop) if self.fits([middle], min(middle, piece)) else (start, middle - 1)
         return start
 
     def explain(self, tokens: int, prefill_tokens: int) -> str:

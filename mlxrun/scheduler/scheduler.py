@@ -21,21 +21,29 @@ from mlxrun.scheduler.request import FinishReason, Request, TokenEvent
 
 # A row is admitted with room for this many answer tokens; if rows outgrow the memory later, one has to wait.
 DECODE_RESERVE = 256
+LEAST_CHUNK = 64  # memory shortage does not cut chunks smaller than this
 
 
 class Scheduler:
-    """Owns every request from `add` to its final event."""
+    """Owns every request from `add` to its final event.
+
+    `whole_chunks`: chunks end on the grid only, so that a prompt is always cut the same way.
+    """
 
     def __init__(
         self,
         settings: SchedulerSettings,
         context_length: int,
         memory: MemoryBudget | None = None,
+        *,
+        whole_chunks: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.settings = settings
         self.context_length = context_length
         self.memory = memory or MemoryBudget()
+        self._whole_chunks = whole_chunks
+        self._least = settings.chunk if whole_chunks else min(settings.chunk, LEAST_CHUNK)
         self._clock = clock
         self._policy = make_policy(settings.policy)
         self._entries: dict[str, Entry] = {}  # the one owner table, in order of arrival
@@ -51,6 +59,8 @@ class Scheduler:
         waiting = sum(not e.running for e in self._entries.values())
         if waiting >= self.settings.max_queue:
             raise Overloaded(f"{waiting} requests wait (scheduler.max_queue): try again later")
+        if request.params.max_tokens < 1:
+            raise RequestError("max_tokens must be at least 1", param="max_tokens")
         limit = self._size_limit(request)
         self._entries[request.id] = Entry(request, self._arrivals, self._clock(), limit)
         self._arrivals += 1
@@ -61,11 +71,11 @@ class Scheduler:
             raise RequestError("the prompt is empty")
         if size >= self.context_length:
             raise PromptTooLong(f"the prompt has {size} tokens; the context holds {self.context_length}")
-        chunk = min(self.settings.chunk, size)
-        if not self.memory.fits([size + 1], chunk):
-            reason = self.memory.explain(size + 1, chunk)
+        piece = max([self._least, *(end - start for start, end in request.spans)])
+        if not self.memory.fits([size + 1], min(piece, size)):
+            reason = self.memory.explain(size + 1, min(piece, size))
             raise PromptTooLong(f"the prompt can never fit in memory: {reason}", code="out_of_memory")
-        return self.memory.longest(size + 1, self.context_length)
+        return self.memory.longest(size + 1, self.context_length, piece)
 
     def abort(self, request_id: str) -> TokenEvent | None:
         """End a request now; None if it has ended already."""
@@ -86,7 +96,10 @@ class Scheduler:
     def schedule(self) -> StepPlan:
         """The next step: every row that decodes, and prompt chunks within the budget."""
         clear = self._make_room()
-        decode = [e for e in self._entries.values() if e.decoding and not e.exhausted]
+        # A suspect is not decoded ahead: what fails late must not fail while the next one is tried.
+        decode = [
+            e for e in self._entries.values() if e.decoding and not (e.exhausted or (e.suspect and e.pending))
+        ]
         order = self._prefill_order()
         admitted = self._admit(order)
         prefill = self._hand_out(order, busy=bool(decode))
@@ -98,7 +111,7 @@ class Scheduler:
 
     def update(self, plan: StepPlan, result: StepResult) -> list[TokenEvent]:
         """Take in what became known: one event for each request that has news."""
-        events = {c.request_id: TokenEvent(c.request_id, computed=c.stop) for c in plan.prefill}
+        events = {c.request_id: self._progress(c) for c in plan.prefill if c.request_id in self._entries}
         for rid, sampled in result.tokens.items():
             if rid in self._entries:
                 events[rid] = self._take(self._entries[rid], sampled)
@@ -111,12 +124,15 @@ class Scheduler:
         """A step raised and every row is lost. A request that was alone in it fails; of several each must
         first get through a step alone, so that the culprit is found and the others keep their answers."""
         running = [e for e in self._entries.values() if e.running]
+        events: list[TokenEvent] = []
         if len(running) == 1:
-            return [self._finish(running[0], FinishReason.ERROR, _as_mlxrun_error(error))]
-        for entry in running:
-            entry.suspect = True
-            self._preempt(entry)
-        return []
+            events = [self._finish(running[0], FinishReason.ERROR, _as_mlxrun_error(error))]
+        else:
+            for entry in running:
+                entry.suspect = True
+                self._preempt(entry)
+        self._free.clear()
+        return events
 
     def fail_all(self, error: MlxrunError) -> list[TokenEvent]:
         """The engine stops: every request ends."""
@@ -131,19 +147,22 @@ class Scheduler:
         if suspects:  # quarantine: one at a time, and nobody beside it
             return suspects[:1] if suspects[0].prefill_left else []
         order = cast("list[Entry]", self._policy.order(left))
-        now, aging = self._clock(), self.settings.aging
-        overdue = [e for e in left if aging > 0 and now - e.since > aging]
-        return overdue + [e for e in order if e not in overdue]
+        now = self._clock()
+        overdue = [e for e in left if self._overdue(e, now)]
+        return overdue + [e for e in order if not self._overdue(e, now)]
+
+    def _overdue(self, entry: Entry, now: float) -> bool:
+        """Has waited longer than `aging`, and its prompt is still not computed."""
+        return entry.prefill_left > 0 and 0 < self.settings.aging < now - entry.since
 
     def _admit(self, order: list[Entry]) -> list[Entry]:
         """Start waiting entries in that order while rows and memory last; nobody overtakes."""
         running = [e for e in self._entries.values() if e.running]
         admitted: list[Entry] = []
         for entry in (e for e in order if not e.running):
-            reserve = min(entry.request.params.max_tokens - len(entry.output), DECODE_RESERVE)
-            lengths = [e.length for e in running] + [entry.length + reserve]
-            # One chunk is the least that a step computes: the budget shrinks to it before anybody waits.
-            fits = self.memory.fits(lengths, min(self.settings.chunk, entry.prefill_left))
+            lengths = [e.grown for e in running] + [entry.length + min(entry.room, DECODE_RESERVE)]
+            # The budget of a step shrinks before anybody has to wait.
+            fits = self.memory.fits(lengths, self._least_prefill([*running, entry]))
             if len(running) >= self.settings.max_running or (running and not fits):
                 break
             entry.running = True
@@ -156,9 +175,12 @@ class Scheduler:
         budget = self._budget(busy)
         chunks: list[PrefillChunk] = []
         for entry in (e for e in order if e.running):
-            while entry.prefill_left:
-                start, stop = entry.computed, entry.next_stop(self.settings.chunk, budget)
-                if stop == start:
+            while entry.prefill_left and budget > 0:
+                start = entry.computed
+                stop = entry.next_stop(
+                    self.settings.chunk, self.settings.chunk if self._whole_chunks else budget
+                )
+                if stop - start > budget and chunks:  # the first always goes: an image may exceed the budget
                     return chunks
                 chunks.append(PrefillChunk(entry.id, start, stop))
                 budget -= stop - start
@@ -167,20 +189,28 @@ class Scheduler:
         return chunks
 
     def _budget(self, busy: bool) -> int:
-        """Prompt tokens of this step; shrinks towards one chunk where memory is short."""
+        """Prompt tokens of this step; shrinks where memory is short, so far as a chunk may."""
         budget = self.settings.prefill_budget_busy if busy else self.settings.prefill_budget
-        lengths = [e.length for e in self._entries.values() if e.running]
-        while budget > self.settings.chunk and not self.memory.fits(lengths, budget):
-            budget = max(budget // 2, self.settings.chunk)
-        return max(budget, self.settings.chunk)
+        lengths = [e.grown for e in self._entries.values() if e.running]
+        while budget > self._least and not self.memory.fits(lengths, budget):
+            budget = max(budget // 2, self._least)
+        return budget
+
+    def _least_prefill(self, running: list[Entry]) -> int:
+        """Prompt tokens of a step whose budget has shrunk: the least chunk, or an image that is larger."""
+        left = [e for e in running if e.prefill_left]
+        images = (stop - start for e in left for start, stop in e.request.spans if stop > e.computed)
+        return max([min(self._least, sum(e.prefill_left for e in left)), *images])
 
     def _make_room(self) -> bool:
         """Before rows outgrow the memory: give the pool back, then preempt the least urgent row."""
-        running = [e for e in self._entries.values() if e.running]
+        running, now = [e for e in self._entries.values() if e.running], self._clock()
         short = False
-        while len(running) > 1 and not self.memory.fits([e.length + 1 for e in running], 0):
+        while len(running) > 1:
+            if self.memory.fits([e.grown for e in running], self._least_prefill(running)):
+                break
             short = True
-            victim = max(running, key=lambda e: (e.priority, e.arrival))
+            victim = max(running, key=lambda e: (not self._overdue(e, now), e.priority, e.arrival))
             running.remove(victim)
             self._preempt(victim)
         return short
@@ -194,22 +224,28 @@ class Scheduler:
 
     def _take(self, entry: Entry, sampled: Sampled) -> TokenEvent:
         entry.pending -= 1
-        if entry.suspect:  # it got through alone: back in line, so that the next suspect is alone too
-            entry.suspect = False
-            self._preempt(entry)
         if sampled.token in entry.request.params.stop_ids:
             return self._finish(entry, FinishReason.STOP)
         entry.output.append(sampled.token)
-        done = entry.known >= entry.limit or len(entry.output) >= entry.request.params.max_tokens
+        done = entry.room == 0
         if done:
             self._drop(entry)
+        elif entry.suspect:  # it got through alone: back in line, so that the next suspect is alone too
+            entry.suspect = False
+            self._preempt(entry)
         logprobs = () if sampled.logprob is None else (sampled.logprob,)
         finish = FinishReason.LENGTH if done else None
         return TokenEvent(entry.id, (sampled.token,), logprobs, len(entry.request.prompt), finish=finish)
 
+    def _progress(self, chunk: PrefillChunk) -> TokenEvent:
+        """News of a prompt; answer tokens that are computed again after a preemption are not counted."""
+        size = len(self._entries[chunk.request_id].request.prompt)
+        return TokenEvent(chunk.request_id, computed=min(chunk.stop, size))
+
     def _finish(self, entry: Entry, reason: FinishReason, error: MlxrunError | None = None) -> TokenEvent:
         self._drop(entry)
-        computed = len(entry.request.prompt) if entry.decoding else entry.computed
+        size = len(entry.request.prompt)
+        computed = size if entry.decoding or entry.output else min(entry.computed, size)
         return TokenEvent(entry.id, computed=computed, finish=reason, error=error)
 
     def _drop(self, entry: Entry) -> None:
@@ -224,5 +260,6 @@ def _as_mlxrun_error(error: Exception) -> MlxrunError:
         return error
     text = f"the model failed on this request: {type(error).__name__}: {error}"
     wrapped = RequestError(text, code="model_error")
+    wrapped.http_status = 500
     wrapped.__cause__ = error
     return wrapped
