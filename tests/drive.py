@@ -65,7 +65,7 @@ def engine(folder: Path, methods: Methods | None = None, **options: Any) -> Engi
 
 
 def small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Groups of rows of up to 15, 31, 63, ... tokens, in buffers that grow by 16: short prompts fill several."""
+    """Groups for up to 15, 31, 63, ... tokens, buffers that grow by 16: a few short prompts fill several."""
     monkeypatch.setattr(rows, "SHORTEST_BUCKET", 8)
     monkeypatch.setattr(group, "STEP", 16)
 

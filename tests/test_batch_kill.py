@@ -67,7 +67,7 @@ def read_whole(path: Path) -> list[bytes]:
 
 
 def test_twenty_kills(tmp_path: Path, start: Any) -> None:
-    """C1: kill -9 at random moments of a 200-line job: no line lost, none twice, the same bytes in the end."""
+    """C1: kill -9 at random moments of a 200-line job: none lost, none twice, the same bytes in the end."""
     lines = [*chats(100), "bad", chat("long", "LONG"), *[chat(f"n-{i}", f"n {i}", n=2) for i in range(98)]]
     whole = write_job(tmp_path, lines, "whole.jsonl")
     assert code(start(whole, 0.0, "input")) == 1

@@ -311,6 +311,15 @@ async def test_limit(tmp_path: Path) -> None:
     assert (bench.ran, len(by_id(bench.paths.out))) == (0, 8)
 
 
+async def test_limit_and_retry(tmp_path: Path) -> None:
+    """Failed lines beyond the limit stay failed."""
+    bench = Bench(write_job(tmp_path, [chat("a", "LONG 1"), chat("b", "LONG 2"), chat("c", "c")]))
+    await bench.run()
+    await bench.run(retry_failed=True, limit=1)
+    assert bench.client.tries == {"LONG 1": 1}
+    assert sorted(by_id(bench.paths.errors)) == ["a", "b"]
+
+
 async def test_fresh(tmp_path: Path) -> None:
     bench = Bench(write_job(tmp_path, MIXED))
     await bench.run()

@@ -1,7 +1,7 @@
-"""Text models in the engine give what the ORACLE gives: alone, together, joining, leaving, in any chunks (F1-F5).
+"""Text models in the engine give what the ORACLE gives: alone, together, joining, leaving, any chunks (F1-F5).
 
-Groups are made small here (`small`), so that a few short prompts already fill several of them and move between
-them. That these tests can fail is shown in test_parity_mutations.py.
+Groups are made small here (`small`), so that a few short prompts already fill several of them and move
+between them. That these tests can fail is shown in test_parity_mutations.py.
 """
 
 from __future__ import annotations
@@ -70,12 +70,12 @@ def all_same(events: dict[str, TokenEvent], wanted: list[Answer], count: int | N
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_together(zoo: Zoo, family: str, small: None) -> None:
-    """A1, A29, A30, A48, A68, B7: everything at once, as the probe chose it, and joining one after the other."""
+    """A1, A29, A30, A48, A68, B7: everything at once, as the probe chose it; then one after the other."""
     engine = drive.engine(zoo.text(family))
     methods = engine.probe and engine.probe.methods
     assert methods == expected_methods(family)
     all_same(drive.run(engine, asks()), answers(zoo, family))
-    joins = [Ask(a.request, joins=(0, 30, 1, 3, 3, 12, 2, 0, 20)[i]) for i, a in enumerate(asks())]
+    joins = [Ask(a.request, joins=(0, 30, 1, 3, 3, 12, 2, 9, 0, 20)[i]) for i, a in enumerate(asks())]
     all_same(drive.run(engine, joins), answers(zoo, family))
 
 
@@ -174,7 +174,7 @@ def test_fuzz(zoo: Zoo, family: str, seed: int, small: None) -> None:
 def test_rows_that_memory_pushes_out_and_back(
     zoo: Zoo, family: str, small: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """B16: memory for two or three rows; they are preempted while they decode, and nothing is lost or doubled."""
+    """B16: memory for two or three rows: some are preempted while they decode, nothing is lost or doubled."""
     monkeypatch.setattr(memory, "STEP", 16)
     preempted = count_calls(monkeypatch, Scheduler, "_preempt")
     wanted = answers(zoo, family)

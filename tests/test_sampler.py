@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 import drive
-import models
 import mlx.core as mx
+import models
 import numpy as np
 import pytest
 from fixtures_models import Zoo
@@ -179,7 +179,7 @@ def draws(
 
 @pytest.mark.parametrize("index", range(len(PARAMS)))
 def test_draws_follow_the_distribution(index: int) -> None:
-    """Temperature, top_k, top_p, min_p, penalties and bias against a reference of one row; the seed is fixed."""
+    """Temperature, filters, penalties and bias against a reference of one row; the seeds are fixed."""
     params, x = PARAMS[index], logits(40 + index, 1)[0]
     prompt, output = [0, 1, 2, int(x.argmax())], [2, int(np.argsort(x)[-2]), 2, 6]
     wanted = allowed(x, params, prompt, output)
@@ -251,7 +251,7 @@ def test_at_the_edges_at_least_one_token_stays(params: dict[str, Any], kept: int
 
 
 def test_logprobs_are_float32_and_of_the_model_itself() -> None:
-    """Before temperature, filters, bias and penalties, also from bfloat16 logits; the n likeliest, best first."""
+    """Before temperature, filters, bias and penalties, from bfloat16 logits too; the n likeliest, best first."""
     params = [
         replace(p, logprobs=n) for p, n in zip(PARAMS, (0, 1, 2, 3, None, 5, 0, 50, 1, 2, 3), strict=True)
     ]

@@ -64,10 +64,10 @@ class Resumed:
 class Reconciler:
     """One start of one job. `read_journal`, then `rewrite`; both block, so call them off the event loop."""
 
-    def __init__(self, index: Index, paths: Paths, *, retry_failed: bool = False) -> None:
+    def __init__(self, index: Index, paths: Paths, *, retry: int = 0) -> None:
         self._index = index
         self._paths = paths
-        self._retry_failed = retry_failed
+        self._retry = retry  # failed lines before this position are to be run again
         self._claims = bytearray(len(index))  # state the journal claims, 0 for none
         self._checks = bytearray(SHORT_BYTES * len(index))
         self._same_eval = bytearray(len(index))
@@ -175,7 +175,7 @@ class Reconciler:
             return None, "changed" if known else "gone"
         if self._index.state[position] != TODO:
             return None, "twice"
-        if state == FAILED and self._retry_failed:
+        if state == FAILED and position < self._retry:
             return None, "retried"
         if self._claims[position] == state and self._checks[_at(position)] != short_digest(data):
             return None, "edited"

@@ -1,4 +1,4 @@
-"""What a job prints when it is over: the score table by group, of rich's on a terminal, else plain text."""
+"""Words and tables for people: the score table by group, of rich's on a terminal, else plain text."""
 
 from __future__ import annotations
 
@@ -7,6 +7,11 @@ from typing import TextIO
 from mlxrun.batch.score import Scores
 
 _HEAD = ("group", "lines", "correct", "share", "failed")
+
+
+def count(number: int, noun: str) -> str:
+    """`1 line`, `2 lines`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def print_scores(scores: Scores, stream: TextIO) -> None:

@@ -23,6 +23,7 @@ from mlxrun.batch.manifest import Facts, Manifest, Status
 from mlxrun.batch.paths import Paths, locked
 from mlxrun.batch.progress import Meter, View, make_view
 from mlxrun.batch.reconcile import Reconciler, Resumed
+from mlxrun.batch.report import count
 from mlxrun.batch.run import BACKOFF, Runner, Watcher
 from mlxrun.batch.score import Scores
 from mlxrun.batch.stop import Interrupted, Stop
@@ -81,19 +82,19 @@ class Session:
     async def run(self) -> Outcome:
         """Run the job. JobError, EngineDead, ModelLoadError or Interrupted if it cannot be finished."""
         stop = Stop(self.say)
-        with stop.listening(), locked(self.paths):
-            config = self.setup.config
-            settings = settings_digest(config, self.setup.host)
-            index = Index(self.paths.job, Keys(settings, self.paths.job.parent, config.media.max_bytes))
-            try:
+        config = self.setup.config
+        settings = settings_digest(config, self.setup.host)
+        index = Index(self.paths.job, Keys(settings, self.paths.job.parent, config.media.max_bytes))
+        try:
+            with stop.listening(), locked(self.paths):
                 await asyncio.to_thread(index.scan, lambda: stop.requested)
                 stop.check()
                 return await self._run(index, settings, stop)
-            except Interrupted:
-                stop.leave_if_stuck()
-                raise
-            finally:
-                index.close()
+        except Interrupted:
+            stop.leave_if_stuck()
+            raise
+        finally:
+            index.close()
 
     async def _run(self, index: Index, settings: str, stop: Stop) -> Outcome:
         config = self.setup.config
@@ -103,7 +104,7 @@ class Session:
             await stop.run(self._refuse_bad(index, prepare, end))
         if self.options.fresh:
             self.paths.forget()
-        reconciler = Reconciler(index, self.paths, retry_failed=self.options.retry_failed)
+        reconciler = Reconciler(index, self.paths, retry=end if self.options.retry_failed else 0)
         await asyncio.to_thread(reconciler.read_journal)
         manifest = Manifest(self.paths, self._facts())
         manifest.begin(index, reconciler.found.runs)
@@ -126,8 +127,8 @@ class Session:
     async def _refuse_bad(self, index: Index, prepare: Preparer, end: int) -> None:
         checked = await check_lines(index, prepare, end, self.say)
         if checked.refused:
-            count = f"{checked.refused} of {lines(checked.lines)}"
-            raise JobError(f"{index.path}: {count} refused; nothing was run")
+            share = f"{checked.refused} of {count(checked.lines, 'line')}"
+            raise JobError(f"{index.path}: {share} refused; nothing was run")
 
     async def _lines(self, run: Run, number: int) -> None:
         """Start the engine if there is something to do, and do it."""
@@ -162,11 +163,13 @@ class Session:
             self.say(f"{problem}: this entry of the journal is skipped; its record is checked by itself")
         if found.old_settings not in (None, settings):
             self.say("the model, or a setting that changes answers, is not that of the earlier run")
-        for reason, count in sorted(found.cut.items()):
-            self.say(_CUT[reason].format(lines(count), dropped=self.paths.dropped))
+        for reason, number in sorted(found.cut.items()):
+            self.say(_CUT[reason].format(count(number, "line"), dropped=self.paths.dropped))
         if found.done or found.failed:
             again = " (--retry-failed runs these again)" if found.failed else ""
-            self.say(f"going on: {found.done} of {lines(len(index))} done, {found.failed} failed{again}")
+            self.say(
+                f"going on: {found.done} of {count(len(index), 'line')} done, {found.failed} failed{again}"
+            )
 
     def _end_badly(
         self, error: MlxrunError, index: Index, meter: Meter, manifest: Manifest, status: Status
@@ -177,7 +180,7 @@ class Session:
         except JobError as second:
             log.warning("%s", second)
         status.write("interrupted" if isinstance(error, Interrupted) else "failed", meter, force=True)
-        state = f"{meter.done} of {lines(meter.total)} done, {meter.failed} failed"
+        state = f"{meter.done} of {count(meter.total, 'line')} done, {meter.failed} failed"
         self.say(f"{state}; the same command goes on from here")
 
 
@@ -223,11 +226,6 @@ _CUT = {
     "torn": "{} torn when the last run was killed: run again",
     "retried": "{} that failed: tried again",
 }
-
-
-def lines(count: int) -> str:
-    """`1 line`, `2 lines`."""
-    return f"{count} line" if count == 1 else f"{count} lines"
 
 
 def _meter(index: Index, end: int, found: Resumed, clock: Callable[[], float]) -> Meter:

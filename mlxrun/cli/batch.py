@@ -73,8 +73,8 @@ def command(
 
 
 async def _run(loaded: Loaded, paths: Paths, options: Options) -> int:
-    from mlxrun.batch.report import print_scores
-    from mlxrun.batch.session import Session, Setup, lines
+    from mlxrun.batch.report import count, print_scores
+    from mlxrun.batch.session import Session, Setup
     from mlxrun.engine.client import EngineClient
     from mlxrun.model.doctor import device_facts
     from mlxrun.model.host import load_host
@@ -86,7 +86,7 @@ async def _run(loaded: Loaded, paths: Paths, options: Options) -> int:
     outcome = await Session(paths, setup, options, _say).run()
     print_scores(outcome.scores, sys.stdout)
     meter = outcome.meter
-    click.echo(f"{meter.done} of {lines(meter.total)} done: {paths.out}")
+    click.echo(f"{meter.done} of {count(meter.total, 'line')} done: {paths.out}")
     if meter.failed:
         click.echo(f"{meter.failed} failed: {paths.errors}")
     return outcome.exit_code
@@ -95,17 +95,17 @@ async def _run(loaded: Loaded, paths: Paths, options: Options) -> int:
 async def _dry_run(loaded: Loaded, paths: Paths, options: Options) -> int:
     from mlxrun.batch.answer import Preparer
     from mlxrun.batch.check import check_job
+    from mlxrun.batch.report import count
     from mlxrun.model.host import load_host
 
     host = load_host(loaded.config.model)
     prepare = Preparer(host, loaded.config, paths.job.parent)
     found = await check_job(paths.job, prepare, options.limit, _say)
-    click.echo(
-        f"{found.lines} lines, {found.refused} would be refused\n"
-        f"{found.requests} answers of at most {found.max_tokens} tokens together\n"
-        f"{found.prompt_tokens} prompt tokens, the longest prompt has {found.longest}\n"
-        f"{found.images} images"
-    )
+    refused = f"{found.refused} would be refused" if found.refused else "none would be refused"
+    click.echo(f"{count(found.lines, 'line')}, {refused}")
+    click.echo(f"{count(found.requests, 'answer')} of at most {count(found.max_tokens, 'token')} together")
+    click.echo(f"{count(found.prompt_tokens, 'prompt token')}, the longest prompt has {found.longest}")
+    click.echo(count(found.images, "image"))
     return 1 if found.refused else 0
 
 

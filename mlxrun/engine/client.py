@@ -43,7 +43,7 @@ class EngineClient:
 
     def __init__(self, build: Callable[[], Engine]) -> None:
         loop = asyncio.get_running_loop()
-        self._collectors: dict[str, Collector] = {}
+        self._collectors: dict[str, Collector] = {}  # requests whose final event has not come yet
         self._ready: asyncio.Future[Host] = loop.create_future()
         self._dead: MlxrunError | None = None
         self._loop = loop
@@ -93,15 +93,18 @@ class EngineClient:
                     raise event.error
                 yield event
         finally:
-            self._collectors.pop(request.id, None)
-            if not finished:
+            # The collector stays until the engine has said that this request, and not the next of the same
+            # id, has ended.
+            if self._collectors.get(request.id) is collector:
                 self._put(Abort(request.id))
 
     async def close(self) -> None:
         """Stop the engine and wait for its thread; requests under way end with EngineDead."""
         self._put(Stop())
-        await asyncio.to_thread(self._thread.join)
-        self._on_dead(EngineDead("the engine was closed"))
+        try:
+            await asyncio.to_thread(self._thread.join)
+        finally:
+            self._on_dead(EngineDead("the engine was closed"))
 
     def _put(self, message: Message) -> None:
         self._thread.put(message)
@@ -118,9 +121,10 @@ class EngineClient:
 
     def _on_events(self, events: list[TokenEvent]) -> None:
         for event in events:
-            collector = self._collectors.get(event.request_id)
-            if collector is not None:  # else nobody listens any more
-                collector.put(event)
+            if event.request_id in self._collectors:  # else it ended with the engine
+                self._collectors[event.request_id].put(event)
+                if event.finish is not None:
+                    del self._collectors[event.request_id]
 
     def _on_dead(self, error: MlxrunError) -> None:
         self._dead = self._dead or error
@@ -129,3 +133,4 @@ class EngineClient:
             self._ready.exception()  # mark as seen: start() may be gone
         for request_id, collector in self._collectors.items():
             collector.put(TokenEvent(request_id, finish=FinishReason.ERROR, error=error))
+        self._collectors.clear()

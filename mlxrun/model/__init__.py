@@ -3,6 +3,9 @@
 OpenBLAS must be in the process before mlx is: see mlxrun.model.blas.
 """
 
+import os
+
 from mlxrun.model.blas import load_blas
 
 load_blas()
+os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # "PyTorch was not found": it is not needed

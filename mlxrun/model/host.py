@@ -94,11 +94,18 @@ def load_host(settings: ModelSettings, weights: bool = False) -> Host:
         context_length=_context_length(settings, config),
         vision=vision,
         defaults=_defaults(generation),
-        name=settings.names[0] if settings.names else settings.path.rstrip("/"),
+        name=_name(settings, folder),
         names=settings.names,
         digests=digests(folder, adapter, template),
         processor=_processor(folder, config, settings) if vision else None,
     )
+
+
+def _name(settings: ModelSettings, folder: Path) -> str:
+    """What responses call the model: the first configured name, else the hub id or the folder's own name."""
+    if settings.names:
+        return settings.names[0]
+    return folder.resolve().name if Path(settings.path).is_dir() else settings.path
 
 
 def _is_vision(settings: ModelSettings, config: Mapping[str, Any]) -> bool:

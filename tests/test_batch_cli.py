@@ -1,0 +1,116 @@
+"""`mlxrun batch` as it is typed: what it prints where, exit codes, --dry-run."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from batch_fakes import Bench, FakeClient, JobHost, by_id, chat, chats, write_job
+from test_batch_run import MIXED
+
+from mlxrun.cli.main import main
+from mlxrun.errors import ModelLoadError
+
+
+@pytest.fixture
+def fake_engine(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Replaces model and engine; returns what was started."""
+    started: list[str] = []
+
+    async def start(config: Any) -> FakeClient:
+        started.append(config.model.path)
+        if config.model.path == "broken":
+            raise ModelLoadError("model.path: broken")
+        return FakeClient(JobHost())
+
+    monkeypatch.setattr("mlxrun.model.host.load_host", lambda settings, weights=False: JobHost(vision=True))
+    monkeypatch.setattr("mlxrun.engine.client.EngineClient.start", start)
+    return started
+
+
+def test_a_job(tmp_path: Path, fake_engine: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """The table and where the answers are on stdout, all else on stderr; a second run starts no engine."""
+    job = write_job(tmp_path, chats(6))
+    assert main(["batch", str(job), "--set", "scheduler.max_running=2"]) == 0
+    out, err = capsys.readouterr()
+    assert out.splitlines() == [
+        "group  lines  correct   share  failed",
+        "g0         3        3  100.0%       0",
+        "g1         3        3  100.0%       0",
+        "total      6        6  100.0%       0",
+        f"6 of 6 lines done: {tmp_path}/job.out.jsonl",
+    ]
+    assert err.startswith("6/6 lines, 0 failed, ")
+    assert main(["batch", str(job)]) == 0
+    assert capsys.readouterr().out == out
+    assert fake_engine == ["embedded"]
+
+
+def test_exit_codes(tmp_path: Path, fake_engine: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """design 13."""
+    job = write_job(tmp_path, MIXED)
+    assert main(["batch", str(job)]) == 1
+    assert f"5 failed: {tmp_path}/job.errors.jsonl" in capsys.readouterr().out
+    assert main(["batch", str(job), "--strict", "--fresh"]) == 2
+    err = capsys.readouterr().err
+    assert f"{job}:2: not JSON: Expecting value at column 1" in err
+    assert f"{job}:4: temprature: " in err
+    assert main(["batch", str(job), "--fresh", "--set", "model.path=broken"]) == 3
+    assert "mlxrun: model.path: broken" in capsys.readouterr().err
+    assert main(["batch", str(tmp_path / "none.jsonl")]) == 2
+    assert "none.jsonl: cannot read the job file" in capsys.readouterr().err
+    assert not list(tmp_path.glob("none*"))
+    assert main(["batch", str(job), "-o", str(job)]) == 2
+    assert main(["batch", str(job), "--set", "batch.ordre=input"]) == 2
+    assert main(["batch", str(job), "--limit", "0"]) == 2
+
+
+def test_a_strict_failure_keeps_earlier_answers(tmp_path: Path, fake_engine: list[str]) -> None:
+    """--fresh removes nothing before --strict is content."""
+    job = write_job(tmp_path, MIXED)
+    assert main(["batch", str(job)]) == 1
+    before = by_id(Bench(job).paths.out)
+    assert main(["batch", str(job), "--strict", "--fresh"]) == 2
+    assert by_id(Bench(job).paths.out) == before
+
+
+def test_dry_run(tmp_path: Path, fake_engine: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Counts lines, tokens and images, shows what would be refused; no engine, no file."""
+    from PIL import Image
+
+    Image.new("RGB", (4, 4)).save(tmp_path / "a.png")
+    parts = [{"type": "text", "text": "what?"}, {"type": "image_url", "image_url": {"url": "a.png"}}]
+    image = {"id": "image", "messages": [{"role": "user", "content": parts}], "max_tokens": 7}
+    there = {"type": "image_url", "image_url": {"url": "../a.png"}}
+    outside = {"id": "outside", "messages": [{"role": "user", "content": [there]}]}
+    long = {"id": "long", "prompt": "x" * 5000}
+    lines = [image, chat("n", "hello", n=2, max_tokens=5), "bad", outside, long]
+    job = write_job(tmp_path, lines)
+    assert main(["batch", str(job), "--dry-run", "--fresh"]) == 1
+    out, err = capsys.readouterr()
+    assert out.splitlines() == [
+        "5 lines, 3 would be refused",
+        "3 answers of at most 17 tokens together",
+        "50 prompt tokens, the longest prompt has 30",
+        "1 image",
+    ]
+    assert [line.split(": ")[0] for line in err.splitlines()] == [f"{job}:{n}" for n in (3, 4, 5)]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.png", "job.jsonl"]
+    assert fake_engine == []
+    assert main(["batch", str(job), "--dry-run", "--limit", "2"]) == 0
+    assert "2 lines, none would be refused" in capsys.readouterr().out
+
+
+def test_help_teaches_and_loads_nothing() -> None:
+    script = (
+        "import sys; from mlxrun.cli.main import main; code = main(['batch', '--help']);"
+        "heavy = {'mlx', 'transformers', 'aiohttp', 'numpy', 'PIL', 'rich'} & set(sys.modules);"
+        "sys.exit(code or (f'imports {heavy}' if heavy else 0))"
+    )
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+    for word in ("--dry-run", "--retry-failed", "goes on where", '"custom_id"', "Exit codes:"):
+        assert word in found.stdout
