@@ -185,8 +185,9 @@ class FakeRunner:
             raise RuntimeError(trouble)
 
     def _poisoned(self, plan: StepPlan) -> str | None:
-        decoded = ((rid, self.rows[rid].filled + 1) for rid in plan.decode if rid in self.rows)
-        for rid, position in [*decoded, *((c.request_id, c.stop) for c in plan.prefill)]:
+        decoded = [(rid, row.filled + 1) for rid in plan.decode if (row := self.rows.get(rid))]
+        filled = [(c.request_id, c.stop) for c in plan.prefill if c.request_id in self.rows]
+        for rid, position in decoded + filled:
             if position >= self.poison.get(rid, position + 1):
                 return f"{rid} cannot be computed"
         return None
@@ -243,9 +244,10 @@ def make_engine(
     clock: Callable[[], float] | None = None,
     max_errors: int = 3,
     context: int = CONTEXT,
+    whole: bool = False,
 ) -> Engine:
     """An Engine over a FakeRunner (one that has never been told anything, if none is given)."""
-    scheduler = Scheduler(settings or small(), context, memory, clock=clock or Clock())
+    scheduler = Scheduler(settings or small(), context, memory, whole_chunks=whole, clock=clock or Clock())
     host = fake_host(context)
     return Engine(host, scheduler, runner or FakeRunner(), EngineSettings(max_errors=max_errors))
 

@@ -259,6 +259,25 @@ async def test_a_dead_engine_ends_the_run_and_the_job_can_go_on(tmp_path: Path) 
     assert [(run["exit"], run["done"]) for run in manifest["runs"]] == [(3, 6), (0, 1)]
 
 
+async def test_an_unwritable_journal_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine is closed all the same; records without entries are taken over by the next run."""
+    bench = Bench(write_job(tmp_path, chats(8)))
+
+    def full(*_: object) -> None:
+        raise JobError("journal.jsonl: No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("mlxrun.batch.writer.Writer.commit", full)
+        with pytest.raises(JobError, match="No space left"):
+            await bench.run()
+    assert bench.client.closed
+    before = by_id(bench.paths.out)
+    assert (await bench.run()).exit_code == 0
+    assert before.items() <= by_id(bench.paths.out).items()
+    assert bench.ran == 8 - len(before)
+    assert json.loads(bench.paths.manifest.read_text())["device"] == {"name": "fake"}
+
+
 async def test_order_input(tmp_path: Path) -> None:
     """C5: the finished output is in the order of the job, also over several runs and for errors."""
     lines: list[Any] = [*chats(30), "bad one", chat("z", "z"), "bad two"]

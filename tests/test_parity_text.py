@@ -1,4 +1,4 @@
-"""Text models in the engine give what the ORACLE gives: alone, together, joining, leaving, any chunks (F1-F5).
+"""Text models in the engine give what the ORACLE gives: alone, together, joining, leaving (F1-F5).
 
 Groups are made small here (`small`), so that a few short prompts already fill several of them and move
 between them. That these tests can fail is shown in test_parity_mutations.py.
@@ -19,11 +19,12 @@ from oracle import Answer
 from mlxrun.engine.engine import Engine
 from mlxrun.errors import RequestError
 from mlxrun.model import leaves, memory
+from mlxrun.model.leaves import Kind
 from mlxrun.model.methods import Methods
 from mlxrun.model.prefill import Sharing
+from mlxrun.scheduler import scheduler
 from mlxrun.scheduler.plan import StepPlan, StepResult
 from mlxrun.scheduler.request import FinishReason, TokenEvent
-from mlxrun.scheduler.scheduler import Scheduler
 
 LENGTHS = (1, 2, 5, 12, 14, 33, 40, 60, 100, 170)  # the window of F2 and F5 is 8
 PROMPTS = models.prompts(0, LENGTHS)
@@ -117,12 +118,13 @@ def test_prompts_share_a_forward_where_that_is_exact(
     original = leaves.split
 
     def watched(cache: Any, index: int, length: int) -> Any:
-        split.append((length, max(leaf.offset for leaf in leaves.flatten(cache) if hasattr(leaf, "offset"))))
+        keyed = [leaf for leaf in leaves.flatten(cache) if leaves.kind(leaf) is not Kind.STATE]
+        split.append((length, max(leaf.offset for leaf in keyed)))
         return original(cache, index, length)
 
     engine = drive.engine(zoo.text(family))
     monkeypatch.setattr(leaves, "split", watched)
-    prompts = models.prompts(4, (8, 7, 9, 33, 15, 14, 40))
+    prompts = models.prompts(4, (8, 7, 9, 15, 15, 14, 33))
     events = drive.run(engine, [drive.text(str(i), p) for i, p in enumerate(prompts)])
     all_same(events, [zoo.answer(family, p) for p in prompts])
     padded = [longest for length, longest in split if length < longest]
@@ -176,16 +178,15 @@ def test_rows_that_memory_pushes_out_and_back(
 ) -> None:
     """B16: memory for two or three rows: some are preempted while they decode, nothing is lost or doubled."""
     monkeypatch.setattr(memory, "STEP", 16)
-    preempted = count_calls(monkeypatch, Scheduler, "_preempt")
-    wanted = answers(zoo, family)
-    picked = [1, 2, 3, 4, 5, 6, 7]
-    # The least that lets the longest run: the settings' limit includes the weights.
+    monkeypatch.setattr(memory, "ACTIVATIONS", 0)
+    monkeypatch.setattr(scheduler, "DECODE_RESERVE", 1)
+    preempted = count_calls(monkeypatch, scheduler.Scheduler, "_preempt")
     engine = drive.engine(zoo.text(family))
-    needed = engine.scheduler.memory.needed([56, 56, 84], 16)
-    engine = drive.engine(zoo.text(family), memory_limit=needed, memory_headroom=0.0)
-    events = drive.run(engine, [asks()[i] for i in picked])
-    assert len(events) == len(picked)
-    all_same(events, wanted)
+    limit = engine.scheduler.memory.needed([40, 40, 60, 96], 16)
+    engine = drive.engine(zoo.text(family), memory_limit=limit, memory_headroom=0.0)
+    events = drive.run(engine, asks()[SHORT])
+    assert len(events) == len(PROMPTS[SHORT])
+    all_same(events, answers(zoo, family))
     assert preempted
 
 

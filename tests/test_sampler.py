@@ -251,7 +251,7 @@ def test_at_the_edges_at_least_one_token_stays(params: dict[str, Any], kept: int
 
 
 def test_logprobs_are_float32_and_of_the_model_itself() -> None:
-    """Before temperature, filters, bias and penalties, from bfloat16 logits too; the n likeliest, best first."""
+    """Before temperature, filters, bias and penalties, from bfloat16 too; the n likeliest, best first."""
     params = [
         replace(p, logprobs=n) for p, n in zip(PARAMS, (0, 1, 2, 3, None, 5, 0, 50, 1, 2, 3), strict=True)
     ]

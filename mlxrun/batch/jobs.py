@@ -1,10 +1,9 @@
-"""Reads a job file: one JSON object a line, in OpenAI's batch form or in the short form.
+"""Reads a job file: one JSON object a line, in OpenAI's batch form or a short one, `eval` in both.
 
     {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {...}}
     {"id": "a", "prompt": "..." | "messages": [...], "max_tokens": 20, ...}
 
-Both take an extra `eval` (see score.py). What is not such a line becomes a BadLine with its reason; the
-file is never held as a whole. A BOM, CRLF ends and empty lines are fine.
+What is neither becomes a BadLine with its reason. The file is never held whole; BOM and CRLF are fine.
 """
 
 from __future__ import annotations

@@ -61,8 +61,7 @@ class Manifest:
     def __init__(self, paths: Paths, facts: Facts) -> None:
         self._paths = paths
         self._facts = facts
-        self._runs = _earlier_runs(paths.manifest)
-        self._device: Mapping[str, Any] | None = None
+        self._runs, self._device = _earlier(paths.manifest)
 
     @property
     def run(self) -> int:
@@ -124,16 +123,17 @@ def _sums(total: RunSum) -> dict[str, int]:
     }
 
 
-def _earlier_runs(path: Path) -> list[dict[str, Any]]:
-    """Runs of an existing manifest; one that cannot be read is history lost, not a reason to stop."""
+def _earlier(path: Path) -> tuple[list[dict[str, Any]], Mapping[str, Any] | None]:
+    """Runs and device of an existing manifest; one that cannot be read is history lost, no reason to stop."""
     try:
-        runs = json.loads(path.read_bytes())["runs"]
-        return [{**run, **{key: int(run[key]) for key in _sums(RunSum())}} for run in runs]
+        found = json.loads(path.read_bytes())
+        runs = [{**run, **{key: int(run[key]) for key in _sums(RunSum())}} for run in found["runs"]]
+        return runs, found["device"]
     except FileNotFoundError:
-        return []
+        return [], None
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         log.warning("%s: cannot be read (%s); the record of earlier runs starts anew", path, error)
-        return []
+        return [], None
 
 
 def file_digest(path: Path) -> str | None:

@@ -146,9 +146,11 @@ class Session:
             with run.watched(self.stream) as watcher:
                 await run.stop.run(runner.run(run.end, watcher))
         finally:
-            await asyncio.to_thread(writer.close)
-            if client is not None:
-                await run.stop.patient(client.close())
+            try:
+                await asyncio.to_thread(writer.close)
+            finally:
+                if client is not None:
+                    await run.stop.patient(client.close())
 
     def _facts(self) -> Facts:
         setup = self.setup

@@ -81,7 +81,7 @@ async def _run(loaded: Loaded, paths: Paths, options: Options) -> int:
 
     host = load_host(loaded.config.model, weights=True)
     setup = Setup(
-        loaded.config, loaded.digest, host, partial(EngineClient.start, loaded.config), device_facts
+        loaded.config, loaded.digest, host, partial(EngineClient.start, loaded.config, host), device_facts
     )
     outcome = await Session(paths, setup, options, _say).run()
     print_scores(outcome.scores, sys.stdout)

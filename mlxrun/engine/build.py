@@ -20,9 +20,9 @@ from mlxrun.scheduler.scheduler import Scheduler
 log = logging.getLogger(__name__)
 
 
-def build_engine(config: Config) -> Engine:
-    """An idle engine for this config. ModelLoadError if the model cannot be loaded."""
-    host = load_host(config.model, weights=True)
+def build_engine(config: Config, host: Host | None = None) -> Engine:
+    """An idle engine for this config. ModelLoadError if the model cannot be loaded. `host`: if it is loaded."""
+    host = host or load_host(config.model, weights=True)
     adapter = load_adapter(config.model, host)
     cache, vocab = first_look(adapter)
     probe = choose_methods(adapter, vocab, config)

@@ -52,9 +52,14 @@ class EngineClient:
         self._thread = EngineThread(build, listener)
 
     @classmethod
-    async def start(cls, config: Config, build: Callable[[], Engine] | None = None) -> EngineClient:
-        """Load the model and start; ModelLoadError or ConfigError if that fails. `build`: for tests."""
-        client = cls(build or partial(build_engine, config))
+    async def start(cls, config: Config, host: Host | None = None) -> EngineClient:
+        """Load the model and start; ModelLoadError or ConfigError if that fails. `host`: if it is loaded."""
+        return await cls.of(partial(build_engine, config, host))
+
+    @classmethod
+    async def of(cls, build: Callable[[], Engine]) -> EngineClient:
+        """Start an engine that `build` makes, on the engine thread."""
+        client = cls(build)
         client._thread.start()
         try:
             await asyncio.shield(client._ready)

@@ -151,6 +151,19 @@ class VisionAdapter:
 
     def prefill(self, ids: mx.array, cache: list[Any], start: int, inputs: Inputs) -> mx.array:
         stop = start + ids.shape[1]
+        prompt = 0 if inputs.embeds is None else inputs.embeds.shape[1]
+        if start < prompt < stop:  # a preempted row: its answer so far has token ids alone
+            self.prefill(ids[:, : prompt - start], cache, start, inputs)
+            return self.prefill(ids[:, prompt - start :], cache, prompt, inputs)
+        extra = self._media(inputs, start, stop) if start < prompt else {}
+        if self._mrope and "position_ids" not in extra:
+            places = mx.arange(start + inputs.delta, stop + inputs.delta)
+            extra["position_ids"] = mx.broadcast_to(places, (3, *ids.shape))
+        logits: mx.array = self._language(ids, cache=cache, **extra).logits
+        return logits
+
+    def _media(self, inputs: Inputs, start: int, stop: int) -> dict[str, Any]:
+        """A chunk of what replaces or goes with the token ids of a prompt with images."""
         extra: dict[str, Any] = {}
         if inputs.embeds is not None:
             extra["inputs_embeds"] = inputs.embeds[:, start:stop]
@@ -160,10 +173,7 @@ class VisionAdapter:
             extra |= self._deepstack(inputs, inputs.visual, start, stop)
         if inputs.positions is not None:
             extra["position_ids"] = inputs.positions[..., start:stop]
-        elif self._mrope:
-            extra["position_ids"] = mx.broadcast_to(mx.arange(start, stop), (3, *ids.shape))
-        logits: mx.array = self._language(ids, cache=cache, **extra).logits
-        return logits
+        return extra
 
     def _deepstack(
         self, inputs: Inputs, visual: np.ndarray[Any, np.dtype[np.bool_]], start: int, stop: int

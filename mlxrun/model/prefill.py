@@ -2,7 +2,8 @@
 
 A shared forward starts from empty caches, so it is exact without padding for every family. Rows that are
 padded on the right stay exact where attention is the only state (causal: no token sees what comes after
-it); recurrent layers would take the padding in, so there only equal lengths share.
+it); recurrent layers would take the padding in, so there only equal lengths share. Chunks of one request
+that follow each other may go as one: the grid is for the prefix cache and for reproducible cuts.
 """
 
 from __future__ import annotations
@@ -17,10 +18,13 @@ WASTE = 1.25  # a shared forward may compute this many times its useful tokens
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """`rows`: most chunks in a forward. `padded`: longest chunk to pad to; 0: equal lengths only."""
+    """`rows`: most chunks in a forward. `padded`: longest chunk to pad to; 0: equal lengths only. `joined`:
+    consecutive chunks of a request go as one (faster on GPUs; without fused attention, small ones are).
+    """
 
     rows: int = 1
     padded: int = 0
+    joined: bool = False
 
 
 def shared(
@@ -30,6 +34,8 @@ def shared(
 
     `plain`: requests without images whose chunk does not sample.
     """
+    if sharing.joined:
+        chunks = _joined(chunks)
     first = [c for c in chunks if c.start == 0 and c.request_id in plain]
     later = [[c] for c in chunks if c.start > 0 or c.request_id not in plain]
     forwards: list[list[PrefillChunk]] = []
@@ -38,6 +44,17 @@ def shared(
             forwards.append([])
         forwards[-1].append(chunk)
     return forwards + later
+
+
+def _joined(chunks: Sequence[PrefillChunk]) -> list[PrefillChunk]:
+    joined: list[PrefillChunk] = []
+    for chunk in chunks:
+        last = joined[-1] if joined else None
+        if last and last.request_id == chunk.request_id and last.stop == chunk.start:
+            joined[-1] = PrefillChunk(chunk.request_id, last.start, chunk.stop)
+        else:
+            joined.append(chunk)
+    return joined
 
 
 def _fits(forward: Sequence[PrefillChunk], chunk: PrefillChunk, sharing: Sharing) -> bool:

@@ -24,6 +24,7 @@ from mlxrun.model.rows import Forward, Joining
 
 log = logging.getLogger(__name__)
 
+Way = Callable[[], list[list[np.ndarray[Any, Any]]]]  # logits [V] of each prompt and step
 LENGTHS = (9, 3, 23)  # tokens of the probe's prompts: ragged on purpose
 STEPS = 4  # tokens decoded after each
 # Largest difference of logits that is rounding, in units of their standard deviation.
@@ -49,36 +50,47 @@ class Probe:
 def choose_methods(adapter: Adapter, vocab: int, config: Config) -> Probe:
     """The fastest methods that this model passes; with `engine.probe` off, the fastest possible ones."""
     template = adapter.new_cache()
-    rows = 1 if config.engine.reproducible else config.scheduler.prefill_rows
-    padded = paddable(template, config.scheduler.chunk)
-    width = config.scheduler.max_running if config.engine.reproducible else 0
-    if not can_batch(template):
-        return Probe(Methods("alone"), ())
-    if not config.engine.probe:
-        return Probe(Methods("ragged", Sharing(rows, padded), width), ())
+    wanted = _wanted(template, config)
+    if not config.engine.probe or not can_batch(template):
+        return Probe(wanted, ())
     reference = _Reference(adapter, vocab)
-    checks = []
-    decode: Decode = "alone"
+    checks: list[Check] = []
+
+    def passes(name: str, way: Way) -> bool:
+        checks.append(reference.check(name, way))
+        return checks[-1].passed
+
+    width = wanted.fixed_width
     ways: tuple[Decode, ...] = ("ragged", "grouped")
-    for way in ways:
-        checks.append(reference.check(f"decode {way}", partial(reference.decode, way, width)))
-        if checks[-1].passed:
-            decode = way
-            break
-    if rows > 1:
-        checks.append(reference.check("prefill equal lengths", reference.prefill_equal))
-        rows = rows if checks[-1].passed else 1
-    if rows > 1 and padded:
-        checks.append(reference.check("prefill padded", partial(reference.prefill_padded, padded)))
-        padded = padded if checks[-1].passed else 0
+    decode: Decode = next(
+        (way for way in ways if passes(f"decode {way}", partial(reference.decode, way, width))), "alone"
+    )
+    rows, padded = wanted.sharing.rows, wanted.sharing.padded
+    if rows > 1 and not passes("prefill equal lengths", reference.prefill_equal):
+        rows = 1
+    if rows > 1 and padded and not passes("prefill padded", partial(reference.prefill_padded, padded)):
+        padded = 0
+    _warn(checks)
+    return Probe(Methods(decode, Sharing(rows, padded, wanted.sharing.joined), width), tuple(checks))
+
+
+def _wanted(template: Sequence[Any], config: Config) -> Methods:
+    """The fastest methods, by the kinds of the model's caches and the config alone."""
+    scheduler = config.scheduler
+    if config.engine.reproducible:
+        return Methods("ragged" if can_batch(template) else "alone", Sharing(), scheduler.max_running)
+    if not can_batch(template):
+        return Methods("alone")
+    joined = mx.default_device() == mx.gpu
+    padded = paddable(template, scheduler.prefill_budget if joined else scheduler.chunk)
+    return Methods("ragged", Sharing(scheduler.prefill_rows, padded, joined))
+
+
+def _warn(checks: Sequence[Check]) -> None:
     for check in checks:
         if not check.passed:
-            log.warning(
-                "parity probe: %s differs from alone (%s): it is not used",
-                check.name,
-                check.error or check.difference,
-            )
-    return Probe(Methods(decode, Sharing(rows, padded), width), tuple(checks))
+            reason = check.error or check.difference
+            log.warning("parity probe: %s differs from alone (%s): it is not used", check.name, reason)
 
 
 class _Reference:
@@ -93,7 +105,7 @@ class _Reference:
         self._answers = [ids[n : n + STEPS] for ids, n in zip(drawn, LENGTHS, strict=True)]
         self._alone = [self._continue(p, a) for p, a in zip(self._prompts, self._answers, strict=True)]
 
-    def check(self, name: str, way: Callable[[], list[list[np.ndarray[Any, Any]]]]) -> Check:
+    def check(self, name: str, way: Way) -> Check:
         """Run a way and compare what it gives; anything that it raises is a failed check."""
         try:
             got = way()

@@ -129,7 +129,9 @@ class ModelRunner:
         tokens: dict[str, Sampled] = {}
         for ids, draw in launched.draws:
             known = [r in self._rows and r not in freed for r in ids]
-            params = [self._rows[r].params if k else SamplingParams() for r, k in zip(ids, known, strict=True)]
+            params = [
+                self._rows[r].params if k else SamplingParams() for r, k in zip(ids, known, strict=True)
+            ]
             found = read(draw, params)
             tokens |= {r: s for r, s, k in zip(ids, found, known, strict=True) if k}
         if launched.filled:

@@ -1,0 +1,246 @@
+"""The twins of the parity tests: each plants one bug, of a kind that is silent, and parity must fail.
+
+`none` is the control: the same requests without a bug pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import drive
+import mlx.core as mx
+import models
+import pytest
+from drive import Ask
+from fixtures_models import Zoo
+
+from mlxrun.engine.engine import Engine
+from mlxrun.model import attention, group, leaves, prefill, rows, runner
+from mlxrun.model.methods import Methods
+from mlxrun.model.runner import ModelRunner
+from mlxrun.model.sampler import Sampler
+
+Patch = pytest.MonkeyPatch
+# Two rows of the shortest group, two of longer ones; three have moved up a group by the end.
+PROMPTS = models.prompts(0, (2, 5, 14, 40))
+JOINS = (0, 9, 0, 4)
+RAGGED, GROUPED = Methods("ragged"), Methods("grouped")
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: Patch) -> None:
+    drive.small_groups(monkeypatch)
+
+
+def wraps(monkeypatch: Patch, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+    monkeypatch.setattr(owner, name, make(getattr(owner, name)))
+
+
+# -- what is planted ----------------------------------------------------------------------------------------
+
+
+def none(monkeypatch: Patch) -> None:
+    """Nothing."""
+
+
+def mask_of_a_group_dropped(monkeypatch: Patch) -> None:
+    """Rows see the left padding of their group."""
+    monkeypatch.setattr(group.RowGroup, "mask", lambda self, width, window: None)
+
+
+def mask_of_the_first_group_for_all(monkeypatch: Patch) -> None:
+    """One row's length stands for all of its group."""
+    wraps(
+        monkeypatch,
+        group.RowGroup,
+        "mask",
+        lambda original: (
+            lambda self, width, window: (
+                None
+                if (mask := original(self, width, window)) is None
+                else mx.broadcast_to(mask[:1], mask.shape)
+            )
+        ),
+    )
+
+
+def window_ignored(monkeypatch: Patch) -> None:
+    """A row attends to what its layer should have forgotten."""
+    wraps(
+        monkeypatch,
+        group.RowGroup,
+        "width",
+        lambda original: lambda self, window: original(self, window and 2 * window),
+    )
+
+
+def window_one_too_long(monkeypatch: Patch) -> None:
+    wraps(
+        monkeypatch,
+        group.RowGroup,
+        "width",
+        lambda original: lambda self, window: original(self, window and window + 1),
+    )
+
+
+def offsets_off_by_one(monkeypatch: Patch) -> None:
+    """Keys are rotated as if one token more lay before them."""
+    for stand_in in (attention.RaggedCache, attention.GroupCache):
+        wraps(
+            monkeypatch,
+            stand_in,
+            "begin",
+            lambda original: (
+                lambda self, groups, offsets, longest: original(self, groups, offsets + 1, longest)
+            ),
+        )
+
+
+def offsets_of_the_longest_row(monkeypatch: Patch) -> None:
+    """What a batch with one offset for all rows would do."""
+    for stand_in in (attention.RaggedCache, attention.GroupCache):
+        wraps(
+            monkeypatch,
+            stand_in,
+            "begin",
+            lambda original: (
+                lambda self, groups, offsets, longest: original(
+                    self, groups, mx.full(offsets.shape, longest, dtype=mx.int32), longest
+                )
+            ),
+        )
+
+
+def state_not_reordered(monkeypatch: Patch) -> None:
+    """Recurrent state stays where it was when rows join, leave and move between groups."""
+
+    def keep_order(parts: Sequence[mx.array | None], order: mx.array) -> mx.array | None:
+        filled = [p for p in parts if p is not None]
+        return mx.concatenate(filled, axis=0)[: order.size] if filled else None
+
+    monkeypatch.setattr(rows, "_stacked", keep_order)
+
+
+def state_of_a_step_ago(monkeypatch: Patch) -> None:
+    """What the model leaves in its cache is not taken over."""
+    monkeypatch.setattr(rows, "_joined", lambda slot: mx.zeros_like(slot[0]) if slot[0] is not None else None)
+
+
+def newest_tokens_not_reordered(monkeypatch: Patch) -> None:
+    """After rows have moved, each goes on with the token of the row that was in its place."""
+
+    def make(original: Any) -> Any:
+        def reorder(self: Any) -> None:
+            before, order = self._newest, list(self._order)
+            original(self)
+            if before is not None and len(order) == len(self._order) and order != self._order:
+                self._newest = before
+
+        return reorder
+
+    wraps(monkeypatch, ModelRunner, "_reorder", make)
+
+
+def newest_tokens_of_a_step_ago(monkeypatch: Patch) -> None:
+    def make(original: Any) -> Any:
+        def reorder(self: Any) -> None:
+            original(self)
+            self._newest = mx.roll(self._newest, 1)
+
+        return reorder
+
+    wraps(monkeypatch, ModelRunner, "_reorder", make)
+
+
+def sampling_states_swapped(monkeypatch: Patch) -> None:
+    """Each row is drawn by its neighbour's settings."""
+
+    def swapped(states: Sequence[Any], vocab: int) -> Sampler:
+        return Sampler([*states[1:], *states[:1]], vocab)
+
+    monkeypatch.setattr(runner, "Sampler", swapped)
+
+
+def rows_joined_one_token_short(monkeypatch: Patch) -> None:
+    """The newest key of the prompt is lost on the way into the batch."""
+
+    def make(original: Any) -> Any:
+        def keys_values(leaf: Any) -> Any:
+            keys, values = original(leaf)
+            return mx.concatenate([keys[:, :, :1], keys[:, :, :-1]], 2), values
+
+        return keys_values
+
+    wraps(monkeypatch, leaves, "keys_values", make)
+
+
+def padding_taken_for_prompt(monkeypatch: Patch) -> None:
+    """A row that was padded in a shared forward keeps the padding."""
+
+    def make(original: Any) -> Any:
+        def split(cache: Any, index: int, length: int) -> Any:
+            offsets = [c.offset for c in leaves.flatten(cache) if leaves.kind(c) is not leaves.Kind.STATE]
+            return original(cache, index, max(offsets, default=length))
+
+        return split
+
+    wraps(monkeypatch, leaves, "split", make)
+
+
+def another_row_of_a_shared_forward(monkeypatch: Patch) -> None:
+    wraps(
+        monkeypatch,
+        leaves,
+        "split",
+        lambda original: lambda cache, index, length: original(cache, 0, length),
+    )
+
+
+def chunks_in_another_order(monkeypatch: Patch) -> None:
+    wraps(monkeypatch, runner, "shared", lambda original: lambda *given: list(reversed(original(*given))))
+    assert prefill.shared is not runner.shared
+
+
+def parity(engine: Engine, zoo: Zoo, family: str, prompts: Sequence[Sequence[int]]) -> bool:
+    """Whether all of these requests, joining at different steps, give what the ORACLE gives."""
+    todo = [Ask(drive.text(str(i), p), JOINS[i % 4]) for i, p in enumerate(prompts)]
+    events = drive.run(engine, todo)
+    return not any(drive.differs(events[str(i)], zoo.answer(family, p)) for i, p in enumerate(prompts))
+
+
+TEXT = [
+    *((family, RAGGED, none) for family in models.CORE),
+    *((family, GROUPED, none) for family in models.CORE),
+    *(
+        (family, RAGGED, mask_of_a_group_dropped)
+        for family in ("llama", "gemma3_text", "qwen3_next", "gpt_oss")
+    ),
+    *((family, GROUPED, mask_of_a_group_dropped) for family in ("llama", "gemma3_text")),
+    *((family, RAGGED, mask_of_the_first_group_for_all) for family in ("llama", "gpt_oss")),
+    *((family, RAGGED, window_ignored) for family in ("gemma3_text", "gpt_oss")),
+    *(
+        (family, way, window_one_too_long)
+        for family in ("gemma3_text", "gpt_oss")
+        for way in (RAGGED, GROUPED)
+    ),
+    *((family, RAGGED, offsets_off_by_one) for family in ("llama", "gemma3_text", "qwen3_next", "gpt_oss")),
+    *((family, GROUPED, offsets_of_the_longest_row) for family in ("llama", "gpt_oss")),
+    *((family, RAGGED, state_not_reordered) for family in ("qwen3_next", "mamba2")),
+    *((family, GROUPED, state_not_reordered) for family in ("qwen3_next",)),
+    *((family, RAGGED, state_of_a_step_ago) for family in ("qwen3_next", "mamba2")),
+    *((family, RAGGED, newest_tokens_not_reordered) for family in ("llama", "mamba2")),
+    *((family, RAGGED, newest_tokens_of_a_step_ago) for family in ("llama",)),
+    *((family, RAGGED, rows_joined_one_token_short) for family in ("llama", "gemma3_text")),
+]
+
+
+@pytest.mark.parametrize(
+    ("family", "methods", "plant"), TEXT, ids=[f"{p.__name__}-{f}-{m.decode}" for f, m, p in TEXT]
+)
+def test_decode(
+    zoo: Zoo, family: str, methods: Methods, plant: Callable[[Patch], None], monkeypatch: Patch
+) -> None:
+    engine = drive.engine(zoo.text(family), methods)
+    plant(monkeypatch)
+    assert parity(engine, zoo, family, PROMPTS) is (plant is none)

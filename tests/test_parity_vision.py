@@ -1,0 +1,279 @@
+"""Vision models in the engine give what the ORACLE gives, images and text mixed in one batch (F6).
+
+Groups are made small, as in test_parity_text.py. What must fail is in test_parity_mutations.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import drive
+import models
+import models_vision
+import numpy as np
+import pytest
+from drive import Ask
+from fixtures_models import Zoo
+from oracle import Answer
+from PIL import Image
+
+from mlxrun.engine.engine import Engine
+from mlxrun.errors import RequestError
+from mlxrun.model.methods import Methods
+from mlxrun.model.prefill import Sharing
+from mlxrun.scheduler.plan import StepPlan, StepResult
+from mlxrun.scheduler.request import FinishReason, TokenEvent
+
+SLOW = [pytest.mark.slow]
+SOME = ("qwen3_5", "qwen2_5_vl")
+FAMILIES = [
+    pytest.param(f, marks=[] if f in (*models_vision.F6, *SOME) else SLOW) for f in models_vision.VISION
+]
+EVERY = [pytest.param(f, marks=[] if f in models_vision.F6 else SLOW) for f in models_vision.VISION]
+MROPE = [pytest.param(f, marks=[] if f == "qwen3_vl" else SLOW) for f in models_vision.MROPE]
+
+RED, BLOCKS, WIDE, TALL = (
+    models_vision.images(3, 1, size=(32, 32))[0],
+    models_vision.images(4, 1, size=(32, 32))[0],
+    models_vision.images(5, 1, size=(64, 48))[0],
+    models_vision.images(6, 1, size=(32, 64))[0],
+)
+# Parts of one user turn, where an image stands for itself; or a bare text, or token ids.
+CASES: dict[str, Any] = {
+    "middle": ("what is ", WIDE, " and tell me more about it, please"),
+    "two": (RED, "hm", TALL, "which one?"),
+    "long text": models.prompts(0, [70])[0],
+    "same twice": ("compare ", BLOCKS, " with ", BLOCKS),
+    "text": ("just text, no image",),
+    "back to back": (TALL, RED, WIDE, "!"),
+    "one token": models.prompts(0, [1])[0],
+    "another": ("what is ", TALL, " and tell me more about it, please"),
+}
+WAYS: dict[str, dict[str, Any]] = {
+    "one at a time": {"max_running": 1},
+    "unshared": {"prefill_rows": 1},
+    "chunk 5": {"chunk": 5, "prefill_budget": 20, "prefill_budget_busy": 7},
+    "chunk 64": {"chunk": 64, "prefill_budget": 256, "prefill_budget_busy": 64},
+    "chunk 512": {"chunk": 512, "prefill_budget": 2048, "prefill_budget_busy": 512},
+    "grouped": {"methods": Methods("grouped", Sharing(4))},
+    "decode alone": {"methods": Methods("alone", Sharing(4))},
+    "reproducible": {"reproducible": True, "max_running": 4},
+}
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    drive.small_groups(monkeypatch)
+
+
+def rendered(family: str, case: Any) -> tuple[Any, list[Image.Image]]:
+    """A prompt (text, or ids) and its images."""
+    if isinstance(case, list):
+        return case, []
+    parts = [part if isinstance(part, str) else None for part in case]
+    return models_vision.prompt(family, *parts), [part for part in case if not isinstance(part, str)]
+
+
+def wanted(zoo: Zoo, family: str) -> dict[str, Answer]:
+    return {name: zoo.see(family, *rendered(family, case)) for name, case in CASES.items()}
+
+
+def asks(engine: Engine, family: str, **params: Any) -> list[Ask]:
+    return [Ask(drive.seen(engine, name, *rendered(family, case), **params)) for name, case in CASES.items()]
+
+
+def all_same(events: dict[str, TokenEvent], answers: dict[str, Answer], count: int | None = None) -> None:
+    for name, event in events.items():
+        drive.same(event, answers[name], count)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_together(zoo: Zoo, family: str) -> None:
+    """A41, A43, A68, B6: images and text in one decode batch; then again, joining while others decode."""
+    engine, answers = drive.engine(zoo.vision(family)), wanted(zoo, family)
+    assert engine.probe is not None
+    padded = {"gemma3": 8, "qwen3_5": 0}.get(family, 16)
+    assert engine.probe.methods == Methods("ragged", Sharing(8, padded))
+    made = asks(engine, family)
+    for ask in made:
+        assert ask.request.prompt == answers[ask.id].ids
+    all_same(drive.run(engine, made), answers)
+    joins = [Ask(a.request, joins=(0, 9, 1, 30, 3, 12, 5, 20)[i]) for i, a in enumerate(made)]
+    all_same(drive.run(engine, joins), answers)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("family", EVERY)
+def test_every_way(zoo: Zoo, family: str, way: str) -> None:
+    """A43, A68: chunk sizes (an image larger than a chunk too), sharing, decode methods."""
+    engine = drive.engine(zoo.vision(family), **WAYS[way])
+    order = asks(engine, family, max_tokens=12)
+    events = drive.run(engine, order if len(way) % 2 else reversed(order))
+    assert len(events) == len(CASES)
+    all_same(events, wanted(zoo, family), 12)
+
+
+@pytest.mark.parametrize("family", EVERY)
+def test_chunk_boundaries_around_an_image(zoo: Zoo, family: str) -> None:
+    """An image moves through the chunk grid, token by token: no chunk ends inside it."""
+    engine = drive.engine(zoo.vision(family))
+    chunks = watch_chunks(engine)
+    requests, answers, edges = [], {}, set()
+    for before in range(0, 19, 1 if family == "qwen3_vl" else 2):
+        text = models_vision.prompt(family, "x" * before, None, "?", None)
+        requests.append(drive.seen(engine, str(before), text, [TALL, BLOCKS], max_tokens=6))
+        answers[str(before)] = zoo.see(family, text, [TALL, BLOCKS], count=6)
+    all_same(drive.run(engine, requests), answers)
+    for request in requests:
+        assert len(request.spans) == 2
+        stops = {stop for name, stop in chunks if name == request.id}
+        for start, end in request.spans:
+            assert not any(start < stop < end for stop in stops)
+            edges |= {"before"} if start in stops else set()
+            edges |= {"after"} if end in stops else set()
+    assert edges == {"before", "after"}  # a chunk ends right before an image, and one with its last token
+
+
+def watch_chunks(engine: Engine) -> list[tuple[str, int]]:
+    """The end of every chunk from now on."""
+    runner = drive.runner(engine)
+    original, chunks = runner.execute, []
+
+    def execute(plan: StepPlan) -> StepResult:
+        chunks.extend((c.request_id, c.stop) for c in plan.prefill)
+        return original(plan)  # type: ignore[no-any-return]
+
+    runner.execute = execute
+    return chunks
+
+
+@pytest.mark.parametrize("family", EVERY)
+def test_a_prompt_may_end_in_an_image_or_be_one(zoo: Zoo, family: str) -> None:
+    """Nothing is left for the decode batch to start with: the last chunk samples; also after preemption."""
+    engine = drive.engine(zoo.vision(family))
+    image = models_vision.placeholder(family)
+    cases = {"ends": ("look: " + image, [WIDE]), "only": (image, [RED]), "two": (image + image, [TALL, RED])}
+    answers = {name: zoo.see(family, *case) for name, case in cases.items()}
+    requests = [drive.seen(engine, name, *case) for name, case in cases.items()]
+    all_same(
+        drive.run(engine, [*requests, drive.text("0", [65, 66])]), answers | {"0": zoo.see(family, [65, 66])}
+    )
+    all_same(drive.run(engine, requests, push_out(engine)), answers)
+
+
+def push_out(engine: Engine) -> Any:
+    """Preempts every row now and then: prompt and answer so far are computed again."""
+
+    def preempt(step: int) -> None:
+        if step % 7 == 5 and step < 50:
+            for entry in engine.scheduler.entries:
+                if entry.running:
+                    engine.scheduler._preempt(entry)  # type: ignore[arg-type]
+
+    return preempt
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_preempted_rows_with_images(zoo: Zoo, family: str) -> None:
+    """A row that is pushed out comes back with its images, and with answer tokens that have no embeddings."""
+    engine = drive.engine(zoo.vision(family))
+    all_same(drive.run(engine, asks(engine, family), push_out(engine)), wanted(zoo, family))
+
+
+@pytest.mark.parametrize("family", EVERY)
+def test_fuzz(zoo: Zoo, family: str) -> None:
+    """Random joins, aborts, limits and preemptions."""
+    rng = np.random.default_rng(8)
+    engine, answers = drive.engine(zoo.vision(family), max_running=5), wanted(zoo, family)
+    todo, limits = [], {}
+    for number in range(24):
+        name = str(rng.choice(list(CASES)))
+        limits[f"{number} {name}"] = count = int(rng.integers(1, drive.COUNT + 1))
+        made = drive.seen(engine, f"{number} {name}", *rendered(family, CASES[name]), max_tokens=count)
+        joins = int(rng.integers(0, 40))
+        todo.append(Ask(made, joins, joins + int(rng.integers(0, 30)) if rng.random() < 0.3 else None))
+
+    def preempt(step: int) -> None:
+        for entry in engine.scheduler.entries:
+            if entry.running and rng.random() < 0.02:
+                engine.scheduler._preempt(entry)  # type: ignore[arg-type]
+
+    events = drive.run(engine, todo, preempt)
+    for name, event in events.items():
+        drive.beginning(event, answers[name.split(" ", 1)[1]], limits[name])
+    assert sum(e.finish is FinishReason.LENGTH for e in events.values()) > 10
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_text_only(zoo: Zoo, family: str) -> None:
+    """A41: a vision model that never sees an image, or has just seen one."""
+    engine = drive.engine(zoo.vision(family))
+    texts = {str(n): ids for n, ids in enumerate(models.prompts(2, [1, 3, 20, 50]))}
+    answers = {name: zoo.see(family, ids) for name, ids in texts.items()}
+    requests = [drive.text(name, ids) for name, ids in texts.items()]
+    all_same(drive.run(engine, requests), answers)
+    drive.run(engine, [drive.seen(engine, "seen", *rendered(family, CASES["two"]))])
+    all_same(drive.run(engine, requests), answers)
+
+
+@pytest.mark.parametrize("family", MROPE)
+def test_nothing_is_read_from_the_shared_module(zoo: Zoo, family: str) -> None:
+    """B9: positions and deltas that another request left on the language model change nothing."""
+    engine, answers = drive.engine(zoo.vision(family)), wanted(zoo, family)
+    language = drive.runner(engine)._adapter.model.language_model
+
+    def poison(step: int) -> None:
+        import mlx.core as mx
+
+        language._rope_deltas = mx.array([[1000 + step]])
+        language._position_ids = mx.full((3, 1, 500), 77 + step)
+
+    poison(0)
+    all_same(drive.run(engine, asks(engine, family), poison), answers)
+
+
+@pytest.mark.parametrize("family", EVERY)
+def test_an_image_is_encoded_once(zoo: Zoo, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A43: one pass through the vision tower a request, however many chunks and steps it takes."""
+    engine = drive.engine(zoo.vision(family), chunk=5, prefill_budget=10)
+    adapter = drive.runner(engine)._adapter
+    calls: list[str] = []
+    original = type(adapter.model).get_input_embeddings
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        calls.append(family)
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(type(adapter.model), "get_input_embeddings", counted)
+    drive.run(engine, asks(engine, family))
+    assert len(calls) == sum(not isinstance(c, list) and len(c) > 1 for c in CASES.values())
+
+
+@pytest.mark.parametrize("family", EVERY)
+def test_a_request_whose_images_fail_fails_alone(zoo: Zoo, family: str) -> None:
+    """A31, B2: pixels that the vision tower refuses."""
+    engine, answers = drive.engine(zoo.vision(family)), wanted(zoo, family)
+    good = asks(engine, family)
+    broken = good[0].request
+    media = {key: value[..., :1] for key, value in broken.media.items()}
+    bad = replace(broken, id="bad", media=media)
+    events = drive.run(engine, [*good[:3], Ask(bad, joins=1), *good[3:]])
+    event = events.pop("bad")
+    assert event.finish is FinishReason.ERROR
+    assert isinstance(event.error, RequestError)
+    assert not event.tokens
+    all_same(events, answers)
+
+
+def test_a_text_model_takes_no_images(zoo: Zoo) -> None:
+    """A31: the request fails alone, with a reason."""
+    engine = drive.engine(zoo.text("llama"))
+    prompt = models.prompts(0, [33])[0]
+    media = Request(
+        "media", tuple(prompt), drive.text("", prompt).params, media={"pixel_values": np.zeros(1)}
+    )
+    events = drive.run(engine, [drive.text("text", prompt), media])
+    drive.same(events["text"], zoo.answer("llama", prompt))
+    assert events["media"].finish is FinishReason.ERROR
+    assert "takes no images" in str(events["media"].error)
