@@ -20,7 +20,7 @@ def fake_engine(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Replaces model and engine; returns what was started."""
     started: list[str] = []
 
-    async def start(config: Any) -> FakeClient:
+    async def start(config: Any, host: Any) -> FakeClient:
         started.append(config.model.path)
         if config.model.path == "broken":
             raise ModelLoadError("model.path: broken")

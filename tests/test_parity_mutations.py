@@ -66,22 +66,15 @@ def mask_of_the_first_group_for_all(monkeypatch: Patch) -> None:
 
 
 def window_ignored(monkeypatch: Patch) -> None:
-    """A row attends to what its layer should have forgotten."""
-    wraps(
-        monkeypatch,
-        group.RowGroup,
-        "width",
-        lambda original: lambda self, window: original(self, window and 2 * window),
-    )
-
-
-def window_one_too_long(monkeypatch: Patch) -> None:
-    wraps(
-        monkeypatch,
-        group.RowGroup,
-        "width",
-        lambda original: lambda self, window: original(self, window and window + 1),
-    )
+    """A row attends to twice what its layer should keep. (In one group, where all of that is still there.)"""
+    monkeypatch.setattr(rows, "SHORTEST_BUCKET", 256)
+    for name in ("width", "mask"):
+        wraps(
+            monkeypatch,
+            group.RowGroup,
+            name,
+            lambda original: lambda self, *given: original(self, *given[:-1], given[-1] and 2 * given[-1]),
+        )
 
 
 def offsets_off_by_one(monkeypatch: Patch) -> None:
@@ -202,13 +195,14 @@ def chunks_in_another_order(monkeypatch: Patch) -> None:
     assert prefill.shared is not runner.shared
 
 
-def parity(engine: Engine, zoo: Zoo, family: str, prompts: Sequence[Sequence[int]]) -> bool:
-    """Whether all of these requests, joining at different steps, give what the ORACLE gives."""
-    todo = [Ask(drive.text(str(i), p), JOINS[i % 4]) for i, p in enumerate(prompts)]
+def parity(engine: Engine, zoo: Zoo, family: str, todo: Sequence[Ask]) -> bool:
+    """Whether all of these give what the ORACLE gives. A bug that raises would not be silent: it counts as a pass."""
     events = drive.run(engine, todo)
-    return not any(drive.differs(events[str(i)], zoo.answer(family, p)) for i, p in enumerate(prompts))
+    assert [e.error for e in events.values() if e.error is not None] == []
+    return not any(drive.differs(events[ask.id], zoo.answer(family, ask.request.prompt)) for ask in todo)
 
 
+KEYED = ("llama", "gemma3_text", "qwen3_next", "gpt_oss")
 TEXT = [
     *((family, RAGGED, none) for family in models.CORE),
     *((family, GROUPED, none) for family in models.CORE),
@@ -218,13 +212,13 @@ TEXT = [
     ),
     *((family, GROUPED, mask_of_a_group_dropped) for family in ("llama", "gemma3_text")),
     *((family, RAGGED, mask_of_the_first_group_for_all) for family in ("llama", "gpt_oss")),
-    *((family, RAGGED, window_ignored) for family in ("gemma3_text", "gpt_oss")),
+    *((family, way, window_ignored) for family in ("gemma3_text", "gpt_oss") for way in (RAGGED, GROUPED)),
     *(
         (family, way, window_one_too_long)
         for family in ("gemma3_text", "gpt_oss")
         for way in (RAGGED, GROUPED)
     ),
-    *((family, RAGGED, offsets_off_by_one) for family in ("llama", "gemma3_text", "qwen3_next", "gpt_oss")),
+    *((family, RAGGED, offsets_off_by_one) for family in KEYED),
     *((family, GROUPED, offsets_of_the_longest_row) for family in ("llama", "gpt_oss")),
     *((family, RAGGED, state_not_reordered) for family in ("qwen3_next", "mamba2")),
     *((family, GROUPED, state_not_reordered) for family in ("qwen3_next",)),
@@ -243,4 +237,178 @@ def test_decode(
 ) -> None:
     engine = drive.engine(zoo.text(family), methods)
     plant(monkeypatch)
-    assert parity(engine, zoo, family, PROMPTS) is (plant is none)
+    used = PROMPTS[: 2 if plant is window_ignored else 4]
+    todo = [Ask(drive.text(str(i), p), JOINS[i]) for i, p in enumerate(used)]
+    assert parity(engine, zoo, family, todo) is (plant is none)
+
+
+PREFILL = [
+    *((family, none) for family in models.CORE),
+    ("llama", padding_taken_for_prompt),
+    ("gpt_oss", padding_taken_for_prompt),
+    *((family, another_row_of_a_shared_forward) for family in models.CORE),
+    ("llama", chunks_in_another_order),
+    ("mamba2", chunks_in_another_order),
+]
+
+
+@pytest.mark.parametrize(("family", "plant"), PREFILL, ids=[f"{p.__name__}-{f}" for f, p in PREFILL])
+def test_prefill(zoo: Zoo, family: str, plant: Callable[[Patch], None], monkeypatch: Patch) -> None:
+    """Chunks that share forwards: of equal length, and padded where the family allows it."""
+    padded = {"llama": 16, "gemma3_text": 8, "gpt_oss": 8}.get(family, 0)
+    engine = drive.engine(zoo.text(family), Methods("ragged", Sharing(4, padded)))
+    plant(monkeypatch)
+    prompts = models.prompts(4, (9, 8, 9, 40))
+    todo = [Ask(drive.text(str(i), p)) for i, p in enumerate(prompts)]
+    assert parity(engine, zoo, family, todo) is (plant is none)
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "mamba2", "nemotron_h"])
+def test_padded_prefill_of_recurrent_state(zoo: Zoo, family: str) -> None:
+    """B7: why `paddable` says no to these families, whatever the probe's short prompts say."""
+    prompts = models.prompts(4, (9, 8, 9, 8))
+    todo = [Ask(drive.text(str(i), p)) for i, p in enumerate(prompts)]
+    for padded in (0, 16):
+        engine = drive.engine(zoo.text(family), Methods("ragged", Sharing(4, padded)))
+        assert paddable(drive.runner(engine)._adapter.new_cache(), 16) == 0
+        assert parity(engine, zoo, family, todo) is (padded == 0)
+
+
+@pytest.mark.parametrize("plant", [none, sampling_states_swapped, newest_tokens_not_reordered])
+def test_sampling(zoo: Zoo, plant: Callable[[Patch], None], monkeypatch: Patch) -> None:
+    """B21: rows with different settings; each must give what it gives alone."""
+    settings = [
+        {"temperature": 0.0, "presence_penalty": 1.0},
+        {"temperature": 0.0, "logit_bias": {65: 4.0}},
+        {"temperature": 0.9, "seed": 1},
+        {"temperature": 0.9, "seed": 2},
+    ]
+    todo = [
+        Ask(drive.text(str(i), p, **more), JOINS[i])
+        for i, (p, more) in enumerate(zip(PROMPTS, settings, strict=True))
+    ]
+    alone = drive.run(drive.engine(zoo.text("llama"), max_running=1), todo)
+    engine = drive.engine(zoo.text("llama"))
+    plant(monkeypatch)
+    together = drive.run(engine, todo)
+    assert (together == alone) is (plant is none)
+
+
+# -- images -------------------------------------------------------------------------------------------------
+
+
+def delta_dropped(monkeypatch: Patch) -> None:
+    """Answers go on at the position of the last prompt token, images counted by their tokens."""
+
+    def make(original: Any) -> Any:
+        return lambda self, features, length: replace(original(self, features, length), delta=0)
+
+    wraps(monkeypatch, adapter.VisionAdapter, "_collect", make)
+
+
+def delta_of_another_row(monkeypatch: Patch) -> None:
+    """B9: what a delta on the shared module would do."""
+    deltas = [0]
+
+    def make(original: Any) -> Any:
+        def collect(self: Any, features: Any, length: int) -> Any:
+            inputs = original(self, features, length)
+            deltas.append(inputs.delta)
+            return replace(inputs, delta=deltas[-2])
+
+        return collect
+
+    wraps(monkeypatch, adapter.VisionAdapter, "_collect", make)
+
+
+def positions_of_the_first_chunk(monkeypatch: Patch) -> None:
+    """Each chunk's positions are cut from the front."""
+
+    def make(original: Any) -> Any:
+        def media(self: Any, inputs: Any, start: int, stop: int) -> Any:
+            extra = original(self, inputs, start, stop)
+            if "position_ids" in extra:
+                extra["position_ids"] = inputs.positions[..., : stop - start]
+            return extra
+
+        return media
+
+    wraps(monkeypatch, adapter.VisionAdapter, "_media", make)
+
+
+def deepstack_of_the_first_tokens(monkeypatch: Patch) -> None:
+    """The mask is cut by chunk, the features are not: mlx-vlm's own chunks do that."""
+
+    def make(original: Any) -> Any:
+        def deepstack(self: Any, inputs: Any, visual: Any, start: int, stop: int) -> Any:
+            extra = original(self, inputs, visual, start, stop)
+            if extra:
+                count = extra["deepstack_visual_embeds"][0].shape[0]
+                extra["deepstack_visual_embeds"] = [d[:count] for d in inputs.deepstack]
+            return extra
+
+        return deepstack
+
+    wraps(monkeypatch, adapter.VisionAdapter, "_deepstack", make)
+
+
+def deepstack_of_another_row(monkeypatch: Patch) -> None:
+    kept: list[Any] = []
+
+    def make(original: Any) -> Any:
+        def collect(self: Any, features: Any, length: int) -> Any:
+            inputs = original(self, features, length)
+            kept.append(inputs.deepstack)
+            return replace(inputs, deepstack=kept[0])
+
+        return collect
+
+    wraps(monkeypatch, adapter.VisionAdapter, "_collect", make)
+
+
+def embeddings_of_another_row(monkeypatch: Patch) -> None:
+    """Requests with as many tokens: the first one's image is shown to all."""
+    kept: list[Any] = []
+
+    def make(original: Any) -> Any:
+        def collect(self: Any, features: Any, length: int) -> Any:
+            inputs = original(self, features, length)
+            kept.append(inputs.embeds)
+            return replace(inputs, embeds=kept[0])
+
+        return collect
+
+    wraps(monkeypatch, adapter.VisionAdapter, "_collect", make)
+
+
+VISION = [
+    *((family, none) for family in models_vision.VISION),
+    *((family, delta_dropped) for family in models_vision.MROPE),
+    *((family, delta_of_another_row) for family in models_vision.MROPE),
+    *((family, positions_of_the_first_chunk) for family in models_vision.MROPE),
+    ("qwen3_vl", deepstack_of_the_first_tokens),
+    ("qwen3_vl", deepstack_of_another_row),
+    *((family, embeddings_of_another_row) for family in models_vision.F6),
+]
+
+
+@pytest.mark.parametrize(("family", "plant"), VISION, ids=[f"{p.__name__}-{f}" for f, p in VISION])
+def test_images(zoo: Zoo, family: str, plant: Callable[[Patch], None], monkeypatch: Patch) -> None:
+    """Two requests of the same shape with different images, and one with another number of image tokens."""
+    first, second = models_vision.images(7, 2, size=(32, 32))
+    (large,) = models_vision.images(8, 1, size=(64, 48))
+    same = models_vision.prompt(family, "what is here ", None, " and here ", None, "?")
+    cases = {
+        "a": (same, [first, second]),
+        "b": (same, [second, first]),
+        "c": (models_vision.prompt(family, "x", None), [large]),
+    }
+    if plant is embeddings_of_another_row:
+        del cases["c"]
+    engine = drive.engine(zoo.vision(family), Methods("ragged"))
+    plant(monkeypatch)
+    requests = [drive.seen(engine, name, *case) for name, case in cases.items()]
+    events = drive.run(engine, requests)
+    assert [e.error for e in events.values() if e.error is not None] == []
+    different = [name for name, case in cases.items() if drive.differs(events[name], zoo.see(family, *case))]
+    assert bool(different) is (plant is not none)
