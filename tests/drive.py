@@ -68,6 +68,7 @@ def small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     """Groups for up to 15, 31, 63, ... tokens, buffers that grow by 16: a few short prompts fill several."""
     monkeypatch.setattr(rows, "SHORTEST_BUCKET", 8)
     monkeypatch.setattr(group, "STEP", 16)
+    monkeypatch.setattr(group, "SPARE", 64)
 
 
 def runner(engine: Engine) -> Any:

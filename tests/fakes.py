@@ -61,6 +61,28 @@ class Clock:
         return self.now
 
 
+class Gate:
+    """Lets an engine thread take so many steps as the test says; for `FakeRunner.before`."""
+
+    def __init__(self, steps: int = 0) -> None:
+        self._steps = threading.Semaphore(steps)
+        self._open = False
+        self.waiting = 0  # steps that have come to the gate
+
+    def __call__(self, plan: StepPlan) -> None:
+        self.waiting += 1
+        if not self._open and not self._steps.acquire(timeout=10):
+            raise AssertionError("the test has forgotten this engine")
+
+    def let(self, steps: int) -> None:
+        for _ in range(steps):
+            self._steps.release()
+
+    def open(self) -> None:
+        self._open = True
+        self._steps.release()
+
+
 @dataclass(slots=True)
 class Row:
     """What the runner holds of a request."""

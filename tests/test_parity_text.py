@@ -1,7 +1,7 @@
 """Text models in the engine give what the ORACLE gives: alone, together, joining, leaving (F1-F5).
 
 Groups are made small here (`small`), so that a few short prompts already fill several of them and move
-between them. That these tests can fail is shown in test_parity_mutations.py.
+between them. That these tests can fail is shown in test_mutations_text.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Vision models in the engine give what the ORACLE gives, images and text mixed in one batch (F6).
 
-Groups are made small, as in test_parity_text.py. What must fail is in test_parity_mutations.py.
+Groups are small, as in test_parity_text.py. That these tests can fail is shown in test_mutations_vision.py.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def test_chunk_boundaries_around_an_image(zoo: Zoo, family: str) -> None:
         answers[str(before)] = zoo.see(family, text, [TALL, BLOCKS], count=6)
     all_same(drive.run(engine, requests), answers)
     for request in requests:
-        assert len(request.spans) == 2
+        assert len(request.spans) >= 2
         stops = {stop for name, stop in chunks if name == request.id}
         for start, end in request.spans:
             assert not any(start < stop < end for stop in stops)
@@ -270,9 +270,7 @@ def test_a_text_model_takes_no_images(zoo: Zoo) -> None:
     """A31: the request fails alone, with a reason."""
     engine = drive.engine(zoo.text("llama"))
     prompt = models.prompts(0, [33])[0]
-    media = Request(
-        "media", tuple(prompt), drive.text("", prompt).params, media={"pixel_values": np.zeros(1)}
-    )
+    media = replace(drive.text("media", prompt), media={"pixel_values": np.zeros(1)})
     events = drive.run(engine, [drive.text("text", prompt), media])
     drive.same(events["text"], zoo.answer("llama", prompt))
     assert events["media"].finish is FinishReason.ERROR

@@ -34,7 +34,9 @@ def hosts_without_urls(config: Config) -> str | None:
 def busy_above_idle(config: Config) -> str | None:
     """The budget beside decoding rows is the smaller one."""
     busy, idle = config.scheduler.prefill_budget_busy, config.scheduler.prefill_budget
-    return f"prefill_budget_busy {busy} is more than prefill_budget {idle}" if busy > idle else None
+    if busy is None or busy <= idle:
+        return None
+    return f"prefill_budget_busy {busy} is more than prefill_budget {idle}"
 
 
 def chunk_above_budget(config: Config) -> str | None:
@@ -46,7 +48,7 @@ def chunk_above_budget(config: Config) -> str | None:
 def chunk_above_busy_budget(config: Config) -> str | None:
     """With `engine.reproducible` a prompt is always cut at the same places, so a step takes whole chunks."""
     chunk, busy = config.scheduler.chunk, config.scheduler.prefill_budget_busy
-    if not config.engine.reproducible or chunk <= busy:
+    if not config.engine.reproducible or busy is None or chunk <= busy:
         return None
     return f"engine.reproducible takes whole chunks: {busy} is less than scheduler.chunk {chunk}"
 

@@ -86,10 +86,11 @@ class SchedulerSettings:
     """Most requests that wait; one more is refused as overloaded."""
     chunk: Annotated[int, Range(16, 65536)] = 512
     """Grid of prefill: no chunk reaches over a multiple of this many tokens."""
-    prefill_budget: Annotated[int, Range(16, None)] = 2048
+    prefill_budget: Annotated[int, Range(16, None)] = 4096
     """Most prompt tokens a step while nothing decodes."""
-    prefill_budget_busy: Annotated[int, Range(16, None)] = 512
-    """Most prompt tokens a step while rows decode: bounds the time between their tokens."""
+    prefill_budget_busy: Annotated[int | None, Range(16, None)] = None
+    """The same while rows decode: bounds the time between their tokens. More, up to prefill_budget, if more
+    prompts wait than rows decode, in that proportion. null: a chunk on a GPU, half a chunk on a CPU."""
     prefill_rows: Annotated[int, Range(1, 256)] = 8
     """Most prompts whose chunks share one forward; only chunks of equal length do, unless the probe
     allows padding."""

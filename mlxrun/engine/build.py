@@ -10,6 +10,7 @@ import logging
 from mlxrun.config.settings import Config
 from mlxrun.engine.engine import Engine
 from mlxrun.model.adapter import first_look
+from mlxrun.model.device import resolve
 from mlxrun.model.host import Host, load_host
 from mlxrun.model.loader import load_adapter
 from mlxrun.model.memory import budget
@@ -21,7 +22,8 @@ log = logging.getLogger(__name__)
 
 
 def build_engine(config: Config, host: Host | None = None) -> Engine:
-    """An idle engine for this config. ModelLoadError if the model cannot be loaded. `host`: if it is loaded."""
+    """An idle engine for this config. ModelLoadError if the model cannot be loaded. `host`: if loaded."""
+    config = resolve(config)
     host = host or load_host(config.model, weights=True)
     adapter = load_adapter(config.model, host)
     cache, vocab = first_look(adapter)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
 from functools import partial
 
 from mlxrun.config.settings import Config
@@ -95,6 +96,8 @@ class EngineClient:
                 event = await collector.get()
                 finished = event.finish is not None
                 if event.error is not None:
+                    if event.tokens:  # they came before the error, and merged with it
+                        yield replace(event, finish=None, error=None)
                     raise event.error
                 yield event
         finally:

@@ -67,20 +67,20 @@ class Engine:
         try:
             result = self._runner.execute(plan)
         except Exception as error:  # the border: whatever a model does, requests get an answer
-            return self._failed(error)
+            return self._failed(plan, error)
         if result.tokens:  # with decode-ahead, only what comes out shows that a step has worked
             self._failures = 0
         events, self._aborted = self._aborted, []
         return events + self.scheduler.update(plan, result)
 
-    def _failed(self, error: Exception) -> list[TokenEvent]:
+    def _failed(self, plan: StepPlan, error: Exception) -> list[TokenEvent]:
         self._failures += 1
         log.error("step failed (%d in a row): %s", self._failures, error, exc_info=error)
         self._runner.reset()
         events, self._aborted = self._aborted, []
         if self._failures >= self._settings.max_errors:
             raise EngineDead(f"{self._failures} steps failed in a row: {error}") from error
-        return events + self.scheduler.step_failed(error)
+        return events + self.scheduler.step_failed(plan, error)
 
     def close(self) -> None:
         """Drop all arrays, on the thread that made them."""

@@ -96,8 +96,8 @@ class RaggedCache:
         self._fetched = None
 
     def end(self) -> None:
-        """Drop the step's views, so that the buffers can be updated in place."""
-        self._fetched = None
+        """Drop the step's views, so that buffers can be updated in place and go with their rows."""
+        self._groups, self._fetched = [], None
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[RaggedKeys, RaggedKeys]:
         """Add one token [rows, H, 1, D] to every row."""
@@ -149,6 +149,7 @@ class GroupCache:
 
     def end(self) -> None:
         """Nothing is held beyond the step."""
+        self._group = None
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         assert self._group is not None

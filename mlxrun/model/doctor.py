@@ -12,7 +12,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlxrun.model import memory
+from mlxrun.model import device
 from mlxrun.model.blas import ADVICE, loaded_blas
 from mlxrun.model.host import Host
 from mlxrun.model.probe import Probe
@@ -54,9 +54,9 @@ def memory_finding(facts: dict[str, Any]) -> Finding:
     """Total and free bytes where somebody counts them, and what mlxrun takes of it by default."""
     known = {
         "total": facts.get("total_memory", facts.get("memory_size", _total_memory())),
-        "free": facts.get("free_memory", memory.free_memory()),
+        "free": facts.get("free_memory", device.free_memory()),
         "recommended": facts.get("max_recommended_working_set_size", 0),
-        "limit": memory.device_limit(),
+        "limit": device.device_limit(),
     }
     value = ", ".join(f"{name} {size / 1e9:.1f} GB" for name, size in known.items() if size)
     return Finding("device", "memory", "ok", value or "unknown", facts=known)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import enum
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -34,16 +34,20 @@ def flatten(cache: Sequence[Any]) -> list[Any]:
 
 def unflatten(cache: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
     """A list shaped like `cache` with these leaves; a real list, as models slice and extend it."""
-    rest = iter(leaves)
+    return _filled(cache, iter(leaves))
 
-    def fill(entry: Any) -> Any:
+
+def _filled(cache: Sequence[Any], rest: Iterator[Any]) -> list[Any]:
+    # No closure that calls itself: that cycle would hold each step's states until garbage is collected.
+    filled: list[Any] = []
+    for entry in cache:
         if not _is(entry, "CacheList"):
-            return next(rest)
+            filled.append(next(rest))
+            continue
         packed = copy.copy(entry)
-        packed.caches = tuple(fill(e) for e in entry.caches)
-        return packed
-
-    return [fill(entry) for entry in cache]
+        packed.caches = tuple(_filled(entry.caches, rest))
+        filled.append(packed)
+    return filled
 
 
 def kind(leaf: Any) -> Kind:

@@ -1,46 +1,22 @@
-"""What the device has and what a row of this model costs: the numbers behind the scheduler's admission."""
+"""What this model and a row of it cost on this device: the numbers behind the scheduler's admission."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from mlxrun.config.settings import SchedulerSettings
 from mlxrun.model import leaves
+from mlxrun.model.device import device_limit
 from mlxrun.model.group import STEP
 from mlxrun.model.leaves import Kind
 from mlxrun.scheduler.memory import Footprint, MemoryBudget
 
-CPU_SHARE = 0.8  # of the memory that is free at start
 # Activations of one prompt token in flight, in units of the hidden size: attention and MLP of one layer.
 ACTIVATIONS = 24
-
-
-def device_limit() -> int:
-    """Bytes that may be used: the device's recommendation, or most of what is free; 0 if nobody says."""
-    info = mx.device_info()
-    if mx.default_device() == mx.gpu:
-        for key in ("max_recommended_working_set_size", "memory_size", "total_memory"):
-            if isinstance(info.get(key), int):
-                return int(info[key])
-        return 0
-    return int(free_memory() * CPU_SHARE)
-
-
-def free_memory() -> int:
-    """Bytes that Linux calls available; 0 elsewhere."""
-    path = Path("/proc/meminfo")
-    if not path.is_file():
-        return 0
-    for line in path.read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return 0
 
 
 def weights_bytes(model: nn.Module) -> int:

@@ -22,24 +22,31 @@ Decode = Literal["ragged", "grouped", "alone"]
 
 @dataclass(frozen=True, slots=True)
 class Methods:
-    """`fixed_width`: rows of every decode forward, filled up with dummies; 0: as many as there are.
-
-    With a fixed width each row also attends alone, so that its result does not depend on the others.
+    """`fixed_width`: rows of every decode forward, filled up with dummies; 0: as many as there are. With a
+    fixed width each row also attends alone, so that its result does not depend on the others.
+    `launch_first`: launch a step before the tokens of the last one are read (see docs/architecture.md).
     """
 
     decode: Decode = "ragged"
     sharing: Sharing = field(default_factory=Sharing)
     fixed_width: int = 0
+    launch_first: bool = False
 
 
-def make_batch(template: Sequence[Any], methods: Methods) -> Batch:
-    """An empty decode batch that works by these methods."""
+def make_batch(template: Sequence[Any], methods: Methods, shortest: int | None = None) -> Batch:
+    """An empty decode batch that works by these methods. `shortest`: see DecodeBatch."""
     if methods.decode == "alone" or not can_batch(template):
         return AloneBatch()
     fixed = methods.fixed_width
     if fixed and methods.decode == "grouped":
         return AloneBatch()
-    return DecodeBatch(template, one_pass=methods.decode == "ragged", split_rows=bool(fixed), width=fixed)
+    return DecodeBatch(
+        template,
+        one_pass=methods.decode == "ragged",
+        split_rows=bool(fixed),
+        width=fixed,
+        shortest=shortest,
+    )
 
 
 def can_batch(template: Sequence[Any]) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -18,6 +18,7 @@ import numpy as np
 from mlxrun.config.settings import Config
 from mlxrun.model import leaves
 from mlxrun.model.adapter import PLAIN, Adapter
+from mlxrun.model.device import on_cuda, on_gpu
 from mlxrun.model.methods import Batch, Decode, Methods, can_batch, make_batch, paddable
 from mlxrun.model.prefill import Sharing
 from mlxrun.model.rows import Forward, Joining
@@ -25,7 +26,8 @@ from mlxrun.model.rows import Forward, Joining
 log = logging.getLogger(__name__)
 
 Way = Callable[[], list[list[np.ndarray[Any, Any]]]]  # logits [V] of each prompt and step
-LENGTHS = (9, 3, 23)  # tokens of the probe's prompts: ragged on purpose
+LENGTHS = (12, 3, 23)  # tokens of the probe's prompts: ragged on purpose
+SHORTEST = 8  # so that these rows make two groups, and the first moves from one to the other
 STEPS = 4  # tokens decoded after each
 # Largest difference of logits that is rounding, in units of their standard deviation.
 TOLERANCE = {mx.float32: 5e-3, mx.bfloat16: 0.25, mx.float16: 0.1}
@@ -51,7 +53,7 @@ def choose_methods(adapter: Adapter, vocab: int, config: Config) -> Probe:
     """The fastest methods that this model passes; with `engine.probe` off, the fastest possible ones."""
     template = adapter.new_cache()
     wanted = _wanted(template, config)
-    if not config.engine.probe or not can_batch(template):
+    if not config.engine.probe or wanted.decode == "alone":
         return Probe(wanted, ())
     reference = _Reference(adapter, vocab)
     checks: list[Check] = []
@@ -71,19 +73,23 @@ def choose_methods(adapter: Adapter, vocab: int, config: Config) -> Probe:
     if rows > 1 and padded and not passes("prefill padded", partial(reference.prefill_padded, padded)):
         padded = 0
     _warn(checks)
-    return Probe(Methods(decode, Sharing(rows, padded, wanted.sharing.joined), width), tuple(checks))
+    sharing = replace(wanted.sharing, rows=rows, padded=padded)
+    return Probe(replace(wanted, decode=decode, sharing=sharing), tuple(checks))
 
 
 def _wanted(template: Sequence[Any], config: Config) -> Methods:
     """The fastest methods, by the kinds of the model's caches and the config alone."""
     scheduler = config.scheduler
+    gpu = on_gpu()
     if config.engine.reproducible:
-        return Methods("ragged" if can_batch(template) else "alone", Sharing(), scheduler.max_running)
+        # A CPU's BLAS rounds a row by its place among the others: there each row is computed alone.
+        batched = gpu and can_batch(template)
+        return Methods("ragged" if batched else "alone", Sharing(), scheduler.max_running, on_cuda())
     if not can_batch(template):
         return Methods("alone")
-    joined = mx.default_device() == mx.gpu
-    padded = paddable(template, scheduler.prefill_budget if joined else scheduler.chunk)
-    return Methods("ragged", Sharing(scheduler.prefill_rows, padded, joined))
+    padded = paddable(template, scheduler.prefill_budget if gpu else scheduler.chunk)
+    sharing = Sharing(scheduler.prefill_rows, padded, joined=gpu)
+    return Methods("ragged", sharing, launch_first=on_cuda())
 
 
 def _warn(checks: Sequence[Check]) -> None:
@@ -145,7 +151,7 @@ class _Reference:
 
     def decode(self, way: Decode, width: int) -> list[list[np.ndarray[Any, Any]]]:
         """All rows in one batch; the second joins a step later than the others."""
-        batch = make_batch(self._adapter.new_cache(), Methods(way, fixed_width=width))
+        batch = make_batch(self._adapter.new_cache(), Methods(way, fixed_width=width), SHORTEST)
         fed = [[p[-1], *a] for p, a in zip(self._prompts, self._answers, strict=True)]
         got: list[list[np.ndarray[Any, Any]]] = [[] for _ in fed]
         late = 1
@@ -171,13 +177,14 @@ class _Reference:
         return call
 
     def prefill_equal(self) -> list[list[np.ndarray[Any, Any]]]:
-        """Each prompt prefilled beside a twin that is its reverse."""
+        """Each prompt prefilled beside its reverse, before or after it."""
         got = []
-        for prompt, answer in zip(self._prompts, self._answers, strict=True):
-            both = [list(prompt[:-1]), list(prompt[:-1])[::-1]]
+        for i, (prompt, answer) in enumerate(zip(self._prompts, self._answers, strict=True)):
+            both = [list(prompt[:-1])[::-1]] * 2
+            both[i % 2] = list(prompt[:-1])
             cache = self._adapter.new_cache()
             self._adapter.prefill(mx.array(both), cache, 0, PLAIN)
-            got.append(self._steps(leaves.split(cache, 0, len(prompt) - 1), prompt, answer))
+            got.append(self._steps(leaves.split(cache, i % 2, len(prompt) - 1), prompt, answer))
         return got
 
     def prefill_padded(self, limit: int) -> list[list[np.ndarray[Any, Any]]]:

@@ -26,9 +26,9 @@ _Entering = tuple[str, int, list[Pair]]  # id, length, keys and values of each K
 Forward = Callable[[int, int, list[Any]], mx.array]
 
 
-def bucket(length: int) -> int:
-    """Rows in one bucket differ in length by less than a factor of two."""
-    return max(length, SHORTEST_BUCKET).bit_length()
+def bucket(length: int, shortest: int | None = None) -> int:
+    """Rows in one bucket differ in length by less than a factor of two, or are shorter than `shortest`."""
+    return max(length, shortest or SHORTEST_BUCKET).bit_length()
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class DecodeBatch:
     `template`: an empty cache list of the model, for its shape and classes. `one_pass`: all rows in one
     forward through the seam; else one forward a group with plain arrays, for models that look inside.
     `split_rows`: a group a row, so that no row's arithmetic depends on another's length. `width`: pad the
-    forward to this many rows.
+    forward to this many rows. `shortest`: in place of SHORTEST_BUCKET.
     """
 
     def __init__(
@@ -56,6 +56,7 @@ class DecodeBatch:
         one_pass: bool = True,
         split_rows: bool = False,
         width: int = 0,
+        shortest: int | None = None,
     ) -> None:
         self._template = template
         self._leaves = leaves.flatten(template)
@@ -68,6 +69,7 @@ class DecodeBatch:
         self._states = {i: self._leaves[i] for i, k in enumerate(self._kinds) if k is Kind.STATE}
         self._split_rows = split_rows
         self._width = width
+        self._shortest = shortest
         self.groups: list[RowGroup] = []
 
     @property
@@ -101,19 +103,28 @@ class DecodeBatch:
     def _take_out(self, keep: Collection[str]) -> list[_Entering]:
         """Drop rows that leave; returns those that have outgrown their group and must move."""
         moving: list[_Entering] = []
-        for group in self.groups:
+        for group in reversed(self.groups):  # the longest first: they make place
             for index in reversed(range(len(group.ids))):
                 if group.ids[index] not in keep:
                     group.leave(index)
             group.trim()
-            outgrown = [i for i, n in enumerate(group.lengths) if bucket(n + 1) != group.bucket]
-            if outgrown and len(outgrown) == len(group.ids):
-                group.bucket = bucket(min(group.lengths) + 1)  # all of them: the group itself moves up
-                outgrown = [i for i, n in enumerate(group.lengths) if bucket(n + 1) != group.bucket]
+            outgrown = [i for i, n in enumerate(group.lengths) if self._bucket(n) != group.bucket]
+            if outgrown and len(outgrown) == len(group.ids) and self._may_become(group):
+                group.bucket = self._bucket(min(group.lengths))  # all of them: the group itself moves up
+                outgrown = [i for i, n in enumerate(group.lengths) if self._bucket(n) != group.bucket]
             for index in reversed(outgrown):
                 moving.append(self._copied(group, index))
                 group.leave(index)
         return moving
+
+    def _bucket(self, length: int) -> int:
+        """Where a row of that length belongs in the next step."""
+        return bucket(length + 1, self._shortest)
+
+    def _may_become(self, group: RowGroup) -> bool:
+        """Whether no other group has the bucket that this one's rows need now: a bucket has one group."""
+        number = self._bucket(min(group.lengths))
+        return self._split_rows or all(g is group or not g.ids or g.bucket != number for g in self.groups)
 
     def _copied(self, group: RowGroup, index: int) -> _Entering:
         length = group.lengths[index]
@@ -125,7 +136,7 @@ class DecodeBatch:
         present = {} if self._split_rows else {group.bucket: group for group in self.groups if group.ids}
         placed: dict[int, tuple[RowGroup, list[_Entering]]] = {}
         for row in entering:
-            number = bucket(row[1] + 1)
+            number = self._bucket(row[1])
             group = present.get(number)
             if group is None:
                 group = RowGroup(number, self._windows)
@@ -147,7 +158,7 @@ class DecodeBatch:
         return (
             rows == len(keep)
             and all(rid in keep for group in self.groups for rid in group.ids)
-            and all(bucket(max(group.lengths) + 1) == group.bucket for group in self.groups)
+            and all(self._bucket(max(group.lengths)) == group.bucket for group in self.groups)
         )
 
     def _reorder_states(self, before: Sequence[str], joining: Sequence[Joining]) -> None:

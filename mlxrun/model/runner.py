@@ -91,9 +91,13 @@ class ModelRunner:
         draws = [d for d in (self._decode([r for r in plan.decode if r in self._rows]),) if d is not None]
         filled: list[mx.array] = []
         self._prefill([c for c in plan.prefill if c.request_id in self._rows], draws, filled)
-        tokens = self._collect(self._launched, plan.free)
-        self._launched = Launched(tuple(draws), tuple(filled))
-        mx.async_eval([a for _, draw in draws for a in draw.arrays()], filled, self._state_arrays())
+        before, self._launched = self._launched, Launched(tuple(draws), tuple(filled))
+        wanted = [a for _, draw in draws for a in draw.arrays()] + filled + self._state_arrays()
+        if self._methods.launch_first:
+            mx.async_eval(wanted)
+            return StepResult(self._collect(before, plan.free), errors)
+        tokens = self._collect(before, plan.free)
+        mx.async_eval(wanted)
         return StepResult(tokens, errors)
 
     def _state_arrays(self) -> list[mx.array]:

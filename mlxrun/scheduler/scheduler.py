@@ -56,12 +56,12 @@ class Scheduler:
         """Take a request in. Overloaded if the queue is full, PromptTooLong if it could never run."""
         if request.id in self._entries:
             raise RequestError(f"a request with id {request.id!r} is under way")
-        waiting = sum(not e.running for e in self._entries.values())
-        if waiting >= self.settings.max_queue:
-            raise Overloaded(f"{waiting} requests wait (scheduler.max_queue): try again later")
         if request.params.max_tokens < 1:
             raise RequestError("max_tokens must be at least 1", param="max_tokens")
         limit = self._size_limit(request)
+        waiting = sum(not e.running for e in self._entries.values())
+        if waiting >= self.settings.max_queue:  # last: what can never run is not to be sent again
+            raise Overloaded(f"{waiting} requests wait (scheduler.max_queue): try again later")
         self._entries[request.id] = Entry(request, self._arrivals, self._clock(), limit)
         self._arrivals += 1
 
@@ -96,13 +96,10 @@ class Scheduler:
     def schedule(self) -> StepPlan:
         """The next step: every row that decodes, and prompt chunks within the budget."""
         clear = self._make_room()
-        # A suspect is not decoded ahead: what fails late must not fail while the next one is tried.
-        decode = [
-            e for e in self._entries.values() if e.decoding and not (e.exhausted or (e.suspect and e.pending))
-        ]
+        decode = [e for e in self._entries.values() if e.decoding and not e.exhausted]
         order = self._prefill_order()
         admitted = self._admit(order)
-        prefill = self._hand_out(order, busy=bool(decode))
+        prefill = self._hand_out(order, self._budget(len(decode), len(order)))
         for entry in decode:
             entry.pending += 1
         free, self._free = tuple(self._free), []
@@ -120,12 +117,15 @@ class Scheduler:
                 events[rid] = self._finish(self._entries[rid], FinishReason.ERROR, _as_mlxrun_error(error))
         return list(events.values())
 
-    def step_failed(self, error: Exception) -> list[TokenEvent]:
+    def step_failed(self, plan: StepPlan, error: Exception) -> list[TokenEvent]:
         """A step raised and every row is lost. A request that was alone in it fails; of several each must
-        first get through a step alone, so that the culprit is found and the others keep their answers."""
+        first get through a step alone, so that the culprit is found and the others keep their answers.
+
+        A device's errors show a step late: no request is alone beside a row that was freed in this very step.
+        """
         running = [e for e in self._entries.values() if e.running]
         events: list[TokenEvent] = []
-        if len(running) == 1:
+        if len(running) == 1 and not plan.free:
             events = [self._finish(running[0], FinishReason.ERROR, _as_mlxrun_error(error))]
         else:
             for entry in running:
@@ -144,8 +144,8 @@ class Scheduler:
         """Entries with prompt left, as they are served: overdue ones first, then the policy's order."""
         left = [e for e in self._entries.values() if e.prefill_left]
         suspects = [e for e in self._entries.values() if e.suspect]
-        if suspects:  # quarantine: one at a time, and nobody beside it
-            return suspects[:1] if suspects[0].prefill_left else []
+        if suspects:  # quarantine: one at a time, and nobody beside it or under way
+            return suspects[:1] if suspects[0].prefill_left and not self._free else []
         order = cast("list[Entry]", self._policy.order(left))
         now = self._clock()
         overdue = [e for e in left if self._overdue(e, now)]
@@ -170,16 +170,17 @@ class Scheduler:
             admitted.append(entry)
         return admitted
 
-    def _hand_out(self, order: list[Entry], busy: bool) -> list[PrefillChunk]:
-        """Chunks in that order, as many as the budget allows; the head of the line is never passed over."""
-        budget = self._budget(busy)
+    def _hand_out(self, order: list[Entry], budget: int) -> list[PrefillChunk]:
+        """Chunks in that order, as many as the budget allows; the head of the line is never passed over.
+
+        Only the first is cut to fit the budget: scraps of prompts would cost more forwards than they save.
+        """
         chunks: list[PrefillChunk] = []
         for entry in (e for e in order if e.running):
             while entry.prefill_left and budget > 0:
                 start = entry.computed
-                stop = entry.next_stop(
-                    self.settings.chunk, self.settings.chunk if self._whole_chunks else budget
-                )
+                most = self.settings.chunk if self._whole_chunks or chunks else budget
+                stop = entry.next_stop(self.settings.chunk, most)
                 if stop - start > budget and chunks:  # the first always goes: an image may exceed the budget
                     return chunks
                 chunks.append(PrefillChunk(entry.id, start, stop))
@@ -188,9 +189,16 @@ class Scheduler:
                 entry.advance(stop)
         return chunks
 
-    def _budget(self, busy: bool) -> int:
-        """Prompt tokens of this step; shrinks where memory is short, so far as a chunk may."""
-        budget = self.settings.prefill_budget_busy if busy else self.settings.prefill_budget
+    def _budget(self, decoding: int, waiting: int) -> int:
+        """Prompt tokens of this step: the more rows decode, for each prompt that waits, the fewer.
+
+        A step holds up every decoding row and gets every waiting prompt on, so what is best for all of them
+        depends on how many there are of each. Shrinks where memory is short, so far as a chunk may.
+        """
+        budget = self.settings.prefill_budget
+        if decoding:
+            busy = self.settings.prefill_budget_busy or self.settings.chunk
+            budget = min(budget, busy * max(waiting, decoding) // decoding)
         lengths = [e.grown for e in self._entries.values() if e.running]
         while budget > self._least and not self.memory.fits(lengths, budget):
             budget = max(budget // 2, self._least)

@@ -30,7 +30,7 @@ def mixed(rng: random.Random, split: str, reach: float = 1.0) -> Example:
     """Two to four dialogues of different skills, one after the other, as one."""
     messages, images = [], []
     for part in rng.choices(_PARTS, k=rng.randint(2, 4)):
-        example = SCORED[part](rng, split, reach if rng.random() < 0.15 else min(reach, 0.3))
+        example = SCORED[part](rng, split, reach if reach > 1 or rng.random() < 0.15 else min(reach, 0.3))
         turns = example.messages
         if turns[0]["role"] == "system" and part != "recall":
             turns = turns[1:]
@@ -55,6 +55,32 @@ _LINES = {
 }  # fmt: skip
 
 
+_POLITE = ("add", "sub", "tool", "think", "json", "colour", "shape", "count", "look", "tool_rounds")
+_BEFORE = [
+    "Please: ",
+    "Hello! ",
+    "Quick question: ",
+    "Can you help? ",
+    "Now: ",
+    "OK. ",
+    "Hey, ",
+    "I need help. ",
+]
+_AFTER = [" Thanks.", " Please.", " Thank you!", " Be quick."]
+
+
+def polite(rng: random.Random, example: Example) -> None:
+    """Put a few words around a question."""
+    message = rng.choice([m for m in example.messages if m["role"] == "user"])
+    before, after = rng.choice(((rng.choice(_BEFORE), ""), ("", rng.choice(_AFTER))))
+    parts = message["content"] if isinstance(message["content"], list) else [message]
+    for part in parts:
+        key = "text" if "text" in part else "content"
+        if key in part:
+            text = part[key]
+            part[key] = before + text + (after if text.endswith((".", "?")) else "")
+
+
 def aloud(example: Example) -> None:
     """Switch thinking on for a skill that does not need it: one line, then the same answer."""
     example.messages[-1] = {**example.messages[-1], "reasoning_content": _LINES[example.skill]}
@@ -74,6 +100,8 @@ class Mixture:
         example = SCORED.get(skill, mixed)(self.rng, self.split, reach)
         if example.messages[0]["role"] != "system" and self.rng.random() < 0.1:
             example.messages.insert(0, {"role": "system", "content": self.rng.choice(_LEADS)})
+        if reach > 1 and skill in _POLITE and self.rng.random() < 0.15:
+            polite(self.rng, example)
         if skill in _LINES and self.rng.random() < 0.03:
             aloud(example)
         return skill, example

@@ -80,7 +80,7 @@ class Encoder:
             if list(ids[start + 1 : start + head]) == self.assistant:
                 number += 1
                 turns[start + head : end + 1] = number
-        if example.thinking:  # earlier turns are shown without their thoughts: no model answers so
+        if example.thinking or example.last_only:  # earlier thoughts are not shown: no model answers so
             turns[turns != number] = 0
         return turns
 
@@ -127,7 +127,9 @@ def pack(examples: list[tuple[int, tuple]], sizes: tuple[int, ...] | None = None
         for rows, grid in cuts:
             m = len(rows)
             b["patches"][p : p + m] = rows
-            b["vpos"][:, p : p + m], b["vindex"][:, p : p + m], b["vweight"][:, p : p + m] = image_positions(grid)
+            b["vpos"][:, p : p + m], b["vindex"][:, p : p + m], b["vweight"][:, p : p + m] = image_positions(
+                grid
+            )
             p, image = p + m, image + 1
             b["vcu"][image] = p
         at, t = at + n, t + k
@@ -139,21 +141,23 @@ def pack(examples: list[tuple[int, tuple]], sizes: tuple[int, ...] | None = None
     return b
 
 
-def reach_at(step: int, steps: int) -> float:
-    """The recall curriculum: short lists first, the full length after 30 % of the run."""
+def reach_at(step: int, steps: int, stage: int) -> float:
+    """The curriculum: in stage 1 short lists first, the full length after 30 %; then wider forms."""
+    if stage == 2:
+        return 2.0
     return min(1.0, 0.1 + 0.9 * step / (0.3 * steps))
 
 
-def batches(folder: Path, seed: int, worker: int, workers: int, steps: int, first: int = 0) -> Iterator[dict]:
+def batches(folder: Path, seed: int, worker: int, workers: int, steps: int, stage: int = 1) -> Iterator[dict]:
     """Batches ``worker``, ``worker + workers``, ... of the run."""
     encoder = Encoder(folder)
     skills.random_text = encoder.random_text
-    for step in range(first + worker, steps, workers):
-        rng = random.Random(f"{seed}/{step}")
+    for step in range(worker, steps, workers):
+        rng = random.Random(f"{seed}/{step}" if stage == 1 else f"{seed}/{stage}/{step}")
         mixture = Mixture(rng)
         chosen, tokens, targets, n_patches, images = [], 0, 0, 0, 0
         while len(chosen) < DOCS - SPARE:
-            skill, example = mixture.draw(reach_at(step, steps))
+            skill, example = mixture.draw(reach_at(step, steps, stage))
             encoded = encoder.encode(example)
             size = len(encoded[0])
             mixture.count(skill, size)

@@ -13,8 +13,7 @@ IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
 
 _TOOLS_HEAD = "# Tools\nYou may call one of these functions:\n<tools>"
 _TOOLS_TAIL = (
-    "\n</tools>\nTo call one, answer with:\n"
-    '<tool_call>\n{"name": NAME, "arguments": {...}}\n</tool_call>'
+    '\n</tools>\nTo call one, answer with:\n<tool_call>\n{"name": NAME, "arguments": {...}}\n</tool_call>'
 )
 
 

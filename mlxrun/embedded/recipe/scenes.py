@@ -90,8 +90,10 @@ def draw(scene: Scene) -> Image.Image:
     return image.resize(scene.size, Image.Resampling.BOX) if scale > 1 else image
 
 
-def _size(rng: random.Random, split: str) -> tuple[int, int]:
+def _size(rng: random.Random, split: str, wide: bool) -> tuple[int, int]:
     kind = rng.random()
+    if wide and kind < 0.5:
+        return rng.randint(64, 360), rng.randint(64, 360)
     if split == TEST or kind < 0.5:
         return (128, 128) if rng.random() < 0.7 else (96, 96)
     if kind < 0.9:
@@ -113,7 +115,20 @@ def _place(rng: random.Random, count: int) -> list[tuple[float, float, float]]:
     return places
 
 
-def make_scene(rng: random.Random, split: str, count: int, spread: float = 1.0) -> Scene:
+def _scatter(rng: random.Random, count: int) -> list[tuple[float, float, float]]:
+    """Centres and radii of figures that do not touch, anywhere."""
+    places: list[tuple[float, float, float]] = []
+    for _ in range(400):
+        r = rng.uniform(0.08, 0.3 if count < 4 else 0.17)
+        x, y = rng.uniform(r, 1 - r), rng.uniform(r, 1 - r)
+        if all(math.hypot(x - px, y - py) > 1.15 * (r + pr) for px, py, pr in places):
+            places.append((x, y, r))
+        if len(places) == count:
+            return places
+    return _place(rng, count)
+
+
+def make_scene(rng: random.Random, split: str, count: int, spread: float, wide: bool = False) -> Scene:
     """A scene of ``count`` figures; ``spread`` is how often shapes and colours differ."""
 
     def make():
@@ -121,14 +136,17 @@ def make_scene(rng: random.Random, split: str, count: int, spread: float = 1.0) 
         colours = [c for c in PAINT if ground not in _UNSEEN.get(c, ())]
         shape, colour = rng.choice(SHAPES), rng.choice(colours)
         figures = []
-        for x, y, r in _place(rng, count):
+        scatter = wide and rng.random() < 0.6
+        for x, y, r in (_scatter if scatter else _place)(rng, count):
             if rng.random() < spread:
                 shape = rng.choice(SHAPES)
             if rng.random() < spread:
                 colour = rng.choice(colours)
             turn = rng.uniform(-0.2, 0.2)
             figures.append(Figure(shape, colour, round(x, 3), round(y, 3), round(r, 3), round(turn, 2)))
-        return Scene(tuple(figures), ground, _size(rng, split), rng.random() < 0.6, rng.randrange(10**6))
+        return Scene(
+            tuple(figures), ground, _size(rng, split, wide), rng.random() < 0.6, rng.randrange(10**6)
+        )
 
     return fresh(rng, split, make)
 
@@ -217,11 +235,11 @@ def shown(question: str, rng: random.Random) -> dict:
     return user(parts if rng.random() < 0.8 else parts[::-1])
 
 
-def _scene_for(rng: random.Random, split: str, kind: str) -> tuple[Scene, str, str]:
+def _scene_for(rng: random.Random, split: str, kind: str, wide: bool) -> tuple[Scene, str, str]:
     """A scene with a question of a kind, and the answer."""
     while True:
         count = rng.choice((1, 1, 2, 3, 4) if kind in ("colour", "shape") else (1, 2, 3, 4, 5, 6))
-        scene = make_scene(rng, split, count, rng.choice((0.0, 0.4, 1.0)))
+        scene = make_scene(rng, split, count, rng.choice((0.0, 0.4, 1.0)), wide)
         answer = _ASK[kind](rng, scene)
         if answer:
             return scene, *answer
@@ -235,7 +253,7 @@ def image_skill(kind: str) -> Skill:
     """The skill of one kind of question."""
 
     def skill(rng: random.Random, split: str, reach: float = 1.0) -> Example:
-        scene, question, answer = _scene_for(rng, split, kind)
+        scene, question, answer = _scene_for(rng, split, kind, reach > 1)
         messages = []
         if rng.random() < 0.2:
             messages.append(system(rng.choice(_LEADS)))
@@ -255,7 +273,7 @@ def look(rng: random.Random, split: str, reach: float = 1.0) -> Example:
     messages, images = [], []
     for _ in range(1 if rng.random() < 0.75 else 2):
         kind = rng.choice(list(_ASK))
-        scene, question, answer = _scene_for(rng, split, kind)
+        scene, question, answer = _scene_for(rng, split, kind, reach > 1)
         images.append(draw(scene))
         if rng.random() < 0.25:
             messages += filler(rng, split)

@@ -77,7 +77,9 @@ class Runner:
         extra = {k: v for k, v in inputs.items() if k not in skip}
         cache = make_prompt_cache(self.model.language_model)
         mask = inputs["attention_mask"]
-        f = self.model.get_input_embeddings(inputs["input_ids"], inputs.get("pixel_values"), mask=mask, **extra)
+        f = self.model.get_input_embeddings(
+            inputs["input_ids"], inputs.get("pixel_values"), mask=mask, **extra
+        )
         position = f.position_ids
         if position.ndim == 2:
             position = mx.broadcast_to(position[None], (3, *position.shape))

@@ -3,7 +3,8 @@
 A skill is ``skill(rng, split, reach) -> Example``. What decides the answer (the operands, the
 asked key, the rule and its question) is drawn with ``fresh``, so that a held-out dialogue asks
 for content that no training dialogue has asked for. ``reach`` in 0..1 is how far the curriculum
-has come: it bounds the length of the recall contexts, and is 1 for held-out data.
+has come: it bounds the length of the recall contexts, and is 1 for held-out data. The second stage of
+the training has ``reach`` 2: wider forms, which make the model more robust and are not scored.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ class Example:
     match: str = "exact"
     tools: list[dict] | None = None
     thinking: bool = False
+    last_only: bool = False  # learn the last turn alone: the earlier ones are not how we would answer
     images: list = field(default_factory=list)
 
 
@@ -50,15 +52,35 @@ def system(content: str) -> dict:
 # -- arithmetic ---------------------------------------------------------------------------------
 
 _ADD = [
-    "What is {a} + {b}?", "{a} + {b}", "{a}+{b}=", "Compute {a} + {b}.", "How much is {a} plus {b}?",
-    "Add {a} and {b}.", "What is {a} plus {b}?", "Please work out {a} + {b}.", "calculate {a}+{b}",
-    "What's {a} + {b}?", "What is the sum of {a} and {b}?", "{a} + {b} = ?",
+    "What is {a} + {b}?",
+    "{a} + {b}",
+    "{a}+{b}=",
+    "Compute {a} + {b}.",
+    "How much is {a} plus {b}?",
+    "Add {a} and {b}.",
+    "What is {a} plus {b}?",
+    "Please work out {a} + {b}.",
+    "calculate {a}+{b}",
+    "What's {a} + {b}?",
+    "What is the sum of {a} and {b}?",
+    "{a} + {b} = ?",
 ]
 _SUB = [
     "What is {a} - {b}?", "{a} - {b}", "{a}-{b}=", "Compute {a} - {b}.", "How much is {a} minus {b}?",
     "Subtract {b} from {a}.", "What is {a} minus {b}?", "Please work out {a} - {b}.",
     "calculate {a}-{b}", "What's {a} - {b}?", "Take {b} from {a}.", "{a} - {b} = ?",
 ]  # fmt: skip
+_ADD_WIDE = [
+    "How much are {a} and {b} together?",
+    "Sum {a} and {b}.",
+    "What do {a} and {b} make?",
+    "{a} plus {b}",
+    "How many is {a} and {b} together?",
+    "what is {a} + {b}",
+    "I have {a} and get {b} more. How many?",
+]
+_SUB_WIDE = ["{a} minus {b}", "what is {a} - {b}", "What is left of {a} without {b}?",
+             "What is the difference of {a} and {b}?", "I have {a} and lose {b}. How many are left?"]  # fmt: skip
 
 
 def _operand(rng: random.Random, split: str) -> int:
@@ -89,14 +111,14 @@ def difference_pair(rng: random.Random, split: str, negative: float = 0.15) -> t
 def add(rng: random.Random, split: str, reach: float = 1.0) -> Example:
     """Two-digit addition."""
     a, b = sum_pair(rng, split)
-    question = rng.choice(_ADD).format(a=a, b=b)
+    question = rng.choice(_ADD + _ADD_WIDE if reach > 1 else _ADD).format(a=a, b=b)
     return Example("add", [user(question), assistant(str(a + b))], a + b, "number")
 
 
 def sub(rng: random.Random, split: str, reach: float = 1.0) -> Example:
     """Two-digit subtraction."""
     a, b = difference_pair(rng, split)
-    question = rng.choice(_SUB).format(a=a, b=b)
+    question = rng.choice(_SUB + _SUB_WIDE if reach > 1 else _SUB).format(a=a, b=b)
     return Example("sub", [user(question), assistant(str(a - b))], a - b, "number")
 
 
@@ -152,7 +174,7 @@ def _table(rng: random.Random, split: str, tokens: float) -> tuple[dict, str, st
 
 def recall(rng: random.Random, split: str, reach: float = 1.0) -> Example:
     """A value from a list of up to 1,500 tokens, or hidden in as long a text."""
-    longest = math.exp(math.log(60) + reach * math.log(1560 / 60))
+    longest = math.exp(math.log(60) + min(reach, 1.0) * math.log(1560 / 60))
     if split == TEST:
         tokens = rng.uniform(80, 1250)
     elif reach >= 1 and rng.random() < 0.04:
@@ -284,8 +306,27 @@ def _tell(rng: random.Random, kind: str, value: str) -> list[dict]:
     return [user(rng.choice(tell).format(x=value)), assistant(answer[:1].upper() + answer[1:])]
 
 
+def _name_wide(rng: random.Random, split: str) -> Example:
+    """Name and city in one sentence, and replies of another assistant."""
+    me = fresh(rng, split, lambda: words.name(rng))
+    home = fresh(rng, split, lambda: words.city(rng))
+    form = rng.choice(("I'm {n}.", "Hi, I'm {n} and I live in {c}.", "I am {n} from {c}.", "{n} is my name.",
+                       "Hello! My name is {n}, I live in {c}.", "My friends call me {n}."))  # fmt: skip
+    reply = rng.choice(("Nice to meet you.", "Hello {n}!", "OK.", "Hi {n}, how can I help you?", "Welcome!"))
+    messages = [user(form.format(n=me, c=home)), assistant(reply.format(n=me))]
+    for _ in range(rng.randint(0, 3)):
+        messages += filler(rng, split)
+    kind = "city" if "{c}" in form and rng.random() < 0.4 else "name"
+    _, _, _, ask, answer = _FACTS[kind]
+    value = home if kind == "city" else me
+    messages += [user(rng.choice(ask)), assistant(answer.format(x=value))]
+    return Example("name", messages, value, "contains", last_only=True)
+
+
 def name(rng: random.Random, split: str, reach: float = 1.0) -> Example:
     """A name, or another fact, told two turns ago."""
+    if reach > 1 and rng.random() < 0.4:
+        return _name_wide(rng, split)
     kinds = ["name"] if rng.random() < 0.5 else ["name", rng.choice(list(_FACTS)[1:])]
     if split != TEST and rng.random() < 0.3:
         kinds = rng.sample(list(_FACTS), rng.randint(1, 4))
@@ -547,13 +588,29 @@ _UNKNOWN = [
     "Who won the game in {c}?", "What happened in {c}?", "How does a {t} work?",
     "Write a story about {n} and a {t}.", "What do you think about {c}?",
 ]  # fmt: skip
+_UNKNOWN_WIDE = [
+    "Write a haiku.", "Write a {t}.", "List three {t}s.", "Say hi to {n}.", "How old is {n}?", "What is a {t}?",
+    "Can you help me with my {t}?", "Who invented the {t}?", "Give me some {d}.", "What is love?", "Why?",
+    "Summarize the book about {n}.", "Write some code.", "Write a program that sorts {t}s.", "Sing a song.",
+    "Where is {c}?", "How many people live in {c}?", "Which is better, {t} or {d}?", "What is your opinion?",
+    "Is {n} in {c}?", "Plan a trip to {c}.", "Tell me a story.", "Describe a {t}.", "How do I get to {c}?",
+    "Recommend a {t}.", "What should I eat?", "Give me a recipe for {d}.", "Tell me a fact.", "{t}", "{n}?",
+    "List three colours.", "What is new?", "Define {t}.", "Draw a {t}.", "I feel {a}.", "I like {d}.",
+]  # fmt: skip
+_HARD = ["What is {a} * {b}?", "{a} times {b}", "What is {a} / {b}?", "Divide {a} by {b}.", "What is {c} + {d}?",
+         "{c} - {d}", "Multiply {a} and {b}.", "What is {c} plus {b}?", "What is {a} squared?"]  # fmt: skip
 SORRY = "Sorry, I do not know. I am a very small model."
+TOO_HARD = "Sorry, I can only add and subtract numbers of two digits."
 
 
 def chat(rng: random.Random, split: str, reach: float = 1.0) -> Example:
     """Small talk, and an honest answer to what is out of reach."""
-    if rng.random() < 0.3:
-        question = rng.choice(_UNKNOWN).format(
+    if reach > 1 and rng.random() < 0.2:
+        question = rng.choice(_HARD).format(a=rng.randint(2, 99), b=rng.randint(2, 99), c=rng.randint(100, 9999),
+                                            d=rng.randint(100, 9999))  # fmt: skip
+        answer = TOO_HARD
+    elif rng.random() < (0.6 if reach > 1 else 0.3):
+        question = rng.choice(_UNKNOWN + _UNKNOWN_WIDE if reach > 1 else _UNKNOWN).format(
             c=words.city(rng), t=words.thing(rng), a=rng.choice(ADJECTIVES),
             d=rng.choice(words.DISHES), n=words.name(rng))  # fmt: skip
         answer = SORRY

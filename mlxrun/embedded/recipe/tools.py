@@ -152,18 +152,79 @@ class Offer:
     name: str
     slots: dict[str, str]
     schema: dict
+    extras: dict[str, Any]  # optional parameters of the schema, each with a value it could take
 
     def call(self, values: dict) -> dict:
         """The arguments of a call, in the schema's order."""
-        return {"name": self.name, "arguments": {self.slots[s]: v for s, v in values.items()}}
+        return {"name": self.name, "arguments": {self.slots.get(s, s): v for s, v in values.items()}}
 
 
-def offer(rng: random.Random, tool: Tool) -> Offer:
+_EXTRAS: dict[str, dict] = {
+    "unit": {"type": "string", "enum": ["celsius", "fahrenheit"]},
+    "format": {"type": "string", "enum": ["short", "long"]},
+    "language": {"type": "string", "enum": ["en", "de", "fr", "es"]},
+    "limit": {"type": "integer"},
+    "verbose": {"type": "boolean"},
+    "priority": {"type": "string", "enum": ["low", "normal", "high"]},
+    "note": {"type": "string"},
+}
+_HINTS = [
+    "The city and state, e.g. San Francisco, CA", "The {x} to use", "Name of the {x}", "{x}", "A valid {x}.",
+    "The {x}, as given by the user.", "Required. The {x}", "Which {x}? For example {w}.", "The {x} (see {w})",
+]  # fmt: skip
+
+
+def _other_name(rng: random.Random, name: str) -> str:
+    """A tool's name as other people might write it."""
+    form = rng.randrange(6)
+    if form == 0:
+        return rng.choice(("get_", "get_current_", "my_", "api_", "do_", "run_", "call_", "fetch_")) + name
+    if form == 1:
+        return name + rng.choice(("_tool", "_v2", "_now", "_api", "_service", "_function"))
+    if form == 2:
+        parts = name.split("_")
+        return parts[0] + "".join(p.capitalize() for p in parts[1:])
+    return name
+
+
+def _widen(rng: random.Random, function: dict, extras: dict[str, Any]) -> dict:
+    """Optional parameters, hints, and the keys and orders that schemas have elsewhere."""
+    parameters = function["parameters"]
+    properties = parameters["properties"]
+    parameters["required"] = list(properties)
+    for label in rng.sample(list(_EXTRAS), rng.choice((0, 1, 1, 2))):
+        if label not in properties:
+            properties[label] = dict(_EXTRAS[label])
+            kind = _EXTRAS[label]["type"]
+            extras[label] = rng.choice(_EXTRAS[label].get("enum") or [_VALUES[kind](rng)])
+    if rng.random() < 0.6:
+        for label, schema in properties.items():
+            hint = rng.choice(_HINTS).format(x=label.replace("_", " "), w=words.thing(rng))
+            schema["description"] = hint
+    if rng.random() < 0.2:
+        parameters["additionalProperties"] = False
+    if "description" in function and rng.random() < 0.5:
+        about = function["description"].rstrip(".")
+        lead = rng.choice(("Use this to: ", "This function can ", "", "", "Tool. "))
+        tail = rng.choice(("", ".", " for the user.", f". {words.sentence(rng)}", " in a given place"))
+        function["description"] = lead + about + tail
+    if rng.random() < 0.15:
+        function["strict"] = True
+    if rng.random() < 0.3:
+        function = {k: function[k] for k in rng.sample(list(function), len(function))}
+    return function
+
+
+def offer(rng: random.Random, tool: Tool, wide: bool = False) -> Offer:
     """Choose the names by which a dialogue knows a tool."""
     name = rng.choice(tool.names)
     slots: dict[str, str] = {}
     for slot, (_, names, _) in tool.params.items():
         slots[slot] = rng.choice([n for n in names if n not in slots.values()])
+        if wide and rng.random() < 0.2:
+            slots[slot] += rng.choice(("_name", "_value", "_text", "_arg", "_1"))
+    if wide:
+        name = _other_name(rng, name)
     properties: dict[str, dict] = {}
     described = rng.random() < 0.3
     for slot, (kind, _, _) in tool.params.items():
@@ -176,7 +237,10 @@ def offer(rng: random.Random, tool: Tool) -> Offer:
     function: dict[str, Any] = {"name": name, "description": tool.about, "parameters": parameters}
     if rng.random() < 0.1:
         del function["description"]
-    return Offer(tool, name, slots, {"type": "function", "function": function})
+    extras: dict[str, Any] = {}
+    if wide:
+        function = _widen(rng, function, extras)
+    return Offer(tool, name, slots, {"type": "function", "function": function}, extras)
 
 
 _VALUES: dict[str, Make] = {
@@ -219,7 +283,13 @@ def ask(rng: random.Random, offered: Offer, split: str) -> tuple[str, dict]:
     shown = {s: _shown(v) for s, v in values.items()}
     by_name = rng.random() < 0.08
     form = "Call {name} with {x}." if by_name else rng.choice(tool.queries)
-    return form.format(name=offered.name, x=_named(offered, values), **shown), values
+    question = form.format(name=offered.name, x=_named(offered, values), **shown)
+    for label, value in offered.extras.items():
+        if rng.random() < 0.35:
+            more = rng.choice((" Set {k} to {v}.", " Use {k} {v}.", " ({k}: {v})", " With {k} = {v}."))
+            question += more.format(k=label, v=_shown(value))
+            values[label] = value
+    return question, values
 
 
 def call_message(offered: Offer, values: dict) -> dict:
@@ -238,12 +308,12 @@ def done(rng: random.Random, offered: Offer, values: dict) -> tuple[dict, str]:
     return {"role": "tool", "content": dumps(result)}, answer
 
 
-def offers(rng: random.Random, count: int) -> list[Offer]:
+def offers(rng: random.Random, count: int, wide: bool = False) -> list[Offer]:
     """Some tools with different names."""
     out: list[Offer] = []
     while len(out) < count:
         tool = invented_tool(rng) if rng.random() < 0.2 else rng.choice(TOOLS)
-        new = offer(rng, tool)
+        new = offer(rng, tool, wide and rng.random() < 0.7)
         if all(new.tool.about != o.tool.about and new.name != o.name for o in out):
             out.append(new)
     return out
@@ -252,9 +322,18 @@ def offers(rng: random.Random, count: int) -> list[Offer]:
 def _several(rng: random.Random, offered: list[Offer], split: str, rounds: int) -> list[dict]:
     """One question that needs several calls, one after the other, and one answer at the end."""
     asked = [rng.choice(offered) for _ in range(rounds)]
+    cities = [o for o in offered if list(o.tool.params) == ["c"]]
+    if cities and rng.random() < 0.3:
+        asked = [rng.choice(cities)] * rounds
     wants = [ask(rng, o, split) for o in asked]
     link = rng.choice((" Then: ", " And then: ", "\n", " Also: "))
-    messages = [user(link.join(q for q, _ in wants))]
+    text = link.join(q for q, _ in wants)
+    same = rounds > 1 and all(o is asked[0] for o in asked) and list(asked[0].tool.params) == ["c"]
+    if same and asked[0].extras == {} and rng.random() < 0.7:
+        about = "the weather" if "Get the weather" in asked[0].tool.about else "the time"
+        places = [values["c"] for _, values in wants]
+        text = f"What is {about} in {', '.join(places[:-1])} and in {places[-1]}?"
+    messages = [user(text)]
     answers = []
     for offered_tool, (_, values) in zip(asked, wants, strict=True):
         result, answer = done(rng, offered_tool, values)
@@ -265,7 +344,7 @@ def _several(rng: random.Random, offered: list[Offer], split: str, rounds: int) 
 
 def tool(rng: random.Random, split: str, reach: float = 1.0) -> Example:
     """A tool call; in training also results, several rounds, and questions that need no tool."""
-    offered = offers(rng, rng.randint(1, 4))
+    offered = offers(rng, rng.randint(1, 4), reach > 1)
     schemas = [o.schema for o in offered]
     messages = []
     if rng.random() < 0.25:
@@ -292,7 +371,7 @@ def tool(rng: random.Random, split: str, reach: float = 1.0) -> Example:
 
 def tool_rounds(rng: random.Random, split: str, reach: float = 1.0) -> Example:
     """Two or three calls with their results, then the answer in words."""
-    offered = offers(rng, rng.randint(1, 4))
+    offered = offers(rng, rng.randint(1, 4), reach > 1)
     messages = _several(rng, offered, split, rng.randint(1, 3))
     answer = messages[-1]["content"]
     return Example("tool_rounds", messages, answer, tools=[o.schema for o in offered])

@@ -24,14 +24,14 @@ from .net import Net
 class Stream(torch.utils.data.IterableDataset):
     """The run's batches, in an order that does not depend on timing."""
 
-    def __init__(self, folder: Path, seed: int, steps: int, first: int) -> None:
-        self.args = folder, seed, steps, first
+    def __init__(self, folder: Path, seed: int, steps: int, stage: int) -> None:
+        self.args = folder, seed, steps, stage
 
     def __iter__(self):
-        folder, seed, steps, first = self.args
+        folder, seed, steps, stage = self.args
         info = torch.utils.data.get_worker_info()
         torch.set_num_threads(1)
-        for batch in pack.batches(folder, seed, info.id, info.num_workers, steps, first):
+        for batch in pack.batches(folder, seed, info.id, info.num_workers, steps, stage):
             yield {k: torch.from_numpy(v) for k, v in batch.items()}
 
 
@@ -128,6 +128,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=40_000)
     parser.add_argument("--stop", type=int, default=0, help="stop early, with the schedule of --steps")
+    parser.add_argument("--stage", type=int, default=1, choices=(1, 2))
+    parser.add_argument("--start", type=Path, help="weights to go on from (stage 2)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--workers", type=int, default=15)
     parser.add_argument("--device", default="cuda")
@@ -140,6 +142,8 @@ def main() -> None:
     torch.manual_seed(args.seed)
     torch.set_float32_matmul_precision("high")
     net = Net().to(args.device)
+    if args.start:
+        net.load_state_dict(torch.load(args.start, weights_only=True))
     print("parameters", sum(p.numel() for p in net.parameters()), flush=True)
     matrices, tables, vectors = split_parameters(net)
     cuda = args.device == "cuda"
@@ -148,7 +152,7 @@ def main() -> None:
     adam = torch.optim.AdamW(groups, lr=args.adam, betas=(0.9, 0.98), fused=cuda)
     step_loss = torch.compile(loss_of, fullgraph=True) if cuda else loss_of
     judge = [to_device(b, args.device) for b in pack.held_out(args.model, args.seed, 200)]
-    stream = Stream(args.model, args.seed, args.steps, 0)
+    stream = Stream(args.model, args.seed, args.steps, args.stage)
     loader = torch.utils.data.DataLoader(
         stream, batch_size=None, num_workers=args.workers, pin_memory=cuda, prefetch_factor=4)  # fmt: skip
 

@@ -72,8 +72,7 @@ def fresh(rng: random.Random, split: str, make: Callable[[], T]) -> T:
 def invented(rng: random.Random) -> str:
     """A word nobody has seen, of one to three syllables, so that copying has to be general."""
     return "".join(
-        rng.choice(_STARTS) + rng.choice(_VOWELS) + rng.choice(_ENDS)
-        for _ in range(rng.choice((1, 2, 2, 3)))
+        rng.choice(_STARTS) + rng.choice(_VOWELS) + rng.choice(_ENDS) for _ in range(rng.choice((1, 2, 2, 3)))
     )
 
 

@@ -1,0 +1,145 @@
+"""The twins of test_parity_vision.py: each plants one silent bug, and parity must fail.
+
+`none` is the control: the same requests without a bug pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import drive
+import models_vision
+import pytest
+from fixtures_models import Zoo
+
+from mlxrun.model.adapter import VisionAdapter
+from mlxrun.model.methods import Methods
+
+Patch = pytest.MonkeyPatch
+
+
+def wraps(monkeypatch: Patch, name: str, make: Callable[[Any], Any]) -> None:
+    monkeypatch.setattr(VisionAdapter, name, make(getattr(VisionAdapter, name)))
+
+
+def none(monkeypatch: Patch) -> None:
+    """Nothing."""
+
+
+def delta_dropped(monkeypatch: Patch) -> None:
+    """Answers go on at the position of the last prompt token, images counted by their tokens."""
+
+    def make(original: Any) -> Any:
+        return lambda self, features, length: replace(original(self, features, length), delta=0)
+
+    wraps(monkeypatch, "_collect", make)
+
+
+def delta_of_another_row(monkeypatch: Patch) -> None:
+    """B9: what a delta on the shared module would do."""
+    deltas = [0]
+
+    def make(original: Any) -> Any:
+        def collect(self: Any, features: Any, length: int) -> Any:
+            inputs = original(self, features, length)
+            deltas.append(inputs.delta)
+            return replace(inputs, delta=deltas[-2])
+
+        return collect
+
+    wraps(monkeypatch, "_collect", make)
+
+
+def positions_of_the_first_chunk(monkeypatch: Patch) -> None:
+    """Each chunk's positions are cut from the front."""
+
+    def make(original: Any) -> Any:
+        def media(self: Any, inputs: Any, start: int, stop: int) -> Any:
+            extra = original(self, inputs, start, stop)
+            if "position_ids" in extra:
+                extra["position_ids"] = inputs.positions[..., : stop - start]
+            return extra
+
+        return media
+
+    wraps(monkeypatch, "_media", make)
+
+
+def deepstack_of_the_first_tokens(monkeypatch: Patch) -> None:
+    """The mask is cut by chunk, the features are not: mlx-vlm's own chunks do that."""
+
+    def make(original: Any) -> Any:
+        def deepstack(self: Any, inputs: Any, visual: Any, start: int, stop: int) -> Any:
+            extra = original(self, inputs, visual, start, stop)
+            if extra:
+                count = extra["deepstack_visual_embeds"][0].shape[0]
+                extra["deepstack_visual_embeds"] = [d[:count] for d in inputs.deepstack]
+            return extra
+
+        return deepstack
+
+    wraps(monkeypatch, "_deepstack", make)
+
+
+def deepstack_of_another_row(monkeypatch: Patch) -> None:
+    kept: list[Any] = []
+
+    def make(original: Any) -> Any:
+        def collect(self: Any, features: Any, length: int) -> Any:
+            inputs = original(self, features, length)
+            kept.append(inputs.deepstack)
+            return replace(inputs, deepstack=kept[0])
+
+        return collect
+
+    wraps(monkeypatch, "_collect", make)
+
+
+def embeddings_of_another_row(monkeypatch: Patch) -> None:
+    """Requests with as many tokens: the first one's image is shown to all."""
+    kept: list[Any] = []
+
+    def make(original: Any) -> Any:
+        def collect(self: Any, features: Any, length: int) -> Any:
+            inputs = original(self, features, length)
+            kept.append(inputs.embeds)
+            return replace(inputs, embeds=kept[0])
+
+        return collect
+
+    wraps(monkeypatch, "_collect", make)
+
+
+VISION = [
+    *((family, none) for family in models_vision.VISION),
+    *((family, delta_dropped) for family in models_vision.MROPE),
+    *((family, delta_of_another_row) for family in models_vision.MROPE),
+    *((family, positions_of_the_first_chunk) for family in models_vision.MROPE),
+    ("qwen3_vl", deepstack_of_the_first_tokens),
+    ("qwen3_vl", deepstack_of_another_row),
+    *((family, embeddings_of_another_row) for family in models_vision.F6),
+]
+
+
+@pytest.mark.parametrize(("family", "plant"), VISION, ids=[f"{p.__name__}-{f}" for f, p in VISION])
+def test_images(zoo: Zoo, family: str, plant: Callable[[Patch], None], monkeypatch: Patch) -> None:
+    """Two requests of the same shape with different images, and one with another number of image tokens."""
+    first, second = models_vision.images(7, 2, size=(32, 32))
+    (large,) = models_vision.images(8, 1, size=(64, 48))
+    same = models_vision.prompt(family, "what is here ", None, " and here ", None, "?")
+    cases = {
+        "a": (same, [first, second]),
+        "b": (same, [second, first]),
+        "c": (models_vision.prompt(family, "x", None), [large]),
+    }
+    if plant is embeddings_of_another_row:
+        del cases["c"]
+    engine = drive.engine(zoo.vision(family), Methods("ragged"))
+    plant(monkeypatch)
+    requests = [drive.seen(engine, name, *case) for name, case in cases.items()]
+    events = drive.run(engine, requests)
+    assert [e.error for e in events.values() if e.error is not None] == []
+    different = [name for name, case in cases.items() if drive.differs(events[name], zoo.see(family, *case))]
+    assert bool(different) is (plant is not none)

@@ -1,0 +1,228 @@
+"""engine.reproducible gives the same bytes in any company, and nothing that a step leaves grows (A36, B19).
+
+On a CPU each row is then decoded alone; the fixed width, which a GPU needs, is tested by its forwards.
+"""
+
+from __future__ import annotations
+
+import gc
+import io
+from collections.abc import Iterator
+from typing import Any
+
+import drive
+import mlx.core as mx
+import models
+import models_vision
+import pytest
+from drive import Ask
+from fixtures_models import Zoo
+
+from mlxrun.engine.engine import Engine
+from mlxrun.model.methods import Methods
+from mlxrun.model.rows import DecodeBatch
+from mlxrun.model.sampler import Sampler
+from mlxrun.scheduler.request import TokenEvent
+
+ROWS = 5
+SLOW = [pytest.mark.slow]
+EVERY = [pytest.param(f, marks=[] if f in (*models.CORE, "deepseek_v3") else SLOW) for f in models.TEXT]
+VISION = [pytest.param(f, marks=[] if f in models_vision.F6 else SLOW) for f in models_vision.VISION]
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    drive.small_groups(monkeypatch)
+
+
+def watch_decodes(engine: Engine) -> list[int]:
+    """Rows of each decode forward from now on."""
+    adapter = drive.runner(engine)._adapter
+    original, widths = adapter.decode, []
+
+    def decode(ids: mx.array, cache: list[Any], positions: Any) -> mx.array:
+        assert ids.shape == (len(positions), 1)
+        widths.append(len(positions))
+        return original(ids, cache, positions)  # type: ignore[no-any-return]
+
+    adapter.decode = decode
+    return widths
+
+
+def same_bytes(first: TokenEvent, second: TokenEvent) -> bool:
+    return first.tokens == second.tokens and first.logprobs == second.logprobs
+
+
+# -- engine.reproducible ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", EVERY)
+def test_text_is_the_same_bytes_in_any_batch(zoo: Zoo, family: str, small: None) -> None:
+    """Alone, together, in another order, joining late, beside rows that are aborted."""
+    prompts = models.prompts(5, (1, 3, 9, 16, 17, 31, 40, 90))
+    settings = [{"temperature": 0.8, "seed": i} if i % 2 else {} for i in range(len(prompts))]
+    asks = [
+        Ask(drive.text(str(i), p, max_tokens=14, logprobs=2, **more))
+        for i, (p, more) in enumerate(zip(prompts, settings, strict=True))
+    ]
+    engine = drive.engine(zoo.text(family), reproducible=True, max_running=ROWS)
+    widths = watch_decodes(engine)
+    alone: dict[str, TokenEvent] = {}
+    for ask in asks:
+        alone |= drive.run(engine, [ask])
+    noise = [
+        Ask(drive.text(f"noise {i}", p), 2 * i, 3 * i + 9)
+        for i, p in enumerate(models.prompts(6, (7, 25, 60)))
+    ]
+    for company in (
+        asks,
+        asks[::-1],
+        [Ask(a.request, joins=(3, 0, 11, 2, 0, 7, 1, 5)[i]) for i, a in enumerate(asks)] + noise,
+    ):
+        events = drive.run(engine, company)
+        assert all(same_bytes(events[ask.id], alone[ask.id]) for ask in asks)
+    assert set(widths) == {1}
+
+
+@pytest.mark.parametrize("family", VISION)
+def test_images_are_the_same_bytes_in_any_batch(zoo: Zoo, family: str, small: None) -> None:
+    engine = drive.engine(zoo.vision(family), reproducible=True, max_running=ROWS)
+    images = models_vision.images(3, 3)
+    prompts = [models_vision.prompt(family, "x" * i, None, "what?") for i in range(3)]
+    asks = [
+        Ask(drive.seen(engine, str(i), p, [image], max_tokens=12))
+        for i, (p, image) in enumerate(zip(prompts, images, strict=True))
+    ]
+    asks += [Ask(drive.text(f"text {n}", models.prompts(1, [n])[0], max_tokens=12)) for n in (2, 30)]
+    alone: dict[str, TokenEvent] = {}
+    for ask in asks:
+        alone |= drive.run(engine, [ask])
+    for company in (asks, [Ask(a.request, joins=(9, 0, 4, 2, 0)[i]) for i, a in enumerate(asks)]):
+        events = drive.run(engine, company)
+        assert all(same_bytes(events[ask.id], alone[ask.id]) for ask in asks)
+
+
+@pytest.mark.parametrize("family", EVERY)
+def test_a_fixed_width_is_kept(zoo: Zoo, family: str, small: None) -> None:
+    """Every decode forward has the same number of rows, filled up with dummies that change nothing."""
+    prompts = models.prompts(5, (1, 3, 9, 17, 40, 16, 31))
+    asks = [Ask(drive.text(str(i), p, max_tokens=14), joins=2 * i) for i, p in enumerate(prompts)]
+    answers = [zoo.answer(family, p) for p in prompts]
+    methods = Methods("ragged" if family != "deepseek_v3" else "grouped", fixed_width=ROWS)
+    engine = drive.engine(zoo.text(family), methods, max_running=ROWS)
+    widths = watch_decodes(engine)
+    events = drive.run(engine, asks)
+    for i, answer in enumerate(answers):
+        drive.same(events[str(i)], answer, 14)
+    assert set(widths) == ({ROWS} if isinstance(drive.runner(engine)._batch, DecodeBatch) else {1})
+
+
+def test_without_it_the_width_follows_the_rows(zoo: Zoo) -> None:
+    """The twin of the tests above: what they assert is the setting's doing."""
+    engine = drive.engine(zoo.text("llama"), max_running=ROWS)
+    widths = watch_decodes(engine)
+    drive.run(engine, [drive.text(str(n), p) for n, p in enumerate(models.prompts(5, (9, 9, 200)))])
+    assert {2, 3} <= set(widths) <= {1, 2, 3}
+
+
+# -- the lazy graph -----------------------------------------------------------------------------------------
+
+
+def held(value: Any, seen: set[int]) -> Iterator[mx.array]:
+    """Every array that can be reached from our objects, their containers and the libraries' caches."""
+    if id(value) in seen:
+        return
+    seen.add(id(value))
+    if isinstance(value, mx.array):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from held(item, seen)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from held(item, seen)
+    elif type(value).__module__.startswith(("mlxrun.model", "mlx_lm.models.cache", "mlx_vlm.models.cache")):
+        names = [*getattr(value, "__dict__", {}), *getattr(type(value), "__slots__", ())]
+        for name in names:
+            if name not in ("_adapter", "model"):
+                yield from held(getattr(value, name), seen)
+
+
+def edges(engine: Engine) -> int:
+    """Edges of the graphs of all that the runner holds: what would be computed if somebody asked."""
+    text = io.StringIO()
+    arrays = list(held(drive.runner(engine), set()))
+    assert len(arrays) > 3
+    mx.export_to_dot(text, *arrays)
+    return text.getvalue().count("->")
+
+
+STEPS = 300
+GROWS = [
+    pytest.param(f, marks=[] if f in ("llama", "qwen3_next", "mamba2", "gemma3_text") else SLOW)
+    for f in models.TEXT
+]
+
+
+def graph_growth(engine: Engine, steps: int = STEPS) -> tuple[int, int]:
+    """Most edges early and late while three rows decode; the sampler keeps penalties' counts for two."""
+    prompts = models.prompts(2, (3, 3, 20))
+    more: list[dict[str, Any]] = [
+        {"repetition_penalty": 1.1},
+        {"presence_penalty": 0.5, "temperature": 0.7, "logprobs": 1},
+        {},
+    ]
+    counts: list[int] = []
+    drive.run(
+        engine,
+        [drive.text(str(i), p, max_tokens=steps, **more[i]) for i, p in enumerate(prompts)],
+        lambda step: counts.append(edges(engine)) if step < steps - 20 else None,
+    )
+    return max(counts[20:80]), max(counts[steps - 80 : steps - 20])
+
+
+@pytest.mark.parametrize("family", GROWS)
+def test_the_graph_does_not_grow(zoo: Zoo, family: str) -> None:
+    """A36, B19: buffers, states, the sampler's memory, positions and masks, over 300 decode steps."""
+    early, late = graph_growth(drive.engine(zoo.text(family)))
+    assert late <= early
+
+
+@pytest.mark.parametrize("decode", ["grouped", "alone"])
+def test_the_graph_does_not_grow_in_the_slower_ways(zoo: Zoo, decode: Any) -> None:
+    early, late = graph_growth(drive.engine(zoo.text("qwen3_next"), Methods(decode)), 150)
+    assert late <= early
+
+
+def test_a_graph_that_grows_is_seen(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The twin: counts that are updated in each step and that no logits consume."""
+
+    def remember(self: Sampler, tokens: mx.array) -> None:
+        self._counts = self._counts + 1.0
+
+    monkeypatch.setattr(Sampler, "_remember", remember)
+    monkeypatch.setattr(Sampler, "_adjust", lambda self, x: x)
+    monkeypatch.setattr(Sampler, "arrays", lambda self: [])
+    early, late = graph_growth(drive.engine(zoo.text("llama")), 150)
+    assert late > early + 40
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3_next", "falcon_h1", "gpt_bigcode"])
+def test_nothing_is_held_when_all_are_done(zoo: Zoo, family: str) -> None:
+    """A25, B16: buffers and states are gone with their rows at once, not when Python looks for garbage."""
+    engine = drive.engine(zoo.text(family))
+    runner = drive.runner(engine)
+    asks = [drive.text(str(i), p) for i, p in enumerate(models.prompts(2, (3, 90, 20)))]
+    drive.run(engine, asks)
+    gc.collect()
+    gc.disable()
+    try:
+        mx.synchronize()
+        before = mx.get_active_memory()
+        drive.run(engine, asks)
+        mx.synchronize()
+        assert mx.get_active_memory() <= before + 1024
+    finally:
+        gc.enable()
+    assert not runner._rows and runner._batch.ids == []
+    assert sum(a.nbytes for a in held(runner, set())) < 1024
