@@ -114,7 +114,7 @@ class FakeRunner:
     rows: dict[str, Row] = field(default_factory=dict)
     peak: int = 0  # bytes in use at most
     _launched: list[tuple[str, int]] = field(default_factory=list)  # (id, position) under way
-    _trouble: str | None = None
+    trouble: str | None = None
 
     def execute(self, plan: StepPlan) -> StepResult:
         self.threads.add(threading.get_ident())
@@ -142,7 +142,7 @@ class FakeRunner:
     def reset(self) -> None:
         self.threads.add(threading.get_ident())
         self.resets += 1
-        self.rows, self._launched, self._trouble = {}, [], None
+        self.rows, self._launched, self.trouble = {}, [], None
 
     def close(self) -> None:
         self.threads.add(threading.get_ident())
@@ -194,15 +194,15 @@ class FakeRunner:
     # -- what it does -----------------------------------------------------------------------------------
 
     def _raise(self, plan: StepPlan) -> None:
-        if self._trouble is not None:
-            raise RuntimeError(self._trouble)
+        if self.trouble is not None:
+            raise RuntimeError(self.trouble)
         if len(self.plans) in self.fail_steps:
             raise RuntimeError(f"step {len(self.plans)} fails as scripted")
         trouble = (
             "the device is gone" if self.dead and (plan.decode or plan.prefill) else self._poisoned(plan)
         )
         if trouble is not None and self.late:
-            self._trouble = trouble
+            self.trouble = trouble
         elif trouble is not None:
             raise RuntimeError(trouble)
 

@@ -223,15 +223,17 @@ async def test_a_generator_that_never_ran_leaves_nothing() -> None:
 
 async def test_a_consumer_that_stops_at_the_end_sends_no_abort() -> None:
     """A26: break at `finish`, and break before it while the end lies unread."""
-    async with bench() as b:
-        events = b.client.generate(make_request("a"))
+    gate = Gate(1)
+    async with bench(FakeRunner(before=gate)) as b:
+        events = b.client.generate(make_request("unread"))
+        assert (await anext(events)).finish is None
+        gate.open()
+        await until(lambda: "unread" not in b.client._collectors)
+        await events.aclose()
+        events = b.client.generate(make_request("read"))
         async for event in events:
             if event.finish:
                 break
-        await events.aclose()
-        events = b.client.generate(make_request("b"))
-        await anext(events)
-        await until(lambda: "b" not in b.client._collectors)
         await events.aclose()
         await b.settle()
         assert not any(isinstance(message, Abort) for message in b.sent)

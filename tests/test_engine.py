@@ -84,6 +84,43 @@ def test_a_step_that_fails_once_costs_no_request(step: int) -> None:
     assert [answers.got(r.id) for r in CROWD] == [answer(r) for r in CROWD]
 
 
+def test_a_late_error_is_not_put_on_the_one_that_is_left() -> None:
+    """B2: the culprit was aborted, or preempted, while its token was under way; who is left is innocent."""
+    for position in range(2, 12):
+        runner = FakeRunner(poison={"b": position}, late=True)
+        engine = make_engine(runner)
+        answers = Answers()
+        for request in CROWD[:2]:
+            engine.add(request)
+        while runner.trouble is None:
+            answers.take(engine.step())
+        engine.abort("b")
+        finish_all(engine, answers)
+        assert runner.resets == 1
+        assert answers.got("a") == answer(CROWD[0])
+        assert answers.finish("b") is FinishReason.ABORT
+
+
+def test_two_culprits_in_a_row_do_not_stop_the_engine() -> None:
+    """A32: a suspect is tried when nothing of the one before is under way, so one failure tells."""
+    runner = FakeRunner(poison={"b": 1, "c": 1})
+    engine = make_engine(runner, max_errors=3)
+    for request in CROWD[:3]:
+        engine.add(request)
+    answers = finish_all(engine)
+    assert answers.got("a") == answer(CROWD[0])
+    assert [answers.finish(rid) for rid in "bc"] == [FinishReason.ERROR] * 2
+    assert runner.resets == 3
+
+
+def test_a_failure_leaves_no_step_behind() -> None:
+    """A32: the rows are gone already; a step that only frees them would be one too many."""
+    engine = make_engine(FakeRunner(poison={"a": 1}))
+    engine.add(make_request("a"))
+    assert [event.finish for event in engine.step()] == [FinishReason.ERROR]
+    assert not engine.busy
+
+
 def test_requests_that_come_during_a_quarantine_wait_for_its_end() -> None:
     """B2: a suspect computes alone, so that a failure tells who is to blame."""
     runner = FakeRunner(fail_steps=[4])

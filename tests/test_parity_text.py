@@ -6,6 +6,7 @@ between them. That these tests can fail is shown in test_mutations_text.py.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import drive
@@ -28,11 +29,14 @@ from mlxrun.scheduler.request import FinishReason, TokenEvent
 
 LENGTHS = (1, 2, 5, 12, 14, 33, 40, 60, 100, 170)  # the window of F2 and F5 is 8
 PROMPTS = models.prompts(0, LENGTHS)
-SHORT = slice(0, 8)
+SHORT = range(8)
+PICKED = (0, 1, 2, 4, 5, 8)  # 1, 2, 5, 14, 33 and 100 tokens
 SOME = ("nemotron_h", "deepseek_v3", "gemma4_text", "falcon_h1", "gpt_bigcode")
 SLOW = [pytest.mark.slow]
 FAMILIES = [pytest.param(f, marks=[] if f in (*models.CORE, *SOME) else SLOW) for f in models.TEXT]
 EVERY = [pytest.param(f, marks=[] if f in models.CORE else SLOW) for f in models.TEXT]
+
+AHEAD = Sharing(4, joined=True)
 
 # Fields of the settings, and methods if the probe's choice is not taken.
 WAYS: dict[str, dict[str, Any]] = {
@@ -44,6 +48,9 @@ WAYS: dict[str, dict[str, Any]] = {
     "shortest first, three rows": {"policy": "shortest", "max_running": 3},
     "grouped": {"methods": Methods("grouped", Sharing(4))},
     "decode alone": {"methods": Methods("alone", Sharing(4))},
+    "chunks joined, launched first": {
+        "methods": Methods("ragged", Sharing(4, joined=True), launch_first=True)
+    },
     "reproducible": {"reproducible": True, "max_running": 4},
 }
 
@@ -57,8 +64,8 @@ def answers(zoo: Zoo, family: str) -> list[Answer]:
     return [zoo.answer(family, prompt) for prompt in PROMPTS]
 
 
-def asks(**params: Any) -> list[Ask]:
-    return [Ask(drive.text(str(i), prompt, **params)) for i, prompt in enumerate(PROMPTS)]
+def asks(which: Iterable[int] = range(len(PROMPTS)), **params: Any) -> list[Ask]:
+    return [Ask(drive.text(str(i), PROMPTS[i], **params)) for i in which]
 
 
 def all_same(events: dict[str, TokenEvent], wanted: list[Answer], count: int | None = None) -> None:
@@ -73,19 +80,20 @@ def all_same(events: dict[str, TokenEvent], wanted: list[Answer], count: int | N
 def test_together(zoo: Zoo, family: str, small: None) -> None:
     """A1, A29, A30, A48, A68, B7: everything at once, as the probe chose it; then one after the other."""
     engine = drive.engine(zoo.text(family))
-    methods = engine.probe and engine.probe.methods
-    assert methods == expected_methods(family)
+    assert engine.probe is not None
+    chosen = engine.probe.methods
+    assert (chosen.decode, chosen.sharing.rows, chosen.sharing.padded) == expected(family)
     all_same(drive.run(engine, asks()), answers(zoo, family))
     joins = [Ask(a.request, joins=(0, 30, 1, 3, 3, 12, 2, 9, 0, 20)[i]) for i, a in enumerate(asks())]
     all_same(drive.run(engine, joins), answers(zoo, family))
 
 
-def expected_methods(family: str) -> Methods:
-    """What the probe is known to choose: a change upstream shows here."""
-    decode = {"deepseek_v3": "grouped", "gpt_bigcode": "alone"}.get(family, "ragged")
+def expected(family: str) -> tuple[str, int, int]:
+    """What the probe is known to choose, in float32: a change upstream shows here."""
+    decode = {"deepseek_v3": "grouped", "gemma2": "grouped", "gpt_bigcode": "alone"}.get(family, "ragged")
     padded = {"gemma3_text": 8, "gpt_oss": 8, "gemma4_text": 8}.get(family, 16)
     recurrent = ("qwen3_next", "qwen3_5", "mamba2", "nemotron_h", "falcon_h1", "lfm2", "granitemoehybrid")
-    return Methods(decode, Sharing(8, 0 if family in recurrent else padded))  # type: ignore[arg-type]
+    return decode, 8, 0 if family in recurrent else padded
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -93,9 +101,9 @@ def expected_methods(family: str) -> Methods:
 def test_every_way(zoo: Zoo, family: str, way: str, small: None) -> None:
     """A1, A68: chunk sizes, budgets, sharing and decode methods; the longest first or last."""
     engine = drive.engine(zoo.text(family), **WAYS[way])
-    order = asks(max_tokens=12)
+    order = asks(PICKED, max_tokens=12)
     events = drive.run(engine, order if len(way) % 2 else reversed(order))
-    assert len(events) == len(PROMPTS)
+    assert len(events) == len(PICKED)
     all_same(events, answers(zoo, family), 12)
 
 
@@ -104,7 +112,7 @@ def test_groups_of_the_usual_size(zoo: Zoo, family: str) -> None:
     """One group of short rows, and a row that outgrows it at 512 tokens."""
     (long,) = models.prompts(1, [500])
     engine = drive.engine(zoo.text(family), chunk=64, prefill_budget=1024)
-    events = drive.run(engine, [*asks()[SHORT], drive.text("long", long)])
+    events = drive.run(engine, [*asks(SHORT), drive.text("long", long)])
     drive.same(events.pop("long"), zoo.answer(family, long))
     all_same(events, answers(zoo, family))
 
@@ -142,11 +150,11 @@ def test_fuzz(zoo: Zoo, family: str, seed: int, small: None) -> None:
     rng = np.random.default_rng([seed, 5])
     wanted = answers(zoo, family)
     todo, limits = [], {}
-    for number in range(40):
-        index = int(rng.integers(len(PROMPTS)))
+    for number in range(24):
+        index = int(rng.integers(len(SHORT)))
         limits[f"{index}-{number}"] = count = int(rng.integers(1, drive.COUNT + 1))
         request = drive.text(f"{index}-{number}", PROMPTS[index], max_tokens=count)
-        joins = int(rng.integers(0, 60))
+        joins = int(rng.integers(0, 36))
         leaves_at = joins + int(rng.integers(0, 30)) if rng.random() < 0.3 else None
         todo.append(Ask(request, joins, leaves_at))
     chunk = int(rng.choice([5, 16, 64]))
@@ -167,8 +175,8 @@ def test_fuzz(zoo: Zoo, family: str, seed: int, small: None) -> None:
     events = drive.run(engine, todo, preempt)
     for name, event in events.items():
         drive.beginning(event, wanted[int(name.split("-")[0])], limits[name])
-    assert sum(e.finish is FinishReason.LENGTH for e in events.values()) > 20
-    assert sum(e.finish is FinishReason.ABORT for e in events.values()) > 3
+    assert sum(e.finish is FinishReason.LENGTH for e in events.values()) > 10
+    assert sum(e.finish is FinishReason.ABORT for e in events.values()) > 1
     assert not drive.runner(engine)._rows
 
 
@@ -184,8 +192,8 @@ def test_rows_that_memory_pushes_out_and_back(
     engine = drive.engine(zoo.text(family))
     limit = engine.scheduler.memory.needed([40, 40, 60, 96], 16)
     engine = drive.engine(zoo.text(family), memory_limit=limit, memory_headroom=0.0)
-    events = drive.run(engine, asks()[SHORT])
-    assert len(events) == len(PROMPTS[SHORT])
+    events = drive.run(engine, asks(SHORT))
+    assert len(events) == len(SHORT)
     all_same(events, answers(zoo, family))
     assert preempted
 
@@ -216,19 +224,19 @@ def test_all_rows_pushed_out_at_once_and_at_any_step(zoo: Zoo, family: str, ever
                     engine.scheduler._preempt(entry)  # type: ignore[arg-type]
                     last["step"] = step
 
-    events = drive.run(engine, asks()[SHORT], preempt)
+    events = drive.run(engine, asks(SHORT), preempt)
     all_same(events, answers(zoo, family))
     assert last["step"] > 20
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "mamba2"])
-@pytest.mark.parametrize("at", [0, 3, 9, 20])
+@pytest.mark.parametrize("at", [0, 3, 9])
 def test_a_failed_step_costs_no_answer(zoo: Zoo, family: str, at: int, small: None) -> None:
     """B2: every row is computed again from its tokens after a step that raised once."""
     engine = drive.engine(zoo.text(family))
     fail_at(engine, at)
-    events = drive.run(engine, asks()[SHORT])
-    all_same(events, answers(zoo, family))
+    events = drive.run(engine, asks(range(6), max_tokens=12))
+    all_same(events, answers(zoo, family), 12)
 
 
 def fail_at(engine: Engine, step: int) -> None:

@@ -50,6 +50,7 @@ CASES: dict[str, Any] = {
     "one token": models.prompts(0, [1])[0],
     "another": ("what is ", TALL, " and tell me more about it, please"),
 }
+AHEAD = Sharing(4, joined=True)
 WAYS: dict[str, dict[str, Any]] = {
     "one at a time": {"max_running": 1},
     "unshared": {"prefill_rows": 1},
@@ -58,6 +59,9 @@ WAYS: dict[str, dict[str, Any]] = {
     "chunk 512": {"chunk": 512, "prefill_budget": 2048, "prefill_budget_busy": 512},
     "grouped": {"methods": Methods("grouped", Sharing(4))},
     "decode alone": {"methods": Methods("alone", Sharing(4))},
+    "chunks joined, launched first": {
+        "methods": Methods("ragged", Sharing(4, joined=True), launch_first=True)
+    },
     "reproducible": {"reproducible": True, "max_running": 4},
 }
 
@@ -93,8 +97,8 @@ def test_together(zoo: Zoo, family: str) -> None:
     """A41, A43, A68, B6: images and text in one decode batch; then again, joining while others decode."""
     engine, answers = drive.engine(zoo.vision(family)), wanted(zoo, family)
     assert engine.probe is not None
-    padded = {"gemma3": 8, "qwen3_5": 0}.get(family, 16)
-    assert engine.probe.methods == Methods("ragged", Sharing(8, padded))
+    chosen, padded = engine.probe.methods, {"gemma3": 8, "qwen3_5": 0}.get(family, 16)
+    assert (chosen.decode, chosen.sharing.rows, chosen.sharing.padded) == ("ragged", 8, padded)
     made = asks(engine, family)
     for ask in made:
         assert ask.request.prompt == answers[ask.id].ids
@@ -108,10 +112,10 @@ def test_together(zoo: Zoo, family: str) -> None:
 def test_every_way(zoo: Zoo, family: str, way: str) -> None:
     """A43, A68: chunk sizes (an image larger than a chunk too), sharing, decode methods."""
     engine = drive.engine(zoo.vision(family), **WAYS[way])
-    order = asks(engine, family, max_tokens=12)
+    order = asks(engine, family, max_tokens=10)
     events = drive.run(engine, order if len(way) % 2 else reversed(order))
     assert len(events) == len(CASES)
-    all_same(events, wanted(zoo, family), 12)
+    all_same(events, wanted(zoo, family), 10)
 
 
 @pytest.mark.parametrize("family", EVERY)
@@ -166,7 +170,7 @@ def push_out(engine: Engine) -> Any:
     """Preempts every row now and then: prompt and answer so far are computed again."""
 
     def preempt(step: int) -> None:
-        if step % 7 == 5 and step < 50:
+        if step % 7 == 5 and step < 30:
             for entry in engine.scheduler.entries:
                 if entry.running:
                     engine.scheduler._preempt(entry)  # type: ignore[arg-type]
@@ -178,7 +182,8 @@ def push_out(engine: Engine) -> Any:
 def test_preempted_rows_with_images(zoo: Zoo, family: str) -> None:
     """A row that is pushed out comes back with its images, and with answer tokens that have no embeddings."""
     engine = drive.engine(zoo.vision(family))
-    all_same(drive.run(engine, asks(engine, family), push_out(engine)), wanted(zoo, family))
+    made = asks(engine, family, max_tokens=16)
+    all_same(drive.run(engine, made, push_out(engine)), wanted(zoo, family), 16)
 
 
 @pytest.mark.parametrize("family", EVERY)
@@ -187,11 +192,11 @@ def test_fuzz(zoo: Zoo, family: str) -> None:
     rng = np.random.default_rng(8)
     engine, answers = drive.engine(zoo.vision(family), max_running=5), wanted(zoo, family)
     todo, limits = [], {}
-    for number in range(24):
+    for number in range(16):
         name = str(rng.choice(list(CASES)))
         limits[f"{number} {name}"] = count = int(rng.integers(1, drive.COUNT + 1))
         made = drive.seen(engine, f"{number} {name}", *rendered(family, CASES[name]), max_tokens=count)
-        joins = int(rng.integers(0, 40))
+        joins = int(rng.integers(0, 30))
         todo.append(Ask(made, joins, joins + int(rng.integers(0, 30)) if rng.random() < 0.3 else None))
 
     def preempt(step: int) -> None:
@@ -202,14 +207,14 @@ def test_fuzz(zoo: Zoo, family: str) -> None:
     events = drive.run(engine, todo, preempt)
     for name, event in events.items():
         drive.beginning(event, answers[name.split(" ", 1)[1]], limits[name])
-    assert sum(e.finish is FinishReason.LENGTH for e in events.values()) > 10
+    assert sum(e.finish is FinishReason.LENGTH for e in events.values()) > 7
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_text_only(zoo: Zoo, family: str) -> None:
     """A41: a vision model that never sees an image, or has just seen one."""
     engine = drive.engine(zoo.vision(family))
-    texts = {str(n): ids for n, ids in enumerate(models.prompts(2, [1, 3, 20, 50]))}
+    texts = {str(n): ids for n, ids in enumerate(models.prompts(2, [1, 3, 30]))}
     answers = {name: zoo.see(family, ids) for name, ids in texts.items()}
     requests = [drive.text(name, ids) for name, ids in texts.items()]
     all_same(drive.run(engine, requests), answers)

@@ -59,10 +59,10 @@ def same_bytes(first: TokenEvent, second: TokenEvent) -> bool:
 @pytest.mark.parametrize("family", EVERY)
 def test_text_is_the_same_bytes_in_any_batch(zoo: Zoo, family: str, small: None) -> None:
     """Alone, together, in another order, joining late, beside rows that are aborted."""
-    prompts = models.prompts(5, (1, 3, 9, 16, 17, 31, 40, 90))
+    prompts = models.prompts(5, (1, 3, 16, 17, 31, 50))
     settings = [{"temperature": 0.8, "seed": i} if i % 2 else {} for i in range(len(prompts))]
     asks = [
-        Ask(drive.text(str(i), p, max_tokens=14, logprobs=2, **more))
+        Ask(drive.text(str(i), p, max_tokens=10, logprobs=2, **more))
         for i, (p, more) in enumerate(zip(prompts, settings, strict=True))
     ]
     engine = drive.engine(zoo.text(family), reproducible=True, max_running=ROWS)
@@ -77,7 +77,7 @@ def test_text_is_the_same_bytes_in_any_batch(zoo: Zoo, family: str, small: None)
     for company in (
         asks,
         asks[::-1],
-        [Ask(a.request, joins=(3, 0, 11, 2, 0, 7, 1, 5)[i]) for i, a in enumerate(asks)] + noise,
+        [Ask(a.request, joins=(3, 0, 11, 2, 0, 7)[i]) for i, a in enumerate(asks)] + noise,
     ):
         events = drive.run(engine, company)
         assert all(same_bytes(events[ask.id], alone[ask.id]) for ask in asks)
@@ -105,15 +105,15 @@ def test_images_are_the_same_bytes_in_any_batch(zoo: Zoo, family: str, small: No
 @pytest.mark.parametrize("family", EVERY)
 def test_a_fixed_width_is_kept(zoo: Zoo, family: str, small: None) -> None:
     """Every decode forward has the same number of rows, filled up with dummies that change nothing."""
-    prompts = models.prompts(5, (1, 3, 9, 17, 40, 16, 31))
-    asks = [Ask(drive.text(str(i), p, max_tokens=14), joins=2 * i) for i, p in enumerate(prompts)]
+    prompts = models.prompts(5, (1, 3, 9, 17, 31))
+    asks = [Ask(drive.text(str(i), p, max_tokens=12), joins=2 * i) for i, p in enumerate(prompts)]
     answers = [zoo.answer(family, p) for p in prompts]
     methods = Methods("ragged" if family != "deepseek_v3" else "grouped", fixed_width=ROWS)
     engine = drive.engine(zoo.text(family), methods, max_running=ROWS)
     widths = watch_decodes(engine)
     events = drive.run(engine, asks)
     for i, answer in enumerate(answers):
-        drive.same(events[str(i)], answer, 14)
+        drive.same(events[str(i)], answer, 12)
     assert set(widths) == ({ROWS} if isinstance(drive.runner(engine)._batch, DecodeBatch) else {1})
 
 

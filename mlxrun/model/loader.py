@@ -47,6 +47,11 @@ def _load_text(settings: ModelSettings, host: Host) -> Any:
 def _load_vision(settings: ModelSettings, host: Host) -> Any:
     from mlx_vlm.utils import apply_lora_layers, load_model
 
+    if "model_file" in host.config and not settings.trust_remote_code:  # mlx-vlm would run it unasked
+        raise ModelLoadError(
+            f"{host.folder}: config.json names Python code of its own (model_file): read it, and set "
+            "model.trust_remote_code to run it"
+        )
     model = load_model(host.folder, lazy=True, trust_remote_code=settings.trust_remote_code)
     return apply_lora_layers(model, settings.adapter) if settings.adapter else model
 

@@ -47,7 +47,7 @@ class Entry:
 
     @property
     def length(self) -> int:
-        """`known` and what is under way."""
+        """`known` and what is under way: so many tokens are in the cache after one more step."""
         return self.known + self.pending
 
     @property
@@ -68,11 +68,6 @@ class Entry:
     def exhausted(self) -> bool:
         """All tokens that it may have are known or under way."""
         return self.pending >= self.room
-
-    @property
-    def grown(self) -> int:
-        """`length` after one more step."""
-        return self.length + int(not self.exhausted)
 
     def next_stop(self, chunk: int, most: int) -> int:
         """End of the next chunk: the next multiple of `chunk`, at most `target` and `most` tokens away.

@@ -160,7 +160,7 @@ class Scheduler:
         running = [e for e in self._entries.values() if e.running]
         admitted: list[Entry] = []
         for entry in (e for e in order if not e.running):
-            lengths = [e.grown for e in running] + [entry.length + min(entry.room, DECODE_RESERVE)]
+            lengths = [e.length for e in running] + [entry.length + min(entry.room, DECODE_RESERVE)]
             # The budget of a step shrinks before anybody has to wait.
             fits = self.memory.fits(lengths, self._least_prefill([*running, entry]))
             if len(running) >= self.settings.max_running or (running and not fits):
@@ -199,7 +199,7 @@ class Scheduler:
         if decoding:
             busy = self.settings.prefill_budget_busy or self.settings.chunk
             budget = min(budget, busy * max(waiting, decoding) // decoding)
-        lengths = [e.grown for e in self._entries.values() if e.running]
+        lengths = [e.length for e in self._entries.values() if e.running]
         while budget > self._least and not self.memory.fits(lengths, budget):
             budget = max(budget // 2, self._least)
         return budget
@@ -215,7 +215,7 @@ class Scheduler:
         running, now = [e for e in self._entries.values() if e.running], self._clock()
         short = False
         while len(running) > 1:
-            if self.memory.fits([e.grown for e in running], self._least_prefill(running)):
+            if self.memory.fits([e.length for e in running], self._least_prefill(running)):
                 break
             short = True
             victim = max(running, key=lambda e: (not self._overdue(e, now), e.priority, e.arrival))

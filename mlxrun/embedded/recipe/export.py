@@ -1,4 +1,4 @@
-"""Writes a checkpoint as a Qwen3-VL model folder: ``python -m ...recipe.export CHECKPOINT MODEL_DIR``.
+"""Writes weights as a Qwen3-VL model folder: ``python -m mlxrun.embedded.recipe.export WEIGHTS MODEL_DIR``.
 
 Weights are stored as float16 under the names of a Qwen3-VL checkpoint; run them as float32.
 """

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import random
 
-from . import scenes, skills, tools
+from . import answers, scenes, skills, talk, tools
 from .skills import Example, Skill
 from .words import TRAIN
 
 # Scored on held-out data, in the order of the model card.
 SCORED: dict[str, Skill] = {
     "add": skills.add, "sub": skills.sub, "recall": skills.recall, "repeat": skills.repeat,
-    "name": skills.name, "rule": skills.rule, "json": skills.json_object, "tool": tools.tool,
-    "tool_rounds": tools.tool_rounds, "think": skills.think, "chat": skills.chat,
+    "name": talk.name, "rule": talk.rule, "json": answers.json_object, "tool": tools.tool,
+    "tool_rounds": tools.tool_rounds, "think": answers.think, "chat": talk.chat,
     "colour": scenes.colour, "shape": scenes.shape, "count": scenes.count, "look": scenes.look,
 }  # fmt: skip
 

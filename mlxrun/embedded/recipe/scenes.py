@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image, ImageDraw
 
-from .skills import Example, Skill, assistant, filler, name, system, user
+from .skills import Example, Skill, assistant, system, user
+from .talk import filler, name
 from .words import TEST, fresh
 
 SHAPES = ["circle", "square", "triangle", "star", "cross", "ring"]

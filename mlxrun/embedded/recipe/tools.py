@@ -9,7 +9,8 @@ from typing import Any
 
 from . import words
 from .render import dumps
-from .skills import Example, add, assistant, chat, sub, system, user
+from .skills import Example, add, assistant, sub, system, user
+from .talk import chat
 from .words import TEST, fresh
 
 Make = Callable[[random.Random], Any]
@@ -319,17 +320,17 @@ def offers(rng: random.Random, count: int, wide: bool = False) -> list[Offer]:
     return out
 
 
-def _several(rng: random.Random, offered: list[Offer], split: str, rounds: int) -> list[dict]:
+def _several(rng: random.Random, offered: list[Offer], split: str, rounds: int, wide: bool) -> list[dict]:
     """One question that needs several calls, one after the other, and one answer at the end."""
     asked = [rng.choice(offered) for _ in range(rounds)]
     cities = [o for o in offered if list(o.tool.params) == ["c"]]
-    if cities and rng.random() < 0.3:
+    if wide and cities and rng.random() < 0.3:
         asked = [rng.choice(cities)] * rounds
     wants = [ask(rng, o, split) for o in asked]
     link = rng.choice((" Then: ", " And then: ", "\n", " Also: "))
     text = link.join(q for q, _ in wants)
-    same = rounds > 1 and all(o is asked[0] for o in asked) and list(asked[0].tool.params) == ["c"]
-    if same and asked[0].extras == {} and rng.random() < 0.7:
+    same = wide and rounds > 1 and all(o is asked[0] for o in asked) and list(asked[0].tool.params) == ["c"]
+    if same and not asked[0].extras and rng.random() < 0.7:
         about = "the weather" if "Get the weather" in asked[0].tool.about else "the time"
         places = [values["c"] for _, values in wants]
         text = f"What is {about} in {', '.join(places[:-1])} and in {places[-1]}?"
@@ -353,7 +354,7 @@ def tool(rng: random.Random, split: str, reach: float = 1.0) -> Example:
     if split != TEST:
         rounds = rng.choice((0, 0, 1, 1, 1, 2, 2, 3))
         if rounds > 1:
-            messages += _several(rng, offered, split, rounds)
+            messages += _several(rng, offered, split, rounds, reach > 1)
         for _ in range(rounds == 1):
             chosen = rng.choice(offered)
             question, values = ask(rng, chosen, split)
@@ -372,6 +373,6 @@ def tool(rng: random.Random, split: str, reach: float = 1.0) -> Example:
 def tool_rounds(rng: random.Random, split: str, reach: float = 1.0) -> Example:
     """Two or three calls with their results, then the answer in words."""
     offered = offers(rng, rng.randint(1, 4), reach > 1)
-    messages = _several(rng, offered, split, rng.randint(1, 3))
+    messages = _several(rng, offered, split, rng.randint(1, 3), reach > 1)
     answer = messages[-1]["content"]
     return Example("tool_rounds", messages, answer, tools=[o.schema for o in offered])

@@ -1,8 +1,8 @@
-"""The training run: ``python -m mlxrun.embedded.recipe.train --model MODEL_DIR --out CHECKPOINT_DIR``.
+"""The training run, in two stages, each one command; README.md of the model has them.
 
-MODEL_DIR holds the tokenizer (see vocab.py). Muon for the matrices, AdamW for the rest, linear
-warm-up and decay, bfloat16 autocast, loss on the assistant's tokens only. Every token of a turn
-weighs 1/sqrt(length of the turn), so that a two-digit answer is not drowned by a long one.
+MODEL_DIR holds the tokenizer (see vocab.py). Muon for the matrices, AdamW for the rest, warm-up,
+plateau and linear decay, bfloat16 autocast, loss on the assistant's tokens only. Every token of a
+turn weighs 1/sqrt(length of the turn), so that a short answer is not drowned by a long one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The tokenizer: byte-level BPE trained on our own dialogues. ``python -m ...recipe.vocab DIR``."""
+"""The tokenizer, byte-level BPE on our dialogues: ``python -m mlxrun.embedded.recipe.vocab MODEL_DIR``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ SIZE = 2048
 CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>",
            "<|image_pad|>", "<|video_pad|>"]  # fmt: skip
 MARKUP = ["<think>", "</think>", "<tool_call>", "</tool_call>"]
-SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 
 def corpus(seed: int, count: int):
