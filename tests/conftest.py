@@ -10,6 +10,7 @@ import pytest
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub
 os.environ["TRANSFORMERS_VERBOSITY"] = "error"
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # on tiny matrices its threads only wait for each other
 
 importlib.import_module("mlxrun.model")  # as the product does: OpenBLAS has to be there before MLX
 

@@ -43,14 +43,15 @@ class Ask:
 
 
 def config(folder: Path, **options: Any) -> Config:
-    """`options`: fields of SchedulerSettings and EngineSettings by their names."""
-    own = {f.name for f in fields(EngineSettings)}
-    engine = {k: v for k, v in options.items() if k in own}
-    scheduler = SMALL | {k: v for k, v in options.items() if k not in own}
+    """`options`: fields of ModelSettings, EngineSettings and SchedulerSettings by their names."""
+
+    def own(settings: Any) -> dict[str, Any]:
+        return {f.name: options[f.name] for f in fields(settings) if f.name in options}
+
     return Config(
-        model=ModelSettings(path=str(folder)),
-        engine=EngineSettings(**engine),
-        scheduler=SchedulerSettings(**scheduler),
+        model=ModelSettings(**{"path": str(folder)} | own(ModelSettings)),
+        engine=EngineSettings(**own(EngineSettings)),
+        scheduler=SchedulerSettings(**SMALL | own(SchedulerSettings)),
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import io
+import threading
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -128,6 +129,10 @@ def test_kv_cache(library: str) -> None:
     need(cache.keys[0, 0, :3, 0].tolist() == [1, 2, 3], library, "KVCache.keys is oldest first")
     need(cache.values[0, 0, :3, 0].tolist() == [-1, -2, -3], library, "KVCache.values")
     need(cache.trim(1) == 1 and cache.offset == 2, library, "KVCache.trim drops the newest")
+    roomy = get(library, "KVCache")()
+    roomy.step = 512
+    roomy.update_and_fetch(*keys(1, 2, 3))
+    need(roomy.keys.shape[2] == 512, library, "KVCache.step: tokens that it grows by")
     cache.update_and_fetch(*keys(9))
     need(cache.keys[0, 0, :3, 0].tolist() == [1, 2, 9], library, "KVCache after trim")
 
@@ -304,6 +309,7 @@ MLX: dict[str, Callable[[], bool]] = {
     "memory is counted": lambda: mx.get_active_memory() > 0 and mx.get_peak_memory() > 0,
     "export_to_dot writes edges to a stream": lambda: dotted() == 2,
     "a bool mask is True where attention may look": lambda: masked(),
+    "lazy arrays belong to their thread (B4)": lambda: crossed(),
     "softmax(precise=)": lambda: mx.softmax(mx.zeros((1, 2)), axis=-1, precise=True).tolist() == [[0.5, 0.5]],
     "streams can be cleared at a thread's end": lambda: callable(mx.clear_streams),
     "set_wired_limit": lambda: callable(mx.set_wired_limit) and callable(mx.metal.is_available),
@@ -315,6 +321,22 @@ def copied_before() -> bool:
     kept = original[0:2]
     original[0] = 5.0
     return bool(kept.tolist() == [0, 0] and original.tolist() == [5, 0, 0])
+
+
+def crossed() -> bool:
+    """Whether a lazy array of another thread is refused, and an evaluated one taken."""
+    made: list[mx.array] = []
+
+    def work() -> None:
+        made.extend([mx.zeros(2) + 1, mx.zeros(2) + 2])
+        mx.eval(made[1])
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    with pytest.raises(RuntimeError, match="no Stream"):
+        mx.eval(made[0])
+    return bool((made[1] + 1).tolist() == [3, 3])
 
 
 def dotted() -> int:

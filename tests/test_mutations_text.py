@@ -160,13 +160,14 @@ def rows_joined_one_token_short(monkeypatch: Patch) -> None:
     """The newest key of the prompt is lost on the way into the batch."""
 
     def make(original: Any) -> Any:
-        def keys_values(leaf: Any) -> Any:
-            keys, values = original(leaf)
-            return mx.concatenate([keys[:, :, :1], keys[:, :, :-1]], 2), values
+        def part(leaf: Any) -> Any:
+            keys, values, length = original(leaf)
+            shifted = mx.concatenate([keys[:, :, :1], keys[:, :, : length - 1]], axis=2)
+            return type(original(leaf))(shifted, values[:, :, :length], length)
 
-        return keys_values
+        return part
 
-    wraps(monkeypatch, leaves, "keys_values", make)
+    wraps(monkeypatch, leaves, "part", make)
 
 
 def padding_taken_for_prompt(monkeypatch: Patch) -> None:

@@ -30,6 +30,11 @@ SOME = ("qwen3_5", "qwen2_5_vl")
 FAMILIES = [
     pytest.param(f, marks=[] if f in (*models_vision.F6, *SOME) else SLOW) for f in models_vision.VISION
 ]
+# qwen3_5 computes its recurrent layers token by token on a CPU: together only.
+LIGHT = [
+    pytest.param(f, marks=[] if f in (*models_vision.F6, "qwen2_5_vl") else SLOW)
+    for f in models_vision.VISION
+]
 EVERY = [pytest.param(f, marks=[] if f in models_vision.F6 else SLOW) for f in models_vision.VISION]
 MROPE = [pytest.param(f, marks=[] if f == "qwen3_vl" else SLOW) for f in models_vision.MROPE]
 
@@ -178,7 +183,7 @@ def push_out(engine: Engine) -> Any:
     return preempt
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", LIGHT)
 def test_preempted_rows_with_images(zoo: Zoo, family: str) -> None:
     """A row that is pushed out comes back with its images, and with answer tokens that have no embeddings."""
     engine = drive.engine(zoo.vision(family))
@@ -210,7 +215,7 @@ def test_fuzz(zoo: Zoo, family: str) -> None:
     assert sum(e.finish is FinishReason.LENGTH for e in events.values()) > 7
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", LIGHT)
 def test_text_only(zoo: Zoo, family: str) -> None:
     """A41: a vision model that never sees an image, or has just seen one."""
     engine = drive.engine(zoo.vision(family))
@@ -220,6 +225,15 @@ def test_text_only(zoo: Zoo, family: str) -> None:
     all_same(drive.run(engine, requests), answers)
     drive.run(engine, [drive.seen(engine, "seen", *rendered(family, CASES["two"]))])
     all_same(drive.run(engine, requests), answers)
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "gemma3", pytest.param("qwen2_5_vl", marks=SLOW)])
+def test_served_as_a_text_model(zoo: Zoo, family: str) -> None:
+    """A45, A46: `model.kind: text` loads the text part of the same files through the other library."""
+    engine = drive.engine(zoo.vision(family), kind="text")
+    texts = {str(n): ids for n, ids in enumerate(models.prompts(2, [1, 3, 30]))}
+    events = drive.run(engine, [drive.text(name, ids) for name, ids in texts.items()])
+    all_same(events, {name: zoo.see(family, ids) for name, ids in texts.items()})
 
 
 @pytest.mark.parametrize("family", MROPE)

@@ -32,7 +32,7 @@ class AloneBatch:
     def nbytes(self) -> int:
         return sum(a.nbytes for a in self.state_arrays())
 
-    def update(self, keep: Collection[str], joining: Sequence[Joining]) -> None:
+    def update(self, keep: Collection[str], joining: Sequence[Joining], coming: Sequence[int] = ()) -> None:
         self._rows = {rid: row for rid, row in self._rows.items() if rid in keep}
         self._rows |= {row.id: row for row in joining}
         self._steps = {rid: self._steps.get(rid, 0) for rid in self._rows}

@@ -15,6 +15,7 @@ ints; masks depend on lengths alone, so one mask serves all layers of a step.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import mlx.core as mx
 
@@ -22,6 +23,14 @@ STEP = 256  # buffers grow by this many tokens, as the libraries' caches do
 SPARE = 2048  # a buffer has room for more rows of up to this many tokens in all, or for a quarter more
 
 Pair = tuple[mx.array, mx.array]
+
+
+class Part(NamedTuple):
+    """Keys and values of one row, [1, H, capacity, D]; the first `length` tokens are filled."""
+
+    keys: mx.array
+    values: mx.array
+    length: int
 
 
 class Buffer:
@@ -50,19 +59,21 @@ class Buffer:
         span = slice(self.end - width, self.end)
         return self.keys[: self.rows, :, span], self.values[: self.rows, :, span]
 
-    def row(self, index: int, width: int) -> Pair:
-        """Copy of one row's newest `width` tokens, [1, H, width, D]."""
-        keys, values = self.view(width)
-        return mx.contiguous(keys[index : index + 1]), mx.contiguous(values[index : index + 1])
+    def row(self, index: int, width: int) -> Part:
+        """Copy of one row's newest `width` tokens."""
+        keys, values = (mx.contiguous(x[index : index + 1]) for x in self.view(width))
+        return Part(keys, values, width)
 
-    def join(self, parts: Sequence[Pair], width: int) -> None:
-        """Add rows, each [1, H, length, D]; `width`: tokens that the longest present row needs."""
-        longest = max(keys.shape[2] for keys, _ in parts)
+    def join(self, parts: Sequence[Part], width: int, coming: int = 0) -> None:
+        """Add rows. `width`: tokens that the longest present row needs; `coming`: rows that join later."""
+        longest = max(part.length for part in parts)
         full = self.keys is None or self.rows + len(parts) > self.keys.shape[0]
-        if full or longest > self.end:
-            self._rebuild(parts, width, max(longest, width))
-            return
-        self._write(parts)
+        if self.rows == coming == 0 and len(parts) == 1 and parts[0].keys.shape[2] > longest:
+            self.keys, self.values, self.rows, self.end = parts[0].keys, parts[0].values, 1, longest
+        elif full or longest > self.end:
+            self._rebuild(parts, width, max(longest, width), coming)
+        else:
+            self._write(parts)
 
     def leave(self, index: int) -> None:
         """Drop a row; the last row takes its place."""
@@ -81,23 +92,22 @@ class Buffer:
     def nbytes(self) -> int:
         return 0 if self.keys is None or self.values is None else self.keys.nbytes + self.values.nbytes
 
-    def _write(self, parts: Sequence[Pair]) -> None:
+    def _write(self, parts: Sequence[Part]) -> None:
         assert self.keys is not None and self.values is not None
-        for keys, values in parts:
-            start = self.end - keys.shape[2]
-            self.keys[self.rows, :, start : self.end] = keys[0]
-            self.values[self.rows, :, start : self.end] = values[0]
+        for keys, values, length in parts:
+            start = self.end - length
+            self.keys[self.rows, :, start : self.end] = keys[0, :, :length]
+            self.values[self.rows, :, start : self.end] = values[0, :, :length]
             self.rows += 1
 
-    def _rebuild(self, parts: Sequence[Pair], width: int, end: int) -> None:
+    def _rebuild(self, parts: Sequence[Part], width: int, end: int, coming: int = 0) -> None:
         """Move to a new buffer that ends rows at `end`, with room; keeps `width` tokens of present rows."""
         present = None if self.rows == 0 else self.view(width)
         rows = self.rows + len(parts)
-        kept = max([width if self.rows else 0, *(keys.shape[2] for keys, _ in parts)])
-        end = min(end, kept)
-        tokens = _rounded(end + 1)
-        shape = (rows + self._spare(rows, tokens) if parts else rows, tokens)
-        keys, values = present or parts[0]
+        end = min(end, max([width if self.rows else 0, *(part.length for part in parts)]))
+        tokens = _rounded(end + 1 + end // 16)  # new memory is slow to get on a GPU: grow in proportion
+        shape = (rows + max(coming, self._spare(rows, tokens)) if parts else rows, tokens)
+        keys, values = present or parts[0][:2]
         self.keys, self.values = _room(keys, shape), _room(values, shape)
         if present is not None:
             self.keys[: self.rows, :, end - width : end] = keys

@@ -14,6 +14,8 @@ from typing import Any
 
 import mlx.core as mx
 
+from mlxrun.model.group import STEP, Part
+
 _LIBRARIES = ("mlx_lm.models.cache", "mlx_vlm.models.cache")
 
 
@@ -66,12 +68,26 @@ def window(leaf: Any) -> int | None:
     return int(leaf.max_size) if kind(leaf) is Kind.WINDOW else None
 
 
-def keys_values(leaf: Any) -> tuple[mx.array, mx.array]:
-    """Keys and values [B, H, n, D] of a filled KV or WINDOW leaf, oldest first."""
+def part(leaf: Any) -> Part:
+    """Keys and values of a filled KV or WINDOW leaf of one row, oldest first."""
     if kind(leaf) is Kind.KV:
-        return leaf.keys[..., : leaf.offset, :], leaf.values[..., : leaf.offset, :]
+        return Part(leaf.keys, leaf.values, leaf.offset)
     merged = type(leaf).merge([leaf])  # the public way to temporal order
-    return merged.keys, merged.values
+    return Part(merged.keys, merged.values, merged.keys.shape[2])
+
+
+def trim(cache: Sequence[Any], tokens: int) -> None:
+    """Forget the newest tokens of KV leaves: the padding of a forward."""
+    for leaf in flatten(cache) if tokens else ():
+        leaf.trim(tokens)
+
+
+def reserve(cache: Sequence[Any], tokens: int) -> list[Any]:
+    """Let KV leaves grow by that many tokens at once: a prompt's length is known, and new memory is slow."""
+    for leaf in flatten(cache):
+        if kind(leaf) is Kind.KV:
+            leaf.step = -(-tokens // STEP) * STEP
+    return list(cache)
 
 
 def arrays(leaf: Any) -> list[mx.array]:

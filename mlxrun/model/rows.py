@@ -8,6 +8,7 @@ of the lengths, not rows x longest. Rows are ordered by group; `ids` tells the o
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,13 +17,13 @@ import mlx.core as mx
 
 from mlxrun.model import leaves
 from mlxrun.model.attention import GroupCache, RaggedCache
-from mlxrun.model.group import Pair, RowGroup
+from mlxrun.model.group import Part, RowGroup
 from mlxrun.model.leaves import Kind
 
 SHORTEST_BUCKET = 256  # rows shorter than this share a group whatever their length
 
 
-_Entering = tuple[str, int, list[Pair]]  # id, length, keys and values of each KV or WINDOW leaf
+_Entering = tuple[str, int, list[Part]]  # id, length, keys and values of each KV or WINDOW leaf
 Forward = Callable[[int, int, list[Any]], mx.array]
 
 
@@ -88,15 +89,19 @@ class DecodeBatch:
 
     # -- membership -------------------------------------------------------------------------------------
 
-    def update(self, keep: Collection[str], joining: Sequence[Joining]) -> None:
-        """Rows not in `keep` leave, `joining` enter, and rows that outgrew their group move on."""
+    def update(self, keep: Collection[str], joining: Sequence[Joining], coming: Sequence[int] = ()) -> None:
+        """Rows not in `keep` leave, `joining` enter, and rows that outgrew their group move on.
+
+        `coming`: lengths of rows that will join later, to make room for them at once.
+        """
         if not joining and self._stays(keep):
             return
         before = self.ids
         moving = self._take_out(keep)
-        entering = [(row.id, row.length, _pairs(row)) for row in joining]
+        entering = [(row.id, row.length, _parts(row)) for row in joining]
+        expected = Counter() if self._split_rows else Counter(self._bucket(n) for n in coming)
         for group, rows in self._placed([*moving, *entering]):
-            self._enter(group, rows)
+            self._enter(group, rows, expected[group.bucket])
         self.groups = sorted((g for g in self.groups if g.ids), key=lambda g: g.bucket)
         self._reorder_states(before, joining)
 
@@ -128,8 +133,8 @@ class DecodeBatch:
 
     def _copied(self, group: RowGroup, index: int) -> _Entering:
         length = group.lengths[index]
-        pairs = [b.row(index, length if b.window is None else min(length, b.window)) for b in group.buffers]
-        return group.ids[index], length, pairs
+        parts = [b.row(index, length if b.window is None else min(length, b.window)) for b in group.buffers]
+        return group.ids[index], length, parts
 
     def _placed(self, entering: Sequence[_Entering]) -> list[tuple[RowGroup, list[_Entering]]]:
         """The group that each row enters; makes those that are missing."""
@@ -146,9 +151,9 @@ class DecodeBatch:
             placed.setdefault(id(group), (group, []))[1].append(row)
         return list(placed.values())
 
-    def _enter(self, group: RowGroup, rows: Sequence[_Entering]) -> None:
+    def _enter(self, group: RowGroup, rows: Sequence[_Entering], coming: int) -> None:
         for leaf, buffer in enumerate(group.buffers):
-            buffer.join([pairs[leaf] for _, _, pairs in rows], group.width(buffer.window))
+            buffer.join([parts[leaf] for _, _, parts in rows], group.width(buffer.window), coming)
         for rid, length, _ in rows:
             group.join(rid, length)
 
@@ -224,9 +229,9 @@ class DecodeBatch:
         return [a for leaf in self._states.values() for a in leaves.arrays(leaf)]
 
 
-def _pairs(row: Joining) -> list[Pair]:
+def _parts(row: Joining) -> list[Part]:
     """Keys and values of each KV or WINDOW leaf of a prefilled row."""
-    return [leaves.keys_values(x) for x in leaves.flatten(row.cache) if leaves.kind(x) is not Kind.STATE]
+    return [leaves.part(x) for x in leaves.flatten(row.cache) if leaves.kind(x) is not Kind.STATE]
 
 
 def _stacked(parts: Sequence[mx.array | None], order: mx.array) -> mx.array | None:

@@ -16,6 +16,7 @@ import mlx.core as mx
 
 from mlxrun.model import leaves
 from mlxrun.model.adapter import PLAIN, Adapter, Inputs
+from mlxrun.model.group import STEP
 from mlxrun.model.methods import Methods, make_batch
 from mlxrun.model.prefill import shared
 from mlxrun.model.rows import Joining
@@ -26,7 +27,8 @@ from mlxrun.scheduler.request import SamplingParams
 log = logging.getLogger(__name__)
 
 Drawn = tuple[tuple[str, ...], Draw]  # rows, and what they drew
-CLEAR_EVERY = 256  # steps between giving MLX's free buffers back
+CLEAR_EVERY = 256  # steps between giving MLX's free buffers back, if they are more than POOL bytes
+POOL = 1 << 31
 
 
 @dataclass(slots=True, eq=False)
@@ -106,7 +108,7 @@ class ModelRunner:
 
     def _tidy(self, now: bool) -> None:
         self._steps += 1
-        if now or self._steps % CLEAR_EVERY == 0:
+        if now or (self._steps % CLEAR_EVERY == 0 and mx.get_cache_memory() > POOL):
             mx.clear_cache()
 
     def _admit(self, admissions: Sequence[Admission]) -> dict[str, Exception]:
@@ -125,7 +127,12 @@ class ModelRunner:
         inputs = self._adapter.inputs(request.prompt, request.media)
         sampling = RowSampling.start(request.params, request.prompt, output, self._vocab)
         tokens = [*request.prompt, *output]
-        return RowState(tokens, inputs, sampling, self._adapter.new_cache(), mx.array(tokens[-1:]))
+        cache = leaves.reserve(self._adapter.new_cache(), self._room(tokens, request.params))
+        return RowState(tokens, inputs, sampling, cache, mx.array(tokens[-1:]))
+
+    def _room(self, tokens: Sequence[int], params: SamplingParams) -> int:
+        """Tokens that a row's cache should hold before it has to grow."""
+        return len(tokens) + min(params.max_tokens, STEP)
 
     def _collect(self, launched: Launched, freed: Sequence[str]) -> dict[str, Sampled]:
         """Wait for a step and read it. Rows that were freed meanwhile are left out, though their ids may be
@@ -148,7 +155,9 @@ class ModelRunner:
         """One token for each of these rows; rows that are not named leave the batch."""
         present = set(self._batch.ids)
         joining = {rid: self._rows[rid] for rid in ids if rid not in present}
-        self._batch.update(set(ids), [Joining(rid, row.filled, row.cache) for rid, row in joining.items()])
+        rows = [Joining(rid, row.filled, row.cache) for rid, row in joining.items()]
+        later = self._rows.keys() - present - joining.keys() if joining else ()
+        self._batch.update(set(ids), rows, [len(self._rows[rid].tokens) for rid in later])
         for row in joining.values():
             row.cache = []
         if not ids:
@@ -214,18 +223,23 @@ class ModelRunner:
         return row.inputs is PLAIN and chunk.stop < len(row.tokens)
 
     def _prefill_shared(self, forward: Sequence[PrefillChunk]) -> None:
-        longest = max(c.stop for c in forward)
+        longest = self._methods.sharing.rounded(max(c.stop for c in forward))
         rows = [self._rows[c.request_id] for c in forward]
         ids = [row.tokens[: c.stop] + [0] * (longest - c.stop) for row, c in zip(rows, forward, strict=True)]
-        cache = self._adapter.new_cache()
+        cache = leaves.reserve(self._adapter.new_cache(), longest)
         self._adapter.prefill(mx.array(ids), cache, 0, PLAIN)
         for index, (row, chunk) in enumerate(zip(rows, forward, strict=True)):
-            row.cache, row.filled = leaves.split(cache, index, chunk.stop), chunk.stop
+            alone = leaves.split(cache, index, chunk.stop)
+            row.cache = leaves.reserve(alone, self._room(row.tokens, row.params))
+            row.filled = chunk.stop
 
     def _prefill_alone(self, chunk: PrefillChunk, draws: list[Drawn]) -> None:
         row = self._rows[chunk.request_id]
-        ids = mx.array([row.tokens[chunk.start : chunk.stop]])
+        tokens = row.tokens[chunk.start : chunk.stop]
+        padding = self._methods.sharing.rounded(len(tokens)) - len(tokens) if self._is_plain(chunk) else 0
+        ids = mx.array([tokens + [0] * padding])
         logits = self._adapter.prefill(ids, row.cache, chunk.start, row.inputs)
+        leaves.trim(row.cache, padding)
         row.filled = chunk.stop
         if chunk.stop == len(row.tokens):  # nothing is left to hand to the decode batch: sample here
             draw = Sampler([row.sampling], self._vocab)(logits[:, -1], [chunk.stop])

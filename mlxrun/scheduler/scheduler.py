@@ -21,6 +21,7 @@ from mlxrun.scheduler.request import FinishReason, Request, TokenEvent
 
 # A row is admitted with room for this many answer tokens; if rows outgrow the memory later, one has to wait.
 DECODE_RESERVE = 256
+DEFAULT_CHUNK = 512  # where the settings leave it open
 LEAST_CHUNK = 64  # memory shortage does not cut chunks smaller than this
 
 
@@ -43,7 +44,9 @@ class Scheduler:
         self.context_length = context_length
         self.memory = memory or MemoryBudget()
         self._whole_chunks = whole_chunks
-        self._least = settings.chunk if whole_chunks else min(settings.chunk, LEAST_CHUNK)
+        self._chunk = settings.chunk or DEFAULT_CHUNK
+        self._busy = settings.prefill_budget_busy or self._chunk
+        self._least = self._chunk if whole_chunks else min(self._chunk, LEAST_CHUNK)
         self._clock = clock
         self._policy = make_policy(settings.policy)
         self._entries: dict[str, Entry] = {}  # the one owner table, in order of arrival
@@ -179,8 +182,8 @@ class Scheduler:
         for entry in (e for e in order if e.running):
             while entry.prefill_left and budget > 0:
                 start = entry.computed
-                most = self.settings.chunk if self._whole_chunks or chunks else budget
-                stop = entry.next_stop(self.settings.chunk, most)
+                most = self._chunk if self._whole_chunks or chunks else budget
+                stop = entry.next_stop(self._chunk, most)
                 if stop - start > budget and chunks:  # the first always goes: an image may exceed the budget
                     return chunks
                 chunks.append(PrefillChunk(entry.id, start, stop))
@@ -197,8 +200,7 @@ class Scheduler:
         """
         budget = self.settings.prefill_budget
         if decoding:
-            busy = self.settings.prefill_budget_busy or self.settings.chunk
-            budget = min(budget, busy * max(waiting, decoding) // decoding)
+            budget = min(budget, self._busy * max(waiting, decoding) // decoding)
         lengths = [e.length for e in self._entries.values() if e.running]
         while budget > self._least and not self.memory.fits(lengths, budget):
             budget = max(budget // 2, self._least)
