@@ -5,10 +5,13 @@ Groups are small, as in test_parity_text.py. That these tests can fail is shown 
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import drive
+import mlx.core as mx
 import models
 import models_vision
 import numpy as np
@@ -19,7 +22,7 @@ from oracle import Answer
 from PIL import Image
 
 from mlxrun.engine.engine import Engine
-from mlxrun.errors import RequestError
+from mlxrun.errors import ModelLoadError, RequestError
 from mlxrun.model.methods import Methods
 from mlxrun.model.prefill import Sharing
 from mlxrun.scheduler.plan import StepPlan, StepResult
@@ -227,13 +230,26 @@ def test_text_only(zoo: Zoo, family: str) -> None:
     all_same(drive.run(engine, requests), answers)
 
 
-@pytest.mark.parametrize("family", ["qwen3_vl", "gemma3", pytest.param("qwen2_5_vl", marks=SLOW)])
+@pytest.mark.parametrize("family", MROPE)
 def test_served_as_a_text_model(zoo: Zoo, family: str) -> None:
     """A45, A46: `model.kind: text` loads the text part of the same files through the other library."""
     engine = drive.engine(zoo.vision(family), kind="text")
     texts = {str(n): ids for n, ids in enumerate(models.prompts(2, [1, 3, 30]))}
     events = drive.run(engine, [drive.text(name, ids) for name, ids in texts.items()])
     all_same(events, {name: zoo.see(family, ids) for name, ids in texts.items()})
+
+
+@pytest.mark.parametrize("kind", ["text", "vision"])
+def test_missing_weights_are_not_made_up(zoo: Zoo, kind: str, tmp_path: Path) -> None:
+    """A46: a text part may leave the vision tower's weights; none of its own may be absent."""
+    folder = tmp_path / "model"
+    shutil.copytree(zoo.vision("qwen3_vl"), folder)
+    file = str(folder / "model.safetensors")
+    weights = mx.load(file)
+    del weights["language_model.model.layers.1.mlp.down_proj.weight"]
+    mx.save_safetensors(file, weights, metadata={"format": "mlx"})
+    with pytest.raises(ModelLoadError, match=r"(?s)[Mm]issing.*layers\.1\.mlp\.down_proj"):
+        drive.engine(folder, kind=kind)
 
 
 @pytest.mark.parametrize("family", MROPE)
@@ -243,8 +259,6 @@ def test_nothing_is_read_from_the_shared_module(zoo: Zoo, family: str) -> None:
     language = drive.runner(engine)._adapter.model.language_model
 
     def poison(step: int) -> None:
-        import mlx.core as mx
-
         language._rope_deltas = mx.array([[1000 + step]])
         language._position_ids = mx.full((3, 1, 500), 77 + step)
 

@@ -40,10 +40,10 @@ class BenchPlan:
 
 @dataclass(frozen=True, slots=True)
 class Meter:
-    """Clock and memory counters, as functions: `settle` starts a new peak and returns what is alive."""
+    """Clock and memory counters, as functions: `settle(drop_pool)` starts a new peak and says what lives."""
 
     clock: Callable[[], float]
-    settle: Callable[[], int]
+    settle: Callable[[bool], int]
     peak: Callable[[], int]
 
 
@@ -152,12 +152,12 @@ def measure_workload(
 
 def _turn(opener: Opener, workload: Workload, meter: Meter) -> tuple[Trace, dict[str, float | None]]:
     """Load, warm up, measure, close."""
-    before = meter.settle()
+    before = meter.settle(True)
     contender = opener()
-    weights = meter.settle() - before
+    weights = meter.settle(True) - before
     try:
         drive(contender, workload.warm_up(), meter.clock)
-        alive = meter.settle()
+        alive = meter.settle(False)  # a server's pool of free buffers is warm
         trace = drive(contender, workload, meter.clock)
         peak = meter.peak()
     finally:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 OUTPUT = 128
 SHORTEST_OUTPUT = 24  # however small the scale: all rows must decode together for a while
@@ -50,10 +50,8 @@ class Workload:
         return next(job for job in self.jobs if job.id == job_id)
 
     def warm_up(self) -> Workload:
-        """A quarter of each prompt and short answers, all at once: compiles what the real run needs."""
-        jobs = tuple(
-            Job(job.id, job.prompt[: max(2, len(job.prompt) // 4)], WARM_OUTPUT) for job in self.jobs
-        )
+        """The same with short answers: compiles, plans and takes the memory that the real run needs."""
+        jobs = tuple(replace(job, output=min(job.output, WARM_OUTPUT)) for job in self.jobs)
         return Workload(self.name, jobs)
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib.metadata
 import logging
 import os
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+from mlx.utils import tree_flatten
 
 from mlxrun.config.settings import ModelSettings
 from mlxrun.errors import ModelLoadError
@@ -41,7 +43,19 @@ def _load_text(settings: ModelSettings, host: Host) -> Any:
 
     strict = "vision_config" not in host.config  # a vision model's text part: its other weights are left out
     model, _ = load_model(host.folder, lazy=True, strict=strict, trust_remote_code=settings.trust_remote_code)
+    if not strict:
+        _check_complete(model, host.folder)
     return load_adapters(model, settings.adapter) if settings.adapter else model
+
+
+def _check_complete(model: Any, folder: Path) -> None:
+    """Where the library is told to leave weights out, it also leaves random numbers for missing ones."""
+    weights: dict[str, mx.array] = {}
+    for file in sorted(folder.glob("model*.safetensors")):
+        weights |= mx.load(str(file))
+    missing = dict(tree_flatten(model.parameters())).keys() - model.sanitize(weights).keys()
+    if missing:
+        raise ModelLoadError(f"{folder}: {len(missing)} parameters are missing, such as {min(missing)}")
 
 
 def _load_vision(settings: ModelSettings, host: Host) -> Any:

@@ -7,11 +7,12 @@ import gc
 import mlx.core as mx
 
 
-def settle() -> int:
-    """Drop garbage and MLX's pool of free buffers, start a new peak; bytes of arrays that are alive."""
+def settle(drop_pool: bool) -> int:
+    """Drop garbage, and the pool of free buffers if asked; start a new peak; bytes of arrays that are alive."""
     gc.collect()
     mx.synchronize()
-    mx.clear_cache()
+    if drop_pool:
+        mx.clear_cache()
     mx.reset_peak_memory()
     return mx.get_active_memory()
 
