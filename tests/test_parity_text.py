@@ -32,7 +32,7 @@ LENGTHS = (1, 2, 5, 12, 14, 33, 40, 60, 100, 170)  # the window of F2 and F5 is 
 PROMPTS = models.prompts(0, LENGTHS)
 SHORT = range(8)
 PICKED = (0, 1, 2, 4, 5, 8)  # 1, 2, 5, 14, 33 and 100 tokens
-SOME = ("nemotron_h", "deepseek_v3", "gemma4_text", "falcon_h1", "gpt_bigcode")
+SOME = ("nemotron_h", "deepseek_v3", "gemma4_text", "falcon_h1")
 SHORT_ONE = "gpt_bigcode"  # its context is 512 tokens
 SLOW = [pytest.mark.slow]
 FAMILIES = [pytest.param(f, marks=[] if f in (*models.CORE, *SOME) else SLOW) for f in models.TEXT]
@@ -125,6 +125,18 @@ def test_groups_of_the_usual_size(zoo: Zoo, family: str) -> None:
     events = drive.run(engine, [*asks(SHORT), drive.text("long", long)])
     drive.same(events.pop("long"), zoo.answer(family, long))
     all_same(events, zoo, family)
+
+
+@pytest.mark.parametrize(
+    "family", [pytest.param(f, marks=[] if f == "llama" else SLOW) for f in models.SLICEABLE]
+)
+def test_prompts_rounded_to_few_lengths(zoo: Zoo, family: str, small: None) -> None:
+    """What CUDA does: every plain chunk, first or later, is padded to a multiple and trimmed again."""
+    for sharing in (Sharing(4, 64, joined=True, round=24), Sharing(1, 64, round=7)):
+        engine = drive.engine(zoo.text(family), Methods(expected(family)[0], sharing))  # type: ignore[arg-type]
+        events = drive.run(engine, asks(PICKED, max_tokens=12))
+        assert len(events) == len(PICKED)
+        all_same(events, zoo, family, 12)
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "mamba2"])

@@ -259,6 +259,7 @@ def test_a_model_that_takes_no_offsets_runs_alone(zoo: Zoo) -> None:
     engine = drive.engine(zoo.text("gpt_bigcode"))
     assert methods(engine).decode == "alone"
     assert all(check.error for name, check in checks(engine).items() if name.startswith("decode"))
+    right(zoo, "gpt_bigcode", engine)
 
 
 def test_unknown_cache_classes_run_alone_unprobed(zoo: Zoo, monkeypatch: Patch) -> None:

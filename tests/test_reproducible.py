@@ -26,7 +26,7 @@ from mlxrun.scheduler.request import TokenEvent
 
 ROWS = 5
 SLOW = [pytest.mark.slow]
-EVERY = [pytest.param(f, marks=[] if f in (*models.CORE, "deepseek_v3") else SLOW) for f in models.TEXT]
+EVERY = [pytest.param(f, marks=[] if f in models.CORE else SLOW) for f in models.TEXT]
 VISION = [pytest.param(f, marks=[] if f in models_vision.F6 else SLOW) for f in models_vision.VISION]
 
 

@@ -117,10 +117,8 @@ def _chunk(
     if workload.long_id is None:
         return {}
     from mlxrun.bench.peers import chunk_seconds
-    from mlxrun.model.device import resolve
 
-    prompt = workload.job(workload.long_id).prompt
-    chunk = resolve(plan.config).scheduler.chunk or len(prompt)
+    prompt, chunk = workload.job(workload.long_id).prompt, plan.config.scheduler.chunk
     seconds = chunk_seconds(Path(model.folder), prompt, chunk)
     gaps = {name: medians(side.runs)["long_gap_p99_s"] for name, side in sides.items()}
     over = {name: None if gap is None else gap / seconds for name, gap in gaps.items()}

@@ -16,7 +16,6 @@ from mlxrun.model.loader import load_adapter
 from mlxrun.model.memory import budget
 from mlxrun.model.probe import choose_methods
 from mlxrun.model.runner import ModelRunner
-from mlxrun.model.warmup import warm_up
 from mlxrun.scheduler.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
@@ -29,8 +28,6 @@ def build_engine(config: Config, host: Host | None = None) -> Engine:
     adapter = load_adapter(config.model, host)
     cache, vocab = first_look(adapter)
     probe = choose_methods(adapter, vocab, config)
-    if probe.methods.sharing.round:
-        warm_up(adapter, config.scheduler, probe.methods.sharing, host.context_length)
     memory = budget(config.scheduler, adapter.model, _hidden(host), cache, vocab)
     scheduler = Scheduler(
         config.scheduler, host.context_length, memory, whole_chunks=config.engine.reproducible

@@ -8,5 +8,4 @@ import os
 from mlxrun.model.blas import load_blas
 
 load_blas()
-os.environ.setdefault("MLX_CUDA_SDPA_CACHE_SIZE", "4096")  # attention plans kept: see model/warmup.py
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # "PyTorch was not found": it is not needed

@@ -23,11 +23,11 @@ def on_cuda() -> bool:
 def resolve(config: Config) -> Config:
     """The config with the values that depend on the device filled in."""
     scheduler = config.scheduler
-    chunk = scheduler.chunk or min(2048 if on_gpu() else 512, scheduler.prefill_budget)
-    busy = scheduler.prefill_budget_busy
-    if busy is None:
-        busy = chunk if config.engine.reproducible else min(512 if on_gpu() else 256, chunk)
-    return replace(config, scheduler=replace(scheduler, chunk=chunk, prefill_budget_busy=busy))
+    if scheduler.prefill_budget_busy is not None:
+        return config
+    whole = on_gpu() or config.engine.reproducible
+    busy = scheduler.chunk if whole else max(scheduler.chunk // 2, 16)
+    return replace(config, scheduler=replace(scheduler, prefill_budget_busy=busy))
 
 
 def device_limit() -> int:

@@ -76,12 +76,6 @@ def part(leaf: Any) -> Part:
     return Part(merged.keys, merged.values, merged.keys.shape[2])
 
 
-def trim(cache: Sequence[Any], tokens: int) -> None:
-    """Forget the newest tokens of KV leaves: the padding of a forward."""
-    for leaf in flatten(cache) if tokens else ():
-        leaf.trim(tokens)
-
-
 def reserve(cache: Sequence[Any], tokens: int) -> list[Any]:
     """Let KV leaves grow by that many tokens at once: a prompt's length is known, and new memory is slow."""
     for leaf in flatten(cache):

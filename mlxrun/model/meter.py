@@ -8,7 +8,7 @@ import mlx.core as mx
 
 
 def settle(drop_pool: bool) -> int:
-    """Drop garbage, and the pool of free buffers if asked; start a new peak; bytes of arrays that are alive."""
+    """Drop garbage, and the pool of free buffers if asked; start a new peak; bytes of living arrays."""
     gc.collect()
     mx.synchronize()
     if drop_pool:

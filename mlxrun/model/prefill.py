@@ -20,17 +20,11 @@ WASTE = 1.25  # a shared forward may compute this many times its useful tokens
 class Sharing:
     """`rows`: most chunks in a forward. `padded`: longest chunk to pad to; 0: equal lengths only. `joined`:
     consecutive chunks of a request go as one (faster on GPUs; without fused attention, small ones are).
-    `round`: pad forwards of plain text on the right to a multiple of this; 0: no.
     """
 
     rows: int = 1
     padded: int = 0
     joined: bool = False
-    round: int = 0
-
-    def rounded(self, tokens: int) -> int:
-        """Tokens of a forward that needs this many."""
-        return -(-tokens // self.round) * self.round if self.round else tokens
 
 
 def shared(

@@ -19,15 +19,11 @@ from mlxrun.config.settings import Config
 from mlxrun.model import leaves
 from mlxrun.model.adapter import PLAIN, Adapter
 from mlxrun.model.device import on_cuda, on_gpu
-from mlxrun.model.leaves import Kind
 from mlxrun.model.methods import Batch, Decode, Methods, can_batch, make_batch, paddable
 from mlxrun.model.prefill import Sharing
 from mlxrun.model.rows import Forward, Joining
 
 log = logging.getLogger(__name__)
-
-CPU_PADDED = 512  # longest chunk to pad on a CPU, where the config does not say
-CUDA_ROUND = 128  # cuDNN plans attention anew for each length, some 40 ms a time: keep lengths few
 
 Way = Callable[[], list[list[np.ndarray[Any, Any]]]]  # logits [V] of each prompt and step
 LENGTHS = (12, 3, 23)  # tokens of the probe's prompts: ragged on purpose
@@ -77,7 +73,7 @@ def choose_methods(adapter: Adapter, vocab: int, config: Config) -> Probe:
     if rows > 1 and padded and not passes("prefill padded", partial(reference.prefill_padded, padded)):
         padded = 0
     _warn(checks)
-    sharing = replace(wanted.sharing, rows=rows, padded=padded, round=wanted.sharing.round if padded else 0)
+    sharing = replace(wanted.sharing, rows=rows, padded=padded)
     return Probe(replace(wanted, decode=decode, sharing=sharing), tuple(checks))
 
 
@@ -91,9 +87,8 @@ def _wanted(template: Sequence[Any], config: Config) -> Methods:
         return Methods("ragged" if batched else "alone", Sharing(), scheduler.max_running, on_cuda())
     if not can_batch(template):
         return Methods("alone")
-    padded = paddable(template, scheduler.prefill_budget if gpu else scheduler.chunk or CPU_PADDED)
-    plain = {leaves.kind(leaf) for leaf in leaves.flatten(template)} == {Kind.KV}
-    sharing = Sharing(scheduler.prefill_rows, padded, gpu, CUDA_ROUND if plain and on_cuda() else 0)
+    padded = paddable(template, scheduler.prefill_budget if gpu else scheduler.chunk)
+    sharing = Sharing(scheduler.prefill_rows, padded, joined=gpu)
     return Methods("ragged", sharing, launch_first=on_cuda())
 
 

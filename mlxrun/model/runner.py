@@ -223,7 +223,7 @@ class ModelRunner:
         return row.inputs is PLAIN and chunk.stop < len(row.tokens)
 
     def _prefill_shared(self, forward: Sequence[PrefillChunk]) -> None:
-        longest = self._methods.sharing.rounded(max(c.stop for c in forward))
+        longest = max(c.stop for c in forward)
         rows = [self._rows[c.request_id] for c in forward]
         ids = [row.tokens[: c.stop] + [0] * (longest - c.stop) for row, c in zip(rows, forward, strict=True)]
         cache = leaves.reserve(self._adapter.new_cache(), longest)
@@ -235,11 +235,8 @@ class ModelRunner:
 
     def _prefill_alone(self, chunk: PrefillChunk, draws: list[Drawn]) -> None:
         row = self._rows[chunk.request_id]
-        tokens = row.tokens[chunk.start : chunk.stop]
-        padding = self._methods.sharing.rounded(len(tokens)) - len(tokens) if self._is_plain(chunk) else 0
-        ids = mx.array([tokens + [0] * padding])
+        ids = mx.array([row.tokens[chunk.start : chunk.stop]])
         logits = self._adapter.prefill(ids, row.cache, chunk.start, row.inputs)
-        leaves.trim(row.cache, padding)
         row.filled = chunk.stop
         if chunk.stop == len(row.tokens):  # nothing is left to hand to the decode batch: sample here
             draw = Sampler([row.sampling], self._vocab)(logits[:, -1], [chunk.stop])

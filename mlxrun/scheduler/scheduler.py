@@ -21,7 +21,6 @@ from mlxrun.scheduler.request import FinishReason, Request, TokenEvent
 
 # A row is admitted with room for this many answer tokens; if rows outgrow the memory later, one has to wait.
 DECODE_RESERVE = 256
-DEFAULT_CHUNK = 512  # where the settings leave it open
 LEAST_CHUNK = 64  # memory shortage does not cut chunks smaller than this
 
 
@@ -44,7 +43,7 @@ class Scheduler:
         self.context_length = context_length
         self.memory = memory or MemoryBudget()
         self._whole_chunks = whole_chunks
-        self._chunk = settings.chunk or DEFAULT_CHUNK
+        self._chunk = settings.chunk
         self._busy = settings.prefill_budget_busy or self._chunk
         self._least = self._chunk if whole_chunks else min(self._chunk, LEAST_CHUNK)
         self._clock = clock
