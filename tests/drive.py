@@ -56,15 +56,12 @@ def config(folder: Path, **options: Any) -> Config:
 
 
 def engine(folder: Path, methods: Methods | None = None, **options: Any) -> Engine:
-    """A fresh engine; `methods` are taken unprobed, and not warmed up, if they are given."""
+    """A fresh engine; `methods` are taken unprobed if given."""
     made = config(folder, **options)
     if methods is None:
         return build_engine(made)
     chosen = Probe(methods, ())
-    with (
-        mock.patch("mlxrun.engine.build.choose_methods", lambda adapter, vocab, config: chosen),
-        mock.patch("mlxrun.engine.build.warm_up"),
-    ):
+    with mock.patch("mlxrun.engine.build.choose_methods", lambda adapter, vocab, config: chosen):
         return build_engine(made)
 
 

@@ -127,18 +127,6 @@ def test_groups_of_the_usual_size(zoo: Zoo, family: str) -> None:
     all_same(events, zoo, family)
 
 
-@pytest.mark.parametrize(
-    "family", [pytest.param(f, marks=[] if f == "llama" else SLOW) for f in models.SLICEABLE]
-)
-def test_prompts_rounded_to_few_lengths(zoo: Zoo, family: str, small: None) -> None:
-    """What CUDA does: every plain chunk, first or later, is padded to a multiple and trimmed again."""
-    for sharing in (Sharing(4, 64, joined=True, round=24), Sharing(1, 64, round=7)):
-        engine = drive.engine(zoo.text(family), Methods(expected(family)[0], sharing))  # type: ignore[arg-type]
-        events = drive.run(engine, asks(PICKED, max_tokens=12))
-        assert len(events) == len(PICKED)
-        all_same(events, zoo, family, 12)
-
-
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "mamba2"])
 def test_half_precision(zoo: Zoo, family: str, small: None) -> None:
     """bfloat16 weights, keys and states; logprobs are float32: those of one token sum to one."""

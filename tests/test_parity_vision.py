@@ -126,16 +126,6 @@ def test_every_way(zoo: Zoo, family: str, way: str) -> None:
     all_same(events, wanted(zoo, family), 10)
 
 
-@pytest.mark.parametrize("family", ["qwen3_vl", "idefics3"])
-def test_prompts_rounded_to_few_lengths(zoo: Zoo, family: str) -> None:
-    """What CUDA does to plain text; prompts with images are left as they are."""
-    sharing = Sharing(4, 64, joined=True, round=24)
-    engine = drive.engine(zoo.vision(family), Methods("ragged", sharing))
-    events = drive.run(engine, asks(engine, family, max_tokens=10), push_out(engine))
-    assert len(events) == len(CASES)
-    all_same(events, wanted(zoo, family), 10)
-
-
 @pytest.mark.parametrize("family", EVERY)
 def test_chunk_boundaries_around_an_image(zoo: Zoo, family: str) -> None:
     """An image moves through the chunk grid, token by token: no chunk ends inside it."""

@@ -64,7 +64,7 @@ class EngineSettings:
     reproducible: bool = False
     """Same bytes whatever else runs: fixed decode width, one attention call a row, prompts prefilled one
     by one."""
-    max_errors: Annotated[int, Range(1, 100)] = 3
+    max_errors: Annotated[int, Range(1, 100)] = 5
     """This many failed steps in a row stop the engine."""
     probe: bool = True
     """At load, compare batched with alone for a few short prompts and fall back to the safe way where

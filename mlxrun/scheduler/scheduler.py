@@ -136,10 +136,6 @@ class Scheduler:
         self._free.clear()
         return events
 
-    def fail_all(self, error: MlxrunError) -> list[TokenEvent]:
-        """The engine stops: every request ends."""
-        return [self._finish(e, FinishReason.ERROR, error) for e in list(self._entries.values())]
-
     # -- who prefills ---------------------------------------------------------------------------------
 
     def _prefill_order(self) -> list[Entry]:
