@@ -62,8 +62,8 @@ class EngineSettings:
     """How the engine computes."""
 
     reproducible: bool = False
-    """Same bytes whatever else runs: fixed decode width, one attention call a row, prompts prefilled one
-    by one."""
+    """Same bytes whatever else runs: prompts one by one in whole chunks; decode row by row on a CPU, at a
+    fixed width with one attention call a row on a GPU. Slower."""
     max_errors: Annotated[int, Range(1, 100)] = 5
     """This many failed steps in a row stop the engine."""
     probe: bool = True

@@ -48,8 +48,11 @@ class EngineClient:
         self._ready: asyncio.Future[Host] = loop.create_future()
         self._dead: MlxrunError | None = None
         self._loop = loop
-        hand_over = partial(partial, self._from_thread)
-        listener = Listener(hand_over(self._on_ready), hand_over(self._on_events), hand_over(self._on_dead))
+        listener = Listener(
+            ready=partial(self._from_thread, self._on_ready),
+            deliver=partial(self._from_thread, self._on_events),
+            dead=partial(self._from_thread, self._on_dead),
+        )
         self._thread = EngineThread(build, listener)
 
     @classmethod

@@ -20,7 +20,7 @@ from mlxrun.model.attention import GroupCache, RaggedCache
 from mlxrun.model.group import Part, RowGroup
 from mlxrun.model.leaves import Kind
 
-SHORTEST_BUCKET = 256  # rows shorter than this share a group whatever their length
+SHORTEST_BUCKET = 256  # rows below the next power of two (512) share a group whatever their length
 
 
 _Entering = tuple[str, int, list[Part]]  # id, length, keys and values of each KV or WINDOW leaf
@@ -28,7 +28,7 @@ Forward = Callable[[int, int, list[Any]], mx.array]
 
 
 def bucket(length: int, shortest: int | None = None) -> int:
-    """Rows in one bucket differ in length by less than a factor of two, or are shorter than `shortest`."""
+    """Rows in one bucket differ in length by less than a factor of two, or lie below twice `shortest`."""
     return max(length, shortest or SHORTEST_BUCKET).bit_length()
 
 
