@@ -27,7 +27,7 @@ def weights_bytes(model: nn.Module) -> int:
 
 
 def footprint(cache: Sequence[Any]) -> Footprint:
-    """Bytes of a row in the decode batch, read off caches [1, ...] that have been filled with a few tokens."""
+    """Bytes of a row in the decode batch, read off caches [1, ...] that hold a few tokens."""
     per_token, fixed, windows = 0, 0, []
     for leaf in leaves.flatten(cache):
         kind = leaves.kind(leaf)
