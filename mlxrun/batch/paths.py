@@ -30,8 +30,12 @@ class Paths:
         found = cls(job, out or job.with_name(job.name.removesuffix(".jsonl") + ".out.jsonl"))
         if out is not None and found.out.resolve() == job.resolve():
             raise JobError(f"{out}: the output would replace the job file; give another -o")
-        if found.out.is_dir() or not found.out.parent.is_dir():
-            why = "is a folder" if found.out.is_dir() else f"its folder {found.out.parent} does not exist"
+        why = None
+        if not found.out.parent.is_dir():
+            why = f"its folder {found.out.parent} does not exist"
+        elif found.out.exists() and not found.out.is_file():
+            why = "it is a folder" if found.out.is_dir() else "it is not a regular file"
+        if why is not None:
             raise JobError(f"{found.out}: the output cannot be written: {why}")
         return found
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
+from itertools import islice
+from pathlib import Path
 from typing import TextIO
 
 from mlxrun.batch.score import Scores
@@ -49,3 +53,12 @@ def _rich(rows: list[tuple[str, ...]], stream: TextIO) -> None:
     for name, *rest in rows:
         table.add_row(escape(name), *rest, style="bold" if name == "total" else "")
     Console(file=stream).print(table)
+
+
+def reasons(errors: Path, most: int = 3, read: int = 1000) -> list[tuple[str, int]]:
+    """The commonest reasons among the first `read` error records, with how often each stands there."""
+    found: Counter[str] = Counter()
+    with errors.open(encoding="utf-8") as lines:
+        for line in islice(lines, read):
+            found[str(json.loads(line)["error"]["message"])[:200]] += 1
+    return found.most_common(most)

@@ -73,7 +73,7 @@ def command(
 
 
 async def _run(loaded: Loaded, paths: Paths, options: Options) -> int:
-    from mlxrun.batch.report import count, print_scores
+    from mlxrun.batch.report import count, print_scores, reasons
     from mlxrun.batch.session import Session, Setup
     from mlxrun.engine.client import EngineClient
     from mlxrun.model.doctor import device_facts
@@ -89,6 +89,8 @@ async def _run(loaded: Loaded, paths: Paths, options: Options) -> int:
     click.echo(f"{meter.done} of {count(meter.total, 'line')} done: {paths.out}")
     if meter.failed:
         click.echo(f"{meter.failed} failed: {paths.errors}")
+        for reason, times in reasons(paths.errors):
+            _say(f"  {times} x {reason}")
     return outcome.exit_code
 
 

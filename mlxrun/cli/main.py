@@ -82,6 +82,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         for line in str(error).splitlines():  # a config or a job can have several
             print(f"mlxrun: {line}", file=sys.stderr)
         return error.exit_code
+    except OSError as error:  # standard output is full or gone, or a file vanished
+        print(f"mlxrun: {error}", file=sys.stderr)
+        return BUG
     except Exception:  # the last border: nothing above it could log this
         traceback.print_exc()
         print("mlxrun: this is a bug in mlxrun; the lines above say where", file=sys.stderr)

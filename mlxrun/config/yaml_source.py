@@ -97,6 +97,8 @@ def yaml_text(value: Any) -> str:
 def _compose(text: str) -> yaml.Node | None:
     try:
         node: yaml.Node | None = yaml.compose(text, Loader=_Loader)
+    except RecursionError:
+        raise YamlError(1, 1, "it is nested too deeply") from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
@@ -126,6 +128,9 @@ def _construct(tag: str, text: str) -> Any:
     raise ValueError(f"{text[:40]!r} cannot be read as {tag.removeprefix(_TAG)}")
 
 
+MOST_VALUES = 100_000  # in a config, aliases counted as often as they are used
+
+
 class _Reader:
     """Walks composed nodes. `fixed` is the origin of everything, where that is no place in a file."""
 
@@ -134,6 +139,7 @@ class _Reader:
         self._fixed = fixed
         self._problems = problems
         self._open: set[int] = set()  # nodes being read: an alias to one of them would never end
+        self._count = 0
 
     def origin(self, node: yaml.Node) -> Origin:
         """Where a node stands."""
@@ -143,6 +149,10 @@ class _Reader:
     def read(self, node: yaml.Node, key: Origin | None, path: str) -> Node:
         """The node and all below it."""
         here = self.origin(node)
+        self._count += 1
+        if self._count > MOST_VALUES:
+            mark = node.start_mark
+            raise YamlError(mark.line + 1, mark.column + 1, "too many values: aliases multiply them")
         if id(node) in self._open:
             self._problems.append(problem(here, path, "an alias that holds itself"))
             return Node(None, here, key)

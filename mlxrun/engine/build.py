@@ -9,6 +9,7 @@ import logging
 
 from mlxrun.config.settings import Config
 from mlxrun.engine.engine import Engine
+from mlxrun.errors import ConfigError
 from mlxrun.model.adapter import first_look
 from mlxrun.model.device import resolve
 from mlxrun.model.host import Host, load_host
@@ -29,6 +30,8 @@ def build_engine(config: Config, host: Host | None = None) -> Engine:
     cache, vocab = first_look(adapter)
     probe = choose_methods(adapter, vocab, config)
     memory = budget(config.scheduler, adapter.model, _hidden(host), cache, vocab)
+    if 0 < memory.limit < memory.weights:
+        raise ConfigError(f"scheduler.memory_limit: {memory.explain(1, 1)}: nothing could ever run")
     scheduler = Scheduler(
         config.scheduler, host.context_length, memory, whole_chunks=config.engine.reproducible
     )

@@ -15,7 +15,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from mlxrun.errors import RequestError
+from mlxrun.errors import ModelLoadError, RequestError
 from mlxrun.model.leaves import all_arrays
 
 # Fields of mlx-vlm's InputEmbeddingsFeatures that we do not pass on; its 4-D mask is never used.
@@ -65,10 +65,12 @@ class Adapter(Protocol):
 
 
 def first_look(adapter: Adapter) -> tuple[list[Any], int]:
-    """Caches filled with two tokens, for their shapes, and the width of the logits."""
+    """Caches that hold two tokens, for their shapes; the width of the logits. ModelLoadError for NaN."""
     cache = adapter.new_cache()
     logits = adapter.prefill(mx.array([[1, 1]]), cache, 0, PLAIN)
     mx.eval(all_arrays(cache))
+    if mx.any(mx.isnan(logits)).item():
+        raise ModelLoadError("the model computes NaN: its weights are damaged, or need another model.dtype")
     return cache, int(logits.shape[-1])
 
 
