@@ -90,16 +90,16 @@ class ModelRunner:
             self._rows.pop(rid, None)
         self._tidy(plan.clear_pool)
         errors = self._admit(plan.admit)
-        draws = [d for d in (self._decode([r for r in plan.decode if r in self._rows]),) if d is not None]
+        draws = self._decode([r for r in plan.decode if r in self._rows])
         filled: list[mx.array] = []
         self._prefill([c for c in plan.prefill if c.request_id in self._rows], draws, filled)
         before, self._launched = self._launched, Launched(tuple(draws), tuple(filled))
         wanted = [a for _, draw in draws for a in draw.arrays()] + filled + self._state_arrays()
         if self._methods.launch_first:
             mx.async_eval(wanted)
-            return StepResult(self._collect(before, plan.free), errors)
         tokens = self._collect(before, plan.free)
-        mx.async_eval(wanted)
+        if not self._methods.launch_first:
+            mx.async_eval(wanted)
         return StepResult(tokens, errors)
 
     def _state_arrays(self) -> list[mx.array]:
@@ -151,7 +151,7 @@ class ModelRunner:
 
     # -- decode -----------------------------------------------------------------------------------------
 
-    def _decode(self, ids: Sequence[str]) -> Drawn | None:
+    def _decode(self, ids: Sequence[str]) -> list[Drawn]:
         """One token for each of these rows; rows that are not named leave the batch."""
         present = set(self._batch.ids)
         joining = {rid: self._rows[rid] for rid in ids if rid not in present}
@@ -162,7 +162,7 @@ class ModelRunner:
             row.cache = []
         if not ids:
             self._order, self._sampler, self._newest = [], None, None
-            return None
+            return []
         self._reorder()
         lengths = self._batch.lengths
         positions = [n + self._rows[r].inputs.delta for r, n in zip(self._order, lengths, strict=True)]
@@ -170,7 +170,7 @@ class ModelRunner:
         assert self._sampler is not None
         draw = self._sampler(logits, [n + 1 for n in lengths])
         self._newest = draw.tokens
-        return tuple(self._order), draw
+        return [(tuple(self._order), draw)]
 
     def _reorder(self) -> None:
         """Bring newest tokens and sampler into the batch's order after rows joined, left or moved."""
