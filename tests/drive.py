@@ -22,11 +22,27 @@ from mlxrun.engine.build import build_engine
 from mlxrun.engine.engine import Engine
 from mlxrun.model import group, rows
 from mlxrun.model.methods import Methods
+from mlxrun.model.prefill import Sharing
 from mlxrun.model.probe import Probe
 from mlxrun.scheduler.request import FinishReason, Request, SamplingParams, TokenEvent
 
 COUNT = 24  # tokens of an answer
 SMALL = {"chunk": 16, "prefill_budget": 64, "prefill_budget_busy": 32}
+
+# Fields of the settings, and methods if the probe's choice is not taken.
+WAYS: dict[str, dict[str, Any]] = {
+    "one at a time": {"max_running": 1},
+    "unshared": {"prefill_rows": 1},
+    "chunk 5": {"chunk": 5, "prefill_budget": 20, "prefill_budget_busy": 7},
+    "chunk 64": {"chunk": 64, "prefill_budget": 256, "prefill_budget_busy": 64},
+    "chunk 512": {"chunk": 512, "prefill_budget": 2048, "prefill_budget_busy": 512},
+    "grouped": {"methods": Methods("grouped", Sharing(4))},
+    "decode alone": {"methods": Methods("alone", Sharing(4))},
+    "chunks joined, launched first": {
+        "methods": Methods("ragged", Sharing(4, joined=True), launch_first=True)
+    },
+    "reproducible": {"reproducible": True, "max_running": 4},
+}
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,6 @@ from mlxrun.engine.engine import Engine
 from mlxrun.errors import RequestError
 from mlxrun.model import leaves, memory
 from mlxrun.model.leaves import Kind
-from mlxrun.model.methods import Methods
-from mlxrun.model.prefill import Sharing
 from mlxrun.scheduler import scheduler
 from mlxrun.scheduler.plan import StepPlan, StepResult
 from mlxrun.scheduler.request import FinishReason, TokenEvent
@@ -38,23 +36,7 @@ SLOW = [pytest.mark.slow]
 FAMILIES = [pytest.param(f, marks=[] if f in (*models.CORE, *SOME) else SLOW) for f in models.TEXT]
 EVERY = [pytest.param(f, marks=[] if f in models.CORE else SLOW) for f in models.TEXT]
 
-AHEAD = Sharing(4, joined=True)
-
-# Fields of the settings, and methods if the probe's choice is not taken.
-WAYS: dict[str, dict[str, Any]] = {
-    "one at a time": {"max_running": 1},
-    "unshared": {"prefill_rows": 1},
-    "chunk 5": {"chunk": 5, "prefill_budget": 20, "prefill_budget_busy": 7},
-    "chunk 64": {"chunk": 64, "prefill_budget": 256, "prefill_budget_busy": 64},
-    "chunk 512": {"chunk": 512, "prefill_budget": 2048, "prefill_budget_busy": 512},
-    "shortest first, three rows": {"policy": "shortest", "max_running": 3},
-    "grouped": {"methods": Methods("grouped", Sharing(4))},
-    "decode alone": {"methods": Methods("alone", Sharing(4))},
-    "chunks joined, launched first": {
-        "methods": Methods("ragged", Sharing(4, joined=True), launch_first=True)
-    },
-    "reproducible": {"reproducible": True, "max_running": 4},
-}
+WAYS = drive.WAYS | {"shortest first, three rows": {"policy": "shortest", "max_running": 3}}
 
 
 @pytest.fixture

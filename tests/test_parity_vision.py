@@ -23,8 +23,6 @@ from PIL import Image
 
 from mlxrun.engine.engine import Engine
 from mlxrun.errors import ModelLoadError, RequestError
-from mlxrun.model.methods import Methods
-from mlxrun.model.prefill import Sharing
 from mlxrun.scheduler.plan import StepPlan, StepResult
 from mlxrun.scheduler.request import FinishReason, TokenEvent
 
@@ -57,20 +55,6 @@ CASES: dict[str, Any] = {
     "back to back": (TALL, RED, WIDE, "!"),
     "one token": models.prompts(0, [1])[0],
     "another": ("what is ", TALL, " and tell me more about it, please"),
-}
-AHEAD = Sharing(4, joined=True)
-WAYS: dict[str, dict[str, Any]] = {
-    "one at a time": {"max_running": 1},
-    "unshared": {"prefill_rows": 1},
-    "chunk 5": {"chunk": 5, "prefill_budget": 20, "prefill_budget_busy": 7},
-    "chunk 64": {"chunk": 64, "prefill_budget": 256, "prefill_budget_busy": 64},
-    "chunk 512": {"chunk": 512, "prefill_budget": 2048, "prefill_budget_busy": 512},
-    "grouped": {"methods": Methods("grouped", Sharing(4))},
-    "decode alone": {"methods": Methods("alone", Sharing(4))},
-    "chunks joined, launched first": {
-        "methods": Methods("ragged", Sharing(4, joined=True), launch_first=True)
-    },
-    "reproducible": {"reproducible": True, "max_running": 4},
 }
 
 
@@ -115,11 +99,11 @@ def test_together(zoo: Zoo, family: str) -> None:
     all_same(drive.run(engine, joins), answers)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", drive.WAYS)
 @pytest.mark.parametrize("family", EVERY)
 def test_every_way(zoo: Zoo, family: str, way: str) -> None:
     """A43, A68: chunk sizes (an image larger than a chunk too), sharing, decode methods."""
-    engine = drive.engine(zoo.vision(family), **WAYS[way])
+    engine = drive.engine(zoo.vision(family), **drive.WAYS[way])
     order = asks(engine, family, max_tokens=10)
     events = drive.run(engine, order if len(way) % 2 else reversed(order))
     assert len(events) == len(CASES)
