@@ -124,9 +124,6 @@ def test_scale_shortens_prompts_and_answers_but_leaves_time_to_decode_together()
     small = make_workload("ragged", 0.02, VOCAB)
     assert max(len(j.prompt) for j in small.jobs) == 328
     assert min(j.output for j in small.jobs) == 24
-    warm = small.warm_up()
-    assert [j.prompt for j in warm.jobs] == [j.prompt for j in small.jobs]
-    assert {j.output for j in warm.jobs} == {4}
 
 
 # -- driving and arithmetic -------------------------------------------------------------------------

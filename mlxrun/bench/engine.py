@@ -17,6 +17,7 @@ from mlxrun.bench.measure import Contender, Trace, agreement, drive, medians, me
 from mlxrun.bench.models import BenchModel, bench_model
 from mlxrun.bench.workloads import Workload, make_workload
 from mlxrun.config.settings import Config
+from mlxrun.scheduler.scheduler import CHUNK
 
 FORMAT = 1
 OURS, PEER = "mlxrun", "mlx-lm"
@@ -58,9 +59,11 @@ class SideRuns:
 def run_bench(plan: BenchPlan, say: Say) -> dict[str, Any]:
     """Measure everything; the report, as `--json` writes it."""
     from mlxrun.model import meter as counters
+    from mlxrun.model.device import resolve
     from mlxrun.model.doctor import device_facts
     from mlxrun.model.versions import library_versions
 
+    plan = replace(plan, config=resolve(plan.config))
     meter = Meter(time.perf_counter, counters.settle, counters.peak)
     with bench_model(plan.model, plan.seed) as model:
         openers = _openers(plan, model)
@@ -118,7 +121,7 @@ def _chunk(
         return {}
     from mlxrun.bench.peers import chunk_seconds
 
-    prompt, chunk = workload.job(workload.long_id).prompt, plan.config.scheduler.chunk
+    prompt, chunk = workload.job(workload.long_id).prompt, plan.config.scheduler.chunk or CHUNK
     seconds = chunk_seconds(Path(model.folder), prompt, chunk)
     gaps = {name: medians(side.runs)["long_gap_p99_s"] for name, side in sides.items()}
     over = {name: None if gap is None else gap / seconds for name, gap in gaps.items()}
@@ -154,7 +157,7 @@ def _turn(opener: Opener, workload: Workload, meter: Meter) -> tuple[Trace, dict
     contender = opener()
     weights = meter.settle(True) - before
     try:
-        drive(contender, workload.warm_up(), meter.clock)
+        drive(contender, workload, meter.clock)  # all of it: what is planned or compiled by shape is known
         alive = meter.settle(False)  # a server's pool of free buffers is warm
         trace = drive(contender, workload, meter.clock)
         peak = meter.peak()

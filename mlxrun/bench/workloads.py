@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 OUTPUT = 128
 SHORTEST_OUTPUT = 24  # however small the scale: all rows must decode together for a while
 STAGGERED_OUTPUT = 256
-WARM_OUTPUT = 4
 STAGGERED_BEFORE = 16  # rows that decode when the long prompt arrives
 STAGGERED_AFTER = 15
 
@@ -48,11 +47,6 @@ class Workload:
     def job(self, job_id: str) -> Job:
         """The job of that id."""
         return next(job for job in self.jobs if job.id == job_id)
-
-    def warm_up(self) -> Workload:
-        """The same with short answers: compiles, plans and takes the memory that the real run needs."""
-        jobs = tuple(replace(job, output=min(job.output, WARM_OUTPUT)) for job in self.jobs)
-        return Workload(self.name, jobs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,13 +42,15 @@ def busy_above_idle(config: Config) -> str | None:
 def chunk_above_budget(config: Config) -> str | None:
     """A step must be able to prefill a whole chunk."""
     chunk, budget = config.scheduler.chunk, config.scheduler.prefill_budget
-    return f"chunk {chunk} is more than prefill_budget {budget}" if chunk > budget else None
+    if chunk is None or chunk <= budget:
+        return None
+    return f"chunk {chunk} is more than prefill_budget {budget}"
 
 
 def chunk_above_busy_budget(config: Config) -> str | None:
     """With `engine.reproducible` a prompt is always cut at the same places, so a step takes whole chunks."""
     chunk, busy = config.scheduler.chunk, config.scheduler.prefill_budget_busy
-    if not config.engine.reproducible or busy is None or chunk <= busy:
+    if not config.engine.reproducible or busy is None or chunk is None or chunk <= busy:
         return None
     return f"engine.reproducible takes whole chunks: {busy} is less than scheduler.chunk {chunk}"
 

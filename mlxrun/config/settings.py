@@ -84,13 +84,14 @@ class SchedulerSettings:
     """Most requests that prefill or decode at once (rows)."""
     max_queue: Annotated[int, Range(1, None)] = 1024
     """Most requests that wait; one more is refused as overloaded."""
-    chunk: Annotated[int, Range(16, 65536)] = 512
-    """Grid of prefill: no chunk reaches over a multiple of this many tokens."""
+    chunk: Annotated[int | None, Range(16, 65536)] = None
+    """Grid of prefill: no chunk reaches over a multiple of this many tokens. null: 2048 on CUDA, 512
+    elsewhere."""
     prefill_budget: Annotated[int, Range(16, None)] = 4096
     """Most prompt tokens a step while nothing decodes."""
     prefill_budget_busy: Annotated[int | None, Range(16, None)] = None
     """The same while rows decode: bounds the time between their tokens. More, up to prefill_budget, if more
-    prompts wait than rows decode, in that proportion. null: a chunk on a GPU, half a chunk on a CPU."""
+    prompts wait than rows decode, in that proportion. null: 512 on a GPU, 256 on a CPU, at most a chunk."""
     prefill_rows: Annotated[int, Range(1, 256)] = 8
     """Most prompts whose chunks share one forward; only chunks of equal length do, unless the probe
     allows padding."""
@@ -99,6 +100,27 @@ class SchedulerSettings:
     memory (CPU)."""
     memory_headroom: Annotated[float, Range(0.0, 0.9)] = 0.05
     """Share of the limit that is kept free."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSettings:
+    """The prefix cache: what was computed for one prompt serves every other that begins like it."""
+
+    backend: Literal["none", "memory", "disk"] = "memory"
+    """Where prefixes are kept; `disk` has memory in front. A job keeps its own on disk beside its output."""
+    memory_bytes: Annotated[int | None, Bytes(), Range(1, None)] = None
+    """Most bytes in memory; null: a quarter of what weights leave of scheduler.memory_limit."""
+    disk_path: str | None = None
+    """Folder of the disk backend; each model has its own in it. null: ~/.cache/mlxrun/prefixes."""
+    disk_bytes: Annotated[int, Bytes(), Range(1, None)] = 20_000_000_000
+    """Most bytes on disk, for each model."""
+    checkpoint_every: Annotated[int, Range(16, None)] = 2048
+    """Prompt tokens between two saves to disk, and between two copies of a recurrent or windowed layer's
+    state."""
+    stored_bits: Literal[8, 4] | None = None
+    """Quantise what is kept, to hold two to four times as much. Not exact: answers after a hit may differ."""
+    image_bytes: Annotated[int, Bytes(), Range(0, None)] = 256_000_000
+    """Most bytes for the features of images seen before, so that they are not encoded again; 0: off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +196,7 @@ class Config:
     model: ModelSettings = field(default_factory=ModelSettings)
     engine: EngineSettings = field(default_factory=EngineSettings)
     scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)
+    cache: CacheSettings = field(default_factory=CacheSettings)
     sampling: SamplingSettings = field(default_factory=SamplingSettings)
     media: MediaSettings = field(default_factory=MediaSettings)
     batch: BatchSettings = field(default_factory=BatchSettings)

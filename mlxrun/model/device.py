@@ -8,8 +8,11 @@ from pathlib import Path
 import mlx.core as mx
 
 from mlxrun.config.settings import Config
+from mlxrun.scheduler.scheduler import CHUNK
 
 CPU_SHARE = 0.8  # of the memory that is free at start
+CHUNK_CUDA = 2048  # tokens; CUDA is bound by launches: a larger chunk costs hardly more
+BUSY_CPU, BUSY_GPU = 256, 512  # tokens beside decoding rows
 
 
 def on_gpu() -> bool:
@@ -23,11 +26,10 @@ def on_cuda() -> bool:
 def resolve(config: Config) -> Config:
     """The config with the values that depend on the device filled in."""
     scheduler = config.scheduler
-    if scheduler.prefill_budget_busy is not None:
-        return config
-    whole = on_gpu() or config.engine.reproducible
-    busy = scheduler.chunk if whole else max(scheduler.chunk // 2, 16)
-    return replace(config, scheduler=replace(scheduler, prefill_budget_busy=busy))
+    chunk = scheduler.chunk or min(CHUNK_CUDA if on_cuda() else CHUNK, scheduler.prefill_budget)
+    whole = chunk if config.engine.reproducible else min(chunk, BUSY_GPU if on_gpu() else BUSY_CPU)
+    busy = scheduler.prefill_budget_busy or min(whole, scheduler.prefill_budget)
+    return replace(config, scheduler=replace(scheduler, chunk=chunk, prefill_budget_busy=busy))
 
 
 def device_limit() -> int:

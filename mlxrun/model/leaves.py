@@ -96,10 +96,11 @@ def all_arrays(cache: Sequence[Any]) -> list[mx.array]:
     return [a for leaf in flatten(cache) for a in arrays(leaf)]
 
 
-def split(cache: Sequence[Any], index: int, length: int) -> list[Any]:
+def split(cache: Sequence[Any], index: int, length: int, *, copied: bool = True) -> list[Any]:
     """Row `index` of a prefilled batch of single-row-class caches, cut to its first `length` tokens.
 
-    Only for caches whose rows were filled together from empty, unpadded or padded on the right.
+    Only for caches whose rows were filled together from empty, unpadded or padded on the right. Not
+    `copied`, the row keeps the whole batch's arrays alive: for one that joins the decode batch at once.
     """
 
     def one(leaf: Any) -> Any:
@@ -107,8 +108,9 @@ def split(cache: Sequence[Any], index: int, length: int) -> list[Any]:
         if kind(leaf) is Kind.STATE:
             row.cache = [a if a is None else a[index : index + 1] for a in leaf.cache]
             return row
-        row.keys = mx.contiguous(leaf.keys[index : index + 1])
-        row.values = mx.contiguous(leaf.values[index : index + 1])
+        row.keys, row.values = leaf.keys[index : index + 1], leaf.values[index : index + 1]
+        if copied:
+            row.keys, row.values = mx.contiguous(row.keys), mx.contiguous(row.values)
         row.trim(leaf.offset - length)  # a ring has not turned yet, so it can be trimmed too
         return row
 

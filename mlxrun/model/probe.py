@@ -22,6 +22,7 @@ from mlxrun.model.device import on_cuda, on_gpu
 from mlxrun.model.methods import Batch, Decode, Methods, can_batch, make_batch, paddable
 from mlxrun.model.prefill import Sharing
 from mlxrun.model.rows import Forward, Joining
+from mlxrun.scheduler.scheduler import CHUNK
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +88,7 @@ def _wanted(template: Sequence[Any], config: Config) -> Methods:
         return Methods("ragged" if batched else "alone", Sharing(), scheduler.max_running, on_cuda())
     if not can_batch(template):
         return Methods("alone")
-    padded = paddable(template, scheduler.prefill_budget if gpu else scheduler.chunk)
+    padded = paddable(template, scheduler.prefill_budget if gpu else scheduler.chunk or CHUNK)
     sharing = Sharing(scheduler.prefill_rows, padded, joined=gpu)
     return Methods("ragged", sharing, launch_first=on_cuda())
 

@@ -229,7 +229,7 @@ class ModelRunner:
         cache = leaves.reserve(self._adapter.new_cache(), longest)
         self._adapter.prefill(mx.array(ids), cache, 0, PLAIN)
         for index, (row, chunk) in enumerate(zip(rows, forward, strict=True)):
-            alone = leaves.split(cache, index, chunk.stop)
+            alone = leaves.split(cache, index, chunk.stop, copied=chunk.stop < len(row.tokens) - 1)
             row.cache = leaves.reserve(alone, self._room(row.tokens, row.params))
             row.filled = chunk.stop
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-from mlxrun.scheduler.request import Request, TokenLogprob
+from mlxrun.scheduler.request import HitKind, Request, TokenLogprob
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,19 +22,65 @@ class PrefillChunk:
     stop: int
 
 
+class Part(enum.StrEnum):
+    """What a record of the prefix cache holds."""
+
+    DELTA = "delta"  # keys and values of tokens start..stop, of the layers that keep all of them
+    STATE = "state"  # everything else a row holds after `stop` tokens: windows, recurrent states
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """Copy something out of a row for the prefix cache, which alone knows what `record` means.
+
+    DELTA: tokens [start, stop), which the row's cache holds. STATE: the row holds exactly `stop` tokens.
+    """
+
+    request_id: str
+    part: Part
+    start: int
+    stop: int
+    record: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What a Save asked for: evaluated arrays of its own, which pin nothing else."""
+
+    save: Save
+    payload: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """The first `length` tokens of a request need not be computed.
+
+    `deltas`: (start, stop, payload), one after the other from 0 to `length`; the last payload may hold tokens
+    beyond its `stop`. Empty if no layer keeps all keys. `state`: the payload at exactly `length` tokens, None
+    if the model has none.
+    """
+
+    length: int
+    kind: HitKind
+    deltas: tuple[tuple[int, int, Any], ...] = ()
+    state: Any = None
+
+
 @dataclass(frozen=True, slots=True)
 class Admission:
     """A request that starts to run: `output` is what it had answered before it was preempted."""
 
     request: Request
     output: tuple[int, ...] = ()
+    hit: Hit | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step. Order of execution: free, admit, decode, prefill.
+    """One step. Order of execution: keep, free, admit, decode, prefill, save.
 
-    `decode`: requests that get one more token; all tokens but the newest are in their cache.
+    `decode`: requests that get one more token; all tokens but the newest are in their cache. `keep`: of rows
+    that are freed now; `save`: of rows that have prefilled.
     """
 
     free: tuple[str, ...] = ()
@@ -40,6 +88,8 @@ class StepPlan:
     decode: tuple[str, ...] = ()
     prefill: tuple[PrefillChunk, ...] = ()
     clear_pool: bool = False  # give MLX's free buffers back first: memory is short
+    keep: tuple[Save, ...] = ()
+    save: tuple[Save, ...] = ()
 
     @property
     def empty(self) -> bool:
@@ -56,7 +106,12 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """Tokens that became known, and requests that failed alone. With decode-ahead, tokens lag one step."""
+    """Tokens that became known, and requests that failed alone. With decode-ahead, tokens lag one step.
+
+    `saved`: copies that are ready. `unusable`: requests whose hit could not be restored; they were computed.
+    """
 
     tokens: Mapping[str, Sampled] = field(default_factory=dict)
     errors: Mapping[str, Exception] = field(default_factory=dict)
+    saved: tuple[Saved, ...] = ()
+    unusable: tuple[str, ...] = ()

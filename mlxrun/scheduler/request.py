@@ -44,7 +44,10 @@ class Request:
 
     `prompt` holds every token, image placeholders expanded. `spans` are the half-open ranges of `prompt`
     that an image fills, in order, never overlapping; a prefill chunk does not end inside one. `media` is
-    what the model's processor made of the images (numpy only); the scheduler never looks at it.
+    what the model's processor made of the images (numpy only); the scheduler never looks at it. `digests`
+    say, for each span, what fills it. `boundaries` are positions in `prompt`, ascending, where other prompts
+    are likely to part from this one: the end of system and tools, the start of the last user turn. `answered`
+    are tokens of the answer that are known from an earlier run; events do not repeat them.
     """
 
     id: str
@@ -52,6 +55,9 @@ class Request:
     params: SamplingParams
     spans: tuple[tuple[int, int], ...] = ()
     media: Any = None
+    digests: tuple[bytes, ...] = ()
+    boundaries: tuple[int, ...] = ()
+    answered: tuple[int, ...] = ()
     priority: int = 0  # policy `priority`: lower first
     key: str = ""  # policy `fair`: round robin over these
 
@@ -63,6 +69,16 @@ class FinishReason(enum.StrEnum):
     LENGTH = "length"  # max_tokens or the context is used up
     ABORT = "abort"  # the front end asked for it, or went away
     ERROR = "error"  # see TokenEvent.error
+
+
+class HitKind(enum.StrEnum):
+    """How a prompt met the prefix cache."""
+
+    EXACT = "exact"  # all that can be reused of the same prompt
+    PREFIX = "prefix"  # whole records that the prompt goes beyond
+    SUPERSEQUENCE = "supersequence"  # the prompt is a part of a longer record
+    LCP = "lcp"  # a part of a record, from which the prompt then differs
+    MISS = "miss"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +101,7 @@ class TokenEvent:
     logprobs: tuple[TokenLogprob, ...] = ()  # as long as `tokens`, or empty if not asked for
     computed: int = 0  # prompt tokens in the cache so far: prefill progress
     cached: int = 0  # of these, how many were not computed but found in the prefix cache
+    hit: HitKind | None = None  # how, once the request runs; None before, or without a cache
     finish: FinishReason | None = None
     error: MlxrunError | None = None  # set if and only if finish is ERROR
 
@@ -96,6 +113,7 @@ class TokenEvent:
             self.logprobs + later.logprobs,
             max(self.computed, later.computed),
             max(self.cached, later.cached),
+            later.hit or self.hit,
             later.finish,
             later.error,
         )

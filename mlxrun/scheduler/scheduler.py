@@ -24,6 +24,9 @@ DECODE_RESERVE = 256
 LEAST_CHUNK = 64  # memory shortage does not cut chunks smaller than this
 
 
+CHUNK = 512  # tokens, where the config and the device do not say
+
+
 class Scheduler:
     """Owns every request from `add` to its final event.
 
@@ -43,7 +46,7 @@ class Scheduler:
         self.context_length = context_length
         self.memory = memory or MemoryBudget()
         self._whole_chunks = whole_chunks
-        self._chunk = settings.chunk
+        self._chunk = settings.chunk or CHUNK
         self._busy = settings.prefill_budget_busy or self._chunk
         self._least = self._chunk if whole_chunks else min(self._chunk, LEAST_CHUNK)
         self._clock = clock
