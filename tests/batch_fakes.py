@@ -1,7 +1,8 @@
 """A job's surroundings without a model: a host, an engine that echoes, and short cuts to run a job.
 
 The answer to a prompt is a function of the prompt and the seed alone: the last user message (or the prompt),
-then two letters drawn by the seed. A message may ask for trouble: see `TROUBLE`.
+then two letters drawn by the seed; its logprobs too, by position. What is `answered` already is checked, then
+left out. A message may ask for trouble: see `TROUBLE`.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ from typing import Any
 
 from tokenizers_f7 import FakeHost, byte_tokenizer
 
+import mlxrun.batch.run
 from mlxrun.batch.paths import Paths
 from mlxrun.batch.session import Options, Outcome, Session, Setup
 from mlxrun.config.build import config_hash
 from mlxrun.config.settings import BatchSettings, Config, MediaSettings, SchedulerSettings
 from mlxrun.errors import EngineDead, MlxrunError, Overloaded, PromptTooLong
-from mlxrun.scheduler.request import FinishReason, Request, TokenEvent
+from mlxrun.scheduler.request import FinishReason, HitKind, Request, TokenEvent, TokenLogprob
 
 DIGESTS = {"model": "m" * 64, "tokenizer": "t" * 64, "template": "c" * 64}
 # What an answer may begin with, and what the engine then does.
@@ -45,7 +47,7 @@ class JobHost(FakeHost):
 class FakeClient:
     """An engine that echoes. `pause` is the longest sleep between two tokens; tries are counted by text."""
 
-    def __init__(self, host: JobHost, pause: float = 0.0) -> None:
+    def __init__(self, host: JobHost, pause: float = 0.0, tokens: Path | None = None) -> None:
         self.host = host
         self.pause = pause
         self.tries: Counter[str] = Counter()
@@ -54,6 +56,10 @@ class FakeClient:
         self.aborted = 0
         self.closed = False
         self.start_takes = 0.0
+        self.output = 0  # tokens that were computed
+        self.tokens = tokens  # file with a byte for each of them
+        self.answered: dict[str, int] = {}  # tokens that were known, by text; those that were asked with some
+        self.counts: Counter[str] = Counter()
 
     async def start(self) -> FakeClient:
         await asyncio.sleep(self.start_takes)
@@ -62,10 +68,16 @@ class FakeClient:
     async def close(self) -> None:
         self.closed = True
 
+    def cache_counts(self) -> Mapping[str, int]:
+        return self.counts
+
     async def generate(self, request: Request) -> AsyncGenerator[TokenEvent, None]:
         text = asked(request)
         self.tries[text] += 1
-        word = text.split(" ")[0]
+        if request.answered:
+            self.answered[text] = len(request.answered)
+        self.counts["miss"] += 1
+        word = word_of(text)
         if word in TROUBLE and (word != "BUSY" or self.tries[text] <= int(text.split(" ")[1])):
             raise TROUBLE[word](f"the engine was told {text!r}")
         self.busy += 1
@@ -83,14 +95,34 @@ class FakeClient:
         rng = random.Random(request.params.seed)
         answer = text + "".join(rng.choices("xyz", k=2))
         ids = byte_tokenizer()(answer, add_special_tokens=False)["input_ids"][: request.params.max_tokens]
-        half = len(request.prompt) // 2
-        yield TokenEvent(request.id, computed=half)
-        for token in ids:
+        known, half = len(request.answered), len(request.prompt) // 2
+        assert tuple(ids[:known]) == request.answered, "these tokens are not of this answer"
+        yield TokenEvent(request.id, computed=half, hit=HitKind.MISS)
+        for at, token in list(enumerate(ids))[known:]:
             await asyncio.sleep(random.random() * self.pause)
-            yield TokenEvent(request.id, (token,), computed=len(request.prompt))
+            self.output += 1
+            if self.tokens is not None:
+                with self.tokens.open("ab") as file:
+                    file.write(b".")
+            yield TokenEvent(request.id, (token,), logprobs(request, at, token), len(request.prompt))
+            if word_of(text) == "HALF" and at + 1 == int(text.split(" ")[1]) and self.tries[text] == 1:
+                raise Overloaded("in the middle of it")
         cut = len(ids) == request.params.max_tokens
         finish = FinishReason.LENGTH if cut else FinishReason.STOP
         yield TokenEvent(request.id, computed=len(request.prompt), finish=finish)
+
+
+def word_of(text: str) -> str:
+    return text.split(" ")[0]
+
+
+def logprobs(request: Request, at: int, token: int) -> tuple[TokenLogprob, ...]:
+    """Numbers with all their digits, by seed and position."""
+    if request.params.logprobs is None:
+        return ()
+    rng = random.Random(f"{request.params.seed} {at}")
+    numbers = sorted((-rng.expovariate(0.1) for _ in range(request.params.logprobs)), reverse=True)
+    return (TokenLogprob(-rng.random() / 3, tuple((65 + i, p) for i, p in enumerate(numbers))),)
 
 
 def asked(request: Request) -> str:
@@ -155,6 +187,7 @@ class Bench:
     said: list[str] = field(default_factory=list)
     client: FakeClient = field(init=False)
     no_sleep: bool = False  # tries follow at once
+    tokens: Path | None = None
 
     def __post_init__(self) -> None:
         self.client = FakeClient(self.host)
@@ -165,7 +198,7 @@ class Bench:
 
     async def run(self, **options: Any) -> Outcome:
         """One run; `client` is the engine it had, `said` what it told the user."""
-        self.client = FakeClient(self.host, self.client.pause)
+        self.client = FakeClient(self.host, self.client.pause, self.tokens)
         self.said.clear()
         setup = Setup(
             self.config, config_hash(self.config), self.host, self.client.start, lambda: {"name": "fake"}
@@ -182,10 +215,15 @@ class Bench:
         return sum(self.client.tries.values())
 
 
-def run_in_process(job: Path, pause: float, order: str = "completion") -> None:
+def run_in_process(
+    job: Path, pause: float, order: str = "completion", write_every: float | None = None
+) -> None:
     """For a process of its own, which may be killed: ends with the job's exit code."""
+    if write_every is not None:
+        mlxrun.batch.run.WRITE_EVERY = write_every
     bench = Bench(job, make_config(order=order, rows=4))
     bench.client.pause = pause
+    bench.tokens = job.with_suffix(".tokens")
     try:
         outcome = asyncio.run(bench.run())
     except MlxrunError as error:

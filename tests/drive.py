@@ -17,7 +17,13 @@ import pytest
 from oracle import Answer
 from PIL import Image
 
-from mlxrun.config.settings import Config, EngineSettings, ModelSettings, SchedulerSettings
+from mlxrun.config.settings import (
+    CacheSettings,
+    Config,
+    EngineSettings,
+    ModelSettings,
+    SchedulerSettings,
+)
 from mlxrun.engine.build import build_engine
 from mlxrun.engine.engine import Engine
 from mlxrun.model import group, rows
@@ -59,7 +65,7 @@ class Ask:
 
 
 def config(folder: Path, **options: Any) -> Config:
-    """`options`: fields of ModelSettings, EngineSettings and SchedulerSettings by their names."""
+    """`options`: fields of ModelSettings, EngineSettings, SchedulerSettings and CacheSettings by their names."""
 
     def own(settings: Any) -> dict[str, Any]:
         return {f.name: options[f.name] for f in fields(settings) if f.name in options}
@@ -68,6 +74,7 @@ def config(folder: Path, **options: Any) -> Config:
         model=ModelSettings(**{"path": str(folder)} | own(ModelSettings)),
         engine=EngineSettings(**own(EngineSettings)),
         scheduler=SchedulerSettings(**SMALL | own(SchedulerSettings)),
+        cache=CacheSettings(**own(CacheSettings)),
     )
 
 
@@ -106,7 +113,7 @@ def seen(
         return text(name, ids, **params)
     assert isinstance(prompt, str)
     made = engine.host.process(prompt, images)
-    return Request(name, made.ids, _params(params), made.spans, made.media)
+    return Request(name, made.ids, _params(params), made.spans, made.media, made.digests)
 
 
 def _params(given: dict[str, Any]) -> SamplingParams:

@@ -116,6 +116,8 @@ class FakeRunner:
     _launched: list[tuple[str, int]] = field(default_factory=list)  # (id, position) under way
     trouble: str | None = None
 
+    pending = False
+
     def execute(self, plan: StepPlan) -> StepResult:
         self.threads.add(threading.get_ident())
         self.plans.append(plan)

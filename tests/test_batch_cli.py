@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -12,16 +13,18 @@ from batch_fakes import Bench, FakeClient, JobHost, by_id, chat, chats, write_jo
 from test_batch_run import MIXED
 
 from mlxrun.cli.main import main
+from mlxrun.config.settings import Config
 from mlxrun.errors import ModelLoadError
+from mlxrun.scheduler.request import Request, TokenEvent
 
 
 @pytest.fixture
-def fake_engine(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Replaces model and engine; returns what was started."""
-    started: list[str] = []
+def fake_engine(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
+    """Replaces model and engine; returns the configs that it was started with."""
+    started: list[Config] = []
 
     async def start(config: Any, host: Any) -> FakeClient:
-        started.append(config.model.path)
+        started.append(config)
         if config.model.path == "broken":
             raise ModelLoadError("model.path: broken")
         return FakeClient(JobHost())
@@ -31,7 +34,7 @@ def fake_engine(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return started
 
 
-def test_a_job(tmp_path: Path, fake_engine: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_job(tmp_path: Path, fake_engine: list[Config], capsys: pytest.CaptureFixture[str]) -> None:
     """The table and where the answers are on stdout, all else on stderr; a second run starts no engine."""
     job = write_job(tmp_path, chats(6))
     assert main(["batch", str(job), "--set", "scheduler.max_running=2"]) == 0
@@ -46,10 +49,41 @@ def test_a_job(tmp_path: Path, fake_engine: list[str], capsys: pytest.CaptureFix
     assert err.startswith("6/6 lines, 0 failed, ")
     assert main(["batch", str(job)]) == 0
     assert capsys.readouterr().out == out
-    assert fake_engine == ["embedded"]
+    assert [config.model.path for config in fake_engine] == ["embedded"]
 
 
-def test_exit_codes(tmp_path: Path, fake_engine: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_engine_of_a_job(
+    tmp_path: Path, fake_engine: list[Config], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It keeps prefixes beside the answers while it runs, unless it is to keep none; the user is told what
+    that saved, and the config that the manifest shows is the user's own."""
+    job = write_job(tmp_path, chats(2))
+    assert main(["batch", str(job)]) == 0
+    assert main(["batch", str(job), "--fresh", "--set", "cache.backend=none"]) == 0
+    assert "reused" not in capsys.readouterr().out
+    folder = tmp_path / "job.out.jsonl.run" / "cache"
+    assert [config.cache.disk_path for config in fake_engine] == [str(folder), None]
+    assert [config.cache.backend for config in fake_engine] == ["disk", "none"]
+    assert not folder.exists()
+    answer = FakeClient._answer
+
+    async def reusing(self: FakeClient, request: Request, text: str) -> Any:
+        yield TokenEvent(request.id, computed=len(request.prompt), cached=len(request.prompt) // 2)
+        async for event in answer(self, request, text):
+            yield event
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FakeClient, "_answer", reusing)
+        assert main(["batch", str(job), "--fresh"]) == 0
+    assert f"2 of 2 lines done, 50% of prompt tokens reused: {tmp_path}" in capsys.readouterr().out
+    manifest = json.loads((folder.parent / "manifest.json").read_text())
+    assert (manifest["config"]["cache"]["backend"], manifest["config"]["cache"]["disk_path"]) == (
+        "memory",
+        None,
+    )
+
+
+def test_exit_codes(tmp_path: Path, fake_engine: list[Config], capsys: pytest.CaptureFixture[str]) -> None:
     """design 13."""
     job = write_job(tmp_path, MIXED)
     assert main(["batch", str(job)]) == 1
@@ -68,7 +102,7 @@ def test_exit_codes(tmp_path: Path, fake_engine: list[str], capsys: pytest.Captu
     assert main(["batch", str(job), "--limit", "0"]) == 2
 
 
-def test_a_strict_failure_keeps_earlier_answers(tmp_path: Path, fake_engine: list[str]) -> None:
+def test_a_strict_failure_keeps_earlier_answers(tmp_path: Path, fake_engine: list[Config]) -> None:
     """--fresh removes nothing before --strict is content."""
     job = write_job(tmp_path, MIXED)
     assert main(["batch", str(job)]) == 1
@@ -77,7 +111,7 @@ def test_a_strict_failure_keeps_earlier_answers(tmp_path: Path, fake_engine: lis
     assert by_id(Bench(job).paths.out) == before
 
 
-def test_dry_run(tmp_path: Path, fake_engine: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_dry_run(tmp_path: Path, fake_engine: list[Config], capsys: pytest.CaptureFixture[str]) -> None:
     """Counts lines, tokens and images, shows what would be refused; no engine, no file."""
     from PIL import Image
 

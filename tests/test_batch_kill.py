@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from batch_fakes import Bench, by_id, chat, chats, run_in_process, write_job
 
+from mlxrun.batch.half import collect
 from mlxrun.batch.journal import Journal
 from mlxrun.batch.paths import Paths
 
@@ -92,6 +93,68 @@ def test_twenty_kills(tmp_path: Path, start: Any) -> None:
     assert paths.out.read_bytes() == Paths.of(whole).out.read_bytes()
     assert paths.errors.read_bytes() == Paths.of(whole).errors.read_bytes()
     assert len(by_id(paths.out)) == 198
+
+
+def long_lines() -> list[dict[str, Any]]:
+    """Answers of some sixty tokens, of every kind that may be cut."""
+    text = "a long answer of many words, one after the other, number {}"
+    kinds: list[dict[str, Any]] = [
+        {},
+        {"temperature": 1.0, "seed": 5},
+        {"n": 2},
+        {"stop": ["number"]},
+        {"logprobs": True, "top_logprobs": 2},
+        {"max_tokens": 50},
+    ]
+    return [chat(f"l{i}", text.format(i), **kinds[i % len(kinds)]) for i in range(36)]
+
+
+def held(paths: Paths) -> int:
+    """Answer tokens that the next start finds: of finished lines, and of those under way."""
+    records = [json.loads(line) for line in read_whole(paths.out)]
+    over = {record["id"].removeprefix("batch_req_") for record in records}
+    tokens = sum(record["response"]["body"]["usage"]["completion_tokens"] for record in records)
+    lines = paths.answers.read_bytes().splitlines(keepends=True) if paths.answers.exists() else []
+    halves = [h for key, found in collect(lines).items() if key not in over for h in found.values()]
+    return tokens + sum(len(half.tokens) for half in halves)
+
+
+def test_kills_in_the_middle_of_answers(tmp_path: Path, start: Any) -> None:
+    """C1: half answers go on: the same bytes, and only tokens that no file held are computed again."""
+    whole = write_job(tmp_path, long_lines(), "whole.jsonl")
+    assert code(start(whole, 0.0, "input")) == 0
+    needed = whole.with_suffix(".tokens").stat().st_size
+    assert needed > 36 * 30
+    job = write_job(tmp_path, long_lines())
+    paths, tokens, rng = Paths.of(job), job.with_suffix(".tokens"), random.Random()
+    lost = more = 0
+    for _ in range(8):
+        process, before = start(job, 0.01, "input", 0.02), tokens.stat().st_size if tokens.exists() else 0
+        wanted, until = before + rng.randrange(20, 200), time.monotonic() + 10
+        while (tokens.stat().st_size if tokens.exists() else 0) < wanted and time.monotonic() < until:
+            time.sleep(rng.random() * 0.01)
+        process.kill()
+        process.join()
+        lost = tokens.stat().st_size - held(paths)
+        more = max(more, held(paths) - before)
+    assert lost >= 0
+    assert more > 0
+    assert code(start(job, 0.0, "input")) == 0
+    assert paths.out.read_bytes() == Paths.of(whole).out.read_bytes()
+    assert tokens.stat().st_size == needed + lost
+    assert not paths.answers.exists()
+
+
+def test_a_signal_keeps_half_answers(tmp_path: Path, start: Any) -> None:
+    """C10: what came since the last record is written before the end, however long ago that was."""
+    job = write_job(tmp_path, long_lines())
+    paths, tokens = Paths.of(job), job.with_suffix(".tokens")
+    process, until = start(job, 0.02, "input", 1000.0), time.monotonic() + 10
+    while not (tokens.exists() and tokens.stat().st_size > 60) and time.monotonic() < until:
+        time.sleep(0.005)
+    os.kill(process.pid, signal.SIGINT)
+    assert code(process) == 130
+    assert tokens.stat().st_size == held(paths) > 60
 
 
 def wait_for_lines(path: Path, count: int) -> None:

@@ -407,7 +407,7 @@ async def test_the_manifest(tmp_path: Path) -> None:
     await bench.run(limit=2)
     await bench.run()
     found = json.loads(bench.paths.manifest.read_text())
-    keys = "format config config_hash model versions device seeds input output counts tokens runs"
+    keys = "format config config_hash model versions device seeds input output counts tokens cache runs"
     assert list(found) == keys.split()
     assert found["input"]["sha256"] == hashlib.sha256(bench.job.read_bytes()).hexdigest()
     assert found["output"]["sha256"] == hashlib.sha256(bench.paths.out.read_bytes()).hexdigest()

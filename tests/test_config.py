@@ -190,7 +190,7 @@ media:
     ]
 
 
-@pytest.mark.parametrize("section", ["cache", "parsers", "apis", "server"])
+@pytest.mark.parametrize("section", ["parsers", "apis", "server"])
 def test_sections_of_later_versions_are_unknown_keys(section: str) -> None:
     """Only what code reads is declared."""
     assert errors(f"{section}:\n  port: 1\n") == [f"a.yaml:1:1: {section}: unknown key"]
@@ -266,7 +266,7 @@ def test_wrong_flags(flag: str, said: str) -> None:
             "MLXRUN_SCHEDULER_POLICY",
             "MLXRUN_SCHEDULER_POLICY: does nothing (did you mean MLXRUN_SCHEDULER__POLICY?)",
         ),
-        ("MLXRUN_CACHE__BACKEND", "MLXRUN_CACHE__BACKEND: cache: unknown key"),
+        ("MLXRUN_SERVER__PORT", "MLXRUN_SERVER__PORT: server: unknown key"),
     ],
 )
 def test_wrong_variables(name: str, said: str) -> None:
@@ -473,6 +473,14 @@ def test_paths_are_relative_to_what_names_them(tmp_path: Path) -> None:
             "model: {trust_remote_code: true}",
             "1:28: model.trust_remote_code: does nothing: the embedded model",
         ),
+        (
+            "cache: {disk_path: x}",
+            "1:20: cache.disk_path: does nothing while cache.backend is memory; set cache.backend: disk",
+        ),
+        (
+            "engine: {reproducible: true}\ncache: {stored_bits: 8}",
+            "2:22: cache.stored_bits: what is stored is not exact",
+        ),
         ("model: {path: ./nope}", "1:15: model.path: "),
         ("model: {path: a b}", "1:15: model.path: 'a b' is neither 'embedded' nor a folder nor a hub id"),
         ("model: {path: a/b/c}", "1:15: model.path: 'a/b/c' is neither"),
@@ -489,11 +497,9 @@ def test_contradictions(text: str, said: str) -> None:
     assert line.startswith(f"a.yaml:{said}")
 
 
-def test_a_contradiction_is_cited_where_somebody_wrote_it() -> None:
-    """Not at a default that the other side comes from."""
-    assert errors("scheduler: {prefill_budget: 256}\n") == [
-        "a.yaml:1:29: scheduler.prefill_budget: chunk 512 is more than prefill_budget 256",
-    ]
+def test_a_value_that_follows_from_others_contradicts_none() -> None:
+    """A chunk that nobody set gives way to the budget."""
+    assert load("scheduler: {prefill_budget: 256}\n").config.scheduler.chunk is None
 
 
 def test_no_contradiction_is_made_of_a_wrong_value() -> None:

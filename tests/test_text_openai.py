@@ -8,7 +8,7 @@ import dataclasses
 import io
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from tokenizers_f7 import THINKING, TOOLS, FakeHost, byte_tokenizer, ids_of, metaspace_tokenizer
+from tokenizers_f7 import (
+    THINKING,
+    TOOLS,
+    FakeHost,
+    FakeProcessed,
+    byte_tokenizer,
+    ids_of,
+    metaspace_tokenizer,
+)
 
 from mlxrun.config.settings import (
     Config,
@@ -26,7 +34,7 @@ from mlxrun.config.settings import (
     SchedulerSettings,
 )
 from mlxrun.errors import EngineDead, MediaError, Overloaded, PromptTooLong, RequestError
-from mlxrun.scheduler.request import FinishReason, TokenEvent, TokenLogprob
+from mlxrun.scheduler.request import FinishReason, HitKind, TokenEvent, TokenLogprob
 from mlxrun.text.media import MediaLoader
 from mlxrun.text.openai import Choice, Prepared, error_body, prepare, response_body
 from mlxrun.text.sampling import choice_seed
@@ -434,6 +442,36 @@ def test_images() -> None:
     assert isinstance(error, MediaError) and "2 images are more than media.max_images (1)" in str(error)
 
 
+@dataclasses.dataclass(frozen=True)
+class Digested(FakeProcessed):
+    digests: tuple[bytes, ...] = ()
+
+
+class DigestingHost(FakeHost):
+    """Says what fills each span."""
+
+    def process(self, text: str, images: Sequence[Any]) -> Digested:
+        done = super().process(text, images)
+        return Digested(done.ids, done.spans, done.media, digests=tuple(bytes(c) for c in done.media))
+
+
+def test_what_the_prefix_cache_needs_reaches_every_choice() -> None:
+    """A3, B8: digests of the images and boundaries; raw prompts have neither."""
+    long = {"role": "system", "content": "be brief and never say anything that is not true"}
+    parts = [image_part("red"), {"type": "text", "text": "?"}, image_part("blue")]
+    messages = [long, {"role": "user", "content": parts}]
+    for request in chat(DigestingHost(vision=True), messages=messages, n=2).requests:
+        assert request.digests == (b"\xff\x00\x00", b"\x00\x00\xff")
+        assert len(request.spans) == 2
+        assert request.boundaries == (request.spans[0][0] - 1,)  # before <|vision_start|>
+    one, two = chat(messages=[long, *HI], n=2).requests
+    assert one.boundaries == two.boundaries != () and one.digests == ()
+    other = chat(messages=[long, {"role": "user", "content": "else"}]).requests[0]
+    assert other.boundaries == one.boundaries
+    assert other.prompt[: one.boundaries[0]] == one.prompt[: one.boundaries[0]]
+    assert complete(prompt="<|im_start|>system\nx" * 9).requests[0].boundaries == ()
+
+
 def test_the_first_bad_image_is_the_one_named() -> None:
     """Whichever fails first in time."""
 
@@ -575,6 +613,78 @@ def test_events_may_be_merged_in_any_way(text: str, cuts: list[int]) -> None:
     one_by_one = run([*range(len(ids) + 1), len(ids)])
     assert run([0, *sorted(min(cut, len(ids)) for cut in cuts), len(ids), len(ids)]) == one_by_one
     assert run([0, len(ids)]) == one_by_one
+
+
+RESUMED = (
+    "a\u4f60bE",
+    "\U0001f600\u0159a!",
+    "b\u0159",
+    "ok<|im_end|>more",
+    "\u4f60\u4f60",
+    "plain bbE text",
+)
+
+
+@pytest.mark.parametrize("text", RESUMED)
+@pytest.mark.parametrize("url", [CHAT, COMPLETION])
+def test_an_answer_resumes_at_any_token(url: str, text: str) -> None:
+    """A44, C3: known tokens and then events give what events alone give: text, stop, counts, logprobs; also
+    where a stop string or a character lies across the border, and cut within the last character."""
+    wanted = {"logprobs": True, "top_logprobs": 1} if url == CHAT else {"logprobs": 1}
+    of = {"messages": HI} if url == CHAT else {"prompt": "hi"}
+    prepared = make(url, {**of, **wanted, "stop": ["bE", "\u0159a"], "seed": 1})
+    for ids in (tuple(text.encode()), ids_of(text), tuple(text.encode())[:-1]):
+        logprobs = tuple(TokenLogprob(-0.1 * i, ((t, -0.1 * i),)) for i, t in enumerate(ids))
+        whole = resumed(prepared, ids, logprobs, 0)
+        for k in range(1, len(ids) + 1):
+            assert resumed(prepared, ids, logprobs, k) == whole
+
+
+def resumed(
+    prepared: Prepared, ids: tuple[int, ...], logprobs: tuple[TokenLogprob, ...], k: int
+) -> tuple[Any, ...]:
+    """Everything that shows of an answer whose first `k` tokens are known."""
+    choice = Choice(prepared, 0, HOST)
+    shown = choice.resume(ids[:k], logprobs[:k]) if k else ""
+    assert shown == choice.text
+    for token, logprob in zip(ids[k:], logprobs[k:], strict=True):
+        shown += choice.feed(TokenEvent("r", (token,), (logprob,), computed=9, cached=4, hit=HitKind.LCP))
+    shown += choice.feed(TokenEvent("r", computed=9, cached=4, hit=HitKind.LCP, finish=FinishReason.LENGTH))
+    assert shown == choice.text
+    body = response_body(prepared, [choice], "x", 0)
+    return body, choice.stop, choice.stopped, choice.logged(), choice.cached_tokens, choice.hit
+
+
+def test_an_answer_that_was_complete_stays_complete() -> None:
+    """A stop string among the known tokens: nothing is wanted of the engine."""
+    choice = Choice(complete(stop="END"), 0, HOST)
+    assert choice.resume(ids_of("abEND")) == "ab"
+    assert (choice.stopped, choice.stop, choice.finish_reason) == (True, "END", "stop")
+    assert Choice(complete(), 0, HOST).resume(()) == ""
+
+
+def test_known_tokens_have_logprobs_if_the_answer_does() -> None:
+    with pytest.raises(ValueError, match="2 answered tokens with 0 logprobs"):
+        Choice(complete(logprobs=0), 0, HOST).resume((97, 98))
+    with pytest.raises(ValueError, match="2 answered tokens with 1 logprobs"):
+        Choice(complete(), 0, HOST).resume((97, 98), (TokenLogprob(-1.0),))
+
+
+def test_what_was_found_in_the_cache_is_reported() -> None:
+    """A65: the first choice's of each prompt, as a prompt counts once; and how it was found."""
+    for prepared, expected in ((chat(n=3), 5), (complete(prompt=["a", "b"], n=2), 5 + 7)):
+        choices = []
+        for index, cached in enumerate((5, 6, 7, 8)[: len(prepared.requests)]):
+            choice = Choice(prepared, index, HOST)
+            choice.feed(TokenEvent("r", computed=3, cached=3))
+            assert choice.hit is None
+            choice.feed(TokenEvent("r", cached=3, hit=HitKind.PREFIX))
+            choice.feed(TokenEvent("r", cached=cached, hit=HitKind.SUPERSEQUENCE))
+            choice.feed(TokenEvent("r", ids_of("x"), finish=FinishReason.LENGTH))
+            assert (choice.cached_tokens, choice.hit) == (cached, HitKind.SUPERSEQUENCE)
+            choices.append(choice)
+        usage = response_body(prepared, choices, "x", 0)["usage"]
+        assert usage["prompt_tokens_details"] == {"cached_tokens": expected}
 
 
 def test_special_tokens_never_reach_content() -> None:

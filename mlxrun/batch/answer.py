@@ -1,5 +1,7 @@
 """Answers one line: body -> Requests -> engine -> response body. Engine and text side are used here only.
 
+Each choice goes on from the tokens that `Answers` has of it, from an earlier run or an earlier try.
+
 The seed of a line that gives none comes from the job's base seed and its custom_id: a rerun draws the same.
 """
 
@@ -7,12 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from mlxrun.batch.answers import Answers
+from mlxrun.batch.half import Half
 from mlxrun.batch.jobs import Line
 from mlxrun.batch.keys import JobHost
 from mlxrun.batch.progress import Meter
@@ -36,6 +40,10 @@ class Client(Protocol):
     def host(self) -> JobHost: ...
 
     def generate(self, request: Request) -> AsyncGenerator[TokenEvent, None]: ...
+
+    def cache_counts(self) -> Mapping[str, int]:
+        """What the prefix cache did, as cache/records.py counts it; empty without one. Never raises."""
+        ...
 
     async def close(self) -> None: ...
 
@@ -98,7 +106,10 @@ class Spent:
 class Answerer:
     """Answers lines, any number at once; the engine's queue is never overfilled by one job alone."""
 
-    def __init__(self, client: Client, prepare: Preparer, config: Config, meter: Meter) -> None:
+    def __init__(
+        self, client: Client, prepare: Preparer, config: Config, meter: Meter, answers: Answers
+    ) -> None:
+        self.answers = answers
         self._client = client
         self._prepare = prepare
         self._meter = meter
@@ -112,36 +123,48 @@ class Answerer:
         most = sum(request.params.max_tokens for request in prepared.requests)
         self._meter.seen(prepared.prompt_tokens, most)
         if len(prepared.requests) == 1:
-            choices = [await self._choice(prepared, 0, spent)]
+            choices = [await self._choice(prepared, 0, key, spent)]
         else:
-            choices = await self._choices(prepared, spent)
+            choices = await self._choices(prepared, key, spent)
         return response_body(prepared, choices, request_id(key), CREATED)
 
-    async def _choices(self, prepared: Prepared, spent: Spent) -> list[Choice]:
+    async def _choices(self, prepared: Prepared, key: str, spent: Spent) -> list[Choice]:
         """All choices at once; if one fails the others are aborted."""
         try:
             async with asyncio.TaskGroup() as group:
                 count = len(prepared.requests)
-                tasks = [group.create_task(self._choice(prepared, at, spent)) for at in range(count)]
+                tasks = [group.create_task(self._choice(prepared, at, key, spent)) for at in range(count)]
         except BaseExceptionGroup as errors:
             raise first_error(errors) from errors
         return [task.result() for task in tasks]
 
-    async def _choice(self, prepared: Prepared, at: int, spent: Spent) -> Choice:
+    async def _choice(self, prepared: Prepared, at: int, key: str, spent: Spent) -> Choice:
         from mlxrun.text.openai import Choice
 
+        request = prepared.requests[at]
+        half = self.answers.half(key, at, request)
         choice = Choice(prepared, at, self._client.host)
+        choice.resume(half.tokens, half.logprobs)
+        ended = half.ended(request, self._client.host.context_length)
+        if ended is not None:
+            choice.feed(TokenEvent(request.id, finish=ended))
+        elif not choice.stopped:
+            await self._ask(replace(request, answered=tuple(half.tokens)), choice, half, spent)
+        choice.finish()
+        return choice
+
+    async def _ask(self, request: Request, choice: Choice, half: Half, spent: Spent) -> None:
+        """Have the engine answer, or answer on."""
         prompt = _Prompt()
-        async with self._slots, aclosing(self._client.generate(prepared.requests[at])) as events:
+        async with self._slots, aclosing(self._client.generate(request)) as events:
             async for event in events:
                 computed, reused = prompt.news(event)
                 spent.add(computed, reused, len(event.tokens))
                 self._meter.progress(computed, reused, len(event.tokens))
+                half.add(event)
                 choice.feed(event)
                 if choice.stopped:
-                    break
-        choice.finish()
-        return choice
+                    return
 
 
 @dataclass(slots=True)
@@ -152,11 +175,13 @@ class _Prompt:
     reused: int = 0
 
     def news(self, event: TokenEvent) -> tuple[int, int]:
-        """Tokens computed and tokens reused since the event before."""
-        done, reused = max(self.done, event.computed), max(self.reused, event.cached)
-        fresh = done - self.done, reused - self.reused
-        self.done, self.reused = done, reused
-        return max(0, fresh[0] - fresh[1]), fresh[1]
+        """Tokens computed and tokens reused since the event before. What a preempted prompt computes again
+        counts once: events are merged, so not all of it is seen."""
+        more = max(0, event.computed - self.done)
+        reused = min(more, max(0, event.cached - self.reused))
+        self.done += more
+        self.reused += reused
+        return more - reused, reused
 
 
 def first_error(errors: BaseExceptionGroup[BaseException]) -> BaseException:

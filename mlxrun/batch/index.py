@@ -1,4 +1,4 @@
-"""What is kept of every line of a job while it runs: about 60 bytes, whatever the line holds.
+"""What is kept of every line of a job while it runs: about 70 bytes, whatever the line holds.
 
 `scan` reads the file once: digest, line keys, bad lines, duplicates. `load` reads one line again. The two
 agree, or JobError says that the file changed. A duplicate custom_id is told by 64 bits of its digest.
@@ -14,6 +14,7 @@ from pathlib import Path
 
 from mlxrun.batch.jobs import BadLine, Line, RawLine, open_job, parse_line, read_lines
 from mlxrun.batch.keys import KEY_BYTES, SHORT_BYTES, Keys, eval_digest
+from mlxrun.batch.order import likeness
 from mlxrun.errors import JobError
 
 TODO, DONE, FAILED = 0, 1, 2
@@ -43,6 +44,7 @@ class Index:
         self._kinds = bytearray()
         self._line_keys = bytearray()
         self._ids = array("Q")
+        self._likeness = array("Q")
         self._slots = array("I", bytes(4 * 1024))  # open addressing: position + 1 in _ids, 0 free
         self._file = open_job(path)
 
@@ -84,6 +86,10 @@ class Index:
         """Digest of what the line's answer is compared with."""
         return bytes(self._evals[position * SHORT_BYTES : (position + 1) * SHORT_BYTES])
 
+    def likeness(self, position: int) -> int:
+        """What the line begins with, as `order` sees it."""
+        return self._likeness[position]
+
     def number(self, position: int) -> int:
         return self._numbers[position]
 
@@ -115,6 +121,7 @@ class Index:
         self._kinds.append(kind)
         self._line_keys += key
         self._ids.append(hashed)
+        self._likeness.append(likeness(line) if isinstance(line, Line) else 0)
         self._evals += eval_digest(line.eval)
         self.state.append(TODO)
         if 2 * len(self) > len(self._slots):

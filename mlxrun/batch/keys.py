@@ -46,7 +46,7 @@ def settings_digest(config: Config, host: JobHost) -> str:
     engine: dict[str, Any] = {"reproducible": config.engine.reproducible}
     if config.engine.reproducible:
         engine["chunk"] = config.scheduler.chunk
-    parts = {
+    parts: dict[str, Any] = {
         "model": {**host.digests, **model},
         "context": host.context_length,
         "ends": sorted(host.eos_ids),
@@ -54,6 +54,8 @@ def settings_digest(config: Config, host: JobHost) -> str:
         "engine": engine,
         "sampling": {key: value for key, value in asdict(config.sampling).items() if value is not None},
     }
+    if config.cache.stored_bits is not None and config.cache.backend != "none":
+        parts["stored_bits"] = config.cache.stored_bits
     return hashlib.sha256(canonical(parts)).hexdigest()
 
 

@@ -19,6 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from mlxrun.batch import cache
 from mlxrun.batch.index import DONE, FAILED, Index
 from mlxrun.batch.paths import Paths, replace, writing
 from mlxrun.batch.progress import Meter
@@ -73,7 +74,10 @@ class Manifest:
         for number, run in enumerate(self._runs, 1):
             if run.get("ended") is None and number in sums:
                 run.update(_sums(sums[number]))
-        self._runs.append({"started": now(), "ended": None, "exit": None, **_sums(RunSum())})
+            if run.get("ended") is None and number == self.run:
+                run["cache"] = _last_seen(self._paths.status, number) or run["cache"]
+        new = {"started": now(), "ended": None, "exit": None, **_sums(RunSum()), "cache": cache.summary({})}
+        self._runs.append(new)
         self._write(index, None, None)
 
     def end(
@@ -81,7 +85,8 @@ class Manifest:
     ) -> None:
         """Close this run; a complete one reads the output once more for its digest."""
         here = RunSum(meter.done_here, meter.failed_here, meter.computed, meter.reused)
-        self._runs[-1].update(ended=now(), exit=exit_code, **_sums(here))
+        used = cache.summary(meter.counters())
+        self._runs[-1].update(ended=now(), exit=exit_code, **_sums(here), cache=used)
         self._device = device or self._device
         self._write(index, meter, file_digest(self._paths.out) if complete else None)
 
@@ -108,6 +113,7 @@ class Manifest:
                 "reused": sum(run["reused"] for run in self._runs),
                 "output": meter.all_output if meter else 0,
             },
+            "cache": cache.total([run["cache"] for run in self._runs]),
             "runs": self._runs,
         }
         with writing(self._paths.manifest):
@@ -127,13 +133,27 @@ def _earlier(path: Path) -> tuple[list[dict[str, Any]], Mapping[str, Any] | None
     """Runs and device of an existing manifest; one that cannot be read is history lost, no reason to stop."""
     try:
         found = json.loads(path.read_bytes())
-        runs = [{**run, **{key: int(run[key]) for key in _sums(RunSum())}} for run in found["runs"]]
-        return runs, found["device"]
+        return [_run(run) for run in found["runs"]], found["device"]
     except FileNotFoundError:
         return [], None
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         log.warning("%s: cannot be read (%s); the record of earlier runs starts anew", path, error)
         return [], None
+
+
+def _run(found: dict[str, Any]) -> dict[str, Any]:
+    """A run of an existing manifest; before there was a cache nothing was said of it."""
+    sums = {key: int(found[key]) for key in _sums(RunSum())}
+    return {**found, **sums, "cache": cache.summary(cache.flat(found.get("cache")))}
+
+
+def _last_seen(status: Path, run: int) -> dict[str, Any] | None:
+    """What a run that was killed had last said of its cache."""
+    try:
+        found = json.loads(status.read_bytes())
+        return cache.summary(cache.flat(found["cache"])) if found["run"] == run else None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
 
 
 def file_digest(path: Path) -> str | None:
@@ -148,8 +168,9 @@ def file_digest(path: Path) -> str | None:
 class Status:
     """status.json, for whoever watches from outside. A lost update hurts nobody, so it never stops a job."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, run: int = 1) -> None:
         self._path = path
+        self._run = run
         self._started = now()
         self._written = 0.0
         self._failed = False
@@ -159,7 +180,8 @@ class Status:
         if not force and time.monotonic() - self._written < 1.0:
             return
         self._written = time.monotonic()
-        head = {"state": state, "pid": os.getpid(), "started": self._started, "updated": now()}
+        head = {"state": state, "pid": os.getpid(), "run": self._run}
+        head |= {"started": self._started, "updated": now()}
         try:
             replace(self._path, json.dumps({**head, **meter.status()}).encode() + b"\n", durable=False)
             self._failed = False

@@ -61,13 +61,24 @@ class Paths:
         return self.folder / "status.json"
 
     @property
+    def answers(self) -> Path:
+        """Answers under way; only there while lines are left."""
+        return self.folder / "answers.jsonl"
+
+    @property
+    def cache(self) -> Path:
+        """The prefix cache of the job; only there while lines are left."""
+        return self.folder / "cache"
+
+    @property
     def dropped(self) -> Path:
         """Answers that no longer belong to a line; nothing computed is thrown away."""
         return self.folder / "dropped.jsonl"
 
     def forget(self) -> None:
         """Remove what earlier runs wrote (`--fresh`)."""
-        for path in (self.journal, self.out, self.errors, self.manifest, self.status, self.dropped):
+        files = (self.journal, self.out, self.errors, self.manifest, self.status, self.dropped, self.answers)
+        for path in files:
             with writing(path):
                 path.unlink(missing_ok=True)
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TextIO
+
+from mlxrun.batch.cache import summary
 
 WINDOW = 30.0  # seconds over which rates are taken
 PLAIN_EVERY = 10.0
@@ -33,6 +35,7 @@ class Meter:
     computed: int = 0
     reused: int = 0
     output: int = 0
+    counters: Callable[[], Mapping[str, int]] = dict  # of the engine's cache
     _left: int = 0  # tokens of lines that are over, whatever became of them
     _seen: tuple[int, int, int] = (0, 0, 0)  # lines that were tokenised; their prompt tokens and max_tokens
     _over: tuple[int, int] = (0, 0)  # lines that were answered; their output tokens
@@ -91,6 +94,11 @@ class Meter:
         todo = max(0, self.total - self.done - self.failed) * (prompts / lines + answers)
         return max(0.0, todo - (spent - self._left)) * elapsed / spent
 
+    def freeze(self) -> None:
+        """Keep the counters of the cache as they are: the engine is about to end."""
+        last = dict(self.counters())
+        self.counters = lambda: last
+
     @property
     def cached_share(self) -> float:
         """Share of this run's prompt tokens that were not computed."""
@@ -109,6 +117,7 @@ class Meter:
             "tokens": {"computed": self.computed, "reused": self.reused, "output": self.output},
             "rates": {"prompt": round(prompt_rate, 1), "output": round(output_rate, 1)},
             "cached_share": round(self.cached_share, 4),
+            "cache": summary(self.counters()),
             "eta_s": None if eta is None else round(eta, 1),
         }
 

@@ -13,8 +13,10 @@ from typing import Any, Protocol
 
 from mlxrun.batch import records
 from mlxrun.batch.answer import Answerer, Spent, first_error
+from mlxrun.batch.answers import WRITE_EVERY
 from mlxrun.batch.index import TODO, Entry, Index
 from mlxrun.batch.jobs import BadLine, Line
+from mlxrun.batch.order import Lookahead
 from mlxrun.batch.progress import Meter
 from mlxrun.batch.score import Scores
 from mlxrun.batch.writer import Writer
@@ -45,8 +47,7 @@ class Runner:
         self._config = config
         self._meter = meter
         self._scores = scores
-        self._position = 0
-        self._end = 0
+        self._lookahead = Lookahead(iter(()), index.likeness)
         self._feeding = asyncio.Lock()
         self._full = asyncio.Event()
         self._over = asyncio.Event()
@@ -54,12 +55,14 @@ class Runner:
 
     async def run(self, end: int, watcher: Watcher) -> None:
         """Returns when every line is finished; EngineDead or JobError if that cannot be reached."""
-        self._end = end
+        todo = (at for at in range(end) if self._index.state[at] == TODO)
+        self._lookahead = Lookahead(todo, self._index.likeness)
         batch, scheduler = self._config.batch, self._config.scheduler
         window = min(batch.concurrency or 2 * scheduler.max_running, self._index.state.count(TODO))
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._commit_now_and_then())
+                group.create_task(self._keep_halves())
                 group.create_task(self._watch(watcher))
                 async with asyncio.TaskGroup() as workers:
                     for _ in range(window):
@@ -79,17 +82,15 @@ class Runner:
     async def _next(self) -> Entry | None:
         """The next line, read off the event loop: a line with images in it can be long."""
         async with self._feeding:
-            while self._position < self._end and self._index.state[self._position] != TODO:
-                self._position += 1
-            if self._position >= self._end:
-                return None
-            self._position += 1
-            return await asyncio.to_thread(self._index.load, self._position - 1)
+            position = self._lookahead.next()
+            return None if position is None else await asyncio.to_thread(self._index.load, position)
 
     async def _one(self, entry: Entry) -> None:
         spent = Spent()
         record = await self._record(entry, spent)
         self._writer.add(entry, record, spent.work)
+        if isinstance(entry.line, Line):  # a bad one may be the copy, key and all, of one under way
+            self._answerer.answers.drop(entry.key)
         self._scores.add(record)
         usage = records.usage(record)
         self._meter.finished(record["error"] is not None, usage.prompt, usage.output, spent.total)
@@ -135,6 +136,12 @@ class Runner:
                 await asyncio.to_thread(self._writer.commit)
         finally:
             over.cancel()
+
+    async def _keep_halves(self) -> None:
+        while not self._over.is_set():
+            self._answerer.answers.write()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._over.wait(), WRITE_EVERY)
 
     async def _watch(self, watcher: Watcher) -> None:
         while not self._over.is_set():

@@ -2,7 +2,8 @@
 
     lock -> scan -> (--strict) -> (--fresh) -> journal, manifest, cut -> engine -> lines -> order -> manifest
 
-The engine starts only if a line is to be run. Whatever ends the run, finished lines stay finished.
+The engine starts only if a line is to be run. Whatever ends the run, finished lines stay finished; once none
+is left to do, half answers and the job's cache are removed.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TextIO
 
+from mlxrun.batch import cache
 from mlxrun.batch.answer import Answerer, Client, Preparer, base_seed
+from mlxrun.batch.answers import Answers
 from mlxrun.batch.check import check_lines
 from mlxrun.batch.index import DONE, FAILED, TODO, Index
 from mlxrun.batch.keys import JobHost, Keys, settings_digest
@@ -104,20 +107,27 @@ class Session:
             await stop.run(self._refuse_bad(index, prepare, end))
         if self.options.fresh:
             self.paths.forget()
+            await asyncio.to_thread(cache.remove, self.paths.cache)
         reconciler = Reconciler(index, self.paths, retry=end if self.options.retry_failed else 0)
         await asyncio.to_thread(reconciler.read_journal)
         manifest = Manifest(self.paths, self._facts())
         manifest.begin(index, reconciler.found.runs)
         found = await asyncio.to_thread(reconciler.rewrite, settings)
-        self._tell(found, settings, index)
+        answers = Answers(self.paths.answers)
+        await asyncio.to_thread(answers.read, index)
+        self._tell(found, settings, index, len(answers))
         meter = _meter(index, end, found, self.clock)
-        status = Status(self.paths.status)
+        status = Status(self.paths.status, manifest.run)
         try:
-            await self._lines(Run(index, end, prepare, meter, found.scores, status, stop), manifest.run)
+            run = Run(index, end, prepare, meter, found.scores, status, stop, answers)
+            await self._lines(run, manifest.run)
             exit_code = 1 if meter.failed else 0
             if config.batch.order == "input":
                 await asyncio.to_thread(sort_outputs, self.paths, index)
             await asyncio.to_thread(manifest.end, index, meter, exit_code, self._device, complete=True)
+            if not index.state.count(TODO):
+                answers.remove()
+                await asyncio.to_thread(cache.remove, self.paths.cache)
         except MlxrunError as error:
             self._end_badly(error, index, meter, manifest, status)
             raise
@@ -140,13 +150,16 @@ class Session:
             run.status.write("loading", run.meter, force=True)
             client = started = await run.stop.run(self.setup.start())
             self._device = self.setup.device()
-            answerer = Answerer(started, run.prepare, self.setup.config, run.meter)
+            run.meter.counters = started.cache_counts
+            answerer = Answerer(started, run.prepare, self.setup.config, run.meter, run.answers)
             runner = Runner(run.index, writer, answerer, self.setup.config, run.meter, run.scores)
             runner.backoff = self.backoff
             with run.watched(self.stream) as watcher:
                 await run.stop.run(runner.run(run.end, watcher))
         finally:
+            run.meter.freeze()
             try:
+                run.answers.close()
                 await asyncio.to_thread(writer.close)
             finally:
                 if client is not None:
@@ -159,7 +172,7 @@ class Session:
         model = {"path": setup.config.model.path, **model}
         return Facts(to_plain(setup.config), setup.config_hash, model, base_seed(setup.config))
 
-    def _tell(self, found: Resumed, settings: str, index: Index) -> None:
+    def _tell(self, found: Resumed, settings: str, index: Index, halves: int) -> None:
         """What earlier runs left, in a line each."""
         for problem in found.problems:
             self.say(f"{problem}: this entry of the journal is skipped; its record is checked by itself")
@@ -172,6 +185,8 @@ class Session:
             self.say(
                 f"going on: {found.done} of {count(len(index), 'line')} done, {found.failed} failed{again}"
             )
+        if halves:
+            self.say(f"{count(halves, 'answer')} under way when the last run ended: not begun anew")
 
     def _end_badly(
         self, error: MlxrunError, index: Index, meter: Meter, manifest: Manifest, status: Status
@@ -197,6 +212,7 @@ class Run:
     scores: Scores
     status: Status
     stop: Stop
+    answers: Answers
 
     @contextmanager
     def watched(self, stream: TextIO | None) -> Iterator[Watcher]:

@@ -7,53 +7,18 @@ then enters them into the journal: after any kill the journal claims no line tha
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import deque
-from pathlib import Path
 from typing import Any
 
 from mlxrun.batch import journal, records
+from mlxrun.batch.append import Appender
 from mlxrun.batch.index import DONE, FAILED, Entry, Index
 from mlxrun.batch.jobs import BadLine
 from mlxrun.batch.keys import short_digest
 from mlxrun.batch.lines import sort_lines
-from mlxrun.batch.paths import Paths, sync_folder, writing
+from mlxrun.batch.paths import Paths, writing
 from mlxrun.batch.records import Work
-
-
-class _Appender:
-    """A file that only ever holds whole lines of ours; made at the first one."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._handle: int | None = None
-        self._size = 0
-
-    def append(self, data: bytes) -> None:
-        with writing(self.path):
-            if self._handle is None:
-                self._handle = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-                self._size = os.fstat(self._handle).st_size
-                sync_folder(self.path.parent)
-            try:
-                rest = memoryview(data)
-                while rest:
-                    rest = rest[os.write(self._handle, rest) :]
-            except OSError:
-                os.ftruncate(self._handle, self._size)  # no half line stays behind a full disk
-                raise
-            self._size += len(data)
-
-    def sync(self) -> None:
-        if self._handle is not None:
-            with writing(self.path):
-                os.fsync(self._handle)
-
-    def close(self) -> None:
-        if self._handle is not None:
-            os.close(self._handle)
-            self._handle = None
 
 
 class Writer:
@@ -62,8 +27,8 @@ class Writer:
     def __init__(self, paths: Paths, index: Index, run: int) -> None:
         self._index = index
         self._run = run
-        self._files = {DONE: _Appender(paths.out), FAILED: _Appender(paths.errors)}
-        self._journal = _Appender(paths.journal)
+        self._files = {DONE: Appender(paths.out), FAILED: Appender(paths.errors)}
+        self._journal = Appender(paths.journal)
         self._pending: deque[journal.Entry] = deque()
         self._lock = threading.Lock()
 

@@ -63,7 +63,8 @@ def run_bench(plan: BenchPlan, say: Say) -> dict[str, Any]:
     from mlxrun.model.doctor import device_facts
     from mlxrun.model.versions import library_versions
 
-    plan = replace(plan, config=resolve(plan.config))
+    config = resolve(plan.config)  # every prompt is computed: the peer has no prefix cache here
+    plan = replace(plan, config=replace(config, cache=replace(config.cache, backend="none")))
     meter = Meter(time.perf_counter, counters.settle, counters.peak)
     with bench_model(plan.model, plan.seed) as model:
         openers = _openers(plan, model)

@@ -7,7 +7,9 @@ preset is scaled so that its greedy answers vary, which lets the two sides' toke
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
+import math
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -54,6 +56,41 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
 }
 
+PLAIN, WINDOWED, HYBRID, VISION = "plain", "windowed", "hybrid", "vision"
+_TINY = PRESETS["tiny"]
+# The tiny preset in other architectures: windows beside full attention, recurrent layers beside it.
+_FAMILIES: dict[str, dict[str, Any]] = {
+    WINDOWED: _TINY
+    | {
+        "architectures": ["Gemma3ForCausalLM"],
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 6,
+        "sliding_window": 256,
+        "sliding_window_pattern": 3,
+        "query_pre_attn_scalar": 32,
+        "rope_local_base_freq": 10000.0,
+    },
+    HYBRID: _TINY
+    | {
+        "architectures": ["Qwen3NextForCausalLM"],
+        "model_type": "qwen3_next",
+        "full_attention_interval": 4,
+        "linear_num_value_heads": 4,
+        "linear_num_key_heads": 2,
+        "linear_key_head_dim": 32,
+        "linear_value_head_dim": 32,
+        "linear_conv_kernel_dim": 4,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "moe_intermediate_size": 96,
+        "shared_expert_intermediate_size": 96,
+        "mlp_only_layers": [],
+        "partial_rotary_factor": 0.5,
+    },
+}
+
 
 @dataclass(frozen=True, slots=True)
 class BenchModel:
@@ -65,24 +102,61 @@ class BenchModel:
     dtype: str | None
 
 
-@contextlib.contextmanager
-def bench_model(name: str, seed: int = 0) -> Iterator[BenchModel]:
-    """The folder of a preset, written for the time of the block, or the local folder of that path."""
+def families(name: str) -> tuple[str, ...]:
+    """The families of that preset, or the one of a local folder (`embedded`: of the model that is built in)."""
+    if name == "tiny":
+        return (PLAIN, *_FAMILIES, VISION)
     if name in PRESETS:
+        return (PLAIN,)
+    return (_family(_read_config(_folder(name))),)
+
+
+def _family(config: Mapping[str, Any]) -> str:
+    if "vision_config" in config:
+        return VISION
+    kinds = " ".join(config.get("layer_types") or ())
+    if "linear" in kinds or "mamba" in kinds or any(key.startswith(("linear_", "mamba_")) for key in config):
+        return HYBRID
+    if "sliding" in kinds or (config.get("sliding_window") and config.get("use_sliding_window", True)):
+        return WINDOWED
+    return PLAIN
+
+
+@contextlib.contextmanager
+def bench_model(name: str, seed: int = 0, family: str | None = None) -> Iterator[BenchModel]:
+    """The folder of a preset, written for the time of the block, or the local folder of that path.
+
+    `family`: the tiny preset in that one; its vision model is the embedded one.
+    """
+    if name in PRESETS and family != VISION:
         with tempfile.TemporaryDirectory(prefix="mlxrun-bench-") as folder:
-            write_model(Path(folder), PRESETS[name], seed)
+            write_model(Path(folder), _FAMILIES.get(family or PLAIN, PRESETS[name]), seed)
             yield describe(name, Path(folder))
-    elif (Path(name) / "config.json").is_file():
-        yield describe(Path(name).resolve().name, Path(name))
     else:
-        raise ConfigError(
-            f"--model {name}: neither a preset ({', '.join(PRESETS)}) nor a local folder with a config.json"
-        )
+        folder_of = _folder("embedded" if name in PRESETS else name)
+        yield describe("embedded" if name in PRESETS else folder_of.resolve().name, folder_of)
+
+
+def _folder(name: str) -> Path:
+    if name == "embedded":
+        from mlxrun.config.settings import ModelSettings
+        from mlxrun.model.files import model_folder
+
+        return model_folder(ModelSettings())
+    if (Path(name) / "config.json").is_file():
+        return Path(name)
+    raise ConfigError(
+        f"--model {name}: neither a preset ({', '.join(PRESETS)}) nor a local folder with a config.json"
+    )
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    return dict(json.loads((folder / "config.json").read_text(encoding="utf-8")))
 
 
 def describe(name: str, folder: Path) -> BenchModel:
     """Read what config.json says; multimodal models keep it in `text_config`."""
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config = _read_config(folder)
     text = config.get("text_config", {}) | config
     if "vocab_size" not in text:
         raise ConfigError(f"--model {folder}: config.json has no vocab_size")
@@ -117,24 +191,28 @@ def _write_weights(folder: Path, config: Mapping[str, Any], seed: int) -> None:
     # isort: split
     import mlx.core as mx
     from mlx.utils import tree_flatten
-    from mlx_lm.models import qwen3
 
-    model = qwen3.Model(qwen3.ModelArgs.from_dict(dict(config)))
+    module = importlib.import_module(f"mlx_lm.models.{config['model_type']}")
+    model = module.Model(module.ModelArgs.from_dict(dict(config)))
     dtype = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}[config["dtype"]]
     keys = iter(mx.random.split(mx.random.key(seed), len(tree_flatten(model.parameters()))))
     weights = {}
     for path, value in tree_flatten(model.parameters()):
-        weights[path] = _random(path, value.shape, next(keys)).astype(dtype)
+        weights[path] = _random(config["model_type"], path, value.shape, next(keys)).astype(dtype)
         mx.eval(weights[path])
     mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
 
 
-def _random(path: str, shape: tuple[int, ...], key: Any) -> Any:
+def _random(kind: str, path: str, shape: tuple[int, ...], key: Any) -> Any:
     """Norms are ones. Matrices keep their input's size, a little more in the middle so that depth matters."""
     import mlx.core as mx
 
+    if path.endswith("A_log"):  # slow decay: else a recurrent state forgets within a few tokens
+        return mx.log(mx.random.uniform(0.002, 0.05, shape, key=key))
     if len(shape) == 1:
         return mx.ones(shape)
-    gain = {"embed_tokens": shape[-1] ** 0.5, "lm_head": 2.0}
-    scale = next((g for part, g in gain.items() if part in path), 1.6) / shape[-1] ** 0.5
+    fan = math.prod(shape[1:]) if "conv" in path else shape[-1]
+    # gemma3 multiplies its embeddings by the square root of their width itself.
+    gain = {"embed_tokens": 1.0 if kind == "gemma3_text" else shape[-1] ** 0.5, "lm_head": 2.0}
+    scale = next((g for part, g in gain.items() if part in path), 1.6) / fan**0.5
     return mx.random.normal(shape, key=key) * scale

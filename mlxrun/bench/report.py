@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich import box
@@ -16,12 +16,31 @@ PIPED_WIDTH = 160
 
 def print_report(report: Mapping[str, Any], console: Console | None = None) -> None:
     """One table of all workloads, then what was measured and where."""
-    console = console or Console()
-    if not console.is_terminal:
-        console = Console(file=console.file, width=PIPED_WIDTH, color_system=None)
+    console = fitting(console)
     console.print(_table(report, console.is_terminal))
     for line in notes(report):
         console.print(line, highlight=False, soft_wrap=True)
+
+
+def fitting(console: Console | None) -> Console:
+    """The console, wide enough for a table if nobody watches."""
+    console = console or Console()
+    if console.is_terminal:
+        return console
+    return Console(file=console.file, width=PIPED_WIDTH, color_system=None)
+
+
+def make_table(columns: Sequence[str], left: int, cells: Sequence[Sequence[str]], terminal: bool) -> Table:
+    """A table of these rows, the first `left` columns being words; a word that repeats is shown once."""
+    table = Table(box=box.SIMPLE_HEAD if terminal else box.MARKDOWN)
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="left" if i < left else "right", no_wrap=True)
+    before: Sequence[str] = ()
+    for row in cells:
+        same = [row[: i + 1] == before[: i + 1] for i in range(left)]
+        table.add_row(*("" if i < left and same[i] else cell for i, cell in enumerate(row)))
+        before = row
+    return table
 
 
 def _table(report: Mapping[str, Any], terminal: bool) -> Table:
@@ -63,20 +82,30 @@ def show(measure: Measure, value: float | None) -> str:
     if value is None:
         return "-"
     if measure.unit == "bytes":
-        return f"{value / 1e9:.3f} GB" if value >= 1e8 else f"{value / 1e6:.1f} MB"
+        return show_bytes(value)
     if measure.unit == "ms":
         return f"{value * 1000:.1f} ms"
     return f"{value:,.3f} s" if measure.unit == "s" else f"{value:,.0f} tok/s"
 
 
+def show_bytes(value: float) -> str:
+    """Bytes in the unit that fits."""
+    return f"{value / 1e9:.3f} GB" if value >= 1e8 else f"{value / 1e6:.1f} MB"
+
+
+def where(report: Mapping[str, Any]) -> str:
+    """The machine and the versions."""
+    device = report["device"]
+    versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
+    return ", ".join(str(device[k]) for k in ("backend", "name", "blas") if device.get(k)) + f"; {versions}"
+
+
 def notes(report: Mapping[str, Any]) -> list[str]:
     """Lines under the table: the setting, then what needs words."""
-    model, settings, device = report["model"], report["settings"], report["device"]
-    versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
-    where = ", ".join(str(device[key]) for key in ("backend", "name", "blas") if device.get(key))
+    model, settings = report["model"], report["settings"]
     lines = [
         f"{model['name']} ({model['dtype'] or 'quantised'}), scale {settings['scale']:g}, "
-        f"median of {settings['repeat']}; {where}; {versions}"
+        f"median of {settings['repeat']}; {where(report)}"
     ]
     for name, part in report["workloads"].items():
         if "same_tokens" in part:

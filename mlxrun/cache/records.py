@@ -7,10 +7,12 @@ digest, so equal ids mean equal content, and one comparison serves text and imag
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
+from mlxrun.scheduler.payload import Blob as Blob
+from mlxrun.scheduler.payload import Tensor as Tensor
 from mlxrun.scheduler.plan import Part
 
 Key = bytes  # 16 bytes
@@ -38,28 +40,8 @@ class Record:
     on_disk: bool = False
     tick: int = 0  # when it was last used
     pins: int = 0  # running requests that use it
-    marks: tuple[Key, ...] = field(default=(), repr=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Tensor:
-    """An array as bytes. `dtype` as safetensors calls it: F32, BF16, F16, U32, U8, I64, ..."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    data: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Blob:
-    """A payload outside the device."""
-
-    tensors: Mapping[str, Tensor]
-    meta: Mapping[str, str]
-
-    @property
-    def nbytes(self) -> int:
-        return sum(len(tensor.data) for tensor in self.tensors.values())
+    prompt: bool = False  # computed for a prompt, or used by one: outlasts what only ended an answer
+    durable: bool = False  # a draft's wish: to be written, with all that it rests on
 
 
 class Codec(Protocol):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,8 +34,9 @@ A line of JOBS is OpenAI's batch form or a short one; an `eval` key scores the a
 
 \b
 JOBS x.jsonl writes x.out.jsonl, x.errors.jsonl (lines that failed, with their line number and reason) and
-x.out.jsonl.run/ (manifest.json, journal.jsonl, status.json). Lines that are done are not run again, changed
-ones are. Ctrl-C once stops in order, twice at once.
+x.out.jsonl.run/ (manifest.json, journal.jsonl, status.json; until all is done answers.jsonl and cache/, so
+that half answers and prompts go on too). Lines that are done are not run again, changed ones are. Ctrl-C
+once stops in order, twice at once.
 
 \b
 Exit codes: 0 all lines done; 1 some failed; 2 config or job file; 3 engine; 130 interrupted, can go on.
@@ -73,6 +73,7 @@ def command(
 
 
 async def _run(loaded: Loaded, paths: Paths, options: Options) -> int:
+    from mlxrun.batch.cache import engine_config
     from mlxrun.batch.report import count, print_scores, reasons
     from mlxrun.batch.session import Session, Setup
     from mlxrun.engine.client import EngineClient
@@ -80,13 +81,16 @@ async def _run(loaded: Loaded, paths: Paths, options: Options) -> int:
     from mlxrun.model.host import load_host
 
     host = load_host(loaded.config.model, weights=True)
-    setup = Setup(
-        loaded.config, loaded.digest, host, partial(EngineClient.start, loaded.config, host), device_facts
-    )
+
+    async def start() -> EngineClient:
+        return await EngineClient.start(engine_config(loaded.config, paths), host)
+
+    setup = Setup(loaded.config, loaded.digest, host, start, device_facts)
     outcome = await Session(paths, setup, options, _say).run()
     print_scores(outcome.scores, sys.stdout)
     meter = outcome.meter
-    click.echo(f"{meter.done} of {count(meter.total, 'line')} done: {paths.out}")
+    saved = f", {meter.cached_share:.0%} of prompt tokens reused" if meter.reused else ""
+    click.echo(f"{meter.done} of {count(meter.total, 'line')} done{saved}: {paths.out}")
     if meter.failed:
         click.echo(f"{meter.failed} failed: {paths.errors}")
         for reason, times in reasons(paths.errors):

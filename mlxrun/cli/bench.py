@@ -1,32 +1,64 @@
-"""`mlxrun bench engine`: the table goes to standard output, progress to standard error."""
+"""`mlxrun bench engine` and `mlxrun bench cache`: the table goes to standard output, progress to standard error."""
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
+from mlxrun.bench.cache_workloads import SCENARIOS
 from mlxrun.bench.workloads import WORKLOADS
 from mlxrun.cli.options import config_options, load
 from mlxrun.errors import JobError
 
+F = TypeVar("F", bound=Callable[..., Any])
+
+FAMILIES = ("plain", "windowed", "hybrid", "vision")
+
 
 @click.group(name="bench")
 def command() -> None:
-    """Measure the engine, against its peers too."""
+    """Measure the engine and its prefix cache, against their peers too."""
+
+
+def _measure_options(function: F) -> F:
+    """What all benchmarks take."""
+    model = click.option(
+        "--model",
+        default="tiny",
+        show_default=True,
+        metavar="PRESET|PATH",
+        help="tiny or qwen3-0.6b (random weights), embedded (the built-in model), or a local model folder.",
+    )
+    scale = click.option(
+        "--scale",
+        default=1.0,
+        show_default=True,
+        type=click.FloatRange(0, 16, min_open=True),
+        help="Times prompt and answer lengths.",
+    )
+    repeat = click.option(
+        "--repeat",
+        default=3,
+        show_default=True,
+        type=click.IntRange(1, 100),
+        help="Runs of each side; medians are shown.",
+    )
+    json_file = click.option(
+        "--json",
+        "json_path",
+        type=click.Path(path_type=Path, allow_dash=True, dir_okay=False),
+        metavar="FILE",
+        help="Write every run as JSON; - is standard output, instead of the table.",
+    )
+    return model(scale(repeat(json_file(config_options(function)))))
 
 
 @command.command(name="engine")
-@click.option(
-    "--model",
-    default="tiny",
-    show_default=True,
-    metavar="PRESET|PATH",
-    help="tiny or qwen3-0.6b (random weights), or a local model folder.",
-)
 @click.option(
     "--workload",
     "workloads",
@@ -35,30 +67,9 @@ def command() -> None:
     help="May be given several times; default: all.",
 )
 @click.option(
-    "--scale",
-    default=1.0,
-    show_default=True,
-    type=click.FloatRange(0, 16, min_open=True),
-    help="Times prompt and answer lengths.",
-)
-@click.option(
-    "--repeat",
-    default=3,
-    show_default=True,
-    type=click.IntRange(1, 100),
-    help="Runs of each side; medians are shown.",
-)
-@click.option(
     "--peer/--no-peer", default=True, show_default=True, help="Measure mlx-lm's BatchGenerator too, in turn."
 )
-@click.option(
-    "--json",
-    "json_path",
-    type=click.Path(path_type=Path, allow_dash=True, dir_okay=False),
-    metavar="FILE",
-    help="Write every run as JSON; - is standard output, instead of the table.",
-)
-@config_options
+@_measure_options
 def engine(
     model: str,
     workloads: tuple[str, ...],
@@ -83,11 +94,72 @@ def engine(
 
     plan = BenchPlan(model, workloads or tuple(WORKLOADS), config, **options)
     report = run_bench(plan, lambda line: print(line, file=sys.stderr))
+    return _put_out(report, json_path, print_report)
+
+
+@command.command(name="cache")
+@click.option(
+    "--family",
+    "families",
+    multiple=True,
+    type=click.Choice(FAMILIES),
+    help="Kind of model; may be given several times; default: all that --model has.",
+)
+@click.option(
+    "--scenario",
+    "scenarios",
+    multiple=True,
+    type=click.Choice(SCENARIOS),
+    help="May be given several times; default: all.",
+)
+@click.option(
+    "--peer/--no-peer",
+    default=True,
+    show_default=True,
+    help="Measure mlx-lm's LRUPromptCache too, as its server uses it, in turn.",
+)
+@_measure_options
+def cache(
+    model: str,
+    families: tuple[str, ...],
+    scenarios: tuple[str, ...],
+    json_path: Path | None,
+    config_path: Path | None,
+    sets: tuple[str, ...],
+    **options: Any,
+) -> int:
+    """Requests that meet the prefix cache cold and warm, and mlx-lm's prompt cache beside it.
+
+    \b
+    repeat        a prompt of 16384 tokens, and the same again
+    shared-2k     2048 shared tokens and 256 others
+    shared-16k    16384 shared tokens and 256 others
+    conversation  10 turns of an agent on a system prompt of 4096
+    alternating   two system prompts of 4096 in turn
+    image         another question about the same image (vision)
+    nothing       32 distinct prompts of 512, with the cache and without
+    lookup        the search alone, among 10 and 5000 records
+    """
+    config = load(config_path, sets).config
+    from mlxrun.bench.cache import CachePlan, run_cache_bench
+    from mlxrun.bench.cache_report import print_cache_report
+    from mlxrun.bench.models import families as families_of
+
+    has = families_of(model)
+    unknown = [family for family in families if family not in has]
+    if unknown:
+        raise click.UsageError(f"--family {unknown[0]}: --model {model} is {', '.join(has)}")
+    plan = CachePlan(model, families or has, scenarios or SCENARIOS, config, **options)
+    report = run_cache_bench(plan, lambda line: print(line, file=sys.stderr))
+    return _put_out(report, json_path, print_cache_report)
+
+
+def _put_out(report: Any, json_path: Path | None, show: Callable[[Any], None]) -> int:
     text = json.dumps(report, indent=2) + "\n"
     if str(json_path) == "-":
         click.echo(text, nl=False)
         return 0
-    print_report(report)
+    show(report)
     if json_path is not None:
         _write(json_path, text)
     return 0

@@ -103,6 +103,20 @@ def _is_local(path: str) -> bool:
     return path == "embedded" or Path(path).is_absolute()  # the loader made folders absolute
 
 
+def folder_without_disk(config: Config) -> str | None:
+    """A folder is for the disk backend."""
+    if config.cache.disk_path is None or config.cache.backend == "disk":
+        return None
+    return f"does nothing while cache.backend is {config.cache.backend}; set cache.backend: disk"
+
+
+def quantised_reproducible(config: Config) -> str | None:
+    """What was quantised is not what was computed."""
+    if config.cache.stored_bits is None or not config.engine.reproducible:
+        return None
+    return "what is stored is not exact then, which engine.reproducible demands; remove one of them"
+
+
 CHECKS = (
     Check(("model.path",), model_exists),
     Check(("model.adapter",), adapter_exists),
@@ -116,4 +130,6 @@ CHECKS = (
     ),
     Check(("sampling.max_tokens", "model.context_length"), answer_fills_context),
     Check(("media.allow_hosts", "media.allow_urls"), hosts_without_urls),
+    Check(("cache.disk_path", "cache.backend"), folder_without_disk),
+    Check(("cache.stored_bits", "engine.reproducible"), quantised_reproducible),
 )

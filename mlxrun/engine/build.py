@@ -9,6 +9,7 @@ import logging
 
 from mlxrun.config.settings import Config
 from mlxrun.engine.engine import Engine
+from mlxrun.engine.prefixes import make_prefixes
 from mlxrun.errors import ConfigError
 from mlxrun.model.adapter import first_look
 from mlxrun.model.device import resolve
@@ -17,6 +18,7 @@ from mlxrun.model.loader import load_adapter
 from mlxrun.model.memory import budget
 from mlxrun.model.probe import choose_methods
 from mlxrun.model.runner import ModelRunner
+from mlxrun.model.snapshot import Snapshots
 from mlxrun.scheduler.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
@@ -32,11 +34,18 @@ def build_engine(config: Config, host: Host | None = None) -> Engine:
     memory = budget(config.scheduler, adapter.model, _hidden(host), cache, vocab)
     if 0 < memory.limit < memory.weights:
         raise ConfigError(f"scheduler.memory_limit: {memory.explain(1, 1)}: nothing could ever run")
+    snapshots = Snapshots(cache, config.cache.stored_bits)
+    prefixes = make_prefixes(config, host, snapshots, memory)
     scheduler = Scheduler(
-        config.scheduler, host.context_length, memory, whole_chunks=config.engine.reproducible
+        config.scheduler,
+        host.context_length,
+        memory,
+        prefixes=prefixes,
+        whole_chunks=config.engine.reproducible,
     )
     log.info("loaded %s: decode %s", host.name, probe.methods.decode)
-    return Engine(host, scheduler, ModelRunner(adapter, vocab, probe.methods), config.engine, probe)
+    runner = ModelRunner(adapter, vocab, probe.methods, snapshots)
+    return Engine(host, scheduler, runner, config.engine, probe, prefixes)
 
 
 def _hidden(host: Host) -> int:

@@ -7,7 +7,7 @@ events merge in a single slot. All methods belong to the event loop that called 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -45,7 +45,7 @@ class EngineClient:
     def __init__(self, build: Callable[[], Engine]) -> None:
         loop = asyncio.get_running_loop()
         self._collectors: dict[str, Collector] = {}  # requests whose final event has not come yet
-        self._ready: asyncio.Future[Host] = loop.create_future()
+        self._ready: asyncio.Future[Engine] = loop.create_future()
         self._dead: MlxrunError | None = None
         self._loop = loop
         listener = Listener(
@@ -75,7 +75,11 @@ class EngineClient:
     @property
     def host(self) -> Host:
         """The model's host side."""
-        return self._ready.result()
+        return self._ready.result().host
+
+    def cache_counts(self) -> Mapping[str, int]:
+        """What the prefix cache did since the start; names as in cache.records.Counters, empty without one."""
+        return self._ready.result().prefixes.counts()
 
     @property
     def dead(self) -> MlxrunError | None:
@@ -126,9 +130,9 @@ class EngineClient:
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(call, *args)
 
-    def _on_ready(self, host: Host) -> None:
+    def _on_ready(self, engine: Engine) -> None:
         if not self._ready.done():
-            self._ready.set_result(host)
+            self._ready.set_result(engine)
 
     def _on_events(self, events: list[TokenEvent]) -> None:
         for event in events:

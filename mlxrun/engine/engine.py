@@ -13,6 +13,7 @@ from mlxrun.errors import EngineDead
 from mlxrun.model.host import Host
 from mlxrun.model.probe import Probe
 from mlxrun.scheduler.plan import StepPlan, StepResult
+from mlxrun.scheduler.prefixes import NoPrefixes, Prefixes
 from mlxrun.scheduler.request import Request, TokenEvent
 from mlxrun.scheduler.scheduler import Scheduler
 
@@ -22,6 +23,8 @@ log = logging.getLogger(__name__)
 class Runner(Protocol):
     """What the engine needs of model.runner.ModelRunner; tests put a scripted one here."""
 
+    @property
+    def pending(self) -> bool: ...
     def execute(self, plan: StepPlan) -> StepResult: ...
     def reset(self) -> None: ...
     def close(self) -> None: ...
@@ -37,10 +40,13 @@ class Engine:
         runner: Runner,
         settings: EngineSettings,
         probe: Probe | None = None,
+        prefixes: Prefixes | None = None,
     ) -> None:
+        """`prefixes`: the scheduler's; copies that the runner made go there."""
         self.host = host
         self.scheduler = scheduler
         self.probe = probe
+        self.prefixes: Prefixes = prefixes or NoPrefixes()
         self._runner = runner
         self._settings = settings
         self._failures = 0  # steps that failed since a token last came out
@@ -49,7 +55,7 @@ class Engine:
     @property
     def busy(self) -> bool:
         """Whether `step` has anything to do."""
-        return self.scheduler.busy or bool(self._aborted)
+        return self.scheduler.busy or bool(self._aborted) or self._runner.pending
 
     def add(self, request: Request) -> None:
         """Take a request in; Overloaded, PromptTooLong or RequestError if it cannot run."""
@@ -68,6 +74,10 @@ class Engine:
             result = self._runner.execute(plan)
         except Exception as error:  # the border: whatever a model does, requests get an answer
             return self._failed(plan, error)
+        for saved in result.saved:
+            self.prefixes.put(saved)
+        for request_id in result.unusable:
+            self.prefixes.discard(request_id)
         if result.tokens:  # with decode-ahead, only what comes out shows that a step has worked
             self._failures = 0
         events, self._aborted = self._aborted, []
@@ -84,4 +94,7 @@ class Engine:
 
     def close(self) -> None:
         """Drop all arrays, on the thread that made them."""
-        self._runner.close()
+        try:
+            self.prefixes.shut()
+        finally:
+            self._runner.close()

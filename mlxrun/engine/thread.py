@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 from mlxrun.engine.engine import Engine
 from mlxrun.errors import EngineDead, MlxrunError
-from mlxrun.model.host import Host
 from mlxrun.scheduler.request import FinishReason, Request, TokenEvent
 
 log = logging.getLogger(__name__)
@@ -42,11 +41,11 @@ Message = Submit | Abort | Stop
 class Listener:
     """What the thread calls, on itself: each must only hand the news over.
 
-    `ready` once after loading, or `dead` instead; `deliver` after each step that has events; `dead` once
+    `ready` once after loading, with the idle engine, or `dead` instead; `deliver` after each step that has events; `dead` once
     when the engine ends by an error.
     """
 
-    ready: Callable[[Host], None]
+    ready: Callable[[Engine], None]
     deliver: Callable[[list[TokenEvent]], None]
     dead: Callable[[MlxrunError], None]
 
@@ -84,7 +83,7 @@ class EngineThread:
             self._listener.dead(_dead(error))
             return
         try:
-            self._listener.ready(engine.host)
+            self._listener.ready(engine)
             self._loop(engine)
         except Exception as error:
             log.exception("the engine stops")

@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 import mlx.core as mx
 
 from mlxrun.model import leaves
+from mlxrun.model.leaves import RowView
 from mlxrun.model.rows import Forward, Joining
 
 
@@ -36,6 +37,11 @@ class AloneBatch:
         self._rows = {rid: row for rid, row in self._rows.items() if rid in keep}
         self._rows |= {row.id: row for row in joining}
         self._steps = {rid: self._steps.get(rid, 0) for rid in self._rows}
+
+    def row(self, rid: str) -> tuple[int, RowView]:
+        """Tokens in a row's cache, and what it holds; valid until the next `update` or `forward`."""
+        row = self._rows[rid]
+        return row.length + self._steps[rid], leaves.view(row.cache)
 
     def forward(self, call: Forward) -> mx.array:
         outputs = []

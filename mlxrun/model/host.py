@@ -6,6 +6,7 @@ nothing else. It is what mlxrun.text.host.HostModel describes.
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,11 +27,13 @@ _DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 @dataclass(frozen=True, slots=True)
 class Processed:
-    """Tokens of a prompt with images: `spans`: where images lie; `media`: numpy arrays."""
+    """Tokens of a prompt with images: `spans`: where images lie; `media`: numpy arrays; `digests`: one a
+    span, of the pixels that decide what fills it and of how they are processed."""
 
     ids: tuple[int, ...]
     spans: tuple[tuple[int, int], ...]
     media: Mapping[str, Any]
+    digests: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,7 @@ class Host:
     names: tuple[str, ...]
     digests: Mapping[str, str]
     processor: Any = None
+    processor_digest: bytes = b""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def process(self, text: str, images: Sequence[Any]) -> Processed:
@@ -63,7 +67,18 @@ class Host:
                 raise MediaError(f"the model's image processor refused the images: {error}") from error
         ids = tuple(int(i) for i in arrays.pop("input_ids").reshape(-1))
         arrays.pop("attention_mask", None)
-        return Processed(ids, self._spans(ids), arrays)
+        spans = self._spans(ids)
+        return Processed(ids, spans, arrays, self._digests(spans, ids, images))
+
+    def _digests(
+        self, spans: Sequence[tuple[int, int]], ids: Sequence[int], images: Sequence[Any]
+    ) -> tuple[bytes, ...]:
+        """One a span: of its own image where it is known which that is, else of all images in order."""
+        own = [image_digest(image, self.processor_digest) for image in images]
+        number = region_numbers(spans, ids, getattr(self.processor, "image_break_token_id", None))
+        if number and number[-1] + 1 == len(own):
+            return tuple(own[n] for n in number)
+        return (hashlib.blake2b(b"".join(own), digest_size=16).digest(),) * len(spans)
 
     def _spans(self, ids: Sequence[int]) -> tuple[tuple[int, int], ...]:
         token = _image_token(self.config)
@@ -74,6 +89,28 @@ class Host:
                 spans.append((start, start + length))
             start += length
         return tuple(spans)
+
+
+def image_digest(image: Any, settings: bytes = b"") -> bytes:
+    """16 bytes, of an image's decoded pixels and of the settings of the processor that takes them."""
+    found = hashlib.blake2b(settings, digest_size=16)
+    found.update(f"{image.mode} {image.size}".encode())
+    if image.mode in ("P", "PA"):
+        found.update(bytes(image.getpalette() or b""))
+    found.update(image.tobytes())
+    return found.digest()
+
+
+def region_numbers(spans: Sequence[tuple[int, int]], ids: Sequence[int], line_break: int | None) -> list[int]:
+    """For each span the number of its region: spans with only a token between them that ends a line of an
+    image, and stands nowhere else, are of one image."""
+    numbers: list[int] = []
+    end = 0
+    for start, stop in spans:
+        same = numbers and start == end + 1 and line_break is not None and ids[end] == line_break
+        numbers.append(numbers[-1] + (not same) if numbers else 0)
+        end = stop
+    return numbers
 
 
 def load_host(settings: ModelSettings, weights: bool = False) -> Host:
@@ -98,6 +135,7 @@ def load_host(settings: ModelSettings, weights: bool = False) -> Host:
         names=settings.names,
         digests=digests(folder, adapter, template),
         processor=_processor(folder, config, settings) if vision else None,
+        processor_digest=_processor_digest(folder),
     )
 
 
@@ -185,6 +223,14 @@ def _processor(folder: Path, config: Mapping[str, Any], settings: ModelSettings)
     if image_processor is not None:
         processor.image_processor = image_processor
     return processor
+
+
+def _processor_digest(folder: Path) -> bytes:
+    """Of all files that say how images become pixels."""
+    found = hashlib.blake2b(digest_size=16)
+    for path in sorted(folder.glob("*processor*.json")):
+        found.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return found.digest()
 
 
 def _image_token(config: Mapping[str, Any]) -> int | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import enum
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
@@ -74,6 +75,28 @@ def part(leaf: Any) -> Part:
         return Part(leaf.keys, leaf.values, leaf.offset)
     merged = type(leaf).merge([leaf])  # the public way to temporal order
     return Part(merged.keys, merged.values, merged.keys.shape[2])
+
+
+Held = Any  # Part of a KV or WINDOW leaf, a tuple of arrays of a STATE; any other leaf as it is
+
+
+@dataclass(frozen=True, slots=True)
+class RowView:
+    """A row as the snapshots see it, leaf by leaf: to be used before the row computes on, as nothing is
+    copied and the arrays' objects are written into."""
+
+    held: tuple[Held, ...]
+
+
+def view(cache: Sequence[Any]) -> RowView:
+    """A row in single-row caches."""
+    return RowView(tuple(_held(leaf) for leaf in flatten(cache)))
+
+
+def _held(leaf: Any) -> Held:
+    if kind(leaf) is Kind.STATE:
+        return tuple(leaf.cache)
+    return leaf if kind(leaf) is Kind.OTHER else part(leaf)
 
 
 def reserve(cache: Sequence[Any], tokens: int) -> list[Any]:

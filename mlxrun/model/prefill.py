@@ -28,14 +28,18 @@ class Sharing:
 
 
 def shared(
-    chunks: Sequence[PrefillChunk], plain: Collection[str], sharing: Sharing
+    chunks: Sequence[PrefillChunk],
+    plain: Collection[str],
+    sharing: Sharing,
+    breaks: Collection[tuple[str, int]] = (),
 ) -> list[list[PrefillChunk]]:
     """Chunks as forwards, in an order that keeps each request's chunks in sequence.
 
-    `plain`: requests without images whose chunk does not sample.
+    `plain`: requests without images whose chunk does not sample. `breaks`: (request, position) where a
+    forward has to end, as the state after it is wanted.
     """
     if sharing.joined:
-        chunks = _joined(chunks)
+        chunks = _joined(chunks, breaks)
     first = [c for c in chunks if c.start == 0 and c.request_id in plain]
     later = [[c] for c in chunks if c.start > 0 or c.request_id not in plain]
     forwards: list[list[PrefillChunk]] = []
@@ -46,11 +50,12 @@ def shared(
     return forwards + later
 
 
-def _joined(chunks: Sequence[PrefillChunk]) -> list[PrefillChunk]:
+def _joined(chunks: Sequence[PrefillChunk], breaks: Collection[tuple[str, int]]) -> list[PrefillChunk]:
     joined: list[PrefillChunk] = []
     for chunk in chunks:
         last = joined[-1] if joined else None
-        if last and last.request_id == chunk.request_id and last.stop == chunk.start:
+        follows = last and last.request_id == chunk.request_id and last.stop == chunk.start
+        if last and follows and (last.request_id, last.stop) not in breaks:
             joined[-1] = PrefillChunk(chunk.request_id, last.start, chunk.stop)
         else:
             joined.append(chunk)

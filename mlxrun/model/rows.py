@@ -18,7 +18,7 @@ import mlx.core as mx
 from mlxrun.model import leaves
 from mlxrun.model.attention import GroupCache, RaggedCache
 from mlxrun.model.group import Part, RowGroup
-from mlxrun.model.leaves import Kind
+from mlxrun.model.leaves import Kind, RowView
 
 SHORTEST_BUCKET = 256  # rows below the next power of two (512) share a group whatever their length
 
@@ -223,6 +223,20 @@ class DecodeBatch:
             rows = [a if a is None else a[first : first + count] for a in state.cache]
             filled[i].cache = [_padded(a, padding) for a in rows]
         return leaves.unflatten(self._template, filled)
+
+    def row(self, rid: str) -> tuple[int, RowView]:
+        """Tokens in a row's cache, and what it holds; valid until the next `update` or `forward`."""
+        group, index = next((g, g.ids.index(rid)) for g in self.groups if rid in g.ids)
+        place, length = self.ids.index(rid), group.lengths[index]
+        held: dict[int, leaves.Held] = {
+            i: tuple(a if a is None else a[place : place + 1] for a in leaf.cache)
+            for i, leaf in self._states.items()
+        }
+        for i, buffer in zip(self._keyed, group.buffers, strict=True):
+            width = length if buffer.window is None else min(length, buffer.window)
+            keys, values = (a[index : index + 1] for a in buffer.view(width))
+            held[i] = Part(keys, values, width)
+        return length, RowView(tuple(held[i] for i in range(len(self._leaves))))
 
     def state_arrays(self) -> list[mx.array]:
         """Recurrent state: what the logits of the step that makes it do not consume."""

@@ -1,7 +1,8 @@
 """Computes what the scheduler planned. Owns every array of a request: caches, embeddings, sampling state.
 
 `execute` launches this step and then reads the tokens of the one before (decode-ahead), so that the device
-never waits for Python. Runs on the engine thread only. An exception that can be told to one request (its
+never waits for Python. Copies for the prefix cache are made in passing and come back when they are evaluated;
+a hit that cannot be restored is computed instead. Runs on the engine thread only. An exception that can be told to one request (its
 images, its settings) comes back in `errors`; any other leaves the runner and all rows are lost: `reset`.
 """
 
@@ -21,7 +22,18 @@ from mlxrun.model.methods import Methods, make_batch
 from mlxrun.model.prefill import shared
 from mlxrun.model.rows import Joining
 from mlxrun.model.sampler import Draw, RowSampling, Sampler, read
-from mlxrun.scheduler.plan import Admission, PrefillChunk, Sampled, StepPlan, StepResult
+from mlxrun.model.snapshot import Snapshots
+from mlxrun.scheduler.plan import (
+    Admission,
+    Hit,
+    Part,
+    PrefillChunk,
+    Sampled,
+    Save,
+    Saved,
+    StepPlan,
+    StepResult,
+)
 from mlxrun.scheduler.request import SamplingParams
 
 log = logging.getLogger(__name__)
@@ -29,6 +41,7 @@ log = logging.getLogger(__name__)
 Drawn = tuple[tuple[str, ...], Draw]  # rows, and what they drew
 CLEAR_EVERY = 256  # steps between giving MLX's free buffers back, if they are more than POOL bytes
 POOL = 1 << 31
+AT_ONCE = 2048  # tokens of a forward where a hit failed and its prefix is computed after all
 
 
 @dataclass(slots=True, eq=False)
@@ -53,13 +66,17 @@ class Launched:
 
     draws: tuple[Drawn, ...] = ()
     filled: tuple[mx.array, ...] = ()
+    saved: tuple[Saved, ...] = ()
 
 
 class ModelRunner:
     """`vocab`: width of the logits. `methods`: how this model decodes and prefills (see model/methods.py)."""
 
-    def __init__(self, adapter: Adapter, vocab: int, methods: Methods) -> None:
+    def __init__(
+        self, adapter: Adapter, vocab: int, methods: Methods, snapshots: Snapshots | None = None
+    ) -> None:
         self._adapter = adapter
+        self._snapshots = snapshots
         self._vocab = vocab
         self._methods = methods
         self._steps = 0
@@ -82,25 +99,32 @@ class ModelRunner:
         mx.clear_cache()
         mx.clear_streams()
 
+    @property
+    def pending(self) -> bool:
+        """Whether copies are under way that the next step gives back."""
+        return bool(self._launched.saved)
+
     # -- the step ---------------------------------------------------------------------------------------
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Launch the plan; returns what the previous one drew, and the requests that failed alone."""
+        saved = self._keep(plan.keep)
         for rid in plan.free:
             self._rows.pop(rid, None)
         self._tidy(plan.clear_pool)
-        errors = self._admit(plan.admit)
+        errors, unusable = self._admit(plan.admit)
         draws = self._decode([r for r in plan.decode if r in self._rows])
         filled: list[mx.array] = []
-        self._prefill([c for c in plan.prefill if c.request_id in self._rows], draws, filled)
-        before, self._launched = self._launched, Launched(tuple(draws), tuple(filled))
+        chunks = [c for c in plan.prefill if c.request_id in self._rows]
+        saved += self._prefill(chunks, plan.save, draws, filled)
+        before, self._launched = self._launched, Launched(tuple(draws), tuple(filled), tuple(saved))
         wanted = [a for _, draw in draws for a in draw.arrays()] + filled + self._state_arrays()
         if self._methods.launch_first:
             mx.async_eval(wanted)
         tokens = self._collect(before, plan.free)
         if not self._methods.launch_first:
             mx.async_eval(wanted)
-        return StepResult(tokens, errors)
+        return StepResult(tokens, errors, before.saved, unusable)
 
     def _state_arrays(self) -> list[mx.array]:
         sampling = [] if self._sampler is None else self._sampler.arrays()
@@ -111,16 +135,22 @@ class ModelRunner:
         if now or (self._steps % CLEAR_EVERY == 0 and mx.get_cache_memory() > POOL):
             mx.clear_cache()
 
-    def _admit(self, admissions: Sequence[Admission]) -> dict[str, Exception]:
+    def _admit(self, admissions: Sequence[Admission]) -> tuple[dict[str, Exception], tuple[str, ...]]:
+        """Make rows; the errors of those that cannot start, and the rows whose hit could not be restored."""
         errors: dict[str, Exception] = {}
+        unusable: list[str] = []
         for admission in admissions:
             request = admission.request
             try:
-                self._rows[request.id] = self._start(admission)
+                row = self._rows[request.id] = self._start(admission)
+                if admission.hit is not None and not self._restore(row, admission.hit):
+                    unusable.append(request.id)
+                    self._compute(row, admission.hit.length)
             except Exception as error:  # the border: what one request's images do must not reach the others
                 log.warning("request %s cannot start: %s", request.id, error)
+                self._rows.pop(request.id, None)
                 errors[request.id] = error
-        return errors
+        return errors, tuple(unusable)
 
     def _start(self, admission: Admission) -> RowState:
         request, output = admission.request, admission.output
@@ -129,6 +159,27 @@ class ModelRunner:
         tokens = [*request.prompt, *output]
         cache = leaves.reserve(self._adapter.new_cache(), self._room(tokens, request.params))
         return RowState(tokens, inputs, sampling, cache, mx.array(tokens[-1:]))
+
+    def _restore(self, row: RowState, hit: Hit) -> bool:
+        """Fill the row's cache from the prefix cache; False, and an empty cache, if that fails."""
+        assert self._snapshots is not None
+        try:
+            room = self._room(row.tokens, row.params)
+            row.cache = self._snapshots.restore(hit, room, self._adapter.new_cache())
+            row.filled = hit.length
+            return True
+        except Exception as error:  # the border: a cache may cost time, never an answer
+            log.warning("a prefix cannot be restored and is computed: %s: %s", type(error).__name__, error)
+            row.cache = leaves.reserve(self._adapter.new_cache(), room)
+            return False
+
+    def _compute(self, row: RowState, length: int) -> None:
+        """Fill the row's empty cache with its first tokens at once."""
+        for start in range(0, length, AT_ONCE):
+            stop = min(start + AT_ONCE, length)
+            self._adapter.prefill(mx.array([row.tokens[start:stop]]), row.cache, start, row.inputs)
+            mx.eval(leaves.all_arrays(row.cache))
+        row.filled = length
 
     def _room(self, tokens: Sequence[int], params: SamplingParams) -> int:
         """Tokens that a row's cache should hold before it has to grow."""
@@ -148,6 +199,37 @@ class ModelRunner:
         if launched.filled:
             mx.eval(launched.filled)  # no more than two steps of prefill are ever in flight
         return tokens
+
+    # -- the prefix cache -------------------------------------------------------------------------------
+
+    def _keep(self, saves: Sequence[Save]) -> list[Saved]:
+        """Copies out of rows that are freed now, under way before the batch writes over them."""
+        saved = [copy for save in saves if (copy := self._copied(save)) is not None]
+        if saved:
+            arrays = [a for copy in saved for a in self._arrays(copy)]
+            (mx.async_eval if self._methods.launch_first else mx.eval)(arrays)
+        return saved
+
+    def _copied(self, save: Save) -> Saved | None:
+        """None where the row does not hold what is asked for: it never started, or ran on."""
+        row = self._rows.get(save.request_id)
+        if row is None or self._snapshots is None:
+            return None
+        if row.cache:
+            length, view = row.filled, leaves.view(row.cache)
+        else:
+            length, view = self._batch.row(save.request_id)
+        if save.part is Part.DELTA:
+            return (
+                Saved(save, self._snapshots.delta(view, save.start, save.stop))
+                if length >= save.stop
+                else None
+            )
+        return Saved(save, self._snapshots.state(view, length)) if length == save.stop else None
+
+    def _arrays(self, saved: Saved) -> list[mx.array]:
+        assert self._snapshots is not None
+        return self._snapshots.arrays(saved.payload)
 
     # -- decode -----------------------------------------------------------------------------------------
 
@@ -205,18 +287,30 @@ class ModelRunner:
     def _prefill(
         self,
         chunks: Sequence[PrefillChunk],
+        saves: Sequence[Save],
         draws: list[Drawn],
         filled: list[mx.array],
-    ) -> None:
-        """Launch chunks; appends draws of chunks that sample, and the arrays to evaluate."""
+    ) -> list[Saved]:
+        """Launch chunks; appends draws of chunks that sample, and the arrays to evaluate. Returns copies."""
         plain = {c.request_id for c in chunks if self._is_plain(c)}
-        for forward in shared(chunks, plain, self._methods.sharing):
+        due: dict[tuple[str, int], list[Save]] = {}
+        for save in saves:
+            due.setdefault((save.request_id, save.stop), []).append(save)
+        saved: list[Saved] = []
+        breaks = {place for place, wanted in due.items() if any(s.part is Part.STATE for s in wanted)}
+        for forward in shared(chunks, plain, self._methods.sharing, breaks):
             if len(forward) > 1:
                 self._prefill_shared(forward)
             else:
                 self._prefill_alone(forward[0], draws)
             for chunk in forward:
                 filled.extend(leaves.all_arrays(self._rows[chunk.request_id].cache))
+                # A state is that of this moment; tokens of a joined chunk are still there.
+                places = [p for p in due if p[0] == chunk.request_id and p[1] <= chunk.stop]
+                copies = [self._copied(save) for place in places for save in due.pop(place)]
+                saved += [copy for copy in copies if copy is not None]
+        filled.extend(a for copy in saved for a in self._arrays(copy))
+        return saved
 
     def _is_plain(self, chunk: PrefillChunk) -> bool:
         row = self._rows[chunk.request_id]

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from mlxrun.scheduler.request import Request
+from mlxrun.scheduler.plan import Hit
+from mlxrun.scheduler.request import HitKind, Request
 
 
 @dataclass(slots=True, eq=False)
@@ -22,7 +23,11 @@ class Entry:
     since: float  # when it began to wait, in seconds of the scheduler's clock
     limit: int  # most tokens of prompt and answer: the context, or what memory holds
     output: list[int] = field(default_factory=list)
+    stops: tuple[int, ...] = ()  # positions where a chunk should end, so that states can be kept there
     computed: int = 0  # tokens whose keys are in the row's cache, or in a chunk that is under way
+    filled: int = 0  # the same, and the tokens that decode steps have added
+    cached: int = 0  # prompt tokens that the prefix cache gave when the request first ran
+    hit: HitKind | None = None
     pending: int = 0  # answer tokens that were launched but are not known yet
     running: bool = False  # has a row
     decoding: bool = False  # the row has reached `target` and is in the decode batch
@@ -75,6 +80,7 @@ class Entry:
         Never inside an image: one that is larger than `most` goes in one piece.
         """
         stop = min((self.computed // chunk + 1) * chunk, self.target, self.computed + most)
+        stop = min([stop, *(s for s in self.stops if s > self.computed)])
         for start, end in self.request.spans:
             if start < stop < end:
                 stop = start if start > self.computed else end
@@ -85,10 +91,24 @@ class Entry:
         if stop == self.target:
             self.decoding = True
             self.pending += int(stop == self.known)
-        self.computed = stop
+        self.computed = self.filled = stop
+
+    def decode(self) -> None:
+        """One more token was launched."""
+        self.pending += 1
+        self.filled += 1
+
+    def resume(self, hit: Hit | None) -> None:
+        """Start to run with what the prefix cache has; `hit` leaves at least one token to compute."""
+        length = 0 if hit is None else hit.length
+        if self.hit is None:
+            self.hit = HitKind.MISS if hit is None else hit.kind
+            self.cached = min(length, len(self.request.prompt))
+        self.computed = self.filled = length
+        self.decoding = length == self.target
 
     def reset(self, now: float) -> None:
         """Back to waiting, with nothing computed; the answer so far is kept."""
-        self.computed = self.pending = 0
+        self.computed = self.filled = self.pending = 0
         self.running = self.decoding = False
         self.since = now

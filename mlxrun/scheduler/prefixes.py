@@ -6,10 +6,10 @@ All calls come from the engine thread. A request is known from `open` to `close`
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from mlxrun.scheduler.plan import Hit, Save
+from mlxrun.scheduler.plan import Hit, Save, Saved
 from mlxrun.scheduler.request import Request
 
 
@@ -57,6 +57,23 @@ class Prefixes(Protocol):
         ...
 
 
+    def put(self, saved: Saved) -> None:
+        """A copy is ready."""
+        ...
+
+    def discard(self, request_id: str) -> None:
+        """The hit of this running request could not be restored: forget what it was made of."""
+        ...
+
+    def counts(self) -> Mapping[str, int]:
+        """What it did since it started, by name; may be read from any thread."""
+        ...
+
+    def shut(self) -> None:
+        """Finish what is under way; nothing is called after this."""
+        ...
+
+
 class NoPrefixes:
     """No cache."""
 
@@ -82,4 +99,16 @@ class NoPrefixes:
         pass
 
     def shrink(self, most: int) -> None:
+        pass
+
+    def put(self, saved: Saved) -> None:
+        pass
+
+    def discard(self, request_id: str) -> None:
+        pass
+
+    def counts(self) -> Mapping[str, int]:
+        return {}
+
+    def shut(self) -> None:
         pass

@@ -15,8 +15,9 @@ from mlxrun.config.settings import SchedulerSettings
 from mlxrun.errors import MlxrunError, Overloaded, PromptTooLong, RequestError
 from mlxrun.scheduler.entry import Entry
 from mlxrun.scheduler.memory import MemoryBudget
-from mlxrun.scheduler.plan import Admission, PrefillChunk, Sampled, StepPlan, StepResult
+from mlxrun.scheduler.plan import Admission, PrefillChunk, Sampled, Save, StepPlan, StepResult
 from mlxrun.scheduler.policy import make_policy
+from mlxrun.scheduler.prefixes import NoPrefixes, Prefixes
 from mlxrun.scheduler.request import FinishReason, Request, TokenEvent
 
 # A row is admitted with room for this many answer tokens; if rows outgrow the memory later, one has to wait.
@@ -39,12 +40,14 @@ class Scheduler:
         context_length: int,
         memory: MemoryBudget | None = None,
         *,
+        prefixes: Prefixes | None = None,
         whole_chunks: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.settings = settings
         self.context_length = context_length
         self.memory = memory or MemoryBudget()
+        self._prefixes: Prefixes = prefixes or NoPrefixes()
         self._whole_chunks = whole_chunks
         self._chunk = settings.chunk or CHUNK
         self._busy = settings.prefill_budget_busy or self._chunk
@@ -53,6 +56,7 @@ class Scheduler:
         self._policy = make_policy(settings.policy)
         self._entries: dict[str, Entry] = {}  # the one owner table, in order of arrival
         self._free: list[str] = []  # rows that the runner drops at the next step
+        self._keep: list[Save] = []  # what the prefix cache wants of them
         self._arrivals = 0
 
     # -- what the engine's users do -------------------------------------------------------------------
@@ -63,17 +67,22 @@ class Scheduler:
             raise RequestError(f"a request with id {request.id!r} is under way")
         if request.params.max_tokens < 1:
             raise RequestError("max_tokens must be at least 1", param="max_tokens")
+        if len(request.answered) >= request.params.max_tokens:
+            raise RequestError("the answer is complete already", param="max_tokens")
         limit = self._size_limit(request)
         waiting = sum(not e.running for e in self._entries.values())
         if waiting >= self.settings.max_queue:  # last: what can never run is not to be sent again
             raise Overloaded(f"{waiting} requests wait (scheduler.max_queue): try again later")
-        self._entries[request.id] = Entry(request, self._arrivals, self._clock(), limit)
+        stops = request.boundaries if self._prefixes.stops else ()
+        output = list(request.answered)
+        self._entries[request.id] = Entry(request, self._arrivals, self._clock(), limit, output, stops)
         self._arrivals += 1
+        self._prefixes.open(request)
 
     def _size_limit(self, request: Request) -> int:
-        size = len(request.prompt)
-        if size == 0:
+        if not request.prompt:
             raise RequestError("the prompt is empty")
+        size = len(request.prompt) + len(request.answered)
         if size >= self.context_length:
             raise PromptTooLong(f"the prompt has {size} tokens; the context holds {self.context_length}")
         piece = max([self._least, *(end - start for start, end in request.spans)])
@@ -101,15 +110,17 @@ class Scheduler:
     def schedule(self) -> StepPlan:
         """The next step: every row that decodes, and prompt chunks within the budget."""
         clear = self._make_room()
-        decode = [e for e in self._entries.values() if e.decoding and not e.exhausted]
         order = self._prefill_order()
-        admitted = self._admit(order)
-        prefill = self._hand_out(order, self._budget(len(decode), len(order)))
+        admit = self._admit(order)
+        decode = [e for e in self._entries.values() if e.decoding and not e.exhausted]
+        self._keep_exhausted()
+        order = [e for e in order if e.prefill_left]
+        prefill, save = self._hand_out(order, self._budget(len(decode), len(order)))
         for entry in decode:
-            entry.pending += 1
-        free, self._free = tuple(self._free), []
-        admit = tuple(Admission(e.request, tuple(e.output)) for e in admitted)
-        return StepPlan(free, admit, tuple(e.id for e in decode), tuple(prefill), clear)
+            entry.decode()
+        free, keep, self._free, self._keep = self._free, self._keep, [], []
+        ids = tuple(e.id for e in decode)
+        return StepPlan(tuple(free), admit, ids, tuple(prefill), clear, tuple(keep), tuple(save))
 
     def update(self, plan: StepPlan, result: StepResult) -> list[TokenEvent]:
         """Take in what became known: one event for each request that has news."""
@@ -129,6 +140,8 @@ class Scheduler:
         A device's errors show a step late: no request is alone beside a row that was freed in this very step.
         """
         running = [e for e in self._entries.values() if e.running]
+        for entry in running:
+            entry.filled = 0
         events: list[TokenEvent] = []
         if len(running) == 1 and not plan.free:
             events = [self._finish(running[0], FinishReason.ERROR, _as_mlxrun_error(error))]
@@ -137,6 +150,7 @@ class Scheduler:
                 entry.suspect = True
                 self._preempt(entry)
         self._free.clear()
+        self._keep.clear()
         return events
 
     # -- who prefills ---------------------------------------------------------------------------------
@@ -156,39 +170,55 @@ class Scheduler:
         """Has waited longer than `aging`, and its prompt is still not computed."""
         return entry.prefill_left > 0 and 0 < self.settings.aging < now - entry.since
 
-    def _admit(self, order: list[Entry]) -> list[Entry]:
-        """Start waiting entries in that order while rows and memory last; nobody overtakes."""
+    def _admit(self, order: list[Entry]) -> tuple[Admission, ...]:
+        """Start waiting entries in that order while rows and memory last. Nobody overtakes, but those whose
+        prompt begins with what another is computing wait for that."""
         running = [e for e in self._entries.values() if e.running]
-        admitted: list[Entry] = []
+        admitted: list[Admission] = []
         for entry in (e for e in order if not e.running):
+            if running and not entry.suspect and self._prefixes.held(entry.id):
+                continue
             lengths = [e.length for e in running] + [entry.length + min(entry.room, DECODE_RESERVE)]
             # The budget of a step shrinks before anybody has to wait.
-            fits = self.memory.fits(lengths, self._least_prefill([*running, entry]))
+            fits = self._fits(lengths, self._least_prefill([*running, entry]))
             if len(running) >= self.settings.max_running or (running and not fits):
                 break
             entry.running = True
             running.append(entry)
-            admitted.append(entry)
-        return admitted
+            hit = self._prefixes.find(entry.id, entry.output, entry.known - 1)
+            entry.resume(hit)
+            admitted.append(Admission(entry.request, tuple(entry.output), hit))
+        return tuple(admitted)
 
-    def _hand_out(self, order: list[Entry], budget: int) -> list[PrefillChunk]:
+    def _fits(self, lengths: Sequence[int], prefill_tokens: int) -> bool:
+        """Whether rows of these lengths fit; the prefix cache gives way to them."""
+        if self.memory.limit == 0:
+            return True
+        spare = self.memory.limit - self.memory.needed(lengths, prefill_tokens)
+        if self._prefixes.nbytes > spare >= 0:
+            self._prefixes.shrink(spare)
+        return self._prefixes.nbytes <= spare
+
+    def _hand_out(self, order: list[Entry], budget: int) -> tuple[list[PrefillChunk], list[Save]]:
         """Chunks in that order, as many as the budget allows; the head of the line is never passed over.
 
         Only the first is cut to fit the budget: scraps of prompts would cost more forwards than they save.
         """
         chunks: list[PrefillChunk] = []
+        saves: list[Save] = []
         for entry in (e for e in order if e.running):
             while entry.prefill_left and budget > 0:
                 start = entry.computed
                 most = self._chunk if self._whole_chunks or chunks else budget
                 stop = entry.next_stop(self._chunk, most)
                 if stop - start > budget and chunks:  # the first always goes: an image may exceed the budget
-                    return chunks
+                    return chunks, saves
                 chunks.append(PrefillChunk(entry.id, start, stop))
                 budget -= stop - start
                 self._policy.served(entry, stop - start)
                 entry.advance(stop)
-        return chunks
+                saves += self._prefixes.due(entry.id, start, stop, entry.target)
+        return chunks, saves
 
     def _budget(self, decoding: int, waiting: int) -> int:
         """Prompt tokens of this step: the more rows decode, for each prompt that waits, the fewer.
@@ -200,7 +230,7 @@ class Scheduler:
         if decoding:
             budget = min(budget, self._busy * max(waiting, decoding) // decoding)
         lengths = [e.length for e in self._entries.values() if e.running]
-        while budget > self._least and not self.memory.fits(lengths, budget):
+        while budget > self._least and not self._fits(lengths, budget):
             budget = max(budget // 2, self._least)
         return budget
 
@@ -215,7 +245,7 @@ class Scheduler:
         running, now = [e for e in self._entries.values() if e.running], self._clock()
         short = False
         while len(running) > 1:
-            if self.memory.fits([e.length for e in running], self._least_prefill(running)):
+            if self._fits([e.length for e in running], self._least_prefill(running)):
                 break
             short = True
             victim = max(running, key=lambda e: (not self._overdue(e, now), e.priority, e.arrival))
@@ -225,41 +255,67 @@ class Scheduler:
 
     def _preempt(self, entry: Entry) -> None:
         """The row is dropped; prompt and answer so far are computed again once it is admitted again."""
-        self._free.append(entry.id)
+        self._release(entry, entry.output)
         entry.reset(self._clock())
+
+    def _release(self, entry: Entry, output: Sequence[int]) -> None:
+        self._free.append(entry.id)
+        self._keep += self._prefixes.release(entry.id, output, entry.filled)
+        entry.filled = 0
+
+    def _keep_exhausted(self) -> None:
+        """Rows whose last token is under way leave the decode batch before they are freed."""
+        for entry in self._entries.values():
+            if entry.decoding and entry.exhausted and entry.filled:
+                self._keep += self._prefixes.release(entry.id, entry.output, entry.filled)
+                entry.filled = 0
 
     # -- what came out --------------------------------------------------------------------------------
 
     def _take(self, entry: Entry, sampled: Sampled) -> TokenEvent:
         entry.pending -= 1
         if sampled.token in entry.request.params.stop_ids:
-            return self._finish(entry, FinishReason.STOP)
+            return self._finish(entry, FinishReason.STOP, stop=sampled.token)
         entry.output.append(sampled.token)
         done = entry.room == 0
         if done:
-            self._drop(entry)
+            self._drop(entry, entry.output)
         elif entry.suspect:  # it got through alone: back in line, so that the next suspect is alone too
             entry.suspect = False
             self._preempt(entry)
         logprobs = () if sampled.logprob is None else (sampled.logprob,)
         finish = FinishReason.LENGTH if done else None
-        return TokenEvent(entry.id, (sampled.token,), logprobs, len(entry.request.prompt), finish=finish)
+        size = len(entry.request.prompt)
+        return TokenEvent(
+            entry.id, (sampled.token,), logprobs, size, entry.cached, entry.hit, finish=finish
+        )
 
     def _progress(self, chunk: PrefillChunk) -> TokenEvent:
         """News of a prompt; answer tokens that are computed again after a preemption are not counted."""
-        size = len(self._entries[chunk.request_id].request.prompt)
-        return TokenEvent(chunk.request_id, computed=min(chunk.stop, size))
+        entry = self._entries[chunk.request_id]
+        computed = min(chunk.stop, len(entry.request.prompt))
+        return TokenEvent(entry.id, computed=computed, cached=entry.cached, hit=entry.hit)
 
-    def _finish(self, entry: Entry, reason: FinishReason, error: MlxrunError | None = None) -> TokenEvent:
-        self._drop(entry)
+    def _finish(
+        self,
+        entry: Entry,
+        reason: FinishReason,
+        error: MlxrunError | None = None,
+        stop: int | None = None,
+    ) -> TokenEvent:
+        """`stop`: the token that ended the answer; it is in the row's cache, but not part of the answer."""
         size = len(entry.request.prompt)
         computed = size if entry.decoding or entry.output else min(entry.computed, size)
-        return TokenEvent(entry.id, computed=computed, finish=reason, error=error)
+        self._drop(entry, entry.output if stop is None else [*entry.output, stop])
+        return TokenEvent(
+            entry.id, computed=computed, cached=entry.cached, hit=entry.hit, finish=reason, error=error
+        )
 
-    def _drop(self, entry: Entry) -> None:
+    def _drop(self, entry: Entry, output: Sequence[int]) -> None:
         del self._entries[entry.id]
         if entry.running:
-            self._free.append(entry.id)
+            self._release(entry, output)
+        self._prefixes.close(entry.id)
 
 
 def _as_mlxrun_error(error: Exception) -> MlxrunError:

@@ -6,9 +6,10 @@ one is the last that counts. The caller closes the generator once `stopped` is s
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mlxrun.scheduler.request import FinishReason, TokenEvent, TokenLogprob
+from mlxrun.scheduler.request import FinishReason, HitKind, TokenEvent, TokenLogprob
 from mlxrun.text.detokenize import Detokenizer, TokenBytes
 from mlxrun.text.host import HostModel
 from mlxrun.text.prepared import Prepared
@@ -35,6 +36,7 @@ class Choice:
         self.stop: str | None = None  # the request's own stop string that was found
         self.completion_tokens = 0
         self.cached_tokens = 0
+        self.hit: HitKind | None = None  # how the prompt met the prefix cache
         self._stops = prepared.stops
         self._detokenizer = Detokenizer(backend)
         self._matcher = StopMatcher((*prepared.stops, *prepared.guards))
@@ -57,11 +59,20 @@ class Choice:
             return FinishReason.STOP.value
         return self._finish.value if self._finish is not None else None
 
+    def resume(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprob] = ()) -> str:
+        """The text of tokens that an earlier run answered (Request.answered), before any event of this one.
+        It can end the answer: see `stopped`."""
+        wanted = len(tokens) if logprobs or self._bytes is not None else 0
+        if len(logprobs) != wanted:
+            raise ValueError(f"{len(tokens)} answered tokens with {len(logprobs)} logprobs")
+        return self.feed(TokenEvent("", tuple(tokens), tuple(logprobs)))
+
     def feed(self, event: TokenEvent) -> str:
         """The text that this event adds. With the final event, all that was held back comes too."""
         if event.error is not None:
             raise event.error
         self.cached_tokens = max(self.cached_tokens, event.cached)
+        self.hit = event.hit or self.hit
         pieces = []
         for i, token in enumerate(event.tokens):
             if self.finish_reason is not None:

@@ -27,6 +27,10 @@ class Processed(Protocol):
     def media(self) -> Any:
         """What the runner needs to embed the images: numpy only, opaque here."""
 
+    @property
+    def digests(self) -> tuple[bytes, ...]:
+        """For each span, a digest of all that decides what fills it."""
+
 
 class HostModel(Protocol):
     """The model as the host sees it: tokenizer, template, limits, image processor."""

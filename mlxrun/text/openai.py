@@ -124,6 +124,8 @@ def _requests(
             params=dataclasses.replace(params[at], seed=choice_seed(seed, i)),
             spans=prompt.spans,
             media=prompt.media,
+            digests=prompt.digests,
+            boundaries=prompt.boundaries,
             priority=int(given.get("priority", 0)),
             key=str(given.get("user", "")),
         )

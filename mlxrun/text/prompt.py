@@ -14,10 +14,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mlxrun.errors import MediaError, MlxrunError
+from mlxrun.text.boundaries import boundaries, expand
 from mlxrun.text.host import HostModel
 from mlxrun.text.messages import Message
 from mlxrun.text.problems import bad, shorten, strings
 from mlxrun.text.template import Places, places, render
+from mlxrun.text.tokens import tokenise
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -27,13 +29,15 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """Tokens, and for images where they are and what fills them. `text` is what was tokenised, or the ids'
-    text."""
+    """Tokens; for images where they are, what fills them and the digests of that; and the positions where
+    other prompts are likely to part from this one. `text` is what was tokenised, or the ids' text."""
 
     text: str
     ids: tuple[int, ...]
     spans: tuple[tuple[int, int], ...] = ()
     media: Any = None
+    digests: tuple[bytes, ...] = ()
+    boundaries: tuple[int, ...] = ()
 
 
 def check_text(value: Any, param: str, marks: Places) -> None:
@@ -65,10 +69,11 @@ def chat_prompt(
 ) -> Prompt:
     """A conversation, rendered and tokenised; only with images does the model's processor see it."""
     text = render(host, messages, tools, arguments)
-    ids = tokenise(host, text, special=False)
-    places(host).check(ids, len(images))
+    tokens = tokenise(host, text, special=False)
+    places(host).check(tokens.ids, len(images))
     if not images:
-        return Prompt(text, ids)
+        found = boundaries(host, tokens, messages, tools, arguments)
+        return Prompt(text, tokens.ids, boundaries=found)
     try:
         done = host.process(text, images)
     except MlxrunError:
@@ -79,7 +84,10 @@ def chat_prompt(
         raise MediaError(
             f"messages: the model's processor refuses the images: {reason}", param="messages"
         ) from exc
-    return Prompt(text, done.ids, done.spans, done.media)
+    found = boundaries(host, tokens, messages, tools, arguments)
+    found = expand(found, tokens.ids, done.ids, done.spans)
+    digests = getattr(done, "digests", ())
+    return Prompt(text, done.ids, done.spans, done.media, digests, found)
 
 
 def raw_prompt(host: HostModel, prompt: str | Sequence[int], param: str) -> Prompt:
@@ -87,7 +95,7 @@ def raw_prompt(host: HostModel, prompt: str | Sequence[int], param: str) -> Prom
     marks = places(host)
     if isinstance(prompt, str):
         check_text(prompt, param, marks)
-        ids = tokenise(host, prompt, special=True)
+        ids = tokenise(host, prompt, special=True).ids
         text = prompt
     else:
         ids = tuple(prompt)
@@ -108,8 +116,3 @@ def check_ids(host: HostModel, ids: Sequence[int], param: str) -> None:
             raise bad(
                 f"{param}[{i}]", f"{token} is the model's token for media, which a raw prompt cannot hold"
             )
-
-
-def tokenise(host: HostModel, text: str, *, special: bool) -> tuple[int, ...]:
-    """Ids of `text`; `special`: with what the tokenizer puts around a text."""
-    return tuple(host.tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"])

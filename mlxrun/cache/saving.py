@@ -1,0 +1,108 @@
+"""What to copy out of rows for the prefix cache: drafts, which are records that have no payload yet.
+
+Deltas at every grid point, so that an interrupted prompt keeps its work; states where other prompts are
+likely to part from this one, and now and then in between; and what is left when a row goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mlxrun.cache.index import Index
+from mlxrun.cache.records import Record
+from mlxrun.cache.session import Keypoint, Session
+from mlxrun.cache.store import Store
+from mlxrun.scheduler.plan import Part
+
+
+class Saving:
+    """`every`: tokens between two writes to disk, and between two states of a prompt."""
+
+    def __init__(self, index: Index, store: Store, every: int, *, grid_only: bool) -> None:
+        self._index = index
+        self._store = store
+        self._chunk = index.chunk
+        self._every = every
+        self._grid_only = grid_only
+
+    def ahead(self, session: Session, length: int, most: int) -> list[Keypoint]:
+        """Where a request that begins to run after `length` tokens will have kept something."""
+        points: list[Keypoint] = []
+        state_at = length
+        for stop, key in session.keypoints(most):
+            if stop > length and (not self._index.states or self._wants_state(session, stop, most, state_at)):
+                points.append((stop, key))
+                state_at = stop
+        return points
+
+    def due(self, session: Session, start: int, stop: int, target: int) -> list[Record]:
+        """What to keep of tokens [start, stop) of a prompt whose prefill ends at `target`."""
+        state = self._wants_state(session, stop, target, session.state_at)
+        ends = range((start // self._chunk + 1) * self._chunk, stop + 1, self._chunk)
+        drafts = self._missing_deltas(session, ends)
+        partial = stop % self._chunk and not self._grid_only and (state or stop == target)
+        if partial:
+            drafts += self._missing_deltas(session, [stop])
+        if state:
+            session.state_at = stop
+            drafts += self._missing_state(session, stop)
+        for draft in drafts:
+            at = draft.stop
+            draft.prompt = True
+            draft.boundary = draft.part is Part.STATE and (at == target or at in session.request.boundaries)
+            overdue = at // self._every > session.written_at // self._every
+            draft.durable = overdue or draft.part is Part.STATE or at == target
+            if draft.durable:
+                session.written_at = at
+        kept = stop if partial or not self._index.deltas else stop - stop % self._chunk
+        session.passed = max(session.passed, kept)
+        return drafts
+
+    def _wants_state(self, session: Session, stop: int, target: int, since: int) -> bool:
+        if not self._index.states or (self._grid_only and stop % self._chunk):
+            return False
+        overdue = stop % self._chunk == 0 and stop - since >= self._every
+        return overdue or stop == target or stop in session.request.boundaries
+
+    def rest(self, session: Session, output: Sequence[int], filled: int) -> list[Record]:
+        """What a row that is dropped holds and the cache does not."""
+        session.know(output)
+        stop = min(filled, len(session.chain))
+        if self._grid_only:
+            stop -= stop % self._chunk
+        # Keys without a state are of no use where there are states.
+        if not stop or (self._index.states and stop != filled):
+            return []
+        ends = [*range(self._chunk, stop + 1, self._chunk), *([stop] if stop % self._chunk else [])]
+        drafts = self._missing_deltas(session, ends)
+        if self._index.states:
+            drafts += self._missing_state(session, stop)
+        for draft in drafts:
+            draft.durable = draft.stop == stop
+            draft.prompt = stop <= len(session.request.prompt)  # an interrupted prompt comes back
+        return drafts
+
+    def _missing_deltas(self, session: Session, ends: Sequence[int]) -> list[Record]:
+        drafts = [session.chain.draft(Part.DELTA, end) for end in ends] if self._index.deltas else []
+        return [
+            draft
+            for draft in drafts
+            if not self._known(session, draft) and (draft.stop % self._chunk == 0 or not self._covered(draft))
+        ]
+
+    def _covered(self, draft: Record) -> bool:
+        cover = self._index.cover(draft)
+        if cover is not None:
+            self._index.mark(draft)
+            self._store.touch([cover], True)
+        return cover is not None
+
+    def _missing_state(self, session: Session, stop: int) -> list[Record]:
+        draft = session.chain.draft(Part.STATE, stop)
+        known = self._index.records.get(draft.key)
+        if known is not None:
+            self._store.touch([known], True)
+        return [] if self._known(session, draft) else [draft]
+
+    def _known(self, session: Session, draft: Record) -> bool:
+        return draft.key in self._index.records or draft.key in session.asked

@@ -1,0 +1,255 @@
+"""The records' payloads: in memory within a budget, and on disk, if there is one, within another.
+
+A record is in the index as long as it is in some tier. What it rests on is evicted after it, so nothing is
+kept that cannot be reached; what is removed for another reason takes with it all that rested on it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mlxrun.cache.index import Index
+from mlxrun.cache.keys import record_key
+from mlxrun.cache.order import EvictionOrder
+from mlxrun.cache.records import Codec, Counters, Files, Record
+from mlxrun.scheduler.plan import Part
+
+# In a model with states, ticks by which what prompts need outlasts what only ended an answer.
+OUTLAST = 1024
+
+
+class Store:
+    """The two tiers. `memory_bytes` and `disk_bytes`: the most that each may hold."""
+
+    def __init__(
+        self, index: Index, codec: Codec, files: Files | None, memory_bytes: int, disk_bytes: int
+    ) -> None:
+        self.index = index
+        self.counters = Counters()
+        self.nbytes = 0  # in memory
+        self._codec = codec
+        self._files = files
+        self._memory_bytes = memory_bytes
+        self._disk_bytes = disk_bytes
+        self._memory = EvictionOrder()
+        self._disk = EvictionOrder()
+        self._clock = 0
+        if files is not None:
+            self._scan(files)
+
+    # -- in ---------------------------------------------------------------------------------------------
+
+    def put(self, draft: Record, payload: Any) -> Record | None:
+        """Keep a payload; the record that holds it now, which may be a longer one, or None if none does."""
+        known = self.index.records.get(draft.key)
+        if known is None and self.index.reachable(draft):
+            known = self.index.cover(draft) if draft.part is Part.DELTA else None
+            if known is None:
+                return self._enter(draft, payload)
+            self.index.mark(draft)
+        if known is None:
+            return None
+        self.touch([known], draft.prompt)
+        if known.key == draft.key:
+            known.boundary |= draft.boundary
+            if known.payload is None:
+                self._hold(known, payload)
+        if draft.durable:
+            self._write(known)
+        self.enforce()
+        return self._if_kept(known)
+
+    def _enter(self, record: Record, payload: Any) -> Record | None:
+        nbytes = self._codec.nbytes(payload)
+        if nbytes > self._memory_bytes and not (record.durable and self._files is not None):
+            return None
+        parts = self.index.add(record)
+        self.touch([record], record.prompt)
+        record.payload, record.nbytes = payload, nbytes
+        self._account(record, 1)
+        # A part is only deleted from disk once the whole is on it.
+        if record.durable or any(part.on_disk for part in parts):
+            self._write(record)
+        for part in parts:
+            record.tick = max(record.tick, part.tick)
+            self.forget(part)
+        if nbytes > self._memory_bytes:
+            self._drop(record)
+        self.enforce()
+        return self._if_kept(record)
+
+    def _if_kept(self, record: Record) -> Record | None:
+        return record if self.index.records.get(record.key) is record else None
+
+    def touch(self, records: list[Record], prompt: bool) -> None:
+        """They were used now, and with them all that they rest on."""
+        self._clock += 1
+        tick = self._clock + (OUTLAST if prompt and self.index.states else 0)
+        for record in records:
+            record.tick = max(record.tick, tick)
+            for above in self.index.ancestors(record):
+                if above.tick >= tick:  # then so are those above it
+                    break
+                above.tick = tick
+
+    # -- out ----------------------------------------------------------------------------------------------
+
+    def load(self, record: Record) -> Any:
+        """A payload that can be restored, from memory or disk; None if it cannot, and the record is gone."""
+        payload, read = record.payload, record.payload is None
+        if read:
+            payload = self._read(record)
+        tokens = record.stop - record.start if record.part is Part.DELTA else 0
+        if payload is None or not self._codec.usable(payload, tokens):
+            self.refuse(record)
+            return None
+        if read:
+            self._hold(record, payload)
+        return payload
+
+    def _read(self, record: Record) -> Any:
+        blob = self._files.read(record) if self._files is not None else None
+        if blob is None:
+            return None
+        self.counters.read += 1
+        try:
+            return self._codec.decode(blob)
+        except ValueError:
+            return None
+
+    def _hold(self, record: Record, payload: Any) -> None:
+        """Keep in memory what was only on disk, if others can make room for it."""
+        nbytes = self._codec.nbytes(payload)
+        if nbytes > self._memory_bytes:
+            return
+        record.payload, record.nbytes = payload, nbytes
+        self._account(record, 1)
+        self.shrink(self._memory_bytes)
+        if self.nbytes > self._memory_bytes and record.payload is not None:
+            self._drop(record)
+
+    def pin(self, records: list[Record]) -> None:
+        for record in records:
+            record.pins += 1
+
+    def unpin(self, records: list[Record]) -> None:
+        for record in records:
+            record.pins -= 1
+            if not record.pins and self.index.records.get(record.key) is record:
+                if record.payload is not None:
+                    self._memory.add(record)
+                if record.on_disk:
+                    self._disk.add(record)
+
+    # -- eviction -----------------------------------------------------------------------------------------
+
+    def enforce(self) -> None:
+        """Both budgets."""
+        self.shrink(self._memory_bytes)
+        while self._files is not None and self._files.nbytes > self._disk_bytes:
+            record = self._disk.pop()
+            if record is None:
+                break
+            self._unlink(record)
+            self.counters.evicted_disk += 1
+            if record.payload is None:
+                self.forget(record)
+        self._report()
+
+    def shrink(self, most: int) -> None:
+        """Hold at most so many bytes in memory, or what is pinned."""
+        while self.nbytes > most:
+            record = self._memory.pop()
+            if record is None:
+                break
+            self._drop(record)
+            self.counters.evicted += 1
+        self._report()
+
+    def _drop(self, record: Record) -> None:
+        """Out of memory."""
+        if record.on_disk:
+            self._account(record, -1)
+        else:
+            self.forget(record)
+
+    def refuse(self, *records: Record) -> None:
+        """They cannot be used: gone, from all tiers."""
+        self.counters.refused += len(records)
+        for record in records:
+            self.forget(record)
+
+    def forget(self, record: Record) -> None:
+        """Out of all tiers, with all that rests on it."""
+        gone = [record]
+        while gone:
+            record = gone.pop()
+            if self.index.records.get(record.key) is record:
+                gone += self.index.remove(record)
+                if record.payload is not None:
+                    self._account(record, -1)
+                self._unlink(record)
+        self._report()
+
+    def _account(self, record: Record, sign: int) -> None:
+        """A payload came into memory, or leaves it."""
+        self.nbytes += sign * record.nbytes
+        self.counters.records += sign
+        if sign > 0:
+            self._memory.add(record)
+        else:
+            record.payload, record.nbytes = None, 0
+            self._memory.discard(record)
+
+    def _report(self) -> None:
+        self.counters.memory_bytes = self.nbytes
+        self.counters.disk_bytes = self._files.nbytes if self._files is not None else 0
+
+    # -- disk ---------------------------------------------------------------------------------------------
+
+    def _write(self, record: Record) -> None:
+        """To disk, after all that it rests on."""
+        if self._files is None:
+            return
+        for part in [*reversed(list(self.index.ancestors(record))), record]:
+            if part.on_disk:
+                continue
+            if part.payload is None or not self._files.write(part, self._codec.encode(part.payload)):
+                return
+            part.on_disk = True
+            self._disk.add(part)
+            self.counters.written += 1
+
+    def _unlink(self, record: Record) -> None:
+        if record.on_disk and self._files is not None:
+            self._files.delete(record)
+            record.on_disk = False
+            self._disk.discard(record)
+
+    def _scan(self, files: Files) -> None:
+        """What an earlier run left, as far as all is there that it rests on."""
+        found = list(files.scan())
+        # Parents first; of what begins alike the longest first, which the others are parts of.
+        for record in sorted(found, key=lambda r: (r.start, r.part is Part.STATE, -r.stop)):
+            if not self._sound(record):
+                self.counters.refused += 1
+                files.delete(record)
+            elif not self.index.reachable(record) or (
+                record.part is Part.DELTA and self.index.cover(record) is not None
+            ):
+                files.delete(record)
+            else:
+                self.index.add(record)
+        for record in found:
+            if self._if_kept(record) is not None:
+                self.touch([record], record.boundary)
+        for record in self.index.records.values():
+            self._disk.add(record)
+        self.enforce()
+
+    def _sound(self, record: Record) -> bool:
+        size, chunk = record.stop - record.start, self.index.chunk
+        known = self.index.deltas if record.part is Part.DELTA else self.index.states
+        placed = record.start % chunk == 0 and 0 < size <= chunk
+        rooted = (record.parent == self.index.root) == (record.start == 0)
+        return known and placed and rooted and len(record.ids) == size and record.key == record_key(record)

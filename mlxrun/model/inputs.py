@@ -1,0 +1,33 @@
+"""What one request's prompt is made of, beyond its token ids."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """All arrays are evaluated.
+
+    `embeds` [1, L, D] or None for plain text; `positions` [3, 1, L] for mRoPE models with images; `delta` is
+    what to add to a later token's index for its position; `visual` bool [L] marks the tokens that the
+    `deepstack` features, each [visual tokens, D], belong to.
+    """
+
+    embeds: mx.array | None = None
+    positions: mx.array | None = None
+    delta: int = 0
+    visual: np.ndarray[Any, np.dtype[np.bool_]] | None = None
+    deepstack: tuple[mx.array, ...] = ()
+    per_layer: mx.array | None = None
+
+    def arrays(self) -> list[mx.array]:
+        held = (self.embeds, self.positions, self.per_layer, *self.deepstack)
+        return [a for a in held if a is not None]
+
+
+PLAIN = Inputs()

@@ -1,0 +1,70 @@
+"""Processed images as units: what the vision tower sees of each image, cut out of what it sees of all.
+
+Only layouts that are known are cut; anything else is one unit, of all the images.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Media = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Units:
+    """Pixels image by image; `axis`: along which they lie after each other when they are joined."""
+
+    media: tuple[Media, ...]
+    axis: int
+
+    def names(self) -> list[bytes]:
+        """A digest of each unit, 16 bytes."""
+        return [_digest(unit) for unit in self.media]
+
+    def joined(self, first: int) -> Media:
+        """Units from `first` on, as the processor would have made them."""
+        rest = self.media[first:]
+        return {key: np.concatenate([unit[key] for unit in rest], axis=self.axis) for key in rest[0]}
+
+
+def cut(media: Media) -> Units | None:
+    """None if there are values that have no bytes to tell them apart by."""
+    arrays = {key: np.asarray(value) for key, value in media.items()}
+    if any(a.dtype.hasobject for a in arrays.values()):
+        return None
+    axis, lengths = _layout(arrays)
+    if lengths is None:
+        return Units((arrays,), 0)
+    edges = {key: np.cumsum(of)[:-1] for key, of in lengths.items()}
+    parts = {key: np.split(a, edges[key], axis=axis) for key, a in arrays.items()}
+    count = len(next(iter(lengths.values())))
+    return Units(tuple({key: part[i] for key, part in parts.items()} for i in range(count)), axis)
+
+
+def _layout(arrays: Mapping[str, np.ndarray]) -> tuple[int, dict[str, Sequence[int]] | None]:
+    """The axis and how much of it belongs to each image, by array. None: not known."""
+    pixels, grid = arrays["pixel_values"], arrays.get("image_grid_thw")
+    if grid is not None:
+        patches = [int(n) for n in grid.prod(axis=-1)]
+        known = arrays.keys() == {"pixel_values", "image_grid_thw"} and pixels.shape[0] == sum(patches)
+        return 0, {"pixel_values": patches, "image_grid_thw": [1] * len(patches)} if known else None
+    axis = 1 if pixels.ndim == 5 and pixels.shape[0] == 1 else 0
+    if pixels.ndim != 4 + axis or any(
+        a.ndim <= axis or a.shape[axis] != pixels.shape[axis] for a in arrays.values()
+    ):
+        return 0, None
+    return axis, {key: [1] * pixels.shape[axis] for key in arrays}
+
+
+def _digest(media: Media) -> bytes:
+    found = hashlib.blake2b(digest_size=16)
+    for key in sorted(media):
+        array = np.ascontiguousarray(media[key])
+        found.update(f"{key} {array.dtype} {array.shape} ".encode())
+        found.update(array.data)
+    return found.digest()

@@ -1,0 +1,282 @@
+"""Warm equals cold: whatever the prefix cache gives, a request is answered as if it ran alone and cold.
+
+A1-A9, A16, A20, B8, B10, B11, B27. Each request is compared with the ORACLE, in every way of hitting, in any
+order of turns, joins and aborts, and with engines that follow each other on one disk. That these tests can
+fail is shown at the end: a dropped state, a wrong delta, an ignored image.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import drive
+import models
+import models_vision
+import pytest
+from drive import Ask
+from fixtures_models import Zoo
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mlxrun.cache import keys
+from mlxrun.engine.engine import Engine
+from mlxrun.model.snapshot import Snapshots
+from mlxrun.scheduler.request import FinishReason, HitKind, Request, TokenEvent
+
+SLOW = [pytest.mark.slow]
+FAMILIES = [pytest.param(f, marks=[] if f in models.CORE else SLOW) for f in models.TEXT]
+VISION = [pytest.param(f, marks=[] if f in models_vision.F6 else SLOW) for f in models_vision.VISION]
+CHUNK = 16
+COUNT = 8
+BOUNDARY = 21
+
+BASE = tuple(models.prompts(31, [75])[0])
+OTHER = tuple(models.prompts(32, [75])[0])
+EMPTY: dict[str, int] = {}
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    drive.small_groups(monkeypatch)
+
+
+def ask(name: str, ids: Sequence[int], boundaries: Sequence[int] = (), count: int = COUNT) -> Request:
+    return replace(drive.text(name, ids, max_tokens=count), boundaries=tuple(boundaries))
+
+
+def once(engine: Engine, request: Request) -> TokenEvent:
+    return drive.run(engine, [request])[request.id]
+
+
+def is_sliceable(family: str) -> bool:
+    return family in models.SLICEABLE
+
+
+# -- every kind of hit ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_kind_of_hit_gives_the_cold_answer(zoo: Zoo, family: str) -> None:
+    """A6-A9, B27: exact, prefix, supersequence, lcp; what cannot be cut is used at its boundaries alone."""
+    engine = drive.engine(zoo.text(family))
+    longer = (*BASE, *OTHER[:30])
+    parted = (*BASE[:40], *OTHER[40:])
+    system = (*BASE[:BOUNDARY], *OTHER[BOUNDARY:60])
+    asks = [
+        ("cold", BASE, HitKind.MISS, 0),
+        ("exact", BASE, HitKind.EXACT, len(BASE) - 1),
+        ("longer", longer, HitKind.PREFIX, len(BASE) - 1),
+        ("shorter", BASE[:50], HitKind.SUPERSEQUENCE, 49),
+        ("parted", parted, HitKind.LCP, 40),
+        ("system", system, None, BOUNDARY),
+    ]
+    for name, ids, kind, cached in asks:
+        event = once(engine, ask(name, ids, [BOUNDARY]))
+        drive.same(event, zoo.answer(family, ids, COUNT))
+        if is_sliceable(family):
+            assert event.cached >= cached, name
+            assert kind is None or event.hit is kind, name
+        elif name in ("exact", "longer", "system"):
+            assert event.cached >= cached, name
+    drive.same(once(engine, ask("again", BASE)), zoo.answer(family, BASE, COUNT))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_turns_of_a_conversation_go_on_from_the_last_answer(zoo: Zoo, family: str) -> None:
+    """A5, B10: six turns; each finds at least the previous prompt, hybrids too."""
+    engine, ids, before = drive.engine(zoo.text(family)), BASE[:40], 0
+    for turn in range(6):
+        event = once(engine, ask(f"turn {turn}", ids, [BOUNDARY, len(ids) - 5]))
+        drive.same(event, zoo.answer(family, ids, COUNT))
+        assert event.cached >= before
+        before = len(ids) - 1
+        ids = (*ids, *event.tokens, *OTHER[turn * 9 : turn * 9 + 9])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_an_aborted_prompt_has_computed_serves_the_next_try(zoo: Zoo, family: str) -> None:
+    """A2, B14: aborted after three chunks, sent again: only the rest is computed, and right."""
+    engine = drive.engine(zoo.text(family), prefill_budget=CHUNK, checkpoint_every=CHUNK)
+    left = drive.run(engine, [Ask(ask("gone", BASE), leaves=3)])["gone"]
+    assert left.finish is FinishReason.ABORT
+    event = once(engine, ask("again", BASE))
+    drive.same(event, zoo.answer(family, BASE, COUNT))
+    assert event.cached >= 3 * CHUNK
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_preempted_rows_come_back_through_the_cache(zoo: Zoo, family: str) -> None:
+    """Design 3: a preempted request resumes from its chunks, its answer included."""
+    engine = drive.engine(zoo.text(family), checkpoint_every=CHUNK)
+    prompts = {f"r{i}": (*BASE[: 30 + 11 * i], *OTHER[i : i + 5]) for i in range(3)}
+
+    def disturb(step: int) -> None:
+        if step in (4, 9):
+            running = [e for e in engine.scheduler.entries if e.running]
+            engine.scheduler._preempt(running[-1])
+
+    events = drive.run(engine, [ask(name, ids, count=16) for name, ids in prompts.items()], disturb)
+    for name, ids in prompts.items():
+        drive.same(events[name], zoo.answer(family, ids, 16))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("way", ["decode alone", "chunks joined, launched first", "chunk 5", "chunk 512"])
+def test_every_way_of_computing_makes_records_for_every_prompt(zoo: Zoo, family: str, way: str) -> None:
+    engine = drive.engine(zoo.text(family), **drive.WAYS[way])
+    prompts = {"a": BASE, "b": (*BASE[:40], *OTHER[:20]), "c": BASE[:33], "d": (*BASE, *OTHER[:9])}
+    for round_ in range(2):
+        asks = [ask(f"{name}{round_}", ids, [BOUNDARY]) for name, ids in prompts.items()]
+        events = drive.run(engine, asks)
+        for name, ids in prompts.items():
+            drive.same(events[f"{name}{round_}"], zoo.answer(family, ids, COUNT))
+            if round_ and is_sliceable(family):
+                assert events[f"{name}1"].cached == len(ids) - 1
+
+
+# -- any order --------------------------------------------------------------------------------------
+
+TURNS = [BASE[:n] for n in (17, 33, 60, 75)] + [(*BASE[:n], *OTHER[:m]) for n, m in ((21, 9), (40, 30), (64, 1))]
+
+
+@st.composite
+def orders(draw: st.DrawFn) -> list[tuple[int, int, int | None, bool]]:
+    """(prompt, joins, leaves, with boundaries) of some requests."""
+    return [
+        (
+            draw(st.integers(0, len(TURNS) - 1)),
+            draw(st.integers(0, 12)),
+            draw(st.none() | st.integers(0, 16)),
+            draw(st.booleans()),
+        )
+        for _ in range(draw(st.integers(2, 9)))
+    ]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("memory", [None, 120_000])
+def test_any_order_of_turns_joins_and_aborts(zoo: Zoo, family: str, memory: int | None) -> None:
+    """B11: the release gate. A small budget evicts in between."""
+    engine = drive.engine(zoo.text(family), checkpoint_every=32, memory_bytes=memory, max_running=3)
+
+    @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+    @given(orders())
+    def check(order: list[tuple[int, int, int | None, bool]]) -> None:
+        asks = []
+        for i, (which, joins, leaves, bounded) in enumerate(order):
+            request = ask(f"{i}", TURNS[which], [9, BOUNDARY] if bounded and which else ())
+            asks.append(Ask(request, joins, None if leaves is None else joins + leaves))
+        events = drive.run(engine, asks)
+        for i, (which, *_) in enumerate(order):
+            drive.beginning(events[f"{i}"], zoo.answer(family, TURNS[which], COUNT))
+
+    check()
+    counts = engine.prefixes.counts()
+    assert counts["memory_bytes"] <= (memory or 1 << 40)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_engine_goes_on_with_what_another_left_on_disk(zoo: Zoo, family: str, tmp_path: Path) -> None:
+    """A13, B28: every cache class comes back from its file; another model's folder is another folder."""
+    options = {"backend": "disk", "disk_path": str(tmp_path), "checkpoint_every": CHUNK}
+    first = drive.engine(zoo.text(family), **options)
+    once(first, ask("a", BASE, [BOUNDARY]))
+    first.prefixes.shut()
+    second = drive.engine(zoo.text(family), **options)
+    for name, ids in (("same", BASE), ("longer", (*BASE, *OTHER[:20]))):
+        event = once(second, ask(name, ids, [BOUNDARY]))
+        drive.same(event, zoo.answer(family, ids, COUNT))
+        assert event.cached >= len(BASE) - 1
+    second.prefixes.shut()
+
+
+# -- images -----------------------------------------------------------------------------------------
+
+IMAGES = models_vision.images(5, 3, size=(64, 48))
+
+
+def see(engine: Engine, family: str, name: str, question: str, images: Sequence[Any]) -> Request:
+    prompt = models_vision.prompt(family, "what is ", *[None] * len(images), question)
+    return drive.seen(engine, name, prompt, images, max_tokens=COUNT)
+
+
+@pytest.mark.parametrize("family", VISION)
+def test_images_are_part_of_the_content(zoo: Zoo, family: str) -> None:
+    """A21, B8: the same image is found with another question, another image of the same size is not."""
+    engine = drive.engine(zoo.vision(family))
+    a, b, _ = IMAGES
+    cases = [("a?", [a]), ("b!", [a]), ("a?", [b]), ("b!", [b, a]), ("a?", [a]), ("c", [a, b])]
+    for i, (question, images) in enumerate(cases):
+        request = see(engine, family, f"{i}", question, images)
+        prompt = models_vision.prompt(family, "what is ", *[None] * len(images), question)
+        event = once(engine, request)
+        drive.same(event, zoo.see(family, prompt, images, COUNT))
+        before = request.spans[0][0]
+        if i in (0, 2):
+            assert event.cached <= before
+        if i in (1, 4) and family not in ("qwen3_5", "gemma3"):
+            assert event.cached >= request.spans[0][1]
+
+
+# -- the tests can fail -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def warm(zoo: Zoo) -> Iterator[Callable[[str], bool]]:
+    """Whether a warm answer differs from the cold one."""
+
+    def differs(family: str) -> bool:
+        engine = drive.engine(zoo.text(family))
+        once(engine, ask("cold", BASE))
+        event = once(engine, ask("warm", (*BASE, *OTHER[:9])))
+        assert event.cached > 0
+        return drive.differs(event, zoo.answer(family, (*BASE, *OTHER[:9]), COUNT))
+
+    yield differs
+
+
+def test_a_dropped_state_is_noticed(warm: Callable[[str], bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    restore = Snapshots.restore
+
+    def without(self: Any, hit: Any, room: int, new: list[Any]) -> list[Any]:
+        cache = restore(self, hit, room, new)
+        fresh = type(self)  # noqa: F841
+        from mlxrun.model import leaves
+        from mlxrun.model.leaves import Kind
+
+        for leaf in leaves.flatten(cache):
+            if leaves.kind(leaf) is Kind.STATE:
+                leaf.cache = [a if a is None else a * 0 for a in leaf.cache]
+        return cache
+
+    assert not warm("qwen3_next")
+    monkeypatch.setattr(Snapshots, "restore", without)
+    assert warm("qwen3_next")
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3_text"])
+def test_a_wrong_delta_is_noticed(
+    warm: Callable[[str], bool], monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    delta = Snapshots.delta
+
+    def shifted(self: Any, view: Any, start: int, stop: int) -> Any:
+        return delta(self, view, max(start - 1, 0), stop - int(start > 0))
+
+    assert not warm(family)
+    monkeypatch.setattr(Snapshots, "delta", shifted)
+    assert warm(family)
+
+
+def test_an_ignored_image_is_noticed(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
+    """B8: a cache that looks at tokens alone answers for the first image."""
+    monkeypatch.setattr(keys, "content", lambda tokens, spans, digests: keys.array("q", tokens))
+    engine = drive.engine(zoo.vision("qwen3_vl"))
+    a, b, _ = IMAGES
+    once(engine, see(engine, "qwen3_vl", "a", "a?", [a]))
+    event = once(engine, see(engine, "qwen3_vl", "b", "a?", [b]))
+    prompt = models_vision.prompt("qwen3_vl", "what is ", None, "a?")
+    assert drive.differs(event, zoo.see("qwen3_vl", prompt, [b], COUNT))
