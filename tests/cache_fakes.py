@@ -1,4 +1,4 @@
-"""What the prefix cache is tested with: payloads that say what they hold, files in a dict, rows without a model.
+"""What the prefix cache is tested with: payloads that say what they hold, files in a dict, and no model.
 
 What a row holds is written down here without the cache's own keys, so a hit with wrong content is seen.
 """
@@ -223,7 +223,7 @@ def check_integrity(cache: PrefixCache, memory: int | None = None) -> None:
     files = cache._files
     if files is not None:
         assert {r.key for r in records if r.on_disk} == set(files.blobs)  # type: ignore[attr-defined]
-    live = {node for node in index._nodes.values()}
+    live = set(index._nodes.values())
     assert all(any(n is node or n in live for n in node.lineage()) for node in live)
     if not records:
         assert not index._trees

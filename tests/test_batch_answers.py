@@ -281,3 +281,18 @@ def test_records_hold_every_digit() -> None:
     half.keep()
     assert half.news("k", 2) == b""
     assert parse(half.whole().news("k", 2)[:-1]) is None
+
+
+def test_when_an_answer_is_complete() -> None:
+    """By the length that was asked for, by the context's end, or as recorded; an abort is no end."""
+    request = Request("r", tuple(range(10)), SamplingParams(max_tokens=5))
+    tokens = [1, 2, 3, 4]
+    assert Half("", tokens).ended(request, 100) is None
+    assert Half("", [*tokens, 5]).ended(request, 100) is FinishReason.LENGTH
+    assert Half("", tokens).ended(request, 14) is FinishReason.LENGTH
+    assert Half("", []).ended(request, 10) is None  # the engine says that this prompt is too long
+    for finish, kept in ((FinishReason.STOP, True), (FinishReason.LENGTH, True), (FinishReason.ABORT, False)):
+        half = Half("")
+        half.add(TokenEvent("r", finish=finish))
+        assert half.ended(request, 100) is (finish if kept else None)
+        assert bool(half.news("k", 0)) is kept

@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 from batch_fakes import by_id, chat, write_job
 
+from mlxrun.batch.answers import Answers
+from mlxrun.batch.half import Half, collect
+from mlxrun.batch.paths import Paths
 from mlxrun.cli.main import main
 
 
@@ -28,3 +31,29 @@ def test_alone_together_and_in_another_order(
     assert found[0] == found[1] == found[2]
     assert len(found[0]) == 11
     assert "11 of 12 lines done" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("most", [1, 5, 11])
+def test_half_answers_go_on(
+    tmp_path: Path, zoo: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], most: int
+) -> None:
+    """C3: the engine goes on from known tokens, drawn ones too, to the bytes of an uninterrupted run."""
+    lines = [
+        chat(f"c{i}", "hello " * (1 + i), max_tokens=12, temperature=i % 2, **({"n": 2} if i > 3 else {}))
+        for i in range(6)
+    ]
+    args = ["--set", f"model.path={zoo.text('llama')}", "--set", "batch.order=input"]
+    with monkeypatch.context() as patch:
+        for name in ("drop", "remove"):
+            patch.setattr(Answers, name, lambda *args: None)
+        assert main(["batch", str(write_job(tmp_path, lines, "whole.jsonl")), *args]) == 0
+    whole = Paths.of(tmp_path / "whole.jsonl")
+    paths = Paths.of(write_job(tmp_path, lines))
+    paths.folder.mkdir()
+    with whole.answers.open("rb") as file:
+        found = [(key, i, half) for key, halves in collect(file).items() for i, half in halves.items()]
+    cut = [(key, i, Half(half.of, half.tokens[:most])) for key, i, half in found]
+    paths.answers.write_bytes(b"".join(half.news(key, i) for key, i, half in cut))
+    assert main(["batch", str(paths.job), *args]) == 0
+    assert "6 answers under way" in capsys.readouterr().err
+    assert paths.out.read_bytes() == whole.out.read_bytes()

@@ -141,10 +141,10 @@ def test_prompts_share_a_forward_where_that_is_exact(
     split: list[tuple[int, int]] = []
     original = leaves.split
 
-    def watched(cache: Any, index: int, length: int) -> Any:
+    def watched(cache: Any, index: int, length: int, **options: Any) -> Any:
         keyed = [leaf for leaf in leaves.flatten(cache) if leaves.kind(leaf) is not Kind.STATE]
         split.append((length, max(leaf.offset for leaf in keyed)))
-        return original(cache, index, length)
+        return original(cache, index, length, **options)
 
     engine = drive.engine(zoo.text(family))
     monkeypatch.setattr(leaves, "split", watched)

@@ -14,10 +14,12 @@ import numpy as np
 import pytest
 from fixtures_models import Zoo
 
+from mlxrun.config.settings import ModelSettings
 from mlxrun.errors import ConfigError
 from mlxrun.model import attention, leaves
 from mlxrun.model.adapter import PLAIN, Adapter, TextAdapter, VisionAdapter, first_look
 from mlxrun.model.blobs import to_array, to_tensor
+from mlxrun.model.host import load_host
 from mlxrun.model.methods import Methods, make_batch
 from mlxrun.model.rows import Joining
 from mlxrun.model.snapshot import Delta, Snapshots, State
@@ -50,11 +52,11 @@ class Bench:
 
     def decode(self, cache: list[Any], logits: mx.array, length: int, count: int = 6) -> Any:
         """Greedy answer and all logits on the way."""
-        tokens, rows = [], [np.array(logits[0])]
+        tokens, rows = [], [np.array(logits[0].astype(mx.float32))]
         for step in range(count):
             tokens.append(int(rows[-1].argmax()))
             logits = self.adapter.decode(mx.array([[tokens[-1]]]), cache, [length + step])[:, -1]
-            rows.append(np.array(logits[0]))
+            rows.append(np.array(logits[0].astype(mx.float32)))
         return tokens, np.stack(rows)
 
     def answer(
@@ -113,11 +115,15 @@ def routed(model: Any) -> Any:
     return model
 
 
-def same(found: Any, wanted: Any) -> bool:
-    return found[0] == wanted[0] and float(np.abs(found[1] - wanted[1]).max()) < TOLERANCE
+def same(found: Any, wanted: Any, tolerance: float = TOLERANCE) -> bool:
+    return found[0] == wanted[0] and float(np.abs(found[1] - wanted[1]).max()) < tolerance
 
 
-WAYS = {"gemma2": "grouped", "gpt_bigcode": "alone"}  # where the model's own code wants it
+WAYS = {
+    "gemma2": "alone",
+    "gpt_bigcode": "alone",
+    "deepseek_v3": "grouped",
+}  # where the model's own code wants it
 FAMILIES = [*((f, "text") for f in models.TEXT), *((f, "vision") for f in models_vision.VISION)]
 
 
@@ -165,9 +171,39 @@ def test_a_row_of_the_decode_batch_is_saved(
     step(bench, batch, lived, 2)
     batch.update({"a", "c"}, [])
     step(bench, batch, {rid: lived[rid] for rid in "ac"}, 3)
+    loose = 10 * TOLERANCE if family == "deepseek_v3" else TOLERANCE  # decodes by other arithmetic
     for rid, ids in then.items():
         more = [*ids, 7, 8, 9]
-        assert same(bench.answer(more, bench.restore(hits[rid]), len(ids)), bench.answer(more)), rid
+        assert same(bench.answer(more, bench.restore(hits[rid]), len(ids)), bench.answer(more), loose), rid
+
+
+@pytest.mark.parametrize("family", models_vision.VISION)
+def test_a_prompt_with_images_is_cut_anywhere(benches: Callable[..., Bench], zoo: Zoo, family: str) -> None:
+    """Before, inside and after an image; positions and embeddings are the request's, keys the payloads'."""
+    bench = benches(family, kind="vision")
+    host = load_host(ModelSettings(path=str(zoo.vision(family))))
+    prompt = models_vision.prompt(family, "look ", None, " and at ", None, " and tell me")
+    made = host.process(prompt, models_vision.images(6, 2))
+    inputs = bench.adapter.inputs(made.ids, made.media)
+    ids, (first, *_, last) = list(made.ids), made.spans
+
+    def fill(cache: list[Any], start: int, stop: int) -> mx.array:
+        logits = None
+        for at in range(start, stop, 5):
+            part = mx.array([ids[at : min(at + 5, stop)]])
+            logits = bench.adapter.prefill(part, cache, at, inputs)[:, -1]
+            mx.eval(logits, leaves.all_arrays(cache))
+        return logits
+
+    def answer(cache: list[Any], start: int) -> Any:
+        return bench.decode(cache, fill(cache, start, len(ids)), len(ids) + inputs.delta)
+
+    wanted = answer(bench.adapter.new_cache(), 0)
+    for place in (first[0] - 1, first[0] + 2, first[1], last[0] + 1, last[1] + 1):
+        cache = bench.adapter.new_cache()
+        fill(cache, 0, place)
+        hit = bench.through_bytes(bench.save(leaves.view(cache), place, (4, 16)))
+        assert same(answer(bench.restore(hit), place), wanted), place
 
 
 def step(bench: Bench, batch: Any, lived: dict[str, list[int]], count: int) -> None:
@@ -185,6 +221,56 @@ def step(bench: Bench, batch: Any, lived: dict[str, list[int]], count: int) -> N
         mx.eval(logits, batch.state_arrays())
         for rid in order:
             lived[rid].append(tokens[rid])
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "qwen3_next"])
+def test_a_payload_is_of_the_moment_when_it_was_asked_for(benches: Callable[..., Bench], family: str) -> None:
+    """Evaluated only after the row and its group have gone on, it still holds what was there before."""
+    bench = benches(family)
+    (ids,) = models.prompts(3, [21])
+    batch = make_batch(bench.adapter.new_cache(), Methods("ragged"), shortest=8)
+    cache = bench.fill(ids)[0]
+    batch.update({"a"}, [Joining("a", 21, cache)])
+    length, view = batch.row("a")
+    now = bench.save(view, length)
+    delta = bench.snapshots.delta(view, 0, length)
+    state = bench.snapshots.state(view, length) if bench.snapshots.states else None
+    step(bench, batch, {"a": list(ids)}, 5)
+    late = replace(now, deltas=((0, length, delta),), state=state)
+    for one, other in zip(payload_arrays(bench, late), payload_arrays(bench, now), strict=True):
+        assert mx.array_equal(one, other).item()
+
+
+def payload_arrays(bench: Bench, hit: Hit) -> list[mx.array]:
+    payloads = [p for *_, p in hit.deltas] + ([] if hit.state is None else [hit.state])
+    return [a for p in payloads for a in bench.snapshots.arrays(p)]
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "gpt_oss"])
+@pytest.mark.parametrize("copied", [True, False])
+def test_rows_that_were_prefilled_together(benches: Callable[..., Bench], family: str, copied: bool) -> None:
+    """Padded on the right and split: what is beyond a row's end never gets into a payload."""
+    bench = benches(family)
+    (ids,) = models.prompts(3, [LENGTH])
+    cache = bench.adapter.new_cache()
+    bench.adapter.prefill(mx.array([ids[:8], [*ids[:5], 0, 0, 0]]), cache, 0, PLAIN)
+    for index, length in enumerate((8, 5)):
+        row = leaves.split(cache, index, length, copied=copied)
+        hit = bench.through_bytes(bench.save(leaves.view(row), length))
+        assert same(bench.answer(ids, bench.restore(hit), length), bench.answer(ids)), length
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "lfm2", "nemotron_h"])
+def test_half_precision_comes_back_bit_by_bit(zoo: Zoo, family: str) -> None:
+    made = adapter(zoo, family)
+    made.model.set_dtype(mx.bfloat16)
+    bench = Bench(made)
+    cache, _ = bench.fill(models.prompts(3, [21])[0])
+    hit = bench.save(leaves.view(cache), 21, (16,))
+    again = bench.restore(bench.through_bytes(hit))
+    for one, other in zip(leaves.all_arrays(bench.restore(hit)), leaves.all_arrays(again), strict=True):
+        assert one.dtype == other.dtype and mx.array_equal(one, other).item()
+    assert any(a.dtype == mx.bfloat16 for a in leaves.all_arrays(again))
 
 
 @pytest.mark.parametrize("family", ["qwen3_next", "mamba2", "falcon_h1", "lfm2", "gemma3_text"])
@@ -208,8 +294,9 @@ def test_swapped_deltas_and_other_lengths_show(benches: Callable[..., Bench]) ->
     cache, _ = bench.fill(ids[:32])
     hit = bench.save(leaves.view(cache), 32, (8, 16))
     (a, b, one), (c, d, two), last = hit.deltas
-    swapped = replace(hit, deltas=((a, b, two), (c, d, one), last))
-    assert not same(bench.answer(ids, bench.restore(swapped), 32), wanted)
+    stranger = bench.save(leaves.view(bench.fill(ids[1:33])[0]), 32, (8, 16)).deltas
+    for twin in (((a, b, two), (c, d, two), last), ((a, b, one), stranger[1], last)):
+        assert not same(bench.answer(ids, bench.restore(replace(hit, deltas=twin)), 32), wanted)
     short = replace(hit, length=31, deltas=(*hit.deltas[:2], (16, 31, last[2])))
     assert same(bench.answer(ids, bench.restore(short), 31), wanted)  # a payload may hold more than its stop
     assert not same(bench.answer(ids, bench.restore(short), 32), wanted)  # off by one
@@ -301,14 +388,18 @@ def test_every_dtype_survives_as_bytes(dtype: mx.Dtype) -> None:
 @pytest.mark.parametrize(
     "family", ["llama", "gemma3_text", "qwen3_next", "mamba2", "gpt_bigcode", "deepseek_v3"]
 )
-def test_a_payload_pins_nothing(benches: Callable[..., Bench], family: str) -> None:
+def test_a_payload_pins_nothing(
+    benches: Callable[..., Bench], family: str, request: pytest.FixtureRequest
+) -> None:
     """When the row is gone, what is left in memory is the payload, and then nothing."""
     bench = benches(family)
     (ids,) = models.prompts(3, [300])
-    bench.fill(ids[:4])
+    limit = mx.set_cache_limit(0)  # a buffer that is used again may be larger than what is asked for
+    request.addfinalizer(lambda: mx.set_cache_limit(limit))
+    bench.fill(ids, chunk=100)
     gc.collect()
     before = mx.get_active_memory()
-    cache, _ = bench.fill(ids, chunk=100)
+    cache = bench.fill(ids, chunk=100)[0]
     hit = bench.save(leaves.view(cache), 300)
     parts = [p for *_, p in hit.deltas] + ([hit.state] if hit.state else [])
     size = sum(bench.snapshots.nbytes(p) for p in parts)
@@ -317,7 +408,7 @@ def test_a_payload_pins_nothing(benches: Callable[..., Bench], family: str) -> N
     assert mx.get_active_memory() - before <= size + 4096 * sum(len(bench.snapshots.arrays(p)) for p in parts)
     del hit, parts
     gc.collect()
-    assert mx.get_active_memory() <= before
+    assert mx.get_active_memory() <= before + 1024
 
 
 def test_estimates_evaluate_nothing(benches: Callable[..., Bench]) -> None:
@@ -403,10 +494,10 @@ def test_other_classes_are_kept_whole(zoo: Zoo, make: Callable[[], Any]) -> None
     bench = Bench(made)
     assert not bench.snapshots.deltas and bench.snapshots.states
     (ids,) = models.prompts(3, [LENGTH])
-    wanted = bench.answer(ids)
     for place in PLACES:
         cache, _ = bench.fill(ids[:place])
         hit = bench.save(leaves.view(cache), place)
+        wanted = bench.answer(ids, cache, place)  # with the same cuts: kept first tokens depend on them
         bench.answer(ids, bench.restore(hit), place, 1)
         assert same(bench.answer(ids, bench.restore(bench.through_bytes(hit)), place), wanted), place
 

@@ -1,4 +1,4 @@
-"""`mlxrun bench cache`: requests that meet the prefix cache cold and warm, and mlx-lm's prompt cache beside it.
+"""`mlxrun bench cache`: requests that meet the prefix cache cold and warm, beside mlx-lm's prompt cache.
 
 All sides of a family are loaded at once and take turns round by round (A B, B A, ...). A round draws fresh
 tokens; one round of the same lengths goes before, unmeasured. Answers are compared with a side that keeps
@@ -174,11 +174,10 @@ def measure_rounds(
 ) -> dict[str, list[list[Record]]]:
     """A round to warm up and `repeat` measured ones on each side, in alternating order."""
     rounds: dict[str, list[list[Record]]] = {side: [] for side in sides}
-    for side in sides.values():
-        play(side, scripts(name, "warm-up"))
+    for contender in sides.values():
+        play(contender, scripts(name, "warm-up"))
     for side in turns(list(sides), repeat):
-        number = len(rounds[side]) + 1
-        start = time.perf_counter()
+        number, start = len(rounds[side]) + 1, time.perf_counter()
         rounds[side].append(play(sides[side], scripts(name, str(number))))
         say(f"{name} {side} {number}/{repeat}: {time.perf_counter() - start:.2f} s")
     return rounds

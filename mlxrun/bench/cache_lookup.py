@@ -1,6 +1,6 @@
-"""The `lookup` scenario: how long the prefix cache looks for a prompt of 16k tokens, with few records and many.
+"""The `lookup` scenario: how long the prefix cache looks for 16k tokens among few and many records.
 
-Payloads are fakes and nothing is computed: this is the search alone, the keys of the prompt included. `found`:
+Payloads are fakes and nothing is computed: it is the search alone, the keys of the prompt included. `found`:
 all of the prompt is there. `parted`: it begins like every other record and then leaves all of them.
 """
 
@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from mlxrun.cache.prefix import PrefixCache
-from mlxrun.cache.records import Counters
 from mlxrun.config.settings import CacheSettings, Config
 from mlxrun.scheduler.plan import Saved
 from mlxrun.scheduler.request import Request, SamplingParams
@@ -51,7 +50,7 @@ def measure_lookup(config: Config, seed: int, say: Say, records: Sequence[int] =
     rows = []
     for count in records:
         cache = _filled(config.cache, known, common, count, draw)
-        held = int(cache.counts()["records"])
+        held = cache.counts()["records"]
         row: dict[str, Any] = {"records": held}
         for name, prompt in (("found", known), ("parted", parted)):
             row[f"{name}_s"], row[f"{name}_tokens"] = _median(cache, prompt + _tokens(draw, 1))
@@ -76,10 +75,9 @@ def _filled(
         codec=FakeCodec(),
         settings=settings,
         memory_bytes=1 << 40,
-        counters=Counters(),
     )
     _enter(cache, known)
-    for _ in range(count - int(cache.counts()["records"])):
+    for _ in range(count - cache.counts()["records"]):
         _enter(cache, common + _tokens(draw, OTHER - len(common)))
     return cache
 

@@ -1,4 +1,4 @@
-"""Numbers of `mlxrun bench cache`: what a side did with a script, and what follows. Pure: no clock, no mlx."""
+"""Numbers of `mlxrun bench cache`: what a side did with a script, and what follows from it. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""mlxrun's Engine with its prefix cache as a side of `mlxrun bench cache`, stepped directly on this thread."""
+"""mlxrun's Engine with its prefix cache as a side of `mlxrun bench cache`, stepped on this thread."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class OursCached:
 
     def close(self) -> None:
         """Drop the engine; its own close() would end this thread's MLX streams."""
-        self._engine.prefixes.shut()
+        self._engine.prefixes.shutdown()
         del self._engine, self._tower
 
 

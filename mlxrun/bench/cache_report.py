@@ -98,8 +98,8 @@ def notes(report: Mapping[str, Any]) -> list[str]:
     scenarios = {name for part in report["families"].values() for name in part["scenarios"]}
     if scenarios - {NOTHING}:
         lines.append(
-            "of shared: share of the tokens that an earlier request had too; same: warm answers with the tokens "
-            "of a side that keeps nothing"
+            "of shared: share of the tokens that an earlier request had too; "
+            "same: warm answers with the tokens of a side that keeps nothing"
         )
     if "conversation" in scenarios:
         lines.append(f"of one: bytes held after {TURNS} turns over those of the last turn alone")

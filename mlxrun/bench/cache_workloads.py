@@ -88,10 +88,10 @@ def _shared(tokens: int) -> Callable[[Draw], Script]:
 def _conversation(draw: Draw) -> Script:
     """An agent's turns on a system prompt of 4k; then what the same lengths cost without a past."""
     system, output = draw.scaled(4096), draw.output(128)
-    prompt, start, sizes = system, len(system), []
+    prompt, sizes = system, []
     for i in range(TURNS):
         start, prompt = len(prompt), prompt + draw.scaled(700)
-        sizes.append((len(prompt), (len(system), start)))
+        sizes.append((len(prompt), (len(system), start)[: 1 + bool(i)]))
         answer = yield Ask("warm" if i else "first", prompt, output, sizes[-1][1], fresh=i == 0)
         prompt += answer
     length, boundaries = sizes[1 + (TURNS - 1) // 2]  # the middle one of the warm turns

@@ -103,7 +103,7 @@ class BenchModel:
 
 
 def families(name: str) -> tuple[str, ...]:
-    """The families of that preset, or the one of a local folder (`embedded`: of the model that is built in)."""
+    """The families of that preset, or the one of a local folder (`embedded`: the built-in model)."""
     if name == "tiny":
         return (PLAIN, *_FAMILIES, VISION)
     if name in PRESETS:

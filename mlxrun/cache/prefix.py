@@ -7,7 +7,8 @@ an answer. What to save is decided by cache/saving.py and copied by the runner; 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, TypeVar
 
 from mlxrun.cache.index import Index, Match
@@ -41,13 +42,14 @@ class PrefixCache:
         memory_bytes: int,
         files: Files | None = None,
         grid_only: bool = False,
+        counters: Counters | None = None,
     ) -> None:
         self._root = root
         self._chunk = chunk
         self._grid_only = grid_only
         self._files = files
         self._index = Index(root, chunk, deltas=deltas, states=states)
-        self._store = Store(self._index, codec, files, memory_bytes, settings.disk_bytes)
+        self._store = Store(self._index, codec, files, memory_bytes, settings.disk_bytes, counters)
         self._saving = Saving(self._index, self._store, settings.checkpoint_every, grid_only=grid_only)
         self._sessions: dict[str, Session] = {}
         self._ahead = Ahead()
@@ -64,6 +66,10 @@ class PrefixCache:
     @property
     def counters(self) -> Counters:
         return self._store.counters
+
+    def counts(self) -> Mapping[str, int]:
+        """The counters by name; from any thread."""
+        return asdict(self.counters)
 
     # -- the scheduler's side ---------------------------------------------------------------------------
 
@@ -218,8 +224,9 @@ class PrefixCache:
         return [Save(session.request.id, d.part, d.start, d.stop, d) for d in drafts]
 
     def _unpin(self, session: Session) -> None:
-        self._store.unpin(session.pins)
-        session.pins = []
+        if session.pins:
+            pins, session.pins = session.pins, []
+            self._safely(lambda: self._store.unpin(pins), None)
 
     def _stop(self, session: Session) -> None:
         """The request does not run, or not any more."""

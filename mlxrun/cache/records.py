@@ -75,7 +75,7 @@ class Files(Protocol):
         ...
 
     def scan(self) -> Sequence[Record]:
-        """What is there, least recently used first, `on_disk` set, without payloads. Bad files are deleted."""
+        """What is there, least recently used first, `on_disk` set, no payloads. Bad files are deleted."""
         ...
 
     def write(self, record: Record, blob: Blob) -> bool:

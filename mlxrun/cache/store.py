@@ -11,7 +11,7 @@ from typing import Any
 from mlxrun.cache.index import Index
 from mlxrun.cache.keys import record_key
 from mlxrun.cache.order import EvictionOrder
-from mlxrun.cache.records import Codec, Counters, Files, Record
+from mlxrun.cache.records import Blob, Codec, Counters, Files, Record
 from mlxrun.scheduler.plan import Part
 
 # In a model with states, ticks by which what prompts need outlasts what only ended an answer.
@@ -19,13 +19,20 @@ OUTLAST = 1024
 
 
 class Store:
-    """The two tiers. `memory_bytes` and `disk_bytes`: the most that each may hold."""
+    """The two tiers. `memory_bytes` and `disk_bytes`: the most that each may hold. What files read, write and
+    refuse they count themselves."""
 
     def __init__(
-        self, index: Index, codec: Codec, files: Files | None, memory_bytes: int, disk_bytes: int
+        self,
+        index: Index,
+        codec: Codec,
+        files: Files | None,
+        memory_bytes: int,
+        disk_bytes: int,
+        counters: Counters | None = None,
     ) -> None:
         self.index = index
-        self.counters = Counters()
+        self.counters = counters or Counters()
         self.nbytes = 0  # in memory
         self._codec = codec
         self._files = files
@@ -98,7 +105,11 @@ class Store:
         """A payload that can be restored, from memory or disk; None if it cannot, and the record is gone."""
         payload, read = record.payload, record.payload is None
         if read:
-            payload = self._read(record)
+            blob = self._files.read(record) if self._files is not None else None
+            if blob is None:  # files count what they could not read
+                self.forget(record)
+                return None
+            payload = self._decode(blob)
         tokens = record.stop - record.start if record.part is Part.DELTA else 0
         if payload is None or not self._codec.usable(payload, tokens):
             self.refuse(record)
@@ -107,11 +118,7 @@ class Store:
             self._hold(record, payload)
         return payload
 
-    def _read(self, record: Record) -> Any:
-        blob = self._files.read(record) if self._files is not None else None
-        if blob is None:
-            return None
-        self.counters.read += 1
+    def _decode(self, blob: Blob) -> Any:
         try:
             return self._codec.decode(blob)
         except ValueError:
@@ -140,21 +147,13 @@ class Store:
                     self._memory.add(record)
                 if record.on_disk:
                     self._disk.add(record)
+        self.enforce()
 
     # -- eviction -----------------------------------------------------------------------------------------
 
     def enforce(self) -> None:
         """Both budgets."""
         self.shrink(self._memory_bytes)
-        while self._files is not None and self._files.nbytes > self._disk_bytes:
-            record = self._disk.pop()
-            if record is None:
-                break
-            self._unlink(record)
-            self.counters.evicted_disk += 1
-            if record.payload is None:
-                self.forget(record)
-        self._report()
 
     def shrink(self, most: int) -> None:
         """Hold at most so many bytes in memory, or what is pinned."""
@@ -164,14 +163,27 @@ class Store:
                 break
             self._drop(record)
             self.counters.evicted += 1
+        self._trim_disk()
         self._report()
 
     def _drop(self, record: Record) -> None:
-        """Out of memory."""
+        """Out of memory; to disk, if it is not there, so that a prompt may be longer than memory holds."""
+        self._write(record)
         if record.on_disk:
             self._account(record, -1)
+            self._report()
         else:
             self.forget(record)
+
+    def _trim_disk(self) -> None:
+        while self._files is not None and self._files.nbytes > self._disk_bytes:
+            record = self._disk.pop()
+            if record is None:
+                break
+            self._unlink(record)
+            self.counters.evicted_disk += 1
+            if record.payload is None:
+                self.forget(record)
 
     def refuse(self, *records: Record) -> None:
         """They cannot be used: gone, from all tiers."""
@@ -218,7 +230,6 @@ class Store:
                 return
             part.on_disk = True
             self._disk.add(part)
-            self.counters.written += 1
 
     def _unlink(self, record: Record) -> None:
         if record.on_disk and self._files is not None:

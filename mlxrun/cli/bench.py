@@ -1,4 +1,4 @@
-"""`mlxrun bench engine` and `mlxrun bench cache`: the table goes to standard output, progress to standard error."""
+"""`mlxrun bench`: tables go to standard output, progress to standard error."""
 
 from __future__ import annotations
 

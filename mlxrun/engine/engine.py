@@ -95,6 +95,6 @@ class Engine:
     def close(self) -> None:
         """Drop all arrays, on the thread that made them."""
         try:
-            self.prefixes.shut()
+            self.prefixes.shutdown()
         finally:
             self._runner.close()

@@ -10,9 +10,9 @@ import hashlib
 import json
 import logging
 from dataclasses import asdict
-from pathlib import Path
 
-from mlxrun.cache.disk import DiskFiles, default_folder, usable_folder
+from mlxrun.cache.disk import DiskFiles
+from mlxrun.cache.folder import cache_folder, check_folder
 from mlxrun.cache.prefix import PrefixCache
 from mlxrun.cache.records import Counters, Files
 from mlxrun.config.settings import Config
@@ -48,8 +48,9 @@ def make_prefixes(config: Config, host: Host, snapshots: Snapshots, memory: Memo
     root, counters = fingerprint(config, host, snapshots), Counters()
     files: Files | None = None
     if settings.backend == "disk":
-        folder = Path(settings.disk_path).expanduser() if settings.disk_path else default_folder()
-        files = DiskFiles(usable_folder(folder), root, counters=counters)
+        folder = cache_folder(settings.disk_path)
+        check_folder(folder)
+        files = DiskFiles(folder, root, counters=counters)
     return PrefixCache(
         root,
         chunk,

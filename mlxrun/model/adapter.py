@@ -8,7 +8,6 @@ chunk and passed explicitly each time; nothing is read from or left on the share
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import mlx.core as mx
@@ -16,30 +15,11 @@ import mlx.nn as nn
 import numpy as np
 
 from mlxrun.errors import ModelLoadError, RequestError
+from mlxrun.model.embedder import Embedder
+from mlxrun.model.features import ImagePrompts
+from mlxrun.model.inputs import PLAIN as PLAIN
+from mlxrun.model.inputs import Inputs as Inputs
 from mlxrun.model.leaves import all_arrays
-
-# Fields of mlx-vlm's InputEmbeddingsFeatures that we do not pass on; its 4-D mask is never used.
-_UNSUPPORTED = ("cross_attention_states", "decoder_inputs_embeds", "pos_hw")
-
-
-@dataclass(frozen=True, slots=True)
-class Inputs:
-    """What one request's prompt is made of, beyond its token ids; all arrays are evaluated.
-
-    `embeds` [1, L, D] or None for plain text; `positions` [3, 1, L] for mRoPE models with images; `delta` is
-    what to add to a later token's index for its position; `visual` bool [L] marks the tokens that the
-    `deepstack` features, each [visual tokens, D], belong to.
-    """
-
-    embeds: mx.array | None = None
-    positions: mx.array | None = None
-    delta: int = 0
-    visual: np.ndarray[Any, np.dtype[np.bool_]] | None = None
-    deepstack: tuple[mx.array, ...] = ()
-    per_layer: mx.array | None = None
-
-
-PLAIN = Inputs()
 
 
 class Adapter(Protocol):
@@ -51,8 +31,9 @@ class Adapter(Protocol):
         """Empty single-row caches, one a layer."""
         ...
 
-    def inputs(self, prompt: Sequence[int], media: Any) -> Inputs:
-        """What the request needs beyond token ids. RequestError if the model cannot use `media`."""
+    def inputs(self, prompt: Sequence[int], media: Any, computed: int = 0) -> Inputs:
+        """What the request needs beyond token ids. RequestError if the model cannot use `media`. `computed`:
+        so many tokens are in the row's cache already, and `prefill` will not be called for them."""
         ...
 
     def prefill(self, ids: mx.array, cache: list[Any], start: int, inputs: Inputs) -> mx.array:
@@ -86,7 +67,7 @@ class TextAdapter:
     def new_cache(self) -> list[Any]:
         return self._make(self.model)
 
-    def inputs(self, prompt: Sequence[int], media: Any) -> Inputs:
+    def inputs(self, prompt: Sequence[int], media: Any, computed: int = 0) -> Inputs:
         if media is not None:
             raise RequestError("this model takes no images")
         return PLAIN
@@ -101,55 +82,27 @@ class TextAdapter:
 
 
 class VisionAdapter:
-    """A model of mlx-vlm. Text-only requests take the same way without embeddings."""
+    """A model of mlx-vlm. Text-only requests take the same way without embeddings.
 
-    def __init__(self, model: nn.Module) -> None:
+    `image_bytes`: for features of images that were seen before, see model/features.py; 0: none are kept.
+    `whole_sets`: reuse them only where all images of a prompt are the same, which is exact bit by bit.
+    """
+
+    def __init__(self, model: nn.Module, image_bytes: int = 0, whole_sets: bool = False) -> None:
         from mlx_vlm.models.cache import make_prompt_cache
 
         self.model = model
         self._make = make_prompt_cache
         self._language = model.language_model
-        self._mrope = self._uses_mrope()
-
-    def _uses_mrope(self) -> bool:
-        ids = mx.array([[1, 1]])
-        features = self.model.get_input_embeddings(ids, None, mask=mx.ones_like(ids))
-        return features.rope_deltas is not None
+        embedder = Embedder(model)
+        self._mrope = embedder.mrope
+        self._images = ImagePrompts(embedder, image_bytes, whole_sets)
 
     def new_cache(self) -> list[Any]:
         return self._make(self._language)
 
-    def inputs(self, prompt: Sequence[int], media: Any) -> Inputs:
-        if media is None:
-            return PLAIN
-        ids = mx.array([list(prompt)])
-        given = {key: mx.array(value) for key, value in media.items()}
-        pixels = given.pop("pixel_values")
-        features = self.model.get_input_embeddings(ids, pixels, mask=mx.ones_like(ids), **given)
-        for name in _UNSUPPORTED:
-            if getattr(features, name) is not None:
-                raise RequestError(f"models that need {name} are not supported yet")
-        inputs = self._collect(features, len(prompt))
-        held = (inputs.embeds, inputs.positions, inputs.per_layer, *inputs.deepstack)
-        mx.eval([a for a in held if a is not None])
-        return inputs
-
-    def _collect(self, features: Any, length: int) -> Inputs:
-        positions, delta = features.position_ids, features.rope_deltas
-        if not self._mrope:
-            positions = None
-        elif positions.ndim == 2:
-            positions = mx.broadcast_to(positions[None], (3, 1, length))
-        visual = features.visual_pos_masks
-        deepstack = features.deepstack_visual_embeds
-        return Inputs(
-            embeds=features.inputs_embeds,
-            positions=positions,
-            delta=0 if delta is None else int(delta.item()),
-            visual=None if visual is None else np.array(visual).reshape(-1)[:length],
-            deepstack=() if deepstack is None else tuple(deepstack),
-            per_layer=features.per_layer_inputs,
-        )
+    def inputs(self, prompt: Sequence[int], media: Any, computed: int = 0) -> Inputs:
+        return PLAIN if media is None else self._images.inputs(prompt, media, computed)
 
     def prefill(self, ids: mx.array, cache: list[Any], start: int, inputs: Inputs) -> mx.array:
         stop = start + ids.shape[1]

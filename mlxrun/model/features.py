@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
 import mlx.core as mx
 import numpy as np
@@ -27,8 +27,21 @@ from mlxrun.model.pixels import Media, Units, cut
 
 log = logging.getLogger(__name__)
 
-Compute = Callable[[Sequence[int], Media], Inputs]  # all of a prompt, the tower included
-Text = Callable[[Sequence[int], Media], Inputs]  # the same but for embeddings and deepstack of image tokens
+_MISFITS = (ValueError, TypeError, IndexError, KeyError, AttributeError)
+
+
+class Embeds(Protocol):
+    """How a model embeds prompts: model/embedder.py."""
+
+    image_token: int | None
+
+    def whole(self, prompt: Sequence[int], media: Media) -> Inputs:
+        """All of it, by way of the vision tower."""
+        ...
+
+    def text(self, prompt: Sequence[int], media: Media) -> Inputs:
+        """The same but for the embeddings and deepstack features of image tokens."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,10 +52,10 @@ class Seen:
     deepstack: tuple[mx.array, ...]
 
     @staticmethod
-    def of(inputs: Inputs, places: np.ndarray, first: int = 0) -> Seen:
-        """What lies at these places of a prompt; they are its image tokens from number `first` on."""
+    def of(inputs: Inputs, places: np.ndarray) -> Seen:
+        """What lies at these places of a prompt, which are all its image tokens."""
         assert inputs.embeds is not None
-        numbers = mx.arange(first, first + len(places))
+        numbers = mx.arange(len(places))  # gathering copies: nothing else is held on to
         return Seen(inputs.embeds[0, mx.array(places)], tuple(d[numbers] for d in inputs.deepstack))
 
     @staticmethod
@@ -108,14 +121,12 @@ class Features:
 
 
 class ImagePrompts:
-    """Embeds prompts of one model. `token`: what stands for an image; None if the model has none."""
+    """Embeds prompts of one model. `budget`: bytes of features that are kept; 0: none."""
 
-    def __init__(
-        self, compute: Compute, text: Text, token: int | None, budget: int, whole_sets: bool = False
-    ) -> None:
-        self._compute, self._text, self._token = compute, text, token
+    def __init__(self, embeds: Embeds, budget: int, whole_sets: bool = False) -> None:
+        self._embeds = embeds
         self.features = Features(budget)
-        self._on = budget > 0 and token is not None
+        self._on = budget > 0 and embeds.image_token is not None
         self._proven = False  # that parts give the whole
         self._alone: bool | None = False if whole_sets else None  # that the tower looks at each image alone
 
@@ -123,39 +134,68 @@ class ImagePrompts:
         """`computed`: so many tokens are in the row's cache already, and nothing will be asked of them."""
         units = cut(media) if self._on else None
         if units is None:
-            return _evaluated(self._compute(prompt, media))
-        places = np.flatnonzero(np.array(prompt) == self._token)
+            return _evaluated(self._embeds.whole(prompt, media))
+        places = np.flatnonzero(np.array(prompt) == self._embeds.image_token)
         if self._proven and (len(places) == 0 or computed > places[-1]):
-            return Inputs(delta=self._text(prompt, media).delta)
+            return Inputs(delta=self._embeds.text(prompt, media).delta)
         names = units.names()
         reached, known = self.features.beginning(names)
-        if reached == len(names) and (len(known) == 1 or self._alone):
-            return self._put_together(prompt, media, places, Seen.joined(known))
-        if known and self._alone:
-            rest = self._look(prompt, units, reached, places[sum(s.count for s in known) :])
-            seen = Seen.joined([*known, rest])
-            self._keep(names[reached:], rest, prompt, places[-rest.count :])
-            return self._put_together(prompt, media, places, seen)
-        return self._computed(prompt, media, places, units, known if reached < len(names) else [])
+        if (reached == len(names) and len(known) == 1) or (known and self._alone):
+            try:
+                return self._reused(prompt, media, units, names, places, reached, known)
+            except _MISFITS as error:
+                log.warning("images of a prompt are looked at again: %s", error)
+                known = []
+        return self._looked_at(prompt, media, units, names, places, reached, known)
 
-    def _computed(
-        self, prompt: Sequence[int], media: Media, places: np.ndarray, units: Units, known: list[Seen]
+    def _reused(
+        self,
+        prompt: Sequence[int],
+        media: Media,
+        units: Units,
+        names: Sequence[bytes],
+        places: np.ndarray,
+        reached: int,
+        known: Sequence[Seen],
     ) -> Inputs:
-        inputs = _evaluated(self._compute(prompt, media))
+        """From what is known of the first images; the others are looked at."""
+        if reached < len(names):
+            others = places[sum(seen.count for seen in known) :]
+            rest = self._look(prompt, units, reached, others)
+            self._keep(names[reached:], rest, others)
+            known = [*known, rest]
+        return self._put_together(prompt, media, places, Seen.joined(known))
+
+    def _looked_at(
+        self,
+        prompt: Sequence[int],
+        media: Media,
+        units: Units,
+        names: Sequence[bytes],
+        places: np.ndarray,
+        reached: int,
+        known: Sequence[Seen],
+    ) -> Inputs:
+        """All of it by the model; and what was seen is kept if it serves."""
+        inputs = _evaluated(self._embeds.whole(prompt, media))
         if len(places) == 0 or inputs.embeds is None:
             return inputs
-        seen = Seen.of(inputs, places)
-        if not _equal(self._put_together(prompt, media, places, seen), inputs):
-            log.info("image features of this model are not kept: they do not come back as they were")
+        try:
+            seen = Seen.of(inputs, places)
+            self._on = _equal(self._put_together(prompt, media, places, seen), inputs)
+        except _MISFITS as error:
+            log.debug("a prompt cannot be put together: %s", error)
             self._on = False
+        if not self._on:
+            log.info("image features of this model are not kept: they would not come back as they were")
             return inputs
         self._proven = True
-        if known and self._alone is None:
-            self._alone = self._looks_alone(prompt, units, places, known, seen)
-        self._keep(units.names(), seen, prompt, places)
+        if known and self._alone is None and reached < len(names):
+            self._alone = self._looks_alone(prompt, units, places, reached, known, seen)
+        self._keep(names, seen, places)
         return inputs
 
-    def _keep(self, names: Sequence[bytes], seen: Seen, prompt: Sequence[int], places: np.ndarray) -> None:
+    def _keep(self, names: Sequence[bytes], seen: Seen, places: np.ndarray) -> None:
         mx.eval(seen.arrays())
         runs = np.split(np.arange(len(places)), np.flatnonzero(np.diff(places) > 1) + 1)
         if not self._alone or len(runs) != len(names):
@@ -168,38 +208,34 @@ class ImagePrompts:
             self.features.put([name], own)
 
     def _looks_alone(
-        self, prompt: Sequence[int], units: Units, places: np.ndarray, known: list[Seen], seen: Seen
+        self,
+        prompt: Sequence[int],
+        units: Units,
+        places: np.ndarray,
+        reached: int,
+        known: Sequence[Seen],
+        seen: Seen,
     ) -> bool:
         """Whether images give the same without the others: those known from before, and the rest."""
-        count = sum(s.count for s in known)
-        first = len(units.media) - self._unknown(units)
-        if count >= len(places):
-            return False
         try:
-            rest = self._look(prompt, units, first, places[count:])
-        except (ValueError, TypeError, IndexError, KeyError) as error:
+            rest = self._look(prompt, units, reached, places[sum(s.count for s in known) :])
+            again = Seen.joined([*known, rest])
+            return all(_close(a, b) for a, b in zip(again.arrays(), seen.arrays(), strict=True))
+        except _MISFITS as error:
             log.info("the images of a prompt cannot be looked at one by one: %s", error)
             return False
-        again = Seen.joined([*known, rest])
-        return all(_close(a, b) for a, b in zip(again.arrays(), seen.arrays(), strict=True))
-
-    def _unknown(self, units: Units) -> int:
-        return len(units.media) - self.features.beginning(units.names())[0]
 
     def _look(self, prompt: Sequence[int], units: Units, first: int, places: np.ndarray) -> Seen:
         """Image tokens of the units from `first` on, from the part of the prompt that they are in."""
-        start, stop = int(places[0]) - 1, int(places[-1]) + 2
-        part = self._compute(prompt[max(start, 0) : stop], units.joined(first))
-        return Seen.of(part, places - max(start, 0))
+        start, stop = max(int(places[0]) - 1, 0), int(places[-1]) + 2
+        return Seen.of(self._embeds.whole(prompt[start:stop], units.joined(first)), places - start)
 
-    def _put_together(
-        self, prompt: Sequence[int], media: Media, places: np.ndarray, seen: Seen
-    ) -> Inputs:
-        text = self._text(prompt, media)
+    def _put_together(self, prompt: Sequence[int], media: Media, places: np.ndarray, seen: Seen) -> Inputs:
+        text = self._embeds.text(prompt, media)
         assert text.embeds is not None
         if seen.count != len(places):
             raise ValueError(f"{seen.count} image features for {len(places)} image tokens")
-        embeds = text.embeds[...]
+        embeds = text.embeds.astype(seen.rows.dtype)[...]
         embeds[0, mx.array(places)] = seen.rows
         visual = np.zeros(len(prompt), dtype=np.bool_)
         visual[places] = True

@@ -33,9 +33,9 @@ class Units:
 
 
 def cut(media: Media) -> Units | None:
-    """None if there are values that have no bytes to tell them apart by."""
+    """None where images cannot be told apart by their bytes."""
     arrays = {key: np.asarray(value) for key, value in media.items()}
-    if any(a.dtype.hasobject for a in arrays.values()):
+    if "pixel_values" not in arrays or any(a.dtype.hasobject for a in arrays.values()):
         return None
     axis, lengths = _layout(arrays)
     if lengths is None:

@@ -111,6 +111,7 @@ class ModelRunner:
         saved = self._keep(plan.keep)
         for rid in plan.free:
             self._rows.pop(rid, None)
+        self._leave(set(plan.free).intersection(plan.decode))
         self._tidy(plan.clear_pool)
         errors, unusable = self._admit(plan.admit)
         draws = self._decode([r for r in plan.decode if r in self._rows])
@@ -253,6 +254,12 @@ class ModelRunner:
         draw = self._sampler(logits, [n + 1 for n in lengths])
         self._newest = draw.tokens
         return [(tuple(self._order), draw)]
+
+    def _leave(self, again: set[str]) -> None:
+        """Take out of the batch what was freed in this very step and decodes again from the prefix cache."""
+        if again:
+            self._batch.update(set(self._batch.ids) - again, ())
+            self._order = ["" if rid in again else rid for rid in self._order]
 
     def _reorder(self) -> None:
         """Bring newest tokens and sampler into the batch's order after rows joined, left or moved."""

@@ -73,7 +73,10 @@ class Snapshots:
             return
         view = leaves.view(caches)
         length = max((h.length for h in view.held if isinstance(h, Part)), default=0)
-        self._slots = [[a is not None for a in h] if isinstance(h, tuple) else [] for h in view.held]
+        self._slots = [
+            [a is not None for a in held] if kind is Kind.STATE else []
+            for held, kind in zip(view.held, self._kinds, strict=True)
+        ]
         self._classes = [f"{type(leaf).__module__}.{type(leaf).__name__}" for leaf in flat]
         self._keys = Stacks([Plane.of(a, 0) for a in self._spans(view, 0, length)], stored_bits)
         fixed = [Plane.of(a, w) for a, w in self._fixed(view)]
@@ -185,7 +188,7 @@ class Snapshots:
         spare = -(-room // STEP) * STEP - hit.length
         for index, plane in enumerate(self._keys.planes):
             _, heads, _, size = plane.shape
-            pieces = [planes[index][:, :, :tokens] for tokens, planes in parts]
+            pieces = [p[index] if p[index].shape[2] == n else p[index][:, :, :n] for n, p in parts]
             yield mx.concatenate([*pieces, mx.zeros((1, heads, spare, size), plane.dtype)], axis=2)
 
     def _check(self, hit: Hit) -> None:

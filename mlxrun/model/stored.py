@@ -137,7 +137,7 @@ class Quantiser:
         values, scales, biases = stack
         whole = mx.dequantize(values, scales, biases, group_size=self.group, bits=self.bits)
         if self.joined:
-            whole = whole.unflatten(2, (self.heads, self.size)).transpose(0, 2, 1, 3)
+            whole = mx.unflatten(whole, 2, (self.heads, self.size)).transpose(0, 2, 1, 3)
         return whole.astype(self.dtype)
 
     def shapes(self, shape: tuple[int, ...]) -> list[tuple[tuple[int, ...], mx.Dtype]]:

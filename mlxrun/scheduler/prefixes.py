@@ -56,7 +56,6 @@ class Prefixes(Protocol):
         """Hold at most so many bytes of device memory: rows need it."""
         ...
 
-
     def put(self, saved: Saved) -> None:
         """A copy is ready."""
         ...
@@ -69,7 +68,7 @@ class Prefixes(Protocol):
         """What it did since it started, by name; may be read from any thread."""
         ...
 
-    def shut(self) -> None:
+    def shutdown(self) -> None:
         """Finish what is under way; nothing is called after this."""
         ...
 
@@ -110,5 +109,5 @@ class NoPrefixes:
     def counts(self) -> Mapping[str, int]:
         return {}
 
-    def shut(self) -> None:
+    def shutdown(self) -> None:
         pass

@@ -286,9 +286,7 @@ class Scheduler:
         logprobs = () if sampled.logprob is None else (sampled.logprob,)
         finish = FinishReason.LENGTH if done else None
         size = len(entry.request.prompt)
-        return TokenEvent(
-            entry.id, (sampled.token,), logprobs, size, entry.cached, entry.hit, finish=finish
-        )
+        return TokenEvent(entry.id, (sampled.token,), logprobs, size, entry.cached, entry.hit, finish=finish)
 
     def _progress(self, chunk: PrefillChunk) -> TokenEvent:
         """News of a prompt; answer tokens that are computed again after a preemption are not counted."""
@@ -305,7 +303,8 @@ class Scheduler:
     ) -> TokenEvent:
         """`stop`: the token that ended the answer; it is in the row's cache, but not part of the answer."""
         size = len(entry.request.prompt)
-        computed = size if entry.decoding or entry.output else min(entry.computed, size)
+        ran = entry.decoding or len(entry.output) > len(entry.request.answered)
+        computed = size if ran else min(entry.computed, size)
         self._drop(entry, entry.output if stop is None else [*entry.output, stop])
         return TokenEvent(
             entry.id, computed=computed, cached=entry.cached, hit=entry.hit, finish=reason, error=error
