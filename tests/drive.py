@@ -65,7 +65,7 @@ class Ask:
 
 
 def config(folder: Path, **options: Any) -> Config:
-    """`options`: fields of ModelSettings, EngineSettings, SchedulerSettings and CacheSettings by their names."""
+    """`options`: fields of the settings of model, engine, scheduler and cache by their names."""
 
     def own(settings: Any) -> dict[str, Any]:
         return {f.name: options[f.name] for f in fields(settings) if f.name in options}

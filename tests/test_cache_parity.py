@@ -174,9 +174,9 @@ def test_any_order_of_turns_joins_and_aborts(zoo: Zoo, family: str, memory: int 
     @given(orders())
     def check(order: list[tuple[int, int, int | None, bool]]) -> None:
         asks = []
-        for i, (which, joins, leaves, bounded) in enumerate(order):
+        for i, (which, joins, stays, bounded) in enumerate(order):
             request = ask(f"{i}", TURNS[which], [9, BOUNDARY] if bounded and which else ())
-            asks.append(Ask(request, joins, None if leaves is None else joins + leaves))
+            asks.append(Ask(request, joins, None if stays is None else joins + stays))
         events = drive.run(engine, asks)
         for i, (which, *_) in enumerate(order):
             drive.beginning(events[f"{i}"], zoo.answer(family, TURNS[which], COUNT))

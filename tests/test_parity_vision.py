@@ -274,7 +274,7 @@ def test_a_request_whose_images_fail_fails_alone(zoo: Zoo, family: str) -> None:
     good = asks(engine, family)
     broken = good[0].request
     media = {key: value[..., :1] for key, value in broken.media.items()}
-    bad = replace(broken, id="bad", media=media)
+    bad = replace(broken, id="bad", media=media, digests=(b"other",) * len(broken.digests))
     events = drive.run(engine, [*good[:3], Ask(bad, joins=1), *good[3:]])
     event = events.pop("bad")
     assert event.finish is FinishReason.ERROR

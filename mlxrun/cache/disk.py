@@ -262,8 +262,8 @@ class DiskFiles:
             first, self._warned = not self._warned, True
         if first:
             logger.warning(
-                "%s: prefixes cannot be saved: %s; requests go on, what is there is used, and saving is tried "
-                "again every %d s",
+                "%s: prefixes cannot be saved: %s; requests go on, what is there is used, and saving is "
+                "tried again every %d s",
                 self._home.path,
                 error.strerror or error,
                 RETRY_SECONDS,

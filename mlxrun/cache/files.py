@@ -72,7 +72,8 @@ def dump(record: Record, blob: Blob, root: bytes) -> list[bytes]:
 def load(source: Path | bytes, root: bytes, *, check: Check | None = None) -> tuple[Record, Blob]:
     """Everything, checked to the last byte. The record has no payload. BadFile, or OSError from the disk."""
     with source.open("rb") if isinstance(source, Path) else io.BytesIO(source) as file:
-        head = _read_head(file)
+        size = os.fstat(file.fileno()).st_size if isinstance(source, Path) else len(source)
+        head = _read_head(file, size)
         data = [_exactly(file, row.nbytes) for row in head.table]
     if _file_digest(head.raw, data) != head.raw[_DIGEST]:
         _bad("its checksum does not fit: it was changed or damaged")
@@ -88,9 +89,9 @@ def load(source: Path | bytes, root: bytes, *, check: Check | None = None) -> tu
 def peek(path: Path, root: bytes, *, check: Check | None = None) -> tuple[Record, os.stat_result]:
     """The record, from the header and the ids alone: the payload is not read, so not checked."""
     with path.open("rb") as file:
-        head = _read_head(file)
-        ids = _exactly(file, head.table[0].nbytes)
         stat = os.fstat(file.fileno())
+        head = _read_head(file, stat.st_size)
+        ids = _exactly(file, head.table[0].nbytes)
     return _record(head.facts, ids, root, path.stem, check), stat
 
 
@@ -128,7 +129,7 @@ def _encode(facts: Mapping[str, str], tensors: Mapping[str, Tensor]) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def _read_head(file: IO[bytes]) -> _Head:
+def _read_head(file: IO[bytes], size: int) -> _Head:
     length = _exactly(file, 8)
     count = int.from_bytes(length, "little")
     if not len(_BEFORE) < count <= HEADER_LIMIT:
@@ -144,10 +145,8 @@ def _read_head(file: IO[bytes]) -> _Head:
     if not isinstance(facts, dict) or not all(isinstance(value, str) for value in facts.values()):
         _bad("its header has metadata that are no strings")
     table = _table(header)
-    here = file.tell()
-    if file.seek(0, os.SEEK_END) - here != sum(row.nbytes for row in table):
+    if size != 8 + count + sum(row.nbytes for row in table):
         _bad("it is shorter or longer than its header says")
-    file.seek(here)
     return _Head(length + text, facts, table)
 
 
@@ -166,7 +165,7 @@ def _table(header: Mapping[str, Any]) -> list[_Row]:
         if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
             _bad(f"the header's entry of tensor {name} is incomplete")
         dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-        if dtype not in ITEM_BYTES if isinstance(dtype, str) else True:
+        if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
             _bad(f"tensor {name} has an unknown type")
         if not _is_counts(shape) or not _is_counts(offsets) or len(offsets) != 2:
             _bad(f"tensor {name} has no proper shape or place")

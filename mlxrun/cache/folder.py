@@ -74,6 +74,12 @@ class ModelFolder:
                 with suppress(OSError):
                     os.unlink(entry.path)
 
+    def remove_if_empty(self) -> None:
+        """Remove left-over files and then the folder, if nothing else is in it. Never raises."""
+        self.sweep()
+        with suppress(OSError):
+            self.path.rmdir()
+
 
 def models(folder: Path) -> list[ModelFolder]:
     """The models that have a folder in `folder`, by fingerprint."""
@@ -120,9 +126,7 @@ def _expanded(path: str) -> Path:
     try:
         return Path(path).expanduser()
     except RuntimeError as error:
-        raise ConfigError(
-            f"cache.disk_path: {path}: the home folder is not known; give a full path"
-        ) from error
+        raise ConfigError(f"cache.disk_path: {path}: no home folder is known; give a full path") from error
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:

@@ -23,6 +23,7 @@ BUG = 3
 COMMANDS = {
     "batch": ("mlxrun.cli.batch:command", "Run a JSONL job; run it again and it goes on where it was."),
     "config": ("mlxrun.cli.config:command", "Check, show and start config files."),
+    "cache": ("mlxrun.cli.cache:command", "List, check and delete the prefixes that are kept on disk."),
     "doctor": ("mlxrun.cli.doctor:command", "Say what this machine has and what the model passes."),
     "bench": ("mlxrun.cli.bench:command", "Measure the engine, against its peers too."),
 }

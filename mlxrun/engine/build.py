@@ -28,7 +28,8 @@ def build_engine(config: Config, host: Host | None = None) -> Engine:
     """An idle engine for this config. ModelLoadError if the model cannot be loaded. `host`: if loaded."""
     config = resolve(config)
     host = host or load_host(config.model, weights=True)
-    adapter = load_adapter(config.model, host)
+    reproducible = config.engine.reproducible
+    adapter = load_adapter(config.model, host, config.cache.image_bytes, whole_sets=reproducible)
     cache, vocab = first_look(adapter)
     probe = choose_methods(adapter, vocab, config)
     memory = budget(config.scheduler, adapter.model, _hidden(host), cache, vocab)
@@ -41,7 +42,7 @@ def build_engine(config: Config, host: Host | None = None) -> Engine:
         host.context_length,
         memory,
         prefixes=prefixes,
-        whole_chunks=config.engine.reproducible,
+        whole_chunks=reproducible,
     )
     log.info("loaded %s: decode %s", host.name, probe.methods.decode)
     runner = ModelRunner(adapter, vocab, probe.methods, snapshots)

@@ -78,7 +78,7 @@ class EngineClient:
         return self._ready.result().host
 
     def cache_counts(self) -> Mapping[str, int]:
-        """What the prefix cache did since the start; names as in cache.records.Counters, empty without one."""
+        """What the prefix cache did so far, by the names of cache.records.Counters; empty without one."""
         return self._ready.result().prefixes.counts()
 
     @property

@@ -41,8 +41,8 @@ Message = Submit | Abort | Stop
 class Listener:
     """What the thread calls, on itself: each must only hand the news over.
 
-    `ready` once after loading, with the idle engine, or `dead` instead; `deliver` after each step that has events; `dead` once
-    when the engine ends by an error.
+    `ready` once after loading, with the idle engine, or `dead` instead; `deliver` after each step that has
+    events; `dead` once when the engine ends by an error.
     """
 
     ready: Callable[[Engine], None]

@@ -20,8 +20,10 @@ from mlxrun.model.host import Host
 log = logging.getLogger(__name__)
 
 
-def load_adapter(settings: ModelSettings, host: Host) -> Adapter:
-    """The model, its weights evaluated, its attention seam installed."""
+def load_adapter(
+    settings: ModelSettings, host: Host, image_bytes: int = 0, *, whole_sets: bool = False
+) -> Adapter:
+    """The model, its weights evaluated, its attention seam installed. The rest: see VisionAdapter."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
         model = _load_vision(settings, host) if host.vision else _load_text(settings, host)
@@ -35,7 +37,7 @@ def load_adapter(settings: ModelSettings, host: Host) -> Adapter:
     attention.install(model)
     if mx.metal.is_available():
         mx.set_wired_limit(int(mx.device_info()["max_recommended_working_set_size"]))
-    return VisionAdapter(model) if host.vision else TextAdapter(model)
+    return VisionAdapter(model, image_bytes, whole_sets=whole_sets) if host.vision else TextAdapter(model)
 
 
 def _load_text(settings: ModelSettings, host: Host) -> Any:

@@ -2,8 +2,9 @@
 
 `execute` launches this step and then reads the tokens of the one before (decode-ahead), so that the device
 never waits for Python. Copies for the prefix cache are made in passing and come back when they are evaluated;
-a hit that cannot be restored is computed instead. Runs on the engine thread only. An exception that can be told to one request (its
-images, its settings) comes back in `errors`; any other leaves the runner and all rows are lost: `reset`.
+a hit that cannot be restored is computed instead. Runs on the engine thread only. An exception that can be
+told to one request (its images, its settings) comes back in `errors`; any other leaves the runner and all
+rows are lost: `reset`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import mlx.core as mx
 
 from mlxrun.model import leaves
 from mlxrun.model.adapter import PLAIN, Adapter, Inputs
+from mlxrun.model.copies import Copies, Due
 from mlxrun.model.group import STEP
 from mlxrun.model.methods import Methods, make_batch
 from mlxrun.model.prefill import shared
@@ -25,8 +27,6 @@ from mlxrun.model.sampler import Draw, RowSampling, Sampler, read
 from mlxrun.model.snapshot import Snapshots
 from mlxrun.scheduler.plan import (
     Admission,
-    Hit,
-    Part,
     PrefillChunk,
     Sampled,
     Save,
@@ -76,7 +76,7 @@ class ModelRunner:
         self, adapter: Adapter, vocab: int, methods: Methods, snapshots: Snapshots | None = None
     ) -> None:
         self._adapter = adapter
-        self._snapshots = snapshots
+        self._copies = Copies(snapshots)
         self._vocab = vocab
         self._methods = methods
         self._steps = 0
@@ -143,36 +143,29 @@ class ModelRunner:
         for admission in admissions:
             request = admission.request
             try:
-                row = self._rows[request.id] = self._start(admission)
-                if admission.hit is not None and not self._restore(row, admission.hit):
-                    unusable.append(request.id)
-                    self._compute(row, admission.hit.length)
+                row, usable = self._start(admission)
+                self._rows[request.id] = row
+                unusable += [] if usable else [request.id]
             except Exception as error:  # the border: what one request's images do must not reach the others
                 log.warning("request %s cannot start: %s", request.id, error)
-                self._rows.pop(request.id, None)
                 errors[request.id] = error
         return errors, tuple(unusable)
 
-    def _start(self, admission: Admission) -> RowState:
-        request, output = admission.request, admission.output
-        inputs = self._adapter.inputs(request.prompt, request.media)
-        sampling = RowSampling.start(request.params, request.prompt, output, self._vocab)
+    def _start(self, admission: Admission) -> tuple[RowState, bool]:
+        """A row with what the prefix cache gave in its cache; False if that could not be restored and was
+        computed."""
+        request, output, hit = admission.request, admission.output, admission.hit
         tokens = [*request.prompt, *output]
-        cache = leaves.reserve(self._adapter.new_cache(), self._room(tokens, request.params))
-        return RowState(tokens, inputs, sampling, cache, mx.array(tokens[-1:]))
-
-    def _restore(self, row: RowState, hit: Hit) -> bool:
-        """Fill the row's cache from the prefix cache; False, and an empty cache, if that fails."""
-        assert self._snapshots is not None
-        try:
-            room = self._room(row.tokens, row.params)
-            row.cache = self._snapshots.restore(hit, room, self._adapter.new_cache())
-            row.filled = hit.length
-            return True
-        except Exception as error:  # the border: a cache may cost time, never an answer
-            log.warning("a prefix cannot be restored and is computed: %s: %s", type(error).__name__, error)
-            row.cache = leaves.reserve(self._adapter.new_cache(), room)
-            return False
+        room = self._room(tokens, request.params)
+        restored = None if hit is None else self._copies.restore(hit, room, self._adapter.new_cache())
+        done = hit.length if hit is not None and restored is not None else 0
+        inputs = self._adapter.inputs(request.prompt, request.media, done)
+        sampling = RowSampling.start(request.params, request.prompt, output, self._vocab)
+        cache = restored or leaves.reserve(self._adapter.new_cache(), room)
+        row = RowState(tokens, inputs, sampling, cache, mx.array(tokens[-1:]), done)
+        if hit is not None and restored is None:
+            self._compute(row, hit.length)
+        return row, hit is None or restored is not None
 
     def _compute(self, row: RowState, length: int) -> None:
         """Fill the row's empty cache with its first tokens at once."""
@@ -205,32 +198,22 @@ class ModelRunner:
 
     def _keep(self, saves: Sequence[Save]) -> list[Saved]:
         """Copies out of rows that are freed now, under way before the batch writes over them."""
-        saved = [copy for save in saves if (copy := self._copied(save)) is not None]
+        saved = self._copied(saves)
         if saved:
-            arrays = [a for copy in saved for a in self._arrays(copy)]
-            (mx.async_eval if self._methods.launch_first else mx.eval)(arrays)
+            (mx.async_eval if self._methods.launch_first else mx.eval)(self._copies.arrays(saved))
         return saved
 
-    def _copied(self, save: Save) -> Saved | None:
-        """None where the row does not hold what is asked for: it never started, or ran on."""
-        row = self._rows.get(save.request_id)
-        if row is None or self._snapshots is None:
-            return None
-        if row.cache:
-            length, view = row.filled, leaves.view(row.cache)
-        else:
-            length, view = self._batch.row(save.request_id)
-        if save.part is Part.DELTA:
-            return (
-                Saved(save, self._snapshots.delta(view, save.start, save.stop))
-                if length >= save.stop
-                else None
-            )
-        return Saved(save, self._snapshots.state(view, length)) if length == save.stop else None
-
-    def _arrays(self, saved: Saved) -> list[mx.array]:
-        assert self._snapshots is not None
-        return self._snapshots.arrays(saved.payload)
+    def _copied(self, saves: Sequence[Save]) -> list[Saved]:
+        """Copies of what the rows hold now; none of rows that never started."""
+        batched = set(self._batch.ids) if saves else set()
+        copies = []
+        for save in saves:
+            row = self._rows.get(save.request_id)
+            if row is not None and row.cache:
+                copies.append(self._copies.make(save, row.filled, leaves.view(row.cache)))
+            elif save.request_id in batched:
+                copies.append(self._copies.make(save, *self._batch.row(save.request_id)))
+        return [copy for copy in copies if copy is not None]
 
     # -- decode -----------------------------------------------------------------------------------------
 
@@ -300,23 +283,16 @@ class ModelRunner:
     ) -> list[Saved]:
         """Launch chunks; appends draws of chunks that sample, and the arrays to evaluate. Returns copies."""
         plain = {c.request_id for c in chunks if self._is_plain(c)}
-        due: dict[tuple[str, int], list[Save]] = {}
-        for save in saves:
-            due.setdefault((save.request_id, save.stop), []).append(save)
-        saved: list[Saved] = []
-        breaks = {place for place, wanted in due.items() if any(s.part is Part.STATE for s in wanted)}
-        for forward in shared(chunks, plain, self._methods.sharing, breaks):
+        due, saved = Due(saves), list[Saved]()
+        for forward in shared(chunks, plain, self._methods.sharing, due.breaks):
             if len(forward) > 1:
                 self._prefill_shared(forward)
             else:
                 self._prefill_alone(forward[0], draws)
             for chunk in forward:
                 filled.extend(leaves.all_arrays(self._rows[chunk.request_id].cache))
-                # A state is that of this moment; tokens of a joined chunk are still there.
-                places = [p for p in due if p[0] == chunk.request_id and p[1] <= chunk.stop]
-                copies = [self._copied(save) for place in places for save in due.pop(place)]
-                saved += [copy for copy in copies if copy is not None]
-        filled.extend(a for copy in saved for a in self._arrays(copy))
+                saved += self._copied(due.take(chunk.request_id, chunk.stop))
+        filled.extend(self._copies.arrays(saved))
         return saved
 
     def _is_plain(self, chunk: PrefillChunk) -> bool:

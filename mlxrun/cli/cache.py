@@ -1,0 +1,344 @@
+"""`mlxrun cache`: what the prefix cache keeps on disk. Looks into files only: no model, no mlx."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mlxrun.cli.options import config_options
+
+if TYPE_CHECKING:
+    from mlxrun.cache.folder import ModelFolder
+    from mlxrun.cache.records import Record
+
+FORMAT = 1
+FINGERPRINT_SHOWN = 16
+
+NOTE = """\b
+FOLDER is, in this order: --path, cache.disk_path of the config, ~/.cache/mlxrun/prefixes (macOS:
+~/Library/Caches). A batch job keeps its own in X.out.jsonl.run/cache.
+"""
+
+
+@click.group()
+def command() -> None:
+    """List, check and delete the prefixes that are kept on disk."""
+
+
+def cache_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Options of all three: `folder` and `as_json`, besides those of the config."""
+    path = click.option(
+        "--path",
+        "folder",
+        type=click.Path(path_type=Path, exists=True, file_okay=False),
+        metavar="FOLDER",
+        help="Look here, whatever the config says.",
+    )
+    as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+    return path(as_json(config_options(function)))
+
+
+@command.command(
+    epilog=f"""\b
+Examples:
+  mlxrun cache ls                           one line a model
+  mlxrun cache ls --records                 under it one line a record
+  mlxrun cache ls --path big.out.jsonl.run/cache
+
+{NOTE}"""
+)
+@click.option("--records", "show_records", is_flag=True, help="One line a record too, oldest use first.")
+@cache_options
+def ls(
+    show_records: bool, folder: Path | None, as_json: bool, config_path: Path | None, sets: tuple[str, ...]
+) -> None:
+    """Show what is kept, for which models, and when it was last used.
+
+    A model's fingerprint changes with its weights, its adapter and how prefixes are stored. Tokens are those
+    whose keys and values are kept, or that states cover if the model has no other.
+    """
+    where = _folder(folder, config_path, sets)
+    models = list(_survey(where))
+    if as_json:
+        rows = [model.as_json(show_records) for model in models]
+        _print_json(path=str(where), models=rows)
+        return
+    if not models:
+        click.echo(f"{where}: nothing is kept here")
+        return
+    click.echo(f"{where}:")
+    for model in models:
+        click.echo(model.line())
+        for seen in model.seen if show_records else ():
+            click.echo(seen.line())
+    if any(model.unreadable for model in models):
+        click.echo("`mlxrun cache verify` says what is wrong with the unreadable files", err=True)
+
+
+@command.command(
+    epilog=f"""\b
+Examples:
+  mlxrun cache verify                       every byte of every record
+  mlxrun cache verify --delete              and remove those that are bad
+
+{NOTE}
+Exit code 0, or 1 if a file is bad, also if it was deleted. Bad files do no harm: they are not used, and
+deleted when they are met.
+"""
+)
+@click.option("--delete", is_flag=True, help="Delete the bad files.")
+@cache_options
+def verify(
+    delete: bool, folder: Path | None, as_json: bool, config_path: Path | None, sets: tuple[str, ...]
+) -> int:
+    """Read every file and check its checksum and all that its header says."""
+    where = _folder(folder, config_path, sets)
+    good, bad = _verify(where, delete)
+    if as_json:
+        rows = [{"path": str(path), "reason": reason} for path, reason in bad]
+        _print_json(path=str(where), good=good, bad=rows, deleted=delete)
+    else:
+        for path, reason in bad:
+            click.echo(f"{path}: {reason}")
+        fate = "" if not bad else ", deleted" if delete else "; --delete removes them"
+        click.echo(f"{_count(good, 'good record')}, {len(bad)} bad{fate}")
+    return 1 if bad else 0
+
+
+@command.command(
+    epilog=f"""\b
+Examples:
+  mlxrun cache clear                        asks, then deletes what is kept for all models
+  mlxrun cache clear --model 3fa9 --yes     one model's, by the first digits that `mlxrun cache ls` shows
+
+{NOTE}
+Only record files are deleted. It may be done while mlxrun runs: what is gone is computed again.
+"""
+)
+@click.option(
+    "--model", "prefix", metavar="FINGERPRINT", help="Only this model's; its first digits are enough."
+)
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@cache_options
+def clear(
+    prefix: str | None,
+    yes: bool,
+    folder: Path | None,
+    as_json: bool,
+    config_path: Path | None,
+    sets: tuple[str, ...],
+) -> int:
+    """Delete records, of all models or of one."""
+    where = _folder(folder, config_path, sets)
+    models = _chosen(where, prefix)
+    files = [(path, size) for model in models for path, size in _sized(model)]
+    total = sum(size for _, size in files)
+    what = f"{_count(len(files), 'record')} ({_size(total)}) of {_count(len(models), 'model')} in {where}"
+    if files and not yes and not _agreed(what):
+        click.echo("nothing was deleted", err=True)
+        return 1
+    deleted, freed, stuck = _delete(models, files)
+    if as_json:
+        _print_json(path=str(where), deleted=deleted, freed_bytes=freed, failed=stuck)
+    else:
+        click.echo(f"{_count(deleted, 'record')} deleted, {_size(freed)} freed")
+    for line in stuck:
+        click.echo(f"not deleted: {line}", err=True)
+    return 1 if stuck else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A record that could be read."""
+
+    record: Record
+    nbytes: int
+    used: float
+
+    def line(self) -> str:
+        """For `ls --records`."""
+        record = self.record
+        span = f"{record.start}-{record.stop}"
+        kept = "  kept longest" if record.boundary else ""
+        return (
+            f"    {record.key.hex()}  {record.part:<5}  tokens {span:<15}  "
+            f"{_size(self.nbytes):>9}  {_time(self.used)}{kept}"
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """The same for machines."""
+        record = self.record
+        return {
+            "key": record.key.hex(),
+            "parent": record.parent.hex(),
+            "part": record.part.value,
+            "start": record.start,
+            "stop": record.stop,
+            "boundary": record.boundary,
+            "bytes": self.nbytes,
+            "used": self.used,
+        }
+
+
+@dataclass(slots=True)
+class Survey:
+    """What one model's folder holds; `seen` least recently used first, `nbytes` of unreadable files too."""
+
+    model: ModelFolder
+    seen: list[Seen] = field(default_factory=list)
+    unreadable: int = 0
+    nbytes: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the deltas, or of the states if there are none: of these each counts what it adds."""
+        lengths: dict[str, int] = {"delta": 0, "state": 0}
+        for seen in self.seen:
+            lengths[seen.record.part.value] += len(seen.record.ids)
+        return lengths["delta"] or lengths["state"]
+
+    def line(self) -> str:
+        """For `ls`."""
+        name = self.model.root.hex()[:FINGERPRINT_SHOWN]
+        counts = f"{_count(len(self.seen), 'record')}, {_count(self.tokens, 'token')}, {_size(self.nbytes)}"
+        ages = f", used {_time(self.seen[0].used)} to {_time(self.seen[-1].used)}" if self.seen else ""
+        bad = f", {self.unreadable} unreadable" if self.unreadable else ""
+        return f"  {name}  {counts}{ages}{bad}"
+
+    def as_json(self, records: bool) -> dict[str, Any]:
+        """The same for machines, with the records if they are wanted."""
+        found = {
+            "fingerprint": self.model.root.hex(),
+            "records": len(self.seen),
+            "tokens": self.tokens,
+            "bytes": self.nbytes,
+            "unreadable": self.unreadable,
+            "oldest_use": self.seen[0].used if self.seen else None,
+            "newest_use": self.seen[-1].used if self.seen else None,
+        }
+        return found | ({"record_list": [seen.as_json() for seen in self.seen]} if records else {})
+
+
+def _folder(given: Path | None, config_path: Path | None, sets: Sequence[str]) -> Path:
+    from mlxrun.cache.folder import cache_folder
+    from mlxrun.cli.options import load
+
+    config = load(config_path, sets).config
+    return given if given is not None else cache_folder(config.cache.disk_path)
+
+
+def _survey(folder: Path) -> Iterator[Survey]:
+    from mlxrun.cache.files import BadFile, peek
+    from mlxrun.cache.folder import models
+
+    for model in models(folder):
+        survey = Survey(model)
+        for path, size in _sized(model):
+            survey.nbytes += size
+            try:
+                record, stat = peek(path, model.root)
+            except (BadFile, OSError):
+                survey.unreadable += 1
+            else:
+                survey.seen.append(Seen(record, size, stat.st_mtime))
+        survey.seen.sort(key=lambda seen: seen.used)
+        if survey.nbytes:
+            yield survey
+
+
+def _verify(folder: Path, delete: bool) -> tuple[int, list[tuple[Path, str]]]:
+    from mlxrun.cache.files import BadFile, load
+    from mlxrun.cache.folder import models
+
+    good, bad = 0, []
+    for model in models(folder):
+        for path in sorted(model.files()):
+            try:
+                load(path, model.root)
+                good += 1
+            except FileNotFoundError:  # deleted meanwhile by a process that runs
+                continue
+            except BadFile as error:
+                bad.append((path, str(error)))
+                if delete:
+                    path.unlink(missing_ok=True)
+            except OSError as error:
+                bad.append((path, f"it cannot be read: {error.strerror or error}"))
+    return good, bad
+
+
+def _chosen(folder: Path, prefix: str | None) -> list[ModelFolder]:
+    from mlxrun.cache.folder import models
+    from mlxrun.errors import ConfigError
+
+    found = models(folder)
+    if prefix is None:
+        return found
+    found = [model for model in found if model.root.hex().startswith(prefix.lower())]
+    if len(found) == 1 and prefix:
+        return found
+    if not found:
+        raise ConfigError(f"--model {prefix}: {folder} has no such model; see `mlxrun cache ls`")
+    names = ", ".join(model.root.hex()[:FINGERPRINT_SHOWN] for model in found)
+    raise ConfigError(f"--model {prefix}: give more digits, several models begin so: {names}")
+
+
+def _sized(model: ModelFolder) -> Iterator[tuple[Path, int]]:
+    for path in model.files():
+        try:
+            yield path, path.stat().st_size
+        except OSError:  # deleted meanwhile
+            continue
+
+
+def _agreed(what: str) -> bool:
+    if not _can_ask():
+        raise click.UsageError(f"would delete {what}; give --yes, there is no terminal to ask on")
+    return click.confirm(f"Delete {what}?", err=True)
+
+
+def _can_ask() -> bool:
+    return sys.stdin.isatty()
+
+
+def _delete(models: Sequence[ModelFolder], files: Sequence[tuple[Path, int]]) -> tuple[int, int, list[str]]:
+    """How many, how many bytes, and what could not be deleted and why."""
+    deleted, freed, stuck = 0, 0, []
+    for path, size in files:
+        try:
+            path.unlink()
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            stuck.append(f"{path}: {error.strerror or error}")
+        else:
+            deleted, freed = deleted + 1, freed + size
+    for model in models:
+        model.remove_if_empty()
+    return deleted, freed, stuck
+
+
+def _print_json(**found: Any) -> None:
+    click.echo(json.dumps({"format": FORMAT, **found}, indent=2, ensure_ascii=False))
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _size(nbytes: int) -> str:
+    for power, unit in ((4, "TB"), (3, "GB"), (2, "MB"), (1, "kB")):
+        if nbytes >= 1000**power:
+            return f"{nbytes / 1000**power:.1f} {unit}"
+    return f"{nbytes} B"
+
+
+def _time(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
