@@ -117,6 +117,10 @@ class FakeRunner:
     trouble: str | None = None
 
     pending = False
+    waited_for = False
+
+    def collect(self) -> StepResult:
+        raise AssertionError("nothing is waited for")
 
     def execute(self, plan: StepPlan) -> StepResult:
         self.threads.add(threading.get_ident())

@@ -36,8 +36,8 @@ TABLE: dict[str, set[str]] = {
     "bench": EVERYTHING,
     "cli": EVERYTHING | {"bench"},
 }
-# Who may import mlx, mlx_lm, mlx_vlm: the model package, and the peer and random models of the bench.
-MLX = ("mlxrun.model", "mlxrun.bench.peers", "mlxrun.bench.models")
+# Who may import mlx, mlx_lm, mlx_vlm: the model package, and the peers and random models of the bench.
+MLX = ("mlxrun.model", "mlxrun.bench.peers", "mlxrun.bench.cache_peers", "mlxrun.bench.models")
 # No dependency at all beyond the standard library.
 PURE = ("scheduler", "errors")
 LAZY = {"mlx", "mlx_lm", "mlx_vlm", "transformers", "aiohttp", "PIL", "numpy"}

@@ -174,9 +174,9 @@ def padding_taken_for_prompt(monkeypatch: Patch) -> None:
     """A row that was padded in a shared forward keeps the padding."""
 
     def make(original: Any) -> Any:
-        def split(cache: Any, index: int, length: int) -> Any:
+        def split(cache: Any, index: int, length: int, **options: Any) -> Any:
             offsets = [c.offset for c in leaves.flatten(cache) if leaves.kind(c) is not leaves.Kind.STATE]
-            return original(cache, index, max(offsets, default=length))
+            return original(cache, index, max(offsets, default=length), **options)
 
         return split
 
@@ -188,7 +188,7 @@ def another_row_of_a_shared_forward(monkeypatch: Patch) -> None:
         monkeypatch,
         leaves,
         "split",
-        lambda original: lambda cache, index, length: original(cache, 0, length),
+        lambda original: lambda cache, index, length, **options: original(cache, 0, length, **options),
     )
 
 

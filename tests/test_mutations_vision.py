@@ -15,6 +15,7 @@ import pytest
 from fixtures_models import Zoo
 
 from mlxrun.model.adapter import VisionAdapter
+from mlxrun.model.inputs import Inputs
 from mlxrun.model.methods import Methods
 
 Patch = pytest.MonkeyPatch
@@ -24,6 +25,19 @@ def wraps(monkeypatch: Patch, name: str, make: Callable[[Any], Any]) -> None:
     monkeypatch.setattr(VisionAdapter, name, make(getattr(VisionAdapter, name)))
 
 
+def looks_at_images(monkeypatch: Patch, change: Callable[[Inputs], Inputs]) -> None:
+    """What a prompt with images is made of is changed."""
+
+    def make(original: Any) -> Any:
+        def inputs(self: Any, prompt: Any, media: Any, computed: int = 0) -> Inputs:
+            found = original(self, prompt, media, computed)
+            return found if media is None else change(found)
+
+        return inputs
+
+    wraps(monkeypatch, "inputs", make)
+
+
 def none(monkeypatch: Patch) -> None:
     """Nothing."""
 
@@ -31,25 +45,18 @@ def none(monkeypatch: Patch) -> None:
 def delta_dropped(monkeypatch: Patch) -> None:
     """Answers go on at the position of the last prompt token, images counted by their tokens."""
 
-    def make(original: Any) -> Any:
-        return lambda self, features, length: replace(original(self, features, length), delta=0)
-
-    wraps(monkeypatch, "_collect", make)
+    looks_at_images(monkeypatch, lambda inputs: replace(inputs, delta=0))
 
 
 def delta_of_another_row(monkeypatch: Patch) -> None:
     """B9: what a delta on the shared module would do."""
     deltas = [0]
 
-    def make(original: Any) -> Any:
-        def collect(self: Any, features: Any, length: int) -> Any:
-            inputs = original(self, features, length)
-            deltas.append(inputs.delta)
-            return replace(inputs, delta=deltas[-2])
+    def change(inputs: Inputs) -> Inputs:
+        deltas.append(inputs.delta)
+        return replace(inputs, delta=deltas[-2])
 
-        return collect
-
-    wraps(monkeypatch, "_collect", make)
+    looks_at_images(monkeypatch, change)
 
 
 def positions_of_the_first_chunk(monkeypatch: Patch) -> None:
@@ -86,30 +93,22 @@ def deepstack_of_the_first_tokens(monkeypatch: Patch) -> None:
 def deepstack_of_another_row(monkeypatch: Patch) -> None:
     kept: list[Any] = []
 
-    def make(original: Any) -> Any:
-        def collect(self: Any, features: Any, length: int) -> Any:
-            inputs = original(self, features, length)
-            kept.append(inputs.deepstack)
-            return replace(inputs, deepstack=kept[0])
+    def change(inputs: Inputs) -> Inputs:
+        kept.append(inputs.deepstack)
+        return replace(inputs, deepstack=kept[0])
 
-        return collect
-
-    wraps(monkeypatch, "_collect", make)
+    looks_at_images(monkeypatch, change)
 
 
 def embeddings_of_another_row(monkeypatch: Patch) -> None:
     """Requests with as many tokens: the first one's image is shown to all."""
     kept: list[Any] = []
 
-    def make(original: Any) -> Any:
-        def collect(self: Any, features: Any, length: int) -> Any:
-            inputs = original(self, features, length)
-            kept.append(inputs.embeds)
-            return replace(inputs, embeds=kept[0])
+    def change(inputs: Inputs) -> Inputs:
+        kept.append(inputs.embeds)
+        return replace(inputs, embeds=kept[0])
 
-        return collect
-
-    wraps(monkeypatch, "_collect", make)
+    looks_at_images(monkeypatch, change)
 
 
 VISION = [

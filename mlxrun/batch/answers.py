@@ -23,10 +23,15 @@ COMPACT_FROM = 1 << 20  # bytes; a smaller file may be as much garbage as it lik
 
 
 class Answers:
-    """The answers under way of one job. All methods belong to the event loop, but `read`."""
+    """The answers under way of one job. All methods belong to the event loop, but `read`.
 
-    def __init__(self, path: Path) -> None:
+    `keep`: False for `engine.reproducible`, where answers begin anew: tokens that are known are computed in
+    other cuts than one by one, which changes the last digits of what follows.
+    """
+
+    def __init__(self, path: Path, *, keep: bool = True) -> None:
         self._file = Appender(path)
+        self._keep = keep
         self._halves: dict[str, dict[int, Half]] = {}
         self._bytes: dict[str, int] = {}  # of the file, by line in flight
         self._size = 0  # of the file
@@ -38,6 +43,8 @@ class Answers:
 
     def read(self, index: Index) -> None:
         """Take in what an earlier run left of the lines that are still to do; the rest of it goes."""
+        if not self._keep:
+            return
         path = self._file.path
         try:
             with path.open("rb") as file:
@@ -53,6 +60,8 @@ class Answers:
 
     def half(self, key: str, choice: int, request: Request) -> Half:
         """What is known of this choice, which goes on from there; nothing if it was asked otherwise."""
+        if not self._keep:
+            return Half(asked(request))
         halves = self._halves.setdefault(key, {})
         known = halves.get(choice)
         if known is None or not known.fits(request):

@@ -1,7 +1,8 @@
 """manifest.json: how a job was made, complete enough to make it again; and status.json: where it is now.
 
 The manifest is replaced as a whole at the start and the end of each run; `runs` grows by one each time. A
-run that was killed has no end of its own: its sums are filled in from the journal by the next start.
+run that was killed has no end of its own: the next start fills in its sums, of lines from the journal, of
+tokens from what status.json last said.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ class Manifest:
             if run.get("ended") is None and number in sums:
                 run.update(_sums(sums[number]))
             if run.get("ended") is None and number == self.run:
-                run["cache"] = _last_seen(self._paths.status, number) or run["cache"]
+                run.update(_last_seen(self._paths.status, run, number))
         new = {"started": now(), "ended": None, "exit": None, **_sums(RunSum()), "cache": cache.summary({})}
         self._runs.append(new)
         self._write(index, None, None)
@@ -147,13 +148,17 @@ def _run(found: dict[str, Any]) -> dict[str, Any]:
     return {**found, **sums, "cache": cache.summary(cache.flat(found.get("cache")))}
 
 
-def _last_seen(status: Path, run: int) -> dict[str, Any] | None:
-    """What a run that was killed had last said of its cache."""
+def _last_seen(status: Path, run: Mapping[str, Any], number: int) -> dict[str, Any]:
+    """What a run that was killed had last said: of its cache, and of prompt tokens, also those of lines that
+    it did not finish, which no journal entry counts."""
     try:
         found = json.loads(status.read_bytes())
-        return cache.summary(cache.flat(found["cache"])) if found["run"] == run else None
+        if found["run"] != number:
+            return {}
+        tokens = {name: max(run[name], int(found["tokens"][name])) for name in ("computed", "reused")}
+        return {"cache": cache.summary(cache.flat(found["cache"])), **tokens}
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return None
+        return {}
 
 
 def file_digest(path: Path) -> str | None:

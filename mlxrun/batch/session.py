@@ -113,7 +113,7 @@ class Session:
         manifest = Manifest(self.paths, self._facts())
         manifest.begin(index, reconciler.found.runs)
         found = await asyncio.to_thread(reconciler.rewrite, settings)
-        answers = Answers(self.paths.answers)
+        answers = Answers(self.paths.answers, keep=not config.engine.reproducible)
         await asyncio.to_thread(answers.read, index)
         self._tell(found, settings, index, len(answers))
         meter = _meter(index, end, found, self.clock)

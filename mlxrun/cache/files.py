@@ -26,12 +26,16 @@ from mlxrun.scheduler.plan import Part
 
 FORMAT = "1"
 HEADER_LIMIT = 4 << 20
+PEEK_BYTES = 1 << 15  # most headers with their ids, at once
 IDS = "ids"
 PAYLOAD = "payload."  # before the names of the codec's tensors, so that none is called "ids"
 CODEC = "codec."  # the same for its meta
 FACTS = {"digest", "format", "root", "key", "parent", "part", "start", "stop", "boundary", "tokens"}
 ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1}
 ITEM_BYTES |= {"U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1}
+
+NO_IDS = "it has no token ids"
+WRONG_SIZE = "it is shorter or longer than its header says"
 
 _BEFORE = b'{"__metadata__":{"digest":"'
 _DIGEST = slice(8 + len(_BEFORE), 8 + len(_BEFORE) + 64)  # in the file
@@ -73,25 +77,31 @@ def load(source: Path | bytes, root: bytes, *, check: Check | None = None) -> tu
     """Everything, checked to the last byte. The record has no payload. BadFile, or OSError from the disk."""
     with source.open("rb") if isinstance(source, Path) else io.BytesIO(source) as file:
         size = os.fstat(file.fileno()).st_size if isinstance(source, Path) else len(source)
-        head = _read_head(file, size)
-        data = [_exactly(file, row.nbytes) for row in head.table]
+        head = _read_head(file)
+        table = _table(head, size)
+        data = [_exactly(file, row.nbytes) for row in table]
     if _file_digest(head.raw, data) != head.raw[_DIGEST]:
         _bad("its checksum does not fit: it was changed or damaged")
     record = _record(head.facts, data[0], root, source.stem if isinstance(source, Path) else None, check)
     tensors = {
         row.name.removeprefix(PAYLOAD): Tensor(row.dtype, row.shape, bytes_)
-        for row, bytes_ in zip(head.table[1:], data[1:], strict=True)
+        for row, bytes_ in zip(table[1:], data[1:], strict=True)
     }
     meta = {name.removeprefix(CODEC): text for name, text in head.facts.items() if name.startswith(CODEC)}
     return record, Blob(tensors, meta)
 
 
 def peek(path: Path, root: bytes, *, check: Check | None = None) -> tuple[Record, os.stat_result]:
-    """The record, from the header and the ids alone: the payload is not read, so not checked."""
-    with path.open("rb") as file:
+    """The record, from the header and the ids alone: the payload is not read, so neither it nor its table is
+    checked, but that the file is as long as it should be."""
+    with path.open("rb", buffering=PEEK_BYTES) as file:
         stat = os.fstat(file.fileno())
-        head = _read_head(file, stat.st_size)
-        ids = _exactly(file, head.table[0].nbytes)
+        head = _read_head(file)
+        name, entry = next(reversed(head.tensors.items()))
+        first, end = _ids_row(head), _row(name, entry).end
+        if stat.st_size != len(head.raw) + end or first.end > end:
+            _bad(WRONG_SIZE)
+        ids = _exactly(file, first.nbytes)
     return _record(head.facts, ids, root, path.stem, check), stat
 
 
@@ -102,7 +112,12 @@ class _Row:
     name: str
     dtype: str
     shape: tuple[int, ...]
-    nbytes: int
+    start: int
+    end: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.end - self.start
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +126,7 @@ class _Head:
 
     raw: bytes
     facts: Mapping[str, str]
-    table: list[_Row]
+    tensors: dict[str, Any]  # by name, as the header says it; at least one
 
 
 def _encode(facts: Mapping[str, str], tensors: Mapping[str, Tensor]) -> bytes:
@@ -129,7 +144,7 @@ def _encode(facts: Mapping[str, str], tensors: Mapping[str, Tensor]) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def _read_head(file: IO[bytes], size: int) -> _Head:
+def _read_head(file: IO[bytes]) -> _Head:
     length = _exactly(file, 8)
     count = int.from_bytes(length, "little")
     if not len(_BEFORE) < count <= HEADER_LIMIT:
@@ -138,47 +153,49 @@ def _read_head(file: IO[bytes], size: int) -> _Head:
     if not text.startswith(_BEFORE):
         _bad("its header is not one of mlxrun")
     try:
-        header = json.loads(text, object_pairs_hook=_no_key_twice)
+        header = json.loads(text)
     except (ValueError, RecursionError):
         _bad("its header is not JSON")
     facts = header.pop("__metadata__")
     if not isinstance(facts, dict) or not all(isinstance(value, str) for value in facts.values()):
         _bad("its header has metadata that are no strings")
-    table = _table(header)
-    if size != 8 + count + sum(row.nbytes for row in table):
-        _bad("it is shorter or longer than its header says")
-    return _Head(length + text, facts, table)
+    if not header:
+        _bad(NO_IDS)
+    return _Head(length + text, facts, header)
 
 
-def _no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a key twice")
-    return found
-
-
-def _table(header: Mapping[str, Any]) -> list[_Row]:
-    """The tensors, which follow each other without gaps, the ids first."""
-    rows: list[_Row] = []
-    end = 0
-    for name, entry in header.items():
-        if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
-            _bad(f"the header's entry of tensor {name} is incomplete")
-        dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-        if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
-            _bad(f"tensor {name} has an unknown type")
-        if not _is_counts(shape) or not _is_counts(offsets) or len(offsets) != 2:
-            _bad(f"tensor {name} has no proper shape or place")
-        nbytes = _tensor_bytes(dtype, shape)
-        if offsets != [end, end + nbytes]:
-            _bad(f"tensor {name} is not where its type and shape say")
-        end += nbytes
-        rows.append(_Row(name, dtype, tuple(shape), nbytes))
-    if not rows or (rows[0].name, rows[0].dtype, len(rows[0].shape)) != (IDS, "I64", 1):
-        _bad("it has no token ids")
-    if not all(row.name.startswith(PAYLOAD) for row in rows[1:]):
-        _bad("it has a tensor that belongs to nothing")
+def _table(head: _Head, size: int) -> list[_Row]:
+    """The tensors, which follow each other without gaps and fill the file, the ids first."""
+    rows = [_ids_row(head)]
+    for name, entry in list(head.tensors.items())[1:]:
+        row = _row(name, entry)
+        if not name.startswith(PAYLOAD) or row.start != rows[-1].end:
+            _bad(f"tensor {name} is not where it should be")
+        rows.append(row)
+    if size != len(head.raw) + rows[-1].end:
+        _bad(WRONG_SIZE)
     return rows
+
+
+def _ids_row(head: _Head) -> _Row:
+    row = _row(*next(iter(head.tensors.items())))
+    if (row.name, row.dtype, len(row.shape), row.start) != (IDS, "I64", 1, 0):
+        _bad(NO_IDS)
+    return row
+
+
+def _row(name: str, entry: Any) -> _Row:
+    if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
+        _bad(f"the header's entry of tensor {name} is incomplete")
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
+        _bad(f"tensor {name} has an unknown type")
+    if not _is_counts(shape) or not _is_counts(offsets) or len(offsets) != 2:
+        _bad(f"tensor {name} has no proper shape or place")
+    row = _Row(name, dtype, tuple(shape), *offsets)
+    if row.nbytes != _tensor_bytes(dtype, shape):
+        _bad(f"tensor {name} is not as long as its type and shape say")
+    return row
 
 
 def _is_counts(value: Any) -> bool:

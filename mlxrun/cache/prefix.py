@@ -50,7 +50,13 @@ class PrefixCache:
         self._files = files
         self._index = Index(root, chunk, deltas=deltas, states=states)
         self._store = Store(self._index, codec, files, memory_bytes, settings.disk_bytes, counters)
-        self._saving = Saving(self._index, self._store, settings.checkpoint_every, grid_only=grid_only)
+        self._saving = Saving(
+            self._index,
+            self._store,
+            settings.checkpoint_every,
+            grid_only=grid_only,
+            lasting=files is not None,
+        )
         self._sessions: dict[str, Session] = {}
         self._ahead = Ahead()
         self._failed = False
@@ -93,6 +99,8 @@ class PrefixCache:
         for stop, key in points:
             if stop > session.matched[2]:
                 if key in self._ahead:
+                    for owner in self._ahead.owners(key):
+                        self._sessions[owner].wanted = True
                     return True
                 # Deltas are of no use without those before; of states any later one will do.
                 if stop % self._chunk == 0 and not self._index.states:

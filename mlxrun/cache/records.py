@@ -42,6 +42,7 @@ class Record:
     pins: int = 0  # running requests that use it
     prompt: bool = False  # computed for a prompt, or used by one: outlasts what only ended an answer
     durable: bool = False  # a draft's wish: to be written, with all that it rests on
+    inside: Record | None = None  # of a draft: the end of the prompt, which it goes beyond
 
 
 class Codec(Protocol):

@@ -16,14 +16,16 @@ from mlxrun.scheduler.plan import Part
 
 
 class Saving:
-    """`every`: tokens between two writes to disk, and between two states of a prompt."""
+    """`every`: tokens between two writes to disk, and between two states of a prompt. `lasting`: what is kept
+    may outlive the process, so a prompt's end is kept at once; else it can wait for the answer."""
 
-    def __init__(self, index: Index, store: Store, every: int, *, grid_only: bool) -> None:
+    def __init__(self, index: Index, store: Store, every: int, *, grid_only: bool, lasting: bool) -> None:
         self._index = index
         self._store = store
         self._chunk = index.chunk
         self._every = every
         self._grid_only = grid_only
+        self._lasting = lasting
 
     def ahead(self, session: Session, length: int, most: int) -> list[Keypoint]:
         """Where a request that begins to run after `length` tokens will have kept something."""
@@ -40,7 +42,9 @@ class Saving:
         state = self._wants_state(session, stop, target, session.state_at)
         ends = range((start // self._chunk + 1) * self._chunk, stop + 1, self._chunk)
         drafts = self._missing_deltas(session, ends)
-        partial = stop % self._chunk and not self._grid_only and (state or stop == target)
+        ends_now = stop == target and (self._lasting or session.wanted)
+        partial = stop % self._chunk and not self._grid_only and (state or ends_now)
+        session.deferred = stop if stop == target and not partial else 0
         if partial:
             drafts += self._missing_deltas(session, [stop])
         if state:
@@ -54,7 +58,8 @@ class Saving:
             draft.durable = overdue or draft.part is Part.STATE or at == target
             if draft.durable:
                 session.written_at = at
-        kept = stop if partial or not self._index.deltas else stop - stop % self._chunk
+        over = partial or stop == target  # nobody need wait for what is not going to be kept now
+        kept = stop if over or not self._index.deltas else stop - stop % self._chunk
         session.passed = max(session.passed, kept)
         return drafts
 
@@ -80,6 +85,8 @@ class Saving:
         for draft in drafts:
             draft.durable = draft.stop == stop
             draft.prompt = stop <= len(session.request.prompt)  # an interrupted prompt comes back
+            if draft.part is Part.DELTA and draft.start < session.deferred < draft.stop:
+                draft.inside = session.chain.draft(Part.DELTA, session.deferred)
         return drafts
 
     def _missing_deltas(self, session: Session, ends: Sequence[int]) -> list[Record]:

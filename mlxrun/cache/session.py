@@ -33,6 +33,8 @@ class Session:
     checkpoint: tuple[Record, int] | None = None  # its newest, and the tick that it was kept with
     asked: set[Key] = field(default_factory=set)  # saves under way
     passed: int = 0  # what will be there once those are
+    wanted: bool = False  # others wait for what it computes
+    deferred: int = 0  # the prompt's end, if it is kept with the answer only
     matched: tuple[int, int, int] = (-1, 0, 0)  # version of the index and tokens known: tokens matched then
     _chain: Chain | None = None
     _points: tuple[int, list[Keypoint]] = (-1, [])
@@ -94,6 +96,10 @@ class Ahead:
 
     def __contains__(self, key: object) -> bool:
         return key in self._owners
+
+    def owners(self, key: Key) -> frozenset[str]:
+        """The requests that are going to compute a keypoint."""
+        return frozenset(self._owners.get(key, ()))
 
     def register(self, request_id: str, points: Iterable[Keypoint]) -> None:
         self.forget(request_id)

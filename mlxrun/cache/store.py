@@ -48,6 +48,13 @@ class Store:
 
     def put(self, draft: Record, payload: Any) -> Record | None:
         """Keep a payload; the record that holds it now, which may be a longer one, or None if none does."""
+        inside, draft.inside = draft.inside, None
+        kept = self._put(draft, payload)
+        if kept is not None and inside is not None and self.index.cover(inside) is not None:
+            self.index.mark(inside)
+        return kept
+
+    def _put(self, draft: Record, payload: Any) -> Record | None:
         known = self.index.records.get(draft.key)
         if known is None and self.index.reachable(draft):
             known = self.index.cover(draft) if draft.part is Part.DELTA else None

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,7 @@ from mlxrun.cli.options import config_options
 
 if TYPE_CHECKING:
     from mlxrun.cache.folder import ModelFolder
-    from mlxrun.cache.records import Record
+    from mlxrun.cache.survey import Seen, Survey
 
 FORMAT = 1
 FINGERPRINT_SHOWN = 16
@@ -64,20 +63,21 @@ def ls(
     A model's fingerprint changes with its weights, its adapter and how prefixes are stored. Tokens are those
     whose keys and values are kept, or that states cover if the model has no other.
     """
+    from mlxrun.cache.survey import survey
+
     where = _folder(folder, config_path, sets)
-    models = list(_survey(where))
+    models = list(survey(where))
     if as_json:
-        rows = [model.as_json(show_records) for model in models]
-        _print_json(path=str(where), models=rows)
+        _print_json(path=str(where), models=[_model_json(model, show_records) for model in models])
         return
     if not models:
         click.echo(f"{where}: nothing is kept here")
         return
     click.echo(f"{where}:")
     for model in models:
-        click.echo(model.line())
+        click.echo(_model_line(model))
         for seen in model.seen if show_records else ():
-            click.echo(seen.line())
+            click.echo(_record_line(seen))
     if any(model.unreadable for model in models):
         click.echo("`mlxrun cache verify` says what is wrong with the unreadable files", err=True)
 
@@ -98,9 +98,14 @@ deleted when they are met.
 def verify(
     delete: bool, folder: Path | None, as_json: bool, config_path: Path | None, sets: tuple[str, ...]
 ) -> int:
-    """Read every file and check its checksum and all that its header says."""
+    """Check every byte of what is kept.
+
+    Each file's checksum, and whether its header says nothing wrong.
+    """
+    from mlxrun.cache import survey
+
     where = _folder(folder, config_path, sets)
-    good, bad = _verify(where, delete)
+    good, bad = survey.verify(where, delete)
     if as_json:
         rows = [{"path": str(path), "reason": reason} for path, reason in bad]
         _print_json(path=str(where), good=good, bad=rows, deleted=delete)
@@ -135,16 +140,20 @@ def clear(
     config_path: Path | None,
     sets: tuple[str, ...],
 ) -> int:
-    """Delete records, of all models or of one."""
+    """Delete what is kept, for all models or for one."""
+    from mlxrun.cache import survey
+
     where = _folder(folder, config_path, sets)
     models = _chosen(where, prefix)
-    files = [(path, size) for model in models for path, size in _sized(model)]
+    files = [(path, size) for model in models for path, size in survey.sized(model)]
     total = sum(size for _, size in files)
     what = f"{_count(len(files), 'record')} ({_size(total)}) of {_count(len(models), 'model')} in {where}"
     if files and not yes and not _agreed(what):
         click.echo("nothing was deleted", err=True)
         return 1
-    deleted, freed, stuck = _delete(models, files)
+    deleted, freed, stuck = survey.remove(files)
+    for model in models:
+        model.remove_if_empty()
     if as_json:
         _print_json(path=str(where), deleted=deleted, freed_bytes=freed, failed=stuck)
     else:
@@ -154,124 +163,12 @@ def clear(
     return 1 if stuck else 0
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """A record that could be read."""
-
-    record: Record
-    nbytes: int
-    used: float
-
-    def line(self) -> str:
-        """For `ls --records`."""
-        record = self.record
-        span = f"{record.start}-{record.stop}"
-        kept = "  kept longest" if record.boundary else ""
-        return (
-            f"    {record.key.hex()}  {record.part:<5}  tokens {span:<15}  "
-            f"{_size(self.nbytes):>9}  {_time(self.used)}{kept}"
-        )
-
-    def as_json(self) -> dict[str, Any]:
-        """The same for machines."""
-        record = self.record
-        return {
-            "key": record.key.hex(),
-            "parent": record.parent.hex(),
-            "part": record.part.value,
-            "start": record.start,
-            "stop": record.stop,
-            "boundary": record.boundary,
-            "bytes": self.nbytes,
-            "used": self.used,
-        }
-
-
-@dataclass(slots=True)
-class Survey:
-    """What one model's folder holds; `seen` least recently used first, `nbytes` of unreadable files too."""
-
-    model: ModelFolder
-    seen: list[Seen] = field(default_factory=list)
-    unreadable: int = 0
-    nbytes: int = 0
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of the deltas, or of the states if there are none: of these each counts what it adds."""
-        lengths: dict[str, int] = {"delta": 0, "state": 0}
-        for seen in self.seen:
-            lengths[seen.record.part.value] += len(seen.record.ids)
-        return lengths["delta"] or lengths["state"]
-
-    def line(self) -> str:
-        """For `ls`."""
-        name = self.model.root.hex()[:FINGERPRINT_SHOWN]
-        counts = f"{_count(len(self.seen), 'record')}, {_count(self.tokens, 'token')}, {_size(self.nbytes)}"
-        ages = f", used {_time(self.seen[0].used)} to {_time(self.seen[-1].used)}" if self.seen else ""
-        bad = f", {self.unreadable} unreadable" if self.unreadable else ""
-        return f"  {name}  {counts}{ages}{bad}"
-
-    def as_json(self, records: bool) -> dict[str, Any]:
-        """The same for machines, with the records if they are wanted."""
-        found = {
-            "fingerprint": self.model.root.hex(),
-            "records": len(self.seen),
-            "tokens": self.tokens,
-            "bytes": self.nbytes,
-            "unreadable": self.unreadable,
-            "oldest_use": self.seen[0].used if self.seen else None,
-            "newest_use": self.seen[-1].used if self.seen else None,
-        }
-        return found | ({"record_list": [seen.as_json() for seen in self.seen]} if records else {})
-
-
 def _folder(given: Path | None, config_path: Path | None, sets: Sequence[str]) -> Path:
     from mlxrun.cache.folder import cache_folder
     from mlxrun.cli.options import load
 
     config = load(config_path, sets).config
     return given if given is not None else cache_folder(config.cache.disk_path)
-
-
-def _survey(folder: Path) -> Iterator[Survey]:
-    from mlxrun.cache.files import BadFile, peek
-    from mlxrun.cache.folder import models
-
-    for model in models(folder):
-        survey = Survey(model)
-        for path, size in _sized(model):
-            survey.nbytes += size
-            try:
-                record, stat = peek(path, model.root)
-            except (BadFile, OSError):
-                survey.unreadable += 1
-            else:
-                survey.seen.append(Seen(record, size, stat.st_mtime))
-        survey.seen.sort(key=lambda seen: seen.used)
-        if survey.nbytes:
-            yield survey
-
-
-def _verify(folder: Path, delete: bool) -> tuple[int, list[tuple[Path, str]]]:
-    from mlxrun.cache.files import BadFile, load
-    from mlxrun.cache.folder import models
-
-    good, bad = 0, []
-    for model in models(folder):
-        for path in sorted(model.files()):
-            try:
-                load(path, model.root)
-                good += 1
-            except FileNotFoundError:  # deleted meanwhile by a process that runs
-                continue
-            except BadFile as error:
-                bad.append((path, str(error)))
-                if delete:
-                    path.unlink(missing_ok=True)
-            except OSError as error:
-                bad.append((path, f"it cannot be read: {error.strerror or error}"))
-    return good, bad
 
 
 def _chosen(folder: Path, prefix: str | None) -> list[ModelFolder]:
@@ -290,14 +187,6 @@ def _chosen(folder: Path, prefix: str | None) -> list[ModelFolder]:
     raise ConfigError(f"--model {prefix}: give more digits, several models begin so: {names}")
 
 
-def _sized(model: ModelFolder) -> Iterator[tuple[Path, int]]:
-    for path in model.files():
-        try:
-            yield path, path.stat().st_size
-        except OSError:  # deleted meanwhile
-            continue
-
-
 def _agreed(what: str) -> bool:
     if not _can_ask():
         raise click.UsageError(f"would delete {what}; give --yes, there is no terminal to ask on")
@@ -308,21 +197,49 @@ def _can_ask() -> bool:
     return sys.stdin.isatty()
 
 
-def _delete(models: Sequence[ModelFolder], files: Sequence[tuple[Path, int]]) -> tuple[int, int, list[str]]:
-    """How many, how many bytes, and what could not be deleted and why."""
-    deleted, freed, stuck = 0, 0, []
-    for path, size in files:
-        try:
-            path.unlink()
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            stuck.append(f"{path}: {error.strerror or error}")
-        else:
-            deleted, freed = deleted + 1, freed + size
-    for model in models:
-        model.remove_if_empty()
-    return deleted, freed, stuck
+def _model_line(model: Survey) -> str:
+    name = model.model.root.hex()[:FINGERPRINT_SHOWN]
+    counts = f"{_count(len(model.seen), 'record')}, {_count(model.tokens, 'token')}, {_size(model.nbytes)}"
+    ages = f", used {_time(model.seen[0].used)} to {_time(model.seen[-1].used)}" if model.seen else ""
+    bad = f", {model.unreadable} unreadable" if model.unreadable else ""
+    return f"  {name}  {counts}{ages}{bad}"
+
+
+def _record_line(seen: Seen) -> str:
+    record = seen.record
+    span = f"{record.start}-{record.stop}"
+    kept = "  kept longest" if record.boundary else ""
+    return (
+        f"    {record.key.hex()}  {record.part:<5}  tokens {span:<15}  "
+        f"{_size(seen.nbytes):>9}  {_time(seen.used)}{kept}"
+    )
+
+
+def _model_json(model: Survey, records: bool) -> dict[str, Any]:
+    found = {
+        "fingerprint": model.model.root.hex(),
+        "records": len(model.seen),
+        "tokens": model.tokens,
+        "bytes": model.nbytes,
+        "unreadable": model.unreadable,
+        "oldest_use": model.seen[0].used if model.seen else None,
+        "newest_use": model.seen[-1].used if model.seen else None,
+    }
+    return found | ({"record_list": [_record_json(seen) for seen in model.seen]} if records else {})
+
+
+def _record_json(seen: Seen) -> dict[str, Any]:
+    record = seen.record
+    return {
+        "key": record.key.hex(),
+        "parent": record.parent.hex(),
+        "part": record.part.value,
+        "start": record.start,
+        "stop": record.stop,
+        "boundary": record.boundary,
+        "bytes": seen.nbytes,
+        "used": seen.used,
+    }
 
 
 def _print_json(**found: Any) -> None:

@@ -25,6 +25,9 @@ class Runner(Protocol):
 
     @property
     def pending(self) -> bool: ...
+    @property
+    def waited_for(self) -> bool: ...
+    def collect(self) -> StepResult: ...
     def execute(self, plan: StepPlan) -> StepResult: ...
     def reset(self) -> None: ...
     def close(self) -> None: ...
@@ -68,10 +71,12 @@ class Engine:
             self._aborted.append(event)
 
     def step(self) -> list[TokenEvent]:
-        """Schedule, run, update. EngineDead after `engine.max_errors` failed steps in a row."""
-        plan = self.scheduler.schedule()
+        """Schedule, run, update; first tokens that somebody waits for are only read. EngineDead after
+        `engine.max_errors` failed steps in a row."""
+        only_read = self._runner.waited_for and not self.scheduler.freeing
+        plan = StepPlan() if only_read else self.scheduler.schedule()
         try:
-            result = self._runner.execute(plan)
+            result = self._runner.collect() if only_read else self._runner.execute(plan)
         except Exception as error:  # the border: whatever a model does, requests get an answer
             return self._failed(plan, error)
         for saved in result.saved:

@@ -12,6 +12,7 @@ from mlxrun.scheduler.scheduler import CHUNK
 
 CPU_SHARE = 0.8  # of the memory that is free at start
 CHUNK_CUDA = 2048  # tokens; CUDA is bound by launches: a larger chunk costs hardly more
+SAMPLED_ON_CUDA = 512  # tokens after a hit: a launch-bound forward more costs more than their logits
 BUSY_CPU, BUSY_GPU = 256, 512  # tokens beside decoding rows
 
 

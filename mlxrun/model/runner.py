@@ -54,6 +54,7 @@ class RowState:
     cache: list[Any]
     newest: mx.array  # [1]: the token that the first decode step takes in
     filled: int = 0  # tokens in `cache`
+    drew: bool = False  # a token of this row was launched
 
     @property
     def params(self) -> SamplingParams:
@@ -67,6 +68,7 @@ class Launched:
     draws: tuple[Drawn, ...] = ()
     filled: tuple[mx.array, ...] = ()
     saved: tuple[Saved, ...] = ()
+    first: bool = False  # every draw is the first of its request
 
 
 class ModelRunner:
@@ -104,6 +106,16 @@ class ModelRunner:
         """Whether copies are under way that the next step gives back."""
         return bool(self._launched.saved)
 
+    @property
+    def waited_for(self) -> bool:
+        """Whether all that is under way are first tokens: reading them at once delays nobody's next one."""
+        return self._launched.first
+
+    def collect(self) -> StepResult:
+        """Read what is under way, and launch nothing."""
+        before, self._launched = self._launched, Launched()
+        return StepResult(self._collect(before, ()), saved=before.saved)
+
     # -- the step ---------------------------------------------------------------------------------------
 
     def execute(self, plan: StepPlan) -> StepResult:
@@ -114,11 +126,16 @@ class ModelRunner:
         self._leave(set(plan.free).intersection(plan.decode))
         self._tidy(plan.clear_pool)
         errors, unusable = self._admit(plan.admit)
+        fresh = {rid for rid, row in self._rows.items() if not row.drew}
         draws = self._decode([r for r in plan.decode if r in self._rows])
         filled: list[mx.array] = []
         chunks = [c for c in plan.prefill if c.request_id in self._rows]
         saved += self._prefill(chunks, plan.save, draws, filled)
-        before, self._launched = self._launched, Launched(tuple(draws), tuple(filled), tuple(saved))
+        first = bool(draws) and all(r in fresh for ids, _ in draws for r in ids)
+        before, self._launched = (
+            self._launched,
+            Launched(tuple(draws), tuple(filled), tuple(saved), first),
+        )
         wanted = [a for _, draw in draws for a in draw.arrays()] + filled + self._state_arrays()
         if self._methods.launch_first:
             mx.async_eval(wanted)
@@ -236,6 +253,8 @@ class ModelRunner:
         assert self._sampler is not None
         draw = self._sampler(logits, [n + 1 for n in lengths])
         self._newest = draw.tokens
+        for rid in self._order:
+            self._rows[rid].drew = True
         return [(tuple(self._order), draw)]
 
     def _leave(self, again: set[str]) -> None:
@@ -306,9 +325,13 @@ class ModelRunner:
         cache = leaves.reserve(self._adapter.new_cache(), longest)
         self._adapter.prefill(mx.array(ids), cache, 0, PLAIN)
         for index, (row, chunk) in enumerate(zip(rows, forward, strict=True)):
-            alone = leaves.split(cache, index, chunk.stop, copied=chunk.stop < len(row.tokens) - 1)
+            alone = leaves.split(cache, index, chunk.stop, copied=not self._joins_next(chunk))
             row.cache = leaves.reserve(alone, self._room(row.tokens, row.params))
             row.filled = chunk.stop
+
+    def _joins_next(self, chunk: PrefillChunk) -> bool:
+        """Whether the row is copied into the decode batch in the next step, so that it needs no copy now."""
+        return self._methods.decode != "alone" and chunk.stop == len(self._rows[chunk.request_id].tokens) - 1
 
     def _prefill_alone(self, chunk: PrefillChunk, draws: list[Drawn]) -> None:
         row = self._rows[chunk.request_id]
@@ -317,5 +340,5 @@ class ModelRunner:
         row.filled = chunk.stop
         if chunk.stop == len(row.tokens):  # nothing is left to hand to the decode batch: sample here
             draw = Sampler([row.sampling], self._vocab)(logits[:, -1], [chunk.stop])
-            row.newest = draw.tokens
+            row.newest, row.drew = draw.tokens, True
             draws.append(((chunk.request_id,), draw))

@@ -183,13 +183,19 @@ class Snapshots:
         return leaves.unflatten(fresh, flat)
 
     def _filled(self, hit: Hit, room: int) -> Iterable[mx.array]:
-        """Keys and values of each KV leaf in new buffers, one copy each."""
-        parts = [(stop - start, self._keys.unpack(payload.stacks)) for start, stop, payload in hit.deltas]
+        """Keys and values of each KV leaf. Layers of a shape are put together at once: a copy a chunk, not a
+        copy a chunk and layer, which is what a GPU's time would go into. A row's first step takes its layers
+        apart, as it may not write into what they share."""
+        parts = [(stop - start, self._keys.exact(payload.stacks)) for start, stop, payload in hit.deltas]
         spare = -(-room // STEP) * STEP - hit.length
-        for index, plane in enumerate(self._keys.planes):
-            _, heads, _, size = plane.shape
-            pieces = [p[index] if p[index].shape[2] == n else p[index][:, :, :n] for n, p in parts]
-            yield mx.concatenate([*pieces, mx.zeros((1, heads, spare, size), plane.dtype)], axis=2)
+        wholes = []
+        for pieces in zip(*(stacks for _, stacks in parts), strict=True):
+            cut = [s if s.shape[2] == n else s[:, :, :n] for s, (n, _) in zip(pieces, parts, strict=True)]
+            planes, heads, _, size = cut[0].shape
+            wholes.append(
+                mx.concatenate([*cut, mx.zeros((planes, heads, spare, size), cut[0].dtype)], axis=2)
+            )
+        return self._keys.apart(wholes)
 
     def _check(self, hit: Hit) -> None:
         if not self.supported or hit.length < 1:

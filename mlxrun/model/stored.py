@@ -75,9 +75,19 @@ class Stacks:
 
     def unpack(self, stacks: Sequence[Stack]) -> list[mx.array]:
         """New array objects in the order of `planes`, that share the stacks' memory if it is exact."""
+        return self.apart(self.exact(stacks))
+
+    def exact(self, stacks: Sequence[Stack]) -> list[mx.array]:
+        """Each stack as one array [planes, ...] of the row's own type."""
+        return [
+            stack[0] if quantiser is None else quantiser.dequantise(stack)
+            for quantiser, stack in zip(self._quantisers, stacks, strict=True)
+        ]
+
+    def apart(self, wholes: Sequence[mx.array]) -> list[mx.array]:
+        """New array objects [1, ...] in the order of `planes`, that share memory with `wholes`."""
         found: dict[int, mx.array] = {}
-        for members, quantiser, stack in zip(self.groups, self._quantisers, stacks, strict=True):
-            whole = stack[0] if quantiser is None else quantiser.dequantise(stack)
+        for members, whole in zip(self.groups, wholes, strict=True):
             found |= {index: whole[place : place + 1] for place, index in enumerate(members)}
         return [found[i] for i in range(len(self.planes))]
 

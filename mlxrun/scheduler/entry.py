@@ -28,6 +28,7 @@ class Entry:
     filled: int = 0  # the same, and the tokens that decode steps have added
     cached: int = 0  # prompt tokens that the prefix cache gave when the request first ran
     hit: HitKind | None = None
+    whole: bool = False  # the last chunk takes all tokens and samples
     pending: int = 0  # answer tokens that were launched but are not known yet
     running: bool = False  # has a row
     decoding: bool = False  # the row has reached `target` and is in the decode batch
@@ -58,7 +59,7 @@ class Entry:
     @property
     def target(self) -> int:
         ends_in_image = any(start < self.known <= stop for start, stop in self.request.spans)
-        return self.known if self.known == 1 or ends_in_image else self.known - 1
+        return self.known if self.known == 1 or ends_in_image or self.whole else self.known - 1
 
     @property
     def prefill_left(self) -> int:
@@ -98,13 +99,15 @@ class Entry:
         self.pending += 1
         self.filled += 1
 
-    def resume(self, hit: Hit | None) -> None:
-        """Start to run with what the prefix cache has; `hit` leaves at least one token to compute."""
+    def resume(self, hit: Hit | None, sampling: int = 0) -> None:
+        """Start to run with what the prefix cache has; `hit` leaves at least one token to compute. Up to
+        `sampling` tokens after it are computed and sampled in one forward."""
         length = 0 if hit is None else hit.length
         if self.hit is None:
             self.hit = HitKind.MISS if hit is None else hit.kind
             self.cached = min(length, len(self.request.prompt))
         self.computed = self.filled = length
+        self.whole = hit is not None and 1 < self.known - length <= sampling
         self.decoding = length == self.target
 
     def reset(self, now: float) -> None:

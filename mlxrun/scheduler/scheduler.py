@@ -31,7 +31,8 @@ CHUNK = 512  # tokens, where the config and the device do not say
 class Scheduler:
     """Owns every request from `add` to its final event.
 
-    `whole_chunks`: chunks end on the grid only, so that a prompt is always cut the same way.
+    `whole_chunks`: chunks end on the grid only, so that a prompt is always cut the same way. `sampling`: so
+    many tokens after a hit go through one forward, which samples, where a forward costs more than its tokens.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class Scheduler:
         *,
         prefixes: Prefixes | None = None,
         whole_chunks: bool = False,
+        sampling: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.settings = settings
@@ -49,6 +51,7 @@ class Scheduler:
         self.memory = memory or MemoryBudget()
         self._prefixes: Prefixes = prefixes or NoPrefixes()
         self._whole_chunks = whole_chunks
+        self._sampling = 0 if self._prefixes.stops or whole_chunks else sampling
         self._chunk = settings.chunk or CHUNK
         self._busy = settings.prefill_budget_busy or self._chunk
         self._least = self._chunk if whole_chunks else min(self._chunk, LEAST_CHUNK)
@@ -99,6 +102,11 @@ class Scheduler:
     @property
     def busy(self) -> bool:
         return bool(self._entries or self._free)
+
+    @property
+    def freeing(self) -> bool:
+        """Whether rows are to be dropped with the next plan."""
+        return bool(self._free)
 
     @property
     def entries(self) -> Sequence[Entry]:
@@ -186,7 +194,7 @@ class Scheduler:
             entry.running = True
             running.append(entry)
             hit = self._prefixes.find(entry.id, entry.output, entry.known - 1)
-            entry.resume(hit)
+            entry.resume(hit, self._sampling)
             admitted.append(Admission(entry.request, tuple(entry.output), hit))
         return tuple(admitted)
 
