@@ -90,7 +90,8 @@ def _enter(cache: Any, tokens: tuple[int, ...]) -> None:
     for start in range(0, target, CHUNK):
         for save in cache.due("fill", start, min(start + CHUNK, target), target):
             cache.put(Saved(save, object()))
-    cache.release("fill", (0,), target)
+    for save in cache.release("fill", (0,), target):
+        cache.put(Saved(save, object()))
     cache.close("fill")
 
 

@@ -175,6 +175,8 @@ class ModelRunner:
         tokens = [*request.prompt, *output]
         room = self._room(tokens, request.params)
         restored = None if hit is None else self._copies.restore(hit, room, self._adapter.new_cache())
+        if restored is not None:
+            mx.async_eval(leaves.all_arrays(restored))  # while the forward is being built
         done = hit.length if hit is not None and restored is not None else 0
         inputs = self._adapter.inputs(request.prompt, request.media, done)
         sampling = RowSampling.start(request.params, request.prompt, output, self._vocab)
