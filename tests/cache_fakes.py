@@ -88,6 +88,9 @@ class FakeFiles:
             self.blobs[record.key] = (record, blob)
         return not self.full
 
+    def stored(self, record: Record) -> bool:
+        return record.key in self.blobs
+
     def read(self, record: Record) -> Blob | None:
         found = self.blobs.get(record.key)
         return found[1] if found else None

@@ -201,6 +201,126 @@ def test_an_engine_goes_on_with_what_another_left_on_disk(zoo: Zoo, family: str,
     second.prefixes.shutdown()
 
 
+# -- once is enough ---------------------------------------------------------------------------------
+
+
+def computed(event: TokenEvent) -> int:
+    return event.computed - event.cached
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_requests_share_is_computed_once(zoo: Zoo, family: str) -> None:
+    """C7: twelve prompts that begin alike, all at once; the others wait for the first one's chunks."""
+    shared = BASE[:64]
+    prompts = {str(i): (*shared, *OTHER[i : i + 5 + i]) for i in range(12)}
+    engine = drive.engine(zoo.text(family), max_running=8, checkpoint_every=CHUNK)
+    events = drive.run(engine, [ask(name, ids, [len(shared)]) for name, ids in prompts.items()])
+    for name, ids in prompts.items():
+        drive.same(events[name], zoo.answer(family, ids, COUNT))
+    own = sum(len(ids) - len(shared) for ids in prompts.values())
+    assert sum(computed(e) for e in events.values()) <= len(shared) + own
+
+
+def test_choices_of_one_prompt_compute_it_once(zoo: Zoo) -> None:
+    """Design 8: `n > 1` is the same prompt n times."""
+    engine = drive.engine(zoo.text("llama"))
+    events = drive.run(engine, [ask(f"{i}", BASE) for i in range(5)])
+    assert all(e.tokens == events["0"].tokens for e in events.values())
+    assert sorted(e.cached for e in events.values()) == [0, 74, 74, 74, 74]
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3_next"])
+def test_a_client_that_drops_again_and_again_gets_through(zoo: Zoo, family: str) -> None:
+    """B14: each try goes on where the last one was cut off, so that the fifth has nothing left to compute."""
+    engine = drive.engine(zoo.text(family), prefill_budget=CHUNK, checkpoint_every=CHUNK)
+    left = []
+    for i in range(4):
+        event = drive.run(engine, [Ask(ask(f"{i}", BASE), leaves=1)])[f"{i}"]
+        left.append(event.cached)
+    assert left == sorted(set(left)), left
+    drive.same(once(engine, ask("last", BASE)), zoo.answer(family, BASE, COUNT))
+
+
+# -- what goes wrong --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "qwen3_next"])
+def test_a_hit_that_cannot_be_restored_is_computed(
+    zoo: Zoo, monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    """A14: once, counted, and the record is gone; the answer is right and no request fails."""
+    engine = drive.engine(zoo.text(family))
+    once(engine, ask("first", BASE))
+
+    def broken(self: Any, hit: Any, room: int, new: list[Any]) -> list[Any]:
+        raise ValueError("made for this test")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Snapshots, "restore", broken)
+        event = once(engine, ask("second", BASE))
+    drive.same(event, zoo.answer(family, BASE, COUNT))
+    assert engine.prefixes.counts()["refused"] > 0
+    drive.same(once(engine, ask("third", BASE)), zoo.answer(family, BASE, COUNT))
+
+
+@pytest.mark.parametrize("name", ["delta", "state", "restore"])
+def test_copies_that_fail_cost_nothing_but_time(zoo: Zoo, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """A cache failure never fails a request, nor does it leave those waiting that share the prompt."""
+
+    def broken(*given: Any) -> Any:
+        raise RuntimeError("made for this test")
+
+    monkeypatch.setattr(Snapshots, name, broken)
+    engine = drive.engine(zoo.text("qwen3_next"), checkpoint_every=CHUNK)
+    events = drive.run(engine, [ask(f"{i}", BASE, [BOUNDARY]) for i in range(4)])
+    for event in events.values():
+        drive.same(event, zoo.answer("qwen3_next", BASE, COUNT))
+
+
+def test_memory_stays_within_its_budget_and_ends_empty(zoo: Zoo) -> None:
+    """A15, A17, B17: many prompts, a small budget, on every path."""
+    engine = drive.engine(zoo.text("llama"), memory_bytes=100_000)
+    seen = []
+    prompts = models.prompts(7, [40 + i for i in range(30)])
+    drive.run(
+        engine,
+        [ask(f"{i}", ids) for i, ids in enumerate(prompts)],
+        lambda _: seen.append(engine.prefixes.nbytes),
+    )
+    assert 0 < max(seen) <= 100_000
+    assert engine.prefixes.counts()["evicted"] > 0
+    engine.prefixes.shrink(0)
+    assert engine.prefixes.nbytes == engine.prefixes.counts()["records"] == 0
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_stored_bits_hold_less_and_nearly_the_same(zoo: Zoo, bits: int) -> None:
+    """A19: quantised at store; a hit works, with a rounding that the setting's description announces."""
+    exact, engine = drive.engine(zoo.text("llama")), drive.engine(zoo.text("llama"), stored_bits=bits)
+    for one in (exact, engine):
+        once(one, ask("cold", BASE))
+    assert engine.prefixes.nbytes < exact.prefixes.nbytes * (bits + 8) / 32
+    event = once(engine, ask("warm", (*BASE, *OTHER[:3]), count=1))
+    assert event.cached >= len(BASE) - 1
+    wanted = zoo.answer("llama", (*BASE, *OTHER[:3]), 1)
+    assert abs(event.logprobs[0].logprob - wanted.logprobs[0][event.tokens[0]]) < 1.0
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3_next"])
+def test_reproducible_bytes_do_not_depend_on_the_cache(zoo: Zoo, family: str) -> None:
+    """Design 8: hits on the grid only, where the cuts are the same."""
+    found = []
+    for backend in ("none", "memory"):
+        engine = drive.engine(zoo.text(family), reproducible=True, max_running=4, backend=backend)
+        for _ in range(2):
+            asks = [ask(f"{n}", BASE[:n], [BOUNDARY]) for n in (40, 75, 33)]
+            events = drive.run(engine, asks)
+            found.append([(e.tokens, [p.logprob for p in e.logprobs]) for _, e in sorted(events.items())])
+        assert (sum(e.cached for e in events.values()) > 0) == (backend == "memory")
+        assert all(e.cached % CHUNK == 0 for e in events.values())
+    assert found[0] == found[1] == found[2] == found[3]
+
+
 # -- images -----------------------------------------------------------------------------------------
 
 IMAGES = models_vision.images(5, 3, size=(64, 48))
@@ -227,6 +347,40 @@ def test_images_are_part_of_the_content(zoo: Zoo, family: str) -> None:
             assert event.cached <= before
         if i in (1, 4) and family not in ("qwen3_5", "gemma3"):
             assert event.cached >= request.spans[0][1]
+
+
+@st.composite
+def seen_orders(draw: st.DrawFn) -> list[tuple[int, int, int | None]]:
+    """(case, joins, leaves) of some prompts with and without images."""
+    return [
+        (draw(st.integers(0, len(SEEN) - 1)), draw(st.integers(0, 9)), draw(st.none() | st.integers(0, 12)))
+        for _ in range(draw(st.integers(2, 7)))
+    ]
+
+
+SEEN = [("a?", [0]), ("b!", [0]), ("a?", [1]), ("a?", [0, 1]), ("b!", [1, 0]), ("text", [])]
+
+
+@pytest.mark.parametrize("family", VISION)
+def test_any_order_of_prompts_with_images(zoo: Zoo, family: str) -> None:
+    """B8, B11 with images: same tokens and other pixels, in any order, joining and leaving."""
+    engine = drive.engine(zoo.vision(family), max_running=3, checkpoint_every=CHUNK)
+
+    @settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+    @given(seen_orders())
+    def check(order: list[tuple[int, int, int | None]]) -> None:
+        asks, wanted = [], {}
+        for i, (case, joins, stays) in enumerate(order):
+            question, which = SEEN[case]
+            images = [IMAGES[k] for k in which]
+            request = see(engine, family, f"{i}", question, images)
+            asks.append(Ask(request, joins, None if stays is None else joins + stays))
+            prompt = models_vision.prompt(family, "what is ", *[None] * len(images), question)
+            wanted[f"{i}"] = zoo.see(family, prompt, images, COUNT)
+        for name, event in drive.run(engine, asks).items():
+            drive.beginning(event, wanted[name])
+
+    check()
 
 
 # -- the tests can fail -----------------------------------------------------------------------------

@@ -90,7 +90,8 @@ def test_states_are_not_dropped_for_longer_ones_a10() -> None:
 
 
 def test_only_the_newest_checkpoint_of_a_prompt_is_kept() -> None:
-    cache = make(states=True)
+    """Every 24 tokens less the chunk that a kill may find half written."""
+    cache = make(states=True, every=24)
     row = Row(cache, req("a", range(70)))
     row.begin()
     seen = []
@@ -333,7 +334,7 @@ def test_a_restart_finds_it_again(deltas: bool, states: bool) -> None:
 def test_checkpoints_are_on_disk_before_the_prompt_is_done() -> None:
     """A2: a crash in the middle loses what came after the last checkpoint."""
     files = FakeFiles()
-    row = Row(make(files=files), req("a", range(70)))
+    row = Row(make(files=files, every=24), req("a", range(70)))
     row.begin()
     written = []
     while row.prefill():

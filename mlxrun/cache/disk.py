@@ -113,6 +113,11 @@ class DiskFiles:
             self._wake()
         return True
 
+    def stored(self, record: Record) -> bool:
+        """Whether it is a complete file."""
+        with self._changed:
+            return record.key in self._sizes and record.key not in self._pending
+
     def read(self, record: Record) -> Blob | None:
         """The bytes, checked, also of a write under way; None if the file is gone or bad (then deleted)."""
         with self._changed:

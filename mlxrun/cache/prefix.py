@@ -55,7 +55,7 @@ class PrefixCache:
             self._store,
             settings.checkpoint_every,
             grid_only=grid_only,
-            lasting=files is not None,
+            lasting=self.lasting,
         )
         self._sessions: dict[str, Session] = {}
         self._ahead = Ahead()
@@ -64,6 +64,10 @@ class PrefixCache:
     @property
     def stops(self) -> bool:
         return self._index.states and not self._grid_only
+
+    @property
+    def lasting(self) -> bool:
+        return self._files is not None
 
     @property
     def nbytes(self) -> int:
@@ -158,7 +162,6 @@ class PrefixCache:
         return self._safely(lambda: self._due(session, start, stop, target), _none())
 
     def _due(self, session: Session, start: int, stop: int, target: int) -> list[Save]:
-        self._ahead.passed(session.request.id, session.passed)
         drafts = self._saving.due(session, start, stop, target)
         if not drafts and not session.asked:
             self._ahead.passed(session.request.id, session.passed)
@@ -187,25 +190,31 @@ class PrefixCache:
     def put(self, saved: Saved) -> None:
         """A copy is ready: into memory, and at checkpoints to disk."""
         draft: Record = saved.save.record
-        kept = self._safely(lambda: self._store.put(draft, saved.payload), None)
+        kept = None
+        if saved.payload is not None:
+            kept = self._safely(lambda: self._store.put(draft, saved.payload), None)
         session = self._sessions.get(saved.save.request_id)
         if session is None:
             return
         if session.running and draft.part is Part.STATE and draft.prompt:
             self._safely(lambda: self._replace_checkpoint(session, kept), None)
         session.asked.discard(draft.key)
-        if not session.asked:
-            self._ahead.passed(session.request.id, session.passed)
+        self._ahead.passed(session.request.id, draft.stop if session.asked else session.passed)
 
     def _replace_checkpoint(self, session: Session, state: Record | None) -> None:
-        """Of a prompt's states on the way only the newest is kept, and those that others use."""
+        """Of a prompt's states on the way only the newest is kept, and those that others use. The newest
+        counts once it is a file, where there are files: until then the last one that is stays."""
         if state is None:
             return
-        old, session.checkpoint = session.checkpoint, None
-        if old is not None and old[0] is not state and not old[0].pins and old[0].tick == old[1]:
-            self._store.forget(old[0])
-        if not state.boundary:
-            session.checkpoint = state, state.tick
+        session.checkpoints.append((state, state.tick))
+        safe = [i for i, (s, _) in enumerate(session.checkpoints) if self._store.is_safe(s)]
+        first = safe[-1] if safe else 0
+        last = len(session.checkpoints) - 1
+        gone = [i for i in range(last) if i != first]
+        for old, tick in (session.checkpoints[i] for i in gone):
+            if not old.boundary and not old.pins and old.tick == tick:
+                self._store.forget(old)
+        session.checkpoints = [c for i, c in enumerate(session.checkpoints) if i not in gone]
 
     def discard(self, request_id: str) -> None:
         """The hit given to this request could not be restored."""
@@ -229,7 +238,8 @@ class PrefixCache:
 
     def _saves(self, session: Session, drafts: list[Record]) -> list[Save]:
         session.asked.update(draft.key for draft in drafts)
-        return [Save(session.request.id, d.part, d.start, d.stop, d) for d in drafts]
+        lasting = self._files is not None
+        return [Save(session.request.id, d.part, d.start, d.stop, d, lasting and d.durable) for d in drafts]
 
     def _unpin(self, session: Session) -> None:
         if session.pins:
@@ -241,7 +251,7 @@ class PrefixCache:
         self._unpin(session)
         self._ahead.forget(session.request.id)
         session.running = False
-        session.checkpoint = None
+        session.checkpoints = []
         session.asked.clear()
 
     def _safely(self, act: Callable[[], T], otherwise: T) -> T:

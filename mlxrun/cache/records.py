@@ -83,6 +83,10 @@ class Files(Protocol):
         """Hand it to the writer thread; False if nothing is written any more (disk full, read-only)."""
         ...
 
+    def stored(self, record: Record) -> bool:
+        """Whether it is a file, and not only on its way to be one."""
+        ...
+
     def read(self, record: Record) -> Blob | None:
         """The bytes, checked, also of a write under way; None if the file is gone or bad (then deleted)."""
         ...

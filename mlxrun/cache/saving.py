@@ -23,7 +23,8 @@ class Saving:
         self._index = index
         self._store = store
         self._chunk = index.chunk
-        self._every = every
+        # A kill finds one chunk half computed and one half written.
+        self._every = max(every - index.chunk, index.chunk)
         self._grid_only = grid_only
         self._lasting = lasting
 
@@ -54,7 +55,7 @@ class Saving:
             at = draft.stop
             draft.prompt = True
             draft.boundary = draft.part is Part.STATE and (at == target or at in session.request.boundaries)
-            overdue = at // self._every > session.written_at // self._every
+            overdue = at - session.written_at >= self._every
             draft.durable = overdue or draft.part is Part.STATE or at == target
             if draft.durable:
                 session.written_at = at
@@ -73,7 +74,8 @@ class Saving:
         """What a row that is dropped holds and the cache does not."""
         session.know(output)
         stop = min(filled, len(session.chain))
-        if self._grid_only:
+        if self._grid_only:  # and of the prompt alone: a cold prompt prefills what this row decoded
+            stop = min(stop, len(session.request.prompt) - 1)
             stop -= stop % self._chunk
         # Keys without a state are of no use where there are states.
         if not stop or (self._index.states and stop != filled):

@@ -30,7 +30,7 @@ class Session:
     pins: list[Record] = field(default_factory=list)  # its hit
     state_at: int = 0  # where its last state was kept
     written_at: int = 0  # where its last record was written to disk
-    checkpoint: tuple[Record, int] | None = None  # its newest, and the tick that it was kept with
+    checkpoints: list[tuple[Record, int]] = field(default_factory=list)  # states, and ticks when kept
     asked: set[Key] = field(default_factory=set)  # saves under way
     passed: int = 0  # what will be there once those are
     wanted: bool = False  # others wait for what it computes

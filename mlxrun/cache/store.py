@@ -44,6 +44,10 @@ class Store:
         if files is not None:
             self._scan(files)
 
+    def is_safe(self, record: Record) -> bool:
+        """Whether it would outlive the process, or nothing would."""
+        return self._files is None or not record.on_disk or self._files.stored(record)
+
     # -- in ---------------------------------------------------------------------------------------------
 
     def put(self, draft: Record, payload: Any) -> Record | None:

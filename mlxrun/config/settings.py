@@ -85,7 +85,7 @@ class SchedulerSettings:
     max_queue: Annotated[int, Range(1, None)] = 1024
     """Most requests that wait; one more is refused as overloaded."""
     chunk: Annotated[int | None, Range(16, 65536)] = None
-    """Grid of prefill: no chunk reaches over a multiple of this many tokens. null: 4096 on CUDA, 512
+    """Grid of prefill: no chunk reaches over a multiple of this many tokens. null: 2048 on CUDA, 512
     elsewhere."""
     prefill_budget: Annotated[int, Range(16, None)] = 4096
     """Most prompt tokens a step while nothing decodes."""
@@ -115,8 +115,8 @@ class CacheSettings:
     disk_bytes: Annotated[int, Bytes(), Range(1, None)] = 20_000_000_000
     """Most bytes on disk, for each model."""
     checkpoint_every: Annotated[int, Range(16, None)] = 2048
-    """Prompt tokens between two saves to disk, and between two copies of a recurrent or windowed layer's
-    state."""
+    """Saves to disk, and copies of recurrent or windowed layers' states, are so close to each other that a
+    crash costs at most so many tokens of a prompt, and one chunk."""
     stored_bits: Literal[8, 4] | None = None
     """Quantise what is kept, to hold two to four times as much. Not exact: answers after a hit may differ."""
     image_bytes: Annotated[int, Bytes(), Range(0, None)] = 256_000_000

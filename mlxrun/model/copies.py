@@ -25,19 +25,18 @@ class Copies:
     def __init__(self, snapshots: Snapshots | None) -> None:
         self._snapshots = snapshots
 
-    def make(self, save: Save, length: int, view: RowView) -> Saved | None:
-        """What is asked for of a row of `length` tokens, lazy; None if the row does not hold it."""
+    def make(self, save: Save, length: int, view: RowView) -> Saved:
+        """What is asked for of a row of `length` tokens, lazy; no payload if the row does not hold it."""
         snapshots = self._snapshots
-        if snapshots is None:
-            return None
         try:
+            assert snapshots is not None
             if save.part is Part.DELTA and length >= save.stop:
                 return Saved(save, snapshots.delta(view, save.start, save.stop))
             if save.part is Part.STATE and length == save.stop:
                 return Saved(save, snapshots.state(view, length))
         except Exception:  # the border: see above
             log.warning("a copy for the prefix cache failed", exc_info=True)
-        return None
+        return Saved(save, None)
 
     def restore(self, hit: Any, room: int, new_cache: list[Any]) -> list[Any] | None:
         """Caches that hold what a hit gives, or None: it has to be computed."""
@@ -51,7 +50,8 @@ class Copies:
     def arrays(self, saved: Iterable[Saved]) -> list[mx.array]:
         """What has to be evaluated."""
         snapshots = self._snapshots
-        return [] if snapshots is None else [a for s in saved for a in snapshots.arrays(s.payload)]
+        made = [s.payload for s in saved if s.payload is not None]
+        return [] if snapshots is None else [a for payload in made for a in snapshots.arrays(payload)]
 
 
 class Due:

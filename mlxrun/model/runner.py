@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import mlx.core as mx
@@ -142,7 +142,16 @@ class ModelRunner:
         tokens = self._collect(before, plan.free)
         if not self._methods.launch_first:
             mx.async_eval(wanted)
-        return StepResult(tokens, errors, before.saved, unusable)
+        return StepResult(tokens, errors, before.saved + self._awaited(), unusable)
+
+    def _awaited(self) -> tuple[Saved, ...]:
+        """This step's copies, if one of them is wanted at once: a kill would lose what it is a copy of."""
+        now = self._launched
+        if not any(copy.save.at_once for copy in now.saved):
+            return ()
+        self._launched = replace(now, saved=())
+        mx.eval(self._copies.arrays(now.saved))
+        return now.saved
 
     def _state_arrays(self) -> list[mx.array]:
         sampling = [] if self._sampler is None else self._sampler.arrays()
@@ -223,16 +232,18 @@ class ModelRunner:
         return saved
 
     def _copied(self, saves: Sequence[Save]) -> list[Saved]:
-        """Copies of what the rows hold now; none of rows that never started."""
+        """Copies of what the rows hold now, one for each save; no payload for rows that never started."""
         batched = set(self._batch.ids) if saves else set()
         copies = []
         for save in saves:
             row = self._rows.get(save.request_id)
             if row is not None and row.cache:
                 copies.append(self._copies.make(save, row.filled, leaves.view(row.cache)))
-            elif save.request_id in batched:
+            elif row is not None and save.request_id in batched:
                 copies.append(self._copies.make(save, *self._batch.row(save.request_id)))
-        return [copy for copy in copies if copy is not None]
+            else:
+                copies.append(Saved(save, None))
+        return copies
 
     # -- decode -----------------------------------------------------------------------------------------
 

@@ -34,6 +34,7 @@ class Save:
     """Copy something out of a row for the prefix cache, which alone knows what `record` means.
 
     DELTA: tokens [start, stop), which the row's cache holds. STATE: the row holds exactly `stop` tokens.
+    `at_once`: the step waits for the copy. There is a Saved for each Save, in order.
     """
 
     request_id: str
@@ -41,11 +42,12 @@ class Save:
     start: int
     stop: int
     record: Any
+    at_once: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """What a Save asked for: evaluated arrays of its own, which pin nothing else."""
+    """What a Save asked for: evaluated arrays of its own, which pin nothing else; None if that failed."""
 
     save: Save
     payload: Any

@@ -22,6 +22,12 @@ class Prefixes(Protocol):
         ...
 
     @property
+    def lasting(self) -> bool:
+        """Whether what it keeps outlives the process: then a step takes one chunk of a prompt at most, so
+        that little is lost."""
+        ...
+
+    @property
     def nbytes(self) -> int:
         """Bytes of device memory that it holds."""
         ...
@@ -77,6 +83,7 @@ class NoPrefixes:
     """No cache."""
 
     stops = False
+    lasting = False
     nbytes = 0
 
     def open(self, request: Request) -> None:

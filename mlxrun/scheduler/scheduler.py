@@ -226,6 +226,8 @@ class Scheduler:
                 self._policy.served(entry, stop - start)
                 entry.advance(stop)
                 saves += self._prefixes.due(entry.id, start, stop, entry.target)
+                if self._prefixes.lasting and stop % self._chunk == 0:
+                    break
         return chunks, saves
 
     def _budget(self, decoding: int, waiting: int) -> int:
