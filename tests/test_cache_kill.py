@@ -37,7 +37,7 @@ PATIENCE = 240.0
 SETTINGS = {
     "model.context_length": 20_000,
     "scheduler.chunk": CHUNK,
-    "scheduler.prefill_budget": CHUNK,
+    "scheduler.prefill_budget": 8 * CHUNK,
     "scheduler.max_running": ROWS,
     "cache.checkpoint_every": EVERY,
     "batch.order": "input",
@@ -340,7 +340,7 @@ def test_a_kill_in_a_prompt_of_16k_tokens(zoo: Zoo, tmp_path: Path, jobs: list[J
     """C3: killed half way, at most `checkpoint_every` + one chunk are computed again."""
     prompt = models.prompts(16, [16_384])[0]
     lines = [{"id": "long", "prompt": prompt, "max_tokens": 8, "temperature": 0}]
-    sizes = {"scheduler__chunk": 256, "scheduler__prefill_budget": 256, "cache__checkpoint_every": 1024}
+    sizes = {"scheduler__chunk": 256, "scheduler__prefill_budget": 4096, "cache__checkpoint_every": 1024}
     _, job = pair(jobs, tmp_path, zoo.text("llama"), lines, **sizes)
     job.start()
     job.kill_after(34, 0.0)
