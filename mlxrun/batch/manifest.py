@@ -28,6 +28,7 @@ from mlxrun.batch.reconcile import RunSum
 
 log = logging.getLogger(__name__)
 FORMAT = 1
+STATUS_EVERY = 0.2  # seconds: a kill hides what was computed since the last one
 _LIBRARIES = ("mlxrun", "mlx", "mlx-lm", "mlx-vlm", "transformers", "tokenizers")
 
 
@@ -181,8 +182,8 @@ class Status:
         self._failed = False
 
     def write(self, state: str, meter: Meter, *, force: bool = False) -> None:
-        """Replace the file, at most once a second unless forced."""
-        if not force and time.monotonic() - self._written < 1.0:
+        """Replace the file, a few times a second at most unless forced."""
+        if not force and time.monotonic() - self._written < STATUS_EVERY:
             return
         self._written = time.monotonic()
         head = {"state": state, "pid": os.getpid(), "run": self._run}
