@@ -33,7 +33,7 @@ from mlxrun.batch.stop import Interrupted, Stop
 from mlxrun.batch.writer import Writer, sort_outputs
 from mlxrun.config.build import to_plain
 from mlxrun.config.settings import Config
-from mlxrun.errors import JobError, MlxrunError
+from mlxrun.errors import ConfigError, JobError, MlxrunError
 
 log = logging.getLogger(__name__)
 Say = Callable[[str], None]
@@ -198,7 +198,8 @@ class Session:
             log.warning("%s", second)
         status.write("interrupted" if isinstance(error, Interrupted) else "failed", meter, force=True)
         state = f"{meter.done} of {count(meter.total, 'line')} done, {meter.failed} failed"
-        self.say(f"{state}; the same command goes on from here")
+        again = "" if isinstance(error, ConfigError) else "; the same command goes on from here"
+        self.say(f"{state}{again}")
 
 
 @dataclass(frozen=True, slots=True)

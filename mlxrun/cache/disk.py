@@ -232,7 +232,7 @@ class DiskFiles:
         key = write.record.key
         try:
             size = self._home.put(key, dump(write.record, write.blob, self._home.root))
-        except (FileNotFoundError, ValueError) as error:  # the folder was cleared meanwhile, or a bad blob
+        except (FileNotFoundError, IsADirectoryError, ValueError) as error:  # cleared meanwhile, or odd
             logger.debug("%s: not saved: %s", self._home.file(key), error)
             with self._changed:
                 self.dropped += 1

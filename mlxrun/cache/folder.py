@@ -6,6 +6,7 @@ a model is open to its user alone: prompts can be read out of what is kept. No t
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import re
@@ -30,6 +31,8 @@ _TEMP = re.compile(r"[0-9a-f]{32}\.(?P<pid>[0-9]{1,10})\.(?P<session>[0-9a-f]{8}
 # Tells our own temporary files from those of a dead process that had our number, as in containers.
 _SESSION = secrets.token_hex(4)
 _NUMBERS = itertools.count()
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,12 +113,15 @@ def cache_folder(disk_path: str | None) -> Path:
 
 
 def check_folder(folder: Path) -> None:
-    """Make the folder; ConfigError if it cannot be made or written."""
+    """Make the folder; ConfigError if it cannot be made or written. A full disk is no mistake of the config:
+    what is there can be read, and saving says so itself."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(b"x")
     except OSError as error:
+        if error.errno in _FULL and folder.is_dir():
+            return
         raise ConfigError(
             f"cache.disk_path: {folder} cannot be written: {error.strerror or error}; "
             "give a folder that can, or set cache.backend to memory"

@@ -80,12 +80,16 @@ def verify(folder: Path, delete: bool) -> tuple[int, list[tuple[Path, str]]]:
             except FileNotFoundError:
                 continue
             except BadFile as error:
-                bad.append((path, str(error)))
-                if delete:
-                    path.unlink(missing_ok=True)
+                bad.append((path, f"{error}{_deleted(path) if delete else ''}"))
             except OSError as error:
                 bad.append((path, f"it cannot be read: {error.strerror or error}"))
     return good, bad
+
+
+def _deleted(path: Path) -> str:
+    """What became of a bad file."""
+    _, _, stuck = remove([(path, 0)])
+    return "; not deleted: it or its folder cannot be written" if stuck else "; deleted"
 
 
 def remove(files: Sequence[tuple[Path, int]]) -> tuple[int, int, list[str]]:

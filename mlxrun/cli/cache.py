@@ -60,7 +60,7 @@ def ls(
 ) -> None:
     """Show what is kept, for which models, and when it was last used.
 
-    A model's fingerprint changes with its weights, its adapter and how prefixes are stored. Tokens are those
+    The fingerprint is of the weights, the adapter, the libraries and how prefixes are computed and stored. Tokens are those
     whose keys and values are kept, or that states cover if the model has no other.
     """
     from mlxrun.cache.survey import survey
@@ -112,7 +112,7 @@ def verify(
     else:
         for path, reason in bad:
             click.echo(f"{path}: {reason}")
-        fate = "" if not bad else ", deleted" if delete else "; --delete removes them"
+        fate = "; --delete removes them" if bad and not delete else ""
         click.echo(f"{_count(good, 'good record')}, {len(bad)} bad{fate}")
     return 1 if bad else 0
 

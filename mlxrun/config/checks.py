@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlxrun.config.settings import Config
+from mlxrun.config.settings import CacheSettings, Config
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 
@@ -110,6 +110,19 @@ def folder_without_disk(config: Config) -> str | None:
     return f"does nothing while cache.backend is {config.cache.backend}; set cache.backend: disk"
 
 
+def budgets_without_cache(config: Config) -> str | None:
+    """Nothing is kept."""
+    cache, default = config.cache, CacheSettings()
+    given = [
+        key
+        for key in ("memory_bytes", "stored_bits", "checkpoint_every", "disk_bytes")
+        if getattr(cache, key) != getattr(default, key)
+    ]
+    if cache.backend != "none" or not given:
+        return None
+    return f"nothing is kept, so that cache.{given[0]} does nothing; remove one of them"
+
+
 def quantised_reproducible(config: Config) -> str | None:
     """What was quantised is not what was computed."""
     if config.cache.stored_bits is None or not config.engine.reproducible:
@@ -131,5 +144,15 @@ CHECKS = (
     Check(("sampling.max_tokens", "model.context_length"), answer_fills_context),
     Check(("media.allow_hosts", "media.allow_urls"), hosts_without_urls),
     Check(("cache.disk_path", "cache.backend"), folder_without_disk),
+    Check(
+        (
+            "cache.backend",
+            "cache.memory_bytes",
+            "cache.stored_bits",
+            "cache.checkpoint_every",
+            "cache.disk_bytes",
+        ),
+        budgets_without_cache,
+    ),
     Check(("cache.stored_bits", "engine.reproducible"), quantised_reproducible),
 )

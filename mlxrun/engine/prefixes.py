@@ -69,7 +69,7 @@ def fingerprint(config: Config, host: Host, snapshots: Snapshots) -> bytes:
     """32 bytes: digest of all that decides what a record holds for given tokens."""
     parts = {
         "format": FORMAT,
-        "model": dict(host.digests),
+        "model": host.digests["model"],
         "load": {key: asdict(config.model)[key] for key in ("kind", "dtype")},
         "layers": snapshots.describe(),
         "chunk": config.scheduler.chunk,
