@@ -60,8 +60,8 @@ def ls(
 ) -> None:
     """Show what is kept, for which models, and when it was last used.
 
-    The fingerprint is of the weights, the adapter, the libraries and how prefixes are computed and stored. Tokens are those
-    whose keys and values are kept, or that states cover if the model has no other.
+    The fingerprint is of the weights, the adapter, the libraries, and how prefixes are computed and stored.
+    Tokens are those whose keys and values are kept, or that states cover if the model has no other.
     """
     from mlxrun.cache.survey import survey
 
