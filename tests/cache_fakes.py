@@ -225,7 +225,8 @@ def check_integrity(cache: PrefixCache, memory: int | None = None) -> None:
         assert all(a.tick >= record.tick for a in list(index.ancestors(record))[record.part is Part.STATE :])
     files = cache._files
     if files is not None:
-        assert {r.key for r in records if r.on_disk} == set(files.blobs)  # type: ignore[attr-defined]
+        retired = {part.key for part, _ in store._retired}
+        assert {r.key for r in records if r.on_disk} | retired == set(files.blobs)  # type: ignore[attr-defined]
     live = set(index._nodes.values())
     assert all(any(n is node or n in live for n in node.lineage()) for node in live)
     if not records:

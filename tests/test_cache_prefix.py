@@ -680,3 +680,26 @@ def test_the_property_sees_a_budget_that_is_not_kept(monkeypatch: pytest.MonkeyP
     with pytest.raises(AssertionError):
         for seed in range(50):
             drive(seed)
+
+
+def test_a_part_stays_on_disk_until_the_whole_is_there() -> None:
+    """A disk that takes no more loses nothing that it has."""
+
+    class Slow(FakeFiles):
+        """Takes records, and writes none of them before `written` is set."""
+
+        written = False
+
+        def stored(self, record: Record) -> bool:
+            return self.written and super().stored(record)
+
+    files = Slow()
+    cache = make(files=files)
+    serve(cache, "a", range(13))
+    kept = set(files.blobs)
+    assert kept
+    serve(cache, "b", range(15))
+    assert kept < set(files.blobs), "the longer record is on its way, the shorter one still there"
+    files.written = True
+    serve(cache, "c", [9, 9, 9, 9, 9])
+    assert not kept <= set(files.blobs)

@@ -40,6 +40,7 @@ class Store:
         self._disk_bytes = disk_bytes
         self._memory = EvictionOrder()
         self._disk = EvictionOrder()
+        self._retired: list[tuple[Record, Record]] = []  # parts whose files are there until the whole's are
         self._clock = 0
         if files is not None:
             self._scan(files)
@@ -90,6 +91,7 @@ class Store:
             self._write(record)
         for part in parts:
             record.tick = max(record.tick, part.tick)
+            self._retire(part, record)
             self.forget(part)
         if nbytes > self._memory_bytes:
             self._drop(record)
@@ -164,6 +166,7 @@ class Store:
 
     def enforce(self) -> None:
         """Both budgets."""
+        self._delete_retired()
         self.shrink(self._memory_bytes)
 
     def shrink(self, most: int) -> None:
@@ -187,6 +190,8 @@ class Store:
             self.forget(record)
 
     def _trim_disk(self) -> None:
+        if self._files is not None and self._files.nbytes > self._disk_bytes:
+            self._delete_retired(now=True)
         while self._files is not None and self._files.nbytes > self._disk_bytes:
             record = self._disk.pop()
             if record is None:
@@ -241,6 +246,26 @@ class Store:
                 return
             part.on_disk = True
             self._disk.add(part)
+
+    def _retire(self, part: Record, whole: Record) -> None:
+        """The part's file goes once the whole has one: if that cannot be written, the next run finds it."""
+        if part.on_disk:
+            part.on_disk = False
+            self._disk.discard(part)
+            self._retired.append((part, whole))
+
+    def _delete_retired(self, *, now: bool = False) -> None:
+        if self._files is None or not self._retired:
+            return
+        waiting, self._retired = self._retired, []
+        for part, whole in waiting:
+            again = self.index.records.get(part.key)
+            if again is not None and again.on_disk:
+                continue
+            if now or self._files.stored(whole) or self.index.records.get(whole.key) is not whole:
+                self._files.delete(part)
+            else:
+                self._retired.append((part, whole))
 
     def _unlink(self, record: Record) -> None:
         if record.on_disk and self._files is not None:
