@@ -299,7 +299,7 @@ async def test_order_input(tmp_path: Path) -> None:
 async def test_no_line_waits_for_a_slow_one(tmp_path: Path) -> None:
     """C7 (head of line): with order input too, a slow first line holds nothing back."""
     bench = Bench(
-        write_job(tmp_path, [chat("slow", "s" * 400), *chats(40)]), make_config(order="input", rows=2)
+        write_job(tmp_path, [chat("slow", "s" * 2500), *chats(40)]), make_config(order="input", rows=2)
     )
     bench.client.pause = 0.001
     task = asyncio.create_task(bench.run())

@@ -31,8 +31,8 @@ OTHER = tuple(models.prompts(42, [75])[0])
 PROMPTS = (BASE, (*BASE[:40], *OTHER[:30]), (*BASE[:BOUNDARY], *OTHER[30:60]))
 STRANGER = tuple(models.prompts(43, [60])[0])
 CI = ("llama", "qwen3_next", "gemma3_text")
-FAMILIES = [pytest.param(f, marks=[] if f in CI else [pytest.mark.slow]) for f in models.TEXT]
-ONE = [pytest.param(f, marks=[] if f == "qwen3_next" else [pytest.mark.slow]) for f in CI]
+FAMILIES = [pytest.param(f, marks=[] if f in CI else [pytest.mark.sweep]) for f in models.TEXT]
+ONE = [pytest.param(f, marks=[] if f == "qwen3_next" else [pytest.mark.sweep]) for f in CI]
 
 DIGEST = slice(35, 99)  # of the file, in it: after the length and {"__metadata__":{"digest":"
 
@@ -334,7 +334,7 @@ def test_flipped_bits(filled: Filled, where: str) -> None:
     check_mended(filled, check_missed(filled, flip(random.Random(), where)))
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.parametrize("family", CI)
 @pytest.mark.parametrize("where", ["length", "header", "data"])
 def test_many_flipped_bits(filled: Filled, where: str) -> None:

@@ -314,7 +314,7 @@ def test_some_kills(zoo: Zoo, tmp_path: Path, jobs: list[Job], kind: str, family
     same_but_digits(whole, job)
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.parametrize(("kind", "family"), [*MODELS, ("text", "gemma3_text"), ("vision", "qwen3_5")])
 def test_twenty_kills(zoo: Zoo, tmp_path: Path, jobs: list[Job], kind: str, family: str) -> None:
     """C1, C3, A2: at random moments."""
@@ -326,7 +326,7 @@ def test_twenty_kills(zoo: Zoo, tmp_path: Path, jobs: list[Job], kind: str, fami
     same_but_digits(whole, job)
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_reproducible_jobs_are_equal_to_the_last_digit(zoo: Zoo, tmp_path: Path, jobs: list[Job]) -> None:
     """C1, C3: with logprobs in every line. Answers begin anew then, prompts go on."""
     lines = [line | LOGPROBS["text"] | {"max_tokens": 120} for line in texts(4, 2200)]
