@@ -314,7 +314,7 @@ async def test_the_window_is_bounded(tmp_path: Path) -> None:
     """C1: at most `concurrency` lines are in flight, by default twice the rows."""
     for config, most in ((make_config(concurrency=3), 3), (make_config(rows=4), 8)):
         bench = Bench(write_job(tmp_path, chats(40)), config)
-        bench.client.pause = 0.0005
+        bench.client.pause = 0.005
         await bench.run(fresh=True)
         assert bench.client.most == most
 
