@@ -238,8 +238,9 @@ class PrefixCache:
 
     def _saves(self, session: Session, drafts: list[Record]) -> list[Save]:
         session.asked.update(draft.key for draft in drafts)
-        lasting = self._files is not None
-        return [Save(session.request.id, d.part, d.start, d.stop, d, lasting and d.durable) for d in drafts]
+        return [
+            Save(session.request.id, d.part, d.start, d.stop, d, self.lasting and d.durable) for d in drafts
+        ]
 
     def _unpin(self, session: Session) -> None:
         if session.pins:

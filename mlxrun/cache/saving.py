@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mlxrun.cache.index import Index
-from mlxrun.cache.records import Record
+from mlxrun.cache.records import Key, Record
 from mlxrun.cache.session import Keypoint, Session
 from mlxrun.cache.store import Store
 from mlxrun.scheduler.plan import Part
@@ -92,12 +92,11 @@ class Saving:
         return drafts
 
     def _missing_deltas(self, session: Session, ends: Sequence[int]) -> list[Record]:
-        drafts = [session.chain.draft(Part.DELTA, end) for end in ends] if self._index.deltas else []
-        return [
-            draft
-            for draft in drafts
-            if not self._known(session, draft) and (draft.stop % self._chunk == 0 or not self._covered(draft))
-        ]
+        if not self._index.deltas:
+            return []
+        missing = [end for end in ends if not self._known(session, session.chain.key(Part.DELTA, end))]
+        drafts = [session.chain.draft(Part.DELTA, end) for end in missing]
+        return [draft for draft in drafts if draft.stop % self._chunk == 0 or not self._covered(draft)]
 
     def _covered(self, draft: Record) -> bool:
         cover = self._index.cover(draft)
@@ -107,11 +106,11 @@ class Saving:
         return cover is not None
 
     def _missing_state(self, session: Session, stop: int) -> list[Record]:
-        draft = session.chain.draft(Part.STATE, stop)
-        known = self._index.records.get(draft.key)
+        key = session.chain.key(Part.STATE, stop)
+        known = self._index.records.get(key)
         if known is not None:
             self._store.touch([known], True)
-        return [] if self._known(session, draft) else [draft]
+        return [] if self._known(session, key) else [session.chain.draft(Part.STATE, stop)]
 
-    def _known(self, session: Session, draft: Record) -> bool:
-        return draft.key in self._index.records or draft.key in session.asked
+    def _known(self, session: Session, key: Key) -> bool:
+        return key in self._index.records or key in session.asked

@@ -39,8 +39,7 @@ def make_prefixes(config: Config, host: Host, snapshots: Snapshots, memory: Memo
     if settings.backend == "none":
         return NoPrefixes()
     if not snapshots.supported:
-        log.warning("the prefix cache is off: %s has layers whose state cannot be kept", host.name)
-        return NoPrefixes()
+        return NoPrefixes()  # which Snapshots has said, with the reason
     size = _memory_bytes(config, snapshots, memory)
     if size is None:
         log.warning("the prefix cache is off: the memory that is left holds no chunk of %d tokens", chunk)

@@ -12,7 +12,7 @@ import mlx.core as mx
 
 from mlxrun.model.leaves import RowView
 from mlxrun.model.snapshot import Snapshots
-from mlxrun.scheduler.plan import Part, Save, Saved
+from mlxrun.scheduler.plan import Hit, Part, Save, Saved
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class Copies:
             log.warning("a copy for the prefix cache failed", exc_info=True)
         return Saved(save, None)
 
-    def restore(self, hit: Any, room: int, new_cache: list[Any]) -> list[Any] | None:
+    def restore(self, hit: Hit, room: int, new_cache: list[Any]) -> list[Any] | None:
         """Caches that hold what a hit gives, or None: it has to be computed."""
         try:
             assert self._snapshots is not None

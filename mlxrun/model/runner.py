@@ -20,6 +20,7 @@ from mlxrun.model import leaves
 from mlxrun.model.adapter import PLAIN, Adapter, Inputs
 from mlxrun.model.copies import Copies, Due
 from mlxrun.model.group import STEP
+from mlxrun.model.leaves import RowView
 from mlxrun.model.methods import Methods, make_batch
 from mlxrun.model.prefill import shared
 from mlxrun.model.rows import Joining
@@ -233,17 +234,18 @@ class ModelRunner:
 
     def _copied(self, saves: Sequence[Save]) -> list[Saved]:
         """Copies of what the rows hold now, one for each save; no payload for rows that never started."""
-        batched = set(self._batch.ids) if saves else set()
-        copies = []
-        for save in saves:
-            row = self._rows.get(save.request_id)
-            if row is not None and row.cache:
-                copies.append(self._copies.make(save, row.filled, leaves.view(row.cache)))
-            elif row is not None and save.request_id in batched:
-                copies.append(self._copies.make(save, *self._batch.row(save.request_id)))
-            else:
-                copies.append(Saved(save, None))
-        return copies
+        views = {rid: self._view(rid) for rid in {save.request_id for save in saves}}
+        return [
+            Saved(save, None) if (row := views[save.request_id]) is None else self._copies.make(save, *row)
+            for save in saves
+        ]
+
+    def _view(self, request_id: str) -> tuple[int, RowView] | None:
+        """Tokens of a row, and what it holds."""
+        row = self._rows.get(request_id)
+        if row is not None and row.cache:
+            return row.filled, leaves.view(row.cache)
+        return self._batch.row(request_id) if row is not None and request_id in self._batch.ids else None
 
     # -- decode -----------------------------------------------------------------------------------------
 
