@@ -61,7 +61,12 @@ async def test_output_shape(tmp_path: Path) -> None:
                         "finish_reason": "stop",
                     }
                 ],
-                "usage": {"prompt_tokens": 20, "completion_tokens": 3, "total_tokens": 23},
+                "usage": {
+                        "prompt_tokens": 20,
+                        "completion_tokens": 3,
+                        "total_tokens": 23,
+                        "completion_tokens_details": {"reasoning_tokens": 0},
+                    },
                 "mlxrun": {"seed": 1344898677},
             },
         },

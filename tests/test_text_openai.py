@@ -35,10 +35,12 @@ from mlxrun.config.settings import (
 )
 from mlxrun.errors import EngineDead, MediaError, Overloaded, PromptTooLong, RequestError
 from mlxrun.scheduler.request import FinishReason, HitKind, TokenEvent, TokenLogprob
+from mlxrun.text.formats import Delta
 from mlxrun.text.media import MediaLoader
 from mlxrun.text.openai import Choice, Prepared, error_body, prepare, response_body
+from mlxrun.text.openai_fields import HARMLESS, HONOURED, REFUSED
 from mlxrun.text.sampling import choice_seed
-from mlxrun.text.schemas import HARMLESS, HONOURED, REFUSED
+from mlxrun.text.side import TextSide
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 HI = [{"role": "user", "content": "hi"}]
@@ -60,7 +62,7 @@ def make(
     config = config or Config()
 
     async def run() -> Prepared:
-        return await prepare(url, body, host, config, MediaLoader(config.media, base), **options)
+        return await prepare(url, body, TextSide(host, config, MediaLoader(config.media, base)), **options)
 
     return asyncio.run(run())
 
@@ -79,6 +81,12 @@ def refused(
     with pytest.raises(RequestError) as caught:
         make(url, body, host, config, **options)
     return caught.value
+
+
+def joined(pieces: Sequence[Delta]) -> str:
+    """The text of pieces that are all text."""
+    assert all(piece.kind == "text" for piece in pieces)
+    return "".join(piece.text for piece in pieces)
 
 
 def answer(prepared: Prepared, *texts: str, finish: FinishReason = FinishReason.STOP) -> list[Choice]:
@@ -262,7 +270,6 @@ def test_bad_fields_are_named(url: str, field: str, value: Any, param: str, word
         ({"modalities": ["text", "audio"]}, "modalities"),
         ({"service_tier": "flex"}, "service_tier"),
         ({"store": True}, "store"),
-        ({"parallel_tool_calls": False}, "parallel_tool_calls"),
         ({"reasoning_effort": "low"}, "reasoning_effort"),
         ({"chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs.enable_thinking"),
         ({"chat_template_kwargs": []}, "chat_template_kwargs"),
@@ -483,7 +490,9 @@ def test_the_first_bad_image_is_the_one_named() -> None:
     parts = [{"type": "image_url", "image_url": {"url": url}} for url in ("first", "second")]
     body = {"messages": [{"role": "user", "content": parts}]}
     with pytest.raises(MediaError) as caught:
-        asyncio.run(prepare(CHAT, body, FakeHost(vision=True), Config(), Late(MediaSettings(), None)))
+        asyncio.run(
+            prepare(CHAT, body, TextSide(FakeHost(vision=True), Config(), Late(MediaSettings(), None)))
+        )
     assert caught.value.param == "messages[0].content[0].image_url.url"
 
 
@@ -522,6 +531,7 @@ def test_chat_response() -> None:
             "completion_tokens": tokens,
             "total_tokens": prompt + tokens,
             "prompt_tokens_details": {"cached_tokens": 0},
+            "completion_tokens_details": {"reasoning_tokens": 0},
         },
         "mlxrun": {"seed": 1},
     }
@@ -573,9 +583,9 @@ def test_completion_logprobs_are_cut_with_the_text() -> None:
     prepared = complete(logprobs=2, stop="END")
     choice = Choice(prepared, 0, HOST)
     text = "ab \u4f60END more"
-    shown = choice.feed(TokenEvent("r", ids_of(text), logged(text)))
+    shown = joined(choice.feed(TokenEvent("r", ids_of(text), logged(text))))
     assert (shown, choice.stopped, choice.stop, choice.finish_reason) == ("ab \u4f60", True, "END", "stop")
-    assert choice.feed(TokenEvent("r", ids_of("x"), logged("x"), finish=FinishReason.LENGTH)) == ""
+    assert choice.feed(TokenEvent("r", ids_of("x"), logged("x"), finish=FinishReason.LENGTH)) == []
     result = response_body(prepared, [choice], "x", 0)["choices"][0]["logprobs"]
     assert result == {
         "tokens": ["a", "b", " ", "bytes:\\xe4", "bytes:\\xbd", "bytes:\\xa0"],
@@ -606,7 +616,7 @@ def test_events_may_be_merged_in_any_way(text: str, cuts: list[int]) -> None:
         shown = ""
         for start, end in zip(bounds, bounds[1:], strict=False):
             last = FinishReason.LENGTH if end == bounds[-1] and start == bounds[-2] else None
-            shown += choice.feed(TokenEvent("r", ids[start:end], lps[start:end], finish=last))
+            shown += joined(choice.feed(TokenEvent("r", ids[start:end], lps[start:end], finish=last)))
         assert shown == choice.text
         return choice.text, choice.stop, choice.finish_reason, choice.completion_tokens, choice.logged()
 
@@ -645,11 +655,13 @@ def resumed(
 ) -> tuple[Any, ...]:
     """Everything that shows of an answer whose first `k` tokens are known."""
     choice = Choice(prepared, 0, HOST)
-    shown = choice.resume(ids[:k], logprobs[:k]) if k else ""
+    shown = joined(choice.resume(ids[:k], logprobs[:k])) if k else ""
     assert shown == choice.text
     for token, logprob in zip(ids[k:], logprobs[k:], strict=True):
-        shown += choice.feed(TokenEvent("r", (token,), (logprob,), computed=9, cached=4, hit=HitKind.LCP))
-    shown += choice.feed(TokenEvent("r", computed=9, cached=4, hit=HitKind.LCP, finish=FinishReason.LENGTH))
+        event = TokenEvent("r", (token,), (logprob,), computed=9, cached=4, hit=HitKind.LCP)
+        shown += joined(choice.feed(event))
+    last = TokenEvent("r", computed=9, cached=4, hit=HitKind.LCP, finish=FinishReason.LENGTH)
+    shown += joined(choice.feed(last))
     assert shown == choice.text
     body = response_body(prepared, [choice], "x", 0)
     return body, choice.stop, choice.stopped, choice.logged(), choice.cached_tokens, choice.hit
@@ -658,9 +670,9 @@ def resumed(
 def test_an_answer_that_was_complete_stays_complete() -> None:
     """A stop string among the known tokens: nothing is wanted of the engine."""
     choice = Choice(complete(stop="END"), 0, HOST)
-    assert choice.resume(ids_of("abEND")) == "ab"
+    assert joined(choice.resume(ids_of("abEND"))) == "ab"
     assert (choice.stopped, choice.stop, choice.finish_reason) == (True, "END", "stop")
-    assert Choice(complete(), 0, HOST).resume(()) == ""
+    assert Choice(complete(), 0, HOST).resume(()) == []
 
 
 def test_known_tokens_have_logprobs_if_the_answer_does() -> None:
@@ -695,11 +707,11 @@ def test_special_tokens_never_reach_content() -> None:
     assert choice.text == "done<|im_"
     pieces = tuple(b"ok<|im_end|>more")
     spelled = Choice(prepared, 0, HOST)
-    assert spelled.feed(TokenEvent("r", pieces)) == "ok"
+    assert joined(spelled.feed(TokenEvent("r", pieces))) == "ok"
     assert (spelled.stopped, spelled.stop, spelled.finish_reason) == (True, None, "stop")
     free = chat(ignore_eos=True)
     shown = Choice(free, 0, HOST)
-    assert shown.feed(TokenEvent("r", pieces, finish=FinishReason.LENGTH)) == "ok<|im_end|>more"
+    assert joined(shown.feed(TokenEvent("r", pieces, finish=FinishReason.LENGTH))) == "ok<|im_end|>more"
     html = FakeHost(tokenizer=metaspace_tokenizer(), chat_template="{{ messages[0].content }}")
     assert chat(html).guards == ()  # </s> is also HTML
 
@@ -707,18 +719,18 @@ def test_special_tokens_never_reach_content() -> None:
 def test_held_back_text_comes_at_the_end() -> None:
     prepared = chat(stop="<end>")
     choice = Choice(prepared, 0, HOST)
-    assert choice.feed(TokenEvent("r", ids_of("a<e"))) == "a"
+    assert joined(choice.feed(TokenEvent("r", ids_of("a<e")))) == "a"
     assert choice.finish_reason is None
-    assert choice.feed(TokenEvent("r", finish=FinishReason.LENGTH, cached=2)) == "<e"
+    assert joined(choice.feed(TokenEvent("r", finish=FinishReason.LENGTH, cached=2))) == "<e"
     assert (choice.text, choice.finish_reason, choice.cached_tokens, choice.finish()) == (
         "a<e",
         "length",
         2,
-        "",
+        [],
     )
     early = Choice(prepared, 0, HOST)
     early.feed(TokenEvent("r", (*ids_of("a<e"), 0xE4)))
-    assert early.finish() == "<e\ufffd" and early.finish() == ""
+    assert joined(early.finish()) == "<e\ufffd" and early.finish() == []
 
 
 def test_an_error_event_is_raised() -> None:

@@ -64,10 +64,10 @@ class Preparer:
 
     def __init__(self, host: HostModel, config: Config, folder: Path) -> None:
         from mlxrun.text.media import MediaLoader
+        from mlxrun.text.side import TextSide
 
-        self._host = host
+        self._side = TextSide(host, config, MediaLoader(config.media, folder))
         self._config = config
-        self._loader = MediaLoader(config.media, folder)
 
     async def __call__(self, line: Line) -> Prepared:
         """RequestError if the line's body is refused."""
@@ -76,9 +76,7 @@ class Preparer:
         body = line.body
         if body.get("seed") is None:
             body = {**body, "seed": line_seed(base_seed(self._config), line.custom_id)}
-        return await prepare(
-            line.url, body, self._host, self._config, self._loader, default_max_tokens=MAX_TOKENS
-        )
+        return await prepare(line.url, body, self._side, default_max_tokens=MAX_TOKENS)
 
 
 @dataclass(slots=True)

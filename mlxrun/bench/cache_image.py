@@ -71,12 +71,13 @@ def _prepare(host: Any, config: Config, system: str, image: str, question: str) 
     """The Request that a front end makes of such a chat."""
     from mlxrun.text.media import MediaLoader
     from mlxrun.text.openai import prepare
+    from mlxrun.text.side import TextSide
 
     content = [{"type": "image_url", "image_url": {"url": image}}, {"type": "text", "text": question}]
     messages = [{"role": "system", "content": system}, {"role": "user", "content": content}]
     body = {"messages": messages, "max_tokens": LEAST_OUTPUT}
-    loader = MediaLoader(config.media, None)
-    prepared = asyncio.run(prepare("/v1/chat/completions", body, host, config, loader, default_seed=0))
+    side = TextSide(host, config, MediaLoader(config.media, None))
+    prepared = asyncio.run(prepare("/v1/chat/completions", body, side, default_seed=0))
     (request,) = prepared.requests
     if not request.spans:
         raise MlxrunError("bench: the model's processor made no image tokens")

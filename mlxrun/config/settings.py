@@ -85,7 +85,7 @@ class SchedulerSettings:
     max_queue: Annotated[int, Range(1, None)] = 1024
     """Most requests that wait; one more is refused as overloaded."""
     chunk: Annotated[int | None, Range(16, 65536)] = None
-    """Grid of prefill: no chunk reaches over a multiple of this many tokens. null: 2048 on CUDA, 512
+    """Grid of prefill: no chunk reaches over a multiple of this many tokens. null: 4096 on CUDA, 512
     elsewhere."""
     prefill_budget: Annotated[int, Range(16, None)] = 4096
     """Most prompt tokens a step while nothing decodes."""

@@ -11,7 +11,7 @@ from mlxrun.config.settings import Config
 from mlxrun.scheduler.scheduler import CHUNK
 
 CPU_SHARE = 0.8  # of the memory that is free at start
-CHUNK_CUDA = 2048  # tokens; CUDA is bound by launches, of forwards and of copies: few large chunks are best
+CHUNK_CUDA = 4096  # tokens; CUDA is bound by launches, of forwards and of copies: few large chunks are best
 SAMPLED_ON_CUDA = 512  # tokens after a hit: a launch-bound forward more costs more than their logits
 BUSY_CPU, BUSY_GPU = 256, 512  # tokens beside decoding rows
 

@@ -60,6 +60,7 @@ class Request:
     answered: tuple[int, ...] = ()
     priority: int = 0  # policy `priority`: lower first
     key: str = ""  # policy `fair`: round robin over these
+    background: bool = False  # served in idle room only: an offline batch beside live requests
 
 
 class FinishReason(enum.StrEnum):

@@ -1,7 +1,7 @@
-"""One answer as it grows: token events in, text that may be shown out.
+"""One answer as it grows: token events in, typed pieces that may be shown out.
 
-The text is the same however the events are merged. It ends before a stop string; the token that completes
-one is the last that counts. The caller closes the generator once `stopped` is set.
+The pieces of a kind are the same however the events are merged. The text ends before a stop string; the token
+that completes one is the last that counts. The caller closes the generator once `stopped` is set.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from mlxrun.scheduler.request import FinishReason, HitKind, TokenEvent, TokenLogprob
 from mlxrun.text.detokenize import Detokenizer, TokenBytes
+from mlxrun.text.formats import Delta, Parser
 from mlxrun.text.host import HostModel
 from mlxrun.text.prepared import Prepared
 from mlxrun.text.stops import StopMatcher
@@ -26,6 +27,15 @@ class LoggedToken:
     offset: int
 
 
+@dataclass(slots=True)
+class Call:
+    """A tool call; `arguments` is JSON text, complete once the answer is."""
+
+    id: str
+    name: str
+    arguments: str = ""
+
+
 class Choice:
     """Collects one answer of a Prepared. `index` is its place in `prepared.requests` and in the response."""
 
@@ -35,12 +45,19 @@ class Choice:
         self.stopped = False  # a stop string was found: nothing more is wanted
         self.stop: str | None = None  # the request's own stop string that was found
         self.completion_tokens = 0
+        self.reasoning_tokens = 0  # of these, tokens of the thought
         self.cached_tokens = 0
+        self.calls: list[Call] = []
         self.hit: HitKind | None = None  # how the prompt met the prefix cache
         self._stops = prepared.stops
-        self._detokenizer = Detokenizer(backend)
+        self._detokenizer = Detokenizer(backend, prepared.markers)
         self._matcher = StopMatcher((*prepared.stops, *prepared.guards))
+        self._parser: Parser | None = prepared.parser(index)  # None once it has finished
+        self._one_call = prepared.one_call
         self._parts: list[str] = []
+        self._content: list[str] = []
+        self._reasoning: list[str] = []
+        self._unsure = 0  # tokens that no piece has come of yet
         self._decoded = 0  # characters before stop strings are cut
         self._finish: FinishReason | None = None
         wants = prepared.requests[index].params.logprobs is not None
@@ -49,49 +66,69 @@ class Choice:
 
     @property
     def text(self) -> str:
-        """All text so far."""
+        """All text so far, as the model wrote it."""
         return "".join(self._parts)
+
+    @property
+    def content(self) -> str:
+        """The text without thought and calls."""
+        return "".join(self._content)
+
+    @property
+    def reasoning(self) -> str:
+        """The thought."""
+        return "".join(self._reasoning)
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more can come."""
+        return self.stopped or self._finish is not None
 
     @property
     def finish_reason(self) -> str | None:
         """OpenAI's word for why the answer ended; None while it has not."""
-        if self.stopped:
-            return FinishReason.STOP.value
-        return self._finish.value if self._finish is not None else None
+        reason = FinishReason.STOP if self.stopped else self._finish
+        if reason is FinishReason.STOP and self.calls:
+            return "tool_calls"
+        return None if reason is None else reason.value
 
-    def resume(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprob] = ()) -> str:
-        """The text of tokens that an earlier run answered (Request.answered), before any event of this one.
+    def resume(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprob] = ()) -> list[Delta]:
+        """The pieces of tokens that an earlier run answered (Request.answered), before any event of this one.
         It can end the answer: see `stopped`."""
         wanted = len(tokens) if logprobs or self._bytes is not None else 0
         if len(logprobs) != wanted:
             raise ValueError(f"{len(tokens)} answered tokens with {len(logprobs)} logprobs")
         return self.feed(TokenEvent("", tuple(tokens), tuple(logprobs)))
 
-    def feed(self, event: TokenEvent) -> str:
-        """The text that this event adds. With the final event, all that was held back comes too."""
+    def feed(self, event: TokenEvent) -> list[Delta]:
+        """The pieces that this event adds. With the final event, all that was held back comes too."""
         if event.error is not None:
             raise event.error
         self.cached_tokens = max(self.cached_tokens, event.cached)
         self.hit = event.hit or self.hit
-        pieces = []
+        pieces: list[Delta] = []
         for i, token in enumerate(event.tokens):
-            if self.finish_reason is not None:
+            if self.ended:
                 break
             if event.logprobs:
                 self._logged.append((token, event.logprobs[i], self._decoded))
             self.completion_tokens += 1
-            pieces.append(self._take(self._detokenizer.feed((token,))))
-        if event.finish is not None and self.finish_reason is None:
-            pieces.append(self.finish())
+            self._unsure += 1
+            pieces += self._take(self._detokenizer.feed((token,)))
+        if event.finish is not None and not self.ended:
+            pieces += self.finish()
             self._finish = event.finish
-        return "".join(pieces)
+        return pieces
 
-    def finish(self) -> str:
+    def finish(self) -> list[Delta]:
         """Gives what was held back; for an answer whose events ended early. Safe to call again."""
-        tail = self._take(self._detokenizer.finish())
+        if self._parser is None:
+            return []
+        pieces = self._take(self._detokenizer.finish())
         rest = self._matcher.finish()
         self._parts.append(rest)
-        return tail + rest
+        parser, self._parser = self._parser, None
+        return pieces + self._sort([*parser.feed(rest), *parser.finish()])
 
     def logged(self) -> list[LoggedToken]:
         """The tokens with their probabilities, without those that lie wholly behind the cut of a stop
@@ -105,11 +142,31 @@ class Choice:
             if offset < end
         ]
 
-    def _take(self, decoded: str) -> str:
+    def _take(self, decoded: str) -> list[Delta]:
         self._decoded += len(decoded)
         text = self._matcher.feed(decoded)
+        self._parts.append(text)
+        pieces = self._sort(self._parser.feed(text)) if self._parser is not None else []
         if self._matcher.matched is not None and not self.stopped:
             self.stopped = True
             self.stop = self._matcher.matched if self._matcher.matched in self._stops else None
-        self._parts.append(text)
-        return text
+            pieces += self.finish()
+        return pieces
+
+    def _sort(self, pieces: Sequence[Delta]) -> list[Delta]:
+        """Collect each piece where it belongs."""
+        taken: list[Delta] = []
+        for piece in pieces:
+            self.reasoning_tokens += self._unsure if piece.kind == "reasoning" else 0
+            self._unsure = 0
+            if piece.kind == "call":
+                if self._one_call and piece.index > 0:
+                    self.stopped, self._parser = True, None
+                    break
+                if piece.index == len(self.calls):
+                    self.calls.append(Call(piece.id, piece.name))
+                self.calls[piece.index].arguments += piece.text
+            else:
+                (self._content if piece.kind == "text" else self._reasoning).append(piece.text)
+            taken.append(piece)
+        return taken

@@ -31,10 +31,11 @@ class Detokenizer:
     whole, so there a broken run may keep the valid beginning that was already given.)
     """
 
-    def __init__(self, backend: Tokenizer) -> None:
+    def __init__(self, backend: Tokenizer, shown: frozenset[str] = frozenset()) -> None:
+        """`shown`: special tokens that are text all the same, since a parser reads them."""
         self._backend = backend
-        self._special = special_ids(backend)
-        self._stream = DecodeStream(skip_special_tokens=True)
+        self._special, self._shown = _hidden(backend, shown)
+        self._stream = DecodeStream(skip_special_tokens=not self._shown)
         self._given: list[int] = []  # tokens of the newest piece: what the stream sees before the next one
         self._pending: list[int] = []  # tokens after it that are no whole text yet
 
@@ -57,7 +58,7 @@ class Detokenizer:
             piece: str | None = self._stream.step(self._backend, token)
         except Exception:  # tokenizers has no class for "a byte made the text before it invalid"
             piece = self.finish()
-            self._stream = DecodeStream(ids=self._given, skip_special_tokens=True)
+            self._stream = DecodeStream(ids=self._given, skip_special_tokens=not self._shown)
         if piece is None:
             return ""
         if self._pending:
@@ -65,7 +66,15 @@ class Detokenizer:
         return piece
 
     def _decode(self, ids: list[int]) -> str:
-        return str(self._backend.decode(ids, skip_special_tokens=True))
+        return str(self._backend.decode(ids, skip_special_tokens=not self._shown))
+
+
+@functools.lru_cache(maxsize=32)
+def _hidden(backend: Tokenizer, shown: frozenset[str]) -> tuple[frozenset[int], bool]:
+    """Special tokens that stay out of the text, and whether any is let in."""
+    special = special_ids(backend)
+    hidden = frozenset(i for i in special if backend.id_to_token(i) not in shown)
+    return hidden, len(hidden) < len(special)
 
 
 class TokenBytes:

@@ -21,6 +21,7 @@ from mlxrun.text.choice import Choice
 from mlxrun.text.host import HostModel
 from mlxrun.text.media import MediaLoader
 from mlxrun.text.messages import ImageRef, Message, normalise
+from mlxrun.text.openai_fields import BODIES, URLS, Kind
 from mlxrun.text.prepared import Prepared
 from mlxrun.text.problems import UNSUPPORTED, bad, kind, need, quote, suggest, unsupported
 from mlxrun.text.prompt import Prompt, chat_prompt, check_text, raw_prompt
@@ -33,7 +34,8 @@ from mlxrun.text.sampling import (
     sampling_params,
     stop_strings,
 )
-from mlxrun.text.schemas import Kind, check_body, check_tools
+from mlxrun.text.schemas import check_tools
+from mlxrun.text.side import TextSide
 from mlxrun.text.template import check_arguments, places
 
 if TYPE_CHECKING:
@@ -41,7 +43,6 @@ if TYPE_CHECKING:
 
 __all__ = ["URLS", "Choice", "Prepared", "error_body", "prepare", "response_body"]
 
-URLS: Mapping[str, Kind] = {"/v1/chat/completions": "chat", "/v1/completions": "completion"}
 MAX_CHOICES = 2048
 _CONTROL = re.compile(r"<.*[|_\uff5c].*>")  # <|im_end|>, <end_of_turn>; not </s>, which is HTML too
 
@@ -49,9 +50,7 @@ _CONTROL = re.compile(r"<.*[|_\uff5c].*>")  # <|im_end|>, <end_of_turn>; not </s
 async def prepare(
     url: str,
     body: Mapping[str, Any],
-    host: HostModel,
-    config: Config,
-    loader: MediaLoader,
+    side: TextSide,
     *,
     default_seed: int | None = None,
     default_max_tokens: int | None = None,
@@ -62,14 +61,15 @@ async def prepare(
     of = URLS.get(url)
     if of is None:
         raise bad("url", f"{quote(url)} is not one of {', '.join(URLS)}{suggest(str(url), URLS)}")
-    given = check_body(of, body)
+    host, config = side.host, side.config
+    given = BODIES[of].check(body)
     _check_fields(of, given, host, config, stream)
     logprobs = chat_logprobs(given) if of == "chat" else given.get("logprobs")
     params = sampling_params(given, host, config, logprobs)
     stops = stop_strings(given.get("stop"))
     seed = choose_seed(given, config, default_seed)
     if of == "chat":
-        prompts = [await _chat(given, host, config, loader)]
+        prompts = [await _chat(given, side)]
     else:
         prompts = await asyncio.to_thread(_raw, given, host)
     n = int(given.get("n", 1))
@@ -88,6 +88,10 @@ async def prepare(
         echoes=tuple(p.text for p in prompts) if given.get("echo") else (),
         stream=bool(given.get("stream")),
         include_usage=bool(given.get("stream_options", {}).get("include_usage")),
+        formats=side.formats,
+        tools=tuple(_tools(given) or ()) if of == "chat" else (),
+        one_call=given.get("parallel_tool_calls") is False,
+        prompts=tuple(p.text for p in prompts) if of == "chat" else (),
     )
 
 
@@ -144,11 +148,11 @@ def _guards(host: HostModel, stop_ids: Iterable[int]) -> tuple[str, ...]:
 # Chat.
 
 
-async def _chat(given: Mapping[str, Any], host: HostModel, config: Config, loader: MediaLoader) -> Prompt:
+async def _chat(given: Mapping[str, Any], side: TextSide) -> Prompt:
     tools = _tools(given)
-    messages, refs, arguments = await asyncio.to_thread(_read_chat, given, tools, host, config)
-    images = await _load(refs, host, config, loader)
-    return await asyncio.to_thread(chat_prompt, host, messages, images, tools, arguments)
+    messages, refs, arguments = await asyncio.to_thread(_read_chat, given, tools, side.host, side.config)
+    images = await _load(refs, side.host, side.config, side.loader)
+    return await asyncio.to_thread(chat_prompt, side.host, messages, images, tools, arguments)
 
 
 def _read_chat(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from mlxrun.scheduler.request import Request
-from mlxrun.text.schemas import Kind
+from mlxrun.text.formats import PLAIN, Formats, Parser, PlainParser
+from mlxrun.text.openai_fields import Kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +31,24 @@ class Prepared:
     stream: bool = False
     include_usage: bool = False
     """Whether the last chunk of a stream has the usage."""
+    formats: Formats = PLAIN
+    tools: tuple[Mapping[str, Any], ...] = ()
+    """Tools that the answer may call, in OpenAI's form."""
+    one_call: bool = False
+    """Whether the answer ends with its first call."""
+    prompts: tuple[str, ...] = ()
+    """Text of each prompt of a chat, from which parsers see how the answer begins."""
+
+    @property
+    def markers(self) -> frozenset[str]:
+        """Special tokens that the parser is to see."""
+        return self.formats.markers if self.kind == "chat" else frozenset()
+
+    def parser(self, index: int) -> Parser:
+        """A new parser for the answer at `index` of `requests`."""
+        if self.kind != "chat":
+            return PlainParser()
+        return self.formats.parser(self.tools or None, self.prompts[index // self.n])
 
     @property
     def prompt_tokens(self) -> int:

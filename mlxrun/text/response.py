@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mlxrun.errors import MlxrunError, RequestError
-from mlxrun.text.choice import Choice, LoggedToken
+from mlxrun.text.choice import Call, Choice, LoggedToken
 from mlxrun.text.prepared import Prepared
 
 Json = dict[str, Any]
@@ -36,12 +36,14 @@ def usage(prepared: Prepared, choices: Sequence[Choice]) -> Json:
     """Token counts; a prompt counts once, and as cached only what its first choice found in the cache."""
     prompt = prepared.prompt_tokens
     completion = sum(choice.completion_tokens for choice in choices)
+    reasoning = sum(choice.reasoning_tokens for choice in choices)
     cached = sum(choice.cached_tokens for choice in choices if choice.index % prepared.n == 0)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": cached},
+        "completion_tokens_details": {"reasoning_tokens": reasoning},
     }
 
 
@@ -49,9 +51,29 @@ def _chat_choice(prepared: Prepared, choice: Choice) -> Json:
     wanted = prepared.requests[choice.index].params.logprobs is not None
     return {
         "index": choice.index,
-        "message": {"role": "assistant", "content": choice.text, "refusal": None},
+        "message": _message(choice),
         "logprobs": chat_logprobs(choice.logged()) if wanted else None,
         "finish_reason": choice.finish_reason,
+    }
+
+
+def _message(choice: Choice) -> Json:
+    """OpenAI's message; a thought is under `reasoning_content`, as its open-weight peers have it."""
+    message: Json = {"role": "assistant", "content": choice.content, "refusal": None}
+    if choice.reasoning:
+        message["reasoning_content"] = choice.reasoning
+    if choice.calls:
+        message["content"] = choice.content or None
+        message["tool_calls"] = [call_body(call) for call in choice.calls]
+    return message
+
+
+def call_body(call: Call) -> Json:
+    """A tool call as messages have it."""
+    return {
+        "id": call.id,
+        "type": "function",
+        "function": {"name": call.name, "arguments": call.arguments},
     }
 
 

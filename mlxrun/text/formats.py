@@ -1,0 +1,78 @@
+"""How an answer is split into text, thought and tool calls: what the text side needs of the parsers package.
+
+`Formats` belongs to a model, a `Parser` to one answer. Without formats all is text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+Kind = Literal["text", "reasoning", "call"]
+
+
+class Delta(Protocol):
+    """A piece of an answer; see parsers/delta.py for what the fields mean."""
+
+    @property
+    def kind(self) -> Kind: ...
+    @property
+    def text(self) -> str: ...
+    @property
+    def index(self) -> int: ...
+    @property
+    def id(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+
+
+class Parser(Protocol):
+    """One answer's state."""
+
+    def feed(self, text: str) -> Sequence[Delta]: ...
+    def finish(self) -> Sequence[Delta]: ...
+
+
+class Formats(Protocol):
+    """The formats that a model writes."""
+
+    @property
+    def markers(self) -> frozenset[str]:
+        """Texts of special tokens that parsers read: they are no content, but must reach the parser."""
+
+    def parser(self, tools: Sequence[Mapping[str, Any]] | None, prompt: str) -> Parser:
+        """A parser for one answer to the rendered `prompt`, in which `tools` may be called."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """A piece of plain text."""
+
+    text: str
+    kind: Kind = "text"
+    index: int = 0
+    id: str = ""
+    name: str = ""
+
+
+class PlainParser:
+    """All is text."""
+
+    def feed(self, text: str) -> Sequence[Delta]:
+        return [TextDelta(text)] if text else []
+
+    def finish(self) -> Sequence[Delta]:
+        return []
+
+
+class PlainFormats:
+    """Formats of a model that has none."""
+
+    markers: frozenset[str] = frozenset()
+
+    def parser(self, tools: Sequence[Mapping[str, Any]] | None, prompt: str) -> Parser:
+        return PlainParser()
+
+
+PLAIN = PlainFormats()

@@ -1,0 +1,104 @@
+"""The fields of OpenAI's chat/completions and completions. Ranges are OpenAI's where it has the field."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from mlxrun.text.schemas import Body, Schema
+
+Kind = Literal["chat", "completion"]
+URLS: dict[str, Kind] = {"/v1/chat/completions": "chat", "/v1/completions": "completion"}
+
+_BOOL: Schema = {"type": "boolean"}
+_STRING: Schema = {"type": "string"}
+_OBJECT: Schema = {"type": "object"}
+_ANY: Schema = {}
+_COUNT: Schema = {"type": "integer", "minimum": 1}
+_PENALTY: Schema = {"type": "number", "minimum": -2, "maximum": 2}
+_TOP: Schema = {"type": "integer", "minimum": 0, "maximum": 20}
+
+# Honoured by both endpoints. The last seven are not OpenAI's.
+_COMMON: dict[str, Schema] = {
+    "model": _STRING,
+    "temperature": {"type": "number", "minimum": 0, "maximum": 2},
+    "top_p": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
+    "presence_penalty": _PENALTY,
+    "frequency_penalty": _PENALTY,
+    "logit_bias": {
+        "type": "object",
+        "propertyNames": {"pattern": "^[0-9]{1,9}$"},
+        "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+    },
+    "seed": {"type": "integer", "minimum": -(2**63), "maximum": 2**64 - 1},
+    "max_tokens": _COUNT,
+    "n": {"type": "integer", "minimum": 1, "maximum": 128},
+    "stop": _ANY,
+    "stream": _BOOL,
+    "stream_options": {
+        "type": "object",
+        "properties": {"include_usage": _BOOL},
+        "additionalProperties": False,
+    },
+    "top_k": {"type": "integer", "minimum": -1},
+    "min_p": {"type": "number", "minimum": 0, "exclusiveMaximum": 1},
+    "repetition_penalty": {"type": "number", "exclusiveMinimum": 0, "maximum": 10},
+    "stop_token_ids": {"type": "array", "items": {"type": "integer", "minimum": 0}, "maxItems": 1024},
+    "ignore_eos": _BOOL,
+    "priority": {"type": "integer", "minimum": -(2**31), "maximum": 2**31 - 1},
+    "user": _STRING,
+}
+HONOURED: dict[Kind, dict[str, Schema]] = {
+    "chat": _COMMON
+    | {
+        "messages": _ANY,
+        "tools": {"type": "array", "maxItems": 1024},
+        "tool_choice": _ANY,
+        "max_completion_tokens": _COUNT,
+        "logprobs": _BOOL,
+        "top_logprobs": _TOP,
+        "reasoning_effort": _STRING,
+        "chat_template_kwargs": _OBJECT,
+        "parallel_tool_calls": _BOOL,
+    },
+    "completion": _COMMON | {"prompt": _ANY, "echo": _BOOL, "logprobs": _TOP},
+}
+
+# Accepted because the given values change nothing in the answer: values, and why.
+HARMLESS: dict[Kind, dict[str, tuple[Schema, str]]] = {
+    "chat": {
+        "metadata": (_OBJECT, "labels for a dashboard"),
+        "safety_identifier": (_STRING, "names the end user"),
+        "prompt_cache_key": (_STRING, "a hint; prefixes are found by their tokens"),
+        "store": ({"const": False}, "nothing is stored"),
+        "service_tier": ({"enum": ["auto", "default"]}, "there is one tier"),
+        "modalities": ({"const": ["text"]}, "answers are text"),
+        "response_format": ({"const": {"type": "text"}}, "answers are text"),
+    },
+    "completion": {"best_of": ({"const": 1}, "one answer is the best of one")},
+}
+
+# Known fields that are refused whatever they hold, and why.
+REFUSED: dict[Kind, dict[str, str]] = {
+    "chat": {
+        "audio": "answers are text",
+        "function_call": "deprecated; use tool_choice",
+        "functions": "deprecated; use tools",
+        "moderation": "there is no moderation model",
+        "prediction": "predicted outputs",
+        "prompt_cache_retention": "how long prefixes are kept is a setting of the config",
+        "verbosity": "say in the prompt how long the answer should be",
+        "web_search_options": "there is no web search",
+    },
+    "completion": {"suffix": "text is only continued at its end"},
+}
+
+_URL = {of: url for url, of in URLS.items()}
+BODIES: dict[Kind, Body] = {
+    of: Body(
+        HONOURED[of],
+        HARMLESS[of],
+        REFUSED[of],
+        {name: _URL[other] for other in HONOURED if other != of for name in HONOURED[other]},
+    )
+    for of in HONOURED
+}
