@@ -22,7 +22,8 @@ from mlxrun.engine.engine import Engine
 from mlxrun.errors import RequestError
 from mlxrun.model import leaves, memory
 from mlxrun.model.leaves import Kind
-from mlxrun.scheduler import scheduler
+from mlxrun.scheduler import room
+from mlxrun.scheduler.scheduler import Scheduler
 from mlxrun.scheduler.plan import StepPlan, StepResult
 from mlxrun.scheduler.request import FinishReason, TokenEvent
 
@@ -204,8 +205,8 @@ def test_rows_that_memory_pushes_out_and_back(
     """B16: memory for two or three rows: some are preempted while they decode, nothing is lost or doubled."""
     monkeypatch.setattr(memory, "STEP", 16)
     monkeypatch.setattr(memory, "ACTIVATIONS", 0)
-    monkeypatch.setattr(scheduler, "DECODE_RESERVE", 1)
-    preempted = count_calls(monkeypatch, scheduler.Scheduler, "_preempt")
+    monkeypatch.setattr(room, "DECODE_RESERVE", 1)
+    preempted = count_calls(monkeypatch, Scheduler, "_preempt")
     engine = drive.engine(zoo.text(family))
     limit = engine.scheduler.memory.needed([40, 40, 60, 96], 16)
     engine = drive.engine(zoo.text(family), memory_limit=limit, memory_headroom=0.0)

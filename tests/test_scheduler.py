@@ -341,7 +341,7 @@ def test_nobody_starves_where_memory_is_short(policy: str) -> None:
     memory = MemoryBudget(limit=160, transient=1, footprint=Footprint(per_token=1, step=1))
     settings = small(policy=policy, aging=10.0, max_running=6, prefill_budget=4, prefill_budget_busy=4)
     steps = crowded(settings, memory, every=5)
-    assert steps is not None and steps < 100
+    assert steps is not None and steps < 150
 
 
 @pytest.mark.parametrize(("policy", "starves"), [("fcfs", False), ("priority", True), ("shortest", True)])

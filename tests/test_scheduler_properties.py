@@ -5,6 +5,7 @@ Design 3 and 9; A22, A23, A31, A34, B2, B3, B16, B20.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from fakes import Answers, Clock, FakeRunner, answer, finish_all, make_engine, make_request, small
@@ -55,7 +56,7 @@ def requests(draw: st.DrawFn, rid: str) -> Request:
         if at < end:
             spans.append((at, end))
         at = end + draw(st.integers(0, 4))
-    return make_request(
+    request = make_request(
         rid,
         size,
         draw(st.integers(1, 12)),
@@ -64,6 +65,7 @@ def requests(draw: st.DrawFn, rid: str) -> Request:
         priority=draw(st.integers(-1, 1)),
         key=draw(st.sampled_from("xyz")),
     )
+    return replace(request, background=draw(st.booleans()))
 
 
 class Run:

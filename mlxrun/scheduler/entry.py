@@ -20,7 +20,7 @@ from mlxrun.scheduler.request import HitKind, Request
 class Entry:
     request: Request
     arrival: int  # counts up; the tie-breaker of every policy
-    since: float  # when it began to wait, in seconds of the scheduler's clock
+    since: float  # when it came, in seconds of the scheduler's clock
     limit: int  # most tokens of prompt and answer: the context, or what memory holds
     output: list[int] = field(default_factory=list)
     stops: tuple[int, ...] = ()  # positions where a chunk should end, so that states can be kept there
@@ -110,8 +110,7 @@ class Entry:
         self.whole = hit is not None and 1 < self.known - length <= sampling
         self.decoding = length == self.target
 
-    def reset(self, now: float) -> None:
+    def reset(self) -> None:
         """Back to waiting, with nothing computed; the answer so far is kept."""
         self.computed = self.filled = self.pending = 0
         self.running = self.decoding = False
-        self.since = now

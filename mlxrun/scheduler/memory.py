@@ -46,8 +46,13 @@ class MemoryBudget:
         rows = [self.footprint.row(n) for n in lengths]
         return self.weights + sum(rows) + max(rows, default=0) + self.transient * prefill_tokens
 
+    def spare(self, lengths: Iterable[int], prefill_tokens: int) -> int | None:
+        """Bytes that are left beside them, negative if they do not fit; None: unlimited."""
+        return None if self.limit == 0 else self.limit - self.needed(lengths, prefill_tokens)
+
     def fits(self, lengths: Iterable[int], prefill_tokens: int) -> bool:
-        return self.limit == 0 or self.needed(lengths, prefill_tokens) <= self.limit
+        spare = self.spare(lengths, prefill_tokens)
+        return spare is None or spare >= 0
 
     def longest(self, start: int, stop: int, piece: int) -> int:
         """The most tokens, of start..stop, that a row alone may hold and compute again in pieces of that size

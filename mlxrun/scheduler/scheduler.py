@@ -9,21 +9,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import cast
 
 from mlxrun.config.settings import SchedulerSettings
 from mlxrun.errors import MlxrunError, Overloaded, PromptTooLong, RequestError
 from mlxrun.scheduler.entry import Entry
+from mlxrun.scheduler.line import Line
 from mlxrun.scheduler.memory import MemoryBudget
 from mlxrun.scheduler.plan import Admission, PrefillChunk, Sampled, Save, StepPlan, StepResult
-from mlxrun.scheduler.policy import make_policy
 from mlxrun.scheduler.prefixes import NoPrefixes, Prefixes
 from mlxrun.scheduler.request import FinishReason, Request, TokenEvent
-
-# A row is admitted with room for this many answer tokens; if rows outgrow the memory later, one has to wait.
-DECODE_RESERVE = 256
-LEAST_CHUNK = 64  # memory shortage does not cut chunks smaller than this
-
+from mlxrun.scheduler.room import Room
 
 CHUNK = 512  # tokens, where the config and the device do not say
 
@@ -53,10 +48,9 @@ class Scheduler:
         self._whole_chunks = whole_chunks
         self._sampling = 0 if self._prefixes.stops or whole_chunks else sampling
         self._chunk = settings.chunk or CHUNK
-        self._busy = settings.prefill_budget_busy or self._chunk
-        self._least = self._chunk if whole_chunks else min(self._chunk, LEAST_CHUNK)
         self._clock = clock
-        self._policy = make_policy(settings.policy)
+        self._line = Line(settings, clock)
+        self._room = Room(settings, self._chunk, self.memory, self._prefixes, whole_chunks=whole_chunks)
         self._entries: dict[str, Entry] = {}  # the one owner table, in order of arrival
         self._free: list[str] = []  # rows that the runner drops at the next step
         self._keep: list[Save] = []  # what the prefix cache wants of them
@@ -73,7 +67,8 @@ class Scheduler:
         if len(request.answered) >= request.params.max_tokens:
             raise RequestError("the answer is complete already", param="max_tokens")
         limit = self._size_limit(request)
-        waiting = sum(not e.running for e in self._entries.values())
+        alike = [e for e in self._entries.values() if e.request.background == request.background]
+        waiting = sum(not e.running for e in alike)
         if waiting >= self.settings.max_queue:  # last: what can never run is not to be sent again
             raise Overloaded(f"{waiting} requests wait (scheduler.max_queue): try again later")
         stops = request.boundaries if self._prefixes.stops else ()
@@ -88,7 +83,7 @@ class Scheduler:
         size = len(request.prompt) + len(request.answered)
         if size >= self.context_length:
             raise PromptTooLong(f"the prompt has {size} tokens; the context holds {self.context_length}")
-        piece = max([self._least, *(end - start for start, end in request.spans)])
+        piece = max([self._room.least, *(end - start for start, end in request.spans)])
         if not self.memory.fits([size + 1], min(piece, size)):
             reason = self.memory.explain(size + 1, min(piece, size))
             raise PromptTooLong(f"the prompt can never fit in memory: {reason}", code="out_of_memory")
@@ -118,12 +113,14 @@ class Scheduler:
     def schedule(self) -> StepPlan:
         """The next step: every row that decodes, and prompt chunks within the budget."""
         clear = self._make_room()
-        order = self._prefill_order()
+        order = self._line.order(self._entries.values(), self.freeing)
         admit = self._admit(order)
         decode = [e for e in self._entries.values() if e.decoding and not e.exhausted]
         self._keep_exhausted()
         order = [e for e in order if e.prefill_left]
-        prefill, save = self._hand_out(order, self._budget(len(decode), len(order)))
+        running = [e for e in self._entries.values() if e.running]
+        budget = self._room.budget(running, len(decode), len(order))
+        prefill, save = self._hand_out([e for e in order if e.running], budget)
         for entry in decode:
             entry.decode()
         free, keep, self._free, self._keep = self._free, self._keep, [], []
@@ -161,35 +158,19 @@ class Scheduler:
         self._keep.clear()
         return events
 
-    # -- who prefills ---------------------------------------------------------------------------------
-
-    def _prefill_order(self) -> list[Entry]:
-        """Entries with prompt left, as they are served: overdue ones first, then the policy's order."""
-        left = [e for e in self._entries.values() if e.prefill_left]
-        suspects = [e for e in self._entries.values() if e.suspect]
-        if suspects:  # quarantine: one at a time, and nobody beside it or under way
-            return suspects[:1] if suspects[0].prefill_left and not self._free else []
-        order = cast("list[Entry]", self._policy.order(left))
-        now = self._clock()
-        overdue = [e for e in left if self._overdue(e, now)]
-        return overdue + [e for e in order if not self._overdue(e, now)]
-
-    def _overdue(self, entry: Entry, now: float) -> bool:
-        """Has waited longer than `aging`, and its prompt is still not computed."""
-        return entry.prefill_left > 0 and 0 < self.settings.aging < now - entry.since
+    # -- who runs -------------------------------------------------------------------------------------
 
     def _admit(self, order: list[Entry]) -> tuple[Admission, ...]:
         """Start waiting entries in that order while rows and memory last. Nobody overtakes, but those whose
-        prompt begins with what another is computing wait for that."""
+        prompt begins with what another is computing wait for that. Background rows give way to the others."""
         running = [e for e in self._entries.values() if e.running]
         admitted: list[Admission] = []
         for entry in (e for e in order if not e.running):
             if running and not entry.suspect and self._prefixes.held(entry.id):
                 continue
-            lengths = [e.length for e in running] + [entry.length + min(entry.room, DECODE_RESERVE)]
-            # The budget of a step shrinks before anybody has to wait.
-            fits = self._fits(lengths, self._least_prefill([*running, entry]))
-            if len(running) >= self.settings.max_running or (running and not fits):
+            while not self._may_run(entry, running) and self._give_way(entry, running):
+                pass
+            if not self._may_run(entry, running):
                 break
             entry.running = True
             running.append(entry)
@@ -198,23 +179,36 @@ class Scheduler:
             admitted.append(Admission(entry.request, tuple(entry.output), hit))
         return tuple(admitted)
 
-    def _fits(self, lengths: Sequence[int], prefill_tokens: int) -> bool:
-        """Whether rows of these lengths fit; the prefix cache gives way to them."""
-        if self.memory.limit == 0:
+    def _may_run(self, entry: Entry, running: Sequence[Entry]) -> bool:
+        """Whether there is a row and memory for it; background rows fill half of the rows beside others."""
+        if not running:
             return True
-        spare = self.memory.limit - self.memory.needed(lengths, prefill_tokens)
-        if self._prefixes.nbytes > spare >= 0:
-            self._prefixes.shrink(spare)
-        return self._prefixes.nbytes <= spare
+        behind = sum(e.request.background for e in running)
+        if entry.request.background and len(running) > behind and 2 * behind >= self.settings.max_running:
+            return False
+        return len(running) < self.settings.max_running and self._room.admits(running, entry)
+
+    def _give_way(self, entry: Entry, running: list[Entry]) -> bool:
+        """Take the row of a background request for one that is not; whether there was any."""
+        behind = [e for e in running if e.request.background]
+        if entry.request.background or not behind:
+            return False
+        victim = max(behind, key=lambda e: e.arrival)
+        running.remove(victim)
+        self._preempt(victim)
+        return True
 
     def _hand_out(self, order: list[Entry], budget: int) -> tuple[list[PrefillChunk], list[Save]]:
-        """Chunks in that order, as many as the budget allows; the head of the line is never passed over.
+        """Chunks of running entries, in that order, as many as the budget allows; see Line.turn for who may
+        pass the head of the line.
 
         Only the first is cut to fit the budget: scraps of prompts would cost more forwards than they save.
         """
         chunks: list[PrefillChunk] = []
         saves: list[Save] = []
-        for entry in (e for e in order if e.running):
+        order, shared = self._line.turn(order, self._chunk)
+        budget = min(budget, self._chunk) if shared else budget
+        for entry in order:
             while entry.prefill_left and budget > 0:
                 start = entry.computed
                 most = self._chunk if self._whole_chunks or chunks else budget
@@ -223,42 +217,28 @@ class Scheduler:
                     return chunks, saves
                 chunks.append(PrefillChunk(entry.id, start, stop))
                 budget -= stop - start
-                self._policy.served(entry, stop - start)
+                self._line.served(entry, stop - start)
                 entry.advance(stop)
                 saves += self._prefixes.due(entry.id, start, stop, entry.target)
                 if self._prefixes.lasting and stop % self._chunk == 0:
                     break
         return chunks, saves
 
-    def _budget(self, decoding: int, waiting: int) -> int:
-        """Prompt tokens of this step: the more rows decode, for each prompt that waits, the fewer.
-
-        A step holds up every decoding row and gets every waiting prompt on, so what is best for all of them
-        depends on how many there are of each. Shrinks where memory is short, so far as a chunk may.
-        """
-        budget = self.settings.prefill_budget
-        if decoding:
-            budget = min(budget, self._busy * max(waiting, decoding) // decoding)
-        lengths = [e.length for e in self._entries.values() if e.running]
-        while budget > self._least and not self._fits(lengths, budget):
-            budget = max(budget // 2, self._least)
-        return budget
-
-    def _least_prefill(self, running: list[Entry]) -> int:
-        """Prompt tokens of a step whose budget has shrunk: the least chunk, or an image that is larger."""
-        left = [e for e in running if e.prefill_left]
-        images = (stop - start for e in left for start, stop in e.request.spans if stop > e.computed)
-        return max([min(self._least, sum(e.prefill_left for e in left)), *images])
-
     def _make_room(self) -> bool:
         """Before rows outgrow the memory: give the pool back, then preempt the least urgent row."""
         running, now = [e for e in self._entries.values() if e.running], self._clock()
         short = False
-        while len(running) > 1:
-            if self._fits([e.length for e in running], self._least_prefill(running)):
-                break
+        while len(running) > 1 and not self._room.holds(running):
             short = True
-            victim = max(running, key=lambda e: (not self._overdue(e, now), e.priority, e.arrival))
+            victim = max(
+                running,
+                key=lambda e: (
+                    e.request.background,
+                    not self._line.overdue(e, now),
+                    e.priority,
+                    e.arrival,
+                ),
+            )
             running.remove(victim)
             self._preempt(victim)
         return short
@@ -266,7 +246,7 @@ class Scheduler:
     def _preempt(self, entry: Entry) -> None:
         """The row is dropped; prompt and answer so far are computed again once it is admitted again."""
         self._release(entry, entry.output)
-        entry.reset(self._clock())
+        entry.reset()
 
     def _release(self, entry: Entry, output: Sequence[int]) -> None:
         self._free.append(entry.id)

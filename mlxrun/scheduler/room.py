@@ -1,0 +1,76 @@
+"""What fits: rows, the transients of a step and the prefix cache, against the memory's limit.
+
+The prefix cache gives way to rows, the budget of a step shrinks before anybody waits, and rows that outgrow
+the memory are given up by the scheduler, least urgent first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mlxrun.config.settings import SchedulerSettings
+from mlxrun.scheduler.entry import Entry
+from mlxrun.scheduler.memory import MemoryBudget
+from mlxrun.scheduler.prefixes import Prefixes
+
+# A row is admitted with room for this many answer tokens; if rows outgrow the memory later, one has to wait.
+DECODE_RESERVE = 256
+LEAST_CHUNK = 64  # memory shortage does not cut chunks smaller than this
+
+
+class Room:
+    """`least`: prompt tokens of the smallest step that a shortage of memory may lead to."""
+
+    def __init__(
+        self,
+        settings: SchedulerSettings,
+        chunk: int,
+        memory: MemoryBudget,
+        prefixes: Prefixes,
+        *,
+        whole_chunks: bool,
+    ) -> None:
+        self.memory = memory
+        self._prefixes = prefixes
+        self._most = settings.prefill_budget
+        self._busy = settings.prefill_budget_busy or chunk
+        self.least = chunk if whole_chunks else min(chunk, LEAST_CHUNK)
+
+    def fits(self, lengths: Sequence[int], prefill_tokens: int) -> bool:
+        """Whether rows of these lengths fit beside a step of so many prompt tokens; shrinks the prefix cache
+        if that is what it takes."""
+        spare = self.memory.spare(lengths, prefill_tokens)
+        if spare is None:
+            return True
+        if self._prefixes.nbytes > spare >= 0:
+            self._prefixes.shrink(spare)
+        return self._prefixes.nbytes <= spare
+
+    def admits(self, running: Sequence[Entry], entry: Entry) -> bool:
+        """Whether `entry` may run beside those that do."""
+        lengths = [e.length for e in running] + [entry.length + min(entry.room, DECODE_RESERVE)]
+        return self.fits(lengths, self._least_prefill([*running, entry]))
+
+    def holds(self, running: Sequence[Entry]) -> bool:
+        """Whether those that run can take one more step."""
+        return self.fits([e.length for e in running], self._least_prefill(running))
+
+    def budget(self, running: Sequence[Entry], decoding: int, waiting: int) -> int:
+        """Prompt tokens of this step: the more rows decode, for each prompt that waits, the fewer.
+
+        A step holds up every decoding row and gets every waiting prompt on, so what is best for all of them
+        depends on how many there are of each. Shrinks where memory is short, so far as a chunk may.
+        """
+        budget = self._most
+        if decoding:
+            budget = min(budget, self._busy * max(waiting, decoding) // decoding)
+        lengths = [e.length for e in running]
+        while budget > self.least and not self.fits(lengths, budget):
+            budget = max(budget // 2, self.least)
+        return budget
+
+    def _least_prefill(self, running: Sequence[Entry]) -> int:
+        """Prompt tokens of a step whose budget has shrunk: the least chunk, or an image that is larger."""
+        left = [e for e in running if e.prefill_left]
+        images = (stop - start for e in left for start, stop in e.request.spans if stop > e.computed)
+        return max([min(self.least, sum(e.prefill_left for e in left)), *images])
