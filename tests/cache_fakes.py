@@ -184,7 +184,7 @@ class Row:
         saves = self.cache.release(self.request.id, self.entry.output, self.filled)
         for save in saves:
             self.cache.put(self.saved(save))
-        self.entry.reset(0.0)
+        self.entry.reset()
         self.filled = 0
 
     def end(self) -> None:

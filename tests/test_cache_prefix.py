@@ -79,14 +79,48 @@ def test_branches_share_what_they_have_in_common() -> None:
     assert cache.nbytes == 16 + 1 + 1
 
 
-def test_states_are_not_dropped_for_longer_ones_a10() -> None:
-    cache = make(states=True, every=1000)
-    prompt = list(LONG)
-    for turn in range(4):
-        serve(cache, f"t{turn}", prompt, [1, 2])
+def turns(cache: PrefixCache, count: int) -> list[int]:
+    """A conversation; the tokens that each turn found."""
+    prompt, found = list(LONG), []
+    for turn in range(count):
+        hit = serve(cache, f"t{turn}", prompt, [1, 2], boundaries=(11,))
+        found.append(hit.length if hit is not None else 0)
         prompt += [1, 2, 200 + turn, 5]
-    assert {29, 33, 37, 41} <= set(stops(cache, Part.STATE))
+    return found
+
+
+def test_a_conversation_keeps_its_first_and_its_last_states_a10() -> None:
+    """The system prompt's end for others, and its end to go on from: not a state for each turn."""
+    cache = make(states=True, every=1000)
+    assert turns(cache, 10) == [0, *range(31, 67, 4)]
+    assert stops(cache, Part.STATE) == [11, 63, 65, 67]
+    held = cache.nbytes
+    turns(other := make(states=True, every=1000), 3)
+    assert len(stops(other, Part.STATE)) == 4 and held < 1.3 * (other.nbytes + 7 * 4)
     check_integrity(cache)
+
+
+def test_a_state_from_which_others_went_on_stays_b13() -> None:
+    """Two conversations part at 35: it is there for a third, whatever came after."""
+    cache = make(states=True, every=1000)
+    turns(cache, 2)
+    for fork in (90, 91):
+        hit = serve(cache, f"f{fork}", [*LONG, 1, 2, 200, 5, 1, fork, 7], [3, 4])
+        assert hit is not None and hit.length == 35
+    turns(cache, 8)
+    assert 35 in stops(cache, Part.STATE)
+    hit = serve(cache, "third", [*LONG, 1, 2, 200, 5, 1, 95, 7], [3, 4])
+    assert hit is not None and hit.length == 35
+
+
+def test_states_stay_until_the_new_one_is_safe() -> None:
+    """A kill finds the older ones: with files, a state goes once the newer one is a file."""
+    cache = make(states=True, every=1000)
+    turns(cache, 3)
+    before = stops(cache, Part.STATE)
+    cache._store.is_safe = lambda record: False  # type: ignore[method-assign]
+    turns(cache, 4)
+    assert set(before) < set(stops(cache, Part.STATE))
 
 
 def test_only_the_newest_checkpoint_of_a_prompt_is_kept() -> None:

@@ -130,6 +130,14 @@ class Index:
                     return state
         return None
 
+    def states_of(self, chain: Chain, most: int) -> list[Record]:
+        """The states of a prompt's first `most` tokens, the first one first."""
+        found: list[Record] = []
+        for index in range((most - 1) // self.chunk + 1):
+            path, depth = self._walk(chain, index, most)
+            found += [node.state for node in path if node.state is not None and node.depth <= depth]
+        return found
+
     def _ended(self, chain: Chain, length: int) -> bool:
         path, depth = self._walk(chain, length // self.chunk, length)
         return bool(path) and path[-1].depth == depth and path[-1].ended

@@ -133,6 +133,7 @@ class PrefixCache:
             payloads = self._load(match)
             if payloads is not None:
                 self._store.touch(match.records[-2:], True)
+                match.records[-1].uses += 1
                 state = payloads.pop() if match.state else None
                 deltas = zip(match.deltas, payloads, strict=True)
                 parts = tuple((start, stop, payload) for (start, stop, _), payload in deltas)
@@ -193,6 +194,8 @@ class PrefixCache:
         kept = None
         if saved.payload is not None:
             kept = self._safely(lambda: self._store.put(draft, saved.payload), None)
+            if kept is not None and draft.thinned:
+                self._safely(lambda: self._store.thin(kept, draft), None)
         session = self._sessions.get(saved.save.request_id)
         if session is None:
             return

@@ -43,6 +43,8 @@ class Record:
     prompt: bool = False  # computed for a prompt, or used by one: outlasts what only ended an answer
     durable: bool = False  # a draft's wish: to be written, with all that it rests on
     inside: Record | None = None  # of a draft: the end of the prompt, which it goes beyond
+    uses: int = 0  # requests that began with it
+    thinned: Sequence[Record] = ()  # of a draft: states that nobody needs once this one is kept
 
 
 class Codec(Protocol):

@@ -14,6 +14,9 @@ from mlxrun.cache.session import Keypoint, Session
 from mlxrun.cache.store import Store
 from mlxrun.scheduler.plan import Part
 
+NEWEST = 2  # states of a conversation that stay beside a new one: where its last turn began and ended
+FORK = 2  # a state that so many requests began with stays as well
+
 
 class Saving:
     """`every`: tokens between two writes to disk, and between two states of a prompt. `lasting`: what is kept
@@ -110,7 +113,14 @@ class Saving:
         known = self._index.records.get(key)
         if known is not None:
             self._store.touch([known], True)
-        return [] if self._known(session, key) else [session.chain.draft(Part.STATE, stop)]
+        if self._known(session, key):
+            return []
+        draft = session.chain.draft(Part.STATE, stop)
+        # A conversation goes on from its end. Of what it passed stays where others begin: the first state,
+        # which is the system prompt's end, and where it forked.
+        passed = self._index.states_of(session.chain, stop - 1)[1:-NEWEST]
+        draft.thinned = [state for state in passed if state.uses < FORK]
+        return [draft]
 
     def _known(self, session: Session, key: Key) -> bool:
         return key in self._index.records or key in session.asked

@@ -98,6 +98,14 @@ class Store:
         self.enforce()
         return self._if_kept(record)
 
+    def thin(self, kept: Record, draft: Record) -> None:
+        """Forget the states that `draft` made superfluous, if `kept`, which holds it, would outlive them."""
+        gone, draft.thinned = draft.thinned, ()
+        if self.is_safe(kept):
+            for state in gone:
+                if not state.pins and self._if_kept(state) is not None:
+                    self.forget(state)
+
     def _if_kept(self, record: Record) -> Record | None:
         return record if self.index.records.get(record.key) is record else None
 
