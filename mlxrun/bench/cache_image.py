@@ -17,7 +17,7 @@ from mlxrun.config.settings import Config
 from mlxrun.errors import MlxrunError
 
 SIDE = 128  # pixels
-SYSTEM, QUESTION = 512, 32  # words
+SYSTEM, QUESTION = 512, 12  # words
 LEAST_SYSTEM = 64
 WORDS = tuple(f"word{i}" for i in range(64))
 
