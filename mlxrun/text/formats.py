@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -30,6 +30,10 @@ class Delta(Protocol):
 class Parser(Protocol):
     """One answer's state."""
 
+    @property
+    def markers(self) -> Collection[str]:
+        """Texts of special tokens that it reads: they are no content, but must reach it."""
+
     def feed(self, text: str) -> Sequence[Delta]: ...
     def finish(self) -> Sequence[Delta]: ...
 
@@ -37,12 +41,9 @@ class Parser(Protocol):
 class Formats(Protocol):
     """The formats that a model writes."""
 
-    @property
-    def markers(self) -> frozenset[str]:
-        """Texts of special tokens that parsers read: they are no content, but must reach the parser."""
-
-    def parser(self, tools: Sequence[Mapping[str, Any]] | None, prompt: str) -> Parser:
-        """A parser for one answer to the rendered `prompt`, in which `tools` may be called."""
+    def parser(self, tools: Sequence[Mapping[str, Any]] | None, prompt: str, name: str) -> Parser:
+        """A parser for one answer to the rendered `prompt`, in which `tools` may be called; ids of calls
+        follow from `name`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,8 @@ class TextDelta:
 class PlainParser:
     """All is text."""
 
+    markers: tuple[str, ...] = ()
+
     def feed(self, text: str) -> Sequence[Delta]:
         return [TextDelta(text)] if text else []
 
@@ -69,9 +72,7 @@ class PlainParser:
 class PlainFormats:
     """Formats of a model that has none."""
 
-    markers: frozenset[str] = frozenset()
-
-    def parser(self, tools: Sequence[Mapping[str, Any]] | None, prompt: str) -> Parser:
+    def parser(self, tools: Sequence[Mapping[str, Any]] | None, prompt: str, name: str) -> Parser:
         return PlainParser()
 
 

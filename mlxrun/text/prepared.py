@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -39,16 +40,13 @@ class Prepared:
     prompts: tuple[str, ...] = ()
     """Text of each prompt of a chat, from which parsers see how the answer begins."""
 
-    @property
-    def markers(self) -> frozenset[str]:
-        """Special tokens that the parser is to see."""
-        return self.formats.markers if self.kind == "chat" else frozenset()
-
     def parser(self, index: int) -> Parser:
         """A new parser for the answer at `index` of `requests`."""
         if self.kind != "chat":
             return PlainParser()
-        return self.formats.parser(self.tools or None, self.prompts[index // self.n])
+        prompt = self.prompts[index // self.n]
+        name = hashlib.blake2b(f"{self.seed}:{index}:{prompt}".encode(), digest_size=16).hexdigest()
+        return self.formats.parser(self.tools or None, prompt, name)
 
     @property
     def prompt_tokens(self) -> int:

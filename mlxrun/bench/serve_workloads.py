@@ -1,0 +1,90 @@
+"""What `mlxrun bench serve` sends: chat bodies, drawn from a seed. Pure.
+
+Prompts are made of common words, so that a token is about a word for most tokenizers; the server's own usage
+says what it was. Every request of a round has words of its own, unless the workload shares a prefix.
+"""
+
+from __future__ import annotations
+
+import base64
+import random
+import struct
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+_TEXT = (
+    "time year people way day man thing woman life child world school state family student group country "
+    "problem hand part place case week company system program question work government number night point "
+    "home water room mother area money story fact month lot right study book eye job word business issue"
+)
+WORDS = tuple(_TEXT.split())
+SIDE = 64  # pixels of an image
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Words of a prompt and tokens of its answer."""
+
+    prompt: int
+    output: int
+
+
+Maker = Callable[[random.Random, Size, int], dict[str, Any]]
+
+
+def _body(messages: list[dict[str, Any]], output: int) -> dict[str, Any]:
+    return {"messages": messages, "max_tokens": output, "temperature": 0}
+
+
+def _words(draw: random.Random, count: int) -> str:
+    return " ".join(draw.choices(WORDS, k=max(1, count)))
+
+
+def _chat(draw: random.Random, size: Size, at: int) -> dict[str, Any]:
+    return _body([{"role": "user", "content": _words(draw, size.prompt)}], size.output)
+
+
+def _shared(draw: random.Random, size: Size, at: int) -> dict[str, Any]:
+    """Nine tenths of the prompt are the same for all, whatever the round."""
+    own = max(1, size.prompt // 10)
+    system = _words(random.Random("shared"), size.prompt - own)
+    messages = [{"role": "system", "content": system}, {"role": "user", "content": _words(draw, own)}]
+    return _body(messages, size.output)
+
+
+def _mixed(draw: random.Random, size: Size, at: int) -> dict[str, Any]:
+    """A quarter, once, twice and four times the prompt, in turns."""
+    factor = (0.25, 1, 2, 4)[at % 4]
+    return _chat(draw, Size(round(size.prompt * factor), size.output), at)
+
+
+def _image(draw: random.Random, size: Size, at: int) -> dict[str, Any]:
+    parts = [
+        {"type": "image_url", "image_url": {"url": _picture(draw)}},
+        {"type": "text", "text": _words(draw, size.prompt)},
+    ]
+    return _body([{"role": "user", "content": parts}], size.output)
+
+
+def _picture(draw: random.Random) -> str:
+    """A PNG of blocks, as a data URL; written by hand, as the client should need no image library."""
+    colours = [draw.randbytes(3) for _ in range(16)]
+    rows = (b"".join(colours[y // 16 * 4 + x // 16] for x in range(SIDE)) for y in range(SIDE))
+    data = zlib.compress(b"".join(b"\0" + row for row in rows))
+    chunks = ((b"IHDR", struct.pack(">IIBBBBB", SIDE, SIDE, 8, 2, 0, 0, 0)), (b"IDAT", data), (b"IEND", b""))
+    png = b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
+        for name, body in chunks
+    )
+    return "data:image/png;base64," + base64.b64encode(png).decode()
+
+
+WORKLOADS: dict[str, Maker] = {"chat": _chat, "shared": _shared, "mixed": _mixed, "image": _image}
+
+
+def bodies(name: str, size: Size, count: int, seed: str) -> list[dict[str, Any]]:
+    """The bodies of one round; every seed draws other words."""
+    draw = random.Random(f"{name} {seed}")
+    return [WORKLOADS[name](draw, size, at) for at in range(count)]

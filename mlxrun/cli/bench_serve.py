@@ -1,0 +1,111 @@
+"""`mlxrun bench serve`: measures servers that run already."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import click
+
+from mlxrun.bench.serve_workloads import WORKLOADS, Size
+from mlxrun.errors import ConfigError
+
+EPILOG = """\b
+Examples:
+  mlxrun bench serve --url http://127.0.0.1:8000/v1
+  mlxrun bench serve --url ours=http://127.0.0.1:8000/v1 --url peer=http://127.0.0.1:8081/v1
+  mlxrun bench serve --url http://127.0.0.1:8000/v1 --workload shared --rate 5 --json out.json
+"""
+
+
+@click.command(name="serve", epilog=EPILOG)
+@click.option(
+    "--url",
+    "urls",
+    multiple=True,
+    required=True,
+    metavar="[NAME=]URL",
+    help="An OpenAI-compatible server, with its /v1; several are measured in turns.",
+)
+@click.option(
+    "--workload",
+    "workloads",
+    multiple=True,
+    type=click.Choice(list(WORKLOADS)),
+    help="May be given several times; default: chat.",
+)
+@click.option("--model", help="Name to send; default: the first that the server lists.")
+@click.option(
+    "--key-env", metavar="NAME", help="Environment variable with the API key; it is sent to every server."
+)
+@click.option("--concurrency", default=16, show_default=True, type=click.IntRange(1, 10_000))
+@click.option(
+    "--rate",
+    type=click.FloatRange(0, min_open=True),
+    help="Requests a second, whether the server keeps up or not, instead of a number of streams.",
+)
+@click.option("--requests", default=64, show_default=True, type=click.IntRange(1), help="Of one round.")
+@click.option("--prompt-words", default=180, show_default=True, type=click.IntRange(1))
+@click.option("--output-tokens", default=32, show_default=True, type=click.IntRange(1))
+@click.option("--repeat", default=3, show_default=True, type=click.IntRange(1, 100), help="Rounds.")
+@click.option("--seed", default="0", show_default=True)
+@click.option(
+    "--json",
+    "json_path",
+    type=click.Path(path_type=Path, allow_dash=True, dir_okay=False),
+    metavar="FILE",
+    help="Write every round as JSON; - is standard output, instead of the table.",
+)
+def command(
+    urls: tuple[str, ...],
+    workloads: tuple[str, ...],
+    model: str | None,
+    key_env: str | None,
+    concurrency: int,
+    rate: float | None,
+    requests: int,
+    prompt_words: int,
+    output_tokens: int,
+    repeat: int,
+    seed: str,
+    json_path: Path | None,
+) -> int:
+    """Streams of chats against running servers: tok/s, time to first token, time between pieces.
+
+    \b
+    chat    every prompt has words of its own
+    shared  nine tenths of all prompts are the same
+    mixed   prompts of a quarter to four times the length
+    image   a small picture in each prompt
+    """
+    from mlxrun.bench.serve import ServePlan, print_serve_report, run_serve_bench
+    from mlxrun.bench.serve_client import Load, Target
+    from mlxrun.cli.bench import put_out
+
+    key = None
+    if key_env is not None:
+        key = os.environ.get(key_env)
+        if not key:
+            raise ConfigError(f"--key-env {key_env}: there is no such environment variable")
+    named = [_target(url, at) for at, url in enumerate(urls)]
+    targets = tuple(Target(name, url, model, key) for name, url in named)
+    if len({target.name for target in targets}) < len(targets):
+        raise click.UsageError("--url: two servers have one name")
+    load = Load(concurrency, rate, seed=seed)
+    size = Size(prompt_words, output_tokens)
+    plan = ServePlan(targets, workloads or ("chat",), size, requests, load, repeat)
+    report = run_serve_bench(plan, lambda line: print(line, file=sys.stderr))
+    put_out(report, json_path, print_serve_report)
+    failed = any(side["errors"] for part in report["workloads"].values() for side in part.values())
+    return 1 if failed else 0
+
+
+def _target(value: str, at: int) -> tuple[str, str]:
+    """Name and URL; a server without a name is called by its place."""
+    name, sign, url = value.partition("=")
+    if not sign or "://" in name:
+        name, url = f"server {at + 1}", value
+    if not url.startswith(("http://", "https://")):
+        raise click.UsageError(f"--url {value}: expected http://host:port/v1")
+    return name, url.rstrip("/")
