@@ -205,3 +205,18 @@ def test_bad_flags_say_what_is_wrong(
 ) -> None:
     assert main(["bench", "serve", *arguments]) == 2
     assert match in capsys.readouterr().err
+
+
+def test_a_model_for_every_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It loads through mlx-lm, has the built-in model's template, and never ends an answer by itself."""
+    folder = tmp_path / "model"
+    assert main(["bench", "model", str(folder)]) == 0
+    from mlx_lm import load, stream_generate
+
+    model, tokenizer = load(str(folder))
+    prompt = tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], add_generation_prompt=True)
+    answers = list(stream_generate(model, tokenizer, prompt, max_tokens=200))
+    assert len(answers) == 200 and answers[-1].finish_reason == "length"
+    assert len({answer.token for answer in answers}) > 20
+    assert main(["bench", "model", str(folder)]) == 2
+    assert "not empty" in capsys.readouterr().err

@@ -10,8 +10,9 @@ import contextlib
 import importlib
 import json
 import math
+import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -172,6 +173,26 @@ def write_model(folder: Path, config: Mapping[str, Any], seed: int) -> None:
     _write_weights(folder, config, seed)
 
 
+def write_chat_model(folder: Path, name: str, seed: int = 0) -> None:
+    """A preset with the built-in model's tokenizer and chat template, which every server loads. Its greedy
+    answers never end by themselves: the rows of control tokens in the output layer are zero."""
+    source = _folder("embedded")
+    tokens = json.loads((source / "tokenizer.json").read_text(encoding="utf-8"))
+    added = {token["content"]: int(token["id"]) for token in tokens["added_tokens"]}
+    size = max([*tokens["model"]["vocab"].values(), *added.values()]) + 1
+    eos = json.loads((source / "tokenizer_config.json").read_text(encoding="utf-8"))["eos_token"]
+    config = PRESETS[name] | {
+        "vocab_size": size,
+        "eos_token_id": added[eos],
+        "tie_word_embeddings": False,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
+    for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copyfile(source / file, folder / file)
+    _write_weights(folder, config, seed, silent=tuple(added.values()))
+
+
 def _write_tokenizer(folder: Path, vocab: int) -> None:
     model = {"type": "WordLevel", "vocab": {f"<{i}>": i for i in range(vocab)}, "unk_token": "<0>"}
     tokenizer = {
@@ -185,7 +206,8 @@ def _write_tokenizer(folder: Path, vocab: int) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
 
 
-def _write_weights(folder: Path, config: Mapping[str, Any], seed: int) -> None:
+def _write_weights(folder: Path, config: Mapping[str, Any], seed: int, silent: Sequence[int] = ()) -> None:
+    """`silent`: tokens that greedy answers never have."""
     import mlxrun.model  # noqa: F401  OpenBLAS goes before mlx
 
     # isort: split
@@ -199,6 +221,8 @@ def _write_weights(folder: Path, config: Mapping[str, Any], seed: int) -> None:
     weights = {}
     for path, value in tree_flatten(model.parameters()):
         weights[path] = _random(config["model_type"], path, value.shape, next(keys)).astype(dtype)
+        if path.startswith("lm_head") and silent:
+            weights[path][mx.array(silent)] = 0
         mx.eval(weights[path])
     mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
 

@@ -101,6 +101,30 @@ def command(
     return 1 if failed else 0
 
 
+@click.command(name="model")
+@click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
+@click.option(
+    "--preset",
+    default="tiny",
+    show_default=True,
+    type=click.Choice(["tiny", "qwen3-0.6b"]),
+    help="Its shape.",
+)
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(0))
+def model_command(folder: Path, preset: str, seed: int) -> int:
+    """Write a chat model of random weights to FOLDER, for any server that loads MLX models.
+
+    Its greedy answers never end by themselves, so every server writes as many tokens as it is asked for.
+    """
+    from mlxrun.bench.models import write_chat_model
+
+    if folder.exists() and any(folder.iterdir()):
+        raise click.UsageError(f"{folder} is not empty")
+    write_chat_model(folder, preset, seed)
+    click.echo(f"{folder}: {preset}, random weights")
+    return 0
+
+
 def _target(value: str, at: int) -> tuple[str, str]:
     """Name and URL; a server without a name is called by its place."""
     name, sign, url = value.partition("=")
