@@ -64,10 +64,22 @@ def score(wanted: Eval, answer: str) -> int:
 
 
 def answer_text(body: Mapping[str, Any]) -> str:
-    """The text of the first choice of a response body; empty if it has none."""
+    """What is scored of a response body: the text of the first choice, and each of its tool calls as an
+    object `{"name", "arguments"}` on a line. Thoughts are not."""
     choice = body["choices"][0]
-    text = choice["message"].get("content") if "message" in choice else choice.get("text")
-    return text if isinstance(text, str) else ""
+    message = choice.get("message") or {}
+    text = message.get("content") if message else choice.get("text")
+    calls = [json.dumps(_plain_call(call), ensure_ascii=False) for call in message.get("tool_calls") or ()]
+    return "\n".join([text, *calls] if isinstance(text, str) else calls)
+
+
+def _plain_call(call: Mapping[str, Any]) -> Mapping[str, Any]:
+    function = call["function"]
+    try:
+        arguments = json.loads(function["arguments"])
+    except ValueError:  # the answer was cut
+        arguments = function["arguments"]
+    return {"name": function["name"], "arguments": arguments}
 
 
 def _match_json(expected: Any, answer: str) -> bool:

@@ -12,6 +12,8 @@ import click
 
 from mlxrun.bench.cache_workloads import SCENARIOS
 from mlxrun.bench.workloads import WORKLOADS
+from mlxrun.cli.bench_serve import command as serve
+from mlxrun.cli.bench_serve import model_command
 from mlxrun.cli.options import config_options, load
 from mlxrun.errors import JobError
 
@@ -22,7 +24,11 @@ FAMILIES = ("plain", "windowed", "hybrid", "vision")
 
 @click.group(name="bench")
 def command() -> None:
-    """Measure the engine and its prefix cache, against their peers too."""
+    """Measure the engine, its prefix cache and running servers, against their peers too."""
+
+
+command.add_command(serve)
+command.add_command(model_command)
 
 
 def _measure_options(function: F) -> F:
@@ -94,7 +100,7 @@ def engine(
 
     plan = BenchPlan(model, workloads or tuple(WORKLOADS), config, **options)
     report = run_bench(plan, lambda line: print(line, file=sys.stderr))
-    return _put_out(report, json_path, print_report)
+    return put_out(report, json_path, print_report)
 
 
 @command.command(name="cache")
@@ -151,10 +157,69 @@ def cache(
         raise click.UsageError(f"--family {unknown[0]}: --model {model} is {', '.join(has)}")
     plan = CachePlan(model, families or has, scenarios or SCENARIOS, config, **options)
     report = run_cache_bench(plan, lambda line: print(line, file=sys.stderr))
-    return _put_out(report, json_path, print_cache_report)
+    return put_out(report, json_path, print_cache_report)
 
 
-def _put_out(report: Any, json_path: Path | None, show: Callable[[Any], None]) -> int:
+@command.command(name="masks")
+@_measure_options
+def masks(
+    model: str, json_path: Path | None, config_path: Path | None, sets: tuple[str, ...], **options: Any
+) -> int:
+    """Decode speed of 16 rows that each follow a JSON schema of their own, and of the same rows without.
+
+    256 sampled tokens are answered to prompts of 32.
+    """
+    config = load(config_path, sets).config
+    from mlxrun.bench.masks import MasksPlan, print_masks_report, run_masks_bench
+
+    report = run_masks_bench(MasksPlan(model, config, **options), lambda line: print(line, file=sys.stderr))
+    return put_out(report, json_path, print_masks_report)
+
+
+@command.command(name="parsers")
+@click.option(
+    "--parser",
+    "parsers",
+    multiple=True,
+    metavar="NAME",
+    help="Of tool calls or of reasoning; may be given several times; default: all.",
+)
+@click.option(
+    "--length",
+    default=100_000,
+    show_default=True,
+    type=click.IntRange(1, 10_000_000),
+    help="Characters of an answer.",
+)
+@click.option(
+    "--repeat", default=3, show_default=True, type=click.IntRange(1, 100), help="Runs; medians are shown."
+)
+@click.option(
+    "--json",
+    "json_path",
+    type=click.Path(path_type=Path, allow_dash=True, dir_okay=False),
+    metavar="FILE",
+    help="Write the report as JSON; - is standard output, instead of the table.",
+)
+def parsers(parsers: tuple[str, ...], length: int, repeat: int, json_path: Path | None) -> int:
+    """Characters a second of the parsers of tool calls and of reasoning, by characters a piece.
+
+    No model takes part. A token of a model is about 4 characters.
+    """
+    from mlxrun.bench.parsers import ParsersPlan, print_parsers_report, run_parsers_bench
+    from mlxrun.bench.parsers_samples import names
+
+    known = sorted({name for _, name in names()})
+    unknown = [name for name in parsers if name not in known]
+    if unknown:
+        raise click.UsageError(f"--parser {unknown[0]}: there are {', '.join(known)}")
+    plan = ParsersPlan(parsers, length, repeat)
+    report = run_parsers_bench(plan, lambda line: print(line, file=sys.stderr))
+    return put_out(report, json_path, print_parsers_report)
+
+
+def put_out(report: Any, json_path: Path | None, show: Callable[[Any], None]) -> int:
+    """The report as a table, or as JSON, or both."""
     text = json.dumps(report, indent=2) + "\n"
     if str(json_path) == "-":
         click.echo(text, nl=False)

@@ -34,4 +34,4 @@ class Parser(Protocol):
         """What `text` makes certain."""
 
     def finish(self) -> Sequence[Delta]:
-        """The rest: a marker that was not completed is text, a call that was cut is closed as far as sound."""
+        """The rest: a marker that was not completed is text, a call that was cut is closed where sound."""

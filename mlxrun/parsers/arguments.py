@@ -1,0 +1,279 @@
+"""The request's tools, and values typed by their JSON Schema.
+
+Formats that tag each argument write values as bare text: the schema says what `3.0` or `[1]` is. Formats of
+JSON say it themselves; there the schema only mends what it excludes (an array written into a string).
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
+_INTEGER = re.compile(r"[-+]?[0-9]+(?:\.0*)?")
+_FLOAT = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
+_WORDS = {"true": "true", "false": "false", "null": "null", "none": "null"}
+_ALIASES = {
+    "str": "string",
+    "text": "string",
+    "int": "integer",
+    "float": "number",
+    "double": "number",
+    "bool": "boolean",
+    "dict": "object",
+    "list": "array",
+    "tuple": "array",
+}
+_DEPTH = 16  # of references within a schema
+
+
+class Schema:
+    """One place in a JSON Schema: which types it admits, and the schemas below it."""
+
+    def __init__(self, schema: Any, root: Mapping[str, Any] | None = None) -> None:
+        self._root = root if root is not None else (schema if isinstance(schema, Mapping) else {})
+        self._all = _branches(schema, self._root, _DEPTH)
+        self.types = _types(self._all)
+        self.options = tuple(_options(self._all))
+
+    def member(self, key: str) -> Schema:
+        """The schema of a member."""
+        for part in self._all:
+            properties = part.get("properties")
+            if isinstance(properties, Mapping) and key in properties:
+                return Schema(properties[key], self._root)
+        for part in self._all:
+            if isinstance(part.get("additionalProperties"), Mapping):
+                return Schema(part["additionalProperties"], self._root)
+        return Schema({}, self._root)
+
+    def item(self) -> Schema:
+        """The schema of an array's items."""
+        for part in self._all:
+            if isinstance(part.get("items"), Mapping):
+                return Schema(part["items"], self._root)
+        return Schema({}, self._root)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The members it names, in order: what positional arguments stand for."""
+        named = (part["properties"] for part in self._all if isinstance(part.get("properties"), Mapping))
+        return tuple(dict.fromkeys(key for properties in named for key in properties))
+
+    @property
+    def text_only(self) -> bool:
+        """Whether a value can be nothing but a string, so that it may be written before it is whole."""
+        return self.types == {"string"} and all(isinstance(option, str) for option in self.options)
+
+    @property
+    def no_text(self) -> bool:
+        """Whether a string would break the schema."""
+        if self.options:
+            return not any(isinstance(option, str) for option in self.options)
+        return bool(self.types) and "string" not in self.types
+
+
+class Tools:
+    """What a request offers, from its OpenAI form. Entries that are no functions offer nothing."""
+
+    def __init__(self, tools: Sequence[Mapping[str, Any]] | None) -> None:
+        self._parameters: dict[str, Any] = {}
+        for tool in tools or ():
+            function = tool.get("function", tool)
+            if isinstance(function, Mapping) and isinstance(function.get("name"), str):
+                self._parameters[function["name"]] = function.get("parameters") or {}
+        self.names = frozenset(self._parameters)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.names
+
+    def __bool__(self) -> bool:
+        return bool(self._parameters)
+
+    def schema(self, name: str) -> Schema:
+        """The schema of a function's arguments."""
+        return Schema(self._parameters.get(name, {}))
+
+
+def typed(text: str, schema: Schema, *, guess: bool = False) -> str:
+    """JSON of a value that a model wrote as bare text.
+
+    Of the types that the schema admits the most special one that fits counts, a string last; numbers stay as
+    they are written. Without types, arrays and objects are what they look like, with `guess` numbers and
+    words too; all else is a string.
+    """
+    types = schema.types
+    bare = text.strip()
+    if schema.options:
+        return _option(text, schema) or typed(text, _without_options(schema), guess=guess)
+    if types == {"string"}:
+        return dump(text)
+    word = _WORDS.get(bare.lower())
+    if word in ("true", "false") and ("boolean" in types or (guess and not types and bare == word)):
+        return word
+    if word == "null" and (
+        "null" in types or (types and "string" not in types) or (guess and not types and bare == word)
+    ):
+        return word
+    if "integer" in types and _INTEGER.fullmatch(bare):
+        return bare.split(".")[0].lstrip("+") if NUMBER.fullmatch(bare) else _plain(bare)
+    if types & {"number", "integer"} or (guess and not types):
+        if NUMBER.fullmatch(bare):
+            return bare
+        if types and _FLOAT.fullmatch(bare):
+            return _plain(bare)
+    if bare.startswith(("[", "{", '"', "'", "(") if types else ("[", "{")) and (
+        not types or types & {"object", "array"}
+    ):
+        value = _container(bare, schema)
+        if value is not None:
+            return value
+    return dump(text)
+
+
+def mended(text: str, schema: Schema) -> str:
+    """JSON of a string that stands where the schema allows none: what the text says if it fits."""
+    return typed(text, schema) if schema.no_text else dump(text)
+
+
+def dump(value: Any) -> str:
+    """JSON as it stands in arguments: characters as they are, but for half a surrogate pair."""
+    text = json.dumps(value, ensure_ascii=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return json.dumps(value)
+    return text
+
+
+def retyped(value: Any, schema: Schema) -> Any:
+    """A parsed value with strings mended, and numbers spelt out, where the schema wants it; at all depths."""
+    if isinstance(value, str):
+        return json.loads(mended(value, schema))
+    if isinstance(value, dict):
+        return {key: retyped(item, schema.member(key)) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        items = schema.item()
+        return [retyped(item, items) for item in value]
+    if schema.text_only and isinstance(value, (int, float)):
+        return json.dumps(value)
+    return value
+
+
+def _plain(number: str) -> str:
+    """A number in a form that JSON allows: no plus, no leading zeros, no bare point."""
+    if _INTEGER.fullmatch(number):
+        return str(int(number.split(".")[0])) if len(number) < 4000 else dump(number)
+    value = float(number)
+    return repr(value) if value - value == 0 else dump(number)
+
+
+def _container(text: str, schema: Schema) -> str | None:
+    """JSON of an array or object, also of one that is written as Python or twice encoded."""
+    for read in (_json, ast.literal_eval) if schema.types else (_json,):
+        try:
+            value = read(text)
+            if isinstance(value, str) and schema.types:
+                value = _json(value)
+            if isinstance(value, tuple):
+                value = list(value)
+            kind = "object" if isinstance(value, dict) else "array" if isinstance(value, list) else ""
+            if kind and (not schema.types or kind in schema.types):
+                return dump(retyped(value, schema))
+        except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+            continue
+    return None
+
+
+def _json(text: str) -> Any:
+    return json.loads(text, strict=False, parse_constant=_refuse)
+
+
+def _refuse(word: str) -> Any:
+    raise ValueError(f"{word} is no JSON")
+
+
+def _option(text: str, schema: Schema) -> str | None:
+    """The member of an enum that the text is."""
+    for form in (text, text.strip()):
+        if form in [option for option in schema.options if isinstance(option, str)]:
+            return dump(form)
+    for option in schema.options:
+        if not isinstance(option, str) and (
+            dump(option) == text.strip() or str(option).lower() == text.strip().lower()
+        ):
+            return dump(option)
+    return None
+
+
+def _without_options(schema: Schema) -> Schema:
+    kinds = sorted(schema.types or {_kind(option) for option in schema.options})
+    return Schema({"type": kinds})
+
+
+def _branches(schema: Any, root: Mapping[str, Any], depth: int) -> list[Mapping[str, Any]]:
+    """The schema and all that it refers to or is composed of."""
+    if not isinstance(schema, Mapping) or depth == 0:
+        return []
+    found: list[Mapping[str, Any]] = [schema]
+    reference = schema.get("$ref")
+    if isinstance(reference, str):
+        found += _branches(_resolve(reference, root), root, depth - 1)
+    for word in ("anyOf", "oneOf", "allOf"):
+        parts = schema.get(word)
+        if isinstance(parts, Sequence) and not isinstance(parts, str):
+            for part in parts:
+                found += _branches(part, root, depth - 1)
+    return found
+
+
+def _resolve(reference: str, root: Mapping[str, Any]) -> Any:
+    place: Any = root
+    if not reference.startswith("#"):
+        return None
+    for step in reference[1:].split("/")[1:]:
+        step = step.replace("~1", "/").replace("~0", "~")
+        if isinstance(place, Mapping):
+            place = place.get(step)
+        elif isinstance(place, Sequence) and step.isdigit() and int(step) < len(place):
+            place = place[int(step)]
+        else:
+            return None
+    return place
+
+
+def _types(parts: Sequence[Mapping[str, Any]]) -> frozenset[str]:
+    types: set[str] = set()
+    for part in parts:
+        given = part.get("type")
+        named = [given] if isinstance(given, str) else given if isinstance(given, (list, tuple)) else []
+        types |= {_ALIASES.get(name.lower(), name.lower()) for name in named if isinstance(name, str)}
+        if given is None and "properties" in part:
+            types.add("object")
+        if given is None and "items" in part:
+            types.add("array")
+        if part.get("nullable") is True:
+            types.add("null")
+        types |= {_kind(option) for option in _options([part])} if given is None else set()
+    return frozenset(types)
+
+
+def _options(parts: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """What an enum or const admits; with a null beside it where the schema is a union with null."""
+    options: list[Any] = []
+    for part in parts:
+        if isinstance(part.get("enum"), (list, tuple)):
+            options += part["enum"]
+        elif "const" in part:
+            options.append(part["const"])
+    return options
+
+
+def _kind(value: Any) -> str:
+    if value is None:
+        return "null"
+    kinds = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
+    return kinds.get(type(value), "string")

@@ -1,0 +1,64 @@
+"""Mistral: `[TOOL_CALLS][{"name": ..., "arguments": {...}}]`, since v11 `[TOOL_CALLS]name[ARGS]{...}`.
+
+The new form has one marker a call, and in v13 `[CALL_ID]` and an id behind the name. One reader reads both,
+also where `[ARGS]` was dropped as a special token; the two families differ in what a template asks for.
+"""
+
+from __future__ import annotations
+
+from mlxrun.parsers.family import Family
+from mlxrun.parsers.jsoncall import read_arguments, read_calls
+from mlxrun.parsers.stream import Cut, Malformed, Step, Stream
+from mlxrun.parsers.writer import quoted
+
+_START, _ID, _ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
+
+
+def _read(s: Stream, opener: str) -> Step[None]:
+    if (yield from s.space()) in ("[", "{"):
+        yield from read_calls(s)
+        return
+    name = yield from _name(s)
+    if name not in s.tools:
+        raise Malformed
+    id = ""
+    if (yield from s.literal(_ID)):
+        id, mark = yield from s.until(_ARGUMENTS)
+        if not mark:
+            raise Cut
+    elif not (yield from s.literal(_ARGUMENTS)) and (yield from s.peek()) != "{":
+        raise Malformed
+    yield from read_arguments(s, s.call(name, id.strip()))
+
+
+def _name(s: Stream) -> Step[str]:
+    """The characters up to a bracket, which is not taken."""
+    count = 1
+    while (seen := (yield from s.peek(count)))[-1:] not in ("", "[", "{", "\n") and len(seen) == count:
+        count += 1
+    if len(seen) < count:
+        raise Cut
+    return s.take(count - 1).strip()
+
+
+OLD = Family(
+    name="mistral_v3",
+    detect=lambda template, tokens: _START in template and _ARGUMENTS not in template,
+    openers=(_START,),
+    read=_read,
+    aliases=("mistral_old", "mixtral"),
+    markers=(_START, _ID, _ARGUMENTS),
+    frame=lambda name: (f'{_START}[{{"name": {quoted(name)}, "arguments": ', "}]"),
+)
+NEW = Family(
+    name="mistral",
+    detect=lambda template, tokens: (
+        (_START in template and _ARGUMENTS in template) or {_START, _ARGUMENTS} <= tokens
+    ),
+    openers=(_START,),
+    read=_read,
+    aliases=("mistral_v11", "magistral", "devstral"),
+    markers=(_START, _ID, _ARGUMENTS),
+    frame=lambda name: (f"{_START}{name}{_ARGUMENTS}", ""),
+)
+FAMILIES = (OLD, NEW)

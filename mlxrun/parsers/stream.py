@@ -1,0 +1,224 @@
+"""What a format's reader sees: text that comes in pieces, taken by generators that wait by `yield`.
+
+A reader takes text only through the methods below; none of them lets the pieces show, so any split of the
+same text gives the same result. A reader that returns without a call has read for nothing: the machine goes
+back to behind the opener, which is text then.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Generator
+from typing import TypeVar
+
+from mlxrun.parsers.arguments import Tools
+from mlxrun.parsers.out import SPACE, Kind, Out, new_call_id
+from mlxrun.parsers.scan import Scanner, scanner
+from mlxrun.parsers.writer import Call
+
+T = TypeVar("T")
+Step = Generator[None, None, T]
+
+
+class Malformed(Exception):
+    """The text is no call, or no longer one, here."""
+
+
+class Cut(Exception):
+    """The text has ended in the middle of a call."""
+
+
+class Stream:
+    """The text not yet read, and where findings go. `tools`: what the request offers."""
+
+    def __init__(
+        self, tools: Tools | None = None, new_id: Callable[[], str] = new_call_id, thinking: bool = True
+    ) -> None:
+        self.tools = tools or Tools(None)
+        self.thinking = thinking  # whether thoughts are told from text (harmony: else they are text)
+        self.out = Out(new_id)
+        self.ended = False
+        # Where text may go without waking the reader, and the test that it has to pass.
+        self.flowing: tuple[Kind | Call, Callable[[str], bool]] | None = None
+        self._text = ""
+        self._at = 0
+        self._kept = 0  # raw text from here on can still be given back
+        self._settled = True
+        self._call: Call | None = None
+
+    @classmethod
+    def of(cls, text: str) -> Stream:
+        """A text that has come as a whole."""
+        stream = cls()
+        stream._text, stream.ended = text, True
+        return stream
+
+    def run(self, step: Step[T]) -> T:
+        """What a step gives; only for text that has come as a whole, where nothing waits."""
+        try:
+            next(step)
+        except StopIteration as stop:
+            value: T = stop.value
+            return value
+        raise AssertionError("a reader waits for text after the end")
+
+    # -- reading ------------------------------------------------------------------------------------
+
+    def peek(self, count: int = 1) -> Step[str]:
+        """The next `count` characters, fewer only at the end; nothing is taken."""
+        while len(self._text) - self._at < count and not self.ended:
+            yield
+        return self._text[self._at : self._at + count]
+
+    def take(self, count: int) -> str:
+        """Take characters that were seen by `peek`."""
+        taken = self._text[self._at : self._at + count]
+        self._at += len(taken)
+        return taken
+
+    def space(self) -> Step[str]:
+        """Take white space; the character after it, not taken, or "" at the end."""
+        while True:
+            char = yield from self.peek()
+            if not char or char not in SPACE:
+                return char
+            self._at += 1
+
+    def literal(self, *texts: str) -> Step[str]:
+        """Take whichever of `texts` comes now, the longest of several; "" if none does."""
+        longest = sorted(texts, key=len, reverse=True)
+        while True:
+            for text in longest:
+                if self._text.startswith(text, self._at):
+                    return self.take(len(text))
+                rest = len(self._text) - self._at
+                if rest < len(text) and text.startswith(self._text[self._at :]) and not self.ended:
+                    break
+            else:
+                return ""
+            yield
+
+    def until(self, *markers: str) -> Step[tuple[str, str]]:
+        """Take all up to the next of `markers` and it too: what was before it, and it ("" at the end)."""
+        parts: list[str] = []
+        marker = yield from self.each(scanner(*markers), parts.append)
+        return "".join(parts), marker
+
+    def each(
+        self, markers: Scanner, sink: Callable[[str], None], string: Callable[[], Call | None] = lambda: None
+    ) -> Step[str]:
+        """As `until`, with the text before the marker given to `sink` piece by piece. `string`, asked when
+        text has run out: the call into whose open string the sink would pass text as it is."""
+        while True:
+            stop, marker = markers.find(self._text, self._at, self.ended)
+            if stop > self._at:
+                sink(self.take(stop - self._at))
+            if marker is not None:
+                return self.take(len(marker))
+            if self.ended:
+                return ""
+            call = string()
+            if call is not None:
+                self.flowing = (call, markers.quiet_string)
+            yield
+            self.flowing = None
+
+    def calm(self, call: Call) -> Step[None]:
+        """Wait for text, in an open string that it may go into as it is."""
+        if self.idle() and not self.ended:
+            self.flowing = (call, scanner().quiet_string)
+            yield
+            self.flowing = None
+
+    def flow(self, kind: Kind, markers: Scanner) -> Step[str]:
+        """As `each`, into the answer's text or thought, and at no cost while no marker can begin."""
+        sink = self.out.text if kind == "text" else self.out.reasoning
+        while True:
+            stop, marker = markers.find(self._text, self._at, self.ended)
+            if stop > self._at:
+                sink(self.take(stop - self._at))
+            if marker is not None:
+                return self.take(len(marker))
+            if self.ended:
+                return ""
+            self._kept = self._at
+            self.flowing = (kind, markers.quiet)
+            yield
+            self.flowing = None
+
+    def match(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
+        """What the pattern matches in the text that has come, not taken. Its user sees to it that more text
+        would not change what is made of it."""
+        return pattern.match(self._text, self._at)
+
+    # -- going back ---------------------------------------------------------------------------------
+
+    def mark(self) -> None:
+        """All before is dealt with. Before the first call of a block this does nothing: until then the whole
+        block may still be text."""
+        if self._settled:
+            self._kept = self._at
+
+    def give_back(self) -> None:
+        """What was read since the mark is text, as it was written."""
+        self.out.text(self._text[self._kept : self._at])
+        self._settled = True
+        self._kept = self._at
+
+    def call(self, name: str, id: str = "") -> Call:
+        """A call, to begin with its first argument, or its end. The name must be one of `tools`; `id`: the
+        model's own, where the format has one."""
+        self._call = Call(self.out, name, self.tools.schema(name), self._progress, id)
+        return self._call
+
+    def _progress(self, closed: bool) -> None:
+        """What was read is in the arguments of a call, or with `closed` in a whole one."""
+        self._settled = True
+        self._kept = self._at
+        if closed:
+            self._call = None
+
+    # -- for the machine ----------------------------------------------------------------------------
+
+    def attempt(self, back: int) -> None:
+        """Remember from `back` characters before here on, until something is settled."""
+        self._kept = self._at - back
+        self._settled = False
+
+    def abandon(self, cut: bool) -> None:
+        """A reader cannot go on: an open call is closed. What it did not pass on is text, but for the rest of
+        a call that was cut, which can be nothing."""
+        call, self._call = self._call, None
+        if not self._settled:
+            return
+        if call is not None and call.begun:
+            kept = self._kept
+            call.close()
+            if cut:
+                self._at = len(self._text)
+            self._kept = self._at if cut else kept
+        self.give_back()
+
+    def settled(self, opener: str) -> bool:
+        """Whether the attempt found anything; else reading goes on behind the opener."""
+        self._call = None
+        if not self._settled:
+            self._at = self._kept + len(opener)
+            self._settled = True
+            self.out.text(opener)
+            return False
+        self._kept = self._at
+        return True
+
+    def add(self, text: str) -> None:
+        """More text has come."""
+        cut = min(self._kept, self._at)
+        if cut:
+            self._text = self._text[cut:]
+            self._at -= cut
+            self._kept -= cut
+        self._text += text
+
+    def idle(self) -> bool:
+        """Whether all that has come is taken."""
+        return self._at == len(self._text)
