@@ -33,7 +33,17 @@ from mlxrun.config.settings import (
     SamplingSettings,
     SchedulerSettings,
 )
-from mlxrun.errors import EngineDead, MediaError, Overloaded, PromptTooLong, RequestError
+from mlxrun.errors import (
+    EngineDead,
+    Forbidden,
+    MediaError,
+    NotFound,
+    Overloaded,
+    PromptTooLong,
+    RequestError,
+    TooLarge,
+    Unauthorized,
+)
 from mlxrun.scheduler.request import FinishReason, HitKind, TokenEvent, TokenLogprob
 from mlxrun.text.formats import Delta
 from mlxrun.text.media import MediaLoader
@@ -153,6 +163,16 @@ def test_every_sampling_field_arrives() -> None:
     assert complete(logprobs=0).requests[0].params.logprobs == 0
 
 
+def test_settings_that_leave_float32() -> None:
+    """A temperature that would make infinities is greedy; a top_k beyond any vocabulary is all of it."""
+    params = [chat(temperature=t).requests[0].params.temperature for t in (1e-300, 9.9e-6, 1e-5, 0.5)]
+    assert params == [0.0, 0.0, 1e-5, 0.5]
+    assert [chat(top_k=k).requests[0].params.top_k for k in (2**70, 1e30, 7)] == [2**24, 2**24, 7]
+    config = Config(sampling=SamplingSettings(temperature=1e-40, top_k=2**40))
+    configured = chat(config=config).requests[0].params
+    assert (configured.temperature, configured.top_k) == (0.0, 2**24)
+
+
 def test_seeds() -> None:
     """B22: the same seed is the same answer, no seed is a new one, and it is reported."""
     assert chat(seed=5).seed == 5
@@ -204,13 +224,16 @@ def test_length_of_the_answer() -> None:
         ("top_p", 0, "top_p", "0"),
         ("top_k", 1.5, "top_k", "expected integer"),
         ("min_p", 1, "min_p", "1"),
-        ("repetition_penalty", 0, "repetition_penalty", "0"),
+        ("repetition_penalty", 0, "repetition_penalty", "minimum of 0.01"),
         ("presence_penalty", 2.1, "presence_penalty", "maximum of 2"),
         ("frequency_penalty", -3, "frequency_penalty", "minimum of -2"),
         ("logit_bias", [], "logit_bias", "expected object"),
         ("logit_bias", {"x": 1}, "logit_bias", "'x' is not a token id"),
         ("logit_bias", {"1": 101}, "logit_bias.1", "maximum of 100"),
         ("logit_bias", {"1": float("nan")}, "logit_bias.1", "finite"),
+        ("logit_bias", {"05": 1}, "logit_bias.05", "write '5'"),
+        ("logit_bias", {"5\n": 1}, "logit_bias.5\n", "write '5'"),
+        ("logit_bias", {str(i): 1 for i in range(1025)}, "logit_bias", "at most 1024"),
         ("logit_bias", {"99999": 1}, "logit_bias.99999", "the vocabulary has"),
         ("stop_token_ids", [1, 99999], "stop_token_ids[1]", "the vocabulary has"),
         ("stop_token_ids", [1, "a"], "stop_token_ids[1]", "expected integer"),
@@ -224,6 +247,8 @@ def test_length_of_the_answer() -> None:
         ("stop", ["a", ""], "stop[1]", "empty"),
         ("stop", ["a", None], "stop[1]", "expected string"),
         ("stop", ["a"] * 17, "stop", "at most 16"),
+        ("stop", ["a", "b" * 1025], "stop[1]", "at most 1024"),
+        ("stop_token_ids", [1] * 1025, "stop_token_ids", "at most 1024"),
         ("stream", True, "stream", "not supported"),
         ("stream_options", {"include_usage": True}, "stream_options", "stream"),
         ("priority", 1, "priority", "scheduler.policy: priority"),
@@ -265,6 +290,7 @@ def test_bad_fields_are_named(url: str, field: str, value: Any, param: str, word
         ({"tools": [TOOL]}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "function"}}, "tool_choice"),
+        ({"tool_choice": 1}, "tool_choice"),
         ({"tool_choice": "atuo"}, "tool_choice"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"modalities": ["text", "audio"]}, "modalities"),
@@ -319,6 +345,20 @@ def test_tables_do_not_overlap() -> None:
         assert len(names) == len(set(names))
 
 
+@pytest.mark.parametrize("kind", ["chat", "completion"])
+def test_every_field_of_the_sdk_has_a_treatment(kind: Any) -> None:
+    """B23: what the official client can send is honoured, harmless or refused by name; nothing is unknown."""
+    if kind == "chat":
+        from openai.types.chat.completion_create_params import CompletionCreateParamsBase as Fields
+    else:
+        from openai.types.completion_create_params import (  # type: ignore[assignment]
+            CompletionCreateParamsBase as Fields,
+        )
+    known = {*HONOURED[kind], *HARMLESS[kind], *REFUSED[kind]}
+    assert set(Fields.__annotations__) <= known
+    assert not {"response_formt"} <= known
+
+
 def test_harmless_fields_are_taken() -> None:
     chat(
         user="u",
@@ -345,7 +385,7 @@ def test_model_names() -> None:
     for model in ("m", "other"):
         assert chat(host, model=model).model == "m"
     error = refused(CHAT, {"messages": HI, "model": "gpt"}, host)
-    assert (error.param, error.code) == ("model", "model_not_found")
+    assert (error.param, error.code, error.http_status) == ("model", "model_not_found", 404)
     assert "m, other" in str(error)
     assert chat(FakeHost(name="m"), model="anything").model == "m"
 
@@ -502,6 +542,11 @@ def test_priority_and_streams_where_they_count() -> None:
     options = {"stream": True, "stream_options": {"include_usage": True}}
     prepared = make(CHAT, {"messages": HI, **options}, stream=True)
     assert prepared.stream and prepared.include_usage
+    plain = {"stream": True, "stream_options": {"include_obfuscation": False}}
+    assert not make(CHAT, {"messages": HI, **plain}, stream=True).include_usage
+    noise = {"stream": True, "stream_options": {"include_obfuscation": True}}
+    error = refused(CHAT, {"messages": HI, **noise}, stream=True)
+    assert error.param == "stream_options.include_obfuscation"
 
 
 # Answers.
@@ -518,6 +563,7 @@ def test_chat_response() -> None:
         "object": "chat.completion",
         "created": 5,
         "model": "fake",
+        "system_fingerprint": None,
         "choices": [
             {
                 "index": 0,
@@ -743,6 +789,10 @@ def test_an_error_event_is_raised() -> None:
     [
         (RequestError("a: b", param="a"), ("a: b", "invalid_request_error", "a", "invalid_request")),
         (PromptTooLong("long"), ("long", "invalid_request_error", None, "context_length_exceeded")),
+        (Unauthorized("key"), ("key", "invalid_request_error", None, "invalid_api_key")),
+        (Forbidden("no"), ("no", "permission_error", None, "forbidden")),
+        (NotFound("m", param="model"), ("m", "invalid_request_error", "model", "not_found")),
+        (TooLarge("big"), ("big", "invalid_request_error", None, "request_too_large")),
         (Overloaded("full"), ("full", "rate_limit_error", None, "overloaded")),
         (EngineDead("gone"), ("gone", "server_error", None, "engine_unavailable")),
         (KeyError("secret"), ("internal error (KeyError)", "server_error", None, "internal_error")),

@@ -50,15 +50,17 @@ class Choice:
         self.calls: list[Call] = []
         self.hit: HitKind | None = None  # how the prompt met the prefix cache
         self._stops = prepared.stops
-        self._detokenizer = Detokenizer(backend, prepared.markers)
+        parser = prepared.parser(index)
+        self._detokenizer = Detokenizer(backend, frozenset(parser.markers))
         self._matcher = StopMatcher((*prepared.stops, *prepared.guards))
-        self._parser: Parser | None = prepared.parser(index)  # None once it has finished
+        self._parser: Parser | None = parser  # None once it has finished
         self._one_call = prepared.one_call
         self._parts: list[str] = []
         self._content: list[str] = []
         self._reasoning: list[str] = []
         self._unsure = 0  # tokens that no piece has come of yet
         self._decoded = 0  # characters before stop strings are cut
+        self._shown = 0  # characters of `text`
         self._finish: FinishReason | None = None
         wants = prepared.requests[index].params.logprobs is not None
         self._bytes = TokenBytes(backend) if wants else None
@@ -127,18 +129,19 @@ class Choice:
         pieces = self._take(self._detokenizer.finish())
         rest = self._matcher.finish()
         self._parts.append(rest)
+        self._shown += len(rest)
         parser, self._parser = self._parser, None
         return pieces + self._sort([*parser.feed(rest), *parser.finish()])
 
-    def logged(self) -> list[LoggedToken]:
-        """The tokens with their probabilities, without those that lie wholly behind the cut of a stop
-        string."""
+    def logged(self, start: int = 0) -> list[LoggedToken]:
+        """The tokens from the `start`th on with their probabilities, without those that lie wholly behind the
+        cut of a stop string; while the answer grows, those whose text is out."""
         if self._bytes is None:
             return []
-        end = len(self.text) if self.stopped else self._decoded + 1
+        end = self._decoded + 1 if self._finish is not None and not self.stopped else self._shown
         return [
             LoggedToken(self._bytes(token), lp.logprob, tuple((self._bytes(i), p) for i, p in lp.top), offset)
-            for token, lp, offset in self._logged
+            for token, lp, offset in self._logged[start:]
             if offset < end
         ]
 
@@ -146,6 +149,7 @@ class Choice:
         self._decoded += len(decoded)
         text = self._matcher.feed(decoded)
         self._parts.append(text)
+        self._shown += len(text)
         pieces = self._sort(self._parser.feed(text)) if self._parser is not None else []
         if self._matcher.matched is not None and not self.stopped:
             self.stopped = True

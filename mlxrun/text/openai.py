@@ -15,13 +15,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mlxrun.config.settings import Config
-from mlxrun.errors import MediaError
+from mlxrun.errors import MediaError, NotFound
 from mlxrun.scheduler.request import Request, SamplingParams
 from mlxrun.text.choice import Choice
 from mlxrun.text.host import HostModel
 from mlxrun.text.media import MediaLoader
 from mlxrun.text.messages import ImageRef, Message, normalise
-from mlxrun.text.openai_fields import BODIES, URLS, Kind
+from mlxrun.text.openai_fields import BODIES, MANY, URLS, Kind
 from mlxrun.text.prepared import Prepared
 from mlxrun.text.problems import UNSUPPORTED, bad, kind, need, quote, suggest, unsupported
 from mlxrun.text.prompt import Prompt, chat_prompt, check_text, raw_prompt
@@ -62,14 +62,15 @@ async def prepare(
     if of is None:
         raise bad("url", f"{quote(url)} is not one of {', '.join(URLS)}{suggest(str(url), URLS)}")
     host, config = side.host, side.config
-    given = BODIES[of].check(body)
+    given = await asyncio.to_thread(_check_body, of, body)
     _check_fields(of, given, host, config, stream)
+    _check_form(given)
     logprobs = chat_logprobs(given) if of == "chat" else given.get("logprobs")
     params = sampling_params(given, host, config, logprobs)
     stops = stop_strings(given.get("stop"))
     seed = choose_seed(given, config, default_seed)
     if of == "chat":
-        prompts = [await _chat(given, side)]
+        prompts = [await chat_prompt_of(given, side)]
     else:
         prompts = await asyncio.to_thread(_raw, given, host)
     n = int(given.get("n", 1))
@@ -95,13 +96,26 @@ async def prepare(
     )
 
 
+def _check_body(of: Kind, body: Any) -> dict[str, Any]:
+    """The fields that were given. An entry of `logit_bias` costs some 40 us, so they are counted first."""
+    for name in ("logit_bias", "stop_token_ids"):
+        value = body.get(name) if isinstance(body, dict) else None
+        if isinstance(value, dict | list) and len(value) > MANY:
+            raise bad(name, f"has {len(value)} entries; at most {MANY} are taken")
+    return BODIES[of].check(body)
+
+
+def check_model(name: str | None, host: HostModel) -> None:
+    """Refuses a name that is not served. A config without names serves any: clients have theirs built in."""
+    names = tuple(dict.fromkeys((host.name, *host.names)))
+    if name is not None and host.names and name not in names:
+        text = f"model: {quote(name)} is not served here, but {', '.join(names)}"
+        raise NotFound(text, param="model", code="model_not_found")
+
+
 def _check_fields(of: Kind, given: dict[str, Any], host: HostModel, config: Config, stream: bool) -> None:
     """What depends on more than one field, on the model, or on the caller."""
-    model = given.get("model")
-    names = tuple(dict.fromkeys((host.name, *host.names)))
-    if model is not None and host.names and model not in names:
-        served = ", ".join(names)
-        raise bad("model", f"{quote(model)} is not served here, but {served}", code="model_not_found")
+    check_model(given.get("model"), host)
     if given.get("stream") and not stream:
         raise unsupported("stream", "a batch has no streams; leave it out")
     if "stream_options" in given and not given.get("stream"):
@@ -114,6 +128,21 @@ def _check_fields(of: Kind, given: dict[str, Any], host: HostModel, config: Conf
     required = "messages" if of == "chat" else "prompt"
     if required not in given:
         raise bad(required, "missing", code="missing_field")
+
+
+def _check_form(given: Mapping[str, Any]) -> None:
+    """Answers that are held to a form: the one place where `response_format` and a forced `tool_choice` (and
+    `strict` tools, which check_tools refuses) would become a grammar of the Request."""
+    wanted = given.get("response_format", {"type": "text"})
+    if wanted != {"type": "text"}:
+        raise unsupported(
+            "response_format", "only {'type': 'text'} is taken, as answers are not held to a form"
+        )
+    choice = given.get("tool_choice", "auto")
+    if choice == "required" or isinstance(choice, dict):
+        raise unsupported("tool_choice", "calls cannot be forced; use 'auto' or 'none'")
+    if need(choice, str, "tool_choice") not in ("auto", "none"):
+        raise bad("tool_choice", f"{quote(choice)} is not one of auto, none, required")
 
 
 def _requests(
@@ -148,7 +177,8 @@ def _guards(host: HostModel, stop_ids: Iterable[int]) -> tuple[str, ...]:
 # Chat.
 
 
-async def _chat(given: Mapping[str, Any], side: TextSide) -> Prompt:
+async def chat_prompt_of(given: Mapping[str, Any], side: TextSide) -> Prompt:
+    """The prompt of a checked chat body, as the engine gets it: images loaded, tokens in place."""
     tools = _tools(given)
     messages, refs, arguments = await asyncio.to_thread(_read_chat, given, tools, side.host, side.config)
     images = await _load(refs, side.host, side.config, side.loader)
@@ -175,13 +205,7 @@ def _read_chat(
 def _tools(given: Mapping[str, Any]) -> list[Message] | None:
     """The tools that the model is told of: none if it may not call any."""
     tools = check_tools(given.get("tools", []))
-    choice = given.get("tool_choice", "auto")
-    if choice in ("auto", "none"):
-        return tools if tools and choice == "auto" else None
-    if choice == "required" or isinstance(choice, dict):
-        raise unsupported("tool_choice", "calls cannot be forced; use 'auto' or 'none'")
-    need(choice, str, "tool_choice")
-    raise bad("tool_choice", f"{quote(choice)} is not one of auto, none, required")
+    return tools if tools and given.get("tool_choice") != "none" else None
 
 
 async def _load(

@@ -1,4 +1,5 @@
-"""The fields of OpenAI's chat/completions and completions. Ranges are OpenAI's where it has the field."""
+"""The fields of OpenAI's chat/completions and completions, and of vLLM's tokenize and detokenize. Ranges are
+OpenAI's where it has the field."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from mlxrun.text.schemas import Body, Schema
 Kind = Literal["chat", "completion"]
 URLS: dict[str, Kind] = {"/v1/chat/completions": "chat", "/v1/completions": "completion"}
 
+MANY = 1024  # most entries where each is checked
 _BOOL: Schema = {"type": "boolean"}
 _STRING: Schema = {"type": "string"}
 _OBJECT: Schema = {"type": "object"}
@@ -26,6 +28,7 @@ _COMMON: dict[str, Schema] = {
     "frequency_penalty": _PENALTY,
     "logit_bias": {
         "type": "object",
+        "maxProperties": MANY,
         "propertyNames": {"pattern": "^[0-9]{1,9}$"},
         "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
     },
@@ -36,13 +39,13 @@ _COMMON: dict[str, Schema] = {
     "stream": _BOOL,
     "stream_options": {
         "type": "object",
-        "properties": {"include_usage": _BOOL},
+        "properties": {"include_usage": _BOOL, "include_obfuscation": {"const": False}},
         "additionalProperties": False,
     },
     "top_k": {"type": "integer", "minimum": -1},
     "min_p": {"type": "number", "minimum": 0, "exclusiveMaximum": 1},
-    "repetition_penalty": {"type": "number", "exclusiveMinimum": 0, "maximum": 10},
-    "stop_token_ids": {"type": "array", "items": {"type": "integer", "minimum": 0}, "maxItems": 1024},
+    "repetition_penalty": {"type": "number", "minimum": 0.01, "maximum": 10},
+    "stop_token_ids": {"type": "array", "items": {"type": "integer", "minimum": 0}, "maxItems": MANY},
     "ignore_eos": _BOOL,
     "priority": {"type": "integer", "minimum": -(2**31), "maximum": 2**31 - 1},
     "user": _STRING,
@@ -59,6 +62,7 @@ HONOURED: dict[Kind, dict[str, Schema]] = {
         "reasoning_effort": _STRING,
         "chat_template_kwargs": _OBJECT,
         "parallel_tool_calls": _BOOL,
+        "response_format": {"type": "object", "required": ["type"]},
     },
     "completion": _COMMON | {"prompt": _ANY, "echo": _BOOL, "logprobs": _TOP},
 }
@@ -72,7 +76,6 @@ HARMLESS: dict[Kind, dict[str, tuple[Schema, str]]] = {
         "store": ({"const": False}, "nothing is stored"),
         "service_tier": ({"enum": ["auto", "default"]}, "there is one tier"),
         "modalities": ({"const": ["text"]}, "answers are text"),
-        "response_format": ({"const": {"type": "text"}}, "answers are text"),
     },
     "completion": {"best_of": ({"const": 1}, "one answer is the best of one")},
 }
@@ -85,6 +88,7 @@ REFUSED: dict[Kind, dict[str, str]] = {
         "functions": "deprecated; use tools",
         "moderation": "there is no moderation model",
         "prediction": "predicted outputs",
+        "prompt_cache_options": "prefixes are found by their tokens",
         "prompt_cache_retention": "how long prefixes are kept is a setting of the config",
         "verbosity": "say in the prompt how long the answer should be",
         "web_search_options": "there is no web search",
@@ -102,3 +106,23 @@ BODIES: dict[Kind, Body] = {
     )
     for of in HONOURED
 }
+
+# Counting: a prompt as the engine would get it, and back.
+TOKENIZE = Body(
+    {
+        "model": _STRING,
+        "prompt": _STRING,
+        "add_special_tokens": _BOOL,
+        "return_token_strs": _BOOL,
+        **{
+            name: HONOURED["chat"][name]
+            for name in ("messages", "tools", "reasoning_effort", "chat_template_kwargs")
+        },
+        "tool_choice": {"enum": ["auto", "none"]},
+    },
+    {
+        "add_generation_prompt": ({"const": True}, "as the answer would be asked for"),
+        "continue_final_message": ({"const": False}, "the answer is a message of its own"),
+    },
+)
+DETOKENIZE = Body({"model": _STRING, "tokens": {"type": "array"}})  # a million tokens are checked elsewhere

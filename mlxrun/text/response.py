@@ -17,8 +17,15 @@ Json = dict[str, Any]
 _LOWEST = -9999.0  # OpenAI's stand-in for a probability of zero, whose logarithm is not JSON
 
 
-def response_body(prepared: Prepared, choices: Sequence[Choice], request_id: str, created: int) -> Json:
-    """The whole response of a finished request: a chat.completion or a text_completion."""
+def response_body(
+    prepared: Prepared,
+    choices: Sequence[Choice],
+    request_id: str,
+    created: int,
+    fingerprint: str | None = None,
+) -> Json:
+    """The whole response of a finished request: a chat.completion or a text_completion. `fingerprint` names
+    the server's config; a job has its manifest for that."""
     chat = prepared.kind == "chat"
     render = _chat_choice if chat else _completion_choice
     return {
@@ -26,6 +33,7 @@ def response_body(prepared: Prepared, choices: Sequence[Choice], request_id: str
         "object": "chat.completion" if chat else "text_completion",
         "created": created,
         "model": prepared.model,
+        "system_fingerprint": fingerprint,
         "choices": [render(prepared, choice) for choice in choices],
         "usage": usage(prepared, choices),
         "mlxrun": {"seed": prepared.seed},
@@ -122,12 +130,13 @@ def _readable(text: bytes, mark: str) -> str:
 def error_body(error: BaseException) -> Json:
     """OpenAI's error object. What is not meant for the user is named by its class only."""
     status = error.http_status if isinstance(error, MlxrunError) else 500
-    kinds = {400: "invalid_request_error", 404: "invalid_request_error", 429: "rate_limit_error"}
+    kinds = {403: "permission_error", 429: "rate_limit_error"}
+    usual = "invalid_request_error" if 400 <= status < 500 else "server_error"
     known = isinstance(error, MlxrunError)
     return {
         "error": {
             "message": str(error) if known else f"internal error ({type(error).__name__})",
-            "type": kinds.get(status, "server_error"),
+            "type": kinds.get(status, usual),
             "param": error.param if isinstance(error, RequestError) else None,
             "code": error.code if isinstance(error, MlxrunError) else "internal_error",
         }

@@ -1,7 +1,8 @@
 """How an answer is drawn: the body's fields, the config, the model and built-in values, in this order.
 
-Temperature is taken from 0 to 2, as OpenAI does; top_k 0 and -1 both mean all tokens. All ranges of a body
-were checked by schemas.py; here is what needs the model.
+Temperature is taken from 0 to 2, as OpenAI does, and below 0.00001 it is 0, as logits divided by less leave
+float32; top_k 0 and -1 both mean all tokens. All ranges of a body were checked by schemas.py; here is what
+needs the model.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from mlxrun.text.host import HostModel
 from mlxrun.text.problems import bad, kind, need
 
 MAX_STOPS = 16
+MAX_STOP = 1024  # characters of one
+_GREEDY = 1e-5
+_ALL = 2**24  # more than any vocabulary, and exact in float32
 _BUILT_IN = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
 _MASK = 2**64 - 1
 
@@ -28,9 +32,9 @@ def sampling_params(
     drawn = {name: _first(name, body, host, config) for name in _BUILT_IN}
     size = len(host.tokenizer)
     return SamplingParams(
-        temperature=float(drawn["temperature"]),
+        temperature=float(drawn["temperature"]) if drawn["temperature"] >= _GREEDY else 0.0,
         top_p=float(drawn["top_p"]),
-        top_k=max(0, int(drawn["top_k"])),
+        top_k=min(max(0, int(drawn["top_k"])), _ALL),
         min_p=float(drawn["min_p"]),
         repetition_penalty=float(drawn["repetition_penalty"]),
         presence_penalty=float(body.get("presence_penalty", 0.0)),
@@ -55,6 +59,8 @@ def _first(name: str, body: Mapping[str, Any], host: HostModel, config: Config) 
 
 def _biases(biases: Mapping[str, float], size: int) -> dict[int, float]:
     for key in biases:
+        if str(int(key)) != key:
+            raise bad(f"logit_bias.{key}", f"is not how a token id is written; write {str(int(key))!r}")
         if int(key) >= size:
             raise bad(f"logit_bias.{key}", f"is not a token id; the vocabulary has {size}")
     return {int(key): float(value) for key, value in biases.items()}
@@ -91,6 +97,8 @@ def stop_strings(value: Any) -> tuple[str, ...]:
     for i, stop in enumerate(value):
         if not need(stop, str, f"stop[{i}]"):
             raise bad(f"stop[{i}]", "is empty, which would stop every answer at once")
+        if len(stop) > MAX_STOP:
+            raise bad(f"stop[{i}]", f"has {len(stop)} characters; at most {MAX_STOP} are taken")
     return tuple(value)
 
 
