@@ -15,13 +15,16 @@ import re
 from collections import Counter
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tokenizers_f7 import FakeHost, byte_tokenizer
 
 import mlxrun.batch.run
+from mlxrun.batch.answer import Preparer
 from mlxrun.batch.paths import Paths
+from mlxrun.batch.progress import make_view
 from mlxrun.batch.session import Options, Outcome, Session, Setup
 from mlxrun.config.build import config_hash
 from mlxrun.config.settings import BatchSettings, Config, MediaSettings, SchedulerSettings
@@ -200,11 +203,12 @@ class Bench:
         """One run; `client` is the engine it had, `said` what it told the user."""
         self.client = FakeClient(self.host, self.client.pause, self.tokens)
         self.said.clear()
-        setup = Setup(
-            self.config, config_hash(self.config), self.host, self.client.start, lambda: {"name": "fake"}
-        )
+        prepare = Preparer(self.host, self.config, self.job.parent)
+        digest, start = config_hash(self.config), self.client.start
+        setup = Setup(self.config, digest, self.host, prepare, start, lambda: {"name": "fake"})
         with open(os.devnull, "w") as nowhere:
-            session = Session(self.paths, setup, Options(**options), self.said.append, nowhere)
+            view = partial(make_view, stream=nowhere)
+            session = Session(self.paths, setup, Options(**options), self.said.append, view)
             if self.no_sleep:
                 session.backoff = 0.0
             return await session.run()

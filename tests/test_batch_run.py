@@ -53,6 +53,7 @@ async def test_output_shape(tmp_path: Path) -> None:
                 "object": "chat.completion",
                 "created": 0,
                 "model": "fake",
+                "system_fingerprint": None,
                 "choices": [
                     {
                         "index": 0,
@@ -62,11 +63,11 @@ async def test_output_shape(tmp_path: Path) -> None:
                     }
                 ],
                 "usage": {
-                        "prompt_tokens": 20,
-                        "completion_tokens": 3,
-                        "total_tokens": 23,
-                        "completion_tokens_details": {"reasoning_tokens": 0},
-                    },
+                    "prompt_tokens": 20,
+                    "completion_tokens": 3,
+                    "total_tokens": 23,
+                    "completion_tokens_details": {"reasoning_tokens": 0},
+                },
                 "mlxrun": {"seed": 1344898677},
             },
         },

@@ -28,6 +28,7 @@ from mlxrun.text.host import HostModel
 if TYPE_CHECKING:
     from mlxrun.scheduler.request import Request
     from mlxrun.text.choice import Choice
+    from mlxrun.text.formats import Formats
     from mlxrun.text.prepared import Prepared
 
 MAX_TOKENS = 1024  # of an answer, where neither the line nor the config says
@@ -59,24 +60,49 @@ def line_seed(base: int, custom_id: str) -> int:
     return int.from_bytes(digest[:4], "big") >> 1
 
 
-class Preparer:
-    """Turns lines into Requests; needs no engine, so `--dry-run` and `--strict` use it too."""
+class Prepare(Protocol):
+    """Turns lines into Requests."""
 
-    def __init__(self, host: HostModel, config: Config, folder: Path) -> None:
-        from mlxrun.text.media import MediaLoader
-        from mlxrun.text.side import TextSide
-
-        self._side = TextSide(host, config, MediaLoader(config.media, folder))
-        self._config = config
+    @property
+    def folder(self) -> Path | None:
+        """Image paths are relative to it; None refuses them."""
 
     async def __call__(self, line: Line) -> Prepared:
         """RequestError if the line's body is refused."""
+        ...
+
+
+class Preparer:
+    """Turns lines into Requests; needs no engine, so `--dry-run` and `--strict` use it too.
+
+    `max_tokens`: of an answer, where neither the line nor the config says; None: up to the context's end.
+    """
+
+    def __init__(
+        self,
+        host: HostModel,
+        config: Config,
+        folder: Path | None,
+        *,
+        formats: Formats | None = None,
+        max_tokens: int | None = MAX_TOKENS,
+    ) -> None:
+        from mlxrun.text.formats import PLAIN
+        from mlxrun.text.media import MediaLoader
+        from mlxrun.text.side import TextSide
+
+        self.folder = folder
+        self._side = TextSide(host, config, MediaLoader(config.media, folder), formats or PLAIN)
+        self._config = config
+        self._max_tokens = max_tokens
+
+    async def __call__(self, line: Line) -> Prepared:
         from mlxrun.text.openai import prepare
 
         body = line.body
         if body.get("seed") is None:
             body = {**body, "seed": line_seed(base_seed(self._config), line.custom_id)}
-        return await prepare(line.url, body, self._side, default_max_tokens=MAX_TOKENS)
+        return await prepare(line.url, body, self._side, default_max_tokens=self._max_tokens)
 
 
 @dataclass(slots=True)
@@ -105,7 +131,7 @@ class Answerer:
     """Answers lines, any number at once; the engine's queue is never overfilled by one job alone."""
 
     def __init__(
-        self, client: Client, prepare: Preparer, config: Config, meter: Meter, answers: Answers
+        self, client: Client, prepare: Prepare, config: Config, meter: Meter, answers: Answers
     ) -> None:
         self.answers = answers
         self._client = client

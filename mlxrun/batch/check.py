@@ -8,16 +8,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from mlxrun.batch.answer import Preparer
+from mlxrun.batch.answer import Prepare
 from mlxrun.batch.index import Entry, Index
 from mlxrun.batch.jobs import BadLine
 from mlxrun.batch.keys import Keys
 from mlxrun.errors import RequestError
 
 _AT_ONCE = 16
-Report = Callable[[str], None]
+Report = Callable[[int, str], None]  # line number, reason
 
 
 @dataclass(slots=True)
@@ -33,8 +34,8 @@ class Checked:
     images: int = 0
 
 
-async def check_lines(index: Index, prepare: Preparer, end: int, report: Report) -> Checked:
-    """Check the first `end` lines; each problem is reported as `file:line: reason`."""
+async def check_lines(index: Index, prepare: Prepare, end: int, report: Report) -> Checked:
+    """Check the first `end` lines; each problem is reported with its line number."""
     total = Checked()
     for start in range(0, end, _AT_ONCE):
         some = range(start, min(start + _AT_ONCE, end))
@@ -44,13 +45,18 @@ async def check_lines(index: Index, prepare: Preparer, end: int, report: Report)
             total.lines += 1
             if isinstance(outcome, str):
                 total.refused += 1
-                report(f"{index.path}:{entry.line.number}: {outcome}")
+                report(entry.line.number, outcome)
             else:
                 _add(total, outcome)
     return total
 
 
-async def _check(entry: Entry, prepare: Preparer) -> str | Checked:
+def say_problem(path: Path, say: Callable[[str], None], number: int, reason: str) -> None:
+    """One problem in words."""
+    say(f"{path}:{number}: {reason}")
+
+
+async def _check(entry: Entry, prepare: Prepare) -> str | Checked:
     """The numbers of one line, or why it is refused."""
     if isinstance(entry.line, BadLine):
         return entry.line.reason
@@ -75,11 +81,12 @@ def _add(total: Checked, one: Checked) -> None:
     total.images += one.images
 
 
-async def check_job(path: Path, prepare: Preparer, limit: int | None, report: Report) -> Checked:
-    """Check a job file by itself; nothing is written."""
+async def check_job(path: Path, prepare: Prepare, limit: int | None, say: Callable[[str], None]) -> Checked:
+    """Check a job file by itself; nothing is written. Each problem is said as `file:line: reason`."""
     index = Index(path, Keys("", path.parent, 0))
     try:
         await asyncio.to_thread(index.scan)
+        report = partial(say_problem, path, say)
         return await check_lines(index, prepare, min(limit or len(index), len(index)), report)
     finally:
         index.close()

@@ -31,10 +31,12 @@ class Entry:
 
 
 class Index:
-    """All lines of one job file by position (0-based, empty lines not counted)."""
+    """All lines of one job file by position (0-based, empty lines not counted). `url`: the only one that
+    lines may have, None for any."""
 
-    def __init__(self, path: Path, keys: Keys) -> None:
+    def __init__(self, path: Path, keys: Keys, url: str | None = None) -> None:
         self.path = path
+        self._url = url
         self.sha256 = ""
         self.state = bytearray()
         self._evals = bytearray()
@@ -93,6 +95,10 @@ class Index:
     def number(self, position: int) -> int:
         return self._numbers[position]
 
+    def is_bad(self, position: int) -> bool:
+        """Whether `load` gives a BadLine there."""
+        return self._kinds[position] != _LINE
+
     def find(self, custom_id: str) -> int | None:
         """The position of the line that has this custom_id first."""
         found = self._find(_hash_id(custom_id))
@@ -105,6 +111,9 @@ class Index:
 
     def _parse(self, raw: RawLine) -> tuple[Line | BadLine, bytes]:
         line = parse_line(raw)
+        if isinstance(line, Line) and self._url not in (None, line.url):
+            reason = f"url is {line.url}, but these lines are for {self._url}"
+            line = BadLine(line.number, line.custom_id, reason, "url", line.eval)
         if isinstance(line, BadLine):
             return line, self._keys.bad_key(raw.data, line.reason)
         return line, self._keys.key(line)

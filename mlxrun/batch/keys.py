@@ -52,6 +52,7 @@ def settings_digest(config: Config, host: JobHost) -> str:
         "ends": sorted(host.eos_ids),
         "defaults": dict(host.defaults),
         "engine": engine,
+        "parsers": asdict(config.parsers),
         "sampling": {key: value for key, value in asdict(config.sampling).items() if value is not None},
     }
     if config.cache.stored_bits is not None and config.cache.backend != "none":
@@ -70,9 +71,10 @@ def short_digest(data: bytes) -> bytes:
 
 
 class Keys:
-    """Computes line keys for one job and one set of settings."""
+    """Computes line keys for one job and one set of settings. `base`: where image paths are relative to;
+    None: no file is looked at, as they are refused."""
 
-    def __init__(self, settings: str, base: Path, max_image: int) -> None:
+    def __init__(self, settings: str, base: Path | None, max_image: int) -> None:
         self._settings = settings
         self._base = base
         self._max_image = max_image
@@ -90,6 +92,8 @@ class Keys:
 
     def _image(self, name: str) -> str:
         """Digest of a file's bytes; files that can never be read as an image need none."""
+        if self._base is None:
+            return "refused"
         path = self._base / name
         try:
             info = path.stat()

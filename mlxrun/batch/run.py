@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import traceback
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -107,10 +108,14 @@ class Runner:
         except (EngineDead, JobError):
             raise
         except MlxrunError as error:
-            log.debug("line %d: %s", entry.line.number, error)
+            said = error if self._config.log.prompts else error.code
+            log.debug("line %d: %s", entry.line.number, said)
             return records.error_record(entry, error)
         except Exception as error:
-            log.exception("line %d failed in a way that is a bug in mlxrun", entry.line.number)
+            said = f": {error}" if self._config.log.prompts else ""  # it may quote a prompt
+            where = "".join(traceback.format_tb(error.__traceback__))
+            kind = type(error).__name__
+            log.error("line %d: a bug in mlxrun: %s%s\n%s", entry.line.number, kind, said, where)
             return records.error_record(entry, error)
 
     async def _answer(self, line: Line, key: str, spent: Spent) -> dict[str, Any]:

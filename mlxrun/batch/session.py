@@ -14,12 +14,13 @@ import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, TextIO
+from functools import partial
+from typing import Any
 
 from mlxrun.batch import cache
-from mlxrun.batch.answer import Answerer, Client, Preparer, base_seed
+from mlxrun.batch.answer import Answerer, Client, Prepare, base_seed
 from mlxrun.batch.answers import Answers
-from mlxrun.batch.check import check_lines
+from mlxrun.batch.check import check_lines, say_problem
 from mlxrun.batch.index import DONE, FAILED, TODO, Index
 from mlxrun.batch.keys import JobHost, Keys, settings_digest
 from mlxrun.batch.manifest import Facts, Manifest, Status
@@ -46,16 +47,17 @@ class Options:
     fresh: bool = False
     retry_failed: bool = False
     strict: bool = False
-    limit: int | None = None
+    limit: int | None = None  # 0: only make what earlier runs left whole
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What a job runs on."""
+    """What a job runs on. `start` is called if there is something to do, and its client closed at the end."""
 
     config: Config
     config_hash: str
     host: JobHost
+    prepare: Prepare
     start: Callable[[], Coroutine[Any, Any, Client]]
     device: Callable[[], Mapping[str, Any]]  # called once the engine runs
 
@@ -71,23 +73,26 @@ class Outcome:
 
 @dataclass(slots=True)
 class Session:
-    """One run; `say` gets sentences for the user, `stream` the progress (default: standard error)."""
+    """One run; `say` gets sentences for the user, `view` shows the progress, `stop` ends it (by default
+    signals do)."""
 
     paths: Paths
     setup: Setup
     options: Options
     say: Say
-    stream: TextIO | None = None
+    view: Callable[[Meter], View] = make_view
+    stop: Stop | None = None
     clock: Callable[[], float] = time.monotonic
     backoff: float = BACKOFF
     _device: Mapping[str, Any] | None = field(default=None, init=False)
 
     async def run(self) -> Outcome:
         """Run the job. JobError, EngineDead, ModelLoadError or Interrupted if it cannot be finished."""
-        stop = Stop(self.say)
+        stop = self.stop or Stop(self.say)
         config = self.setup.config
         settings = settings_digest(config, self.setup.host)
-        index = Index(self.paths.job, Keys(settings, self.paths.job.parent, config.media.max_bytes))
+        keys = Keys(settings, self.setup.prepare.folder, config.media.max_bytes)
+        index = Index(self.paths.job, keys)
         try:
             with stop.listening(), locked(self.paths):
                 await asyncio.to_thread(index.scan, lambda: stop.requested)
@@ -101,17 +106,17 @@ class Session:
 
     async def _run(self, index: Index, settings: str, stop: Stop) -> Outcome:
         config = self.setup.config
-        end = min(self.options.limit or len(index), len(index))
-        prepare = Preparer(self.setup.host, config, self.paths.job.parent)
+        limit = self.options.limit
+        end = len(index) if limit is None else min(limit, len(index))
         if self.options.strict or config.batch.on_invalid == "fail":
-            await stop.run(self._refuse_bad(index, prepare, end))
+            await stop.run(self._refuse_bad(index, end))
         if self.options.fresh:
             self.paths.forget()
             await asyncio.to_thread(cache.remove, self.paths.cache)
         reconciler = Reconciler(index, self.paths, retry=end if self.options.retry_failed else 0)
         await asyncio.to_thread(reconciler.read_journal)
         manifest = Manifest(self.paths, self._facts())
-        manifest.begin(index, reconciler.found.runs)
+        await asyncio.to_thread(manifest.begin, index, reconciler.found.runs)
         found = await asyncio.to_thread(reconciler.rewrite, settings)
         answers = Answers(self.paths.answers, keep=not config.engine.reproducible)
         await asyncio.to_thread(answers.read, index)
@@ -119,7 +124,7 @@ class Session:
         meter = _meter(index, end, found, self.clock)
         status = Status(self.paths.status, manifest.run)
         try:
-            run = Run(index, end, prepare, meter, found.scores, status, stop, answers)
+            run = Run(index, end, meter, found.scores, status, stop, answers)
             await self._lines(run, manifest.run)
             exit_code = 1 if meter.failed else 0
             if config.batch.order == "input":
@@ -129,13 +134,14 @@ class Session:
                 answers.remove()
                 await asyncio.to_thread(cache.remove, self.paths.cache)
         except MlxrunError as error:
-            self._end_badly(error, index, meter, manifest, status)
+            await self._end_badly(error, index, meter, manifest, status)
             raise
         status.write("done", meter, force=True)
         return Outcome(exit_code, meter, found.scores)
 
-    async def _refuse_bad(self, index: Index, prepare: Preparer, end: int) -> None:
-        checked = await check_lines(index, prepare, end, self.say)
+    async def _refuse_bad(self, index: Index, end: int) -> None:
+        report = partial(say_problem, index.path, self.say)
+        checked = await check_lines(index, self.setup.prepare, end, report)
         if checked.refused:
             share = f"{checked.refused} of {count(checked.lines, 'line')}"
             raise JobError(f"{index.path}: {share} refused; nothing was run")
@@ -151,10 +157,10 @@ class Session:
             client = started = await run.stop.run(self.setup.start())
             self._device = self.setup.device()
             run.meter.counters = started.cache_counts
-            answerer = Answerer(started, run.prepare, self.setup.config, run.meter, run.answers)
+            answerer = Answerer(started, self.setup.prepare, self.setup.config, run.meter, run.answers)
             runner = Runner(run.index, writer, answerer, self.setup.config, run.meter, run.scores)
             runner.backoff = self.backoff
-            with run.watched(self.stream) as watcher:
+            with run.watched(self.view) as watcher:
                 await run.stop.run(runner.run(run.end, watcher))
         finally:
             run.meter.freeze()
@@ -188,12 +194,12 @@ class Session:
         if halves:
             self.say(f"{count(halves, 'answer')} under way when the last run ended: not begun anew")
 
-    def _end_badly(
+    async def _end_badly(
         self, error: MlxrunError, index: Index, meter: Meter, manifest: Manifest, status: Status
     ) -> None:
         """Leave everything as the next run needs it, and say how to go on."""
         try:
-            manifest.end(index, meter, error.exit_code, self._device, complete=False)
+            await asyncio.to_thread(manifest.end, index, meter, error.exit_code, self._device, complete=False)
         except JobError as second:
             log.warning("%s", second)
         status.write("interrupted" if isinstance(error, Interrupted) else "failed", meter, force=True)
@@ -208,7 +214,6 @@ class Run:
 
     index: Index
     end: int
-    prepare: Preparer
     meter: Meter
     scores: Scores
     status: Status
@@ -216,9 +221,9 @@ class Run:
     answers: Answers
 
     @contextmanager
-    def watched(self, stream: TextIO | None) -> Iterator[Watcher]:
+    def watched(self, make: Callable[[Meter], View]) -> Iterator[Watcher]:
         """Progress and status while lines run."""
-        view = make_view(self.meter, stream)
+        view = make(self.meter)
         try:
             yield _Both(view, self.status, self.meter)
         finally:

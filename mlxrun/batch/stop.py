@@ -1,6 +1,7 @@
 """Signals: the first SIGINT or SIGTERM ends the job in order, the second ends the process at once.
 
-Work that may be cut short runs under `Stop.run`, which raises Interrupted; what must be whole does not.
+Where a process does more than one job, the job listens to no signals and ends only itself. Work that may be
+cut short runs under `Stop.run`, which raises Interrupted; what must be whole does not.
 """
 
 from __future__ import annotations
@@ -29,21 +30,28 @@ class Interrupted(MlxrunError):
 
 
 class Stop:
-    """Whether the job is to end, and the work that is cancelled when it is."""
+    """Whether the job is to end, and the work that is cancelled when it is.
 
-    def __init__(self, say: Callable[[str], None]) -> None:
+    `process`: whether the job is all that this process does, so that signals are its own.
+    """
+
+    def __init__(self, say: Callable[[str], None], *, process: bool = True) -> None:
         self._say = say
+        self._process = process
         self._asked = asyncio.Event()
         self._stuck = False
 
     @property
     def requested(self) -> bool:
-        """Whether a signal came."""
+        """Whether a signal came, or `request` was called."""
         return self._asked.is_set()
 
     @contextmanager
     def listening(self) -> Iterator[None]:
         """Take the signals over while the job runs."""
+        if not self._process:
+            yield
+            return
         loop = asyncio.get_running_loop()
         for number in _SIGNALS:
             loop.add_signal_handler(number, self.request)
@@ -55,10 +63,11 @@ class Stop:
 
     def request(self) -> None:
         """What a signal does."""
-        if self.requested:
+        if self.requested and self._process:
             os._exit(EXIT)  # records are whole in their files already; the next start needs nothing more
         self._asked.set()
-        self._say("stopping: nothing new is started, what is finished is kept (once more to stop at once)")
+        again = " (once more to stop at once)" if self._process else ""
+        self._say(f"stopping: nothing new is started, what is finished is kept{again}")
 
     def check(self) -> None:
         """Raise Interrupted if a signal came."""
@@ -89,7 +98,7 @@ class Stop:
 
     def leave_if_stuck(self) -> None:
         """End the process if something does not let itself be cancelled, such as the loading of a model."""
-        if self._stuck:
+        if self._stuck and self._process:
             self._say("interrupted; the engine was busy and is cut off")
             os._exit(EXIT)
 

@@ -73,19 +73,23 @@ def command(
 
 
 async def _run(loaded: Loaded, paths: Paths, options: Options) -> int:
+    from mlxrun.batch.answer import Preparer
     from mlxrun.batch.cache import engine_config
     from mlxrun.batch.report import count, print_scores, reasons
     from mlxrun.batch.session import Session, Setup
     from mlxrun.engine.client import EngineClient
     from mlxrun.model.doctor import device_facts
     from mlxrun.model.host import load_host
+    from mlxrun.parsers.formats import ModelFormats
 
     host = load_host(loaded.config.model, weights=True)
 
     async def start() -> EngineClient:
         return await EngineClient.start(engine_config(loaded.config, paths), host)
 
-    setup = Setup(loaded.config, loaded.digest, host, start, device_facts)
+    formats = ModelFormats.of(host, loaded.config.parsers)
+    prepare = Preparer(host, loaded.config, paths.job.parent, formats=formats)
+    setup = Setup(loaded.config, loaded.digest, host, prepare, start, device_facts)
     outcome = await Session(paths, setup, options, _say).run()
     print_scores(outcome.scores, sys.stdout)
     meter = outcome.meter
@@ -103,9 +107,11 @@ async def _dry_run(loaded: Loaded, paths: Paths, options: Options) -> int:
     from mlxrun.batch.check import check_job
     from mlxrun.batch.report import count
     from mlxrun.model.host import load_host
+    from mlxrun.parsers.formats import ModelFormats
 
     host = load_host(loaded.config.model)
-    prepare = Preparer(host, loaded.config, paths.job.parent)
+    formats = ModelFormats.of(host, loaded.config.parsers)
+    prepare = Preparer(host, loaded.config, paths.job.parent, formats=formats)
     found = await check_job(paths.job, prepare, options.limit, _say)
     refused = f"{found.refused} would be refused" if found.refused else "none would be refused"
     click.echo(f"{count(found.lines, 'line')}, {refused}")

@@ -1,0 +1,238 @@
+"""OpenAI's /v1/files: job files come in, answers go out; neither is ever held in memory.
+
+An upload goes to disk in pieces as it comes, and is a file once all of it is there. A file belongs to the API
+key that it came with: with another key it is not found.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from aiohttp import BodyPartReader, web
+from aiohttp.http_exceptions import HttpProcessingError
+
+from mlxrun.errors import NotFound, RequestError, TimedOut, TooLarge
+from mlxrun.server.auth import key_name
+from mlxrun.server.batch_queue import BatchQueue
+from mlxrun.server.body import PATIENCE, json_reply
+from mlxrun.server.storage import StorageError, StoredFile, Upload
+from mlxrun.server.surface import Endpoint
+from mlxrun.text.problems import bad, quote, shorten, suggest, unsupported
+
+if TYPE_CHECKING:
+    from mlxrun.server.state import Server
+
+PURPOSE = "batch"
+BLOCK = 1 << 20  # bytes that are written at once
+_SMALL = 1000  # bytes of a field that is no file
+_LONGEST_NAME = 255  # characters
+_REFUSED = {
+    "expires_after[anchor]": "files are kept until they are deleted",
+    "expires_after[seconds]": "files are kept until they are deleted",
+}
+Item = TypeVar("Item")
+
+
+async def queue_of(server: Server) -> BatchQueue:
+    """The server's batches and their files, opened. StorageError if that cannot be."""
+    queue = server.jobs
+    if not isinstance(queue, BatchQueue):
+        raise StorageError("this server was started without a folder for files and batches")
+    await queue.open()
+    return queue
+
+
+def mine(request: web.Request, owner: str) -> bool:
+    """Whether what `owner` made may be seen by who asks. Without keys everybody is the same."""
+    name = key_name(request)
+    return not name or owner in ("", name)
+
+
+async def upload(request: web.Request, server: Server) -> web.Response:
+    """Takes a job file: a form with `purpose` and `file`, in any order."""
+    queue = await queue_of(server)
+    most = server.config.batch.max_file_bytes
+    if request.content_length is not None and request.content_length > most + 4 * _SMALL:
+        raise _too_large(most)
+    draft = await asyncio.to_thread(queue.storage.begin)
+    try:
+        fields = await _read_form(request, draft, most)
+        if "file" not in fields:
+            raise bad("file", "missing", code="missing_field")
+        if "purpose" not in fields:
+            raise bad("purpose", "missing", code="missing_field")
+        if not draft.size:
+            raise bad("file", "is empty")
+        now, file_id = int(queue.storage.now()), queue.storage.new_id("file-")
+        file = StoredFile(file_id, fields["file"], draft.size, now, PURPOSE, key_name(request))
+        await asyncio.to_thread(queue.storage.add, draft, file)
+    finally:
+        await asyncio.shield(asyncio.to_thread(draft.discard))
+    return json_reply(file.body())
+
+
+async def _read_form(request: web.Request, draft: Upload, most: int) -> dict[str, str]:
+    """The fields, for the file its name; its content goes to `draft`."""
+    if request.content_type != "multipart/form-data":
+        raise RequestError(f"the body must be multipart/form-data, not {quote(request.content_type)}")
+    fields: dict[str, str] = {}
+    try:
+        reader = await request.multipart()
+        while (part := await asyncio.wait_for(reader.next(), PATIENCE)) is not None:
+            name = part.name if isinstance(part, BodyPartReader) else None
+            if not isinstance(part, BodyPartReader) or name is None:
+                raise RequestError("a part of the form has no name")
+            if name in fields:
+                raise bad(shorten(name), "is given twice")
+            _check_part(part, name)
+            if name == "file":
+                fields[name] = _file_name(part)
+                await _receive(part, draft, most)
+            else:
+                fields[name] = await _small(part, name)
+                if fields[name] != PURPOSE:
+                    raise bad("purpose", f"only {PURPOSE!r} is taken, not {quote(fields[name])}")
+    except TimeoutError as error:
+        raise TimedOut(f"no more of the form came for {PATIENCE:g} s") from error
+    except (ValueError, AssertionError, HttpProcessingError) as error:
+        raise RequestError(f"the body is not a form that can be read: {shorten(str(error))}") from error
+    return fields
+
+
+def _check_part(part: BodyPartReader, name: str) -> None:
+    if name in _REFUSED:
+        raise unsupported(name, _REFUSED[name])
+    if name not in ("file", "purpose"):
+        hint = suggest(name, ("file", "purpose"))
+        raise bad(shorten(name), f"unknown parameter{hint}", code="unknown_parameter")
+    for header in ("Content-Transfer-Encoding", "Content-Encoding"):
+        coding = part.headers.get(header, "binary").lower()
+        if coding not in ("binary", "8bit", "7bit", "identity"):
+            raise bad(name, f"{header} {quote(coding)} is not taken; send the bytes as they are")
+
+
+def _file_name(part: BodyPartReader) -> str:
+    """A label: nothing is ever opened by this name."""
+    name = (part.filename or "").encode("utf-8", "replace").decode()  # bytes that are no UTF-8 come as halves
+    return name[:_LONGEST_NAME] or "file"
+
+
+async def _small(part: BodyPartReader, name: str) -> str:
+    data = bytearray()
+    while chunk := await asyncio.wait_for(part.read_chunk(_SMALL), PATIENCE):
+        data += chunk
+        if len(data) > _SMALL:
+            raise bad(name, f"is longer than {_SMALL} bytes")
+    return data.decode("utf-8", "replace")
+
+
+async def _receive(part: BodyPartReader, draft: Upload, most: int) -> None:
+    """Write what comes, a block at a time: the sender waits for the disk."""
+    block = bytearray()
+    while chunk := await asyncio.wait_for(part.read_chunk(1 << 16), PATIENCE):
+        block += chunk
+        if draft.size + len(block) > most:
+            raise _too_large(most)
+        if len(block) >= BLOCK:
+            await asyncio.to_thread(draft.write, bytes(block))
+            block.clear()
+    await asyncio.to_thread(draft.write, bytes(block))
+
+
+def _too_large(most: int) -> TooLarge:
+    return TooLarge(f"file: has more than {most} bytes (batch.max_file_bytes)", param="file")
+
+
+async def list_files(request: web.Request, server: Server) -> web.Response:
+    """Files, the newest first unless `order=asc`."""
+    queue = await queue_of(server)
+    query = read_query(request, ("after", "limit", "order", "purpose"))
+    files = [file for file in queue.storage.newest() if mine(request, file.owner)]
+    purpose = query.get("purpose")
+    if purpose is not None:
+        files = [file for file in files if file.purpose == purpose]
+    order = query.get("order", "desc")
+    if order not in ("asc", "desc"):
+        raise bad("order", f"{quote(order)} is neither 'asc' nor 'desc'")
+    if order == "asc":
+        files.reverse()
+    return json_reply(page(files, query, StoredFile.body, most=10_000))
+
+
+async def get_file(request: web.Request, server: Server) -> web.Response:
+    """What is said of a file."""
+    return json_reply((await _find(request, server))[1].body())
+
+
+async def get_content(request: web.Request, server: Server) -> web.StreamResponse:
+    """The bytes of a file."""
+    queue, file = await _find(request, server)
+    headers = {"Content-Type": "application/octet-stream", "Content-Disposition": "attachment"}
+    return web.FileResponse(queue.storage.content(file.id), headers=headers)
+
+
+async def delete_file(request: web.Request, server: Server) -> web.Response:
+    """Removes a file. A batch that began with it goes on."""
+    queue, file = await _find(request, server)
+    await asyncio.to_thread(queue.storage.delete, file.id)
+    return json_reply({"id": file.id, "object": "file", "deleted": True})
+
+
+async def _find(request: web.Request, server: Server) -> tuple[BatchQueue, StoredFile]:
+    queue = await queue_of(server)
+    file = queue.storage.find(request.match_info["id"])
+    if file is None or not mine(request, file.owner):
+        raise NotFound(f"there is no file {quote(request.match_info['id'])}", param="id")
+    return queue, file
+
+
+def page(
+    items: Sequence[Item],
+    query: Mapping[str, str],
+    body: Callable[[Item], dict[str, Any]],
+    *,
+    usual: int | None = None,
+    most: int,
+) -> dict[str, Any]:
+    """OpenAI's list object: `limit` of the items that come after the one whose id is `after`."""
+    limit = query.get("limit", str(usual or most))
+    if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:9]) <= most):
+        raise bad("limit", f"{quote(limit)} is not a number from 1 to {most}")
+    found = [body(item) for item in items]
+    start = 0
+    if "after" in query:
+        ids = [each["id"] for each in found]
+        if query["after"] not in ids:
+            raise bad("after", f"{quote(query['after'])} is not in this list")
+        start = ids.index(query["after"]) + 1
+    data = found[start : start + int(limit)]
+    return {
+        "object": "list",
+        "data": data,
+        "first_id": data[0]["id"] if data else None,
+        "last_id": data[-1]["id"] if data else None,
+        "has_more": start + len(data) < len(found),
+    }
+
+
+def read_query(request: web.Request, allowed: Sequence[str]) -> dict[str, str]:
+    """The parameters of the URL; an unknown one is an error."""
+    for name in request.query:
+        if name not in allowed:
+            hint = suggest(name, allowed)
+            raise bad(shorten(name), f"unknown parameter{hint}", code="unknown_parameter")
+    return dict(request.query)
+
+
+ENDPOINTS = (
+    Endpoint(
+        "POST", "/v1/files", upload, "Upload a JSONL file for a batch", engine=False, max_body=sys.maxsize
+    ),  # `upload` counts by itself, as it reads
+    Endpoint("GET", "/v1/files", list_files, "List files", engine=False),
+    Endpoint("GET", "/v1/files/{id}", get_file, "Describe a file", engine=False),
+    Endpoint("DELETE", "/v1/files/{id}", delete_file, "Delete a file", engine=False),
+    Endpoint("GET", "/v1/files/{id}/content", get_content, "Download a file", engine=False),
+)
