@@ -76,8 +76,8 @@ REFUSED: list[tuple[Json, str, str]] = [
     (body(output_config={"format": {"type": "json"}}), "output_config.format.type", "json_schema"),
     (body(output_config={"format": {"type": "json_schema"}}),)
     + ("output_config.format.schema", "Field required"),
-    (body(output_config={"format": {"type": "json_schema", "schema": {}}}),)
-    + ("output_config.format", "not supported"),
+    (body(output_config={"format": {"type": "json_schema", "schema": {"type": "strng"}}}),)
+    + ("output_config.format.schema.type", "strng"),
     (body(thinking={"type": "enabled"}), "thinking.budget_tokens", "Field required"),
     (body(thinking={"type": "enabled", "budget_tokens": 5}), "thinking.budget_tokens", "minimum of 1024"),
     (body(thinking={"type": "adaptive", "budget_tokens": 5}), "thinking.budget_tokens", "Extra inputs"),
@@ -140,11 +140,11 @@ REFUSED: list[tuple[Json, str, str]] = [
         "not supported",
     ),
     (body(tools=[{**ADD, "defer_loading": True}]), "tools.0.defer_loading", "only false"),
-    (body(tools=[{**ADD, "strict": True}]), "tools.0.strict", "not supported"),
+    (body(tools=[{**ADD, "strict": True}]), "tools.0.strict", "cannot be held"),
     (body(tools=[{**ADD, "input_schema": {"a": "\ud800"}}]), "tools.0.input_schema.a", "surrogate"),
     (body(tool_choice={"type": "any"}), "tool_choice", "needs `tools`"),
     (body(tools=[ADD], tool_choice={"type": "tool", "name": "ad"}), "tool_choice.name", "did you mean 'add'"),
-    (body(tools=[ADD], tool_choice={"type": "any"}), "tool_choice", "cannot be forced"),
+    (body(tools=[ADD], tool_choice={"type": "any"}), "tool_choice", "cannot be held"),
     (body(tools=[ADD], tool_choice="auto"), "tool_choice", "expected object"),
     (body(tools=[ADD], tool_choice={"type": "none", "name": "x"}), "tool_choice.name", "Extra inputs"),
 ]

@@ -3,73 +3,39 @@
 `execute` launches this step and then reads the tokens of the one before (decode-ahead), so that the device
 never waits for Python. Copies for the prefix cache are made in passing and come back when they are evaluated;
 a hit that cannot be restored is computed instead. Runs on the engine thread only. An exception that can be
-told to one request (its images, its settings) comes back in `errors`; any other leaves the runner and all
-rows are lost: `reset`.
+told to one request (its images, its grammar) comes back in `errors`; any other leaves the runner and all rows
+are lost: `reset`.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
 
 from mlxrun.model import leaves
-from mlxrun.model.adapter import PLAIN, Adapter, Inputs
+from mlxrun.model.adapter import PLAIN, Adapter
 from mlxrun.model.copies import Copies, Due
+from mlxrun.model.draws import Drawn, Forward, Launched, RowState, collect, guarded, sample
 from mlxrun.model.group import STEP
 from mlxrun.model.leaves import RowView
+from mlxrun.model.masks import Guard
 from mlxrun.model.methods import Methods, make_batch
 from mlxrun.model.prefill import shared
 from mlxrun.model.rows import Joining
-from mlxrun.model.sampler import Draw, RowSampling, Sampler, read
+from mlxrun.model.sampler import RowSampling, Sampler
 from mlxrun.model.snapshot import Snapshots
-from mlxrun.scheduler.plan import (
-    Admission,
-    PrefillChunk,
-    Sampled,
-    Save,
-    Saved,
-    StepPlan,
-    StepResult,
-)
+from mlxrun.scheduler.plan import Admission, PrefillChunk, Save, Saved, StepPlan, StepResult
 from mlxrun.scheduler.request import SamplingParams
 
 log = logging.getLogger(__name__)
 
-Drawn = tuple[tuple[str, ...], Draw]  # rows, and what they drew
 CLEAR_EVERY = 256  # steps between giving MLX's free buffers back, if they are more than POOL bytes
 POOL = 1 << 31
 AT_ONCE = 2048  # tokens of a forward where a hit failed and its prefix is computed after all
-
-
-@dataclass(slots=True, eq=False)
-class RowState:
-    """A request that runs. `cache` is its own until it joins the decode batch."""
-
-    tokens: list[int]  # prompt, and answer so far if it was preempted
-    inputs: Inputs
-    sampling: RowSampling
-    cache: list[Any]
-    newest: mx.array  # [1]: the token that the first decode step takes in
-    filled: int = 0  # tokens in `cache`
-    drew: bool = False  # a token of this row was launched
-
-    @property
-    def params(self) -> SamplingParams:
-        return self.sampling.params
-
-
-@dataclass(frozen=True, slots=True)
-class Launched:
-    """Draws under way, with the rows that they are for, and prefilled arrays to wait for."""
-
-    draws: tuple[Drawn, ...] = ()
-    filled: tuple[mx.array, ...] = ()
-    saved: tuple[Saved, ...] = ()
-    first: bool = False  # every draw is the first of its request
 
 
 class ModelRunner:
@@ -115,12 +81,16 @@ class ModelRunner:
     def collect(self) -> StepResult:
         """Read what is under way, and launch nothing."""
         before, self._launched = self._launched, Launched()
-        return StepResult(self._collect(before, ()), saved=before.saved)
+        return StepResult(*collect(before, self._rows, ()), saved=before.saved)
 
     # -- the step ---------------------------------------------------------------------------------------
 
     def execute(self, plan: StepPlan) -> StepResult:
-        """Launch the plan; returns what the previous one drew, and the requests that failed alone."""
+        """Launch the plan; returns what the previous one drew, and the requests that failed alone.
+
+        A row with a grammar needs its last token before the next can be drawn, but not before the forward:
+        that is launched as ever, and the masks are made while it is computed.
+        """
         saved = self._keep(plan.keep)
         for rid in plan.free:
             self._rows.pop(rid, None)
@@ -128,22 +98,35 @@ class ModelRunner:
         self._tidy(plan.clear_pool)
         errors, unusable = self._admit(plan.admit)
         fresh = {rid for rid, row in self._rows.items() if not row.drew}
-        draws = self._decode([r for r in plan.decode if r in self._rows])
+        forwards = self._decode([r for r in plan.decode if r in self._rows])
         filled: list[mx.array] = []
         chunks = [c for c in plan.prefill if c.request_id in self._rows]
-        saved += self._prefill(chunks, plan.save, draws, filled)
-        first = bool(draws) and all(r in fresh for ids, _ in draws for r in ids)
-        before, self._launched = (
-            self._launched,
-            Launched(tuple(draws), tuple(filled), tuple(saved), first),
-        )
-        wanted = [a for _, draw in draws for a in draw.arrays()] + filled + self._state_arrays()
+        saved += self._prefill(chunks, plan.save, forwards, filled)
+        ids = [rid for forward in forwards for rid in forward.ids]
+        later = guarded(forwards, self._rows)
+        draws = [] if later else self._draw(forwards)
+        wanted = self._arrays(draws) + [f.logits for f in forwards if later] + filled
         if self._methods.launch_first:
             mx.async_eval(wanted)
-        tokens = self._collect(before, plan.free)
+        before = self._launched
+        tokens, failed = collect(before, self._rows, plan.free)
         if not self._methods.launch_first:
             mx.async_eval(wanted)
-        return StepResult(tokens, errors, before.saved + self._awaited(), unusable)
+        if later:
+            draws = self._draw(forwards)
+            mx.async_eval(self._arrays(draws))
+        first = bool(ids) and fresh.issuperset(ids)
+        self._launched = Launched(tuple(draws), tuple(filled), tuple(saved), first)
+        return StepResult(tokens, errors | failed, before.saved + self._awaited(), unusable)
+
+    def _draw(self, forwards: Sequence[Forward]) -> list[Drawn]:
+        draws = [(forward.ids, sample(forward, self._rows, self._vocab)) for forward in forwards]
+        for forward, (ids, draw) in zip(forwards, draws, strict=True):
+            if forward.sampler is self._sampler:
+                self._newest = draw.tokens
+            else:
+                self._rows[ids[0]].newest = draw.tokens
+        return draws
 
     def _awaited(self) -> tuple[Saved, ...]:
         """This step's copies, if one of them is wanted at once: a kill would lose what it is a copy of."""
@@ -154,9 +137,10 @@ class ModelRunner:
         mx.eval(self._copies.arrays(now.saved))
         return now.saved
 
-    def _state_arrays(self) -> list[mx.array]:
+    def _arrays(self, draws: Sequence[Drawn]) -> list[mx.array]:
+        """What a step has to evaluate: its draws, and state that would else grow a graph."""
         sampling = [] if self._sampler is None else self._sampler.arrays()
-        return sampling + self._batch.state_arrays()
+        return [a for _, draw in draws for a in draw.arrays()] + sampling + self._batch.state_arrays()
 
     def _tidy(self, now: bool) -> None:
         self._steps += 1
@@ -191,7 +175,9 @@ class ModelRunner:
         inputs = self._adapter.inputs(request.prompt, request.media, done)
         sampling = RowSampling.start(request.params, request.prompt, output, self._vocab)
         cache = restored or leaves.reserve(self._adapter.new_cache(), room)
-        row = RowState(tokens, inputs, sampling, cache, mx.array(tokens[-1:]), done)
+        grammar = request.grammar
+        guard = None if grammar is None else Guard(grammar.start(output, request.params.stop_ids))
+        row = RowState(tokens, inputs, sampling, cache, mx.array(tokens[-1:]), done, guard=guard)
         if hit is not None and restored is None:
             self._compute(row, hit.length)
         return row, hit is None or restored is not None
@@ -207,21 +193,6 @@ class ModelRunner:
     def _room(self, tokens: Sequence[int], params: SamplingParams) -> int:
         """Tokens that a row's cache should hold before it has to grow."""
         return len(tokens) + min(params.max_tokens, STEP)
-
-    def _collect(self, launched: Launched, freed: Sequence[str]) -> dict[str, Sampled]:
-        """Wait for a step and read it. Rows that were freed meanwhile are left out, though their ids may be
-        back already: a row that was preempted, or another request."""
-        tokens: dict[str, Sampled] = {}
-        for ids, draw in launched.draws:
-            known = [r in self._rows and r not in freed for r in ids]
-            params = [
-                self._rows[r].params if k else SamplingParams() for r, k in zip(ids, known, strict=True)
-            ]
-            found = read(draw, params)
-            tokens |= {r: s for r, s, k in zip(ids, found, known, strict=True) if k}
-        if launched.filled:
-            mx.eval(launched.filled)  # no more than two steps of prefill are ever in flight
-        return tokens
 
     # -- the prefix cache -------------------------------------------------------------------------------
 
@@ -249,7 +220,7 @@ class ModelRunner:
 
     # -- decode -----------------------------------------------------------------------------------------
 
-    def _decode(self, ids: Sequence[str]) -> list[Drawn]:
+    def _decode(self, ids: Sequence[str]) -> list[Forward]:
         """One token for each of these rows; rows that are not named leave the batch."""
         present = set(self._batch.ids)
         joining = {rid: self._rows[rid] for rid in ids if rid not in present}
@@ -266,11 +237,7 @@ class ModelRunner:
         positions = [n + self._rows[r].inputs.delta for r, n in zip(self._order, lengths, strict=True)]
         logits = self._batch.forward(self._call(positions))
         assert self._sampler is not None
-        draw = self._sampler(logits, [n + 1 for n in lengths])
-        self._newest = draw.tokens
-        for rid in self._order:
-            self._rows[rid].drew = True
-        return [(tuple(self._order), draw)]
+        return [Forward(tuple(self._order), logits, self._sampler, tuple(n + 1 for n in lengths))]
 
     def _leave(self, again: set[str]) -> None:
         """Take out of the batch what was freed in this very step and decodes again from the prefix cache."""
@@ -312,17 +279,17 @@ class ModelRunner:
         self,
         chunks: Sequence[PrefillChunk],
         saves: Sequence[Save],
-        draws: list[Drawn],
+        forwards: list[Forward],
         filled: list[mx.array],
     ) -> list[Saved]:
-        """Launch chunks; appends draws of chunks that sample, and the arrays to evaluate. Returns copies."""
+        """Prefill; appends logits of chunks that sample, and the arrays to evaluate. Returns copies."""
         plain = {c.request_id for c in chunks if self._is_plain(c)}
         due, saved = Due(saves), list[Saved]()
         for forward in shared(chunks, plain, self._methods.sharing, due.breaks):
             if len(forward) > 1:
                 self._prefill_shared(forward)
             else:
-                self._prefill_alone(forward[0], draws)
+                self._prefill_alone(forward[0], forwards)
             for chunk in forward:
                 filled.extend(leaves.all_arrays(self._rows[chunk.request_id].cache))
                 saved += self._copied(due.take(chunk.request_id, chunk.stop))
@@ -348,12 +315,11 @@ class ModelRunner:
         """Whether the row is copied into the decode batch in the next step, so that it needs no copy now."""
         return self._methods.decode != "alone" and chunk.stop == len(self._rows[chunk.request_id].tokens) - 1
 
-    def _prefill_alone(self, chunk: PrefillChunk, draws: list[Drawn]) -> None:
+    def _prefill_alone(self, chunk: PrefillChunk, forwards: list[Forward]) -> None:
         row = self._rows[chunk.request_id]
         ids = mx.array([row.tokens[chunk.start : chunk.stop]])
         logits = self._adapter.prefill(ids, row.cache, chunk.start, row.inputs)
         row.filled = chunk.stop
         if chunk.stop == len(row.tokens):  # nothing is left to hand to the decode batch: sample here
-            draw = Sampler([row.sampling], self._vocab)(logits[:, -1], [chunk.stop])
-            row.newest, row.drew = draw.tokens, True
-            draws.append(((chunk.request_id,), draw))
+            sampler = Sampler([row.sampling], self._vocab)
+            forwards.append(Forward((chunk.request_id,), logits[:, -1], sampler, (chunk.stop,)))

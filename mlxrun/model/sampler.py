@@ -2,7 +2,8 @@
 
 Everything happens on float32 logits of the last position. Randomness is a counter: the noise of a draw
 depends on the request's seed and the token's position alone, so a row draws the same in any batch.
-Filters in this order: temperature, top_k, top_p (over what is left), min_p (relative to the likeliest).
+Filters in this order: temperature, top_k, top_p (over what is left), min_p (relative to the likeliest). What
+a grammar forbids is gone before all of that; logprobs are the model's own.
 """
 
 from __future__ import annotations
@@ -80,10 +81,11 @@ class Sampler:
         asked = [p.logprobs for p in params if p.logprobs is not None]
         self._logprobs = max(asked, default=None)
 
-    def __call__(self, logits: mx.array, positions: Sequence[int]) -> Draw:
-        """Draw from `logits` [rows, V] the tokens at these positions (prompt and answer counted together)."""
+    def __call__(self, logits: mx.array, positions: Sequence[int], allowed: mx.array | None = None) -> Draw:
+        """Draw from `logits` [rows, V] the tokens at these positions (prompt and answer counted together).
+        `allowed`: bool [rows, V], None for all."""
         raw = logits.astype(mx.float32)
-        adjusted = self._adjust(raw)
+        adjusted = self._adjust(raw if allowed is None else mx.where(allowed, raw, _NEVER))
         tokens = mx.argmax(self._noised(adjusted, positions), axis=-1)
         if self._penalties:
             self._remember(tokens)

@@ -40,6 +40,35 @@ class ModelFormats:
         opened = opened_by(self.chosen, prompt)
         return AnswerParser(self.chosen, tools, opened=opened, new_id=_ids(name))
 
+    def frame(self, name: str) -> tuple[str, str] | None:
+        """The text before and after the JSON of the arguments of a call; None: the format is another."""
+        family = self.chosen.tools
+        return None if family is None or family.frame is None else family.frame(name)
+
+    def thought(self, prompt: str) -> tuple[str, str] | None:
+        """What begins and ends a thought that may come first in an answer to `prompt`; None: none may."""
+        thinking = self.chosen.reasoning
+        if thinking is None or not thinking.pairs:
+            return None
+        opens, (closes, *_) = thinking.pairs[0]
+        if thinking.opened(prompt):
+            return "", closes
+        closed = prompt.rstrip().endswith(closes)  # the template has switched thoughts off
+        return None if closed else (opens, closes)
+
+    @property
+    def opener(self) -> str:
+        """What every call begins with, and nothing else does; empty if the format has no such marker."""
+        family, frame = self.chosen.tools, self.frame("f")
+        openers = family.openers if family is not None and frame is not None else ()
+        return next((opener for opener in openers if frame is not None and frame[0].startswith(opener)), "")
+
+    @property
+    def between(self) -> str | None:
+        """Text between two calls that follow each other; None: one is all that the format is sure of."""
+        family = self.chosen.tools
+        return "\n" if family is not None and family.name == "hermes" else None
+
 
 def _ids(name: str) -> Callable[[], str]:
     numbers = itertools.count()

@@ -7,9 +7,9 @@ text, images and JSON stay on the front end's side, except `media`, which is opa
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from mlxrun.errors import MlxrunError
 
@@ -18,7 +18,7 @@ from mlxrun.errors import MlxrunError
 class SamplingParams:
     """How the tokens of one request are drawn. Ranges are checked where bodies are parsed.
 
-    Order of application, on float32 logits of the last position: logit_bias, repetition penalty
+    Order of application, on float32 logits of the last position: grammar, logit_bias, repetition penalty
     (CTRL, arXiv:1909.05858: over prompt and answer), presence and frequency penalty (OpenAI: over the answer
     only), temperature, top_k, top_p, min_p. `temperature` 0 is greedy. `seed` decides all randomness of a
     request together with the token's position, whatever else runs in the batch.
@@ -38,6 +38,30 @@ class SamplingParams:
     stop_ids: frozenset[int] = frozenset()  # end the answer; not part of it
 
 
+class Constraint(Protocol):
+    """What one row may say: follows its answer token by token, on the engine thread alone. Whatever a method
+    raises fails that row, and no other."""
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing but a stop token may follow."""
+
+    def mask(self) -> bytes:
+        """The tokens that may follow, stop tokens included: token i is bit i % 8 of byte i // 8; what the
+        bytes do not reach is forbidden."""
+
+    def accept(self, token: int) -> None:
+        """The row has said this token, which the last mask allowed."""
+
+
+class Grammar(Protocol):
+    """What an answer must look like. Immutable: one may serve many requests."""
+
+    def start(self, answered: Sequence[int], stop_ids: frozenset[int]) -> Constraint:
+        """A constraint after these tokens of the answer; made each time that a row starts. A stop token is
+        allowed only where the answer is complete. RequestError if the tokens do not fit."""
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """One prompt to be answered.
@@ -47,7 +71,8 @@ class Request:
     what the model's processor made of the images (numpy only); the scheduler never looks at it. `digests`
     say, for each span, what fills it. `boundaries` are positions in `prompt`, ascending, where other prompts
     are likely to part from this one: the end of system and tools, the start of the last user turn. `answered`
-    are tokens of the answer that are known from an earlier run; events do not repeat them.
+    are tokens of the answer that are known from an earlier run; events do not repeat them. `grammar` is what
+    the answer must look like, None for anything; the scheduler never looks at it.
     """
 
     id: str
@@ -60,6 +85,7 @@ class Request:
     answered: tuple[int, ...] = ()
     priority: int = 0  # policy `priority`: lower first
     key: str = ""  # policy `fair`: round robin over these
+    grammar: Grammar | None = None
     background: bool = False  # served in idle room only: an offline batch beside live requests
 
 
@@ -84,7 +110,7 @@ class HitKind(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """Natural-log probabilities under the model's own distribution (before temperature and filters)."""
+    """Natural-log probabilities under the model's own distribution (before grammar, temperature, filters)."""
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()  # (token id, logprob), likeliest first

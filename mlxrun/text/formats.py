@@ -45,6 +45,21 @@ class Formats(Protocol):
         """A parser for one answer to the rendered `prompt`, in which `tools` may be called; ids of calls
         follow from `name`."""
 
+    def frame(self, name: str) -> tuple[str, str] | None:
+        """The text before and after the JSON of the arguments of a call; None: the format is another."""
+
+    def thought(self, prompt: str) -> tuple[str, str] | None:
+        """What begins and what ends a thought that may come first in an answer to `prompt`; an empty
+        beginning: the prompt has begun it. None: there is none."""
+
+    @property
+    def opener(self) -> str:
+        """What every call begins with, and nothing else does; empty if the format has no such marker."""
+
+    @property
+    def between(self) -> str | None:
+        """Text between two calls that follow each other; None: one is all there can be."""
+
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
@@ -72,8 +87,17 @@ class PlainParser:
 class PlainFormats:
     """Formats of a model that has none."""
 
+    opener = ""
+    between: str | None = None
+
     def parser(self, tools: Sequence[Mapping[str, Any]] | None, prompt: str, name: str) -> Parser:
         return PlainParser()
+
+    def frame(self, name: str) -> tuple[str, str] | None:
+        return None
+
+    def thought(self, prompt: str) -> tuple[str, str] | None:
+        return None
 
 
 PLAIN = PlainFormats()

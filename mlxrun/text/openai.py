@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from mlxrun.config.settings import Config
 from mlxrun.errors import MediaError, NotFound
-from mlxrun.scheduler.request import Request, SamplingParams
+from mlxrun.scheduler.request import Grammar, Request, SamplingParams
 from mlxrun.text.choice import Choice
+from mlxrun.text.form import form_of
+from mlxrun.text.formats import PLAIN
 from mlxrun.text.host import HostModel
 from mlxrun.text.media import MediaLoader
 from mlxrun.text.messages import ImageRef, Message, normalise
@@ -64,7 +66,6 @@ async def prepare(
     host, config = side.host, side.config
     given = await asyncio.to_thread(_check_body, of, body)
     _check_fields(of, given, host, config, stream)
-    _check_form(given)
     logprobs = chat_logprobs(given) if of == "chat" else given.get("logprobs")
     params = sampling_params(given, host, config, logprobs)
     stops = stop_strings(given.get("stop"))
@@ -76,21 +77,24 @@ async def prepare(
     n = int(given.get("n", 1))
     if len(prompts) * n > MAX_CHOICES:
         raise bad("n", f"{len(prompts)} prompts with {n} choices are more than {MAX_CHOICES} answers")
+    tools = tuple(_tools(given) or ()) if of == "chat" else ()
+    formats = side.formats if of == "chat" else PLAIN
+    grammar = await asyncio.to_thread(form_of, given, tools, prompts[0].text, host, formats)
     lengths = [answer_length(given, len(p.ids), host, config, default_max_tokens) for p in prompts]
     per_prompt = [dataclasses.replace(params, max_tokens=length) for length in lengths]
     return Prepared(
         kind=of,
-        requests=_requests(given, prompts, per_prompt, seed, n),
+        requests=_requests(given, prompts, per_prompt, seed, grammar),
         stops=stops,
         seed=seed,
         model=host.name,
         n=n,
-        guards=_guards(host, params.stop_ids),
+        guards=_guards(host, params.stop_ids) if grammar is None else (),
         echoes=tuple(p.text for p in prompts) if given.get("echo") else (),
         stream=bool(given.get("stream")),
         include_usage=bool(given.get("stream_options", {}).get("include_usage")),
-        formats=side.formats,
-        tools=tuple(_tools(given) or ()) if of == "chat" else (),
+        formats=formats,
+        tools=tools,
         one_call=given.get("parallel_tool_calls") is False,
         prompts=tuple(p.text for p in prompts) if of == "chat" else (),
     )
@@ -130,26 +134,15 @@ def _check_fields(of: Kind, given: dict[str, Any], host: HostModel, config: Conf
         raise bad(required, "missing", code="missing_field")
 
 
-def _check_form(given: Mapping[str, Any]) -> None:
-    """Answers that are held to a form: the one place where `response_format` and a forced `tool_choice` (and
-    `strict` tools, which check_tools refuses) would become a grammar of the Request."""
-    wanted = given.get("response_format", {"type": "text"})
-    if wanted != {"type": "text"}:
-        raise unsupported(
-            "response_format", "only {'type': 'text'} is taken, as answers are not held to a form"
-        )
-    choice = given.get("tool_choice", "auto")
-    if choice == "required" or isinstance(choice, dict):
-        raise unsupported("tool_choice", "calls cannot be forced; use 'auto' or 'none'")
-    if need(choice, str, "tool_choice") not in ("auto", "none"):
-        raise bad("tool_choice", f"{quote(choice)} is not one of auto, none, required")
-
-
 def _requests(
-    given: Mapping[str, Any], prompts: Sequence[Prompt], params: Sequence[SamplingParams], seed: int, n: int
+    given: Mapping[str, Any],
+    prompts: Sequence[Prompt],
+    params: Sequence[SamplingParams],
+    seed: int,
+    grammar: Grammar | None,
 ) -> tuple[Request, ...]:
     """One Request a choice. All choices of a prompt share its tokens and its media."""
-    name = secrets.token_hex(12)
+    name, n = secrets.token_hex(12), int(given.get("n", 1))
     return tuple(
         Request(
             id=f"{name}-{at * n + i}",
@@ -161,6 +154,7 @@ def _requests(
             boundaries=prompt.boundaries,
             priority=int(given.get("priority", 0)),
             key=str(given.get("user", "")),
+            grammar=grammar,
         )
         for at, prompt in enumerate(prompts)
         for i in range(n)

@@ -128,6 +128,4 @@ def check_tools(tools: Any) -> list[dict[str, Any]]:
         for key, wanted in (("description", str), ("parameters", dict), ("strict", bool)):
             if function.get(key) is not None:
                 need(function[key], wanted, f"{where}.function.{key}")
-        if function.get("strict"):
-            raise unsupported(f"{where}.function.strict", "calls are not held to the schema; leave it out")
     return list(tools)

@@ -1,0 +1,199 @@
+"""What a body asks of its answer's form, on the built-in model's tokenizer, template and formats (B23)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import jsonschema
+import pytest
+
+from mlxrun.config.settings import Config
+from mlxrun.engine.client import EngineClient
+from mlxrun.errors import RequestError
+from mlxrun.model.host import load_host
+from mlxrun.parsers.formats import ModelFormats
+from mlxrun.scheduler.request import Grammar
+from mlxrun.text.choice import Choice
+from mlxrun.text.media import MediaLoader
+from mlxrun.text.openai import prepare
+from mlxrun.text.prepared import Prepared
+from mlxrun.text.side import TextSide
+
+CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
+AGE = {
+    "type": "object",
+    "properties": {"age": {"type": "integer", "minimum": 0, "maximum": 150}},
+    "required": ["age"],
+    "additionalProperties": False,
+}
+
+
+def tool(name: str, key: str = "age", **more: Any) -> dict[str, Any]:
+    parameters = {**AGE, "properties": {key: AGE["properties"]["age"]}, "required": [key]}  # type: ignore[index]
+    return {"type": "function", "function": {"name": name, "parameters": parameters, **more}}
+
+
+def call(name: str, arguments: str) -> str:
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+
+
+@cache
+def side() -> TextSide:
+    config = Config()
+    host = load_host(config.model)
+    return TextSide(host, config, MediaLoader(config.media, None), ModelFormats.of(host, config.parsers))
+
+
+def made(url: str = CHAT, **fields: Any) -> Prepared:
+    of = {"messages": [{"role": "user", "content": "Hi"}]} if url == CHAT else {"prompt": "Hi"}
+    return asyncio.run(prepare(url, {**of, "max_tokens": 60, **fields}, side()))
+
+
+def allows(grammar: Grammar | None, text: str) -> str | None:
+    """None if an answer may be `text` and end there, else the part of it that may not come, or "end"."""
+    assert grammar is not None
+    host: Any = side().host
+    row = grammar.start((), host.eos_ids)
+    ids = host.tokenizer(text, add_special_tokens=False)["input_ids"]
+    for at, token in enumerate((*ids, *sorted(host.eos_ids)[:1])):
+        mask = row.mask()
+        if token // 8 >= len(mask) or not mask[token // 8] >> token % 8 & 1:
+            return host.tokenizer.decode(ids[at:]) or "end"
+        row.accept(token)
+    return None
+
+
+FORM = {
+    "response_format": {"type": "json_schema", "json_schema": {"name": "age", "schema": AGE, "strict": True}}
+}
+
+
+@pytest.mark.parametrize(
+    ("fields", "right", "wrong"),
+    [
+        (FORM, ['{"age": 5}', '{"age":150}'], ['{"age": 151}', '{"age": "5"}', "5", "", '{"age": 5} so']),
+        ({"structured_outputs": {"json": AGE}}, ['{"age": 5}'], ['{"age": -1}']),
+        ({"guided_json": AGE}, ['{"age": 5}'], ["[]"]),
+        ({"response_format": {"type": "json_object"}}, ["{}", '{"a": [1]}'], ["[1]", "no"]),
+        ({"guided_regex": "[ab]{2}c?"}, ["ab", "bac"], ["a", "abcc"]),
+        ({"guided_choice": ["yes", "no"]}, ["yes", "no"], ["y", "yess", "maybe"]),
+        ({"structured_outputs": {"grammar": 'root ::= "x" | "y" root'}}, ["x", "yyx"], ["y", "z"]),
+    ],
+)
+def test_forms_of_the_text(fields: Mapping[str, Any], right: list[str], wrong: list[str]) -> None:
+    for url in (CHAT, COMPLETION) if "response_format" not in fields else (CHAT,):
+        (request,) = made(url, **fields).requests
+        assert [allows(request.grammar, text) for text in right] == [None] * len(right)
+        assert all(allows(request.grammar, text) is not None for text in wrong)
+
+
+def test_without_a_form_anything_goes() -> None:
+    for fields in ({}, {"response_format": {"type": "text"}}, {"tools": [tool("f")]}, {"guided_json": None}):
+        assert made(**fields).requests[0].grammar is None
+    assert made().guards and not made(**FORM).guards  # which could cut inside a JSON string
+
+
+def test_a_required_call_is_one_of_the_tools() -> None:
+    grammar = made(tools=[tool("f"), tool("g", "size")], tool_choice="required").requests[0].grammar
+    assert allows(grammar, call("f", '{"age": 5}')) is None
+    assert allows(grammar, call("g", '{"size": 5}')) is None
+    both = call("f", '{"age": 5}') + "\n" + call("g", '{"size": 5}')
+    assert allows(grammar, both) is None
+    for text in ("no", call("h", "{}"), call("g", '{"age": 5}'), call("f", '{"age": "5"}'), ""):
+        assert allows(grammar, text) is not None
+    alone = made(tools=[tool("f")], tool_choice="required", parallel_tool_calls=False).requests[0].grammar
+    assert allows(alone, both) is not None
+
+
+def test_a_named_call_is_that_tool() -> None:
+    choice = {"type": "function", "function": {"name": "g"}}
+    grammar = made(tools=[tool("f"), tool("g")], tool_choice=choice).requests[0].grammar
+    assert allows(grammar, call("g", '{"age": 5}')) is None
+    assert allows(grammar, call("f", '{"age": 5}')) is not None
+
+
+def test_strict_tools_hold_the_calls_and_not_the_text() -> None:
+    grammar = made(tools=[tool("f", strict=True)]).requests[0].grammar
+    for text in ("All is well.", "So: " + call("f", '{"age": 5}') + " done", "a < b"):
+        assert allows(grammar, text) is None
+    for text in (call("f", '{"age": "x"}'), "So: " + call("g", "{}")):
+        assert allows(grammar, text) is not None
+
+
+def test_json_or_a_call() -> None:
+    """A schema with tools: what is asked for, or a call instead of it."""
+    grammar = made(tools=[tool("f", "size")], **FORM).requests[0].grammar
+    assert allows(grammar, '{"age": 5}') is None and allows(grammar, call("f", '{"size": 5}')) is None
+    assert allows(grammar, "Hello") is not None
+
+
+def test_the_form_begins_after_the_thought() -> None:
+    """In it anything goes; a thought that the template has closed does not begin again."""
+    free = made(**FORM).requests[0].grammar
+    assert allows(free, '<think>\nHm, {"age"\n</think>\n\n{"age": 5}') is None
+    assert allows(free, "<think>\nHm\n</think>\n\nfive") is not None
+    formats = side().formats
+    assert formats.thought("<|im_start|>assistant\n<think>\n") == ("", "</think>")
+    assert formats.thought("<|im_start|>assistant\n<think>\n\n</think>\n\n") is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [tool("f")], "tool_choice": "required", **FORM}, "response_format.json_schema.schema"),
+        ({"tools": [tool("f")], "guided_regex": "a"}, "guided_regex"),
+        ({"tools": [tool("f", strict=True, parameters={"type": "x"})]}, "tools"),
+        ({"guided_json": {"type": "array", "uniqueItems": True}, "guided_regex": "a"}, "guided_regex"),
+    ],
+)
+def test_what_cannot_be_held_is_refused(fields: Mapping[str, Any], param: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        made(**fields)
+    assert str(caught.value.param).startswith(param)
+
+
+async def answers(*bodies: Mapping[str, Any]) -> list[Choice]:
+    """All at once on the built-in model."""
+    client = await EngineClient.start(Config(), load_host(Config().model, weights=True))
+
+    async def one(body: Mapping[str, Any]) -> Choice:
+        prepared = await prepare(CHAT, {"max_tokens": 80, "temperature": 0, **body}, side())
+        choice = Choice(prepared, 0, client.host)
+        async for event in client.generate(prepared.requests[0]):
+            choice.feed(event)
+        return choice
+
+    try:
+        return list(await asyncio.gather(*(one(body) for body in bodies)))
+    finally:
+        await client.close()
+
+
+async def test_forms_hold_side_by_side() -> None:
+    """One batch: a schema, a forced call where none is asked for, a choice, a thought first, free text."""
+    asks = [
+        {"messages": [{"role": "user", "content": "What is 23 + 48?"}], **FORM},
+        {"messages": [{"role": "user", "content": "Hello"}], "tools": [tool("f")], "tool_choice": "required"},
+        {"messages": [{"role": "user", "content": "Is it so?"}], "guided_choice": ["yes", "no"]},
+        {
+            "messages": [{"role": "user", "content": "What is 5 + 4?"}],
+            "chat_template_kwargs": {"enable_thinking": True},
+            **FORM,
+        },
+        {"messages": [{"role": "user", "content": "What is 23 + 48?"}]},
+    ]
+    schema, forced, choice, thought, free = await answers(*asks)
+    jsonschema.validate(json.loads(schema.content), AGE)
+    assert forced.finish_reason == "tool_calls" and not forced.content
+    assert {c.name for c in forced.calls} == {"f"}
+    for each in forced.calls:
+        jsonschema.validate(json.loads(each.arguments), AGE)
+    assert choice.content in ("yes", "no")
+    assert thought.reasoning and thought.reasoning_tokens > 3
+    jsonschema.validate(json.loads(thought.content), AGE)
+    assert "71" in free.content and schema.completion_tokens < 20
