@@ -6,12 +6,24 @@ MlxrunError                exit 3  http 500  anything that mlxrun says on purpos
 |- ModelLoadError          exit 3  http 503  the model cannot be loaded, or a library is too old
 |- RequestError            exit 1  http 400  this request cannot be served; no other is touched
 |  |- PromptTooLong                          prompt and answer do not fit the context
-|  `- MediaError                             an image is missing, refused or not an image
+|  |  `- OutOfMemory               http 503  they fit the context, but never the memory of this machine
+|  |- MediaError                             an image is missing, refused or not an image
+|  |- Unauthorized                 http 401  no key, or a wrong one
+|  |- Forbidden                    http 403  not from there
+|  |- NotFound                     http 404  no such path, model or object
+|  |- NotAllowed                   http 405  the path has other methods
+|  `- TooLarge                     http 413  the body is larger than the server takes
+|- Cancelled               exit 3  http 499  somebody cancelled this request
+|- TimedOut                exit 3  http 504  the request took longer than it may
 |- Overloaded              exit 3  http 429  the queue is full; the same request may be sent again
+|- NotReady                exit 3  http 503  the model is being loaded
+|- Draining                exit 3  http 503  the server is about to stop
 `- EngineDead              exit 3  http 503  the engine has stopped; nothing more is served
 """
 
 from __future__ import annotations
+
+from collections.abc import Collection
 
 
 class MlxrunError(Exception):
@@ -20,6 +32,7 @@ class MlxrunError(Exception):
     exit_code = 3
     http_status = 500
     code = "internal_error"
+    retry_after: int | None = None  # seconds after which the same request may succeed
 
 
 class ConfigError(MlxrunError):
@@ -67,10 +80,70 @@ class PromptTooLong(RequestError):
     code = "context_length_exceeded"
 
 
+class OutOfMemory(PromptTooLong):
+    """The context would hold prompt and answer, but the memory of this machine never will."""
+
+    http_status = 503
+    code = "out_of_memory"
+
+
 class MediaError(RequestError):
     """An image is missing, too large, not an image, or outside what the config allows."""
 
     code = "invalid_image"
+
+
+class Unauthorized(RequestError):
+    """The request has no key, or one that nobody has."""
+
+    http_status = 401
+    code = "invalid_api_key"
+
+
+class Forbidden(RequestError):
+    """The request may not come from there."""
+
+    http_status = 403
+    code = "forbidden"
+
+
+class NotFound(RequestError):
+    """There is no such path, model or object."""
+
+    http_status = 404
+    code = "not_found"
+
+
+class NotAllowed(RequestError):
+    """The path is there, but has no such method. `methods`: those that it has."""
+
+    http_status = 405
+    code = "method_not_allowed"
+
+    def __init__(self, message: str, methods: Collection[str]) -> None:
+        super().__init__(message)
+        self.methods = tuple(sorted(methods))
+
+
+class TooLarge(RequestError):
+    """The body is larger than the server takes."""
+
+    http_status = 413
+    code = "request_too_large"
+
+
+class Cancelled(MlxrunError):
+    """Somebody cancelled the request while it ran."""
+
+    http_status = 499  # as nginx has it; clients do not send it again
+    code = "request_cancelled"
+
+
+class TimedOut(MlxrunError):
+    """The request took longer than it may, and was aborted."""
+
+    http_status = 504
+    code = "request_timeout"
 
 
 class Overloaded(MlxrunError):
@@ -78,6 +151,23 @@ class Overloaded(MlxrunError):
 
     http_status = 429
     code = "overloaded"
+    retry_after = 1
+
+
+class NotReady(MlxrunError):
+    """The model is being loaded. Nothing was started."""
+
+    http_status = 503
+    code = "loading"
+    retry_after = 5
+
+
+class Draining(MlxrunError):
+    """The server is about to stop. Nothing was started."""
+
+    http_status = 503
+    code = "shutting_down"
+    retry_after = 5
 
 
 class EngineDead(MlxrunError):
@@ -85,3 +175,4 @@ class EngineDead(MlxrunError):
 
     http_status = 503
     code = "engine_unavailable"
+    retry_after = 5

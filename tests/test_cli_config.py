@@ -95,7 +95,7 @@ def test_what_show_prints_is_a_config(capsys: pytest.CaptureFixture[str]) -> Non
 def test_show_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", "show", "--json", "--set", "log.level=error"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["config"]["log"] == {"level": "error", "format": "text"}
+    assert found["config"]["log"] == {"level": "error", "format": "text", "prompts": False}
     assert found["origins"]["log.level"] == "--set log.level"
     assert found["config_hash"] == load_config(None, ["log.level=error"]).digest
 

@@ -190,8 +190,8 @@ media:
     ]
 
 
-@pytest.mark.parametrize("section", ["parsers", "apis", "server"])
-def test_sections_of_later_versions_are_unknown_keys(section: str) -> None:
+@pytest.mark.parametrize("section", ["embeddings", "plugins"])
+def test_sections_that_nothing_reads_are_unknown_keys(section: str) -> None:
     """Only what code reads is declared."""
     assert errors(f"{section}:\n  port: 1\n") == [f"a.yaml:1:1: {section}: unknown key"]
 
@@ -266,7 +266,7 @@ def test_wrong_flags(flag: str, said: str) -> None:
             "MLXRUN_SCHEDULER_POLICY",
             "MLXRUN_SCHEDULER_POLICY: does nothing (did you mean MLXRUN_SCHEDULER__POLICY?)",
         ),
-        ("MLXRUN_SERVER__PORT", "MLXRUN_SERVER__PORT: server: unknown key"),
+        ("MLXRUN_PLUGINS__PORT", "MLXRUN_PLUGINS__PORT: plugins: unknown key"),
     ],
 )
 def test_wrong_variables(name: str, said: str) -> None:
@@ -397,7 +397,7 @@ class KeySettings:
 
 @dataclass(frozen=True)
 class SecretConfig:
-    """A config with a secret, which mlxrun's own does not have yet."""
+    """A config with secrets of both kinds that mlxrun's own does not have."""
 
     keys: KeySettings = field(default_factory=KeySettings)
 
@@ -432,6 +432,66 @@ def test_a_wrong_secret_is_not_quoted() -> None:
     assert "hunter2" not in str(caught.value)
     assert "12345" not in str(caught.value)
     assert "a.yaml:1:16: keys.tokens: *** is not a list" in str(caught.value)
+
+
+def test_api_keys_come_from_variables_and_are_not_printed() -> None:
+    text = "server:\n  api_keys:\n    alice: ${A}\n    bob: ${B}\n"
+    config = load(text, A="hunter2", B="12345").config
+    assert config.server.api_keys == {"alice": "hunter2", "bob": "12345"}
+    assert to_plain(config)["server"]["api_keys"] == {"alice": "***", "bob": "***"}
+    assert config_hash(config) == config_hash(load(text, A="other", B="one").config)
+    assert errors("server:\n  api_keys:\n    alice: hunter2\n") == [
+        "a.yaml:3:12: server.api_keys.alice: a secret; write ${NAME} and set that variable"
+    ]
+    assert load("", MLXRUN_SERVER__API_KEYS__CAROL="hunter2").config.server.api_keys == {"carol": "hunter2"}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{alice: '${EMPTY}'}", "a.yaml:1:28: server.api_keys.alice: an empty string"),
+        ("{alice: '${A}', bob: '${A}'}", "a.yaml:1:20: server.api_keys: two names have the same key"),
+        (
+            "{'a b': '${A}'}",
+            "a.yaml:1:20: server.api_keys: 'a b' is no name of letters, digits, '.', '_' and '-'",
+        ),
+        (
+            "{alice: ' ${A}'}",
+            "a.yaml:1:20: server.api_keys: the key of alice has space at its ends, which no client sends",
+        ),
+        ("['${A}']", "a.yaml:1:20: server.api_keys: *** is not a mapping"),
+        ("{alice: [1]}", "a.yaml:1:28: server.api_keys.alice: *** is not a string"),
+    ],
+)
+def test_wrong_api_keys(text: str, said: str) -> None:
+    assert errors(f"server: {{api_keys: {text}}}\n", A="hunter2", EMPTY="") == [said]
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "box.example"])
+def test_a_public_address_needs_keys_or_a_word(host: str) -> None:
+    (said,) = errors(f"server: {{host: '{host}'}}\n")
+    assert said.startswith(f"a.yaml:1:16: server.host: {host} can be reached from other machines")
+    assert load(f"server: {{host: '{host}', allow_public: true}}\n").config.server.host == host
+    assert load(f"server: {{host: '{host}', api_keys: {{a: '${{A}}'}}}}\n", A="x").config.server.host == host
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "[::1]", "localhost"])
+def test_a_loopback_address_needs_no_keys(host: str) -> None:
+    assert load(f"server: {{host: '{host}'}}\n").config.server.host == host
+
+
+def test_origins_are_origins() -> None:
+    assert load("server: {cors_origins: ['*', 'http://localhost:3000']}\n")
+    assert errors("server: {cors_origins: ['https://a.example/']}\n") == [
+        "a.yaml:1:24: server.cors_origins: 'https://a.example/' is not an origin such as "
+        "https://chat.example.com, or '*'"
+    ]
+
+
+def test_bytes_of_no_store_do_nothing() -> None:
+    assert errors("server: {store_responses: 0, store_bytes: 1MB}\n") == [
+        "a.yaml:1:43: server.store_bytes: does nothing while server.store_responses is 0"
+    ]
 
 
 # Paths
@@ -554,17 +614,18 @@ def test_the_default_file_lists_every_key_with_its_default() -> None:
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.name)
 def test_shipped_configs_load(path: Path) -> None:
     """issue 2: configs/ with the modeline for editors."""
-    loaded = load_config(path)
+    loaded = load_config(path, environ={"MLXRUN_KEY_TEAM": "one", "MLXRUN_KEY_CI": "two"})
     first = path.read_text().splitlines()[0]
     schema = path.parent / first.removeprefix("# yaml-language-server: $schema=")
     assert json.loads(schema.read_text()) == schema_of()
     assert loaded.config.version == 1
 
 
-def test_there_are_four_shipped_configs() -> None:
+def test_there_are_five_shipped_configs() -> None:
     assert {path.name for path in CONFIGS.glob("*.yaml")} == {
         "default.yaml",
         "prod.yaml",
+        "qwen3-8b.yaml",
         "vision.yaml",
         "batch.yaml",
     }

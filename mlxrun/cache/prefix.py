@@ -228,6 +228,11 @@ class PrefixCache:
             session.state_at = session.written_at = 0
             self._safely(lambda: self._store.refuse(*records), None)
 
+    def clear(self) -> None:
+        """Forget all that no running request uses, in memory and on disk."""
+        self._safely(self._store.clear, None)
+        log.info("the prefix cache was cleared")
+
     def shutdown(self) -> None:
         """Nothing is asked any more: finish the writes."""
         if self._files is not None:

@@ -215,6 +215,14 @@ class Store:
         for record in records:
             self.forget(record)
 
+    def clear(self) -> None:
+        """Forget all but what running requests use, and what that rests on."""
+        pinned = [record for record in self.index.records.values() if record.pins]
+        kept = {id(r) for record in pinned for r in (record, *self.index.ancestors(record))}
+        for record in list(self.index.records.values()):
+            if id(record) not in kept:
+                self.forget(record)
+
     def forget(self, record: Record) -> None:
         """Out of all tiers, with all that rests on it."""
         gone = [record]

@@ -21,6 +21,7 @@ BUG = 3
 
 # name: (where the command is, what it does, as `mlxrun --help` shows it)
 COMMANDS = {
+    "serve": ("mlxrun.cli.serve:command", "Serve a model over HTTP, as OpenAI and Anthropic do."),
     "batch": ("mlxrun.cli.batch:command", "Run a JSONL job; run it again and it goes on where it was."),
     "config": ("mlxrun.cli.config:command", "Check, show and start config files."),
     "cache": ("mlxrun.cli.cache:command", "List, check and delete the prefixes that are kept on disk."),
@@ -30,6 +31,8 @@ COMMANDS = {
 
 EPILOG = """\b
 Examples:
+  mlxrun serve                                    the built-in model on http://127.0.0.1:8000
+  mlxrun serve -c prod.yaml                       yours, as the file says
   mlxrun batch jobs/eval.jsonl                    run a job on the built-in model
   mlxrun batch jobs/eval.jsonl -c prod.yaml       the same on yours
   mlxrun config init mlxrun.yaml                  start a config, every key explained

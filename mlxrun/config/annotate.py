@@ -55,7 +55,7 @@ def describe_type(info: FieldInfo) -> str:
     elif info.is_list:
         parts = ["list of strings"]
     elif info.is_mapping:
-        parts = ["mapping"]
+        parts = ["mapping of names to secrets" if info.is_secret else "mapping"]
     elif info.is_bytes:
         parts = ["bytes, or a size such as 4GB or 512MiB"]
     else:
@@ -72,7 +72,7 @@ def describe_type(info: FieldInfo) -> str:
 
 def default_text(info: FieldInfo) -> str:
     """The default as a config file says it."""
-    if info.is_secret:
+    if info.is_secret and not info.is_mapping:
         return HIDDEN if info.default else "null"
     if info.is_bytes and isinstance(info.default, int):
         return format_bytes(info.default)

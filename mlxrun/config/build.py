@@ -48,7 +48,7 @@ def to_plain(config: Any) -> dict[str, Any]:
         holder = getattr(config, info.section) if info.section else config
         value = getattr(holder, info.key)
         if info.is_secret and value:
-            value = HIDDEN
+            value = dict.fromkeys(value, HIDDEN) if isinstance(value, dict) else HIDDEN
         target = result.setdefault(info.section, {}) if info.section else result
         target[info.key] = list(value) if isinstance(value, tuple) else value
     return result

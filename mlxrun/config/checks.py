@@ -6,13 +6,16 @@ it reads; it is skipped where one of them is invalid, and cited at the first of 
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlxrun.config.settings import CacheSettings, Config
+from mlxrun.config.settings import CacheSettings, Config, ServerSettings
 
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+")
+_NAME = re.compile(r"[\w.-]{1,64}")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 
 
@@ -130,6 +133,52 @@ def quantised_reproducible(config: Config) -> str | None:
     return "what is stored is not exact then, which engine.reproducible demands; remove one of them"
 
 
+def public_without_keys(config: Config) -> str | None:
+    """Whoever reaches the server may use it."""
+    server = config.server
+    if server.api_keys or server.allow_public or is_loopback(server.host):
+        return None
+    return (
+        f"{server.host} can be reached from other machines: give server.api_keys, "
+        "or say server.allow_public: true"
+    )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches the address."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def odd_keys(config: Config) -> str | None:
+    """A key that nobody can send, or of which nobody can tell whose it is."""
+    keys = config.server.api_keys
+    for name, secret in keys.items():
+        if not _NAME.fullmatch(name):
+            return f"{name!r} is no name of letters, digits, '.', '_' and '-'"
+        if secret != secret.strip():
+            return f"the key of {name} has space at its ends, which no client sends"
+    return None if len(set(keys.values())) == len(keys) else "two names have the same key"
+
+
+def bad_origins(config: Config) -> str | None:
+    """An origin is scheme, host and port, as browsers send it."""
+    for origin in config.server.cors_origins:
+        if origin != "*" and not _ORIGIN.fullmatch(origin):
+            return f"{origin!r} is not an origin such as https://chat.example.com, or '*'"
+    return None
+
+
+def bytes_without_store(config: Config) -> str | None:
+    """Nothing is stored."""
+    server = config.server
+    if server.store_responses or server.store_bytes == ServerSettings().store_bytes:
+        return None
+    return "does nothing while server.store_responses is 0"
+
+
 CHECKS = (
     Check(("model.path",), model_exists),
     Check(("model.adapter",), adapter_exists),
@@ -155,4 +204,8 @@ CHECKS = (
         budgets_without_cache,
     ),
     Check(("cache.stored_bits", "engine.reproducible"), quantised_reproducible),
+    Check(("server.host", "server.api_keys", "server.allow_public"), public_without_keys),
+    Check(("server.api_keys",), odd_keys),
+    Check(("server.cors_origins",), bad_origins),
+    Check(("server.store_bytes", "server.store_responses"), bytes_without_store),
 )

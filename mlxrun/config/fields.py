@@ -53,6 +53,11 @@ class FieldInfo:
         return get_origin(self.type) is dict
 
     @property
+    def holds_text(self) -> bool:
+        """Whether the values of a mapping are strings, and nothing else."""
+        return self.is_mapping and get_args(self.type)[1] is str
+
+    @property
     def is_text(self) -> bool:
         """Whether any string without further meaning is a value."""
         return self.type is str or any(isinstance(choice, str) for choice in self.choices)

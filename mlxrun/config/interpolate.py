@@ -50,7 +50,8 @@ class Interpolator:
     def _string(self, node: Node, path: str, info: FieldInfo | None) -> Node:
         text = self._replace(node, path)
         if text == node.value:
-            if info is not None and info.is_secret:
+            asked = any(not match[0].startswith("$$") for match in _REFERENCE.finditer(node.value))
+            if info is not None and info.is_secret and not asked:
                 self._problems.append(
                     problem(node.origin, path, "a secret; write ${NAME} and set that variable")
                 )

@@ -79,6 +79,8 @@ def _shape(info: FieldInfo) -> dict[str, Any]:
         return {"enum": list(info.choices)}
     if info.is_list:
         return {"type": "array", "items": {"type": "string", "minLength": 1}, "uniqueItems": True}
+    if info.holds_text:
+        return {"type": "object", "additionalProperties": {"type": "string", "minLength": 1}}
     if info.is_mapping:
         return {
             "type": "object",

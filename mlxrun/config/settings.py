@@ -144,6 +144,77 @@ class SamplingSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class ParserSettings:
+    """How answers are split into text, thought and tool calls; docs/tools.md lists the formats."""
+
+    tools: str = "auto"
+    """Format of tool calls: `auto` (by the chat template), `none` (calls stay text) or a name."""
+    reasoning: str = "auto"
+    """Format of thoughts: `auto` (by the chat template), `none` (thoughts stay text) or a name."""
+
+
+@dataclass(frozen=True, slots=True)
+class ApiSettings:
+    """Which interfaces the server has; the paths of one that is off are not found."""
+
+    openai: bool = True
+    """/v1/models, /v1/chat/completions, /v1/completions."""
+    responses: bool = True
+    """/v1/responses."""
+    anthropic: bool = True
+    """/v1/messages, /v1/messages/count_tokens."""
+    tokenize: bool = True
+    """/tokenize, /detokenize."""
+    batches: bool = True
+    """/v1/files, /v1/batches."""
+    admin: bool = True
+    """/v1/status, /metrics, /v1/cache, /v1/requests/ID/cancel, /openapi.json. /health is always there."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """Where the server listens, whom it serves, and how much one client may ask of it."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on; one that other machines reach needs api_keys, or allow_public."""
+    port: Annotated[int, Range(0, 65535)] = 8000
+    """Port to listen on; 0: any that is free."""
+    api_keys: Annotated[dict[str, str], Secret()] = field(default_factory=dict)
+    """Keys that clients must give, by the name of who has it (`alice: ${ALICE_KEY}`): names are in the log,
+    and scheduler.policy fair shares among them. Empty: no key is asked for."""
+    allow_public: bool = False
+    """Listen on an address that other machines reach, although there are no api_keys."""
+    cors_origins: tuple[str, ...] = ()
+    """Web pages that may use the server from a browser, as `https://chat.example.com`, or `*` for all."""
+    max_body_bytes: Annotated[int, Bytes(), Range(1, None)] = 64_000_000
+    """Largest body of a request; uploads of job files have their own limit."""
+    max_messages: Annotated[int, Range(1, None)] = 4096
+    """Most messages, or input items, of one request."""
+    max_prompt_tokens: Annotated[int | None, Range(1, None)] = None
+    """Most tokens of one prompt; null: what the context holds."""
+    max_connections: Annotated[int, Range(1, None)] = 1024
+    """Most open connections; one more is answered 503."""
+    request_timeout: Annotated[float | None, Range(0.1, None)] = 3600.0
+    """Seconds that a request may take, waiting included; it is then aborted. null: no limit."""
+    keepalive: Annotated[float, Range(0.1, None)] = 15.0
+    """Seconds after which a stream that has nothing to say sends a line that says how far the request is."""
+    drain_timeout: Annotated[float, Range(0.0, None)] = 30.0
+    """Seconds that running requests get to finish once the server is told to stop."""
+    on_engine_failure: Literal["exit", "stay"] = "exit"
+    """When the engine has died: end the process (exit code 3), so that a supervisor restarts it, or stay and
+    answer 503."""
+    strip_billing_header: bool = True
+    """Drop the line `x-anthropic-billing-header: ...` from the system prompt of /v1/messages: it differs in
+    every request, and no prefix would be found again."""
+    store_responses: Annotated[int, Range(0, None)] = 1000
+    """Most answers of /v1/responses that are kept in memory for previous_response_id; 0: none."""
+    store_bytes: Annotated[int, Bytes(), Range(1, None)] = 256_000_000
+    """Most bytes of these."""
+    data_path: str | None = None
+    """Folder for uploaded files and batches. null: mlxrun under $XDG_DATA_HOME or ~/.local/share."""
+
+
+@dataclass(frozen=True, slots=True)
 class MediaSettings:
     """Which images are taken, and how large."""
 
@@ -175,6 +246,8 @@ class BatchSettings:
     """A bad line becomes an error record, or stops the job before anything runs (as `--strict` does)."""
     retries: Annotated[int, Range(0, 10)] = 2
     """How often a line is tried again after a transient error; deterministic errors are not tried again."""
+    max_file_bytes: Annotated[int, Bytes(), Range(1, None)] = 1_000_000_000
+    """Largest job file that can be uploaded to the server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +258,8 @@ class LogSettings:
     """Least severe message that is shown."""
     format: Literal["text", "json"] = "text"
     """Lines for people or for machines."""
+    prompts: bool = False
+    """Let the log quote requests: what is wrong in them, and at level debug all of them and the answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +273,9 @@ class Config:
     scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)
     cache: CacheSettings = field(default_factory=CacheSettings)
     sampling: SamplingSettings = field(default_factory=SamplingSettings)
+    parsers: ParserSettings = field(default_factory=ParserSettings)
+    apis: ApiSettings = field(default_factory=ApiSettings)
+    server: ServerSettings = field(default_factory=ServerSettings)
     media: MediaSettings = field(default_factory=MediaSettings)
     batch: BatchSettings = field(default_factory=BatchSettings)
     log: LogSettings = field(default_factory=LogSettings)

@@ -16,7 +16,7 @@ from mlxrun.config.tree import Node, Origin, Problem, problem
 from mlxrun.config.yaml_source import YamlError, parse_value, parse_yaml
 
 ENV_PREFIX = "MLXRUN_"
-PATH_KEYS = ("model.adapter", "model.chat_template")  # always files or folders
+PATH_KEYS = ("model.adapter", "model.chat_template", "server.data_path")  # always files or folders
 MODEL_PATH = "model.path"  # a folder, where it is one
 EMBEDDED = "embedded"
 

@@ -10,14 +10,18 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from typing import Any, TypeVar
 
 from mlxrun.config.settings import Config
 from mlxrun.engine.build import build_engine
 from mlxrun.engine.engine import Engine
-from mlxrun.engine.thread import Abort, EngineThread, Listener, Message, Stop, Submit
+from mlxrun.engine.stats import read_stats
+from mlxrun.engine.thread import Abort, Ask, EngineThread, Listener, Message, Stop, Submit
 from mlxrun.errors import EngineDead, MlxrunError, RequestError
 from mlxrun.model.host import Host
 from mlxrun.scheduler.request import FinishReason, Request, TokenEvent
+
+T = TypeVar("T")
 
 
 class Collector:
@@ -47,6 +51,8 @@ class EngineClient:
         self._collectors: dict[str, Collector] = {}  # requests whose final event has not come yet
         self._ready: asyncio.Future[Engine] = loop.create_future()
         self._dead: MlxrunError | None = None
+        self._died = asyncio.Event()
+        self._asked: set[asyncio.Future[Any]] = set()  # questions that the thread has not answered yet
         self._loop = loop
         listener = Listener(
             ready=partial(self._from_thread, self._on_ready),
@@ -86,6 +92,34 @@ class EngineClient:
         """Why the engine has stopped, or None while it serves."""
         return self._dead
 
+    async def died(self) -> MlxrunError:
+        """Wait until the engine has stopped, and why."""
+        await self._died.wait()
+        assert self._dead is not None
+        return self._dead
+
+    async def stats(self) -> Mapping[str, Any]:
+        """The engine's numbers (engine/stats.py), read between two steps. EngineDead if it has stopped."""
+        return await self._ask(read_stats)
+
+    async def clear_cache(self) -> None:
+        """Forget all prefixes that no running request uses. EngineDead if the engine has stopped."""
+        await self._ask(lambda engine: engine.clear_cache())
+
+    def abort(self, request_id: str) -> None:
+        """End a request whose events nobody reads any more; nothing happens if it has ended."""
+        if request_id in self._collectors:
+            self._put(Abort(request_id))
+
+    def fail(self, request_id: str, error: MlxrunError) -> None:
+        """End a request: who reads its events gets what has come, and then `error`."""
+        collector = self._collectors.get(request_id)
+        if collector is None:
+            return
+        self._collectors[request_id] = Collector()  # what still comes is not read
+        collector.put(TokenEvent(request_id, finish=FinishReason.ERROR, error=error))
+        self._put(Abort(request_id))
+
     async def generate(self, request: Request) -> AsyncGenerator[TokenEvent, None]:
         """Events of one request, merged while they are not read; the last has `finish`.
 
@@ -124,6 +158,16 @@ class EngineClient:
     def _put(self, message: Message) -> None:
         self._thread.put(message)
 
+    async def _ask(self, call: Callable[[Engine], T]) -> T:
+        """What `call` says of the engine, on the engine's thread between two steps."""
+        if self._dead is not None:
+            raise EngineDead(str(self._dead)) from self._dead
+        answer: asyncio.Future[T] = self._loop.create_future()
+        self._asked.add(answer)
+        answer.add_done_callback(self._asked.discard)
+        self._put(Ask(call, partial(self._from_thread, _settle, answer)))
+        return await answer
+
     # -- called on the loop, by the thread ----------------------------------------------------------------
 
     def _from_thread(self, call: Callable[..., None], *args: object) -> None:
@@ -149,3 +193,15 @@ class EngineClient:
         for request_id, collector in self._collectors.items():
             collector.put(TokenEvent(request_id, finish=FinishReason.ERROR, error=error))
         self._collectors.clear()
+        for answer in tuple(self._asked):
+            _settle(answer, None, EngineDead(str(self._dead)))
+        self._died.set()
+
+
+def _settle(answer: asyncio.Future[Any], result: object, error: Exception | None) -> None:
+    if answer.done():  # nobody waits any more
+        return
+    if error is not None:
+        answer.set_exception(error)
+    else:
+        answer.set_result(result)

@@ -52,6 +52,8 @@ class Engine:
         self.prefixes: Prefixes = prefixes or NoPrefixes()
         self._runner = runner
         self._settings = settings
+        self.steps = 0  # since the start
+        self.errors = 0  # of these, those that failed
         self._failures = 0  # steps that failed since a token last came out
         self._aborted: list[TokenEvent] = []
 
@@ -70,9 +72,14 @@ class Engine:
         if event is not None:
             self._aborted.append(event)
 
+    def clear_cache(self) -> None:
+        """Forget all prefixes that no running request uses."""
+        self.prefixes.clear()
+
     def step(self) -> list[TokenEvent]:
         """Schedule, run, update; first tokens that somebody waits for are only read. EngineDead after
         `engine.max_errors` failed steps in a row."""
+        self.steps += 1
         only_read = self._runner.waited_for and not self.scheduler.freeing
         plan = StepPlan() if only_read else self.scheduler.schedule()
         try:
@@ -89,6 +96,7 @@ class Engine:
         return events + self.scheduler.update(plan, result)
 
     def _failed(self, plan: StepPlan, error: Exception) -> list[TokenEvent]:
+        self.errors += 1
         self._failures += 1
         log.error("step failed (%d in a row): %s", self._failures, error, exc_info=error)
         self._runner.reset()

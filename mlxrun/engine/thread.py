@@ -30,11 +30,19 @@ class Abort:
 
 
 @dataclass(frozen=True, slots=True)
+class Ask:
+    """Call `call` with the engine between two steps, and `done` with what it gave or raised."""
+
+    call: Callable[[Engine], object]
+    done: Callable[[object, Exception | None], None]
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """End the thread; what runs is dropped without events."""
 
 
-Message = Submit | Abort | Stop
+Message = Submit | Abort | Ask | Stop
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +122,8 @@ class EngineThread:
                     engine.abort(request_id)
                 case Submit(request):
                     events += _add(engine, request)
+                case Ask(call, done):
+                    _ask(engine, call, done)
         return events
 
 
@@ -124,6 +134,17 @@ def _add(engine: Engine, request: Request) -> list[TokenEvent]:
     except MlxrunError as error:
         return [TokenEvent(request.id, finish=FinishReason.ERROR, error=error)]
     return []
+
+
+def _ask(
+    engine: Engine, call: Callable[[Engine], object], done: Callable[[object, Exception | None], None]
+) -> None:
+    try:
+        result = call(engine)
+    except Exception as error:  # the border: it belongs to who asked
+        done(None, error)
+    else:
+        done(result, None)
 
 
 def _dead(error: Exception) -> EngineDead:

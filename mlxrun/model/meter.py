@@ -20,3 +20,8 @@ def settle(drop_pool: bool) -> int:
 def peak() -> int:
     """Most bytes that were alive at once since `settle`; the pool of free buffers is not counted."""
     return max(mx.get_peak_memory(), mx.get_active_memory())
+
+
+def device_memory() -> dict[str, int]:
+    """Bytes of living arrays, of the pool of free buffers, and the most that were alive so far."""
+    return {"active": mx.get_active_memory(), "cache": mx.get_cache_memory(), "peak": peak()}

@@ -70,6 +70,10 @@ class Prefixes(Protocol):
         """The hit of this running request could not be restored: forget what it was made of."""
         ...
 
+    def clear(self) -> None:
+        """Forget all that no running request uses, in memory and on disk."""
+        ...
+
     def counts(self) -> Mapping[str, int]:
         """What it did since it started, by name; may be read from any thread."""
         ...
@@ -111,6 +115,9 @@ class NoPrefixes:
         pass
 
     def discard(self, request_id: str) -> None:
+        pass
+
+    def clear(self) -> None:
         pass
 
     def counts(self) -> Mapping[str, int]:

@@ -158,10 +158,10 @@ class Responses:
     """The responses of one server: those that run, by id, and those that are stored."""
 
     def __init__(self, server: Server) -> None:
-        config = server.config.server
+        settings = server.config.server
         self.running: dict[str, Running] = {}
-        self.store = ResponseStore(config.store_responses, config.store_bytes)
-        self._keeps = config.store_responses > 0
+        self.store = ResponseStore(settings.store_responses, settings.store_bytes)
+        self._keeps = settings.store_responses > 0
 
     def memory(self, owner: str) -> Memory:
         """What a body of this owner may refer to."""

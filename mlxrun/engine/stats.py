@@ -1,0 +1,40 @@
+"""The engine's numbers, for /v1/status and /metrics. To be read on the engine thread, between two steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from mlxrun.model.meter import device_memory
+
+if TYPE_CHECKING:
+    from mlxrun.engine.engine import Engine
+    from mlxrun.model.probe import Probe
+
+
+def read_stats(engine: Engine) -> Mapping[str, Any]:
+    """JSON-ready: rows running and requests waiting, steps and failed steps since the start, bytes of memory,
+    and what the probe found (None: there was none)."""
+    entries = engine.scheduler.entries
+    running = sum(entry.running for entry in entries)
+    return {
+        "running": running,
+        "waiting": len(entries) - running,
+        "steps": engine.steps,
+        "errors": engine.errors,
+        "memory": {**device_memory(), "limit": engine.scheduler.memory.limit or None},
+        "probe": None if engine.probe is None else _probe(engine.probe),
+    }
+
+
+def _probe(probe: Probe) -> Mapping[str, Any]:
+    sharing = probe.methods.sharing
+    return {
+        "decode": probe.methods.decode,
+        "prefill_rows": sharing.rows,
+        "padded": sharing.padded,
+        "checks": [
+            {"name": check.name, "passed": check.passed, "difference": check.difference, "error": check.error}
+            for check in probe.checks
+        ],
+    }

@@ -1,0 +1,1 @@
+"""The HTTP server: one aiohttp application before the engine, one module an API surface."""

@@ -1,0 +1,127 @@
+"""The server's state: config, engine, text side, the table of live requests. Made on the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from mlxrun.config.build import config_hash
+from mlxrun.config.settings import Config
+from mlxrun.errors import Draining, EngineDead, MlxrunError, NotReady
+from mlxrun.server.auth import Keys
+from mlxrun.server.live import LiveTable
+from mlxrun.server.metrics import Metrics
+
+if TYPE_CHECKING:
+    from mlxrun.engine.client import EngineClient
+    from mlxrun.server.surface import Surface
+    from mlxrun.text.host import HostModel
+    from mlxrun.text.side import TextSide
+
+log = logging.getLogger(__name__)
+STATS_WAIT = 0.25  # seconds that /v1/status waits for the engine's numbers before it shows older ones
+
+
+class Work:
+    """Counts what is being answered; `idle` waits until that is nothing."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def __enter__(self) -> None:
+        self._count += 1
+        self._idle.clear()
+
+    def __exit__(self, *_: object) -> None:
+        self._count -= 1
+        if not self._count:
+            self._idle.set()
+
+    async def idle(self) -> None:
+        """Wait until nothing is under way."""
+        await self._idle.wait()
+
+
+class Server:
+    """What every handler gets. `client` and `side` are there once the model is loaded: see `attach`."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        facts: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`facts`: versions and device, for /v1/status."""
+        self.config = config
+        self.clock = clock
+        self.started = clock()
+        self.facts = facts or {}
+        self.digest = config_hash(config)
+        self.fingerprint = f"fp_{self.digest[:10]}"
+        self.draining = False
+        self.keys = Keys(config.server.api_keys)
+        self.metrics = Metrics(self)
+        self.live = LiveTable(self)
+        self.work = Work()  # requests that need the engine, from before they are read
+        self.jobs: Any = None  # the runner of /v1/batches, where there is one
+        self.stats: Mapping[str, Any] = {}  # the newest numbers of the engine
+        self.surfaces: tuple[Surface, ...] = ()  # those that are on; set by make_app
+        self.active: set[str] = set()  # ids of all requests that are being answered
+        self._client: EngineClient | None = None
+        self._side: TextSide | None = None
+
+    def attach(self, client: EngineClient, side: TextSide) -> None:
+        """The model is loaded: requests are served from now on."""
+        self._client, self._side = client, side
+
+    @property
+    def client(self) -> EngineClient:
+        """The engine. NotReady while the model is being loaded."""
+        if self._client is None:
+            raise NotReady("the model is being loaded: try again soon")
+        return self._client
+
+    @property
+    def side(self) -> TextSide:
+        """What turns bodies into requests. NotReady while the model is being loaded."""
+        if self._side is None:
+            raise NotReady("the model is being loaded: try again soon")
+        return self._side
+
+    @property
+    def host(self) -> HostModel:
+        """The model as the host sees it."""
+        return self.side.host
+
+    def model_names(self) -> tuple[str, ...]:
+        """What may stand as `model`, the real name first."""
+        return tuple(dict.fromkeys((self.host.name, *self.host.names)))
+
+    def trouble(self) -> MlxrunError | None:
+        """Why requests are not served, or None."""
+        if self._client is not None and self._client.dead is not None:
+            return EngineDead(str(self._client.dead))
+        if self.draining:
+            return Draining("the server is shutting down: try again soon")
+        if self._client is None:
+            return NotReady("the model is being loaded: try again soon")
+        return None
+
+    def cache_counts(self) -> Mapping[str, int]:
+        """What the prefix cache did; empty while there is none."""
+        return self._client.cache_counts() if self._client is not None else {}
+
+    async def read_stats(self) -> Mapping[str, Any]:
+        """The engine's numbers; older ones if it is in a long step, has died or is not there."""
+        if self._client is not None and self._client.dead is None:
+            try:
+                self.stats = await asyncio.wait_for(self._client.stats(), STATS_WAIT)
+            except (TimeoutError, EngineDead) as error:
+                log.debug("no numbers from the engine: %r", error)
+        return self.stats
