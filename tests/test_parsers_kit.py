@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from typing import Any
@@ -17,6 +18,7 @@ from mlxrun.parsers.arguments import Schema, Tools, mended, retyped, typed
 from mlxrun.parsers.machine import Machine
 from mlxrun.parsers.registry import families, tool_family
 from mlxrun.parsers.scan import scanner
+from mlxrun.parsers.stream import Stream
 
 # -- markers ----------------------------------------------------------------------------------------
 
@@ -110,6 +112,7 @@ ROOT = {"$defs": {"n": {"type": "number"}, "list": {"type": "array", "items": {"
         ("{'a': True}", {"type": "object"}, '{"a": true}'),
         ('{"a": 1}', {"type": "array"}, '"{\\"a\\": 1}"'),
         ("[NaN]", {"type": "array"}, '"[NaN]"'),
+        (r"['\d+', 'a']", {"type": "array"}, r'["\\d+", "a"]'),  # an escape of which Python would warn
         ("[" * 5000, {"type": "array"}, json.dumps("[" * 5000)),
         ("fast", {"enum": ["fast", "slow"]}, '"fast"'),
         ("\nfast\n", {"enum": ["fast", "slow"]}, '"fast"'),
@@ -240,6 +243,39 @@ def test_a_string_comes_as_it_is_written(write: Any) -> None:
     assert json.loads(fragments) == {"path": "p", "content": content}
 
 
+@pytest.mark.parametrize(
+    ("text", "ids"),
+    [
+        ('[TOOL_CALLS][{"name": "now", "id": "abcdef123", "arguments": {}}]', ["abcdef123"]),
+        ('[TOOL_CALLS][{"id": "abcdef123", "arguments": {}, "name": "now"}]', ["abcdef123"]),
+        ('[TOOL_CALLS][{"id": "abcdef123", "function": {"name": "now", "arguments": {}}}]', ["abcdef123"]),
+        ('[TOOL_CALLS][{"id": "call 1", "name": "now"}]', ["ef0123450"]),
+        ('[TOOL_CALLS][{"id": 123456789, "name": "now"}]', ["ef0123450"]),
+        (
+            '[TOOL_CALLS][{"id": "a1b2c3d4e", "name": "now"}, {"id": "a1b2c3d4e", "name": "now"}]',
+            ["a1b2c3d4e", "ef0123450"],
+        ),
+        # Behind the arguments it comes too late: they are out by then.
+        ('[TOOL_CALLS][{"name": "now", "arguments": {}, "id": "abcdef123"}]', ["ef0123450"]),
+        ("[TOOL_CALLS]now[ARGS]{}[TOOL_CALLS]now[ARGS]{}", ["ef0123450", "ef0123451"]),
+        ("[TOOL_CALLS]now[CALL_ID]abcdef123[ARGS]{}", ["abcdef123"]),
+    ],
+)
+def test_ids_of_mistral(text: str, ids: list[str]) -> None:
+    """The model's own; else nine letters and digits, as its templates refuse any other."""
+    for name in ("mistral", "mistral_v3"):
+        count = itertools.count()
+        parser = tool_parser(name, TOOLS, new_id=lambda: f"call_0123456789abcdef01234{next(count) + 50}")  # noqa: B023
+        deltas = [*parser.feed(text), *parser.finish()]
+        assert [delta.id for delta in deltas if delta.id] == ids
+
+
+def test_ids_of_others_are_as_they_were_made() -> None:
+    parser = tool_parser("hermes", TOOLS, new_id=lambda: "call_0123456789abcdef01234567")
+    deltas = parser.feed('<tool_call>{"id": "abcdef123", "name": "now"}</tool_call>')
+    assert [delta.id for delta in deltas if delta.id] == ["call_0123456789abcdef01234567"]
+
+
 def test_a_call_in_one_piece_is_whole() -> None:
     """A56: complete in one coarse piece, before the end."""
     deltas = tool_parser("hermes", TOOLS, new_id=lambda: "id0").feed(hermes("add", {"a": 1, "b": 2.0}))
@@ -253,6 +289,73 @@ def test_ids() -> None:
     ids = [delta.id for delta in deltas if delta.id]
     assert len(set(ids)) == 20
     assert all(re.fullmatch(r"call_[0-9a-f]{24}", i) for i in ids)
+
+
+_LONG = "word " * 20_000
+# What has to be kept while it is read: values that are typed as a whole, arguments before their name, a name
+# that never ends, an answer that may be a call to its end.
+_KEPT = {
+    "a typed value": (
+        "glm",
+        f"<tool_call>write_file<arg_key>meta</arg_key><arg_value>{_LONG}</arg_value></tool_call>",
+    ),
+    "a typed value in XML": ("qwen3_coder", coder("write_file", {"tags": [_LONG]})),
+    "arguments before the name": (
+        "hermes",
+        f'<tool_call>{{"arguments": {{"content": "{_LONG}"}}, "name": "write_file"}}</tool_call>',
+    ),
+    "a call to no one": (
+        "hermes",
+        f'<tool_call>{{"name": "rm", "arguments": {{"a": "{_LONG}"}}}}</tool_call>',
+    ),
+    "no call at all": ("hermes", f'<tool_call>{{"a": "{_LONG}'),
+    "no name": ("kimi_k2", f"<|tool_call_begin|>{_LONG}"),
+    "a Python string": ("pythonic", f'[write_file(content="{_LONG}")]'),
+    "a Python list": ("pythonic", f"[write_file(tags=[{'1, ' * 20_000}])]"),
+    "the last resort": ("json", json.dumps({"name": "write_file", "arguments": {"content": _LONG}})),
+    "an object that is none": ("xlam", f'[{{"{_LONG}'),
+    "space": ("hermes", "a" + "\n" * 100_000),
+    "a value that flows": ("hermes", hermes("write_file", {"content": _LONG})),
+    "a message's header": ("harmony", f"<|channel|>{_LONG}"),
+}
+
+
+def _copied(monkeypatch: pytest.MonkeyPatch, name: str, text: str) -> int:
+    """Characters of the text that a stream holds, added up over all times that more comes: what is copied."""
+    copied = 0
+    add = Stream.add
+
+    def count(stream: Stream, piece: str) -> None:
+        nonlocal copied
+        add(stream, piece)
+        copied += len(stream._text)
+
+    monkeypatch.setattr(Stream, "add", count)
+    parser = tool_parser(name, TOOLS, new_id=lambda: "id0")
+    for at in range(0, len(text), 4):
+        parser.feed(text[at : at + 4])
+    parser.finish()
+    return copied
+
+
+@pytest.mark.parametrize("what", _KEPT)
+def test_what_is_kept_is_not_copied_with_every_piece(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    """A54: the work of long values in small pieces grows as they do, not with their square."""
+    name, text = _KEPT[what]
+    assert _copied(monkeypatch, name, text) < 4 * len(text)
+
+
+def test_a_megabyte_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same, of one value that is typed as a whole."""
+    text = coder("write_file", {"tags": ["x" * 1_000_000]})
+    assert _copied(monkeypatch, "qwen3_coder", text) < 2 * len(text)
+
+
+def test_copies_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The twin: a stream that keeps all it has read in one text."""
+    rest = Stream._rest
+    monkeypatch.setattr(Stream, "_rest", lambda stream: rest(stream) if stream._settled else None)
+    assert _copied(monkeypatch, *_KEPT["no call at all"]) > 1000 * len(_LONG)
 
 
 def test_long_arguments_are_read_in_linear_time() -> None:

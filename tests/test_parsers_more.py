@@ -158,8 +158,8 @@ def _within(part: Any, whole: Any) -> bool:
     if isinstance(part, list) and isinstance(whole, list):
         return len(part) <= len(whole) and all(map(_within, part, whole))
     if isinstance(part, str) and isinstance(whole, str):
-        rest = part.removeprefix(whole).lstrip() if part.startswith(whole) else ""
-        return whole.startswith(part) or rest.startswith("<")  # half an end tag
+        # One character more may begin an end tag, or be text.
+        return whole.startswith(part) or (part.startswith(whole) and part[len(whole) :].strip() == "<")
     return json.dumps(part) == json.dumps(whole)
 
 
@@ -189,6 +189,8 @@ def test_a_cut_that_is_not_sound_is_seen() -> None:
     whole = {"a": "xy", "b": [1, {"c": 2}]}
     assert _within({"a": "x"}, whole)
     assert not _within({"a": "y"}, whole)
+    assert _within({"a": "xy<"}, whole)
+    assert not _within({"a": "xy</"}, whole)
     assert not _within({"b": [1]}, whole)
     assert not _within({"a": "xy", "b": [1, {"c": 2.0}]}, whole)
 

@@ -223,7 +223,7 @@ async def test_what_is_wrong_is_said_with_its_place() -> None:
         (CHAT, {"messages": HI, "tempature": 1}, "tempature", "did you mean 'temperature'"),
         (CHAT, {"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role", "robot"),
         (CHAT, {"messages": HI, "stop": ["x"] * 10_000}, "stop", "at most 16"),
-        (CHAT, {"messages": HI, "response_format": {"type": "json_object"}}, "response_format", "not supp"),
+        (CHAT, {"messages": HI, "response_format": {"type": "jsn"}}, "response_format.type", "json_object"),
         (CHAT, '{"messages": [], "messages": []}', None, "stands twice"),
         (CHAT, '{"temperature": NaN}', None, "NaN"),
         (CHAT, b"\xff\xfe", None, "not UTF-8"),

@@ -32,6 +32,7 @@ _KEYS = (
     "<#arg_key>text</#arg_key>\n<#arg_value>$</#arg_value>\n"
 )
 _VALUES = '<parameter name="path">a.txt</parameter>\n<parameter name="text">$</parameter>\n'
+_DSML = f'<｜DSML｜invoke name="save">\n{_VALUES.replace("parameter", "｜DSML｜parameter")}</｜DSML｜invoke>'
 _ESCAPED = "{path:<escape>a.txt<escape>,text:<escape>$<escape>}"
 _DEEPSEEK = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>#<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
 _KIMI = "<|tool_calls_section_begin|><|tool_call_begin|>functions.save:0<|tool_call_argument_begin|>"
@@ -40,6 +41,7 @@ CALLS: dict[str, str] = {
     "harmony": f"<|channel|>commentary to=functions.save <|constrain|>json<|message|>{_JSON}<|call|>",
     "gemma4": '<|tool_call>call:save{path:<|"|>a.txt<|"|>,text:<|"|>$<|"|>}<tool_call|>',
     "function_gemma": f"<start_function_call>call:save{_ESCAPED}<end_function_call>",
+    "deepseek_v32": f"<｜DSML｜function_calls>\n{_DSML}\n</｜DSML｜function_calls>",
     "deepseek_v3": _DEEPSEEK.replace("#", f"function<｜tool▁sep｜>save\n```json\n{_JSON}\n```"),
     "deepseek_v31": _DEEPSEEK.replace("#", f"save<｜tool▁sep｜>{_JSON}"),
     "kimi_k2": f"{_KIMI}{_JSON}<|tool_call_end|><|tool_calls_section_end|>",

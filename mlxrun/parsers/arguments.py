@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -171,9 +172,21 @@ def _plain(number: str) -> str:
     return repr(value) if value - value == 0 else dump(number)
 
 
+def read_python(text: str) -> ast.Expression:
+    """The source of a Python expression. SyntaxError and its like if it is none; a warning (of an escape that
+    Python does not know and takes literally) is no matter."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return ast.parse(text, mode="eval")
+
+
+def _literal(text: str) -> Any:
+    return ast.literal_eval(read_python(text))
+
+
 def _container(text: str, schema: Schema) -> str | None:
     """JSON of an array or object, also of one that is written as Python or twice encoded."""
-    for read in (_json, ast.literal_eval) if schema.types else (_json,):
+    for read in (_json, _literal) if schema.types else (_json,):
         try:
             value = read(text)
             if isinstance(value, str) and schema.types:

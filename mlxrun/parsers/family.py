@@ -28,6 +28,11 @@ class Family:
     start: Reader | None = None
     whole: Callable[[Stream], Step[None]] | None = None
     drops: tuple[str, ...] = ()  # markers that mean nothing where text is, and are left out
+    # Whether a call ends a thought that was never closed: openers are special tokens, which nobody writes in
+    # passing.
+    ends_thought: bool = False
+    # Makes of a new id (`call_` and hexadecimal digits) one that the template takes.
+    own_id: Callable[[str], str] | None = None
     aliases: tuple[str, ...] = ()
     markers: tuple[str, ...] = ()  # special tokens whose text the parser must see
     # Text around the JSON of the arguments of a call, for a grammar; None: no JSON format.
@@ -52,6 +57,12 @@ class Thinking:
     aliases: tuple[str, ...] = ()
     markers: tuple[str, ...] = ()
     closing: str = ""  # what to write to end a thought early, as the template ends one
+    span: tuple[str, tuple[str, ...]] | None = None  # of a format of one piece: what begins and may end one
+
+    @property
+    def bounds(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
+        """What begins a thought, and what may end it, in any format."""
+        return self.pairs or ((self.span,) if self.span is not None else ())
 
     @property
     def ends(self) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from mlxrun.config.settings import ParserSettings
 from mlxrun.parsers.answer import AnswerParser, opened_by
+from mlxrun.parsers.family import Thinking
 from mlxrun.parsers.registry import Chosen, choose
 
 
@@ -55,6 +56,11 @@ class ModelFormats:
             return "", closes
         closed = prompt.rstrip().endswith(closes)  # the template has switched thoughts off
         return None if closed else (opens, closes)
+
+    @property
+    def thinking(self) -> Thinking | None:
+        """How the model writes thoughts; None: it writes none that are known."""
+        return self.chosen.reasoning
 
     @property
     def opener(self) -> str:

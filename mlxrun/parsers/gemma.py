@@ -38,7 +38,7 @@ def _reader(form: _Format) -> Reader:
     def read(s: Stream, opener: str) -> Step[None]:
         yield from s.space()
         yield from s.literal("call:")
-        name, end = yield from s.until("{", "\n", form.end)
+        name, end = yield from s.name("{", "\n", form.end)
         if not end:
             raise Cut
         if end != "{" or name.strip() not in s.tools:
@@ -87,7 +87,7 @@ def _key(s: Stream, quote: str) -> Step[str]:
         key = yield from read_string(s)
         yield from expect(s, ":")
         return key
-    key, end = yield from s.until(*((mark,) if mark else (":", ",", "{", "}", "\n")))
+    key, end = yield from s.name(*((mark,) if mark else (":", ",", "{", "}", "\n")))
     if not end:
         raise Cut
     if mark:
@@ -149,6 +149,7 @@ GEMMA4 = Family(
     detect=lambda template, tokens: _GEMMA4.start in template,
     openers=(_GEMMA4.start,),
     read=_reader(_GEMMA4),
+    ends_thought=True,
     aliases=("gemma",),
     markers=_GEMMA4.all,
 )

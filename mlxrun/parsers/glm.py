@@ -58,7 +58,7 @@ def read_pairs(s: Stream, tags: Tags) -> Step[None]:
         yield from s.space()
         yield from s.literal(tags.end)
         return
-    name, tag = yield from s.until("\n", tags.key, tags.end)
+    name, tag = yield from s.name("\n", tags.key, tags.end)
     if name.strip() not in s.tools:
         raise Malformed
     call = s.call(name.strip())
@@ -66,7 +66,7 @@ def read_pairs(s: Stream, tags: Tags) -> Step[None]:
     while tag != tags.end:
         if tag != tags.key and (yield from next_tag(s, tags.key, tags.end)) == tags.end:
             break
-        key, end = yield from s.until(closing(tags.key))
+        key, end = yield from s.name(closing(tags.key))
         if not end:
             raise Cut
         yield from next_tag(s, tags.value)
@@ -87,6 +87,7 @@ FAMILY = Family(
     detect=lambda template, tokens: _TAGS.key in template,
     openers=(_TAGS.start,),
     read=_read,
+    ends_thought=True,
     aliases=("glm45", "glm4_moe", "glm47", "laguna"),
     markers=_TAGS.all,
 )

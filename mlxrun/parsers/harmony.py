@@ -94,13 +94,13 @@ def _message(s: Stream, header: _Header) -> Step[str]:
         return header.end
     name = header.recipient if header.recipient in s.tools else header.recipient.removeprefix("functions.")
     if name in s.tools:
-        s.attempt(len(header.raw))
+        s.attempt(header.raw)
         try:
             end = yield from _call(s, name)
         except (Malformed, Cut) as error:
             end = ""
             s.abandon(isinstance(error, Cut))
-        if s.settled(header.raw):
+        if s.settled():
             return end or (yield from s.flow("text", _BODY))
     elif not header.recipient or header.kind == "reasoning":
         s.out.part()
@@ -152,5 +152,7 @@ THINKING = Thinking(
     whole=read,
     aliases=("gpt_oss", "gptoss", "openai"),
     markers=_MARKERS,
+    anywhere=True,
+    span=(f"{_CHANNEL}analysis{_MESSAGE}", (*_ENDS, _START, _CHANNEL)),
     closing=f"<|end|>{_START}assistant{_CHANNEL}final{_MESSAGE}",
 )

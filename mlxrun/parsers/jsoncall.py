@@ -7,16 +7,16 @@ or JSON in a string. The object around them may lack its last brace.
 from __future__ import annotations
 
 import json
+import re
 
 from mlxrun.parsers.jsontext import expect, raw_value, read_string, read_value
 from mlxrun.parsers.stream import Cut, Malformed, Step, Stream
 from mlxrun.parsers.writer import Call
 
-NAMES = ("name",)
 ARGUMENTS = ("arguments", "parameters")
 
 
-def read_calls(s: Stream) -> Step[bool]:
+def read_calls(s: Stream, ids: re.Pattern[str] | None = None) -> Step[bool]:
     """One object, or several in an array or one behind the other. What is no call is given back as text, with
     all that follows the last object; False: there was such."""
     array = yield from s.literal("[")
@@ -24,7 +24,7 @@ def read_calls(s: Stream) -> Step[bool]:
     while True:
         if array:
             yield from s.space()
-        if not (yield from read_call(s)):
+        if not (yield from read_call(s, ids)):
             s.give_back()
             whole = False
         char = yield from s.space()
@@ -39,10 +39,12 @@ def read_calls(s: Stream) -> Step[bool]:
     return whole
 
 
-def read_call(
-    s: Stream, names: tuple[str, ...] = NAMES, arguments: tuple[str, ...] = ARGUMENTS
-) -> Step[bool]:
-    """One object. False: it is no call of an offered tool; all of it is taken and nothing was found."""
+def read_call(s: Stream, ids: re.Pattern[str] | None = None, id: str = "") -> Step[bool]:
+    """One object. False: it is no call of an offered tool; all of it is taken and nothing was found.
+
+    `ids`: what an `id` must look like to be the call's, if the format has one. It counts where it comes
+    before the arguments: they do not wait for it. `id`: one that was found around the object.
+    """
     yield from expect(s, "{")
     name: str | None = None
     held: str | None = None
@@ -55,20 +57,24 @@ def read_call(
         key = yield from read_string(s)
         yield from expect(s, ":")
         char = yield from s.space()
-        if key in names and name is None and char == '"':
+        if key == "name" and name is None and char == '"':
             s.take(1)
             name = yield from read_string(s)
         elif key == "function" and name is None and char == "{":
-            return (yield from _nested(s, names, arguments))
-        elif key in arguments and call is None and held is None and name is not None and name in s.tools:
-            call = s.call(name)
+            return (yield from _nested(s, ids, id))
+        elif key in ARGUMENTS and call is None and held is None and name is not None and name in s.tools:
+            call = s.call(name, id)
             yield from read_arguments(s, call)
-        elif key in arguments and call is None and held is None:
+        elif key in ARGUMENTS and call is None and held is None:
             held = yield from raw_value(s)
+        elif key == "id" and ids is not None and char == '"':
+            s.take(1)
+            found = yield from read_string(s)
+            id = found if ids.fullmatch(found) else id
         else:
             yield from raw_value(s)
         if held is not None and call is None and name is not None and name in s.tools:
-            call = s.call(name)
+            call = s.call(name, id)
             whole_arguments(call, held)
         char = yield from s.space()
         if call is not None and (char == "" or char not in ",}"):
@@ -76,16 +82,16 @@ def read_call(
         if (yield from expect(s, ",}")) == "}":
             break
     if call is None and name is not None and name in s.tools:
-        call = s.call(name)
+        call = s.call(name, id)
         call.close()
     if call is not None:
         s.mark()
     return call is not None
 
 
-def _nested(s: Stream, names: tuple[str, ...], arguments: tuple[str, ...]) -> Step[bool]:
+def _nested(s: Stream, ids: re.Pattern[str] | None, id: str) -> Step[bool]:
     """The call within `{"type": "function", "function": {...}}`, and what follows it there."""
-    made = yield from read_call(s, names, arguments)
+    made = yield from read_call(s, ids, id)
     while (yield from s.space()) not in ("", "}"):
         yield from expect(s, ",")
         yield from expect(s, '"')

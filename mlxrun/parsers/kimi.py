@@ -20,7 +20,7 @@ _ID = re.compile(r"(?:functions[.]?)?(.+?)(?::?\d+)?")
 
 
 def _read(s: Stream, opener: str) -> Step[None]:
-    head, mark = yield from s.until(_ARGUMENTS, _BEGIN, _END, *_SECTIONS)
+    head, mark = yield from s.name(_ARGUMENTS, _BEGIN, _END, *_SECTIONS)
     if not mark:
         raise Cut
     if mark != _ARGUMENTS:
@@ -58,5 +58,6 @@ FAMILY = Family(
     aliases=("kimi",),
     markers=(_BEGIN, _ARGUMENTS, _END, *_SECTIONS),
     drops=_SECTIONS,
+    ends_thought=True,
     frame=_frame,
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from mlxrun.parsers.family import Family
 from mlxrun.parsers.jsoncall import read_arguments, read_calls
 from mlxrun.parsers.out import SPACE
-from mlxrun.parsers.pythonic import read_list, read_python
+from mlxrun.parsers.pythonic import read_call, read_list
 from mlxrun.parsers.stream import Cut, Malformed, Step, Stream
 from mlxrun.parsers.writer import quoted
 from mlxrun.parsers.xlam import read_naked
@@ -49,14 +49,14 @@ def _read(s: Stream, opener: str) -> Step[None]:
             yield from _more(s)
     elif seen.startswith("["):
         yield from read_list(s)
-    elif not (yield from read_python(s)):
+    elif not (yield from read_call(s)):
         return
     yield from s.space()
     yield from s.literal(_TAGS[opener])
 
 
 def _function(s: Stream) -> Step[None]:
-    name, end = yield from s.until(">", "\n")
+    name, end = yield from s.name(">", "\n")
     if not end:
         raise Cut
     if end == "\n" or name.strip() not in s.tools:

@@ -18,6 +18,7 @@ FAMILY = Family(
     detect=lambda template, tokens: _TAGS.start in template,
     openers=(_TAGS.start,),
     read=_read,
+    ends_thought=True,
     aliases=("longcat_flash",),
     markers=_TAGS.all,
 )

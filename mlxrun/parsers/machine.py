@@ -31,11 +31,13 @@ class Machine:
         self.woken = 0
         self._family = family
         self._thinking = thinking
-        self._stream = Stream(tools, new_id, thinking is not None)
+        own_id = family.own_id if family is not None else None
+        self._stream = Stream(tools, (lambda: own_id(new_id())) if own_id else new_id, thinking is not None)
         self._out = self._stream.out
         self._quiet: Callable[[str], bool] | None = None  # text that passes it wakes nobody and is more of
         self._kind: Kind = "text"  # this,
-        self._call: Call | None = None  # or of a string in the arguments of this
+        self._call: Call | None = None  # or of a string in the arguments of this,
+        self._hold: Callable[[str], None] | None = None  # or goes here
         self._reader = self._run(opened)
 
     def feed(self, text: str) -> Sequence[Delta]:
@@ -45,14 +47,21 @@ class Machine:
             return self._wake(text) if text else ()
         if self._call is not None:
             return (Delta("call", text, self._call.index),) if text else ()
+        if self._hold is not None:
+            self._hold(text)
+            return ()
         out = self._out
-        if out.space:
-            text = out.space + text
-            out.space = ""
         if text and text[-1] in SPACE:
             body = text.rstrip(SPACE)
-            out.space = text[len(body) :]
-            text = body
+            if not body:
+                out.space.append(text)
+                return ()
+            space = [text[len(body) :]]
+            text = "".join((*out.space, body))
+            out.space = space
+        elif out.space and text:
+            text = "".join((*out.space, text))
+            out.space = []
         return (Delta(self._kind, text),) if text else ()
 
     def finish(self) -> Sequence[Delta]:
@@ -72,10 +81,13 @@ class Machine:
         self._quiet = None
         if stream.flowing is not None and stream.idle():
             where, quiet = stream.flowing
+            self._call = self._hold = None
             if isinstance(where, Call):
                 self._call, self._quiet = where, quiet
+            elif not isinstance(where, str):
+                self._hold, self._quiet = where, quiet
             elif out.flowing(where):
-                self._call, self._kind, self._quiet = None, where, quiet
+                self._kind, self._quiet = where, quiet
         return out.take()
 
     def _run(self, opened: bool) -> Step[None]:
@@ -93,7 +105,10 @@ class Machine:
         drops = (*(family.drops if family else ()), *(thinking.drops if thinking else ()))
         openers = scanner(*(family.openers if family else ()), *ends, *drops)
         if opened and ends:
-            yield from self._thought(*next(iter(ends.items())), opened=True)
+            opener, closers = next(iter(ends.items()))
+            yield from s.space()
+            yield from s.literal(opener)  # some models open again what the prompt opened
+            yield from self._thought(closers)
         begins = True
         while True:
             if begins and family is not None and family.start is not None:
@@ -109,27 +124,36 @@ class Machine:
                 assert family is not None and family.read is not None
                 begins = yield from self._try(family.read, opener)
             elif out.fresh or (thinking is not None and thinking.anywhere):
-                yield from self._thought(opener, ends[opener])
+                yield from self._thought(ends[opener])
                 begins = True
             else:
                 out.text(opener)
 
-    def _thought(self, opener: str, ends: tuple[str, ...], opened: bool = False) -> Step[None]:
-        """A thought up to its end, or all that comes; some models open again what the prompt opened."""
-        s, out = self._stream, self._out
-        if opened:
-            yield from s.space()
-            yield from s.literal(opener)
+    def _thought(self, ends: tuple[str, ...]) -> Step[None]:
+        """A thought up to its end, or to a call where that ends one; else all that comes."""
+        s, out, family = self._stream, self._out, self._family
+        read = family.read if family is not None and family.ends_thought else None
+        found = ends
+        if family is not None and read is not None:
+            found = (*ends, *family.openers, *family.drops)
         out.reasoning("")
-        yield from s.flow("reasoning", scanner(*ends))
-        out.part()
+        while True:
+            marker = yield from s.flow("reasoning", scanner(*found))
+            if not marker or marker in ends:
+                out.part()
+                return
+            if family is not None and read is not None and marker in family.openers:
+                if (yield from self._try(read, marker, "reasoning")) and s.called:
+                    return
+            else:
+                out.part()
 
-    def _try(self, read: Reader, opener: str) -> Step[bool]:
-        """Whether a reader found a call here."""
+    def _try(self, read: Reader, opener: str, kind: Kind = "text") -> Step[bool]:
+        """Whether a reader found a call here, or what is none; `kind`: what it is part of then."""
         s = self._stream
-        s.attempt(len(opener))
+        s.attempt(opener, kind)
         try:
             yield from read(s, opener)
         except (Malformed, Cut) as error:
             s.abandon(isinstance(error, Cut))
-        return s.settled(opener)
+        return s.settled()

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from mlxrun.parsers.family import Family
 from mlxrun.parsers.scan import scanner
 from mlxrun.parsers.stream import Cut, Malformed, Step, Stream
-from mlxrun.parsers.tagged import read_tagged
+from mlxrun.parsers.tagged import TEXT, read_tagged
 
 START, END = "<minimax:tool_call>", "</minimax:tool_call>"
+_STRING = ('" string="true', '" string="false')
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +40,11 @@ def read_invoke(s: Stream, tags: Tags) -> Step[None]:
     call = s.call(name)
     ends = scanner(f"</{tags.prefix}parameter>")
     while (yield from next_tag(s, tags.parameter, f"</{tags.prefix}invoke>")) == tags.parameter:
-        key = yield from _attribute(s)
-        yield from read_tagged(s, call, key, ends, layout=False, guess=True)
+        key, quoted = yield from _parameter(s)
+        schema = call.schema.member(key)
+        if quoted and not schema.no_text:
+            schema = TEXT
+        yield from read_tagged(s, call, key, ends, layout=False, guess=True, schema=schema)
     call.close()
 
 
@@ -54,9 +58,18 @@ def next_tag(s: Stream, *tags: str) -> Step[str]:
     return tag
 
 
+def _parameter(s: Stream) -> Step[tuple[str, bool]]:
+    """A parameter's name, and whether the tag says that it is a string (DeepSeek V3.2)."""
+    key = yield from _attribute(s)
+    for mark in _STRING:
+        if key.endswith(mark):
+            return key.removesuffix(mark), mark == _STRING[0]
+    return key, False
+
+
 def _attribute(s: Stream) -> Step[str]:
     """The rest of a tag that names something, with quotes or without."""
-    name, end = yield from s.until(">", "\n")
+    name, end = yield from s.name(">", "\n")
     if not end:
         raise Cut
     if end == "\n":

@@ -2,28 +2,36 @@
 
 The new form has one marker a call, and in v13 `[CALL_ID]` and an id behind the name. One reader reads both,
 also where `[ARGS]` was dropped as a special token; the two families differ in what a template asks for.
+Templates take ids of nine letters and digits only.
 """
 
 from __future__ import annotations
 
+import re
+
 from mlxrun.parsers.family import Family
 from mlxrun.parsers.jsoncall import read_arguments, read_calls
-from mlxrun.parsers.stream import Cut, Malformed, Step, Stream
+from mlxrun.parsers.stream import NAME, Cut, Malformed, Step, Stream
 from mlxrun.parsers.writer import quoted
 
 _START, _ID, _ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
+_IDS = re.compile(r"[A-Za-z0-9]{9}")
+
+
+def _short(id: str) -> str:
+    return id[-9:]
 
 
 def _read(s: Stream, opener: str) -> Step[None]:
     if (yield from s.space()) in ("[", "{"):
-        yield from read_calls(s)
+        yield from read_calls(s, _IDS)
         return
     name = yield from _name(s)
     if name not in s.tools:
         raise Malformed
     id = ""
     if (yield from s.literal(_ID)):
-        id, mark = yield from s.until(_ARGUMENTS)
+        id, mark = yield from s.name(_ARGUMENTS)
         if not mark:
             raise Cut
     elif not (yield from s.literal(_ARGUMENTS)) and (yield from s.peek()) != "{":
@@ -36,6 +44,8 @@ def _name(s: Stream) -> Step[str]:
     count = 1
     while (seen := (yield from s.peek(count)))[-1:] not in ("", "[", "{", "\n") and len(seen) == count:
         count += 1
+        if count > NAME:
+            raise Malformed
     if len(seen) < count:
         raise Cut
     return s.take(count - 1).strip()
@@ -46,6 +56,8 @@ OLD = Family(
     detect=lambda template, tokens: _START in template and _ARGUMENTS not in template,
     openers=(_START,),
     read=_read,
+    ends_thought=True,
+    own_id=_short,
     aliases=("mistral_old", "mixtral"),
     markers=(_START, _ID, _ARGUMENTS),
     frame=lambda name: (f'{_START}[{{"name": {quoted(name)}, "arguments": ', "}]"),
@@ -57,6 +69,8 @@ NEW = Family(
     ),
     openers=(_START,),
     read=_read,
+    ends_thought=True,
+    own_id=_short,
     aliases=("mistral_v11", "magistral", "devstral"),
     markers=(_START, _ID, _ARGUMENTS),
     frame=lambda name: (f"{_START}{name}{_ARGUMENTS}", ""),

@@ -32,7 +32,7 @@ class Out:
         self._parts: list[str] = []  # of the newest delta, all of one kind and call
         self._head = Delta("text")
         self.kind: Kind = "text"
-        self.space = ""  # white space that ends the running part so far
+        self.space: list[str] = []  # white space that ends the running part so far, in pieces
         self.skip = False  # whether white space now would begin a part
         self.fresh = True  # no text since the start, the last thought or the last call
         self.calls = 0
@@ -55,7 +55,7 @@ class Out:
 
     def part(self) -> None:
         """A marker ends the running part."""
-        self.space, self.skip, self.fresh = "", True, True
+        self.space, self.skip, self.fresh = [], True, True
 
     def call(self, name: str, id: str = "") -> int:
         """A call begins; its index. `id`: the model's own, taken if no call before has it."""
@@ -77,8 +77,8 @@ class Out:
     def end(self) -> None:
         """No more comes: white space at the very end is the answer's own."""
         if self.space and not self.skip:
-            self._append(self.kind, self.space)
-        self.space = ""
+            self._append(self.kind, "".join(self.space))
+        self.space = []
 
     def take(self) -> list[Delta]:
         """What was collected since the last time."""
@@ -99,10 +99,10 @@ class Out:
             self.skip = False
             if kind == "text":
                 self.fresh = False
-            self._append(kind, self.space + body)
-            self.space = text[len(body) :]
+            self._append(kind, "".join(self.space) + body)
+            self.space = [text[len(body) :]] if len(body) < len(text) else []
         else:
-            self.space += text
+            self.space.append(text)
 
     def _append(self, kind: Kind, text: str) -> None:
         if self._head.kind != kind or not self._parts:

@@ -7,7 +7,6 @@ other JSON flows on from its first key.
 from __future__ import annotations
 
 import json
-import re
 from typing import Any
 
 from mlxrun.parsers.arguments import dump
@@ -17,7 +16,7 @@ from mlxrun.parsers.jsontext import expect, read_string
 from mlxrun.parsers.stream import Malformed, Step, Stream
 
 _KEYS = frozenset(("name", "arguments", "parameters", "type", "function", "id"))
-_WHOLE = re.compile(r"\s*(?:```(?:json)?\s*(.*?)\s*```|(.*?))\s*", re.DOTALL)
+_FENCE = "```"
 
 
 def read(s: Stream, opener: str) -> Step[None]:
@@ -35,8 +34,12 @@ def read(s: Stream, opener: str) -> Step[None]:
     if key not in _KEYS:
         return
     rest, _ = yield from s.until()
-    match = _WHOLE.fullmatch(f"{head}{{{dump(key)}{rest}")
-    for name, arguments in _calls((match[1] or match[2]) if match else "", s):
+    text = f"{head}{{{dump(key)}{rest}".strip()
+    if text.startswith(_FENCE):
+        if not text.endswith(_FENCE):
+            raise Malformed
+        text = text.removeprefix(_FENCE).removeprefix("json").removesuffix(_FENCE)
+    for name, arguments in _calls(text, s):
         whole_arguments(s.call(name), arguments)
 
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 import ast
 import math
 import re
-import warnings
 from typing import Any
 
-from mlxrun.parsers.arguments import Schema, dump, retyped, typed
+from mlxrun.parsers.arguments import Schema, dump, read_python, retyped, typed
 from mlxrun.parsers.family import Family
 from mlxrun.parsers.jsoncall import read_calls
-from mlxrun.parsers.stream import Cut, Malformed, Step, Stream
+from mlxrun.parsers.stream import NAME, Cut, Malformed, Step, Stream
 from mlxrun.parsers.writer import Call
 
 _ENDS = {"<|tool_call_start|>": "<|tool_call_end|>", "<|python_start|>": "<|python_end|>"}
@@ -32,7 +31,7 @@ def read_list(s: Stream) -> Step[bool]:
     whole = True
     while True:
         yield from s.space()
-        whole &= yield from read_python(s)
+        whole &= yield from read_call(s)
         char = yield from s.space()
         if char not in (",", "]"):
             raise Malformed if char else Cut
@@ -44,7 +43,7 @@ def read_list(s: Stream) -> Step[bool]:
     return whole
 
 
-def read_python(s: Stream) -> Step[bool]:
+def read_call(s: Stream) -> Step[bool]:
     """One `f(a=1)`. False: the tool is not offered; it is taken, and given back as text."""
     name = yield from _name(s)
     if name not in s.tools and name.removesuffix(".call") in s.tools:
@@ -77,6 +76,8 @@ def _name(s: Stream) -> Step[str]:
         if not (seen[-1].isalnum() or seen[-1] in "_.-"):
             break
         count += 1
+        if count > NAME:
+            raise Malformed
     if seen[-1] != "(" or count == 1:
         raise Malformed
     return s.take(count - 1)
@@ -135,9 +136,7 @@ def _write(call: Call, text: str, position: int) -> None:
 def _json(source: str, schema: Schema) -> str:
     """JSON of a literal. A bare word is a string, as models write them."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # an unknown escape, which Python takes literally
-            node = _Words().visit(ast.parse(source, mode="eval"))
+        node = _Words().visit(read_python(source))
         value = _plain(ast.literal_eval(node))
     except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
         if _BARE.fullmatch(source) is None:

@@ -16,6 +16,7 @@ from mlxrun.parsers.out import SPACE, Kind, Out, new_call_id
 from mlxrun.parsers.scan import Scanner, scanner
 from mlxrun.parsers.writer import Call
 
+NAME = 400  # characters of a name at most
 T = TypeVar("T")
 Step = Generator[None, None, T]
 
@@ -39,10 +40,13 @@ class Stream:
         self.out = Out(new_id)
         self.ended = False
         # Where text may go without waking the reader, and the test that it has to pass.
-        self.flowing: tuple[Kind | Call, Callable[[str], bool]] | None = None
+        self.flowing: tuple[Kind | Call | Callable[[str], None], Callable[[str], bool]] | None = None
         self._text = ""
         self._at = 0
-        self._kept = 0  # raw text from here on can still be given back
+        # What was taken and can still be given back: pieces that the text no longer holds, then this on.
+        self._past: list[str] = []
+        self._kept = 0
+        self._kind: Kind = "text"  # what it is when it is given back
         self._settled = True
         self._call: Call | None = None
 
@@ -104,24 +108,60 @@ class Stream:
         marker = yield from self.each(scanner(*markers), parts.append)
         return "".join(parts), marker
 
+    def name(self, *markers: str) -> Step[tuple[str, str]]:
+        """As `until`, for a name. Malformed if it is too long to be one: else a marker that means nothing
+        would hold back all that follows."""
+        find = scanner(*markers).find
+        while True:
+            stop, marker = find(self._text, self._at, self.ended)
+            if stop - self._at > NAME:
+                raise Malformed
+            if marker is not None or self.ended:
+                return self.take(stop - self._at), self.take(len(marker or ""))
+            yield
+
     def each(
-        self, markers: Scanner, sink: Callable[[str], None], string: Callable[[], Call | None] = lambda: None
+        self,
+        markers: Scanner,
+        sink: Callable[[str], None],
+        string: Callable[[], Call | None] | None = None,
     ) -> Step[str]:
-        """As `until`, with the text before the marker given to `sink` piece by piece. `string`, asked when
-        text has run out: the call into whose open string the sink would pass text as it is."""
+        """As `until`, with the text before the marker given to `sink` piece by piece.
+
+        `string`: the text is a value, and a marker that a cut has left incomplete, but for its first
+        character, is no part of it. Asked when text has run out: the call into whose open string the sink
+        would pass text as it is, if it would.
+        """
         while True:
             stop, marker = markers.find(self._text, self._at, self.ended)
+            if self.ended and marker is None and string is not None:
+                half = markers.held(self._text, self._at)
+                stop = half if stop - half > 1 else stop
             if stop > self._at:
                 sink(self.take(stop - self._at))
             if marker is not None:
                 return self.take(len(marker))
             if self.ended:
                 return ""
-            call = string()
-            if call is not None:
+            if string is None:
+                self._rest()
+                self.flowing = (lambda text: self._hold(text, sink), markers.quiet)
+            elif (call := string()) is not None:
                 self.flowing = (call, markers.quiet_string)
             yield
             self.flowing = None
+
+    def _rest(self) -> None:
+        """What was taken is kept apart from what comes."""
+        if self._kept < self._at:
+            self._past.append(self._text[self._kept : self._at])
+        self._text = self._text[self._at :]
+        self._at = self._kept = 0
+
+    def _hold(self, text: str, sink: Callable[[str], None]) -> None:
+        """Text that is taken as it comes."""
+        self._past.append(text)
+        sink(text)
 
     def calm(self, call: Call) -> Step[None]:
         """Wait for text, in an open string that it may go into as it is."""
@@ -141,7 +181,7 @@ class Stream:
                 return self.take(len(marker))
             if self.ended:
                 return ""
-            self._kept = self._at
+            self._keep()
             self.flowing = (kind, markers.quiet)
             yield
             self.flowing = None
@@ -157,13 +197,14 @@ class Stream:
         """All before is dealt with. Before the first call of a block this does nothing: until then the whole
         block may still be text."""
         if self._settled:
-            self._kept = self._at
+            self._keep()
 
     def give_back(self) -> None:
-        """What was read since the mark is text, as it was written."""
-        self.out.text(self._text[self._kept : self._at])
+        """What was read since the mark is text, as it was written, or more of the thought it was found in."""
+        for part in (*self._past, self._text[self._kept : self._at]):
+            self.out.flow(self._kind, part)
         self._settled = True
-        self._kept = self._at
+        self._keep()
 
     def call(self, name: str, id: str = "") -> Call:
         """A call, to begin with its first argument, or its end. The name must be one of `tools`; `id`: the
@@ -173,17 +214,22 @@ class Stream:
 
     def _progress(self, closed: bool) -> None:
         """What was read is in the arguments of a call, or with `closed` in a whole one."""
-        self._settled = True
-        self._kept = self._at
+        self._settled, self._kind = True, "text"
+        self._keep()
         if closed:
             self._call = None
 
+    def _keep(self) -> None:
+        """Nothing of what was taken can be given back."""
+        self._past, self._kept = [], self._at
+
     # -- for the machine ----------------------------------------------------------------------------
 
-    def attempt(self, back: int) -> None:
-        """Remember from `back` characters before here on, until something is settled."""
-        self._kept = self._at - back
-        self._settled = False
+    def attempt(self, opener: str, kind: Kind = "text") -> None:
+        """Remember what is taken from here on, and `opener`, which was, until something is settled. `kind`:
+        what all that is if it is no call."""
+        self._past, self._kept = [opener], self._at
+        self._settled, self._kind = False, kind
 
     def abandon(self, cut: bool) -> None:
         """A reader cannot go on: an open call is closed. What it did not pass on is text, but for the rest of
@@ -192,31 +238,37 @@ class Stream:
         if not self._settled:
             return
         if call is not None and call.begun:
-            kept = self._kept
+            kept = self._past, self._kept
             call.close()
             if cut:
                 self._at = len(self._text)
-            self._kept = self._at if cut else kept
+                self._keep()
+            else:
+                self._past, self._kept = kept
         self.give_back()
 
-    def settled(self, opener: str) -> bool:
+    def settled(self) -> bool:
         """Whether the attempt found anything; else reading goes on behind the opener."""
         self._call = None
-        if not self._settled:
-            self._at = self._kept + len(opener)
+        found = self._settled
+        if not found:
+            opener, *parts = self._past
+            if parts:
+                self._text, self._kept = "".join((*parts, self._text[self._kept :])), 0
+            self._at = self._kept
             self._settled = True
-            self.out.text(opener)
-            return False
-        self._kept = self._at
-        return True
+            self.out.flow(self._kind, opener)
+        self._keep()
+        return found
+
+    @property
+    def called(self) -> bool:
+        """Whether what the attempt found is a call, and not only what is none."""
+        return self._kind == "text"
 
     def add(self, text: str) -> None:
-        """More text has come."""
-        cut = min(self._kept, self._at)
-        if cut:
-            self._text = self._text[cut:]
-            self._at -= cut
-            self._kept -= cut
+        """More text has come. What was taken is not copied again, however long it is kept."""
+        self._rest()
         self._text += text
 
     def idle(self) -> bool:

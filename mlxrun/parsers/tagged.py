@@ -6,18 +6,27 @@ one before the end belong to the layout.
 
 from __future__ import annotations
 
-from mlxrun.parsers.arguments import typed
+from mlxrun.parsers.arguments import Schema, typed
 from mlxrun.parsers.scan import Scanner
 from mlxrun.parsers.stream import Cut, Step, Stream
 from mlxrun.parsers.writer import Call
 
+TEXT = Schema({"type": "string"})
+
 
 def read_tagged(
-    s: Stream, call: Call, key: str, ends: Scanner, *, layout: bool = True, guess: bool = False
+    s: Stream,
+    call: Call,
+    key: str,
+    ends: Scanner,
+    *,
+    layout: bool = True,
+    guess: bool = False,
+    schema: Schema | None = None,
 ) -> Step[str]:
     """One argument; gives the marker that ended it. Raises Cut. `layout`: newlines around are no part of the
-    value; `guess`: without a schema numbers and words are what they look like."""
-    schema = call.schema.member(key)
+    value; `guess`: without a schema numbers and words are what they look like; `schema`: the value's own."""
+    schema = call.schema.member(key) if schema is None else schema
     if schema.text_only and not schema.options:
         call.begin_text(key)
         if layout:

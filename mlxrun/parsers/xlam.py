@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from mlxrun.parsers.family import Family
 from mlxrun.parsers.jsoncall import read_calls
-from mlxrun.parsers.stream import Cut, Malformed, Step, Stream
+from mlxrun.parsers.stream import NAME, Cut, Malformed, Step, Stream
 from mlxrun.parsers.writer import quoted
 
 _FENCE = "```"
@@ -38,7 +38,8 @@ def _plausible(s: Stream) -> Step[None]:
 
 def _skipped(s: Stream, at: int, char: str, must: bool = False) -> Step[int]:
     """Where the text goes on behind white space and `char`."""
-    at = yield from _blank(s, at)
+    while (yield from s.peek(at + 1))[at:].isspace() and at < NAME:
+        at += 1
     seen = yield from s.peek(at + 1)
     if len(seen) <= at:
         raise Cut
@@ -46,12 +47,6 @@ def _skipped(s: Stream, at: int, char: str, must: bool = False) -> Step[int]:
         return at + 1
     if must:
         raise Malformed
-    return at
-
-
-def _blank(s: Stream, at: int) -> Step[int]:
-    while (yield from s.peek(at + 1))[at:].isspace():
-        at += 1
     return at
 
 
@@ -65,7 +60,7 @@ def _word(s: Stream, at: int) -> Step[tuple[str, int]]:
             raise Cut
         if seen[end] == '"':
             return seen[at - 1 : end + 1], end + 1
-        if seen[end] in "\n\\":
+        if seen[end] in "\n\\" or end > NAME:
             raise Malformed
         end += 1
 

@@ -40,7 +40,7 @@ def _next(s: Stream) -> Step[str]:
 
 def _tag(s: Stream) -> Step[str]:
     """The rest of a tag: a name and `>`, which some models forget at a line's end."""
-    name, end = yield from s.until(">", "\n", "<")
+    name, end = yield from s.name(">", "\n", "<")
     if not end:
         raise Cut
     if end == "<" or not name.strip():

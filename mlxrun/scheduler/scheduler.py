@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from mlxrun.config.settings import SchedulerSettings
-from mlxrun.errors import MlxrunError, Overloaded, PromptTooLong, RequestError
+from mlxrun.errors import MlxrunError, OutOfMemory, Overloaded, PromptTooLong, RequestError
 from mlxrun.scheduler.entry import Entry
 from mlxrun.scheduler.line import Line
 from mlxrun.scheduler.memory import MemoryBudget
@@ -86,7 +86,7 @@ class Scheduler:
         piece = max([self._room.least, *(end - start for start, end in request.spans)])
         if not self.memory.fits([size + 1], min(piece, size)):
             reason = self.memory.explain(size + 1, min(piece, size))
-            raise PromptTooLong(f"the prompt can never fit in memory: {reason}", code="out_of_memory")
+            raise OutOfMemory(f"the prompt can never fit in memory: {reason}")
         return self.memory.longest(size + 1, self.context_length, piece)
 
     def abort(self, request_id: str) -> TokenEvent | None:

@@ -82,6 +82,16 @@ def deepseek_v31(name: str, arguments: dict[str, Any]) -> str:
     return f"<｜tool▁calls▁begin｜>{call}<｜tool▁calls▁end｜>"
 
 
+def deepseek_v32(name: str, arguments: dict[str, Any]) -> str:
+    values = "\n".join(
+        f'<｜DSML｜parameter name="{key}" string="{"true" if isinstance(value, str) else "false"}">'
+        f"{bare(value)}</｜DSML｜parameter>"
+        for key, value in arguments.items()
+    )
+    call = f'<｜DSML｜invoke name="{name}">\n{values}\n</｜DSML｜invoke>'
+    return f"<｜DSML｜function_calls>\n{call}\n</｜DSML｜function_calls>"
+
+
 def _pairs(name: str, arguments: dict[str, Any], prefix: str, line: str) -> str:
     pairs = "".join(
         f"<{prefix}arg_key>{key}</{prefix}arg_key>{line}<{prefix}arg_value>{bare(value)}</{prefix}arg_value>{line}"
@@ -218,6 +228,7 @@ FORMS: dict[str, tuple[str, bool, Write]] = {
     "mistral bare": ("mistral", True, mistral_bare),
     "deepseek v3": ("deepseek_v3", True, deepseek_v3),
     "deepseek v31": ("deepseek_v31", True, deepseek_v31),
+    "deepseek v32": ("deepseek_v32", True, deepseek_v32),
     "glm45": ("glm", True, glm45),
     "glm47": ("glm", True, glm47),
     "longcat": ("longcat", True, longcat),

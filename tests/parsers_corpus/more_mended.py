@@ -9,6 +9,7 @@ from typing import Any
 from parsers_corpus.more_forms import (
     deepseek_v3,
     deepseek_v31,
+    deepseek_v32,
     dump,
     function_gemma,
     gemma4,
@@ -265,7 +266,7 @@ GEMMA: list[Line] = [
     ("function_gemma", "gemma 4's quotes are none", f"<start_function_call>call:now{{a:{Q}x{Q}}}<end_function_call>", [Call("now", {"a": f"{Q}x{Q}"})]),
     ("function_gemma", "no JSON", "<start_function_call>now()<end_function_call>", ["<start_function_call>now()<end_function_call>"]),
     ("function_gemma", "cut in a string", "<start_function_call>call:get_weather{city:<escape>Pa", [Call(W, {"city": "Pa"})]),
-    ("function_gemma", "cut in the quote", "<start_function_call>call:get_weather{city:<escape>Pa<esc", [Call(W, {"city": "Pa<esc"})]),
+    ("function_gemma", "cut in the quote", "<start_function_call>call:get_weather{city:<escape>Pa<esc", [Call(W, {"city": "Pa"})]),
 ]  # fmt: skip
 
 ARRAYS: list[Line] = [
@@ -361,6 +362,31 @@ HARMONY: list[Line] = [
     ("harmony", "cut before the arguments", f"{CH}commentary to=functions.add{MSG}{{", [f"{CH}commentary to=functions.add{MSG}{{"]),
 ]  # fmt: skip
 
+DSML = '<｜DSML｜invoke name="book">\n<｜DSML｜parameter name="{}" string="{}">{}</｜DSML｜parameter>\n</｜DSML｜invoke>'
+DSML_LINES: list[Line] = [
+    ("deepseek_v32", "two in a block", f"<｜DSML｜function_calls>\n{DSML.format('x', 'true', 'a')}\n{DSML.format('x', 'true', 'b')}\n</｜DSML｜function_calls>", [Call("book", {"x": "a"}), Call("book", {"x": "b"})]),
+    ("deepseek_v32", "a string that looks like a number", DSML.format("x", "true", "3"), [Call("book", {"x": "3"})]),
+    ("deepseek_v32", "a string that looks like an array", DSML.format("x", "true", "[3]"), [Call("book", {"x": "[3]"})]),
+    ("deepseek_v32", "a number without a schema", DSML.format("x", "false", "3"), [Call("book", {"x": 3})]),
+    ("deepseek_v32", "a string where either may be", DSML.format("key", "true", "3"), [Call("book", {"key": "3"})]),
+    ("deepseek_v32", "a string where none may be", DSML.format("prices", "true", "[3]"), [Call("book", {"prices": [3]})]),
+    ("deepseek_v32", "a number where a string must be", DSML.format("where", "false", '{"zip": 3}'), [Call("book", {"where": {"zip": "3"}})]),
+    ("deepseek_v32", "no word on strings", '<｜DSML｜invoke name="book"><｜DSML｜parameter name="free">3</｜DSML｜parameter></｜DSML｜invoke>', [Call("book", {"free": 3})]),
+    ("deepseek_v32", "cut in a string", '<｜DSML｜invoke name="get_weather">\n<｜DSML｜parameter name="city" string="true">Pa', [Call(W, {"city": "Pa"})]),
+    ("deepseek_v32", "cut in an end tag", '<｜DSML｜invoke name="get_weather">\n<｜DSML｜parameter name="city" string="true">Pa</｜DSML｜para', [Call(W, {"city": "Pa"})]),
+]  # fmt: skip
+
+LONG: list[Line] = [
+    # What is too long for a name is none, and not held back.
+    ("glm", "no name", f"<tool_call>{'so ' * 200}<tool_call>now</tool_call>", [f"<tool_call>{'so ' * 200}".rstrip(), NOW]),
+    ("kimi_k2", "no name", f"<|tool_call_begin|>{'so ' * 200}{kimi('now', {})}", [f"<|tool_call_begin|>{'so ' * 200}".rstrip(), NOW]),
+    ("mistral", "no name", f"[TOOL_CALLS]{'so ' * 200}[TOOL_CALLS]now[ARGS]{{}}", [f"[TOOL_CALLS]{'so ' * 200}".rstrip(), NOW]),
+    ("pythonic", "no name", f"[{'a' * 500}()]", [f"[{'a' * 500}()]"]),
+    ("xlam", "no key", f'{{"{"a" * 500}": 1}}', [f'{{"{"a" * 500}": 1}}']),
+    ("xlam", "nothing but space", f"[{' ' * 500}{{}}]", [f"[{' ' * 500}{{}}]"]),
+    ("xlam", "space without end", f"[{' ' * 500}", [f"[{' ' * 500}"]),
+]  # fmt: skip
+
 # The same formats behind thoughts: thinking family, whether the prompt opened it.
 THINKING: list[tuple[str, str, str, bool, str, list[Item]]] = [
     ("glm", "think", "before a call", False, f"<think>hm\n</think>\n{glm45(W, ONE)}", [Thought("hm"), A]),
@@ -386,6 +412,27 @@ THINKING: list[tuple[str, str, str, bool, str, list[Item]]] = [
     ("llama", "think", "before a call", False, f"<think>hm</think>\n{llama(W, ONE)}", [Thought("hm"), A]),
     ("llama", "think", "an object in it", False, f"<think>{llama(W, ONE)}</think>no", [Thought(llama(W, ONE)), "no"]),
     ("pythonic", "think", "before a call", False, f"<think>hm</think>\n{pythonic(W, ONE)}", [Thought("hm"), A]),
+    # A special token begins a call within a thought that was never closed.
+    ("kimi_k2", "think", "never closed", True, f"hm {kimi(W, ONE)}", [Thought("hm"), A]),
+    ("kimi_k2", "think", "never closed, two calls and text", False, f"<think>hm\n{kimi(W, ONE)}{kimi('now', {})} Yes.", [Thought("hm"), A, NOW, "Yes."]),
+    ("kimi_k2", "think", "a marker in it", True, "hm <|tool_call_begin|> or so</think>Yes.", [Thought("hm <|tool_call_begin|> or so"), "Yes."]),
+    ("kimi_k2", "think", "a call to no one in it", True, "<|tool_call_begin|>functions.rm:0<|tool_call_argument_begin|>{}<|tool_call_end|> hm</think>Yes.", [Thought("<|tool_call_begin|>functions.rm:0<|tool_call_argument_begin|>{}<|tool_call_end|> hm"), "Yes."]),
+    ("kimi_k2", "think", "never closed, cut in the call", True, 'hm<|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>{"city": "Pa', [Thought("hm"), Call(W, {"city": "Pa"})]),
+    ("kimi_k2", "think", "never closed, cut in the name", True, "hm<|tool_call_begin|>func", [Thought("hm<|tool_call_begin|>func")]),
+    ("glm", "think", "never closed", True, f"hm\n{glm45(W, ONE)}", [Thought("hm"), A]),
+    ("glm", "think", "never closed, then another", True, f"hm{glm47('now', {})}<think>and</think>{glm47(W, ONE)}", [Thought("hm"), NOW, Thought("and"), A]),
+    ("glm", "think", "words of a tag in it", True, "a <tool_call> is due\n</think>Yes.", [Thought("a <tool_call> is due"), "Yes."]),
+    ("deepseek_v3", "think", "never closed", True, f"hm\n{deepseek_v3(W, ONE)}", [Thought("hm"), A]),
+    ("deepseek_v31", "think", "never closed", True, f"hm\n{deepseek_v31(W, ONE)}", [Thought("hm"), A]),
+    ("deepseek_v32", "think", "never closed", True, f"hm\n{deepseek_v32(W, ONE)}", [Thought("hm"), A]),
+    ("longcat", "longcat", "never closed", True, f"hm\n{longcat(W, ONE)}", [Thought("hm"), A]),
+    ("gemma4", "gemma4", "never closed", False, f"<|channel>thought\nhm\n{gemma4(W, ONE)}", [Thought("hm"), A]),
+    ("mistral", "mistral", "never closed", False, f"[THINK]hm{mistral(W, ONE)}", [Thought("hm"), A]),
+    ("mistral_v3", "mistral", "an array of what is offered and what is not", False, '[THINK]hm[TOOL_CALLS][{"name": "rm"}, {"name": "now"}]', [Thought('hm[TOOL_CALLS][{"name": "rm"}'), NOW, "]"]),
+    ("mistral_v3", "mistral", "an array of what is not offered", False, '[THINK]hm[TOOL_CALLS][{"name": "rm"}] so[/THINK]Yes.', [Thought('hm[TOOL_CALLS][{"name": "rm"}] so'), "Yes."]),
+    # Tags of plain characters do not: a thought may speak of them.
+    ("step", "think", "a call in it", True, f"hm {step('now', {})}</think>Yes.", [Thought(f"hm {step('now', {})}"), "Yes."]),
+    ("phi4_mini", "think", "a call in it", True, f"hm {phi_functools('now', {})}</think>Yes.", [Thought(f"hm {phi_functools('now', {})}"), "Yes."]),
     ("pythonic", "think", "before special tokens", True, f"hm</think>{lfm2(W, ONE)}", [Thought("hm"), A]),
 ]  # fmt: skip
 
@@ -394,7 +441,10 @@ MORE_TOOLS = [
     function("maps.find", {"q": {"type": "string"}}),
 ]
 
-LINES = (*LLAMA, *PYTHONIC, *MISTRAL, *DEEPSEEK, *GLM, *KIMI, *MINIMAX, *GEMMA, *ARRAYS, *HARMONY)
+LINES = (
+    *(*LLAMA, *PYTHONIC, *MISTRAL, *DEEPSEEK, *GLM, *KIMI, *MINIMAX, *GEMMA, *ARRAYS, *HARMONY),
+    *(*DSML_LINES, *LONG),
+)
 CASES: list[Case] = [
     *(
         Case(

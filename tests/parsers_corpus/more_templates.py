@@ -17,6 +17,8 @@ TEMPLATES: list[tuple[str, str, str, tuple[str, ...]]] = [
     ("mistral", "Mistral without a template of tools", "[INST]", ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")),
     ("deepseek_v3", "DeepSeek V3", "{{'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + tool['type'] + '<｜tool▁sep｜>' + tool['function']['name'] + '\\n' + '```json' + '\\n'}}", ()),
     ("deepseek_v31", "DeepSeek V3.1", "{{'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>'+ tool['function']['name'] + '<｜tool▁sep｜>' + tool['function']['arguments'] + '<｜tool▁call▁end｜>'}}", ()),
+    ("deepseek_v32", "DeepSeek V3.2", '<｜DSML｜function_calls>\n<｜DSML｜invoke name="{name}">', ()),
+    ("deepseek_v32", "DeepSeek V3.2 without a template of tools", "<｜User｜>", ("｜DSML｜", "<｜tool▁calls▁begin｜>")),
     ("glm", "GLM 4.5", "<tool_call>{function-name}\n<arg_key>{arg-key-1}</arg_key>\n<arg_value>{arg-value-1}</arg_value>", ("<tool_call>",)),
     ("glm", "GLM 4.7", "{{- '<tool_call>' + tc.name -}}<arg_key>{{ k }}</arg_key><arg_value>{{ v }}</arg_value>", ("<tool_call>", "<arg_key>")),
     ("longcat", "LongCat Flash", '<longcat_tool_call>{"name": <function-name>, "arguments": <args-dict>}</longcat_tool_call>', ()),
