@@ -11,12 +11,13 @@ import logging
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
 from openai.types.chat import ChatCompletion
+from pydantic import BaseModel
 from server_openai_served import (
     DUBLIN,
     HELLO,
@@ -238,14 +239,27 @@ def test_errors_are_what_the_client_expects(client: OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         ask(client, [{"role": "user", "content": "word " * 5000}])
     assert caught.value.code == "context_length_exceeded"
-    for fields in (
-        {"response_format": {"type": "json_object"}},
-        {"tool_choice": "required", "tools": [WEATHER]},
-        {"tools": [{"type": "function", "function": {**WEATHER["function"], "strict": True}}]},
-    ):
-        with pytest.raises(openai.BadRequestError) as caught:
-            ask(client, HELLO, **fields)
-        assert caught.value.code == "unsupported_parameter"
+    with pytest.raises(openai.BadRequestError, match="does not exist"):
+        schema = {"$ref": "#/nowhere"}
+        form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema, "strict": True}}
+        ask(client, HELLO, response_format=form)
+
+
+def test_forms_are_held(client: OpenAI) -> None:
+    """B23: a schema through the client's own model class, and a call where none is asked for."""
+
+    class Age(BaseModel):
+        age: Literal[1, 2, 3]
+
+    parsed = client.chat.completions.parse(
+        model="m", messages=HELLO, response_format=Age, max_tokens=40, temperature=0
+    )
+    assert parsed.choices[0].message.parsed is not None
+    forced = ask(client, HELLO, tools=[WEATHER], tool_choice="required", max_tokens=80)
+    calls = forced.choices[0].message.tool_calls
+    assert forced.choices[0].finish_reason == "tool_calls" and calls
+    assert calls[0].function.name == "fetch_weather"
+    assert isinstance(json.loads(calls[0].function.arguments), dict)
 
 
 MIXED: list[dict[str, Any]] = [
