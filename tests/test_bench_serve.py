@@ -68,7 +68,8 @@ class Script:
             details = {"cached_tokens": 10}
             usage = {"prompt_tokens": 20, "completion_tokens": 7, "prompt_tokens_details": details}
             await response.write(chunk(choices=[], usage=usage))
-        await response.write(b"data: [DONE]\n\n")
+        if trouble != "cut":
+            await response.write(b"data: [DONE]\n\n")
         self.busy -= 1
         return response
 
@@ -97,7 +98,10 @@ async def test_without_usage_pieces_are_counted() -> None:
     assert (seen.output, seen.prompt) == (3, 0)
 
 
-@pytest.mark.parametrize(("trouble", "match"), [("full", "429"), ("breaks", "broken"), ("mute", "without")])
+@pytest.mark.parametrize(
+    ("trouble", "match"),
+    [("full", "429"), ("breaks", "broken"), ("mute", "without"), ("cut", "before [DONE]")],
+)
 async def test_errors_are_of_their_request_alone(trouble: str, match: str) -> None:
     seen = await seen_of(Script({2: trouble}), 3, Load(1))
     assert [s.error is None for s in seen] == [True, False, True]

@@ -18,7 +18,6 @@ from mlxrun.parsers.arguments import Schema, Tools, mended, retyped, typed
 from mlxrun.parsers.machine import Machine
 from mlxrun.parsers.registry import families, tool_family
 from mlxrun.parsers.scan import scanner
-from mlxrun.parsers.stream import Stream
 
 # -- markers ----------------------------------------------------------------------------------------
 
@@ -289,73 +288,6 @@ def test_ids() -> None:
     ids = [delta.id for delta in deltas if delta.id]
     assert len(set(ids)) == 20
     assert all(re.fullmatch(r"call_[0-9a-f]{24}", i) for i in ids)
-
-
-_LONG = "word " * 20_000
-# What has to be kept while it is read: values that are typed as a whole, arguments before their name, a name
-# that never ends, an answer that may be a call to its end.
-_KEPT = {
-    "a typed value": (
-        "glm",
-        f"<tool_call>write_file<arg_key>meta</arg_key><arg_value>{_LONG}</arg_value></tool_call>",
-    ),
-    "a typed value in XML": ("qwen3_coder", coder("write_file", {"tags": [_LONG]})),
-    "arguments before the name": (
-        "hermes",
-        f'<tool_call>{{"arguments": {{"content": "{_LONG}"}}, "name": "write_file"}}</tool_call>',
-    ),
-    "a call to no one": (
-        "hermes",
-        f'<tool_call>{{"name": "rm", "arguments": {{"a": "{_LONG}"}}}}</tool_call>',
-    ),
-    "no call at all": ("hermes", f'<tool_call>{{"a": "{_LONG}'),
-    "no name": ("kimi_k2", f"<|tool_call_begin|>{_LONG}"),
-    "a Python string": ("pythonic", f'[write_file(content="{_LONG}")]'),
-    "a Python list": ("pythonic", f"[write_file(tags=[{'1, ' * 20_000}])]"),
-    "the last resort": ("json", json.dumps({"name": "write_file", "arguments": {"content": _LONG}})),
-    "an object that is none": ("xlam", f'[{{"{_LONG}'),
-    "space": ("hermes", "a" + "\n" * 100_000),
-    "a value that flows": ("hermes", hermes("write_file", {"content": _LONG})),
-    "a message's header": ("harmony", f"<|channel|>{_LONG}"),
-}
-
-
-def _copied(monkeypatch: pytest.MonkeyPatch, name: str, text: str) -> int:
-    """Characters of the text that a stream holds, added up over all times that more comes: what is copied."""
-    copied = 0
-    add = Stream.add
-
-    def count(stream: Stream, piece: str) -> None:
-        nonlocal copied
-        add(stream, piece)
-        copied += len(stream._text)
-
-    monkeypatch.setattr(Stream, "add", count)
-    parser = tool_parser(name, TOOLS, new_id=lambda: "id0")
-    for at in range(0, len(text), 4):
-        parser.feed(text[at : at + 4])
-    parser.finish()
-    return copied
-
-
-@pytest.mark.parametrize("what", _KEPT)
-def test_what_is_kept_is_not_copied_with_every_piece(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
-    """A54: the work of long values in small pieces grows as they do, not with their square."""
-    name, text = _KEPT[what]
-    assert _copied(monkeypatch, name, text) < 4 * len(text)
-
-
-def test_a_megabyte_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same, of one value that is typed as a whole."""
-    text = coder("write_file", {"tags": ["x" * 1_000_000]})
-    assert _copied(monkeypatch, "qwen3_coder", text) < 2 * len(text)
-
-
-def test_copies_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The twin: a stream that keeps all it has read in one text."""
-    rest = Stream._rest
-    monkeypatch.setattr(Stream, "_rest", lambda stream: rest(stream) if stream._settled else None)
-    assert _copied(monkeypatch, *_KEPT["no call at all"]) > 1000 * len(_LONG)
 
 
 def test_long_arguments_are_read_in_linear_time() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from parsers_corpus.core import VALUES
 from parsers_corpus.more_forms import FORMS
-from parsers_drive import TOOLS, Call, Case, parser, play
+from parsers_drive import TOOLS, Call, Case, exact, parser, play
 
 PEERS = {
     "function gemma": "function_gemma",
@@ -96,3 +96,20 @@ def test_the_list_of_differences_is_true(form: str) -> None:
             assert theirs != [(name, _plain(arguments))], kind
             case = Case(kind, family, text, [])
             assert play(lambda case=case: parser(case), [text]) == [Call(name, arguments)]  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(("kind", "name", "arguments"), VALUES, ids=[value[0] for value in VALUES])
+def test_the_template_of_deepseek_v32(kind: str, name: str, arguments: dict[str, Any]) -> None:
+    """mlx-lm has no parser for it, but its template: what that writes for a call is read as the call."""
+    template = importlib.import_module("mlx_lm.chat_templates.deepseek_v32")
+    function = {"name": name, "arguments": json.dumps(arguments)}
+    asked = {"role": "user", "content": "hi"}
+    said = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
+    before, after = (
+        template.apply_chat_template(messages, add_generation_prompt=False)
+        for messages in ([asked], [asked, said])
+    )
+    text = after.removeprefix(before).partition("</think>")[2].removesuffix("<｜end▁of▁sentence｜>")
+    assert "｜DSML｜" in text
+    found = play(lambda: parser(Case(kind, "deepseek_v32", text, [])), [text])
+    assert exact(found) == exact([Call(name, arguments)])

@@ -22,6 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from server_fakes import MINI, FakeEngine, Serving, hello, says, server_config, serving
 from test_server_live import connect, cut, until
 
+from mlxrun.config.loader import load_config
 from mlxrun.errors import ConfigError, EngineDead, ModelLoadError
 from mlxrun.scheduler.request import HitKind, TokenEvent
 from mlxrun.server import admin, lifecycle
@@ -270,6 +271,25 @@ async def test_a_model_that_cannot_be_loaded_ends_it() -> None:
     with pytest.raises(ModelLoadError, match="no such model") as caught:
         await life.task
     assert caught.value.exit_code == 3
+
+
+async def test_an_engine_is_closed_where_what_comes_behind_it_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    from mlxrun.cli import serve
+    from mlxrun.engine.client import EngineClient
+
+    engine, loaded = FakeEngine(), load_config(None, (), {})
+
+    async def start(*_: Any) -> FakeEngine:
+        return engine
+
+    async def fails(*_: Any) -> None:
+        raise ConfigError("no batches")
+
+    monkeypatch.setattr(EngineClient, "start", start)
+    monkeypatch.setattr(serve, "_run_batches", fails)
+    with pytest.raises(ConfigError, match="no batches"):
+        await serve._load(loaded, Server(loaded.config))
+    assert engine.closed
 
 
 async def test_stopped_while_it_loads() -> None:

@@ -462,6 +462,15 @@ async def test_a_path_cannot_write_lines_of_the_log(caplog: pytest.LogCaptureFix
     assert "\\nreq_1" in caplog.text
 
 
+async def test_a_field_cannot_write_lines_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "mlxrun")
+    async with serving() as s:
+        reply = await s.post("/v1/chat/completions", {"messages": [], "x\nreq_1 POST": 1})
+    assert reply.status == 400
+    assert "req_1 POST" not in [line[:10] for line in caplog.text.split("\n")]
+    assert "x\\nreq_1" in caplog.text
+
+
 async def test_a_bug_in_a_stream_breaks_it_off() -> None:
     """Nobody may take half an answer for a whole one."""
     import aiohttp

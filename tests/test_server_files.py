@@ -166,7 +166,13 @@ async def test_pages_and_filters(place: Place) -> None:
             True,
         )
         assert (await site.ask("GET", "/v1/files", params={"purpose": "batch_output"}))["data"] == []
-        for wrong in ({"order": "up"}, {"limit": "10001"}, {"limit": "-1"}, {"purpos": "x"}):
+        for wrong in (
+            {"order": "up"},
+            {"limit": "10001"},
+            {"limit": "000000001999"},
+            {"limit": "-1"},
+            {"purpos": "x"},
+        ):
             refused = await site.ask("GET", "/v1/files", params=wrong)
             assert (refused["status_code"], refused["error"]["param"]) == (400, next(iter(wrong)))
 

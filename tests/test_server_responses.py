@@ -367,7 +367,11 @@ def test_the_store_is_bounded_by_bytes() -> None:
         assert kept.bytes <= 50_000
     assert 3 <= len(kept) <= 5
     assert kept.item("", "o19") is not None and kept.item("", "o0") is None
+    there, size = len(kept), kept.bytes
     assert not kept.put("", _response("huge", _item("h", 60_000)), [])
+    assert (len(kept), kept.bytes) == (there, size), "what never fits makes nobody go"
+    for i in range(20):
+        kept.delete("", f"r{i}")
     assert len(kept) == 0 and kept.bytes == 0
 
 

@@ -57,6 +57,7 @@ REFUSED: list[tuple[Json, str, str]] = [
     (body(top_k=-1), "top_k", "minimum of 0"),
     (body(stop_sequences="a"), "stop_sequences", "expected array"),
     (body(stop_sequences=["a", ""]), "stop_sequences.1", "non-empty"),
+    (body(stop_sequences=[""] * 100_000), "stop_sequences", "at most 16"),
     (body(stop_sequences=["a"] * 17), "stop_sequences", "at most 16"),
     (body(stream="yes"), "stream", "expected boolean"),
     (body(metadata={"user": "u"}), "metadata.user", "Extra inputs are not permitted"),

@@ -197,3 +197,26 @@ async def test_forms_hold_side_by_side() -> None:
     assert thought.reasoning and thought.reasoning_tokens > 3
     jsonschema.validate(json.loads(thought.content), AGE)
     assert "71" in free.content and schema.completion_tokens < 20
+
+
+async def test_a_thought_is_closed_in_time() -> None:
+    """Issue 5.5: `thinking_budget`, also among the template's variables, beside a form and without one."""
+    ask = {"messages": [{"role": "user", "content": "There are 62 people on a train. 52 get on. How many?"}]}
+    think = {"chat_template_kwargs": {"enable_thinking": True}}
+    inner = {"chat_template_kwargs": {"enable_thinking": True, "thinking_budget": 2}}
+    bodies = [ask | think, ask | think | {"thinking_budget": 2}, ask | inner, ask | inner | FORM]
+    free, outer, other, formed = await answers(*bodies)
+    assert outer.text == other.text and "</think>" in outer.text
+    assert all(
+        choice.content and choice.reasoning_tokens < free.reasoning_tokens
+        for choice in (outer, other, formed)
+    )
+    jsonschema.validate(json.loads(formed.content), AGE)
+
+
+def test_a_budget_needs_a_known_format() -> None:
+    plain = TextSide(side().host, side().config, side().loader)
+    body = {"messages": [{"role": "user", "content": "Hi"}], "thinking_budget": 5}
+    with pytest.raises(RequestError) as caught:
+        asyncio.run(prepare(CHAT, body, plain))
+    assert caught.value.param == "thinking_budget"

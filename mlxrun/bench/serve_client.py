@@ -146,3 +146,4 @@ async def _read(stream: StreamReader, seen: Seen, clock: Callable[[], float]) ->
         for choice in chunk.get("choices") or ():
             if any((choice.get("delta") or {}).get(key) for key in CONTENT):
                 seen.pieces.append(clock())
+    seen.error = "the stream was cut off before [DONE]"

@@ -14,7 +14,7 @@ from mlxrun.bench.cache_workloads import SCENARIOS
 from mlxrun.bench.workloads import WORKLOADS
 from mlxrun.cli.bench_serve import command as serve
 from mlxrun.cli.bench_serve import model_command
-from mlxrun.cli.options import config_options, load
+from mlxrun.cli.options import config_options, json_option, load, repeat_option
 from mlxrun.errors import JobError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -47,21 +47,8 @@ def _measure_options(function: F) -> F:
         type=click.FloatRange(0, 16, min_open=True),
         help="Times prompt and answer lengths.",
     )
-    repeat = click.option(
-        "--repeat",
-        default=3,
-        show_default=True,
-        type=click.IntRange(1, 100),
-        help="Runs of each side; medians are shown.",
-    )
-    json_file = click.option(
-        "--json",
-        "json_path",
-        type=click.Path(path_type=Path, allow_dash=True, dir_okay=False),
-        metavar="FILE",
-        help="Write every run as JSON; - is standard output, instead of the table.",
-    )
-    return model(scale(repeat(json_file(config_options(function)))))
+    repeat = repeat_option("Runs of each side; medians are shown.")
+    return model(scale(repeat(json_option(config_options(function)))))
 
 
 @command.command(name="engine")
@@ -191,16 +178,8 @@ def masks(
     type=click.IntRange(1, 10_000_000),
     help="Characters of an answer.",
 )
-@click.option(
-    "--repeat", default=3, show_default=True, type=click.IntRange(1, 100), help="Runs; medians are shown."
-)
-@click.option(
-    "--json",
-    "json_path",
-    type=click.Path(path_type=Path, allow_dash=True, dir_okay=False),
-    metavar="FILE",
-    help="Write the report as JSON; - is standard output, instead of the table.",
-)
+@repeat_option("Runs; medians are shown.")
+@json_option
 def parsers(parsers: tuple[str, ...], length: int, repeat: int, json_path: Path | None) -> int:
     """Characters a second of the parsers of tool calls and of reasoning, by characters a piece.
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from mlxrun.bench.serve_workloads import WORKLOADS, Size
+from mlxrun.cli.options import json_option, repeat_option
 from mlxrun.errors import ConfigError
 
 EPILOG = """\b
@@ -48,15 +49,9 @@ Examples:
 @click.option("--requests", default=64, show_default=True, type=click.IntRange(1), help="Of one round.")
 @click.option("--prompt-words", default=180, show_default=True, type=click.IntRange(1))
 @click.option("--output-tokens", default=32, show_default=True, type=click.IntRange(1))
-@click.option("--repeat", default=3, show_default=True, type=click.IntRange(1, 100), help="Rounds.")
+@repeat_option("Rounds.")
 @click.option("--seed", default="0", show_default=True)
-@click.option(
-    "--json",
-    "json_path",
-    type=click.Path(path_type=Path, allow_dash=True, dir_okay=False),
-    metavar="FILE",
-    help="Write every round as JSON; - is standard output, instead of the table.",
-)
+@json_option
 def command(
     urls: tuple[str, ...],
     workloads: tuple[str, ...],

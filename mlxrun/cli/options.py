@@ -1,6 +1,6 @@
-"""Options that all commands share: `-c FILE` and `--set section.key=value`.
+"""Options that commands share: `-c FILE` and `--set section.key=value`; those of benchmarks.
 
-`@config_options` adds both; the command gets `config_path` and `sets` and hands them to `load`,
+`@config_options` adds the first two; the command gets `config_path` and `sets` and hands them to `load`,
 which reads the config and sets up logging from it.
 """
 
@@ -36,6 +36,22 @@ def config_options(function: F) -> F:
         help="Override one value, as section.key=value; the value is YAML. May be given several times.",
     )
     return config(sets(function))
+
+
+def repeat_option(text: str) -> Callable[[F], F]:
+    """`--repeat` (repeat: int) of a benchmark; `text` says of what."""
+    return click.option("--repeat", default=3, show_default=True, type=click.IntRange(1, 100), help=text)
+
+
+def json_option(function: F) -> F:
+    """Add `--json FILE` (json_path: Path | None) of a benchmark."""
+    return click.option(
+        "--json",
+        "json_path",
+        type=click.Path(path_type=Path, allow_dash=True, dir_okay=False),
+        metavar="FILE",
+        help="Write every number as JSON; - is standard output, instead of the table.",
+    )(function)
 
 
 def load(config_path: Path | None, sets: Sequence[str]) -> Loaded:

@@ -29,6 +29,7 @@ Examples:
 Interfaces (each can be switched off under `apis:`):
   OpenAI      /v1/chat/completions /v1/completions /v1/responses /v1/models /v1/files /v1/batches
   Anthropic   /v1/messages /v1/messages/count_tokens
+  Tokens      /tokenize /detokenize
   Operations  /health /v1/status /metrics /v1/cache /v1/requests/ID/cancel /openapi.json
 
 \b
@@ -82,8 +83,12 @@ async def _load(loaded: Loaded, server: Server) -> tuple[EngineClient, TextSide]
     formats = ModelFormats.of(host, config.parsers)
     side = TextSide(host, config, MediaLoader(config.media, None), formats)
     client = await EngineClient.start(config, host)
-    server.facts = _facts()
-    await _run_batches(loaded, server, client, side)
+    try:
+        server.facts = _facts()
+        await _run_batches(loaded, server, client, side)
+    except BaseException:
+        await client.close()
+        raise
     return client, side
 
 

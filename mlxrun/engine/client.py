@@ -7,6 +7,7 @@ events merge in a single slot. All methods belong to the event loop that called 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -21,6 +22,7 @@ from mlxrun.errors import EngineDead, MlxrunError, RequestError
 from mlxrun.model.host import Host
 from mlxrun.scheduler.request import FinishReason, Request, TokenEvent
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
@@ -33,6 +35,11 @@ class Collector:
 
     def put(self, event: TokenEvent) -> None:
         self._event = event if self._event is None else self._event.merge(event)
+        self._filled.set()
+
+    def end(self, error: MlxrunError) -> None:
+        """In place of whatever has not been read."""
+        self._event = TokenEvent("", finish=FinishReason.ERROR, error=error)
         self._filled.set()
 
     async def get(self) -> TokenEvent:
@@ -180,10 +187,27 @@ class EngineClient:
 
     def _on_events(self, events: list[TokenEvent]) -> None:
         for event in events:
-            if event.request_id in self._collectors:  # else it ended with the engine
-                self._collectors[event.request_id].put(event)
-                if event.finish is not None:
-                    del self._collectors[event.request_id]
+            try:
+                self._deliver(event)
+            except Exception as error:  # the border: one request's event must not cost the others theirs
+                log.exception("an event of request %s cannot be delivered", event.request_id)
+                self._undeliverable(event, error)
+
+    def _deliver(self, event: TokenEvent) -> None:
+        if event.request_id in self._collectors:  # else it ended with the engine
+            self._collectors[event.request_id].put(event)
+            if event.finish is not None:
+                del self._collectors[event.request_id]
+
+    def _undeliverable(self, event: TokenEvent, error: Exception) -> None:
+        """End the request with an error: what it waits for will not come."""
+        failed = RequestError(f"the answer was lost: {type(error).__name__}", code="internal_error")
+        failed.http_status = 500
+        failed.__cause__ = error
+        self._collectors.pop(event.request_id).end(failed)
+        if event.finish is None:
+            self._collectors[event.request_id] = Collector()  # what still comes is not read
+            self._put(Abort(event.request_id))
 
     def _on_dead(self, error: MlxrunError) -> None:
         self._dead = self._dead or error

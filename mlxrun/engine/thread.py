@@ -86,14 +86,14 @@ class EngineThread:
         except MlxrunError as error:
             self._listener.dead(error)
             return
-        except Exception as error:  # the border: a thread that ends silently leaves everybody waiting
+        except BaseException as error:  # the border: a thread that ends silently leaves everybody waiting
             log.exception("loading failed")
             self._listener.dead(_dead(error))
             return
         try:
             self._listener.ready(engine)
             self._loop(engine)
-        except Exception as error:
+        except BaseException as error:  # a panic of a library in Rust is no Exception
             log.exception("the engine stops")
             self._listener.dead(_dead(error))
         finally:
@@ -147,7 +147,7 @@ def _ask(
         done(result, None)
 
 
-def _dead(error: Exception) -> EngineDead:
+def _dead(error: BaseException) -> EngineDead:
     if isinstance(error, EngineDead):
         return error
     dead = EngineDead(f"the engine has stopped: {type(error).__name__}: {error}")

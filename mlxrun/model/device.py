@@ -13,6 +13,7 @@ from mlxrun.scheduler.scheduler import CHUNK
 CPU_SHARE = 0.8  # of the memory that is free at start
 CHUNK_CUDA = 4096  # tokens; CUDA is bound by launches, of forwards and of copies: few large chunks are best
 SAMPLED_ON_CUDA = 512  # tokens after a hit: a launch-bound forward more costs more than their logits
+HURRY_ON_CUDA = 4  # see scheduler/room.py
 BUSY_CPU, BUSY_GPU = 256, 512  # tokens beside decoding rows
 
 

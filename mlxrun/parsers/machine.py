@@ -151,6 +151,9 @@ class Machine:
     def _try(self, read: Reader, opener: str, kind: Kind = "text") -> Step[bool]:
         """Whether a reader found a call here, or what is none; `kind`: what it is part of then."""
         s = self._stream
+        if s.tired:
+            s.out.flow(kind, opener)
+            return False
         s.attempt(opener, kind)
         try:
             yield from read(s, opener)

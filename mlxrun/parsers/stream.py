@@ -17,6 +17,7 @@ from mlxrun.parsers.scan import Scanner, scanner
 from mlxrun.parsers.writer import Call
 
 NAME = 400  # characters of a name at most
+WASTE = 1_000_000  # characters read in vain, after which openers are text: an answer may consist of them
 T = TypeVar("T")
 Step = Generator[None, None, T]
 
@@ -48,6 +49,7 @@ class Stream:
         self._kept = 0
         self._kind: Kind = "text"  # what it is when it is given back
         self._settled = True
+        self._wasted = 0  # characters that attempts have read in vain
         self._call: Call | None = None
 
     @classmethod
@@ -253,6 +255,7 @@ class Stream:
         found = self._settled
         if not found:
             opener, *parts = self._past
+            self._wasted += sum(map(len, parts)) + self._at - self._kept
             if parts:
                 self._text, self._kept = "".join((*parts, self._text[self._kept :])), 0
             self._at = self._kept
@@ -260,6 +263,11 @@ class Stream:
             self.out.flow(self._kind, opener)
         self._keep()
         return found
+
+    @property
+    def tired(self) -> bool:
+        """Whether so much was read in vain that openers are text from now on."""
+        return self._wasted > WASTE
 
     @property
     def called(self) -> bool:

@@ -19,7 +19,8 @@ LEAST_CHUNK = 64  # memory shortage does not cut chunks smaller than this
 
 
 class Room:
-    """`least`: prompt tokens of the smallest step that a shortage of memory may lead to."""
+    """`least`: prompt tokens of the smallest step that a shortage of memory may lead to. `hurry`: how much a
+    waiting prompt counts beside a row that decodes; more where each forward costs much by itself."""
 
     def __init__(
         self,
@@ -29,11 +30,13 @@ class Room:
         prefixes: Prefixes,
         *,
         whole_chunks: bool,
+        hurry: int = 1,
     ) -> None:
         self.memory = memory
         self._prefixes = prefixes
         self._most = settings.prefill_budget
         self._busy = settings.prefill_budget_busy or chunk
+        self._hurry = hurry
         self.least = chunk if whole_chunks else min(chunk, LEAST_CHUNK)
 
     def fits(self, lengths: Sequence[int], prefill_tokens: int) -> bool:
@@ -63,7 +66,7 @@ class Room:
         """
         budget = self._most
         if decoding:
-            budget = min(budget, self._busy * max(waiting, decoding) // decoding)
+            budget = min(budget, self._busy * max(waiting * self._hurry, decoding) // decoding)
         lengths = [e.length for e in running]
         while budget > self.least and not self.fits(lengths, budget):
             budget = max(budget // 2, self.least)

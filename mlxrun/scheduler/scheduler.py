@@ -28,6 +28,7 @@ class Scheduler:
 
     `whole_chunks`: chunks end on the grid only, so that a prompt is always cut the same way. `sampling`: so
     many tokens after a hit go through one forward, which samples, where a forward costs more than its tokens.
+    `hurry`: see Room.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class Scheduler:
         prefixes: Prefixes | None = None,
         whole_chunks: bool = False,
         sampling: int = 0,
+        hurry: int = 1,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.settings = settings
@@ -50,7 +52,9 @@ class Scheduler:
         self._chunk = settings.chunk or CHUNK
         self._clock = clock
         self._line = Line(settings, clock)
-        self._room = Room(settings, self._chunk, self.memory, self._prefixes, whole_chunks=whole_chunks)
+        self._room = Room(
+            settings, self._chunk, self.memory, self._prefixes, whole_chunks=whole_chunks, hurry=hurry
+        )
         self._entries: dict[str, Entry] = {}  # the one owner table, in order of arrival
         self._free: list[str] = []  # rows that the runner drops at the next step
         self._keep: list[Save] = []  # what the prefix cache wants of them

@@ -23,17 +23,16 @@ _STATUS = {"loading": "loading", "shutting_down": "draining", "engine_unavailabl
 
 async def health(request: web.Request, server: Server) -> web.StreamResponse:
     """Whether requests are served: 503 while the model loads, during a shutdown, and once the engine died."""
-    trouble = server.trouble()
-    return _health(server, trouble)
+    return _health(server.trouble())
 
 
 async def alive(request: web.Request, server: Server) -> web.StreamResponse:
     """Whether the process is worth keeping: 503 only once the engine has died."""
     trouble = server.trouble()
-    return _health(server, trouble if isinstance(trouble, EngineDead) else None)
+    return _health(trouble if isinstance(trouble, EngineDead) else None)
 
 
-def _health(server: Server, trouble: MlxrunError | None) -> web.Response:
+def _health(trouble: MlxrunError | None) -> web.Response:
     body: dict[str, Any] = {"status": "ok", "version": __version__}
     if trouble is None:
         return json_reply(body)

@@ -19,8 +19,6 @@ from mlxrun.server.surface import Endpoint, Surface
 if TYPE_CHECKING:
     from mlxrun.server.state import Server
 
-STATE = web.AppKey("server", object)
-
 
 def all_surfaces() -> list[Surface]:
     """Every surface that there is, switched on or off."""
@@ -35,7 +33,6 @@ def make_app(server: Server, surfaces: Sequence[Surface] | None = None) -> web.A
     routes = Routes([HEALTH, *on], [surface for surface in known if surface not in on])
     server.surfaces = tuple(routes.surfaces)
     app = web.Application(middlewares=[middleware(server, routes)])
-    app[STATE] = server
     for surface in routes.surfaces:
         for endpoint in surface.endpoints:
             for method in ("GET", "HEAD") if endpoint.method == "GET" else (endpoint.method,):

@@ -16,8 +16,9 @@ from mlxrun.errors import NotFound
 from mlxrun.server.auth import key_name
 from mlxrun.server.batch_queue import BatchQueue
 from mlxrun.server.body import json_reply, read_json
-from mlxrun.server.files import ENDPOINTS, PURPOSE, mine, page, queue_of, read_query
+from mlxrun.server.files import ENDPOINTS, PURPOSE, mine, queue_of
 from mlxrun.server.jobs import Batch
+from mlxrun.server.pages import page, read_query
 from mlxrun.server.surface import Endpoint, Surface
 from mlxrun.text.openai_fields import URLS
 from mlxrun.text.problems import bad, quote, suggest, unsupported

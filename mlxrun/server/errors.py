@@ -78,7 +78,7 @@ def middleware(server: Server, routes: Routes) -> Middleware:
         status = GONE
         server.active.add(rid)
         try:
-            response = await _answer(request, handler, server, routes, surface, endpoint)
+            response = await _answer(request, handler, server, routes, endpoint)
             status = response.status
             return response
         except MlxrunError as error:
@@ -107,7 +107,6 @@ async def _answer(
     handler: Next,
     server: Server,
     routes: Routes,
-    surface: Surface,
     endpoint: Endpoint | None,
 ) -> web.StreamResponse:
     if endpoint is None:
@@ -215,7 +214,8 @@ def _note(request: web.Request, error: MlxrunError, server: Server) -> None:
     param = error.param if isinstance(error, RequestError) else None
     said = str(error) if server.config.log.prompts else param or "-"
     level = logging.WARNING if error.http_status >= 500 else logging.INFO
-    log.log(level, "%s %s: %s", request_id(request), error.code, said)
+    # Escaped: the name of a field is the client's, and must not write lines of its own.
+    log.log(level, "%s %s: %s", request_id(request), error.code, repr(said)[1:-1])
 
 
 def _note_bug(request: web.Request, error: Exception, server: Server) -> None:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 from aiohttp import BodyPartReader, web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -18,6 +17,7 @@ from mlxrun.errors import NotFound, RequestError, TimedOut, TooLarge
 from mlxrun.server.auth import key_name
 from mlxrun.server.batch_queue import BatchQueue
 from mlxrun.server.body import PATIENCE, json_reply
+from mlxrun.server.pages import in_order, page, read_query
 from mlxrun.server.storage import StorageError, StoredFile, Upload
 from mlxrun.server.surface import Endpoint
 from mlxrun.text.problems import bad, quote, shorten, suggest, unsupported
@@ -33,13 +33,12 @@ _REFUSED = {
     "expires_after[anchor]": "files are kept until they are deleted",
     "expires_after[seconds]": "files are kept until they are deleted",
 }
-Item = TypeVar("Item")
 
 
 async def queue_of(server: Server) -> BatchQueue:
     """The server's batches and their files, opened. StorageError if that cannot be."""
     queue = server.jobs
-    if not isinstance(queue, BatchQueue):
+    if queue is None:
         raise StorageError("this server was started without a folder for files and batches")
     await queue.open()
     return queue
@@ -154,12 +153,7 @@ async def list_files(request: web.Request, server: Server) -> web.Response:
     purpose = query.get("purpose")
     if purpose is not None:
         files = [file for file in files if file.purpose == purpose]
-    order = query.get("order", "desc")
-    if order not in ("asc", "desc"):
-        raise bad("order", f"{quote(order)} is neither 'asc' nor 'desc'")
-    if order == "asc":
-        files.reverse()
-    return json_reply(page(files, query, StoredFile.body, most=10_000))
+    return json_reply(page(in_order(files, query), query, StoredFile.body, most=10_000))
 
 
 async def get_file(request: web.Request, server: Server) -> web.Response:
@@ -187,44 +181,6 @@ async def _find(request: web.Request, server: Server) -> tuple[BatchQueue, Store
     if file is None or not mine(request, file.owner):
         raise NotFound(f"there is no file {quote(request.match_info['id'])}", param="id")
     return queue, file
-
-
-def page(
-    items: Sequence[Item],
-    query: Mapping[str, str],
-    body: Callable[[Item], dict[str, Any]],
-    *,
-    usual: int | None = None,
-    most: int,
-) -> dict[str, Any]:
-    """OpenAI's list object: `limit` of the items that come after the one whose id is `after`."""
-    limit = query.get("limit", str(usual or most))
-    if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:9]) <= most):
-        raise bad("limit", f"{quote(limit)} is not a number from 1 to {most}")
-    found = [body(item) for item in items]
-    start = 0
-    if "after" in query:
-        ids = [each["id"] for each in found]
-        if query["after"] not in ids:
-            raise bad("after", f"{quote(query['after'])} is not in this list")
-        start = ids.index(query["after"]) + 1
-    data = found[start : start + int(limit)]
-    return {
-        "object": "list",
-        "data": data,
-        "first_id": data[0]["id"] if data else None,
-        "last_id": data[-1]["id"] if data else None,
-        "has_more": start + len(data) < len(found),
-    }
-
-
-def read_query(request: web.Request, allowed: Sequence[str]) -> dict[str, str]:
-    """The parameters of the URL; an unknown one is an error."""
-    for name in request.query:
-        if name not in allowed:
-            hint = suggest(name, allowed)
-            raise bad(shorten(name), f"unknown parameter{hint}", code="unknown_parameter")
-    return dict(request.query)
 
 
 ENDPOINTS = (

@@ -17,11 +17,12 @@ from mlxrun.errors import Cancelled, MlxrunError, RequestError
 from mlxrun.server.answer import Pieces, answers
 from mlxrun.server.auth import key_name
 from mlxrun.server.body import json_reply, read_json
+from mlxrun.server.pages import in_order, page, read_query
 from mlxrun.server.sse import EventStream
 from mlxrun.server.store import Running, missing, responses_of
 from mlxrun.server.surface import Endpoint, Surface
 from mlxrun.text.openai import prepare
-from mlxrun.text.problems import UNKNOWN, bad, shorten, unsupported
+from mlxrun.text.problems import bad, quote, unsupported
 from mlxrun.text.responses_body import Asked, blame, read
 from mlxrun.text.responses_fields import BODY, INCLUDES
 
@@ -34,13 +35,12 @@ if TYPE_CHECKING:
 DONE = "[DONE]"  # the original sends none; its clients skip it, and others wait for it
 GRACE = 0.5  # seconds in which a refusal of the engine still gets its own status, as no event went out
 _CHAT = "/v1/chat/completions"
-_LIMIT = (1, 20, 100)  # of a page of input items: least, default, most
 
 
 async def _prepare(request: web.Request, server: Server, token: str) -> tuple[Asked, Prepared]:
     body = await read_json(request, server)
     memory = responses_of(server).memory(key_name(request))
-    asked = read(body, server.host, memory, token)
+    asked = await asyncio.to_thread(read, body, server.host, memory, token)
     try:
         return asked, await prepare(_CHAT, asked.chat, server.side, stream=True)
     except RequestError as exc:
@@ -74,7 +74,7 @@ async def _whole(server: Server, run: Running) -> web.Response:
         run.assembly.end(int(time.time()))
     except Cancelled:
         run.assembly.cancel()
-    responses_of(server).keep(run)
+    await responses_of(server).keep(run)
     return json_reply(run.assembly.response)
 
 
@@ -96,7 +96,7 @@ async def _stream(request: web.Request, server: Server, run: Running) -> web.Str
             if not stream.started:
                 raise
             last = assembly.fail(error)
-        responses_of(server).keep(run)
+        await responses_of(server).keep(run)
         await _send(stream, last)
         await stream.send(DONE)
     return stream.response
@@ -183,45 +183,18 @@ async def input_items(request: web.Request, server: Server) -> web.Response:
     unless `order` says asc."""
     query = _query(request, ("limit", "order", "after"))
     _, items = responses_of(server).find(request)
-    order = query.get("order", "desc")
-    if order not in ("asc", "desc"):
-        raise bad("order", "is not one of asc, desc")
-    rows = list(items) if order == "asc" else list(reversed(items))
-    if "after" in query:
-        at = next((i for i, item in enumerate(rows) if item["id"] == query["after"]), None)
-        if at is None:
-            raise bad("after", f"this response has no input item {shorten(query['after'])!r}")
-        rows = rows[at + 1 :]
-    page = rows[: _limit(query.get("limit"))]
-    return json_reply(
-        {
-            "object": "list",
-            "data": page,
-            "first_id": page[0]["id"] if page else None,
-            "last_id": page[-1]["id"] if page else None,
-            "has_more": len(page) < len(rows),
-        }
-    )
-
-
-def _limit(text: str | None) -> int:
-    least, default, most = _LIMIT
-    if text is None:
-        return default
-    if not (text.isascii() and text.isdigit() and len(text) < 10 and least <= int(text) <= most):
-        raise bad("limit", f"is not a number from {least} to {most}")
-    return int(text)
+    rows = in_order(items[::-1], query)
+    return json_reply(page(rows, query, dict, usual=20, most=100))
 
 
 def _query(request: web.Request, known: Sequence[str]) -> dict[str, str]:
     """The query; `include` may name what bodies may include, all of which is there anyway."""
-    for name, value in request.query.items():
-        if name in ("include", "include[]"):
+    query = read_query(request, (*known, "include", "include[]"))
+    for name in ("include", "include[]"):
+        for value in request.query.getall(name, ()):
             if value not in INCLUDES:
-                raise bad("include", f"{shorten(value)!r} is not one of {', '.join(INCLUDES)}")
-        elif name not in known:
-            raise bad(shorten(name), "unknown parameter", code=UNKNOWN)
-    return dict(request.query)
+                raise bad("include", f"{quote(value)} is not one of {', '.join(INCLUDES)}")
+    return query
 
 
 _COUNTED = (

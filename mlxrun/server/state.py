@@ -17,6 +17,7 @@ from mlxrun.server.metrics import Metrics
 
 if TYPE_CHECKING:
     from mlxrun.engine.client import EngineClient
+    from mlxrun.server.batch_queue import BatchQueue
     from mlxrun.server.surface import Surface
     from mlxrun.text.host import HostModel
     from mlxrun.text.side import TextSide
@@ -69,7 +70,7 @@ class Server:
         self.metrics = Metrics(self)
         self.live = LiveTable(self)
         self.work = Work()  # requests that need the engine, from before they are read
-        self.jobs: Any = None  # the runner of /v1/batches, where there is one
+        self.jobs: BatchQueue | None = None  # where there are /v1/batches
         self.stats: Mapping[str, Any] = {}  # the newest numbers of the engine
         self.surfaces: tuple[Surface, ...] = ()  # those that are on; set by make_app
         self.active: set[str] = set()  # ids of all requests that are being answered

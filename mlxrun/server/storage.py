@@ -204,9 +204,10 @@ class Storage:
     def batch_folder(self, batch_id: str) -> Path:
         return self._batches / batch_id
 
-    def batch_folders(self) -> Iterator[Path]:
+    def batch_folders(self) -> list[Path]:
         """Folders of batches, oldest first."""
-        yield from sorted(path for path in self._batches.iterdir() if path.is_dir())
+        with _writing(self._batches):
+            return sorted(path for path in self._batches.iterdir() if path.is_dir())
 
 
 def link(source: Path, target: Path) -> None:

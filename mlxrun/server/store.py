@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -43,6 +44,7 @@ class Stored:
     owner: str
     response: dict[str, Any]
     context: tuple[Item, ...]
+    shell: int  # bytes without the items
 
     @property
     def items(self) -> tuple[Item, ...]:
@@ -51,12 +53,14 @@ class Stored:
 
 
 class ResponseStore:
-    """`most` responses of together `size` bytes. Belongs to the event loop; nothing here waits."""
+    """`most` responses of together `size` bytes. Any thread may call it, as bodies are read beside the event
+    loop; nothing here takes long."""
 
     def __init__(self, most: int, size: int) -> None:
         self.bytes = 0
         self._most = most
         self._size = size
+        self._lock = threading.RLock()
         self._entries: OrderedDict[str, Stored] = OrderedDict()  # the next to go first
         self._held: dict[int, list[int]] = {}  # by id() of an item: how many entries hold it, and its bytes
         self._index: dict[tuple[str, str], Item] = {}  # by owner and the item's own id: the newest such item
@@ -66,48 +70,57 @@ class ResponseStore:
 
     def put(self, owner: str, response: dict[str, Any], context: Sequence[Item]) -> bool:
         """Keeps a response; False if it alone is more than there is room for."""
-        entry = Stored(owner, response, tuple(context))
-        self._entries[response["id"]] = entry
-        self.bytes += _shell(entry)
-        for item in entry.items:
-            self._hold(owner, item)
-        while self._entries and (len(self._entries) > self._most or self.bytes > self._size):
-            self._drop(next(iter(self._entries)))
-        kept = response["id"] in self._entries
-        if not kept:
-            log.warning("response %s is too large for server.store_bytes and was not stored", response["id"])
-        return kept
+        return self.add(*measured(owner, response, context))
+
+    def add(self, entry: Stored, sizes: Sequence[int]) -> bool:
+        """The same of what was measured before, which takes long for a long conversation."""
+        name = entry.response["id"]
+        own = {id(item): size for item, size in zip(entry.items, sizes, strict=True)}
+        if entry.shell + sum(own.values()) > self._size:  # else all others would go before it
+            log.warning("response %s is too large for server.store_bytes and was not stored", name)
+            return False
+        with self._lock:
+            self._entries[name] = entry
+            self.bytes += entry.shell
+            for item, size in zip(entry.items, sizes, strict=True):
+                self._hold(entry.owner, item, size)
+            while self._entries and (len(self._entries) > self._most or self.bytes > self._size):
+                self._drop(next(iter(self._entries)))
+            return name in self._entries
 
     def get(self, owner: str, response_id: str) -> Stored | None:
         """A response of this owner, which becomes the last to go."""
-        entry = self._entries.get(response_id)
-        if entry is None or entry.owner != owner:
-            return None
-        self._entries.move_to_end(response_id)
-        return entry
+        with self._lock:
+            entry = self._entries.get(response_id)
+            if entry is None or entry.owner != owner:
+                return None
+            self._entries.move_to_end(response_id)
+            return entry
 
     def item(self, owner: str, item_id: str) -> Item | None:
         """An item of a response of this owner."""
-        return self._index.get((owner, item_id))
+        with self._lock:
+            return self._index.get((owner, item_id))
 
     def delete(self, owner: str, response_id: str) -> bool:
         """Forgets a response; those that went on from it keep its items. False if there is none."""
-        found = self.get(owner, response_id) is not None
-        if found:
-            self._drop(response_id)
-        return found
+        with self._lock:
+            found = self.get(owner, response_id) is not None
+            if found:
+                self._drop(response_id)
+            return found
 
-    def _hold(self, owner: str, item: Item) -> None:
+    def _hold(self, owner: str, item: Item, size: int) -> None:
         held = self._held.get(id(item))
         if held is None:
-            held = self._held[id(item)] = [0, _bytes(item)]
+            held = self._held[id(item)] = [0, size]
             self.bytes += held[1]
         held[0] += 1
         self._index[owner, item["id"]] = item
 
     def _drop(self, response_id: str) -> None:
         entry = self._entries.pop(response_id)
-        self.bytes -= _shell(entry)
+        self.bytes -= entry.shell
         for item in entry.items:
             held = self._held[id(item)]
             held[0] -= 1
@@ -118,9 +131,11 @@ class ResponseStore:
                     del self._index[entry.owner, item["id"]]
 
 
-def _shell(entry: Stored) -> int:
-    """Bytes of a response without its items."""
-    return _bytes({**entry.response, "output": None}) + 8 * len(entry.context)
+def measured(owner: str, response: dict[str, Any], context: Sequence[Item]) -> tuple[Stored, list[int]]:
+    """A response as it is stored, and the bytes of each of its items."""
+    shell = _bytes({**response, "output": None}) + 8 * len(context)
+    entry = Stored(owner, response, tuple(context), shell)
+    return entry, [_bytes(item) for item in entry.items]
 
 
 def _bytes(value: Any) -> int:
@@ -180,10 +195,10 @@ class Responses:
         self.running[response["id"]] = run
         return run
 
-    def keep(self, run: Running) -> None:
+    async def keep(self, run: Running) -> None:
         """Store what is ended, before anybody is told of it."""
         if run.assembly.response["store"]:
-            self.store.put(run.owner, run.assembly.response, run.context)
+            self.store.add(*await asyncio.to_thread(measured, run.owner, run.assembly.response, run.context))
 
     def end(self, run: Running) -> None:
         """Nothing more comes, be it because the client went away."""

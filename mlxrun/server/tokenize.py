@@ -36,7 +36,7 @@ async def tokenize(request: web.Request, server: Server) -> web.Response:
         ids = await asyncio.to_thread(_raw, given, server.host)
     body: dict[str, Any] = {"count": len(ids), "max_model_len": server.host.context_length, "tokens": ids}
     if given.get("return_token_strs"):
-        body["token_strs"] = server.host.tokenizer.convert_ids_to_tokens(list(ids))
+        body["token_strs"] = await asyncio.to_thread(server.host.tokenizer.convert_ids_to_tokens, list(ids))
     return json_reply(body)
 
 

@@ -2,7 +2,7 @@
 
 There is no second renderer, so a prompt is the one that the same conversation has on the other surface.
 `max_tokens` is a ceiling, as clients send the same for every model: what the context does not hold is cut off
-it. `budget_tokens` and `effort` are hints. A refused body is a RequestError with a path such as
+it. `effort` is a hint. A refused body is a RequestError with a path such as
 `messages.0.content`.
 """
 
@@ -127,7 +127,7 @@ def _ask(given: Json, side: TextSide, count: bool) -> Asked:
     if "stop_sequences" in given:
         chat["stop"] = given["stop_sequences"]
         trail.paths["stop"] = "stop_sequences"
-    chat |= _user(given, trail) | _tools(given, trail) | _thinking(given, side.host, trail)
+    chat |= _user(given, trail) | _tools(given, trail) | _thinking(given, side, trail)
     chat |= _output(given, side.host, trail)
     return Asked(
         chat,
@@ -193,18 +193,22 @@ def _tool(value: Any, where: str) -> Json:
     return {"type": "function", "function": function}
 
 
-def _thinking(given: Json, host: HostModel, trail: Trail) -> Json:
-    """The template's switch for thinking. `adaptive` leaves it to the template and the config; a template
-    without a switch always does the same."""
+def _thinking(given: Json, side: TextSide, trail: Trail) -> Json:
+    """The template's switch for thinking, and how long a thought may be where its format is known. `adaptive`
+    leaves both to the template and the config; a template without a switch always does the same."""
     if "thinking" not in given:
         return {}
-    of, _ = checked(given["thinking"], "thinking", THINKING)
-    known = _variables(host)
+    of, thinking = checked(given["thinking"], "thinking", THINKING)
+    made: Json = {}
+    if "budget_tokens" in thinking and side.formats.thinking is not None:
+        made["thinking_budget"] = thinking["budget_tokens"]
+        trail.paths["thinking_budget"] = "thinking.budget_tokens"
+    known = _variables(side.host)
     switch = next((name for name in _SWITCHES if name in known), None)
-    if switch is None or of == "adaptive":
-        return {}
-    trail.paths[f"chat_template_kwargs.{switch}"] = "thinking"
-    return {"chat_template_kwargs": {switch: of == "enabled"}}
+    if switch is not None and of != "adaptive":
+        trail.paths[f"chat_template_kwargs.{switch}"] = "thinking"
+        made["chat_template_kwargs"] = {switch: of == "enabled"}
+    return made
 
 
 def _output(given: Json, host: HostModel, trail: Trail) -> Json:
@@ -244,19 +248,19 @@ def _context(given: Json) -> bool:
 # Responses that are not answers.
 
 
-def models_page(names: Sequence[str], created: str = "1970-01-01T00:00:00Z") -> Json:
-    """The response of /v1/models in Anthropic's form; an unknown date is the epoch's begin there."""
+def models_page(names: Sequence[str]) -> Json:
+    """The response of /v1/models in Anthropic's form."""
     return {
-        "data": [model_info(name, created) for name in names],
+        "data": [_model(name) for name in names],
         "has_more": False,
         "first_id": names[0] if names else None,
         "last_id": names[-1] if names else None,
     }
 
 
-def model_info(name: str, created: str = "1970-01-01T00:00:00Z") -> Json:
-    """One model."""
-    return {"type": "model", "id": name, "display_name": name, "created_at": created}
+def _model(name: str) -> Json:
+    """One model; where the date is unknown the epoch's begin stands."""
+    return {"type": "model", "id": name, "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
 
 
 def error_status(error: BaseException) -> int:

@@ -14,6 +14,7 @@ from typing import Any
 from jsonschema import Draft202012Validator
 
 from mlxrun.text.problems import UNKNOWN, bad, kind, need, quote, shorten, suggest, unsupported
+from mlxrun.text.sampling import MAX_STOPS
 from mlxrun.text.schemas import Body, Schema, path
 
 MESSAGES, COUNT_TOKENS = "/v1/messages", "/v1/messages/count_tokens"
@@ -131,7 +132,11 @@ _GENERATION: dict[str, Schema] = {
     "temperature": {"type": "number", "minimum": 0, "maximum": 1},
     "top_p": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
     "top_k": {"type": "integer", "minimum": 0},
-    "stop_sequences": {"type": "array", "items": {"type": "string", "minLength": 1}},
+    "stop_sequences": {
+        "type": "array",
+        "maxItems": MAX_STOPS,
+        "items": {"type": "string", "minLength": 1},
+    },
     "stream": _BOOL,
     "metadata": _OBJECT,
 }

@@ -38,6 +38,25 @@ class Parser(Protocol):
     def finish(self) -> Sequence[Delta]: ...
 
 
+class Thinking(Protocol):
+    """How a model writes thoughts: see parsers.family.Thinking."""
+
+    @property
+    def bounds(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
+        """What begins a thought, and what may end it."""
+
+    @property
+    def anywhere(self) -> bool:
+        """Whether one may begin in the middle of text; else only where text begins."""
+
+    @property
+    def closing(self) -> str:
+        """What ends one early."""
+
+    def opened(self, prompt: str) -> bool:
+        """Whether a prompt leaves one open."""
+
+
 class Formats(Protocol):
     """The formats that a model writes."""
 
@@ -51,6 +70,10 @@ class Formats(Protocol):
     def thought(self, prompt: str) -> tuple[str, str] | None:
         """What begins and what ends a thought that may come first in an answer to `prompt`; an empty
         beginning: the prompt has begun it. None: there is none."""
+
+    @property
+    def thinking(self) -> Thinking | None:
+        """How thoughts are written; None: not known."""
 
     @property
     def opener(self) -> str:
@@ -89,6 +112,7 @@ class PlainFormats:
 
     opener = ""
     between: str | None = None
+    thinking: Thinking | None = None
 
     def parser(self, tools: Sequence[Mapping[str, Any]] | None, prompt: str, name: str) -> Parser:
         return PlainParser()

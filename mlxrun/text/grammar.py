@@ -158,14 +158,29 @@ def _inline(schema: Mapping[str, Any] | bool, strict: bool, param: str) -> str:
 
 def _inline_schema(schema: Any, strict: bool, param: str) -> str:
     """The schema as llguidance takes it, its options within; ours come before what the schema itself says."""
+    _check_size(schema, param)
     check_schema(schema, param, strict)
     options = {"whitespace_pattern": WHITESPACE, "lenient": not strict, "coerce_one_of": False}
     whole = {"allOf": [schema]} if isinstance(schema, bool) else dict(schema)
     return json.dumps(whole | {"x-guidance": options})
 
 
+def _check_size(schema: Any, param: str) -> None:
+    """Before anything looks into it: jsonschema takes minutes for one of many megabytes."""
+    try:
+        _check_length(len(json.dumps(schema)), param)
+    except RecursionError as error:
+        raise bad(param, "is nested too deeply") from error
+
+
+def _check_length(length: int, param: str) -> None:
+    if length > LARGEST:
+        raise bad(param, f"has {length} characters; at most {LARGEST} are taken", code="invalid_grammar")
+
+
 def _text(value: Any, param: str) -> str:
     text: str = need(value, str, param)
+    _check_length(len(text), param)
     if not text.strip():
         raise bad(param, "is empty")
     return text

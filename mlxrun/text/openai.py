@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Any
 from mlxrun.config.settings import Config
 from mlxrun.errors import MediaError, NotFound
 from mlxrun.scheduler.request import Grammar, Request, SamplingParams
+from mlxrun.text.budget import asked, budget_of
 from mlxrun.text.choice import Choice
 from mlxrun.text.form import form_of
-from mlxrun.text.formats import PLAIN
+from mlxrun.text.formats import PLAIN, Formats
 from mlxrun.text.host import HostModel
 from mlxrun.text.media import MediaLoader
 from mlxrun.text.messages import ImageRef, Message, normalise
-from mlxrun.text.openai_fields import BODIES, MANY, URLS, Kind
+from mlxrun.text.openai_fields import BODIES, URLS, Kind
 from mlxrun.text.prepared import Prepared
 from mlxrun.text.problems import UNSUPPORTED, bad, kind, need, quote, suggest, unsupported
 from mlxrun.text.prompt import Prompt, chat_prompt, check_text, raw_prompt
@@ -38,7 +39,8 @@ from mlxrun.text.sampling import (
 )
 from mlxrun.text.schemas import check_tools
 from mlxrun.text.side import TextSide
-from mlxrun.text.template import check_arguments, places
+from mlxrun.text.template import check_arguments, need_template, places
+from mlxrun.text.template import variables as template_variables
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -64,7 +66,7 @@ async def prepare(
     if of is None:
         raise bad("url", f"{quote(url)} is not one of {', '.join(URLS)}{suggest(str(url), URLS)}")
     host, config = side.host, side.config
-    given = await asyncio.to_thread(_check_body, of, body)
+    given = await asyncio.to_thread(BODIES[of].check, body)
     _check_fields(of, given, host, config, stream)
     logprobs = chat_logprobs(given) if of == "chat" else given.get("logprobs")
     params = sampling_params(given, host, config, logprobs)
@@ -79,7 +81,7 @@ async def prepare(
         raise bad("n", f"{len(prompts)} prompts with {n} choices are more than {MAX_CHOICES} answers")
     tools = tuple(_tools(given) or ()) if of == "chat" else ()
     formats = side.formats if of == "chat" else PLAIN
-    grammar = await asyncio.to_thread(form_of, given, tools, prompts[0].text, host, formats)
+    grammar = await asyncio.to_thread(_grammar, given, tools, prompts[0].text, host, formats)
     lengths = [answer_length(given, len(p.ids), host, config, default_max_tokens) for p in prompts]
     per_prompt = [dataclasses.replace(params, max_tokens=length) for length in lengths]
     return Prepared(
@@ -98,15 +100,6 @@ async def prepare(
         one_call=given.get("parallel_tool_calls") is False,
         prompts=tuple(p.text for p in prompts) if of == "chat" else (),
     )
-
-
-def _check_body(of: Kind, body: Any) -> dict[str, Any]:
-    """The fields that were given. An entry of `logit_bias` costs some 40 us, so they are counted first."""
-    for name in ("logit_bias", "stop_token_ids"):
-        value = body.get(name) if isinstance(body, dict) else None
-        if isinstance(value, dict | list) and len(value) > MANY:
-            raise bad(name, f"has {len(value)} entries; at most {MANY} are taken")
-    return BODIES[of].check(body)
 
 
 def check_model(name: str | None, host: HostModel) -> None:
@@ -132,6 +125,21 @@ def _check_fields(of: Kind, given: dict[str, Any], host: HostModel, config: Conf
     required = "messages" if of == "chat" else "prompt"
     if required not in given:
         raise bad(required, "missing", code="missing_field")
+
+
+def _grammar(
+    given: Mapping[str, Any],
+    tools: Sequence[Mapping[str, Any]],
+    prompt: str,
+    host: HostModel,
+    formats: Formats,
+) -> Grammar | None:
+    """What the answer is held to: its form, and the length of its thought."""
+    form, budget = form_of(given, tools, prompt, host, formats), asked(given)
+    if budget is None:
+        return form
+    most, param = budget
+    return budget_of(most, formats.thinking, prompt, host, form, param=param)
 
 
 def _requests(
@@ -184,12 +192,14 @@ def _read_chat(
 ) -> tuple[list[Message], tuple[ImageRef, ...], dict[str, Any]]:
     """Messages, images and template variables, checked."""
     chat = normalise(given["messages"])
-    variables = given.get("chat_template_kwargs", {})
-    asked = {name: f"chat_template_kwargs.{name}" for name in variables}
+    variables = dict(given.get("chat_template_kwargs", {}))
+    if "thinking_budget" not in template_variables(need_template(host)):
+        variables.pop("thinking_budget", None)  # then it is for us alone
+    fields = {name: f"chat_template_kwargs.{name}" for name in variables}
     if "reasoning_effort" in given:
         variables = {**variables, "reasoning_effort": given["reasoning_effort"]}
-        asked["reasoning_effort"] = "reasoning_effort"
-    check_arguments(host, asked, config.model.chat_template_args, bool(tools))
+        fields["reasoning_effort"] = "reasoning_effort"
+    check_arguments(host, fields, config.model.chat_template_args, bool(tools))
     marks = places(host)
     for name in ("messages", "tools", "chat_template_kwargs", "reasoning_effort"):
         check_text(given.get(name), name, marks)

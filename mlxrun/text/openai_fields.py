@@ -65,6 +65,7 @@ HONOURED: dict[Kind, dict[str, Schema]] = {
         "logprobs": _BOOL,
         "top_logprobs": _TOP,
         "reasoning_effort": _STRING,
+        "thinking_budget": {"type": "integer", "minimum": 0},
         "chat_template_kwargs": _OBJECT,
         "parallel_tool_calls": _BOOL,
         "response_format": {"type": "object", "required": ["type"]},

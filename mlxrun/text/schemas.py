@@ -56,6 +56,7 @@ class Body:
         try:
             for key, value in given.items():
                 self._known(key, value)
+                _check_count(key, value, self.honoured.get(key, {}))
             _finite(given)
             errors = sorted(self.validator.iter_errors(given), key=lambda error: path(error.absolute_path))
         except RecursionError as exc:
@@ -78,6 +79,15 @@ class Body:
             raise bad(key, f"belongs to {self.elsewhere[key]}", code=UNKNOWN)
         hint = suggest(key, [*self.honoured, *self.harmless])
         raise bad(shorten(key), f"unknown parameter{hint}", code=UNKNOWN)
+
+
+def _check_count(name: str, value: Any, schema: Schema) -> None:
+    """An entry costs some 40 us to check, and an error more, so entries are counted first."""
+    if not isinstance(value, list | dict):
+        return
+    most = schema.get("maxItems" if isinstance(value, list) else "maxProperties")
+    if most is not None and len(value) > most:
+        raise bad(name, f"has {len(value)} entries; at most {most} are taken", code="invalid_value")
 
 
 def _finite(given: dict[str, Any]) -> None:

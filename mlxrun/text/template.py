@@ -104,7 +104,6 @@ def render(
             **arguments,
         )
     except Exception as exc:  # a border: templates are foreign code and raise anything
-        logger.debug("chat template failed", exc_info=True)
         reason = shorten(str(exc), 300) or type(exc).__name__
         raise RequestError(f"messages: the chat template refuses them: {reason}", param="messages") from exc
     return str(text)
