@@ -1,7 +1,8 @@
 # make demo: runs the job.  make test: all checks.  Either may come first; both make .venv when it is missing.
 PYTHON ?= python3
 BIN := .venv/bin
-PYTEST_ARGS ?=
+# A file's tests stay together: they share models and servers.
+PYTEST_ARGS ?= -n auto --maxprocesses 4 --dist loadfile
 BENCH_ARGS ?=
 
 .PHONY: demo test lint format bench generate clean
