@@ -176,3 +176,13 @@ class EngineDead(MlxrunError):
     http_status = 503
     code = "engine_unavailable"
     retry_after = 5
+
+
+def status_of(error: BaseException) -> int:
+    """The HTTP status of any error."""
+    return error.http_status if isinstance(error, MlxrunError) else 500
+
+
+def told_of(error: BaseException) -> str:
+    """What the user is told: of a bug its class only, as its text may hold anything."""
+    return str(error) if isinstance(error, MlxrunError) else f"internal error ({type(error).__name__})"

@@ -194,7 +194,7 @@ def ask(url):
     try:
         urllib.request.urlopen(request, timeout=30)
     except urllib.error.HTTPError as error:
-        print("status", error.code, flush=True)
+        print(f"status {{error.code}}\\n", end="", flush=True)
 
 echo = click.echo
 def listening(said, **more):

@@ -104,5 +104,5 @@ def test_every_operation(background: Background, examples: int) -> None:
         for operation in operations(url):
             found += tried(operation, url, session, examples)
     assert found[200] > 10 and found[400] > 20, found
-    assert found.total() > OPERATIONS * (examples - 2), found
+    assert found.total() > OPERATIONS * examples // 2, found  # some have few that differ
     background.call(nothing_left(background.serving))

@@ -95,6 +95,7 @@ def test_without_a_form_anything_goes() -> None:
     for fields in ({}, {"response_format": {"type": "text"}}, {"tools": [tool("f")]}, {"guided_json": None}):
         assert made(**fields).requests[0].grammar is None
     assert made().guards and not made(**FORM).guards  # which could cut inside a JSON string
+    assert made(thinking_budget=5).guards and not made(thinking_budget=5, **FORM).guards
 
 
 def test_a_required_call_is_one_of_the_tools() -> None:

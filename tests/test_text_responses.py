@@ -17,6 +17,7 @@ from tokenizers_f7 import THINKING, TOOLS, FakeHost, ids_of
 from mlxrun.config.settings import Config
 from mlxrun.errors import EngineDead, Overloaded, PromptTooLong, RequestError
 from mlxrun.scheduler.request import FinishReason, TokenEvent
+from mlxrun.text.carried import carry
 from mlxrun.text.formats import PLAIN, Delta, Parser
 from mlxrun.text.media import MediaLoader
 from mlxrun.text.openai import Choice, Prepared, prepare
@@ -24,7 +25,6 @@ from mlxrun.text.responses import new_response
 from mlxrun.text.responses_body import Asked, Memory, blame, read
 from mlxrun.text.responses_events import Assembly
 from mlxrun.text.responses_fields import ABSENT_TOOLS, HARMLESS, HONOURED, REFUSED, REFUSED_TOOLS
-from mlxrun.text.responses_input import encode_thought
 from mlxrun.text.responses_tools import warn_once
 from mlxrun.text.side import TextSide
 
@@ -174,7 +174,7 @@ def test_a_conversation_has_the_prompt_of_the_same_chat() -> None:
     [
         ({"summary": [text("s", "summary_text")], "content": [text("c", "reasoning_text")]}, "c"),
         ({"summary": [text("s", "summary_text")]}, "s"),
-        ({"summary": [], "encrypted_content": encode_thought("d\u00e9j\u00e0")}, "d\u00e9j\u00e0"),
+        ({"summary": [], "encrypted_content": carry("d\u00e9j\u00e0")}, "d\u00e9j\u00e0"),
         ({"summary": [], "content": None, "encrypted_content": None}, None),
     ],
 )
@@ -571,7 +571,7 @@ def test_encrypted_thoughts_are_given_if_asked_for() -> None:
     _, plain = assemble(pieces)
     _, response = assemble(pieces, include=["reasoning.encrypted_content"])
     assert "encrypted_content" not in plain["output"][0]
-    assert response["output"][0]["encrypted_content"] == encode_thought("h")
+    assert response["output"][0]["encrypted_content"] == carry("h")
 
 
 def test_the_response_has_what_was_used() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -52,7 +52,22 @@ def command(config_path: Path | None, sets: tuple[str, ...], host: str | None, p
 
     given = {"host": host, "port": port}
     flags = tuple(f"server.{key}={value}" for key, value in given.items() if value is not None)
-    return asyncio.run(_serve(load(config_path, (*sets, *flags))))
+    code = asyncio.run(_serve(load(config_path, (*sets, *flags))))
+    if code:
+        _leave(code)
+    return code
+
+
+def _leave(code: int) -> NoReturn:
+    """End the process at once: after an engine has failed, MLX's own threads may abort an orderly exit (134),
+    and a supervisor would not see why."""
+    import os
+    import sys
+
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 async def _serve(loaded: Loaded) -> int:

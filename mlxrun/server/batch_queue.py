@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mlxrun.errors import Draining, EngineDead, JobError, RequestError
+from mlxrun.errors import Draining, EngineDead, JobError, RequestError, told_of
 from mlxrun.server.jobs import OVER, Batch, Checked, JobFiles, Jobs, Problem
 from mlxrun.server.storage import Storage, StorageError, link, read_json, write_json
 
@@ -212,8 +212,7 @@ class BatchQueue:
 
     async def _give_up(self, jobs: Jobs, batch: Batch, error: Exception) -> None:
         """A bug: nothing says that another try would do better. What is finished is handed out."""
-        message = f"internal error ({type(error).__name__})"
-        problem = {"code": "internal_error", "message": message, "line": None, "param": None}
+        problem = {"code": "internal_error", "message": told_of(error), "line": None, "param": None}
         batch.refuse([problem], int(self.storage.now()))
         try:
             await asyncio.to_thread(self._hand_out, batch, jobs.files(self._job(batch)))

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mlxrun.errors import MlxrunError
+from mlxrun.errors import status_of
 from mlxrun.text.response import error_body
 
 if TYPE_CHECKING:
@@ -29,11 +29,6 @@ class Endpoint:
     public: bool = False  # needs no key
     engine: bool = True  # answered with 503 while the engine loads, drains or is dead
     max_body: int | None = None  # bytes, where it is not server.max_body_bytes
-
-
-def status_of(error: BaseException) -> int:
-    """The HTTP status of an error."""
-    return error.http_status if isinstance(error, MlxrunError) else 500
 
 
 def openai_error(error: BaseException, request_id: str) -> dict[str, Any]:

@@ -15,13 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mlxrun.errors import (
-    Draining,
-    MlxrunError,
-    NotReady,
-    PromptTooLong,
-    RequestError,
-)
+from mlxrun.errors import Draining, NotReady, PromptTooLong, RequestError, status_of, told_of
 from mlxrun.text import openai
 from mlxrun.text.anthropic_chat import ChatMessages
 from mlxrun.text.anthropic_fields import (
@@ -267,7 +261,7 @@ def error_status(error: BaseException) -> int:
     """The HTTP status of an error: Anthropic's own where a server is too busy for the moment."""
     if isinstance(error, (Draining, NotReady)):
         return _OVERLOADED
-    return error.http_status if isinstance(error, MlxrunError) else 500
+    return status_of(error)
 
 
 _TYPES: Mapping[int, str] = {
@@ -284,7 +278,7 @@ _TYPES: Mapping[int, str] = {
 def error_body(error: BaseException, request_id: str) -> Json:
     """Anthropic's error object. What is not meant for the user is named by its class only."""
     status = error_status(error)
-    text = str(error) if isinstance(error, MlxrunError) else f"internal error ({type(error).__name__})"
+    text = told_of(error)
     if isinstance(error, PromptTooLong):
         text = f"prompt is too long: {text}"  # clients look for these words, and shorten the conversation
     usual = "invalid_request_error" if 400 <= status < 500 else "api_error"

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mlxrun.text.anthropic import PreparedMessage
-from mlxrun.text.anthropic_signature import signature
+from mlxrun.text.carried import carry
 from mlxrun.text.choice import Choice
 from mlxrun.text.formats import Delta
 
@@ -106,7 +106,7 @@ class MessageWriter:
         block, events = self._blocks[-1], []
         if self._kind == "reasoning":
             hidden = self._of.asked.hide_thought
-            block["signature"] = signature(block["thinking"], hidden)
+            block["signature"] = carry(block["thinking"] if hidden else "")
             block["thinking"] = "" if hidden else block["thinking"]
             events = [self._delta({"type": "signature_delta", "signature": block["signature"]})]
         elif self._kind == "call":

@@ -25,8 +25,8 @@ from mlxrun.text.anthropic_fields import (
     checked,
     fields,
 )
-from mlxrun.text.anthropic_signature import thought_of
 from mlxrun.text.anthropic_trail import Trail
+from mlxrun.text.carried import carried
 from mlxrun.text.problems import bad, kind, shorten, unsupported
 
 logger = logging.getLogger(__name__)
@@ -130,7 +130,7 @@ class ChatMessages:
             if of == "text":
                 text += block["text"]
             elif of == "thinking":
-                thought += block["thinking"] or thought_of(block["signature"])
+                thought += block["thinking"] or carried(block["signature"]) or ""
             elif of == "tool_use":
                 call = f"{at}.tool_calls[{len(calls)}]"
                 self._paths |= {call: path, f"{call}.function": path}

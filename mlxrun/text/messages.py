@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, NoReturn
 
 from mlxrun.text.problems import bad, kind, known_keys, need, quote, shorten, suggest, unsupported
@@ -65,11 +66,10 @@ def _hoist(turns: list[Message]) -> list[Message]:
 
 def _merge(turns: list[Message]) -> list[Message]:
     merged: list[Message] = []
-    for turn in turns:
-        if merged and turn["role"] == merged[-1]["role"] and _plain(turn) and _plain(merged[-1]):
-            merged[-1] = {**turn, "content": f"{merged[-1]['content']}\n\n{turn['content']}"}
-        else:
-            merged.append(turn)
+    for _, group in groupby(turns, key=lambda turn: turn["role"] if _plain(turn) else id(turn)):
+        same = list(group)
+        text = "\n\n".join(turn["content"] for turn in same) if len(same) > 1 else same[0]["content"]
+        merged.append({**same[-1], "content": text})
     return merged
 
 

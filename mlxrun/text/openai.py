@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from mlxrun.config.settings import Config
 from mlxrun.errors import MediaError, NotFound
 from mlxrun.scheduler.request import Grammar, Request, SamplingParams
-from mlxrun.text.budget import asked, budget_of
+from mlxrun.text.budget import Budget, asked, budget_of
 from mlxrun.text.choice import Choice
 from mlxrun.text.form import form_of
 from mlxrun.text.formats import PLAIN, Formats
@@ -91,7 +91,7 @@ async def prepare(
         seed=seed,
         model=host.name,
         n=n,
-        guards=_guards(host, params.stop_ids) if grammar is None else (),
+        guards=_guards(host, params.stop_ids) if _says_anything(grammar) else (),
         echoes=tuple(p.text for p in prompts) if given.get("echo") else (),
         stream=bool(given.get("stream")),
         include_usage=bool(given.get("stream_options", {}).get("include_usage")),
@@ -167,6 +167,11 @@ def _requests(
         for at, prompt in enumerate(prompts)
         for i in range(n)
     )
+
+
+def _says_anything(grammar: Grammar | None) -> bool:
+    """Whether the answer has no form, in which a stop token's text may well stand."""
+    return grammar is None or (isinstance(grammar, Budget) and grammar.inner is None)
 
 
 def _guards(host: HostModel, stop_ids: Iterable[int]) -> tuple[str, ...]:

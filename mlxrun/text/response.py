@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mlxrun.errors import MlxrunError, RequestError
+from mlxrun.errors import MlxrunError, RequestError, status_of, told_of
 from mlxrun.text.choice import Call, Choice, LoggedToken
 from mlxrun.text.prepared import Prepared
 
@@ -129,13 +129,12 @@ def _readable(text: bytes, mark: str) -> str:
 
 def error_body(error: BaseException) -> Json:
     """OpenAI's error object. What is not meant for the user is named by its class only."""
-    status = error.http_status if isinstance(error, MlxrunError) else 500
+    status = status_of(error)
     kinds = {403: "permission_error", 429: "rate_limit_error"}
     usual = "invalid_request_error" if 400 <= status < 500 else "server_error"
-    known = isinstance(error, MlxrunError)
     return {
         "error": {
-            "message": str(error) if known else f"internal error ({type(error).__name__})",
+            "message": told_of(error),
             "type": kinds.get(status, usual),
             "param": error.param if isinstance(error, RequestError) else None,
             "code": error.code if isinstance(error, MlxrunError) else "internal_error",

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from mlxrun.text.carried import carry
 from mlxrun.text.choice import Choice, LoggedToken
 from mlxrun.text.formats import Delta
 from mlxrun.text.prepared import Prepared
 from mlxrun.text.responses import Json, failure, logprobs, usage
 from mlxrun.text.responses_body import Asked
-from mlxrun.text.responses_input import encode_thought
 from mlxrun.text.responses_tools import Named, call_item, free_text
 
 _PREFIX = {"text": "msg", "reasoning": "rs", "function": "fc", "custom": "ctc"}
@@ -206,7 +206,7 @@ class Assembly:
             content = [] if begun else [_part("reasoning", item.text, [])]
             thought: Json = head | {"type": "reasoning", "summary": [], "content": content}
             if self._asked.encrypted:
-                thought["encrypted_content"] = None if begun else encode_thought(item.text)
+                thought["encrypted_content"] = None if begun else carry(item.text)
             return thought
         return head | call_item(item.name, item.call_id, item.text, self._asked.tools)
 

@@ -6,19 +6,17 @@ name. A content part of an unknown type that has a text is taken as text, with a
 
 from __future__ import annotations
 
-import base64
-import binascii
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from mlxrun.text.carried import carried
 from mlxrun.text.problems import bad, kind, known_keys, need, quote, suggest, unsupported
 from mlxrun.text.responses_tools import warn_once
 
 Item = dict[str, Any]
 
 ROLES = ("user", "assistant", "system", "developer")
-_OURS = "mlxrun."  # how encrypted_content of ours begins; it is the thought, encoded, and no secret
 _ANY_TIME = ("type", "id", "status")
 _CALL = (*_ANY_TIME, "call_id", "name", "namespace", "caller", "async")
 _OUTPUT = (*_ANY_TIME, "call_id", "name", "namespace", "caller", "output")
@@ -160,28 +158,12 @@ def _reasoning(given: Mapping[str, Any], param: str) -> Item:
     if encrypted is None:
         return item
     need(encrypted, str, f"{param}.encrypted_content")
-    thought = _decode(encrypted)
+    thought = carried(encrypted)
     if thought is None:
         warn_once("/v1/responses: encrypted_content of another server cannot be read; it is left out")
     elif not item["content"]:
         item["content"].append({"type": "reasoning_text", "text": thought})
     return item
-
-
-def encode_thought(text: str) -> str:
-    """What clients that keep no thoughts may send back: `encrypted_content`."""
-    return _OURS + base64.b64encode(text.encode()).decode()
-
-
-def _decode(encrypted: str) -> str | None:
-    try:
-        return (
-            base64.b64decode(encrypted.removeprefix(_OURS), validate=True).decode()
-            if (encrypted.startswith(_OURS))
-            else None
-        )
-    except (binascii.Error, ValueError):
-        return None
 
 
 def _call(given: Mapping[str, Any], param: str) -> Item:
