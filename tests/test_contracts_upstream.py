@@ -362,3 +362,27 @@ def test_a_failure_names_the_tested_range() -> None:
     said = r"something is gone: mlx-lm 0\.\S+ is installed; mlxrun was tested with mlx-lm [<>=.,0-9]+"
     with pytest.raises(AssertionError, match=said):
         need(False, "mlx_lm.models.cache", "something is gone")
+
+
+def test_a_prompt_can_be_launched_in_pieces(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where launches take the time, every few layers are launched while the next are built: the same logits."""
+    from mlx_lm import load
+
+    model, _ = load(str(zoo.text("llama")))
+    attention.install(model)
+    ids = mx.array([[1, 2, 3, 4, 5]])
+    whole = model(ids)
+    launched: list[int] = []
+    original = mx.async_eval
+
+    def count(*arrays: Any) -> None:
+        launched.append(len(arrays))
+        original(*arrays)
+
+    monkeypatch.setattr(attention.mx, "async_eval", count)
+    with attention.launched_in_pieces(1):
+        pieces = model(ids)
+    assert len(launched) == len(model.layers) > 1
+    assert mx.array_equal(whole, pieces).item()
+    model(ids)
+    assert len(launched) == len(model.layers)

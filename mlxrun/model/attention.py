@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
@@ -201,12 +202,41 @@ def _modules(model: nn.Module) -> Iterator[ModuleType]:
                 yield module
 
 
+class _Pieces:
+    """Which attention calls launch what has been built so far; the engine thread's alone."""
+
+    def __init__(self) -> None:
+        self.every = 0
+        self.seen = 0
+
+    def after(self, out: mx.array) -> None:
+        self.seen += 1
+        if self.every and self.seen % self.every == 0:
+            mx.async_eval(out)
+
+
+_pieces = _Pieces()
+
+
+@contextmanager
+def launched_in_pieces(every: int) -> Iterator[None]:
+    """What a model builds in this block is launched at each `every`th attention over plain arrays (0: at
+    none), so that a device computes the first layers of a prompt while Python builds the later ones."""
+    _pieces.every, _pieces.seen = every, 0
+    try:
+        yield
+    finally:
+        _pieces.every = 0
+
+
 def _routed(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
     names = tuple(inspect.signature(original).parameters)
 
     def attend(queries: mx.array, keys: Any, *args: Any, **kwargs: Any) -> mx.array:
         if not isinstance(keys, RaggedKeys):
-            return original(queries, keys, *args, **kwargs)
+            out = original(queries, keys, *args, **kwargs)
+            _pieces.after(out)
+            return out
         given = dict(zip(names[2:], args, strict=False)) | kwargs
         extra = {name: value for name, value in given.items() if name not in _KNOWN and value is not None}
         return keys.attend(queries, given["scale"], given.get("mask"), **extra)

@@ -18,6 +18,7 @@ import mlx.core as mx
 
 from mlxrun.model import leaves
 from mlxrun.model.adapter import PLAIN, Adapter
+from mlxrun.model.attention import launched_in_pieces
 from mlxrun.model.copies import Copies, Due
 from mlxrun.model.draws import Drawn, Forward, Launched, RowState, collect, guarded, sample
 from mlxrun.model.group import STEP
@@ -35,6 +36,7 @@ log = logging.getLogger(__name__)
 
 CLEAR_EVERY = 256  # steps between giving MLX's free buffers back, if they are more than POOL bytes
 POOL = 1 << 31
+PIECE = 7  # layers of a prompt's forward that are launched together where launching is what takes time
 AT_ONCE = 2048  # tokens of a forward where a hit failed and its prefix is computed after all
 
 
@@ -318,7 +320,8 @@ class ModelRunner:
     def _prefill_alone(self, chunk: PrefillChunk, forwards: list[Forward]) -> None:
         row = self._rows[chunk.request_id]
         ids = mx.array([row.tokens[chunk.start : chunk.stop]])
-        logits = self._adapter.prefill(ids, row.cache, chunk.start, row.inputs)
+        with launched_in_pieces(PIECE if self._methods.launch_first else 0):
+            logits = self._adapter.prefill(ids, row.cache, chunk.start, row.inputs)
         row.filled = chunk.stop
         if chunk.stop == len(row.tokens):  # nothing is left to hand to the decode batch: sample here
             sampler = Sampler([row.sampling], self._vocab)
