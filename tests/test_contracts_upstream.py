@@ -365,7 +365,7 @@ def test_a_failure_names_the_tested_range() -> None:
 
 
 def test_a_prompt_can_be_launched_in_pieces(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where launches take the time, every few layers are launched while the next are built: the same logits."""
+    """Where launches take time, a few layers are launched while the next are built: the same logits."""
     from mlx_lm import load
 
     model, _ = load(str(zoo.text("llama")))

@@ -12,7 +12,9 @@ from mlxrun.engine.engine import Engine
 from mlxrun.errors import Overloaded
 from mlxrun.scheduler.memory import Footprint, MemoryBudget
 from mlxrun.scheduler.plan import StepPlan
+from mlxrun.scheduler.prefixes import NoPrefixes
 from mlxrun.scheduler.request import FinishReason, Request
+from mlxrun.scheduler.room import Pace, Room
 
 POLICIES = ("fcfs", "priority", "shortest", "fair")
 CHUNK = 8
@@ -167,3 +169,25 @@ def test_aging_moves_no_background_request_forward() -> None:
     engine.add(make_request("c", 30, 2))
     finish_all(engine)
     assert "".join(runner.admissions) == "acb"
+
+
+def test_pieces_shrink_where_attention_is_the_cost() -> None:
+    """Issue 4: what decoding rows feel of a long prompt does not grow with it; alone it is not slowed."""
+    room = Room(small(chunk=512, prefill_budget=512), 512, MemoryBudget(), NoPrefixes(), whole_chunks=False)
+    deep = Room(
+        small(chunk=512, prefill_budget=4096, prefill_budget_busy=256),
+        512,
+        MemoryBudget(),
+        NoPrefixes(),
+        whole_chunks=False,
+        pace=Pace(deep=1024),
+    )
+    assert [deep.budget([], 16, 1, depth) for depth in (0, 1024, 2048, 16384, 10**6)] == [
+        256,
+        256,
+        128,
+        16,
+        16,
+    ]
+    assert deep.budget([], 0, 1, 16384) == 4096
+    assert room.budget([], 0, 1, 16384) == 512

@@ -12,7 +12,7 @@ from mlxrun.engine.engine import Engine
 from mlxrun.engine.prefixes import make_prefixes
 from mlxrun.errors import ConfigError
 from mlxrun.model.adapter import first_look
-from mlxrun.model.device import HURRY_ON_CUDA, SAMPLED_ON_CUDA, on_cuda, resolve
+from mlxrun.model.device import pace, resolve
 from mlxrun.model.host import Host, load_host
 from mlxrun.model.loader import load_adapter
 from mlxrun.model.memory import budget
@@ -43,8 +43,7 @@ def build_engine(config: Config, host: Host | None = None) -> Engine:
         memory,
         prefixes=prefixes,
         whole_chunks=reproducible,
-        sampling=SAMPLED_ON_CUDA if on_cuda() else 0,
-        hurry=HURRY_ON_CUDA if on_cuda() else 1,
+        pace=pace(),
     )
     log.info("loaded %s: decode %s", host.name, probe.methods.decode)
     runner = ModelRunner(adapter, vocab, probe.methods, snapshots)

@@ -8,12 +8,14 @@ from pathlib import Path
 import mlx.core as mx
 
 from mlxrun.config.settings import Config
+from mlxrun.scheduler.room import Pace
 from mlxrun.scheduler.scheduler import CHUNK
 
 CPU_SHARE = 0.8  # of the memory that is free at start
 CHUNK_CUDA = 4096  # tokens; CUDA is bound by launches, of forwards and of copies: few large chunks are best
-SAMPLED_ON_CUDA = 512  # tokens after a hit: a launch-bound forward more costs more than their logits
-HURRY_ON_CUDA = 4  # see scheduler/room.py
+# A launch-bound forward more costs more than the logits of so many tokens, and than what rows wait for them.
+PACE_ON_CUDA = Pace(sampling=512, hurry=4)
+PACE_ON_CPU = Pace(deep=1024)  # attention there is not fused
 BUSY_CPU, BUSY_GPU = 256, 512  # tokens beside decoding rows
 
 
@@ -23,6 +25,13 @@ def on_gpu() -> bool:
 
 def on_cuda() -> bool:
     return on_gpu() and not mx.metal.is_available()
+
+
+def pace() -> Pace:
+    """How the scheduler should cut steps here."""
+    if not on_gpu():
+        return PACE_ON_CPU
+    return PACE_ON_CUDA if on_cuda() else Pace()
 
 
 def resolve(config: Config) -> Config:

@@ -7,6 +7,7 @@ the memory are given up by the scheduler, least urgent first.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from mlxrun.config.settings import SchedulerSettings
 from mlxrun.scheduler.entry import Entry
@@ -15,12 +16,27 @@ from mlxrun.scheduler.prefixes import Prefixes
 
 # A row is admitted with room for this many answer tokens; if rows outgrow the memory later, one has to wait.
 DECODE_RESERVE = 256
+SHALLOWEST = 16  # tokens; smaller pieces would cost more forwards than they spare
 LEAST_CHUNK = 64  # memory shortage does not cut chunks smaller than this
 
 
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """What the device makes of a step. All numbers are tokens, but `hurry`.
+
+    `sampling`: so many after a hit go through one forward, which samples, where a forward costs more than its
+    tokens. `hurry`: how much a waiting prompt counts beside a row that decodes; more where each forward costs
+    much by itself. `deep`: beside decoding rows a prompt of more tokens than this is computed in smaller
+    pieces the longer it is, where attention is most of the cost; 0: never.
+    """
+
+    sampling: int = 0
+    hurry: int = 1
+    deep: int = 0
+
+
 class Room:
-    """`least`: prompt tokens of the smallest step that a shortage of memory may lead to. `hurry`: how much a
-    waiting prompt counts beside a row that decodes; more where each forward costs much by itself."""
+    """`least`: prompt tokens of the smallest step that a shortage of memory may lead to."""
 
     def __init__(
         self,
@@ -30,13 +46,13 @@ class Room:
         prefixes: Prefixes,
         *,
         whole_chunks: bool,
-        hurry: int = 1,
+        pace: Pace | None = None,
     ) -> None:
         self.memory = memory
         self._prefixes = prefixes
         self._most = settings.prefill_budget
         self._busy = settings.prefill_budget_busy or chunk
-        self._hurry = hurry
+        self._pace = pace or Pace()
         self.least = chunk if whole_chunks else min(chunk, LEAST_CHUNK)
 
     def fits(self, lengths: Sequence[int], prefill_tokens: int) -> bool:
@@ -58,19 +74,26 @@ class Room:
         """Whether those that run can take one more step."""
         return self.fits([e.length for e in running], self._least_prefill(running))
 
-    def budget(self, running: Sequence[Entry], decoding: int, waiting: int) -> int:
-        """Prompt tokens of this step: the more rows decode, for each prompt that waits, the fewer.
+    def budget(self, running: Sequence[Entry], decoding: int, waiting: int, depth: int = 0) -> int:
+        """Prompt tokens of this step: the more rows decode, for each prompt that waits, the fewer. `depth`:
+        how much is computed of the step's first prompt.
 
         A step holds up every decoding row and gets every waiting prompt on, so what is best for all of them
         depends on how many there are of each. Shrinks where memory is short, so far as a chunk may.
         """
         budget = self._most
         if decoding:
-            budget = min(budget, self._busy * max(waiting * self._hurry, decoding) // decoding)
+            shared = self._busy * max(waiting * self._pace.hurry, decoding) // decoding
+            budget = min(budget, self._shallow(shared, depth))
         lengths = [e.length for e in running]
         while budget > self.least and not self.fits(lengths, budget):
             budget = max(budget // 2, self.least)
         return budget
+
+    def _shallow(self, budget: int, depth: int) -> int:
+        """The budget for a prompt so deep: its pieces cost about the same all along."""
+        deep = self._pace.deep
+        return budget if not deep or depth <= deep else max(min(budget, SHALLOWEST), budget * deep // depth)
 
     def _least_prefill(self, running: Sequence[Entry]) -> int:
         """Prompt tokens of a step whose budget has shrunk: the least chunk, or an image that is larger."""

@@ -18,7 +18,7 @@ from mlxrun.scheduler.memory import MemoryBudget
 from mlxrun.scheduler.plan import Admission, PrefillChunk, Sampled, Save, StepPlan, StepResult
 from mlxrun.scheduler.prefixes import NoPrefixes, Prefixes
 from mlxrun.scheduler.request import FinishReason, Request, TokenEvent
-from mlxrun.scheduler.room import Room
+from mlxrun.scheduler.room import Pace, Room
 
 CHUNK = 512  # tokens, where the config and the device do not say
 
@@ -26,9 +26,8 @@ CHUNK = 512  # tokens, where the config and the device do not say
 class Scheduler:
     """Owns every request from `add` to its final event.
 
-    `whole_chunks`: chunks end on the grid only, so that a prompt is always cut the same way. `sampling`: so
-    many tokens after a hit go through one forward, which samples, where a forward costs more than its tokens.
-    `hurry`: see Room.
+    `whole_chunks`: chunks end on the grid only, so that a prompt is always cut the same way. `pace`: what the
+    device makes of a step.
     """
 
     def __init__(
@@ -39,8 +38,7 @@ class Scheduler:
         *,
         prefixes: Prefixes | None = None,
         whole_chunks: bool = False,
-        sampling: int = 0,
-        hurry: int = 1,
+        pace: Pace | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.settings = settings
@@ -48,12 +46,13 @@ class Scheduler:
         self.memory = memory or MemoryBudget()
         self._prefixes: Prefixes = prefixes or NoPrefixes()
         self._whole_chunks = whole_chunks
-        self._sampling = 0 if self._prefixes.stops or whole_chunks else sampling
         self._chunk = settings.chunk or CHUNK
         self._clock = clock
         self._line = Line(settings, clock)
+        pace = pace or Pace()
+        self._sampling = 0 if self._prefixes.stops or whole_chunks else pace.sampling
         self._room = Room(
-            settings, self._chunk, self.memory, self._prefixes, whole_chunks=whole_chunks, hurry=hurry
+            settings, self._chunk, self.memory, self._prefixes, whole_chunks=whole_chunks, pace=pace
         )
         self._entries: dict[str, Entry] = {}  # the one owner table, in order of arrival
         self._free: list[str] = []  # rows that the runner drops at the next step
@@ -123,8 +122,10 @@ class Scheduler:
         self._keep_exhausted()
         order = [e for e in order if e.prefill_left]
         running = [e for e in self._entries.values() if e.running]
-        budget = self._room.budget(running, len(decode), len(order))
-        prefill, save = self._hand_out([e for e in order if e.running], budget)
+        served, shared = self._line.turn([e for e in order if e.running], self._chunk)
+        depth = served[0].computed if served else 0
+        budget = self._room.budget(running, len(decode), len(order), 0 if self._whole_chunks else depth)
+        prefill, save = self._hand_out(served, min(budget, self._chunk) if shared else budget)
         for entry in decode:
             entry.decode()
         free, keep, self._free, self._keep = self._free, self._keep, [], []
@@ -210,8 +211,6 @@ class Scheduler:
         """
         chunks: list[PrefillChunk] = []
         saves: list[Save] = []
-        order, shared = self._line.turn(order, self._chunk)
-        budget = min(budget, self._chunk) if shared else budget
         for entry in order:
             while entry.prefill_left and budget > 0:
                 start = entry.computed
