@@ -187,7 +187,7 @@ def test_pieces_shrink_where_attention_is_the_cost() -> None:
         256,
         128,
         16,
-        16,
+        4,
     ]
     assert deep.budget([], 0, 1, 16384) == 4096
     assert room.budget([], 0, 1, 16384) == 512

@@ -91,7 +91,8 @@ class SchedulerSettings:
     """Most prompt tokens a step while nothing decodes."""
     prefill_budget_busy: Annotated[int | None, Range(16, None)] = None
     """The same while rows decode: bounds the time between their tokens. More, up to prefill_budget, if more
-    prompts wait than rows decode, in that proportion. null: 512 on a GPU, 256 on a CPU, at most a chunk."""
+    prompts wait than rows decode, in that proportion. null: 512 on a GPU; 256 on a CPU, fewer deep in a long
+    prompt; at most a chunk."""
     prefill_rows: Annotated[int, Range(1, 256)] = 8
     """Most prompts whose chunks share one forward; only chunks of equal length do, unless the probe
     allows padding."""

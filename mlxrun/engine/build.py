@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 
 def build_engine(config: Config, host: Host | None = None) -> Engine:
     """An idle engine for this config. ModelLoadError if the model cannot be loaded. `host`: if loaded."""
+    cut = pace(config)
     config = resolve(config)
     host = host or load_host(config.model, weights=True)
     reproducible = config.engine.reproducible
@@ -43,7 +44,7 @@ def build_engine(config: Config, host: Host | None = None) -> Engine:
         memory,
         prefixes=prefixes,
         whole_chunks=reproducible,
-        pace=pace(),
+        pace=cut,
     )
     log.info("loaded %s: decode %s", host.name, probe.methods.decode)
     runner = ModelRunner(adapter, vocab, probe.methods, snapshots)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from mlxrun.model.meter import device_memory
@@ -10,21 +10,26 @@ from mlxrun.model.meter import device_memory
 if TYPE_CHECKING:
     from mlxrun.engine.engine import Engine
     from mlxrun.model.probe import Probe
+    from mlxrun.scheduler.entry import Entry
 
 
 def read_stats(engine: Engine) -> Mapping[str, Any]:
-    """JSON-ready: rows running and requests waiting, steps and failed steps since the start, bytes of memory,
-    and what the probe found (None: there was none)."""
+    """JSON-ready: rows running and requests waiting, of either those in the background, steps and failed steps
+    since the start, bytes of memory, and what the probe found (None: there was none)."""
     entries = engine.scheduler.entries
-    running = sum(entry.running for entry in entries)
     return {
-        "running": running,
-        "waiting": len(entries) - running,
+        **_rows(entries),
+        "background": _rows([entry for entry in entries if entry.request.background]),
         "steps": engine.steps,
         "errors": engine.errors,
         "memory": {**device_memory(), "limit": engine.scheduler.memory.limit or None},
         "probe": None if engine.probe is None else _probe(engine.probe),
     }
+
+
+def _rows(entries: Collection[Entry]) -> dict[str, int]:
+    running = sum(entry.running for entry in entries)
+    return {"running": running, "waiting": len(entries) - running}
 
 
 def _probe(probe: Probe) -> Mapping[str, Any]:

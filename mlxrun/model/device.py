@@ -15,7 +15,7 @@ CPU_SHARE = 0.8  # of the memory that is free at start
 CHUNK_CUDA = 4096  # tokens; CUDA is bound by launches, of forwards and of copies: few large chunks are best
 # A launch-bound forward more costs more than the logits of so many tokens, and than what rows wait for them.
 PACE_ON_CUDA = Pace(sampling=512, hurry=4)
-PACE_ON_CPU = Pace(deep=1024)  # attention there is not fused
+PACE_ON_CPU = Pace(deep=256)  # attention there is not fused: 256 tokens after 16,000 take a second
 BUSY_CPU, BUSY_GPU = 256, 512  # tokens beside decoding rows
 
 
@@ -27,11 +27,11 @@ def on_cuda() -> bool:
     return on_gpu() and not mx.metal.is_available()
 
 
-def pace() -> Pace:
-    """How the scheduler should cut steps here."""
-    if not on_gpu():
-        return PACE_ON_CPU
-    return PACE_ON_CUDA if on_cuda() else Pace()
+def pace(config: Config) -> Pace:
+    """How the scheduler should cut steps here. A configured `prefill_budget_busy` is what it is."""
+    if on_gpu():
+        return PACE_ON_CUDA if on_cuda() else Pace()
+    return Pace() if config.scheduler.prefill_budget_busy else PACE_ON_CPU
 
 
 def resolve(config: Config) -> Config:

@@ -53,6 +53,7 @@ class Host:
     digests: Mapping[str, str]
     processor: Any = None
     processor_digest: bytes = b""
+    aliases: tuple[str, ...] = ()
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def process(self, text: str, images: Sequence[Any]) -> Processed:
@@ -131,8 +132,9 @@ def load_host(settings: ModelSettings, weights: bool = False) -> Host:
         context_length=_context_length(settings, config),
         vision=vision,
         defaults=_defaults(generation),
-        name=_name(settings, folder),
-        names=settings.names,
+        name=settings.names[0] if settings.names else _name(settings, folder),
+        names=(*settings.names, _name(settings, folder)) if settings.names else (),
+        aliases=(settings.path,),
         digests=digests(folder, adapter, template),
         processor=_processor(folder, config, settings) if vision else None,
         processor_digest=_processor_digest(folder),
@@ -140,10 +142,8 @@ def load_host(settings: ModelSettings, weights: bool = False) -> Host:
 
 
 def _name(settings: ModelSettings, folder: Path) -> str:
-    """What responses call the model: the first configured name, else the hub id or the folder's own name."""
-    if settings.names:
-        return settings.names[0]
-    return folder.resolve().name if Path(settings.path).is_dir() else settings.path
+    """The model's own name: the hub id, or the folder's own name."""
+    return folder.resolve().name if Path(settings.path).expanduser().is_dir() else settings.path
 
 
 def _is_vision(settings: ModelSettings, config: Mapping[str, Any]) -> bool:

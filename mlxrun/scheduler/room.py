@@ -16,7 +16,7 @@ from mlxrun.scheduler.prefixes import Prefixes
 
 # A row is admitted with room for this many answer tokens; if rows outgrow the memory later, one has to wait.
 DECODE_RESERVE = 256
-SHALLOWEST = 16  # tokens; smaller pieces would cost more forwards than they spare
+SHALLOWEST = 4  # tokens; smaller pieces would cost more forwards than they spare
 LEAST_CHUNK = 64  # memory shortage does not cut chunks smaller than this
 
 
