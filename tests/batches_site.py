@@ -18,7 +18,7 @@ from batch_fakes import FakeClient, JobHost, make_config
 from mlxrun.batch.service import JobService
 from mlxrun.config.build import config_hash
 from mlxrun.config.settings import Config, ServerSettings
-from mlxrun.server import batches
+from mlxrun.server import admin, batches
 from mlxrun.server.app import make_app
 from mlxrun.server.batch_queue import BatchQueue
 from mlxrun.server.jobs import OVER
@@ -108,7 +108,7 @@ class Place:
         server.jobs = queue
         if self.engine:
             queue.start(jobs)
-        app: web.Application = make_app(server, [batches.SURFACE])
+        app: web.Application = make_app(server, [batches.SURFACE, admin.SURFACE])
         async with TestServer(app, handler_cancellation=True) as http_server:
             url = str(http_server.make_url("/"))
             async with aiohttp.ClientSession(url, headers=self.headers) as http:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
 import json
@@ -14,10 +15,18 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from PIL import Image
 
-from mlxrun.bench.serve import medians, numbers, percentile, print_serve_report
+from mlxrun.bench.serve import (
+    ServePlan,
+    medians,
+    numbers,
+    percentile,
+    print_serve_report,
+    run_serve_bench,
+)
 from mlxrun.bench.serve_client import Load, Seen, Target, measure, model_of
 from mlxrun.bench.serve_workloads import WORKLOADS, Size, bodies
 from mlxrun.cli.main import main
+from mlxrun.errors import MlxrunError
 
 SIZE = Size(40, 8)
 
@@ -112,6 +121,22 @@ async def test_errors_are_of_their_request_alone(trouble: str, match: str) -> No
 async def test_a_server_that_is_not_there_is_an_error() -> None:
     (seen,) = await measure(Target("t", "http://127.0.0.1:1/v1", "m"), bodies("chat", SIZE, 1, "0"), Load(1))
     assert seen.error is not None and numbers([seen])["output_rate"] is None
+
+
+async def test_a_warm_up_of_errors_stops_it() -> None:
+    """With the first error; one good request is enough to go on."""
+    for bad, goes_on in (({1: "full", 2: "cut"}, False), ({1: "full"}, True)):
+        script = Script(bad)
+        async with TestServer(script.app()) as server:
+            target = Target("t", str(server.make_url("/v1")), "tiny")
+            plan = ServePlan((target,), ("chat",), SIZE, 2, Load(1), repeat=1)
+            if goes_on:
+                report = await asyncio.to_thread(run_serve_bench, plan, lambda line: None)
+                assert report["workloads"]["chat"]["t"]["runs"][0]["errors"] == 0
+                continue
+            with pytest.raises(MlxrunError, match=r"chat t: every request of the warm-up failed.*429.*full"):
+                await asyncio.to_thread(run_serve_bench, plan, lambda line: None)
+            assert len(script.bodies) == 2
 
 
 async def test_an_open_loop_does_not_wait() -> None:

@@ -23,9 +23,9 @@ from mlxrun.errors import RequestError
 from mlxrun.model import leaves, memory
 from mlxrun.model.leaves import Kind
 from mlxrun.scheduler import room
-from mlxrun.scheduler.scheduler import Scheduler
 from mlxrun.scheduler.plan import StepPlan, StepResult
 from mlxrun.scheduler.request import FinishReason, TokenEvent
+from mlxrun.scheduler.scheduler import Scheduler
 
 LENGTHS = (1, 2, 5, 12, 14, 33, 40, 60, 100, 170)  # the window of F2 and F5 is 8
 PROMPTS = models.prompts(0, LENGTHS)

@@ -97,6 +97,15 @@ def test_the_page_lists_every_format() -> None:
     for kind, title in (("tools", "## Formats of tool calls"), ("reasoning", "## Formats of reasoning")):
         rows = re.findall(r"^\| `(\w+)` \|", text.split(title)[1].split("\n## ")[0], re.MULTILINE)
         assert tuple(rows) == names()[kind][2:]
+    for records, title in (
+        (families(), "Other names of tool calls"),
+        (thinkings(), "Other names of reasoning"),
+    ):
+        line = re.search(rf"^{title}: (.*?)\n\n", text, re.MULTILINE | re.DOTALL)
+        assert line is not None
+        listed = dict(re.findall(r"`(\w+)`\s\(([^)]*)\)", line[1]))
+        known = {each.name: each.aliases for each in records if each.aliases}
+        assert {name: tuple(re.findall(r"`(\w+)`", more)) for name, more in listed.items()} == known
 
 
 def test_unknown_names() -> None:

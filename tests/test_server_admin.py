@@ -24,7 +24,7 @@ from test_server_live import connect, cut, until
 
 from mlxrun.config.loader import load_config
 from mlxrun.errors import ConfigError, EngineDead, ModelLoadError
-from mlxrun.scheduler.request import HitKind, TokenEvent
+from mlxrun.scheduler.request import HitKind, Request, TokenEvent
 from mlxrun.server import admin, lifecycle
 from mlxrun.server.lifecycle import Address, Signals, drain, run
 from mlxrun.server.state import Server
@@ -83,6 +83,7 @@ async def test_metrics() -> None:
         s.engine.numbers = {
             "running": 1,
             "waiting": 2,
+            "background": {"running": 0, "waiting": 1},
             "steps": 9,
             "errors": 1,
             "memory": {"active": 5, "limit": None},
@@ -97,6 +98,7 @@ async def test_metrics() -> None:
         assert found["mlxrun_engine_steps_total"] == 9
         assert found["mlxrun_engine_errors_total"] == 1
         assert found["mlxrun_engine_requests state=waiting"] == 2
+        assert found["mlxrun_engine_background state=waiting"] == 1
         assert found["mlxrun_memory_bytes kind=active"] == 5
         assert "mlxrun_memory_bytes kind=limit" not in found
         gate.set()
@@ -140,12 +142,16 @@ async def test_the_status_has_what_the_engine_says() -> None:
         s.engine.numbers = {
             "running": 2,
             "waiting": 5,
+            "background": {"running": 2, "waiting": 4},
             "memory": {"active": 1},
             "probe": {"decode": "ragged"},
         }
         s.server.facts = {"versions": {"mlx": "1"}}
+        s.server.clock = lambda: 5.0
         status = (await s.get("/v1/status")).json
-        assert (status["queue"]["running"], status["queue"]["waiting"]) == (2, 5)
+        assert (status["queue"]["running"], status["queue"]["waiting"]) == (0, 0)  # of clients
+        assert status["queue"]["background"] == {"running": 2, "waiting": 4}
+        assert (status["age"], status["steps"]) == (0.0, 0)
         assert status["memory"] == {"active": 1}
         assert status["probe"] == {"decode": "ragged"}
         assert status["versions"] == {"mlx": "1"}
@@ -154,13 +160,65 @@ async def test_the_status_has_what_the_engine_says() -> None:
 
 
 async def test_the_status_does_not_wait_for_a_long_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Older numbers with their age, by a scripted clock; what comes late is what the next one is shown."""
     monkeypatch.setattr("mlxrun.server.state.STATS_WAIT", 0.01)
-    async with serving(surfaces=ONLY) as s:
-        s.engine.numbers = {"running": 3}
-        assert (await s.get("/v1/status")).json["queue"]["running"] == 3
-        forever = asyncio.Event()
-        s.engine.stats = forever.wait  # type: ignore[method-assign]
-        assert (await s.get("/v1/status")).json["queue"]["running"] == 3
+    now, gate = [100.0], asyncio.Event()
+    async with serving(surfaces=ONLY, clock=lambda: now[0]) as s:
+        first = (await s.get("/v1/status")).json
+        assert (first["steps"], first["age"]) == (7, 0.0)
+        asked = []
+
+        async def late() -> dict[str, Any]:
+            asked.append(now[0])
+            await gate.wait()
+            return {"steps": 8}
+
+        s.engine.stats = late  # type: ignore[method-assign]
+        for age in (30.0, 60.0):
+            now[0] = 100 + age
+            shown = (await s.get("/v1/status")).json
+            assert (shown["steps"], shown["age"]) == (7, age)
+            assert (await metric(s))["mlxrun_engine_age_seconds"] == age
+        assert asked == [130.0]  # one question for all who ask meanwhile
+        gate.set()
+        await until(lambda: s.server.stats["steps"] == 8)
+        shown = (await s.get("/v1/status")).json
+        assert (shown["steps"], shown["age"]) == (8, 0.0)
+
+
+async def test_no_key_of_the_status_is_ever_absent() -> None:
+    async with serving(surfaces=ONLY, loaded=False) as loading, serving(surfaces=ONLY) as loaded:
+        before = (await loading.get("/v1/status")).json
+        after = (await loaded.get("/v1/status")).json
+        assert before.keys() == after.keys()
+        for name in ("age", "batches", "steps", "errors", "memory", "probe", "versions", "device"):
+            assert name in before
+        assert (before["age"], before["steps"], after["steps"]) == (None, 0, 7)
+        assert before["queue"].keys() == after["queue"].keys()
+        assert after["batches"] == {"running": None, "waiting": 0}
+        assert "mlxrun_engine_age_seconds" not in await metric(loading)
+
+
+async def test_the_queue_agrees_with_the_requests() -> None:
+    """A65: whatever the engine says of its rows, running and waiting are those of the table."""
+    gates = {"computed": asyncio.Event(), "queued": asyncio.Event()}
+    hit = TokenEvent("", computed=4, hit=HitKind.MISS)
+
+    def script(request: Request) -> list[Any]:
+        return [hit, gates["computed"].wait] if len(s.engine.requests) == 1 else [gates["queued"].wait]
+
+    async with serving(surfaces=ONLY, script=script) as s:
+        s.engine.numbers = {"running": 9, "waiting": 9}
+        asked = [asyncio.create_task(s.post("/mini", hello()))]
+        await until(lambda: [live.phase for live in s.server.live] == ["prefill"])
+        asked += [asyncio.create_task(s.post("/mini", hello())) for _ in range(2)]
+        await until(lambda: len(s.server.live) == 3)
+        queue = (await s.get("/v1/status")).json["queue"]
+        queue.pop("background")
+        assert queue == {"queued": 2, "prefill": 1, "decode": 0, "running": 1, "waiting": 2}
+        for gate in gates.values():
+            gate.set()
+        await asyncio.gather(*asked)
 
 
 async def test_one_connection_too_many() -> None:
@@ -238,6 +296,7 @@ async def test_it_says_where_it_listens_and_how_to_begin() -> None:
     assert life.said[0] == f"listening on {await life.url()}; loading embedded"
     assert life.said[1].startswith("ready: fake, text, context of 4096 tokens; openai, responses, anthropic")
     assert f"curl {await life.url()}/v1/chat/completions -H 'Content-Type" in life.said[1]
+    assert life.server.stats["steps"] == 7  # read once before anything runs
     status, reply = await life.post("/v1/chat/completions", hello())
     assert (status, reply["choices"][0]["message"]["content"]) == (200, "Hello world!")
     life.stop.set()
@@ -466,6 +525,52 @@ async def test_a_second_signal_ends_the_process_at_once(monkeypatch: pytest.Monk
         os.kill(os.getpid(), signal.SIGINT)
         await until(lambda: codes)
     assert codes == [128 + signal.SIGINT]
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "said"),
+    [
+        (0, 0, ""),
+        (3, 3, ""),
+        (ConfigError("server.port: cannot listen"), 2, "mlxrun: server.port: cannot listen\n"),
+        (ModelLoadError("no such model"), 3, "mlxrun: no such model\n"),
+        (ValueError("a slip"), 3, "this is a bug in mlxrun"),
+    ],
+)
+def test_it_leaves_past_the_interpreters_end(
+    end: int | Exception,
+    code: int,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """B1: threads of MLX would turn any code into 134; what is to be said is said before."""
+    from mlxrun.cli import serve
+
+    steps: list[Any] = []
+
+    class Exited(BaseException):
+        pass
+
+    async def serves(loaded: Any) -> int:
+        steps.append("served")
+        if isinstance(end, Exception):
+            raise end
+        return end
+
+    def leave(code: int) -> None:
+        steps.append(code)
+        raise Exited
+
+    monkeypatch.setattr(serve, "load", lambda *_: None)
+    monkeypatch.setattr(serve, "_serve", serves)
+    monkeypatch.setattr("logging.shutdown", lambda: steps.append("logs"))
+    monkeypatch.setattr(os, "_exit", leave)
+    with pytest.raises(Exited):
+        serve.command.main(args=[], standalone_mode=False)
+    assert steps == ["served", "logs", code]
+    shown = capsys.readouterr().err
+    assert said in shown and bool(said) == bool(shown)
 
 
 @pytest.mark.slow

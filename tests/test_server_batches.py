@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 from batch_fakes import Bench, FakeClient, JobHost, chat, chats, make_config, read, write_job
-from batches_site import CHAT, Place, with_keys
+from batches_site import CHAT, Place, Site, with_keys
 
 from mlxrun.scheduler.request import Request
 
@@ -330,3 +331,45 @@ async def test_metadata_of_any_text(place: Place) -> None:
             assert found.get("status_code") == 400 or found["metadata"] == {"a": text}
             if "id" in found:
                 assert (await site.ask("GET", f"/v1/batches/{found['id']}"))["metadata"] == {"a": text}
+
+
+async def test_the_status_shows_what_runs_and_what_waits(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A65, C9: how far the batch is that runs, how many wait; a line in the log for each turn of its life."""
+    caplog.set_level(logging.INFO, "mlxrun")
+    place.pause, place.config = 0.01, make_config(rows=1)
+    async with place.run() as site:
+        assert (await site.ask("GET", "/v1/status"))["batches"] == {"running": None, "waiting": 0}
+        first = await site.create(await site.upload(chats(30)))
+        second = await site.create(await site.upload(chats(2)))
+        bad = await site.create(await site.upload(["nonsense of a client"]))
+        await site.over(bad["id"])
+        await site.until(first["id"], "in_progress")
+        async with asyncio.timeout(20):
+            while not ((running := (found := await _batches(site))["running"]) and running["done"]):
+                await asyncio.sleep(0.01)
+        assert (running["id"], running["failed"], running["total"]) == (first["id"], 0, 30)
+        assert 0 < running["done"] < 30 and found["waiting"] == 1
+        await site.ask("POST", f"/v1/batches/{first['id']}/cancel")
+        assert (await site.over(first["id"]))["status"] == "cancelled"
+        assert (await site.over(second["id"]))["status"] == "completed"
+        assert await _batches(site) == {"running": None, "waiting": 0}
+    said = [record.getMessage() for record in caplog.records if record.name == "mlxrun.server.batch_queue"]
+    assert {record.levelname for record in caplog.records if record.name.startswith("mlxrun.")} == {"INFO"}
+    begun = f"{first['id']}: begins: 0 of 30 lines done, 0 failed"
+    refused = f"{bad['id']}: failed validation; the first problem: invalid_line in line 1"
+    assert said.count(begun) == said.count(refused) == 1
+    cancelled = [text for text in said if text.startswith(f"{first['id']}: cancelled: ")]
+    assert len(cancelled) == 1 and cancelled[0].endswith(" of 30 lines done, 0 failed")
+    ours = [text for text in said if text.startswith(second["id"])]
+    assert ours == [
+        f"{second['id']}: begins: 0 of 2 lines done, 0 failed",
+        f"{second['id']}: completed: 2 of 2 lines done, 0 failed",
+    ]
+    assert len(said) == 5
+    assert not any(word in caplog.text for word in ("command", "retry-failed", "nonsense"))
+
+
+async def _batches(site: Site) -> Any:
+    return (await site.ask("GET", "/v1/status"))["batches"]

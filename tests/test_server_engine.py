@@ -18,6 +18,7 @@ from tokenizers_f7 import FakeHost
 from mlxrun.config.settings import CacheSettings, Config, ModelSettings, SchedulerSettings, ServerSettings
 from mlxrun.engine.client import EngineClient
 from mlxrun.engine.engine import Engine
+from mlxrun.engine.stats import read_stats
 from mlxrun.errors import Cancelled, EngineDead
 from mlxrun.server import admin
 
@@ -93,6 +94,15 @@ async def test_the_engine_is_asked_between_two_steps() -> None:
         with pytest.raises(KeyError):
             await b.client._ask(lambda engine: {}["nothing"])
         await b.settle()
+
+
+def test_rows_of_batches_are_counted_apart() -> None:
+    engine = make_engine()
+    for rid, background in (("a", False), ("b", True), ("c", True)):
+        engine.add(make_request(rid, background=background))
+    stats = read_stats(engine)
+    assert (stats["running"], stats["waiting"]) == (0, 3)
+    assert stats["background"] == {"running": 0, "waiting": 2}
 
 
 async def test_who_asks_a_dead_engine_hears_of_it() -> None:

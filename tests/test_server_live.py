@@ -294,6 +294,23 @@ async def test_a_request_is_cancelled_by_its_id(stream: bool, n: int) -> None:
 # -- the engine's death ---------------------------------------------------------------------------------
 
 
+async def test_a_key_cancels_only_its_own() -> None:
+    """A65: another key's request is as one that is not there, and runs on."""
+    gate = asyncio.Event()
+    config = server_config(api_keys={"a": "secret-a", "b": "secret-b"})
+    mine, other = {"x_api_key": "secret-a"}, {"x_api_key": "secret-b"}
+    async with serving(config, surfaces=ONLY, script=says("a", gate.wait, "b")) as s:
+        asked = asyncio.create_task(s.post("/mini", hello(), x_request_id="it", **mine))
+        await until(lambda: len(s.server.live) == 1)
+        reply = await s.post("/v1/requests/it/cancel", b"", **other)
+        missing = await s.post("/v1/requests/that/cancel", b"", **other)
+        assert reply.status == missing.status == 404
+        assert reply.body.replace(b"'it'", b"'that'") == missing.body
+        assert s.engine.aborted == []
+        assert (await s.post("/v1/requests/it/cancel", b"", **mine)).status == 200
+        assert (await asked).status == 499
+
+
 async def test_when_the_engine_dies_everybody_hears_at_once() -> None:
     """B1, A32: waiters get 503 in their surface's shape, later ones too, and /health says why."""
     forever = asyncio.Event()
@@ -358,7 +375,15 @@ async def test_the_status_of_each_phase() -> None:
         row = status["requests"][0]
         assert (row["phase"], row["ttft"], row["tokens_per_second"]) == ("decode", 3.0, 2.0)
         assert (row["age"], row["output_tokens"], row["progress"]) == (4.5, 4, 1.0)
-        assert status["queue"] == {"queued": 0, "prefill": 0, "decode": 1, "running": 0, "waiting": 0}
+        background = {"running": 0, "waiting": 0}
+        assert status["queue"] == {
+            "queued": 0,
+            "prefill": 0,
+            "decode": 1,
+            "running": 1,
+            "waiting": 0,
+            "background": background,
+        }
         gates[3].set()
         assert (await asked).status == 200
         assert (await s.get("/v1/status")).json["requests"] == []

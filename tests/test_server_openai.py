@@ -256,6 +256,8 @@ async def test_more_answers_than_the_queue_holds() -> None:
         reply = await s.post(COMPLETION, {"prompt": ["a", "b"], "n": 2})
         error = reply.json["error"]
         assert (reply.status, error["param"]) == (400, "n") and "max_queue (3)" in error["message"]
+        error = (await s.post(COMPLETION, {"prompt": ["a", "b", "c", "d"]})).json["error"]
+        assert error["param"] == "prompt" and "4 answers" in error["message"]
 
 
 CALL = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": '{"a":1}'}}

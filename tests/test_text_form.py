@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 from collections.abc import Mapping
 from functools import cache
@@ -11,12 +12,13 @@ from typing import Any
 import jsonschema
 import pytest
 
-from mlxrun.config.settings import Config
+from mlxrun.config.settings import Config, ModelSettings
 from mlxrun.engine.client import EngineClient
 from mlxrun.errors import RequestError
 from mlxrun.model.host import load_host
 from mlxrun.parsers.formats import ModelFormats
 from mlxrun.scheduler.request import Grammar
+from mlxrun.text.budget import Budget
 from mlxrun.text.choice import Choice
 from mlxrun.text.media import MediaLoader
 from mlxrun.text.openai import prepare
@@ -30,6 +32,10 @@ AGE = {
     "required": ["age"],
     "additionalProperties": False,
 }
+
+
+THINK = {"chat_template_kwargs": {"enable_thinking": True}}
+UNTHINK = {"chat_template_kwargs": {"enable_thinking": False}}
 
 
 def tool(name: str, key: str = "age", **more: Any) -> dict[str, Any]:
@@ -48,9 +54,9 @@ def side() -> TextSide:
     return TextSide(host, config, MediaLoader(config.media, None), ModelFormats.of(host, config.parsers))
 
 
-def made(url: str = CHAT, **fields: Any) -> Prepared:
+def made(url: str = CHAT, side_: TextSide | None = None, **fields: Any) -> Prepared:
     of = {"messages": [{"role": "user", "content": "Hi"}]} if url == CHAT else {"prompt": "Hi"}
-    return asyncio.run(prepare(url, {**of, "max_tokens": 60, **fields}, side()))
+    return asyncio.run(prepare(url, {**of, "max_tokens": 60, **fields}, side_ or side()))
 
 
 def allows(grammar: Grammar | None, text: str) -> str | None:
@@ -134,12 +140,67 @@ def test_json_or_a_call() -> None:
 
 def test_the_form_begins_after_the_thought() -> None:
     """In it anything goes; a thought that the template has closed does not begin again."""
-    free = made(**FORM).requests[0].grammar
+    free = made(**FORM, **THINK).requests[0].grammar
     assert allows(free, '<think>\nHm, {"age"\n</think>\n\n{"age": 5}') is None
     assert allows(free, "<think>\nHm\n</think>\n\nfive") is not None
     formats = side().formats
     assert formats.thought("<|im_start|>assistant\n<think>\n") == ("", "</think>")
     assert formats.thought("<|im_start|>assistant\n<think>\n\n</think>\n\n") is None
+
+
+def configured(template: str | None = None, **arguments: bool) -> TextSide:
+    """The built-in model's tokenizer with another template, or other variables for it in the config."""
+    config = Config(model=ModelSettings(chat_template_args=arguments))
+    host = side().host if template is None else dataclasses.replace(side().host, chat_template=template)  # type: ignore[type-var]
+    return TextSide(host, config, side().loader, side().formats)
+
+
+CHOICE = {"guided_choice": ["yes", "no"]}
+ALWAYS = "{{ messages[0].content }}{% if enable_thinking is defined and not enable_thinking %}.{% endif %}"
+BROKEN = ALWAYS + "{% if messages[0].content == 'x' %}{{ raise_exception('no') }}{% endif %}"
+
+
+@pytest.mark.parametrize("forced", [CHOICE, FORM, {"tools": [tool("f")], "tool_choice": "required"}])
+@pytest.mark.parametrize(
+    ("asked", "arguments", "thinks"),
+    [
+        (None, {}, False),  # the template does not think by itself
+        (False, {}, False),
+        (True, {}, True),
+        (None, {"enable_thinking": True}, True),
+        (False, {"enable_thinking": True}, False),
+        (True, {"enable_thinking": False}, True),
+    ],
+)
+def test_a_form_thinks_first_only_where_asked(
+    forced: Mapping[str, Any], asked: bool | None, arguments: Mapping[str, bool], thinks: bool
+) -> None:
+    """By the request, else by the config, else as the template does."""
+    fields = dict(forced) if asked is None else {**forced, "chat_template_kwargs": {"enable_thinking": asked}}
+    texts = {"guided_choice": "yes", "response_format": '{"age": 5}', "tools": call("f", '{"age": 5}')}
+    text = next(text for name, text in texts.items() if name in forced)
+    (request,) = made(side_=configured(**arguments), **fields).requests
+    assert allows(request.grammar, text) is None
+    assert (allows(request.grammar, f"<think>\nHm\n</think>\n\n{text}") is None) == thinks
+
+
+@pytest.mark.parametrize(
+    ("template", "asked", "thinks"),
+    [
+        (ALWAYS, {}, True),  # another prompt with the switch off: it thinks by itself
+        (ALWAYS, {"enable_thinking": False}, False),
+        (ALWAYS.replace("enable_thinking", "thinking"), {"thinking": False}, False),
+        (ALWAYS.replace("enable_thinking", "thinking"), {}, True),
+        ("{{ messages[0].content }}{{ '.' if thinking }}", {}, False),
+        ("{{ messages[0].content }}{{ '.' if thinking }}", {"thinking": True}, True),
+        ("{{ messages[0].content }}", {}, True),  # without a switch it is left to the model
+        (BROKEN, {}, True),  # and where nothing can be found out
+    ],
+)
+def test_templates_that_think_by_themselves(template: str, asked: dict[str, bool], thinks: bool) -> None:
+    fields = CHOICE | ({"chat_template_kwargs": asked} if asked else {})
+    (request,) = made(side_=configured(template), **fields).requests
+    assert (allows(request.grammar, "<think>\nHm\n</think>\n\nno") is None) == thinks
 
 
 @pytest.mark.parametrize(
@@ -180,7 +241,8 @@ async def test_forms_hold_side_by_side() -> None:
     asks = [
         {"messages": [{"role": "user", "content": "What is 23 + 48?"}], **FORM},
         {"messages": [{"role": "user", "content": "Hello"}], "tools": [tool("f")], "tool_choice": "required"},
-        {"messages": [{"role": "user", "content": "Is it so?"}], "guided_choice": ["yes", "no"]},
+        {"messages": [{"role": "user", "content": "Is it so?"}], **CHOICE},
+        {"messages": [{"role": "user", "content": "Is it so?"}], **CHOICE, **UNTHINK},
         {
             "messages": [{"role": "user", "content": "What is 5 + 4?"}],
             "chat_template_kwargs": {"enable_thinking": True},
@@ -188,13 +250,13 @@ async def test_forms_hold_side_by_side() -> None:
         },
         {"messages": [{"role": "user", "content": "What is 23 + 48?"}]},
     ]
-    schema, forced, choice, thought, free = await answers(*asks)
+    schema, forced, choice, silent, thought, free = await answers(*asks)
     jsonschema.validate(json.loads(schema.content), AGE)
     assert forced.finish_reason == "tool_calls" and not forced.content
     assert {c.name for c in forced.calls} == {"f"}
     for each in forced.calls:
         jsonschema.validate(json.loads(each.arguments), AGE)
-    assert choice.content in ("yes", "no")
+    assert choice.text in ("yes", "no") and silent.text in ("yes", "no")
     assert thought.reasoning and thought.reasoning_tokens > 3
     jsonschema.validate(json.loads(thought.content), AGE)
     assert "71" in free.content and schema.completion_tokens < 20
@@ -213,6 +275,33 @@ async def test_a_thought_is_closed_in_time() -> None:
         for choice in (outer, other, formed)
     )
     jsonschema.validate(json.loads(formed.content), AGE)
+
+
+@pytest.mark.parametrize(
+    ("fields", "second"),
+    [
+        ({"thinking_budget": 5, "chat_template_kwargs": {"thinking_budget": 5}},
+         "chat_template_kwargs.thinking_budget"),
+        ({"thinking_token_budget": 5, "chat_template_kwargs": {"thinking_budget": 6}},
+         "chat_template_kwargs.thinking_budget"),
+        ({"thinking_token_budget": 5, "thinking_budget": 5}, "thinking_token_budget"),
+    ],
+)  # fmt: skip
+def test_an_answer_has_one_budget(fields: dict[str, Any], second: str) -> None:
+    with pytest.raises(RequestError, match="not together with thinking_") as caught:
+        made(**fields)
+    assert caught.value.param == second
+
+
+def test_names_of_the_budget() -> None:
+    """vLLM's name, ours, and that of Qwen's clients mean the same."""
+    for fields in (
+        {"thinking_budget": 5},
+        {"thinking_token_budget": 5},
+        {"chat_template_kwargs": {"thinking_budget": 5}},
+    ):
+        grammar = made(**fields).requests[0].grammar
+        assert isinstance(grammar, Budget) and grammar.most == 5
 
 
 def test_a_budget_needs_a_known_format() -> None:

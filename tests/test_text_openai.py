@@ -173,13 +173,37 @@ def test_settings_that_leave_float32() -> None:
     assert (configured.temperature, configured.top_k) == (0.0, 2**24)
 
 
+@pytest.mark.parametrize(
+    ("tool", "where"),
+    [
+        ({"type": "function"}, "tools[0].function"),
+        ({"type": "function", "function": None}, "tools[0].function"),
+        ({"type": "function", "function": {}}, "tools[0].function.name"),
+        ({}, "tools[0].type"),
+    ],
+)
+def test_what_a_tool_lacks_is_missing(tool: dict[str, Any], where: str) -> None:
+    """A51: not null where nothing was sent."""
+    error = refused(CHAT, {"messages": HI, "tools": [tool]})
+    assert (str(error), error.param, error.code) == (f"{where}: missing", where, "missing_field")
+    assert "expected object, got string" in str(
+        refused(CHAT, {"messages": HI, "tools": [{"type": "function", "function": "f"}]})
+    )
+
+
+def test_both_spellings_of_the_cache_key() -> None:
+    """Some clients send both."""
+    assert chat(prompt_cache_key="a", promptCacheKey="a").requests[0].prompt == chat().requests[0].prompt
+
+
 def test_seeds() -> None:
     """B22: the same seed is the same answer, no seed is a new one, and it is reported."""
     assert chat(seed=5).seed == 5
     assert chat(seed=-1).requests[0].params.seed == 2**64 - 1
     assert make(CHAT, {"messages": HI}, default_seed=77).seed == 77
     assert chat(config=Config(sampling=SamplingSettings(seed=3))).seed == 3
-    assert len({chat().seed for _ in range(4)}) == 4
+    drawn = {chat().seed for _ in range(20)}
+    assert len(drawn) == 20 and max(drawn) < 2**53 and max(drawn) > 2**47  # whole in JavaScript
     three = chat(seed=5, n=3)
     seeds = [request.params.seed for request in three.requests]
     assert seeds[0] == 5 and len(set(seeds)) == 3
@@ -292,7 +316,10 @@ def test_bad_fields_are_named(url: str, field: str, value: Any, param: str, word
         ({"response_format": {"type": "jsn"}}, "response_format.type"),
         ({"response_format": {"type": "json_object", "x": 1}}, "response_format.x"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
-        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format.json_schema.schema"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {}}},
+            "response_format.json_schema.schema",
+        ),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "strng"}}}},
             "response_format.json_schema.schema.type",
@@ -305,6 +332,8 @@ def test_bad_fields_are_named(url: str, field: str, value: Any, param: str, word
         ({"modalities": ["text", "audio"]}, "modalities"),
         ({"service_tier": "flex"}, "service_tier"),
         ({"store": True}, "store"),
+        ({"promptCacheKey": 3}, "promptCacheKey"),
+        ({"thinking_token_budget": -1}, "thinking_token_budget"),
         ({"reasoning_effort": "low"}, "reasoning_effort"),
         ({"chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs.enable_thinking"),
         ({"chat_template_kwargs": []}, "chat_template_kwargs"),
@@ -397,6 +426,9 @@ def test_model_names() -> None:
     assert (error.param, error.code, error.http_status) == ("model", "model_not_found", 404)
     assert "m, other" in str(error)
     assert chat(FakeHost(name="m"), model="anything").model == "m"
+    placed = FakeHost(name="m", names=("m", "other"), aliases=("/models/x",))
+    assert chat(placed, model="/models/x").model == "m"
+    assert refused(CHAT, {"messages": HI, "model": "/models/y"}, placed).code == "model_not_found"
 
 
 @pytest.mark.parametrize("body", [None, [], "x", 1])

@@ -221,6 +221,22 @@ def test_a_failing_processor_fails_this_request_only() -> None:
         chat_prompt(Failing(vision=True), [{"role": "user", "content": [{"type": "image"}]}], [RED], None, {})
 
 
+@pytest.mark.parametrize("param", [None, "messages[0].content[0]"])
+def test_an_image_that_the_processor_refuses(param: str | None) -> None:
+    """A51: the error names `messages`, unless the processor's side knows better."""
+
+    class Refusing(FakeHost):
+        def process(self, text: str, images: Any) -> Any:
+            raise MediaError("refused: too small", param=param)
+
+    with pytest.raises(MediaError, match="refused: too small") as caught:
+        chat_prompt(
+            Refusing(vision=True), [{"role": "user", "content": [{"type": "image"}]}], [RED], None, {}
+        )
+    assert caught.value.param == (param or "messages")
+    assert str(caught.value).startswith("messages: ") == (param is None)
+
+
 def test_raw_prompts_as_ids() -> None:
     host = FakeHost()
     prompt = raw_prompt(host, list(ids_of("hello<|im_end|>")), "prompt")

@@ -16,7 +16,7 @@ from tokenizers_f7 import THINKING, TOOLS, FakeHost, ids_of
 
 from mlxrun.config.settings import Config
 from mlxrun.errors import EngineDead, Overloaded, PromptTooLong, RequestError
-from mlxrun.scheduler.request import FinishReason, TokenEvent
+from mlxrun.scheduler.request import FinishReason, TokenEvent, TokenLogprob
 from mlxrun.text.carried import carry
 from mlxrun.text.formats import PLAIN, Delta, Parser
 from mlxrun.text.media import MediaLoader
@@ -24,7 +24,7 @@ from mlxrun.text.openai import Choice, Prepared, prepare
 from mlxrun.text.responses import new_response
 from mlxrun.text.responses_body import Asked, Memory, blame, read
 from mlxrun.text.responses_events import Assembly
-from mlxrun.text.responses_fields import ABSENT_TOOLS, HARMLESS, HONOURED, REFUSED, REFUSED_TOOLS
+from mlxrun.text.responses_fields import ABSENT_TOOLS, HARMLESS, HONOURED, LOGPROBS, REFUSED, REFUSED_TOOLS
 from mlxrun.text.responses_tools import warn_once
 from mlxrun.text.side import TextSide
 
@@ -337,6 +337,17 @@ def test_a_prompt_that_is_too_long_is_told_so() -> None:
     assert error.code == "context_length_exceeded"
 
 
+def test_a_body_without_anything() -> None:
+    """A51: what is missing is called so; a response may go on without new input."""
+    with pytest.raises(RequestError) as caught:
+        read({}, HOST, Memory(), "t")
+    error = caught.value
+    assert (str(error), error.param, error.code) == ("input: missing", "input", "missing_field")
+    assert read({"instructions": "x"}, HOST, Memory(), "t").chat["messages"]
+    assert str(refused(tools=[{"type": "function"}])) == "tools[0].name: missing"
+    assert str(refused(tools=[{}])) == "tools[0].type: missing"
+
+
 def test_deep_nesting_is_refused() -> None:
     deep: Any = "x"
     for _ in range(5000):
@@ -351,6 +362,8 @@ def test_effort_goes_where_the_template_has_it(caplog: pytest.LogCaptureFixture)
     levels = FakeHost(chat_template=HOST.chat_template + "{{ reasoning_effort }}")  # type: ignore[operator]
     assert chat(thinking, reasoning={"effort": "high"})["chat_template_kwargs"] == {"enable_thinking": True}
     assert chat(thinking, reasoning={"effort": "none"})["chat_template_kwargs"] == {"enable_thinking": False}
+    other = FakeHost(chat_template=THINKING.replace("enable_thinking", "thinking"))
+    assert chat(other, reasoning={"effort": "none"})["chat_template_kwargs"] == {"thinking": False}
     assert chat(levels, reasoning={"effort": "high"})["reasoning_effort"] == "high"
     assert asked(levels, reasoning={"effort": "high"}).effort == "high"
     with caplog.at_level(logging.WARNING):
@@ -456,6 +469,30 @@ def assemble(
         events += assembly.feed([piece])
     events += assembly.end(7)
     return events, assembly.response
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_probabilities_are_found_without_the_whole_answer(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each token's is with the piece that has it, and no piece costs a look at all that was written."""
+    what = read({"input": "hi", "include": [LOGPROBS]}, HOST, Memory(), "t")
+    config = Config()
+    prepared = asyncio.run(
+        prepare(CHAT, what.chat, TextSide(HOST, config, MediaLoader(config.media, None), PLAIN))
+    )
+    choice = Choice(prepared, 0, HOST)
+    assembly = Assembly(new_response("resp_t", 5, what, prepared), what, prepared)
+    assembly.choice = choice
+    monkeypatch.setattr(Choice, "text", property(lambda _: pytest.fail("the whole answer was joined")))
+    ids = ids_of("abab" * 100)
+    found: list[dict[str, Any]] = []
+    for at in range(0, len(ids), size):
+        part = ids[at : at + size]
+        logged = tuple(TokenLogprob(-float(at + i)) for i in range(len(part)))
+        for event in assembly.feed(choice.feed(TokenEvent("r", part, logged))):
+            found += event.get("logprobs", [])
+        assert len(assembly._rest) <= size
+    assert "".join(each["token"] for each in found) == "abab" * 100
+    assert [each["logprob"] for each in found] == [-float(i) for i in range(len(ids))]
 
 
 def test_events_of_a_thought_a_text_and_a_call() -> None:

@@ -158,6 +158,7 @@ class FakeHost:
     defaults: Mapping[str, float] = field(default_factory=dict)
     name: str = "fake"
     names: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
     calls: list[str] = field(default_factory=list)
 
     @property

@@ -91,7 +91,7 @@ def writing(path: Path) -> Iterator[None]:
     except OSError as error:
         raise JobError(
             f"{path}: cannot be written: {error.strerror or error}. What is finished is kept; "
-            "when this is mended, run the same command again and the job goes on"
+            "when this is mended, the next run goes on from there"
         ) from error
 
 

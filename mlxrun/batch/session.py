@@ -187,7 +187,7 @@ class Session:
         for reason, number in sorted(found.cut.items()):
             self.say(_CUT[reason].format(count(number, "line"), dropped=self.paths.dropped))
         if found.done or found.failed:
-            again = " (--retry-failed runs these again)" if found.failed else ""
+            again = " (--retry-failed runs these again)" if found.failed and self._commanded else ""
             self.say(
                 f"going on: {found.done} of {count(len(index), 'line')} done, {found.failed} failed{again}"
             )
@@ -204,8 +204,13 @@ class Session:
             log.warning("%s", second)
         status.write("interrupted" if isinstance(error, Interrupted) else "failed", meter, force=True)
         state = f"{meter.done} of {count(meter.total, 'line')} done, {meter.failed} failed"
-        again = "" if isinstance(error, ConfigError) else "; the same command goes on from here"
-        self.say(f"{state}{again}")
+        again = not isinstance(error, ConfigError) and self._commanded
+        self.say(f"{state}; the same command goes on from here" if again else state)
+
+    @property
+    def _commanded(self) -> bool:
+        """Whether there is a command, and somebody to hear how to use it: a server has neither."""
+        return self.stop is None or self.stop.process
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,11 @@ class Stop:
         self._stuck = False
 
     @property
+    def process(self) -> bool:
+        """Whether the job is all that this process does."""
+        return self._process
+
+    @property
     def requested(self) -> bool:
         """Whether a signal came, or `request` was called."""
         return self._asked.is_set()

@@ -92,7 +92,8 @@ async def _workload(plan: ServePlan, name: str, targets: Mapping[str, Target], s
     rounds: dict[str, list[dict[str, float | None]]] = {side: [] for side in targets}
     errors: dict[str, Counter[str]] = {side: Counter() for side in targets}
     for side, target in targets.items():
-        await measure(target, bodies(name, plan.size, plan.requests, "warm-up"), plan.load)
+        work = bodies(name, plan.size, plan.requests, "warm-up")
+        _check_warm(f"{name} {side}", await measure(target, work, plan.load))
         say(f"{name} {side}: warmed up")
     for side in turns(list(targets), plan.repeat):
         number = len(rounds[side]) + 1
@@ -106,6 +107,12 @@ async def _workload(plan: ServePlan, name: str, targets: Mapping[str, Target], s
         side: {"runs": runs, "median": medians(runs), "errors": dict(errors[side])}
         for side, runs in rounds.items()
     }
+
+
+def _check_warm(what: str, seen: Sequence[Seen]) -> None:
+    """Rounds of nothing but errors would only take time."""
+    if all(s.error is not None for s in seen):
+        raise MlxrunError(f"{what}: every request of the warm-up failed; the first: {seen[0].error}")
 
 
 def numbers(seen: Sequence[Seen]) -> dict[str, float | None]:

@@ -82,18 +82,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (click.Abort, KeyboardInterrupt):
         print("mlxrun: interrupted", file=sys.stderr)
         return INTERRUPTED
-    except MlxrunError as error:
+    except Exception as error:  # the last border: nothing above it could log this
+        return tell(error)
+    return result if isinstance(result, int) else 0
+
+
+def tell(error: Exception) -> int:
+    """Say on standard error why a command ends; its exit code."""
+    if isinstance(error, MlxrunError):
         for line in str(error).splitlines():  # a config or a job can have several
             print(f"mlxrun: {line}", file=sys.stderr)
         return error.exit_code
-    except OSError as error:  # standard output is full or gone, or a file vanished
+    if isinstance(error, OSError):  # standard output is full or gone, or a file vanished
         print(f"mlxrun: {error}", file=sys.stderr)
         return BUG
-    except Exception:  # the last border: nothing above it could log this
-        traceback.print_exc()
-        print("mlxrun: this is a bug in mlxrun; the lines above say where", file=sys.stderr)
-        return BUG
-    return result if isinstance(result, int) else 0
+    traceback.print_exception(error)
+    print("mlxrun: this is a bug in mlxrun; the lines above say where", file=sys.stderr)
+    return BUG
 
 
 if __name__ == "__main__":

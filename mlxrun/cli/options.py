@@ -55,12 +55,15 @@ def json_option(function: F) -> F:
 
 
 def load(config_path: Path | None, sets: Sequence[str]) -> Loaded:
-    """The resolved config of this call, with logging set up as it says."""
+    """The resolved config of this call, with logging set up as it says; what can be wrong with its parsers
+    and its chat template is found here, before anything is loaded."""
     import os
 
+    from mlxrun.cli.checks import parser_problems, template_problems
     from mlxrun.cli.logs import set_up_logging
-    from mlxrun.config.loader import load_config
+    from mlxrun.config.loader import load_config, raise_all
 
     loaded = load_config(config_path, sets, os.environ)
+    raise_all([*parser_problems(loaded), *template_problems(loaded)])
     set_up_logging(loaded.config.log)
     return loaded

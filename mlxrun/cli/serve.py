@@ -46,27 +46,34 @@ Exit codes: 0 stopped; 2 config; 3 engine.
 @config_options
 @click.option("--host", metavar="ADDRESS", help="Listen on this address: --set server.host=ADDRESS.")
 @click.option("--port", type=int, metavar="PORT", help="Listen on this port; 0: any free one.")
-def command(config_path: Path | None, sets: tuple[str, ...], host: str | None, port: int | None) -> int:
+def command(config_path: Path | None, sets: tuple[str, ...], host: str | None, port: int | None) -> NoReturn:
     """Serve a model over HTTP, as OpenAI and Anthropic do."""
     import asyncio
 
+    from mlxrun.cli.main import tell
+
     given = {"host": host, "port": port}
     flags = tuple(f"server.{key}={value}" for key, value in given.items() if value is not None)
-    code = asyncio.run(_serve(load(config_path, (*sets, *flags))))
-    if code:
-        _leave(code)
-    return code
+    loaded = load(config_path, (*sets, *flags))
+    try:
+        code = asyncio.run(_serve(loaded))
+    except Exception as error:  # a start that failed leaves by the same door: it may have had an engine
+        code = tell(error)
+    _leave(code)
 
 
 def _leave(code: int) -> NoReturn:
-    """End the process at once: after an engine has failed, MLX's own threads may abort an orderly exit (134),
-    and a supervisor would not see why."""
+    """End the process with this code, past the interpreter's own end; the engine is closed by now."""
     import os
     import sys
+    from contextlib import suppress
 
+    # Thread.join returns before the C++ thread_local destructors of the engine's thread have run. They race
+    # with the end of the interpreter, and where they lose, the process aborts (134) whatever its code was.
     logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # whoever read it may be gone
+            stream.flush()
     os._exit(code)
 
 

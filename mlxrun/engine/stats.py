@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 def read_stats(engine: Engine) -> Mapping[str, Any]:
-    """JSON-ready: rows running and requests waiting, of either those in the background, steps and failed steps
-    since the start, bytes of memory, and what the probe found (None: there was none)."""
+    """JSON-ready: rows running and requests waiting, of either those in the background, steps and failed
+    steps since the start, bytes of memory, and what the probe found (None: there was none)."""
     entries = engine.scheduler.entries
     return {
         **_rows(entries),

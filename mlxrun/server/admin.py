@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
@@ -12,6 +13,7 @@ from aiohttp import web
 from mlxrun import __version__
 from mlxrun.errors import EngineDead, MlxrunError, NotFound
 from mlxrun.server.body import json_reply
+from mlxrun.server.files import mine
 from mlxrun.server.openapi import document
 from mlxrun.server.surface import Endpoint, Surface
 
@@ -45,7 +47,8 @@ def _health(trouble: MlxrunError | None) -> web.Response:
 async def status(request: web.Request, server: Server) -> web.StreamResponse:
     """Each request with its phase, and what engine, memory and cache are at."""
     stats = dict(await server.read_stats())
-    trouble = server.trouble()
+    background = {name: stats.pop(name) for name in ("running", "waiting", "background")}["background"]
+    trouble, age = server.trouble(), server.stats_age
     rows = [live.describe() for live in server.live]
     return json_reply(
         {
@@ -54,15 +57,26 @@ async def status(request: web.Request, server: Server) -> web.StreamResponse:
             "uptime": round(server.clock() - server.started, 3),
             "config_hash": server.digest,
             "requests": rows,
-            "queue": {
-                phase: sum(row["phase"] == phase for row in rows) for phase in ("queued", "prefill", "decode")
-            }
-            | {name: stats.pop(name, 0) for name in ("running", "waiting")},
+            "queue": {**_queue([row["phase"] for row in rows]), "background": background},
+            "batches": {"running": None, "waiting": 0} if server.jobs is None else server.jobs.summary(),
             "cache": _cache(server),
+            "age": None if age is None else round(age, 3),
             **stats,
             **server.facts,
         }
     )
+
+
+def _queue(phases: Sequence[str]) -> dict[str, int]:
+    """Clients' requests by phase, and summed up. All from the same table, so that they agree."""
+    queued, prefill, decode = (phases.count(phase) for phase in ("queued", "prefill", "decode"))
+    return {
+        "queued": queued,
+        "prefill": prefill,
+        "decode": decode,
+        "running": prefill + decode,
+        "waiting": queued,
+    }
 
 
 async def metrics(request: web.Request, server: Server) -> web.StreamResponse:
@@ -73,9 +87,10 @@ async def metrics(request: web.Request, server: Server) -> web.StreamResponse:
 
 
 async def cancel(request: web.Request, server: Server) -> web.StreamResponse:
-    """Ends a request that is under way."""
+    """Ends a request that is under way; another key's is as one that is not there."""
     rid = request.match_info["id"]
-    if not server.live.cancel(rid):
+    live = server.live.get(rid)
+    if live is None or not mine(request, live.key_name) or not server.live.cancel(rid):
         raise NotFound(f"no request {rid[:128]!r} is under way")
     return json_reply({"id": rid, "cancelled": True})
 

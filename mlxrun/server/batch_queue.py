@@ -50,6 +50,7 @@ class BatchQueue:
         self._starting: asyncio.Task[None] | None = None
         self._checking = asyncio.Lock()
         self._turn = asyncio.Lock()  # who waits longest goes first
+        self._running: Batch | None = None  # whose turn it is
         self._saving = threading.Lock()
 
     async def open(self) -> None:
@@ -93,6 +94,12 @@ class BatchQueue:
     def newest(self) -> list[Batch]:
         """All batches, the newest first."""
         return sorted(self._batches.values(), key=lambda batch: batch.id, reverse=True)
+
+    def summary(self) -> dict[str, Any]:
+        """For /v1/status: how far the one that runs is (None: there is none), and how many wait."""
+        now, batches = self._running, self._batches.values()
+        waiting = sum(each.status in ("validating", "in_progress") for each in batches if each is not now)
+        return {"running": None if now is None else now.summary(), "waiting": waiting}
 
     async def add(self, batch: Batch) -> None:
         """Take a new batch in; its input file may be deleted from here on. Done as a whole, even if whoever
@@ -188,12 +195,18 @@ class BatchQueue:
             now = int(self.storage.now())
             if problems:
                 batch.refuse(problems, now)
+                log.info("%s: failed validation; the first problem: %s", batch.id, _brief(problems[0]))
             else:
                 batch.status, batch.in_progress_at = "in_progress", now
             await self._save(batch)
         if batch.status == "in_progress":
             async with self._turn:
-                batch.count(await jobs.run(job, batch.count))
+                self._running = batch
+                log.info("%s: begins: %s", batch.id, batch.tally)
+                try:
+                    batch.count(await jobs.run(job, batch.count))
+                finally:
+                    self._running = None
 
     async def _end(self, jobs: Jobs, batch: Batch, status: str) -> None:
         """Hand out what there is, and tidy up."""
@@ -207,6 +220,7 @@ class BatchQueue:
         await asyncio.to_thread(self._hand_out, batch, files)
         setattr(batch, _ENDS[status], int(self.storage.now()))
         batch.status = status
+        log.info("%s: %s: %s", batch.id, status, batch.tally)
         await self._save(batch)
         await asyncio.to_thread(shutil.rmtree, self._job(batch).parent, ignore_errors=True)
 
@@ -278,6 +292,11 @@ class BatchQueue:
 
 def _problem(found: Problem) -> dict[str, Any]:
     return {"code": found.code, "message": found.message, "line": found.line, "param": found.param}
+
+
+def _brief(problem: dict[str, Any]) -> str:
+    """Its message may quote the file, which is not for the log."""
+    return problem["code"] if problem["line"] is None else f"{problem['code']} in line {problem['line']}"
 
 
 def _empty(checked: Checked) -> list[dict[str, Any]]:

@@ -111,6 +111,17 @@ class Batch:
         found = {name: value for name, value in asdict(self).items() if name != "owner"}
         return {"object": "batch", **found}
 
+    def summary(self) -> dict[str, Any]:
+        """How far it is, for /v1/status."""
+        counts = self.request_counts
+        found = {"id": self.id, "done": counts["completed"]}
+        return found | {name: counts[name] for name in ("failed", "total")}
+
+    @property
+    def tally(self) -> str:
+        """The same, for the log."""
+        return "{completed} of {total} lines done, {failed} failed".format(**self.request_counts)
+
     def count(self, counts: Counted) -> None:
         self.request_counts = {"total": counts.total, "completed": counts.done, "failed": counts.failed}
 

@@ -177,6 +177,7 @@ async def _load(server: Server, load: Load, stop: asyncio.Event) -> EngineClient
         return None
     client, side = loading.result()
     server.attach(client, side)
+    await server.read_stats()  # so that there are numbers to show, however long the first steps take
     return client
 
 

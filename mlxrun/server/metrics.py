@@ -79,7 +79,7 @@ class _State(Collector):
         ready.add_metric([], float(server.trouble() is None))
         yield ready
         yield from _cache(server.cache_counts())
-        yield from _engine(server.stats)
+        yield from _engine(server.stats, server.stats_age)
 
 
 def _cache(counts: Mapping[str, int]) -> Iterable[Metric]:
@@ -95,14 +95,20 @@ def _cache(counts: Mapping[str, int]) -> Iterable[Metric]:
     yield evicted
 
 
-def _engine(stats: Mapping[str, Any]) -> Iterable[Metric]:
+def _engine(stats: Mapping[str, Any], age: float | None) -> Iterable[Metric]:
+    read = GaugeMetricFamily("mlxrun_engine_age_seconds", "Since the engine's numbers were read.")
+    if age is not None:
+        read.add_metric([], age)
+    yield read
     for name, text in (("steps", "Steps of the engine."), ("errors", "Steps that failed.")):
         counter = CounterMetricFamily(f"mlxrun_engine_{name}", text)
-        counter.add_metric([], stats.get(name, 0))
+        counter.add_metric([], stats[name])
         yield counter
-    rows = {name: stats.get(name, 0) for name in ("running", "waiting")}
+    rows = {name: stats[name] for name in ("running", "waiting")}
     yield _labelled("mlxrun_engine_requests", "Rows that run, and requests that wait.", "state", rows)
-    memory = {k: v for k, v in stats.get("memory", {}).items() if v is not None}
+    behind = stats["background"]
+    yield _labelled("mlxrun_engine_background", "Of these, lines of batches.", "state", behind)
+    memory = {k: v for k, v in (stats["memory"] or {}).items() if v is not None}
     yield _labelled("mlxrun_memory_bytes", "Memory of the device as MLX counts it.", "kind", memory)
 
 

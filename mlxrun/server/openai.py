@@ -45,7 +45,8 @@ def _check_count(prepared: Prepared, most: int) -> None:
     """All answers of a request wait at once: more than the queue holds would be refused at every try."""
     count = len(prepared.requests)
     if count > most:
-        raise bad("n", f"{count} answers in one request are more than scheduler.max_queue ({most})")
+        name = "n" if prepared.n > 1 else "prompt"  # as many answers as prompts, where no `n` was sent
+        raise bad(name, f"{count} answers in one request are more than scheduler.max_queue ({most})")
 
 
 async def _stream(request: web.Request, server: Server, live: Live, prepared: Prepared) -> web.StreamResponse:

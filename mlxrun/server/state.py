@@ -23,7 +23,16 @@ if TYPE_CHECKING:
     from mlxrun.text.side import TextSide
 
 log = logging.getLogger(__name__)
-STATS_WAIT = 0.25  # seconds that /v1/status waits for the engine's numbers before it shows older ones
+STATS_WAIT = 2.0  # seconds that /v1/status waits for the engine's numbers: a step may take most of that
+UNREAD: Mapping[str, Any] = {  # before the first reading; every key is there always
+    "running": 0,
+    "waiting": 0,
+    "background": {"running": 0, "waiting": 0},
+    "steps": 0,
+    "errors": 0,
+    "memory": None,
+    "probe": None,
+}
 
 
 class Work:
@@ -58,11 +67,11 @@ class Server:
         clock: Callable[[], float] = time.monotonic,
         facts: Mapping[str, Any] | None = None,
     ) -> None:
-        """`facts`: versions and device, for /v1/status."""
+        """`facts`: versions and device, for /v1/status; known once the model is loaded."""
         self.config = config
         self.clock = clock
         self.started = clock()
-        self.facts = facts or {}
+        self.facts = facts or {"versions": None, "device": None}
         self.digest = config_hash(config)
         self.fingerprint = f"fp_{self.digest[:10]}"
         self.draining = False
@@ -71,7 +80,9 @@ class Server:
         self.live = LiveTable(self)
         self.work = Work()  # requests that need the engine, from before they are read
         self.jobs: BatchQueue | None = None  # where there are /v1/batches
-        self.stats: Mapping[str, Any] = {}  # the newest numbers of the engine
+        self.stats = UNREAD  # the newest numbers of the engine
+        self._read_at: float | None = None
+        self._reading: asyncio.Task[None] | None = None  # one for all who ask meanwhile
         self.surfaces: tuple[Surface, ...] = ()  # those that are on; set by make_app
         self.active: set[str] = set()  # ids of all requests that are being answered
         self._client: EngineClient | None = None
@@ -119,10 +130,23 @@ class Server:
         return self._client.cache_counts() if self._client is not None else {}
 
     async def read_stats(self) -> Mapping[str, Any]:
-        """The engine's numbers; older ones if it is in a long step, has died or is not there."""
+        """The engine's numbers; older ones if it is in a long step, has died or is not there. What it then
+        answers late is what the next one sees."""
         if self._client is not None and self._client.dead is None:
-            try:
-                self.stats = await asyncio.wait_for(self._client.stats(), STATS_WAIT)
-            except (TimeoutError, EngineDead) as error:
-                log.debug("no numbers from the engine: %r", error)
+            if self._reading is None or self._reading.done():
+                self._reading = asyncio.create_task(self._read(self._client))
+            await asyncio.wait((self._reading,), timeout=STATS_WAIT)
+            if self._reading.done():
+                self._reading.result()
         return self.stats
+
+    @property
+    def stats_age(self) -> float | None:
+        """Seconds since `stats` were read; None if they never were."""
+        return None if self._read_at is None else self.clock() - self._read_at
+
+    async def _read(self, client: EngineClient) -> None:
+        try:
+            self.stats, self._read_at = {**UNREAD, **await client.stats()}, self.clock()
+        except EngineDead as error:
+            log.debug("no numbers from the engine: %r", error)

@@ -37,13 +37,12 @@ from mlxrun.text.openai_fields import BODIES
 from mlxrun.text.prepared import Prepared
 from mlxrun.text.problems import bad, need, quote, suggest, unsupported
 from mlxrun.text.side import TextSide
-from mlxrun.text.template import variables
+from mlxrun.text.template import SWITCHES, variables
 
 Json = dict[str, Any]
 
 CHAT = "/v1/chat/completions"
 _OVERLOADED = 529
-_SWITCHES = ("enable_thinking", "thinking")  # what templates call the switch of thinking
 _EFFORTS = {"xhigh": "high", "max": "high"}  # templates know low, medium and high
 
 
@@ -198,7 +197,7 @@ def _thinking(given: Json, side: TextSide, trail: Trail) -> Json:
         made["thinking_budget"] = thinking["budget_tokens"]
         trail.paths["thinking_budget"] = "thinking.budget_tokens"
     known = _variables(side.host)
-    switch = next((name for name in _SWITCHES if name in known), None)
+    switch = next((name for name in SWITCHES if name in known), None)
     if switch is not None and of != "adaptive":
         trail.paths[f"chat_template_kwargs.{switch}"] = "thinking"
         made["chat_template_kwargs"] = {switch: of == "enabled"}

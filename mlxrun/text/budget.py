@@ -46,16 +46,18 @@ class Budget:
 
 
 def asked(given: Mapping[str, Any]) -> tuple[int, str] | None:
-    """The budget that a checked chat body asks for, and the field that does; Qwen's clients have it among the
-    template's variables."""
+    """The budget that a checked chat body asks for, and the field that does: ours, vLLM's, or that of Qwen's
+    clients, who have it among the template's variables. An error if two of them ask."""
+    found = [(given[name], name) for name in ("thinking_budget", "thinking_token_budget") if name in given]
     inner = given.get("chat_template_kwargs", {}).get("thinking_budget")
     if inner is not None:
         param = "chat_template_kwargs.thinking_budget"
         if need(inner, int, param) < 0:
             raise bad(param, "must not be negative")
-        return inner, param
-    outer = given.get("thinking_budget")
-    return None if outer is None else (outer, "thinking_budget")
+        found.append((inner, param))
+    if len(found) > 1:
+        raise bad(found[1][1], f"not together with {found[0][1]}: an answer has one budget")
+    return found[0] if found else None
 
 
 def budget_of(

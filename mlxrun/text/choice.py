@@ -71,6 +71,10 @@ class Choice:
         """All text so far, as the model wrote it."""
         return "".join(self._parts)
 
+    def parts(self, start: int) -> Sequence[str]:
+        """The pieces of `text` from the `start`th on: for who follows it as it grows."""
+        return self._parts[start:]
+
     @property
     def content(self) -> str:
         """The text without thought and calls."""

@@ -14,6 +14,7 @@ from mlxrun.text.formats import Formats
 from mlxrun.text.grammar import Compiled, Frame, Kind, compile_calls, compile_grammar
 from mlxrun.text.host import HostModel
 from mlxrun.text.problems import bad, known_keys, need, quote, unsupported
+from mlxrun.text.template import may_think
 
 FORMATS = ("text", "json_object", "json_schema")
 # vLLM's fields, in their newer and their older form, which servers of open models have taken over.
@@ -43,9 +44,10 @@ def form_of(
     prompt: str,
     host: HostModel,
     formats: Formats,
+    arguments: Mapping[str, Any],
 ) -> Compiled | None:
     """The grammar of a checked body, None if anything may be said. `tools`: those that may be called;
-    `prompt`: rendered, as it tells whether the answer thinks first."""
+    `prompt`: rendered, with the variables `arguments`, as both tell whether the answer may think first."""
     wanted, forced = wanted_of(given), forced_of(given, tools)
     if forced:
         if wanted is not None:
@@ -60,7 +62,9 @@ def form_of(
     if given.get("ignore_eos") and not given.get("stop_token_ids"):
         raise bad("ignore_eos", "an answer that is held to a form has to end; give stop_token_ids")
     thought = formats.thought(prompt)
-    return found if thought is None else found.after(_thought(thought, host))
+    if thought is None or (thought[0] and not may_think(host, arguments)):
+        return found
+    return found.after(_thought(thought, host))
 
 
 def wanted_of(given: Mapping[str, Any]) -> Wanted | None:

@@ -67,5 +67,9 @@ class HostModel(Protocol):
     def names(self) -> tuple[str, ...]:
         """Names that requests may give besides `name`; empty: any."""
 
+    @property
+    def aliases(self) -> tuple[str, ...]:
+        """Names that are taken too, but not shown in lists."""
+
     def process(self, text: str, images: Sequence[Image]) -> Processed:
         """Tokens and pixels of a rendered prompt with one placeholder an image, at least one. Thread-safe."""

@@ -81,7 +81,7 @@ async def prepare(
         raise bad("n", f"{len(prompts)} prompts with {n} choices are more than {MAX_CHOICES} answers")
     tools = tuple(_tools(given) or ()) if of == "chat" else ()
     formats = side.formats if of == "chat" else PLAIN
-    grammar = await asyncio.to_thread(_grammar, given, tools, prompts[0].text, host, formats)
+    grammar = await asyncio.to_thread(_grammar, given, tools, prompts[0].text, side, formats)
     lengths = [answer_length(given, len(p.ids), host, config, default_max_tokens) for p in prompts]
     per_prompt = [dataclasses.replace(params, max_tokens=length) for length in lengths]
     return Prepared(
@@ -105,7 +105,7 @@ async def prepare(
 def check_model(name: str | None, host: HostModel) -> None:
     """Refuses a name that is not served. A config without names serves any: clients have theirs built in."""
     names = tuple(dict.fromkeys((host.name, *host.names)))
-    if name is not None and host.names and name not in names:
+    if name is not None and host.names and name not in (*names, *host.aliases):
         text = f"model: {quote(name)} is not served here, but {', '.join(names)}"
         raise NotFound(text, param="model", code="model_not_found")
 
@@ -131,15 +131,17 @@ def _grammar(
     given: Mapping[str, Any],
     tools: Sequence[Mapping[str, Any]],
     prompt: str,
-    host: HostModel,
+    side: TextSide,
     formats: Formats,
 ) -> Grammar | None:
     """What the answer is held to: its form, and the length of its thought."""
-    form, budget = form_of(given, tools, prompt, host, formats), asked(given)
+    budget = asked(given)
+    arguments = {**side.config.model.chat_template_args, **given.get("chat_template_kwargs", {})}
+    form = form_of(given, tools, prompt, side.host, formats, arguments)
     if budget is None:
         return form
     most, param = budget
-    return budget_of(most, formats.thinking, prompt, host, form, param=param)
+    return budget_of(most, formats.thinking, prompt, side.host, form, param=param)
 
 
 def _requests(

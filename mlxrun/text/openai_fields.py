@@ -66,6 +66,7 @@ HONOURED: dict[Kind, dict[str, Schema]] = {
         "top_logprobs": _TOP,
         "reasoning_effort": _STRING,
         "thinking_budget": {"type": "integer", "minimum": 0},
+        "thinking_token_budget": {"type": "integer", "minimum": 0},  # the same, as vLLM calls it
         "chat_template_kwargs": _OBJECT,
         "parallel_tool_calls": _BOOL,
         "response_format": {"type": "object", "required": ["type"]},
@@ -79,6 +80,7 @@ HARMLESS: dict[Kind, dict[str, tuple[Schema, str]]] = {
         "metadata": (_OBJECT, "labels for a dashboard"),
         "safety_identifier": (_STRING, "names the end user"),
         "prompt_cache_key": (_STRING, "a hint; prefixes are found by their tokens"),
+        "promptCacheKey": (_STRING, "the same, as some clients spell it"),
         "store": ({"const": False}, "nothing is stored"),
         "service_tier": ({"enum": ["auto", "default"]}, "there is one tier"),
         "modalities": ({"const": ["text"]}, "answers are text"),

@@ -56,6 +56,13 @@ def need(value: Any, wanted: type, param: str) -> Any:
     return value
 
 
+def field_of(value: dict[str, Any], key: str, wanted: type, param: str) -> Any:
+    """The field of an object that has to have it, of the wanted JSON type; null is not given."""
+    if value.get(key) is None:
+        raise bad(f"{param}.{key}", "missing", code="missing_field")
+    return need(value[key], wanted, f"{param}.{key}")
+
+
 def known_keys(value: dict[str, Any], allowed: Iterable[str], param: str) -> None:
     """Refuses the first key that is not allowed, by name."""
     allowed = tuple(allowed)

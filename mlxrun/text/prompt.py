@@ -76,6 +76,10 @@ def chat_prompt(
         return Prompt(text, tokens.ids, boundaries=found)
     try:
         done = host.process(text, images)
+    except MediaError as exc:
+        if exc.param is not None:
+            raise
+        raise MediaError(f"messages: {exc}", param="messages") from exc
     except MlxrunError:
         raise
     except Exception as exc:  # a border: the model's own processor, and images it was never tried with

@@ -18,7 +18,7 @@ from mlxrun.text.problems import bad, need, quote, unsupported
 from mlxrun.text.responses_fields import BODY, ENCRYPTED, LOGPROBS, SAME
 from mlxrun.text.responses_input import Item, Placed, read_input
 from mlxrun.text.responses_tools import Tools, read_tools, visible, warn_once
-from mlxrun.text.template import variables
+from mlxrun.text.template import SWITCHES, variables
 
 _DEEPEST = 100  # of nested JSON: well below what encoders, templates and schemas take
 _INNER = re.compile(r"(?<=\.image_url)\.url$|^\.function(?=\.|$)")  # levels that only the chat form has
@@ -29,8 +29,7 @@ _RENAMED = {
     "response_format": "text.format",
     "response_format.json_schema": "text.format",
     "logprobs": "include",
-    "chat_template_kwargs.enable_thinking": "reasoning.effort",
-}
+} | {f"chat_template_kwargs.{switch}": "reasoning.effort" for switch in SWITCHES}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +75,8 @@ def read(body: Any, host: HostModel, memory: Memory, token: str) -> Asked:
     if "stream_options" in given and not given.get("stream"):
         raise bad("stream_options", 'needs "stream": true')
     tools = read_tools(given)
+    if not any(name in given for name in ("input", "instructions", "previous_response_id")):
+        raise bad("input", "missing", code="missing_field")
     history = _history(given, memory)
     placed = read_input(given.get("input", []), token, memory.item)
     before = [Placed(item, "previous_response_id") for item in history]
@@ -143,8 +144,9 @@ def _effort(given: Mapping[str, Any], chat: dict[str, Any], host: HostModel) -> 
         return None
     known = variables(host.chat_template or "")
     arguments = chat.get("chat_template_kwargs", {})
-    if "enable_thinking" in known and (effort == "none" or "reasoning_effort" not in known):
-        chat["chat_template_kwargs"] = {"enable_thinking": effort != "none", **arguments}
+    switch = next((name for name in SWITCHES if name in known), None)
+    if switch is not None and (effort == "none" or "reasoning_effort" not in known):
+        chat["chat_template_kwargs"] = {switch: effort != "none", **arguments}
     elif "reasoning_effort" in known and "reasoning_effort" not in arguments:
         chat["reasoning_effort"] = effort
     else:

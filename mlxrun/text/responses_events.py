@@ -55,7 +55,9 @@ class Assembly:
         self._number = 0  # of the next event
         self._seen = 0  # tokens with logprobs that were taken from the choice
         self._pending: list[LoggedToken] = []  # of these, no piece has come of yet
+        self._parts = 0  # pieces of what the model wrote that were taken from the choice
         self._read = 0  # where the last piece ended in all that the model wrote
+        self._rest = ""  # what it wrote behind that
 
     def start(self) -> list[Json]:
         """The events before the first piece; none if they were given."""
@@ -212,16 +214,20 @@ class Assembly:
 
     def _logprobs(self, text: str, last: bool) -> list[Json]:
         """Of the tokens of a piece of text. They are found by where it is in what the model wrote since the
-        piece before: at the end if it is the last piece so far, as only markers stand before it."""
+        piece before: at the end if it is the last piece so far, as only markers stand before it. Only that
+        much is looked at: the whole answer for every piece would be quadratic."""
         assert self.choice is not None
         logged = self.choice.logged(self._seen)
         self._seen += len(logged)
         self._pending += logged
-        written = self.choice.text
-        start = written.rfind(text, self._read) if last else written.find(text, self._read)
-        if start < 0:
+        parts = self.choice.parts(self._parts)
+        self._parts += len(parts)
+        self._rest += "".join(parts)
+        at = self._rest.rfind(text) if last else self._rest.find(text)
+        if at < 0:
             return []
-        end = self._read = start + len(text)
+        start, end = self._read + at, self._read + at + len(text)
+        self._read, self._rest = end, self._rest[at + len(text) :]
         mine = [token for token in self._pending if start <= token.offset < end]
         self._pending = [token for token in self._pending if token.offset >= end]
         return logprobs(mine)

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mlxrun.text.problems import bad, known_keys, need, quote, suggest, unsupported
+from mlxrun.text.problems import bad, field_of, known_keys, need, quote, suggest, unsupported
 from mlxrun.text.responses_fields import ABSENT_TOOLS, REFUSED_TOOLS
 
 logger = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ def read_tools(given: Mapping[str, Any]) -> Tools:
 
 def _read(tool: Any, param: str, namespace: str | None, tools: Tools) -> None:
     need(tool, dict, param)
-    kind = need(tool.get("type"), str, f"{param}.type")
+    kind = field_of(tool, "type", str, param)
     if kind in ABSENT_TOOLS and namespace is None:
         warn_once(f"/v1/responses: there is no {kind} tool here; the model is not told of it")
         return
@@ -94,7 +94,7 @@ def _read(tool: Any, param: str, namespace: str | None, tools: Tools) -> None:
     for key in _LATER:
         if tool.get(key) and tool[key] != ["direct"]:
             raise unsupported(f"{param}.{key}", "leave it out")
-    name = need(tool.get("name"), str, f"{param}.name")
+    name = field_of(tool, "name", str, param)
     if not name:
         raise bad(f"{param}.name", "is empty")
     need(tool.get("description", ""), str, f"{param}.description")

@@ -129,7 +129,7 @@ def choose_seed(body: Mapping[str, Any], config: Config, default: int | None) ->
     for seed in (body.get("seed"), config.sampling.seed, default):
         if seed is not None:
             return int(seed) & _MASK
-    return secrets.randbits(63)  # 63: stays positive for readers that know signed integers only
+    return secrets.randbits(53)  # 53: readers that know doubles only, such as JavaScript, give it back whole
 
 
 def choice_seed(seed: int, index: int) -> int:

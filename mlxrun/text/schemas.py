@@ -15,7 +15,7 @@ from typing import Any
 
 from jsonschema import Draft202012Validator, ValidationError
 
-from mlxrun.text.problems import UNKNOWN, bad, kind, need, quote, shorten, suggest, unsupported
+from mlxrun.text.problems import UNKNOWN, bad, field_of, kind, need, quote, shorten, suggest, unsupported
 
 Schema = dict[str, Any]
 
@@ -130,10 +130,10 @@ def check_tools(tools: Any) -> list[dict[str, Any]]:
     for i, tool in enumerate(tools):
         where = f"tools[{i}]"
         need(tool, dict, where)
-        if tool.get("type") != "function":
+        if field_of(tool, "type", str, where) != "function":
             raise unsupported(f"{where}.type", "only 'function' tools are taken")
-        function = need(tool.get("function"), dict, f"{where}.function")
-        if not need(function.get("name"), str, f"{where}.function.name"):
+        function = field_of(tool, "function", dict, where)
+        if not field_of(function, "name", str, f"{where}.function"):
             raise bad(f"{where}.function.name", "is empty")
         for key, wanted in (("description", str), ("parameters", dict), ("strict", bool)):
             if function.get(key) is not None:

@@ -25,6 +25,7 @@ from mlxrun.text.problems import bad, shorten, suggest, unsupported
 
 logger = logging.getLogger(__name__)
 
+SWITCHES = ("enable_thinking", "thinking")  # what templates call the switch of thinking
 _HELPERS = frozenset(("messages", "raise_exception", "strftime_now"))
 _MEDIA_NAME = re.compile(r"image|img|vision|video|audio|boi|eoi", re.IGNORECASE)
 
@@ -39,10 +40,22 @@ class _Generation(Extension):
         return list(parser.parse_statements(("name:endgeneration",), drop_needle=True))
 
 
+_EXTENSIONS = ("jinja2.ext.loopcontrols", _Generation)
+
+
+def broken_at(template: str) -> tuple[int, str] | None:
+    """The line of a template that jinja does not understand, and the reason; None: there is none."""
+    try:
+        Environment(extensions=_EXTENSIONS).compile(template)
+    except TemplateSyntaxError as exc:
+        return exc.lineno, exc.message or "syntax error"
+    return None
+
+
 @functools.lru_cache(maxsize=16)
 def variables(template: str) -> frozenset[str]:
     """Names that the template reads and does not define."""
-    environment = Environment(extensions=["jinja2.ext.loopcontrols", _Generation])
+    environment = Environment(extensions=_EXTENSIONS)
     try:
         return frozenset(meta.find_undeclared_variables(environment.parse(template)))
     except TemplateSyntaxError as exc:
@@ -107,6 +120,35 @@ def render(
         reason = shorten(str(exc), 300) or type(exc).__name__
         raise RequestError(f"messages: the chat template refuses them: {reason}", param="messages") from exc
     return str(text)
+
+
+def may_think(host: HostModel, arguments: Mapping[str, Any]) -> bool:
+    """Whether an answer may begin a thought by itself: as the template's switch stands, else as the template
+    does without being asked. A template without a switch leaves it to the model."""
+    if host.chat_template is None:
+        return True
+    switches = [name for name in SWITCHES if name in variables(host.chat_template)]
+    asked = next((arguments[name] for name in switches if arguments.get(name) is not None), None)
+    if asked is not None or not switches:
+        return asked is None or bool(asked)
+    return _thinks_unasked(host.tokenizer, host.chat_template, switches[0])
+
+
+@functools.lru_cache(maxsize=16)
+def _thinks_unasked(tokenizer: Any, template: str, switch: str) -> bool:
+    """Whether a prompt without the switch is another than one with it off; yes if none can be rendered."""
+    message = [{"role": "user", "content": "x"}]
+    try:
+        unasked, off = (
+            tokenizer.apply_chat_template(
+                message, chat_template=template, add_generation_prompt=True, tokenize=False, **arguments
+            )
+            for arguments in ({}, {switch: False})
+        )
+    except Exception:  # a border: foreign code
+        logger.debug("chat template probe failed", exc_info=True)
+        return True
+    return bool(unasked != off)
 
 
 @dataclass(frozen=True, slots=True)
