@@ -166,10 +166,6 @@ def test_a_body_is_an_object(given: Any) -> None:
     assert "expected an object" in str(refused(given))
 
 
-def test_a_tool_template_is_needed_for_tools() -> None:
-    assert refused(body(tools=[ADD])).param == "tools"
-
-
 @pytest.mark.parametrize(
     ("source", "param"),
     [

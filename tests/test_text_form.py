@@ -310,3 +310,22 @@ def test_a_budget_needs_a_known_format() -> None:
     with pytest.raises(RequestError) as caught:
         asyncio.run(prepare(CHAT, body, plain))
     assert caught.value.param == "thinking_budget"
+
+
+async def test_tools_without_a_template_for_them() -> None:
+    """Issue 5.4: told of in words; a forced call comes as JSON, and the history is written out."""
+    host = dataclasses.replace(
+        load_host(Config().model),
+        chat_template="{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
+        "{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
+    )
+    config = Config()
+    plain = TextSide(host, config, MediaLoader(config.media, None), ModelFormats.of(host, config.parsers))
+    body = {"messages": [{"role": "user", "content": "Hi"}], "tools": [tool("f")], "tool_choice": "required"}
+    prepared = await prepare(CHAT, {**body, "max_tokens": 60}, plain)
+    assert "You can call functions." in prepared.prompts[0] and '"name": "f"' in prepared.prompts[0]
+    assert allows(prepared.requests[0].grammar, '{"name": "f", "arguments": {"age": 5}}') is None
+    parser = prepared.parser(0)
+    pieces = [*parser.feed('{"name": "f", "arguments": {"age": 5}}'), *parser.finish()]
+    assert [piece.kind for piece in pieces] == ["call"] and pieces[0].name == "f"

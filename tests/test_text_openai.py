@@ -307,7 +307,6 @@ def test_bad_fields_are_named(url: str, field: str, value: Any, param: str, word
             {"tools": [{"type": "function", "function": {"name": "f", "parameters": []}}]},
             "tools[0].function.parameters",
         ),
-        ({"tools": [TOOL]}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "function"}}, "tool_choice.function"),
         ({"tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice.function.name"),

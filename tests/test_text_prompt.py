@@ -23,6 +23,7 @@ from mlxrun.errors import MediaError, RequestError
 from mlxrun.text.messages import normalise
 from mlxrun.text.prompt import chat_prompt, check_text, raw_prompt
 from mlxrun.text.template import check_arguments, places, render, variables
+from mlxrun.text.told import told
 
 HI = [{"role": "user", "content": "hi"}]
 SYSTEM = {"role": "system", "content": "be brief"}
@@ -102,27 +103,46 @@ def test_variables_of_a_template() -> None:
 def test_template_variables_are_honoured_or_refused(caplog: pytest.LogCaptureFixture) -> None:
     """A50: from a request an unknown one is an error; from the config it is said once and left out."""
     host = FakeHost(chat_template=THINKING)
-    check_arguments(host, {"enable_thinking": "here"}, (), False)
+    check_arguments(host, {"enable_thinking": "here"}, ())
     assert rendered(host, HI, enable_thinking=False).endswith("<think>\n\n</think>\n\n")
     assert rendered(host, HI).endswith("assistant\n")
     with pytest.raises(RequestError, match=r"kw.enable_thinkin: .*did you mean 'enable_thinking'") as caught:
-        check_arguments(host, {"enable_thinkin": "kw.enable_thinkin"}, (), False)
+        check_arguments(host, {"enable_thinkin": "kw.enable_thinkin"}, ())
     assert caught.value.param == "kw.enable_thinkin"
     for name in ("tokenize", "messages", "chat_template", "raise_exception"):
         with pytest.raises(RequestError, match="set by mlxrun"):
-            check_arguments(host, {name: "kw"}, (), False)
+            check_arguments(host, {name: "kw"}, ())
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
-            check_arguments(host, {}, ["nonsense", "enable_thinking"], False)
+            check_arguments(host, {}, ["nonsense", "enable_thinking"])
     assert [record.getMessage() for record in caplog.records if "nonsense" in record.getMessage()] == [
         "model.chat_template_args: the chat template does not use nonsense"
     ]
 
 
-def test_tools_need_a_template_that_uses_them() -> None:
-    check_arguments(FakeHost(chat_template=TOOLS), {}, (), True)
-    with pytest.raises(RequestError, match="does not use tools"):
-        check_arguments(FakeHost(chat_template=CHATML), {}, (), True)
+def test_tools_are_told_where_the_template_knows_none() -> None:
+    """A59: a documented fallback. The system prompt has the functions; calls and results are written out."""
+    call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+    turns = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "1 + 1?"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "2", "tool_call_id": "c1"},
+        {"role": "user", "content": "Sure?"},
+    ]
+    tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+    system, first, made, rest = told(turns, [tool])
+    assert system["content"].startswith("Be brief.\n\nYou can call functions.")
+    assert system["content"].endswith('{"name": "add", "parameters": {"type": "object"}}')
+    assert first == turns[1] and made == {
+        "role": "assistant",
+        "content": '{"name": "add", "arguments": {"a": 1}}',
+    }
+    assert rest == {"role": "user", "content": "Result of add: 2\n\nSure?"}
+    assert told(turns[:2], []) == turns[:2]
+    both = {**turns[2], "content": "Well.", "tool_calls": [call, call]}
+    assert told([both], [])[0]["content"].startswith('Well.\n[{"name": "add"')
+    assert told(turns[1:2], [tool])[0]["role"] == "system"
 
 
 def test_text_prompts_never_see_the_image_processor() -> None:

@@ -55,7 +55,7 @@ def normalise(messages: Any, param: str = "messages") -> Chat:
         raise bad(param, f"expected an array with at least one message, got {found}", code="invalid_type")
     images: list[ImageRef] = []
     turns = [_message(message, f"{param}[{i}]", images) for i, message in enumerate(messages)]
-    return Chat(_merge(_hoist(turns)), tuple(images))
+    return Chat(merge(_hoist(turns)), tuple(images))
 
 
 def _hoist(turns: list[Message]) -> list[Message]:
@@ -64,7 +64,8 @@ def _hoist(turns: list[Message]) -> list[Message]:
     return [{"role": "system", "content": system}, *rest] if len(rest) < len(turns) else rest
 
 
-def _merge(turns: list[Message]) -> list[Message]:
+def merge(turns: list[Message]) -> list[Message]:
+    """Neighbours of one role as one, where they are plain text."""
     merged: list[Message] = []
     for _, group in groupby(turns, key=lambda turn: turn["role"] if _plain(turn) else id(turn)):
         same = list(group)

@@ -41,6 +41,7 @@ from mlxrun.text.schemas import check_tools
 from mlxrun.text.side import TextSide
 from mlxrun.text.template import check_arguments, need_template, places
 from mlxrun.text.template import variables as template_variables
+from mlxrun.text.told import told
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -189,13 +190,15 @@ def _guards(host: HostModel, stop_ids: Iterable[int]) -> tuple[str, ...]:
 async def chat_prompt_of(given: Mapping[str, Any], side: TextSide) -> Prompt:
     """The prompt of a checked chat body, as the engine gets it: images loaded, tokens in place."""
     tools = _tools(given)
-    messages, refs, arguments = await asyncio.to_thread(_read_chat, given, tools, side.host, side.config)
+    messages, refs, arguments = await asyncio.to_thread(_read_chat, given, side.host, side.config)
+    if "tools" not in template_variables(need_template(side.host)):
+        messages, tools = told(messages, tools or ()), None
     images = await _load(refs, side.host, side.config, side.loader)
     return await asyncio.to_thread(chat_prompt, side.host, messages, images, tools, arguments)
 
 
 def _read_chat(
-    given: Mapping[str, Any], tools: list[Message] | None, host: HostModel, config: Config
+    given: Mapping[str, Any], host: HostModel, config: Config
 ) -> tuple[list[Message], tuple[ImageRef, ...], dict[str, Any]]:
     """Messages, images and template variables, checked."""
     chat = normalise(given["messages"])
@@ -206,7 +209,7 @@ def _read_chat(
     if "reasoning_effort" in given:
         variables = {**variables, "reasoning_effort": given["reasoning_effort"]}
         fields["reasoning_effort"] = "reasoning_effort"
-    check_arguments(host, fields, config.model.chat_template_args, bool(tools))
+    check_arguments(host, fields, config.model.chat_template_args)
     marks = places(host)
     for name in ("messages", "tools", "chat_template_kwargs", "reasoning_effort"):
         check_text(given.get(name), name, marks)

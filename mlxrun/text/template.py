@@ -72,9 +72,7 @@ def need_template(host: HostModel) -> str:
     return host.chat_template
 
 
-def check_arguments(
-    host: HostModel, asked: Mapping[str, str], configured: Iterable[str], tools: bool
-) -> None:
+def check_arguments(host: HostModel, asked: Mapping[str, str], configured: Iterable[str]) -> None:
     """Refuses what the template would silently ignore; for the config's own arguments it only says so, once.
 
     `asked` maps each variable that a request sets to the field that sets it.
@@ -87,8 +85,6 @@ def check_arguments(
             raise bad(where, "is set by mlxrun and cannot be given")
         if name not in known:
             raise unsupported(where, f"the model's chat template has no such variable{suggest(name, known)}")
-    if tools and "tools" not in known:
-        raise unsupported("tools", f"the chat template of the model {host.name!r} does not use tools")
     _warn_unused(template, tuple(sorted(set(configured) - known)))
 
 
