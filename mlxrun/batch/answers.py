@@ -88,15 +88,21 @@ class Answers:
     def remove(self) -> None:
         """The job is complete."""
         self._file.close()
-        self._trying(lambda: self._file.path.unlink(missing_ok=True))
+        self._trying(self._unlink)
 
-    def _append(self) -> None:
+    def _unlink(self) -> bool:
+        self._file.path.unlink(missing_ok=True)
+        return True
+
+    def _append(self) -> bool:
         news = [(key, half, half.news(key, choice)) for key, choice, half in self._all()]
-        if any(data for _, _, data in news):
-            self._file.append(b"".join(data for _, _, data in news))
-            self._count(news)
+        if not any(data for _, _, data in news):
+            return False
+        self._file.append(b"".join(data for _, _, data in news))
+        self._count(news)
+        return True
 
-    def _compact(self) -> None:
+    def _compact(self) -> bool:
         """Write anew what is in flight; all else in the file is garbage."""
         whole = [(key, half, half.whole().news(key, choice)) for key, choice, half in self._all()]
         self._file.close()
@@ -104,6 +110,7 @@ class Answers:
         self._bytes.clear()
         self._size = 0
         self._count(whole)
+        return True
 
     def _all(self) -> Iterator[tuple[str, int, Half]]:
         return (
@@ -116,11 +123,10 @@ class Answers:
             self._bytes[key] = self._bytes.get(key, 0) + len(data)
             self._size += len(data)
 
-    def _trying(self, work: Callable[[], None]) -> None:
-        """What fails is tried again at the next `write`, and said once."""
+    def _trying(self, work: Callable[[], bool]) -> None:
+        """What fails is tried again at the next `write`, and said once until `work` has written again."""
         try:
-            work()
-            self._failed = False
+            self._failed = not work() and self._failed
         except (JobError, OSError) as error:
             if not self._failed:
                 log.warning("%s: cannot be written (%s); half answers are not kept", self._file.path, error)
