@@ -143,6 +143,9 @@ def test_tools_are_told_where_the_template_knows_none() -> None:
     both = {**turns[2], "content": "Well.", "tool_calls": [call, call]}
     assert told([both], [])[0]["content"].startswith('Well.\n[{"name": "add"')
     assert told(turns[1:2], [tool])[0]["role"] == "system"
+    assert told(turns, [tool], ('{"name": "NAME", "arguments": ', "}")) == told(turns, [tool])
+    tagged, *same = told(turns, [tool], ("<call>NAME:", "</call>"), native=True)
+    assert "<call>NAME:{...}</call>" in tagged["content"] and same == turns[1:]
 
 
 def test_text_prompts_never_see_the_image_processor() -> None:

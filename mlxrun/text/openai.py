@@ -191,8 +191,11 @@ async def chat_prompt_of(given: Mapping[str, Any], side: TextSide) -> Prompt:
     """The prompt of a checked chat body, as the engine gets it: images loaded, tokens in place."""
     tools = _tools(given)
     messages, refs, arguments = await asyncio.to_thread(_read_chat, given, side.host, side.config)
-    if "tools" not in template_variables(need_template(side.host)):
-        messages, tools = told(messages, tools or ()), None
+    template = need_template(side.host)
+    if "tools" not in template_variables(template):
+        native, frame = "tool_calls" in template, side.formats.frame("NAME")
+        messages = await asyncio.to_thread(told, messages, tools or (), frame, native=native)
+        tools = None
     images = await _load(refs, side.host, side.config, side.loader)
     return await asyncio.to_thread(chat_prompt, side.host, messages, images, tools, arguments)
 
