@@ -21,7 +21,6 @@ from mlxrun.errors import MediaError, ModelLoadError
 from mlxrun.model.files import digests, model_folder, read_json
 
 DEFAULT_CONTEXT = 32_768
-_CONTEXT_KEYS = ("max_position_embeddings", "max_seq_len", "max_sequence_length", "n_positions", "seq_length")
 _DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 

@@ -66,8 +66,9 @@ class ModelFormats:
     def opener(self) -> str:
         """What every call begins with, and nothing else does; empty if the format has no such marker."""
         family, frame = self.chosen.tools, self.frame("f")
-        openers = family.openers if family is not None and frame is not None else ()
-        return next((opener for opener in openers if frame is not None and frame[0].startswith(opener)), "")
+        if family is None or frame is None:
+            return ""
+        return next((opener for opener in family.openers if frame[0].startswith(opener)), "")
 
     @property
     def between(self) -> str | None:
