@@ -14,6 +14,7 @@ from server_fakes import MINI, FakeEngine, Serving, hello, says, server_config, 
 from mlxrun.errors import EngineDead
 from mlxrun.scheduler.request import HitKind, Request, TokenEvent
 from mlxrun.server import admin
+from mlxrun.text.formats import PlainFormats, PlainParser
 
 ONLY = [MINI, admin.SURFACE]
 
@@ -223,17 +224,13 @@ class Ping:
 async def test_tokens_without_pieces_keep_the_stream_alive_until_it_times_out() -> None:
     """B15: a parser that swallows text is no silent hang: progress, then an error."""
 
-    class Swallow:
-        markers: frozenset[str] = frozenset()
-
-        def parser(self, *_: Any) -> Any:
-            return self
-
+    class Swallow(PlainParser):
         def feed(self, text: str) -> list[Any]:
             return []
 
-        def finish(self) -> list[Any]:
-            return []
+    class Swallowing(PlainFormats):
+        def parser(self, *_: Any) -> Any:
+            return Swallow()
 
     tick = asyncio.Event()
 
@@ -243,7 +240,7 @@ async def test_tokens_without_pieces_keep_the_stream_alive_until_it_times_out() 
             yield lambda: asyncio.sleep(0.01)
 
     config = server_config(keepalive=0.1, request_timeout=0.6)
-    async with serving(config, surfaces=ONLY, script=script, formats=Swallow()) as s:
+    async with serving(config, surfaces=ONLY, script=script, formats=Swallowing()) as s:
         reply = await s.post("/mini", hello(stream=True))
         comments = [line for line in reply.body.decode().split("\n") if line.startswith(": decode ")]
         assert len(comments) >= 2
