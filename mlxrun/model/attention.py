@@ -1,9 +1,10 @@
 """The one attention seam: how a model's own layers attend over ragged rows in one forward.
 
 Models call their module's `scaled_dot_product_attention(queries, keys, values, ...)`. `install` routes that
-call, once for each model module, to the keys if they are RaggedKeys, and to the library's function
-otherwise. The stand-ins below are what a model sees as its cache, keys, values and mask while it decodes;
-a model that looks inside them fails in the parity probe and is decoded another way (model/decode.py).
+call, once for each model module, to the keys if they are RaggedKeys, to model/cpu.py for the engine's own
+forwards on a CPU, and to the library's function otherwise. The stand-ins below are what a model sees as its
+cache, keys, values and mask while it decodes; a model that looks inside them fails in the parity probe and is
+decoded another way (model/methods.py).
 """
 
 from __future__ import annotations
@@ -19,10 +20,12 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from mlxrun.errors import ModelLoadError
+from mlxrun.model import cpu
 from mlxrun.model.group import RowGroup
 
 SEAM = "scaled_dot_product_attention"
 _KNOWN = ("queries", "keys", "values", "cache", "scale", "mask")  # the rest (sinks) goes to the kernel
+_BASES = ("mlx_lm.models.base", "mlx_vlm.models.base")
 
 
 class NotRaggedError(TypeError):
@@ -67,9 +70,7 @@ class RaggedKeys:
         for group, (keys, values) in zip(self._groups, self._pairs, strict=True):
             part = queries if len(group.ids) == queries.shape[0] else queries[row : row + len(group.ids)]
             allowed = group.mask(keys.shape[2], window)
-            outputs.append(
-                mx.fast.scaled_dot_product_attention(part, keys, values, scale=scale, mask=allowed, **kwargs)
-            )
+            outputs.append(_attention(part, keys, values, scale, allowed, **kwargs))
             row += len(group.ids)
         if row < queries.shape[0]:  # dummy rows of a fixed decode width
             shape = (queries.shape[0] - row, *outputs[0].shape[1:])
@@ -202,10 +203,11 @@ def _modules(model: nn.Module) -> Iterator[ModuleType]:
                 yield module
 
 
-class _Pieces:
-    """Which attention calls launch what has been built so far; the engine thread's alone."""
+class _Forward:
+    """How attention over plain arrays is computed now; the engine thread's alone."""
 
     def __init__(self) -> None:
+        self.own = False
         self.every = 0
         self.seen = 0
 
@@ -215,31 +217,47 @@ class _Pieces:
             mx.async_eval(out)
 
 
-_pieces = _Pieces()
+_forward = _Forward()
 
 
 @contextmanager
-def launched_in_pieces(every: int) -> Iterator[None]:
-    """What a model builds in this block is launched at each `every`th attention over plain arrays (0: at
-    none), so that a device computes the first layers of a prompt while Python builds the later ones."""
-    _pieces.every, _pieces.seen = every, 0
+def engine_forward(launched: int = 0) -> Iterator[None]:
+    """What a model computes in this block is the engine's: it attends as model/cpu.py does on a CPU.
+
+    What it builds is launched at each `launched`th attention over plain arrays (0: at none), so that a device
+    computes the first layers of a prompt while Python builds the later ones.
+    """
+    _forward.own, _forward.every, _forward.seen = True, launched, 0
     try:
         yield
     finally:
-        _pieces.every = 0
+        _forward.own, _forward.every = False, 0
+
+
+def _attention(
+    queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: Any, **kwargs: Any
+) -> mx.array:
+    """The engine's own: on a CPU ours, where it knows all that is given, else the library's kernel."""
+    if not kwargs and mx.default_device() == mx.cpu and queries.dtype in cpu.FLOATS:
+        return cpu.attention(queries, keys, values, scale, mask)
+    return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask, **kwargs)
 
 
 def _routed(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
     names = tuple(inspect.signature(original).parameters)
+    known = original.__module__ in _BASES  # a model's own function may do more than the kernel does
 
     def attend(queries: mx.array, keys: Any, *args: Any, **kwargs: Any) -> mx.array:
-        if not isinstance(keys, RaggedKeys):
-            out = original(queries, keys, *args, **kwargs)
-            _pieces.after(out)
-            return out
+        ragged = isinstance(keys, RaggedKeys)
+        if not ragged and not (known and _forward.own and isinstance(keys, mx.array)):
+            return original(queries, keys, *args, **kwargs)
         given = dict(zip(names[2:], args, strict=False)) | kwargs
         extra = {name: value for name, value in given.items() if name not in _KNOWN and value is not None}
-        return keys.attend(queries, given["scale"], given.get("mask"), **extra)
+        if ragged:
+            return keys.attend(queries, given["scale"], given.get("mask"), **extra)
+        out = _attention(queries, keys, given["values"], given["scale"], given.get("mask"), **extra)
+        _forward.after(out)
+        return out
 
     attend.routes_ragged_keys = True  # type: ignore[attr-defined]
     return attend

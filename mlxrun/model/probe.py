@@ -18,6 +18,7 @@ import numpy as np
 from mlxrun.config.settings import Config
 from mlxrun.model import leaves
 from mlxrun.model.adapter import PLAIN, Adapter
+from mlxrun.model.attention import engine_forward
 from mlxrun.model.device import on_cuda, on_gpu
 from mlxrun.model.methods import Batch, Decode, Methods, can_batch, make_batch, paddable
 from mlxrun.model.prefill import Sharing
@@ -115,7 +116,8 @@ class _Reference:
     def check(self, name: str, way: Way) -> Check:
         """Run a way and compare what it gives; anything that it raises is a failed check."""
         try:
-            got = way()
+            with engine_forward():
+                got = way()
         except Exception as error:  # the border: a library may fail in any manner on what it never saw
             log.debug("parity probe: %s raised", name, exc_info=True)
             return Check(name, False, error=f"{type(error).__name__}: {error}")

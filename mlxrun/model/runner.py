@@ -18,7 +18,7 @@ import mlx.core as mx
 
 from mlxrun.model import leaves
 from mlxrun.model.adapter import PLAIN, Adapter
-from mlxrun.model.attention import launched_in_pieces
+from mlxrun.model.attention import engine_forward
 from mlxrun.model.copies import Copies, Due
 from mlxrun.model.draws import Drawn, Forward, Launched, RowState, collect, guarded, sample
 from mlxrun.model.group import STEP
@@ -188,7 +188,8 @@ class ModelRunner:
         """Fill the row's empty cache with its first tokens at once."""
         for start in range(0, length, AT_ONCE):
             stop = min(start + AT_ONCE, length)
-            self._adapter.prefill(mx.array([row.tokens[start:stop]]), row.cache, start, row.inputs)
+            with engine_forward():
+                self._adapter.prefill(mx.array([row.tokens[start:stop]]), row.cache, start, row.inputs)
             mx.eval(leaves.all_arrays(row.cache))
         row.filled = length
 
@@ -237,7 +238,8 @@ class ModelRunner:
         self._reorder()
         lengths = self._batch.lengths
         positions = [n + self._rows[r].inputs.delta for r, n in zip(self._order, lengths, strict=True)]
-        logits = self._batch.forward(self._call(positions))
+        with engine_forward():
+            logits = self._batch.forward(self._call(positions))
         assert self._sampler is not None
         return [Forward(tuple(self._order), logits, self._sampler, tuple(n + 1 for n in lengths))]
 
@@ -307,7 +309,8 @@ class ModelRunner:
         rows = [self._rows[c.request_id] for c in forward]
         ids = [row.tokens[: c.stop] + [0] * (longest - c.stop) for row, c in zip(rows, forward, strict=True)]
         cache = leaves.reserve(self._adapter.new_cache(), longest)
-        self._adapter.prefill(mx.array(ids), cache, 0, PLAIN)
+        with engine_forward():
+            self._adapter.prefill(mx.array(ids), cache, 0, PLAIN)
         for index, (row, chunk) in enumerate(zip(rows, forward, strict=True)):
             alone = leaves.split(cache, index, chunk.stop, copied=not self._joins_next(chunk))
             row.cache = leaves.reserve(alone, self._room(row.tokens, row.params))
@@ -320,7 +323,7 @@ class ModelRunner:
     def _prefill_alone(self, chunk: PrefillChunk, forwards: list[Forward]) -> None:
         row = self._rows[chunk.request_id]
         ids = mx.array([row.tokens[chunk.start : chunk.stop]])
-        with launched_in_pieces(PIECE if self._methods.launch_first else 0):
+        with engine_forward(PIECE if self._methods.launch_first else 0):
             logits = self._adapter.prefill(ids, row.cache, chunk.start, row.inputs)
         row.filled = chunk.stop
         if chunk.stop == len(row.tokens):  # nothing is left to hand to the decode batch: sample here

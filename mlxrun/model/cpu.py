@@ -1,0 +1,109 @@
+"""Attention on MLX's CPU backend, where most of the library's own is spent in `exp`, a number at a time.
+
+The softmax is NumPy's, in place, on the scores of a few queries at a time: they stay in the processor's
+cache, and a long prompt needs no memory for all of them. Few scores stay in the graph, where a power of two
+costs half of an `exp`. All is computed in float32; results differ from the library's by rounding alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TypeAlias
+
+import mlx.core as mx
+import numpy as np
+
+BLOCK = 1 << 21  # scores that are computed together: 8 MB
+LEAST = 8  # queries in a block: products of fewer are slow
+CACHED = 1 << 17  # scores that NumPy passes over several times
+EAGER = 1 << 15  # scores of a decode step from which leaving the graph pays
+MASKED = -1e30  # of a score that does not count; finite, so that a row which sees nothing is no NaN
+LOG2E = math.log2(math.e)
+FLOATS = (mx.float32, mx.float16, mx.bfloat16)
+
+Mask: TypeAlias = mx.array | str | None
+
+
+def attention(queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: Mask) -> mx.array:
+    """What mx.fast.scaled_dot_product_attention computes: queries [B, Hq, L, D], keys [B, H, N, D], values
+    [B, H, N, Dv] -> [B, Hq, L, Dv], of the queries' dtype, one of FLOATS.
+
+    `mask`: bool or to be added, broadcast to [B, Hq, L, N]; "causal": the last query sees all keys. Computes
+    at once where that is faster, so it is not for compiled functions.
+    """
+    q, k, v = (x.astype(mx.float32) for x in (queries, keys, values))
+    rows, heads, length, _ = q.shape
+    if length == 1:
+        mask = None if isinstance(mask, str) else mask
+        lazy = rows * heads * k.shape[2] < EAGER
+        out = _in_graph(q, k, v, scale, mask) if lazy else _in_blocks(q, k, v, scale, mask)
+    else:
+        out = _in_blocks(q, k, v, scale, mask)
+    return out.astype(queries.dtype)
+
+
+def _in_graph(q: mx.array, k: mx.array, v: mx.array, scale: float, mask: mx.array | None) -> mx.array:
+    scores = _scores(q * (scale * LOG2E), k, mask, LOG2E)
+    weights = mx.power(2.0, scores - scores.max(axis=-1, keepdims=True))
+    return _weighed(weights, v) / weights.sum(axis=-1, keepdims=True)
+
+
+def _in_blocks(q: mx.array, k: mx.array, v: mx.array, scale: float, mask: Mask) -> mx.array:
+    done = []
+    for scores in _blocks(q * scale, k, mask):
+        sums = _exp(scores, causal=isinstance(mask, str))
+        done.append(_weighed(scores, v[:, :, : scores.shape[-1]]) / mx.array(sums))
+        mx.async_eval(done[-1])  # the scores go with it
+    return done[0] if len(done) == 1 else mx.concatenate(done, axis=2)
+
+
+def _blocks(q: mx.array, k: mx.array, mask: Mask) -> Iterator[mx.array]:
+    """Scores [B, Hq, l, n] of some queries at a time; causal: only of keys that one of them sees."""
+    (batch, heads, length, _), width = q.shape, k.shape[2]
+    rows = max(LEAST, BLOCK // (batch * heads * width))
+    for start in range(0, length, rows):
+        stop = min(start + rows, length)
+        seen = width - length + stop if isinstance(mask, str) else width
+        part = mask if isinstance(mask, mx.array) else None
+        if part is not None and part.ndim > 1 and part.shape[-2] > 1:
+            part = part[..., start:stop, :]
+        yield _scores(q[:, :, start:stop], k[:, :, :seen], part)
+
+
+def _scores(q: mx.array, k: mx.array, mask: mx.array | None, unit: float = 1.0) -> mx.array:
+    """[B, Hq, l, n], masked. `unit`: what one of an added mask counts."""
+    batch, heads, length, _ = q.shape
+    groups = k.shape[1]
+    folded = q.reshape(batch, groups, heads // groups * length, -1)  # heads that share keys: one product
+    scores = (folded @ k.swapaxes(-1, -2)).reshape(batch, heads, length, -1)
+    if mask is None:
+        return scores
+    if mask.dtype == mx.bool_:
+        return mx.where(mask, scores, MASKED)
+    return scores + mask.astype(mx.float32) * unit
+
+
+def _exp(scores: mx.array, *, causal: bool) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+    """Turns scores [B, H, l, n] into weights, in place; returns the weights' sums [B, H, l, 1]."""
+    mx.eval(scores)
+    view = np.array(scores, copy=False)  # the same memory, and writable: MLX's documented way
+    rows, width = view.shape[2:]
+    if causal and rows > 1:
+        view[..., -rows:][..., ~np.tri(rows, dtype=np.bool_)] = MASKED
+    lines = view.reshape(-1, width, copy=False)
+    sums = np.empty((len(lines), 1), np.float32)
+    count = max(1, CACHED // width)
+    for first in range(0, len(lines), count):
+        part = lines[first : first + count]
+        part -= part.max(axis=-1, keepdims=True)
+        np.exp(part, out=part)
+        part.sum(axis=-1, keepdims=True, out=sums[first : first + count])
+    return sums.reshape(*view.shape[:-1], 1)
+
+
+def _weighed(weights: mx.array, v: mx.array) -> mx.array:
+    """Sums of the values by these weights, [B, Hq, l, Dv]."""
+    batch, heads, length, width = weights.shape
+    folded = weights.reshape(batch, v.shape[1], -1, width)
+    return (folded @ v).reshape(batch, heads, length, -1)
