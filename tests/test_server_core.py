@@ -373,7 +373,7 @@ async def test_a_body_that_stops_coming_is_given_up(monkeypatch: pytest.MonkeyPa
     async with serving(surfaces=ONLY) as s:
         host, port = s.url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
-        writer.write(b"POST /mini HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+        writer.write(b"POST /mini HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
         assert b" 504 " in await reader.readline()
         writer.close()
         await s.settle()

@@ -31,7 +31,7 @@ CHUNKED = b"Transfer-Encoding: chunked\r\n"
 def http(head: bytes = b"", body: bytes = BODY, line: bytes = POST, *, length: int | None = -1) -> bytes:
     """A request as bytes. `length`: of the body as announced; -1: as it is."""
     size = b"" if length is None else b"Content-Length: %d\r\n" % (len(body) if length == -1 else length)
-    return line + b"\r\nHost: x\r\n" + size + head + b"\r\n" + body
+    return line + b"\r\nHost: localhost\r\n" + size + head + b"\r\n" + body
 
 
 # Each with the statuses that may come; 0: the connection is closed without one.

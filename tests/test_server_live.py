@@ -44,7 +44,7 @@ async def connect(
         writer.transport.pause_reading()
     data = json.dumps(body).encode()
     pad = 10_000 if small else 0
-    start = f"POST /mini?pad={pad} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n"
+    start = f"POST /mini?pad={pad} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n"
     writer.write(start.encode() + data)
     await writer.drain()
     return reader, writer

@@ -95,7 +95,8 @@ async def call(s: Serving, caller: Caller) -> bool:
     host, port = s.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     data = json.dumps(caller.body()).encode()
-    head = f"POST {caller.path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nx-request-id: {caller.name}\r\n"
+    head = f"POST {caller.path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+    head += f"x-request-id: {caller.name}\r\n"
     raw = f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data
     writer.write(raw[: -len(data) // 2] if caller.moment == "half a body" else raw)
     await writer.drain()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -46,35 +46,34 @@ Exit codes: 0 stopped; 2 config; 3 engine.
 @config_options
 @click.option("--host", metavar="ADDRESS", help="Listen on this address: --set server.host=ADDRESS.")
 @click.option("--port", type=int, metavar="PORT", help="Listen on this port; 0: any free one.")
-def command(config_path: Path | None, sets: tuple[str, ...], host: str | None, port: int | None) -> NoReturn:
+def command(config_path: Path | None, sets: tuple[str, ...], host: str | None, port: int | None) -> int:
     """Serve a model over HTTP, as OpenAI and Anthropic do."""
     import asyncio
 
-    from mlxrun.cli.main import tell
-
     given = {"host": host, "port": port}
     flags = tuple(f"server.{key}={value}" for key, value in given.items() if value is not None)
-    loaded = load(config_path, (*sets, *flags))
-    try:
-        code = asyncio.run(_serve(loaded))
-    except Exception as error:  # a start that failed leaves by the same door: it may have had an engine
-        code = tell(error)
-    _leave(code)
+    loaded = _read(config_path, sets, flags)
+    return asyncio.run(_serve(loaded))
 
 
-def _leave(code: int) -> NoReturn:
-    """End the process with this code, past the interpreter's own end; the engine is closed by now."""
+def _read(config_path: Path | None, sets: Sequence[str], flags: Sequence[str]) -> Loaded:
+    """The config. An option is over `--set` for the same key, but must not hide what is wrong there."""
     import os
-    import sys
-    from contextlib import suppress
 
-    # Thread.join returns before the C++ thread_local destructors of the engine's thread have run. They race
-    # with the end of the interpreter, and where they lose, the process aborts (134) whatever its code was.
-    logging.shutdown()
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):  # whoever read it may be gone
-            stream.flush()
-    os._exit(code)
+    from mlxrun.config.loader import raise_all, resolve
+    from mlxrun.config.settings import Config
+    from mlxrun.config.tree import Problem
+    from mlxrun.errors import ConfigError
+
+    hidden: list[Problem] = []
+    resolve(Config, None, sets, os.environ, hidden)
+    try:
+        loaded = load(config_path, (*sets, *flags))
+    except ConfigError as error:
+        said = str(error).splitlines()
+        raise ConfigError("\n".join(dict.fromkeys([*said, *(each.text for each in hidden)]))) from None
+    raise_all(hidden)
+    return loaded
 
 
 async def _serve(loaded: Loaded) -> int:

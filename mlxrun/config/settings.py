@@ -187,6 +187,10 @@ class ServerSettings:
     """Listen on an address that other machines reach, although there are no api_keys."""
     cors_origins: tuple[str, ...] = ()
     """Web pages that may use the server from a browser, as `https://chat.example.com`, or `*` for all."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Names by which clients reach the server besides localhost and server.host, such as `ai.example.com`
+    behind a proxy, or `*` for all. While there are no api_keys, requests for other names are refused on an
+    address of this machine: a web page may have had its own name point here."""
     max_body_bytes: Annotated[int, Bytes(), Range(1, None)] = 64_000_000
     """Largest body of a request; uploads of job files have their own limit."""
     max_messages: Annotated[int, Range(1, None)] = 4096
@@ -213,6 +217,9 @@ class ServerSettings:
     """Most bytes of these."""
     data_path: str | None = None
     """Folder for uploaded files and batches. null: mlxrun under $XDG_DATA_HOME or ~/.local/share."""
+    files_max_bytes: Annotated[int, Bytes(), Range(1, None)] = 10_000_000_000
+    """Most bytes of files and of running batches in data_path; an upload that would exceed it is refused.
+    What a batch answers counts, but is never refused."""
 
 
 @dataclass(frozen=True, slots=True)

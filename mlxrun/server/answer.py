@@ -13,6 +13,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from mlxrun.errors import MlxrunError
 from mlxrun.scheduler.request import Request, TokenEvent
 from mlxrun.text.choice import Choice
 
@@ -37,9 +38,13 @@ async def answers(server: Server, live: Live, prepared: Prepared) -> AsyncGenera
         source = _one(server, live, requests[0], choices[0])
     else:
         source = _many(server, live, requests, choices)
-    async with aclosing(source) as pieces:
-        async for piece in pieces:
-            yield piece
+    try:
+        async with aclosing(source) as pieces:
+            async for piece in pieces:
+                yield piece
+    except MlxrunError as error:
+        live.failure = error
+        raise
     if server.config.log.prompts:
         for choice in choices:
             log.debug("%s answer %d %r", live.id, choice.index, choice.text)

@@ -17,7 +17,8 @@ from mlxrun.server.sse import EventStream
 from mlxrun.server.surface import Endpoint, Surface
 from mlxrun.text.anthropic import count_tokens, error_body, error_status, prepare_message
 from mlxrun.text.anthropic_answer import MessageWriter
-from mlxrun.text.anthropic_fields import BODY, COUNT_BODY, COUNT_TOKENS, MESSAGES, document
+from mlxrun.text.anthropic_fields import BODY, COUNT_BODY, COUNT_TOKENS, MESSAGES
+from mlxrun.text.anthropic_schema import document
 
 if TYPE_CHECKING:
     from aiohttp import web

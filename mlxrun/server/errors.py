@@ -18,8 +18,10 @@ from mlxrun import __version__
 from mlxrun.errors import MlxrunError, NotAllowed, NotFound, RequestError, TooLarge, Unauthorized
 from mlxrun.server.auth import key_name
 from mlxrun.server.body import check_length, json_reply
-from mlxrun.server.limits import ID_HEADER, allowed_origin, check_origin, give_id, named, request_id
+from mlxrun.server.limits import ID_HEADER, give_id, named, request_id
+from mlxrun.server.live import ended_by
 from mlxrun.server.surface import Endpoint, Surface
+from mlxrun.text.problems import suggest
 
 if TYPE_CHECKING:
     from mlxrun.server.state import Server
@@ -55,8 +57,19 @@ class Routes:
         for surface in self.off:
             if any(_shaped(endpoint.path, request.path) for endpoint in surface.endpoints):
                 return NotFound(f"{request.path} is switched off here (apis.{surface.name}: false)")
-        paths = sorted({e.path for s in self.surfaces for e in s.endpoints if e.method == "POST"})
-        return NotFound(f"there is no {request.path[:200]} here, but {', '.join(paths)}")
+        hint = suggest(request.path, self._paths())
+        asked = "GET" if request.method == "HEAD" else request.method
+        lists = [
+            f"{method} {', '.join(paths)}"
+            for method in dict.fromkeys((asked, "POST"))
+            if (paths := self._paths(method))
+        ]
+        return NotFound(f"there is no {request.path[:200]} here{hint}, but {'; '.join(lists)}")
+
+    def _paths(self, method: str | None = None) -> list[str]:
+        """Those that take this method; all without one."""
+        every = (e for surface in self.surfaces for e in surface.endpoints)
+        return sorted({e.path for e in every if method in (None, e.method)})
 
 
 def _shaped(pattern: str, path: str) -> bool:
@@ -75,7 +88,7 @@ def middleware(server: Server, routes: Routes) -> Middleware:
         rid = give_id(request, server.active)
         surface, endpoint = routes.find(request)
         started = server.clock()
-        status = GONE
+        status: int | None = None  # of what is answered; a client that goes away gets nothing
         server.active.add(rid)
         try:
             response = await _answer(request, handler, server, routes, endpoint)
@@ -93,13 +106,31 @@ def middleware(server: Server, routes: Routes) -> Middleware:
             return _reply(request, surface, error)
         finally:
             server.active.discard(rid)
-            server.metrics.requests.labels(surface.name, str(status)).inc()
+            counted, end = _outcome(request, surface, status)
+            server.metrics.requests.labels(surface.name, str(counted)).inc()
             level = logging.DEBUG if endpoint is not None and endpoint.public else logging.INFO
             path = repr(request.path[:100]) if endpoint is None else endpoint.path
-            took, who = server.clock() - started, key_name(request) or "-"
-            log.log(level, "%s %s %s %d %s %.3fs", rid, request.method, path, status, who, took)
+            shown, took, who = status or GONE, server.clock() - started, key_name(request) or "-"
+            log.log(level, "%s %s %s %d %s %.3fs%s", rid, request.method, path, shown, who, took, end)
 
     return answer
+
+
+def _outcome(request: web.Request, surface: Surface, status: int | None) -> tuple[int, str]:
+    """As which status a request counts, and what its line in the log says of its end.
+
+    A stream has sent its 200 long before it fails: it counts as the error that ended it.
+    """
+    error = ended_by(request)
+    if status is None:
+        transport = request.transport
+        gone = transport is None or transport.is_closing()
+        end = "client gone" if gone and error is None else "connection cut"
+        counted = GONE if error is None else surface.status(error)
+        return counted, f" {end}" if error is None else f" {end}: {error.code}"
+    if error is None or status >= 400:
+        return status, ""
+    return surface.status(error), f" stream ended: {error.code}"
 
 
 async def _answer(
@@ -109,9 +140,11 @@ async def _answer(
     routes: Routes,
     endpoint: Endpoint | None,
 ) -> web.StreamResponse:
+    if endpoint is None or not endpoint.public:
+        server.sites.check_host(request)
     if endpoint is None:
         return await _no_endpoint(request, handler, server, routes)
-    check_origin(request, server.config.server.cors_origins)
+    server.sites.check_origin(request)
     if not endpoint.public:
         server.keys.check(request)
     check_length(request, endpoint.max_body or server.config.server.max_body_bytes)
@@ -158,7 +191,7 @@ async def _no_endpoint(
 
 def _preflight(request: web.Request, server: Server, methods: set[str]) -> web.Response:
     headers = {}
-    if allowed_origin(request, server.config.server.cors_origins) is not None:
+    if server.sites.allowed_origin(request) is not None:
         asked = request.headers.get("Access-Control-Request-Headers", "")
         headers = {
             "Access-Control-Allow-Methods": ", ".join(sorted(methods)),
@@ -176,10 +209,9 @@ async def add_headers(request: web.Request, response: web.StreamResponse, server
     response.headers["Server"] = f"mlxrun/{__version__}"
     if ID_HEADER not in response.headers:
         response.headers[ID_HEADER] = request_id(request)
-    origins = server.config.server.cors_origins
-    if origins:
+    if server.config.server.cors_origins:
         response.headers["Vary"] = "Origin"
-        allowed = allowed_origin(request, origins)
+        allowed = server.sites.allowed_origin(request)
         if allowed is not None:
             response.headers["Access-Control-Allow-Origin"] = allowed
             response.headers["Access-Control-Expose-Headers"] = f"{ID_HEADER}, retry-after"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from aiohttp import BodyPartReader, web
@@ -18,7 +19,7 @@ from mlxrun.server.auth import key_name
 from mlxrun.server.batch_queue import BatchQueue
 from mlxrun.server.body import PATIENCE, json_reply
 from mlxrun.server.pages import in_order, page, read_query
-from mlxrun.server.storage import StorageError, StoredFile, Upload
+from mlxrun.server.storage import Storage, StorageError, StoredFile, Upload
 from mlxrun.server.surface import Endpoint
 from mlxrun.text.problems import bad, quote, shorten, suggest, unsupported
 
@@ -33,6 +34,12 @@ _REFUSED = {
     "expires_after[anchor]": "files are kept until they are deleted",
     "expires_after[seconds]": "files are kept until they are deleted",
 }
+
+
+class NoRoom(TooLarge):
+    """The server's files have as many bytes as they may. Not a 507: clients would send all of it again."""
+
+    code = "storage_full"
 
 
 async def queue_of(server: Server) -> BatchQueue:
@@ -57,8 +64,10 @@ async def upload(request: web.Request, server: Server) -> web.Response:
     if request.content_length is not None and request.content_length > most + 4 * _SMALL:
         raise _too_large(most)
     draft = await asyncio.to_thread(queue.storage.begin)
+    room = _Room(queue.storage, draft, most, server.config.server.files_max_bytes)
     try:
-        fields = await _read_form(request, draft, most)
+        room.check((request.content_length or 0) - 4 * _SMALL)
+        fields = await _read_form(request, room)
         if "file" not in fields:
             raise bad("file", "missing", code="missing_field")
         if "purpose" not in fields:
@@ -69,12 +78,38 @@ async def upload(request: web.Request, server: Server) -> web.Response:
         file = StoredFile(file_id, fields["file"], draft.size, now, PURPOSE, key_name(request))
         await asyncio.to_thread(queue.storage.add, draft, file)
     finally:
-        await asyncio.shield(asyncio.to_thread(draft.discard))
+        await asyncio.shield(asyncio.to_thread(queue.storage.drop, draft))
     return json_reply(file.body())
 
 
-async def _read_form(request: web.Request, draft: Upload, most: int) -> dict[str, str]:
-    """The fields, for the file its name; its content goes to `draft`."""
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """How large an upload may be: `most` bytes by itself, and `quota` with all that the storage holds."""
+
+    storage: Storage
+    draft: Upload
+    most: int
+    quota: int
+
+    def take(self, size: int) -> None:
+        """So many bytes have come. TooLarge, or NoRoom."""
+        self.draft.taken += size
+        if self.draft.taken > self.most:
+            raise _too_large(self.most)
+        self.check(0)
+
+    def check(self, more: int) -> None:
+        """NoRoom if what is there, and so many bytes more, do not fit."""
+        if self.storage.used + max(0, more) > self.quota:
+            raise NoRoom(
+                f"file: there is no room for it: all files together may have {self.quota} bytes "
+                "(server.files_max_bytes), what batches hold included; delete some first",
+                param="file",
+            )
+
+
+async def _read_form(request: web.Request, room: _Room) -> dict[str, str]:
+    """The fields, for the file its name; its content goes to disk."""
     if request.content_type != "multipart/form-data":
         raise RequestError(f"the body must be multipart/form-data, not {quote(request.content_type)}")
     fields: dict[str, str] = {}
@@ -89,7 +124,7 @@ async def _read_form(request: web.Request, draft: Upload, most: int) -> dict[str
             _check_part(part, name)
             if name == "file":
                 fields[name] = _file_name(part)
-                await _receive(part, draft, most)
+                await _receive(part, room)
             else:
                 fields[name] = await _small(part, name)
                 if fields[name] != PURPOSE:
@@ -128,17 +163,16 @@ async def _small(part: BodyPartReader, name: str) -> str:
     return data.decode("utf-8", "replace")
 
 
-async def _receive(part: BodyPartReader, draft: Upload, most: int) -> None:
+async def _receive(part: BodyPartReader, room: _Room) -> None:
     """Write what comes, a block at a time: the sender waits for the disk."""
     block = bytearray()
     while chunk := await asyncio.wait_for(part.read_chunk(1 << 16), PATIENCE):
+        room.take(len(chunk))
         block += chunk
-        if draft.size + len(block) > most:
-            raise _too_large(most)
         if len(block) >= BLOCK:
-            await asyncio.to_thread(draft.write, bytes(block))
+            await asyncio.to_thread(room.draft.write, bytes(block))
             block.clear()
-    await asyncio.to_thread(draft.write, bytes(block))
+    await asyncio.to_thread(room.draft.write, bytes(block))
 
 
 def _too_large(most: int) -> TooLarge:

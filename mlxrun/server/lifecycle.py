@@ -24,7 +24,7 @@ from mlxrun.config.settings import ServerSettings
 from mlxrun.engine.client import EngineClient
 from mlxrun.errors import ConfigError, Draining, EngineDead
 from mlxrun.server.app import make_app
-from mlxrun.server.limits import Full
+from mlxrun.server.protocol import Full, Http
 from mlxrun.server.state import Server
 from mlxrun.text.side import TextSide
 
@@ -68,20 +68,16 @@ class Address:
 @asynccontextmanager
 async def listening(app: web.Application, settings: ServerSettings) -> AsyncIterator[Address]:
     """The application on its address while the block runs. ConfigError if the address cannot be had."""
-    runner = web.AppRunner(
-        app,
-        handler_cancellation=True,
-        access_log=None,
-        shutdown_timeout=GRACE,
-        keepalive_timeout=IDLE,
-        logger=http_log,
-    )
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=GRACE)
     await runner.setup()
-    http = runner.server
+    http, loop = runner.server, asyncio.get_running_loop()
     assert http is not None
+    options: dict[str, Any] = {"keepalive_timeout": IDLE, "access_log": None, "logger": http_log}
 
     def connect() -> asyncio.BaseProtocol:
-        return http() if len(http.connections) < settings.max_connections else Full()
+        if len(http.connections) >= settings.max_connections:
+            return Full()
+        return Http(http, loop=loop, **options)
 
     try:
         listener = await _listen(connect, settings)

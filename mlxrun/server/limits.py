@@ -1,11 +1,7 @@
-"""What a request must pass before its handler runs: an id, and an origin that is allowed.
-
-And the limit of connections: one more is answered 503 by a protocol of a few lines, before any HTTP is read.
-"""
+"""What a request must pass before its handler runs: an id, and a host and an origin that are allowed."""
 
 from __future__ import annotations
 
-import asyncio
 import ipaddress
 import re
 import secrets
@@ -13,15 +9,19 @@ from collections.abc import Collection
 
 from aiohttp import web
 
-from mlxrun.errors import Forbidden
+from mlxrun.config.checks import is_loopback
+from mlxrun.config.settings import ServerSettings
+from mlxrun.errors import ConfigError, Forbidden
+from mlxrun.text.problems import quote
 
 ID_HEADER = "x-request-id"
 _ID = web.RequestKey("id", str)
 _SANE = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_NAME = re.compile(r"[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?")  # of a host, in small letters
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 
 
-def give_id(request: web.Request, taken: Collection[str]) -> str:
+def give_id(request: web.BaseRequest, taken: Collection[str]) -> str:
     """Names the request: as the client wants where that is sane and free, else by a new id."""
     asked = request.headers.get(ID_HEADER, "")
     usable = _SANE.fullmatch(asked) is not None and asked not in taken
@@ -39,49 +39,80 @@ def request_id(request: web.Request) -> str:
     return request[_ID]
 
 
-def allowed_origin(request: web.Request, origins: Collection[str]) -> str | None:
-    """What a browser is told in Access-Control-Allow-Origin; None: nothing."""
-    origin = request.headers.get("Origin")
-    if origin is None:
-        return None
-    return "*" if "*" in origins else origin if origin in origins else None
+class Sites:
+    """By which names the server may be called, and which web pages may use it.
+
+    A page can have its own name point to this machine (DNS rebinding); its browser then takes the server for
+    the page's own, but the Host header has that name. ConfigError for an entry of server.allowed_hosts that
+    is no name.
+    """
+
+    def __init__(self, settings: ServerSettings) -> None:
+        names = [_allowed(host) for host in settings.allowed_hosts]
+        self._any = "*" in names
+        self._names = frozenset(names) | ({_plain(settings.host)} - {"0.0.0.0", "::"})
+        self._origins = settings.cors_origins
+        # With keys the key is the protection. Names for other machines are known to the operator alone.
+        watched = is_loopback(settings.host) or bool(names)
+        self._watching = watched and not settings.api_keys and not self._any
+
+    def check_host(self, request: web.Request) -> None:
+        """Forbidden if the request is for another name. One without a Host comes from no browser."""
+        if not self._watching:
+            return
+        for host in request.headers.getall("Host", ()):
+            name = _plain(host)
+            if not (name in self._names or _is_loopback_name(name)):
+                raise Forbidden(
+                    f"this server is not known as {quote(name)} (the Host header): name it in "
+                    "server.allowed_hosts, or have clients send keys (server.api_keys)"
+                )
+
+    def check_origin(self, request: web.Request) -> None:
+        """Forbidden if a page of another site has a browser change something here: browsers send such
+        requests without asking, and only keep the answer from the page."""
+        origin = request.headers.get("Origin")
+        if origin is None or request.method in _SAFE_METHODS:
+            return
+        own = origin.partition("://")[2] == request.host and self._is_fixed(_plain(request.host))
+        if not own and self.allowed_origin(request) is None:
+            raise Forbidden(f"pages of {quote(origin)} may not use this server: see server.cors_origins")
+
+    def allowed_origin(self, request: web.Request) -> str | None:
+        """What a browser is told in Access-Control-Allow-Origin; None: nothing."""
+        origin = request.headers.get("Origin")
+        if origin is None:
+            return None
+        return "*" if "*" in self._origins else origin if origin in self._origins else None
+
+    def _is_fixed(self, name: str) -> bool:
+        """Whether no stranger can make this name mean this machine, by its DNS entry."""
+        return self._any or name in self._names or _is_address(name) or _is_loopback_name(name)
 
 
-def check_origin(request: web.Request, origins: Collection[str]) -> None:
-    """Forbidden if a page of another site has a browser change something here: browsers send such requests
-    without asking, and only keep the answer from the page."""
-    origin = request.headers.get("Origin")
-    if origin is None or request.method in _SAFE_METHODS:
-        return
-    own = origin.partition("://")[2] == request.host and _is_fixed(request.host)
-    if not own and allowed_origin(request, origins) is None:
-        raise Forbidden(f"pages of {origin!r} may not use this server: see server.cors_origins")
+def _plain(host: str) -> str:
+    """The name or address of a Host header, without port and brackets."""
+    name = host.rpartition(":")[0] if re.search(r"(^[^:]*|\]):\d*$", host) else host
+    return name.strip("[]").lower().removesuffix(".")
 
 
-def _is_fixed(host: str) -> bool:
-    """Whether nobody can make this Host mean another machine: a name can be made to, by its DNS entry."""
-    name = host.rpartition(":")[0] if re.search(r":\d+$", host) else host
+def _allowed(host: str) -> str:
+    name = host.strip("[]").lower().removesuffix(".")
+    if name == "*" or _NAME.fullmatch(name) or _is_address(name):
+        return name
+    raise ConfigError(
+        f"server.allowed_hosts: {host!r} is neither a name such as ai.example.com, without scheme and port, "
+        "nor '*'"
+    )
+
+
+def _is_address(name: str) -> bool:
     try:
-        ipaddress.ip_address(name.strip("[]"))
+        ipaddress.ip_address(name)
     except ValueError:
-        return name == "localhost"
+        return False
     return True
 
 
-_FULL = (
-    b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\n"
-    b"Connection: close\r\nContent-Length: %d\r\n\r\n%s"
-)
-_FULL_BODY = (
-    b'{"error":{"message":"too many connections (server.max_connections): try again later",'
-    b'"type":"server_error","param":null,"code":"overloaded"}}'
-)
-
-
-class Full(asyncio.Protocol):
-    """A connection too many: it is told so, and closed."""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        transport.write(_FULL % (len(_FULL_BODY), _FULL_BODY))
-        transport.close()
+def _is_loopback_name(name: str) -> bool:
+    return is_loopback(name) or name.endswith(".localhost")

@@ -11,19 +11,25 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
+from aiohttp import web
+
 from mlxrun.errors import Cancelled, MlxrunError, PromptTooLong, TimedOut
 from mlxrun.scheduler.request import FinishReason, HitKind, TokenEvent
 from mlxrun.server.auth import key_name
 from mlxrun.server.limits import request_id
 
 if TYPE_CHECKING:
-    from aiohttp import web
-
     from mlxrun.server.state import Server
     from mlxrun.text.prepared import Prepared
 
 log = logging.getLogger(__name__)
 Phase = Literal["queued", "prefill", "decode"]
+_ENDED = web.RequestKey("ended", MlxrunError)
+
+
+def ended_by(request: web.Request) -> MlxrunError | None:
+    """The error that ended what a request asked of the engine; it may have become a stream's last event."""
+    return request.get(_ENDED)
 
 
 class Live:
@@ -40,6 +46,7 @@ class Live:
         self.hit: HitKind | None = None
         self.ttft: float | None = None
         self.error: MlxrunError | None = None  # why it was ended from outside
+        self.failure: MlxrunError | None = None  # what the engine, or the parser, raised
         self.opened = server.clock()
         self._server = server
         self._prepared = prepared
@@ -51,6 +58,11 @@ class Live:
     def computed(self) -> int:
         """Prompt tokens that are done, the cached ones included; each prompt counts once."""
         return min(self.prompt_tokens, sum(self._computed.values()))
+
+    @property
+    def age(self) -> float:
+        """Seconds since it was checked."""
+        return self._server.clock() - self.opened
 
     @property
     def rate(self) -> float | None:
@@ -128,7 +140,7 @@ class Live:
             "key": self.key_name,
             "phase": self.phase,
             "progress": round(self.computed / max(1, self.prompt_tokens), 4),
-            "age": round(self._server.clock() - self.opened, 3),
+            "age": round(self.age, 3),
             "ttft": None if self.ttft is None else round(self.ttft, 4),
             "tokens_per_second": None if self.rate is None else round(self.rate, 2),
             "prompt_tokens": self.prompt_tokens,
@@ -175,6 +187,9 @@ class LiveTable:
             live.close()
             del self._rows[rid]
             server.metrics.close(live)
+            error = live.error or live.failure
+            if error is not None:
+                request[_ENDED] = error
 
     def cancel(self, rid: str) -> bool:
         """End a request with Cancelled; False if it is not under way."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
+
+from mlxrun import __version__
 
 if TYPE_CHECKING:
     from mlxrun.server.live import Live
@@ -25,11 +27,14 @@ class Metrics:
     def __init__(self, server: Server) -> None:
         self._registry = registry = CollectorRegistry(auto_describe=False)
         self.requests = Counter(
-            "mlxrun_requests", "Answered requests.", ("surface", "status"), registry=registry
+            "mlxrun_requests",
+            "Requests that have ended. A stream that failed counts as the error that ended it.",
+            ("surface", "status"),
+            registry=registry,
         )
         self.tokens = Counter(
             "mlxrun_tokens",
-            "Tokens of ended requests: of prompts, of these found in the cache, of answers.",
+            "Tokens of clients' ended requests: of prompts, of these found in the cache, of answers.",
             ("kind",),
             registry=registry,
         )
@@ -45,9 +50,16 @@ class Metrics:
             buckets=_GAP,
             registry=registry,
         )
+        self.duration = Histogram(
+            "mlxrun_request_duration_seconds",
+            "From a checked request to the end of its answer.",
+            buckets=_TTFT,
+            registry=registry,
+        )
         for kind in ("prompt", "cached", "output"):
             self.tokens.labels(kind)
         registry.register(_State(server))
+        ProcessCollector(registry=registry)  # memory, CPU and open files, on Linux
 
     def close(self, live: Live) -> None:
         """A request has ended."""
@@ -57,6 +69,7 @@ class Metrics:
             ("output", live.output_tokens),
         ):
             self.tokens.labels(kind).inc(count)
+        self.duration.observe(live.age)
 
     def text(self) -> bytes:
         """Prometheus' text format."""
@@ -75,11 +88,28 @@ class _State(Collector):
         for live in server.live:
             phases[live.phase] += 1
         yield _labelled("mlxrun_requests_live", "Requests under way.", "phase", phases)
-        ready = GaugeMetricFamily("mlxrun_ready", "Whether requests are served.")
-        ready.add_metric([], float(server.trouble() is None))
-        yield ready
+        yield _labelled("mlxrun_limits", "Most requests that may run, and wait.", "name", server.limits())
+        yield _one("mlxrun_ready", "Whether requests are served.", float(server.trouble() is None))
+        yield _info(server)
+        yield from _storage(server)
         yield from _cache(server.cache_counts())
         yield from _engine(server.stats, server.stats_age)
+
+
+def _info(server: Server) -> Metric:
+    labels = {"version": __version__, "config_hash": server.digest}
+    labels["model"] = (server.model_facts() or {"name": ""})["name"]
+    info = GaugeMetricFamily("mlxrun_info", "What is served; always 1.", labels=list(labels))
+    info.add_metric(list(labels.values()), 1)
+    return info
+
+
+def _storage(server: Server) -> Iterable[Metric]:
+    batches, files = server.batches(), server.files()
+    states = {"running": int(batches["running"] is not None), "waiting": batches["waiting"]}
+    yield _labelled("mlxrun_batches", "Batches that are not over.", "state", states)
+    yield _one("mlxrun_files_bytes", "Bytes of files and of running batches.", files["bytes"])
+    yield _one("mlxrun_files_max_bytes", "Most of these (server.files_max_bytes).", files["max_bytes"])
 
 
 def _cache(counts: Mapping[str, int]) -> Iterable[Metric]:
@@ -87,6 +117,9 @@ def _cache(counts: Mapping[str, int]) -> Iterable[Metric]:
     for name in _HITS:
         hits.add_metric([name], counts.get(name, 0))
     yield hits
+    saved = CounterMetricFamily("mlxrun_cache_tokens", "Prompt tokens that need not be computed, all told.")
+    saved.add_metric([], counts.get("tokens", 0))
+    yield saved
     sizes = {"memory": counts.get("memory_bytes", 0), "disk": counts.get("disk_bytes", 0)}
     yield _labelled("mlxrun_cache_bytes", "Bytes that the prefix cache holds.", "tier", sizes)
     evicted = CounterMetricFamily("mlxrun_cache_evicted", "Records that had to go.", labels=["tier"])
@@ -109,7 +142,12 @@ def _engine(stats: Mapping[str, Any], age: float | None) -> Iterable[Metric]:
     behind = stats["background"]
     yield _labelled("mlxrun_engine_background", "Of these, lines of batches.", "state", behind)
     memory = {k: v for k, v in (stats["memory"] or {}).items() if v is not None}
-    yield _labelled("mlxrun_memory_bytes", "Memory of the device as MLX counts it.", "kind", memory)
+    text = "Memory of the device as MLX counts it; cache: freed, and kept for what comes next."
+    yield _labelled("mlxrun_memory_bytes", text, "kind", memory)
+
+
+def _one(name: str, text: str, value: float) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, text, value=value)
 
 
 def _labelled(name: str, text: str, label: str, values: Mapping[str, float]) -> GaugeMetricFamily:

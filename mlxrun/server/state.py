@@ -12,6 +12,7 @@ from mlxrun.config.build import config_hash
 from mlxrun.config.settings import Config
 from mlxrun.errors import Draining, EngineDead, MlxrunError, NotReady
 from mlxrun.server.auth import Keys
+from mlxrun.server.limits import Sites
 from mlxrun.server.live import LiveTable
 from mlxrun.server.metrics import Metrics
 
@@ -67,7 +68,8 @@ class Server:
         clock: Callable[[], float] = time.monotonic,
         facts: Mapping[str, Any] | None = None,
     ) -> None:
-        """`facts`: versions and device, for /v1/status; known once the model is loaded."""
+        """`facts`: versions and device, for /v1/status; known once the model is loaded. ConfigError if
+        server.allowed_hosts has what is no name."""
         self.config = config
         self.clock = clock
         self.started = clock()
@@ -76,6 +78,7 @@ class Server:
         self.fingerprint = f"fp_{self.digest[:10]}"
         self.draining = False
         self.keys = Keys(config.server.api_keys)
+        self.sites = Sites(config.server)
         self.metrics = Metrics(self)
         self.live = LiveTable(self)
         self.work = Work()  # requests that need the engine, from before they are read
@@ -114,6 +117,28 @@ class Server:
     def model_names(self) -> tuple[str, ...]:
         """What may stand as `model`, the real name first."""
         return tuple(dict.fromkeys((self.host.name, *self.host.names)))
+
+    def model_facts(self) -> Mapping[str, Any] | None:
+        """What is served, for /v1/status; None while it is being loaded."""
+        if self._side is None:
+            return None
+        host = self.host
+        return {"name": host.name, "context_length": host.context_length, "vision": host.vision}
+
+    def limits(self) -> Mapping[str, int]:
+        """How many requests may run, and how many may wait; the next one is refused."""
+        found = self.config.scheduler
+        return {"max_running": found.max_running, "max_queue": found.max_queue}
+
+    def batches(self) -> Mapping[str, Any]:
+        """The batch that runs, and how many wait."""
+        return {"running": None, "waiting": 0} if self.jobs is None else self.jobs.summary()
+
+    def files(self) -> Mapping[str, int]:
+        """How many files are kept, and their bytes; 0 until the folder is open."""
+        storage, most = self.jobs and self.jobs.storage, self.config.server.files_max_bytes
+        count, used = (len(storage.newest()), storage.used) if storage else (0, 0)
+        return {"count": count, "bytes": used, "max_bytes": most}
 
     def trouble(self) -> MlxrunError | None:
         """Why requests are not served, or None."""

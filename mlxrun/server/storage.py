@@ -62,11 +62,12 @@ class StoredFile:
 
 
 class Upload:
-    """A file that is still coming; `discard` it, or `Storage.add` it. Its methods block."""
+    """A file that is still coming. Its methods block."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.size = 0
+        self.taken = 0  # bytes that have come, some of them not yet written
         self._file: BinaryIO = path.open("xb")
 
     def write(self, data: bytes) -> None:
@@ -95,6 +96,8 @@ class Storage:
         self.root = root
         self.now = now
         self._files: dict[str, StoredFile] = {}
+        self._coming: set[Upload] = set()
+        self._in_jobs = 0  # bytes, as `begin` found them
         self._folder = root / "files"
         self._batches = root / "batches"
         self._lock: int | None = None
@@ -142,15 +145,31 @@ class Storage:
         """Where the bytes of a known file are."""
         return self._folder / f"{file_id}.jsonl"
 
+    @property
+    def used(self) -> int:
+        """Bytes of all files, of those that are coming, and of what else the jobs of batches hold."""
+        files = sum(file.bytes for file in tuple(self._files.values()))
+        return files + sum(upload.taken for upload in tuple(self._coming)) + self._in_jobs
+
     def begin(self) -> Upload:
-        """Room for a new file."""
+        """Room for a new file; `drop` it in the end."""
         with _writing(self._folder):
-            return Upload(self._folder / f"{secrets.token_hex(12)}.part")
+            self._in_jobs = sum(_own_bytes(folder / "job") for folder in self.batch_folders())
+            upload = Upload(self._folder / f"{secrets.token_hex(12)}.part")
+        self._coming.add(upload)
+        return upload
 
     def add(self, upload: Upload, file: StoredFile) -> StoredFile:
         """Keep a file that has come, under a new id."""
         upload.finish()
-        return self._keep(file, lambda path: upload.path.replace(path))
+        kept = self._keep(file, lambda path: upload.path.replace(path))
+        self._coming.discard(upload)
+        return kept
+
+    def drop(self, upload: Upload) -> None:
+        """Forget an upload; does nothing once it was added."""
+        self._coming.discard(upload)
+        upload.discard()
 
     def adopt(self, path: Path, file_id: str, filename: str, owner: str) -> StoredFile | None:
         """Keep what a batch has written; None if that is nothing. The same id again changes nothing."""
@@ -208,6 +227,17 @@ class Storage:
         """Folders of batches, oldest first."""
         with _writing(self._batches):
             return sorted(path for path in self._batches.iterdir() if path.is_dir())
+
+
+def _own_bytes(folder: Path) -> int:
+    """Bytes below a folder. A file with another name is one of the server's files too, and counts there."""
+    total = 0
+    for base, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):  # gone meanwhile
+                found = os.lstat(os.path.join(base, name))
+                total += found.st_size if found.st_nlink == 1 else 0
+    return total
 
 
 def link(source: Path, target: Path) -> None:

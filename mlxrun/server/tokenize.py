@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from mlxrun.server.body import json_reply, read_json
 from mlxrun.server.surface import Endpoint, Surface
-from mlxrun.text.openai import chat_prompt_of, check_model
+from mlxrun.text.openai import chat_prompt_of, check_model, offered
 from mlxrun.text.openai_fields import DETOKENIZE, TOKENIZE
+from mlxrun.text.prefill import BEGIN, CONTINUE
 from mlxrun.text.problems import bad, need
 from mlxrun.text.prompt import check_text
 from mlxrun.text.template import Places
@@ -31,7 +32,7 @@ async def tokenize(request: web.Request, server: Server) -> web.Response:
     if "messages" in given:
         if given.get("add_special_tokens"):
             raise bad("add_special_tokens", "the chat template writes them into messages; leave it out")
-        ids = (await chat_prompt_of(given, server.side)).ids
+        ids = (await chat_prompt_of(given, offered(given), server.side)).ids
     else:
         ids = await asyncio.to_thread(_raw, given, server.host)
     body: dict[str, Any] = {"count": len(ids), "max_model_len": server.host.context_length, "tokens": ids}
@@ -43,6 +44,9 @@ async def tokenize(request: web.Request, server: Server) -> web.Response:
 def _raw(given: Mapping[str, Any], host: HostModel) -> tuple[int, ...]:
     for name in ("tools", "tool_choice", "reasoning_effort", "chat_template_kwargs"):
         if name in given:
+            raise bad(name, "goes with messages, not with prompt")
+    for name, harmless in ((BEGIN, True), (CONTINUE, False)):
+        if given.get(name, harmless) is not harmless:
             raise bad(name, "goes with messages, not with prompt")
     check_text(given["prompt"], "prompt", Places())
     return tokenise(host, given["prompt"], special=given.get("add_special_tokens", True)).ids
