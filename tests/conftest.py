@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import importlib
 import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
+
+if TYPE_CHECKING:
+    from anthropic import Anthropic
+    from openai import OpenAI
+    from server_openai_served import Served
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub
 os.environ["TRANSFORMERS_VERBOSITY"] = "error"
@@ -25,3 +32,32 @@ hypothesis.settings.load_profile("mlxrun")
 def _no_config_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("MLXRUN_")]:
         monkeypatch.delenv(name)
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    """The embedded model behind a real server, one for all tests of a file."""
+    from server_openai_served import serve
+
+    from mlxrun.config.settings import Config
+
+    with serve(Config()) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def openai_client(served: Served) -> Iterator[OpenAI]:
+    """OpenAI's own client of that server, which tries once."""
+    from openai import OpenAI
+
+    with OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0, timeout=60) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def anthropic_client(served: Served) -> Iterator[Anthropic]:
+    """Anthropic's own client of that server, which tries once."""
+    from anthropic import Anthropic
+
+    with Anthropic(base_url=served.url, api_key="none", max_retries=0, timeout=60) as made:
+        yield made

@@ -9,17 +9,14 @@ import base64
 import io
 import json
 import urllib.request
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from anthropic import Anthropic, AsyncAnthropic, NotFoundError
 from anthropic.types import Message
 from PIL import Image, ImageDraw
-from server_openai_served import Served, serve
+from server_openai_served import Served
 from test_text_anthropic import BILLING, claude_code
-
-from mlxrun.config.settings import Config
 
 Json = dict[str, Any]
 
@@ -33,18 +30,6 @@ WEATHER = {
 }
 DUBLIN = [{"role": "user", "content": "How is the weather in Dublin?"}]
 GREEDY = {"temperature": 0}  # the package has no such argument any more, its API has the field
-
-
-@pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
-    with serve(Config()) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def client(served: Served) -> Iterator[Anthropic]:
-    with Anthropic(base_url=served.url, api_key="none", max_retries=0, timeout=60) as made:
-        yield made
 
 
 def picture(colour: str = "red") -> Json:
@@ -103,12 +88,12 @@ ASKED: dict[str, tuple[list[Any], Json, str]] = {
 
 
 @pytest.mark.parametrize("name", ASKED)
-async def test_all_ways_to_ask(served: Served, client: Anthropic, name: str) -> None:
+async def test_all_ways_to_ask(served: Served, anthropic_client: Anthropic, name: str) -> None:
     """A63: whole and streamed, sync and async say the same; the count is that of the prompt."""
     messages, fields, wanted = ASKED[name]
-    whole = ask(client, messages, **fields)
+    whole = ask(anthropic_client, messages, **fields)
     assert wanted in text_of(whole)
-    assert said(streamed(client, messages, **fields)) == said(whole)
+    assert said(streamed(anthropic_client, messages, **fields)) == said(whole)
     async with AsyncAnthropic(base_url=served.url, api_key="none", max_retries=0) as other:
         assert said(await other.messages.create(**asked(messages, **fields))) == said(whole)
         async with other.messages.stream(**asked(messages, **fields)) as stream:
@@ -117,53 +102,55 @@ async def test_all_ways_to_ask(served: Served, client: Anthropic, name: str) -> 
         kinds = [event.type async for event in events]
     assert kinds[0] == "message_start" and kinds[-1] == "message_stop"
     counted = {k: v for k, v in fields.items() if k in ("system", "tools", "thinking")}
-    counts = client.messages.count_tokens(model="claude-x", messages=messages, **counted)
+    counts = anthropic_client.messages.count_tokens(model="claude-x", messages=messages, **counted)
     assert counts.input_tokens == tokens_of(whole)
     assert whole.usage.output_tokens > 0 and whole.id.startswith("msg_") and whole.role == "assistant"
 
 
-def test_why_an_answer_ended(client: Anthropic) -> None:
-    assert ask(client, SUM).stop_reason == "end_turn"
-    assert ask(client, SUM, max_tokens=1).stop_reason == "max_tokens"
-    stopped = ask(client, SUM, stop_sequences=["zzz", "2"])
+def test_why_an_answer_ended(anthropic_client: Anthropic) -> None:
+    assert ask(anthropic_client, SUM).stop_reason == "end_turn"
+    assert ask(anthropic_client, SUM, max_tokens=1).stop_reason == "max_tokens"
+    stopped = ask(anthropic_client, SUM, stop_sequences=["zzz", "2"])
     assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", "2")
     assert "2" not in text_of(stopped)
 
 
-def test_a_thought_is_a_block_of_its_own(client: Anthropic) -> None:
+def test_a_thought_is_a_block_of_its_own(anthropic_client: Anthropic) -> None:
     """B26: and it comes back in the next turn, shown or not."""
-    shown = ask(client, THINK, thinking=ENABLED)
-    hidden = ask(client, THINK, thinking={**ENABLED, "display": "omitted"})
+    shown = ask(anthropic_client, THINK, thinking=ENABLED)
+    hidden = ask(anthropic_client, THINK, thinking={**ENABLED, "display": "omitted"})
     assert [block.type for block in shown.content] == ["thinking", "text"]
     assert [block.type for block in hidden.content] == ["thinking", "text"]
     assert shown.content[0].thinking and not hidden.content[0].thinking  # type: ignore[union-attr]
     assert 0 < shown.usage.output_tokens_details.thinking_tokens < shown.usage.output_tokens  # type: ignore[union-attr]
-    assert all(block.type == "text" for block in ask(client, THINK, thinking={"type": "disabled"}).content)
+    assert all(
+        block.type == "text" for block in ask(anthropic_client, THINK, thinking={"type": "disabled"}).content
+    )
     turns = [[*THINK, {"role": "assistant", "content": message.content}, *SUM] for message in (shown, hidden)]
-    one, other = (client.messages.count_tokens(model="m", messages=turn) for turn in turns)
+    one, other = (anthropic_client.messages.count_tokens(model="m", messages=turn) for turn in turns)
     assert one.input_tokens == other.input_tokens
-    cut = ask(client, THINK, thinking=ENABLED, max_tokens=3)
+    cut = ask(anthropic_client, THINK, thinking=ENABLED, max_tokens=3)
     assert [block.type for block in cut.content] == ["thinking"] and cut.stop_reason == "max_tokens"
 
 
 @pytest.mark.parametrize("way", [ask, streamed])
-def test_a_round_of_tools(client: Anthropic, way: Any) -> None:
+def test_a_round_of_tools(anthropic_client: Anthropic, way: Any) -> None:
     """A58, A59: the call has objects, its result comes back natively, and the answer has it."""
-    first = way(client, DUBLIN, tools=[WEATHER])
+    first = way(anthropic_client, DUBLIN, tools=[WEATHER])
     assert first.stop_reason == "tool_use"
     call = first.content[-1]
     assert (call.type, call.name, call.input) == ("tool_use", "fetch_weather", {"place": "Dublin"})
     result = {"type": "tool_result", "tool_use_id": call.id, "content": '{"weather": "sunny", "degrees": 21}'}
     turns = [*DUBLIN, {"role": "assistant", "content": first.content}, {"role": "user", "content": [result]}]
-    second = way(client, turns, tools=[WEATHER])
+    second = way(anthropic_client, turns, tools=[WEATHER])
     assert second.stop_reason == "end_turn" and "unny" in text_of(second)
     assert (second.usage.cache_read_input_tokens or 0) > 0
 
 
-def test_images_are_seen(client: Anthropic) -> None:
+def test_images_are_seen(anthropic_client: Anthropic) -> None:
     """A63, B8: also in the result of a tool; another picture is another answer."""
     for colour in ("red", "blue", "green"):
-        assert colour in text_of(ask(client, looking(colour)))
+        assert colour in text_of(ask(anthropic_client, looking(colour)))
     call = {"type": "tool_use", "id": "toolu_1", "name": "screenshot", "input": {}}
     result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": [picture("blue")]}
     ask_for = {"type": "text", "text": "What colour is the circle?"}
@@ -172,9 +159,9 @@ def test_images_are_seen(client: Anthropic) -> None:
         {"role": "assistant", "content": [call]},
         {"role": "user", "content": [result, ask_for]},
     ]
-    answer = ask(client, turns)
+    answer = ask(anthropic_client, turns)
     assert answer.content
-    assert client.messages.count_tokens(model="m", messages=turns).input_tokens == tokens_of(answer)
+    assert anthropic_client.messages.count_tokens(model="m", messages=turns).input_tokens == tokens_of(answer)
 
 
 def post(served: Served, path: str, body: Json) -> Json:
@@ -186,13 +173,24 @@ def post(served: Served, path: str, body: Json) -> Json:
     return found
 
 
-def test_the_other_surface_says_the_same(served: Served, client: Anthropic) -> None:
+def test_the_other_surface_says_the_same(served: Served, anthropic_client: Anthropic) -> None:
     """A49, A59: one conversation, one prompt, one answer."""
-    ours = ask(client, SUM, system="Be brief.")
+    ours = ask(anthropic_client, SUM, system="Be brief.")
     chat = [{"role": "system", "content": "Be brief."}, *SUM]
     theirs = post(served, "/v1/chat/completions", {"messages": chat, "temperature": 0})
     assert theirs["choices"][0]["message"]["content"] == text_of(ours)
     assert theirs["usage"]["prompt_tokens"] == tokens_of(ours)
+
+
+def test_an_answer_that_was_begun(anthropic_client: Anthropic) -> None:
+    """A63: it goes on as the whole answer did; count_tokens counts the same prompt."""
+    whole = text_of(ask(anthropic_client, SUM))
+    turns = [*SUM, {"role": "assistant", "content": whole[:6].rstrip()}]
+    made = ask(anthropic_client, turns)
+    assert text_of(made) == whole[len(whole[:6].rstrip()) :]
+    assert text_of(streamed(anthropic_client, turns)) == text_of(made)
+    assert anthropic_client.messages.count_tokens(model="m", messages=turns).input_tokens == tokens_of(made)
+    assert text_of(ask(anthropic_client, [*turns, *SUM])) == whole  # the twin: a turn that is over
 
 
 # -- what is found again --------------------------------------------------------------------------------
@@ -203,66 +201,66 @@ def cached(message: Message) -> int:
 
 
 @pytest.mark.parametrize("words", [8, 300])
-def test_the_second_turn_is_a_hit(client: Anthropic, words: int) -> None:
+def test_the_second_turn_is_a_hit(anthropic_client: Anthropic, words: int) -> None:
     """A5: the first turn's prompt is found again, short or long; another conversation finds nothing of it."""
     first = [{"role": "user", "content": f"Turn {words}: " + " ".join(f"word{i}" for i in range(words))}]
-    one = ask(client, first, max_tokens=8)
+    one = ask(anthropic_client, first, max_tokens=8)
     turns = [*first, {"role": "assistant", "content": one.content}, *SUM]
-    two = ask(client, turns, max_tokens=8)
+    two = ask(anthropic_client, turns, max_tokens=8)
     assert cached(two) >= tokens_of(one) - 8
     assert tokens_of(two) > tokens_of(one)
     foreign = [{"role": "user", "content": "Other"}, *turns[1:]]
-    assert cached(ask(client, foreign, max_tokens=8)) < 16
+    assert cached(ask(anthropic_client, foreign, max_tokens=8)) < 16
 
 
-def test_three_system_prompts_in_turn(client: Anthropic) -> None:
+def test_three_system_prompts_in_turn(anthropic_client: Anthropic) -> None:
     """B13: agents alternate between theirs, and each is found again."""
     prompts = [f"You are agent {name}. " + f"Rule of {name}. " * 20 for name in ("one", "two", "three")]
     for rounds in range(3):
         for system in prompts:
             question = [{"role": "user", "content": f"Question {rounds}?"}]
-            answer = ask(client, question, system=system, max_tokens=4)
-            only = client.messages.count_tokens(model="m", messages=question).input_tokens
+            answer = ask(anthropic_client, question, system=system, max_tokens=4)
+            only = anthropic_client.messages.count_tokens(model="m", messages=question).input_tokens
             if rounds:
                 assert cached(answer) >= tokens_of(answer) - only - 8
 
 
-def test_the_billing_line_costs_nothing(client: Anthropic) -> None:
+def test_the_billing_line_costs_nothing(anthropic_client: Anthropic) -> None:
     """B12: two requests that differ in it: all is found but what is always computed. A user's is text."""
     rules = "Rules: " + "be brief. " * 60
     found = []
     for cch in ("fa690", "00bb1"):
         system = [{"type": "text", "text": BILLING.format(cch)}, {"type": "text", "text": rules}]
-        found.append(ask(client, SUM, system=system, max_tokens=4))
+        found.append(ask(anthropic_client, SUM, system=system, max_tokens=4))
     assert tokens_of(found[0]) == tokens_of(found[1])
     assert cached(found[1]) >= 0.97 * tokens_of(found[1])
     for cch in ("11111", "22222"):
         said_by_user = [{"role": "user", "content": f"{BILLING.format(cch)} {rules}"}]
-        other = ask(client, said_by_user, max_tokens=4)
+        other = ask(anthropic_client, said_by_user, max_tokens=4)
     assert cached(other) < 0.5 * tokens_of(other)
 
 
 # -- agents ---------------------------------------------------------------------------------------------
 
 
-def test_bodies_of_claude_code(client: Anthropic) -> None:
+def test_bodies_of_claude_code(anthropic_client: Anthropic) -> None:
     """B25: the documented shape, through the package's beta surface."""
     body = claude_code("fa690")
     betas = ["claude-code-20250219", "context-management-2025-06-27"]
     stream = body.pop("stream")
     assert stream
-    with client.beta.messages.stream(**body | {"max_tokens": 16}, betas=betas) as events:
+    with anthropic_client.beta.messages.stream(**body | {"max_tokens": 16}, betas=betas) as events:
         message = events.get_final_message()
     assert message.stop_reason in ("end_turn", "max_tokens", "tool_use")
     assert message.context_management is not None and message.context_management.applied_edits == []
     counted = {key: body[key] for key in ("model", "messages", "system", "tools", "thinking")}
-    counts = client.beta.messages.count_tokens(**counted, betas=betas)
+    counts = anthropic_client.beta.messages.count_tokens(**counted, betas=betas)
     read = message.usage.cache_read_input_tokens or 0
     assert counts.input_tokens == message.usage.input_tokens + read
 
 
-def test_models(client: Anthropic) -> None:
-    found = client.models.list()
+def test_models(anthropic_client: Anthropic) -> None:
+    found = anthropic_client.models.list()
     assert [model.type for model in found.data] == ["model"] and not found.has_more
     with pytest.raises(NotFoundError):
-        client.post("/v1/messages/batches", cast_to=object, body={})
+        anthropic_client.post("/v1/messages/batches", cast_to=object, body={})

@@ -7,14 +7,11 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from server_openai_served import Served, serve
-
-from mlxrun.config.settings import Config
+from server_openai_served import Served
 
 pytestmark = pytest.mark.slow
 
@@ -64,12 +61,6 @@ found["stream_call"] = [call["name"], call["args"]]
 limited = model.bind(max_tokens=2).invoke("Hello")
 found["usage"] = [answer.usage_metadata["output_tokens"] > 0, limited.usage_metadata["output_tokens"]]
 """
-
-
-@pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
-    with serve(Config()) as running:
-        yield running
 
 
 def run(script: str, url: str, home: Path) -> Any:

@@ -9,10 +9,10 @@ import asyncio
 import json
 import logging
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
+import aiohttp
 import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
@@ -27,24 +27,10 @@ from server_openai_served import (
     Served,
     looking,
     same,
-    serve,
     told,
 )
 
 from mlxrun.cli.main import main
-from mlxrun.config.settings import Config
-
-
-@pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
-    with serve(Config()) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def client(served: Served) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0, timeout=60) as made:
-        yield made
 
 
 def ask(client: OpenAI, messages: Any, **fields: Any) -> Any:
@@ -62,26 +48,26 @@ def streamed(client: OpenAI, messages: Any, **fields: Any) -> Any:
             return error.completion
 
 
-def test_models(client: OpenAI) -> None:
+def test_models(openai_client: OpenAI) -> None:
     """A model without names answers to any: the response says which it is."""
-    (listed,) = client.models.list().data
+    (listed,) = openai_client.models.list().data
     assert (listed.id, listed.object, listed.owned_by) == ("embedded", "model", "mlxrun")
     assert listed.max_model_len == 4096
     for name in ("embedded", "claude-sonnet-5", "Qwen/Qwen3-0.6B"):
-        assert client.models.retrieve(name).id == "embedded"
+        assert openai_client.models.retrieve(name).id == "embedded"
 
 
-def test_chat(client: OpenAI, served: Served) -> None:
-    whole = ask(client, HELLO)
+def test_chat(openai_client: OpenAI, served: Served) -> None:
+    whole = ask(openai_client, HELLO)
     (choice,) = whole.choices
     assert choice.message.content == "42" and choice.finish_reason == "stop"
     assert whole.id.startswith("chatcmpl-") and whole.object == "chat.completion"
     assert whole.system_fingerprint == served.server.fingerprint
     assert whole.usage.total_tokens == whole.usage.prompt_tokens + whole.usage.completion_tokens
-    again = ask(client, HELLO)
+    again = ask(openai_client, HELLO)
     assert again.id != whole.id and again.usage.prompt_tokens_details.cached_tokens > 0  # A65
     same(whole, again)
-    same(whole, streamed(client, HELLO))
+    same(whole, streamed(openai_client, HELLO))
 
 
 @pytest.mark.parametrize(
@@ -97,25 +83,25 @@ def test_chat(client: OpenAI, served: Served) -> None:
     ],
     ids=lambda fields: "-".join(fields) or "plain",
 )
-def test_a_stream_says_what_the_response_says(client: OpenAI, fields: Any) -> None:
+def test_a_stream_says_what_the_response_says(openai_client: OpenAI, fields: Any) -> None:
     """B21, B22: with every kind of setting; seeds make drawn answers the same."""
     fields = {"max_tokens": 40, **fields} if "max_completion_tokens" not in fields else fields
-    whole = ask(client, LONG, **fields)
-    other = streamed(client, LONG, stream_options={"include_usage": True}, **fields)
+    whole = ask(openai_client, LONG, **fields)
+    other = streamed(openai_client, LONG, stream_options={"include_usage": True}, **fields)
     assert whole.usage.completion_tokens == other.usage.completion_tokens > 0
     same(whole, other)
 
 
-def test_logprobs(client: OpenAI) -> None:
-    (choice,) = ask(client, HELLO, logprobs=True, top_logprobs=2).choices
+def test_logprobs(openai_client: OpenAI) -> None:
+    (choice,) = ask(openai_client, HELLO, logprobs=True, top_logprobs=2).choices
     tokens = choice.logprobs.content
     assert "".join(token.token for token in tokens) == choice.message.content
     assert all(len(token.top_logprobs) == 2 and token.logprob <= 0 for token in tokens)
     assert tokens[0].token == tokens[0].top_logprobs[0].token and math.exp(tokens[0].logprob) > 0.5
 
 
-def test_the_chunks_of_a_stream(client: OpenAI) -> None:
-    chunks = list(ask(client, HELLO, stream=True, stream_options={"include_usage": True}, n=2))
+def test_the_chunks_of_a_stream(openai_client: OpenAI) -> None:
+    chunks = list(ask(openai_client, HELLO, stream=True, stream_options={"include_usage": True}, n=2))
     assert [c.choices for c in chunks].count([]) == 1 and chunks[-1].choices == []
     assert chunks[-1].usage.completion_tokens > 0 and all(c.usage is None for c in chunks[:-1])
     assert {c.object for c in chunks} == {"chat.completion.chunk"} and len({c.id for c in chunks}) == 1
@@ -125,53 +111,53 @@ def test_the_chunks_of_a_stream(client: OpenAI) -> None:
         assert all(part.delta.role is None and part.finish_reason is None for part in parts[1:-1])
 
 
-def test_a_thought_is_no_content(client: OpenAI) -> None:
+def test_a_thought_is_no_content(openai_client: OpenAI) -> None:
     fields = {"extra_body": {"chat_template_kwargs": {"enable_thinking": True}}}
-    whole = ask(client, THINK, **fields)
+    whole = ask(openai_client, THINK, **fields)
     (choice,) = whole.choices
     assert choice.message.reasoning_content and "think>" not in choice.message.content
     assert choice.message.content.endswith("47")
     assert 0 < whole.usage.completion_tokens_details.reasoning_tokens < whole.usage.completion_tokens
     text = thought = ""
-    for chunk in ask(client, THINK, stream=True, **fields):
+    for chunk in ask(openai_client, THINK, stream=True, **fields):
         text += chunk.choices[0].delta.content or ""
         thought += getattr(chunk.choices[0].delta, "reasoning_content", None) or ""
     assert (text, thought) == (choice.message.content, choice.message.reasoning_content)
 
 
-def test_tools(client: OpenAI) -> None:
+def test_tools(openai_client: OpenAI) -> None:
     """A55, A59: a call, whole and in pieces, and the answer to its result."""
-    whole = ask(client, DUBLIN, tools=[WEATHER], tool_choice="auto", parallel_tool_calls=True)
+    whole = ask(openai_client, DUBLIN, tools=[WEATHER], tool_choice="auto", parallel_tool_calls=True)
     (choice,) = whole.choices
     (call,) = choice.message.tool_calls
     assert choice.finish_reason == "tool_calls" and choice.message.content is None
     assert call.function.name == "fetch_weather" and json.loads(call.function.arguments) == {
         "place": "Dublin"
     }
-    same(whole, streamed(client, DUBLIN, tools=[WEATHER]))
+    same(whole, streamed(openai_client, DUBLIN, tools=[WEATHER]))
     result = {"role": "tool", "tool_call_id": call.id, "content": '{"weather": "sunny", "degrees": 21}'}
     history = [*DUBLIN, choice.message.model_dump(exclude_none=True), result]
-    after = ask(client, history, tools=[WEATHER])
+    after = ask(openai_client, history, tools=[WEATHER])
     assert after.choices[0].finish_reason == "stop" and "unny" in after.choices[0].message.content
 
 
-def test_images(client: OpenAI) -> None:
+def test_images(openai_client: OpenAI) -> None:
     for colour in ("red", "blue"):
-        whole = ask(client, looking(colour), max_tokens=8)
+        whole = ask(openai_client, looking(colour), max_tokens=8)
         assert colour in whole.choices[0].message.content
-        same(whole, streamed(client, looking(colour), max_tokens=8))
+        same(whole, streamed(openai_client, looking(colour), max_tokens=8))
 
 
-def test_completions(client: OpenAI) -> None:
+def test_completions(openai_client: OpenAI) -> None:
     """String, list, token ids, lists of token ids; several choices; echo; streams."""
 
     def complete(prompt: Any, **fields: Any) -> Any:
-        return client.completions.create(model="x", prompt=prompt, max_tokens=6, **fields)
+        return openai_client.completions.create(model="x", prompt=prompt, max_tokens=6, **fields)
 
     text = "<|im_start|>user\nWhat is 12 + 30?<|im_end|>\n<|im_start|>assistant\n"
     one = complete(text)
     assert (one.choices[0].text, one.object) == ("42", "text_completion")
-    ids = client.post("/tokenize", body={"prompt": text}, cast_to=object)["tokens"]
+    ids = openai_client.post("/tokenize", body={"prompt": text}, cast_to=object)["tokens"]
     for prompt in ([text], ids, [ids]):
         assert complete(prompt).choices[0].text == "42"
     both = complete([text, text], n=2, logprobs=1)
@@ -187,16 +173,16 @@ def test_completions(client: OpenAI) -> None:
     assert next(iter(complete("a b", echo=True, stream=True))).choices[0].text == "a b"
 
 
-def test_tokens_are_what_the_engine_gets(client: OpenAI) -> None:
+def test_tokens_are_what_the_engine_gets(openai_client: OpenAI) -> None:
     """Counts of text, tools and images are those of usage; and the way back."""
 
     def post(path: str, **body: Any) -> Any:
-        return client.post(path, body=body, cast_to=object)
+        return openai_client.post(path, body=body, cast_to=object)
 
     for messages, more in ((HELLO, {}), (DUBLIN, {"tools": [WEATHER]}), (looking(), {})):
         counted = post("/tokenize", messages=messages, **more)
         assert counted["count"] == len(counted["tokens"]) and counted["max_model_len"] == 4096
-        assert counted["count"] == ask(client, messages, max_tokens=1, **more).usage.prompt_tokens
+        assert counted["count"] == ask(openai_client, messages, max_tokens=1, **more).usage.prompt_tokens
     text = "Hello, w\u00f6rld \U0001f600 <|im_end|>"
     tokens = post("/tokenize", prompt=text, return_token_strs=True)
     assert post("/detokenize", tokens=tokens["tokens"])["prompt"] == text
@@ -230,32 +216,32 @@ async def test_the_async_client(served: Served) -> None:
         assert [part async for part in seen][-1].choices[0].finish_reason == "length"
 
 
-def test_errors_are_what_the_client_expects(client: OpenAI) -> None:
+def test_errors_are_what_the_client_expects(openai_client: OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
-        ask(client, HELLO, temperature=3)
+        ask(openai_client, HELLO, temperature=3)
     assert caught.value.param == "temperature" and caught.value.type == "invalid_request_error"
     with pytest.raises(openai.BadRequestError, match="did you mean 'temperature'"):
-        ask(client, HELLO, extra_body={"tempature": 1})
+        ask(openai_client, HELLO, extra_body={"tempature": 1})
     with pytest.raises(openai.BadRequestError) as caught:
-        ask(client, [{"role": "user", "content": "word " * 5000}])
+        ask(openai_client, [{"role": "user", "content": "word " * 5000}])
     assert caught.value.code == "context_length_exceeded"
     with pytest.raises(openai.BadRequestError, match="does not exist"):
         schema = {"$ref": "#/nowhere"}
         form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema, "strict": True}}
-        ask(client, HELLO, response_format=form)
+        ask(openai_client, HELLO, response_format=form)
 
 
-def test_forms_are_held(client: OpenAI) -> None:
-    """B23: a schema through the client's own model class, and a call where none is asked for."""
+def test_forms_are_held(openai_client: OpenAI) -> None:
+    """B23: a schema through the openai_client's own model class, and a call where none is asked for."""
 
     class Age(BaseModel):
         age: Literal[1, 2, 3]
 
-    parsed = client.chat.completions.parse(
+    parsed = openai_client.chat.completions.parse(
         model="m", messages=HELLO, response_format=Age, max_tokens=40, temperature=0
     )
     assert parsed.choices[0].message.parsed is not None
-    forced = ask(client, HELLO, tools=[WEATHER], tool_choice="required", max_tokens=80)
+    forced = ask(openai_client, HELLO, tools=[WEATHER], tool_choice="required", max_tokens=80)
     calls = forced.choices[0].message.tool_calls
     assert forced.choices[0].finish_reason == "tool_calls" and calls
     assert calls[0].function.name == "fetch_weather"
@@ -310,9 +296,11 @@ async def test_four_rows_with_four_settings(served: Served) -> None:
 def test_a_job_says_the_same(served: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """C8: the same body through `mlxrun batch` and through the server."""
     bodies = [*MIXED, {"messages": LONG, "max_tokens": 20, "temperature": 2, "seed": 5}]
+    bodies.append({"messages": [*HELLO, {"role": "assistant", "content": "The res"}], "extra_body": BEGUN})
     job = tmp_path / "job.jsonl"
     url = "/v1/chat/completions"
-    lines = [{"custom_id": f"{i}", "method": "POST", "url": url, "body": b} for i, b in enumerate(bodies)]
+    sent = [{key: b[key] for key in b if key != "extra_body"} | b.get("extra_body", {}) for b in bodies]
+    lines = [{"custom_id": f"{i}", "method": "POST", "url": url, "body": b} for i, b in enumerate(sent)]
     job.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert main(["batch", str(job), "--set", "batch.order=input"]) == 0
     logging.getLogger().handlers.clear()  # it writes to where this test's errors go
@@ -321,9 +309,41 @@ def test_a_job_says_the_same(served: Served, tmp_path: Path, capsys: pytest.Capt
     assert [told(answer) for answer in answers] == asyncio.run(together(served, bodies))
 
 
-def test_nothing_is_left_over(client: OpenAI, served: Served) -> None:
+BEGUN = {"continue_final_message": True, "add_generation_prompt": False}
+THINKING = {"chat_template_kwargs": {"enable_thinking": True}}
+
+
+def test_an_answer_that_was_begun(openai_client: OpenAI, served: Served) -> None:
+    """A55, A62: it goes on as the whole answer did, as a stream too, also within a thought. Without
+    the two fields the text is a turn that is over, and the answer begins anew."""
+    for asked, more in ((HELLO, {}), (THINK, THINKING)):
+        whole = ask(openai_client, asked, extra_body=more).choices[0].message
+        thought = getattr(whole, "reasoning_content", "")
+        given = {"role": "assistant", "content": whole.content[:6]}
+        rest = (whole.content[6:], "")
+        if thought:
+            given["content"] = f"<think>\n{thought[:9]}"
+            rest = (whole.content, thought[9:])
+        turns = [*asked, given]
+        made = ask(openai_client, turns, extra_body=BEGUN | more)
+        message = made.choices[0].message
+        assert (message.content, getattr(message, "reasoning_content", "")) == rest
+        counted = served.call(_tokenize(served, {"messages": turns, **BEGUN, **more}))
+        assert counted["count"] == made.usage.prompt_tokens
+        same(streamed(openai_client, turns, extra_body=BEGUN | more), made)
+        anew = ask(openai_client, turns, extra_body=more)
+        assert anew.usage.prompt_tokens > made.usage.prompt_tokens
+    assert thought  # of the second: it was begun within one
+
+
+async def _tokenize(served: Served, body: dict[str, Any]) -> Any:
+    async with aiohttp.ClientSession() as session, session.post(f"{served.url}/tokenize", json=body) as reply:
+        return await reply.json()
+
+
+def test_nothing_is_left_over(openai_client: OpenAI, served: Served) -> None:
     """A24: a stream that is closed early, and all before, leave no request behind."""
-    with ask(client, LONG, stream=True, max_tokens=100) as stream:
+    with ask(openai_client, LONG, stream=True, max_tokens=100) as stream:
         next(iter(stream))
 
     async def idle() -> None:

@@ -6,16 +6,14 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
-from collections.abc import Iterator
 from typing import Any
 
 import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
 from PIL import Image, ImageDraw
-from server_openai_served import Served, serve
+from server_openai_served import Served
 
-from mlxrun.config.settings import Config
 from mlxrun.server.store import responses_of
 
 SUM = "What is 12 + 30?"
@@ -27,18 +25,6 @@ WEATHER = {
     "strict": False,
 }
 DUBLIN = "How is the weather in Dublin?"
-
-
-@pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
-    with serve(Config()) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def client(served: Served) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0, timeout=60) as made:
-        yield made
 
 
 def looking(colour: str = "red") -> list[Any]:
@@ -74,40 +60,40 @@ def output(response: Any) -> Any:
     return items
 
 
-def test_a_whole_answer(client: OpenAI) -> None:
-    response = ask(client, SUM)
+def test_a_whole_answer(openai_client: OpenAI) -> None:
+    response = ask(openai_client, SUM)
     assert response.output_text == "42"
     assert (response.status, response.model, response.object) == ("completed", "embedded", "response")
     assert response.usage.total_tokens == response.usage.input_tokens + response.usage.output_tokens
     assert response.output[0].type == "message" and response.output[0].role == "assistant"
 
 
-def test_a_stream_is_the_same_answer(client: OpenAI) -> None:
-    whole = ask(client, SUM)
-    response, kinds = streamed(client, SUM)
+def test_a_stream_is_the_same_answer(openai_client: OpenAI) -> None:
+    whole = ask(openai_client, SUM)
+    response, kinds = streamed(openai_client, SUM)
     assert output(response) == output(whole)
     assert response.output_text == "42"
     assert kinds[:2] == ["response.created", "response.in_progress"] and kinds[-1] == "response.completed"
 
 
-def test_the_same_answer_as_of_a_chat(client: OpenAI) -> None:
+def test_the_same_answer_as_of_a_chat(openai_client: OpenAI) -> None:
     """A49: one way to the prompt."""
     messages: Any = [
         {"role": "developer", "content": "Answer in capitals."},
         {"role": "user", "content": SUM},
     ]
-    chat = client.chat.completions.create(model="m", messages=messages)
-    response = ask(client, SUM, instructions="Answer in capitals.")
+    chat = openai_client.chat.completions.create(model="m", messages=messages)
+    response = ask(openai_client, SUM, instructions="Answer in capitals.")
     assert response.output_text == chat.choices[0].message.content
     assert response.usage.input_tokens == chat.usage.prompt_tokens  # type: ignore[union-attr]
 
 
-def test_a_tool_round(client: OpenAI) -> None:
+def test_a_tool_round(openai_client: OpenAI) -> None:
     """The call, and the answer from its result: by items, and by previous_response_id."""
-    first = ask(client, DUBLIN, tools=[WEATHER])
+    first = ask(openai_client, DUBLIN, tools=[WEATHER])
     call = first.output[-1]
     assert (call.type, call.name, call.arguments) == ("function_call", "fetch_weather", '{"place": "Dublin"}')
-    again, kinds = streamed(client, DUBLIN, tools=[WEATHER])
+    again, kinds = streamed(openai_client, DUBLIN, tools=[WEATHER])
     assert output(again) == output(first)
     assert "response.function_call_arguments.done" in kinds
     result = {
@@ -116,88 +102,90 @@ def test_a_tool_round(client: OpenAI) -> None:
         "output": '{"weather": "sunny", "degrees": 21}',
     }
     items = [{"role": "user", "content": DUBLIN}, *(item.model_dump() for item in first.output), result]
-    by_items = ask(client, items, tools=[WEATHER])
-    by_id = ask(client, [result], tools=[WEATHER], previous_response_id=first.id)
+    by_items = ask(openai_client, items, tools=[WEATHER])
+    by_id = ask(openai_client, [result], tools=[WEATHER], previous_response_id=first.id)
     assert "unny" in by_items.output_text
     assert output(by_id) == output(by_items)
     assert by_id.usage.input_tokens == by_items.usage.input_tokens
 
 
-def test_a_thought(client: OpenAI) -> None:
+def test_a_thought(openai_client: OpenAI) -> None:
     """Effort switches it where the template can; the thought comes first, and is counted."""
     question = "What is 12 + 30 + 5?"
-    response = ask(client, question, reasoning={"effort": "medium"})
+    response = ask(openai_client, question, reasoning={"effort": "medium"})
     assert [item.type for item in response.output] == ["reasoning", "message"]
     assert "42" in response.output[0].content[0].text
     assert response.output_text == "47"
     assert 0 < response.usage.output_tokens_details.reasoning_tokens < response.usage.output_tokens
-    again, kinds = streamed(client, question, reasoning={"effort": "medium"})
+    again, kinds = streamed(openai_client, question, reasoning={"effort": "medium"})
     assert output(again) == output(response)
     assert "response.reasoning_text.delta" in kinds
-    assert [item.type for item in ask(client, SUM, reasoning={"effort": "none"}).output] == ["message"]
+    assert [item.type for item in ask(openai_client, SUM, reasoning={"effort": "none"}).output] == ["message"]
 
 
 @pytest.mark.parametrize("colour", ["red", "blue"])
-def test_images(client: OpenAI, colour: str) -> None:
-    response = ask(client, looking(colour))
+def test_images(openai_client: OpenAI, colour: str) -> None:
+    response = ask(openai_client, looking(colour))
     assert colour in response.output_text.lower()
-    assert output(streamed(client, looking(colour))[0]) == output(response)
-    again = ask(client, "What shape is it?", previous_response_id=response.id)
+    assert output(streamed(openai_client, looking(colour))[0]) == output(response)
+    again = ask(openai_client, "What shape is it?", previous_response_id=response.id)
     assert "circle" in again.output_text.lower()
 
 
-def test_a_conversation_reuses_its_prefix(client: OpenAI) -> None:
+def test_a_conversation_reuses_its_prefix(openai_client: OpenAI) -> None:
     """A5: turn 2 finds turn 1, answer included."""
-    first = ask(client, "My name is Zora. " + "Remember it well. " * 30)
-    second = ask(client, "What is my name?", previous_response_id=first.id)
+    first = ask(openai_client, "My name is Zora. " + "Remember it well. " * 30)
+    second = ask(openai_client, "What is my name?", previous_response_id=first.id)
     assert "Zora" in second.output_text
     assert second.usage.input_tokens_details.cached_tokens >= first.usage.input_tokens - 16
 
 
-def test_stored_responses(client: OpenAI, served: Served) -> None:
-    sent = ask(client, SUM, metadata={"run": "7"})
-    got = client.responses.retrieve(sent.id)
+def test_stored_responses(openai_client: OpenAI, served: Served) -> None:
+    sent = ask(openai_client, SUM, metadata={"run": "7"})
+    got = openai_client.responses.retrieve(sent.id)
     assert got.model_dump() == sent.model_dump()
-    items = list(client.responses.input_items.list(sent.id))
+    items = list(openai_client.responses.input_items.list(sent.id))
     assert [item.content[0].text for item in items] == [SUM]  # type: ignore[union-attr]
     with pytest.raises(openai.BadRequestError, match="nothing is left to cancel"):
-        client.responses.cancel(sent.id)
-    client.responses.delete(sent.id)
+        openai_client.responses.cancel(sent.id)
+    openai_client.responses.delete(sent.id)
     with pytest.raises(openai.NotFoundError):
-        client.responses.retrieve(sent.id)
+        openai_client.responses.retrieve(sent.id)
     with pytest.raises(openai.BadRequestError) as caught:
-        ask(client, "x", previous_response_id=sent.id)
+        ask(openai_client, "x", previous_response_id=sent.id)
     assert caught.value.code == "previous_response_not_found"
     assert not responses_of(served.server).running
 
 
-def test_tokens_are_counted(client: OpenAI) -> None:
+def test_tokens_are_counted(openai_client: OpenAI) -> None:
     for value in (SUM, looking()):
-        counted = client.responses.input_tokens.count(model="m", input=value, tools=[WEATHER])  # type: ignore[list-item]
-        assert counted.input_tokens == ask(client, value, tools=[WEATHER]).usage.input_tokens
+        counted = openai_client.responses.input_tokens.count(model="m", input=value, tools=[WEATHER])  # type: ignore[list-item]
+        assert counted.input_tokens == ask(openai_client, value, tools=[WEATHER]).usage.input_tokens
 
 
-def test_a_wrong_body(client: OpenAI) -> None:
+def test_a_wrong_body(openai_client: OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
-        ask(client, [{"role": "user", "content": [{"type": "input_file", "file_id": "f"}]}])
+        ask(openai_client, [{"role": "user", "content": [{"type": "input_file", "file_id": "f"}]}])
     assert caught.value.param == "input[0].content[0].type"
 
 
-def test_cancelling_a_stream(client: OpenAI, served: Served) -> None:
-    stream = client.responses.create(model="m", input=SUM, stream=True, extra_body={"ignore_eos": True})
+def test_cancelling_a_stream(openai_client: OpenAI, served: Served) -> None:
+    stream = openai_client.responses.create(
+        model="m", input=SUM, stream=True, extra_body={"ignore_eos": True}
+    )
     response_id, kinds = "", []
     for event in stream:
         if event.type == "response.created":
             response_id = event.response.id
         if event.type == "response.output_text.delta" and event.type not in kinds:
-            assert client.responses.cancel(response_id).status == "cancelled"
+            assert openai_client.responses.cancel(response_id).status == "cancelled"
         kinds.append(event.type)
     assert kinds[-1] == "response.cancelled"
-    assert client.responses.retrieve(response_id).status == "cancelled"
+    assert openai_client.responses.retrieve(response_id).status == "cancelled"
     assert not responses_of(served.server).running
 
 
-async def test_different_requests_at_once(served: Served, client: OpenAI) -> None:
+async def test_different_requests_at_once(served: Served, openai_client: OpenAI) -> None:
     """A68: a text, an image, tools and a thought together: each as it is alone."""
     asked: list[tuple[Any, dict[str, Any]]] = [
         (SUM, {}),
@@ -205,7 +193,7 @@ async def test_different_requests_at_once(served: Served, client: OpenAI) -> Non
         (DUBLIN, {"tools": [WEATHER]}),
         ("What is 12 + 30 + 5?", {"reasoning": {"effort": "low"}}),
     ]
-    alone = [output(await asyncio.to_thread(ask, client, value, **fields)) for value, fields in asked]
+    alone = [output(await asyncio.to_thread(ask, openai_client, value, **fields)) for value, fields in asked]
     async with AsyncOpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0, timeout=60) as many:
 
         async def whole(value: Any, fields: dict[str, Any]) -> Any:

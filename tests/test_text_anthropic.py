@@ -296,7 +296,7 @@ def test_any_part_of_a_conversation_can_be_counted() -> None:
     assert count(long, host) > 500
     assert refused({**long, "max_tokens": 5}, host).code == "context_length_exceeded"
     for messages in (
-        [USER, {"role": "assistant", "content": "yo"}],
+        [USER, {"role": "assistant", "content": "yo "}],
         [USER, {"role": "assistant", "content": [CALL]}],
         [{"role": "user", "content": [RESULT]}],
     ):

@@ -15,7 +15,8 @@ from test_text_anthropic_refused import REFUSED
 from mlxrun.errors import RequestError
 from mlxrun.text import anthropic_fields
 from mlxrun.text.anthropic import error_body
-from mlxrun.text.anthropic_fields import BODY, COUNT_BODY, document
+from mlxrun.text.anthropic_fields import BODY, COUNT_BODY
+from mlxrun.text.anthropic_schema import document
 
 # -- schemas, and any body at all -----------------------------------------------------------------------
 

@@ -279,7 +279,7 @@ def test_length_of_the_answer() -> None:
         ("model", 1, "model", "string"),
         ("tempature", 1, "tempature", "did you mean 'temperature'"),
         ("nonsense", {}, "nonsense", "unknown parameter"),
-        ("min_tokens", 1, "min_tokens", "unknown parameter"),
+        ("min_tokens", 1, "min_tokens", "not supported"),
     ],
 )
 @pytest.mark.parametrize("url", [CHAT, COMPLETION])
@@ -340,6 +340,7 @@ def test_bad_fields_are_named(url: str, field: str, value: Any, param: str, word
         ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages[0].content"),
         ({"messages": None}, "messages"),
         *(({name: {}}, name) for name in REFUSED["chat"]),
+        ({"echo": True}, "echo"),
     ],
 )
 def test_bad_chat_fields_are_named(fields: Mapping[str, Any], param: str) -> None:

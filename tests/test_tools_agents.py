@@ -9,13 +9,11 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from server_openai_served import Served, picture, serve
+from server_openai_served import Served, picture
 
-from mlxrun.config.settings import Config
 from mlxrun.text.openai import prepare
 
 Json = dict[str, Any]
@@ -264,12 +262,6 @@ del CONTINUE_CASES["whole"]["stream_options"]
 CASES = {f"opencode: {name}": body for name, body in OPENCODE_CASES.items()} | {
     f"continue: {name}": body for name, body in CONTINUE_CASES.items()
 }
-
-
-@pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
-    with serve(Config()) as running:
-        yield running
 
 
 def post(served: Served, body: Json) -> str:

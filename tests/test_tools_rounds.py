@@ -6,7 +6,7 @@ One question needs three calls, one after the other; each result goes back, and 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,9 @@ import pytest
 from anthropic import Anthropic
 from batch_fakes import by_id, write_job
 from openai import OpenAI
-from server_openai_served import Served, serve
+from server_openai_served import Served
 
 from mlxrun.cli.main import main
-from mlxrun.config.settings import Config
 from mlxrun.text.openai import prepare
 
 Json = dict[str, Any]
@@ -59,24 +58,6 @@ class Round:
     @property
     def told(self) -> list[tuple[str, Any]]:
         return [(name, json.loads(arguments)) for _, name, arguments in self.calls.values()]
-
-
-@pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
-    with serve(Config()) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def openai(served: Served) -> Iterator[OpenAI]:
-    with OpenAI(base_url=served.url + "/v1", api_key="none", max_retries=0, timeout=60) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def anthropic(served: Served) -> Iterator[Anthropic]:
-    with Anthropic(base_url=served.url, api_key="none", max_retries=0, timeout=60) as made:
-        yield made
 
 
 # -- chat/completions -------------------------------------------------------------------------------------
@@ -138,10 +119,10 @@ def converse(
 
 
 @pytest.mark.parametrize("more", [{}, THINKING], ids=["plain", "thinking"])
-def test_chat(openai: OpenAI, more: Json) -> None:
+def test_chat(openai_client: OpenAI, more: Json) -> None:
     """A55, A58, A59, B26: the right tool with the right arguments, its result, and the answer; a thought is a
     thought."""
-    rounds, _ = converse(openai, **more)
+    rounds, _ = converse(openai_client, **more)
     assert [made.told for made in rounds] == [*([call] for call in CALLS), []]
     assert [made.finish for made in rounds] == ["tool_calls"] * 3 + ["stop"]
     assert [made.text for made in rounds] == ["", "", "", ANSWER]
@@ -151,23 +132,23 @@ def test_chat(openai: OpenAI, more: Json) -> None:
     assert len(set(ids)) == len(CALLS)
 
 
-def test_other_results_are_another_answer(openai: OpenAI) -> None:
+def test_other_results_are_another_answer(openai_client: OpenAI) -> None:
     """The twin: what the tools say is what the answer says."""
     other = RESULTS | {"get_weather": '{"temperature": 7, "sky": "foggy"}', "multiply": '{"result": 85}'}
-    rounds, _ = converse(openai, other)
+    rounds, _ = converse(openai_client, other)
     assert [made.told for made in rounds] == [*([call] for call in CALLS), []]
     assert rounds[-1].text == ANSWER.replace("21", "7").replace("sunny", "foggy").replace("84", "85")
 
 
-def test_calls_that_are_forbidden_do_not_come(openai: OpenAI) -> None:
+def test_calls_that_are_forbidden_do_not_come(openai_client: OpenAI) -> None:
     """A second twin."""
-    made = streamed(openai, [{"role": "user", "content": QUESTION}], tool_choice="none")
+    made = streamed(openai_client, [{"role": "user", "content": QUESTION}], tool_choice="none")
     assert not made.calls and made.finish == "stop"
 
 
-def test_the_history_reaches_the_template_natively(openai: OpenAI, served: Served) -> None:
+def test_the_history_reaches_the_template_natively(openai_client: OpenAI, served: Served) -> None:
     """A58: arguments as an object, written once; results behind the calls they answer."""
-    _, asked = converse(openai)
+    _, asked = converse(openai_client)
     prepared = served.call(prepare("/v1/chat/completions", body(asked[-1]), served.server.side))
     prompt = prepared.prompts[0]
     at = 0
@@ -187,7 +168,7 @@ def test_the_history_reaches_the_template_natively(openai: OpenAI, served: Serve
 
 
 @pytest.mark.parametrize("thinking", [False, True], ids=["plain", "thinking"])
-def test_messages(anthropic: Anthropic, thinking: bool) -> None:
+def test_messages(anthropic_client: Anthropic, thinking: bool) -> None:
     """A55, A58, A59, A63, B26: the same by Anthropic's package; the rounds go back as they came."""
     tools = [
         {
@@ -201,7 +182,7 @@ def test_messages(anthropic: Anthropic, thinking: bool) -> None:
     messages: list[Any] = [{"role": "user", "content": QUESTION}]
     told, reasons, text = [], [], ""
     for _ in range(len(CALLS) + 1):
-        with anthropic.messages.stream(
+        with anthropic_client.messages.stream(
             model="m", max_tokens=2048, messages=messages, tools=tools, extra_body={"temperature": 0}, **more
         ) as stream:
             deltas = [event.type for event in stream]
@@ -225,9 +206,9 @@ def test_messages(anthropic: Anthropic, thinking: bool) -> None:
 
 
 @pytest.mark.parametrize("more", [{}, THINKING], ids=["plain", "thinking"])
-def test_batch(openai: OpenAI, tmp_path: Path, more: Json) -> None:
+def test_batch(openai_client: OpenAI, tmp_path: Path, more: Json) -> None:
     """C8, A59: the same conversation's lines give the same calls, thoughts and answer."""
-    rounds, asked = converse(openai, **more)
+    rounds, asked = converse(openai_client, **more)
     lines = [
         {
             "custom_id": f"round {i}",

@@ -34,6 +34,7 @@ from mlxrun.text.anthropic_fields import (
 from mlxrun.text.anthropic_trail import Trail, rename
 from mlxrun.text.host import HostModel
 from mlxrun.text.openai_fields import BODIES
+from mlxrun.text.prefill import CONTINUE
 from mlxrun.text.prepared import Prepared
 from mlxrun.text.problems import bad, need, quote, suggest, unsupported
 from mlxrun.text.side import TextSide
@@ -92,7 +93,7 @@ async def count_tokens(body: Any, side: TextSide) -> Json:
     try:
         given = BODIES["chat"].check(asked.chat)
         openai.check_model(given["model"], side.host)
-        prompt = await openai.chat_prompt_of(given, side)
+        prompt = await openai.chat_prompt_of(given, openai.offered(given), side)
     except RequestError as error:
         asked.trail.lead_back(error)
         raise
@@ -122,6 +123,8 @@ def _ask(given: Json, side: TextSide, count: bool) -> Asked:
         trail.paths["stop"] = "stop_sequences"
     chat |= _user(given, trail) | _tools(given, trail) | _thinking(given, side, trail)
     chat |= _output(given, side.host, trail)
+    if messages.begun and _may_begin(given, count):
+        chat[CONTINUE] = True
     return Asked(
         chat,
         trail,
@@ -129,6 +132,21 @@ def _ask(given: Json, side: TextSide, count: bool) -> Asked:
         hide_thought=given.get("thinking", {}).get("display") == "omitted",
         edits=_context(given),
     )
+
+
+def _may_begin(given: Json, count: bool) -> bool:
+    """Whether the answer may begin with the last message's text: not where something else has to come first.
+    That is an error, unless tokens are only counted."""
+    found = {
+        "thinking": given.get("thinking", {}).get("type", "disabled") != "disabled",
+        "tool_choice": given.get("tool_choice", {}).get("type") in ("any", "tool"),
+        "output_config.format": bool(given.get("output_config", {}).get("format")),
+        **{f"tools[{i}].strict": tool.get("strict") for i, tool in enumerate(given.get("tools", []))},
+    }
+    against = next((name for name, asked in found.items() if asked), None)
+    if against is not None and not count:
+        raise bad(against, "not together with a last message of the assistant, which begins the answer")
+    return against is None
 
 
 def _user(given: Json, trail: Trail) -> Json:

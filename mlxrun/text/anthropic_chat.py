@@ -10,16 +10,18 @@ from __future__ import annotations
 import functools
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from mlxrun.text.anthropic_fields import (
     ALLOWED,
     BLOCKS,
+    DOCUMENTS,
     MESSAGE,
     OUTPUT,
     REFUSED_BLOCKS,
+    REFUSED_DOCUMENTS,
     SOURCES,
     TRANSFORMATIONS,
     checked,
@@ -35,6 +37,7 @@ Json = dict[str, Any]
 
 # As Claude Code begins its system prompt; `cch` in it is another one in each request.
 _BILLING = re.compile(r"\s*x-anthropic-billing-header:[^\n]*(?:\n\s*|\Z)", re.IGNORECASE)
+_PLACES = {"tool_result": "tool results", "document": "documents", "search_result": "search results"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,8 @@ class Part:
 class ChatMessages:
     """Collects the messages of a chat. `trail` learns where each comes from.
 
-    `whole`: they are to be answered, so calls need their results, and the user speaks last.
+    `whole`: they are to be answered, so calls need their results. The user speaks last, or the assistant with
+    the beginning of the answer: see `begun`.
     """
 
     def __init__(self, trail: Trail, *, strip_billing: bool, whole: bool) -> None:
@@ -59,6 +63,7 @@ class ChatMessages:
         self._whole = whole
         self._open: dict[str, str] = {}  # calls that have no result yet, and where they are
         self._last = "user"  # who spoke last, the system aside
+        self.begun = False  # whether the answer goes on from the last message
 
     def add(self, messages: Sequence[Any]) -> None:
         """All messages of a body."""
@@ -77,8 +82,11 @@ class ChatMessages:
             else:
                 self._assistant(given["content"], where)
             self._last = role
-        if self._whole:
-            self._check_end()
+        if read and read[-1][0] == "assistant":
+            self._begin(f"messages[{len(read) - 1}].content", read[-1][1]["content"])
+        elif self._whole and self._last == "assistant":
+            raise unsupported("messages", "a system message behind the assistant's; the user speaks last")
+        self._check_results()
 
     def system(self, content: Any, where: str) -> None:
         """A system message. A billing line at the beginning of the first one is left out."""
@@ -156,10 +164,21 @@ class ChatMessages:
             message["content"] = [part.body for part in parts]
         self.messages.append(message)
 
-    def _check_end(self) -> None:
-        if self._last == "assistant":
-            raise unsupported("messages", "the user speaks last; the start of an answer cannot be given")
-        self._check_results()
+    def _begin(self, where: str, content: Any) -> None:
+        """The last message is the assistant's: what it says is how the answer begins. Where tokens are only
+        counted it may as well be a turn that is over."""
+        blocks = [] if isinstance(content, str) else content
+        other = next((block["type"] for block in blocks if block["type"] != "text"), None)
+        text = self.messages[-1]["content"]
+        if self._whole and other is not None:
+            self._check_results()
+            raise unsupported(where, f"an answer can be begun with text, and here is a {other!r} block")
+        if self._whole and text != text.rstrip():
+            raise bad(where, "the final assistant content cannot end with trailing whitespace")
+        if not text and other is None:
+            self.messages.pop()  # which begins nothing
+        if self.messages and self.messages[-1]["role"] == "assistant" and other is None:
+            self.begun = text == text.rstrip()
 
     def _check_results(self) -> None:
         if self._whole and self._open:
@@ -175,7 +194,7 @@ def _blocks(content: Any, where: str, within: str) -> list[tuple[str, Json, str]
     if not content and within == "user":
         raise bad(where, "is empty; give at least one block")
     taken = {name: BLOCKS[name] for name in ALLOWED[within]}
-    elsewhere = f"not in {'tool results' if within == 'tool_result' else f'messages of the {within}'}"
+    elsewhere = f"not in {_PLACES.get(within, f'messages of the {within}')}"
     refused = REFUSED_BLOCKS | dict.fromkeys(BLOCKS.keys() - taken.keys(), elsewhere)
     paths = [f"{where}[{i}]" for i in range(len(content))]
     return [(*checked(block, path, taken, refused), path) for block, path in zip(content, paths, strict=True)]
@@ -191,12 +210,39 @@ def _parts(content: Any, where: str, within: str) -> list[Part]:
 def _part(of: str, block: Json, path: str) -> Part:
     if of == "text":
         return _text(block["text"], path, f"{path}.text")
+    if of in ("document", "search_result"):
+        return _text(_document(block, path) if of == "document" else _found(block, path), path, path)
     source, given = checked(block["source"], f"{path}.source", SOURCES, {"file": "send it as base64"})
     fields(block.get("transformations", {}), f"{path}.transformations", TRANSFORMATIONS)
     if source == "url":
         return Part({"type": "image_url", "image_url": given}, path, f"{path}.source.url")
     url = f"data:{given['media_type']};base64,{given['data']}"
     return Part({"type": "image_url", "image_url": {"url": url}}, path, f"{path}.source.data")
+
+
+def _document(block: Json, path: str) -> str:
+    """A document as the model reads it."""
+    of, source = checked(block["source"], f"{path}.source", DOCUMENTS, REFUSED_DOCUMENTS)
+    text = source["data"] if of == "text" else _texts(source["content"], f"{path}.source.content", "document")
+    return _tagged("document", {name: block.get(name) for name in ("title", "context")}, text)
+
+
+def _found(block: Json, path: str) -> str:
+    """A search result as the model reads it."""
+    text = _texts(block["content"], f"{path}.content", "search_result")
+    return _tagged("search_result", {name: block[name] for name in ("title", "source")}, text)
+
+
+def _texts(content: Any, where: str, within: str) -> str:
+    if isinstance(content, str):
+        return content
+    return "\n".join(block["text"] for _, block, _ in _blocks(content, where, within))
+
+
+def _tagged(name: str, facts: Mapping[str, str | None], text: str) -> str:
+    """A text between tags, what is known of it before it; nothing is escaped."""
+    lines = [f"<{key}>{value}</{key}>" for key, value in facts.items() if value]
+    return "\n".join([f"<{name}>", *lines, "<content>", text, "</content>", f"</{name}>"])
 
 
 def _text(text: str, path: str, value: str) -> Part:

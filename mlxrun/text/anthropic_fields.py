@@ -41,9 +41,20 @@ def _exactly(required: Mapping[str, Schema], optional: Mapping[str, Schema] | No
 
 
 _DIRECT: Schema = {"type": "object", "properties": {"type": {"const": "direct"}}, "required": ["type"]}
+_CITATIONS: Schema = {
+    "type": "object",
+    "properties": {"enabled": {"const": False}},
+    "additionalProperties": False,
+}
 BLOCKS: dict[str, Schema] = {
     "text": _exactly({"text": _STRING}, {"citations": _LIST}),
     "image": _exactly({"source": _OBJECT}, {"transformations": _OBJECT}),
+    "document": _exactly(
+        {"source": _OBJECT}, {"title": _STRING, "context": _STRING, "citations": _CITATIONS}
+    ),
+    "search_result": _exactly(
+        {"source": _STRING, "title": _STRING, "content": _LIST}, {"citations": _CITATIONS}
+    ),
     "tool_use": _exactly({"id": _NAME, "name": _NAME, "input": _OBJECT}, {"caller": _DIRECT}),
     "tool_result": _exactly({"tool_use_id": _NAME}, {"content": _TEXTS, "is_error": _BOOL}),
     "thinking": _exactly({"thinking": _STRING, "signature": _STRING}),
@@ -52,13 +63,13 @@ BLOCKS: dict[str, Schema] = {
 TRANSFORMATIONS = _exactly({}, {"oversized_image": {"const": "downsize"}})
 ALLOWED = {
     "system": ("text",),
-    "user": ("text", "image", "tool_result"),
+    "user": ("text", "image", "document", "search_result", "tool_result"),
     "assistant": ("text", "thinking", "redacted_thinking", "tool_use"),
-    "tool_result": ("text", "image"),
+    "tool_result": ("text", "image", "document", "search_result"),
+    "document": ("text",),
+    "search_result": ("text",),
 }
 REFUSED_BLOCKS = {
-    "document": "documents are not read; send their text, or their pages as images",
-    "search_result": "send it as text",
     "container_upload": "there are no containers",
     "server_tool_use": "there are no server tools",
     "web_search_tool_result": "there are no server tools",
@@ -79,6 +90,15 @@ SOURCES: dict[str, Schema] = {
         {"media_type": {"enum": ["image/jpeg", "image/png", "image/gif", "image/webp"]}, "data": _STRING}
     ),
     "url": _exactly({"url": {"type": "string", "pattern": "^[Hh][Tt][Tt][Pp][Ss]?://"}}),
+}
+DOCUMENTS: dict[str, Schema] = {
+    "text": _exactly({"media_type": {"const": "text/plain"}, "data": _STRING}),
+    "content": _exactly({"content": _TEXTS}),
+}
+REFUSED_DOCUMENTS = {
+    "base64": "files such as PDFs are not read; send the text, or the pages as images",
+    "url": "documents are not fetched; send the text",
+    "file": "send the text",
 }
 MESSAGE: dict[str, Schema] = {
     "user": _exactly({"content": _TEXTS}),
@@ -164,14 +184,14 @@ _REFUSED = {
 }
 BODY = Body(_HONOURED | _GENERATION, _HARMLESS | _HARMLESS_GENERATION, _REFUSED)
 COUNT_BODY = Body(_HONOURED, _HARMLESS, _REFUSED)
-_REQUIRED = ("model", "max_tokens", "messages")
+REQUIRED = ("model", "max_tokens", "messages")
 
 
 def check_body(body: Any, count: bool) -> dict[str, Any]:
     """The given fields of a body of /v1/messages, or of count_tokens."""
     of = COUNT_BODY if count else BODY
     given = of.check(body)
-    for name in _REQUIRED:
+    for name in REQUIRED:
         if name not in given and name in of.honoured:
             raise bad(name, "Field required", code="missing_field")
     return given
@@ -241,60 +261,3 @@ def _fits(value: Any, schema: Schema) -> bool:
     if of is list:
         return schema is _LIST or schema is _TEXTS
     return schema is _OBJECT if of is dict else of is bool and schema is _BOOL
-
-
-# For documents.
-
-
-def document(of: Body) -> Schema:
-    """The body as one JSON schema, the objects inside it included."""
-    whole = of.schema
-    parts = {
-        "messages": {"type": "array", "minItems": 1, "items": _either(_messages(), "role")},
-        "system": _content("system"),
-        "tools": {"type": "array", "maxItems": 1024, "items": _tool()},
-        "tool_choice": _either(TOOL_CHOICES),
-        "thinking": _either(THINKING),
-        "metadata": METADATA,
-        "output_config": _with(OUTPUT, "format", _either(FORMATS)),
-        "context_management": _exactly({}, {"edits": {"type": "array", "items": _either(EDITS)}}),
-    }
-    known = {name: parts.get(name, schema) for name, schema in whole["properties"].items()}
-    return {**whole, "properties": known, "required": [n for n in _REQUIRED if n in of.honoured]}
-
-
-def _tool() -> Schema:
-    """A tool need not say that it is a custom one."""
-    return _with(_with(TOOLS["custom"], "type", {"enum": [*TOOLS, None]}), "cache_control", _OBJECT)
-
-
-def _messages() -> dict[str, Schema]:
-    return {
-        role: {**schema, "properties": {**schema["properties"], "content": _content(role)}}
-        for role, schema in MESSAGE.items()
-    }
-
-
-def _content(role: str) -> Schema:
-    blocks = {name: BLOCKS[name] for name in ALLOWED[role]}
-    if "image" in blocks:
-        blocks["image"] = _with(blocks["image"], "source", _either(SOURCES))
-    if "tool_result" in blocks:
-        blocks["tool_result"] = _with(blocks["tool_result"], "content", _content("tool_result"))
-    return {"anyOf": [_STRING, {"type": "array", "items": _either(blocks)}]}
-
-
-def _with(schema: Schema, name: str, value: Schema) -> Schema:
-    return {**schema, "properties": {**schema["properties"], name: value}}
-
-
-def _either(kinds: Mapping[str, Schema], tag: str = "type") -> Schema:
-    return {
-        "oneOf": [
-            {
-                **_with(_with(schema, tag, {"const": of}), "cache_control", _OBJECT),
-                "required": [tag, *schema["required"]],
-            }
-            for of, schema in kinds.items()
-        ]
-    }

@@ -35,6 +35,8 @@ class Budget:
     closings: Mapping[bytes, tuple[int, ...]]
     """What to write behind a thought that ends so; the longest ending counts."""
     inner: Grammar | None = None
+    prefill: bytes = b""
+    """The text that the answer goes on from: its thoughts are thoughts, but cost nothing."""
 
     def start(self, answered: Sequence[int], stop_ids: frozenset[int]) -> Constraint:
         """A row after the tokens that it has said already."""
@@ -124,7 +126,9 @@ class _Row:
         self._free = _with(budget.tokens.everything, stop_ids)
         if budget.open:
             self._ends = budget.pairs[0][1]
-            self._check()
+        if budget.prefill:
+            self._read(budget.prefill)
+        self._check()
 
     @property
     def done(self) -> bool:

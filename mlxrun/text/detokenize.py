@@ -31,13 +31,16 @@ class Detokenizer:
     whole, so there a broken run may keep the valid beginning that was already given.)
     """
 
-    def __init__(self, backend: Tokenizer, shown: frozenset[str] = frozenset()) -> None:
-        """`shown`: special tokens that are text all the same, since a parser reads them."""
+    def __init__(
+        self, backend: Tokenizer, shown: frozenset[str] = frozenset(), before: Iterable[int] = ()
+    ) -> None:
+        """`shown`: special tokens that are text all the same, since a parser reads them. `before`: tokens
+        that the text goes on from: there a space may stand that would be none at a text's beginning."""
         self._backend = backend
         self._special, self._shown = _hidden(backend, shown)
-        self._stream = DecodeStream(skip_special_tokens=not self._shown)
-        self._given: list[int] = []  # tokens of the newest piece: what the stream sees before the next one
+        self._given = list(before)  # tokens of the newest piece: what the stream sees before the next one
         self._pending: list[int] = []  # tokens after it that are no whole text yet
+        self._stream = DecodeStream(ids=self._given, skip_special_tokens=not self._shown)
 
     def feed(self, ids: Iterable[int]) -> str:
         """The text that these tokens complete."""

@@ -67,6 +67,18 @@ def form_of(
     return found.after(_thought(thought, host))
 
 
+def refuse_form(given: Mapping[str, Any], tools: Sequence[Mapping[str, Any]], reason: str) -> None:
+    """The error for a body that asks for any form at all, which names the field that does."""
+    wanted = wanted_of(given)
+    if wanted is not None:
+        raise bad(wanted.param, reason)
+    if forced_of(given, tools):
+        raise bad("tool_choice", f"a forced call is {reason}")
+    for i, tool in enumerate(tools):
+        if _function(tool).get("strict"):
+            raise bad(f"tools[{i}].function.strict", reason)
+
+
 def wanted_of(given: Mapping[str, Any]) -> Wanted | None:
     """What the body's fields ask of the text; an error if two of them ask."""
     asks = [ask for ask in (_response_format(given), *_structured(given)) if ask is not None]

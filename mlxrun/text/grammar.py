@@ -21,17 +21,20 @@ from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
 
 from mlxrun.text.constraint import RowConstraint, Thought, Tokens, quoted, reason
 from mlxrun.text.host import HostModel
+from mlxrun.text.kept import Kept
 from mlxrun.text.keywords import check_schema
 from mlxrun.text.problems import bad, kind, need, shorten
 
 Kind = Literal["json_object", "json_schema", "regex", "choice", "lark", "ebnf"]
 
 LARGEST = 1 << 20  # characters of a grammar
-KEPT = 64  # compiled grammars
+# Compiled grammars, and characters of their sources together: a character costs 100 to 400 bytes, and what
+# rows learn of a grammar stays with it, up to STATES. 16 of the worst kind are 2 GB; most have 1 MB each.
+KEPT, KEPT_CHARACTERS = 16, 1 << 20
 WHITESPACE = " ?"
 # What decides how long the first mask, and each later one, may take: some 100 ms, 15 ms and 3 ms.
 FUEL, STEP_FUEL, STEP_ITEMS = 200_000, 200_000, 50_000
-STATES = 50_000  # of a lexer; up to 2 kB each
+STATES = 50_000  # of a lexer; 0.6 to 2 kB each. A string takes one for each character of its maxLength
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,6 +43,7 @@ class Compiled:
     does not get."""
 
     tokens: Tokens
+    source: str
     matcher: llguidance.LLMatcher  # has said nothing; is only ever copied, as threads share it
     warnings: tuple[str, ...] = ()
     thought: Thought | None = None
@@ -51,10 +55,17 @@ class Compiled:
     def start(self, answered: Sequence[int], stop_ids: frozenset[int]) -> RowConstraint:
         """A new row's constraint, after the tokens that it has said already."""
         own = self.matcher.deep_copy()
-        constraint = RowConstraint(self.tokens, own, stop_ids, self.thought, _compiled.cache_clear)
+        constraint = RowConstraint(self.tokens, own, stop_ids, self.thought, self._forget)
         for token in answered:
             constraint.accept(token)
         return constraint
+
+    def _forget(self) -> None:
+        """Copies share a lexer: one that has come to its limits fails every later row too. The next request
+        has it compiled anew."""
+        kept = _kept.get((self.tokens, self.source))
+        if kept is not None and kept.matcher is self.matcher:
+            _kept.drop((self.tokens, self.source))
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,14 +224,21 @@ def _readable(param: str) -> Iterator[None]:
 def _compile(source: str, host: HostModel) -> Compiled:
     if len(source) > LARGEST:
         raise GrammarError(f"a grammar of {len(source)} characters; at most {LARGEST} are taken")
-    return _compiled(tokens_of(host), source)
+    tokens = tokens_of(host)
+    found = _kept.get((tokens, source))
+    if found is None:
+        found = _compiled(tokens, source)
+        _kept.put((tokens, source), found, len(source))
+    return found
 
 
 class GrammarError(Exception):
     """llguidance's reason for refusing a grammar."""
 
 
-@functools.lru_cache(maxsize=KEPT)
+_kept: Kept[Compiled] = Kept(KEPT, KEPT_CHARACTERS)
+
+
 def _compiled(tokens: Tokens, source: str) -> Compiled:
     """Copies of its matcher share what is learned of the grammar."""
     limits = llguidance.LLParserLimits(
@@ -237,4 +255,4 @@ def _compiled(tokens: Tokens, source: str) -> Compiled:
     for each in (matcher, first):
         if each.is_error():
             raise GrammarError(reason(each))
-    return Compiled(tokens, matcher, tuple(matcher.get_grammar_warnings()))
+    return Compiled(tokens, source, matcher, tuple(matcher.get_grammar_warnings()))

@@ -19,12 +19,13 @@ from mlxrun.errors import MediaError, NotFound
 from mlxrun.scheduler.request import Grammar, Request, SamplingParams
 from mlxrun.text.budget import Budget, asked, budget_of
 from mlxrun.text.choice import Choice
-from mlxrun.text.form import form_of
+from mlxrun.text.form import form_of, refuse_form
 from mlxrun.text.formats import PLAIN, Formats
 from mlxrun.text.host import HostModel
 from mlxrun.text.media import MediaLoader
 from mlxrun.text.messages import ImageRef, Message, normalise
 from mlxrun.text.openai_fields import BODIES, URLS, Kind
+from mlxrun.text.prefill import CONTINUE, continued
 from mlxrun.text.prepared import Prepared
 from mlxrun.text.problems import UNSUPPORTED, bad, kind, need, quote, suggest, unsupported
 from mlxrun.text.prompt import Prompt, chat_prompt, check_text, raw_prompt
@@ -73,16 +74,17 @@ async def prepare(
     params = sampling_params(given, host, config, logprobs)
     stops = stop_strings(given.get("stop"))
     seed = choose_seed(given, config, default_seed)
+    tools: Sequence[Message] = ()
     if of == "chat":
-        prompts = [await chat_prompt_of(given, side)]
+        tools = offered(given)
+        prompts = [await chat_prompt_of(given, tools, side)]
     else:
         prompts = await asyncio.to_thread(_raw, given, host)
     n = int(given.get("n", 1))
     if len(prompts) * n > MAX_CHOICES:
         raise bad("n", f"{len(prompts)} prompts with {n} choices are more than {MAX_CHOICES} answers")
-    tools = tuple(_tools(given) or ()) if of == "chat" else ()
     formats = side.formats if of == "chat" else PLAIN
-    grammar = await asyncio.to_thread(_grammar, given, tools, prompts[0].text, side, formats)
+    grammar = await asyncio.to_thread(_grammar, given, tools, prompts[0], side, formats)
     lengths = [answer_length(given, len(p.ids), host, config, default_max_tokens) for p in prompts]
     per_prompt = [dataclasses.replace(params, max_tokens=length) for length in lengths]
     return Prepared(
@@ -97,9 +99,10 @@ async def prepare(
         stream=bool(given.get("stream")),
         include_usage=bool(given.get("stream_options", {}).get("include_usage")),
         formats=formats,
-        tools=tools,
+        tools=tuple(tools),
         one_call=given.get("parallel_tool_calls") is False,
         prompts=tuple(p.text for p in prompts) if of == "chat" else (),
+        prefill=prompts[0].prefill,
     )
 
 
@@ -131,18 +134,19 @@ def _check_fields(of: Kind, given: dict[str, Any], host: HostModel, config: Conf
 def _grammar(
     given: Mapping[str, Any],
     tools: Sequence[Mapping[str, Any]],
-    prompt: str,
+    prompt: Prompt,
     side: TextSide,
     formats: Formats,
 ) -> Grammar | None:
     """What the answer is held to: its form, and the length of its thought."""
     budget = asked(given)
     arguments = {**side.config.model.chat_template_args, **given.get("chat_template_kwargs", {})}
-    form = form_of(given, tools, prompt, side.host, formats, arguments)
+    form = form_of(given, tools, prompt.text, side.host, formats, arguments)
     if budget is None:
         return form
     most, param = budget
-    return budget_of(most, formats.thinking, prompt, side.host, form, param=param)
+    begun = budget_of(most, formats.thinking, prompt.before, side.host, form, param=param)
+    return dataclasses.replace(begun, prefill=prompt.prefill.encode())
 
 
 def _requests(
@@ -187,17 +191,22 @@ def _guards(host: HostModel, stop_ids: Iterable[int]) -> tuple[str, ...]:
 # Chat.
 
 
-async def chat_prompt_of(given: Mapping[str, Any], side: TextSide) -> Prompt:
-    """The prompt of a checked chat body, as the engine gets it: images loaded, tokens in place."""
-    tools = _tools(given)
+async def chat_prompt_of(given: Mapping[str, Any], tools: Sequence[Message], side: TextSide) -> Prompt:
+    """The prompt of a checked chat body in which `tools` are offered, as the engine gets it: images loaded,
+    tokens in place."""
+    open_at = continued(given)
+    if open_at is not None:
+        refuse_form(given, tools, f"not together with {CONTINUE}: a form holds from an answer's beginning on")
     messages, refs, arguments = await asyncio.to_thread(_read_chat, given, side.host, side.config)
+    prefill = str(messages[-1]["content"]) if open_at is not None else ""
     template = need_template(side.host)
     if "tools" not in template_variables(template):
         native, frame = "tool_calls" in template, side.formats.frame("NAME")
-        messages = await asyncio.to_thread(told, messages, tools or (), frame, native=native)
-        tools = None
+        messages = await asyncio.to_thread(told, messages, tools, frame, native=native)
+        tools = ()
     images = await _load(refs, side.host, side.config, side.loader)
-    return await asyncio.to_thread(chat_prompt, side.host, messages, images, tools, arguments)
+    made = await asyncio.to_thread(chat_prompt, side.host, messages, images, tools, arguments, open_at)
+    return dataclasses.replace(made, prefill=prefill)
 
 
 def _read_chat(
@@ -219,10 +228,10 @@ def _read_chat(
     return chat.messages, chat.images, {**config.model.chat_template_args, **variables}
 
 
-def _tools(given: Mapping[str, Any]) -> list[Message] | None:
+def offered(given: Mapping[str, Any]) -> list[Message]:
     """The tools that the model is told of: none if it may not call any."""
     tools = check_tools(given.get("tools", []))
-    return tools if tools and given.get("tool_choice") != "none" else None
+    return tools if given.get("tool_choice") != "none" else []
 
 
 async def _load(

@@ -70,13 +70,22 @@ HONOURED: dict[Kind, dict[str, Schema]] = {
         "chat_template_kwargs": _OBJECT,
         "parallel_tool_calls": _BOOL,
         "response_format": {"type": "object", "required": ["type"]},
+        "add_generation_prompt": _BOOL,  # vLLM's pair: see prefill.py
+        "continue_final_message": _BOOL,
     },
     "completion": _COMMON | {"prompt": _ANY, "echo": _BOOL, "logprobs": _TOP},
 }
 
 # Accepted because the given values change nothing in the answer: values, and why.
+_HARMLESS: dict[str, tuple[Schema, str]] = {
+    "skip_special_tokens": ({"const": True}, "special tokens are no text"),
+    "include_stop_str_in_output": ({"const": False}, "stop strings are no part of an answer"),
+}
 HARMLESS: dict[Kind, dict[str, tuple[Schema, str]]] = {
-    "chat": {
+    "chat": _HARMLESS
+    | {
+        "include_reasoning": ({"const": True}, "thoughts are part of the answer"),
+        "add_special_tokens": ({"const": False}, "the chat template writes them"),
         "metadata": (_OBJECT, "labels for a dashboard"),
         "safety_identifier": (_STRING, "names the end user"),
         "prompt_cache_key": (_STRING, "a hint; prefixes are found by their tokens"),
@@ -85,13 +94,38 @@ HARMLESS: dict[Kind, dict[str, tuple[Schema, str]]] = {
         "service_tier": ({"enum": ["auto", "default"]}, "there is one tier"),
         "modalities": ({"const": ["text"]}, "answers are text"),
     },
-    "completion": {"best_of": ({"const": 1}, "one answer is the best of one")},
+    "completion": _HARMLESS
+    | {
+        "best_of": ({"const": 1}, "one answer is the best of one"),
+        "add_special_tokens": ({"const": True}, "a text gets those that the tokenizer puts around it"),
+    },
 }
 
 # Known fields that are refused whatever they hold, and why.
+_REFUSED = {  # of vLLM's fields
+    "allowed_token_ids": "use structured_outputs",
+    "bad_words": "use logit_bias",
+    "cache_salt": "prefixes are found by their tokens",
+    "guided_decoding_backend": "there is one",
+    "guided_whitespace_pattern": "white space is where JSON has it",
+    "length_penalty": "answers are drawn, not searched",
+    "logits_processors": "no code is run",
+    "min_tokens": "an answer ends where the model ends it; see ignore_eos",
+    "mm_processor_kwargs": "how images are seen is the model's",
+    "prompt_logprobs": "prompts are not scored",
+    "request_id": "ids are given here",
+    "return_token_ids": "answers are text; see /tokenize",
+    "return_tokens_as_token_ids": "answers are text; see /tokenize",
+    "spaces_between_special_tokens": "special tokens are no text",
+    "truncate_prompt_tokens": "a prompt that does not fit is refused, not cut",
+    "use_beam_search": "answers are drawn, not searched",
+}
 REFUSED: dict[Kind, dict[str, str]] = {
-    "chat": {
+    "chat": _REFUSED
+    | {
         "audio": "answers are text",
+        "chat_template": "it is a setting of the config",
+        "documents": "say them in a message",
         "function_call": "deprecated; use tool_choice",
         "functions": "deprecated; use tools",
         "moderation": "there is no moderation model",
@@ -101,7 +135,7 @@ REFUSED: dict[Kind, dict[str, str]] = {
         "verbosity": "say in the prompt how long the answer should be",
         "web_search_options": "there is no web search",
     },
-    "completion": {"suffix": "text is only continued at its end"},
+    "completion": _REFUSED | {"suffix": "text is only continued at its end"},
 }
 
 _URL = {of: url for url, of in URLS.items()}
@@ -124,13 +158,12 @@ TOKENIZE = Body(
         "return_token_strs": _BOOL,
         **{
             name: HONOURED["chat"][name]
-            for name in ("messages", "tools", "reasoning_effort", "chat_template_kwargs")
+            for name in (
+                *("messages", "tools", "reasoning_effort", "chat_template_kwargs"),
+                *("add_generation_prompt", "continue_final_message"),
+            )
         },
         "tool_choice": {"enum": ["auto", "none"]},
-    },
-    {
-        "add_generation_prompt": ({"const": True}, "as the answer would be asked for"),
-        "continue_final_message": ({"const": False}, "the answer is a message of its own"),
     },
 )
 DETOKENIZE = Body({"model": _STRING, "tokens": {"type": "array"}})  # a million tokens are checked elsewhere

@@ -10,6 +10,7 @@ from typing import Any
 from mlxrun.scheduler.request import Request
 from mlxrun.text.formats import PLAIN, Formats, Parser, PlainParser
 from mlxrun.text.openai_fields import Kind
+from mlxrun.text.prefill import PrefilledParser
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,8 @@ class Prepared:
     """Whether the answer ends with its first call."""
     prompts: tuple[str, ...] = ()
     """Text of each prompt of a chat, from which parsers see how the answer begins."""
+    prefill: str = ""
+    """The end of the prompt that the answers go on from."""
 
     def parser(self, index: int) -> Parser:
         """A new parser for the answer at `index` of `requests`."""
@@ -46,7 +49,12 @@ class Prepared:
             return PlainParser()
         prompt = self.prompts[index // self.n]
         name = hashlib.blake2b(f"{self.seed}:{index}:{prompt}".encode(), digest_size=16).hexdigest()
-        return self.formats.parser(self.tools or None, prompt, name)
+        before = prompt.removesuffix(self.prefill)
+
+        def make() -> Parser:
+            return self.formats.parser(self.tools or None, before, name)
+
+        return PrefilledParser(make, self.prefill) if self.prefill else make()
 
     @property
     def prompt_tokens(self) -> int:

@@ -17,6 +17,7 @@ from mlxrun.errors import MediaError, MlxrunError
 from mlxrun.text.boundaries import boundaries, expand
 from mlxrun.text.host import HostModel
 from mlxrun.text.messages import Message
+from mlxrun.text.prefill import render_open
 from mlxrun.text.problems import bad, shorten, strings
 from mlxrun.text.template import Places, places, render
 from mlxrun.text.tokens import tokenise
@@ -30,7 +31,8 @@ logger = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """Tokens; for images where they are, what fills them and the digests of that; and the positions where
-    other prompts are likely to part from this one. `text` is what was tokenised, or the ids' text."""
+    other prompts are likely to part from this one. `text` is what was tokenised, or the ids' text; `prefill`
+    the end of it that the answer goes on from."""
 
     text: str
     ids: tuple[int, ...]
@@ -38,6 +40,12 @@ class Prompt:
     media: Any = None
     digests: tuple[bytes, ...] = ()
     boundaries: tuple[int, ...] = ()
+    prefill: str = ""
+
+    @property
+    def before(self) -> str:
+        """The text without `prefill`."""
+        return self.text.removesuffix(self.prefill)
 
 
 def check_text(value: Any, param: str, marks: Places) -> None:
@@ -66,9 +74,14 @@ def chat_prompt(
     images: Sequence[Image],
     tools: Sequence[Message] | None,
     arguments: Mapping[str, Any],
+    open_at: str | None = None,
 ) -> Prompt:
-    """A conversation, rendered and tokenised; only with images does the model's processor see it."""
-    text = render(host, messages, tools, arguments)
+    """A conversation, rendered and tokenised; only with images does the model's processor see it. `open_at`:
+    the path of the last message's content if the answer goes on from that."""
+    if open_at is None:
+        text = render(host, messages, tools, arguments)
+    else:
+        text = render_open(host, messages, tools, arguments, open_at)
     tokens = tokenise(host, text, special=False)
     places(host).check(tokens.ids, len(images))
     if not images:

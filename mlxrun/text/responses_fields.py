@@ -106,7 +106,7 @@ REFUSED: dict[str, str] = {
 _CHAT_URL = "/v1/chat/completions"
 _ELSEWHERE = (
     *("messages", "max_tokens", "max_completion_tokens", "reasoning_effort", "logprobs", "n"),
-    *("response_format", "functions"),
+    *("response_format", "functions", "continue_final_message", "add_generation_prompt"),
 )
 
 BODY = Body(HONOURED, HARMLESS, REFUSED, dict.fromkeys(_ELSEWHERE, _CHAT_URL))

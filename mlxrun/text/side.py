@@ -8,13 +8,19 @@ from mlxrun.config.settings import Config
 from mlxrun.text.formats import PLAIN, Formats
 from mlxrun.text.host import HostModel
 from mlxrun.text.media import MediaLoader
+from mlxrun.text.template import check_template
 
 
 @dataclass(frozen=True, slots=True)
 class TextSide:
-    """`loader` decides which images may be read; `formats` how answers are split."""
+    """`loader` decides which images may be read; `formats` how answers are split. ModelLoadError if the chat
+    template is broken."""
 
     host: HostModel
     config: Config
     loader: MediaLoader
     formats: Formats = PLAIN
+
+    def __post_init__(self) -> None:
+        """What is wrong with a chat template is found when a model is loaded, not at the first request."""
+        check_template(self.host, self.config.model.chat_template)

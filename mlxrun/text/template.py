@@ -12,13 +12,14 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, TemplateSyntaxError, meta, nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 
-from mlxrun.errors import RequestError
+from mlxrun.errors import ModelLoadError, RequestError
 from mlxrun.text.host import HostModel
 from mlxrun.text.messages import Message
 from mlxrun.text.problems import bad, shorten, suggest, unsupported
@@ -43,6 +44,7 @@ class _Generation(Extension):
 _EXTENSIONS = ("jinja2.ext.loopcontrols", _Generation)
 
 
+@functools.lru_cache(maxsize=16)
 def broken_at(template: str) -> tuple[int, str] | None:
     """The line of a template that jinja does not understand, and the reason; None: there is none."""
     try:
@@ -50,6 +52,22 @@ def broken_at(template: str) -> tuple[int, str] | None:
     except TemplateSyntaxError as exc:
         return exc.lineno, exc.message or "syntax error"
     return None
+
+
+def check_template(host: HostModel, configured: str | None) -> None:
+    """ModelLoadError, which names the file, if jinja does not understand the model's chat template.
+    `configured`: the file that the config gives instead of the model's own."""
+    broken = broken_at(host.chat_template) if host.chat_template is not None else None
+    if broken is not None:
+        line, reason = broken
+        where = configured or _own_file(Path(host.tokenizer.name_or_path)) or f"the model {host.name}"
+        raise ModelLoadError(f"{where}: the chat template is broken: line {line}: {reason}")
+
+
+def _own_file(folder: Path) -> Path | None:
+    """The file that a model's template is from; see model/host.py."""
+    names = ("chat_template.json", "chat_template.jinja", "tokenizer_config.json")
+    return next((folder / name for name in names if (folder / name).is_file()), None)
 
 
 @functools.lru_cache(maxsize=16)
@@ -100,15 +118,17 @@ def render(
     messages: Sequence[Message],
     tools: Sequence[Message] | None,
     arguments: Mapping[str, Any],
+    *,
+    begin: bool = True,
 ) -> str:
-    """The prompt as text, up to where the assistant is to speak."""
+    """The prompt as text, up to where the assistant is to speak; `begin`: its message is begun."""
     template = need_template(host)
     try:
         text = host.tokenizer.apply_chat_template(
             list(messages),
             tools=list(tools) if tools else None,
             chat_template=template,
-            add_generation_prompt=True,
+            add_generation_prompt=begin,
             tokenize=False,
             **arguments,
         )
