@@ -17,7 +17,7 @@ from typing import Any
 from mlxrun.config.settings import EngineSettings, SchedulerSettings
 from mlxrun.engine.engine import Engine
 from mlxrun.model.host import Host
-from mlxrun.scheduler.memory import MemoryBudget
+from mlxrun.scheduler.memory import Limits, MemoryBudget
 from mlxrun.scheduler.plan import Admission, PrefillChunk, Sampled, StepPlan, StepResult
 from mlxrun.scheduler.request import FinishReason, Request, SamplingParams, TokenEvent, TokenLogprob
 from mlxrun.scheduler.scheduler import Scheduler
@@ -275,7 +275,8 @@ def make_engine(
     whole: bool = False,
 ) -> Engine:
     """An Engine over a FakeRunner (one that has never been told anything, if none is given)."""
-    scheduler = Scheduler(settings or small(), context, memory, whole_chunks=whole, clock=clock or Clock())
+    limits = Limits(context, memory or MemoryBudget())
+    scheduler = Scheduler(settings or small(), limits, whole_chunks=whole, clock=clock or Clock())
     host = fake_host(context)
     return Engine(host, scheduler, runner or FakeRunner(), EngineSettings(max_errors=max_errors))
 

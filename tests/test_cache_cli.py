@@ -106,8 +106,31 @@ def test_the_folder_is_that_of_the_config(
     assert run(capsys, "ls", "-c", "missing.yaml")[0] == 2
 
 
+@pytest.mark.parametrize("given", [["ls"], ["verify"], ["clear", "--yes"]], ids=lambda given: given[0])
+def test_the_folder_alone_is_enough(
+    kept: Path, given: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To look into a folder nobody has to say that a run would use it: by flag, file and environment."""
+    place = f"cache.disk_path={kept}"
+    assert run(capsys, *given, "--set", place)[1].startswith(f"{kept}:")
+    Path("mlxrun.yaml").write_text(f"cache:\n  backend: memory\n  disk_path: {kept}\n")
+    assert run(capsys, *given)[1].startswith(f"{kept}:")
+    Path("mlxrun.yaml").unlink()
+    monkeypatch.setenv("MLXRUN_CACHE__DISK_PATH", str(kept))
+    assert run(capsys, *given)[1].startswith(f"{kept}:")
+
+
+def test_the_flags_are_those_of_serve(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The twin: what serve would refuse as a contradiction of its flags is one here too."""
+    both = ("--set", "cache.backend=memory", "--set", f"cache.disk_path={kept}")
+    code, out, err = run(capsys, "ls", *both)
+    assert (code, out) == (2, "") and "does nothing while cache.backend is memory" in err
+    code, out, err = run(capsys, "ls", "--set", "cache.disk_path=nothing/here")
+    assert (code, out) == (0, "nothing/here: nothing is kept here\n") and "cache.backend: disk" in err
+
+
 def test_verify_finds_what_ls_does_not(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(capsys, "verify", "--path", PATH) == (0, "4 good records, 0 bad\n", "")
+    assert run(capsys, "verify", "--path", PATH) == (0, f"{PATH}: 4 good records, 0 bad\n", "")
     bad = records(kept)[1]
     data = bytearray(bad.read_bytes())
     data[-1] ^= 1
@@ -116,7 +139,7 @@ def test_verify_finds_what_ls_does_not(kept: Path, capsys: pytest.CaptureFixture
     assert code == 1 and bad.exists()
     assert out == (
         f"{bad.relative_to(Path.cwd())}: its checksum does not fit: it was changed or damaged\n"
-        "3 good records, 1 bad; --delete removes them\n"
+        f"{PATH}: 3 good records, 1 bad; --delete removes them\n"
     )
     found = json.loads(run(capsys, "verify", "--path", PATH, "--json")[1])
     assert (found["good"], found["deleted"], len(found["bad"])) == (3, False, 1)
@@ -129,10 +152,10 @@ def test_verify_finds_what_ls_does_not(kept: Path, capsys: pytest.CaptureFixture
 def test_clear_of_all_leaves_what_is_not_ours(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
     total = sum(path.stat().st_size for path in records(kept))
     code, out, _ = run(capsys, "clear", "--yes", "--path", PATH)
-    assert (code, out) == (0, f"4 records deleted, {total / 1000:.1f} kB freed\n")
+    assert (code, out) == (0, f"{PATH}: 4 records deleted, {total / 1000:.1f} kB freed\n")
     left = sorted(path.relative_to(kept) for path in kept.rglob("*"))
     assert left == [Path(ROOT.hex()), Path(ROOT.hex(), "model.safetensors"), Path("readme.txt")]
-    assert run(capsys, "clear", "--path", PATH)[:2] == (0, "0 records deleted, 0 B freed\n")
+    assert run(capsys, "clear", "--path", PATH)[:2] == (0, f"{PATH}: 0 records deleted, 0 B freed\n")
 
 
 def test_clear_of_one_model(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:

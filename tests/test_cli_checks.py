@@ -21,7 +21,6 @@ def _nothing_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("mlxrun.model.host.load_host", load)
     monkeypatch.setattr("mlxrun.cli.serve._serve", load)
-    monkeypatch.setattr("mlxrun.cli.serve._leave", load)  # it ends the process
     Path("job.jsonl").write_text('{"id": "a", "prompt": "x"}\n')
 
 

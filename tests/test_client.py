@@ -7,17 +7,19 @@ import random
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
+from functools import reduce
 from typing import Any
 
 import pytest
 from fakes import FakeRunner, Gate, answer, fake_host, make_engine, make_request, small
 
 from mlxrun.config.settings import SchedulerSettings
-from mlxrun.engine.client import EngineClient
+from mlxrun.engine.client import Collector, EngineClient
 from mlxrun.engine.engine import Engine
 from mlxrun.engine.thread import Abort, Message, Stop
 from mlxrun.errors import EngineDead, MlxrunError, ModelLoadError, Overloaded, PromptTooLong, RequestError
-from mlxrun.scheduler.request import FinishReason, Request, TokenEvent
+from mlxrun.scheduler.request import FinishReason, HitKind, Request, TokenEvent, TokenLogprob
 
 BARRIER = make_request("barrier", 1, 4)
 
@@ -140,6 +142,62 @@ async def test_a_slow_reader_gets_everything_in_one_event() -> None:
         rest = [event async for event in events]
         assert len(rest) == 1
         assert (first.tokens + rest[0].tokens, rest[0].finish) == answer(request)
+
+
+class Counted(tuple[int, ...]):
+    """Tokens that count how many of them are copied."""
+
+    copied = 0
+
+    def __iter__(self) -> Any:
+        Counted.copied += len(self)
+        return super().__iter__()
+
+    def __add__(self, other: Any) -> Counted:
+        Counted.copied += len(self) + len(other)
+        return Counted(tuple(self) + tuple(other))
+
+
+def _stalled(count: int) -> tuple[TokenEvent, list[TokenEvent]]:
+    """What a reader gets that has let so many events pass, and these."""
+    said = [TokenLogprob(-float(i)) for i in range(count)]
+    events = [TokenEvent("a", Counted((i,)), (said[i],), computed=i // 2, cached=3) for i in range(count)]
+    events[count // 2] = replace(events[count // 2], hit=HitKind.LCP)
+    events[-1] = replace(events[-1], finish=FinishReason.LENGTH)
+    collector = Collector()
+    Counted.copied = 0
+    for event in events:
+        collector.put(event)
+    return asyncio.run(collector.get()), events
+
+
+def test_what_a_stalled_reader_lets_pass_costs_the_same_for_each_token() -> None:
+    """A35: four times the events, four times the copies; merging them one by one takes sixteen times."""
+    stalled, merged = {}, {}
+    for count in (100, 400):
+        got, events = _stalled(count)
+        stalled[count] = Counted.copied
+        Counted.copied = 0
+        one_by_one = reduce(TokenEvent.merge, events)
+        merged[count] = Counted.copied
+        assert got == one_by_one
+        assert (got.tokens, got.hit, got.finish) == (tuple(range(count)), HitKind.LCP, FinishReason.LENGTH)
+        assert len(got.logprobs) == count and (got.computed, got.cached) == ((count - 1) // 2, 3)
+    assert stalled[400] == 4 * stalled[100]
+    assert merged[400] > 15 * merged[100]
+
+
+def test_a_slot_is_empty_once_it_was_read() -> None:
+    """Nothing comes twice; an error in place of what was not read leaves nothing of it."""
+    collector = Collector()
+    first, second = TokenEvent("a", (1,), computed=4), TokenEvent("a", (2, 3), computed=4)
+    collector.put(first)
+    assert asyncio.run(collector.get()) == first
+    collector.put(second)
+    assert asyncio.run(collector.get()) == second
+    collector.put(first)
+    collector.end(error := RequestError("lost"))
+    assert asyncio.run(collector.get()) == TokenEvent("", finish=FinishReason.ERROR, error=error)
 
 
 async def test_news_cross_to_the_loop_once_a_step(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,6 +21,7 @@ from mlxrun.scheduler.request import Constraint
 from mlxrun.text import grammar
 from mlxrun.text.constraint import GAP, Thought
 from mlxrun.text.grammar import Compiled, Frame, compile_calls, compile_grammar
+from mlxrun.text.kept import Kept
 
 # Tokens of more than a byte, as real vocabularies have them; the special ones come behind them.
 TEXTS = ["</th", "ink>", 'ink>\n{"', "ink>  ", "\n\n", '{"', "ink>no"]
@@ -226,15 +228,73 @@ def test_names_of_properties_are_no_keywords(host: Any) -> None:
     make(host, "json_schema", fine)
 
 
-def test_compiled_grammars_are_kept_and_their_number_is_bounded(host: Any) -> None:
-    grammar._compiled.cache_clear()
-    first = make(host, "regex", "k0")
-    assert make(host, "regex", "k0") is first
-    for i in range(1, grammar.KEPT + 1):
-        make(host, "regex", f"k{i}")
-    assert grammar._compiled.cache_info().currsize == grammar.KEPT
-    assert make(host, "regex", "k0") is not first
-    assert open_to(first.start((), STOP)) == {"k"}  # requests that have it are served
+@pytest.fixture
+def kept() -> Iterator[Kept[Compiled]]:
+    """The compiled grammars that are kept: none before and after."""
+    grammar._kept.clear()
+    yield grammar._kept
+    grammar._kept.clear()
+
+
+def test_compiled_grammars_are_kept_and_their_number_is_bounded(host: Any, kept: Kept[Compiled]) -> None:
+    """One goes for one that comes: the one that was not asked for for longest."""
+    made = [make(host, "regex", f"k{i}") for i in range(grammar.KEPT)]
+    assert make(host, "regex", "k0") is made[0]
+    make(host, "regex", "more")
+    assert len(kept) == grammar.KEPT
+    assert [make(host, "regex", f"k{i}") is made[i] for i in (0, *range(2, grammar.KEPT))] == [True] * 15
+    assert make(host, "regex", "k1") is not made[1]
+    assert open_to(made[1].start((), STOP)) == {"k"}  # requests that have it are served
+
+
+def test_large_grammars_are_kept_only_so_far_as_there_is_room(
+    host: Any, kept: Kept[Compiled], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a compiled grammar holds follows its source: the sum of these is bounded too."""
+    size = len(make(host, "choice", ["x" * 900]).source)
+    monkeypatch.setattr(grammar, "_kept", small := Kept[Compiled](grammar.KEPT, 3 * size))
+    made = [make(host, "choice", [c * 900]) for c in "abc"]
+    assert (len(small), small.size) == (3, 3 * size)
+    assert make(host, "choice", ["a" * 900]) is made[0]
+    assert make(host, "choice", ["d"]) is not None  # b goes, though d is small
+    assert [make(host, "choice", [c * 900]) is made[i] for i, c in ((0, "a"), (2, "c"))] == [True, True]
+    assert make(host, "choice", ["b" * 900]) is not made[1]
+    assert small.size <= 3 * size
+    largest = make(host, "choice", ["f" * 5000])
+    assert len(small) == 1 and make(host, "choice", ["f" * 5000]) is largest
+
+
+# Each x may be the one that counts, so that the states of the lexer multiply.
+TANGLED = r"(.*x.{1,12}y.{1,12}z[^a]*)+"
+
+
+@pytest.mark.parametrize("thinks", [False, True])
+def test_a_grammar_that_fails_is_made_anew_and_no_other(
+    host: Any, kept: Kept[Compiled], monkeypatch: pytest.MonkeyPatch, thinks: bool
+) -> None:
+    """Copies share a lexer: at its limit every copy fails, so the next request needs another."""
+    other = make(host, "regex", "ab")
+    monkeypatch.setattr(grammar, "STATES", 500)
+    made = make(host, "regex", TANGLED)
+    row = (made.after(Thought("</think>")) if thinks else made).start((), STOP)
+    with pytest.raises(RequestError, match="too many states"):
+        say(row, [*b"</think>" * thinks, *Random(1).choices(b"xyzab", k=1000)])
+    with pytest.raises(RequestError, match="too many states"):
+        made.start((), STOP).mask()
+    assert len(kept) == 1 and make(host, "regex", "ab") is other
+    again = make(host, "regex", TANGLED)
+    assert again is not made and "x" in open_to(again.start((), STOP))
+    with pytest.raises(RequestError, match="too many states"):
+        made.start((), STOP).mask()  # the old one's rows do not push out the new one
+    assert make(host, "regex", TANGLED) is again
+
+
+def test_a_token_that_does_not_fit_drops_nothing(host: Any, kept: Kept[Compiled]) -> None:
+    """The twin: the row's fault, not the lexer's."""
+    made = make(host, "regex", "ab")
+    with pytest.raises(RequestError, match="does not allow token 120"):
+        made.start(b"x", STOP)
+    assert len(kept) == 1 and make(host, "regex", "ab") is made
 
 
 # -- after a thought --------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from fakes import Answers, Clock, FakeRunner, answer, finish_all, make_engine, m
 from mlxrun.config.settings import SchedulerSettings
 from mlxrun.engine.engine import Engine
 from mlxrun.errors import ConfigError, Overloaded, PromptTooLong, RequestError
-from mlxrun.scheduler.memory import Footprint, MemoryBudget
+from mlxrun.scheduler.memory import Footprint, Limits, MemoryBudget
 from mlxrun.scheduler.plan import Sampled, StepPlan, StepResult
 from mlxrun.scheduler.policy import make_policy
 from mlxrun.scheduler.request import FinishReason, Request, TokenEvent
@@ -666,7 +666,7 @@ def test_a_long_answer_costs_the_same_for_each_token(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(Counted, "read", 0)
     cost = {}
     for length in (1000, 4000):
-        scheduler = Scheduler(small(), 10_000, clock=Clock())
+        scheduler = Scheduler(small(), Limits(10_000), clock=Clock())
         scheduler.add(make_request("a", 10, length))
         scheduler.entries[0].output = output = Counted()
         cost[length] = calls(lambda s=scheduler: decode_all(s))
@@ -683,7 +683,7 @@ def test_a_step_costs_the_same_for_each_request(policy: str, late: bool) -> None
     for count in (50, 200):
         clock = Clock()
         settings = small(policy=policy, max_running=count, max_queue=2 * count, prefill_budget=10 * count)
-        scheduler = Scheduler(settings, 10_000, clock=clock)
+        scheduler = Scheduler(settings, Limits(10_000), clock=clock)
         for number in range(2 * count):
             scheduler.add(make_request(f"r{number}", 10, 50, key=str(number)))
         scheduler.update(plan := scheduler.schedule(), StepResult())

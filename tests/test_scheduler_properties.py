@@ -225,7 +225,8 @@ class SchedulerMachine(RuleBasedStateMachine):
     def _check_end(self, rid: str, request: Request) -> None:
         run = self.run_
         tokens, finish = run.answers.got(rid)
-        limit = run.engine.scheduler._size_limit(request)
+        scheduler = run.engine.scheduler
+        limit = scheduler.limits.longest(request, scheduler._room.least)
         right, reason = answer(request, limit)
         assert tokens == right[: len(tokens)]
         assert max(e.computed for e in run.answers.events[rid]) <= len(request.prompt)

@@ -21,8 +21,9 @@ FORMAT = 1
 FINGERPRINT_SHOWN = 16
 
 NOTE = """\b
-FOLDER is, in this order: --path, cache.disk_path of the config, ~/.cache/mlxrun/prefixes (macOS:
-~/Library/Caches). A batch job keeps its own in X.out.jsonl.run/cache.
+The folder is, in this order: --path, cache.disk_path of the config, ~/.cache/mlxrun/prefixes (macOS:
+~/Library/Caches); -c and --set as `mlxrun serve` has them lead to what it keeps, if its cache.backend is
+disk. A batch job keeps its own in X.out.jsonl.run/cache.
 """
 
 
@@ -49,6 +50,8 @@ def cache_options(function: Callable[..., Any]) -> Callable[..., Any]:
 Examples:
   mlxrun cache ls                           one line a model
   mlxrun cache ls --records                 under it one line a record
+  mlxrun cache ls -c prod.yaml              what `mlxrun serve -c prod.yaml` keeps
+  mlxrun cache ls --set cache.disk_path=/data/prefixes
   mlxrun cache ls --path big.out.jsonl.run/cache
 
 {NOTE}"""
@@ -72,6 +75,7 @@ def ls(
         return
     if not models:
         click.echo(f"{where}: nothing is kept here")
+        click.echo("`mlxrun serve` keeps prefixes on disk only with cache.backend: disk", err=True)
         return
     click.echo(f"{where}:")
     for model in models:
@@ -113,7 +117,7 @@ def verify(
         for path, reason in bad:
             click.echo(f"{path}: {reason}")
         fate = "; --delete removes them" if bad and not delete else ""
-        click.echo(f"{_count(good, 'good record')}, {len(bad)} bad{fate}")
+        click.echo(f"{where}: {_count(good, 'good record')}, {len(bad)} bad{fate}")
     return 1 if bad else 0
 
 
@@ -157,7 +161,7 @@ def clear(
     if as_json:
         _print_json(path=str(where), deleted=deleted, freed_bytes=freed, failed=stuck)
     else:
-        click.echo(f"{_count(deleted, 'record')} deleted, {_size(freed)} freed")
+        click.echo(f"{where}: {_count(deleted, 'record')} deleted, {_size(freed)} freed")
     for line in stuck:
         click.echo(f"not deleted: {line}", err=True)
     return 1 if stuck else 0
@@ -167,7 +171,8 @@ def _folder(given: Path | None, config_path: Path | None, sets: Sequence[str]) -
     from mlxrun.cache.folder import cache_folder
     from mlxrun.cli.options import load
 
-    config = load(config_path, sets).config
+    # Whether a run with this config would write there does not matter: a folder may be left from another.
+    config = load(config_path, ("cache.backend=disk", *sets)).config
     return given if given is not None else cache_folder(config.cache.disk_path)
 
 

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import click
 
 from mlxrun import __version__
+from mlxrun.cli.leave import WayOut
 from mlxrun.errors import MlxrunError
 
 INTERRUPTED = 130
@@ -73,7 +74,17 @@ def cli() -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command line and return its exit code; the one border where errors end."""
+    """Run one command line and return its exit code. Without `argv` it is the process's own, which then ends
+    with that code (see leave.py)."""
+    way_out = WayOut() if argv is None else None
+    code = _run(argv)
+    if way_out is not None:
+        way_out.code = code
+    return code
+
+
+def _run(argv: Sequence[str] | None) -> int:
+    """The one border where errors end."""
     try:
         result = cli.main(args=argv, prog_name="mlxrun", standalone_mode=False)
     except click.ClickException as error:

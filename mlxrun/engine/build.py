@@ -19,6 +19,7 @@ from mlxrun.model.memory import budget
 from mlxrun.model.probe import choose_methods
 from mlxrun.model.runner import ModelRunner
 from mlxrun.model.snapshot import Snapshots
+from mlxrun.scheduler.memory import Limits
 from mlxrun.scheduler.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
@@ -40,8 +41,7 @@ def build_engine(config: Config, host: Host | None = None) -> Engine:
     prefixes = make_prefixes(config, host, snapshots, memory)
     scheduler = Scheduler(
         config.scheduler,
-        host.context_length,
-        memory,
+        Limits(host.context_length, memory),
         prefixes=prefixes,
         whole_chunks=reproducible,
         pace=cut,

@@ -20,7 +20,7 @@ from mlxrun.engine.stats import read_stats
 from mlxrun.engine.thread import Abort, Ask, EngineThread, Listener, Message, Stop, Submit
 from mlxrun.errors import EngineDead, MlxrunError, RequestError
 from mlxrun.model.host import Host
-from mlxrun.scheduler.request import FinishReason, Request, TokenEvent
+from mlxrun.scheduler.request import FinishReason, Request, TokenEvent, TokenLogprob
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -30,24 +30,34 @@ class Collector:
     """One slot for one request's news: `put` merges what has not been read yet, `get` waits."""
 
     def __init__(self) -> None:
-        self._event: TokenEvent | None = None
+        self._event: TokenEvent | None = None  # all that has not been read; of several all but the tokens
+        self._tokens: list[int] = []
+        self._logprobs: list[TokenLogprob] = []
         self._filled = asyncio.Event()
 
     def put(self, event: TokenEvent) -> None:
-        self._event = event if self._event is None else self._event.merge(event)
+        # Tokens are copied now and once they are read; merging event by event would copy all each time.
+        self._tokens += event.tokens
+        self._logprobs += event.logprobs
+        self._event = event if self._event is None else self._event.passed(event)
         self._filled.set()
 
     def end(self, error: MlxrunError) -> None:
         """In place of whatever has not been read."""
-        self._event = TokenEvent("", finish=FinishReason.ERROR, error=error)
-        self._filled.set()
+        self._take()
+        self.put(TokenEvent("", finish=FinishReason.ERROR, error=error))
 
     async def get(self) -> TokenEvent:
         await self._filled.wait()
         self._filled.clear()
-        event, self._event = self._event, None
+        event = self._take()
         assert event is not None
         return event
+
+    def _take(self) -> TokenEvent | None:
+        event, tokens, logprobs = self._event, tuple(self._tokens), tuple(self._logprobs)
+        self._event, self._tokens, self._logprobs = None, [], []
+        return event and replace(event, tokens=tokens, logprobs=logprobs)
 
 
 class EngineClient:

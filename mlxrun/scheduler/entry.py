@@ -11,9 +11,10 @@ nothing to hand over like that: its last chunk samples instead.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from mlxrun.scheduler.plan import Hit
-from mlxrun.scheduler.request import HitKind, Request
+from mlxrun.scheduler.request import HitKind, Request, TokenEvent
 
 
 @dataclass(slots=True, eq=False)
@@ -74,6 +75,12 @@ class Entry:
     def exhausted(self) -> bool:
         """All tokens that it may have are known or under way."""
         return self.pending >= self.room
+
+    def event(self, computed: int, **news: Any) -> TokenEvent:
+        """News of it: the prompt is computed up to there (tokens of the answer that are computed again after
+        a preemption do not count), and whatever else TokenEvent has."""
+        computed = min(computed, len(self.request.prompt))
+        return TokenEvent(self.id, computed=computed, cached=self.cached, hit=self.hit, **news)
 
     def next_stop(self, chunk: int, most: int) -> int:
         """End of the next chunk: the next multiple of `chunk`, at most `target` and `most` tokens away.

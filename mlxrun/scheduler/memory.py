@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from mlxrun.errors import OutOfMemory, PromptTooLong, RequestError
+from mlxrun.scheduler.request import Request
+
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
@@ -69,6 +72,30 @@ class MemoryBudget:
             f"weights {_size(self.weights)} + {tokens} tokens {_size(2 * row)} (twice: joining copies) "
             f"+ transients {_size(self.transient * prefill_tokens)} > limit {_size(self.limit)}"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What every request must fit in by itself: the model's context, in tokens, and the memory."""
+
+    context: int
+    memory: MemoryBudget = MemoryBudget()
+
+    def longest(self, request: Request, least: int) -> int:
+        """Most tokens of prompt and answer. `least`: prompt tokens of the smallest step.
+
+        RequestError, PromptTooLong or OutOfMemory if it could never run.
+        """
+        if not request.prompt:
+            raise RequestError("the prompt is empty")
+        size = len(request.prompt) + len(request.answered)
+        if size >= self.context:
+            raise PromptTooLong(f"the prompt has {size} tokens; the context holds {self.context}")
+        piece = max([least, *(end - start for start, end in request.spans)])
+        if not self.memory.fits([size + 1], min(piece, size)):
+            reason = self.memory.explain(size + 1, min(piece, size))
+            raise OutOfMemory(f"the prompt can never fit in memory: {reason}")
+        return self.memory.longest(size + 1, self.context, piece)
 
 
 def _size(count: int) -> str:

@@ -133,11 +133,17 @@ class TokenEvent:
     error: MlxrunError | None = None  # set if and only if finish is ERROR
 
     def merge(self, later: TokenEvent) -> TokenEvent:
-        """This event followed by `later`, as one."""
+        """This event followed by `later`, as one. Each merge copies all tokens."""
+        return self.passed(later, self.tokens + later.tokens, self.logprobs + later.logprobs)
+
+    def passed(
+        self, later: TokenEvent, tokens: tuple[int, ...] = (), logprobs: tuple[TokenLogprob, ...] = ()
+    ) -> TokenEvent:
+        """This event followed by `later`, as one with these tokens instead of theirs."""
         return TokenEvent(
             self.request_id,
-            self.tokens + later.tokens,
-            self.logprobs + later.logprobs,
+            tokens,
+            logprobs,
             max(self.computed, later.computed),
             max(self.cached, later.cached),
             later.hit or self.hit,

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from mlxrun.config.settings import SchedulerSettings
-from mlxrun.errors import MlxrunError, OutOfMemory, Overloaded, PromptTooLong, RequestError
+from mlxrun.errors import MlxrunError, Overloaded, RequestError
 from mlxrun.scheduler.entry import Entry
 from mlxrun.scheduler.line import Line
-from mlxrun.scheduler.memory import MemoryBudget
+from mlxrun.scheduler.memory import Limits
 from mlxrun.scheduler.plan import Admission, PrefillChunk, Sampled, Save, StepPlan, StepResult
 from mlxrun.scheduler.prefixes import NoPrefixes, Prefixes
 from mlxrun.scheduler.request import FinishReason, Request, TokenEvent
 from mlxrun.scheduler.room import Pace, Room
+from mlxrun.scheduler.victims import choose, urgency
 
 CHUNK = 512  # tokens, where the config and the device do not say
 
@@ -33,8 +35,7 @@ class Scheduler:
     def __init__(
         self,
         settings: SchedulerSettings,
-        context_length: int,
-        memory: MemoryBudget | None = None,
+        limits: Limits,
         *,
         prefixes: Prefixes | None = None,
         whole_chunks: bool = False,
@@ -42,8 +43,8 @@ class Scheduler:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.settings = settings
-        self.context_length = context_length
-        self.memory = memory or MemoryBudget()
+        self.limits = limits
+        self.memory = limits.memory
         self._prefixes: Prefixes = prefixes or NoPrefixes()
         self._whole_chunks = whole_chunks
         self._chunk = settings.chunk or CHUNK
@@ -51,9 +52,9 @@ class Scheduler:
         self._line = Line(settings, clock)
         pace = pace or Pace()
         self._sampling = 0 if self._prefixes.stops or whole_chunks else pace.sampling
-        self._room = Room(
-            settings, self._chunk, self.memory, self._prefixes, whole_chunks=whole_chunks, pace=pace
-        )
+        room = partial(Room, settings, self._chunk, self.memory, whole_chunks=whole_chunks, pace=pace)
+        self._room = room(self._prefixes)
+        self._bare = room(NoPrefixes())  # what there would be room for if the prefix cache held nothing
         self._entries: dict[str, Entry] = {}  # the one owner table, in order of arrival
         self._free: list[str] = []  # rows that the runner drops at the next step
         self._keep: list[Save] = []  # what the prefix cache wants of them
@@ -69,7 +70,7 @@ class Scheduler:
             raise RequestError("max_tokens must be at least 1", param="max_tokens")
         if len(request.answered) >= request.params.max_tokens:
             raise RequestError("the answer is complete already", param="max_tokens")
-        limit = self._size_limit(request)
+        limit = self.limits.longest(request, self._room.least)
         alike = [e for e in self._entries.values() if e.request.background == request.background]
         waiting = sum(not e.running for e in alike)
         if waiting >= self.settings.max_queue:  # last: what can never run is not to be sent again
@@ -79,18 +80,6 @@ class Scheduler:
         self._entries[request.id] = Entry(request, self._arrivals, self._clock(), limit, output, stops)
         self._arrivals += 1
         self._prefixes.open(request)
-
-    def _size_limit(self, request: Request) -> int:
-        if not request.prompt:
-            raise RequestError("the prompt is empty")
-        size = len(request.prompt) + len(request.answered)
-        if size >= self.context_length:
-            raise PromptTooLong(f"the prompt has {size} tokens; the context holds {self.context_length}")
-        piece = max([self._room.least, *(end - start for start, end in request.spans)])
-        if not self.memory.fits([size + 1], min(piece, size)):
-            reason = self.memory.explain(size + 1, min(piece, size))
-            raise OutOfMemory(f"the prompt can never fit in memory: {reason}")
-        return self.memory.longest(size + 1, self.context_length, piece)
 
     def abort(self, request_id: str) -> TokenEvent | None:
         """End a request now; None if it has ended already."""
@@ -134,7 +123,8 @@ class Scheduler:
 
     def update(self, plan: StepPlan, result: StepResult) -> list[TokenEvent]:
         """Take in what became known: one event for each request that has news."""
-        events = {c.request_id: self._progress(c) for c in plan.prefill if c.request_id in self._entries}
+        prefilled = [(self._entries[c.request_id], c) for c in plan.prefill if c.request_id in self._entries]
+        events = {entry.id: entry.event(chunk.stop) for entry, chunk in prefilled}
         for rid, sampled in result.tokens.items():
             if rid in self._entries:
                 events[rid] = self._take(self._entries[rid], sampled)
@@ -173,9 +163,7 @@ class Scheduler:
         for entry in (e for e in order if not e.running):
             if running and not entry.suspect and self._prefixes.held(entry.id):
                 continue
-            while not self._may_run(entry, running) and self._give_way(entry, running):
-                pass
-            if not self._may_run(entry, running):
+            if not self._may_run(entry, running, self._room) and not self._give_way(entry, running):
                 break
             entry.running = True
             running.append(entry)
@@ -184,24 +172,35 @@ class Scheduler:
             admitted.append(Admission(entry.request, tuple(entry.output), hit))
         return tuple(admitted)
 
-    def _may_run(self, entry: Entry, running: Sequence[Entry]) -> bool:
+    def _may_run(self, entry: Entry, running: Sequence[Entry], room: Room) -> bool:
         """Whether there is a row and memory for it; background rows fill half of the rows beside others."""
         if not running:
             return True
         behind = sum(e.request.background for e in running)
         if entry.request.background and len(running) > behind and 2 * behind >= self.settings.max_running:
             return False
-        return len(running) < self.settings.max_running and self._room.admits(running, entry)
+        return len(running) < self.settings.max_running and room.admits(running, entry)
 
     def _give_way(self, entry: Entry, running: list[Entry]) -> bool:
-        """Take the row of a background request for one that is not; whether there was any."""
-        behind = [e for e in running if e.request.background]
-        if entry.request.background or not behind:
+        """Take rows of background requests for one that is not, as few as let it in; whether it may run."""
+        behind = [e for e in self._by_urgency(running) if e.request.background]
+        live = [e for e in running if not e.request.background]
+        # What the cache keeps for these rows it can give up once they are gone, so it does not count yet.
+        if entry.request.background or not behind or not self._may_run(entry, live, self._bare):
             return False
-        victim = max(behind, key=lambda e: e.arrival)
-        running.remove(victim)
-        self._preempt(victim)
-        return True
+        victims = choose(behind, lambda rows: self._may_run(entry, [*live, *rows], self._bare))
+        for victim in victims:
+            running.remove(victim)
+            self._preempt(victim)
+        left = [e for e in behind if e.running]
+        while left and not self._may_run(entry, running, self._room):
+            running.remove(left[-1])
+            self._preempt(left.pop())
+        return self._may_run(entry, running, self._room)
+
+    def _by_urgency(self, entries: Sequence[Entry]) -> list[Entry]:
+        now = self._clock()
+        return sorted(entries, key=lambda e: urgency(e, self._line.overdue(e, now)))
 
     def _hand_out(self, order: list[Entry], budget: int) -> tuple[list[PrefillChunk], list[Save]]:
         """Chunks of running entries, in that order, as many as the budget allows; see Line.turn for who may
@@ -229,22 +228,13 @@ class Scheduler:
 
     def _make_room(self) -> bool:
         """Before rows outgrow the memory: give the pool back, then preempt the least urgent row."""
-        running, now = [e for e in self._entries.values() if e.running], self._clock()
-        short = False
+        running = [e for e in self._entries.values() if e.running]
+        if len(running) < 2 or self._room.holds(running):
+            return False
+        running = self._by_urgency(running)
         while len(running) > 1 and not self._room.holds(running):
-            short = True
-            victim = max(
-                running,
-                key=lambda e: (
-                    e.request.background,
-                    not self._line.overdue(e, now),
-                    e.priority,
-                    e.arrival,
-                ),
-            )
-            running.remove(victim)
-            self._preempt(victim)
-        return short
+            self._preempt(running.pop())
+        return True
 
     def _preempt(self, entry: Entry) -> None:
         """The row is dropped; prompt and answer so far are computed again once it is admitted again."""
@@ -278,14 +268,7 @@ class Scheduler:
             self._preempt(entry)
         logprobs = () if sampled.logprob is None else (sampled.logprob,)
         finish = FinishReason.LENGTH if done else None
-        size = len(entry.request.prompt)
-        return TokenEvent(entry.id, (sampled.token,), logprobs, size, entry.cached, entry.hit, finish=finish)
-
-    def _progress(self, chunk: PrefillChunk) -> TokenEvent:
-        """News of a prompt; answer tokens that are computed again after a preemption are not counted."""
-        entry = self._entries[chunk.request_id]
-        computed = min(chunk.stop, len(entry.request.prompt))
-        return TokenEvent(entry.id, computed=computed, cached=entry.cached, hit=entry.hit)
+        return entry.event(entry.known, tokens=(sampled.token,), logprobs=logprobs, finish=finish)
 
     def _finish(
         self,
@@ -295,13 +278,10 @@ class Scheduler:
         stop: int | None = None,
     ) -> TokenEvent:
         """`stop`: the token that ended the answer; it is in the row's cache, but not part of the answer."""
-        size = len(entry.request.prompt)
         ran = entry.decoding or len(entry.output) > len(entry.request.answered)
-        computed = size if ran else min(entry.computed, size)
+        event = entry.event(entry.known if ran else entry.computed, finish=reason, error=error)
         self._drop(entry, entry.output if stop is None else [*entry.output, stop])
-        return TokenEvent(
-            entry.id, computed=computed, cached=entry.cached, hit=entry.hit, finish=reason, error=error
-        )
+        return event
 
     def _drop(self, entry: Entry, output: Sequence[int]) -> None:
         del self._entries[entry.id]
