@@ -100,6 +100,18 @@ def test_an_answer_refuses_what_differs(zoo: Zoo) -> None:
         answer.check([])
 
 
+def test_equally_likely_tokens_are_both_right() -> None:
+    """But for rounding; the logprobs up to there still count."""
+    rows = np.log(np.array([[0.2, 0.4, 0.4], [0.7, 0.2, 0.1]], dtype=np.float32))
+    rows[0, 1] += 2e-6
+    answer = oracle.Answer((5,), (1, 0), rows)
+    answer.check([2, 1], [rows[0, 2], -9.0])
+    with pytest.raises(AssertionError, match="off by"):
+        answer.check([2, 1], [rows[0, 2] + 1, -9.0])
+    with pytest.raises(AssertionError, match="is not"):
+        answer.check([0, 0])
+
+
 def test_the_tokenizer_keeps_bytes_and_specials(zoo: Zoo) -> None:
     from transformers import AutoTokenizer
 
