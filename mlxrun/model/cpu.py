@@ -50,11 +50,12 @@ def _in_graph(q: mx.array, k: mx.array, v: mx.array, scale: float, mask: mx.arra
 
 
 def _in_blocks(q: mx.array, k: mx.array, v: mx.array, scale: float, mask: Mask) -> mx.array:
-    done = []
+    done = list[mx.array]()
     for scores in _blocks(q * scale, k, mask):
+        if done:
+            mx.async_eval(done[-1])  # its scores go with it; what comes next does not need it
         sums = _exp(scores, causal=isinstance(mask, str))
         done.append(_weighed(scores, v[:, :, : scores.shape[-1]]) / mx.array(sums))
-        mx.async_eval(done[-1])  # the scores go with it
     return done[0] if len(done) == 1 else mx.concatenate(done, axis=2)
 
 
