@@ -45,6 +45,7 @@ TROUBLE = {
 @dataclass(frozen=True)
 class JobHost(FakeHost):
     digests: Mapping[str, str] = field(default_factory=lambda: DIGESTS)
+    processor_digest: bytes = b""
 
 
 class FakeClient:

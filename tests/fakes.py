@@ -131,8 +131,8 @@ class FakeRunner:
             time.sleep(self.sleep)
         if self.closed:
             self._break("execute after close")
-        for rid in plan.free:
-            self.rows.pop(rid, None)
+        left = {rid: row for rid in plan.free if (row := self.rows.pop(rid, None)) is not None}
+        new = len(self.admissions)
         errors = {a.request.id: e for a in plan.admit if (e := self._admit(a)) is not None}
         self._raise(plan)
         launched = [(rid, self._decode(rid)) for rid in plan.decode]
@@ -141,8 +141,8 @@ class FakeRunner:
                 launched.append((chunk.request_id, chunk.stop))
         self._allocate(plan)
         before, self._launched = self._launched, launched
-        kept = [(rid, at) for rid, at in before if rid in self.rows and rid not in plan.free]
-        tokens = {rid: self._sample(rid, at) for rid, at in kept}
+        known = {rid: row for rid, row in (self.rows | left).items() if rid not in self.admissions[new:]}
+        tokens = {rid: self._sample(known[rid].request, at) for rid, at in before if rid in known}
         return StepResult(tokens, errors)
 
     def reset(self) -> None:
@@ -229,8 +229,7 @@ class FakeRunner:
         if used > self.memory.limit:
             self._break(f"{used} bytes are needed of {self.memory.limit}")
 
-    def _sample(self, rid: str, position: int) -> Sampled:
-        request = self.rows[rid].request
+    def _sample(self, request: Request, position: int) -> Sampled:
         token = token_at(request.prompt, position)
         asked = request.params.logprobs is not None
         return Sampled(token, TokenLogprob(-float(position)) if asked else None)

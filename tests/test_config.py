@@ -480,6 +480,25 @@ def test_a_loopback_address_needs_no_keys(host: str) -> None:
     assert load(f"server: {{host: '{host}'}}\n").config.server.host == host
 
 
+def test_hosts_are_hosts() -> None:
+    """A66: what the server would refuse at its start is found by a check of the file. The twin is taken."""
+    assert load("server: {allowed_hosts: ['*', AI.example.com, '[::1]', 10.0.0.7, localhost.]}\n")
+    for name in ("http://a.example", "a.example:443", "*.example", "a b"):
+        (said,) = errors(f"server: {{allowed_hosts: [ok.example, '{name}']}}\n")
+        assert said.startswith(f"a.yaml:1:25: server.allowed_hosts: {name!r} is neither a name"), said
+
+
+def test_a_later_flag_hides_no_earlier_one() -> None:
+    """A66: also for the same key, and below it. The twin: where both are right the later one counts."""
+    assert errors("", ["server.port=abc", "server.port=1"]) == ["--set server.port: 'abc' is not an integer"]
+    assert errors("", ["scheduler={chunk: a}", "scheduler.chunk=64"]) == [
+        "--set scheduler: scheduler.chunk: 'a' is not an integer or null"
+    ]
+    assert errors("", ["server=5", "server.port=1"]) == errors("", ["server=5"]) != []
+    made = load("", ["scheduler={chunk: 64, max_running: 3}", "scheduler.chunk=16", "scheduler.chunk=32"])
+    assert (made.config.scheduler.chunk, made.config.scheduler.max_running) == (32, 3)
+
+
 def test_origins_are_origins() -> None:
     assert load("server: {cors_origins: ['*', 'http://localhost:3000']}\n")
     assert errors("server: {cors_origins: ['https://a.example/']}\n") == [

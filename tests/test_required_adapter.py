@@ -5,12 +5,14 @@ does not fit. B28, A66: an option that changes nothing would be a lie.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
 import drive
 import mlx.core as mx
 import models
+import models_vision
 import pytest
 from fixtures_models import Zoo
 from mlx.utils import tree_flatten
@@ -96,3 +98,105 @@ def test_an_adapter_that_does_not_fit_is_refused(zoo: Zoo, adapter: Make, tmp_pa
     for folder, said in bad.values():
         with pytest.raises(ModelLoadError, match=f"(?s){said}"):
             drive.engine(zoo.text("llama"), adapter=str(folder))
+
+
+# -- models that see --------------------------------------------------------------------------------------
+
+LEGACY = {"rank": 4, "alpha": 8.0, "dropout": 0.0}  # of mlx-vlm's older training
+Tensors = dict[str, mx.array]
+
+
+@pytest.fixture
+def seeing(zoo: Zoo, tmp_path: Path) -> Make:
+    """Writes random adapters for a tiny vision model, as mlx-vlm saves them; `edit` changes the tensors."""
+
+    def make(
+        name: str, edit: Callable[[Tensors], Tensors] = lambda tensors: tensors, legacy: bool = False
+    ) -> Path:
+        from mlx_vlm.trainer.peft.utils import get_peft_model
+        from mlx_vlm.utils import load_model
+
+        model = load_model(zoo.vision("qwen3_vl"))
+        scale = {"rank": 4, "alpha": 8.0, "dropout": 0.0}
+        layers = None if legacy else ["q_proj", "v_proj"]  # the older kind has all of them
+        get_peft_model(model, layers, verbose=False, legacy=legacy, **scale)
+        mx.random.seed(1)
+        tensors = {
+            key: mx.random.normal(value.shape) * 0.1
+            for key, value in tree_flatten(model.trainable_parameters())
+        }
+        keys = sorted({key.rpartition(".")[0] for key in tensors})
+        lora = {"rank": 4, "scale": 2.0, "dropout": 0.0, "keys": keys}
+        folder = tmp_path / name
+        folder.mkdir()
+        mx.save_safetensors(str(folder / "adapters.safetensors"), edit(tensors))
+        config = LEGACY if legacy else {"fine_tune_type": "lora", "lora_parameters": lora}
+        (folder / "adapter_config.json").write_text(json.dumps(config))
+        return folder
+
+    return make
+
+
+def test_a_vision_adapter_is_applied(zoo: Zoo, seeing: Make) -> None:
+    """The answers are those of mlx-vlm with the same adapter, and not the plain model's."""
+    from mlx_vlm.utils import apply_lora_layers, load_model
+
+    folder, made = zoo.vision("qwen3_vl"), seeing("good")
+    engine = drive.engine(folder, adapter=str(made))
+    model = apply_lora_layers(load_model(folder), made)
+    ids = models_vision.prompt("qwen3_vl", "what is this?")
+    event, plain = (
+        drive.run(each, [drive.seen(each, "a", ids, max_tokens=6)])["a"]
+        for each in (engine, drive.engine(folder))
+    )
+    tokens = list(engine.host.tokenizer.encode(ids))
+    for token in event.tokens:
+        logits = model.language_model(mx.array([tokens])).logits
+        assert int(mx.argmax(logits[0, -1])) == token
+        tokens.append(token)
+    assert event.tokens != plain.tokens
+
+
+def foreign(tensors: Tensors) -> Tensors:
+    return {f"base_model.{name}": tensor for name, tensor in tensors.items()}
+
+
+def one_foreign(tensors: Tensors) -> Tensors:
+    return tensors | {"language_model.model.layers.7.x.lora_a": mx.ones((2, 2))}
+
+
+def other_shapes(tensors: Tensors) -> Tensors:
+    return {name: mx.ones((3, 3)) for name in tensors}
+
+
+def halved(tensors: Tensors) -> Tensors:
+    return {name: tensor for name, tensor in tensors.items() if not name.endswith("lora_b")}
+
+
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        (foreign, r"base_model\..*: the model has no such parameter; .* more"),
+        (one_foreign, r"layers\.7\.x\.lora_a: the model has no such parameter"),
+        (other_shapes, r"of shape \(3, 3\), where the model has"),
+        (halved, r"lora_b: missing in the file"),
+    ],
+)
+def test_a_vision_adapter_that_does_not_fit_is_refused(
+    zoo: Zoo, seeing: Make, edit: Callable[[Tensors], Tensors], said: str
+) -> None:
+    """Never the plain model's answers in its name, nor random ones: the file and the tensors are named."""
+    with pytest.raises(ModelLoadError, match=rf"adapters\.safetensors: the adapter does not fit.*{said}"):
+        drive.engine(zoo.vision("qwen3_vl"), adapter=str(seeing("bad", edit)))
+
+
+def test_what_the_library_prints_goes_to_the_log(
+    zoo: Zoo, seeing: Make, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Standard output is for answers. An adapter of mlx-vlm's older kind is loaded as well."""
+    made = seeing("old", legacy=True)
+    capsys.readouterr()
+    with caplog.at_level(logging.INFO, "mlxrun.model.loader"):
+        drive.engine(zoo.vision("qwen3_vl"), adapter=str(made))
+    assert "trainable params" in caplog.text
+    assert capsys.readouterr().out == ""

@@ -109,6 +109,23 @@ def test_templates_of_old_and_new_folders(folder: Folder) -> None:
         host(plain, chat_template=str(plain / "missing.jinja"))
 
 
+def test_a_template_that_is_none_is_named(folder: Folder) -> None:
+    """A47: the file, not only its folder. The twin: the same bytes in UTF-8."""
+    made = folder()
+    path = made / "chat_template.jinja"
+    path.write_bytes("é {{ messages }}".encode("latin-1"))
+    with pytest.raises(ModelLoadError, match=r"chat_template\.jinja: .*utf-8"):
+        host(made)
+    path.write_text("é {{ messages }}", encoding="utf-8")
+    assert host(made).chat_template == "é {{ messages }}"
+    for wrong in (7, ["a"], {"default": 3}):
+        write_json(made / "chat_template.json", {"chat_template": wrong})
+        with pytest.raises(ModelLoadError, match=r"chat_template\.json: chat_template is neither"):
+            host(made)
+    write_json(made / "chat_template.json", {"chat_template": {"default": "a", "rag": "b"}})
+    assert host(made).chat_template == "a"
+
+
 def test_a_processor_needs_no_template(folder: Folder) -> None:
     """A47: nothing beside the tokenizer inside the processor: text and its image are read the same."""
     path = folder("vision", "qwen3_vl")

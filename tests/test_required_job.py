@@ -95,6 +95,36 @@ def test_the_models_files_are_part_of_it(folder: Path) -> None:
     assert digest(config) == seen[-1]
 
 
+def test_how_images_become_pixels_is_part_of_it(zoo: Zoo, tmp_path: Path) -> None:
+    """C2, B8: answers to images of another size are other answers. A text model's are not touched."""
+    made = tmp_path / "vision"
+    shutil.copytree(zoo.vision("qwen3_vl"), made)
+    sees, blind = config_of(made), config_of(made, kind="text")
+    before = digest(sees), digest(blind)
+    path = made / "preprocessor_config.json"
+    write_json(path, {**json.loads(path.read_text()), "max_pixels": 12_345})
+    assert digest(sees) != before[0]
+    assert digest(blind) == before[1]
+
+
+def test_code_that_runs_is_part_of_it(folder: Path) -> None:
+    """B28: Python beside the weights, where it is allowed to run; else nothing is run again for it."""
+    trusted, plain = config_of(folder, trust_remote_code=True), config_of(folder)
+    write_json(folder / "config.json", {**json.loads((folder / "config.json").read_text()), "n": 1})
+    before = digest(trusted), digest(plain)
+    (folder / "code").mkdir()
+    for path in (folder / "model.py", folder / "code" / "layers.py"):
+        path.write_text("x = 1\n")
+        after = digest(trusted)
+        assert after != before[0]
+        path.write_text("x = 2\n")
+        assert digest(trusted) not in (after, before[0])
+        path.unlink()
+        assert digest(trusted) == before[0]
+    (folder / "model.py").write_text("x = 1\n")
+    assert digest(plain) == before[1]
+
+
 def _flip(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[-1] ^= 1

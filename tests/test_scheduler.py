@@ -556,6 +556,37 @@ def test_the_least_urgent_youngest_row_gives_way() -> None:
     assert {"a", "b", "c"} == set(runner.admissions)
 
 
+def test_a_token_under_way_counts_though_its_row_gives_way() -> None:
+    """Design 3: it was computed on all that the row held, so nothing of it is computed again. One that comes
+    back in the same step draws it again, and a new request with that id has nothing to do with it."""
+    engine = make_engine(FakeRunner())
+    scheduler, answers = engine.scheduler, Answers()
+    long, other = make_request("a", 10, 30), make_request("b", 9, 30)
+    engine.add(long)
+    while len(answers.tokens("a")) < 3:
+        answers.take(engine.step())
+    (entry,) = scheduler.entries
+    assert (entry.filled, entry.known, entry.pending) == (13, 13, 1)
+    scheduler._preempt(entry)
+    scheduler._admit = lambda order: ()  # type: ignore[method-assign]
+    answers.take(engine.step())
+    assert len(answers.tokens("a")) == 4 and entry.pending == 0 and not entry.running
+    del scheduler._admit  # type: ignore[method-assign]
+    while len(answers.tokens("a")) < 6:
+        answers.take(engine.step())
+    scheduler._preempt(entry)  # admitted in the same step
+    answers.take(engine.step())
+    assert len(answers.tokens("a")) == 6
+    scheduler.abort("a")
+    engine.add(replace(other, id="a"))
+    scheduler._admit = lambda order: ()  # type: ignore[method-assign]
+    assert engine.step() == []
+    del scheduler._admit  # type: ignore[method-assign]
+    again = finish_all(engine)
+    assert again.tokens("a") == answer(other)[0]
+    assert answers.tokens("a") == answer(long)[0][:6]
+
+
 def test_a_lone_row_may_fill_the_memory() -> None:
     """B18: what fits alone ends, cut where the memory ends; it is never preempted for itself."""
     memory = MemoryBudget(limit=200, weights=20, transient=1, footprint=Footprint(per_token=1, step=1))

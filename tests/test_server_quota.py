@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import replace
@@ -15,7 +16,7 @@ from batch_fakes import chats, make_config
 from batches_site import Place, Site
 from test_server_files import form, in_folder
 
-from mlxrun.server import storage
+from mlxrun.server import files, storage
 
 QUOTA = 10_000
 
@@ -154,6 +155,73 @@ async def test_answers_count_but_are_never_refused(place: Place) -> None:
         found = (await site.ask("GET", "/v1/status"))["files"]
         assert found["count"] == 2 and found["bytes"] > size + 1
         assert (await put(site, form(b"x")))["status_code"] == 413
+
+
+async def test_a_batch_that_failed_leaves_nothing(place: Place) -> None:
+    """Its input is gone with the file: else room that nobody can give back, until the next start."""
+    place.engine = True
+    async with place.run() as site:
+        file = await site.upload([*chats(20), "no line"])
+        assert refused(await put(site, form(b"x" * QUOTA)))
+        made = await site.over((await site.create(file))["id"])
+        assert made["status"] == "failed"
+        await site.ask("DELETE", f"/v1/files/{file}")
+        async with asyncio.timeout(30):
+            while (place.root / "batches" / made["id"] / "job").exists():
+                await asyncio.sleep(0.005)
+        assert (await put(site, form(b"x" * QUOTA)))["bytes"] == QUOTA
+
+
+async def test_what_a_batch_holds_is_known_from_the_start(place: Place) -> None:
+    """A65: /v1/status counts it before anybody uploads, and once when it has become a file."""
+    async with place.run() as site:
+        file = await site.upload(chats(20))
+        size = (await site.ask("GET", f"/v1/files/{file}"))["bytes"]
+        made = await site.create(file)
+        await site.ask("DELETE", f"/v1/files/{file}")
+    place.engine = False
+    async with place.run() as site:
+        await site.ask("GET", "/v1/files")
+        assert await used(site) == size
+    place.engine = True
+    async with place.run() as site:
+        done = await site.over(made["id"])
+        assert done["status"] == "completed"
+        answers = (await site.ask("GET", f"/v1/files/{done['output_file_id']}"))["bytes"]
+        async with asyncio.timeout(30):
+            while await used(site) != answers:
+                await asyncio.sleep(0.005)
+
+
+async def test_a_sender_that_goes_away_before_it_has_begun(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A25: what a thread begins for it is removed all the same, its handle too."""
+    gate, begun, leaving = threading.Event(), threading.Event(), asyncio.Event()
+    begin, drop = storage.Storage.begin, files._drop
+    drops: list[asyncio.Task[None]] = []
+
+    def late(self: storage.Storage) -> storage.Upload:
+        begun.set()
+        assert gate.wait(30)
+        return begin(self)
+
+    async def seen(*given: Any) -> None:
+        drops.append(asyncio.current_task())  # type: ignore[arg-type]
+        leaving.set()
+        await drop(*given)
+
+    monkeypatch.setattr(storage.Storage, "begin", late)
+    monkeypatch.setattr(files, "_drop", seen)
+    async with place.run() as site, asyncio.timeout(30):
+        task = asyncio.create_task(put(site, form(b"x" * 100)))
+        assert await asyncio.to_thread(begun.wait, 30)
+        task.cancel()
+        await leaving.wait()  # the handler has been cancelled, and nothing is begun yet
+        assert in_folder(place) == []
+        gate.set()
+        await drops[0]
+        assert in_folder(place) == [] and not site.queue.storage._coming
 
 
 async def test_a_deleted_file_counts_while_its_batch_has_it(place: Place) -> None:

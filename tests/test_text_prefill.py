@@ -286,6 +286,24 @@ def test_a_space_goes_on_from_the_text() -> None:
         assert choice.content == choice.text == expected
 
 
+def test_a_completion_goes_on_from_its_prompt() -> None:
+    """A54: the space that parts the first word of a completion from its prompt, text or ids, is text."""
+    tokenizer = metaspace_tokenizer()
+    host = FakeHost(tokenizer=tokenizer)
+    hello, world, end = tokenizer.convert_tokens_to_ids(["\u2581hello", "\u2581world", "</s>"])
+    byte = tokenizer.convert_tokens_to_ids("<0xC5>")
+
+    def said(prompts: Any, at: int = 0) -> str:
+        choice = Choice(prepared(COMPLETION, {"prompt": prompts}, host), at, host)
+        choice.feed(TokenEvent("r", (world, world), finish=FinishReason.STOP))
+        return choice.text
+
+    for prompts in ("hello", [hello], [hello, end], [end] * 50 + [hello], [hello, byte]):
+        assert said(prompts) == " world world", prompts
+    assert said(["hello", "a"], 1) == " world world"
+    assert said([end]) == "world world"  # the twin: nothing stands before it
+
+
 def test_a_budget_counts_in_the_open_thought() -> None:
     """A thought that the text has begun is closed when the answer's own tokens of it are used up."""
     host = FakeHost(chat_template=TOOLS)
@@ -372,6 +390,18 @@ def test_what_begins_no_answer(given: Json, param: str, words: str) -> None:
     counted = {key: value for key, value in given.items() if key != "max_tokens"}
     assert count(counted, FakeHost(chat_template=TOOLS)) > 5
     assert message({**given, "thinking": {"type": "disabled"}} if param == "thinking" else body())
+
+
+def test_an_empty_message_behind_another_of_the_assistant() -> None:
+    """A51: the one before it is what is judged, also where tokens are only counted."""
+    turns = [*user(text("hi")), said("The"), said("")]
+    made = message(body(turns)).prepared
+    assert made.prefill == "The" and made.prompts[0] == message(ends(text("The"))).prepared.prompts[0]
+    error = message_refused(body([*user(text("hi")), said("The "), said("")]))
+    assert error.param == "messages.1.content" and "trailing whitespace" in str(error)
+    host = FakeHost(chat_template=TOOLS)
+    called = {"model": "m", "messages": [*user(text("hi")), {"role": "assistant", "content": [CALL]}]}
+    assert count({**called, "messages": [*called["messages"], said("")]}, host) == count(called, host)
 
 
 def test_a_template_that_changes_the_text_is_led_back() -> None:

@@ -34,6 +34,10 @@ class JobHost(HostModel, Protocol):
     def digests(self) -> Mapping[str, str]:
         """sha256 of `model`, `tokenizer` and `template`."""
 
+    @property
+    def processor_digest(self) -> bytes:
+        """Of how images become pixels; empty if the model sees none."""
+
 
 def canonical(value: Any) -> bytes:
     """JSON bytes that are equal for equal values, whatever the order of keys."""
@@ -55,6 +59,8 @@ def settings_digest(config: Config, host: JobHost) -> str:
         "parsers": asdict(config.parsers),
         "sampling": {key: value for key, value in asdict(config.sampling).items() if value is not None},
     }
+    if host.processor_digest:
+        parts["processor"] = host.processor_digest.hex()
     if config.cache.stored_bits is not None and config.cache.backend != "none":
         parts["stored_bits"] = config.cache.stored_bits
     return hashlib.sha256(canonical(parts)).hexdigest()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,28 +52,8 @@ def command(config_path: Path | None, sets: tuple[str, ...], host: str | None, p
 
     given = {"host": host, "port": port}
     flags = tuple(f"server.{key}={value}" for key, value in given.items() if value is not None)
-    loaded = _read(config_path, sets, flags)
+    loaded = load(config_path, (*sets, *flags))  # the options are over --set
     return asyncio.run(_serve(loaded))
-
-
-def _read(config_path: Path | None, sets: Sequence[str], flags: Sequence[str]) -> Loaded:
-    """The config. An option is over `--set` for the same key, but must not hide what is wrong there."""
-    import os
-
-    from mlxrun.config.loader import raise_all, resolve
-    from mlxrun.config.settings import Config
-    from mlxrun.config.tree import Problem
-    from mlxrun.errors import ConfigError
-
-    hidden: list[Problem] = []
-    resolve(Config, None, sets, os.environ, hidden)
-    try:
-        loaded = load(config_path, (*sets, *flags))
-    except ConfigError as error:
-        said = str(error).splitlines()
-        raise ConfigError("\n".join(dict.fromkeys([*said, *(each.text for each in hidden)]))) from None
-    raise_all(hidden)
-    return loaded
 
 
 async def _serve(loaded: Loaded) -> int:

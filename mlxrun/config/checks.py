@@ -16,6 +16,7 @@ from mlxrun.config.settings import CacheSettings, Config, ServerSettings
 
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+")
 _NAME = re.compile(r"[\w.-]{1,64}")
+_HOST = re.compile(r"[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?")  # in small letters
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 
 
@@ -171,6 +172,29 @@ def bad_origins(config: Config) -> str | None:
     return None
 
 
+def bad_hosts(config: Config) -> str | None:
+    """A host is a name or an address as it stands in a URL, without scheme and port."""
+    for host in config.server.allowed_hosts:
+        if allowed_host(host) is None:
+            return f"{host!r} is neither a name such as ai.example.com, without scheme and port, nor '*'"
+    return None
+
+
+def allowed_host(host: str) -> str | None:
+    """An entry of server.allowed_hosts as Host headers are compared with it; None if it is none."""
+    name = host.strip("[]").lower().removesuffix(".")
+    return name if name == "*" or _HOST.fullmatch(name) or is_address(name) else None
+
+
+def is_address(name: str) -> bool:
+    """Whether it is an IP address."""
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
 def bytes_without_store(config: Config) -> str | None:
     """Nothing is stored."""
     server = config.server
@@ -207,5 +231,6 @@ CHECKS = (
     Check(("server.host", "server.api_keys", "server.allow_public"), public_without_keys),
     Check(("server.api_keys",), odd_keys),
     Check(("server.cors_origins",), bad_origins),
+    Check(("server.allowed_hosts",), bad_hosts),
     Check(("server.store_bytes", "server.store_responses"), bytes_without_store),
 )

@@ -70,7 +70,7 @@ def resolve(
     """Read, merge and validate the layers of a config class."""
     sources = Sources(root, environ, problems)
     layers = sources.files(path, asked_by) if path else []
-    layers += [sources.environment(), sources.flags(sets)]
+    layers += [sources.environment(), *sources.flags(sets)]
     # Each layer by itself, so that no mistake hides below another layer; what could not even be read
     # is not blamed again for its value.
     places = {item.rank for item in problems}

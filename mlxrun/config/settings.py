@@ -218,8 +218,8 @@ class ServerSettings:
     data_path: str | None = None
     """Folder for uploaded files and batches. null: mlxrun under $XDG_DATA_HOME or ~/.local/share."""
     files_max_bytes: Annotated[int, Bytes(), Range(1, None)] = 10_000_000_000
-    """Most bytes of files and of running batches in data_path; an upload that would exceed it is refused.
-    What a batch answers counts, but is never refused."""
+    """Most bytes of files and batches in data_path, each counted as 4096 at least; an upload or a batch that
+    would exceed it is refused. What a batch answers counts, but is never refused."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,10 +63,11 @@ class Sources:
                 self._problems.append(problem(origin, "", f"does nothing (did you mean {right}?)"))
         return self._finish(Node(layer, Origin("env")), Path.cwd(), interpolate=False)
 
-    def flags(self, sets: Sequence[str]) -> Node:
-        """Every --set section.key=value, later ones over earlier ones."""
-        layer: dict[str, Node] = {}
+    def flags(self, sets: Sequence[str]) -> list[Node]:
+        """A layer for each --set section.key=value: a later one hides no mistake of an earlier one."""
+        layers = []
         for flag in sets:
+            layer: dict[str, Node] = {}
             key, equals, text = flag.partition("=")
             origin = Origin("set", key.strip())
             if not equals or not key.strip():
@@ -75,7 +76,8 @@ class Sources:
                 self._problems.append(problem(origin, "", "only a file can extend another; use -c"))
             else:
                 self._put(layer, key.strip().split("."), text, origin)
-        return self._finish(Node(layer, Origin("set")), Path.cwd(), interpolate=True)
+            layers.append(self._finish(Node(layer, Origin("set")), Path.cwd(), interpolate=True))
+        return layers
 
     def _put(self, layer: dict[str, Node], keys: Sequence[str], text: str, origin: Origin) -> None:
         """Set one value of a layer; the mappings on the way are made."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,26 +76,29 @@ def sample(forward: Forward, rows: Rows, vocab: int) -> Draw:
 
 
 def collect(
-    launched: Launched, rows: Rows, freed: Collection[str]
+    launched: Launched, rows: Rows, left: Mapping[str, SamplingParams | None]
 ) -> tuple[dict[str, Sampled], dict[str, Exception]]:
-    """Wait for a step and read it; the errors of rows whose grammar failed, in place of their tokens. Rows
-    that were freed meanwhile are left out, though their ids may be back already: a row that was preempted, or
-    another request."""
+    """Wait for a step and read it; the errors of rows whose grammar failed, in place of their tokens. `left`:
+    rows that were freed meanwhile, whose tokens count if they were preempted; None for ids that are back
+    already, as such a row or as another request: what was drawn before is not theirs."""
     tokens: dict[str, Sampled] = {}
     errors: dict[str, Exception] = {}
     for ids, draw in launched.draws:
-        known = [None if rid in freed else rows.get(rid) for rid in ids]
-        found = read(draw, [SamplingParams() if row is None else row.params for row in known])
-        for rid, row, sampled in zip(ids, known, found, strict=True):
-            if row is None:
+        known = [left[rid] if rid in left else rows[rid].params if rid in rows else None for rid in ids]
+        found = read(draw, [SamplingParams() if params is None else params for params in known])
+        for rid, params, sampled in zip(ids, known, found, strict=True):
+            if params is None:
                 continue
+            row = None if rid in left else rows[rid]
             try:
-                if row.guard is not None:
+                if row is not None and row.guard is not None:
                     row.guard.accept(sampled.token)
                 tokens[rid] = sampled
             except Exception as error:  # the border: a grammar fails its own row alone
                 log.warning("request %s fails: %s", rid, error)
-                errors[rid], row.guard = error, None
+                errors[rid] = error
+                if row is not None:
+                    row.guard = None
     if launched.filled:
         mx.eval(launched.filled)  # no more than two steps of prefill are ever in flight
     return tokens, errors

@@ -57,9 +57,13 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def digests(folder: Path, adapter: Path | None, chat_template: str | None) -> dict[str, str]:
-    """sha256 of `model` (config, weights, LoRA adapter), `tokenizer` and `template`."""
+def digests(
+    folder: Path, adapter: Path | None, chat_template: str | None, *, code: bool = False
+) -> dict[str, str]:
+    """sha256 of `model` (config, weights, LoRA adapter), `tokenizer` and `template`. `code`: Python files of
+    the folder may run, and are part of the model."""
     weights = sorted(folder.glob("*.safetensors")) + (sorted(adapter.glob("*")) if adapter else [])
+    weights += sorted(folder.rglob("*.py")) if code else []
     tokenizer = [folder / n for n in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")]
     return {
         "model": _digest([folder / "config.json", *weights]),

@@ -134,9 +134,9 @@ def load_host(settings: ModelSettings, weights: bool = False) -> Host:
         name=settings.names[0] if settings.names else _name(settings, folder),
         names=(*settings.names, _name(settings, folder)) if settings.names else (),
         aliases=(settings.path,),
-        digests=digests(folder, adapter, template),
+        digests=digests(folder, adapter, template, code=settings.trust_remote_code),
         processor=_processor(folder, config, settings) if vision else None,
-        processor_digest=_processor_digest(folder),
+        processor_digest=_processor_digest(folder) if vision else b"",
     )
 
 
@@ -154,6 +154,7 @@ def _is_vision(settings: ModelSettings, config: Mapping[str, Any]) -> bool:
 def _tokenizer(folder: Path, settings: ModelSettings) -> Any:
     from transformers import AutoTokenizer
 
+    _check_templates(folder)
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=settings.trust_remote_code)
     except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
@@ -163,6 +164,17 @@ def _tokenizer(folder: Path, settings: ModelSettings) -> Any:
     return tokenizer
 
 
+def _check_templates(folder: Path) -> None:
+    """ModelLoadError naming the template's file that cannot be read: the library names none."""
+    for path in (folder / "chat_template.jinja", *sorted(folder.glob("additional_chat_templates/*.jinja"))):
+        try:
+            path.read_bytes().decode("utf-8")
+        except FileNotFoundError:
+            continue
+        except (OSError, UnicodeDecodeError) as error:
+            raise ModelLoadError(f"{path}: the chat template cannot be read: {error}") from error
+
+
 def _template(folder: Path, settings: ModelSettings, tokenizer: Any) -> str | None:
     if settings.chat_template is not None:
         try:
@@ -170,9 +182,12 @@ def _template(folder: Path, settings: ModelSettings, tokenizer: Any) -> str | No
         except (OSError, UnicodeDecodeError) as error:
             raise ModelLoadError(f"model.chat_template: {error}") from error
     own = folder / "chat_template.json"  # older vision models
+    where = own if own.is_file() else folder
     found = read_json(own).get("chat_template") if own.is_file() else tokenizer.chat_template
     if isinstance(found, dict):  # several named templates
         found = found.get("default")
+    if found is not None and not isinstance(found, str):
+        raise ModelLoadError(f"{where}: chat_template is neither text nor named texts, but {found!r:.60}")
     return found
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
+import io
 import logging
 import os
 from pathlib import Path
@@ -61,7 +63,7 @@ def _check_complete(model: Any, folder: Path) -> None:
 
 
 def _load_vision(settings: ModelSettings, host: Host) -> Any:
-    from mlx_vlm.utils import apply_lora_layers, load_model
+    from mlx_vlm.utils import load_model
 
     if "model_file" in host.config and not settings.trust_remote_code:  # mlx-vlm would run it unasked
         raise ModelLoadError(
@@ -69,7 +71,45 @@ def _load_vision(settings: ModelSettings, host: Host) -> Any:
             "model.trust_remote_code to run it"
         )
     model = load_model(host.folder, lazy=True, trust_remote_code=settings.trust_remote_code)
-    return apply_lora_layers(model, settings.adapter) if settings.adapter else model
+    return _adapted(model, settings.adapter) if settings.adapter else model
+
+
+def _adapted(model: Any, adapter: str) -> Any:
+    """The vision model with its LoRA adapter. The library takes any tensors there, and prints what it did."""
+    from mlx_vlm.utils import apply_lora_layers
+
+    load_weights = model.load_weights
+
+    def checked(file: str, strict: bool) -> None:
+        load_weights(_fitting(model, file), strict=strict)
+
+    model.load_weights = checked
+    try:
+        with contextlib.redirect_stdout(io.StringIO()) as said:
+            apply_lora_layers(model, adapter)
+    finally:
+        del model.load_weights
+    for line in said.getvalue().splitlines():
+        log.info("%s: %s", adapter, line)
+    return model
+
+
+def _fitting(model: Any, file: str) -> list[tuple[str, mx.array]]:
+    """The file's tensors, if all fit a parameter and no parameter that was made for them stays random."""
+    tensors, places = mx.load(file), dict(tree_flatten(model.parameters()))
+    wrong = [
+        f"{name}: the model has no such parameter"
+        if name not in places
+        else f"{name}: of shape {tensor.shape}, where the model has {places[name].shape}"
+        for name, tensor in sorted(tensors.items())
+        if name not in places or tensor.shape != places[name].shape
+    ]
+    missing = dict(tree_flatten(model.trainable_parameters())).keys() - tensors.keys()
+    wrong += [f"{name}: missing in the file" for name in sorted(missing)]
+    if wrong:
+        more = f"; and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+        raise ModelLoadError(f"{file}: the adapter does not fit the model: {'; '.join(wrong[:3])}{more}")
+    return list(tensors.items())
 
 
 def _dtype(settings: ModelSettings) -> mx.Dtype | None:

@@ -83,7 +83,7 @@ class ModelRunner:
     def collect(self) -> StepResult:
         """Read what is under way, and launch nothing."""
         before, self._launched = self._launched, Launched()
-        return StepResult(*collect(before, self._rows, ()), saved=before.saved)
+        return StepResult(*collect(before, self._rows, {}), saved=before.saved)
 
     # -- the step ---------------------------------------------------------------------------------------
 
@@ -94,8 +94,7 @@ class ModelRunner:
         that is launched as ever, and the masks are made while it is computed.
         """
         saved = self._keep(plan.keep)
-        for rid in plan.free:
-            self._rows.pop(rid, None)
+        left = {rid: row.params for rid in plan.free if (row := self._rows.pop(rid, None)) is not None}
         self._leave(set(plan.free).intersection(plan.decode))
         self._tidy(plan.clear_pool)
         errors, unusable = self._admit(plan.admit)
@@ -111,7 +110,8 @@ class ModelRunner:
         if self._methods.launch_first:
             mx.async_eval(wanted)
         before = self._launched
-        tokens, failed = collect(before, self._rows, plan.free)
+        back = dict.fromkeys(admission.request.id for admission in plan.admit)
+        tokens, failed = collect(before, self._rows, left | back)
         if not self._methods.launch_first:
             mx.async_eval(wanted)
         if later:

@@ -30,7 +30,7 @@ class Entry:
     cached: int = 0  # prompt tokens that the prefix cache gave when the request first ran
     hit: HitKind | None = None
     whole: bool = False  # the last chunk takes all tokens and samples
-    pending: int = 0  # answer tokens that were launched but are not known yet
+    pending: int = 0  # answer tokens that were launched but are not known yet, by this row or the one before
     running: bool = False  # has a row
     decoding: bool = False  # the row has reached `target` and is in the decode batch
     suspect: bool = False  # was running when a step failed: must get through one step alone
@@ -110,6 +110,7 @@ class Entry:
         """Start to run with what the prefix cache has; `hit` leaves at least one token to compute. Up to
         `sampling` tokens after it are computed and sampled in one forward."""
         length = 0 if hit is None else hit.length
+        self.pending = 0  # what the row before left is drawn again
         if self.hit is None:
             self.hit = HitKind.MISS if hit is None else hit.kind
             self.cached = min(length, len(self.request.prompt))
@@ -118,6 +119,6 @@ class Entry:
         self.decoding = length == self.target
 
     def reset(self) -> None:
-        """Back to waiting, with nothing computed; the answer so far is kept."""
-        self.computed = self.filled = self.pending = 0
+        """Back to waiting, with nothing computed; the answer so far is kept, what is under way may come."""
+        self.computed = self.filled = 0
         self.running = self.decoding = False

@@ -126,7 +126,7 @@ class Scheduler:
         prefilled = [(self._entries[c.request_id], c) for c in plan.prefill if c.request_id in self._entries]
         events = {entry.id: entry.event(chunk.stop) for entry, chunk in prefilled}
         for rid, sampled in result.tokens.items():
-            if rid in self._entries:
+            if rid in self._entries and self._entries[rid].pending:  # else it is of another with this id
                 events[rid] = self._take(self._entries[rid], sampled)
         for rid, error in result.errors.items():
             if rid in self._entries:
@@ -140,8 +140,8 @@ class Scheduler:
         A device's errors show a step late: no request is alone beside a row that was freed in this very step.
         """
         running = [e for e in self._entries.values() if e.running]
-        for entry in running:
-            entry.filled = 0
+        for entry in self._entries.values():
+            entry.filled = entry.pending = 0
         events: list[TokenEvent] = []
         if len(running) == 1 and not plan.free:
             events = [self._finish(running[0], FinishReason.ERROR, _as_mlxrun_error(error))]
@@ -237,7 +237,8 @@ class Scheduler:
         return True
 
     def _preempt(self, entry: Entry) -> None:
-        """The row is dropped; prompt and answer so far are computed again once it is admitted again."""
+        """The row is dropped; prompt and answer so far are computed again once it is admitted again. A token
+        under way still counts, so that a state that is kept of the row now is one that it can go on from."""
         self._release(entry, entry.output)
         entry.reset()
 
@@ -278,7 +279,7 @@ class Scheduler:
         stop: int | None = None,
     ) -> TokenEvent:
         """`stop`: the token that ended the answer; it is in the row's cache, but not part of the answer."""
-        ran = entry.decoding or len(entry.output) > len(entry.request.answered)
+        ran = entry.decoding or stop is not None or len(entry.output) > len(entry.request.answered)
         event = entry.event(entry.known if ran else entry.computed, finish=reason, error=error)
         self._drop(entry, entry.output if stop is None else [*entry.output, stop])
         return event

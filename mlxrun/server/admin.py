@@ -12,7 +12,7 @@ from aiohttp import web
 
 from mlxrun import __version__
 from mlxrun.errors import EngineDead, MlxrunError, NotFound
-from mlxrun.server.body import json_reply
+from mlxrun.server.body import json_reply, read_nothing
 from mlxrun.server.files import mine
 from mlxrun.server.openapi import document
 from mlxrun.server.surface import Endpoint, Surface
@@ -91,6 +91,7 @@ async def metrics(request: web.Request, server: Server) -> web.StreamResponse:
 
 async def cancel(request: web.Request, server: Server) -> web.StreamResponse:
     """Ends a request that is under way; another key's is as one that is not there."""
+    await read_nothing(request, server)
     rid = request.match_info["id"]
     live = server.live.get(rid)
     if live is None or not mine(request, live.key_name) or not server.live.cancel(rid):
@@ -105,6 +106,7 @@ async def cache(request: web.Request, server: Server) -> web.StreamResponse:
 
 async def clear(request: web.Request, server: Server) -> web.StreamResponse:
     """Forgets all prefixes that no running request uses."""
+    await read_nothing(request, server)
     before = dict(server.cache_counts())
     await server.client.clear_cache()
     after = dict(server.cache_counts())

@@ -1,7 +1,7 @@
 """Anthropic's messages and count_tokens; text/anthropic.py reads bodies, anthropic_answer.py writes answers.
 
-`anthropic-version` and `anthropic-beta` may be anything: what a body holds says what it asks for. /v1/models
-is served by openai.py for both.
+`anthropic-version` and `anthropic-beta` may be anything: what a body holds says what it asks for; of the betas
+only interleaved thinking changes what is taken. /v1/models is served by openai.py for both.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ ID_HEADER = "request-id"  # where Anthropic's clients look
 async def messages(request: web.Request, server: Server) -> web.StreamResponse:
     """Answers a conversation: one message, or a stream of events."""
     body = await read_json(request, server)
-    message = await prepare_message(body, server.side)
+    betas = ",".join(request.headers.getall("anthropic-beta", ()))
+    message = await prepare_message(body, server.side, interleaved="interleaved-thinking" in betas)
     prepared = message.prepared
     writer = MessageWriter(message, f"msg_{prepared.requests[0].id.rpartition('-')[0]}")
     with server.live.open(request, NAME, prepared) as live:

@@ -162,6 +162,8 @@ class BatchQueue:
             ended = await self._worked(jobs, batch)
         if ended is not None:
             await self._end(jobs, batch, ended)
+        else:
+            await self._tidy(batch)
 
     async def _worked(self, jobs: Jobs, batch: Batch) -> str | None:
         """How the work on a batch ended; None if it was refused."""
@@ -222,7 +224,7 @@ class BatchQueue:
         batch.status = status
         log.info("%s: %s: %s", batch.id, status, batch.tally)
         await self._save(batch)
-        await asyncio.to_thread(shutil.rmtree, self._job(batch).parent, ignore_errors=True)
+        await self._tidy(batch)
 
     async def _give_up(self, jobs: Jobs, batch: Batch, error: Exception) -> None:
         """A bug: nothing says that another try would do better. What is finished is handed out."""
@@ -231,8 +233,14 @@ class BatchQueue:
         try:
             await asyncio.to_thread(self._hand_out, batch, jobs.files(self._job(batch)))
             await self._save(batch)
+            await self._tidy(batch)
         except (StorageError, OSError) as second:
             log.warning("%s: %s", batch.id, second)
+
+    async def _tidy(self, batch: Batch) -> None:
+        """Remove the job of a batch that is over: what stays of it is among the server's files."""
+        await asyncio.to_thread(shutil.rmtree, self._job(batch).parent, ignore_errors=True)
+        await asyncio.to_thread(self.storage.measure)
 
     # -- on disk, on worker threads -----------------------------------------------------------------------
 
@@ -258,6 +266,7 @@ class BatchQueue:
             job.parent.mkdir(mode=0o700, parents=True)
             link(self.storage.content(batch.input_file_id), job)
             write_json(self._document(batch), asdict(batch))
+            self.storage.measure()
         except OSError as error:
             shutil.rmtree(job.parent.parent, ignore_errors=True)
             raise StorageError(f"{job.parent}: cannot be written: {error.strerror or error}") from error

@@ -63,6 +63,9 @@ async def create(request: web.Request, server: Server) -> web.Response:
         raise bad("input_file_id", f"there is no file {quote(given['input_file_id'])}", code="not_found")
     if file.purpose != PURPOSE:
         raise bad("input_file_id", f"the file's purpose is {file.purpose!r}, not {PURPOSE!r}")
+    quota = server.config.server.files_max_bytes
+    if queue.storage.used + LEAST > quota:
+        raise NoRoom("input_file_id", quota)
     now = int(queue.storage.now())
     batch = Batch(
         queue.storage.new_id("batch_"),

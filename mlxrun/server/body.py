@@ -17,6 +17,7 @@ from aiohttp import web
 from mlxrun.errors import RequestError, TimedOut, TooLarge
 from mlxrun.server.limits import request_id
 from mlxrun.server.sse import dumps, encode
+from mlxrun.text.problems import UNKNOWN, bad, need, shorten
 
 if TYPE_CHECKING:
     from mlxrun.server.state import Server
@@ -36,6 +37,13 @@ async def read_json(request: web.Request, server: Server) -> Any:
     if server.config.log.prompts:
         log.debug("%s body %s", request_id(request), raw.decode())
     return body
+
+
+async def read_nothing(request: web.Request, server: Server) -> None:
+    """The body of what takes no fields: none, or `{}`. RequestError names a field that is given."""
+    raw = await read_bytes(request, server.config.server.max_body_bytes)
+    for key in need(parse(raw), dict, "body") if raw.strip() else ():
+        raise bad(shorten(key), "unknown parameter: this takes none", code=UNKNOWN)
 
 
 def json_reply(data: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import traceback
 from collections.abc import Awaitable, Callable, Mapping
+from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from aiohttp import web
@@ -30,6 +31,8 @@ log = logging.getLogger(__name__)
 Next = Callable[[web.Request], Awaitable[web.StreamResponse]]
 UNKNOWN = Surface("unknown", ())
 STARTED = web.RequestKey("started", bool)
+DOCUMENT = "/openapi.json"
+NEAR = 5  # most paths that the error for an unknown one names
 GONE = 499  # the status in the log of a request whose client went away
 
 
@@ -57,19 +60,20 @@ class Routes:
         for surface in self.off:
             if any(_shaped(endpoint.path, request.path) for endpoint in surface.endpoints):
                 return NotFound(f"{request.path} is switched off here (apis.{surface.name}: false)")
-        hint = suggest(request.path, self._paths())
-        asked = "GET" if request.method == "HEAD" else request.method
-        lists = [
-            f"{method} {', '.join(paths)}"
-            for method in dict.fromkeys((asked, "POST"))
-            if (paths := self._paths(method))
-        ]
-        return NotFound(f"there is no {request.path[:200]} here{hint}, but {'; '.join(lists)}")
+        method = "GET" if request.method == "HEAD" else request.method
+        paths = self._paths(method)
+        hint = suggest(request.path, paths)
+        near = get_close_matches(request.path[:80], paths, NEAR, cutoff=0.0)
+        found = f"; {method} takes {', '.join(near)}" if near else f"; no path takes {method[:20]}"
+        if len(near) < len(paths) or not near:
+            found += ", ..." if near else ""
+            found += f" ({DOCUMENT} has all paths)" if DOCUMENT in self._paths("GET") else ""
+        return NotFound(f"there is no {request.path[:200]} here{hint}{found}")
 
-    def _paths(self, method: str | None = None) -> list[str]:
-        """Those that take this method; all without one."""
+    def _paths(self, method: str) -> list[str]:
+        """Those that take this method."""
         every = (e for surface in self.surfaces for e in surface.endpoints)
-        return sorted({e.path for e in every if method in (None, e.method)})
+        return sorted({e.path for e in every if e.method == method})
 
 
 def _shaped(pattern: str, path: str) -> bool:

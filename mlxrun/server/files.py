@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,7 +21,7 @@ from mlxrun.server.auth import key_name
 from mlxrun.server.batch_queue import BatchQueue
 from mlxrun.server.body import PATIENCE, json_reply
 from mlxrun.server.pages import in_order, page, read_query
-from mlxrun.server.storage import Storage, StorageError, StoredFile, Upload
+from mlxrun.server.storage import LEAST, Storage, StorageError, StoredFile, Upload
 from mlxrun.server.surface import Endpoint
 from mlxrun.text.problems import bad, quote, shorten, suggest, unsupported
 
@@ -40,6 +42,13 @@ class NoRoom(TooLarge):
     """The server's files have as many bytes as they may. Not a 507: clients would send all of it again."""
 
     code = "storage_full"
+
+    def __init__(self, param: str, quota: int) -> None:
+        super().__init__(
+            f"{param}: there is no room for it: all files and batches together may have {quota} bytes "
+            f"(server.files_max_bytes), each of them {LEAST} at least; delete some files first",
+            param=param,
+        )
 
 
 async def queue_of(server: Server) -> BatchQueue:
@@ -63,10 +72,9 @@ async def upload(request: web.Request, server: Server) -> web.Response:
     most = server.config.batch.max_file_bytes
     if request.content_length is not None and request.content_length > most + 4 * _SMALL:
         raise _too_large(most)
-    draft = await asyncio.to_thread(queue.storage.begin)
-    room = _Room(queue.storage, draft, most, server.config.server.files_max_bytes)
-    try:
-        room.check((request.content_length or 0) - 4 * _SMALL)
+    async with _drafted(queue.storage) as draft:
+        room = _Room(queue.storage, draft, most, server.config.server.files_max_bytes)
+        room.check((request.content_length or 0) - 4 * _SMALL - LEAST)
         fields = await _read_form(request, room)
         if "file" not in fields:
             raise bad("file", "missing", code="missing_field")
@@ -77,9 +85,23 @@ async def upload(request: web.Request, server: Server) -> web.Response:
         now, file_id = int(queue.storage.now()), queue.storage.new_id("file-")
         file = StoredFile(file_id, fields["file"], draft.size, now, PURPOSE, key_name(request))
         await asyncio.to_thread(queue.storage.add, draft, file)
-    finally:
-        await asyncio.shield(asyncio.to_thread(queue.storage.drop, draft))
     return json_reply(file.body())
+
+
+@asynccontextmanager
+async def _drafted(storage: Storage) -> AsyncIterator[Upload]:
+    """Room for a new file while the block runs. Nothing of it is left behind, whenever the sender goes away:
+    a thread that has begun it goes on without being asked for."""
+    begun = asyncio.ensure_future(asyncio.to_thread(storage.begin))
+    try:
+        yield await asyncio.shield(begun)
+    finally:
+        await asyncio.shield(_drop(storage, begun))
+
+
+async def _drop(storage: Storage, begun: Awaitable[Upload]) -> None:
+    with suppress(StorageError):  # of `begin`: nothing is there
+        await asyncio.to_thread(storage.drop, await begun)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,20 +114,15 @@ class _Room:
     quota: int
 
     def take(self, size: int) -> None:
-        """So many bytes have come. TooLarge, or NoRoom."""
+        """So many bytes have come; TooLarge if one file may not have them."""
         self.draft.taken += size
         if self.draft.taken > self.most:
             raise _too_large(self.most)
-        self.check(0)
 
     def check(self, more: int) -> None:
         """NoRoom if what is there, and so many bytes more, do not fit."""
         if self.storage.used + max(0, more) > self.quota:
-            raise NoRoom(
-                f"file: there is no room for it: all files together may have {self.quota} bytes "
-                "(server.files_max_bytes), what batches hold included; delete some first",
-                param="file",
-            )
+            raise NoRoom("file", self.quota)
 
 
 async def _read_form(request: web.Request, room: _Room) -> dict[str, str]:
@@ -166,13 +183,18 @@ async def _small(part: BodyPartReader, name: str) -> str:
 async def _receive(part: BodyPartReader, room: _Room) -> None:
     """Write what comes, a block at a time: the sender waits for the disk."""
     block = bytearray()
+
+    async def write() -> None:
+        room.check(0)  # not for each chunk: it sums over all files
+        await asyncio.to_thread(room.draft.write, bytes(block))
+
     while chunk := await asyncio.wait_for(part.read_chunk(1 << 16), PATIENCE):
         room.take(len(chunk))
         block += chunk
         if len(block) >= BLOCK:
-            await asyncio.to_thread(room.draft.write, bytes(block))
+            await write()
             block.clear()
-    await asyncio.to_thread(room.draft.write, bytes(block))
+    await write()
 
 
 def _too_large(most: int) -> TooLarge:

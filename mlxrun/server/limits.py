@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 import secrets
 from collections.abc import Collection
 
 from aiohttp import web
 
-from mlxrun.config.checks import is_loopback
+from mlxrun.config.checks import allowed_host, is_address, is_loopback
 from mlxrun.config.settings import ServerSettings
 from mlxrun.errors import ConfigError, Forbidden
 from mlxrun.text.problems import quote
@@ -17,7 +16,6 @@ from mlxrun.text.problems import quote
 ID_HEADER = "x-request-id"
 _ID = web.RequestKey("id", str)
 _SANE = re.compile(r"[A-Za-z0-9._:-]{1,128}")
-_NAME = re.compile(r"[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?")  # of a host, in small letters
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 
 
@@ -57,12 +55,13 @@ class Sites:
         self._watching = watched and not settings.api_keys and not self._any
 
     def check_host(self, request: web.Request) -> None:
-        """Forbidden if the request is for another name. One without a Host comes from no browser."""
+        """Forbidden if the request is for another name. One without a Host comes from no browser, and an
+        address is no name that could be pointed here."""
         if not self._watching:
             return
         for host in request.headers.getall("Host", ()):
             name = _plain(host)
-            if not (name in self._names or _is_loopback_name(name)):
+            if not self._is_fixed(name):
                 raise Forbidden(
                     f"this server is not known as {quote(name)} (the Host header): name it in "
                     "server.allowed_hosts, or have clients send keys (server.api_keys)"
@@ -87,7 +86,7 @@ class Sites:
 
     def _is_fixed(self, name: str) -> bool:
         """Whether no stranger can make this name mean this machine, by its DNS entry."""
-        return self._any or name in self._names or _is_address(name) or _is_loopback_name(name)
+        return self._any or name in self._names or is_address(name) or _is_loopback_name(name)
 
 
 def _plain(host: str) -> str:
@@ -97,21 +96,10 @@ def _plain(host: str) -> str:
 
 
 def _allowed(host: str) -> str:
-    name = host.strip("[]").lower().removesuffix(".")
-    if name == "*" or _NAME.fullmatch(name) or _is_address(name):
-        return name
-    raise ConfigError(
-        f"server.allowed_hosts: {host!r} is neither a name such as ai.example.com, without scheme and port, "
-        "nor '*'"
-    )
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
+    name = allowed_host(host)
+    if name is None:
+        raise ConfigError(f"server.allowed_hosts: {host!r} is neither a name nor an address nor '*'")
+    return name
 
 
 def _is_loopback_name(name: str) -> bool:

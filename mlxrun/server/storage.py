@@ -97,7 +97,7 @@ class Storage:
         self.now = now
         self._files: dict[str, StoredFile] = {}
         self._coming: set[Upload] = set()
-        self._in_jobs = 0  # bytes, as `begin` found them
+        self._in_jobs = 0  # bytes, as `measure` found them
         self._folder = root / "files"
         self._batches = root / "batches"
         self._lock: int | None = None
@@ -116,6 +116,7 @@ class Storage:
             try:
                 with _writing(self._folder):
                     self._read()
+                    self.measure()
             except BaseException:
                 os.close(handle)
                 raise
@@ -147,14 +148,19 @@ class Storage:
 
     @property
     def used(self) -> int:
-        """Bytes of all files, of those that are coming, and of what else the jobs of batches hold."""
-        files = sum(file.bytes for file in tuple(self._files.values()))
-        return files + sum(upload.taken for upload in tuple(self._coming)) + self._in_jobs
+        """Bytes of all files, of those that are coming, and of what else batches hold; LEAST at least of each."""
+        files = sum(max(LEAST, file.bytes) for file in tuple(self._files.values()))
+        coming = sum(max(LEAST, upload.taken) for upload in tuple(self._coming))
+        return files + coming + self._in_jobs
+
+    def measure(self) -> None:
+        """Look at what batches hold: their jobs grow by themselves."""
+        self._in_jobs = sum(max(LEAST, _own_bytes(folder / "job")) for folder in self.batch_folders())
 
     def begin(self) -> Upload:
         """Room for a new file; `drop` it in the end."""
+        self.measure()
         with _writing(self._folder):
-            self._in_jobs = sum(_own_bytes(folder / "job") for folder in self.batch_folders())
             upload = Upload(self._folder / f"{secrets.token_hex(12)}.part")
         self._coming.add(upload)
         return upload

@@ -169,16 +169,19 @@ class ChatMessages:
         counted it may as well be a turn that is over."""
         blocks = [] if isinstance(content, str) else content
         other = next((block["type"] for block in blocks if block["type"] != "text"), None)
-        text = self.messages[-1]["content"]
-        if self._whole and other is not None:
-            self._check_results()
-            raise unsupported(where, f"an answer can be begun with text, and here is a {other!r} block")
-        if self._whole and text != text.rstrip():
-            raise bad(where, "the final assistant content cannot end with trailing whitespace")
-        if not text and other is None:
-            self.messages.pop()  # which begins nothing
-        if self.messages and self.messages[-1]["role"] == "assistant" and other is None:
-            self.begun = text == text.rstrip()
+        if other is not None:
+            if self._whole:
+                self._check_results()
+                raise unsupported(where, f"an answer can be begun with text, and here is a {other!r} block")
+            return
+        if not self.messages[-1]["content"]:
+            self.messages.pop()  # which begins nothing; what the assistant said before it may
+        last = self.messages[-1] if self.messages else {}
+        if last.get("role") == "assistant" and last.keys() == {"role", "content"}:
+            self.begun = last["content"] == last["content"].rstrip()
+            if self._whole and not self.begun:
+                where = f"{self._paths[f'messages[{len(self.messages) - 1}]']}.content"
+                raise bad(where, "the final assistant content cannot end with trailing whitespace")
 
     def _check_results(self) -> None:
         if self._whole and self._open:

@@ -13,7 +13,7 @@ from mlxrun.scheduler.request import FinishReason, HitKind, TokenEvent, TokenLog
 from mlxrun.text.detokenize import Detokenizer, TokenBytes
 from mlxrun.text.formats import Delta, Parser
 from mlxrun.text.host import HostModel
-from mlxrun.text.prefill import tail_ids
+from mlxrun.text.prefill import prompt_ids, tail_ids
 from mlxrun.text.prepared import Prepared
 from mlxrun.text.stops import StopMatcher
 
@@ -52,7 +52,10 @@ class Choice:
         self.hit: HitKind | None = None  # how the prompt met the prefix cache
         self._stops = prepared.stops
         parser = prepared.parser(index)
-        before = tail_ids(host, prepared.prefill)
+        if prepared.kind == "completion":  # which goes on from its prompt, as a chat's answer does not
+            before = prompt_ids(host, prepared.requests[index].prompt)
+        else:
+            before = tail_ids(host, prepared.prefill)
         self._detokenizer = Detokenizer(backend, frozenset(parser.markers), before)
         self._matcher = StopMatcher((*prepared.stops, *prepared.guards))
         self._parser: Parser | None = parser  # None once it has finished

@@ -10,6 +10,7 @@ import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+from mlxrun.text.detokenize import special_ids
 from mlxrun.text.formats import Delta, Kind, Parser, TextDelta
 from mlxrun.text.host import HostModel
 from mlxrun.text.messages import Message
@@ -17,7 +18,7 @@ from mlxrun.text.problems import bad, quote, unsupported
 from mlxrun.text.template import render
 
 CONTINUE, BEGIN = "continue_final_message", "add_generation_prompt"
-_TAIL = 32  # characters that say how a tokenizer writes what follows them
+_TAIL = 32  # characters, or tokens, that say how a tokenizer writes what follows them
 
 
 def continued(given: Mapping[str, Any]) -> str | None:
@@ -136,3 +137,13 @@ class PrefilledParser:
 def tail_ids(host: HostModel, prefill: str) -> tuple[int, ...]:
     """Tokens of the end of a prefill, from which a detokenizer sees whether a space begins what follows."""
     return tuple(host.tokenizer(prefill[-_TAIL:], add_special_tokens=False)["input_ids"]) if prefill else ()
+
+
+def prompt_ids(host: HostModel, prompt: Sequence[int]) -> tuple[int, ...]:
+    """Newest tokens of a prompt that are text, for the same; of a character that is not whole there, none."""
+    backend = host.tokenizer.backend_tokenizer
+    special = special_ids(backend)
+    ids = [token for token in prompt[-_TAIL:] if token not in special]
+    while ids and backend.decode(ids, skip_special_tokens=True).endswith("\ufffd"):
+        ids.pop()
+    return tuple(ids)

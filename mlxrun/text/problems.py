@@ -22,7 +22,7 @@ def bad(param: str, text: str, *, code: str | None = None) -> RequestError:
 
 def unsupported(param: str, reason: str) -> RequestError:
     """The error for a field that is known, but that mlxrun cannot honour."""
-    return bad(param, f"not supported yet: {reason}", code=UNSUPPORTED)
+    return bad(param, f"not supported: {reason}", code=UNSUPPORTED)
 
 
 def kind(value: Any) -> str:
