@@ -15,15 +15,10 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from PIL import Image
 
-from mlxrun.bench.serve import (
-    ServePlan,
-    medians,
-    numbers,
-    percentile,
-    print_serve_report,
-    run_serve_bench,
-)
+from mlxrun.bench.serve import medians, print_serve_report, run_serve_bench
+from mlxrun.bench.serve_chats import numbers
 from mlxrun.bench.serve_client import Load, Seen, Target, measure, model_of
+from mlxrun.bench.serve_round import ServePlan, percentile
 from mlxrun.bench.serve_workloads import WORKLOADS, Size, bodies
 from mlxrun.cli.main import main
 from mlxrun.errors import MlxrunError
@@ -226,6 +221,8 @@ def test_a_report_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
         (["--url", "localhost:1"], "expected http"),
         (["--url", "a=http://h/v1", "--url", "a=http://i/v1"], "two servers"),
         (["--url", "http://h/v1", "--key-env", "NO_SUCH_VARIABLE"], "no such environment variable"),
+        (["--url", "http://h/v1", "--workload", "long", "--rate", "5"], "--rate is for the workloads chat,"),
+        (["--url", "http://h/v1", "--long-words", "5"], "--long-words is for the workloads long only"),
         ([], "--url"),
     ],
 )

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from aiohttp import ClientSession, StreamReader
 
 CONTENT = ("content", "reasoning_content", "reasoning", "tool_calls")
+Clock = Callable[[], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,21 +34,22 @@ class Target:
 
 @dataclass(slots=True)
 class Seen:
-    """One request: `pieces` are the times at which text came."""
+    """One request: `pieces` are the times at which text came; `done` once it has ended, well or not."""
 
-    sent: float
+    sent: float = 0.0
     pieces: list[float] = field(default_factory=list)
     end: float = 0.0
     prompt: int = 0
     cached: int = 0
     output: int = 0
     error: str | None = None
+    done: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
     """`concurrency`: streams at once (closed loop); `rate`: requests a second instead (open loop), at times
-    drawn from `seed`."""
+    drawn from `seed`, as the words are."""
 
     concurrency: int = 16
     rate: float | None = None
@@ -55,22 +57,73 @@ class Load:
     seed: str = "0"
 
 
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A way to one server, open as long as `connect` lasts."""
+
+    target: Target
+    session: ClientSession
+    clock: Clock
+
+    async def ask(
+        self, body: dict[str, Any], seen: Seen | None = None, note: Callable[[], None] | None = None
+    ) -> Seen:
+        """One stream; whatever goes wrong is an error of this request. Who hands in `seen` can watch it grow:
+        `note` is called after every piece and at the end. Cancelling closes the connection."""
+        seen = seen or Seen()
+        note = note or _nobody
+        asked = {"model": self.target.model, "stream": True, "stream_options": {"include_usage": True}}
+        seen.sent = self.clock()
+        try:
+            async with self.session.post(
+                f"{self.target.url}/chat/completions", json=body | asked
+            ) as response:
+                if response.status != 200:
+                    text = (await response.text())[:200]
+                    seen.error = f"{response.status}: {text}"
+                else:
+                    await _read(response.content, seen, self.clock, note)
+        except Exception as error:  # the border: the server is foreign
+            seen.error = f"{type(error).__name__}: {error}"
+        seen.end = self.clock()
+        seen.output = seen.output or len(seen.pieces)
+        if seen.error is None and not seen.pieces:
+            seen.error = "the stream ended without any text"
+        seen.done = True
+        note()
+        return seen
+
+    async def health(self) -> tuple[int, float]:
+        """The status of GET /health, which lies beside /v1, and the seconds that it took."""
+        sent = self.clock()
+        async with self.session.get(f"{self.target.url.removesuffix('/v1')}/health") as response:
+            await response.read()
+        return response.status, self.clock() - sent
+
+
+def _nobody() -> None:
+    """Nobody watches."""
+
+
+@asynccontextmanager
+async def connect(target: Target, timeout: float, clock: Clock = time.perf_counter) -> AsyncIterator[Line]:
+    """A line to the server; `timeout`: seconds that one request may take."""
+    async with _session(target, timeout) as session:
+        yield Line(target, session, clock)
+
+
 async def measure(
-    target: Target,
-    bodies: Sequence[dict[str, Any]],
-    load: Load,
-    clock: Callable[[], float] = time.perf_counter,
+    target: Target, bodies: Sequence[dict[str, Any]], load: Load, clock: Clock = time.perf_counter
 ) -> list[Seen]:
     """Send them all, as the load says; what was seen of each, in order."""
-    async with _session(target, load.timeout) as session:
-        ask = lambda body: _ask(session, target, body, clock)  # noqa: E731
+    async with connect(target, load.timeout, clock) as line:
         if load.rate is not None:
-            return await _open_loop(ask, bodies, load.rate, random.Random(load.seed))
+            return await _open_loop(line.ask, bodies, load.rate, random.Random(load.seed))
         slots = asyncio.Semaphore(load.concurrency)
 
         async def one(body: dict[str, Any]) -> Seen:
             async with slots:
-                return await ask(body)
+                return await line.ask(body)
 
         return list(await asyncio.gather(*(one(body) for body in bodies)))
 
@@ -106,29 +159,7 @@ async def model_of(target: Target) -> str:
     return str(models[0]["id"]) if models else "default"
 
 
-async def _ask(
-    session: ClientSession, target: Target, body: dict[str, Any], clock: Callable[[], float]
-) -> Seen:
-    """One stream; whatever goes wrong is an error of this request."""
-    body = {**body, "model": target.model, "stream": True, "stream_options": {"include_usage": True}}
-    seen = Seen(clock())
-    try:
-        async with session.post(f"{target.url}/chat/completions", json=body) as response:
-            if response.status != 200:
-                text = (await response.text())[:200]
-                seen.error = f"{response.status}: {text}"
-            else:
-                await _read(response.content, seen, clock)
-    except Exception as error:  # the border: the server is foreign
-        seen.error = f"{type(error).__name__}: {error}"
-    seen.end = clock()
-    seen.output = seen.output or len(seen.pieces)
-    if seen.error is None and not seen.pieces:
-        seen.error = "the stream ended without any text"
-    return seen
-
-
-async def _read(stream: StreamReader, seen: Seen, clock: Callable[[], float]) -> None:
+async def _read(stream: StreamReader, seen: Seen, clock: Clock, note: Callable[[], None]) -> None:
     async for line in stream:
         if not line.startswith(b"data:"):
             continue
@@ -146,4 +177,5 @@ async def _read(stream: StreamReader, seen: Seen, clock: Callable[[], float]) ->
         for choice in chunk.get("choices") or ():
             if any((choice.get("delta") or {}).get(key) for key in CONTENT):
                 seen.pieces.append(clock())
+                note()
     seen.error = "the stream was cut off before [DONE]"

@@ -25,10 +25,11 @@ SIDE = 64  # pixels of an image
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Words of a prompt and tokens of its answer."""
+    """Words of a prompt and tokens of its answer; `long`: words of the long prompt, if there is one."""
 
     prompt: int
     output: int
+    long: int = 16_000
 
 
 Maker = Callable[[random.Random, Size, int], dict[str, Any]]

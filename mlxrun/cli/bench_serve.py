@@ -7,8 +7,10 @@ import sys
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 
-from mlxrun.bench.serve_workloads import WORKLOADS, Size
+from mlxrun.bench.serve_kinds import KINDS
+from mlxrun.bench.serve_workloads import Size
 from mlxrun.cli.options import json_option, repeat_option
 from mlxrun.errors import ConfigError
 
@@ -17,6 +19,7 @@ Examples:
   mlxrun bench serve --url http://127.0.0.1:8000/v1
   mlxrun bench serve --url ours=http://127.0.0.1:8000/v1 --url peer=http://127.0.0.1:8081/v1
   mlxrun bench serve --url http://127.0.0.1:8000/v1 --workload shared --rate 5 --json out.json
+  mlxrun bench serve --url http://127.0.0.1:8000/v1 --workload long --long-words 4000
 """
 
 
@@ -33,7 +36,7 @@ Examples:
     "--workload",
     "workloads",
     multiple=True,
-    type=click.Choice(list(WORKLOADS)),
+    type=click.Choice(list(KINDS)),
     help="May be given several times; default: chat.",
 )
 @click.option("--model", help="Name to send; default: the first that the server lists.")
@@ -49,10 +52,19 @@ Examples:
 @click.option("--requests", default=64, show_default=True, type=click.IntRange(1), help="Of one round.")
 @click.option("--prompt-words", default=180, show_default=True, type=click.IntRange(1))
 @click.option("--output-tokens", default=32, show_default=True, type=click.IntRange(1))
+@click.option(
+    "--long-words",
+    default=16_000,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Of the one long prompt of the workload long.",
+)
 @repeat_option("Rounds.")
-@click.option("--seed", default="0", show_default=True)
+@click.option("--seed", default="0", show_default=True, help="Of the words, and of the times of --rate.")
 @json_option
+@click.pass_context
 def command(
+    context: click.Context,
     urls: tuple[str, ...],
     workloads: tuple[str, ...],
     model: str | None,
@@ -62,6 +74,7 @@ def command(
     requests: int,
     prompt_words: int,
     output_tokens: int,
+    long_words: int,
     repeat: int,
     seed: str,
     json_path: Path | None,
@@ -73,11 +86,15 @@ def command(
     shared  nine tenths of all prompts are the same
     mixed   prompts of a quarter to four times the length
     image   a small picture in each prompt
+    long    one long prompt comes among decoding streams: what they feel of it
     """
-    from mlxrun.bench.serve import ServePlan, print_serve_report, run_serve_bench
+    from mlxrun.bench.serve import print_serve_report, run_serve_bench
     from mlxrun.bench.serve_client import Load, Target
+    from mlxrun.bench.serve_round import ServePlan
     from mlxrun.cli.bench import put_out
 
+    chosen = workloads or ("chat",)
+    _check_flags(context, chosen)
     key = None
     if key_env is not None:
         key = os.environ.get(key_env)
@@ -88,8 +105,8 @@ def command(
     if len({target.name for target in targets}) < len(targets):
         raise click.UsageError("--url: two servers have one name")
     load = Load(concurrency, rate, seed=seed)
-    size = Size(prompt_words, output_tokens)
-    plan = ServePlan(targets, workloads or ("chat",), size, requests, load, repeat)
+    size = Size(prompt_words, output_tokens, long_words)
+    plan = ServePlan(targets, chosen, size, requests, load, repeat)
     report = run_serve_bench(plan, lambda line: print(line, file=sys.stderr))
     put_out(report, json_path, print_serve_report)
     failed = any(side["errors"] for part in report["workloads"].values() for side in part.values())
@@ -118,6 +135,15 @@ def model_command(folder: Path, preset: str, seed: int) -> int:
     write_chat_model(folder, preset, seed)
     click.echo(f"{folder}: {preset}, random weights")
     return 0
+
+
+def _check_flags(context: click.Context, chosen: tuple[str, ...]) -> None:
+    """A flag that is given and means nothing to any chosen workload is an error."""
+    for flag in sorted(frozenset().union(*(kind.takes for kind in KINDS.values()))):
+        given = context.get_parameter_source(flag) is not ParameterSource.DEFAULT
+        if given and not any(flag in KINDS[name].takes for name in chosen):
+            takers = ", ".join(name for name, kind in KINDS.items() if flag in kind.takes)
+            raise click.UsageError(f"--{flag.replace('_', '-')} is for the workloads {takers} only")
 
 
 def _target(value: str, at: int) -> tuple[str, str]:
