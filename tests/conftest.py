@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -61,3 +62,14 @@ def anthropic_client(served: Served) -> Iterator[Anthropic]:
 
     with Anthropic(base_url=served.url, api_key="none", max_retries=0, timeout=60) as made:
         yield made
+
+
+@pytest.fixture(autouse=True)
+def logs_as_they_were() -> Iterator[None]:
+    """Commands that run in this process set up logging; later tests must not write to a closed stream."""
+    yield
+    root = logging.getLogger()
+    for handler in [h for h in root.handlers if type(h) is logging.StreamHandler]:
+        root.removeHandler(handler)
+    logging.getLogger("mlxrun").setLevel(logging.NOTSET)
+    logging.captureWarnings(False)

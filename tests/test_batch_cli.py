@@ -138,6 +138,70 @@ def test_dry_run(tmp_path: Path, fake_engine: list[Config], capsys: pytest.Captu
     assert "2 lines, none would be refused" in capsys.readouterr().out
 
 
+def test_the_output_of_another_job(
+    tmp_path: Path,
+    fake_engine: list[Config],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its answers are not moved away without a word: exit 2 with its name, and --fresh replaces them. The
+    twin: the same job goes on, edited, by another path, or in a folder that was moved."""
+    first, second = (
+        write_job(tmp_path, chats(3), "first.jsonl"),
+        write_job(tmp_path, chats(2), "second.jsonl"),
+    )
+    out = tmp_path / "v.out.jsonl"
+    assert main(["batch", str(first), "-o", str(out)]) == 0
+    before = out.read_bytes()
+    capsys.readouterr()
+    assert main(["batch", str(second), "-o", str(out)]) == 2
+    err = capsys.readouterr().err
+    assert f"{out}: is the output of another job, {first} (3 of 3 lines done)" in err and "--fresh" in err
+    assert out.read_bytes() == before and not (tmp_path / "v.out.jsonl.run" / "dropped.jsonl").exists()
+    monkeypatch.chdir(tmp_path)
+    write_job(tmp_path, [*chats(3)[:2], chat("line-2", "say 9")], "first.jsonl")
+    assert main(["batch", "first.jsonl", "-o", "v.out.jsonl"]) == 0
+    assert b"say 9" in by_id(out)["line-2"]
+    moved = tmp_path / "moved"
+    moved.mkdir()
+    for name in ("first.jsonl", "v.out.jsonl", "v.out.jsonl.run"):
+        (tmp_path / name).rename(moved / name)
+    write_job(moved, chats(3), "first.jsonl")
+    assert main(["batch", str(moved / "first.jsonl"), "-o", "moved/v.out.jsonl"]) == 0
+    assert main(["batch", "second.jsonl", "-o", "moved/v.out.jsonl"]) == 2
+    assert main(["batch", "second.jsonl", "-o", "moved/v.out.jsonl", "--fresh"]) == 0
+    assert len(by_id(moved / "v.out.jsonl")) == 2
+
+
+def test_chats_without_a_template(
+    tmp_path: Path,
+    fake_engine: list[Config],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing is loaded for chats alone, and the reason is given. The twin: a prompt among them runs."""
+    host = JobHost(chat_template=None)
+    monkeypatch.setattr("mlxrun.model.host.load_host", lambda settings, weights=False: host)
+    job = write_job(tmp_path, ["bad", *chats(3)])
+    assert main(["batch", str(job)]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and "its requests are chats, and the model 'fake' has no chat template" in err
+    assert fake_engine == [] and not (tmp_path / "job.errors.jsonl").exists()
+    write_job(tmp_path, [*chats(3), {"id": "p", "prompt": "x"}])
+    assert main(["batch", str(job)]) == 1
+    assert f"1 of 4 lines done: {tmp_path}/job.out.jsonl" in capsys.readouterr().out
+
+
+def test_an_output_that_was_not_written_is_not_named(
+    tmp_path: Path, fake_engine: list[Config], capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = write_job(tmp_path, ["bad"])
+    assert main(["batch", str(job)]) == 1
+    out = capsys.readouterr().out
+    assert out.splitlines() == ["0 of 1 line done", f"1 failed: {tmp_path}/job.errors.jsonl"]
+    assert not (tmp_path / "job.out.jsonl").exists()
+
+
 def test_help_teaches_and_loads_nothing() -> None:
     script = (
         "import sys; from mlxrun.cli.main import main; code = main(['batch', '--help']);"

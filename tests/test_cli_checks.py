@@ -36,6 +36,28 @@ def test_unknown_parsers(command: list[str], capsys: pytest.CaptureFixture[str])
     assert second.startswith("mlxrun: c.yaml:3:14: parsers.reasoning: 'thnk' is no reasoning parser")
 
 
+@pytest.mark.parametrize("command", [*COMMANDS, ["config", "check"]], ids=" ".join)
+def test_other_mistakes_hide_none(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Names of parsers and templates are looked at whatever else is wrong; nothing is said twice."""
+    Path("t.jinja").write_text("{% endfr %}")
+    Path("c.yaml").write_text(
+        "parsers:\n  tools: hermess\n  reasoning: 3\n"
+        "scheduler:\n  polcy: fair\n"
+        "model:\n  chat_template: t.jinja\n"
+    )
+    assert main([*command, "-c", "c.yaml", "--set", "model.adapter=nowhere"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    said = (
+        "c.yaml:2:10: parsers.tools: 'hermess' is no tool parser (did you mean 'hermes'?)",
+        "c.yaml:3:14: parsers.reasoning: 3 is not a string",
+        "c.yaml:5:3: scheduler.polcy: unknown key (did you mean 'policy'?)",
+        "c.yaml:7:18: model.chat_template: ",
+        "--set model.adapter: ",
+    )
+    assert len(lines) == len(said)
+    assert all(line.startswith(f"mlxrun: {start}") for line, start in zip(lines, said, strict=True)), lines
+
+
 @pytest.mark.parametrize("name", ["auto", "none", "hermes", "qwen3"])
 def test_known_parsers(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     """The twin: aliases too."""

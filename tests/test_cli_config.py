@@ -222,3 +222,12 @@ def test_set_values_are_yaml() -> None:
     assert loaded.config.media.roots == (".", "../images")
     assert loaded.config.model.chat_template_args == {"enable_thinking": False}
     assert yaml.safe_load("{enable_thinking: false}") == loaded.config.model.chat_template_args
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("batc", "Did you mean 'batch'?"), ("zzz", "No such command 'zzz'")]
+)
+def test_a_command_that_is_not_there(name: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([name]) == 2
+    told = capsys.readouterr().err
+    assert said in told and ("mean" in told) is (name == "batc")

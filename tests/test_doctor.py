@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from click.testing import CliRunner
 from mlxrun.bench.models import PRESETS, write_model
 from mlxrun.cli.doctor import command
 from mlxrun.model import blas, doctor, versions
+from mlxrun.model.files import EMBEDDED
 from mlxrun.model.methods import Methods
 from mlxrun.model.prefill import Sharing
 from mlxrun.model.probe import Check, Probe
@@ -152,3 +154,16 @@ def test_a_model_that_cannot_be_loaded_is_off_and_the_rest_is_shown(tmp_path: Pa
     findings = json.loads(result.stdout)["findings"]
     assert findings[-1]["level"] == "off" and findings[-1]["area"] == "model"
     assert any(f["name"] == "backend" for f in findings)
+
+
+def test_a_broken_template_is_off(tmp_path: Path) -> None:
+    """As a job and a server have it; the twin is the test of a model that is loaded."""
+    folder = tmp_path / "model"
+    shutil.copytree(EMBEDDED, folder)
+    (folder / "chat_template.jinja").write_text("a\n{% for m in messages %}{% endfr %}")
+    args = ["--json", "--set", f"model.path={folder}"]
+    result = CliRunner().invoke(command, args, catch_exceptions=False, standalone_mode=False)
+    assert result.return_value == 1
+    (found,) = [f for f in json.loads(result.stdout)["findings"] if f["area"] == "model"]
+    assert found["level"] == "off"
+    assert "chat_template.jinja: the chat template is broken: line 2: " in found["value"]

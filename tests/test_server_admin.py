@@ -137,6 +137,18 @@ async def test_the_cache_is_shown_and_cleared() -> None:
             assert s.engine.cleared == before + 1
 
 
+@pytest.mark.parametrize("path", ["/v1/cache/clear", "/v1/requests/x/cancel"])
+async def test_what_takes_no_fields_refuses_them(path: str) -> None:
+    """Nothing is ignored; an empty object is what some clients send."""
+    async with serving(surfaces=ONLY) as s:
+        for body, said in ((b'{"x": 1}', "x: unknown parameter"), (b"[1]", "body: expected"), (b"{", "JSON")):
+            reply = await s.request("POST", path, body)
+            assert reply.status == 400 and said in reply.json["error"]["message"], body
+        assert s.engine.cleared == 0
+        for body in (b"", b" {} "):
+            assert (await s.request("POST", path, body)).status == (404 if "cancel" in path else 200)
+
+
 async def test_the_status_has_what_the_engine_says() -> None:
     async with serving(surfaces=ONLY) as s:
         s.engine.numbers = {
@@ -302,6 +314,22 @@ async def test_it_says_where_it_listens_and_how_to_begin() -> None:
     life.stop.set()
     assert await life.task == 0
     assert life.engine.closed
+
+
+async def test_threads_change_quickly_while_it_serves() -> None:
+    """Python's own interval is there again afterwards, whatever it was."""
+    before = sys.getswitchinterval()
+    life = Life()
+    await life.ready()
+    assert sys.getswitchinterval() == pytest.approx(lifecycle.SWITCH) != pytest.approx(before)
+    life.stop.set()
+    assert await life.task == 0
+    assert sys.getswitchinterval() == before
+    failed = Life()
+    failed.load_error = ModelLoadError("no such model")
+    with pytest.raises(ModelLoadError):
+        await failed.task
+    assert sys.getswitchinterval() == before
 
 
 async def test_the_curl_has_a_key_where_one_is_needed() -> None:

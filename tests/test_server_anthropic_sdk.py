@@ -78,8 +78,8 @@ def tokens_of(message: Message) -> int:
 ASKED: dict[str, tuple[list[Any], Json, str]] = {
     "sum": (SUM, {}, "42"),
     "system": (SUM, {"system": [{"type": "text", "text": "Answer in one word."}]}, ""),
-    "thought": (THINK, {"thinking": ENABLED}, "47"),
-    "hidden": (THINK, {"thinking": {**ENABLED, "display": "omitted"}}, "47"),
+    "thought": (THINK, {"thinking": ENABLED, "max_tokens": 1025}, "47"),
+    "hidden": (THINK, {"thinking": {**ENABLED, "display": "omitted"}, "max_tokens": 1025}, "47"),
     "tool": (DUBLIN, {"tools": [WEATHER]}, ""),
     "stop": (SUM, {"stop_sequences": ["2"]}, ""),
     "short": (SUM, {"max_tokens": 1}, ""),
@@ -117,8 +117,8 @@ def test_why_an_answer_ended(anthropic_client: Anthropic) -> None:
 
 def test_a_thought_is_a_block_of_its_own(anthropic_client: Anthropic) -> None:
     """B26: and it comes back in the next turn, shown or not."""
-    shown = ask(anthropic_client, THINK, thinking=ENABLED)
-    hidden = ask(anthropic_client, THINK, thinking={**ENABLED, "display": "omitted"})
+    shown = ask(anthropic_client, THINK, thinking=ENABLED, max_tokens=1025)
+    hidden = ask(anthropic_client, THINK, thinking={**ENABLED, "display": "omitted"}, max_tokens=1025)
     assert [block.type for block in shown.content] == ["thinking", "text"]
     assert [block.type for block in hidden.content] == ["thinking", "text"]
     assert shown.content[0].thinking and not hidden.content[0].thinking  # type: ignore[union-attr]
@@ -129,7 +129,8 @@ def test_a_thought_is_a_block_of_its_own(anthropic_client: Anthropic) -> None:
     turns = [[*THINK, {"role": "assistant", "content": message.content}, *SUM] for message in (shown, hidden)]
     one, other = (anthropic_client.messages.count_tokens(model="m", messages=turn) for turn in turns)
     assert one.input_tokens == other.input_tokens
-    cut = ask(anthropic_client, THINK, thinking=ENABLED, max_tokens=3)
+    between = {"anthropic-beta": "claude-code-20250219,interleaved-thinking-2025-05-14"}
+    cut = ask(anthropic_client, THINK, thinking=ENABLED, max_tokens=3, tools=[WEATHER], extra_headers=between)
     assert [block.type for block in cut.content] == ["thinking"] and cut.stop_reason == "max_tokens"
 
 

@@ -18,7 +18,8 @@ from test_server_files import form, in_folder
 
 from mlxrun.server import files, storage
 
-QUOTA = 10_000
+QUOTA = 20_000
+LEAST = storage.LEAST
 
 
 @pytest.fixture
@@ -50,21 +51,39 @@ async def used(site: Site) -> int:
 async def test_exactly_as_much_as_fits(place: Place) -> None:
     """To the byte; room comes back with a deletion, and holds over a restart."""
     async with place.run() as site:
-        first = await put(site, form(b"x" * 6000))
-        assert refused(await put(site, form(b"x" * 4001)))
-        assert await used(site) == 6000
-        assert (await put(site, form(b"x" * 4000)))["bytes"] == 4000
+        first = await put(site, form(b"x" * 12_000))
+        assert refused(await put(site, form(b"x" * 8001)))
+        assert await used(site) == 12_000
+        assert (await put(site, form(b"x" * 8000)))["bytes"] == 8000
         assert refused(await put(site, form(b"x")))
         assert len(in_folder(place)) == 4  # nothing is left of what was refused
     async with place.run() as site:
         assert refused(await put(site, form(b"x")))
         await site.ask("DELETE", f"/v1/files/{first['id']}")
-        assert (await put(site, form(b"x" * 6000)))["bytes"] == 6000
+        assert (await put(site, form(b"x" * 12_000)))["bytes"] == 12_000
         assert (await site.ask("GET", "/v1/status"))["files"] == {
             "count": 2,
-            "bytes": 10_000,
+            "bytes": 20_000,
             "max_bytes": QUOTA,
         }
+
+
+async def test_small_ones_count_as_a_page(place: Place) -> None:
+    """A25: else there could be any number of files, and of batches of one file."""
+    async with place.run() as site:
+        file = await site.upload(chats(1))
+        assert await used(site) == LEAST
+        for i in range(3):
+            assert (await site.create(file))["id"]
+            assert await used(site) == (2 + i) * LEAST
+        found = await site.create(file)
+        assert (found["status_code"], found["error"]["param"]) == (413, "input_file_id")
+        assert found["error"]["code"] == "storage_full"
+        assert refused(await put(site, form(b"x")))
+        assert len((await site.ask("GET", "/v1/batches"))["data"]) == 3
+    async with place.run() as site:
+        await site.ask("GET", "/v1/files")
+        assert await used(site) == 4 * LEAST
 
 
 async def test_without_a_quota_in_the_way(tmp_path: Path) -> None:
@@ -145,15 +164,17 @@ async def test_answers_count_but_are_never_refused(place: Place) -> None:
     place.engine = True
     place.config = replace(make_config(), server=replace(place.config.server, files_max_bytes=1_000_000))
     async with place.run() as site:
-        file = await site.upload(chats(20))
+        file = await site.upload(chats(60))
     size = (place.root / "files" / f"{file}.jsonl").stat().st_size
-    place.config = replace(place.config, server=replace(place.config.server, files_max_bytes=size + 1))
+    place.config = replace(
+        place.config, server=replace(place.config.server, files_max_bytes=size + 1 + LEAST)
+    )
     async with place.run() as site:
         batch = await site.over((await site.create(file))["id"])
         assert batch["status"] == "completed"
-        assert len(await site.records(batch["output_file_id"])) == 20
+        assert len(await site.records(batch["output_file_id"])) == 60
         found = (await site.ask("GET", "/v1/status"))["files"]
-        assert found["count"] == 2 and found["bytes"] > size + 1
+        assert found["count"] == 2 and found["bytes"] > size + 1 + LEAST
         assert (await put(site, form(b"x")))["status_code"] == 413
 
 
@@ -169,14 +190,17 @@ async def test_a_batch_that_failed_leaves_nothing(place: Place) -> None:
         async with asyncio.timeout(30):
             while (place.root / "batches" / made["id"] / "job").exists():
                 await asyncio.sleep(0.005)
-        assert (await put(site, form(b"x" * QUOTA)))["bytes"] == QUOTA
+        left = QUOTA - LEAST  # what is said of it stays
+        assert refused(await put(site, form(b"x" * (left + 1))))
+        assert (await put(site, form(b"x" * left)))["bytes"] == left
 
 
 async def test_what_a_batch_holds_is_known_from_the_start(place: Place) -> None:
     """A65: /v1/status counts it before anybody uploads, and once when it has become a file."""
     async with place.run() as site:
-        file = await site.upload(chats(20))
+        file = await site.upload(chats(60))
         size = (await site.ask("GET", f"/v1/files/{file}"))["bytes"]
+        assert size > LEAST
         made = await site.create(file)
         await site.ask("DELETE", f"/v1/files/{file}")
     place.engine = False
@@ -189,7 +213,7 @@ async def test_what_a_batch_holds_is_known_from_the_start(place: Place) -> None:
         assert done["status"] == "completed"
         answers = (await site.ask("GET", f"/v1/files/{done['output_file_id']}"))["bytes"]
         async with asyncio.timeout(30):
-            while await used(site) != answers:
+            while await used(site) != max(LEAST, answers) + LEAST:
                 await asyncio.sleep(0.005)
 
 
@@ -227,11 +251,11 @@ async def test_a_sender_that_goes_away_before_it_has_begun(
 async def test_a_deleted_file_counts_while_its_batch_has_it(place: Place) -> None:
     """Else a client could fill the disk: upload, make a batch, delete, upload."""
     async with place.run() as site:
-        file = await site.upload(chats(30))
+        file = await site.upload(chats(45))
         size = (await site.ask("GET", f"/v1/files/{file}"))["bytes"]
-        assert 1000 < size < QUOTA - 1000
+        assert LEAST < size < QUOTA - 2 * LEAST
         batch = await site.create(file)
-        assert await used(site) == size  # one file under two names
+        assert await used(site) == size + LEAST  # one file under two names
         await site.ask("DELETE", f"/v1/files/{file}")
         assert refused(await put(site, form(b"x" * (QUOTA - size + 1))))
         assert (await put(site, form(b"x" * (QUOTA - size - 500))))["bytes"]

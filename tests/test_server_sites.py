@@ -26,6 +26,11 @@ GOOD = (
     "127.8.9.1",
     "[::1]:8000",
     "[::1]",
+    "192.168.1.7",
+    "10.0.0.5:8000",
+    "0.0.0.0:8000",
+    "[::2]:80",
+    "[fe80::1]",
 )
 EVIL = (
     "evil.example",
@@ -33,9 +38,10 @@ EVIL = (
     "localhost.evil.example",
     "notlocalhost",
     "127.0.0.1.evil.example:80",
-    "192.168.1.7",
-    "0.0.0.0:8000",
-    "[::2]:80",
+    "10.0.0.5.evil.example",
+    "10.0.0",
+    "10.0.0.256",
+    "[::2].evil.example:80",
     "a:b:80",
     "",
 )
@@ -51,7 +57,8 @@ async def ask(s: Serving, host: str | None, line: str = "GET /v1/status HTTP/1.1
 
 
 async def test_a_page_that_had_its_name_point_here_reads_nothing() -> None:
-    """DNS rebinding: a GET has no Origin then, and its answer is the page's to read. Issue 4, 6."""
+    """DNS rebinding: a GET has no Origin then, and its answer is the page's to read. Issue 4, 6. An address
+    is no name that the page could have."""
     async with serving(surfaces=ONLY) as s:
         for host in GOOD:
             assert (await ask(s, host))[0] == 200, host
@@ -161,16 +168,25 @@ async def told(s: Serving, method: str, path: str) -> str:
 async def test_the_hint_names_the_paths_of_the_method() -> None:
     async with serving(surfaces=[openai.SURFACE, admin.SURFACE]) as s:
         got = await told(s, "GET", "/v1/model")
-        assert got.startswith("there is no /v1/model here (did you mean '/v1/models'?), but GET /health, ")
-        get, post = got.partition("but GET ")[2].split("; POST ")
-        assert {"/metrics", "/v1/models", "/v1/models/{id}", "/v1/status"} <= set(get.split(", "))
-        assert "/v1/chat/completions" in post and "/v1/chat/completions" not in get
+        assert got.startswith(
+            "there is no /v1/model here (did you mean '/v1/models'?); GET takes /v1/models, "
+        )
+        assert got.endswith(", ... (/openapi.json has all paths)") and "completions" not in got
+        assert len(got.partition("takes ")[2].partition(", ...")[0].split(", ")) == 5
         got = await told(s, "POST", "/chat/completions")
-        assert "(did you mean '/v1/chat/completions'?), but POST " in got and "GET" not in got
+        assert "(did you mean '/v1/chat/completions'?); POST takes /v1/chat/completions, " in got
+        got = await told(s, "POST", "/v1/models/")
+        assert "'/v1/models'" not in got  # which takes no POST
         got = await told(s, "DELETE", "/v1/caches")
-        assert "(did you mean '/v1/cache'?), but DELETE /v1/cache; POST " in got
+        assert got == "there is no /v1/caches here (did you mean '/v1/cache'?); DELETE takes /v1/cache"
         got = await told(s, "PUT", "/qqq")
-        assert "mean" not in got and got.startswith("there is no /qqq here, but POST /v1/cache/clear, ")
+        assert got == "there is no /qqq here; no path takes PUT (/openapi.json has all paths)"
+
+
+async def test_the_hint_names_no_document_that_is_not_there() -> None:
+    async with serving(surfaces=[openai.SURFACE]) as s:
+        got = await told(s, "POST", "/v1/nope")
+        assert "POST takes /v1/" in got and "openapi" not in got
 
 
 @pytest.mark.parametrize(

@@ -337,10 +337,10 @@ def test_thinking_is_switched_where_the_template_can() -> None:
     other = FakeHost(chat_template=CHATML + "{% if thinking %}<think>{% endif %}")
     off, enabled = {"type": "disabled"}, {"type": "enabled", "budget_tokens": 1024}
     plain = prompt(body(), host)
-    assert prompt(body(thinking=enabled), host) == plain
+    assert prompt(body(thinking=enabled, max_tokens=1025), host) == plain
     assert prompt(body(thinking={"type": "adaptive"}), host) == plain
     assert prompt(body(thinking=off), host) == plain + "<think>\n\n</think>\n\n"
-    assert prompt(body(thinking=enabled), other) == prompt(body(), other) + "<think>"
+    assert prompt(body(thinking=enabled, max_tokens=1025), other) == prompt(body(), other) + "<think>"
     assert prompt(body(thinking=off)) == prompt(body())
 
 

@@ -81,6 +81,18 @@ REFUSED: list[tuple[Json, str, str]] = [
     + ("output_config.format.schema.type", "strng"),
     (body(thinking={"type": "enabled"}), "thinking.budget_tokens", "Field required"),
     (body(thinking={"type": "enabled", "budget_tokens": 5}), "thinking.budget_tokens", "minimum of 1024"),
+    (
+        body(thinking={"type": "enabled", "budget_tokens": 2000}, max_tokens=2000),
+        "thinking.budget_tokens",
+        "`max_tokens` must be greater than",
+    ),
+    (
+        body(thinking={"type": "enabled", "budget_tokens": 2000}, max_tokens=9),
+        "thinking.budget_tokens",
+        "9 is not greater than 2000",
+    ),
+    (body(tools=[{"name": "a.b", "input_schema": {}}]), "tools.0.name", "does not match"),
+    (body(tools=[{"name": "a" * 129, "input_schema": {}}]), "tools.0.name", "does not match"),
     (body(thinking={"type": "adaptive", "budget_tokens": 5}), "thinking.budget_tokens", "Extra inputs"),
     (body(thinking={"type": "on"}), "thinking.type", "'on' is not one of"),
     (body(thinking={}), "thinking.type", "Field required"),

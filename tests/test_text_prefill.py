@@ -365,6 +365,7 @@ def test_counted_as_it_is_computed() -> None:
 
 
 THINKS = {"type": "enabled", "budget_tokens": 2000}
+ROOM = {"max_tokens": 2001}
 SCHEMA = {"format": {"type": "json_schema", "schema": {"type": "object"}}}
 
 
@@ -373,7 +374,7 @@ SCHEMA = {"format": {"type": "json_schema", "schema": {"type": "object"}}}
     [
         (ends(text("The ")), "messages.1.content", "cannot end with trailing whitespace"),
         (body([*user(text("hi")), said("The\n")]), "messages.1.content", "trailing whitespace"),
-        (ends(text("The"), thinking=THINKS), "thinking", "begins the answer"),
+        (ends(text("The"), thinking=THINKS, **ROOM), "thinking", "begins the answer"),
         (ends(text("The"), thinking={"type": "adaptive"}), "thinking", "begins the answer"),
         (ends(text("The"), tools=[ADD], tool_choice={"type": "any"}), "tool_choice", "begins the answer"),
         (ends(text("The"), tools=[{**ADD, "strict": True}]), "tools.0.strict", "begins the answer"),

@@ -13,9 +13,10 @@ from pathlib import Path
 
 from mlxrun.batch.answer import Prepare
 from mlxrun.batch.index import Entry, Index
-from mlxrun.batch.jobs import BadLine
+from mlxrun.batch.jobs import CHAT, BadLine, Line
 from mlxrun.batch.keys import Keys
-from mlxrun.errors import RequestError
+from mlxrun.errors import JobError, RequestError
+from mlxrun.text.host import HostModel
 
 _AT_ONCE = 16
 Report = Callable[[int, str], None]  # line number, reason
@@ -49,6 +50,25 @@ async def check_lines(index: Index, prepare: Prepare, end: int, report: Report) 
             else:
                 _add(total, outcome)
     return total
+
+
+def check_chats(index: Index, host: HostModel, end: int) -> None:
+    """JobError if the first `end` lines are chats alone, or no requests, and the model has no template: all
+    would fail, once its weights are loaded. Blocks, as the lines are read."""
+    if host.chat_template is not None:
+        return
+    chats = 0
+    for position in range(end):
+        line = None if index.is_bad(position) else index.load(position).line
+        if isinstance(line, Line):
+            if line.url != CHAT:
+                return
+            chats += 1
+    if chats:
+        raise JobError(
+            f"{index.path}: nothing was run: its requests are chats, and the model {host.name!r} has no chat "
+            "template; set model.chat_template, or give lines a prompt (/v1/completions)"
+        )
 
 
 def say_problem(path: Path, say: Callable[[str], None], number: int, reason: str) -> None:

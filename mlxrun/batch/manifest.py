@@ -25,6 +25,7 @@ from mlxrun.batch.index import DONE, FAILED, Index
 from mlxrun.batch.paths import Paths, replace, writing
 from mlxrun.batch.progress import Meter
 from mlxrun.batch.reconcile import RunSum
+from mlxrun.errors import JobError
 
 log = logging.getLogger(__name__)
 FORMAT = 1
@@ -102,8 +103,8 @@ class Manifest:
             "versions": versions(),
             "device": self._device,
             "seeds": {"base": facts.base_seed, "line": "sha256('base:custom_id')[:4] >> 1, unless given"},
-            "input": {"path": str(self._paths.job), "sha256": index.sha256, "lines": len(index)},
-            "output": {"path": str(self._paths.out), "sha256": output},
+            "input": {"path": os.path.abspath(self._paths.job), "sha256": index.sha256, "lines": len(index)},
+            "output": {"path": os.path.abspath(self._paths.out), "sha256": output},
             "counts": {
                 "total": len(index),
                 "done": index.state.count(DONE),
@@ -120,6 +121,32 @@ class Manifest:
         }
         with writing(self._paths.manifest):
             replace(self._paths.manifest, json.dumps(content, indent=1, ensure_ascii=False).encode() + b"\n")
+
+
+def check_owner(paths: Paths, sha256: str) -> None:
+    """JobError if the output belongs to another job, which would lose its answers; `sha256`: of the job.
+
+    The same job is one of the same content, or a file that lies where it lay, as seen from the output: a
+    folder may move. A manifest that cannot be read belongs to nobody.
+    """
+    try:
+        found = json.loads(paths.manifest.read_bytes())
+        job, out, digest = found["input"]["path"], found["output"]["path"], found["input"]["sha256"]
+        same = digest == sha256 or _beside(paths.job, paths.out) == _beside(Path(job), Path(out))
+        same = same or os.path.realpath(job) == os.path.realpath(paths.job)
+        done = f"{found['counts']['done']} of {found['counts']['total']} lines done"
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return
+    if not same:
+        raise JobError(
+            f"{paths.out}: is the output of another job, {job} ({done}), whose answers would be lost; give "
+            "another -o, or replace them with --fresh"
+        )
+
+
+def _beside(job: Path, out: Path) -> str:
+    """The job's path as seen from the folder of its output."""
+    return os.path.relpath(job, out.parent)
 
 
 def _sums(total: RunSum) -> dict[str, int]:

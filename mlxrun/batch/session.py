@@ -20,10 +20,10 @@ from typing import Any
 from mlxrun.batch import cache
 from mlxrun.batch.answer import Answerer, Client, Prepare, base_seed
 from mlxrun.batch.answers import Answers
-from mlxrun.batch.check import check_lines, say_problem
+from mlxrun.batch.check import check_chats, check_lines, say_problem
 from mlxrun.batch.index import DONE, FAILED, TODO, Index
 from mlxrun.batch.keys import JobHost, Keys, settings_digest
-from mlxrun.batch.manifest import Facts, Manifest, Status
+from mlxrun.batch.manifest import Facts, Manifest, Status, check_owner
 from mlxrun.batch.paths import Paths, locked
 from mlxrun.batch.progress import Meter, View, make_view
 from mlxrun.batch.reconcile import Reconciler, Resumed
@@ -108,6 +108,10 @@ class Session:
         config = self.setup.config
         limit = self.options.limit
         end = len(index) if limit is None else min(limit, len(index))
+        if not self.options.fresh:
+            await asyncio.to_thread(check_owner, self.paths, index.sha256)
+        if self._commanded:
+            await asyncio.to_thread(check_chats, index, self.setup.host, end)
         if self.options.strict or config.batch.on_invalid == "fail":
             await stop.run(self._refuse_bad(index, end))
         if self.options.fresh:

@@ -94,7 +94,8 @@ async def _run(loaded: Loaded, paths: Paths, options: Options) -> int:
     print_scores(outcome.scores, sys.stdout)
     meter = outcome.meter
     saved = f", {meter.cached_share:.0%} of prompt tokens reused" if meter.reused else ""
-    click.echo(f"{meter.done} of {count(meter.total, 'line')} done{saved}: {paths.out}")
+    where = f": {paths.out}" if paths.out.exists() else ""  # made at the first answer
+    click.echo(f"{meter.done} of {count(meter.total, 'line')} done{saved}{where}")
     if meter.failed:
         click.echo(f"{meter.failed} failed: {paths.errors}")
         for reason, times in reasons(paths.errors):

@@ -34,7 +34,7 @@ and the exit code is 2. No model is loaded.
 def check(files: tuple[Path, ...], config_path: Path | None, sets: tuple[str, ...]) -> None:
     """Find every mistake in config files."""
     from mlxrun.cli.checks import parser_problems, template_problems
-    from mlxrun.config.loader import load_config, raise_all
+    from mlxrun.config.loader import load_config
 
     paths: list[Path | None] = [*files] or [config_path]
     if files and config_path:
@@ -42,8 +42,7 @@ def check(files: tuple[Path, ...], config_path: Path | None, sets: tuple[str, ..
     problems: list[str] = []
     for path in paths:
         try:
-            loaded = load_config(path, sets, os.environ)
-            raise_all([*parser_problems(loaded), *template_problems(loaded)])
+            loaded = load_config(path, sets, os.environ, (parser_problems, template_problems))
         except ConfigError as error:
             problems += str(error).splitlines()
         else:

@@ -67,9 +67,12 @@ def examine_model(config: Config) -> Iterator[Finding]:
     from mlxrun.model.doctor import host_finding, probe_findings
     from mlxrun.model.host import load_host
     from mlxrun.model.versions import Finding
+    from mlxrun.text.template import check_template
 
     try:
-        yield host_finding(config.model.path, load_host(config.model))
+        host = load_host(config.model)
+        check_template(host, config.model.chat_template)
+        yield host_finding(config.model.path, host)
         probe = build_engine(replace(config, engine=replace(config.engine, probe=True))).probe
     except MlxrunError as error:
         yield Finding("model", config.model.path, "off", str(error), "see model.path in the config")

@@ -6,6 +6,7 @@ code, or None for 0. A MlxrunError is a sentence for the user; anything else is 
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import sys
 import traceback
@@ -60,6 +61,15 @@ class LazyGroup(click.Group):
         command = getattr(importlib.import_module(module), attribute)
         assert isinstance(command, click.Command)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command that is called; of one that is not there the nearest is named."""
+        close = difflib.get_close_matches(args[0], COMMANDS, 1)
+        if close and args[0] not in COMMANDS:
+            ctx.fail(f"No such command {args[0]!r}. Did you mean {close[0]!r}?")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands from the table, importing none."""

@@ -61,9 +61,8 @@ def load(config_path: Path | None, sets: Sequence[str]) -> Loaded:
 
     from mlxrun.cli.checks import parser_problems, template_problems
     from mlxrun.cli.logs import set_up_logging
-    from mlxrun.config.loader import load_config, raise_all
+    from mlxrun.config.loader import load_config
 
-    loaded = load_config(config_path, sets, os.environ)
-    raise_all([*parser_problems(loaded), *template_problems(loaded)])
+    loaded = load_config(config_path, sets, os.environ, (parser_problems, template_problems))
     set_up_logging(loaded.config.log)
     return loaded

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
@@ -47,16 +47,26 @@ class Resolved(Generic[T]):
 
 
 def load_config(
-    path: Path | None = None, sets: Sequence[str] = (), environ: Mapping[str, str] | None = None
+    path: Path | None = None,
+    sets: Sequence[str] = (),
+    environ: Mapping[str, str] | None = None,
+    more: Sequence[Callable[[Loaded], list[Problem]]] = (),
 ) -> Loaded:
-    """The config of `path`; without one $MLXRUN_CONFIG, then ./mlxrun.yaml, then built-in defaults."""
+    """The config of `path`; without one $MLXRUN_CONFIG, then ./mlxrun.yaml, then built-in defaults.
+
+    `more`: checks by packages that this one does not know. They run whatever else is wrong, so that all is
+    said at once; a key that is wrong already has its default there.
+    """
     environ = environ or {}
     chosen, asked_by = _choose(path, environ)
     problems: list[Problem] = []
     resolved = resolve(Config, chosen, sets, environ, problems, asked_by)
     problems += _contradictions(resolved)
+    loaded = Loaded(resolved.config, resolved.origins, config_hash(resolved.config), chosen)
+    known = {item.key for item in problems}
+    problems += [item for check in more for item in check(loaded) if item.key not in known]
     raise_all(problems)
-    return Loaded(resolved.config, resolved.origins, config_hash(resolved.config), chosen)
+    return loaded
 
 
 def resolve(

@@ -15,7 +15,7 @@ CPU_SHARE = 0.8  # of the memory that is free at start
 CHUNK_CUDA = 4096  # tokens; CUDA is bound by launches, of forwards and of copies: few large chunks are best
 # A launch-bound forward more costs more than the logits of so many tokens, and than what rows wait for them.
 PACE_ON_CUDA = Pace(sampling=512, hurry=4)
-PACE_ON_CPU = Pace(deep=256)  # so that a piece costs about as much as a step of 16 rows
+PACE_ON_CPU = Pace(deep=384)  # so that a piece costs about as much as a step of 16 rows
 BUSY_CPU, BUSY_GPU = 256, 512  # tokens beside decoding rows
 
 

@@ -34,7 +34,7 @@ class Embedder:
         features = self._model.get_input_embeddings(ids, pixels, mask=mx.ones_like(ids), **given)
         for name in _UNSUPPORTED:
             if getattr(features, name) is not None:
-                raise RequestError(f"models that need {name} are not supported yet")
+                raise RequestError(f"models that need {name} are not supported")
         visual, deepstack = features.visual_pos_masks, features.deepstack_visual_embeds
         positions, delta = self._places(features.position_ids, features.rope_deltas, len(prompt))
         return Inputs(

@@ -157,11 +157,40 @@ def _tokenizer(folder: Path, settings: ModelSettings) -> Any:
     _check_templates(folder)
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=settings.trust_remote_code)
-    except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
-        raise ModelLoadError(f"{folder}: the tokenizer cannot be loaded: {error}") from error
+    except Exception as error:  # a damaged file is a bare Exception of the library, as is much else
+        raise ModelLoadError(_no_tokenizer(folder, error)) from error
     if not tokenizer.is_fast:
         raise ModelLoadError(f"{folder}: the model has no tokenizer.json (a fast tokenizer), which is needed")
+    _check_vocabulary(folder, tokenizer)
     return tokenizer
+
+
+def _no_tokenizer(folder: Path, error: Exception) -> str:
+    """Why there is no tokenizer: the library's own words may be a bare key, or name no file."""
+    from tokenizers import Tokenizer
+
+    file = folder / "tokenizer.json"
+    if not file.is_file():
+        last = str(error).strip().rpartition("\n")[2]  # of a list of what it tried, the one that helps
+        return f"{folder}: there is no tokenizer.json, and no other tokenizer can be loaded: {last}"
+    try:
+        Tokenizer.from_file(str(file))
+    except Exception as found:  # the library has no class of its own for it
+        return f"{file}: the file is damaged, or no tokenizer of a kind that is known: {found}"
+    return f"{folder}: the tokenizer cannot be loaded: {type(error).__name__}: {error}"
+
+
+def _check_vocabulary(folder: Path, tokenizer: Any) -> None:
+    """ModelLoadError if text has no tokens: without a tokenizer.json the library may make an empty one."""
+    backend = tokenizer.backend_tokenizer
+    added = {token.content for token in backend.get_added_tokens_decoder().values()}
+    ordinary = backend.get_vocab(with_added_tokens=False).keys() - added
+    if ordinary and tokenizer.encode("a b", add_special_tokens=False):
+        return
+    what = "makes no tokens of text" if ordinary else "has no tokens but special ones"
+    is_there = (folder / "tokenizer.json").is_file()
+    why = "tokenizer.json is damaged" if is_there else "there is no tokenizer.json"
+    raise ModelLoadError(f"{folder}: {why}: the tokenizer {what}")
 
 
 def _check_templates(folder: Path) -> None:

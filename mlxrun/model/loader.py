@@ -27,6 +27,8 @@ def load_adapter(
 ) -> Adapter:
     """The model, its weights evaluated, its attention seam installed. The rest: see VisionAdapter."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    if not any(host.folder.glob("*.safetensors")):
+        raise ModelLoadError(f"no *.safetensors in {host.folder}: the model has no weights")
     try:
         model = _load_vision(settings, host) if host.vision else _load_text(settings, host)
     except (OSError, ValueError, KeyError, TypeError, ImportError, RuntimeError, AttributeError) as error:

@@ -1,7 +1,7 @@
 """Anthropic's messages and count_tokens; text/anthropic.py reads bodies, anthropic_answer.py writes answers.
 
-`anthropic-version` and `anthropic-beta` may be anything: what a body holds says what it asks for; of the betas
-only interleaved thinking changes what is taken. /v1/models is served by openai.py for both.
+`anthropic-version` and `anthropic-beta` may be anything: what a body holds says what it asks for. Of the
+betas, interleaved thinking alone changes what is taken. /v1/models is served by openai.py for both.
 """
 
 from __future__ import annotations

@@ -15,10 +15,11 @@ from aiohttp import web
 from mlxrun.errors import NotFound
 from mlxrun.server.auth import key_name
 from mlxrun.server.batch_queue import BatchQueue
-from mlxrun.server.body import json_reply, read_json
-from mlxrun.server.files import ENDPOINTS, PURPOSE, mine, queue_of
+from mlxrun.server.body import json_reply, read_json, read_nothing
+from mlxrun.server.files import ENDPOINTS, PURPOSE, NoRoom, mine, queue_of
 from mlxrun.server.jobs import Batch
 from mlxrun.server.pages import page, read_query
+from mlxrun.server.storage import LEAST
 from mlxrun.server.surface import Endpoint, Surface
 from mlxrun.text.openai_fields import URLS
 from mlxrun.text.problems import bad, quote, suggest, unsupported
@@ -103,6 +104,7 @@ async def get_batch(request: web.Request, server: Server) -> web.Response:
 
 async def cancel(request: web.Request, server: Server) -> web.Response:
     """Ends a batch early; what is finished is kept."""
+    await read_nothing(request, server)
     queue, batch = await _find(request, server)
     await queue.cancel(batch)
     return json_reply(batch.body())

@@ -27,6 +27,7 @@ from mlxrun.errors import MlxrunError
 
 log = logging.getLogger(__name__)
 Clock = Callable[[], float]  # seconds since 1970
+LEAST = 4096  # bytes that a file or a batch counts as, however small: else there could be any number of them
 
 
 class StorageError(MlxrunError):
@@ -148,7 +149,7 @@ class Storage:
 
     @property
     def used(self) -> int:
-        """Bytes of all files, of those that are coming, and of what else batches hold; LEAST at least of each."""
+        """Bytes of all files, of those that are coming, of what else batches hold; LEAST each at least."""
         files = sum(max(LEAST, file.bytes) for file in tuple(self._files.values()))
         coming = sum(max(LEAST, upload.taken) for upload in tuple(self._coming))
         return files + coming + self._in_jobs

@@ -71,9 +71,11 @@ class PreparedMessage:
         return self.prepared.requests[0].params.max_tokens < self.asked.max_tokens
 
 
-async def prepare_message(body: Any, side: TextSide) -> PreparedMessage:
-    """Checks a body of /v1/messages and makes its prompt."""
+async def prepare_message(body: Any, side: TextSide, *, interleaved: bool = False) -> PreparedMessage:
+    """Checks a body of /v1/messages and makes its prompt. `interleaved`: the client's header says so;
+    a budget is then for all thoughts between calls, and may be more than one answer's tokens."""
     asked = await asyncio.to_thread(ask, body, side)
+    _check_budget(body, interleaved)
     sampling = dataclasses.replace(side.config.sampling, max_tokens=None)  # the body's own is always there
     ceiling = dataclasses.replace(side, config=dataclasses.replace(side.config, sampling=sampling))
     try:
@@ -220,6 +222,16 @@ def _thinking(given: Json, side: TextSide, trail: Trail) -> Json:
         trail.paths[f"chat_template_kwargs.{switch}"] = "thinking"
         made["chat_template_kwargs"] = {switch: of == "enabled"}
     return made
+
+
+def _check_budget(body: Json, interleaved: bool) -> None:
+    """In a checked body: a thought has to leave room for the answer."""
+    budget, most = (body.get("thinking") or {}).get("budget_tokens"), body["max_tokens"]
+    if budget is not None and budget >= most and not (interleaved and body.get("tools")):
+        text = (
+            f"`max_tokens` must be greater than `thinking.budget_tokens`: {most} is not greater than {budget}"
+        )
+        raise bad("thinking.budget_tokens", text)
 
 
 def _output(given: Json, host: HostModel, trail: Trail) -> Json:

@@ -27,6 +27,7 @@ _LIST: Schema = {"type": "array"}
 _TEXTS: Schema = {"type": ["string", "array"]}
 _LONGEST_NAME = 256
 _NAME: Schema = {"type": "string", "minLength": 1, "maxLength": _LONGEST_NAME}
+_TOOL_NAME: Schema = {"type": "string", "pattern": "^[a-zA-Z0-9_-]{1,128}$"}
 _EFFORT: Schema = {"enum": ["low", "medium", "high", "xhigh", "max"]}
 
 
@@ -110,7 +111,7 @@ MESSAGE: dict[str, Schema] = {
 }
 TOOLS: dict[str, Schema] = {
     "custom": _exactly(
-        {"name": _NAME, "input_schema": _OBJECT},
+        {"name": _TOOL_NAME, "input_schema": _OBJECT},
         {
             "description": _STRING,
             "input_examples": {"type": "array", "items": _OBJECT},

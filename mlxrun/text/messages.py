@@ -98,6 +98,8 @@ def _message(value: Any, param: str, images: list[ImageRef]) -> Message:
             need(message[key], str, f"{param}.{key}")
     if role == "assistant":
         _assistant(message, param)
+    if role == "tool" and "tool_call_id" not in message:
+        raise bad(f"{param}.tool_call_id", "missing: which call is this the result of?", code="missing_field")
     if "content" not in message:
         raise bad(f"{param}.content", "missing", code="missing_field")
     message["content"] = _content(message["content"], f"{param}.content", images if role == "user" else None)
