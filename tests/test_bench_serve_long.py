@@ -139,7 +139,7 @@ async def test_gaps_beside_a_long_prompt_over_those_without() -> None:
     assert (found["alone_p50"], found["alone_p99"], found["ratio_p99"]) == (STEP, STEP, 1.5)
     assert (found["gaps"] or 0) >= STREAMS * CHUNKS and found["ended"] == found["errors"] == 0
     assert (found["long_tokens"], found["long_cached"]) == (SIZE.long, 0)
-    assert (found["long_ttft"] or 0) >= CHUNKS * STEP >= 4 * (found["short_ttft"] or 1)
+    assert (found["long_ttft"] or 0) >= CHUNKS * STEP > (found["short_ttft"] or 1)
     assert found["health_p99"] is None
 
 

@@ -86,6 +86,8 @@ async def test_unknown_paths_and_methods() -> None:
         reply = await s.get("/v1/chat")
         assert reply.status == 404
         assert reply.json["error"]["code"] == "not_found"
+        assert "GET takes /health" in reply.json["error"]["message"]
+        reply = await s.post("/v1/chat", b"{}")
         assert "/mini" in reply.json["error"]["message"]
         reply = await s.get("/v1/status")
         assert (reply.status, reply.json["error"]["message"]) == (

@@ -137,7 +137,8 @@ TEXTS = st.lists(
 
 
 def turn(roles: Sequence[str]) -> st.SearchStrategy[dict[str, Any]]:
-    return st.fixed_dictionaries({"role": st.sampled_from(roles), "content": TEXTS})
+    turns = st.fixed_dictionaries({"role": st.sampled_from(roles), "content": TEXTS})
+    return turns.map(lambda t: t | {"tool_call_id": "c"} if t["role"] == "tool" else t)
 
 
 CHATS = st.tuples(
