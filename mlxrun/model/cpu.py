@@ -34,12 +34,9 @@ def attention(queries: mx.array, keys: mx.array, values: mx.array, scale: float,
     """
     q, k, v = (x.astype(mx.float32) for x in (queries, keys, values))
     rows, heads, length, _ = q.shape
-    if length == 1:
-        mask = None if isinstance(mask, str) else mask
-        lazy = rows * heads * k.shape[2] < EAGER
-        out = _in_graph(q, k, v, scale, mask) if lazy else _in_blocks(q, k, v, scale, mask)
-    else:
-        out = _in_blocks(q, k, v, scale, mask)
+    seen = None if length == 1 and isinstance(mask, str) else mask  # the last query sees all keys
+    few = length == 1 and rows * heads * k.shape[2] < EAGER
+    out = _in_graph(q, k, v, scale, seen) if few else _in_blocks(q, k, v, scale, seen)
     return out.astype(queries.dtype)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import mlx.core as mx
 
 from mlxrun.model import leaves
-from mlxrun.model.adapter import PLAIN, Adapter
+from mlxrun.model.adapter import PLAIN, Adapter, Inputs
 from mlxrun.model.attention import engine_forward
 from mlxrun.model.copies import Copies, Due
 from mlxrun.model.draws import Drawn, Forward, Launched, RowState, collect, guarded, sample
@@ -188,8 +188,7 @@ class ModelRunner:
         """Fill the row's empty cache with its first tokens at once."""
         for start in range(0, length, AT_ONCE):
             stop = min(start + AT_ONCE, length)
-            with engine_forward():
-                self._adapter.prefill(mx.array([row.tokens[start:stop]]), row.cache, start, row.inputs)
+            self._prompt([row.tokens[start:stop]], row.cache, start, row.inputs)
             mx.eval(leaves.all_arrays(row.cache))
         row.filled = length
 
@@ -300,6 +299,13 @@ class ModelRunner:
         filled.extend(self._copies.arrays(saved))
         return saved
 
+    def _prompt(
+        self, ids: list[list[int]], cache: list[Any], start: int, inputs: Inputs, pieces: int = 0
+    ) -> mx.array:
+        """Logits of these prompt tokens, which fill `cache`; launched every so many layers, 0: not yet."""
+        with engine_forward(pieces):
+            return self._adapter.prefill(mx.array(ids), cache, start, inputs)
+
     def _is_plain(self, chunk: PrefillChunk) -> bool:
         row = self._rows[chunk.request_id]
         return row.inputs is PLAIN and chunk.stop < len(row.tokens)
@@ -309,8 +315,7 @@ class ModelRunner:
         rows = [self._rows[c.request_id] for c in forward]
         ids = [row.tokens[: c.stop] + [0] * (longest - c.stop) for row, c in zip(rows, forward, strict=True)]
         cache = leaves.reserve(self._adapter.new_cache(), longest)
-        with engine_forward():
-            self._adapter.prefill(mx.array(ids), cache, 0, PLAIN)
+        self._prompt(ids, cache, 0, PLAIN)
         for index, (row, chunk) in enumerate(zip(rows, forward, strict=True)):
             alone = leaves.split(cache, index, chunk.stop, copied=not self._joins_next(chunk))
             row.cache = leaves.reserve(alone, self._room(row.tokens, row.params))
@@ -322,9 +327,9 @@ class ModelRunner:
 
     def _prefill_alone(self, chunk: PrefillChunk, forwards: list[Forward]) -> None:
         row = self._rows[chunk.request_id]
-        ids = mx.array([row.tokens[chunk.start : chunk.stop]])
-        with engine_forward(PIECE if self._methods.launch_first else 0):
-            logits = self._adapter.prefill(ids, row.cache, chunk.start, row.inputs)
+        pieces = PIECE if self._methods.launch_first else 0
+        ids = [row.tokens[chunk.start : chunk.stop]]
+        logits = self._prompt(ids, row.cache, chunk.start, row.inputs, pieces)
         row.filled = chunk.stop
         if chunk.stop == len(row.tokens):  # nothing is left to hand to the decode batch: sample here
             sampler = Sampler([row.sampling], self._vocab)

@@ -50,29 +50,23 @@ def render_open(
 ) -> str:
     """The prompt as text, up to the end of the last message's content; RequestError naming `param` if the
     template has that otherwise than it was sent."""
-    text: str = messages[-1]["content"]
-    found = _upto(host, messages, tools, arguments, text)
+    *before, last = messages
+    text: str = last["content"]
+    mark = f"Zq{secrets.token_hex(8)}"  # which no message has; no template takes it for anything but text
+
+    def upto(content: str) -> str | None:
+        """What is rendered before the end of `content`; None: that is not there."""
+        marked = [*before, {**last, "content": content + mark}]
+        whole = render(host, marked, tools, arguments, begin=False)
+        return whole.rpartition(mark)[0] if mark in whole else None
+
+    found = upto(text)
     if found is None or not found.endswith(text):
         raise bad(param, "cannot be continued: the model's chat template changes this text, or leaves it out")
     # White space that a template drops may be followed by the template's own: an end that is right by chance.
-    if text[:1].isspace() and _upto(host, messages, tools, arguments, "") != found[: -len(text)]:
+    if text[:1].isspace() and upto("") != found[: -len(text)]:
         raise bad(param, "cannot be continued: the model's chat template drops white space at its beginning")
     return found
-
-
-def _upto(
-    host: HostModel,
-    messages: Sequence[Message],
-    tools: Sequence[Message] | None,
-    arguments: Mapping[str, Any],
-    text: str,
-) -> str | None:
-    """What is rendered before the end of `text` in place of the last content; None: that is not there."""
-    mark = f"Zq{secrets.token_hex(8)}"  # which no message has; no template takes it for anything but text
-    last = {**messages[-1], "content": text + mark}
-    whole = render(host, [*messages[:-1], last], tools, arguments, begin=False)
-    before, found, _ = whole.rpartition(mark)
-    return before if found else None
 
 
 class PrefilledParser:
