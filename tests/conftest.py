@@ -14,7 +14,8 @@ import pytest
 if TYPE_CHECKING:
     from anthropic import Anthropic
     from openai import OpenAI
-    from server_openai_served import Served
+
+    from tests.helpers.served_model import Served
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub
 os.environ["TRANSFORMERS_VERBOSITY"] = "error"
@@ -22,7 +23,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # on tiny matrices its threa
 
 importlib.import_module("mlxrun.model")  # as the product does: OpenBLAS has to be there before MLX
 
-from fixtures_models import zoo  # noqa: E402, F401
+from tests.helpers.model_fixtures import zoo  # noqa: E402, F401
 
 # No deadlines: machines differ. In CI the same examples each time.
 hypothesis.settings.register_profile("mlxrun", deadline=None, derandomize=bool(os.environ.get("CI")))
@@ -38,9 +39,8 @@ def _no_config_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
     """The embedded model behind a real server, one for all tests of a file."""
-    from server_openai_served import serve
-
     from mlxrun.config.settings import Config
+    from tests.helpers.served_model import serve
 
     with serve(Config()) as running:
         yield running

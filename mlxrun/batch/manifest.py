@@ -20,11 +20,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from mlxrun.batch import cache
-from mlxrun.batch.index import DONE, FAILED, Index
-from mlxrun.batch.paths import Paths, replace, writing
+from mlxrun.batch import job_cache
+from mlxrun.batch.line_index import DONE, FAILED, Index
 from mlxrun.batch.progress import Meter
-from mlxrun.batch.reconcile import RunSum
+from mlxrun.batch.reconciliation import RunSum
+from mlxrun.batch.run_paths import Paths, replace, writing
 from mlxrun.errors import JobError
 
 log = logging.getLogger(__name__)
@@ -79,7 +79,13 @@ class Manifest:
                 run.update(_sums(sums[number]))
             if run.get("ended") is None and number == self.run:
                 run.update(_last_seen(self._paths.status, run, number))
-        new = {"started": now(), "ended": None, "exit": None, **_sums(RunSum()), "cache": cache.summary({})}
+        new = {
+            "started": now(),
+            "ended": None,
+            "exit": None,
+            **_sums(RunSum()),
+            "cache": job_cache.summary({}),
+        }
         self._runs.append(new)
         self._write(index, None, None)
 
@@ -88,7 +94,7 @@ class Manifest:
     ) -> None:
         """Close this run; a complete one reads the output once more for its digest."""
         here = RunSum(meter.done_here, meter.failed_here, meter.computed, meter.reused)
-        used = cache.summary(meter.counters())
+        used = job_cache.summary(meter.counters())
         self._runs[-1].update(ended=now(), exit=exit_code, **_sums(here), cache=used)
         self._device = device or self._device
         self._write(index, meter, file_digest(self._paths.out) if complete else None)
@@ -116,7 +122,7 @@ class Manifest:
                 "reused": sum(run["reused"] for run in self._runs),
                 "output": meter.all_output if meter else 0,
             },
-            "cache": cache.total([run["cache"] for run in self._runs]),
+            "cache": job_cache.total([run["cache"] for run in self._runs]),
             "runs": self._runs,
         }
         with writing(self._paths.manifest):
@@ -173,7 +179,7 @@ def _earlier(path: Path) -> tuple[list[dict[str, Any]], Mapping[str, Any] | None
 def _run(found: dict[str, Any]) -> dict[str, Any]:
     """A run of an existing manifest; before there was a cache nothing was said of it."""
     sums = {key: int(found[key]) for key in _sums(RunSum())}
-    return {**found, **sums, "cache": cache.summary(cache.flat(found.get("cache")))}
+    return {**found, **sums, "cache": job_cache.summary(job_cache.flat(found.get("cache")))}
 
 
 def _last_seen(status: Path, run: Mapping[str, Any], number: int) -> dict[str, Any]:
@@ -184,7 +190,7 @@ def _last_seen(status: Path, run: Mapping[str, Any], number: int) -> dict[str, A
         if found["run"] != number:
             return {}
         tokens = {name: max(run[name], int(found["tokens"][name])) for name in ("computed", "reused")}
-        return {"cache": cache.summary(cache.flat(found["cache"])), **tokens}
+        return {"cache": job_cache.summary(job_cache.flat(found["cache"])), **tokens}
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return {}
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TextIO
 
-from mlxrun.batch.cache import summary
+from mlxrun.batch.job_cache import summary
 
 WINDOW = 30.0  # seconds over which rates are taken
 PLAIN_EVERY = 10.0

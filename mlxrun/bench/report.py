@@ -9,7 +9,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from mlxrun.bench.measure import MEASURES, Measure
+from mlxrun.bench.engine.measurement import MEASURES, Measure
 
 PIPED_WIDTH = 160
 

@@ -11,9 +11,9 @@ import click
 from mlxrun.cli.options import config_options, load
 
 if TYPE_CHECKING:
-    from mlxrun.batch.paths import Paths
-    from mlxrun.batch.session import Options
-    from mlxrun.config.loader import Loaded
+    from mlxrun.batch.job_run import Options
+    from mlxrun.batch.run_paths import Paths
+    from mlxrun.config.loading import Loaded
 
 EPILOG = """\b
 Examples:
@@ -63,8 +63,8 @@ def command(
     """Run the JSONL job JOBS; run it again and it goes on where it was."""
     import asyncio
 
-    from mlxrun.batch.paths import Paths
-    from mlxrun.batch.session import Options
+    from mlxrun.batch.job_run import Options
+    from mlxrun.batch.run_paths import Paths
 
     loaded = load(config_path, sets)
     paths = Paths.of(jobs, output)
@@ -73,14 +73,14 @@ def command(
 
 
 async def _run(loaded: Loaded, paths: Paths, options: Options) -> int:
-    from mlxrun.batch.answer import Preparer
-    from mlxrun.batch.cache import engine_config
-    from mlxrun.batch.report import count, print_scores, reasons
-    from mlxrun.batch.session import Session, Setup
+    from mlxrun.batch.job_cache import engine_config
+    from mlxrun.batch.job_run import Session, Setup
+    from mlxrun.batch.line_answerer import Preparer
+    from mlxrun.batch.score_table import count, print_scores, reasons
     from mlxrun.engine.client import EngineClient
     from mlxrun.model.doctor import device_facts
-    from mlxrun.model.host import load_host
-    from mlxrun.parsers.formats import ModelFormats
+    from mlxrun.model.model_info import load_host
+    from mlxrun.parsers.model_formats import ModelFormats
 
     host = load_host(loaded.config.model, weights=True)
 
@@ -104,11 +104,11 @@ async def _run(loaded: Loaded, paths: Paths, options: Options) -> int:
 
 
 async def _dry_run(loaded: Loaded, paths: Paths, options: Options) -> int:
-    from mlxrun.batch.answer import Preparer
-    from mlxrun.batch.check import check_job
-    from mlxrun.batch.report import count
-    from mlxrun.model.host import load_host
-    from mlxrun.parsers.formats import ModelFormats
+    from mlxrun.batch.job_check import check_job
+    from mlxrun.batch.line_answerer import Preparer
+    from mlxrun.batch.score_table import count
+    from mlxrun.model.model_info import load_host
+    from mlxrun.parsers.model_formats import ModelFormats
 
     host = load_host(loaded.config.model)
     formats = ModelFormats.of(host, loaded.config.parsers)

@@ -9,8 +9,9 @@ from pathlib import Path
 import click
 from click.core import ParameterSource
 
-from mlxrun.bench.serve_kinds import KINDS
-from mlxrun.bench.serve_workloads import Size
+from mlxrun.bench.serve.workload_kinds import KINDS
+from mlxrun.bench.serve.workloads import Size
+from mlxrun.cli.bench_options import put_out
 from mlxrun.cli.options import json_option, repeat_option
 from mlxrun.errors import ConfigError
 
@@ -88,10 +89,9 @@ def command(
     image   a small picture in each prompt
     long    one long prompt comes among decoding streams: what they feel of it
     """
-    from mlxrun.bench.serve import print_serve_report, run_serve_bench
-    from mlxrun.bench.serve_client import Load, Target
-    from mlxrun.bench.serve_round import ServePlan
-    from mlxrun.cli.bench import put_out
+    from mlxrun.bench.serve.benchmark import print_serve_report, run_serve_bench
+    from mlxrun.bench.serve.rounds import ServePlan
+    from mlxrun.bench.serve.streaming_client import Load, Target
 
     chosen = workloads or ("chat",)
     _check_flags(context, chosen)

@@ -14,8 +14,8 @@ import click
 from mlxrun.cli.options import config_options
 
 if TYPE_CHECKING:
-    from mlxrun.cache.folder import ModelFolder
-    from mlxrun.cache.survey import Seen, Survey
+    from mlxrun.cache.cache_folder import ModelFolder
+    from mlxrun.cache.inspection import Seen, Survey
 
 FORMAT = 1
 FINGERPRINT_SHOWN = 16
@@ -66,7 +66,7 @@ def ls(
     The fingerprint is of the weights, the adapter, the libraries, and how prefixes are computed and stored.
     Tokens are those whose keys and values are kept, or that states cover if the model has no other.
     """
-    from mlxrun.cache.survey import survey
+    from mlxrun.cache.inspection import survey
 
     where = _folder(folder, config_path, sets)
     models = list(survey(where))
@@ -106,10 +106,10 @@ def verify(
 
     Each file's checksum, and whether its header says nothing wrong.
     """
-    from mlxrun.cache import survey
+    from mlxrun.cache import inspection
 
     where = _folder(folder, config_path, sets)
-    good, bad = survey.verify(where, delete)
+    good, bad = inspection.verify(where, delete)
     if as_json:
         rows = [{"path": str(path), "reason": reason} for path, reason in bad]
         _print_json(path=str(where), good=good, bad=rows, deleted=delete)
@@ -145,17 +145,17 @@ def clear(
     sets: tuple[str, ...],
 ) -> int:
     """Delete what is kept, for all models or for one."""
-    from mlxrun.cache import survey
+    from mlxrun.cache import inspection
 
     where = _folder(folder, config_path, sets)
     models = _chosen(where, prefix)
-    files = [(path, size) for model in models for path, size in survey.sized(model)]
+    files = [(path, size) for model in models for path, size in inspection.sized(model)]
     total = sum(size for _, size in files)
     what = f"{_count(len(files), 'record')} ({_size(total)}) of {_count(len(models), 'model')} in {where}"
     if files and not yes and not _agreed(what):
         click.echo("nothing was deleted", err=True)
         return 1
-    deleted, freed, stuck = survey.remove(files)
+    deleted, freed, stuck = inspection.remove(files)
     for model in models:
         model.remove_if_empty()
     if as_json:
@@ -168,7 +168,7 @@ def clear(
 
 
 def _folder(given: Path | None, config_path: Path | None, sets: Sequence[str]) -> Path:
-    from mlxrun.cache.folder import cache_folder
+    from mlxrun.cache.cache_folder import cache_folder
     from mlxrun.cli.options import load
 
     # Whether a run with this config would write there does not matter: a folder may be left from another.
@@ -177,7 +177,7 @@ def _folder(given: Path | None, config_path: Path | None, sets: Sequence[str]) -
 
 
 def _chosen(folder: Path, prefix: str | None) -> list[ModelFolder]:
-    from mlxrun.cache.folder import models
+    from mlxrun.cache.cache_folder import models
     from mlxrun.errors import ConfigError
 
     found = models(folder)

@@ -33,8 +33,8 @@ and the exit code is 2. No model is loaded.
 @config_options
 def check(files: tuple[Path, ...], config_path: Path | None, sets: tuple[str, ...]) -> None:
     """Find every mistake in config files."""
-    from mlxrun.cli.checks import parser_problems, template_problems
-    from mlxrun.config.loader import load_config
+    from mlxrun.cli.config_checks import parser_problems, template_problems
+    from mlxrun.config.loading import load_config
 
     paths: list[Path | None] = [*files] or [config_path]
     if files and config_path:
@@ -66,8 +66,8 @@ The text is itself a valid config. Secrets are shown as ***.
 def show(config_path: Path | None, sets: tuple[str, ...], as_json: bool) -> None:
     """Print every value in force and where it came from."""
     from mlxrun.config.annotate import with_origins
-    from mlxrun.config.build import to_plain
-    from mlxrun.config.loader import load_config
+    from mlxrun.config.conversion import to_plain
+    from mlxrun.config.loading import load_config
 
     loaded = load_config(config_path, sets, os.environ)
     if not as_json:

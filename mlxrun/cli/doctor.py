@@ -15,7 +15,7 @@ from mlxrun.errors import MlxrunError
 
 if TYPE_CHECKING:
     from mlxrun.config.settings import Config
-    from mlxrun.model.versions import Finding
+    from mlxrun.model.machine.versions import Finding
 
 MARKS = {"ok": "[green]ok[/]", "note": "[yellow]note[/]", "off": "[red]off[/]"}
 FORMAT = 1
@@ -47,7 +47,7 @@ def command(as_json: bool, model: bool, config_path: Path | None, sets: tuple[st
 
 def examine(config: Config | None) -> Iterator[Finding]:
     """All findings; without a config none about a model. Where mlx does not work, that is the finding."""
-    from mlxrun.model.versions import Finding, requirements, version_findings
+    from mlxrun.model.machine.versions import Finding, requirements, version_findings
 
     yield from version_findings(requirements())
     try:
@@ -63,10 +63,10 @@ def examine(config: Config | None) -> Iterator[Finding]:
 
 def examine_model(config: Config) -> Iterator[Finding]:
     """Load the model as the engine does, and show what its probe said."""
-    from mlxrun.engine.build import build_engine
+    from mlxrun.engine.factory import build_engine
     from mlxrun.model.doctor import host_finding, probe_findings
-    from mlxrun.model.host import load_host
-    from mlxrun.model.versions import Finding
+    from mlxrun.model.machine.versions import Finding
+    from mlxrun.model.model_info import load_host
     from mlxrun.text.template import check_template
 
     try:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import click
 
 from mlxrun import __version__
-from mlxrun.cli.leave import WayOut
+from mlxrun.cli.process_exit import WayOut
 from mlxrun.errors import MlxrunError
 
 INTERRUPTED = 130
@@ -83,20 +83,20 @@ def cli() -> None:
     """Run MLX language and vision models as a YAML file describes."""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, command: click.Command = cli, program: str = "mlxrun") -> int:
     """Run one command line and return its exit code. Without `argv` it is the process's own, which then ends
-    with that code (see leave.py)."""
+    with that code (see process_exit.py)."""
     way_out = WayOut() if argv is None else None
-    code = _run(argv)
+    code = _run(argv, command, program)
     if way_out is not None:
         way_out.code = code
     return code
 
 
-def _run(argv: Sequence[str] | None) -> int:
+def _run(argv: Sequence[str] | None, command: click.Command, program: str) -> int:
     """The one border where errors end."""
     try:
-        result = cli.main(args=argv, prog_name="mlxrun", standalone_mode=False)
+        result = command.main(args=argv, prog_name=program, standalone_mode=False)
     except click.ClickException as error:
         error.show()
         return error.exit_code

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from mlxrun.config.loader import Loaded
+    from mlxrun.config.loading import Loaded
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -59,9 +59,9 @@ def load(config_path: Path | None, sets: Sequence[str]) -> Loaded:
     and its chat template is found here, before anything is loaded."""
     import os
 
-    from mlxrun.cli.checks import parser_problems, template_problems
-    from mlxrun.cli.logs import set_up_logging
-    from mlxrun.config.loader import load_config
+    from mlxrun.cli.config_checks import parser_problems, template_problems
+    from mlxrun.cli.logging_setup import set_up_logging
+    from mlxrun.config.loading import load_config
 
     loaded = load_config(config_path, sets, os.environ, (parser_problems, template_problems))
     set_up_logging(loaded.config.log)

@@ -12,10 +12,10 @@ import click
 from mlxrun.cli.options import config_options, load
 
 if TYPE_CHECKING:
-    from mlxrun.config.loader import Loaded
+    from mlxrun.api.context import TextSide
+    from mlxrun.config.loading import Loaded
     from mlxrun.engine.client import EngineClient
     from mlxrun.server.state import Server
-    from mlxrun.text.side import TextSide
 
 log = logging.getLogger(__name__)
 
@@ -73,11 +73,11 @@ async def _load(loaded: Loaded, server: Server) -> tuple[EngineClient, TextSide]
     """The model, on an engine of its own; and what turns bodies into requests for it."""
     import asyncio
 
+    from mlxrun.api.context import TextSide
     from mlxrun.engine.client import EngineClient
-    from mlxrun.model.host import load_host
-    from mlxrun.parsers.formats import ModelFormats
-    from mlxrun.text.media import MediaLoader
-    from mlxrun.text.side import TextSide
+    from mlxrun.model.model_info import load_host
+    from mlxrun.parsers.model_formats import ModelFormats
+    from mlxrun.text.images import MediaLoader
 
     config = loaded.config
     host = await asyncio.to_thread(load_host, config.model, weights=True)
@@ -95,7 +95,7 @@ async def _load(loaded: Loaded, server: Server) -> tuple[EngineClient, TextSide]
 
 def _facts() -> Mapping[str, Any]:
     from mlxrun.model.doctor import device_facts
-    from mlxrun.model.versions import library_versions
+    from mlxrun.model.machine.versions import library_versions
 
     return {"versions": library_versions(), "device": device_facts()}
 
@@ -104,8 +104,8 @@ def _keep_files(server: Server) -> None:
     """Files and batches of earlier runs are there before the model is."""
     import os
 
-    from mlxrun.server.batch_queue import BatchQueue
-    from mlxrun.server.storage import Storage, data_folder
+    from mlxrun.server.batches.batch_queue import BatchQueue
+    from mlxrun.server.batches.storage import Storage, data_folder
 
     if server.config.apis.batches:
         server.jobs = BatchQueue(Storage(data_folder(server.config.server.data_path, os.environ)))
@@ -113,9 +113,9 @@ def _keep_files(server: Server) -> None:
 
 async def _run_batches(loaded: Loaded, server: Server, client: EngineClient, side: TextSide) -> None:
     """Batches run from now on, those that an earlier run left too. Without a folder all else is served."""
-    from mlxrun.batch.service import JobService
+    from mlxrun.batch.job_service import JobService
     from mlxrun.model.doctor import device_facts
-    from mlxrun.server.storage import StorageError
+    from mlxrun.server.batches.storage import StorageError
 
     if server.jobs is None:
         return

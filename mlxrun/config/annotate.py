@@ -6,13 +6,13 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any
 
-from mlxrun.config.build import HIDDEN, to_plain
-from mlxrun.config.fields import FieldInfo, fields_of, sections_of
+from mlxrun.config.byte_sizes import format_bytes
+from mlxrun.config.conversion import HIDDEN, to_plain
 from mlxrun.config.interpolate import escape
-from mlxrun.config.loader import Loaded
+from mlxrun.config.loading import Loaded
 from mlxrun.config.schema import EXTENDS, EXTENDS_DOC
-from mlxrun.config.sizes import format_bytes
-from mlxrun.config.validate import number
+from mlxrun.config.setting_fields import FieldInfo, fields_of, sections_of
+from mlxrun.config.validation import number
 from mlxrun.config.yaml_source import yaml_text
 
 WIDTH = 100

@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from mlxrun.config.fields import FieldInfo
-from mlxrun.config.tree import Node, Problem, problem
+from mlxrun.config.nodes import Node, Problem, problem
+from mlxrun.config.setting_fields import FieldInfo
 from mlxrun.config.yaml_source import scalar_of
 
 _REFERENCE = re.compile(r"\$?\$\{([A-Za-z_][A-Za-z0-9_]*)\}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mlxrun.config.annotate import default_text, describe_type
-from mlxrun.config.fields import FieldInfo, fields_of, sections_of
+from mlxrun.config.setting_fields import FieldInfo, fields_of, sections_of
 
 INTRO = """\
 # Config reference

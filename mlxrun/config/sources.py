@@ -9,10 +9,10 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from mlxrun.config.fields import fields_of, sections_of
 from mlxrun.config.interpolate import Interpolator
+from mlxrun.config.nodes import Node, Origin, Problem, problem
 from mlxrun.config.schema import EXTENDS
-from mlxrun.config.tree import Node, Origin, Problem, problem
+from mlxrun.config.setting_fields import fields_of, sections_of
 from mlxrun.config.yaml_source import YamlError, parse_value, parse_yaml
 
 ENV_PREFIX = "MLXRUN_"

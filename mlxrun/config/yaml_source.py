@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from mlxrun.config.tree import Node, Origin, Problem, problem
+from mlxrun.config.nodes import Node, Origin, Problem, problem
 
 _NUMBER_START = list("-+.0123456789")
 _SCALARS = (

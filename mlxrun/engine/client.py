@@ -14,12 +14,12 @@ from functools import partial
 from typing import Any, TypeVar
 
 from mlxrun.config.settings import Config
-from mlxrun.engine.build import build_engine
 from mlxrun.engine.engine import Engine
+from mlxrun.engine.factory import build_engine
 from mlxrun.engine.stats import read_stats
 from mlxrun.engine.thread import Abort, Ask, EngineThread, Listener, Message, Stop, Submit
 from mlxrun.errors import EngineDead, MlxrunError, RequestError
-from mlxrun.model.host import Host
+from mlxrun.model.model_info import Host
 from mlxrun.scheduler.request import FinishReason, Request, TokenEvent, TokenLogprob
 
 log = logging.getLogger(__name__)

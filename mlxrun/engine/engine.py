@@ -10,12 +10,12 @@ from typing import Protocol
 
 from mlxrun.config.settings import EngineSettings
 from mlxrun.errors import EngineDead
-from mlxrun.model.host import Host
+from mlxrun.model.model_info import Host
 from mlxrun.model.probe import Probe
-from mlxrun.scheduler.plan import StepPlan, StepResult
-from mlxrun.scheduler.prefixes import NoPrefixes, Prefixes
+from mlxrun.scheduler.prefix_cache_interface import NoPrefixes, Prefixes
 from mlxrun.scheduler.request import Request, TokenEvent
 from mlxrun.scheduler.scheduler import Scheduler
+from mlxrun.scheduler.step_plan import StepPlan, StepResult
 
 log = logging.getLogger(__name__)
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
-from mlxrun.model.meter import device_memory
+from mlxrun.model.machine.memory_meter import device_memory
 
 if TYPE_CHECKING:
     from mlxrun.engine.engine import Engine
     from mlxrun.model.probe import Probe
-    from mlxrun.scheduler.entry import Entry
+    from mlxrun.scheduler.request_state import Entry
 
 
 def read_stats(engine: Engine) -> Mapping[str, Any]:

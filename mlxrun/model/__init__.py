@@ -1,11 +1,11 @@
 """The only package that imports mlx, mlx_lm and mlx_vlm, besides bench's peers.
 
-OpenBLAS must be in the process before mlx is: see mlxrun.model.blas.
+OpenBLAS must be in the process before mlx is: see mlxrun.model.machine.blas.
 """
 
 import os
 
-from mlxrun.model.blas import load_blas
+from mlxrun.model.machine.blas import load_blas
 
 load_blas()
 # MLX on CUDA keeps cuDNN plans and CUDA graphs by shape, few of them, and raises when it makes too many anew:

@@ -15,11 +15,11 @@ import mlx.nn as nn
 import numpy as np
 
 from mlxrun.errors import ModelLoadError, RequestError
-from mlxrun.model.embedder import Embedder
-from mlxrun.model.features import ImagePrompts
-from mlxrun.model.inputs import PLAIN as PLAIN
-from mlxrun.model.inputs import Inputs as Inputs
-from mlxrun.model.leaves import all_arrays
+from mlxrun.model.prompt_inputs import PLAIN as PLAIN
+from mlxrun.model.prompt_inputs import Inputs as Inputs
+from mlxrun.model.ragged.layer_caches import all_arrays
+from mlxrun.model.vision.embedder import Embedder
+from mlxrun.model.vision.features import ImagePrompts
 
 
 class Adapter(Protocol):
@@ -84,7 +84,7 @@ class TextAdapter:
 class VisionAdapter:
     """A model of mlx-vlm. Text-only requests take the same way without embeddings.
 
-    `image_bytes`: for features of images that were seen before, see model/features.py; 0: none are kept.
+    `image_bytes`: for features of images that were seen before, see model/vision/features.py; 0: none are kept.
     `whole_sets`: reuse them only where all images of a prompt are the same, which is exact bit by bit.
     """
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlxrun.model import device
-from mlxrun.model.blas import ADVICE, loaded_blas
-from mlxrun.model.host import Host
+from mlxrun.model.machine import device
+from mlxrun.model.machine.blas import ADVICE, loaded_blas
+from mlxrun.model.machine.versions import Finding
+from mlxrun.model.model_info import Host
 from mlxrun.model.probe import Probe
-from mlxrun.model.versions import Finding
 
 GEMM_SIZE = 1024
 GEMM_SECONDS = 0.3

@@ -15,9 +15,9 @@ from mlx.utils import tree_flatten
 
 from mlxrun.config.settings import ModelSettings
 from mlxrun.errors import ModelLoadError
-from mlxrun.model import attention
 from mlxrun.model.adapter import Adapter, TextAdapter, VisionAdapter
-from mlxrun.model.host import Host
+from mlxrun.model.model_info import Host
+from mlxrun.model.ragged import attention
 
 log = logging.getLogger(__name__)
 

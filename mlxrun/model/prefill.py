@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from mlxrun.scheduler.plan import PrefillChunk
+from mlxrun.scheduler.step_plan import PrefillChunk
 
 WASTE = 1.25  # a shared forward may compute this many times its useful tokens
 

@@ -16,13 +16,13 @@ import mlx.core as mx
 import numpy as np
 
 from mlxrun.config.settings import Config
-from mlxrun.model import leaves
 from mlxrun.model.adapter import PLAIN, Adapter
-from mlxrun.model.attention import engine_forward
-from mlxrun.model.device import on_cuda, on_gpu
-from mlxrun.model.methods import Batch, Decode, Methods, can_batch, make_batch, paddable
+from mlxrun.model.compute_methods import Batch, Decode, Methods, can_batch, make_batch, paddable
+from mlxrun.model.machine.device import on_cuda, on_gpu
 from mlxrun.model.prefill import Sharing
-from mlxrun.model.rows import Forward, Joining
+from mlxrun.model.ragged import layer_caches
+from mlxrun.model.ragged.attention import engine_forward
+from mlxrun.model.ragged.decode_batch import Forward, Joining
 from mlxrun.scheduler.scheduler import CHUNK
 
 log = logging.getLogger(__name__)
@@ -129,13 +129,13 @@ class _Reference:
         return min((TOLERANCE[d] for d in self._dtypes() if d in TOLERANCE), default=TOLERANCE[mx.bfloat16])
 
     def _dtypes(self) -> list[mx.Dtype]:
-        return [a.dtype for a in leaves.all_arrays(self._filled)][:1]
+        return [a.dtype for a in layer_caches.all_arrays(self._filled)][:1]
 
     def _fill(self, prompt: Sequence[int]) -> list[Any]:
         """A row's caches with all but the last token of the prompt."""
         cache = self._adapter.new_cache()
         self._adapter.prefill(mx.array([list(prompt[:-1])]), cache, 0, PLAIN)
-        mx.eval(leaves.all_arrays(cache))
+        mx.eval(layer_caches.all_arrays(cache))
         self._filled = cache
         return cache
 
@@ -187,7 +187,7 @@ class _Reference:
             both[i % 2] = list(prompt[:-1])
             cache = self._adapter.new_cache()
             self._adapter.prefill(mx.array(both), cache, 0, PLAIN)
-            got.append(self._steps(leaves.split(cache, i % 2, len(prompt) - 1), prompt, answer))
+            got.append(self._steps(layer_caches.split(cache, i % 2, len(prompt) - 1), prompt, answer))
         return got
 
     def prefill_padded(self, limit: int) -> list[list[np.ndarray[Any, Any]]]:
@@ -198,7 +198,7 @@ class _Reference:
         self._adapter.prefill(mx.array(firsts), shared, 0, PLAIN)
         got = []
         for i, (prompt, stop) in enumerate(zip(self._prompts, stops, strict=True)):
-            cache = leaves.split(shared, i, stop)
+            cache = layer_caches.split(shared, i, stop)
             if stop < len(prompt) - 1:
                 self._adapter.prefill(mx.array([prompt[stop:-1]]), cache, stop, PLAIN)
             got.append(self._steps(cache, prompt, self._answers[i]))

@@ -16,21 +16,21 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlxrun.model import leaves
 from mlxrun.model.adapter import PLAIN, Adapter, Inputs
-from mlxrun.model.attention import engine_forward
-from mlxrun.model.copies import Copies, Due
-from mlxrun.model.draws import Drawn, Forward, Launched, RowState, collect, guarded, sample
-from mlxrun.model.group import STEP
-from mlxrun.model.leaves import RowView
-from mlxrun.model.masks import Guard
-from mlxrun.model.methods import Methods, make_batch
+from mlxrun.model.compute_methods import Methods, make_batch
+from mlxrun.model.grammar_masks import Guard
 from mlxrun.model.prefill import shared
-from mlxrun.model.rows import Joining
+from mlxrun.model.ragged import layer_caches
+from mlxrun.model.ragged.attention import engine_forward
+from mlxrun.model.ragged.decode_batch import Joining
+from mlxrun.model.ragged.layer_caches import RowView
+from mlxrun.model.ragged.row_group import STEP
 from mlxrun.model.sampler import RowSampling, Sampler
-from mlxrun.model.snapshot import Snapshots
-from mlxrun.scheduler.plan import Admission, PrefillChunk, Save, Saved, StepPlan, StepResult
+from mlxrun.model.snapshot.copier import Copies, Due
+from mlxrun.model.snapshot.snapshots import Snapshots
+from mlxrun.model.step_output import Drawn, Forward, Launched, RowState, collect, guarded, sample
 from mlxrun.scheduler.request import SamplingParams
+from mlxrun.scheduler.step_plan import Admission, PrefillChunk, Save, Saved, StepPlan, StepResult
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ AT_ONCE = 2048  # tokens of a forward where a hit failed and its prefix is compu
 
 
 class ModelRunner:
-    """`vocab`: width of the logits. `methods`: how this model decodes and prefills (see model/methods.py)."""
+    """`vocab`: width of the logits. `methods`: how this model decodes and prefills (see model/compute_methods.py)."""
 
     def __init__(
         self, adapter: Adapter, vocab: int, methods: Methods, snapshots: Snapshots | None = None
@@ -172,11 +172,11 @@ class ModelRunner:
         room = self._room(tokens, request.params)
         restored = None if hit is None else self._copies.restore(hit, room, self._adapter.new_cache())
         if restored is not None:
-            mx.async_eval(leaves.all_arrays(restored))  # while the forward is being built
+            mx.async_eval(layer_caches.all_arrays(restored))  # while the forward is being built
         done = hit.length if hit is not None and restored is not None else 0
         inputs = self._adapter.inputs(request.prompt, request.media, done)
         sampling = RowSampling.start(request.params, request.prompt, output, self._vocab)
-        cache = restored or leaves.reserve(self._adapter.new_cache(), room)
+        cache = restored or layer_caches.reserve(self._adapter.new_cache(), room)
         grammar = request.grammar
         guard = None if grammar is None else Guard(grammar.start(output, request.params.stop_ids))
         row = RowState(tokens, inputs, sampling, cache, mx.array(tokens[-1:]), done, guard=guard)
@@ -189,7 +189,7 @@ class ModelRunner:
         for start in range(0, length, AT_ONCE):
             stop = min(start + AT_ONCE, length)
             self._prompt([row.tokens[start:stop]], row.cache, start, row.inputs)
-            mx.eval(leaves.all_arrays(row.cache))
+            mx.eval(layer_caches.all_arrays(row.cache))
         row.filled = length
 
     def _room(self, tokens: Sequence[int], params: SamplingParams) -> int:
@@ -217,7 +217,7 @@ class ModelRunner:
         """Tokens of a row, and what it holds."""
         row = self._rows.get(request_id)
         if row is not None and row.cache:
-            return row.filled, leaves.view(row.cache)
+            return row.filled, layer_caches.view(row.cache)
         return self._batch.row(request_id) if row is not None and request_id in self._batch.ids else None
 
     # -- decode -----------------------------------------------------------------------------------------
@@ -294,7 +294,7 @@ class ModelRunner:
             else:
                 self._prefill_alone(forward[0], forwards)
             for chunk in forward:
-                filled.extend(leaves.all_arrays(self._rows[chunk.request_id].cache))
+                filled.extend(layer_caches.all_arrays(self._rows[chunk.request_id].cache))
                 saved += self._copied(due.take(chunk.request_id, chunk.stop))
         filled.extend(self._copies.arrays(saved))
         return saved
@@ -314,11 +314,11 @@ class ModelRunner:
         longest = max(c.stop for c in forward)
         rows = [self._rows[c.request_id] for c in forward]
         ids = [row.tokens[: c.stop] + [0] * (longest - c.stop) for row, c in zip(rows, forward, strict=True)]
-        cache = leaves.reserve(self._adapter.new_cache(), longest)
+        cache = layer_caches.reserve(self._adapter.new_cache(), longest)
         self._prompt(ids, cache, 0, PLAIN)
         for index, (row, chunk) in enumerate(zip(rows, forward, strict=True)):
-            alone = leaves.split(cache, index, chunk.stop, copied=not self._joins_next(chunk))
-            row.cache = leaves.reserve(alone, self._room(row.tokens, row.params))
+            alone = layer_caches.split(cache, index, chunk.stop, copied=not self._joins_next(chunk))
+            row.cache = layer_caches.reserve(alone, self._room(row.tokens, row.params))
             row.filled = chunk.stop
 
     def _joins_next(self, chunk: PrefillChunk) -> bool:

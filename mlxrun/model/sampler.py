@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from mlxrun.scheduler.plan import Sampled
 from mlxrun.scheduler.request import SamplingParams, TokenLogprob
+from mlxrun.scheduler.step_plan import Sampled
 
 _NEVER = float("-inf")
 

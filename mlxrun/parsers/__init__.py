@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from mlxrun.parsers.answer import AnswerParser, opened_by
-from mlxrun.parsers.arguments import Tools
+from mlxrun.parsers.answer_parser import AnswerParser, opened_by
 from mlxrun.parsers.delta import Delta, Parser
-from mlxrun.parsers.machine import Machine
-from mlxrun.parsers.out import new_call_id
+from mlxrun.parsers.delta_builder import new_call_id
 from mlxrun.parsers.registry import Chosen, choose, names, thinking_family, tool_family
+from mlxrun.parsers.state_machine import Machine
+from mlxrun.parsers.tool_schemas import Tools
 
 __all__ = [
     "AnswerParser",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from mlxrun.parsers.stream import Step, Stream
+from mlxrun.parsers.text_stream import Step, Stream
 
 Reader = Callable[[Stream, str], Step[None]]
 Detect = Callable[[str, frozenset[str]], bool]

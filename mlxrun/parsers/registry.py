@@ -20,7 +20,7 @@ AUTO, NONE = "auto", "none"
 @functools.lru_cache(maxsize=1)
 def families() -> tuple[Family, ...]:
     """Formats of calls, in the order in which `auto` asks them."""
-    from mlxrun.parsers import (
+    from mlxrun.parsers.families import (
         deepseek,
         gemma,
         glm,
@@ -33,7 +33,7 @@ def families() -> tuple[Family, ...]:
         minimax,
         mistral,
         phi,
-        plain,
+        plain_json,
         pythonic,
         qwen3_coder,
         seed_oss,
@@ -59,18 +59,18 @@ def families() -> tuple[Family, ...]:
         seed_oss.FAMILY,
         qwen3_coder.FAMILY,
         hermes.FAMILY,
-        plain.FAMILY,  # knows no template: the last resort
+        plain_json.FAMILY,  # knows no template: the last resort
     )
 
 
 @functools.lru_cache(maxsize=1)
 def thinkings() -> tuple[Thinking, ...]:
     """Formats of thoughts, in the order in which `auto` asks them."""
-    from mlxrun.parsers import harmony, think
+    from mlxrun.parsers.families import harmony, reasoning_tags
 
     return (
         harmony.THINKING,
-        *think.FAMILIES,
+        *reasoning_tags.FAMILIES,
     )
 
 

@@ -13,14 +13,14 @@ from functools import partial
 
 from mlxrun.config.settings import SchedulerSettings
 from mlxrun.errors import MlxrunError, Overloaded, RequestError
-from mlxrun.scheduler.entry import Entry
-from mlxrun.scheduler.line import Line
-from mlxrun.scheduler.memory import Limits
-from mlxrun.scheduler.plan import Admission, PrefillChunk, Sampled, Save, StepPlan, StepResult
-from mlxrun.scheduler.prefixes import NoPrefixes, Prefixes
+from mlxrun.scheduler.memory_budget import Limits
+from mlxrun.scheduler.preemption import choose, urgency
+from mlxrun.scheduler.prefix_cache_interface import NoPrefixes, Prefixes
 from mlxrun.scheduler.request import FinishReason, Request, TokenEvent
-from mlxrun.scheduler.room import Pace, Room
-from mlxrun.scheduler.victims import choose, urgency
+from mlxrun.scheduler.request_state import Entry
+from mlxrun.scheduler.step_plan import Admission, PrefillChunk, Sampled, Save, StepPlan, StepResult
+from mlxrun.scheduler.token_budget import Pace, Room
+from mlxrun.scheduler.waiting_queue import Line
 
 CHUNK = 512  # tokens, where the config and the device do not say
 

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from mlxrun.config.settings import ApiSettings
-from mlxrun.server import admin, anthropic, batches, openai, responses, tokenize
-from mlxrun.server.admin import HEALTH
-from mlxrun.server.errors import Next, Routes, add_headers, middleware
+from mlxrun.server.batches import endpoints
+from mlxrun.server.endpoints import admin, anthropic, openai, responses, tokenize
+from mlxrun.server.endpoints.admin import HEALTH
+from mlxrun.server.middleware import Next, Routes, add_headers, middleware
 from mlxrun.server.surface import Endpoint, Surface
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 def all_surfaces() -> list[Surface]:
     """Every surface that there is, switched on or off."""
-    return [module.SURFACE for module in (openai, responses, anthropic, tokenize, batches, admin)]
+    return [module.SURFACE for module in (openai, responses, anthropic, tokenize, endpoints, admin)]
 
 
 def make_app(server: Server, surfaces: Sequence[Surface] | None = None) -> web.Application:

@@ -21,13 +21,13 @@ from typing import Any
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from mlxrun.api.context import TextSide
 from mlxrun.config.settings import ServerSettings
 from mlxrun.engine.client import EngineClient
 from mlxrun.errors import ConfigError, Draining, EngineDead
 from mlxrun.server.app import make_app
-from mlxrun.server.protocol import Full, Http
+from mlxrun.server.connection import Full, Http
 from mlxrun.server.state import Server
-from mlxrun.text.side import TextSide
 
 log = logging.getLogger(__name__)
 http_log = logging.getLogger("mlxrun.server.http")  # aiohttp's, of a connection

@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 from mlxrun import __version__
 
 if TYPE_CHECKING:
-    from mlxrun.server.live import Live
+    from mlxrun.server.live_requests import Live
     from mlxrun.server.state import Server
 
 _TTFT = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)

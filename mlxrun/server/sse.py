@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 if TYPE_CHECKING:
-    from mlxrun.server.live import Live
+    from mlxrun.server.live_requests import Live
     from mlxrun.server.state import Server
 
 Data = Mapping[str, Any] | str

@@ -8,20 +8,20 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from mlxrun.config.build import config_hash
+from mlxrun.config.conversion import config_hash
 from mlxrun.config.settings import Config
 from mlxrun.errors import Draining, EngineDead, MlxrunError, NotReady
+from mlxrun.server.access import Sites
 from mlxrun.server.auth import Keys
-from mlxrun.server.limits import Sites
-from mlxrun.server.live import LiveTable
+from mlxrun.server.live_requests import LiveTable
 from mlxrun.server.metrics import Metrics
 
 if TYPE_CHECKING:
+    from mlxrun.api.context import TextSide
     from mlxrun.engine.client import EngineClient
-    from mlxrun.server.batch_queue import BatchQueue
+    from mlxrun.server.batches.batch_queue import BatchQueue
     from mlxrun.server.surface import Surface
-    from mlxrun.text.host import HostModel
-    from mlxrun.text.side import TextSide
+    from mlxrun.text.model_info import HostModel
 
 log = logging.getLogger(__name__)
 STATS_WAIT = 2.0  # seconds that /v1/status waits for the engine's numbers: a step may take most of that

@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from mlxrun.api.openai.response import error_body
 from mlxrun.errors import status_of
-from mlxrun.text.response import error_body
 
 if TYPE_CHECKING:
     from aiohttp import web

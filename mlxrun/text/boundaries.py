@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from mlxrun.errors import RequestError
-from mlxrun.text.host import HostModel
 from mlxrun.text.messages import Message
+from mlxrun.text.model_info import HostModel
 from mlxrun.text.template import render
 from mlxrun.text.tokens import Tokens, shared, shared_tokens
 

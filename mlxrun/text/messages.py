@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, NoReturn
 
-from mlxrun.text.problems import bad, kind, known_keys, need, quote, shorten, suggest, unsupported
+from mlxrun.text.field_errors import bad, kind, known_keys, need, quote, shorten, suggest, unsupported
 
 Message = dict[str, Any]
 

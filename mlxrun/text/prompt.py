@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from mlxrun.errors import MediaError, MlxrunError
 from mlxrun.text.boundaries import boundaries, expand
-from mlxrun.text.host import HostModel
+from mlxrun.text.continuation import render_open
+from mlxrun.text.field_errors import bad, shorten, strings
 from mlxrun.text.messages import Message
-from mlxrun.text.prefill import render_open
-from mlxrun.text.problems import bad, shorten, strings
+from mlxrun.text.model_info import HostModel
 from mlxrun.text.template import Places, places, render
 from mlxrun.text.tokens import tokenise
 

@@ -20,9 +20,9 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 
 from mlxrun.errors import ModelLoadError, RequestError
-from mlxrun.text.host import HostModel
+from mlxrun.text.field_errors import bad, shorten, suggest, unsupported
 from mlxrun.text.messages import Message
-from mlxrun.text.problems import bad, shorten, suggest, unsupported
+from mlxrun.text.model_info import HostModel
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ def check_template(host: HostModel, configured: str | None) -> None:
 
 
 def _own_file(folder: Path) -> Path | None:
-    """The file that a model's template is from; see model/host.py."""
+    """The file that a model's template is from; see model/model_info.py."""
     names = ("chat_template.json", "chat_template.jinja", "tokenizer_config.json")
     return next((folder / name for name in names if (folder / name).is_file()), None)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from tokenizers import Encoding, Tokenizer
 
-from mlxrun.text.host import HostModel
+from mlxrun.text.model_info import HostModel
 
 
 @dataclass(frozen=True, slots=True)

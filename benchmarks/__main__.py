@@ -1,0 +1,132 @@
+"""`python -m benchmarks`: measures single parts of mlxrun; run it in a checkout of the repository."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from benchmarks.prefix_cache.workloads import SCENARIOS
+from mlxrun.cli.bench_options import measure_options, put_out
+from mlxrun.cli.main import main
+from mlxrun.cli.options import json_option, load, repeat_option
+
+FAMILIES = ("plain", "windowed", "hybrid", "vision")
+
+
+@click.group(name="benchmarks")
+def command() -> None:
+    """Measure single parts of mlxrun: the prefix cache, structured output, the parsers."""
+
+
+@command.command(name="prefix-cache")
+@click.option(
+    "--family",
+    "families",
+    multiple=True,
+    type=click.Choice(FAMILIES),
+    help="Kind of model; may be given several times; default: all that --model has.",
+)
+@click.option(
+    "--scenario",
+    "scenarios",
+    multiple=True,
+    type=click.Choice(SCENARIOS),
+    help="May be given several times; default: all.",
+)
+@click.option(
+    "--peer/--no-peer",
+    default=True,
+    show_default=True,
+    help="Measure mlx-lm's LRUPromptCache too, as its server uses it, in turn.",
+)
+@measure_options
+def cache(
+    model: str,
+    families: tuple[str, ...],
+    scenarios: tuple[str, ...],
+    json_path: Path | None,
+    config_path: Path | None,
+    sets: tuple[str, ...],
+    **options: Any,
+) -> int:
+    """Requests that meet the prefix cache cold and warm, and mlx-lm's prompt cache beside it.
+
+    \b
+    repeat        a prompt of 16384 tokens, and the same again
+    shared-2k     2048 shared tokens and 256 others
+    shared-16k    16384 shared tokens and 256 others
+    conversation  10 turns of an agent on a system prompt of 4096
+    alternating   two system prompts of 4096 in turn
+    image         another question about the same image (vision)
+    nothing       32 distinct prompts of 512, with the cache and without
+    lookup        the search alone, among 10 and 5000 records
+    """
+    config = load(config_path, sets).config
+    from benchmarks.prefix_cache.benchmark import CachePlan, run_cache_bench
+    from benchmarks.prefix_cache.report import print_cache_report
+    from mlxrun.bench.models import families as families_of
+
+    has = families_of(model)
+    unknown = [family for family in families if family not in has]
+    if unknown:
+        raise click.UsageError(f"--family {unknown[0]}: --model {model} is {', '.join(has)}")
+    plan = CachePlan(model, families or has, scenarios or SCENARIOS, config, **options)
+    report = run_cache_bench(plan, lambda line: print(line, file=sys.stderr))
+    return put_out(report, json_path, print_cache_report)
+
+
+@command.command(name="structured-output")
+@measure_options
+def masks(
+    model: str, json_path: Path | None, config_path: Path | None, sets: tuple[str, ...], **options: Any
+) -> int:
+    """Decode speed of 16 rows that each follow a JSON schema of their own, and of the same rows without.
+
+    256 sampled tokens are answered to prompts of 32.
+    """
+    config = load(config_path, sets).config
+    from benchmarks.structured_output import MasksPlan, print_masks_report, run_masks_bench
+
+    report = run_masks_bench(MasksPlan(model, config, **options), lambda line: print(line, file=sys.stderr))
+    return put_out(report, json_path, print_masks_report)
+
+
+@command.command(name="parsers")
+@click.option(
+    "--parser",
+    "parsers",
+    multiple=True,
+    metavar="NAME",
+    help="Of tool calls or of reasoning; may be given several times; default: all.",
+)
+@click.option(
+    "--length",
+    default=100_000,
+    show_default=True,
+    type=click.IntRange(1, 10_000_000),
+    help="Characters of an answer.",
+)
+@repeat_option("Runs; medians are shown.")
+@json_option
+def parsers(parsers: tuple[str, ...], length: int, repeat: int, json_path: Path | None) -> int:
+    """Characters a second of the parsers of tool calls and of reasoning, by characters a piece.
+
+    No model takes part. A token of a model is about 4 characters.
+    """
+    from benchmarks.parser_samples import names
+    from benchmarks.parsers import ParsersPlan, print_parsers_report, run_parsers_bench
+
+    known = sorted({name for _, name in names()})
+    unknown = [name for name in parsers if name not in known]
+    if unknown:
+        raise click.UsageError(f"--parser {unknown[0]}: there are {', '.join(known)}")
+    plan = ParsersPlan(parsers, length, repeat)
+    report = run_parsers_bench(plan, lambda line: print(line, file=sys.stderr))
+    return put_out(report, json_path, print_parsers_report)
+
+
+if __name__ == "__main__":
+    sys.exit(main(command=command, program="python -m benchmarks"))

@@ -1,0 +1,82 @@
+"""A call in every family's own form, for `python -m benchmarks parsers`: `save` with a path and a text, at `$`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mlxrun.parsers.registry import families, thinkings
+
+WORDS = "The quick brown fox jumps over the lazy dog, and then it rests a while near the river. "
+TEXT = WORDS * 6
+
+TOOLS: list[dict[str, Any]] = [
+    {
+        "type": "function",
+        "function": {
+            "name": "save",
+            "parameters": {
+                "type": "object",
+                "properties": {"path": {"type": "string"}, "text": {"type": "string"}},
+            },
+        },
+    }
+]
+
+_JSON = '{"path": "a.txt", "text": "$"}'
+_CALL = f'{{"name": "save", "arguments": {_JSON}}}'
+_XML = (
+    "<function=save>\n<parameter=path>\na.txt\n</parameter>\n<parameter=text>\n$\n</parameter>\n</function>\n"
+)
+_KEYS = (
+    "<#arg_key>path</#arg_key>\n<#arg_value>a.txt</#arg_value>\n"
+    "<#arg_key>text</#arg_key>\n<#arg_value>$</#arg_value>\n"
+)
+_VALUES = '<parameter name="path">a.txt</parameter>\n<parameter name="text">$</parameter>\n'
+_DSML = f'<｜DSML｜invoke name="save">\n{_VALUES.replace("parameter", "｜DSML｜parameter")}</｜DSML｜invoke>'
+_ESCAPED = "{path:<escape>a.txt<escape>,text:<escape>$<escape>}"
+_DEEPSEEK = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>#<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+_KIMI = "<|tool_calls_section_begin|><|tool_call_begin|>functions.save:0<|tool_call_argument_begin|>"
+
+CALLS: dict[str, str] = {
+    "harmony": f"<|channel|>commentary to=functions.save <|constrain|>json<|message|>{_JSON}<|call|>",
+    "gemma4": '<|tool_call>call:save{path:<|"|>a.txt<|"|>,text:<|"|>$<|"|>}<tool_call|>',
+    "function_gemma": f"<start_function_call>call:save{_ESCAPED}<end_function_call>",
+    "deepseek_v32": f"<｜DSML｜function_calls>\n{_DSML}\n</｜DSML｜function_calls>",
+    "deepseek_v3": _DEEPSEEK.replace("#", f"function<｜tool▁sep｜>save\n```json\n{_JSON}\n```"),
+    "deepseek_v31": _DEEPSEEK.replace("#", f"save<｜tool▁sep｜>{_JSON}"),
+    "kimi_k2": f"{_KIMI}{_JSON}<|tool_call_end|><|tool_calls_section_end|>",
+    "minimax_m2": f'<minimax:tool_call>\n<invoke name="save">\n{_VALUES}</invoke>\n</minimax:tool_call>',
+    "longcat": f"<longcat_tool_call>save\n{_KEYS.replace('#', 'longcat_')}</longcat_tool_call>",
+    "glm": f"<tool_call>save\n{_KEYS.replace('#', '')}</tool_call>",
+    "mistral_v3": f"[TOOL_CALLS] [{_CALL}]",
+    "mistral": f"[TOOL_CALLS]save[ARGS]{_JSON}",
+    "granite": f"<|tool_call|>[{_CALL}]",
+    "phi4_mini": f"<|tool_call|>[{_CALL}]<|/tool_call|>",
+    "xlam": f"[{_CALL}]",
+    "step": f"<tool_call>\n{_XML}</tool_call>",
+    "pythonic": '[save(path="a.txt", text="$")]',
+    "llama": f'{{"name": "save", "parameters": {_JSON}}}',
+    "seed_oss": f"<seed:tool_call>\n{_XML}</seed:tool_call>",
+    "qwen3_coder": f"<tool_call>\n{_XML}</tool_call>",
+    "hermes": f"<tool_call>\n{_CALL}\n</tool_call>",
+    "json": _CALL,
+}
+
+
+def call_of(family: str) -> str:
+    """A call with about half a kilobyte of arguments."""
+    return CALLS[family].replace("$", TEXT)
+
+
+def thought_of(family: str) -> str:
+    """A thought of about half a kilobyte."""
+    thinking = next(t for t in thinkings() if t.name == family)
+    if not thinking.pairs:
+        return f"<|channel|>analysis<|message|>{TEXT}<|end|>"
+    opener, ends = thinking.pairs[0]
+    return f"{opener}\n{TEXT}\n{ends[0]}\n"
+
+
+def names() -> list[tuple[str, str]]:
+    """Every parser: "tools" or "reasoning", and its name."""
+    return [("tools", f.name) for f in families()] + [("reasoning", t.name) for t in thinkings()]

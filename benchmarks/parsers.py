@@ -1,0 +1,96 @@
+"""`python -m benchmarks parsers`: characters a second of every parser, for plain text and for what it looks for.
+
+No model takes part. `text` is plain text with line ends. `marked` is, for a tool parser, one call (an answer
+each), for a reasoning parser one thought, in pieces of each size; a token is about 4 characters. Seconds are
+those of the processor: nothing here waits, and what else runs does not count.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+
+from benchmarks.parser_samples import TOOLS, WORDS, call_of, names, thought_of
+from mlxrun import __version__
+from mlxrun.bench.report import fitting, make_table
+from mlxrun.parsers import Parser, reasoning_parser, tool_parser
+
+FORMAT = 1
+SIZES = (1, 4, 16, 64)
+KINDS = ("text", "marked")
+
+Say = Callable[[str], None]
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True)
+class ParsersPlan:
+    """What to measure. `length`: characters of an answer of plain text; `parsers`: names, empty for all."""
+
+    parsers: tuple[str, ...] = ()
+    length: int = 100_000
+    repeat: int = 3
+
+
+def run_parsers_bench(plan: ParsersPlan, say: Say, clock: Clock = time.process_time) -> dict[str, Any]:
+    """Measure everything; the report, as `--json` writes it: medians of the runs, in characters a second."""
+    rows = []
+    for kind, name in names():
+        if not plan.parsers or name in plan.parsers:
+            rows.append({"kind": kind, "name": name} | _measure(plan, kind, name, clock))
+            say(f"{kind} {name}: {_show(rows[-1]['text']['4'])} at 4 characters")
+    settings = {"length": plan.length, "repeat": plan.repeat, "sizes": list(SIZES)}
+    return {"format": FORMAT, "versions": {"mlxrun": __version__}, "settings": settings, "parsers": rows}
+
+
+def _measure(plan: ParsersPlan, kind: str, name: str, clock: Clock) -> dict[str, Any]:
+    def make() -> Parser:
+        return tool_parser(name, TOOLS) if kind == "tools" else reasoning_parser(name)
+
+    line = WORDS + "\n"
+    plain = line * max(plan.length // len(line), 1)
+    marked = call_of(name) if kind == "tools" else thought_of(name)
+    answers = {"text": [plain], "marked": [marked] * max(plan.length // len(marked), 1)}
+    rates: dict[str, Any] = {}
+    for what in KINDS:
+        rates[what] = {
+            str(size): statistics.median(_rate(make, answers[what], size, clock) for _ in range(plan.repeat))
+            for size in SIZES
+        }
+    return rates
+
+
+def _rate(make: Callable[[], Parser], answers: Sequence[str], size: int, clock: Clock) -> float:
+    """Characters a second over all answers, a new parser each."""
+    cut = [[text[i : i + size] for i in range(0, len(text), size)] for text in answers]
+    start = clock()
+    for pieces in cut:
+        parser = make()
+        feed = parser.feed
+        for piece in pieces:
+            feed(piece)
+        parser.finish()
+    return sum(map(len, answers)) / (clock() - start)
+
+
+def print_parsers_report(report: Mapping[str, Any], console: Console | None = None) -> None:
+    """One table: rows are parsers, columns pieces of plain text, then of calls or thoughts."""
+    console = fitting(console)
+    sizes = [str(size) for size in report["settings"]["sizes"]]
+    columns = ["kind", "parser", *(f"{what} {size}" for what in KINDS for size in sizes)]
+    cells = [
+        [row["kind"], row["name"], *(_show(row[what][size]) for what in KINDS for size in sizes)]
+        for row in report["parsers"]
+    ]
+    console.print(make_table(columns, 2, cells, console.is_terminal))
+    note = "Characters a second of the processor, by characters a piece; marked: a call or a thought each."
+    console.print(note, highlight=False, soft_wrap=True)
+
+
+def _show(rate: float) -> str:
+    return f"{rate / 1e6:.1f} M/s"

@@ -1,0 +1,84 @@
+"""The `image` scenario: a picture, then another question about it, prepared as a chat request is.
+
+The vision tower's calls are counted on the loaded model: a warm request should make none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import random
+from collections.abc import Callable
+from typing import Any
+
+from benchmarks.prefix_cache.workloads import LEAST_OUTPUT, Ask, Script
+from mlxrun.config.settings import Config
+from mlxrun.errors import MlxrunError
+
+SIDE = 128  # pixels
+SYSTEM, QUESTION = 512, 12  # words
+LEAST_SYSTEM = 64
+WORDS = tuple(f"word{i}" for i in range(64))
+
+
+def count_calls(model: Any) -> Callable[[], int]:
+    """Count the model's vision tower from now on."""
+    tower, calls = model.vision_tower, [0]
+    kind = type(tower)
+
+    class Counted(kind):  # type: ignore[misc, valid-type]
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            calls[0] += 1
+            return super().__call__(*args, **kwargs)
+
+    tower.__class__ = Counted
+    return lambda: calls[0]
+
+
+def image_script(host: Any, config: Config, scale: float, seed: str) -> Script:
+    """Two questions about one image, which no earlier seed has shown."""
+    draw = random.Random(f"image {seed}")
+    system, image = _words(draw, max(LEAST_SYSTEM, round(SYSTEM * scale))), _picture(draw)
+    for warm in (False, True):
+        question = _words(draw, QUESTION)
+        request = _prepare(host, config, system, image, question)
+        yield Ask(
+            "warm" if warm else "cold",
+            request.prompt,
+            LEAST_OUTPUT,
+            request.boundaries,
+            fresh=not warm,
+            request=request,
+        )
+
+
+def _words(draw: random.Random, count: int) -> str:
+    return " ".join(draw.choices(WORDS, k=count))
+
+
+def _picture(draw: random.Random) -> str:
+    """Random blocks, as a data URL."""
+    from PIL import Image
+
+    small = Image.frombytes("RGB", (8, 8), draw.randbytes(3 * 64))
+    out = io.BytesIO()
+    small.resize((SIDE, SIDE), Image.Resampling.NEAREST).save(out, "PNG")
+    return "data:image/png;base64," + base64.b64encode(out.getvalue()).decode()
+
+
+def _prepare(host: Any, config: Config, system: str, image: str, question: str) -> Any:
+    """The Request that a front end makes of such a chat."""
+    from mlxrun.api.context import TextSide
+    from mlxrun.api.openai.request import prepare
+    from mlxrun.text.images import MediaLoader
+
+    content = [{"type": "image_url", "image_url": {"url": image}}, {"type": "text", "text": question}]
+    messages = [{"role": "system", "content": system}, {"role": "user", "content": content}]
+    body = {"messages": messages, "max_tokens": LEAST_OUTPUT}
+    side = TextSide(host, config, MediaLoader(config.media, None))
+    prepared = asyncio.run(prepare("/v1/chat/completions", body, side, default_seed=0))
+    (request,) = prepared.requests
+    if not request.spans:
+        raise MlxrunError("bench: the model's processor made no image tokens")
+    return request

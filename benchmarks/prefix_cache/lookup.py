@@ -1,0 +1,113 @@
+"""The `lookup` scenario: how long the prefix cache looks for 16k tokens among few and many records.
+
+Payloads are fakes and nothing is computed: it is the search alone, the keys of the prompt included. `found`:
+all of the prompt is there. `parted`: it begins like every other record and then leaves all of them.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mlxrun.cache.prefix_cache import PrefixCache
+from mlxrun.config.settings import CacheSettings, Config
+from mlxrun.scheduler.request import Request, SamplingParams
+from mlxrun.scheduler.step_plan import Saved
+
+TOKENS, CHUNK = 16384, 2048
+RECORDS = (10, 5000)
+COMMON, OTHER = 100, 256  # tokens at the start of all other prompts, and of each of them in all
+VOCAB = 150_000
+TIMES = 101
+
+Say = Callable[[str], None]
+
+
+class FakeCodec:
+    """Payloads of one byte."""
+
+    def nbytes(self, payload: Any) -> int:
+        return 1
+
+    def encode(self, payload: Any) -> Any:
+        raise NotImplementedError
+
+    def decode(self, blob: Any) -> Any:
+        raise NotImplementedError
+
+    def usable(self, payload: Any, tokens: int) -> bool:
+        return True
+
+
+def measure_lookup(config: Config, seed: int, say: Say, records: Sequence[int] = RECORDS) -> dict[str, Any]:
+    """Median seconds of a search, by the number of records in the store."""
+    draw = random.Random(f"lookup {seed}")
+    known, common = _tokens(draw, TOKENS), _tokens(draw, COMMON)
+    parted = common + _tokens(draw, TOKENS - COMMON)
+    rows = []
+    for count in records:
+        cache = _filled(config.cache, known, common, count, draw)
+        held = cache.counts()["records"]
+        row: dict[str, Any] = {"records": held}
+        for name, prompt in (("found", known), ("parted", parted)):
+            row[f"{name}_s"], row[f"{name}_tokens"] = _median(cache, prompt + _tokens(draw, 1))
+        say(f"lookup {held} records: {row['found_s'] * 1e6:.0f} us")
+        rows.append(row)
+    return {"tokens": TOKENS, "chunk": CHUNK, "times": TIMES, "rows": rows}
+
+
+def _tokens(draw: random.Random, count: int) -> tuple[int, ...]:
+    return tuple(draw.choices(range(VOCAB), k=count))
+
+
+def _filled(
+    settings: CacheSettings, known: tuple[int, ...], common: tuple[int, ...], count: int, draw: random.Random
+) -> Any:
+    """A cache with the whole known prompt, and other prompts of one record each up to `count` records."""
+    cache: Any = PrefixCache(
+        b"bench" * 4,
+        CHUNK,
+        deltas=True,
+        states=False,
+        codec=FakeCodec(),
+        settings=settings,
+        memory_bytes=1 << 40,
+    )
+    _enter(cache, known)
+    for _ in range(count - cache.counts()["records"]):
+        _enter(cache, common + _tokens(draw, OTHER - len(common)))
+    return cache
+
+
+def _enter(cache: Any, tokens: tuple[int, ...]) -> None:
+    """As the engine does for a prompt of these tokens and one more."""
+    target = len(tokens)
+    cache.open(_request("fill", (*tokens, 0)))
+    cache.find("fill", (), target)
+    for start in range(0, target, CHUNK):
+        for save in cache.due("fill", start, min(start + CHUNK, target), target):
+            cache.put(Saved(save, object()))
+    for save in cache.release("fill", (0,), target):
+        cache.put(Saved(save, object()))
+    cache.close("fill")
+
+
+def _median(cache: Any, prompt: tuple[int, ...]) -> tuple[float, int]:
+    """Median seconds from a new request to its hit, and the hit's tokens."""
+    times, length = [], 0
+    for i in range(TIMES):
+        request = _request(f"ask-{i}", prompt)
+        start = time.perf_counter()
+        cache.open(request)
+        hit = cache.find(request.id, (), len(prompt) - 1)
+        times.append(time.perf_counter() - start)
+        length = hit.length if hit else 0
+        cache.close(request.id)
+    return statistics.median(times), length
+
+
+def _request(name: str, prompt: tuple[int, ...]) -> Request:
+    return Request(name, prompt, SamplingParams(max_tokens=1))

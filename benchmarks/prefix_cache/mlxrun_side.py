@@ -1,0 +1,87 @@
+"""mlxrun's Engine with its prefix cache as a side of `python -m benchmarks prefix-cache`, stepped on this thread."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from benchmarks.prefix_cache.measurement import Answer
+from benchmarks.prefix_cache.workloads import Ask
+from mlxrun.config.settings import Config
+from mlxrun.errors import MlxrunError
+from mlxrun.scheduler.request import HitKind, Request, SamplingParams
+
+Calls = Callable[[], int]
+
+
+class OursCached:
+    """Greedy requests without stop ids, one at a time."""
+
+    def __init__(self, engine: Any, tower: Calls | None = None) -> None:
+        """`tower`: how often the model's vision tower was called so far."""
+        self._engine = engine
+        self._tower = tower
+        self._count = 0
+
+    @classmethod
+    def open(cls, config: Config, count: bool = False) -> OursCached:
+        """Load the model that the config names; `count`: count its vision tower's calls."""
+        from benchmarks.prefix_cache.image import count_calls
+        from mlxrun.engine.factory import build_engine
+
+        engine: Any = build_engine(config)
+        return cls(engine, count_calls(engine._runner._adapter.model) if count else None)
+
+    @property
+    def host(self) -> Any:
+        """The model's host side."""
+        return self._engine.host
+
+    def ask(self, ask: Ask) -> Answer:
+        """Add it, and step until nothing is left to do, copies for the cache included."""
+        self._count += 1
+        request = _request(ask, f"bench-{self._count}")
+        before = self._tower() if self._tower else None
+        start, first = time.perf_counter(), None
+        self._engine.add(request)
+        tokens: list[int] = []
+        cached, kind = 0, None
+        while self._engine.busy:
+            for event in self._engine.step():
+                if event.error is not None:
+                    raise event.error
+                if event.tokens and first is None:
+                    first = time.perf_counter()
+                tokens += event.tokens
+                cached, kind = max(cached, event.cached), event.hit or kind
+        if first is None or len(tokens) != ask.output:
+            raise MlxrunError(
+                f"bench: {len(tokens)} tokens instead of {ask.output}: the run counts for nothing"
+            )
+        tower = None if self._tower is None or before is None else self._tower() - before
+        return Answer(tuple(tokens), first - start, cached, _name(kind), self._held(), tower)
+
+    def _held(self) -> int:
+        return int(self._engine.prefixes.counts().get("memory_bytes", 0))
+
+    def forget(self) -> None:
+        """Evict everything from memory."""
+        self._engine.prefixes.shrink(0)
+
+    def close(self) -> None:
+        """Drop the engine; its own close() would end this thread's MLX streams."""
+        self._engine.prefixes.shutdown()
+        del self._engine, self._tower
+
+
+def _request(ask: Ask, name: str) -> Request:
+    params = SamplingParams(max_tokens=ask.output)
+    if ask.request is not None:
+        return replace(ask.request, id=name, params=params)
+    return Request(name, ask.prompt, params, boundaries=ask.boundaries)
+
+
+def _name(kind: HitKind | None) -> str | None:
+    return None if kind is None else str(kind)

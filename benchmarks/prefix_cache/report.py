@@ -1,0 +1,115 @@
+"""The report of `python -m benchmarks prefix-cache` as tables: rich on a terminal, Markdown when piped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rich.console import Console
+
+from benchmarks.prefix_cache.workloads import NOTHING, TURNS
+from mlxrun.bench.report import fitting, make_table, show_bytes, where
+
+COLUMNS = (
+    "family",
+    "scenario",
+    "side",
+    "prompt",
+    "TTFT cold",
+    "TTFT warm",
+    "cold/warm",
+    "reused",
+    "of shared",
+    "prefilled",
+    "hits",
+    "held",
+    "of one",
+    "same",
+)
+LEFT = 3  # columns of words
+
+
+def print_cache_report(report: Mapping[str, Any], console: Console | None = None) -> None:
+    """One table of what was played, one of what was not reused, one of the search; then the notes."""
+    console = fitting(console)
+    tables = (
+        (COLUMNS, LEFT, list(played(report))),
+        (("family", "cache on", "cache off", "on/off"), 1, list(nothing(report))),
+        (("records", "found", "parted"), 0, list(lookup(report))),
+    )
+    for columns, left, rows in tables:
+        if rows:
+            console.print(make_table(columns, left, rows, console.is_terminal))
+    for line in notes(report):
+        console.print(line, highlight=False, soft_wrap=True)
+
+
+def played(report: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    """A row for each scenario and side."""
+    for family, part in report["families"].items():
+        for name, scenario in part["scenarios"].items():
+            for side, result in scenario.get("sides", {}).items():
+                yield (family, name, side, *_cells(result))
+
+
+def _cells(result: Mapping[str, Any]) -> tuple[str, ...]:
+    m = result["median"]
+    hits = " ".join(f"{kind} {count}" for kind, count in result["hits"].items())
+    return (
+        f"{m['prompt_tokens']:,.0f}",
+        f"{m['ttft_cold_s'] * 1000:,.1f} ms",
+        f"{m['ttft_warm_s'] * 1000:,.1f} ms",
+        f"{m['times']:.1f}",
+        f"{m['reused_tokens']:,.0f}",
+        f"{m['reused_share']:.1%}",
+        f"{m['prefilled_tokens']:,.0f}",
+        hits or "-",
+        show_bytes(m["held_bytes"]),
+        "-" if m["growth"] is None else f"{m['growth']:.2f}",
+        f"{result['same_tokens']:.0%}",
+    )
+
+
+def nothing(report: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    """A row for each family."""
+    for family, part in report["families"].items():
+        result = part["scenarios"].get(NOTHING)
+        if result is not None:
+            rates = (f"{rate:,.0f} tok/s" for rate in result["median"].values())
+            yield (family, *rates, f"{result['ratio']:.3f}")
+
+
+def lookup(report: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    """A row for each size of the store."""
+    for row in (report["lookup"] or {}).get("rows", ()):
+        yield (f"{row['records']:,}", f"{row['found_s'] * 1e6:,.0f} us", f"{row['parted_s'] * 1e6:,.0f} us")
+
+
+def notes(report: Mapping[str, Any]) -> list[str]:
+    """What was measured and where; what the columns do not say."""
+    settings = report["settings"]
+    models = (
+        f"{family}: {part['model']} ({part['dtype'] or 'quantised'})"
+        for family, part in report["families"].items()
+    )
+    lines = [
+        ", ".join([*models, f"scale {settings['scale']:g}, median of {settings['repeat']}; {where(report)}"])
+    ]
+    scenarios = {name for part in report["families"].values() for name in part["scenarios"]}
+    if scenarios - {NOTHING}:
+        lines.append(
+            "of shared: share of the tokens that an earlier request had too; "
+            "same: warm answers with the tokens of a side that keeps nothing"
+        )
+    if "conversation" in scenarios:
+        lines.append(f"of one: bytes held after {TURNS} turns over those of the last turn alone")
+    lines += [
+        f"{family} {name}: {scenario['sides'][side]['median']['tower_calls']:g} vision tower calls when warm"
+        for family, part in report["families"].items()
+        for name, scenario in part["scenarios"].items()
+        for side in scenario.get("sides", {})
+        if scenario["sides"][side]["median"]["tower_calls"] is not None
+    ]
+    if report["lookup"]:
+        lines.append(f"lookup: a prompt of {report['lookup']['tokens']} tokens, keys included")
+    return lines

@@ -1,0 +1,195 @@
+"""`python -m benchmarks structured-output`: what structured output costs while 16 rows decode, each under a schema of its own.
+
+Both sides are our engine over the same files, prompts and seeds; one has a grammar a row. Answers are arrays
+that may not end before their last token, so all rows decode together to the end. Random weights try
+everything that a schema allows.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mlxrun import __version__
+from mlxrun.bench.engine.benchmark import Meter, SideRuns, measure_workload
+from mlxrun.bench.engine.measurement import Output, medians
+from mlxrun.bench.engine.mlxrun_contender import Ours
+from mlxrun.bench.engine.workloads import Job, Workload
+from mlxrun.bench.models import PRESETS, BenchModel, bench_model
+from mlxrun.bench.report import fitting, make_table, notes
+from mlxrun.config.settings import Config
+from mlxrun.scheduler.request import Grammar, Request, SamplingParams
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from mlxrun.engine.engine import Engine
+
+FORMAT = 1
+ROWS = 16
+PROMPT, OUTPUT = 32, 256  # tokens
+SCHEMAS, FREE = "schemas", "free"  # the sides
+_FIELDS: tuple[dict[str, Any], ...] = (
+    {"type": "string", "maxLength": 40},
+    {"type": "integer"},
+    {"type": "number", "minimum": 0, "maximum": 1000},
+    {"enum": ["red", "green", "blue", None]},
+    {"type": "array", "items": {"type": "boolean"}, "maxItems": 8},
+    {"type": "string", "pattern": "^[A-Z]{2}-[0-9]{1,6}$"},
+    {"anyOf": [{"type": "null"}, {"type": "string", "format": "date"}]},
+)
+
+
+@dataclass(frozen=True, slots=True)
+class MasksPlan:
+    """What to measure."""
+
+    model: str
+    config: Config
+    scale: float = 1.0
+    repeat: int = 3
+    seed: int = 0
+
+
+class Ruled:
+    """Our engine as a contender: sampled answers, each job's by its grammar if it has one."""
+
+    name = "mlxrun"
+
+    def __init__(self, engine: Engine, grammars: Mapping[str, Grammar]) -> None:
+        self._engine = engine
+        self._ours = Ours(engine)
+        self._grammars = grammars
+
+    def add(self, jobs: Sequence[Job]) -> None:
+        """One request a job; its number is its seed."""
+        stops = self._engine.host.eos_ids
+        for i, job in enumerate(jobs):
+            ruled = job.id in self._grammars
+            params = SamplingParams(job.output, 1.0, seed=i, stop_ids=stops if ruled else frozenset())
+            self._engine.add(Request(job.id, job.prompt, params, grammar=self._grammars.get(job.id)))
+
+    def step(self) -> list[Output]:
+        """One engine step."""
+        return self._ours.step()
+
+    def close(self) -> None:
+        """Drop the engine."""
+        self._ours.close()
+        del self._engine
+
+
+def schema(row: int) -> dict[str, Any]:
+    """A schema that no other row has: an array of objects that goes on for ever."""
+    fields = {f"field_{row}_{i}": _FIELDS[(row + i) % len(_FIELDS)] for i in range(2 + row % 4)}
+    item = {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
+    return {"type": "array", "items": item, "minItems": 100_000}
+
+
+def workload(scale: float, vocab: int, seed: int) -> Workload:
+    """16 prompts, all there at once."""
+    draw, length = random.Random(f"masks {seed}"), max(2, round(PROMPT * scale))
+    output = max(24, round(OUTPUT * scale))
+    jobs = (Job(f"row-{i:02d}", tuple(draw.choices(range(vocab), k=length)), output) for i in range(ROWS))
+    return Workload("masks", tuple(jobs))
+
+
+def run_masks_bench(plan: MasksPlan, say: Callable[[str], None]) -> dict[str, Any]:
+    """Measure both sides in turn; the report, as `--json` writes it."""
+    from mlxrun.model.doctor import device_facts
+    from mlxrun.model.machine import memory_meter as counters
+    from mlxrun.model.machine.device import resolve
+    from mlxrun.model.machine.versions import library_versions
+
+    config = resolve(plan.config)
+    config = replace(config, cache=replace(config.cache, backend="none"))
+    meter = Meter(time.perf_counter, counters.settle, counters.peak)
+    with bench_model(plan.model, plan.seed) as model:
+        if plan.model in PRESETS:
+            write_byte_tokenizer(model.folder, model.vocab)
+        work = workload(plan.scale, min(model.vocab, 256), plan.seed)
+        openers = {side: _opener(side, model, config, work) for side in (FREE, SCHEMAS)}
+        sides = measure_workload(work, openers, plan.repeat, meter, say)
+    return {
+        "format": FORMAT,
+        "versions": {"mlxrun": __version__} | library_versions(),
+        "device": device_facts(),
+        "model": {"name": model.name, "dtype": model.dtype, "vocab": model.vocab},
+        "settings": {"scale": plan.scale, "repeat": plan.repeat, "seed": plan.seed},
+        "workloads": {work.name: summary(work, sides)},
+    }
+
+
+def _opener(side: str, model: BenchModel, config: Config, work: Workload) -> Callable[[], Ruled]:
+    from mlxrun.engine.factory import build_engine
+    from mlxrun.structured.grammar import compile_grammar
+
+    settings = replace(config.model, path=str(model.folder))
+
+    def load() -> Ruled:
+        engine = build_engine(replace(config, model=settings))
+        ruled = work.jobs if side == SCHEMAS else ()
+        grammars = {
+            job.id: compile_grammar("json_schema", schema(i), engine.host, param="schema")
+            for i, job in enumerate(ruled)
+        }
+        return Ruled(engine, grammars)
+
+    return load
+
+
+def summary(work: Workload, sides: Mapping[str, SideRuns]) -> dict[str, Any]:
+    """Medians of each side, and the speed under schemas over that without: 1 is free of cost."""
+    median = {name: medians(side.runs) for name, side in sides.items()}
+    ratio = {}
+    for key in ("decode_tps", "output_tps"):
+        ours, free = median[SCHEMAS][key], median[FREE][key]
+        ratio[key] = ours / free if ours and free else None
+    return {
+        "rows": len(work.jobs),
+        "output_tokens": work.output_tokens,
+        "sides": {name: {"runs": side.runs, "median": median[name]} for name, side in sides.items()},
+        "ratio": ratio,
+    }
+
+
+def print_masks_report(report: Mapping[str, Any], console: Console | None = None) -> None:
+    """The table, and what was measured and where."""
+    console = fitting(console)
+    part = report["workloads"]["masks"]
+    cells = []
+    for key, title in (("decode_tps", "decode, tok/s"), ("output_tps", "whole job, tok/s")):
+        free, ruled = (part["sides"][side]["median"][key] for side in (FREE, SCHEMAS))
+        cells.append([title, *(_shown(value, 0) for value in (free, ruled)), _shown(part["ratio"][key], 2)])
+    columns = (f"{part['rows']} rows", "without", "a schema each", "ratio")
+    console.print(make_table(columns, 1, cells, console.is_terminal))
+    for line in notes(report):
+        console.print(line, highlight=False, soft_wrap=True)
+
+
+def _shown(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:,.{digits}f}"
+
+
+def write_byte_tokenizer(folder: Path, vocab: int) -> None:
+    """A tokenizer of bytes and made-up words for a preset, in place of its own, whose tokens are no text."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    words = {letter: i for i, letter in enumerate(["<end>", *letters])}
+    draw = random.Random(0)
+    pieces = [*"abcdefghijklmnopqrstuvwxyz0123456789", '"', '":', "},{", '","', "\u0120"]
+    while len(words) < vocab:
+        words.setdefault("".join(draw.choices(pieces, k=draw.randint(2, 6))), len(words))
+    tokenizer = Tokenizer(models.BPE(vocab=words, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<end>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<end>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")

@@ -1,0 +1,315 @@
+"""Anthropic's messages and count_tokens: from a JSON body to Requests, by way of OpenAI's chat body.
+
+There is no second renderer, so a prompt is the one that the same conversation has on the other surface.
+`max_tokens` is a ceiling, as clients send the same for every model: what the context does not hold is cut off
+it. `effort` is a hint. A refused body is a RequestError with a path such as
+`messages.0.content`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mlxrun.api.anthropic.chat_messages import ChatMessages
+from mlxrun.api.anthropic.error_paths import Trail, rename
+from mlxrun.api.anthropic.fields import (
+    CONTEXT,
+    EDITS,
+    FORMATS,
+    METADATA,
+    OUTPUT,
+    THINKING,
+    TOOL_CHOICES,
+    TOOLS,
+    check_body,
+    checked,
+    fields,
+)
+from mlxrun.api.context import TextSide
+from mlxrun.api.openai import request
+from mlxrun.api.openai.fields import BODIES
+from mlxrun.api.prepared import Prepared
+from mlxrun.errors import Draining, NotReady, PromptTooLong, RequestError, status_of, told_of
+from mlxrun.text.continuation import CONTINUE
+from mlxrun.text.field_errors import bad, need, quote, suggest, unsupported
+from mlxrun.text.model_info import HostModel
+from mlxrun.text.template import SWITCHES, variables
+
+Json = dict[str, Any]
+
+CHAT = "/v1/chat/completions"
+_OVERLOADED = 529
+_EFFORTS = {"xhigh": "high", "max": "high"}  # templates know low, medium and high
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A checked body. `chat` is the same for /v1/chat/completions; `trail` leads its errors back."""
+
+    chat: Json
+    trail: Trail
+    max_tokens: int
+    hide_thought: bool = False
+    edits: bool = False  # whether the response is to say which context edits were applied
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedMessage:
+    """A request of /v1/messages: what the engine is asked, and what the response needs besides."""
+
+    prepared: Prepared
+    asked: Asked
+
+    @property
+    def cut(self) -> bool:
+        """Whether the context holds fewer tokens than were asked for."""
+        return self.prepared.requests[0].params.max_tokens < self.asked.max_tokens
+
+
+async def prepare_message(body: Any, side: TextSide, *, interleaved: bool = False) -> PreparedMessage:
+    """Checks a body of /v1/messages and makes its prompt. `interleaved`: the client's header says so;
+    a budget is then for all thoughts between calls, and may be more than one answer's tokens."""
+    asked = await asyncio.to_thread(ask, body, side)
+    _check_budget(body, interleaved)
+    sampling = dataclasses.replace(side.config.sampling, max_tokens=None)  # the body's own is always there
+    ceiling = dataclasses.replace(side, config=dataclasses.replace(side.config, sampling=sampling))
+    try:
+        prepared = await request.prepare(
+            CHAT, asked.chat, ceiling, default_max_tokens=asked.max_tokens, stream=True
+        )
+    except RequestError as error:
+        asked.trail.lead_back(error)
+        raise
+    return PreparedMessage(prepared, asked)
+
+
+async def count_tokens(body: Any, side: TextSide) -> Json:
+    """The response of count_tokens: the tokens that the engine would prefill, images included. The prompt may
+    be longer than the context."""
+    asked = await asyncio.to_thread(ask, body, side, count=True)
+    try:
+        given = BODIES["chat"].check(asked.chat)
+        request.check_model(given["model"], side.host)
+        prompt = await request.chat_prompt_of(given, request.offered(given), side)
+    except RequestError as error:
+        asked.trail.lead_back(error)
+        raise
+    return {"input_tokens": len(prompt.ids)}
+
+
+def ask(body: Any, side: TextSide, *, count: bool = False) -> Asked:
+    """A checked body, as one of chat/completions."""
+    try:
+        return _ask(check_body(body, count), side, count)
+    except RequestError as error:
+        rename(error, error.param or "body")
+        raise
+
+
+def _ask(given: Json, side: TextSide, count: bool) -> Asked:
+    trail = Trail()
+    strip = side.config.server.strip_billing_header
+    messages = ChatMessages(trail, strip_billing=strip, whole=not count)
+    if "system" in given:
+        messages.system(given["system"], "system")
+    messages.add(given["messages"])
+    chat: Json = {"model": given["model"], "messages": messages.messages}
+    chat |= {name: given[name] for name in ("temperature", "top_p", "top_k", "stream") if name in given}
+    if "stop_sequences" in given:
+        chat["stop"] = given["stop_sequences"]
+        trail.paths["stop"] = "stop_sequences"
+    chat |= _user(given, trail) | _tools(given, trail) | _thinking(given, side, trail)
+    chat |= _output(given, side.host, trail)
+    if messages.begun and _may_begin(given, count):
+        chat[CONTINUE] = True
+    return Asked(
+        chat,
+        trail,
+        given.get("max_tokens", 1),
+        hide_thought=given.get("thinking", {}).get("display") == "omitted",
+        edits=_context(given),
+    )
+
+
+def _may_begin(given: Json, count: bool) -> bool:
+    """Whether the answer may begin with the last message's text: not where something else has to come first.
+    That is an error, unless tokens are only counted."""
+    found = {
+        "thinking": given.get("thinking", {}).get("type", "disabled") != "disabled",
+        "tool_choice": given.get("tool_choice", {}).get("type") in ("any", "tool"),
+        "output_config.format": bool(given.get("output_config", {}).get("format")),
+        **{f"tools[{i}].strict": tool.get("strict") for i, tool in enumerate(given.get("tools", []))},
+    }
+    against = next((name for name, asked in found.items() if asked), None)
+    if against is not None and not count:
+        raise bad(against, "not together with a last message of the assistant, which begins the answer")
+    return against is None
+
+
+def _user(given: Json, trail: Trail) -> Json:
+    metadata = fields(given.get("metadata", {}), "metadata", METADATA)
+    trail.paths["user"] = "metadata.user_id"
+    return {"user": metadata["user_id"]} if "user_id" in metadata else {}
+
+
+def _tools(given: Json, trail: Trail) -> Json:
+    """Tools as functions, and which may be called."""
+    tools = []
+    for i, value in enumerate(given.get("tools", [])):
+        tools.append(_tool(value, f"tools[{i}]"))
+        function = f"tools[{i}].function"
+        trail.paths.update({function: f"tools[{i}]", f"{function}.parameters": f"tools[{i}].input_schema"})
+    made: Json = {"tools": tools} if tools else {}
+    if "tool_choice" not in given:
+        return made
+    of, choice = checked(given["tool_choice"], "tool_choice", TOOL_CHOICES)
+    names = [tool["function"]["name"] for tool in tools]
+    if of in ("any", "tool") and not tools:
+        raise bad("tool_choice", f"{of!r} needs `tools`")
+    if of == "tool" and choice["name"] not in names:
+        text = f"{quote(choice['name'])} is not among the tools{suggest(choice['name'], names)}"
+        raise bad("tool_choice.name", text)
+    made["tool_choice"] = {
+        "auto": "auto",
+        "none": "none",
+        "any": "required",
+        "tool": {"type": "function", "function": {"name": choice.get("name")}},
+    }[of]
+    if choice.get("disable_parallel_tool_use"):
+        made["parallel_tool_calls"] = False
+        trail.paths["parallel_tool_calls"] = "tool_choice.disable_parallel_tool_use"
+    return made
+
+
+def _tool(value: Any, where: str) -> Json:
+    """A tool as a function. Examples are told to the model at the end of the description."""
+    need(value, dict, where)
+    of = value.get("type")
+    if isinstance(of, str) and of != "custom":
+        raise unsupported(f"{where}.type", f"{quote(of)} has no schema here; describe it as a custom tool")
+    _, tool = checked({**value, "type": "custom" if of is None else of}, where, TOOLS)
+    function: Json = {"name": tool["name"]}
+    description = tool.get("description", "")
+    if tool.get("input_examples"):
+        examples = [json.dumps(example, ensure_ascii=False) for example in tool["input_examples"]]
+        description = "\n".join([description, "", "Examples of input:", *examples]).lstrip("\n")
+    if "description" in tool or description:
+        function["description"] = description
+    function["parameters"] = tool["input_schema"]
+    if tool.get("strict"):
+        function["strict"] = True
+    return {"type": "function", "function": function}
+
+
+def _thinking(given: Json, side: TextSide, trail: Trail) -> Json:
+    """The template's switch for thinking, and how long a thought may be where its format is known. `adaptive`
+    leaves both to the template and the config; a template without a switch always does the same."""
+    if "thinking" not in given:
+        return {}
+    of, thinking = checked(given["thinking"], "thinking", THINKING)
+    made: Json = {}
+    if "budget_tokens" in thinking and side.formats.thinking is not None:
+        made["thinking_budget"] = thinking["budget_tokens"]
+        trail.paths["thinking_budget"] = "thinking.budget_tokens"
+    known = _variables(side.host)
+    switch = next((name for name in SWITCHES if name in known), None)
+    if switch is not None and of != "adaptive":
+        trail.paths[f"chat_template_kwargs.{switch}"] = "thinking"
+        made["chat_template_kwargs"] = {switch: of == "enabled"}
+    return made
+
+
+def _check_budget(body: Json, interleaved: bool) -> None:
+    """In a checked body: a thought has to leave room for the answer."""
+    budget, most = (body.get("thinking") or {}).get("budget_tokens"), body["max_tokens"]
+    if budget is not None and budget >= most and not (interleaved and body.get("tools")):
+        text = (
+            f"`max_tokens` must be greater than `thinking.budget_tokens`: {most} is not greater than {budget}"
+        )
+        raise bad("thinking.budget_tokens", text)
+
+
+def _output(given: Json, host: HostModel, trail: Trail) -> Json:
+    output = fields(given.get("output_config", {}), "output_config", OUTPUT)
+    made: Json = {}
+    if "effort" in output and "reasoning_effort" in _variables(host):
+        made["reasoning_effort"] = _EFFORTS.get(output["effort"], output["effort"])
+        trail.paths["reasoning_effort"] = "output_config.effort"
+    if "format" in output:
+        _, wanted = checked(output["format"], "output_config.format", FORMATS)
+        form = {"name": "output", "schema": wanted["schema"], "strict": True}
+        made["response_format"] = {"type": "json_schema", "json_schema": form}
+        trail.paths["response_format"] = "output_config.format"
+        trail.paths["response_format.json_schema.schema"] = "output_config.format.schema"
+    return made
+
+
+def _variables(host: HostModel) -> frozenset[str]:
+    return variables(host.chat_template) if host.chat_template is not None else frozenset()
+
+
+def _context(given: Json) -> bool:
+    """Whether context edits were asked for: only one that removes nothing is taken."""
+    if "context_management" not in given:
+        return False
+    context = fields(given["context_management"], "context_management", CONTEXT)
+    for i, edit in enumerate(context.get("edits", [])):
+        where = f"context_management.edits[{i}]"
+        need(edit, dict, where)
+        of = edit.get("type")
+        if isinstance(of, str) and of not in EDITS:
+            raise unsupported(f"{where}.type", f"{quote(of)}; the conversation is taken as it is sent")
+        checked(edit, where, EDITS)
+    return True
+
+
+# Responses that are not answers.
+
+
+def models_page(names: Sequence[str]) -> Json:
+    """The response of /v1/models in Anthropic's form."""
+    return {
+        "data": [_model(name) for name in names],
+        "has_more": False,
+        "first_id": names[0] if names else None,
+        "last_id": names[-1] if names else None,
+    }
+
+
+def _model(name: str) -> Json:
+    """One model; where the date is unknown the epoch's begin stands."""
+    return {"type": "model", "id": name, "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
+
+
+def error_status(error: BaseException) -> int:
+    """The HTTP status of an error: Anthropic's own where a server is too busy for the moment."""
+    if isinstance(error, (Draining, NotReady)):
+        return _OVERLOADED
+    return status_of(error)
+
+
+_TYPES: Mapping[int, str] = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    504: "timeout_error",
+    _OVERLOADED: "overloaded_error",
+}
+
+
+def error_body(error: BaseException, request_id: str) -> Json:
+    """Anthropic's error object. What is not meant for the user is named by its class only."""
+    status = error_status(error)
+    text = told_of(error)
+    if isinstance(error, PromptTooLong):
+        text = f"prompt is too long: {text}"  # clients look for these words, and shorten the conversation
+    usual = "invalid_request_error" if 400 <= status < 500 else "api_error"
+    of = _TYPES.get(status, usual)
+    return {"type": "error", "error": {"type": of, "message": text}, "request_id": request_id}

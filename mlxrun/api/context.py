@@ -1,0 +1,26 @@
+"""Everything that turns a request body into token ids, for one model: made once by each front end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mlxrun.config.settings import Config
+from mlxrun.text.formats import PLAIN, Formats
+from mlxrun.text.images import MediaLoader
+from mlxrun.text.model_info import HostModel
+from mlxrun.text.template import check_template
+
+
+@dataclass(frozen=True, slots=True)
+class TextSide:
+    """`loader` decides which images may be read; `formats` how answers are split. ModelLoadError if the chat
+    template is broken."""
+
+    host: HostModel
+    config: Config
+    loader: MediaLoader
+    formats: Formats = PLAIN
+
+    def __post_init__(self) -> None:
+        """What is wrong with a chat template is found when a model is loaded, not at the first request."""
+        check_template(self.host, self.config.model.chat_template)

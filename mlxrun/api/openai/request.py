@@ -1,0 +1,288 @@
+"""OpenAI's chat/completions and completions: from a JSON body to Requests. Shared by the batch runner and
+the server.
+
+An accepted field is honoured or refused, never ignored; schemas.py lists all of them. A refused body is a
+RequestError whose `param` names the field. Slow work (templates, tokens, pixels) runs on worker threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import re
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from mlxrun.api.body_schema import check_tools
+from mlxrun.api.choice import Choice
+from mlxrun.api.context import TextSide
+from mlxrun.api.openai.fields import BODIES, URLS, Kind
+from mlxrun.api.openai.response import error_body, response_body
+from mlxrun.api.prepared import Prepared
+from mlxrun.api.sampling_params import (
+    answer_length,
+    chat_logprobs,
+    choice_seed,
+    choose_seed,
+    sampling_params,
+    stop_strings,
+)
+from mlxrun.config.settings import Config
+from mlxrun.errors import MediaError, NotFound
+from mlxrun.scheduler.request import Grammar, Request, SamplingParams
+from mlxrun.structured.response_format import form_of, refuse_form
+from mlxrun.structured.thinking_budget import Budget, asked, budget_of
+from mlxrun.text.continuation import CONTINUE, continued
+from mlxrun.text.field_errors import UNSUPPORTED, bad, kind, need, quote, suggest, unsupported
+from mlxrun.text.formats import PLAIN, Formats
+from mlxrun.text.images import MediaLoader
+from mlxrun.text.messages import ImageRef, Message, normalise
+from mlxrun.text.model_info import HostModel
+from mlxrun.text.prompt import Prompt, chat_prompt, check_text, raw_prompt
+from mlxrun.text.template import check_arguments, need_template, places
+from mlxrun.text.template import variables as template_variables
+from mlxrun.text.tools_prompt import told
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+__all__ = ["URLS", "Choice", "Prepared", "error_body", "prepare", "response_body"]
+
+MAX_CHOICES = 2048
+_CONTROL = re.compile(r"<.*[|_\uff5c].*>")  # <|im_end|>, <end_of_turn>; not </s>, which is HTML too
+
+
+async def prepare(
+    url: str,
+    body: Mapping[str, Any],
+    side: TextSide,
+    *,
+    default_seed: int | None = None,
+    default_max_tokens: int | None = None,
+    stream: bool = False,
+) -> Prepared:
+    """Checks a body and makes its prompts. The keywords are the caller's: what to use where neither body nor
+    config says, and whether it can stream."""
+    of = URLS.get(url)
+    if of is None:
+        raise bad("url", f"{quote(url)} is not one of {', '.join(URLS)}{suggest(str(url), URLS)}")
+    host, config = side.host, side.config
+    given = await asyncio.to_thread(BODIES[of].check, body)
+    _check_fields(of, given, host, config, stream)
+    logprobs = chat_logprobs(given) if of == "chat" else given.get("logprobs")
+    params = sampling_params(given, host, config, logprobs)
+    stops = stop_strings(given.get("stop"))
+    seed = choose_seed(given, config, default_seed)
+    tools: Sequence[Message] = ()
+    if of == "chat":
+        tools = offered(given)
+        prompts = [await chat_prompt_of(given, tools, side)]
+    else:
+        prompts = await asyncio.to_thread(_raw, given, host)
+    n = int(given.get("n", 1))
+    if len(prompts) * n > MAX_CHOICES:
+        raise bad("n", f"{len(prompts)} prompts with {n} choices are more than {MAX_CHOICES} answers")
+    formats = side.formats if of == "chat" else PLAIN
+    grammar = await asyncio.to_thread(_grammar, given, tools, prompts[0], side, formats)
+    lengths = [answer_length(given, len(p.ids), host, config, default_max_tokens) for p in prompts]
+    per_prompt = [dataclasses.replace(params, max_tokens=length) for length in lengths]
+    return Prepared(
+        kind=of,
+        requests=_requests(given, prompts, per_prompt, seed, grammar),
+        stops=stops,
+        seed=seed,
+        model=host.name,
+        n=n,
+        guards=_guards(host, params.stop_ids) if _says_anything(grammar) else (),
+        echoes=tuple(p.text for p in prompts) if given.get("echo") else (),
+        stream=bool(given.get("stream")),
+        include_usage=bool(given.get("stream_options", {}).get("include_usage")),
+        formats=formats,
+        tools=tuple(tools),
+        one_call=given.get("parallel_tool_calls") is False,
+        prompts=tuple(p.text for p in prompts) if of == "chat" else (),
+        prefill=prompts[0].prefill,
+    )
+
+
+def check_model(name: str | None, host: HostModel) -> None:
+    """Refuses a name that is not served. A config without names serves any: clients have theirs built in."""
+    names = tuple(dict.fromkeys((host.name, *host.names)))
+    if name is not None and host.names and name not in (*names, *host.aliases):
+        text = f"model: {quote(name)} is not served here, but {', '.join(names)}"
+        raise NotFound(text, param="model", code="model_not_found")
+
+
+def _check_fields(of: Kind, given: dict[str, Any], host: HostModel, config: Config, stream: bool) -> None:
+    """What depends on more than one field, on the model, or on the caller."""
+    check_model(given.get("model"), host)
+    if given.get("stream") and not stream:
+        raise unsupported("stream", "a batch has no streams; leave it out")
+    if "stream_options" in given and not given.get("stream"):
+        raise bad("stream_options", 'needs "stream": true')
+    if "priority" in given and config.scheduler.policy != "priority":
+        reason = "has no effect with this config; set scheduler.policy: priority"
+        raise bad("priority", reason, code=UNSUPPORTED)
+    if of == "completion" and given.get("echo") and "logprobs" in given:
+        raise unsupported("echo", "not together with logprobs, as prompts are not scored")
+    required = "messages" if of == "chat" else "prompt"
+    if required not in given:
+        raise bad(required, "missing", code="missing_field")
+
+
+def _grammar(
+    given: Mapping[str, Any],
+    tools: Sequence[Mapping[str, Any]],
+    prompt: Prompt,
+    side: TextSide,
+    formats: Formats,
+) -> Grammar | None:
+    """What the answer is held to: its form, and the length of its thought."""
+    budget = asked(given)
+    arguments = {**side.config.model.chat_template_args, **given.get("chat_template_kwargs", {})}
+    form = form_of(given, tools, prompt.text, side.host, formats, arguments)
+    if budget is None:
+        return form
+    most, param = budget
+    begun = budget_of(most, formats.thinking, prompt.before, side.host, form, param=param)
+    return dataclasses.replace(begun, prefill=prompt.prefill.encode())
+
+
+def _requests(
+    given: Mapping[str, Any],
+    prompts: Sequence[Prompt],
+    params: Sequence[SamplingParams],
+    seed: int,
+    grammar: Grammar | None,
+) -> tuple[Request, ...]:
+    """One Request a choice. All choices of a prompt share its tokens and its media."""
+    name, n = secrets.token_hex(12), int(given.get("n", 1))
+    return tuple(
+        Request(
+            id=f"{name}-{at * n + i}",
+            prompt=prompt.ids,
+            params=dataclasses.replace(params[at], seed=choice_seed(seed, i)),
+            spans=prompt.spans,
+            media=prompt.media,
+            digests=prompt.digests,
+            boundaries=prompt.boundaries,
+            priority=int(given.get("priority", 0)),
+            key=str(given.get("user", "")),
+            grammar=grammar,
+        )
+        for at, prompt in enumerate(prompts)
+        for i in range(n)
+    )
+
+
+def _says_anything(grammar: Grammar | None) -> bool:
+    """Whether the answer has no form, in which a stop token's text may well stand."""
+    return grammar is None or (isinstance(grammar, Budget) and grammar.inner is None)
+
+
+def _guards(host: HostModel, stop_ids: Iterable[int]) -> tuple[str, ...]:
+    """Stop tokens whose text can only be a control token: a model that spells one out means to stop (A53)."""
+    added = host.tokenizer.backend_tokenizer.get_added_tokens_decoder()
+    texts = [added[i].content for i in sorted(stop_ids) if i in added and added[i].special]
+    return tuple(text for text in texts if _CONTROL.fullmatch(text))
+
+
+# Chat.
+
+
+async def chat_prompt_of(given: Mapping[str, Any], tools: Sequence[Message], side: TextSide) -> Prompt:
+    """The prompt of a checked chat body in which `tools` are offered, as the engine gets it: images loaded,
+    tokens in place."""
+    open_at = continued(given)
+    if open_at is not None:
+        refuse_form(given, tools, f"not together with {CONTINUE}: a form holds from an answer's beginning on")
+    messages, refs, arguments = await asyncio.to_thread(_read_chat, given, side.host, side.config)
+    prefill = str(messages[-1]["content"]) if open_at is not None else ""
+    template = need_template(side.host)
+    if "tools" not in template_variables(template):
+        native, frame = "tool_calls" in template, side.formats.frame("NAME")
+        messages = await asyncio.to_thread(told, messages, tools, frame, native=native)
+        tools = ()
+    images = await _load(refs, side.host, side.config, side.loader)
+    made = await asyncio.to_thread(chat_prompt, side.host, messages, images, tools, arguments, open_at)
+    return dataclasses.replace(made, prefill=prefill)
+
+
+def _read_chat(
+    given: Mapping[str, Any], host: HostModel, config: Config
+) -> tuple[list[Message], tuple[ImageRef, ...], dict[str, Any]]:
+    """Messages, images and template variables, checked."""
+    chat = normalise(given["messages"])
+    variables = dict(given.get("chat_template_kwargs", {}))
+    if "thinking_budget" not in template_variables(need_template(host)):
+        variables.pop("thinking_budget", None)  # then it is for us alone
+    fields = {name: f"chat_template_kwargs.{name}" for name in variables}
+    if "reasoning_effort" in given:
+        variables = {**variables, "reasoning_effort": given["reasoning_effort"]}
+        fields["reasoning_effort"] = "reasoning_effort"
+    check_arguments(host, fields, config.model.chat_template_args)
+    marks = places(host)
+    for name in ("messages", "tools", "chat_template_kwargs", "reasoning_effort"):
+        check_text(given.get(name), name, marks)
+    return chat.messages, chat.images, {**config.model.chat_template_args, **variables}
+
+
+def offered(given: Mapping[str, Any]) -> list[Message]:
+    """The tools that the model is told of: none if it may not call any."""
+    tools = check_tools(given.get("tools", []))
+    return tools if given.get("tool_choice") != "none" else []
+
+
+async def _load(
+    refs: Sequence[ImageRef], host: HostModel, config: Config, loader: MediaLoader
+) -> list[Image]:
+    """All images at once; of several errors the first in the messages' order is raised."""
+    if refs and not host.vision:
+        raise bad(refs[0].param, f"the model {host.name!r} takes no images")
+    most = config.media.max_images
+    if len(refs) > most:
+        raise MediaError(
+            f"{refs[most].param}: {len(refs)} images are more than media.max_images ({most})",
+            param=refs[most].param,
+        )
+    results = await asyncio.gather(*(loader.load(ref.url, ref.param) for ref in refs), return_exceptions=True)
+    images = []
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+        images.append(result)
+    return images
+
+
+# Completions.
+
+
+def _raw(given: Mapping[str, Any], host: HostModel) -> list[Prompt]:
+    return [raw_prompt(host, prompt, param) for prompt, param in _split(given["prompt"])]
+
+
+def _split(prompt: Any) -> list[tuple[str | list[int], str]]:
+    """A string, strings, token ids, or lists of token ids: each prompt with its path."""
+    if isinstance(prompt, str):
+        return [(prompt, "prompt")]
+    if not isinstance(prompt, list):
+        raise bad("prompt", f"expected a string or an array, got {kind(prompt)}", code="invalid_type")
+    if not prompt:
+        raise bad("prompt", "is empty; give at least one prompt")
+    if type(prompt[0]) is int:
+        return [(_ids(prompt, "prompt"), "prompt")]
+    if len(prompt) > MAX_CHOICES:
+        raise bad("prompt", f"has {len(prompt)} prompts; at most {MAX_CHOICES} are taken")
+    if isinstance(prompt[0], str):
+        return [(need(text, str, f"prompt[{i}]"), f"prompt[{i}]") for i, text in enumerate(prompt)]
+    return [
+        (_ids(need(ids, list, f"prompt[{i}]"), f"prompt[{i}]"), f"prompt[{i}]")
+        for i, ids in enumerate(prompt)
+    ]
+
+
+def _ids(ids: list[Any], param: str) -> list[int]:
+    for i, token in enumerate(ids):
+        need(token, int, f"{param}[{i}]")
+    return ids

@@ -1,0 +1,131 @@
+"""What decides whether a stored answer still belongs to a line: the line's key.
+
+key = digest(custom_id, url, body, contents of the local images it names, settings), where settings are the
+model, its template and the options that change answers. `eval` is no part of it: a changed one is only
+scored again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Protocol
+
+from mlxrun.batch.job_file import Line
+from mlxrun.batch.scoring import Eval
+from mlxrun.config.settings import Config
+from mlxrun.text.model_info import HostModel
+
+KEY_BYTES = 16
+SHORT_BYTES = 8
+_SCHEME = re.compile("[A-Za-z][A-Za-z0-9+.-]+:")  # data:, http: and what is refused
+_REMEMBERED = 4096  # image files whose digest is kept while a job is read
+
+
+class JobHost(HostModel, Protocol):
+    """The model as a job sees it."""
+
+    @property
+    def digests(self) -> Mapping[str, str]:
+        """sha256 of `model`, `tokenizer` and `template`."""
+
+    @property
+    def processor_digest(self) -> bytes:
+        """Of how images become pixels; empty if the model sees none."""
+
+
+def canonical(value: Any) -> bytes:
+    """JSON bytes that are equal for equal values, whatever the order of keys."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def settings_digest(config: Config, host: JobHost) -> str:
+    """Digest of everything besides the line that changes an answer."""
+    model = {key: asdict(config.model)[key] for key in ("kind", "dtype", "chat_template_args")}
+    engine: dict[str, Any] = {"reproducible": config.engine.reproducible}
+    if config.engine.reproducible:
+        engine["chunk"] = config.scheduler.chunk
+    parts: dict[str, Any] = {
+        "model": {**host.digests, **model},
+        "context": host.context_length,
+        "ends": sorted(host.eos_ids),
+        "defaults": dict(host.defaults),
+        "engine": engine,
+        "parsers": asdict(config.parsers),
+        "sampling": {key: value for key, value in asdict(config.sampling).items() if value is not None},
+    }
+    if host.processor_digest:
+        parts["processor"] = host.processor_digest.hex()
+    if config.cache.stored_bits is not None and config.cache.backend != "none":
+        parts["stored_bits"] = config.cache.stored_bits
+    return hashlib.sha256(canonical(parts)).hexdigest()
+
+
+def eval_digest(wanted: Eval | None) -> bytes:
+    """SHORT_BYTES bytes that change when the line has to be scored again."""
+    return short_digest(canonical(wanted and [wanted.expected, wanted.match, wanted.group]))
+
+
+def short_digest(data: bytes) -> bytes:
+    """SHORT_BYTES bytes of a digest."""
+    return hashlib.blake2b(data, digest_size=SHORT_BYTES).digest()
+
+
+class Keys:
+    """Computes line keys for one job and one set of settings. `base`: where image paths are relative to;
+    None: no file is looked at, as they are refused."""
+
+    def __init__(self, settings: str, base: Path | None, max_image: int) -> None:
+        self._settings = settings
+        self._base = base
+        self._max_image = max_image
+        self._seen: dict[Path, tuple[tuple[int, int], str]] = {}
+
+    def key(self, line: Line) -> bytes:
+        """KEY_BYTES bytes."""
+        images = [self._image(path) for path in local_images(line.body.get("messages"))]
+        parts = canonical([self._settings, line.custom_id, line.url, line.body, images])
+        return hashlib.blake2b(parts, digest_size=KEY_BYTES).digest()
+
+    def bad_key(self, data: bytes, reason: str) -> bytes:
+        """The key of a line that is not one."""
+        return hashlib.blake2b(reason.encode() + b"\0" + data, digest_size=KEY_BYTES).digest()
+
+    def _image(self, name: str) -> str:
+        """Digest of a file's bytes; files that can never be read as an image need none."""
+        if self._base is None:
+            return "refused"
+        path = self._base / name
+        try:
+            info = path.stat()
+            if not stat.S_ISREG(info.st_mode) or info.st_size > self._max_image:
+                return f"refused {info.st_size}"
+            stamp = (info.st_size, info.st_mtime_ns)
+            known = self._seen.get(path)
+            if known is None or known[0] != stamp:
+                with path.open("rb") as file:
+                    known = stamp, hashlib.file_digest(file, "sha256").hexdigest()
+                if len(self._seen) >= _REMEMBERED:
+                    self._seen.clear()
+                self._seen[path] = known
+            return known[1]
+        except (OSError, ValueError) as error:
+            return f"unreadable {type(error).__name__}"
+
+
+def local_images(value: Any) -> Iterator[str]:
+    """The image parts of messages whose URL is a path, in order."""
+    if isinstance(value, list):
+        for item in value:
+            yield from local_images(item)
+    elif isinstance(value, dict):
+        image = value.get("image_url")
+        url = image.get("url") if isinstance(image, dict) else image
+        if isinstance(url, str) and not _SCHEME.match(url):
+            yield url
+        yield from local_images(value.get("content"))

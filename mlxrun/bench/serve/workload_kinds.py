@@ -1,0 +1,10 @@
+"""The workloads of `mlxrun bench serve`, by name. Light: the command line reads it for its help."""
+
+from __future__ import annotations
+
+from mlxrun.bench.serve.chats import chats
+from mlxrun.bench.serve.long_prompt import LONG
+from mlxrun.bench.serve.rounds import Kind
+from mlxrun.bench.serve.workloads import WORKLOADS
+
+KINDS: dict[str, Kind] = {**{name: chats(name) for name in WORKLOADS}, "long": LONG}

@@ -1,0 +1,54 @@
+"""Options and output that all benchmark commands share, those of `python -m benchmarks` too."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from mlxrun.cli.options import config_options, json_option, repeat_option
+from mlxrun.errors import JobError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def measure_options(function: F) -> F:
+    """What all benchmarks take."""
+    model = click.option(
+        "--model",
+        default="tiny",
+        show_default=True,
+        metavar="PRESET|PATH",
+        help="tiny or qwen3-0.6b (random weights), embedded (the built-in model), or a local model folder.",
+    )
+    scale = click.option(
+        "--scale",
+        default=1.0,
+        show_default=True,
+        type=click.FloatRange(0, 16, min_open=True),
+        help="Times prompt and answer lengths.",
+    )
+    repeat = repeat_option("Runs of each side; medians are shown.")
+    return model(scale(repeat(json_option(config_options(function)))))
+
+
+def put_out(report: Any, json_path: Path | None, show: Callable[[Any], None]) -> int:
+    """The report as a table, or as JSON, or both."""
+    text = json.dumps(report, indent=2) + "\n"
+    if str(json_path) == "-":
+        click.echo(text, nl=False)
+        return 0
+    show(report)
+    if json_path is not None:
+        _write(json_path, text)
+    return 0
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise JobError(f"--json {path}: cannot be written: {error.strerror}") from error

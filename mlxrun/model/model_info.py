@@ -1,0 +1,283 @@
+"""The host's side of a model: tokenizer, template, limits and image processor, without weights.
+
+A front end prepares prompts with it on any thread while the engine thread computes; `--dry-run` needs
+nothing else. It is what mlxrun.text.model_info.HostModel describes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mlxrun.config.settings import ModelSettings
+from mlxrun.errors import MediaError, ModelLoadError
+from mlxrun.model.model_files import digests, model_folder, read_json
+
+DEFAULT_CONTEXT = 32_768
+_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+@dataclass(frozen=True, slots=True)
+class Processed:
+    """Tokens of a prompt with images: `spans`: where images lie; `media`: numpy arrays; `digests`: one a
+    span, of the pixels that decide what fills it and of how they are processed."""
+
+    ids: tuple[int, ...]
+    spans: tuple[tuple[int, int], ...]
+    media: Mapping[str, Any]
+    digests: tuple[bytes, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """A model without its weights. `config` is its config.json; `digests` name its files' contents."""
+
+    folder: Path
+    config: Mapping[str, Any]
+    tokenizer: Any
+    chat_template: str | None
+    eos_ids: frozenset[int]
+    context_length: int
+    vision: bool
+    defaults: Mapping[str, float]
+    name: str
+    names: tuple[str, ...]
+    digests: Mapping[str, str]
+    processor: Any = None
+    processor_digest: bytes = b""
+    aliases: tuple[str, ...] = ()
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def process(self, text: str, images: Sequence[Any]) -> Processed:
+        """Tokens and pixels of a rendered prompt with one placeholder an image. Thread-safe."""
+        from mlx_vlm.utils import prepare_inputs
+
+        with self._lock:  # a processor keeps padding settings on its tokenizer
+            try:
+                made = prepare_inputs(self.processor, images=list(images), prompts=[text])
+                arrays = {key: np.array(value) for key, value in made.items() if value is not None}
+            except (ValueError, TypeError, IndexError, KeyError) as error:
+                raise MediaError(f"the model's image processor refused the images: {error}") from error
+        ids = tuple(int(i) for i in arrays.pop("input_ids").reshape(-1))
+        arrays.pop("attention_mask", None)
+        spans = self._spans(ids)
+        return Processed(ids, spans, arrays, self._digests(spans, ids, images))
+
+    def _digests(
+        self, spans: Sequence[tuple[int, int]], ids: Sequence[int], images: Sequence[Any]
+    ) -> tuple[bytes, ...]:
+        """One a span: of its own image where it is known which that is, else of all images in order."""
+        own = [image_digest(image, self.processor_digest) for image in images]
+        number = region_numbers(spans, ids, getattr(self.processor, "image_break_token_id", None))
+        if number and number[-1] + 1 == len(own):
+            return tuple(own[n] for n in number)
+        return (hashlib.blake2b(b"".join(own), digest_size=16).digest(),) * len(spans)
+
+    def _spans(self, ids: Sequence[int]) -> tuple[tuple[int, int], ...]:
+        token = _image_token(self.config)
+        spans, start = [], 0
+        for is_image, run in groupby(ids, key=lambda i: i == token):
+            length = len(list(run))
+            if is_image:
+                spans.append((start, start + length))
+            start += length
+        return tuple(spans)
+
+
+def image_digest(image: Any, settings: bytes = b"") -> bytes:
+    """16 bytes, of an image's decoded pixels and of the settings of the processor that takes them."""
+    found = hashlib.blake2b(settings, digest_size=16)
+    found.update(f"{image.mode} {image.size}".encode())
+    if image.mode in ("P", "PA"):
+        found.update(bytes(image.getpalette() or b""))
+    found.update(image.tobytes())
+    return found.digest()
+
+
+def region_numbers(spans: Sequence[tuple[int, int]], ids: Sequence[int], line_break: int | None) -> list[int]:
+    """For each span the number of its region: spans with only a token between them that ends a line of an
+    image, and stands nowhere else, are of one image."""
+    numbers: list[int] = []
+    end = 0
+    for start, stop in spans:
+        same = numbers and start == end + 1 and line_break is not None and ids[end] == line_break
+        numbers.append(numbers[-1] + (not same) if numbers else 0)
+        end = stop
+    return numbers
+
+
+def load_host(settings: ModelSettings, weights: bool = False) -> Host:
+    """Everything but the weights; `weights`: fetch them too if the model comes from the hub."""
+    folder = model_folder(settings, weights)
+    config = read_json(folder / "config.json")
+    vision = _is_vision(settings, config)
+    generation = read_json(folder / "generation_config.json")
+    tokenizer = _tokenizer(folder, settings)
+    template = _template(folder, settings, tokenizer)
+    adapter = Path(settings.adapter) if settings.adapter else None
+    return Host(
+        folder=folder,
+        config=config,
+        tokenizer=tokenizer,
+        chat_template=template,
+        eos_ids=_eos_ids(config, generation, tokenizer),
+        context_length=_context_length(settings, config),
+        vision=vision,
+        defaults=_defaults(generation),
+        name=settings.names[0] if settings.names else _name(settings, folder),
+        names=(*settings.names, _name(settings, folder)) if settings.names else (),
+        aliases=(settings.path,),
+        digests=digests(folder, adapter, template, code=settings.trust_remote_code),
+        processor=_processor(folder, config, settings) if vision else None,
+        processor_digest=_processor_digest(folder) if vision else b"",
+    )
+
+
+def _name(settings: ModelSettings, folder: Path) -> str:
+    """The model's own name: the hub id, or the folder's own name."""
+    return folder.resolve().name if Path(settings.path).expanduser().is_dir() else settings.path
+
+
+def _is_vision(settings: ModelSettings, config: Mapping[str, Any]) -> bool:
+    if settings.kind == "vision" and "vision_config" not in config:
+        raise ModelLoadError(f"model.kind: vision, but {settings.path} has no vision_config")
+    return settings.kind != "text" and "vision_config" in config
+
+
+def _tokenizer(folder: Path, settings: ModelSettings) -> Any:
+    from transformers import AutoTokenizer
+
+    _check_templates(folder)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=settings.trust_remote_code)
+    except Exception as error:  # a damaged file is a bare Exception of the library, as is much else
+        raise ModelLoadError(_no_tokenizer(folder, error)) from error
+    if not tokenizer.is_fast:
+        raise ModelLoadError(f"{folder}: the model has no tokenizer.json (a fast tokenizer), which is needed")
+    _check_vocabulary(folder, tokenizer)
+    return tokenizer
+
+
+def _no_tokenizer(folder: Path, error: Exception) -> str:
+    """Why there is no tokenizer: the library's own words may be a bare key, or name no file."""
+    from tokenizers import Tokenizer
+
+    file = folder / "tokenizer.json"
+    if not file.is_file():
+        last = str(error).strip().rpartition("\n")[2]  # of a list of what it tried, the one that helps
+        return f"{folder}: there is no tokenizer.json, and no other tokenizer can be loaded: {last}"
+    try:
+        Tokenizer.from_file(str(file))
+    except Exception as found:  # the library has no class of its own for it
+        return f"{file}: the file is damaged, or no tokenizer of a kind that is known: {found}"
+    return f"{folder}: the tokenizer cannot be loaded: {type(error).__name__}: {error}"
+
+
+def _check_vocabulary(folder: Path, tokenizer: Any) -> None:
+    """ModelLoadError if text has no tokens: without a tokenizer.json the library may make an empty one."""
+    backend = tokenizer.backend_tokenizer
+    added = {token.content for token in backend.get_added_tokens_decoder().values()}
+    ordinary = backend.get_vocab(with_added_tokens=False).keys() - added
+    if ordinary and tokenizer.encode("a b", add_special_tokens=False):
+        return
+    what = "makes no tokens of text" if ordinary else "has no tokens but special ones"
+    is_there = (folder / "tokenizer.json").is_file()
+    why = "tokenizer.json is damaged" if is_there else "there is no tokenizer.json"
+    raise ModelLoadError(f"{folder}: {why}: the tokenizer {what}")
+
+
+def _check_templates(folder: Path) -> None:
+    """ModelLoadError naming the template's file that cannot be read: the library names none."""
+    for path in (folder / "chat_template.jinja", *sorted(folder.glob("additional_chat_templates/*.jinja"))):
+        try:
+            path.read_bytes().decode("utf-8")
+        except FileNotFoundError:
+            continue
+        except (OSError, UnicodeDecodeError) as error:
+            raise ModelLoadError(f"{path}: the chat template cannot be read: {error}") from error
+
+
+def _template(folder: Path, settings: ModelSettings, tokenizer: Any) -> str | None:
+    if settings.chat_template is not None:
+        try:
+            return Path(settings.chat_template).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ModelLoadError(f"model.chat_template: {error}") from error
+    own = folder / "chat_template.json"  # older vision models
+    where = own if own.is_file() else folder
+    found = read_json(own).get("chat_template") if own.is_file() else tokenizer.chat_template
+    if isinstance(found, dict):  # several named templates
+        found = found.get("default")
+    if found is not None and not isinstance(found, str):
+        raise ModelLoadError(f"{where}: chat_template is neither text nor named texts, but {found!r:.60}")
+    return found
+
+
+def _eos_ids(config: Mapping[str, Any], generation: Mapping[str, Any], tokenizer: Any) -> frozenset[int]:
+    """Every token that any of the model's files calls an end."""
+    found: set[Any] = {tokenizer.eos_token_id}
+    for source in (generation, config, config.get("text_config") or {}):
+        value = source.get("eos_token_id")
+        found |= set(value) if isinstance(value, list) else {value}
+    return frozenset(i for i in found if isinstance(i, int))
+
+
+def _context_length(settings: ModelSettings, config: Mapping[str, Any]) -> int:
+    own = None
+    for source in (config.get("text_config") or {}, config):
+        for key in (
+            "max_position_embeddings",
+            "max_seq_len",
+            "max_sequence_length",
+            "n_positions",
+            "seq_length",
+        ):
+            own = own or source.get(key)
+    if settings.context_length is not None:
+        return settings.context_length
+    return int(own) if own else DEFAULT_CONTEXT
+
+
+def _defaults(generation: Mapping[str, Any]) -> dict[str, float]:
+    """Sampling values that the model's authors recommend; do_sample: false means greedy."""
+    if generation.get("do_sample") is False:
+        return {"temperature": 0.0}
+    return {k: float(generation[k]) for k in _DEFAULTS if isinstance(generation.get(k), (int, float))}
+
+
+def _processor(folder: Path, config: Mapping[str, Any], settings: ModelSettings) -> Any:
+    from mlx_vlm.utils import get_model_and_args, load_image_processor, load_processor
+
+    try:
+        get_model_and_args(dict(config))  # the model's module registers its own processor
+        processor = load_processor(
+            folder, add_detokenizer=False, trust_remote_code=settings.trust_remote_code
+        )
+        image_processor = load_image_processor(folder)
+    except (OSError, ValueError, KeyError, TypeError, ImportError, AttributeError) as error:
+        raise ModelLoadError(f"{folder}: the image processor cannot be loaded: {error}") from error
+    if image_processor is not None:
+        processor.image_processor = image_processor
+    return processor
+
+
+def _processor_digest(folder: Path) -> bytes:
+    """Of all files that say how images become pixels."""
+    found = hashlib.blake2b(digest_size=16)
+    for path in sorted(folder.glob("*processor*.json")):
+        found.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return found.digest()
+
+
+def _image_token(config: Mapping[str, Any]) -> int | None:
+    for key in ("image_token_id", "image_token_index"):
+        if isinstance(config.get(key), int):
+            return int(config[key])
+    return None

@@ -1,0 +1,94 @@
+"""Caches of other classes, kept whole through what the libraries promise of each: `state` and `from_state`.
+
+What a class forgets there would come back wrong, so `survives` tries it on a filled cache before one is
+trusted. A state is a tree of arrays and plain values; the tree is kept as JSON, the arrays beside it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+
+from mlxrun.model.snapshot.packing import copied
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Whole:
+    """One cache: `tree` says where each array belongs."""
+
+    tree: str
+    arrays: tuple[mx.array, ...]
+
+
+def take(leaf: Any) -> Whole:
+    """Copies of all that a cache holds. ValueError if it holds what cannot be stored."""
+    arrays: list[mx.array] = []
+    tree = _folded([leaf.state, *([leaf.meta_state] if _has_meta(leaf) else [])], arrays)
+    return Whole(json.dumps(tree), tuple(_copy(a) for a in arrays))
+
+
+def give(like: Any, whole: Whole) -> Any:
+    """A cache of the same class as `like`. ValueError if `whole` is not of such a one."""
+    try:
+        return type(like).from_state(*_unfolded(json.loads(whole.tree), whole.arrays))
+    except (TypeError, AttributeError, IndexError, KeyError, json.JSONDecodeError) as error:
+        raise ValueError(f"not the state of a {type(like).__name__}: {error}") from error
+
+
+def survives(leaf: Any) -> bool:
+    """Whether a filled cache comes back as it was, with all its attributes."""
+    try:
+        whole = take(leaf)
+        again = give(leaf, whole)
+        back = take(again)
+        same = vars(again).keys() == vars(leaf).keys() and back.tree == whole.tree
+    except (ValueError, NotImplementedError, TypeError, AttributeError):
+        return False
+    return same and all(
+        mx.array_equal(a, b, equal_nan=True).item() for a, b in zip(back.arrays, whole.arrays, strict=True)
+    )
+
+
+def like(whole: Whole, template: Whole) -> bool:
+    """Whether both may be states of one cache: as many arrays, of the same types, of one row each."""
+    return len(whole.arrays) == len(template.arrays) and all(
+        a.dtype == b.dtype and a.ndim == b.ndim and a.shape[:1] == b.shape[:1]
+        for a, b in zip(whole.arrays, template.arrays, strict=True)
+    )
+
+
+def _has_meta(leaf: Any) -> bool:
+    return hasattr(type(leaf), "meta_state")
+
+
+def _folded(node: Any, arrays: list[mx.array]) -> Any:
+    if isinstance(node, mx.array):
+        arrays.append(node)
+        return {"array": len(arrays) - 1}
+    if isinstance(node, (list, tuple)):
+        return {type(node).__name__: [_folded(item, arrays) for item in node]}
+    if isinstance(node, dict) and all(isinstance(key, str) for key in node):
+        return {"dict": {key: _folded(item, arrays) for key, item in node.items()}}
+    if node is None or isinstance(node, (bool, int, float, str)):
+        return {"value": node}
+    raise ValueError(f"a cache that holds a {type(node).__name__} cannot be stored")
+
+
+def _unfolded(node: Any, arrays: Sequence[mx.array]) -> Any:
+    ((kind, inside),) = node.items()
+    if kind == "array":
+        return arrays[inside][...]  # an object of its own: a cache writes into its arrays by item assignment
+    if kind == "dict":
+        return {key: _unfolded(item, arrays) for key, item in inside.items()}
+    if kind == "value":
+        return inside
+    items = [_unfolded(item, arrays) for item in inside]
+    return tuple(items) if kind == "tuple" else items
+
+
+def _copy(array: mx.array) -> mx.array:
+    return copied([array]) if array.ndim else copied([array[None]])[0]

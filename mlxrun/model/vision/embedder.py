@@ -1,0 +1,67 @@
+"""Prompts with images as an mlx-vlm model embeds them, whole or but for what its vision tower gives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+
+from mlxrun.errors import RequestError
+from mlxrun.model.prompt_inputs import Inputs
+
+# Fields of mlx-vlm's InputEmbeddingsFeatures that we do not pass on; its 4-D mask is never used.
+_UNSUPPORTED = ("cross_attention_states", "decoder_inputs_embeds", "pos_hw")
+
+
+class Embedder:
+    """`mrope`: positions are of three axes. `image_token`: what stands for an image's parts, if known."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        ids = mx.array([[1, 1]])
+        self.mrope = model.get_input_embeddings(ids, None, mask=mx.ones_like(ids)).rope_deltas is not None
+        tokens = [getattr(model.config, name, None) for name in ("image_token_id", "image_token_index")]
+        self.image_token = next((t for t in tokens if isinstance(t, int)), None)
+
+    def whole(self, prompt: Sequence[int], media: Mapping[str, Any]) -> Inputs:
+        """The model's own way, through its vision tower."""
+        ids = mx.array([list(prompt)])
+        given = {key: mx.array(value) for key, value in media.items()}
+        pixels = given.pop("pixel_values")
+        features = self._model.get_input_embeddings(ids, pixels, mask=mx.ones_like(ids), **given)
+        for name in _UNSUPPORTED:
+            if getattr(features, name) is not None:
+                raise RequestError(f"models that need {name} are not supported")
+        visual, deepstack = features.visual_pos_masks, features.deepstack_visual_embeds
+        positions, delta = self._places(features.position_ids, features.rope_deltas, len(prompt))
+        return Inputs(
+            embeds=features.inputs_embeds,
+            positions=positions,
+            delta=delta,
+            visual=None if visual is None else np.array(visual).reshape(-1)[: len(prompt)],
+            deepstack=() if deepstack is None else tuple(deepstack),
+            per_layer=features.per_layer_inputs,
+        )
+
+    def text(self, prompt: Sequence[int], media: Mapping[str, Any]) -> Inputs:
+        """All of a prompt that does not depend on what its images show."""
+        ids = mx.array([list(prompt)])
+        mask = mx.ones_like(ids)
+        features = self._model.get_input_embeddings(ids, None, mask=mask)
+        place, delta = features.position_ids, features.rope_deltas
+        grid = media.get("image_grid_thw")
+        if grid is not None and hasattr(self._model.language_model, "get_rope_index"):
+            place, delta = self._model.language_model.get_rope_index(ids, mx.array(grid), None, mask)
+        positions, shift = self._places(place, delta, len(prompt))
+        return Inputs(features.inputs_embeds, positions, shift, per_layer=features.per_layer_inputs)
+
+    def _places(self, positions: Any, delta: Any, length: int) -> tuple[mx.array | None, int]:
+        """Positions [3, 1, L] of a model that has such, and what later tokens' are off by."""
+        if not self.mrope:
+            positions = None
+        elif positions.ndim == 2:
+            positions = mx.broadcast_to(positions[None], (3, 1, length))
+        return positions, 0 if delta is None else int(delta.item())

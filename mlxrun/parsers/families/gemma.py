@@ -1,0 +1,164 @@
+"""Gemma 4: `<|tool_call>call:f{k:<|"|>text<|"|>,n:1}<tool_call|>`; FunctionGemma in tokens of its own.
+
+It is JSON with bare keys and strings between special tokens, without escapes; it is passed on as it comes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mlxrun.parsers.argument_writer import Call, quoted
+from mlxrun.parsers.family import Family, Reader
+from mlxrun.parsers.marker_scanner import scanner
+from mlxrun.parsers.readers.json_text import expect, read_string, read_value
+from mlxrun.parsers.text_stream import Cut, Malformed, Step, Stream
+from mlxrun.parsers.tool_schemas import Schema, mended, typed
+
+_DEPTH = 64
+
+
+@dataclass(frozen=True, slots=True)
+class _Format:
+    """What opens a call, what ends it, and what stands around strings."""
+
+    start: str
+    end: str
+    quote: str
+
+    @property
+    def all(self) -> tuple[str, ...]:
+        return (self.start, self.end, self.quote)
+
+
+_GEMMA4 = _Format("<|tool_call>", "<tool_call|>", '<|"|>')
+_FUNCTION = _Format("<start_function_call>", "<end_function_call>", "<escape>")
+
+
+def _reader(form: _Format) -> Reader:
+    def read(s: Stream, opener: str) -> Step[None]:
+        yield from s.space()
+        yield from s.literal("call:")
+        name, end = yield from s.name("{", "\n", form.end)
+        if not end:
+            raise Cut
+        if end != "{" or name.strip() not in s.tools:
+            raise Malformed
+        call = s.call(name.strip())
+        call.begin("{")
+        yield from _members(s, call, call.schema, form.quote, _DEPTH)
+        call.close()
+        yield from s.space()
+        yield from s.literal(form.end)
+
+    return read
+
+
+def _members(s: Stream, call: Call, schema: Schema, quote: str, depth: int) -> Step[None]:
+    """All behind the opening brace of an object, with the closing one."""
+    end = ","
+    while end == ",":
+        if (yield from s.space()) == "}":
+            s.take(1)
+            return
+        key = yield from _key(s, quote)
+        call.key(quoted(key))
+        end = yield from _value(s, call, schema.member(key), quote, depth)
+        end = end or (yield from expect(s, ",}"))
+    if end != "}":
+        raise Malformed
+
+
+def _items(s: Stream, call: Call, schema: Schema, quote: str, depth: int) -> Step[None]:
+    end = ","
+    while end == ",":
+        if (yield from s.space()) == "]":
+            s.take(1)
+            return
+        end = yield from _value(s, call, schema, quote, depth)
+        end = end or (yield from expect(s, ",]"))
+    if end != "]":
+        raise Malformed
+
+
+def _key(s: Stream, quote: str) -> Step[str]:
+    """A key, bare or as a string, with the colon behind it."""
+    mark = yield from s.literal(quote, '"')
+    if mark == '"':
+        key = yield from read_string(s)
+        yield from expect(s, ":")
+        return key
+    key, end = yield from s.name(*((mark,) if mark else (":", ",", "{", "}", "\n")))
+    if not end:
+        raise Cut
+    if mark:
+        yield from expect(s, ":")
+    elif end != ":" or not key.strip():
+        raise Malformed
+    return key if mark else key.strip()
+
+
+def _value(s: Stream, call: Call, schema: Schema, quote: str, depth: int) -> Step[str]:
+    """A value into `call`; what ended it, if that was taken: a bare one goes up to a comma or bracket."""
+    char = yield from s.space()
+    if not char:
+        raise Cut
+    if char == '"':
+        yield from read_value(s, call, schema)
+    elif char in "{[":
+        if not depth:
+            raise Malformed
+        s.take(1)
+        call.begin(char)
+        if char == "{":
+            yield from _members(s, call, schema, quote, depth - 1)
+        else:
+            yield from _items(s, call, schema.item(), quote, depth - 1)
+        call.end()
+    elif (yield from s.literal(quote)):
+        yield from _text(s, call, schema, quote)
+    else:
+        text, end = yield from s.until(",", "}", "]")
+        if not end:
+            raise Cut
+        if not text.strip():
+            raise Malformed
+        call.atom(typed(text.strip(), schema, guess=True))
+        s.mark()
+        return end
+    s.mark()
+    return ""
+
+
+def _text(s: Stream, call: Call, schema: Schema, quote: str) -> Step[None]:
+    """A string, behind what begins it."""
+    if schema.no_text:
+        text, end = yield from s.until(quote)
+        if end:
+            call.atom(mended(text, schema))
+    else:
+        call.begin_string()
+        end = yield from s.each(scanner(quote), call.text, lambda: call)
+        if end:
+            call.end()
+    if not end:
+        raise Cut
+
+
+GEMMA4 = Family(
+    name="gemma4",
+    detect=lambda template, tokens: _GEMMA4.start in template,
+    openers=(_GEMMA4.start,),
+    read=_reader(_GEMMA4),
+    ends_thought=True,
+    aliases=("gemma",),
+    markers=_GEMMA4.all,
+)
+FUNCTION = Family(
+    name="function_gemma",
+    detect=lambda template, tokens: _FUNCTION.start in template,
+    openers=(_FUNCTION.start,),
+    read=_reader(_FUNCTION),
+    aliases=("functiongemma",),
+    markers=_FUNCTION.all,
+)
+FAMILIES = (GEMMA4, FUNCTION)

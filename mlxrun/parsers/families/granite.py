@@ -1,0 +1,38 @@
+"""Granite 3 and 4: `<|tool_call|>[{"name": ..., "arguments": {...}}, ...]`; 20b's `<function_call> {...}`.
+
+Granite 3.1 writes `<tool_call>` as plain text. Granite 4 writes Hermes' tags around one object a call; they
+are read too.
+"""
+
+from __future__ import annotations
+
+from mlxrun.parsers.argument_writer import quoted
+from mlxrun.parsers.family import Family
+from mlxrun.parsers.readers.json_call import read_calls
+from mlxrun.parsers.text_stream import Step, Stream
+
+_START, _PLAIN, _OLD = "<|tool_call|>", "<tool_call>", "<function_call>"
+_ENDS = {_START: "<|/tool_call|>", _PLAIN: "</tool_call>", _OLD: "</function_call>"}
+
+
+def _read(s: Stream, opener: str) -> Step[None]:
+    yield from s.space()
+    if (yield from read_calls(s)):
+        yield from s.space()
+        yield from s.literal(_ENDS[opener])
+
+
+def _detect(template: str, tokens: frozenset[str]) -> bool:
+    ours = "<|start_of_role|>" in template and _START in template
+    return ours or "<|function_call_library|>" in template or _OLD in template
+
+
+FAMILY = Family(
+    name="granite",
+    detect=_detect,
+    openers=(_START, _PLAIN, _OLD),
+    read=_read,
+    aliases=("granite_20b_fc",),
+    markers=(_START, _PLAIN, "</tool_call>", _OLD),
+    frame=lambda name: (f'{_START}[{{"name": {quoted(name)}, "arguments": ', "}]"),
+)

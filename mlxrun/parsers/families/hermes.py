@@ -1,0 +1,47 @@
+"""Hermes 2/3, Qwen 2.5 and 3, Nemotron: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`.
+
+Within the tags the XML of Qwen3-Coder is read too (Nemotron), and that XML also where the tag before it was
+forgotten.
+"""
+
+from __future__ import annotations
+
+from mlxrun.parsers.argument_writer import quoted
+from mlxrun.parsers.family import Family
+from mlxrun.parsers.readers.json_call import read_calls
+from mlxrun.parsers.readers.xml_call import OPENER, read_function
+from mlxrun.parsers.text_stream import Malformed, Step, Stream
+
+START, END = "<tool_call>", "</tool_call>"
+_ENDS = {"<TOOLCALL>": "</TOOLCALL>"}
+
+
+def read(s: Stream, opener: str) -> Step[None]:
+    """One block, of one call or several. What is no call in it is text, its end tag then too."""
+    if opener == OPENER:
+        yield from read_function(s)
+    else:
+        char = yield from s.space()
+        if char == "<":
+            if not (yield from s.literal(OPENER)):
+                raise Malformed
+            yield from read_function(s)
+        elif not (yield from read_calls(s)):
+            return
+    yield from s.space()
+    yield from s.literal(_ENDS.get(opener, END))
+
+
+FAMILY = Family(
+    name="hermes",
+    detect=lambda template, tokens: (
+        (START in template or "<TOOLCALL>" in template)
+        and '"arguments"' in template
+        and OPENER not in template
+    ),
+    openers=(START, *_ENDS, OPENER),
+    read=read,
+    aliases=("qwen", "qwen2_5", "qwen3", "nemotron"),
+    markers=(START, END),
+    frame=lambda name: (f'{START}\n{{"name": {quoted(name)}, "arguments": ', f"}}\n{END}"),
+)

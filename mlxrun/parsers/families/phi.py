@@ -1,0 +1,35 @@
+"""Phi-4-mini: `<|tool_call|>[{"name": ..., "arguments": {...}}]<|/tool_call|>`, or `functools[...]`.
+
+The first is what the model's own template shows, the second what its published prompt for tools asks for.
+"""
+
+from __future__ import annotations
+
+from mlxrun.parsers.argument_writer import quoted
+from mlxrun.parsers.family import Family
+from mlxrun.parsers.readers.json_call import read_calls
+from mlxrun.parsers.text_stream import Malformed, Step, Stream
+
+_START, _END, _WORD = "<|tool_call|>", "<|/tool_call|>", "functools"
+_WRONG = "</|tool_call|>"  # the model's own slip, as seen in the wild
+
+
+def _read(s: Stream, opener: str) -> Step[None]:
+    if opener == _START:
+        yield from s.space()
+    elif (yield from s.peek()) != "[":
+        raise Malformed
+    if (yield from read_calls(s)):
+        yield from s.space()
+        yield from s.literal(_END, _WRONG)
+
+
+FAMILY = Family(
+    name="phi4_mini",
+    detect=lambda template, tokens: "<|tool|>" in template or f"{_WORD}[" in template,
+    openers=(_START, _WORD),
+    read=_read,
+    aliases=("phi4", "phi4_mini_json"),
+    markers=(_START, _END),
+    frame=lambda name: (f'{_START}[{{"name": {quoted(name)}, "arguments": ', f"}}]{_END}"),
+)

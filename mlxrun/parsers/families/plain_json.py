@@ -1,0 +1,75 @@
+"""The last resort for models of no known format: an answer that is nothing but JSON of offered calls.
+
+One object or an array of them, in a code fence or not. An answer that begins so is waited for to its end;
+other JSON flows on from its first key.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from mlxrun.parsers.family import Family
+from mlxrun.parsers.readers.json_call import whole_arguments
+from mlxrun.parsers.readers.json_text import expect, read_string
+from mlxrun.parsers.text_stream import Malformed, Step, Stream
+from mlxrun.parsers.tool_schemas import dump
+
+_KEYS = frozenset(("name", "arguments", "parameters", "type", "function", "id"))
+_FENCE = "```"
+
+
+def read(s: Stream, opener: str) -> Step[None]:
+    """The whole answer."""
+    head = ""
+    if (yield from s.space()) == "`":
+        head = yield from s.literal("```json\n", "```\n")
+        if not head:
+            return
+        yield from s.space()
+    head += yield from s.literal("[")
+    yield from expect(s, "{")
+    yield from expect(s, '"')
+    key = yield from read_string(s)
+    if key not in _KEYS:
+        return
+    rest, _ = yield from s.until()
+    text = f"{head}{{{dump(key)}{rest}".strip()
+    if text.startswith(_FENCE):
+        if not text.endswith(_FENCE):
+            raise Malformed
+        text = text.removeprefix(_FENCE).removeprefix("json").removesuffix(_FENCE)
+    for name, arguments in _calls(text, s):
+        whole_arguments(s.call(name), arguments)
+
+
+def _calls(text: str, s: Stream) -> list[tuple[str, str]]:
+    """Name and arguments of each call; Malformed if anything else is there."""
+    try:
+        value = json.loads(text, strict=False)
+    except (ValueError, RecursionError):
+        raise Malformed from None
+    found = [_call(item) for item in (value if isinstance(value, list) else [value])]
+    if any(name not in s.tools for name, _ in found):
+        raise Malformed
+    return [(name, dump(arguments)) for name, arguments in found]
+
+
+def _call(item: Any) -> tuple[str, Any]:
+    """One call; the name is "" if it is none."""
+    if isinstance(item, dict) and isinstance(item.get("function"), dict):
+        item = item["function"]
+    if not isinstance(item, dict) or not isinstance(item.get("name"), str):
+        return "", None
+    arguments = item.get("arguments", item.get("parameters"))
+    well = arguments is None or isinstance(arguments, (dict, str))
+    return (item["name"], arguments) if well else ("", None)
+
+
+FAMILY = Family(
+    name="json",
+    detect=lambda template, tokens: False,
+    start=read,
+    aliases=("plain",),
+    frame=lambda name: (f'{{"name": {dump(name)}, "arguments": ', "}"),
+)

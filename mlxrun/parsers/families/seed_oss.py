@@ -1,0 +1,32 @@
+"""Seed-OSS: the XML of Qwen3-Coder in `<seed:tool_call>...</seed:tool_call>`, one or several functions."""
+
+from __future__ import annotations
+
+from mlxrun.parsers.family import Family
+from mlxrun.parsers.readers.xml_call import OPENER, read_function
+from mlxrun.parsers.text_stream import Malformed, Step, Stream
+
+START, END = "<seed:tool_call>", "</seed:tool_call>"
+
+
+def read(s: Stream, opener: str) -> Step[None]:
+    """One block, or a function whose block's tag was forgotten."""
+    if opener == START:
+        yield from s.space()
+        if not (yield from s.literal(OPENER)):
+            raise Malformed
+    yield from read_function(s)
+    while (yield from s.space()) == "<":
+        if (yield from s.literal(END, OPENER)) != OPENER:
+            return
+        yield from read_function(s)
+
+
+FAMILY = Family(
+    name="seed_oss",
+    detect=lambda template, tokens: START in template or START in tokens,
+    openers=(START, OPENER),
+    read=read,
+    aliases=("seed",),
+    markers=(START, END),
+)

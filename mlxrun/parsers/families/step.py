@@ -1,0 +1,38 @@
+"""Step 3.5: the XML of Qwen3-Coder in `<tool_call>` tags; Step 3's `<steptml:invoke name="f">` too."""
+
+from __future__ import annotations
+
+from mlxrun.parsers.families import hermes
+from mlxrun.parsers.families.minimax import Tags, read_invoke
+from mlxrun.parsers.family import Family
+from mlxrun.parsers.readers.xml_call import OPENER
+from mlxrun.parsers.text_stream import Step, Stream
+
+_TAGS = Tags("steptml:")
+_DROPS = (
+    *("<｜tool_calls_begin｜>", "<｜tool_calls_end｜>"),
+    *("<｜tool_call_begin｜>function<｜tool_sep｜>", "<｜tool_call_begin｜>", "<｜tool_call_end｜>"),
+)
+
+
+def _read(s: Stream, opener: str) -> Step[None]:
+    if opener == _TAGS.invoke:
+        yield from read_invoke(s, _TAGS)
+    else:
+        yield from hermes.read(s, opener)
+
+
+def _detect(template: str, tokens: frozenset[str]) -> bool:
+    newer = OPENER in template and "functions in JSONSchema format" in template
+    return newer or "<steptml:" in template
+
+
+FAMILY = Family(
+    name="step",
+    detect=_detect,
+    openers=(hermes.START, OPENER, _TAGS.invoke),
+    read=_read,
+    aliases=("step3", "step3p5", "step3_5"),
+    markers=(hermes.START, hermes.END, *_DROPS),
+    drops=_DROPS,
+)

@@ -1,0 +1,73 @@
+"""Arguments that a format tags one by one, with the value as bare text up to an end marker.
+
+A string is passed on as it comes; other values when they are whole. One newline behind the opening tag and
+one before the end belong to the layout.
+"""
+
+from __future__ import annotations
+
+from mlxrun.parsers.argument_writer import Call
+from mlxrun.parsers.marker_scanner import Scanner
+from mlxrun.parsers.text_stream import Cut, Step, Stream
+from mlxrun.parsers.tool_schemas import Schema, typed
+
+TEXT = Schema({"type": "string"})
+
+
+def read_tagged(
+    s: Stream,
+    call: Call,
+    key: str,
+    ends: Scanner,
+    *,
+    layout: bool = True,
+    guess: bool = False,
+    schema: Schema | None = None,
+) -> Step[str]:
+    """One argument; gives the marker that ended it. Raises Cut. `layout`: newlines around are no part of the
+    value; `guess`: without a schema numbers and words are what they look like; `schema`: the value's own."""
+    schema = call.schema.member(key) if schema is None else schema
+    if schema.text_only and not schema.options:
+        call.begin_text(key)
+        if layout:
+            trim = _Trimmed(call)
+            end = yield from s.each(ends, trim.add, trim.string)
+        else:
+            end = yield from s.each(ends, call.text, lambda: call)
+        if not end:
+            raise Cut
+        call.end()
+    else:
+        parts: list[str] = []
+        end = yield from s.each(ends, parts.append)
+        if not end:
+            raise Cut
+        text = "".join(parts)
+        call.member(key, typed(trimmed(text) if layout else text, schema, guess=guess))
+    return end
+
+
+def trimmed(text: str) -> str:
+    """Without the newline that begins it and the one that ends it."""
+    return text.removeprefix("\n").removesuffix("\n")
+
+
+class _Trimmed:
+    """A sink that leaves out the first newline, if it is the first character, and one that is the last."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self._begun = False
+        self._held = ""
+
+    def add(self, text: str) -> None:
+        if not self._begun and text:
+            self._begun = True
+            text = text.removeprefix("\n")
+        text = self._held + text
+        self._held = "\n" if text.endswith("\n") else ""
+        self._call.text(text.removesuffix("\n"))
+
+    def string(self) -> Call | None:
+        """The call, where text would go into it as it is: a newline is never such text."""
+        return self._call if self._begun and not self._held else None

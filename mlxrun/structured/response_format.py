@@ -1,0 +1,213 @@
+"""What an answer is held to: `response_format`, `structured_outputs`, forced and strict tools; as a grammar.
+
+`form_of` is slow (a grammar is compiled): call it on a worker thread. Errors name the field that asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mlxrun.structured.grammar import Compiled, Frame, Kind, compile_calls, compile_grammar
+from mlxrun.structured.matcher import Thought
+from mlxrun.text.field_errors import bad, known_keys, need, quote, unsupported
+from mlxrun.text.formats import Formats
+from mlxrun.text.model_info import HostModel
+from mlxrun.text.template import may_think
+
+FORMATS = ("text", "json_object", "json_schema")
+# vLLM's fields, in their newer and their older form, which servers of open models have taken over.
+STRUCTURED: dict[str, Kind] = {
+    "json": "json_schema",
+    "json_object": "json_object",
+    "regex": "regex",
+    "choice": "choice",
+    "grammar": "ebnf",
+}
+GUIDED = {f"guided_{name}": name for name in STRUCTURED if name != "json_object"}
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A form of the text; `param` is the field that asks for it."""
+
+    kind: Kind
+    value: Any
+    param: str
+    strict: bool = True
+
+
+def form_of(
+    given: Mapping[str, Any],
+    tools: Sequence[Mapping[str, Any]],
+    prompt: str,
+    host: HostModel,
+    formats: Formats,
+    arguments: Mapping[str, Any],
+) -> Compiled | None:
+    """The grammar of a checked body, None if anything may be said. `tools`: those that may be called;
+    `prompt`: rendered, with the variables `arguments`, as both tell whether the answer may think first."""
+    wanted, forced = wanted_of(given), forced_of(given, tools)
+    if forced:
+        if wanted is not None:
+            raise bad(wanted.param, "not together with a tool_choice that forces a call")
+        found = _forced(given, forced, host, formats)
+    elif wanted is not None:
+        found = _text(wanted, tools, host, formats)
+    elif any(_function(tool).get("strict") for tool in tools):
+        found = _offered(tools, host, formats)
+    else:
+        return None
+    if given.get("ignore_eos") and not given.get("stop_token_ids"):
+        raise bad("ignore_eos", "an answer that is held to a form has to end; give stop_token_ids")
+    thought = formats.thought(prompt)
+    if thought is None or (thought[0] and not may_think(host, arguments)):
+        return found
+    return found.after(_thought(thought, host))
+
+
+def refuse_form(given: Mapping[str, Any], tools: Sequence[Mapping[str, Any]], reason: str) -> None:
+    """The error for a body that asks for any form at all, which names the field that does."""
+    wanted = wanted_of(given)
+    if wanted is not None:
+        raise bad(wanted.param, reason)
+    if forced_of(given, tools):
+        raise bad("tool_choice", f"a forced call is {reason}")
+    for i, tool in enumerate(tools):
+        if _function(tool).get("strict"):
+            raise bad(f"tools[{i}].function.strict", reason)
+
+
+def wanted_of(given: Mapping[str, Any]) -> Wanted | None:
+    """What the body's fields ask of the text; an error if two of them ask."""
+    asks = [ask for ask in (_response_format(given), *_structured(given)) if ask is not None]
+    if len(asks) > 1:
+        raise bad(asks[1].param, f"not together with {asks[0].param}: an answer has one form")
+    return asks[0] if asks else None
+
+
+def _response_format(given: Mapping[str, Any]) -> Wanted | None:
+    asked = given.get("response_format")
+    if asked is None:
+        return None
+    of = asked["type"]
+    if of not in FORMATS:
+        param = "response_format.type"
+        raise bad(param, f"{quote(of)} is not one of {', '.join(FORMATS)}")
+    known_keys(asked, ("type", "json_schema") if of == "json_schema" else ("type",), "response_format")
+    if of == "text":
+        return None
+    if of == "json_object":
+        return Wanted("json_object", None, "response_format")
+    inner = need(asked.get("json_schema"), dict, "response_format.json_schema")
+    known_keys(inner, ("name", "description", "schema", "strict"), "response_format.json_schema")
+    strict = inner.get("strict")
+    if strict is not None:
+        need(strict, bool, "response_format.json_schema.strict")
+    schema = inner.get("schema")
+    param = "response_format.json_schema.schema"
+    if schema is None:
+        raise bad(param, "missing", code="missing_field")
+    # Not strict in OpenAI's words is best effort there; here the schema holds too, but unknown keywords pass.
+    return Wanted("json_schema", schema, param, strict=bool(strict))
+
+
+def _structured(given: Mapping[str, Any]) -> list[Wanted | None]:
+    asks: list[Wanted | None] = []
+    inner = given.get("structured_outputs")
+    if inner is not None:
+        known_keys(need(inner, dict, "structured_outputs"), STRUCTURED, "structured_outputs")
+        asks += [_ask(name, value, f"structured_outputs.{name}") for name, value in inner.items()]
+    asks += [_ask(name, given[field], field) for field, name in GUIDED.items() if field in given]
+    return asks
+
+
+def _ask(name: str, value: Any, param: str) -> Wanted | None:
+    if value is None or (name == "json_object" and value is False):
+        return None
+    if name == "json_object":
+        need(value, bool, param)
+    return Wanted(STRUCTURED[name], value, param, strict=False)
+
+
+def forced_of(given: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The tools of which one must be called; empty if none must."""
+    choice = given.get("tool_choice", "auto")
+    if isinstance(choice, dict):
+        return [_named(choice, tools)]
+    if need(choice, str, "tool_choice") not in ("auto", "none", "required"):
+        raise bad("tool_choice", f"{quote(choice)} is not one of auto, none, required")
+    if choice == "required" and not tools:
+        raise bad("tool_choice", "'required' needs tools")
+    return list(tools) if choice == "required" else []
+
+
+def _named(choice: dict[str, Any], tools: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    known_keys(choice, ("type", "function"), "tool_choice")
+    if choice.get("type") != "function":
+        raise unsupported("tool_choice.type", "only 'function' is taken")
+    function = need(choice.get("function"), dict, "tool_choice.function")
+    known_keys(function, ("name",), "tool_choice.function")
+    name = need(function.get("name"), str, "tool_choice.function.name")
+    for tool in tools:
+        if _function(tool)["name"] == name:
+            return tool
+    raise bad("tool_choice.function.name", f"{quote(name)} is none of the tools")
+
+
+def _forced(
+    given: Mapping[str, Any], tools: Sequence[Mapping[str, Any]], host: HostModel, formats: Formats
+) -> Compiled:
+    frames = _frames(tools, formats, "tool_choice")
+    several = given.get("tool_choice") == "required" and given.get("parallel_tool_calls") is not False
+    between = formats.between if several else None
+    return compile_calls(frames, host, param="tools", between=between, strict=_strict(tools))
+
+
+def _text(wanted: Wanted, tools: Sequence[Mapping[str, Any]], host: HostModel, formats: Formats) -> Compiled:
+    """A text of that form; where tools are offered a call may come in its place."""
+    if not tools:
+        return compile_grammar(wanted.kind, wanted.value, host, param=wanted.param, strict=wanted.strict)
+    if wanted.kind not in ("json_object", "json_schema"):
+        raise bad(wanted.param, "not together with tools that may be called; set tool_choice: none")
+    schema = {"type": "object"} if wanted.kind == "json_object" else wanted.value
+    frames = [*_frames(tools, formats, wanted.param), Frame("", schema, "")]
+    return compile_calls(frames, host, param=wanted.param, strict=wanted.strict)
+
+
+def _offered(tools: Sequence[Mapping[str, Any]], host: HostModel, formats: Formats) -> Compiled:
+    """Free text in which calls, if there are any, are held to the schemas of tools that ask for it."""
+    first = next(i for i, tool in enumerate(tools) if _function(tool).get("strict"))
+    param = f"tools[{first}].function.strict"
+    frames = _frames(tools, formats, param)
+    if not formats.opener:
+        raise unsupported(param, "calls in this model's format are held to a schema only if one is forced")
+    return compile_calls(frames, host, param="tools", opener=formats.opener, strict=_strict(tools))
+
+
+def _frames(tools: Sequence[Mapping[str, Any]], formats: Formats, param: str) -> list[Frame]:
+    frames = []
+    for tool in tools:
+        function = _function(tool)
+        around = formats.frame(function["name"])
+        if around is None:
+            raise unsupported(param, "calls in this model's format cannot be held to a form")
+        schema = function.get("parameters") or {"type": "object"}
+        frames.append(Frame(around[0], {"type": "object", **schema}, around[1]))
+    return frames
+
+
+def _strict(tools: Sequence[Mapping[str, Any]]) -> bool:
+    return all(_function(tool).get("strict") for tool in tools)
+
+
+def _function(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    function: Mapping[str, Any] = tool["function"]
+    return function
+
+
+def _thought(thought: tuple[str, str], host: HostModel) -> Thought:
+    opens, closes = thought
+    ids = host.tokenizer(opens, add_special_tokens=False)["input_ids"] if opens else ()
+    return Thought(closes, tuple(ids))

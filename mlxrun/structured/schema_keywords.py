@@ -1,0 +1,107 @@
+"""What is wrong with a JSON Schema that llguidance would not say.
+
+A schema must be valid by its own metaschema. In strict mode a keyword that no draft knows is refused by its
+path: it would be silently without effect. What llguidance cannot enforce it refuses itself, by name; two
+cases that it gets wrong are refused here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from jsonschema import (
+    Draft4Validator,
+    Draft7Validator,
+    Draft201909Validator,
+    Draft202012Validator,
+    SchemaError,
+)
+from jsonschema.validators import validator_for
+
+from mlxrun.text.field_errors import bad, shorten, suggest
+
+# Where schemas lie within a schema: one, a list of them, or an object of them.
+_ONE = {
+    *("additionalItems", "additionalProperties", "contains", "contentSchema", "else", "if", "items", "not"),
+    *("propertyNames", "then", "unevaluatedItems", "unevaluatedProperties"),
+}
+_MANY = {"allOf", "anyOf", "items", "oneOf", "prefixItems"}
+_NAMED = {"$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties"}
+# What says nothing about an instance: of all drafts, and OpenAPI's.
+_ANNOTATIONS = {
+    *("$anchor", "$comment", "$dynamicAnchor", "$id", "$recursiveAnchor", "$schema", "$vocabulary", "id"),
+    *("contentEncoding", "contentMediaType", "default", "deprecated", "description", "examples", "readOnly"),
+    *("title", "writeOnly", "discriminator", "example", "externalDocs", "nullable", "xml"),
+}
+_DRAFTS = (Draft4Validator, Draft7Validator, Draft201909Validator, Draft202012Validator)
+_RULES = {key for draft in _DRAFTS for key in draft.VALIDATORS} | {"minContains", "maxContains"}
+KNOWN = _ONE | _MANY | _NAMED | _ANNOTATIONS | _RULES
+
+
+def check_schema(schema: Any, param: str, strict: bool) -> None:
+    """RequestError if the schema is not one, or, if `strict`, has a keyword that nobody knows."""
+    try:
+        validator_for(schema, default=Draft202012Validator).check_schema(schema)
+    except SchemaError as error:
+        at = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in error.absolute_path)
+        raise bad(param + at, f"is no valid JSON Schema: {shorten(error.message)}") from error
+    except RecursionError as error:
+        raise bad(param, "is nested too deeply") from error
+    for path, each in _schemas(schema, param):
+        _check_range(each, path)
+        _check_count(each, path)
+        if strict:
+            _check_names(each, path)
+
+
+def _schemas(schema: Any, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The schema and all within it, with their paths."""
+    if not isinstance(schema, dict):
+        return
+    yield path, schema
+    for key, value in schema.items():
+        where = f"{path}.{key}"
+        if key in _NAMED and isinstance(value, dict):
+            for name, each in value.items():
+                yield from _schemas(each, f"{where}.{name}")
+        elif key in _MANY and isinstance(value, list):
+            for i, each in enumerate(value):
+                yield from _schemas(each, f"{where}[{i}]")
+        elif key in _ONE:
+            yield from _schemas(value, where)
+
+
+def _check_names(schema: dict[str, Any], path: str) -> None:
+    for key in schema:
+        if key not in KNOWN and not key.startswith("x-"):
+            name = f"{path}.{shorten(key, 60)}"
+            raise bad(name, f"is no keyword of JSON Schema{suggest(key, KNOWN)}", code="unknown_parameter")
+
+
+def _check_range(schema: dict[str, Any], path: str) -> None:
+    """llguidance lets the excluded whole number through if the range ends before the next one: (2, 2.5]."""
+    parts = [schema, *(part for part in schema.get("allOf", ()) if isinstance(part, dict))]
+    low = [(p[key], key) for p in parts for key in _LOW if _is_number(p.get(key))]
+    high = [(p[key], key) for p in parts for key in _HIGH if _is_number(p.get(key))]
+    if not low or not high:
+        return
+    (start, lower), (end, upper) = max(low), min(high)
+    for bound, key, open_key in ((start, lower, _LOW[1]), (end, upper, _HIGH[1])):
+        if key == open_key and bound % 1 == 0 and 0 < end - start < 1:
+            raise bad(f"{path}.{key}", f"{bound} cannot be enforced on a range less than 1 wide")
+
+
+def _check_count(schema: dict[str, Any], path: str) -> None:
+    """Free keys may repeat, and then count once."""
+    least, required = schema.get("minProperties", 0), schema.get("required", ())
+    if least - len(required) > 1:
+        reason = f"{least} cannot be enforced; all properties but one must be in 'required'"
+        raise bad(f"{path}.minProperties", reason)
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float)
+
+
+_LOW, _HIGH = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")

@@ -1,0 +1,286 @@
+"""OpenAI's stream chunks: the shape of each, and that a stream says what the response does. A44, A55."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlxrun.api.context import TextSide
+from mlxrun.api.openai.request import Choice, Prepared, prepare, response_body
+from mlxrun.api.openai.stream import Chunks, joined
+from mlxrun.config.settings import Config
+from mlxrun.scheduler.request import FinishReason, TokenEvent, TokenLogprob
+from mlxrun.text.formats import Delta, TextDelta
+from mlxrun.text.images import MediaLoader
+from tests.helpers.tokenizers import TOOLS, FakeHost, ids_of
+
+CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+HOST = FakeHost(chat_template=TOOLS)
+
+
+class Brackets:
+    """A scripted format: `[thought]`, `(arguments of a call)`, else text; a `~` is held back until the next
+    character, as half a marker would be."""
+
+    def parser(self, tools: Sequence[Mapping[str, Any]] | None, prompt: str, name: str) -> BracketParser:
+        return BracketParser()
+
+
+class BracketParser:
+    markers: tuple[str, ...] = ()
+
+    def __init__(self) -> None:
+        self.kind, self.calls, self.held = "text", -1, ""
+
+    def feed(self, text: str) -> list[Delta]:
+        made: list[Delta] = []
+        for char in text:
+            if char == "~":
+                self.held += char
+            elif char in "[])":
+                self.kind = "reasoning" if char == "[" else "text"
+            elif char == "(":
+                self.kind, self.calls = "call", self.calls + 1
+                made.append(TextDelta("", "call", self.calls, f"call_{self.calls}", "f"))
+            else:
+                at = self.calls if self.kind == "call" else 0
+                made.append(TextDelta(self.held + char, self.kind, at))
+                self.held = ""
+        return made
+
+    def finish(self) -> list[Delta]:
+        return [TextDelta(self.held)] if self.held else []
+
+
+def make(url: str = CHAT, **fields: Any) -> Prepared:
+    body = {"messages": [{"role": "user", "content": "hi"}]} if url == CHAT else {"prompt": "hi"}
+    side = TextSide(HOST, Config(), MediaLoader(Config().media, None), Brackets())
+    return asyncio.run(prepare(url, {"stream": True, "seed": 1, **body, **fields}, side, stream=True))
+
+
+def stream(prepared: Prepared, cuts: Sequence[int], *texts: str) -> tuple[list[Any], list[Choice]]:
+    """The chunks as objects, and the choices. Each text's tokens come in events that end at `cuts`."""
+    chunks = Chunks(prepared, "x", 5, "fp_1")
+    choices, made = [], []
+    for index, text in enumerate(texts):
+        choice, ids = Choice(prepared, index, HOST), ids_of(text)
+        logs = tuple(TokenLogprob(-0.5 - i, ((t, -0.5),)) for i, t in enumerate(ids))
+        if prepared.requests[index].params.logprobs is None:
+            logs = ()
+        bounds = [0, *sorted(min(cut, len(ids)) for cut in cuts), len(ids)]
+        for start, end in zip(bounds, bounds[1:], strict=False):
+            made += chunks.of(choice, choice.feed(TokenEvent("r", ids[start:end], logs[start:end])))
+            if choice.stopped:
+                break
+        else:
+            made += chunks.of(choice, choice.feed(TokenEvent("r", finish=FinishReason.LENGTH)))
+        choices.append(choice)
+    if prepared.include_usage:
+        made.append(chunks.usage())
+    return [json.loads(chunk) for chunk in made], choices
+
+
+def gathered(made: Sequence[Any], prepared: Prepared) -> list[Any]:
+    """What a client adds up: the choices of the whole response."""
+    choices: dict[int, Any] = {}
+    for chunk in made:
+        for part in chunk["choices"]:
+            empty: Any = {"index": part["index"], "logprobs": None, "finish_reason": None}
+            of = choices.setdefault(
+                part["index"], empty | ({"text": ""} if "text" in part else {"message": {}})
+            )
+            assert of["finish_reason"] is None, "nothing comes after the last chunk of a choice"
+            of["finish_reason"] = part["finish_reason"]
+            if "text" in part:
+                of["text"] += part["text"]
+            else:
+                add(of["message"], part["delta"])
+            for key, tokens in (part["logprobs"] or {}).items():
+                of["logprobs"] = of["logprobs"] or {}
+                old = of["logprobs"].get(key)
+                of["logprobs"][key] = tokens if not old else old + tokens
+    return [choices[index] for index in sorted(choices)]
+
+
+def add(message: Any, delta: Any) -> None:
+    for key, value in delta.items():
+        if key == "tool_calls":
+            calls = message.setdefault("tool_calls", [])
+            for part in value:
+                if part["index"] == len(calls):
+                    assert part["function"]["arguments"] == "", "the first piece of a call has none"
+                    calls.append({k: v for k, v in part.items() if k != "index"})
+                else:
+                    assert "id" not in part and "name" not in part["function"]
+                    calls[part["index"]]["function"]["arguments"] += part["function"]["arguments"]
+        elif key in ("content", "reasoning_content") and isinstance(message.get(key), str):
+            message[key] += value
+        else:
+            message[key] = value
+
+
+def test_the_chunks_of_a_chat() -> None:
+    """Golden: role first, pieces, the reason, usage with no choices."""
+    prepared = make(stream_options={"include_usage": True})
+    made, _ = stream(prepared, [1], "ab")
+    head = {
+        "id": "chatcmpl-x",
+        "object": "chat.completion.chunk",
+        "created": 5,
+        "model": "fake",
+        "system_fingerprint": "fp_1",
+    }
+
+    def chunk(delta: Any, finish: str | None = None) -> Any:
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
+        return {**head, "choices": [choice], "usage": None}
+
+    prompt = prepared.prompt_tokens
+    assert made == [
+        chunk({"role": "assistant", "content": "", "refusal": None}),
+        chunk({"content": "a"}),
+        chunk({"content": "b"}),
+        chunk({}, "length") | {"mlxrun": {"seed": 1}},
+        head
+        | {
+            "choices": [],
+            "usage": {
+                "prompt_tokens": prompt,
+                "completion_tokens": 2,
+                "total_tokens": prompt + 2,
+                "prompt_tokens_details": {"cached_tokens": 0},
+                "completion_tokens_details": {"reasoning_tokens": 0},
+            },
+        },
+    ]
+
+
+def test_the_chunks_of_a_call() -> None:
+    """A55: id and name with empty arguments, then fragments; finish_reason tool_calls; content null."""
+    made, _ = stream(make(tools=[TOOL], stop="!"), [1, 2], "(ab)!")
+    deltas = [chunk["choices"][0]["delta"] for chunk in made]
+    name = {"name": "f", "arguments": ""}
+    assert deltas == [
+        {"role": "assistant", "content": None, "refusal": None},
+        {"tool_calls": [{"index": 0, "id": "call_0", "type": "function", "function": name}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": "a"}}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": "b"}}]},
+        {},
+    ]
+    assert made[-1]["choices"][0]["finish_reason"] == "tool_calls"
+    assert all("usage" not in chunk for chunk in made)
+
+
+def test_a_completion_begins_with_its_echo() -> None:
+    made, _ = stream(make(COMPLETION, prompt=["one ", "two "], echo=True), [], "a", "b")
+    assert [(c["choices"][0]["index"], c["choices"][0]["text"]) for c in made] == [
+        *((0, "one "), (0, "a"), (0, "")),
+        *((1, "two "), (1, "b"), (1, "")),
+    ]
+    assert {c["object"] for c in made} == {"text_completion"} and made[0]["id"] == "cmpl-x"
+
+
+def test_an_answer_of_nothing_has_its_role_and_its_end() -> None:
+    made, _ = stream(make(), [], "")
+    assert [chunk["choices"][0]["delta"] for chunk in made] == [
+        {"role": "assistant", "content": "", "refusal": None},
+        {},
+    ]
+
+
+PIECES = st.builds(
+    TextDelta,
+    st.text(max_size=6) | st.sampled_from(["\0", '"', "\\u0000", "\u2028", "</s>", "\x7f"]),
+    st.sampled_from(["text", "reasoning", "call"]),
+    st.integers(0, 3),
+)
+
+
+@given(PIECES.filter(lambda piece: piece.text), st.booleans(), st.sampled_from([CHAT, COMPLETION]))
+def test_a_written_chunk_is_the_object(piece: TextDelta, usage: bool, url: str) -> None:
+    """The cheap way gives, byte for byte, what the object gives, whatever the piece is."""
+    if url == COMPLETION:
+        piece = dataclasses.replace(piece, kind="text", index=0)
+    prepared = make(url, n=2, **({"stream_options": {"include_usage": True}} if usage else {}))
+    for model in ("m", '"', "\0", '"\\u0000"'):
+        chunks = Chunks(dataclasses.replace(prepared, model=model), "x", 5)
+        choice = Choice(prepared, 1, HOST)
+        for _ in range(2):  # the frame is made, then used again
+            *_, made = chunks.of(choice, [piece])
+            expected = chunks.chunk(1, chunks.content(piece))
+            assert made == json.dumps(expected, ensure_ascii=False, separators=(",", ":"))
+    assert "\n" not in made and "\r" not in made  # nothing that would end a line of an event stream
+
+
+def test_pieces_are_joined_but_never_across_kinds_or_calls() -> None:
+    call = TextDelta("", "call", 0, "id0", "f")
+    pieces = [
+        *(TextDelta("a"), TextDelta("b"), TextDelta(""), TextDelta("c", "reasoning"), TextDelta("d")),
+        *(call, TextDelta("1", "call", 0), TextDelta("2", "call", 0)),
+        *(dataclasses.replace(call, index=1, text="{"), TextDelta("}", "call", 1)),
+    ]
+    assert list(joined(pieces)) == [
+        *(TextDelta("ab"), TextDelta("c", "reasoning"), TextDelta("d")),
+        *(call, TextDelta("12", "call", 0)),
+        *(dataclasses.replace(call, index=1), TextDelta("{}", "call", 1)),
+    ]
+
+
+TEXTS = st.text(alphabet="ab~[]()E\u4f60\U0001f600", max_size=14)
+
+
+@given(TEXTS, TEXTS, st.lists(st.integers(0, 20), max_size=5), st.booleans(), st.booleans())
+def test_a_stream_says_what_the_response_says(
+    one: str, two: str, cuts: list[int], logs: bool, chat: bool
+) -> None:
+    """A44, A55: text, thought, calls, logprobs, reasons and usage, however the tokens came."""
+    wanted: dict[str, Any] = {"logprobs": 1} if logs else {}
+    if chat:
+        wanted = {"logprobs": True, "top_logprobs": 1} if logs else {}
+        wanted["tools"] = [TOOL]
+    url = CHAT if chat else COMPLETION
+    prepared = make(url, n=2, stop="aE", stream_options={"include_usage": True}, **wanted)
+    made, choices = stream(prepared, cuts, one, two)
+    whole = response_body(prepared, choices, "x", 5, "fp_1")
+    for choice in whole["choices"]:
+        if choice["logprobs"] and not choice["logprobs"]["content" if chat else "tokens"]:
+            choice["logprobs"] = None  # no token, so no chunk says so
+    expected, got = whole["choices"], gathered(made, prepared)
+    for choice in [*expected, *got] if chat else []:
+        choice["message"]["content"] = choice["message"]["content"] or ""  # null if there are calls alone
+    assert got == expected
+    assert made[-1]["usage"] == whole["usage"] and made[-1]["choices"] == []
+    assert {chunk["id"] for chunk in made} == {whole["id"]}
+
+
+def test_the_comparison_sees_a_lost_piece() -> None:
+    """Mutation: without one of the chunks it does not hold."""
+    prepared = make(logprobs=True)
+    made, choices = stream(prepared, [1, 2], "abc")
+    expected = response_body(prepared, choices, "x", 5)["choices"]
+    assert gathered(made, prepared) == expected
+    for at in range(1, 4):
+        assert gathered(made[:at] + made[at + 1 :], prepared) != expected
+
+
+@pytest.mark.parametrize("url", [CHAT, COMPLETION])
+def test_logprobs_come_with_the_text_that_they_are_of(url: str) -> None:
+    """Tokens that are half a character, or that may begin a stop string, wait; none comes twice."""
+    wanted: dict[str, Any] = {"logprobs": True} if url == CHAT else {"logprobs": 1}
+    prepared = make(url, stop="xyz", **wanted)
+    made, _ = stream(prepared, range(30), "a\u4f60xyb")
+    seen = []
+    for chunk in made:
+        part = chunk["choices"][0]
+        logprobs = part["logprobs"]
+        count = len(logprobs["content" if url == CHAT else "tokens"]) if logprobs else 0
+        seen.append((part["delta"].get("content", "") if url == CHAT else part["text"], count))
+    assert [entry for entry in seen if any(entry)] == [("a", 1), ("\u4f60", 3), ("xyb", 3)]

@@ -1,0 +1,298 @@
+"""Answers under way: kept token by token, taken up again anywhere, and only where they still belong (C1)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mlxrun.batch import partial_answers as answers_module
+from mlxrun.batch.append_file import Appender
+from mlxrun.batch.line_index import DONE, TODO
+from mlxrun.batch.partial_answer import Half, collect, parse
+from mlxrun.batch.partial_answers import Answers
+from mlxrun.config.settings import SamplingSettings
+from mlxrun.errors import JobError
+from mlxrun.scheduler.request import FinishReason, Request, SamplingParams, TokenEvent, TokenLogprob
+from tests.helpers.batch_fakes import Bench, chat, chats, make_config, write_job
+
+LINES = [
+    chat("plain", "hello world"),
+    chat("drawn", "say it", temperature=1.0, seed=11),
+    chat("n", "some of them", n=3),
+    chat("cut", "a long one that is cut", max_tokens=7),
+    chat("stop", "left STOP right", stop=["STOP"]),
+    chat("sure", "with numbers", logprobs=True, top_logprobs=2),
+    chat("both", "up to here and on", stop=["here"], logprobs=True, n=2),
+    chat("bytes", "ř😀ř"),
+    {"id": "raw", "prompt": ["one", "two"], "n": 2, "logprobs": 1},
+]
+Found = dict[str, dict[int, Half]]
+
+
+@pytest.fixture
+def whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[bytes, Found]:
+    """The output of an uninterrupted run, and all its answers as a kill at their end would leave them."""
+    (tmp_path / "whole").mkdir()
+    bench = Bench(write_job(tmp_path / "whole", LINES), make_config(order="input"))
+    with monkeypatch.context() as patch:
+        for name in ("drop", "remove"):
+            patch.setattr(Answers, name, lambda *args: None)
+
+        assert asyncio.run(bench.run()).exit_code == 0
+    with bench.paths.answers.open("rb") as file:
+        return bench.paths.out.read_bytes(), collect(file)
+
+
+def cut(found: Found, most: int) -> Iterator[bytes]:
+    """Records of at most `most` tokens of each choice, in two pieces where there are two."""
+    for key, halves in found.items():
+        for choice, half in halves.items():
+            part = Half(half.of)
+            for tokens in (most // 2, most):
+                part.tokens, part.logprobs = half.tokens[:tokens], half.logprobs[:tokens]
+                yield part.news(key, choice)
+                part.keep()
+
+
+def put(bench: Bench, data: bytes) -> None:
+    bench.paths.folder.mkdir(exist_ok=True)
+    bench.paths.answers.write_bytes(data)
+
+
+async def test_taken_up_anywhere(tmp_path: Path, whole: tuple[bytes, Found]) -> None:
+    """The same bytes wherever all answers were cut, and no token is computed twice."""
+    out, found = whole
+    sizes = [len(half.tokens) for halves in found.values() for half in halves.values()]
+    assert len(sizes) == 1 + 1 + 3 + 1 + 1 + 1 + 2 + 1 + 4
+    bench = Bench(write_job(tmp_path, LINES), make_config(order="input"))
+    for most in range(max(sizes) + 1):
+        put(bench, b"".join(cut(found, most)))
+        await bench.run()
+        assert bench.paths.out.read_bytes() == out, most
+        assert bench.client.output == sum(max(0, size - most) for size in sizes)
+        assert not bench.paths.answers.exists()
+        bench.paths.forget()
+
+
+async def test_what_is_complete_is_not_asked_again(tmp_path: Path, whole: tuple[bytes, Found]) -> None:
+    """A stop string, the length or a recorded end among the tokens: the engine hears nothing of it."""
+    out, found = whole
+    bench = Bench(write_job(tmp_path, LINES), make_config(order="input"))
+    put(bench, b"".join(cut(found, 1000)))
+    await bench.run()
+    assert bench.paths.out.read_bytes() == out
+    ended = 1 + 1 + 2  # cut, stop, both: the others stopped by a token that is not in the answer
+    assert bench.ran == 14 + 1 - ended
+    bench.paths.forget()
+    put(bench, b"".join(h.whole().news(key, i) for key, halves in found.items() for i, h in halves.items()))
+    await bench.run()
+    assert (bench.paths.out.read_bytes(), bench.ran) == (out, 0)
+
+
+def spoil(data: bytes, rng: random.Random) -> bytes:
+    """What an editor, a disk or a kill may make of a file."""
+    lines = data.splitlines(keepends=True)
+    at = rng.randrange(len(lines))
+    what = rng.randrange(6)
+    if what == 0:
+        del lines[at]
+    elif what == 1:
+        lines.insert(rng.randrange(len(lines)), lines[at])
+    elif what == 2:
+        lines[at] = lines[at].replace(b'"tokens":[', b'"tokens":[65,')
+    elif what == 3:
+        rng.shuffle(lines)
+    elif what == 4:
+        spot = rng.randrange(len(data))
+        return data[:spot] + bytes([rng.randrange(256)]) + data[spot + 1 :]
+    else:
+        return data[: rng.randrange(len(data))]
+    return b"".join(lines)
+
+
+async def test_a_spoilt_file_changes_no_answer(tmp_path: Path, whole: tuple[bytes, Found]) -> None:
+    out, found = whole
+    bench = Bench(write_job(tmp_path, LINES), make_config(order="input"))
+    rng = random.Random(5)
+    for _ in range(40):
+        data = b"".join(cut(found, rng.randrange(1, 20)))
+        for _ in range(rng.randrange(1, 4)):
+            data = spoil(data, rng) or b"\n"
+        put(bench, data)
+        await bench.run()
+        assert bench.paths.out.read_bytes() == out
+        bench.paths.forget()
+    for data in (b"\xff\x00\n", b"", b"[" * 100_000 + b"\n", b'{"key":1}\n', b'{"check":"00"}\n'):
+        put(bench, data)
+        await bench.run()
+        assert (bench.paths.out.read_bytes(), bench.client.answered) == (out, {})
+        bench.paths.forget()
+
+
+async def test_only_what_still_belongs(tmp_path: Path, whole: tuple[bytes, Found]) -> None:
+    """Another setting, another model, another line, another prompt under the same key: begun anew."""
+    data = b"".join(cut(whole[1], 5))
+    bench = Bench(write_job(tmp_path, LINES), make_config(order="input"))
+    config, host = bench.config, bench.host
+    put(bench, data)
+    bench.config = replace(config, sampling=SamplingSettings(seed=7))
+    await bench.run()
+    assert bench.client.answered == {}
+    bench.paths.forget()
+    put(bench, data)
+    bench.config, bench.host = config, replace(host, digests={**host.digests, "model": "x" * 64})
+    await bench.run()
+    assert bench.client.answered == {}
+    bench.paths.forget()
+    put(bench, data)
+    bench.host = host
+    write_job(tmp_path, [chat("plain", "hello again"), *LINES[1:4]])
+    await bench.run()
+    assert set(bench.client.answered) == {"say it", "some of them", "a long one that is cut"}
+    bench.paths.forget()
+    put(
+        bench,
+        b"".join(
+            cut({k: {i: replace(h, of="0" * 16) for i, h in v.items()} for k, v in whole[1].items()}, 5)
+        ),
+    )
+    write_job(tmp_path, LINES)
+    await bench.run()
+    assert (bench.client.answered, bench.paths.out.read_bytes()) == ({}, whole[0])
+
+
+async def test_fresh_forgets(tmp_path: Path, whole: tuple[bytes, Found]) -> None:
+    bench = Bench(write_job(tmp_path, LINES), make_config(order="input"))
+    put(bench, b"".join(cut(whole[1], 5)))
+    await bench.run(fresh=True)
+    assert (bench.client.answered, bench.paths.answers.exists()) == ({}, False)
+
+
+async def test_lines_beyond_the_limit_keep_theirs(tmp_path: Path, whole: tuple[bytes, Found]) -> None:
+    """The job is complete only when nothing is left to do."""
+    bench = Bench(write_job(tmp_path, LINES), make_config(order="input"))
+    put(bench, b"".join(cut(whole[1], 5)))
+    await bench.run(limit=2)
+    assert len(bench.client.answered) == 2
+    with bench.paths.answers.open("rb") as file:
+        assert len(collect(file)) >= len(LINES) - 2
+    await bench.run()
+    assert f"{len(LINES) - 2} answers under way when the last run ended: not begun anew" in bench.said
+    assert set(bench.client.answered) >= {"some of them", "ř😀ř", "one"}
+    assert bench.paths.out.read_bytes() == whole[0]
+    assert not bench.paths.answers.exists()
+
+
+async def test_a_try_goes_on_where_the_one_before_broke_off(tmp_path: Path) -> None:
+    bench = Bench(write_job(tmp_path, [chat("a", "HALF 3 of it", n=1), *chats(3)]), no_sleep=True)
+    assert (await bench.run()).exit_code == 0
+    assert bench.client.answered == {"HALF 3 of it": 3}
+    assert b"HALF 3 of it" in bench.paths.out.read_bytes()
+
+
+async def test_the_copy_of_a_line_costs_it_nothing(tmp_path: Path, whole: tuple[bytes, Found]) -> None:
+    """A line that is there twice is refused under the key of the first, which is still under way."""
+    bench = Bench(write_job(tmp_path, [LINES[0], LINES[0], *chats(3)]), make_config(concurrency=1))
+    put(bench, b"".join(cut(whole[1], 5)))
+    await bench.run()
+    assert bench.client.answered == {"hello world": 5}
+
+
+async def test_a_file_that_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It costs half answers, said once, and nothing else."""
+    append = Appender.append
+
+    def full(self: Appender, data: bytes) -> None:
+        if self.path.name == "answers.jsonl":
+            raise JobError("no space left")
+        append(self, data)
+
+    monkeypatch.setattr(Appender, "append", full)
+    monkeypatch.setattr("mlxrun.batch.line_runner.WRITE_EVERY", 0.001)
+    bench = Bench(write_job(tmp_path, chats(30)))
+    bench.client.pause = 0.002
+    with caplog.at_level(logging.WARNING):
+        assert (await bench.run()).exit_code == 0
+    assert len([r for r in caplog.records if "half answers are not kept" in r.getMessage()]) == 1
+
+
+class Lines:
+    """An index: keys and states, no file."""
+
+    def __init__(self, count: int) -> None:
+        self.state = bytearray([TODO] * count)
+
+    def __len__(self) -> int:
+        return len(self.state)
+
+    def key(self, position: int) -> bytes:
+        return position.to_bytes(16, "big")
+
+
+def test_the_file_stays_small_and_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any order of growth, ends and starts: it gives back what was written, and is never mostly garbage."""
+    monkeypatch.setattr(answers_module, "COMPACT_FROM", 2000)
+    rng, path, index = random.Random(3), tmp_path / "answers.jsonl", Lines(400)
+    answers, current = Answers(path), list(range(8))
+    request = Request("r", (1, 2, 3), SamplingParams(max_tokens=500, logprobs=1))
+    truth: dict[tuple[str, int], list[int]] = {}
+    for step in range(1500):
+        line, choice = rng.choice(current), rng.randrange(2)
+        key = index.key(line).hex()
+        half = answers.half(key, choice, request)
+        assert half.tokens == truth.setdefault((key, choice), [])
+        token, p = rng.randrange(50_000), -rng.random()
+        half.add(TokenEvent("r", (token,), (TokenLogprob(p, ((token, p), (7, -1e300))),)))
+        truth[key, choice].append(token)
+        if step % 7 == 0:
+            answers.write()
+            with path.open("rb") as file:
+                stored = {(k, i): h for k, v in collect(file).items() for i, h in v.items()}
+            assert all(stored[at].tokens == tokens for at, tokens in truth.items())
+            live = sum(len(h.whole().news(*at)) for at, h in stored.items() if at in truth)
+            assert path.stat().st_size < 2 * max(2000, 3 * live)
+        if step % 11 == 0:
+            answers.drop(key)
+            index.state[line] = DONE
+            truth = {at: tokens for at, tokens in truth.items() if at[0] != key}
+            current[current.index(line)] = max(current) + 1
+        if step % 100 == 99:
+            answers.close()
+            answers = Answers(path)
+            answers.read(index)  # type: ignore[arg-type]
+            assert len(answers) == len({key for key, _ in truth})
+    answers.remove()
+    assert not path.exists()
+
+
+def test_records_hold_every_digit() -> None:
+    p = [0.1 + 0.2, -1e-300, float("-inf"), -123456.789012345]
+    logprobs = [TokenLogprob(x, ((1, x), (2, -x / 3))) for x in p]
+    half = Half("d" * 16, [1, 2, 3, 4], logprobs, FinishReason.LENGTH)
+    assert parse(half.news("k", 2)) == ("k", 2, 0, half.whole())
+    half.keep()
+    assert half.news("k", 2) == b""
+    assert parse(half.whole().news("k", 2)[:-1]) is None
+
+
+def test_when_an_answer_is_complete() -> None:
+    """By the length that was asked for, by the context's end, or as recorded; an abort is no end."""
+    request = Request("r", tuple(range(10)), SamplingParams(max_tokens=5))
+    tokens = [1, 2, 3, 4]
+    assert Half("", tokens).ended(request, 100) is None
+    assert Half("", [*tokens, 5]).ended(request, 100) is FinishReason.LENGTH
+    assert Half("", tokens).ended(request, 14) is FinishReason.LENGTH
+    assert Half("", []).ended(request, 10) is None  # the engine says that this prompt is too long
+    for finish, kept in ((FinishReason.STOP, True), (FinishReason.LENGTH, True), (FinishReason.ABORT, False)):
+        half = Half("")
+        half.add(TokenEvent("r", finish=finish))
+        assert half.ended(request, 100) is (finish if kept else None)
+        assert bool(half.news("k", 0)) is kept

@@ -1,0 +1,395 @@
+"""`mlxrun bench engine`: the work it asks for, its arithmetic, its report, and a real run in small."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from rich.console import Console
+
+from mlxrun.bench.engine.benchmark import Meter, measure_workload, summary, turns
+from mlxrun.bench.engine.measurement import (
+    MEASURES,
+    Output,
+    Trace,
+    agreement,
+    drive,
+    medians,
+    metrics,
+    percentile,
+    ratios,
+)
+from mlxrun.bench.engine.mlxrun_contender import Ours
+from mlxrun.bench.engine.workloads import STAGGERED_BEFORE, WORKLOADS, Job, Workload, make_workload
+from mlxrun.bench.models import PRESETS, bench_model, describe
+from mlxrun.bench.report import notes, print_report, rows
+from mlxrun.cli.bench import command
+from mlxrun.errors import ConfigError, MlxrunError, RequestError
+from mlxrun.scheduler.request import FinishReason, Request, TokenEvent
+
+VOCAB = 100
+
+
+class FakeContender:
+    """One token for every row a step, after `prefill` steps that give nothing; a step takes a second."""
+
+    def __init__(self, prefill: int = 1, lose: int = 0) -> None:
+        self.now = 0.0
+        self.closed = False
+        self.added: list[tuple[float, list[str]]] = []
+        self._prefill, self._lose = prefill, lose
+        self._left: dict[str, int] = {}
+        self._wait: dict[str, int] = {}
+
+    @property
+    def decoding(self) -> int:
+        return sum(self._wait[j] < 0 for j in self._left)
+
+    def add(self, jobs: Sequence[Job]) -> None:
+        self.added.append((self.now, [job.id for job in jobs]))
+        for job in jobs:
+            self._left[job.id] = job.output - self._lose
+            self._wait[job.id] = self._prefill
+
+    def step(self) -> list[Output]:
+        self.now += 1.0
+        outputs = []
+        for job_id in list(self._left):
+            self._wait[job_id] -= 1
+            if self._wait[job_id] < 0:
+                self._left[job_id] -= 1
+                outputs.append(Output(job_id, (7,), self._left[job_id] <= 0))
+                if self._left[job_id] <= 0:
+                    del self._left[job_id]
+        return outputs
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def run(contender: FakeContender, workload: Workload) -> Trace:
+    return drive(contender, workload, lambda: contender.now)
+
+
+# -- workloads --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_a_workload_is_the_same_every_time_and_stays_below_the_vocabulary(name: str) -> None:
+    one, two = (make_workload(name, 0.1, VOCAB, seed=3) for _ in range(2))
+    assert one == two
+    assert one != make_workload(name, 0.1, VOCAB, seed=4)
+    assert len({job.id for job in one.jobs}) == len(one.jobs) == 32
+    assert all(0 <= token < VOCAB for job in one.jobs for token in job.prompt)
+    assert [job.tick for job in one.jobs] == sorted(job.tick for job in one.jobs)
+
+
+def test_the_shapes_are_those_that_the_goals_speak_of() -> None:
+    """Issue 2, item 8."""
+    lengths = {
+        name: sorted(len(j.prompt) for j in make_workload(name, 1.0, VOCAB).jobs) for name in WORKLOADS
+    }
+    assert lengths["uniform"] == [512] * 32
+    assert lengths["ragged"] == [256] * 31 + [16384]
+    assert lengths["mixed"] == [512] * 20 + [2048] * 8 + [8192] * 4
+    assert lengths["staggered"] == [256] * 31 + [16384]
+    assert {j.output for j in make_workload("ragged", 1.0, VOCAB).jobs} == {128}
+
+
+@pytest.mark.parametrize("scale", [0.01, 0.05, 0.3, 1.0, 2.0])
+def test_the_long_prompt_arrives_while_sixteen_rows_decode(scale: float) -> None:
+    workload = make_workload("staggered", scale, VOCAB)
+    assert workload.long_id is not None
+    long = workload.job(workload.long_id)
+    assert len(long.prompt) == max(len(job.prompt) for job in workload.jobs)
+    seen: dict[str, int] = {}
+
+    class Watch(FakeContender):
+        def add(self, jobs: Sequence[Job]) -> None:
+            seen.update({job.id: self.decoding for job in jobs})
+            super().add(jobs)
+
+    run(Watch(prefill=1), workload)
+    assert seen[long.id] == STAGGERED_BEFORE
+
+
+def test_scale_shortens_prompts_and_answers_but_leaves_time_to_decode_together() -> None:
+    small = make_workload("ragged", 0.02, VOCAB)
+    assert max(len(j.prompt) for j in small.jobs) == 328
+    assert min(j.output for j in small.jobs) == 24
+
+
+# -- driving and arithmetic -------------------------------------------------------------------------
+
+
+def test_arrivals_count_steps_that_gave_tokens_and_idle_time_is_skipped() -> None:
+    jobs = (Job("a", (1,), 3), Job("b", (1,), 1, tick=1), Job("c", (1,), 1, tick=50))
+    contender = FakeContender(prefill=2)
+    trace = run(contender, Workload("w", jobs))
+    # a: two steps of prefill, first token at 3 = tick 1; b comes in then; c as soon as nothing is left.
+    assert contender.added == [(0.0, ["a"]), (3.0, ["b"]), (6.0, ["c"])]
+    assert trace.times == {"a": [3.0, 4.0, 5.0], "b": [6.0], "c": [9.0]}
+
+
+def test_a_job_with_missing_tokens_is_an_error_not_a_number() -> None:
+    workload = Workload("w", (Job("a", (1,), 5),))
+    with pytest.raises(MlxrunError, match="a got 4 tokens instead of 5"):
+        run(FakeContender(lose=1), workload)
+
+
+def test_metrics_by_hand() -> None:
+    jobs = (Job("a", (1,) * 10, 4), Job("b", (1,) * 20, 3), Job("long", (1,) * 30, 2))
+    trace = Trace(
+        start=10.0,
+        added={"a": 10.0, "b": 10.0, "long": 12.0},
+        times={"a": [11.0, 12.0, 14.0, 15.0], "b": [12.0, 13.0, 16.0], "long": [14.0, 18.0]},
+        tokens={"a": [1] * 4, "b": [1] * 3, "long": [1] * 2},
+    )
+    got = metrics(trace, Workload("w", jobs, long_id="long"))
+    assert got["wall_s"] == 8.0
+    assert got["output_tps"] == 9 / 8
+    assert got["prefill_tps"] == 60 / 4
+    # All three decode from 14 (the last first token) to 15 (the first last token): one token came in between.
+    assert got["decode_tps"] == 1.0
+    assert got["ttft_mean_s"] == pytest.approx((1 + 2 + 2) / 3)
+    assert (got["ttft_p99_s"], got["gap_p50_s"], got["gap_p99_s"]) == (2.0, 1.0, 4.0)
+    # Gaps that end in (12, 14]: a's 12 -> 14 and b's 12 -> 13.
+    assert got["long_gap_p99_s"] == 2.0
+
+
+def test_rows_that_never_decode_together_have_no_steady_rate() -> None:
+    trace = Trace(0.0, {"a": 0.0, "b": 0.0}, {"a": [1.0, 2.0], "b": [2.0, 3.0]}, {"a": [1, 1], "b": [1, 1]})
+    workload = Workload("w", (Job("a", (1,), 2), Job("b", (1,), 2)))
+    assert metrics(trace, workload)["decode_tps"] is None
+    assert metrics(trace, workload)["long_gap_p99_s"] is None
+
+
+@pytest.mark.parametrize(
+    ("values", "share", "expected"),
+    [([], 0.5, None), ([3.0], 0.99, 3.0), ([4.0, 1.0, 3.0, 2.0], 0.5, 2.0), (list(range(1, 101)), 0.99, 99)],
+)
+def test_percentile_is_nearest_rank(values: list[float], share: float, expected: float | None) -> None:
+    assert percentile(values, share) == expected
+
+
+def test_ratios_say_how_many_times_better_ours_is() -> None:
+    ours = {"wall_s": 2.0, "decode_tps": 30.0, "peak_bytes": 10.0, "gap_p50_s": None}
+    peer = {"wall_s": 16.0, "decode_tps": 3.0, "peak_bytes": 5.0, "gap_p50_s": 1.0}
+    got = ratios(ours, peer)
+    assert (got["wall_s"], got["decode_tps"], got["peak_bytes"]) == (8.0, 10.0, 0.5)
+    assert got["gap_p50_s"] is None and got["output_tps"] is None
+
+
+def test_medians_need_every_run() -> None:
+    runs: list[dict[str, float | None]] = [
+        {"wall_s": w, "decode_tps": d} for w, d in [(1, 1), (9, None), (2, 2)]
+    ]
+    assert medians(runs)["wall_s"] == 2
+    assert medians(runs)["decode_tps"] is None
+
+
+def test_agreement_counts_answers_with_the_same_tokens() -> None:
+    ours = Trace(0.0, tokens={"a": [1, 2], "b": [1, 2]})
+    peer = Trace(0.0, tokens={"a": [1, 2], "b": [1, 3]})
+    assert agreement(ours, peer) == 0.5
+
+
+# -- turns and report -------------------------------------------------------------------------------
+
+
+def fake_sides(repeat: int) -> tuple[list[FakeContender], list[str], dict[str, Any]]:
+    """Two sides on one clock and one memory: weights 100 and 200 bytes, 30 and 60 while running."""
+    opened: list[FakeContender] = []
+    names: list[str] = []
+    state = {"alive": 5, "peak": 0}
+    workload = make_workload("uniform", 0.01, VOCAB)
+
+    class Side(FakeContender):
+        def __init__(self, name: str, weights: int, prefill: int) -> None:
+            super().__init__(prefill)
+            self._rows, self._weights = weights * 3 // 10, weights
+            state["alive"] += weights
+            opened.append(self)
+            names.append(name)
+
+        def step(self) -> list[Output]:
+            state["peak"] = state["alive"] + self._rows
+            return super().step()
+
+        def close(self) -> None:
+            state["alive"] -= self._weights
+            super().close()
+
+    def settle(drop_pool: bool) -> int:
+        state["peak"] = state["alive"]
+        return state["alive"]
+
+    openers = {"mlxrun": lambda: Side("mlxrun", 100, 1), "mlx-lm": lambda: Side("mlx-lm", 200, 4)}
+    meter = Meter(lambda: opened[-1].now, settle, lambda: state["peak"])
+    said: list[str] = []
+    sides = measure_workload(workload, openers, repeat, meter, said.append)
+    assert len(said) == 2 * repeat
+    return opened, names, summary(workload, sides)
+
+
+def test_sides_take_turns_and_each_pays_for_its_own_memory_alone() -> None:
+    opened, names, part = fake_sides(3)
+    assert (
+        names
+        == ["mlxrun", "mlx-lm", "mlx-lm", "mlxrun", "mlxrun", "mlx-lm"]
+        == list(turns(["mlxrun", "mlx-lm"], 3))
+    )
+    assert all(contender.closed for contender in opened)
+    ours, peer = part["sides"]["mlxrun"]["median"], part["sides"]["mlx-lm"]["median"]
+    assert (ours["peak_bytes"], ours["peak_rows_bytes"]) == (130, 30)
+    assert (peer["peak_bytes"], peer["peak_rows_bytes"]) == (260, 60)
+    assert part["ratio"]["peak_bytes"] == 2.0
+    assert part["ratio"]["ttft_mean_s"] == 2.5  # 5 seconds against 2
+    assert part["same_tokens"] == 1.0
+
+
+def fake_report() -> dict[str, Any]:
+    _, _, part = fake_sides(1)
+    part["chunk"] = {"tokens": 512, "seconds": 0.5, "p99_in_chunks": {"mlxrun": 0.9, "mlx-lm": None}}
+    return {
+        "versions": {"mlxrun": "0.1"},
+        "device": {"backend": "cpu", "name": "some CPU"},
+        "model": {"name": "tiny", "dtype": "float32", "vocab": VOCAB},
+        "settings": {"scale": 0.01, "repeat": 1},
+        "workloads": {"uniform": part},
+    }
+
+
+def test_the_table_has_every_measure_with_values_and_the_ratio() -> None:
+    report = fake_report()
+    cells = {row[0]: row[1:] for row in rows(report["workloads"]["uniform"])}
+    assert set(cells) == {m.title for m in MEASURES} - {"inter-token p99 while the long prompt prefills"}
+    assert cells["whole job"] == ("25.000 s", "28.000 s", "1.12")
+    assert cells["peak memory"] == ("0.0 MB", "0.0 MB", "2.00")
+    assert any("512 tokens" in line and "mlxrun 0.90" in line for line in notes(report))
+
+
+def test_piped_it_is_a_markdown_table() -> None:
+    out = io.StringIO()
+    print_report(fake_report(), Console(file=out))
+    lines = [line.strip() for line in out.getvalue().splitlines() if line.strip()]
+    table = [line for line in lines if line.startswith("|")]
+    assert table[0].split("|")[1].strip() == "workload"
+    assert len({line.count("|") for line in table}) == 1 and len(table) == 2 + len(MEASURES) - 1
+    assert sum(set(line) <= set("|-:") for line in table) == 1
+
+
+def test_without_a_peer_there_is_one_column_and_no_ratio() -> None:
+    report = fake_report()
+    part = report["workloads"]["uniform"]
+    del part["sides"]["mlx-lm"], part["ratio"], part["same_tokens"]
+    assert all(len(row) == 2 for row in rows(part))
+
+
+# -- our side ---------------------------------------------------------------------------------------
+
+
+class FakeEngine:
+    """Scripted events; keeps what was asked."""
+
+    def __init__(self, steps: list[list[TokenEvent]]) -> None:
+        self.asked: list[Request] = []
+        self._steps = steps
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._steps)
+
+    def add(self, request: Request) -> None:
+        self.asked.append(request)
+
+    def step(self) -> list[TokenEvent]:
+        return self._steps.pop(0)
+
+
+def test_our_engine_is_asked_for_greedy_answers_of_a_fixed_length() -> None:
+    progress = TokenEvent("a", computed=1)
+    last = TokenEvent("a", (5,), finish=FinishReason.LENGTH)
+    engine = FakeEngine([[progress], [TokenEvent("a", (4,))], [last]])
+    trace = drive(Ours(engine), Workload("w", (Job("a", (1, 2), 2),)), lambda: 0.0)
+    assert trace.tokens == {"a": [4, 5]}
+    params = engine.asked[0].params
+    assert (params.max_tokens, params.temperature, params.stop_ids) == (2, 0.0, frozenset())
+
+
+def test_a_failed_request_and_a_stuck_engine_end_the_benchmark() -> None:
+    workload = Workload("w", (Job("a", (1, 2), 2),))
+    broken = TokenEvent("a", finish=FinishReason.ERROR, error=RequestError("no room"))
+    with pytest.raises(RequestError, match="no room"):
+        drive(Ours(FakeEngine([[broken]])), workload, lambda: 0.0)
+    with pytest.raises(MlxrunError, match="idle"):
+        drive(Ours(FakeEngine([])), workload, lambda: 0.0)
+
+
+# -- models and the command -------------------------------------------------------------------------
+
+
+def test_a_model_is_a_preset_or_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"tiny, qwen3-0\.6b"), bench_model("nope"):
+        pass
+    config = {"text_config": {"vocab_size": 9, "dtype": "bfloat16"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert (describe("m", tmp_path).vocab, describe("m", tmp_path).dtype) == (9, "bfloat16")
+    (tmp_path / "config.json").write_text(json.dumps(config | {"quantization": {"bits": 4}}))
+    assert describe("m", tmp_path).dtype is None
+
+
+def test_the_big_preset_has_the_real_shape() -> None:
+    """Issue 2: qwen3-0.6b bf16, as Qwen3-0.6B's own config.json."""
+    shape = PRESETS["qwen3-0.6b"]
+    keys = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")
+    assert [shape[k] for k in keys] == [28, 1024, 16, 8, 128]
+    assert (shape["intermediate_size"], shape["vocab_size"], shape["tie_word_embeddings"]) == (
+        3072,
+        151936,
+        True,
+    )
+
+
+def test_a_wrong_option_is_a_usage_error() -> None:
+    runner = CliRunner()
+    assert runner.invoke(command, ["engine", "--workload", "nope"]).exit_code == 2
+    assert runner.invoke(command, ["engine", "--scale", "0"]).exit_code == 2
+    assert "ragged" in runner.invoke(command, ["engine", "--help"]).output
+
+
+def test_help_needs_no_mlx() -> None:
+    """Design 2: `--help` imports neither mlx nor transformers."""
+    code = (
+        "import sys; from click.testing import CliRunner; from mlxrun.cli.bench import command\n"
+        "assert CliRunner().invoke(command, ['engine', '--help']).exit_code == 0\n"
+        "print([m for m in ('mlx', 'mlx.core', 'transformers', 'rich') if m in sys.modules])"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[]"
+
+
+def test_both_sides_run_for_real(tmp_path: Path) -> None:
+    """The tiny preset in small: two workloads, both engines, JSON and table."""
+    path = tmp_path / "bench.json"
+    args = ["engine", "--scale", "0.01", "--repeat", "1", "--workload", "ragged", "--workload", "staggered"]
+    result = CliRunner().invoke(command, [*args, "--json", str(path)], catch_exceptions=False)
+    assert result.exit_code == 0
+    report = json.loads(path.read_text())
+    assert set(report) == {"format", "versions", "device", "model", "settings", "workloads"}
+    assert list(report["workloads"]) == ["ragged", "staggered"]
+    for part in report["workloads"].values():
+        assert set(part["sides"]) == {"mlxrun", "mlx-lm"}
+        for side in part["sides"].values():
+            assert side["median"]["decode_tps"] > 0 and side["median"]["peak_rows_bytes"] > 0
+        assert part["same_tokens"] == 1.0  # float32: both compute the same
+    chunk = report["workloads"]["staggered"]["chunk"]
+    assert chunk["tokens"] == 164 and chunk["seconds"] > 0 and chunk["p99_in_chunks"]["mlxrun"] > 0
+    assert "| ragged" in result.output

@@ -1,0 +1,248 @@
+"""`mlxrun bench serve`: what is sent, what is noted, what follows from it; over a scripted server."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from PIL import Image
+
+from mlxrun.bench.serve.benchmark import medians, print_serve_report, run_serve_bench
+from mlxrun.bench.serve.chats import numbers
+from mlxrun.bench.serve.rounds import ServePlan, percentile
+from mlxrun.bench.serve.streaming_client import Load, Seen, Target, measure, model_of
+from mlxrun.bench.serve.workloads import WORKLOADS, Size, bodies
+from mlxrun.cli.main import main
+from mlxrun.errors import MlxrunError
+
+SIZE = Size(40, 8)
+
+
+def chunk(**fields: Any) -> bytes:
+    return b"data: " + json.dumps(fields).encode() + b"\n\n"
+
+
+def text(content: str) -> dict[str, Any]:
+    return {"choices": [{"index": 0, "delta": {"content": content}}]}
+
+
+class Script:
+    """A server that answers as its `trouble` says, by the number of the request."""
+
+    def __init__(self, trouble: dict[int, str] | None = None, usage: bool = True) -> None:
+        self.trouble = trouble or {}
+        self.usage = usage
+        self.bodies: list[dict[str, Any]] = []
+        self.busy = self.most = 0
+
+    def app(self) -> web.Application:
+        app = web.Application()
+        app.router.add_post("/v1/chat/completions", self.chat)
+        app.router.add_get("/v1/models", self.models)
+        return app
+
+    async def models(self, request: web.Request) -> web.Response:
+        return web.json_response({"data": [{"id": "tiny"}]})
+
+    async def chat(self, request: web.Request) -> web.StreamResponse:
+        self.bodies.append(await request.json())
+        trouble = self.trouble.get(len(self.bodies))
+        if trouble == "full":
+            return web.json_response({"error": {"message": "full"}}, status=429)
+        self.busy += 1
+        self.most = max(self.most, self.busy)
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(b": hello\n\n" + chunk(choices=[{"index": 0, "delta": {"role": "assistant"}}]))
+        if trouble == "breaks":
+            await response.write(chunk(error={"message": "broken"}))
+            return response
+        if trouble != "mute":
+            for piece in "abc":
+                await response.write(chunk(**text(piece)))
+        if self.usage:
+            details = {"cached_tokens": 10}
+            usage = {"prompt_tokens": 20, "completion_tokens": 7, "prompt_tokens_details": details}
+            await response.write(chunk(choices=[], usage=usage))
+        if trouble != "cut":
+            await response.write(b"data: [DONE]\n\n")
+        self.busy -= 1
+        return response
+
+
+async def seen_of(script: Script, count: int, load: Load | None = None) -> list[Seen]:
+    async with TestServer(script.app()) as server:
+        target = Target("t", str(server.make_url("/v1")), "tiny", "secret")
+        return await measure(target, bodies("chat", SIZE, count, "0"), load or Load(4))
+
+
+async def test_what_is_noted() -> None:
+    """Tokens are what usage says; a piece is a chunk with text, not the role, a comment or the usage."""
+    script = Script()
+    seen = await seen_of(script, 6)
+    assert [(s.prompt, s.cached, s.output, len(s.pieces), s.error) for s in seen] == [
+        (20, 10, 7, 3, None)
+    ] * 6
+    assert all(s.sent <= s.pieces[0] <= s.pieces[-1] <= s.end for s in seen)
+    body = script.bodies[0]
+    assert body["stream"] is True and body["model"] == "tiny" and body["max_tokens"] == SIZE.output
+    assert script.most <= 4
+
+
+async def test_without_usage_pieces_are_counted() -> None:
+    (seen,) = await seen_of(Script(usage=False), 1)
+    assert (seen.output, seen.prompt) == (3, 0)
+
+
+@pytest.mark.parametrize(
+    ("trouble", "match"),
+    [("full", "429"), ("breaks", "broken"), ("mute", "without"), ("cut", "before [DONE]")],
+)
+async def test_errors_are_of_their_request_alone(trouble: str, match: str) -> None:
+    seen = await seen_of(Script({2: trouble}), 3, Load(1))
+    assert [s.error is None for s in seen] == [True, False, True]
+    assert match in str(seen[1].error)
+    assert numbers(seen)["errors"] == 1
+
+
+async def test_a_server_that_is_not_there_is_an_error() -> None:
+    (seen,) = await measure(Target("t", "http://127.0.0.1:1/v1", "m"), bodies("chat", SIZE, 1, "0"), Load(1))
+    assert seen.error is not None and numbers([seen])["output_rate"] is None
+
+
+async def test_a_warm_up_of_errors_stops_it() -> None:
+    """With the first error; one good request is enough to go on."""
+    for bad, goes_on in (({1: "full", 2: "cut"}, False), ({1: "full"}, True)):
+        script = Script(bad)
+        async with TestServer(script.app()) as server:
+            target = Target("t", str(server.make_url("/v1")), "tiny")
+            plan = ServePlan((target,), ("chat",), SIZE, 2, Load(1), repeat=1)
+            if goes_on:
+                report = await asyncio.to_thread(run_serve_bench, plan, lambda line: None)
+                assert report["workloads"]["chat"]["t"]["runs"][0]["errors"] == 0
+                continue
+            with pytest.raises(MlxrunError, match=r"chat t: every request of the warm-up failed.*429.*full"):
+                await asyncio.to_thread(run_serve_bench, plan, lambda line: None)
+            assert len(script.bodies) == 2
+
+
+async def test_an_open_loop_does_not_wait() -> None:
+    script = Script()
+    seen = await seen_of(script, 5, Load(1, rate=10_000.0))
+    assert len(seen) == 5 and all(s.error is None for s in seen)
+
+
+async def test_the_model_is_asked_for() -> None:
+    async with TestServer(Script().app()) as server:
+        assert await model_of(Target("t", str(server.make_url("/v1")))) == "tiny"
+
+
+def test_numbers_of_a_round() -> None:
+    """Two requests by hand: 10 tokens in 4 s; first pieces after 1 and 2 s; gaps 1, 1 and 0.5 s."""
+    seen = [Seen(0.0, [1.0, 2.0, 3.0], 3.0, 10, 5, 6), Seen(1.0, [3.0, 3.5], 4.0, 10, 0, 4)]
+    found = numbers(seen)
+    assert (found["output_rate"], found["request_rate"], found["cached_share"]) == (2.5, 0.5, 0.25)
+    assert (found["ttft_p50"], found["ttft_p99"]) == (1.0, 2.0)
+    assert (found["gap_p50"], found["gap_p95"], found["whole_p50"]) == (1.0, 1.0, 3.0)
+
+
+def test_percentiles_are_values_that_were_seen() -> None:
+    values = [float(i) for i in range(1, 101)]
+    assert [percentile(values, share) for share in (50, 95, 99, 100)] == [50.0, 95.0, 99.0, 100.0]
+    assert percentile([7.0], 99) == 7.0
+
+
+def test_medians_leave_out_what_is_missing() -> None:
+    run = numbers([Seen(0.0, [1.0], 2.0, 1, 0, 1)])
+    empty = numbers([Seen(0.0, error="gone")])
+    assert medians([run, empty])["ttft_p50"] == 1.0
+    assert medians([empty])["ttft_p50"] is None
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_rounds_differ_and_seeds_repeat(name: str) -> None:
+    one, again, other = (bodies(name, SIZE, 8, seed) for seed in ("1", "1", "2"))
+    assert one == again and all(a != b for a, b in zip(one, other, strict=True))
+    assert len({json.dumps(body) for body in one}) == 8
+
+
+def test_shared_prompts_begin_alike_in_every_round() -> None:
+    systems = {b["messages"][0]["content"] for seed in "12" for b in bodies("shared", SIZE, 4, seed)}
+    assert len(systems) == 1 and len(systems.pop().split()) == 36
+
+
+def test_mixed_prompts_have_four_lengths() -> None:
+    lengths = [len(b["messages"][0]["content"].split()) for b in bodies("mixed", SIZE, 8, "0")]
+    assert lengths == [10, 40, 80, 160] * 2
+
+
+def test_the_picture_is_one() -> None:
+    part = bodies("image", SIZE, 1, "0")[0]["messages"][0]["content"][0]
+    data = base64.b64decode(part["image_url"]["url"].partition(",")[2])
+    with Image.open(io.BytesIO(data)) as image:
+        image.load()
+        assert image.size == (64, 64) and len(image.convert("RGB").getcolors(4096) or ()) > 8
+
+
+def test_a_report_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    """The first server is compared with each other; above 1 is better, also where less is better."""
+    draw = random.Random(0)
+    fast = numbers([Seen(0.0, [0.1, 0.2], 0.2, 10, 0, 20)])
+    slow = numbers([Seen(0.0, [0.4, 0.8], 0.8, 10, 0, 20), Seen(0.0, error="gone")])
+    sides = {
+        "fast": {"runs": [fast], "median": medians([fast]), "errors": {}},
+        "slow": {"runs": [slow], "median": medians([slow]), "errors": {"gone": 1}},
+    }
+    settings = {"requests": 1, "repeat": 1, "prompt_words": 1, "output_tokens": 2, "rate": None}
+    report = {
+        "targets": {"fast": {}, "slow": {}},
+        "settings": settings | {"concurrency": draw.randint(1, 9)},
+        "workloads": {"chat": sides},
+    }
+    print_serve_report(report)
+    shown = capsys.readouterr().out
+    rows = {line.split("|")[2].strip(): line.split("|")[3:6] for line in shown.splitlines() if "|" in line}
+    assert [cell.strip() for cell in rows["output"]] == ["100 tok/s", "25 tok/s", "4.00"]
+    assert [cell.strip() for cell in rows["TTFT p50"]] == ["100.0 ms", "400.0 ms", "4.00"]
+    assert "chat slow: 1 x gone" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        (["--url", "localhost:1"], "expected http"),
+        (["--url", "a=http://h/v1", "--url", "a=http://i/v1"], "two servers"),
+        (["--url", "http://h/v1", "--key-env", "NO_SUCH_VARIABLE"], "no such environment variable"),
+        (["--url", "http://h/v1", "--workload", "long", "--rate", "5"], "--rate is for the workloads chat,"),
+        (["--url", "http://h/v1", "--long-words", "5"], "--long-words is for the workloads long only"),
+        ([], "--url"),
+    ],
+)
+def test_bad_flags_say_what_is_wrong(
+    arguments: list[str], match: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main(["bench", "serve", *arguments]) == 2
+    assert match in capsys.readouterr().err
+
+
+def test_a_model_for_every_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It loads through mlx-lm, has the built-in model's template, and never ends an answer by itself."""
+    folder = tmp_path / "model"
+    assert main(["bench", "model", str(folder)]) == 0
+    from mlx_lm import load, stream_generate
+
+    model, tokenizer = load(str(folder))
+    prompt = tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], add_generation_prompt=True)
+    answers = list(stream_generate(model, tokenizer, prompt, max_tokens=200))
+    assert len(answers) == 200 and answers[-1].finish_reason == "length"
+    assert len({answer.token for answer in answers}) > 20
+    assert main(["bench", "model", str(folder)]) == 2
+    assert "not empty" in capsys.readouterr().err

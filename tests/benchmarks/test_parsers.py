@@ -1,0 +1,79 @@
+"""`python -m benchmarks parsers`: its samples, its arithmetic and its report. Speed itself is not tested."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+from collections.abc import Iterator
+
+import pytest
+from click.testing import CliRunner
+from rich.console import Console
+
+from benchmarks.parser_samples import CALLS, TEXT, TOOLS, call_of, names, thought_of
+from benchmarks.parsers import SIZES, ParsersPlan, print_parsers_report, run_parsers_bench
+from mlxrun.cli.bench import command
+from mlxrun.parsers import names as parser_names
+from mlxrun.parsers import reasoning_parser, tool_parser
+
+PLAN = ParsersPlan(("hermes", "think"), length=2000, repeat=2)
+
+
+def test_every_parser_has_a_sample() -> None:
+    assert [name for kind, name in names() if kind == "tools"] == list(parser_names()["tools"][2:])
+    assert set(CALLS) == set(parser_names()["tools"][2:])
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_sample_is_a_call(name: str) -> None:
+    """Else `marked` would measure plain text."""
+    parser = tool_parser(name, TOOLS)
+    deltas = [*parser.feed(call_of(name)), *parser.finish()]
+    assert [delta.name for delta in deltas if delta.name] == ["save"]
+    assert json.loads("".join(delta.text for delta in deltas)) == {"path": "a.txt", "text": TEXT}
+
+
+@pytest.mark.parametrize("name", [name for kind, name in names() if kind == "reasoning"])
+def test_a_sample_is_a_thought(name: str) -> None:
+    parser = reasoning_parser(name)
+    deltas = [*parser.feed(thought_of(name)), *parser.finish()]
+    assert {delta.kind for delta in deltas} == {"reasoning"}
+    assert "".join(delta.text for delta in deltas).strip() == TEXT.strip()
+
+
+def test_rates() -> None:
+    """Characters over seconds: the clock ticks once an answer."""
+    said: list[str] = []
+    ticks: Iterator[int] = itertools.count()
+    report = run_parsers_bench(PLAN, said.append, lambda: float(next(ticks)))
+    hermes, think = report["parsers"]
+    assert (hermes["kind"], hermes["name"], think["kind"], think["name"]) == (
+        *("tools", "hermes"),
+        *("reasoning", "think"),
+    )
+    assert set(hermes["text"]) == set(hermes["marked"]) == {str(size) for size in SIZES}
+    assert all(1900 < rate <= 2000 for rate in hermes["text"].values())
+    assert set(hermes["marked"].values()) == {len(call_of("hermes")) * (2000 // len(call_of("hermes")))}
+    assert len(said) == 2
+
+
+def test_table() -> None:
+    ticks = itertools.count()
+    report = run_parsers_bench(PLAN, lambda line: None, lambda: next(ticks) / 1000)
+    out = io.StringIO()
+    print_parsers_report(report, Console(file=out))
+    assert "| hermes |" in out.getvalue().replace("  ", "")
+    assert "1.9 M/s" in out.getvalue()
+
+
+def test_command() -> None:
+    done = CliRunner().invoke(
+        command, ["parsers", "--parser", "think", "--length", "100", "--repeat", "1", "--json", "-"]
+    )
+    assert done.exit_code == 0, done.output
+    report = json.loads(done.stdout)
+    assert report["settings"] == {"length": 100, "repeat": 1, "sizes": list(SIZES)}
+    wrong = CliRunner().invoke(command, ["parsers", "--parser", "nope"])
+    assert wrong.exit_code == 2
+    assert "--parser nope: there are" in wrong.output

@@ -1,0 +1,748 @@
+"""What the prefix cache keeps, for how long, and that it is never wrong (cache/prefix_cache.py, cache/entry_store.py).
+
+A2, A3, A10, A12, A14 to A17, A20, B8, B14, B17, B28; design 7.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mlxrun.cache import content_keys, tracked_request
+from mlxrun.cache.entry import Blob, Record
+from mlxrun.cache.entry_store import Store
+from mlxrun.cache.prefix_cache import PrefixCache
+from mlxrun.scheduler.request import HitKind
+from mlxrun.scheduler.step_plan import Part
+from tests.helpers.cache_fakes import (
+    STATE_BYTES,
+    FakeCodec,
+    FakeFiles,
+    Row,
+    check_integrity,
+    make,
+    req,
+    serve,
+)
+
+LONG = list(range(100, 130))
+
+
+def records(cache: PrefixCache, part: Part | None = None) -> list[Record]:
+    return [r for r in cache._index.records.values() if part in (None, r.part)]
+
+
+def stops(cache: PrefixCache, part: Part) -> list[int]:
+    return sorted(r.stop for r in records(cache, part))
+
+
+# -- what is kept ------------------------------------------------------------------------------------
+
+
+def test_an_interrupted_prompt_keeps_its_work_a2_b14() -> None:
+    cache = make()
+    row = Row(cache, req("a", LONG))
+    row.begin()
+    for _ in range(3):
+        row.prefill()
+    row.end()
+    hit = serve(cache, "b", LONG)
+    assert hit is not None and hit.length == 24
+
+
+def test_a_prompt_that_is_always_interrupted_gets_done_b14() -> None:
+    """B14, with states: each try goes on where the last one was given up, off the grid too."""
+    for deltas in (True, False):
+        cache, found = make(states=True, deltas=deltas), []
+        for n in range(7):
+            row = Row(cache, req(str(n), LONG))
+            hit = row.begin()
+            found.append(hit.length if hit else 0)
+            row.prefill(5)
+            row.end()
+        assert found == [0, 5, 8, 13, 16, 21, 24]
+
+
+def test_growing_turns_hold_the_last_one_a10() -> None:
+    cache = make()
+    prompt = list(LONG)
+    for turn in range(10):
+        hit = serve(cache, f"t{turn}", prompt, [1, 2, 3, 4])
+        assert turn == 0 or (hit is not None and hit.kind is HitKind.PREFIX)
+        held = len(prompt) + 3
+        assert cache.nbytes == held, "one copy of each token, no more"
+        prompt += [1, 2, 3, 4, 200 + turn, 5]
+    check_integrity(cache)
+
+
+def test_branches_share_what_they_have_in_common() -> None:
+    cache = make()
+    serve(cache, "a", [*LONG[:16], 1, 2])
+    serve(cache, "b", [*LONG[:16], 3, 4])
+    assert cache.nbytes == 16 + 1 + 1
+
+
+def turns(cache: PrefixCache, count: int) -> list[int]:
+    """A conversation; the tokens that each turn found."""
+    prompt, found = list(LONG), []
+    for turn in range(count):
+        hit = serve(cache, f"t{turn}", prompt, [1, 2], boundaries=(11,))
+        found.append(hit.length if hit is not None else 0)
+        prompt += [1, 2, 200 + turn, 5]
+    return found
+
+
+def test_a_conversation_keeps_its_first_and_its_last_states_a10() -> None:
+    """The system prompt's end for others, and its end to go on from: not a state for each turn."""
+    cache = make(states=True, every=1000)
+    assert turns(cache, 10) == [0, *range(31, 67, 4)]
+    assert stops(cache, Part.STATE) == [11, 63, 65, 67]
+    held = cache.nbytes
+    turns(other := make(states=True, every=1000), 3)
+    assert len(stops(other, Part.STATE)) == 4 and held < 1.3 * (other.nbytes + 7 * 4)
+    check_integrity(cache)
+
+
+def test_a_state_from_which_others_went_on_stays_b13() -> None:
+    """Two conversations part at 35: it is there for a third, whatever came after."""
+    cache = make(states=True, every=1000)
+    turns(cache, 2)
+    for fork in (90, 91):
+        hit = serve(cache, f"f{fork}", [*LONG, 1, 2, 200, 5, 1, fork, 7], [3, 4])
+        assert hit is not None and hit.length == 35
+    turns(cache, 8)
+    assert 35 in stops(cache, Part.STATE)
+    hit = serve(cache, "third", [*LONG, 1, 2, 200, 5, 1, 95, 7], [3, 4])
+    assert hit is not None and hit.length == 35
+
+
+def test_states_stay_until_the_new_one_is_safe() -> None:
+    """A kill finds the older ones: with files, a state goes once the newer one is a file."""
+    cache = make(states=True, every=1000)
+    turns(cache, 3)
+    before = stops(cache, Part.STATE)
+    cache._store.is_safe = lambda record: False  # type: ignore[method-assign]
+    turns(cache, 4)
+    assert set(before) < set(stops(cache, Part.STATE))
+
+
+def test_only_the_newest_checkpoint_of_a_prompt_is_kept() -> None:
+    """Every 24 tokens less the chunk that a kill may find half written."""
+    cache = make(states=True, every=24)
+    row = Row(cache, req("a", range(70)))
+    row.begin()
+    seen = []
+    while row.prefill():
+        seen.append(stops(cache, Part.STATE))
+    assert seen[1:4] == [[16], [16], [32]] and seen[-1] == [69]
+
+
+def test_a_checkpoint_that_another_uses_stays() -> None:
+    cache = make(states=True)
+    row = Row(cache, req("a", range(70)))
+    row.begin()
+    for _ in range(2):
+        row.prefill()
+    other = Row(cache, req("b", [*range(18), 5, 5]))
+    hit = other.begin()
+    assert hit is not None and hit.length == 16
+    other.leave()
+    while row.prefill():
+        pass
+    assert stops(cache, Part.STATE) == [16, 69]
+
+
+def test_boundaries_are_kept_a3() -> None:
+    cache = make(states=True, every=16)
+    assert cache.stops and not make().stops
+    serve(cache, "a", range(70), boundaries=(11, 50))
+    assert {11, 50, 69} <= set(stops(cache, Part.STATE))
+    assert all(r.boundary for r in records(cache, Part.STATE) if r.stop in (11, 50, 69))
+
+
+def test_nothing_is_saved_twice() -> None:
+    for states in (False, True):
+        cache = make(states=states)
+        serve(cache, "a", LONG, [1])
+        row = Row(cache, req("b", LONG))
+        row.begin()
+        assert cache.due("b", row.filled, row.filled, 29) == []
+        assert cache.release("b", (), row.filled) == []
+
+
+def test_a_preempted_row_goes_on_a20() -> None:
+    for states in (False, True):
+        cache = make(states=states)
+        row = Row(cache, req("a", LONG))
+        row.begin()
+        while row.prefill():
+            pass
+        row.decode([1, 2, 3, 4])
+        row.leave()
+        hit = row.begin()
+        assert hit is not None and (hit.length, hit.kind) == (33, HitKind.EXACT)
+        row.end()
+
+
+def test_tokens_that_are_not_known_yet_are_not_kept() -> None:
+    """Decode-ahead: the row may hold a token more than anybody knows."""
+    for states in (False, True):
+        cache = make(states=states)
+        row = Row(cache, req("a", LONG))
+        row.begin()
+        saves = cache.release("a", [1], 32)
+        assert [s.stop for s in saves] == ([] if states else [8, 16, 24, 31])
+
+
+# -- budgets -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("states", [False, True])
+@pytest.mark.parametrize("memory", [1, 10, 40, 100])
+def test_the_budget_holds_on_every_path_a15_b17(memory: int, states: bool) -> None:
+    for files in (None, FakeFiles()):
+        cache = make(states=states, memory=memory, files=files)
+        for n in range(30):
+            row = Row(cache, req(str(n), [n % 7, *LONG]))
+            row.begin()
+            while row.prefill():
+                check_integrity(cache, memory)
+            row.decode([n % 3, 2])
+            row.end()
+            check_integrity(cache, memory)
+
+
+@pytest.mark.parametrize("states", [False, True])
+@pytest.mark.parametrize("deltas", [False, True])
+def test_everything_can_be_given_back_a17(deltas: bool, states: bool) -> None:
+    if not deltas and not states:
+        return
+    cache = make(deltas=deltas, states=states)
+    for n in range(10):
+        serve(cache, str(n), [n % 3, *LONG], [n, n], boundaries=(5, 13))
+    assert cache.nbytes > 0
+    cache.shrink(0)
+    assert cache.nbytes == 0 and cache.counters.records == 0
+    assert not cache._index._trees and not cache._sessions and not cache._ahead
+
+
+def test_the_least_recently_used_goes_first_b13() -> None:
+    cache = make(memory=90)
+    for rid in range(3):
+        serve(cache, str(rid), [rid, *LONG[:29]])
+    assert serve(cache, "again", [0, *LONG[:29]]) is not None
+    serve(cache, "new", [9, *LONG[:29]])
+    lengths = {n: Row(cache, req(f"l{n}", [n, *LONG[:29]])).begin() for n in (0, 1, 2, 9)}
+    assert all(lengths[n] is not None and lengths[n].length == 29 for n in (0, 2, 9))  # type: ignore[union-attr]
+    one = lengths[1]
+    assert one is None or one.length < 29
+
+
+def test_suffix_before_prefix() -> None:
+    cache = make()
+    serve(cache, "a", LONG)
+    for most in (24, 20, 16, 8, 0):
+        cache.shrink(most)
+        assert stops(cache, Part.DELTA) == [8, 16, 24][: most // 8]
+
+
+def test_boundaries_outlast_answers() -> None:
+    """A state at a prompt's end goes after one at a newer answer's end."""
+    cache = make(states=True, every=1000)
+    serve(cache, "a", LONG)
+    serve(cache, "b", [7, *LONG], [1, 2, 3])
+    cache.shrink(cache.nbytes - 1)
+    assert 33 not in stops(cache, Part.STATE)
+    assert stops(cache, Part.STATE) == [29, 30]
+
+
+def test_a_full_cache_takes_new_prompts() -> None:
+    """Old boundaries do not keep new prompts out."""
+    cache = make(states=True, memory=4 * (30 + 2 * STATE_BYTES), every=1000)
+    for n in range(20):
+        serve(cache, str(n), [n, *LONG], boundaries=(9,))
+        hit = serve(cache, f"again{n}", [n, *LONG], boundaries=(9,))
+        assert hit is not None and hit.length == 30
+
+
+def test_a_hit_is_kept_until_release() -> None:
+    cache = make()
+    serve(cache, "a", LONG)
+    row = Row(cache, req("b", LONG))
+    row.begin()
+    cache.shrink(0)
+    assert cache.nbytes == 29
+    row.end()
+    cache.shrink(0)
+    assert cache.nbytes == 0
+
+
+def test_evicted_while_waiting_a20() -> None:
+    cache = make()
+    serve(cache, "a", LONG)
+    row = Row(cache, req("b", LONG))
+    assert not cache.held("b")
+    cache.shrink(0)
+    assert row.serve() is None
+
+
+def test_the_order_does_not_grow() -> None:
+    cache = make()
+    for n in range(500):
+        serve(cache, str(n), LONG, [n % 5])
+    assert len(cache._store._memory) < 200
+
+
+# -- what cannot be used --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("states", [False, True])
+def test_unusable_payloads_are_dropped_a12_b28(states: bool) -> None:
+    codec = FakeCodec()
+    cache = make(codec=codec, states=states)
+    serve(cache, "a", LONG)
+    middle = next(r for r in records(cache, Part.DELTA) if r.stop == 16)
+    codec.broken.add(middle.payload)
+    hit = Row(cache, req("b", LONG)).begin()
+    assert cache.counters.refused >= 1
+    assert (hit.length if hit else 0) == (0 if states else 8)
+    assert middle.key not in cache._index.records
+    check_integrity(cache)
+
+
+def test_what_could_not_be_restored_is_dropped_a14() -> None:
+    files = FakeFiles()
+    cache = make(files=files)
+    serve(cache, "a", LONG)
+    row = Row(cache, req("b", LONG))
+    assert row.begin() is not None
+    cache.discard("b")
+    assert cache.counters.refused == 4 and not records(cache) and not files.blobs and cache.nbytes == 0
+    row.entry.computed, row.entry.decoding = 0, False
+    while row.prefill():
+        pass
+    row.end()
+    assert serve(cache, "c", LONG) is not None
+    check_integrity(cache)
+
+
+class Failing(FakeCodec):
+    def usable(self, payload: Any, tokens: int) -> bool:
+        raise RuntimeError("boom")
+
+    def nbytes(self, payload: Any) -> int:
+        raise RuntimeError("boom")
+
+
+def test_a_failure_of_the_cache_is_a_miss(caplog: pytest.LogCaptureFixture) -> None:
+    cache = make(codec=Failing())
+    with caplog.at_level(logging.ERROR):
+        for n in range(3):
+            assert serve(cache, str(n), LONG, [1]) is None
+    assert len(caplog.records) == 1 and cache.counters.miss == 3
+
+
+def test_stray_calls_do_nothing() -> None:
+    cache = make()
+    cache.discard("x")
+    cache.close("x")
+    assert cache.find("x", (), 5) is None and not cache.held("x")
+    assert cache.due("x", 0, 5, 5) == [] == cache.release("x", (), 5)
+
+
+# -- disk -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("deltas", "states"), [(True, False), (True, True), (False, True)])
+def test_a_restart_finds_it_again(deltas: bool, states: bool) -> None:
+    files = FakeFiles()
+    cache = make(files=files, deltas=deltas, states=states)
+    serve(cache, "a", LONG, [1, 2], boundaries=(11,))
+    cache.shutdown()
+    assert files.closed
+    again = make(files=files, deltas=deltas, states=states)
+    check_integrity(again)
+    hit = serve(again, "b", [*LONG, 1, 5, 6], boundaries=(11,))
+    assert hit is not None and hit.length == 31
+    assert again.counters.memory_bytes == again.nbytes > 0
+    check_integrity(again)
+
+
+def test_checkpoints_are_on_disk_before_the_prompt_is_done() -> None:
+    """A2: a crash in the middle loses what came after the last checkpoint."""
+    files = FakeFiles()
+    row = Row(make(files=files, every=24), req("a", range(70)))
+    row.begin()
+    written = []
+    while row.prefill():
+        written.append(max((r.stop for r, _ in files.blobs.values()), default=0))
+    assert written == [0, 16, 16, 32, 32, 48, 48, 64, 69]
+    hit = serve(make(files=files), "b", range(70))
+    assert hit is not None and hit.length == 69
+
+
+def test_memory_is_only_in_front_of_the_disk() -> None:
+    files, codec = FakeFiles(), FakeCodec()
+    cache = make(files=files, codec=codec, memory=20)
+    serve(cache, "a", LONG)
+    cache.shrink(0)
+    assert cache.nbytes == 0 and records(cache)
+    for _ in range(2):
+        hit = serve(cache, "b", LONG)
+        assert hit is not None and hit.length == 29
+        check_integrity(cache, 20)
+    assert files.nbytes == 29
+
+
+def test_the_disk_has_a_budget() -> None:
+    files = FakeFiles()
+    cache = make(files=files, disk=40)
+    for n in range(5):
+        serve(cache, str(n), [n, *LONG])
+        assert files.nbytes <= 40
+        check_integrity(cache)
+    assert cache.counters.evicted_disk > 0 and cache.counters.disk_bytes == files.nbytes
+    reopened = make(files=files, disk=20)
+    assert files.nbytes <= 20
+    check_integrity(reopened)
+    hit = serve(reopened, "z", [4, *LONG])
+    assert hit is not None and hit.length == 16
+
+
+@pytest.mark.parametrize("harm", ["gone", "garbage"])
+def test_bad_files_shorten_the_hit_b28(harm: str) -> None:
+    files = FakeFiles()
+    serve(make(files=files), "a", LONG)
+    key = next(k for k, (r, _) in files.blobs.items() if r.stop == 16)
+    cache = make(files=files)
+    if harm == "gone":
+        del files.blobs[key]
+    else:
+        files.blobs[key] = (files.blobs[key][0], Blob({}, {}))
+    hit = Row(cache, req("b", LONG)).begin()
+    assert hit is not None and hit.length == 8
+    assert cache.counters.refused == (harm == "garbage"), "files count what they cannot read"
+    check_integrity(cache)
+
+
+def test_files_that_cannot_be_reached_or_lie_are_deleted_b28() -> None:
+    files = FakeFiles()
+    serve(make(files=files, states=True), "a", LONG)
+    by_stop = {(r.part, r.stop): r for r, _ in files.blobs.values()}
+    del files.blobs[by_stop[Part.DELTA, 16].key]
+    by_stop[Part.DELTA, 8].ids[0] += 1
+    cache = make(files=files, states=True)
+    assert not records(cache) and not files.blobs and cache.counters.refused == 1
+
+
+def test_a_full_disk_is_only_memory() -> None:
+    files = FakeFiles()
+    files.full = True
+    cache = make(files=files, memory=50)
+    for n in range(5):
+        serve(cache, str(n), [n, *LONG])
+        check_integrity(cache, 50)
+    assert not files.blobs and serve(cache, "again", [4, *LONG]) is not None
+
+
+def test_parts_leave_the_disk_once_the_whole_is_there_a10() -> None:
+    files = FakeFiles()
+    cache = make(files=files, every=1000)
+    serve(cache, "a", range(13))
+    assert files.nbytes == 12
+    row = Row(cache, req("b", range(70)))
+    row.begin()
+    row.prefill()
+    assert files.nbytes == 16, "not at a checkpoint, but the part's file was the only one"
+    check_integrity(cache)
+
+
+# -- held -----------------------------------------------------------------------------------------------
+
+
+def test_a_shared_prefix_is_computed_once_c7() -> None:
+    cache = make()
+    first, second = Row(cache, req("a", [*LONG, 1, 2])), Row(cache, req("b", [*LONG, 3, 4]))
+    assert not cache.held("b"), "nobody runs"
+    first.begin()
+    assert cache.held("b")
+    for stop in (8, 16, 24):
+        assert cache.held("b"), f"{stop} is still to come"
+        first.prefill()
+    assert not cache.held("b"), "from 30 on they differ, and the next grid point is beyond"
+    hit = second.begin()
+    assert hit is not None and hit.length == 24
+
+
+def test_a_short_shared_prefix_is_computed_once() -> None:
+    """A boundary before the first grid point, and two equal prompts."""
+    for states in (False, True):
+        cache = make(chunk=512, states=states)
+        system = list(range(100))
+        a = Row(cache, req("a", [*system, 1, 2], boundaries=(100,)), 512)
+        Row(cache, req("b", [*system, 3, 4], boundaries=(100,)), 512)
+        Row(cache, req("c", [*system, 1, 2], boundaries=(100,)), 512)
+        Row(cache, req("d", [9, *system, 1, 2], boundaries=(101,)), 512)
+        a.begin()
+        assert [cache.held(x) for x in "bcd"] == [True, True, False]
+        while a.prefill():
+            pass
+        assert [cache.held(x) for x in "bcd"] == [False] * 3
+        hit = cache.find("b", (), 101)
+        assert hit is not None and hit.length == 100
+
+
+def test_nobody_waits_for_a_few_tokens() -> None:
+    cache = make(chunk=512)
+    Row(cache, req("a", LONG), 512).begin()
+    Row(cache, req("b", LONG), 512)
+    assert not cache.held("b")
+
+
+@pytest.mark.parametrize("how", ["leave", "end"])
+def test_nobody_waits_for_who_has_gone(how: str) -> None:
+    cache = make()
+    first = Row(cache, req("a", LONG))
+    Row(cache, req("b", LONG))
+    first.begin()
+    assert cache.held("b")
+    getattr(first, how)()
+    assert not cache.held("b")
+
+
+def test_nobody_waits_for_what_is_not_kept() -> None:
+    """The budget holds nothing: once it was computed, waiting has no use."""
+    cache = make(memory=1)
+    first = Row(cache, req("a", LONG))
+    Row(cache, req("b", [*LONG[:8], 1, 2]))
+    first.begin()
+    assert cache.held("b")
+    first.prefill()
+    assert not cache.held("b")
+
+
+def test_waiting_is_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asked at every step, answered from memory until the cache changes."""
+    cache = make()
+    Row(cache, req("a", LONG)).begin()
+    Row(cache, req("b", [*LONG, 1, 2]))
+    searched = []
+    real = cache._index.match
+    monkeypatch.setattr(cache._index, "match", lambda *a: searched.append(1) or real(*a))
+    assert all(cache.held("b") for _ in range(100))
+    assert len(searched) == 1
+
+
+# -- anything, in any order ---------------------------------------------------------------------------------
+
+
+def some_request(draw: random.Random, number: int) -> Any:
+    """Prompts over two tokens, so that they share much; images that look alike."""
+    prompt = [int(draw.random() < 0.2) for _ in range(draw.randint(1, 30))]
+    spans: list[tuple[int, int]] = []
+    at = draw.choice([0, 2, 2, 5, 9])
+    for _ in range(draw.randint(0, 2)):
+        end = at + draw.choice([1, 3, 9])
+        if end <= len(prompt):
+            prompt[at:end] = [7] * (end - at)
+            spans.append((at, end))
+        at = end + draw.randint(0, 3)
+    digests = tuple(draw.choice([b"dog", b"cat"]) for _ in spans)
+    inside = {p for start, stop in spans for p in range(start + 1, stop)}
+    ends = {draw.randint(1, 29) for _ in range(draw.randint(0, 2))} - inside
+    boundaries = tuple(sorted(p for p in ends if p < len(prompt)))
+    return req(str(number), prompt, spans=tuple(spans), digests=digests, boundaries=boundaries)
+
+
+class Machine:
+    """A cache under random use; every hit is compared with what it should hold (Row.check)."""
+
+    def __init__(self, seed: int) -> None:
+        draw = self.draw = random.Random(seed)
+        self.deltas, self.states = draw.choice([(True, False), (True, True), (False, True)])
+        self.chunk = draw.choice([3, 4, 8])
+        self.memory = draw.choice([1, 12, 30, 60, 200, 10**6])
+        self.files = draw.choice([None, FakeFiles()])
+        self.grid_only = draw.random() < 0.2
+        self.disk = draw.choice([10, 40, 100, 10**6])
+        self.rows: dict[str, Row] = {}
+        self.count = self.hits = 0
+        self.start()
+
+    def start(self) -> None:
+        self.codec = FakeCodec()
+        self.cache = make(
+            self.chunk,
+            deltas=self.deltas,
+            states=self.states,
+            memory=self.memory,
+            files=self.files,
+            disk=self.disk,
+            codec=self.codec,
+            grid_only=self.grid_only,
+            every=16,
+        )
+
+    def pick(self, rows: Sequence[Row]) -> Row | None:
+        return self.draw.choice(rows) if rows else None
+
+    def step(self) -> None:
+        act = self.draw.choice(
+            ["open", "open", "begin", "begin", "run", "run", "run", "leave", "end", "other"]
+        )
+        running = [r for r in self.rows.values() if r.entry.running]
+        waiting = [r for r in self.rows.values() if not r.entry.running]
+        if act == "open":
+            self.count += 1
+            self.rows[str(self.count)] = Row(self.cache, some_request(self.draw, self.count), self.chunk)
+        elif act == "begin" and (row := self.pick(waiting)):
+            self.hits += row.begin() is not None
+        elif act == "run" and (row := self.pick(running)):
+            if not row.prefill(self.draw.randint(1, 9)):
+                row.decode([self.draw.randint(0, 1) for _ in range(self.draw.randint(0, 3))])
+        elif act == "leave" and (row := self.pick(running)):
+            row.leave()
+        elif act == "end" and (row := self.pick(list(self.rows.values()))):
+            del self.rows[row.request.id]
+            row.end()
+        elif act == "other" and self.draw.random() < 0.5:
+            self.other(running)
+        self.check()
+
+    def other(self, running: list[Row]) -> None:
+        act = self.draw.choice(["shrink", "break", "discard", "restart", "full"])
+        held = [r for r in self.cache._index.records.values() if r.payload is not None]
+        if act == "shrink":
+            self.cache.shrink(self.draw.randint(0, 40))
+        elif act == "break" and held:
+            self.codec.broken.add(self.draw.choice(held).payload)
+        elif act == "discard" and (row := self.pick(running)) and row.hit and row.filled == row.hit.length:
+            self.cache.discard(row.request.id)
+            row.entry.computed = row.filled = 0
+            row.entry.decoding = False
+            row.hit = None
+        elif act == "full" and self.files is not None:
+            self.files.full = not self.files.full
+        elif act == "restart":
+            self.rows.clear()
+            self.cache.shutdown()
+            self.start()
+
+    def check(self) -> None:
+        check_integrity(self.cache, self.memory)
+        assert not self.cache._failed
+        if self.files is not None:
+            pinned = sum(r.stop for r in self.cache._index.records.values() if r.pins)
+            assert self.files.nbytes <= self.disk + pinned
+        counters = self.cache.counters
+        assert counters.disk_bytes == (self.files.nbytes if self.files else 0)
+        for row in self.rows.values():
+            if not row.entry.running and self.cache.held(row.request.id):
+                prefilling = [r for r in self.rows.values() if r.entry.running and not r.entry.decoding]
+                assert prefilling, "held by nobody"
+
+    def finish(self) -> None:
+        for row in self.rows.values():
+            while row.entry.running and row.prefill():
+                self.check()
+            row.end()
+        self.cache.shrink(0)
+        assert self.cache.nbytes == 0 and self.cache.counters.records == 0 and not self.cache._ahead
+        if self.files is None:
+            assert not self.cache._index._trees
+
+
+def drive(seed: int) -> int:
+    """A run of it; how many hits there were."""
+    machine = Machine(seed)
+    for _ in range(120):
+        machine.step()
+    machine.finish()
+    return machine.hits
+
+
+@settings(max_examples=200)
+@given(st.integers(0, 2**32))
+def test_whatever_happens_a_hit_is_right(seed: int) -> None:
+    drive(seed)
+
+
+def test_the_property_has_something_to_look_at() -> None:
+    assert sum(drive(seed) for seed in range(20)) > 60
+
+
+def quick(cache: PrefixCache) -> None:
+    """Image prompts that differ only in what the image shows, and prompts that part early."""
+    prompt, spans = [1, 2, *[7] * 6, 3, 4, 5, 6], ((2, 8),)
+    for what in (b"dog", b"cat", b"dog"):
+        serve(cache, repr(what), prompt, spans=spans, digests=(what,), chunk=4)
+    for n in range(4):
+        serve(cache, str(n), [n, *LONG], chunk=4)
+
+
+def forget_images(tokens: Sequence[int], spans: Sequence[tuple[int, int]], digests: Sequence[bytes]) -> Any:
+    return content_keys.array("q", tokens)  # type: ignore[attr-defined]
+
+
+def test_the_tests_see_images_that_are_mixed_up_b8(monkeypatch: pytest.MonkeyPatch) -> None:
+    quick(make(4))
+    monkeypatch.setattr(tracked_request, "content", forget_images)
+    with pytest.raises(AssertionError, match="wrong content"):
+        quick(make(4))
+
+
+def test_the_tests_see_keys_that_forget_what_came_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = content_keys.digest
+    monkeypatch.setattr(content_keys, "digest", lambda *parts: real(parts[-1]))
+    with pytest.raises(AssertionError, match="wrong content"):
+        quick(make(4))
+
+
+def test_the_property_sees_images_that_are_mixed_up_b8(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracked_request, "content", forget_images)
+    with pytest.raises(AssertionError, match="wrong content"):
+        for seed in range(200):
+            drive(seed)
+
+
+def test_the_property_sees_parts_of_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracked_request.Session, "floor", lambda self, length: length)
+    with pytest.raises(AssertionError):
+        for seed in range(200):
+            drive(seed)
+
+
+def test_the_property_sees_a_budget_that_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Store, "enforce", lambda self: self._report())
+    with pytest.raises(AssertionError):
+        for seed in range(50):
+            drive(seed)
+
+
+def test_a_part_stays_on_disk_until_the_whole_is_there() -> None:
+    """A disk that takes no more loses nothing that it has."""
+
+    class Slow(FakeFiles):
+        """Takes records, and writes none of them before `written` is set."""
+
+        written = False
+
+        def stored(self, record: Record) -> bool:
+            return self.written and super().stored(record)
+
+    files = Slow()
+    cache = make(files=files)
+    serve(cache, "a", range(13))
+    kept = set(files.blobs)
+    assert kept
+    serve(cache, "b", range(15))
+    assert kept < set(files.blobs), "the longer record is on its way, the shorter one still there"
+    files.written = True
+    serve(cache, "c", [9, 9, 9, 9, 9])
+    assert not kept <= set(files.blobs)

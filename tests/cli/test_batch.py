@@ -1,0 +1,216 @@
+"""`mlxrun batch` as it is typed: what it prints where, exit codes, --dry-run."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlxrun.cli.main import main
+from mlxrun.config.settings import Config
+from mlxrun.errors import ModelLoadError
+from mlxrun.scheduler.request import Request, TokenEvent
+from tests.batch.test_job_run import MIXED
+from tests.helpers.batch_fakes import Bench, FakeClient, JobHost, by_id, chat, chats, write_job
+
+
+@pytest.fixture
+def fake_engine(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
+    """Replaces model and engine; returns the configs that it was started with."""
+    started: list[Config] = []
+
+    async def start(config: Any, host: Any) -> FakeClient:
+        started.append(config)
+        if config.model.path == "broken":
+            raise ModelLoadError("model.path: broken")
+        return FakeClient(JobHost())
+
+    monkeypatch.setattr(
+        "mlxrun.model.model_info.load_host", lambda settings, weights=False: JobHost(vision=True)
+    )
+    monkeypatch.setattr("mlxrun.engine.client.EngineClient.start", start)
+    return started
+
+
+def test_a_job(tmp_path: Path, fake_engine: list[Config], capsys: pytest.CaptureFixture[str]) -> None:
+    """The table and where the answers are on stdout, all else on stderr; a second run starts no engine."""
+    job = write_job(tmp_path, chats(6))
+    assert main(["batch", str(job), "--set", "scheduler.max_running=2"]) == 0
+    out, err = capsys.readouterr()
+    assert out.splitlines() == [
+        "group  lines  correct   share  failed",
+        "g0         3        3  100.0%       0",
+        "g1         3        3  100.0%       0",
+        "total      6        6  100.0%       0",
+        f"6 of 6 lines done: {tmp_path}/job.out.jsonl",
+    ]
+    assert err.startswith("6/6 lines, 0 failed, ")
+    assert main(["batch", str(job)]) == 0
+    assert capsys.readouterr().out == out
+    assert [config.model.path for config in fake_engine] == ["embedded"]
+
+
+def test_the_engine_of_a_job(
+    tmp_path: Path, fake_engine: list[Config], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It keeps prefixes beside the answers while it runs, unless it is to keep none; the user is told what
+    that saved, and the config that the manifest shows is the user's own."""
+    job = write_job(tmp_path, chats(2))
+    assert main(["batch", str(job)]) == 0
+    assert main(["batch", str(job), "--fresh", "--set", "cache.backend=none"]) == 0
+    assert "reused" not in capsys.readouterr().out
+    folder = tmp_path / "job.out.jsonl.run" / "cache"
+    assert [config.cache.disk_path for config in fake_engine] == [str(folder), None]
+    assert [config.cache.backend for config in fake_engine] == ["disk", "none"]
+    assert not folder.exists()
+    answer = FakeClient._answer
+
+    async def reusing(self: FakeClient, request: Request, text: str) -> Any:
+        yield TokenEvent(request.id, computed=len(request.prompt), cached=len(request.prompt) // 2)
+        async for event in answer(self, request, text):
+            yield event
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FakeClient, "_answer", reusing)
+        assert main(["batch", str(job), "--fresh"]) == 0
+    assert f"2 of 2 lines done, 50% of prompt tokens reused: {tmp_path}" in capsys.readouterr().out
+    manifest = json.loads((folder.parent / "manifest.json").read_text())
+    assert (manifest["config"]["cache"]["backend"], manifest["config"]["cache"]["disk_path"]) == (
+        "memory",
+        None,
+    )
+
+
+def test_exit_codes(tmp_path: Path, fake_engine: list[Config], capsys: pytest.CaptureFixture[str]) -> None:
+    """design 13."""
+    job = write_job(tmp_path, MIXED)
+    assert main(["batch", str(job)]) == 1
+    assert f"5 failed: {tmp_path}/job.errors.jsonl" in capsys.readouterr().out
+    assert main(["batch", str(job), "--strict", "--fresh"]) == 2
+    err = capsys.readouterr().err
+    assert f"{job}:2: not JSON: Expecting value at column 1" in err
+    assert f"{job}:4: temprature: " in err
+    assert main(["batch", str(job), "--fresh", "--set", "model.path=broken"]) == 3
+    assert "mlxrun: model.path: broken" in capsys.readouterr().err
+    assert main(["batch", str(tmp_path / "none.jsonl")]) == 2
+    assert "none.jsonl: cannot read the job file" in capsys.readouterr().err
+    assert not list(tmp_path.glob("none*"))
+    assert main(["batch", str(job), "-o", str(job)]) == 2
+    assert main(["batch", str(job), "--set", "batch.ordre=input"]) == 2
+    assert main(["batch", str(job), "--limit", "0"]) == 2
+
+
+def test_a_strict_failure_keeps_earlier_answers(tmp_path: Path, fake_engine: list[Config]) -> None:
+    """--fresh removes nothing before --strict is content."""
+    job = write_job(tmp_path, MIXED)
+    assert main(["batch", str(job)]) == 1
+    before = by_id(Bench(job).paths.out)
+    assert main(["batch", str(job), "--strict", "--fresh"]) == 2
+    assert by_id(Bench(job).paths.out) == before
+
+
+def test_dry_run(tmp_path: Path, fake_engine: list[Config], capsys: pytest.CaptureFixture[str]) -> None:
+    """Counts lines, tokens and images, shows what would be refused; no engine, no file."""
+    from PIL import Image
+
+    Image.new("RGB", (4, 4)).save(tmp_path / "a.png")
+    parts = [{"type": "text", "text": "what?"}, {"type": "image_url", "image_url": {"url": "a.png"}}]
+    image = {"id": "image", "messages": [{"role": "user", "content": parts}], "max_tokens": 7}
+    there = {"type": "image_url", "image_url": {"url": "../a.png"}}
+    outside = {"id": "outside", "messages": [{"role": "user", "content": [there]}]}
+    long = {"id": "long", "prompt": "x" * 5000}
+    lines = [image, chat("n", "hello", n=2, max_tokens=5), "bad", outside, long]
+    job = write_job(tmp_path, lines)
+    assert main(["batch", str(job), "--dry-run", "--fresh"]) == 1
+    out, err = capsys.readouterr()
+    assert out.splitlines() == [
+        "5 lines, 3 would be refused",
+        "3 answers of at most 17 tokens together",
+        "50 prompt tokens, the longest prompt has 30",
+        "1 image",
+    ]
+    assert [line.split(": ")[0] for line in err.splitlines()] == [f"{job}:{n}" for n in (3, 4, 5)]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.png", "job.jsonl"]
+    assert fake_engine == []
+    assert main(["batch", str(job), "--dry-run", "--limit", "2"]) == 0
+    assert "2 lines, none would be refused" in capsys.readouterr().out
+
+
+def test_the_output_of_another_job(
+    tmp_path: Path,
+    fake_engine: list[Config],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its answers are not moved away without a word: exit 2 with its name, and --fresh replaces them. The
+    twin: the same job goes on, edited, by another path, or in a folder that was moved."""
+    first, second = (
+        write_job(tmp_path, chats(3), "first.jsonl"),
+        write_job(tmp_path, chats(2), "second.jsonl"),
+    )
+    out = tmp_path / "v.out.jsonl"
+    assert main(["batch", str(first), "-o", str(out)]) == 0
+    before = out.read_bytes()
+    capsys.readouterr()
+    assert main(["batch", str(second), "-o", str(out)]) == 2
+    err = capsys.readouterr().err
+    assert f"{out}: is the output of another job, {first} (3 of 3 lines done)" in err and "--fresh" in err
+    assert out.read_bytes() == before and not (tmp_path / "v.out.jsonl.run" / "dropped.jsonl").exists()
+    monkeypatch.chdir(tmp_path)
+    write_job(tmp_path, [*chats(3)[:2], chat("line-2", "say 9")], "first.jsonl")
+    assert main(["batch", "first.jsonl", "-o", "v.out.jsonl"]) == 0
+    assert b"say 9" in by_id(out)["line-2"]
+    moved = tmp_path / "moved"
+    moved.mkdir()
+    for name in ("first.jsonl", "v.out.jsonl", "v.out.jsonl.run"):
+        (tmp_path / name).rename(moved / name)
+    write_job(moved, chats(3), "first.jsonl")
+    assert main(["batch", str(moved / "first.jsonl"), "-o", "moved/v.out.jsonl"]) == 0
+    assert main(["batch", "second.jsonl", "-o", "moved/v.out.jsonl"]) == 2
+    assert main(["batch", "second.jsonl", "-o", "moved/v.out.jsonl", "--fresh"]) == 0
+    assert len(by_id(moved / "v.out.jsonl")) == 2
+
+
+def test_chats_without_a_template(
+    tmp_path: Path,
+    fake_engine: list[Config],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing is loaded for chats alone, and the reason is given. The twin: a prompt among them runs."""
+    host = JobHost(chat_template=None)
+    monkeypatch.setattr("mlxrun.model.model_info.load_host", lambda settings, weights=False: host)
+    job = write_job(tmp_path, ["bad", *chats(3)])
+    assert main(["batch", str(job)]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and "its requests are chats, and the model 'fake' has no chat template" in err
+    assert fake_engine == [] and not (tmp_path / "job.errors.jsonl").exists()
+    write_job(tmp_path, [*chats(3), {"id": "p", "prompt": "x"}])
+    assert main(["batch", str(job)]) == 1
+    assert f"1 of 4 lines done: {tmp_path}/job.out.jsonl" in capsys.readouterr().out
+
+
+def test_an_output_that_was_not_written_is_not_named(
+    tmp_path: Path, fake_engine: list[Config], capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = write_job(tmp_path, ["bad"])
+    assert main(["batch", str(job)]) == 1
+    out = capsys.readouterr().out
+    assert out.splitlines() == ["0 of 1 line done", f"1 failed: {tmp_path}/job.errors.jsonl"]
+    assert not (tmp_path / "job.out.jsonl").exists()
+
+
+def test_help_teaches_and_loads_nothing() -> None:
+    script = (
+        "import sys; from mlxrun.cli.main import main; code = main(['batch', '--help']);"
+        "heavy = {'mlx', 'transformers', 'aiohttp', 'numpy', 'PIL', 'rich'} & set(sys.modules);"
+        "sys.exit(code or (f'imports {heavy}' if heavy else 0))"
+    )
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+    for word in ("--dry-run", "--retry-failed", "goes on where", '"custom_id"', "Exit codes:"):
+        assert word in found.stdout

@@ -1,0 +1,222 @@
+"""`mlxrun cache`: what it shows, what it deletes and what it leaves alone, and its exit codes."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from mlxrun.cli import cache
+from mlxrun.cli.main import main
+from mlxrun.scheduler.step_plan import Part
+from tests.cache.test_disk_tier import OTHER, ROOT, make, saved
+
+PATH = "big.out.jsonl.run/cache"
+
+
+@pytest.fixture(autouse=True)
+def _logging_restored() -> Iterator[None]:
+    root, ours = logging.getLogger(), logging.getLogger("mlxrun")
+    before = root.handlers[:], root.level, ours.level
+    yield
+    root.handlers[:], root.level, ours.level = before
+    logging.captureWarnings(False)
+
+
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Three records of one model, one of another, and files that are not ours."""
+    monkeypatch.chdir(tmp_path)
+    where = tmp_path / PATH
+    for number, part in enumerate((Part.DELTA, Part.DELTA, Part.STATE)):
+        path = saved(where, number, part=part)[2]
+        os.utime(path, (1000 + number, 1000 + number))
+    saved(where, 9, root=OTHER, part=Part.STATE)
+    (where / "readme.txt").write_text("mine")
+    (where / ROOT.hex() / "model.safetensors").write_text("mine")
+    return where
+
+
+def records(where: Path) -> list[Path]:
+    return sorted(path for path in where.rglob("*.safetensors") if path.name != "model.safetensors")
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = main(["cache", *arguments])
+    return code, *capsys.readouterr()
+
+
+@pytest.mark.usefixtures("kept")
+def test_ls_is_one_line_a_model(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "ls", "--path", PATH)
+    title, one, two = out.splitlines()
+    assert (code, err, title) == (0, "", f"{PATH}:")
+    assert one.startswith(f"  {ROOT.hex()[:16]}  3 records, 8 tokens, ") and " used 1970-01-01 " in one
+    assert two.startswith(f"  {OTHER.hex()[:16]}  1 record, 4 tokens, ")
+
+
+@pytest.mark.usefixtures("kept")
+def test_ls_records_are_one_line_each(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = run(capsys, "ls", "--records", "--path", PATH)[1].splitlines()
+    assert len(lines) == 7
+    assert lines[2].split()[:4] == [make(0)[0].key.hex(), "delta", "tokens", "8-12"]
+    assert lines[4].split()[:2] == [make(2, part=Part.STATE)[0].key.hex(), "state"]
+    assert lines[4].endswith("kept longest") and not lines[3].endswith("kept longest")
+
+
+def test_ls_json(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = json.loads(run(capsys, "ls", "--path", PATH, "--records", "--json")[1])
+    assert (found["format"], found["path"]) == (1, PATH)
+    one, two = found["models"]
+    assert (one["fingerprint"], one["records"], one["tokens"], one["unreadable"]) == (ROOT.hex(), 3, 8, 0)
+    assert one["bytes"] == sum(path.stat().st_size for path in records(kept / ROOT.hex()))
+    assert (one["oldest_use"], one["newest_use"]) == (1000, 1002)
+    assert [record["used"] for record in one["record_list"]] == [1000, 1001, 1002]
+    assert two["record_list"][0]["part"] == "state"
+
+
+def test_ls_changes_nothing_and_names_what_it_cannot_read(
+    kept: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad = records(kept / ROOT.hex())[0]
+    bad.write_bytes(b"torn")
+    code, out, err = run(capsys, "ls", "--path", PATH)
+    assert code == 0 and ", 1 unreadable" in out and "mlxrun cache verify" in err
+    assert bad.exists()
+
+
+def test_the_folder_is_that_of_the_config(
+    kept: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("mine.yaml").write_text(f"cache:\n  backend: disk\n  disk_path: {kept}\n")
+    assert run(capsys, "ls", "-c", "mine.yaml")[1].startswith(f"{kept}:\n")
+    sets = ("--set", "cache.backend=disk", "--set", f"cache.disk_path={kept}")
+    assert run(capsys, "ls", *sets)[1].startswith(f"{kept}:\n")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(kept / "none"))
+    code, out, _ = run(capsys, "ls")
+    assert (code, out) == (0, f"{kept}/none/mlxrun/prefixes: nothing is kept here\n")
+    assert run(capsys, "ls", "--path", "missing")[0] == 2
+    assert run(capsys, "ls", "-c", "missing.yaml")[0] == 2
+
+
+@pytest.mark.parametrize("given", [["ls"], ["verify"], ["clear", "--yes"]], ids=lambda given: given[0])
+def test_the_folder_alone_is_enough(
+    kept: Path, given: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To look into a folder nobody has to say that a run would use it: by flag, file and environment."""
+    place = f"cache.disk_path={kept}"
+    assert run(capsys, *given, "--set", place)[1].startswith(f"{kept}:")
+    Path("mlxrun.yaml").write_text(f"cache:\n  backend: memory\n  disk_path: {kept}\n")
+    assert run(capsys, *given)[1].startswith(f"{kept}:")
+    Path("mlxrun.yaml").unlink()
+    monkeypatch.setenv("MLXRUN_CACHE__DISK_PATH", str(kept))
+    assert run(capsys, *given)[1].startswith(f"{kept}:")
+
+
+def test_the_flags_are_those_of_serve(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The twin: what serve would refuse as a contradiction of its flags is one here too."""
+    both = ("--set", "cache.backend=memory", "--set", f"cache.disk_path={kept}")
+    code, out, err = run(capsys, "ls", *both)
+    assert (code, out) == (2, "") and "does nothing while cache.backend is memory" in err
+    code, out, err = run(capsys, "ls", "--set", "cache.disk_path=nothing/here")
+    assert (code, out) == (0, "nothing/here: nothing is kept here\n") and "cache.backend: disk" in err
+
+
+def test_verify_finds_what_ls_does_not(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(capsys, "verify", "--path", PATH) == (0, f"{PATH}: 4 good records, 0 bad\n", "")
+    bad = records(kept)[1]
+    data = bytearray(bad.read_bytes())
+    data[-1] ^= 1
+    bad.write_bytes(data)
+    code, out, _ = run(capsys, "verify", "--path", PATH)
+    assert code == 1 and bad.exists()
+    assert out == (
+        f"{bad.relative_to(Path.cwd())}: its checksum does not fit: it was changed or damaged\n"
+        f"{PATH}: 3 good records, 1 bad; --delete removes them\n"
+    )
+    found = json.loads(run(capsys, "verify", "--path", PATH, "--json")[1])
+    assert (found["good"], found["deleted"], len(found["bad"])) == (3, False, 1)
+    code, out, _ = run(capsys, "verify", "--path", PATH, "--delete")
+    assert code == 1 and out.endswith("3 good records, 1 bad\n")
+    assert not bad.exists() and len(records(kept)) == 3
+    assert run(capsys, "verify", "--path", PATH)[0] == 0
+
+
+def test_clear_of_all_leaves_what_is_not_ours(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    total = sum(path.stat().st_size for path in records(kept))
+    code, out, _ = run(capsys, "clear", "--yes", "--path", PATH)
+    assert (code, out) == (0, f"{PATH}: 4 records deleted, {total / 1000:.1f} kB freed\n")
+    left = sorted(path.relative_to(kept) for path in kept.rglob("*"))
+    assert left == [Path(ROOT.hex()), Path(ROOT.hex(), "model.safetensors"), Path("readme.txt")]
+    assert run(capsys, "clear", "--path", PATH)[:2] == (0, f"{PATH}: 0 records deleted, 0 B freed\n")
+
+
+def test_clear_of_one_model(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "clear", "--yes", "--model", OTHER.hex()[:4].upper(), "--path", PATH, "--json")
+    assert (code, json.loads(out)["deleted"]) == (0, 1)
+    assert len(records(kept)) == 3 and not (kept / OTHER.hex()).exists()
+    code, _, err = run(capsys, "clear", "--yes", "--model", "ffff", "--path", PATH)
+    assert code == 2 and "no such model; see `mlxrun cache ls`" in err
+    saved(kept, 9, root=OTHER)
+    for prefix in ("0", ""):
+        code, _, err = run(capsys, "clear", "--yes", "--model", prefix, "--path", PATH)
+        assert code == 2 and "give more digits" in err
+    assert len(records(kept)) == 4
+
+
+@pytest.mark.parametrize(("answer", "code", "left"), [("y\n", 0, 0), ("n\n", 1, 4), ("\n", 1, 4)])
+def test_clear_asks(answer: str, code: int, left: int, kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "_can_ask", lambda: True)
+    done = CliRunner().invoke(cache.command, ["clear", "--path", PATH], input=answer, standalone_mode=False)
+    assert done.return_value == code
+    assert "Delete 4 records (" in done.stderr and " of 2 models in " in done.stderr
+    assert len(records(kept)) == left
+
+
+def test_clear_does_not_ask_where_nobody_answers(
+    kept: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache, "_can_ask", lambda: False)
+    code, _, err = run(capsys, "clear", "--path", PATH)
+    assert code == 2 and "give --yes" in err
+    assert len(records(kept)) == 4
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may delete everywhere")
+def test_clear_says_what_it_could_not_delete(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (kept / OTHER.hex()).chmod(0o500)
+    code, out, err = run(capsys, "clear", "--yes", "--path", PATH)
+    (kept / OTHER.hex()).chmod(0o700)
+    assert code == 1 and out.startswith("3 records deleted")
+    assert err.startswith("not deleted: ") and "Permission denied" in err
+
+
+@pytest.mark.parametrize("name", ["ls", "verify", "clear"])
+def test_every_subcommand_has_an_example(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, name, "--help")
+    assert code == 0 and f"mlxrun cache {name}" in out and "X.out.jsonl.run/cache" in out
+
+
+@pytest.mark.usefixtures("kept")
+@pytest.mark.parametrize("arguments", [["ls", "--records"], ["verify"], ["clear", "--yes"]], ids=" ".join)
+def test_nothing_heavy_is_imported(arguments: list[str]) -> None:
+    heavy = {"mlx", "mlx_lm", "mlx_vlm", "transformers", "aiohttp", "numpy", "safetensors"}
+    code = (
+        "import sys\n"
+        "from mlxrun.cli.main import main\n"
+        f"status = main(['cache', *{arguments!r}, '--path', {PATH!r}])\n"
+        f"found = sorted({heavy!r} & {{name.partition('.')[0] for name in sys.modules}})\n"
+        "sys.exit(f'imported: {found}' if found else status)\n"
+    )
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={"PYTHONPATH": str(root)}, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")

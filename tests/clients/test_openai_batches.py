@@ -1,0 +1,229 @@
+"""Files and batches by OpenAI's own package, on the embedded model too; and servers that are killed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import multiprocessing
+import os
+import random
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from multiprocessing.context import ForkServerContext
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from mlxrun.api.context import TextSide
+from mlxrun.batch.job_service import JobService
+from mlxrun.cli.main import main
+from mlxrun.config.conversion import config_hash
+from mlxrun.config.settings import Config, EngineSettings, ServerSettings
+from mlxrun.engine.client import EngineClient
+from mlxrun.parsers.model_formats import ModelFormats
+from mlxrun.server.app import make_app
+from mlxrun.server.batches.batch_queue import BatchQueue
+from mlxrun.server.batches.storage import Storage
+from mlxrun.server.lifecycle import listening
+from mlxrun.server.state import Server
+from mlxrun.text.images import MediaLoader
+from tests.helpers.batch_fakes import chat, chats, write_job
+from tests.helpers.batches_server import CHAT, Place, serve
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path / "data")
+
+
+def file_of(lines: list[Any]) -> tuple[str, bytes]:
+    return "job.jsonl", "".join(json.dumps(line) + "\n" for line in lines).encode()
+
+
+async def test_the_async_client(place: Place) -> None:
+    """Every endpoint by the official client: what it parses, it parses without a complaint."""
+    async with place.run() as site, openai.AsyncOpenAI(base_url=f"{site.url}v1", api_key="none") as client:
+        file = await client.files.create(file=file_of(chats(12)), purpose="batch")
+        assert (file.object, file.filename, file.status, file.purpose) == (
+            *("file", "job.jsonl", "processed"),
+            "batch",
+        )
+        assert (await client.files.retrieve(file.id)).bytes == file.bytes
+        batch = await client.batches.create(
+            input_file_id=file.id, endpoint=CHAT, completion_window="24h", metadata={"a": "b"}
+        )
+        assert (batch.object, batch.status, batch.metadata) == ("batch", "validating", {"a": "b"})
+        while batch.status != "completed":
+            assert batch.status in ("validating", "in_progress", "finalizing")
+            await asyncio.sleep(0.01)
+            batch = await client.batches.retrieve(batch.id)
+        assert batch.request_counts is not None
+        assert (batch.request_counts.total, batch.request_counts.completed) == (12, 12)
+        assert batch.output_file_id is not None and batch.error_file_id is None
+        text = (await client.files.content(batch.output_file_id)).text
+        assert sorted(json.loads(line)["custom_id"] for line in text.splitlines()) == sorted(
+            line["custom_id"] for line in chats(12)
+        )
+        made = [batch.id]
+        for _ in range(3):
+            more = await client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
+            made.insert(0, more.id)
+        assert [each.id async for each in client.batches.list(limit=2)] == made  # page by page
+        names = [each.id async for each in client.files.list(purpose="batch", limit=1)]
+        assert names == [file.id]
+        with pytest.raises(openai.ConflictError):
+            await client.batches.cancel(batch.id)
+        with pytest.raises(openai.BadRequestError, match="/v1/responses"):
+            await client.batches.create(
+                input_file_id=file.id, endpoint="/v1/responses", completion_window="24h"
+            )
+        assert (await client.files.delete(file.id)).deleted
+        with pytest.raises(openai.NotFoundError):
+            await client.files.retrieve(file.id)
+
+
+async def test_the_sync_client(place: Place) -> None:
+    """The same on a thread, with a batch that is cancelled and one that is refused."""
+    place.pause = 0.02
+
+    def drive(url: str) -> None:
+        with openai.OpenAI(base_url=f"{url}v1", api_key="none") as client:
+            file = client.files.create(file=file_of(chats(300)), purpose="batch")
+            batch = client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
+            assert client.batches.cancel(batch.id).cancelling_at is not None
+            while (batch := client.batches.retrieve(batch.id)).status != "cancelled":
+                assert batch.status == "cancelling"
+                time.sleep(0.01)
+            file = client.files.create(file=file_of([{"custom_id": "a"}]), purpose="batch")
+            batch = client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
+            while (batch := client.batches.retrieve(batch.id)).status != "failed":
+                time.sleep(0.01)
+            assert batch.errors is not None and batch.errors.data is not None
+            assert (batch.errors.data[0].line, batch.errors.data[0].param) == (1, "method")
+            assert batch.errors.data[0].message == "method is missing"
+
+    async with place.run() as site:
+        await asyncio.to_thread(drive, site.url)
+
+
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "The weather of a city.",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+LINES = [
+    chat("sum", "What is 12 + 30?", max_tokens=30),
+    chat("drawn", "Tell me of a red circle.", max_tokens=20, temperature=1.0, seed=7, n=2),
+    chat("logs", "What is 7 + 5?", max_tokens=12, logprobs=True, top_logprobs=2),
+    chat("stop", "What is 40 + 2?", max_tokens=30, stop=["2"]),
+    chat("tools", "What is the weather in Rome?", max_tokens=40, seed=3, tools=[TOOL]),
+]
+
+
+@pytest.mark.slow
+def test_the_embedded_model(tmp_path: Path) -> None:
+    """C8: the same lines by /v1/chat/completions, by /v1/batches and by `mlxrun batch`: the same answers."""
+    job = write_job(tmp_path, LINES)
+    assert main(["batch", str(job), "--set", "engine.reproducible=true"]) == 0
+    command = records(job.with_name("job.out.jsonl").read_bytes())
+    live, found = asyncio.run(live_and_batch(tmp_path))
+    assert found.keys() == {line["custom_id"] for line in LINES}
+    assert found == command
+    for name, body in live.items():
+        answer = found[name]["response"]["body"]
+        assert answer["choices"] == body["choices"]
+        assert answer["usage"].items() <= body["usage"].items()
+    call = found["tools"]["response"]["body"]["choices"][0]["message"].get("tool_calls")
+    assert call and call[0]["function"]["name"] == "get_weather", found["tools"]
+    text = found["sum"]["response"]["body"]["choices"][0]["message"]["content"]
+    assert "42" in text, text
+
+
+async def live_and_batch(tmp_path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Bodies of chat/completions, and records of a batch, by custom_id, from one server."""
+    config = Config(server=ServerSettings(port=0), engine=EngineSettings(reproducible=True))
+    client = await EngineClient.start(config)
+    server = Server(config)
+    formats = ModelFormats.of(client.host, config.parsers)
+    server.attach(client, TextSide(client.host, config, MediaLoader(config.media, None), formats))
+    server.jobs = BatchQueue(Storage(tmp_path / "data"))
+    server.jobs.start(JobService(client, config, config_hash(config), dict, formats))
+    try:
+        async with (
+            listening(make_app(server), config.server) as address,
+            openai.AsyncOpenAI(base_url=f"{address.url}/v1", api_key="none") as sdk,
+        ):
+            live = {
+                line["custom_id"]: await sdk.post(CHAT[3:], body=line["body"], cast_to=object)
+                for line in LINES
+            }
+            file = await sdk.files.create(file=file_of(LINES), purpose="batch")
+            batch = await sdk.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="1h")
+            while batch.status != "completed":
+                await asyncio.sleep(0.02)
+                batch = await sdk.batches.retrieve(batch.id)
+            assert batch.error_file_id is None and batch.output_file_id is not None
+            found = records((await sdk.files.content(batch.output_file_id)).content)
+    finally:
+        await server.jobs.close()
+        await client.close()
+    return live, found
+
+
+def records(data: bytes) -> dict[str, Any]:
+    return {json.loads(line)["custom_id"]: json.loads(line) for line in data.splitlines()}
+
+
+@pytest.fixture(scope="module")
+def processes() -> Iterator[ForkServerContext]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["batches_site", "mlxrun.api.openai.request", "mlxrun.text.images"])
+        yield context
+
+
+def answered(root: Path) -> int:
+    """Records of batches under way."""
+    return sum(path.read_bytes().count(b"\n") for path in root.glob("batches/*/job/*.out.jsonl"))
+
+
+@pytest.mark.slow
+async def test_a_server_that_is_killed(tmp_path: Path, processes: ForkServerContext) -> None:
+    """kill -9 at random moments of two batches: none of their lines is lost, none is there twice."""
+    place = Place(tmp_path / "data", engine=False)
+    async with place.run() as site:
+        made = []
+        for count in (60, 25):
+            lines = [*chats(count), chat("wrong", "hello", temprature=1)]
+            made.append((await site.create(await site.upload(lines)))["id"])
+    rng = random.Random()
+    for _ in range(8):
+        wanted = answered(place.root) + rng.randrange(1, 9)
+        process = processes.Process(target=serve, args=(place.root, 0.01))
+        process.start()
+        async with asyncio.timeout(20):
+            while process.is_alive() and answered(place.root) < wanted:
+                await asyncio.sleep(rng.random() * 0.01)
+        process.kill()
+        process.join()
+        assert process.exitcode == -9
+    assert 8 <= answered(place.root) < 85
+    place = replace(place, engine=True)
+    async with place.run() as site:
+        for batch, count in zip(made, (60, 25), strict=True):
+            done = await site.over(batch)
+            assert done["status"] == "completed"
+            assert done["request_counts"] == {"total": count + 1, "completed": count, "failed": 1}
+            ids = [record["custom_id"] for record in await site.records(done["output_file_id"])]
+            assert sorted(ids) == sorted(line["custom_id"] for line in chats(count))
+            assert len(await site.records(done["error_file_id"])) == 1
+        assert sum(site.client.tries.values()) <= 77  # what the others had done was not done again
+        assert len((await site.ask("GET", "/v1/files"))["data"]) == 6

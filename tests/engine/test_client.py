@@ -1,0 +1,521 @@
+"""The asyncio client and the engine thread, over a scripted runner: cancellation, endings, threads."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
+from functools import reduce
+from typing import Any
+
+import pytest
+
+from mlxrun.config.settings import SchedulerSettings
+from mlxrun.engine.client import Collector, EngineClient
+from mlxrun.engine.engine import Engine
+from mlxrun.engine.thread import Abort, Message, Stop
+from mlxrun.errors import EngineDead, MlxrunError, ModelLoadError, Overloaded, PromptTooLong, RequestError
+from mlxrun.scheduler.request import FinishReason, HitKind, Request, TokenEvent, TokenLogprob
+from tests.helpers.engine_fakes import FakeRunner, Gate, answer, fake_host, make_engine, make_request, small
+
+BARRIER = make_request("barrier", 1, 4)
+
+
+class Bench:
+    """A client, the parts behind it, and the messages that it sends to its thread."""
+
+    def __init__(self, client: EngineClient, engine: Engine, runner: FakeRunner) -> None:
+        self.client = client
+        self.engine = engine
+        self.runner = runner
+        self.sent: list[Message] = []
+        put = client._thread.put
+
+        def record(message: Message) -> None:
+            self.sent.append(message)
+            put(message)
+
+        client._thread.put = record  # type: ignore[method-assign]
+
+    async def answer(self, request: Request) -> tuple[tuple[int, ...], FinishReason | None]:
+        """The whole answer."""
+        tokens: list[int] = []
+        finish = None
+        async with aclosing(self.client.generate(request)) as events:
+            async for event in events:
+                assert finish is None
+                tokens += event.tokens
+                finish = event.finish
+        return tuple(tokens), finish
+
+    async def settle(self) -> None:
+        """All that was sent before has been done: a request that came later has ended."""
+        if isinstance(self.runner.before, Gate):
+            self.runner.before.open()
+        assert await self.answer(BARRIER) == answer(BARRIER)
+        assert self.client._collectors == {}
+        assert self.engine.scheduler.entries == ()
+        assert self.runner.rows.keys() <= {BARRIER.id}
+        assert self.runner.broken == []
+
+
+@asynccontextmanager
+async def bench(
+    runner: FakeRunner | None = None, settings: SchedulerSettings | None = None, **options: Any
+) -> AsyncIterator[Bench]:
+    runner = runner or FakeRunner()
+    made: list[Engine] = []
+
+    def build() -> Engine:
+        runner.threads.add(threading.get_ident())
+        made.append(make_engine(runner, settings, **options))
+        return made[0]
+
+    client = await EngineClient.of(build)
+    try:
+        yield Bench(client, made[0], runner)
+    finally:
+        if isinstance(runner.before, Gate):
+            runner.before.open()
+        await client.close()
+        assert runner.closed
+        assert engine_threads() == []
+
+
+def engine_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "mlxrun-engine"]
+
+
+async def until(true: Callable[[], bool]) -> None:
+    """Give the engine thread time; fails after long."""
+    for _ in range(5000):
+        if true():
+            await asyncio.sleep(0)  # what the thread has handed over is delivered
+            return
+        await asyncio.sleep(0.001)
+    raise AssertionError("nothing happens")
+
+
+async def after_steps(runner: FakeRunner, gate: Gate, steps: int) -> None:
+    """Let so many steps end and their events arrive; the next one is held at the gate."""
+    gate.let(steps)
+    await until(lambda: gate.waiting > steps)
+
+
+# -- answers --------------------------------------------------------------------------------------------
+
+
+async def test_many_requests_get_their_own_answers() -> None:
+    """A22, A28: together, with every call of the runner on the one thread that built it."""
+    requests = [make_request(f"r{i}", 1 + 3 * i, 1 + i) for i in range(12)]
+    async with bench() as b:
+        answers = await asyncio.gather(*(b.answer(r) for r in requests))
+        assert answers == [answer(r) for r in requests]
+        await b.settle()
+    assert len(b.runner.threads) == 1
+    assert threading.get_ident() not in b.runner.threads
+    assert not any(isinstance(message, Abort) for message in b.sent)
+
+
+async def test_the_host_is_there_after_start() -> None:
+    async with bench() as b:
+        assert b.client.host == b.engine.host
+        assert b.client.host.name == fake_host().name
+        assert b.client.dead is None
+
+
+async def test_a_slow_reader_gets_everything_in_one_event() -> None:
+    """Design 9: one slot a request, and no other request waits for its reader."""
+    request, gate = make_request("slow", 9, 300), Gate(5)
+    async with bench(FakeRunner(before=gate)) as b, aclosing(b.client.generate(request)) as events:
+        first = await anext(events)
+        collector = b.client._collectors["slow"]
+        gate.open()
+        for i in range(5):
+            other = make_request(f"r{i}", 5, 60)
+            assert await b.answer(other) == answer(other)
+            assert isinstance(collector._event, TokenEvent)
+        await until(lambda: "slow" not in b.client._collectors)
+        rest = [event async for event in events]
+        assert len(rest) == 1
+        assert (first.tokens + rest[0].tokens, rest[0].finish) == answer(request)
+
+
+class Counted(tuple[int, ...]):
+    """Tokens that count how many of them are copied."""
+
+    copied = 0
+
+    def __iter__(self) -> Any:
+        Counted.copied += len(self)
+        return super().__iter__()
+
+    def __add__(self, other: Any) -> Counted:
+        Counted.copied += len(self) + len(other)
+        return Counted(tuple(self) + tuple(other))
+
+
+def _stalled(count: int) -> tuple[TokenEvent, list[TokenEvent]]:
+    """What a reader gets that has let so many events pass, and these."""
+    said = [TokenLogprob(-float(i)) for i in range(count)]
+    events = [TokenEvent("a", Counted((i,)), (said[i],), computed=i // 2, cached=3) for i in range(count)]
+    events[count // 2] = replace(events[count // 2], hit=HitKind.LCP)
+    events[-1] = replace(events[-1], finish=FinishReason.LENGTH)
+    collector = Collector()
+    Counted.copied = 0
+    for event in events:
+        collector.put(event)
+    return asyncio.run(collector.get()), events
+
+
+def test_what_a_stalled_reader_lets_pass_costs_the_same_for_each_token() -> None:
+    """A35: four times the events, four times the copies; merging them one by one takes sixteen times."""
+    stalled, merged = {}, {}
+    for count in (100, 400):
+        got, events = _stalled(count)
+        stalled[count] = Counted.copied
+        Counted.copied = 0
+        one_by_one = reduce(TokenEvent.merge, events)
+        merged[count] = Counted.copied
+        assert got == one_by_one
+        assert (got.tokens, got.hit, got.finish) == (tuple(range(count)), HitKind.LCP, FinishReason.LENGTH)
+        assert len(got.logprobs) == count and (got.computed, got.cached) == ((count - 1) // 2, 3)
+    assert stalled[400] == 4 * stalled[100]
+    assert merged[400] > 15 * merged[100]
+
+
+def test_a_slot_is_empty_once_it_was_read() -> None:
+    """Nothing comes twice; an error in place of what was not read leaves nothing of it."""
+    collector = Collector()
+    first, second = TokenEvent("a", (1,), computed=4), TokenEvent("a", (2, 3), computed=4)
+    collector.put(first)
+    assert asyncio.run(collector.get()) == first
+    collector.put(second)
+    assert asyncio.run(collector.get()) == second
+    collector.put(first)
+    collector.end(error := RequestError("lost"))
+    assert asyncio.run(collector.get()) == TokenEvent("", finish=FinishReason.ERROR, error=error)
+
+
+async def test_news_cross_to_the_loop_once_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Design 9: one call_soon_threadsafe a step, however many requests have news."""
+    loop = asyncio.get_running_loop()
+    trace: list[str] = []
+    plain = loop.call_soon_threadsafe
+
+    def traced(call: Callable[..., Any], *args: Any, **options: Any) -> asyncio.Handle:
+        if threading.current_thread().name == "mlxrun-engine":
+            trace.append(getattr(call, "__name__", ""))
+        return plain(call, *args, **options)
+
+    monkeypatch.setattr(loop, "call_soon_threadsafe", traced)
+    runner = FakeRunner(before=lambda plan: trace.append("step"))
+    requests = [make_request(f"r{i}", 20, 40) for i in range(8)]
+    async with bench(runner, small(max_running=8)) as b:
+        answers = await asyncio.gather(*(b.answer(r) for r in requests))
+        assert answers == [answer(r) for r in requests]
+    assert trace.count("step") == len(runner.plans)
+    assert trace.pop(0) == "_on_ready"
+    assert set(trace) == {"step", "_on_events"}
+    assert all(pair != ("_on_events", "_on_events") for pair in zip(trace, trace[1:], strict=False))
+    assert 40 < trace.count("_on_events") < 70
+
+
+# -- the consumer leaves --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("steps", range(10))
+@pytest.mark.parametrize("where", ["at the engine's", "at its own"])
+async def test_leaving_aborts_within_a_step(where: str, steps: int) -> None:
+    """A23, A25: cancelled at each await point, while the request waits, prefills or decodes: no table keeps
+    it, and no more of it is computed than the step under way."""
+    gate = Gate()
+    runner = FakeRunner(before=gate)
+    async with bench(runner, small(prefill_budget=4, prefill_budget_busy=4)) as b:
+
+        async def read() -> None:
+            async with aclosing(b.client.generate(make_request("a", 20, 5))) as events:
+                async for _ in events:
+                    if where == "at its own":
+                        await asyncio.Event().wait()
+
+        reader = asyncio.create_task(read())
+        await after_steps(runner, gate, steps)
+        assert gate.waiting == steps + 1
+        reader.cancel()
+        await asyncio.wait([reader])
+        assert reader.cancelled()
+        await b.settle()
+        names = [{*plan.decode, *(c.request_id for c in plan.prefill)} for plan in runner.plans]
+        assert "a" in names[steps]
+        assert not any("a" in named for named in names[steps + 1 :])
+        assert [i for i, plan in enumerate(runner.plans) if "a" in plan.free] == [steps + 1]
+
+
+async def test_a_consumer_that_raises_leaves_nothing() -> None:
+    """A25: an error on the reader's side, such as a stop string's parser, ends the request too."""
+    async with bench() as b:
+        for at in range(5):
+            with pytest.raises(KeyError):
+                async with aclosing(b.client.generate(make_request(f"r{at}", 9, 50 + at))) as events:
+                    async for event in events:
+                        if event.tokens or at == 0:
+                            raise KeyError
+            await b.settle()
+
+
+async def test_a_generator_that_never_ran_leaves_nothing() -> None:
+    """A25: the request is sent by the first `anext`."""
+    async with bench() as b:
+        events = b.client.generate(make_request("a"))
+        await events.aclose()
+        task = asyncio.create_task(b.answer(make_request("b")))
+        task.cancel()
+        await asyncio.wait([task])
+        assert b.sent == []
+        await b.settle()
+
+
+async def test_a_consumer_that_stops_at_the_end_sends_no_abort() -> None:
+    """A26: break at `finish`, and break before it while the end lies unread."""
+    gate = Gate(1)
+    async with bench(FakeRunner(before=gate)) as b:
+        events = b.client.generate(make_request("unread"))
+        assert (await anext(events)).finish is None
+        gate.open()
+        await until(lambda: "unread" not in b.client._collectors)
+        await events.aclose()
+        events = b.client.generate(make_request("read"))
+        async for event in events:
+            if event.finish:
+                break
+        await events.aclose()
+        await b.settle()
+        assert not any(isinstance(message, Abort) for message in b.sent)
+
+
+async def test_an_id_is_free_once_its_request_has_ended() -> None:
+    """B6: refused while the engine may still speak of it; then the new request gets only its own events."""
+    gate = Gate()
+    async with bench(FakeRunner(before=gate)) as b:
+        first = asyncio.create_task(b.answer(make_request("a", 6, 4)))
+        await after_steps(b.runner, gate, 2)
+        with pytest.raises(RequestError, match="'a' is under way"):
+            await b.answer(make_request("a", 6, 4))
+        first.cancel()
+        await asyncio.wait([first])
+        with pytest.raises(RequestError, match="'a' is under way"):
+            await b.answer(make_request("a", 6, 4))
+        await b.settle()
+        fresh = Request("a", (5, 6, 7), make_request(max_tokens=3).params)
+        events = b.client.generate(fresh)
+        got = await anext(events)
+        while got.finish is None:
+            got = got.merge(await anext(events))
+        assert (got.tokens, got.finish) == answer(fresh)
+        # Its consumer is still there; the id is free all the same, and what it does then is no abort.
+        again = asyncio.create_task(b.answer(fresh))
+        await asyncio.sleep(0)
+        await events.aclose()
+        assert await again == answer(fresh)
+
+
+async def test_two_hundred_random_aborts() -> None:
+    """A22: during waiting, prefill and decode; those who stay get the right tokens."""
+    choose = random.Random(22)
+    requests = [make_request(f"r{i}", choose.randint(1, 60), choose.randint(1, 30)) for i in range(260)]
+    leaving = {r.id: choose.randint(0, 6) for r in choose.sample(requests, 200)}
+    ended: list[str] = []
+
+    async def consume(b: Bench, request: Request) -> None:
+        tokens: tuple[int, ...] = ()
+        async with aclosing(b.client.generate(request)) as events:
+            left = leaving.get(request.id)
+            async for event in events:
+                tokens += event.tokens
+                if left is not None and (left := left - 1) < 0:
+                    return
+        assert (tokens, event.finish) == answer(request)
+        ended.append(request.id)
+
+    async with bench(settings=small(max_queue=1000)) as b:
+        tasks = [asyncio.create_task(consume(b, r)) for r in requests]
+        for request, task in zip(requests, tasks, strict=True):
+            if leaving.get(request.id) == 0:
+                await asyncio.sleep(0)
+                task.cancel()
+        await asyncio.wait(tasks)
+        assert [t.exception() for t in tasks if not t.cancelled() and t.exception()] == []
+        assert {r.id for r in requests} - set(leaving) <= set(ended)
+        await b.settle()
+    assert len(b.runner.threads) == 1
+
+
+# -- errors of one request ------------------------------------------------------------------------------
+
+
+async def test_refusals_are_raised() -> None:
+    """A31, A33, A34: in place of an event, and nothing stays behind."""
+    gate = Gate()
+    runner = FakeRunner(before=gate, refuse={"bad": ValueError("no image")})
+    async with bench(runner, small(max_running=1, max_queue=1)) as b:
+        first = asyncio.create_task(b.answer(make_request("a")))
+        await after_steps(runner, gate, 1)
+        waits = asyncio.create_task(b.answer(make_request("bad")))
+        await asyncio.sleep(0)
+        full = asyncio.create_task(b.answer(make_request("c")))
+        long = asyncio.create_task(b.answer(make_request("d", 5000)))
+        await asyncio.sleep(0)
+        gate.open()
+        with pytest.raises(Overloaded):
+            await full
+        with pytest.raises(PromptTooLong, match="5000 tokens"):
+            await long
+        with pytest.raises(RequestError, match="no image"):
+            await waits
+        assert await first == answer(make_request("a"))
+        await b.settle()
+        assert not any(isinstance(message, Abort) for message in b.sent)
+
+
+async def test_an_error_comes_after_the_tokens_before_it() -> None:
+    """B2: of four requests one fails in the middle of its answer."""
+    requests = [make_request(rid, 6, 12) for rid in "abcd"]
+    async with bench(FakeRunner(poison={"c": 12})) as b:
+        results = await asyncio.gather(*(b.answer(r) for r in requests), return_exceptions=True)
+        assert [r for i, r in enumerate(results) if i != 2] == [answer(r) for r in requests if r.id != "c"]
+        assert isinstance(results[2], RequestError)
+        tokens: tuple[int, ...] = ()
+        with pytest.raises(RequestError, match="c cannot be computed"):
+            async for event in b.client.generate(requests[2]):
+                tokens += event.tokens
+        assert tokens == answer(requests[2])[0][:5]
+        await b.settle()
+
+
+# -- the engine ends ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("late", [False, True])
+async def test_a_dead_engine_tells_everybody(late: bool) -> None:
+    """A32, B1: waiters get a 5xx at once, later requests too; the thread has ended and computes no more."""
+    runner = FakeRunner(late=late)
+    async with bench(runner, small(max_running=2)) as b:
+        assert await b.answer(make_request("ok")) == answer(make_request("ok"))
+        runner.dead = True
+        before = len(runner.plans)
+        results = await asyncio.gather(
+            *(b.answer(make_request(f"r{i}")) for i in range(6)), return_exceptions=True
+        )
+        assert all(isinstance(error, MlxrunError) and error.http_status >= 500 for error in results)
+        assert sum(isinstance(error, EngineDead) for error in results) >= 4
+        await until(lambda: engine_threads() == [])
+        assert isinstance(b.client.dead, EngineDead)
+        with pytest.raises(EngineDead, match="3 steps failed in a row"):
+            await b.answer(make_request("later"))
+        assert len(runner.plans) - before < 12
+        assert runner.resets == 3
+        assert b.client._collectors == {}
+
+
+async def test_an_error_outside_a_step_ends_the_engine_too() -> None:
+    """B1: a bug in mlxrun, or a device that does not even reset: nobody waits for ever."""
+
+    class Stuck(FakeRunner):
+        def reset(self) -> None:
+            raise OSError("the device does not answer")
+
+    async with bench(Stuck(dead=True)) as b:
+        with pytest.raises(EngineDead, match="OSError: the device does not answer") as caught:
+            await b.answer(make_request("a"))
+        assert isinstance(caught.value.__cause__, OSError)
+        with pytest.raises(EngineDead):
+            await b.answer(make_request("b"))
+
+
+@pytest.mark.parametrize("error", [ModelLoadError("no such model"), RuntimeError("odd weights")])
+async def test_a_failed_load_is_raised_by_start(error: Exception) -> None:
+    """B1: as it is if mlxrun says it, else as EngineDead with its cause; the thread has ended."""
+
+    def build() -> Engine:
+        raise error
+
+    with pytest.raises(MlxrunError, match=str(error)) as caught:
+        await EngineClient.of(build)
+    assert caught.value is error or caught.value.__cause__ is error
+    assert engine_threads() == []
+
+
+async def test_start_can_be_cancelled() -> None:
+    """C10: what is being loaded is closed; no thread stays."""
+    runner, go = FakeRunner(), threading.Event()
+
+    def build() -> Engine:
+        go.wait(10)
+        return make_engine(runner)
+
+    start = asyncio.create_task(EngineClient.of(build))
+    await until(lambda: engine_threads() != [])
+    start.cancel()
+    await asyncio.sleep(0)
+    go.set()
+    with pytest.raises(asyncio.CancelledError):
+        await start
+    assert engine_threads() == []
+    assert runner.closed
+
+
+@pytest.mark.parametrize("cancel", [False, True])
+async def test_close_ends_what_runs(cancel: bool) -> None:
+    """Design 9: everybody gets one end; an answer that is complete stays what it is. Also if `close` itself
+    is cancelled."""
+    gate = Gate()
+    runner = FakeRunner(before=gate)
+    async with bench(runner) as b:
+        done = b.client.generate(make_request("done", 3, 1))
+        first = asyncio.create_task(anext(done))
+        await asyncio.sleep(0)
+        waiters = [asyncio.create_task(b.answer(make_request(f"r{i}", 30, 90))) for i in range(6)]
+        await asyncio.sleep(0)
+        await after_steps(runner, gate, 4)
+        close = asyncio.create_task(b.client.close())
+        await asyncio.sleep(0)
+        if cancel:
+            close.cancel()
+        late = asyncio.create_task(b.answer(make_request("late")))
+        await asyncio.sleep(0)
+        gate.open()
+        await asyncio.wait([close])
+        results = await asyncio.gather(*waiters, late, return_exceptions=True)
+        assert [type(error) for error in results] == [EngineDead] * 7
+        event = await first
+        while event.finish is None:
+            event = event.merge(await anext(done))
+        assert (event.tokens, event.finish) == answer(make_request("done", 3, 1))
+        with pytest.raises(EngineDead, match="closed"):
+            await b.answer(make_request("later"))
+        await b.client.close()
+        assert b.client._collectors == {}
+        assert len([message for message in b.sent if isinstance(message, Stop)]) == 2
+
+
+def test_a_loop_that_is_gone_does_not_stop_the_thread() -> None:
+    """Design 9: a front end that dies without `close` leaves a thread that still ends when told."""
+    runner, gate = FakeRunner(), Gate()
+    runner.before = gate
+    clients: list[EngineClient] = []
+
+    async def use() -> None:
+        client = await EngineClient.of(lambda: make_engine(runner))
+        clients.append(client)
+        asyncio.create_task(anext(client.generate(make_request("a", 5, 3))))  # noqa: RUF006
+        await until(lambda: gate.waiting == 1)
+
+    asyncio.run(use())
+    gate.open()
+    clients[0]._thread.put(Stop())
+    assert clients[0]._thread.join(10)
+    assert runner.closed

@@ -1,0 +1,234 @@
+"""The engine over a scripted runner: what happens to requests when the model fails."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from mlxrun.errors import EngineDead, MediaError, MlxrunError, RequestError
+from mlxrun.scheduler.request import FinishReason
+from tests.helpers.engine_fakes import (
+    Answers,
+    FakeRunner,
+    answer,
+    finish_all,
+    make_engine,
+    make_request,
+    small,
+)
+
+CROWD = [make_request(rid, 3 + 4 * i, 6 + i) for i, rid in enumerate("abcde")]
+
+
+def error_of(answers: Answers, rid: str) -> MlxrunError:
+    error = answers.error(rid)
+    assert isinstance(error, MlxrunError)
+    return error
+
+
+def test_a_request_that_cannot_start_fails_alone() -> None:
+    """A31: of three requests one has a broken image; the error is its own, the others notice nothing."""
+    refused = MediaError("not an image")
+    runner = FakeRunner(refuse={"b": refused})
+    engine = make_engine(runner)
+    for request in CROWD[:3]:
+        engine.add(request)
+    answers = finish_all(engine)
+    assert answers.got("a") == answer(CROWD[0])
+    assert answers.got("c") == answer(CROWD[2])
+    assert answers.error("b") is refused
+    assert runner.resets == 0
+    assert runner.broken == []
+
+
+@pytest.mark.parametrize("error", [TypeError("bad media"), ValueError("odd")])
+def test_what_the_runner_raises_becomes_a_request_error(error: Exception) -> None:
+    """A31, A32: with its cause; the request's own, so not to be tried again, but no fault of the client."""
+    engine = make_engine(FakeRunner(refuse={"a": error}))
+    engine.add(make_request("a"))
+    shown = error_of(finish_all(engine), "a")
+    assert isinstance(shown, RequestError)
+    assert (shown.http_status, shown.code, shown.__cause__) == (500, "model_error", error)
+    assert str(error) in str(shown)
+    assert RequestError.http_status == 400
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("culprit", range(5))
+@pytest.mark.parametrize("position", [1, 4, 18, 22])
+def test_one_poisoned_request_fails_alone(culprit: int, position: int, late: bool) -> None:
+    """B2: whatever it breaks on (prompt, first token, a later one), and if the device says so a step late."""
+    bad = CROWD[culprit]
+    runner = FakeRunner(poison={bad.id: position}, late=late)
+    engine = make_engine(runner, small(max_running=5))
+    for request in CROWD:
+        engine.add(request)
+    answers = finish_all(engine)
+    assert runner.broken == []
+    for request in CROWD:
+        tokens, finish = answers.got(request.id)
+        right = answer(request)
+        if request is not bad:
+            assert (tokens, finish) == right
+            continue
+        reached = len(bad.prompt) + bad.params.max_tokens > position
+        assert finish is (FinishReason.ERROR if reached else FinishReason.LENGTH)
+        assert tokens == right[0][: len(tokens)]
+        if reached:
+            assert "a cannot be computed".replace("a", bad.id, 1) in str(error_of(answers, bad.id))
+
+
+@pytest.mark.parametrize("step", range(1, 16))
+def test_a_step_that_fails_once_costs_no_request(step: int) -> None:
+    """B2, B3: at every step of a busy engine: all are rebuilt from their tokens, the answers are right."""
+    runner = FakeRunner(fail_steps=[step])
+    engine = make_engine(runner, small(max_running=3, policy="shortest"))
+    for request in CROWD:
+        engine.add(request)
+    answers = finish_all(engine)
+    assert runner.broken == []
+    assert runner.resets == 1
+    assert [answers.got(r.id) for r in CROWD] == [answer(r) for r in CROWD]
+
+
+def test_a_late_error_is_not_put_on_the_one_that_is_left() -> None:
+    """B2: the culprit was aborted, or preempted, while its token was under way; who is left is innocent."""
+    for position in range(2, 12):
+        runner = FakeRunner(poison={"b": position}, late=True)
+        engine = make_engine(runner)
+        answers = Answers()
+        for request in CROWD[:2]:
+            engine.add(request)
+        while runner.trouble is None:
+            answers.take(engine.step())
+        engine.abort("b")
+        finish_all(engine, answers)
+        assert runner.resets == 1
+        assert answers.got("a") == answer(CROWD[0])
+        assert answers.finish("b") is FinishReason.ABORT
+
+
+def test_two_culprits_in_a_row_do_not_stop_the_engine() -> None:
+    """A32: a suspect is tried when nothing of the one before is under way, so one failure tells."""
+    runner = FakeRunner(poison={"b": 1, "c": 1})
+    engine = make_engine(runner, max_errors=3)
+    for request in CROWD[:3]:
+        engine.add(request)
+    answers = finish_all(engine)
+    assert answers.got("a") == answer(CROWD[0])
+    assert [answers.finish(rid) for rid in "bc"] == [FinishReason.ERROR] * 2
+    assert runner.resets == 3
+
+
+def test_a_failure_leaves_no_step_behind() -> None:
+    """A32: the rows are gone already; a step that only frees them would be one too many."""
+    engine = make_engine(FakeRunner(poison={"a": 1}))
+    engine.add(make_request("a"))
+    assert [event.finish for event in engine.step()] == [FinishReason.ERROR]
+    assert not engine.busy
+
+
+def test_requests_that_come_during_a_quarantine_wait_for_its_end() -> None:
+    """B2: a suspect computes alone, so that a failure tells who is to blame."""
+    runner = FakeRunner(fail_steps=[4])
+    engine = make_engine(runner)
+    answers = Answers()
+    for request in CROWD[:2]:
+        engine.add(request)
+    for _ in range(4):
+        answers.take(engine.step())
+    engine.add(CROWD[2])
+    finish_all(engine, answers)
+    assert runner.admissions == ["a", "b", "a", "b", "a", "b", "c"]
+    assert runner.broken == []
+    assert [answers.got(r.id) for r in CROWD[:3]] == [answer(r) for r in CROWD[:3]]
+
+
+@pytest.mark.parametrize("abort", "abc")
+@pytest.mark.parametrize("after", range(8))
+def test_suspects_can_be_aborted(abort: str, after: int) -> None:
+    """A23, B2: at any point of a quarantine; the others go on."""
+    runner = FakeRunner(fail_steps=[3])
+    engine = make_engine(runner)
+    answers = Answers()
+    for request in CROWD[:3]:
+        engine.add(request)
+    for _ in range(3 + after):
+        answers.take(engine.step())
+    engine.abort(abort)
+    finish_all(engine, answers)
+    assert runner.broken == []
+    for request in CROWD[:3]:
+        aborted = answers.finish(request.id) is FinishReason.ABORT
+        assert aborted == (request.id == abort)
+        assert aborted or answers.got(request.id) == answer(request)
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("limit", [1, 3, 5])
+@pytest.mark.parametrize("count", [1, 2, 9])
+def test_a_broken_device_stops_the_engine(
+    limit: int, count: int, late: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A32, B1: K failed steps without a token between them, with K log lines; requests may come meanwhile."""
+    runner = FakeRunner(dead=True, late=late)
+    engine = make_engine(runner, max_errors=limit)
+    answers = Answers()
+    sent = 0
+    with (
+        caplog.at_level(logging.WARNING),
+        pytest.raises(EngineDead, match="in a row: the device is gone") as dead,
+    ):
+        for _ in range(50):
+            while len(engine.scheduler.entries) < count:
+                sent += 1
+                engine.add(make_request(f"r{sent}"))
+            answers.take(engine.step())
+    assert isinstance(dead.value.__cause__, RuntimeError)
+    assert len(caplog.records) == limit
+    assert runner.resets == limit
+    assert len(runner.plans) <= 4 * limit
+    assert all(answers.got(rid) in [((), FinishReason.ERROR), ((), None)] for rid in answers.events)
+
+
+def test_failures_far_apart_do_not_add_up() -> None:
+    """A32: a token that came out between them shows that the engine works."""
+    runner = FakeRunner(fail_steps=range(5, 200, 12))
+    engine = make_engine(runner, max_errors=3)
+    request = make_request("a", 5, 60)
+    engine.add(request)
+    engine.add(make_request("b", 5, 60))
+    answers = finish_all(engine)
+    assert runner.resets > 6
+    assert answers.got("a") == answer(request)
+
+
+def test_progress_counts_the_prompt_once() -> None:
+    """What is computed again after a failure or a preemption is no more prompt than before."""
+    runner = FakeRunner(fail_steps=[6])
+    engine = make_engine(runner)
+    for request in CROWD[:2]:
+        engine.add(request)
+    answers = finish_all(engine)
+    for request in CROWD[:2]:
+        assert max(e.computed for e in answers.events[request.id]) == len(request.prompt)
+        assert answers.events[request.id][-1].computed == len(request.prompt)
+
+
+def test_an_idle_engine_has_nothing_to_do() -> None:
+    """A32: no step is left over after the last event, whatever ended the request."""
+    for runner in (FakeRunner(), FakeRunner(refuse={"a": ValueError()}), FakeRunner(poison={"a": 1})):
+        engine = make_engine(runner)
+        assert not engine.busy
+        engine.add(make_request("a"))
+        assert engine.busy
+        finish_all(engine, steps=10)
+        assert engine.scheduler.entries == ()
+        assert runner.rows == {}
+
+
+def test_close_closes_the_runner() -> None:
+    runner = FakeRunner()
+    make_engine(runner).close()
+    assert runner.closed

@@ -1,0 +1,236 @@
+"""A job's surroundings without a model: a host, an engine that echoes, and short cuts to run a job.
+
+The answer to a prompt is a function of the prompt and the seed alone: the last user message (or the prompt),
+then two letters drawn by the seed; its logprobs too, by position. What is `answered` already is checked, then
+left out. A message may ask for trouble: see `TROUBLE`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import re
+from collections import Counter
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import mlxrun.batch.line_runner
+from mlxrun.batch.job_run import Options, Outcome, Session, Setup
+from mlxrun.batch.line_answerer import Preparer
+from mlxrun.batch.progress import make_view
+from mlxrun.batch.run_paths import Paths
+from mlxrun.config.conversion import config_hash
+from mlxrun.config.settings import BatchSettings, Config, MediaSettings, SchedulerSettings
+from mlxrun.errors import EngineDead, MlxrunError, Overloaded, PromptTooLong
+from mlxrun.scheduler.request import FinishReason, HitKind, Request, TokenEvent, TokenLogprob
+from tests.helpers.tokenizers import FakeHost, byte_tokenizer
+
+DIGESTS = {"model": "m" * 64, "tokenizer": "t" * 64, "template": "c" * 64}
+# What an answer may begin with, and what the engine then does.
+TROUBLE = {
+    "BUSY": Overloaded,
+    "LONG": PromptTooLong,
+    "DEAD": EngineDead,
+    "BROKEN": MlxrunError,
+    "BUG": KeyError,
+}
+
+
+@dataclass(frozen=True)
+class JobHost(FakeHost):
+    digests: Mapping[str, str] = field(default_factory=lambda: DIGESTS)
+    processor_digest: bytes = b""
+
+
+class FakeClient:
+    """An engine that echoes. `pause` is the longest sleep between two tokens; tries are counted by text."""
+
+    def __init__(self, host: JobHost, pause: float = 0.0, tokens: Path | None = None) -> None:
+        self.host = host
+        self.pause = pause
+        self.tries: Counter[str] = Counter()
+        self.busy = 0
+        self.most = 0
+        self.aborted = 0
+        self.closed = False
+        self.start_takes = 0.0
+        self.output = 0  # tokens that were computed
+        self.tokens = tokens  # file with a byte for each of them
+        self.answered: dict[str, int] = {}  # tokens that were known, by text; those that were asked with some
+        self.counts: Counter[str] = Counter()
+
+    async def start(self) -> FakeClient:
+        await asyncio.sleep(self.start_takes)
+        return self
+
+    async def close(self) -> None:
+        self.closed = True
+
+    def cache_counts(self) -> Mapping[str, int]:
+        return self.counts
+
+    async def generate(self, request: Request) -> AsyncGenerator[TokenEvent, None]:
+        text = asked(request)
+        self.tries[text] += 1
+        if request.answered:
+            self.answered[text] = len(request.answered)
+        self.counts["miss"] += 1
+        word = word_of(text)
+        if word in TROUBLE and (word != "BUSY" or self.tries[text] <= int(text.split(" ")[1])):
+            raise TROUBLE[word](f"the engine was told {text!r}")
+        self.busy += 1
+        self.most = max(self.most, self.busy)
+        over = False
+        try:
+            async for event in self._answer(request, text):
+                over = event.finish is not None
+                yield event
+        finally:
+            self.busy -= 1
+            self.aborted += not over
+
+    async def _answer(self, request: Request, text: str) -> AsyncGenerator[TokenEvent, None]:
+        rng = random.Random(request.params.seed)
+        answer = text + "".join(rng.choices("xyz", k=2))
+        ids = byte_tokenizer()(answer, add_special_tokens=False)["input_ids"][: request.params.max_tokens]
+        known, half = len(request.answered), len(request.prompt) // 2
+        assert tuple(ids[:known]) == request.answered, "these tokens are not of this answer"
+        yield TokenEvent(request.id, computed=half, hit=HitKind.MISS)
+        for at, token in list(enumerate(ids))[known:]:
+            await asyncio.sleep(random.random() * self.pause)
+            self.output += 1
+            if self.tokens is not None:
+                with self.tokens.open("ab") as file:
+                    file.write(b".")
+            yield TokenEvent(request.id, (token,), logprobs(request, at, token), len(request.prompt))
+            if word_of(text) == "HALF" and at + 1 == int(text.split(" ")[1]) and self.tries[text] == 1:
+                raise Overloaded("in the middle of it")
+        cut = len(ids) == request.params.max_tokens
+        finish = FinishReason.LENGTH if cut else FinishReason.STOP
+        yield TokenEvent(request.id, computed=len(request.prompt), finish=finish)
+
+
+def word_of(text: str) -> str:
+    return text.split(" ")[0]
+
+
+def logprobs(request: Request, at: int, token: int) -> tuple[TokenLogprob, ...]:
+    """Numbers with all their digits, by seed and position."""
+    if request.params.logprobs is None:
+        return ()
+    rng = random.Random(f"{request.params.seed} {at}")
+    numbers = sorted((-rng.expovariate(0.1) for _ in range(request.params.logprobs)), reverse=True)
+    return (TokenLogprob(-rng.random() / 3, tuple((65 + i, p) for i, p in enumerate(numbers))),)
+
+
+def asked(request: Request) -> str:
+    """The last user message of a request, or its raw prompt."""
+    text = byte_tokenizer().decode(list(request.prompt), skip_special_tokens=False)
+    users = re.findall(r"<\|im_start\|>user\n(.*?)<\|im_end\|>", text, re.DOTALL)
+    return users[-1] if users else text.removeprefix("<|begin|>")
+
+
+def chat(custom_id: str, text: str, wanted: Any = None, **params: Any) -> dict[str, Any]:
+    """A job line in OpenAI's form."""
+    body = {"messages": [{"role": "user", "content": text}], **params}
+    line = {"custom_id": custom_id, "method": "POST", "url": "/v1/chat/completions", "body": body}
+    return line | ({"eval": wanted} if wanted is not None else {})
+
+
+def chats(count: int) -> list[dict[str, Any]]:
+    """Many small lines, some scored."""
+    return [
+        chat(f"line-{i}", f"say {i}", {"expected": f"say {i}", "match": "contains", "group": f"g{i % 2}"})
+        for i in range(count)
+    ]
+
+
+def write_job(folder: Path, lines: Sequence[Any], name: str = "job.jsonl") -> Path:
+    """A job file of objects, or of strings as they are."""
+    path = folder / name
+    texts = [line if isinstance(line, str) else json.dumps(line, ensure_ascii=False) for line in lines]
+    path.write_text("".join(text + "\n" for text in texts), encoding="utf-8")
+    return path
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """The records of a file, none if it is not there."""
+    return [json.loads(line) for line in path.read_bytes().splitlines()] if path.exists() else []
+
+
+def by_id(path: Path) -> dict[str, bytes]:
+    """The lines of a file by custom_id; each may be there once."""
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    found = {json.loads(line)["custom_id"]: line for line in lines}
+    assert len(found) == len(lines), "a line is there twice"
+    return found
+
+
+def make_config(**batch: Any) -> Config:
+    rows = batch.pop("rows", 4)
+    return Config(
+        scheduler=SchedulerSettings(max_running=rows),
+        media=MediaSettings(),
+        batch=BatchSettings(**batch),
+    )
+
+
+@dataclass
+class Bench:
+    """Runs one job file again and again."""
+
+    job: Path
+    config: Config = field(default_factory=make_config)
+    host: JobHost = field(default_factory=JobHost)
+    said: list[str] = field(default_factory=list)
+    client: FakeClient = field(init=False)
+    no_sleep: bool = False  # tries follow at once
+    tokens: Path | None = None
+
+    def __post_init__(self) -> None:
+        self.client = FakeClient(self.host)
+
+    @property
+    def paths(self) -> Paths:
+        return Paths.of(self.job)
+
+    async def run(self, **options: Any) -> Outcome:
+        """One run; `client` is the engine it had, `said` what it told the user."""
+        self.client = FakeClient(self.host, self.client.pause, self.tokens)
+        self.said.clear()
+        prepare = Preparer(self.host, self.config, self.job.parent)
+        digest, start = config_hash(self.config), self.client.start
+        setup = Setup(self.config, digest, self.host, prepare, start, lambda: {"name": "fake"})
+        with open(os.devnull, "w") as nowhere:
+            view = partial(make_view, stream=nowhere)
+            session = Session(self.paths, setup, Options(**options), self.said.append, view)
+            if self.no_sleep:
+                session.backoff = 0.0
+            return await session.run()
+
+    @property
+    def ran(self) -> int:
+        """Requests that the engine of the last run saw."""
+        return sum(self.client.tries.values())
+
+
+def run_in_process(
+    job: Path, pause: float, order: str = "completion", write_every: float | None = None
+) -> None:
+    """For a process of its own, which may be killed: ends with the job's exit code."""
+    if write_every is not None:
+        mlxrun.batch.line_runner.WRITE_EVERY = write_every
+    bench = Bench(job, make_config(order=order, rows=4))
+    bench.client.pause = pause
+    bench.tokens = job.with_suffix(".tokens")
+    try:
+        outcome = asyncio.run(bench.run())
+    except MlxrunError as error:
+        job.with_suffix(".said").write_text(str(error))
+        raise SystemExit(error.exit_code) from error
+    raise SystemExit(outcome.exit_code)

@@ -1,0 +1,139 @@
+"""A server with nothing but files and batches, on an engine that echoes (batch_fakes.py)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from mlxrun.batch.job_service import JobService
+from mlxrun.config.conversion import config_hash
+from mlxrun.config.settings import Config, ServerSettings
+from mlxrun.server.app import make_app
+from mlxrun.server.batches import endpoints
+from mlxrun.server.batches.batch_queue import BatchQueue
+from mlxrun.server.batches.jobs import OVER
+from mlxrun.server.batches.storage import Storage
+from mlxrun.server.endpoints import admin
+from mlxrun.server.state import Server
+from tests.helpers.batch_fakes import FakeClient, JobHost, make_config
+
+CHAT = "/v1/chat/completions"
+
+
+class Clock:
+    """Seconds since 1970, as the test wants them."""
+
+    def __init__(self) -> None:
+        self.now = 1_800_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
+class Site:
+    """One server that runs; `http` knows its address."""
+
+    url: str
+    http: aiohttp.ClientSession
+    queue: BatchQueue
+    client: FakeClient
+    jobs: JobService
+
+    async def upload(self, lines: Iterable[Any], name: str = "job.jsonl") -> str:
+        """The id of a file of these lines."""
+        texts = (line if isinstance(line, str) else json.dumps(line) for line in lines)
+        form = aiohttp.FormData({"purpose": "batch"})
+        form.add_field("file", "".join(text + "\n" for text in texts).encode(), filename=name)
+        async with self.http.post("/v1/files", data=form) as response:
+            assert response.status == 200, await response.text()
+            return str((await response.json())["id"])
+
+    async def create(self, file: str, **more: Any) -> dict[str, Any]:
+        """The answer to a new batch; `status_code` among it if it is refused."""
+        body = {"input_file_id": file, "endpoint": CHAT, "completion_window": "24h", **more}
+        return await self.ask("POST", "/v1/batches", json=body)
+
+    async def ask(self, method: str, path: str, **more: Any) -> dict[str, Any]:
+        async with self.http.request(method, path, **more) as response:
+            found: dict[str, Any] = await response.json()
+            return found if response.status == 200 else {"status_code": response.status, **found}
+
+    async def until(self, batch: str, *states: str) -> dict[str, Any]:
+        """The batch, once it is in one of these states."""
+        async with asyncio.timeout(20):
+            while (found := await self.ask("GET", f"/v1/batches/{batch}"))["status"] not in states:
+                await asyncio.sleep(0.01)
+        return found
+
+    async def over(self, batch: str) -> dict[str, Any]:
+        return await self.until(batch, "completed", "failed", "cancelled", "expired")
+
+    async def records(self, file: str | None) -> list[dict[str, Any]]:
+        """The lines of a file of answers."""
+        if file is None:
+            return []
+        async with self.http.get(f"/v1/files/{file}/content") as response:
+            assert response.status == 200
+            return [json.loads(line) for line in (await response.read()).splitlines()]
+
+
+@dataclass
+class Place:
+    """Where servers run, one after the other: their folder, config and clock."""
+
+    root: Path
+    config: Config = field(default_factory=make_config)
+    clock: Clock = field(default_factory=Clock)
+    pause: float = 0.0  # between two tokens
+    headers: dict[str, str] = field(default_factory=dict)
+    engine: bool = True
+
+    @asynccontextmanager
+    async def run(self, client: FakeClient | None = None) -> AsyncIterator[Site]:
+        """One server from start to end."""
+        client = client or FakeClient(JobHost(), self.pause)
+        config = replace(self.config, server=replace(self.config.server, data_path=str(self.root)))
+        jobs = JobService(client, config, config_hash(config), lambda: {"name": "fake"})
+        queue = BatchQueue(Storage(self.root, self.clock), pause=0.01)
+        server = Server(config)
+        server.jobs = queue
+        if self.engine:
+            queue.start(jobs)
+        app: web.Application = make_app(server, [endpoints.SURFACE, admin.SURFACE])
+        async with TestServer(app, handler_cancellation=True) as http_server:
+            url = str(http_server.make_url("/"))
+            async with aiohttp.ClientSession(url, headers=self.headers) as http:
+                try:
+                    yield Site(url, http, queue, client, jobs)
+                finally:
+                    await queue.close()
+
+
+def with_keys(**keys: str) -> Config:
+    """A config with named API keys."""
+    return replace(make_config(), server=ServerSettings(api_keys=keys))
+
+
+def serve(root: Path, pause: float) -> None:
+    """A server in a process of its own, until its batches are over."""
+
+    async def run() -> None:
+        place = Place(root, make_config(rows=4), pause=pause)
+        async with place.run() as site:
+            while True:
+                found = (await site.ask("GET", "/v1/batches"))["data"]
+                if all(batch["status"] in OVER for batch in found):
+                    return
+                await asyncio.sleep(0.01)
+
+    asyncio.run(run())

@@ -1,0 +1,317 @@
+"""A scripted model: what the engine needs of ModelRunner and Host, without mlx.
+
+A request's tokens depend on its prompt and the position alone, and come one step late, as the real runner's
+do. Each plan is checked against what a runner relies on; what breaks a rule lands in `broken`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mlxrun.config.settings import EngineSettings, SchedulerSettings
+from mlxrun.engine.engine import Engine
+from mlxrun.model.model_info import Host
+from mlxrun.scheduler.memory_budget import Limits, MemoryBudget
+from mlxrun.scheduler.request import FinishReason, Request, SamplingParams, TokenEvent, TokenLogprob
+from mlxrun.scheduler.scheduler import Scheduler
+from mlxrun.scheduler.step_plan import Admission, PrefillChunk, Sampled, StepPlan, StepResult
+
+VOCAB = 50
+CONTEXT = 1000
+
+
+def token_at(prompt: Sequence[int], position: int) -> int:
+    """The token at `position` of prompt + answer."""
+    return zlib.crc32(repr((tuple(prompt), position)).encode()) % VOCAB
+
+
+def answer(request: Request, limit: int = CONTEXT) -> tuple[tuple[int, ...], FinishReason]:
+    """What the request must get when nothing goes wrong; `limit`: most tokens of prompt and answer."""
+    tokens: list[int] = []
+    start = len(request.prompt)
+    for position in range(start, min(start + request.params.max_tokens, limit)):
+        token = token_at(request.prompt, position)
+        if token in request.params.stop_ids:
+            return tuple(tokens), FinishReason.STOP
+        tokens.append(token)
+    return tuple(tokens), FinishReason.LENGTH
+
+
+def make_request(rid: str = "a", size: int = 10, max_tokens: int = 4, **fields: Any) -> Request:
+    """A request whose prompt differs from that of any other id or size."""
+    stop_ids = frozenset(fields.pop("stop_ids", ()))
+    params = SamplingParams(max_tokens=max_tokens, stop_ids=stop_ids, logprobs=fields.pop("logprobs", None))
+    base = zlib.crc32(rid.encode()) % 10_000
+    return Request(rid, tuple(base + i for i in range(size)), params, **fields)
+
+
+class Clock:
+    """Time as the test says."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Gate:
+    """Lets an engine thread take so many steps as the test says; for `FakeRunner.before`."""
+
+    def __init__(self, steps: int = 0) -> None:
+        self._steps = threading.Semaphore(steps)
+        self._open = False
+        self.waiting = 0  # steps that have come to the gate
+
+    def __call__(self, plan: StepPlan) -> None:
+        self.waiting += 1
+        if not self._open and not self._steps.acquire(timeout=10):
+            raise AssertionError("the test has forgotten this engine")
+
+    def let(self, steps: int) -> None:
+        for _ in range(steps):
+            self._steps.release()
+
+    def open(self) -> None:
+        self._open = True
+        self._steps.release()
+
+
+@dataclass(slots=True)
+class Row:
+    """What the runner holds of a request."""
+
+    request: Request
+    length: int  # tokens of prompt and answer that are known or drawn
+    filled: int = 0  # tokens in the cache
+
+
+@dataclass
+class FakeRunner:
+    """Answers with `token_at`. The fields before `plans` are what a test may script, also while it runs."""
+
+    fail_steps: Sequence[int] = ()  # these calls of `execute` raise (the first is 1)
+    poison: Mapping[str, int] = field(default_factory=dict)  # id: raise when this position is computed
+    refuse: Mapping[str, Exception] = field(default_factory=dict)  # id: fails alone when it is admitted
+    dead: bool = False  # every step that computes something raises
+    late: bool = False  # `poison` and `dead` show when tokens are read, as a device's errors do
+    sleep: float = 0.0  # seconds a step
+    before: Callable[[StepPlan], None] | None = None  # called on the engine thread before each step
+    memory: MemoryBudget | None = None  # what the allocator has
+
+    plans: list[StepPlan] = field(default_factory=list)
+    threads: set[int] = field(default_factory=set)
+    broken: list[str] = field(default_factory=list)  # rules of a plan that were not kept
+    admissions: list[str] = field(default_factory=list)
+    resets: int = 0
+    closed: bool = False
+    rows: dict[str, Row] = field(default_factory=dict)
+    peak: int = 0  # bytes in use at most
+    _launched: list[tuple[str, int]] = field(default_factory=list)  # (id, position) under way
+    trouble: str | None = None
+
+    pending = False
+    waited_for = False
+
+    def collect(self) -> StepResult:
+        raise AssertionError("nothing is waited for")
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        self.threads.add(threading.get_ident())
+        self.plans.append(plan)
+        if self.before is not None:
+            self.before(plan)
+        if self.sleep:
+            time.sleep(self.sleep)
+        if self.closed:
+            self._break("execute after close")
+        left = {rid: row for rid in plan.free if (row := self.rows.pop(rid, None)) is not None}
+        new = len(self.admissions)
+        errors = {a.request.id: e for a in plan.admit if (e := self._admit(a)) is not None}
+        self._raise(plan)
+        launched = [(rid, self._decode(rid)) for rid in plan.decode]
+        for chunk in plan.prefill:
+            if chunk.request_id not in errors and self._prefill(chunk):
+                launched.append((chunk.request_id, chunk.stop))
+        self._allocate(plan)
+        before, self._launched = self._launched, launched
+        known = {rid: row for rid, row in (self.rows | left).items() if rid not in self.admissions[new:]}
+        tokens = {rid: self._sample(known[rid].request, at) for rid, at in before if rid in known}
+        return StepResult(tokens, errors)
+
+    def reset(self) -> None:
+        self.threads.add(threading.get_ident())
+        self.resets += 1
+        self.rows, self._launched, self.trouble = {}, [], None
+
+    def close(self) -> None:
+        self.threads.add(threading.get_ident())
+        self.closed = True
+
+    # -- what a plan may ask ----------------------------------------------------------------------------
+
+    def _break(self, rule: str) -> None:
+        self.broken.append(f"step {len(self.plans)}: {rule}")
+
+    def _admit(self, admission: Admission) -> Exception | None:
+        request, output = admission.request, admission.output
+        self.admissions.append(request.id)
+        if request.id in self.rows:
+            self._break(f"{request.id} is admitted twice")
+        if output != answer(request)[0][: len(output)]:
+            self._break(f"{request.id} is admitted with an answer that it did not get: {output}")
+        if request.id in self.refuse:
+            return self.refuse[request.id]
+        self.rows[request.id] = Row(request, len(request.prompt) + len(output))
+        return None
+
+    def _decode(self, rid: str) -> int:
+        row = self.rows.get(rid)
+        if row is None:
+            self._break(f"{rid} decodes without a row")
+            return 0
+        if row.filled + 1 < row.length:
+            self._break(f"{rid} decodes with {row.filled} of {row.length} tokens in its cache")
+        row.filled += 1
+        row.length = max(row.length, row.filled) + 1
+        return row.filled
+
+    def _prefill(self, chunk: PrefillChunk) -> bool:
+        """Whether the chunk samples."""
+        row = self.rows.get(chunk.request_id)
+        if row is None:
+            self._break(f"{chunk} without a row")
+            return False
+        if not chunk.start == row.filled < chunk.stop <= row.length:
+            self._break(f"{chunk} with {row.filled} of {row.length} tokens in the cache")
+        if any(start < chunk.stop < end for start, end in row.request.spans):
+            self._break(f"{chunk} ends inside an image: {row.request.spans}")
+        row.filled = chunk.stop
+        samples = chunk.stop == row.length
+        row.length += int(samples)
+        return samples
+
+    # -- what it does -----------------------------------------------------------------------------------
+
+    def _raise(self, plan: StepPlan) -> None:
+        if self.trouble is not None:
+            raise RuntimeError(self.trouble)
+        if len(self.plans) in self.fail_steps:
+            raise RuntimeError(f"step {len(self.plans)} fails as scripted")
+        trouble = (
+            "the device is gone" if self.dead and (plan.decode or plan.prefill) else self._poisoned(plan)
+        )
+        if trouble is not None and self.late:
+            self.trouble = trouble
+        elif trouble is not None:
+            raise RuntimeError(trouble)
+
+    def _poisoned(self, plan: StepPlan) -> str | None:
+        decoded = [(rid, row.filled + 1) for rid in plan.decode if (row := self.rows.get(rid))]
+        filled = [(c.request_id, c.stop) for c in plan.prefill if c.request_id in self.rows]
+        for rid, position in decoded + filled:
+            if position >= self.poison.get(rid, position + 1):
+                return f"{rid} cannot be computed"
+        return None
+
+    def _allocate(self, plan: StepPlan) -> None:
+        if self.memory is None:
+            return
+        prompt = sum(c.stop - c.start for c in plan.prefill)
+        used = self.memory.needed([row.filled for row in self.rows.values()], prompt)
+        self.peak = max(self.peak, used)
+        if used > self.memory.limit:
+            self._break(f"{used} bytes are needed of {self.memory.limit}")
+
+    def _sample(self, request: Request, position: int) -> Sampled:
+        token = token_at(request.prompt, position)
+        asked = request.params.logprobs is not None
+        return Sampled(token, TokenLogprob(-float(position)) if asked else None)
+
+
+def fake_host(context_length: int = CONTEXT) -> Host:
+    return Host(
+        folder=Path("fake"),
+        config={},
+        tokenizer=None,
+        chat_template=None,
+        eos_ids=frozenset(),
+        context_length=context_length,
+        vision=False,
+        defaults={},
+        name="fake",
+        names=(),
+        digests={},
+    )
+
+
+def small(**fields: Any) -> SchedulerSettings:
+    """Settings of a size that is easy to count: chunks of 4, 12 prompt tokens a step, 8 while rows decode."""
+    defaults = {
+        "chunk": 4,
+        "prefill_budget": 12,
+        "prefill_budget_busy": 8,
+        "max_running": 4,
+        "max_queue": 100,
+    }
+    return SchedulerSettings(**{**defaults, **fields})
+
+
+def make_engine(
+    runner: FakeRunner | None = None,
+    settings: SchedulerSettings | None = None,
+    *,
+    memory: MemoryBudget | None = None,
+    clock: Callable[[], float] | None = None,
+    max_errors: int = 3,
+    context: int = CONTEXT,
+    whole: bool = False,
+) -> Engine:
+    """An Engine over a FakeRunner (one that has never been told anything, if none is given)."""
+    limits = Limits(context, memory or MemoryBudget())
+    scheduler = Scheduler(settings or small(), limits, whole_chunks=whole, clock=clock or Clock())
+    host = fake_host(context)
+    return Engine(host, scheduler, runner or FakeRunner(), EngineSettings(max_errors=max_errors))
+
+
+class Answers:
+    """All events so far, by request; checks that each request ends once and that nothing follows."""
+
+    def __init__(self) -> None:
+        self.events: dict[str, list[TokenEvent]] = {}
+
+    def take(self, events: Sequence[TokenEvent]) -> None:
+        for event in events:
+            before = self.events.setdefault(event.request_id, [])
+            assert not (before and before[-1].finish), f"after the end of {event.request_id}: {event}"
+            assert (event.error is not None) == (event.finish is FinishReason.ERROR)
+            before.append(event)
+
+    def tokens(self, rid: str) -> tuple[int, ...]:
+        return tuple(t for event in self.events.get(rid, ()) for t in event.tokens)
+
+    def finish(self, rid: str) -> FinishReason | None:
+        events = self.events.get(rid)
+        return events[-1].finish if events else None
+
+    def error(self, rid: str) -> Exception | None:
+        return self.events[rid][-1].error
+
+    def got(self, rid: str) -> tuple[tuple[int, ...], FinishReason | None]:
+        return self.tokens(rid), self.finish(rid)
+
+
+def finish_all(engine: Engine, answers: Answers | None = None, steps: int = 5000) -> Answers:
+    """Step until the engine is idle."""
+    answers = answers or Answers()
+    for _ in range(steps):
+        if not engine.busy:
+            return answers
+        answers.take(engine.step())
+    raise AssertionError(f"not idle after {steps} steps: {[e.id for e in engine.scheduler.entries]}")

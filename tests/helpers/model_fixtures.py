@@ -1,0 +1,61 @@
+"""The session's tiny models: each family is built once, each ORACLE answer is computed once.
+
+conftest.py takes the fixture with `from fixtures_models import zoo`. A test asks `zoo.text("llama")` for a
+folder, `zoo.answer("llama", ids)` or `zoo.see("qwen3_vl", prompt, images)` for what must come out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from tests.helpers import oracle, text_models, vision_models
+from tests.helpers.oracle import Answer
+
+
+class Zoo:
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._answers: dict[tuple[object, ...], Answer] = {}
+
+    def text(self, family: str, seed: int | None = None, ends: bool = False) -> Path:
+        """The folder of a text model; with `ends` it can say <|im_end|>."""
+        return self._folder("text", family, text_models.build, seed, ends)
+
+    def vision(self, family: str, seed: int | None = None, ends: bool = False) -> Path:
+        return self._folder("vision", family, vision_models.build, seed, ends)
+
+    def answer(self, family: str, ids: Sequence[int], count: int = 24, ends: bool = False) -> Answer:
+        """ORACLE of a text model."""
+        key = ("text", family, tuple(ids), count, ends)
+        if key not in self._answers:
+            self._answers[key] = oracle.text_answer(self.text(family, ends=ends), ids, count)
+        return self._answers[key]
+
+    def see(
+        self,
+        family: str,
+        prompt: str | Sequence[int],
+        images: Sequence[Image.Image] = (),
+        count: int = 24,
+    ) -> Answer:
+        """ORACLE of a vision model, for rendered text with a placeholder an image, or ids without images."""
+        pixels = tuple((image.size, image.tobytes()) for image in images)
+        key = ("vision", family, prompt if isinstance(prompt, str) else tuple(prompt), pixels, count)
+        if key not in self._answers:
+            self._answers[key] = oracle.vision_answer(self.vision(family), prompt, images, count)
+        return self._answers[key]
+
+    def _folder(
+        self, kind: str, family: str, build: Callable[..., Path], seed: int | None, ends: bool
+    ) -> Path:
+        folder = self._root / f"{kind}-{family}-{seed}-{ends}"
+        return folder if folder.exists() else build(family, folder, seed, ends)
+
+
+@pytest.fixture(scope="session")
+def zoo(tmp_path_factory: pytest.TempPathFactory) -> Zoo:
+    return Zoo(tmp_path_factory.mktemp("zoo"))

@@ -1,0 +1,88 @@
+"""Thoughts in every family's tags, alone; with calls they are among the cases of the calls."""
+
+from __future__ import annotations
+
+from tests.helpers.parser_driver import Case, Item, Thought
+
+# name, opener, end, whether an opener counts in the middle of text
+TAGS = [
+    ("think", "<think>", "</think>", False),
+    ("seed_oss", "<seed:think>", "</seed:think>", False),
+    ("gemma4", "<|channel>thought", "<channel|>", True),
+    ("mistral", "[THINK]", "[/THINK]", True),
+    ("kimi_vl", "◁think▷", "◁/think▷", False),
+    ("cohere", "<|START_THINKING|>", "<|END_THINKING|>", True),
+    ("longcat", "<longcat_think>", "</longcat_think>", False),
+    ("granite3_3", "<think>", "</think>", False),
+    ("granite", "Here is my thought process:", "Here is my response:", False),
+]
+
+
+def _of(name: str, a: str, b: str, anywhere: bool) -> list[Case]:
+    def case(what: str, text: str, want: list[Item], opened: bool = False) -> Case:
+        return Case(f"{name}: {what}", None, text, want, think=name, opened=opened)
+
+    hm = Thought("hm")
+    cases = [
+        case("thought and text", f"{a}\nhm\n{b}\n\nYes.", [hm, "Yes."]),
+        case("thought alone", f"{a}hm{b}", [hm]),
+        case("empty thought", f"{a}\n\n{b}\n\nYes.", ["Yes."]),
+        case("space before", f"\n\n{a}hm{b}Yes.", [hm, "Yes."]),
+        case("text alone", "Yes.\n", ["Yes.\n"]),
+        case("inner space stays", f"{a} a \n\n b {b} c \n d ", [Thought("a \n\n b"), "c \n d "]),
+        case("unicode", f"{a}přemýšlím 🤔{b}Žluťoučký", [Thought("přemýšlím 🤔"), "Žluťoučký"]),
+        case("cut in the thought", f"{a}\nhm, and", [Thought("hm, and")]),
+        case("cut in the end tag", f"{a}hm{b[:-1]}", [Thought(f"hm{b[:-1]}")]),
+        case("cut in the opener", a[:-1], [a[:-1]]),
+        case("opener alone", a, []),
+        case("opened by the prompt", f"hm\n{b}\nYes.", [hm, "Yes."], opened=True),
+        case("opened by both", f"\n{a}hm{b}Yes.", [hm, "Yes."], opened=True),
+        case("opened and cut", "hm, and", [Thought("hm, and")], opened=True),
+        case("opened and closed at once", f"{b}Yes.", ["Yes."], opened=True),
+        case("opener within a thought", f"{a}hm {a} x{b}Yes.", [Thought(f"hm {a} x"), "Yes."]),
+        case("two thoughts", f"{a}hm{b}\n{a}and{b}Yes.", [hm, Thought("and"), "Yes."]),
+        case("an end without a thought", f"Yes {b} no", [f"Yes {b} no"]),
+        case("an end too many", f"{a}hm{b}Yes {b} no", [hm, f"Yes {b} no"]),
+    ]
+    if anywhere:
+        cases.append(case("in the middle", f"Yes. {a}hm{b} No.", ["Yes.", hm, "No."]))
+    else:
+        cases.append(case("in the middle", f"Yes. {a}hm{b} No.", [f"Yes. {a}hm{b} No."]))
+    return cases
+
+
+_HM = Thought("hm")
+ODD = [
+    Case(
+        "granite: the other spelling",
+        None,
+        "Here's my thought process: hm Here's my response: Yes.",
+        [_HM, "Yes."],
+        think="granite",
+    ),
+    Case(
+        "granite3_3: a response in tags",
+        None,
+        "<think>hm</think>\n<response>Yes.</response>",
+        [_HM, "Yes."],
+        think="granite3_3",
+    ),
+    Case(
+        "cohere: a response in tags",
+        None,
+        "<|START_THINKING|>hm<|END_THINKING|><|START_RESPONSE|>Yes.<|END_RESPONSE|>",
+        [_HM, "Yes."],
+        think="cohere",
+    ),
+    Case("gemma4: empty channel", None, "<|channel>thought\n<channel|>Yes.", ["Yes."], think="gemma4"),
+    Case(
+        "think: tags in words",
+        None,
+        "Use <think> and </think>.",
+        ["Use <think> and </think>."],
+        think="think",
+    ),
+    Case("think: no parser of thoughts", None, "<think>hm</think>", ["<think>hm</think>"]),
+]
+
+CASES: list[Case] = [*(case for tags in TAGS for case in _of(*tags)), *ODD]

@@ -1,0 +1,58 @@
+"""Every form of `more_forms` with every value, and in every company."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mlxrun.parsers.registry import tool_family
+from tests.helpers.parser_corpus.call_formats import FORMS
+from tests.helpers.parser_corpus.core import VALUES
+from tests.helpers.parser_driver import Call, Case, Item
+
+FIRST: tuple[str, dict[str, Any]] = ("get_weather", {"city": "Oslo"})
+SECOND: tuple[str, dict[str, Any]] = ("add", {"a": 1, "b": 2.0})
+
+
+def kept(family: str, text: str) -> str:
+    """Text as it stays: without the markers that mean nothing."""
+    for marker in tool_family(family).drops:
+        text = text.replace(marker, "")
+    return text.strip()
+
+
+def _company(form: str) -> list[Case]:
+    family, anywhere, write = FORMS[form]
+    one, two, none = write(*FIRST), write(*SECOND), write("now", {})
+    a, b = Call(*FIRST), Call(*SECOND)
+    unknown, almost = write("rm", {"path": "/"}), write("get_weather2", {"city": "x"})
+    stays = kept(family, unknown)
+    cases: list[tuple[str, str, list[Item]]] = [
+        ("space around", f"\n {one} \n", [a]),
+        ("not offered", unknown, [stays]),
+        ("almost the name", almost, [kept(family, almost)]),
+    ]
+    if anywhere:
+        cases += [
+            ("two calls", f"{one}\n{two}", [a, b]),
+            ("three without space", one + two + none, [a, b, Call("now", {})]),
+            ("text before", f"Let me look.\n\n{one}", ["Let me look.", a]),
+            ("text after", f"{one}\n\nDone. ", [a, "Done. "]),
+            ("text between", f"A {one} and\n{two}", ["A", a, "and", b]),
+            ("not offered, then offered", f"{unknown}\n{one}", [stays, a]),
+            ("offered, then not", f"{one}\n{unknown}", [a, stays]),
+        ]
+    found = [Case(f"{form}: {kind}", family, text, want) for kind, text, want in cases]
+    if form == "harmony template":  # a header's beginning, which the prompt has the rest of
+        return found
+    return [*found, Case(f"{form}: no tools", family, f"x {one} y", [f"x {one} y"], tools=[])]
+
+
+def _well(form: str) -> list[Case]:
+    family, _, write = FORMS[form]
+    return [
+        Case(f"{form}: {kind}", family, write(name, arguments), [Call(name, arguments)], well=True)
+        for kind, name, arguments in VALUES
+    ]
+
+
+CASES = [case for form in FORMS for case in (*_well(form), *_company(form))]

@@ -1,0 +1,310 @@
+"""A server for tests: real HTTP on a free port of this machine, before an engine that follows a script.
+
+    async with serving(script=says("hello")) as s:
+        reply = await s.post("/v1/chat/completions", {...})      # s.url for SDKs, s.engine, s.server
+
+A script is called with the engine's Request and gives what the engine does, in order: a str (its tokens, one
+an event), a TokenEvent, a MlxrunError (the request fails), a maker of awaitables such as `event.wait` (the
+engine pauses there), or a FinishReason (the end; without one the end is STOP).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from mlxrun.api.context import TextSide
+from mlxrun.api.openai.request import prepare
+from mlxrun.config.settings import Config, ServerSettings
+from mlxrun.engine.client import Collector
+from mlxrun.errors import EngineDead, MlxrunError
+from mlxrun.scheduler.request import FinishReason, HitKind, Request, TokenEvent, TokenLogprob
+from mlxrun.server.app import make_app
+from mlxrun.server.generation import answers, whole
+from mlxrun.server.lifecycle import listening
+from mlxrun.server.request_body import json_reply, read_json
+from mlxrun.server.sse import EventStream
+from mlxrun.server.state import Server
+from mlxrun.server.surface import Endpoint, Surface
+from mlxrun.text.formats import PLAIN, Formats
+from mlxrun.text.images import MediaLoader
+from tests.helpers.tokenizers import FakeHost, ids_of
+
+Act = str | TokenEvent | MlxrunError | FinishReason | Callable[[], Awaitable[Any]]
+Script = Callable[[Request], Iterable[Act]]
+
+
+def says(*acts: Act) -> Script:
+    """The same acts for every request."""
+    return lambda request: acts
+
+
+def tokens_of(text: str, request: Request) -> list[TokenEvent]:
+    """One event a token, with made-up logprobs if they were asked for."""
+    events = []
+    for at, token in enumerate(ids_of(text)):
+        wanted = request.params.logprobs
+        top = () if wanted is None else tuple((65 + i, -1.0 - i) for i in range(wanted))
+        logprobs = () if wanted is None else (TokenLogprob(-0.5 - at % 3, top),)
+        events.append(TokenEvent(request.id, (token,), logprobs, len(request.prompt), hit=HitKind.MISS))
+    return events
+
+
+class FakeEngine:
+    """Stands for EngineClient. `requests`: all that came; `aborted`: ids that were ended early; `running`:
+    ids under way, empty once all is over. Events merge while they are not read, as the real client's do."""
+
+    def __init__(self, host: Any = None, script: Script | None = None) -> None:
+        self.host = host or FakeHost()
+        self.script = script or says("Hello", " world", "!")
+        self.requests: list[Request] = []
+        self.aborted: list[str] = []
+        self.running: dict[str, Collector] = {}
+        self.dead: MlxrunError | None = None
+        self.closed = False
+        self.cleared = 0
+        self.scripts_done = 0
+        self.counts: dict[str, int] = {"miss": 0}
+        self.numbers: dict[str, Any] = {"running": 0, "waiting": 0, "steps": 7, "errors": 0}
+        self._died = asyncio.Event()
+
+    async def generate(self, request: Request) -> AsyncGenerator[TokenEvent, None]:
+        if self.dead is not None:
+            raise EngineDead(str(self.dead)) from self.dead
+        assert request.id not in self.running, "request ids are unique"
+        self.requests.append(request)
+        collector = self.running[request.id] = Collector()
+        pump = asyncio.create_task(self._pump(request, collector))
+        finished = False
+        try:
+            while not finished:
+                event = await collector.get()
+                finished = event.finish is not None
+                if event.error is not None:
+                    if event.tokens:
+                        yield replace(event, finish=None, error=None)
+                    raise event.error
+                yield event
+        finally:
+            pump.cancel()
+            if not finished:
+                self._note(request.id)
+            self.running.pop(request.id, None)
+
+    async def _pump(self, request: Request, collector: Collector) -> None:
+        left = request.params.max_tokens
+        finish: FinishReason | None = None
+        for act in self.script(request):
+            if self.running.get(request.id) is not collector:
+                return  # it was ended from outside
+            if isinstance(act, MlxrunError):
+                collector.put(TokenEvent(request.id, finish=FinishReason.ERROR, error=act))
+                return
+            if isinstance(act, FinishReason):
+                finish = act
+                break
+            if callable(act):
+                await act()
+                continue
+            events = (
+                tokens_of(act, request) if isinstance(act, str) else [replace(act, request_id=request.id)]
+            )
+            for event in events:
+                left -= len(event.tokens)
+                if left < 0 or self.running.get(request.id) is not collector:
+                    break
+                collector.put(event)
+                await asyncio.sleep(0)
+            if left <= 0:
+                finish = FinishReason.LENGTH
+                break
+        self.scripts_done += 1
+        if self.running.get(request.id) is not collector:
+            return
+        collector.put(
+            TokenEvent(request.id, computed=len(request.prompt), finish=finish or FinishReason.STOP)
+        )
+
+    def abort(self, request_id: str) -> None:
+        if request_id in self.running:
+            self._note(request_id)
+
+    def fail(self, request_id: str, error: MlxrunError) -> None:
+        if request_id in self.running:
+            collector, self.running[request_id] = self.running[request_id], Collector()
+            collector.put(TokenEvent(request_id, finish=FinishReason.ERROR, error=error))
+            self._note(request_id)
+
+    def _note(self, request_id: str) -> None:
+        if request_id not in self.aborted:
+            self.aborted.append(request_id)
+
+    def die(self, error: MlxrunError | None = None) -> None:
+        """What the end of the engine thread does."""
+        self.dead = error or EngineDead("the engine has stopped: as scripted")
+        for rid, collector in list(self.running.items()):
+            self.running[rid] = Collector()  # what the script still does is not read
+            collector.put(TokenEvent(rid, finish=FinishReason.ERROR, error=self.dead))
+        self._died.set()
+
+    async def died(self) -> MlxrunError:
+        await self._died.wait()
+        assert self.dead is not None
+        return self.dead
+
+    def cache_counts(self) -> Mapping[str, int]:
+        return self.counts
+
+    async def stats(self) -> Mapping[str, Any]:
+        return self.numbers
+
+    async def clear_cache(self) -> None:
+        self.cleared += 1
+
+    async def close(self) -> None:
+        self.closed = True
+        self.die(EngineDead("the engine was closed"))
+
+
+@dataclass
+class Reply:
+    """A response, read to its end."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def events(self) -> list[tuple[str | None, Any]]:
+        """Server-sent events as (event, data), data parsed where it is JSON; comments left out."""
+        return parse_events(self.body.decode())
+
+
+def parse_events(text: str) -> list[tuple[str | None, Any]]:
+    """The events of a stream."""
+    found: list[tuple[str | None, Any]] = []
+    for block in text.split("\n\n"):
+        name, data = None, []
+        for line in block.split("\n"):
+            if line.startswith("event: "):
+                name = line[7:]
+            elif line.startswith("data: "):
+                data.append(line[6:])
+        if data:
+            joined = "\n".join(data)
+            found.append((name, json.loads(joined) if joined[0] == "{" else joined))
+    return found
+
+
+@dataclass
+class Serving:
+    """A running server and a client of it."""
+
+    url: str
+    server: Server
+    engine: Any
+    http: aiohttp.ClientSession
+    headers: dict[str, str] = field(default_factory=dict)
+
+    async def request(self, method: str, path: str, body: Any = None, **headers: str) -> Reply:
+        """`body`: bytes or str as they are, else JSON. Header names with `_` for `-`."""
+        named = self.headers | {name.replace("_", "-"): value for name, value in headers.items()}
+        data = body if isinstance(body, bytes | str | None) else json.dumps(body)
+        if data is not None:
+            named.setdefault("Content-Type", "application/json")
+        async with self.http.request(method, self.url + path, data=data, headers=named) as response:
+            return Reply(response.status, response.headers, await response.read())
+
+    async def get(self, path: str, **headers: str) -> Reply:
+        return await self.request("GET", path, **headers)
+
+    async def post(self, path: str, body: Any, **headers: str) -> Reply:
+        return await self.request("POST", path, body, **headers)
+
+    async def settle(self) -> None:
+        """Nothing is under way any more: no request, no row. Fails after long."""
+        for _ in range(2000):
+            busy = len(self.server.live) or self.server.active
+            if not busy and not (isinstance(self.engine, FakeEngine) and self.engine.running):
+                return
+            await asyncio.sleep(0.002)
+        raise AssertionError(f"still under way: {[live.describe() for live in self.server.live]}")
+
+
+async def _mini(request: web.Request, server: Server) -> web.StreamResponse:
+    """The least that a surface does, as every surface does it. Events can be made large by ?pad=N."""
+    pad = "x" * int(request.query.get("pad", 0))
+    body = await read_json(request, server)
+    prepared = await prepare("/v1/chat/completions", body, server.side, stream=True)
+    with server.live.open(request, "mini", prepared) as live:
+        if not prepared.stream:
+            choices = await whole(server, live, prepared)
+            return json_reply({"id": live.id, "texts": [choice.content for choice in choices]})
+        async with EventStream(request, server, live) as stream:
+            try:
+                async with aclosing(answers(server, live, prepared)) as pieces:
+                    async for choice, deltas in pieces:
+                        text = "".join(delta.text for delta in deltas)
+                        end = choice.finish_reason
+                        await stream.send({"at": choice.index, "text": text, "end": end, "pad": pad})
+            except MlxrunError as error:
+                if not stream.started:
+                    raise
+                await stream.send({"error": error.code})
+        return stream.response
+
+
+def _mini_error(error: BaseException, request_id: str) -> dict[str, Any]:
+    return {"mini": getattr(error, "code", type(error).__name__), "id": request_id, "text": str(error)}
+
+
+MINI = Surface("mini", (Endpoint("POST", "/mini", _mini, "A chat, in brief"),), _mini_error)
+
+
+def hello(**fields: Any) -> dict[str, Any]:
+    """A small chat body."""
+    return {"messages": [{"role": "user", "content": "hello"}], **fields}
+
+
+def server_config(**fields: Any) -> Config:
+    """A Config whose section `server` has these fields, on a free port."""
+    return Config(server=ServerSettings(port=0, **fields))
+
+
+@asynccontextmanager
+async def serving(
+    config: Config | None = None,
+    *,
+    script: Script | None = None,
+    engine: Any = None,
+    host: Any = None,
+    formats: Formats = PLAIN,
+    surfaces: Sequence[Surface] | None = None,
+    clock: Callable[[], float] | None = None,
+    loaded: bool = True,
+) -> AsyncIterator[Serving]:
+    """A server that listens. `engine`: a FakeEngine or a real EngineClient (the caller closes it)."""
+    config = config or server_config()
+    if config.server.port != 0:
+        config = replace(config, server=replace(config.server, port=0))
+    server = Server(config, **({} if clock is None else {"clock": clock}))
+    engine = engine or FakeEngine(host, script)
+    if loaded:
+        server.attach(engine, TextSide(engine.host, config, MediaLoader(config.media, None), formats))
+    app = make_app(server, surfaces)
+    async with (
+        listening(app, config.server) as address,
+        aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30)) as http,
+    ):
+        yield Serving(address.url, server, engine, http)

@@ -1,0 +1,407 @@
+"""The decode batch against a reference that keeps each row's whole history (A29, A30; design.md section 4).
+
+No model: `Toy` attends over KV, windowed and packed leaves and updates recurrent state, as a model would,
+with arrays that depend on the row's name and position alone.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, QuantizedKVCache, RotatingKVCache
+
+from mlxrun.model.compute_methods import Methods, can_batch, make_batch, paddable
+from mlxrun.model.ragged import layer_caches
+from mlxrun.model.ragged.attention import GroupCache, NotRaggedError, RaggedCache, RaggedKeys, RaggedMask
+from mlxrun.model.ragged.decode_batch import DecodeBatch, Joining, bucket
+from mlxrun.model.ragged.layer_caches import Kind
+from mlxrun.model.ragged.row_by_row import AloneBatch
+from mlxrun.model.ragged.row_group import RowGroup
+from tests.helpers import engine_driver
+
+HEADS, SIZE, WINDOW, NARROW = 2, 8, 6, 3
+KEYED = (0, 1, 4)  # positions of KV and WINDOW leaves among the flattened ones; 2 and 3 are states
+
+
+def template() -> list[Any]:
+    """KV, WINDOW, STATE, and a packed STATE + KV."""
+    return [KVCache(), RotatingKVCache(WINDOW), ArraysCache(2), CacheList(ArraysCache(1), KVCache())]
+
+
+@cache
+def drawn(row: str, position: int, leaf: int, what: int) -> np.ndarray:
+    """[H, D]: what this row's token at this position has in this leaf. 0: query, 1: key, 2: value."""
+    rng = np.random.default_rng([zlib.crc32(row.encode()), position, leaf, what])
+    return rng.standard_normal((HEADS, SIZE)).astype(np.float32)
+
+
+def attended(row: str, length: int, leaf: int, window: int | None) -> np.ndarray:
+    """[H, D]: attention of the newest of `length` tokens over the newest `window` of them."""
+    first = 0 if window is None else max(0, length - window)
+    keys = np.stack([drawn(row, n, leaf, 1) for n in range(first, length)], 1)
+    values = np.stack([drawn(row, n, leaf, 2) for n in range(first, length)], 1)
+    scores = np.einsum("hd,hnd->hn", drawn(row, length - 1, leaf, 0), keys)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    return np.einsum("hn,hnd->hd", weights / weights.sum(-1, keepdims=True), values)
+
+
+@cache
+def state_after(row: str, length: int, leaf: int) -> np.ndarray:
+    """[D]: a state that remembers all of the row's tokens and their order."""
+    if length == 0:
+        return np.zeros(SIZE, np.float32)
+    return np.tanh(0.7 * state_after(row, length - 1, leaf) + drawn(row, length - 1, leaf, 1)[0])
+
+
+@cache
+def expected(row: str, length: int) -> np.ndarray:
+    """What Toy gives for a row of `length` tokens, the new one included."""
+    parts = [
+        attended(row, length, 0, None),
+        attended(row, length, 0, NARROW),
+        attended(row, length, 1, WINDOW),
+        attended(row, length, 4, None),
+    ]
+    states = [state_after(row, length, leaf) for leaf in (2, 3)]
+    return np.concatenate([p.reshape(-1) for p in (*parts, *states)])
+
+
+def prefilled(row: str, length: int, dtype: mx.Dtype = mx.float32) -> Joining:
+    """A row in single-row caches, filled in uneven pieces, as chunked prefill leaves them."""
+    cache = template()
+    flat = layer_caches.flatten(cache)
+    for start in range(0, length, 5):
+        span = range(start, min(start + 5, length))
+        for leaf in KEYED:
+            keys, values = (
+                mx.array(np.stack([drawn(row, n, leaf, what) for n in span], 1))[None].astype(dtype)
+                for what in (1, 2)
+            )
+            flat[leaf].update_and_fetch(keys, values)
+    for leaf in (2, 3):
+        flat[leaf].cache[0] = mx.array(state_after(row, length, leaf))[None]
+    return Joining(row, length, cache)
+
+
+class Toy:
+    """Calls a batch as the runner does, and checks every row of every step."""
+
+    def __init__(self, batch: DecodeBatch | AloneBatch) -> None:
+        self.batch = batch
+        self.widths: list[int] = []
+
+    def step(self) -> None:
+        order, lengths = self.batch.ids, self.batch.lengths
+
+        def call(first: int, count: int, caches: list[Any]) -> mx.array:
+            padding = self.batch.padding(count)
+            names = [*order[first : first + count], *(["dummy"] * padding)]
+            places = [*lengths[first : first + count], *([0] * padding)]
+            self.widths.append(len(names))
+            return self._forward(names, places, caches)
+
+        got = np.array(self.batch.forward(call).astype(mx.float32))
+        assert got.shape[0] == len(order)
+        for row, name in enumerate(order):
+            wanted = expected(name, lengths[row] + 1)
+            assert np.abs(got[row] - wanted).max() < 1e-5, (name, lengths[row] + 1)
+        assert self.batch.ids == order
+        assert self.batch.lengths == [n + 1 for n in lengths]
+
+    def _forward(self, names: Sequence[str], places: Sequence[int], caches: list[Any]) -> mx.array:
+        flat = layer_caches.flatten(caches)
+        outputs = []
+        for leaf in KEYED:
+            offset = flat[leaf].offset
+            if isinstance(offset, mx.array):
+                assert offset.tolist() == list(places)
+            query, keys, values = (
+                mx.array(np.stack([drawn(r, n, leaf, what) for r, n in zip(names, places, strict=True)]))[
+                    :, :, None
+                ]
+                for what in range(3)
+            )
+            mask = flat[leaf].make_mask(1, return_array=False, window_size=WINDOW if leaf == 1 else None)
+            narrow = flat[leaf].make_mask(1, return_array=False, window_size=NARROW)
+            keys, values = flat[leaf].update_and_fetch(keys, values)
+            outputs.append(attend(query, keys, values, mask))
+            if leaf == 0:
+                outputs.append(attend(query, keys, values, narrow))
+        for leaf in (2, 3):
+            new = mx.array(np.stack([drawn(r, n, leaf, 1)[0] for r, n in zip(names, places, strict=True)]))
+            flat[leaf][0] = mx.tanh(0.7 * flat[leaf][0] + new)
+            outputs.append(flat[leaf][0])
+        return mx.concatenate([x.reshape(len(names), -1) for x in outputs], axis=-1)[:, None]
+
+
+def attend(query: mx.array, keys: Any, values: Any, mask: Any) -> mx.array:
+    if isinstance(keys, RaggedKeys):
+        return keys.attend(query, 1.0, mask)
+    return mx.fast.scaled_dot_product_attention(query, keys, values, scale=1.0, mask=mask)
+
+
+WAYS = {
+    "ragged": Methods("ragged"),
+    "grouped": Methods("grouped"),
+    "alone": Methods("alone"),
+    "fixed width": Methods("ragged", fixed_width=9),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("size", ["small groups", "usual groups"])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_rows_join_leave_and_grow(way: str, size: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A29: 120 steps; up to 8 rows of 1 to 80 tokens that come and go at random."""
+    if size == "small groups":
+        engine_driver.small_groups(monkeypatch)
+    rng = np.random.default_rng(seed)
+    batch = make_batch(template(), WAYS[way])
+    toy, born, most = Toy(batch), 0, 0
+    for _ in range(120):
+        keep = {rid for rid in batch.ids if rng.random() > 0.04}
+        joining = []
+        while len(keep) + len(joining) < 8 and rng.random() < 0.15:
+            joining.append(prefilled(f"row {born}", int(rng.choice([1, 2, 5, 6, 7, 15, 16, 30, 31, 32, 80]))))
+            born += 1
+        coming = rng.choice([1, 20, 40], size=int(rng.integers(0, 3))).tolist()
+        batch.update(keep, joining, coming)
+        assert sorted(batch.ids) == sorted([*keep, *(row.id for row in joining)])
+        if batch.ids:
+            toy.step()
+        if isinstance(batch, DecodeBatch):
+            check_groups(batch, split=way == "fixed width")
+            most = max(most, len(batch.groups))
+    assert born > 10
+    if isinstance(batch, DecodeBatch) and size == "small groups":
+        assert most >= 3
+    if way == "fixed width":
+        assert set(toy.widths) == {9}
+    batch.update(set(), [])
+    assert batch.ids == [] and batch.nbytes == 0
+
+
+def check_groups(batch: DecodeBatch, split: bool) -> None:
+    """Every row is in the group of its bucket, before its next token; a bucket has one group."""
+    buckets = [group.bucket for group in batch.groups]
+    assert buckets == sorted(buckets)
+    if split:
+        assert all(len(group.ids) == 1 for group in batch.groups)
+    else:
+        assert len(set(buckets)) == len(buckets)
+    for group in batch.groups:
+        assert all(bucket(n) == group.bucket for n in group.lengths)
+
+
+@pytest.mark.parametrize("way", ["ragged", "grouped"])
+def test_every_length_around_a_buffers_growth(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One row of each length from 1 to 35 grows by 20 tokens: past windows, buckets and buffers' ends."""
+    engine_driver.small_groups(monkeypatch)
+    batch = make_batch(template(), WAYS[way])
+    toy = Toy(batch)
+    batch.update(set(), [prefilled(f"row {n}", n) for n in range(1, 36)])
+    for _ in range(20):
+        batch.update(set(batch.ids), [])
+        toy.step()
+
+
+def test_a_row_that_leaves_and_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Preemption: the same name with new caches and more tokens."""
+    engine_driver.small_groups(monkeypatch)
+    batch = make_batch(template(), WAYS["ragged"])
+    toy = Toy(batch)
+    batch.update(set(), [prefilled("a", 3), prefilled("b", 20), prefilled("c", 4)])
+    toy.step()
+    batch.update({"b", "c"}, [])
+    toy.step()
+    batch.update({"b", "c"}, [prefilled("a", 9)])
+    for _ in range(12):
+        toy.step()
+        batch.update(set(batch.ids), [])
+
+
+# -- memory -------------------------------------------------------------------------------------------------
+
+
+TOKEN = 2 * HEADS * SIZE * 4  # bytes
+
+
+def plain(length: int, dtype: mx.Dtype = mx.float32) -> list[Any]:
+    cache = KVCache()
+    shape = (1, HEADS, length, SIZE)
+    cache.update_and_fetch(mx.zeros(shape, dtype), mx.zeros(shape, dtype))
+    return [cache]
+
+
+def test_memory_follows_the_sum_of_the_lengths() -> None:
+    """One row of 16k beside 31 of 300 tokens: far from 32 x 16k."""
+    batch = DecodeBatch([KVCache()])
+    lengths = [16_000, *[300] * 31]
+    batch.update(set(), [Joining(str(i), n, plain(n)) for i, n in enumerate(lengths)])
+    assert batch.nbytes >= sum(lengths) * TOKEN
+    assert batch.nbytes < 2 * sum(lengths) * TOKEN
+    assert batch.nbytes < 0.12 * len(lengths) * max(lengths) * TOKEN
+
+
+def test_memory_stays_bounded_while_rows_come_and_go() -> None:
+    """A row may cost twice its tokens and a step of the buffer; a quarter more rows, and `SPARE`."""
+    rng = np.random.default_rng(3)
+    batch, born = DecodeBatch([KVCache()]), 0
+    for _ in range(60):
+        keep = {rid for rid in batch.ids if rng.random() > 0.3}
+        joining = []
+        for _ in range(int(rng.integers(0, 12 - len(keep)))):
+            length = int(rng.choice([10, 255, 256, 600, 1500, 3000]))
+            joining.append(Joining(str(born), length, plain(length)))
+            born += 1
+        batch.update(keep, joining)
+        rows = sum(2 * max(n, 256) + 256 for n in batch.lengths)
+        spare = sum(2048 + 256 for _ in batch.groups)
+        assert batch.nbytes <= 2 * (1.25 * rows + spare) * TOKEN
+    batch.update(set(batch.ids[:1]), [])
+    only = batch.lengths[0]
+    assert batch.nbytes <= 2 * (only + 257) * TOKEN  # the others' room has been given back
+
+
+@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16, mx.float32])
+@pytest.mark.parametrize("one_pass", [True, False])
+def test_the_dtype_is_kept(dtype: mx.Dtype, one_pass: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine_driver.small_groups(monkeypatch)
+    batch = DecodeBatch([KVCache()], one_pass=one_pass)
+    batch.update(set(), [Joining(str(n), n, plain(n, dtype)) for n in (3, 12, 40)])
+    seen = []
+
+    def call(first: int, count: int, caches: list[Any]) -> mx.array:
+        new = mx.ones((count, HEADS, 1, SIZE), dtype)
+        keys, values = caches[0].update_and_fetch(new, new)
+        seen.extend([keys.dtype, values.dtype])
+        out = attend(new, keys, values, caches[0].make_mask(1))
+        assert out.dtype == dtype
+        return out.reshape(count, 1, -1)
+
+    for _ in range(20):  # past a buffer's end and into the next group
+        batch.update(set(batch.ids), [])
+        batch.forward(call)
+    assert set(seen) == {dtype}
+    assert {b.keys.dtype for group in batch.groups for b in group.buffers if b.keys is not None} == {dtype}
+
+
+# -- masks --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("window", [None, 1, 3, 5, 8, 9, 50])
+def test_a_groups_mask_is_each_rows_own(window: int | None) -> None:
+    """True exactly where a row has tokens, and within the window of the layer."""
+    lengths = [1, 2, 3, 5, 8]
+    group = RowGroup(9, [None])
+    group.ids, group.lengths = [str(n) for n in lengths], [n - 1 for n in lengths]
+    group.advance()
+    assert group.lengths == lengths
+    mask = group.mask(8, window)
+    assert mask is not None
+    wanted = [[8 - place <= min(n, window or n) for place in range(8)] for n in lengths]
+    assert mask.squeeze((1, 2)).tolist() == wanted
+    assert group.mask(8, window) is mask  # made once a step, for all layers
+
+
+def test_rows_of_one_length_need_no_mask() -> None:
+    group = RowGroup(9, [None, 4])
+    group.ids, group.lengths = ["a", "b"], [6, 6]
+    group.advance()
+    assert group.mask(7, None) is None
+    assert group.mask(4, 4) is None
+    assert group.mask(7, 4) is not None
+
+
+# -- what a model sees --------------------------------------------------------------------------------------
+
+
+def test_stand_ins_refuse_what_they_cannot_answer() -> None:
+    """A question that only a plain array can answer is an error, never a wrong answer."""
+    cache = RaggedCache(0, None)
+    with pytest.raises(NotRaggedError):
+        cache.make_mask(2)
+    with pytest.raises(NotRaggedError):
+        cache.make_mask(1, return_array=True)
+    with pytest.raises(NotRaggedError):
+        cache.keys_and_values()
+    with pytest.raises(NotRaggedError):
+        cache.update_and_fetch(mx.zeros((1, HEADS, 2, SIZE)), mx.zeros((1, HEADS, 2, SIZE)))
+    keys = RaggedKeys([], [], 0)
+    with pytest.raises(NotRaggedError):
+        keys.attend(mx.zeros((1, HEADS, 1, SIZE)), 1.0, mx.zeros((1, 1)))
+    with pytest.raises(NotRaggedError):
+        keys.attend(mx.zeros((1, HEADS, 1, SIZE)), 1.0, "causal")
+    assert isinstance(cache.make_mask(1, window_size=4), RaggedMask)
+
+
+@pytest.mark.parametrize("stand_in", [RaggedCache, GroupCache])
+def test_offsets_are_an_array_and_an_int(stand_in: type) -> None:
+    """A30: models that need a Python int find `_offset`, so that no step waits for the device."""
+    group = RowGroup(9, [None])
+    group.ids, group.lengths = ["a", "b"], [3, 5]
+    cache = stand_in(0, None)
+    cache.begin([group], mx.array([2, 4], dtype=mx.int32), 4)
+    assert cache.offset.dtype == mx.int32
+    assert type(cache._offset) is int and cache._offset == 4
+
+
+def test_kinds_of_caches() -> None:
+    """A29: exact classes only; what is not known is decoded alone."""
+
+    class Special(KVCache):
+        pass
+
+    assert [layer_caches.kind(leaf) for leaf in layer_caches.flatten(template())] == [
+        Kind.KV,
+        Kind.WINDOW,
+        Kind.STATE,
+        Kind.STATE,
+        Kind.KV,
+    ]
+    others = [Special(), RotatingKVCache(8, keep=4), QuantizedKVCache()]
+    assert {layer_caches.kind(leaf) for leaf in others} == {Kind.OTHER}
+    assert can_batch(template()) and not any(can_batch([KVCache(), other]) for other in others)
+    assert isinstance(make_batch([KVCache(), Special()], Methods("ragged")), AloneBatch)
+    assert layer_caches.window(RotatingKVCache(8)) == 8 and layer_caches.window(KVCache()) is None
+
+
+def test_what_may_be_padded() -> None:
+    """B7: attention only, and not past a ring."""
+    assert paddable([KVCache(), KVCache()], 512) == 512
+    assert paddable([KVCache(), RotatingKVCache(64), RotatingKVCache(32)], 512) == 32
+    assert paddable([RotatingKVCache(1024)], 512) == 512
+    assert paddable([KVCache(), ArraysCache(2)], 512) == 0
+    assert paddable([KVCache(), RotatingKVCache(64, keep=4)], 512) == 0
+
+
+def test_a_cache_list_keeps_its_shape() -> None:
+    cache = template()
+    flat = layer_caches.flatten(cache)
+    assert len(flat) == 5
+    again = layer_caches.unflatten(cache, flat)
+    assert isinstance(again, list) and isinstance(again[3], CacheList)
+    assert layer_caches.flatten(again) == flat
+    assert again[3] is not cache[3]
+
+
+@pytest.mark.parametrize("length", [3, 5, 6, 7, 11, 12, 40])
+def test_keys_of_a_ring_come_out_in_order(length: int) -> None:
+    """A48: oldest first, `max_size` of them at most, however the ring was filled."""
+    for piece in (1, 2, 5, 64):
+        ring = RotatingKVCache(WINDOW)
+        for start in range(0, length, piece):
+            new = mx.arange(start, min(start + piece, length), dtype=mx.float32)
+            new = mx.broadcast_to(new[None, None, :, None], (1, 1, new.size, 2))
+            ring.update_and_fetch(new, -new)
+        part = layer_caches.part(ring)
+        kept = list(range(max(0, length - WINDOW), length))
+        assert part.length == len(kept)
+        assert part.keys[0, 0, : part.length, 0].tolist() == kept
+        assert part.values[0, 0, : part.length, 1].tolist() == [-n for n in kept]

@@ -1,0 +1,203 @@
+"""A LoRA adapter (`model.adapter`): applied, part of what the prefix cache is rooted in, and refused where it
+does not fit. B28, A66: an option that changes nothing would be a lie.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+from mlx.utils import tree_flatten
+
+from mlxrun.errors import ModelLoadError
+from mlxrun.scheduler.request import HitKind
+from tests.helpers import engine_driver, text_models, vision_models
+from tests.helpers.model_fixtures import Zoo
+from tests.helpers.oracle import Answer, text_answer
+
+BASE = tuple(text_models.prompts(41, [40])[0])
+LORA = {"rank": 4, "scale": 8.0, "dropout": 0.0}
+
+Make = Callable[..., Path]
+
+
+@pytest.fixture
+def adapter(zoo: Zoo, tmp_path: Path) -> Make:
+    """Writes random adapters for the tiny llama, as mlx-lm's own training would save them."""
+
+    def make(name: str = "adapter", seed: int = 1, prefix: str = "", shape: tuple[int, ...] = ()) -> Path:
+        from mlx_lm import load
+        from mlx_lm.tuner.utils import linear_to_lora_layers
+
+        model, _ = load(str(zoo.text("llama")))
+        model.freeze()
+        linear_to_lora_layers(model, 2, LORA)
+        mx.random.seed(seed)
+        weights = {
+            prefix + name: mx.random.normal(shape or value.shape) * 0.1
+            for name, value in tree_flatten(model.trainable_parameters())
+        }
+        folder = tmp_path / name
+        folder.mkdir()
+        mx.save_safetensors(str(folder / "adapters.safetensors"), weights)
+        config = {"fine_tune_type": "lora", "num_layers": 2, "lora_parameters": LORA}
+        (folder / "adapter_config.json").write_text(json.dumps(config))
+        return folder
+
+    return make
+
+
+def library(folder: Path, adapter: Path) -> Answer:
+    """What mlx-lm answers with it."""
+    import mlx_lm
+
+    with pytest.MonkeyPatch.context() as patch:
+        real = mlx_lm.load
+        patch.setattr(mlx_lm, "load", lambda path: real(path, adapter_path=str(adapter)))
+        return text_answer(folder, BASE)
+
+
+def test_an_adapter_is_applied(zoo: Zoo, adapter: Make) -> None:
+    """The answers are those of mlx-lm with the same adapter, and not the plain model's."""
+    folder, made = zoo.text("llama"), adapter()
+    event = engine_driver.run(
+        engine_driver.engine(folder, adapter=str(made)),
+        [engine_driver.text("a", BASE)],
+    )["a"]
+    engine_driver.same(event, library(folder, made))
+    assert engine_driver.differs(event, zoo.answer("llama", BASE))
+
+
+def test_prefixes_of_other_weights_are_not_used(zoo: Zoo, adapter: Make, tmp_path: Path) -> None:
+    """B28: one folder of the cache; the plain model and each adapter find their own records and no others."""
+    folder, disk = zoo.text("llama"), str(tmp_path / "cache")
+    ways: list[dict[str, str]] = [{}, *({"adapter": str(adapter(f"{seed}", seed))} for seed in (1, 2))]
+    found = []
+    for _ in range(2):
+        for way in ways:
+            engine = engine_driver.engine(folder, backend="disk", disk_path=disk, **way)
+            event = engine_driver.run(engine, [engine_driver.text("a", BASE)])["a"]
+            engine.prefixes.shutdown()
+            found.append((event.cached, event.tokens))
+            assert (event.hit is HitKind.MISS) == (len(found) <= len(ways))
+    assert found[:3] == [(0, tokens) for _, tokens in found[3:]]
+    assert len({tokens for _, tokens in found}) == 3
+
+
+def test_an_adapter_that_does_not_fit_is_refused(zoo: Zoo, adapter: Make, tmp_path: Path) -> None:
+    """Never the plain model's answers in its name."""
+    bad = {
+        "other names": (adapter("names", prefix="base_model."), "base_model.*not an adapter parameter"),
+        "other shapes": (adapter("shapes", shape=(3, 3)), "does not match model parameter shape"),
+        "nothing there": (tmp_path / "missing", "does not exist.*missing"),
+        "no config": (tmp_path, "adapter_config.json"),
+    }
+    for folder, said in bad.values():
+        with pytest.raises(ModelLoadError, match=f"(?s){said}"):
+            engine_driver.engine(zoo.text("llama"), adapter=str(folder))
+
+
+# -- models that see --------------------------------------------------------------------------------------
+
+LEGACY = {"rank": 4, "alpha": 8.0, "dropout": 0.0}  # of mlx-vlm's older training
+Tensors = dict[str, mx.array]
+
+
+@pytest.fixture
+def seeing(zoo: Zoo, tmp_path: Path) -> Make:
+    """Writes random adapters for a tiny vision model, as mlx-vlm saves them; `edit` changes the tensors."""
+
+    def make(
+        name: str, edit: Callable[[Tensors], Tensors] = lambda tensors: tensors, legacy: bool = False
+    ) -> Path:
+        from mlx_vlm.trainer.peft.utils import get_peft_model
+        from mlx_vlm.utils import load_model
+
+        model = load_model(zoo.vision("qwen3_vl"))
+        scale = {"rank": 4, "alpha": 8.0, "dropout": 0.0}
+        layers = None if legacy else ["q_proj", "v_proj"]  # the older kind has all of them
+        get_peft_model(model, layers, verbose=False, legacy=legacy, **scale)
+        mx.random.seed(1)
+        tensors = {
+            key: mx.random.normal(value.shape) * 0.1
+            for key, value in tree_flatten(model.trainable_parameters())
+        }
+        keys = sorted({key.rpartition(".")[0] for key in tensors})
+        lora = {"rank": 4, "scale": 2.0, "dropout": 0.0, "keys": keys}
+        folder = tmp_path / name
+        folder.mkdir()
+        mx.save_safetensors(str(folder / "adapters.safetensors"), edit(tensors))
+        config = LEGACY if legacy else {"fine_tune_type": "lora", "lora_parameters": lora}
+        (folder / "adapter_config.json").write_text(json.dumps(config))
+        return folder
+
+    return make
+
+
+def test_a_vision_adapter_is_applied(zoo: Zoo, seeing: Make) -> None:
+    """The answers are those of mlx-vlm with the same adapter, and not the plain model's."""
+    from mlx_vlm.utils import apply_lora_layers, load_model
+
+    folder, made = zoo.vision("qwen3_vl"), seeing("good")
+    engine = engine_driver.engine(folder, adapter=str(made))
+    model = apply_lora_layers(load_model(folder), made)
+    ids = vision_models.prompt("qwen3_vl", "what is this?")
+    event, plain = (
+        engine_driver.run(each, [engine_driver.seen(each, "a", ids, max_tokens=6)])["a"]
+        for each in (engine, engine_driver.engine(folder))
+    )
+    tokens = list(engine.host.tokenizer.encode(ids))
+    for token in event.tokens:
+        logits = model.language_model(mx.array([tokens])).logits
+        assert int(mx.argmax(logits[0, -1])) == token
+        tokens.append(token)
+    assert event.tokens != plain.tokens
+
+
+def foreign(tensors: Tensors) -> Tensors:
+    return {f"base_model.{name}": tensor for name, tensor in tensors.items()}
+
+
+def one_foreign(tensors: Tensors) -> Tensors:
+    return tensors | {"language_model.model.layers.7.x.lora_a": mx.ones((2, 2))}
+
+
+def other_shapes(tensors: Tensors) -> Tensors:
+    return {name: mx.ones((3, 3)) for name in tensors}
+
+
+def halved(tensors: Tensors) -> Tensors:
+    return {name: tensor for name, tensor in tensors.items() if not name.endswith("lora_b")}
+
+
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        (foreign, r"base_model\..*: the model has no such parameter; .* more"),
+        (one_foreign, r"layers\.7\.x\.lora_a: the model has no such parameter"),
+        (other_shapes, r"of shape \(3, 3\), where the model has"),
+        (halved, r"lora_b: missing in the file"),
+    ],
+)
+def test_a_vision_adapter_that_does_not_fit_is_refused(
+    zoo: Zoo, seeing: Make, edit: Callable[[Tensors], Tensors], said: str
+) -> None:
+    """Never the plain model's answers in its name, nor random ones: the file and the tensors are named."""
+    with pytest.raises(ModelLoadError, match=rf"adapters\.safetensors: the adapter does not fit.*{said}"):
+        engine_driver.engine(zoo.vision("qwen3_vl"), adapter=str(seeing("bad", edit)))
+
+
+def test_what_the_library_prints_goes_to_the_log(
+    zoo: Zoo, seeing: Make, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Standard output is for answers. An adapter of mlx-vlm's older kind is loaded as well."""
+    made = seeing("old", legacy=True)
+    capsys.readouterr()
+    with caplog.at_level(logging.INFO, "mlxrun.model.loader"):
+        engine_driver.engine(zoo.vision("qwen3_vl"), adapter=str(made))
+    assert "trainable params" in caplog.text
+    assert capsys.readouterr().out == ""

@@ -1,0 +1,282 @@
+"""The parity probe finds each broken way of computing, and the engine falls back to a right one (B6, B7).
+
+Every test breaks one way for good, before the engine is built: what runs afterwards must be the ORACLE's.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from mlxrun.engine.engine import Engine
+from mlxrun.model import probe
+from mlxrun.model.adapter import TextAdapter
+from mlxrun.model.compute_methods import Methods
+from mlxrun.model.prefill import Sharing
+from mlxrun.model.probe import Check
+from mlxrun.model.ragged import attention, decode_batch, layer_caches, row_group
+from mlxrun.model.runner import ModelRunner
+from tests.helpers import engine_driver, text_models, vision_models
+from tests.helpers.engine_driver import Ask
+from tests.helpers.model_fixtures import Zoo
+
+Patch = pytest.MonkeyPatch
+LENGTHS = (1, 5, 9, 9, 14, 33, 60)
+
+
+def right(zoo: Zoo, family: str, engine: Engine) -> None:
+    """Requests of many lengths, joining at different steps, give what the ORACLE gives."""
+    prompts = text_models.prompts(0, LENGTHS)
+    asks = [Ask(engine_driver.text(str(i), p, max_tokens=16), 2 * (i % 4)) for i, p in enumerate(prompts)]
+    events = engine_driver.run(engine, asks)
+    for i, prompt in enumerate(prompts):
+        engine_driver.same(events[str(i)], zoo.answer(family, prompt), 16)
+
+
+def checks(engine: Engine) -> dict[str, Check]:
+    assert engine.probe is not None
+    return {check.name: check for check in engine.probe.checks}
+
+
+def methods(engine: Engine) -> Methods:
+    assert engine.probe is not None
+    return engine.probe.methods
+
+
+# -- what can be broken -------------------------------------------------------------------------------------
+
+
+def ragged_masks_dropped(monkeypatch: Patch) -> None:
+    original = attention.RaggedKeys.attend
+
+    def attend(self: Any, queries: mx.array, scale: float, mask: Any, **more: Any) -> mx.array:
+        with monkeypatch.context() as inner:
+            inner.setattr(row_group.RowGroup, "mask", lambda self, width, window: None)
+            return original(self, queries, scale, mask, **more)
+
+    monkeypatch.setattr(attention.RaggedKeys, "attend", attend)
+
+
+def ragged_queries_of_the_first_group(monkeypatch: Patch) -> None:
+    """Every group attends with the queries of the first: only a batch of several groups shows it."""
+
+    def attend(self: Any, queries: mx.array, scale: float, mask: Any, **more: Any) -> mx.array:
+        window = None if mask is None else mask.window
+        outputs = []
+        for rows_, (keys, values) in zip(self._groups, self._pairs, strict=True):
+            allowed = rows_.mask(keys.shape[2], window)
+            part = queries[: len(rows_.ids)]
+            outputs.append(
+                mx.fast.scaled_dot_product_attention(part, keys, values, scale=scale, mask=allowed, **more)
+            )
+        return mx.concatenate(outputs, axis=0)
+
+    monkeypatch.setattr(attention.RaggedKeys, "attend", attend)
+
+
+def ragged_gives_nan(monkeypatch: Patch) -> None:
+    original = attention.RaggedKeys.attend
+    monkeypatch.setattr(
+        attention.RaggedKeys, "attend", lambda self, *given, **more: original(self, *given, **more) * mx.nan
+    )
+
+
+def ragged_raises(monkeypatch: Patch) -> None:
+    def update_and_fetch(self: Any, keys: mx.array, values: mx.array) -> Any:
+        raise IndexError("Slice indices must be integers")
+
+    monkeypatch.setattr(attention.RaggedCache, "update_and_fetch", update_and_fetch)
+
+
+def offsets_one_short(*stand_ins: Any) -> Callable[[Patch], None]:
+    def plant(monkeypatch: Patch) -> None:
+        for stand_in in stand_ins:
+            original = stand_in.begin
+            monkeypatch.setattr(
+                stand_in,
+                "begin",
+                lambda self, groups, offsets, longest, original=original: original(
+                    self, groups, offsets - 1, longest
+                ),
+            )
+
+    return plant
+
+
+def all_masks_dropped(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(row_group.RowGroup, "mask", lambda self, width, window: None)
+
+
+def states_not_reordered(monkeypatch: Patch) -> None:
+    def keep_order(parts: Sequence[mx.array | None], order: mx.array) -> mx.array | None:
+        filled = [p for p in parts if p is not None]
+        return mx.concatenate(filled, axis=0)[: order.size] if filled else None
+
+    monkeypatch.setattr(decode_batch, "_stacked", keep_order)
+
+
+def moved_rows_lose_a_token(monkeypatch: Patch) -> None:
+    """A row that outgrows its group loses its oldest key."""
+    original = row_group.Buffer.row
+
+    def row(self: Any, index: int, width: int) -> Any:
+        part = original(self, index, width)
+        return part._replace(keys=mx.roll(part.keys, 1, axis=2))
+
+    monkeypatch.setattr(row_group.Buffer, "row", row)
+
+
+BROKEN = {
+    "ragged masks": ("llama", ragged_masks_dropped, "grouped"),
+    "ragged masks, window": ("gemma3_text", ragged_masks_dropped, "grouped"),
+    "ragged queries": ("llama", ragged_queries_of_the_first_group, "grouped"),
+    "ragged nan": ("gpt_oss", ragged_gives_nan, "grouped"),
+    "ragged raises": ("qwen3_next", ragged_raises, "grouped"),
+    "ragged offsets": ("llama", offsets_one_short(attention.RaggedCache), "grouped"),
+    "all offsets": ("llama", offsets_one_short(attention.RaggedCache, attention.GroupCache), "alone"),
+    "all masks": ("gpt_oss", all_masks_dropped, "alone"),
+    "states": ("mamba2", states_not_reordered, "alone"),
+    "states beside keys": ("qwen3_next", states_not_reordered, "alone"),
+    "moved rows": ("llama", moved_rows_lose_a_token, "alone"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_broken_way_of_decoding_is_not_used(
+    zoo: Zoo, case: str, monkeypatch: Patch, caplog: pytest.LogCaptureFixture
+) -> None:
+    family, plant, chosen = BROKEN[case]
+    engine_driver.small_groups(monkeypatch)
+    plant(monkeypatch)
+    with caplog.at_level(logging.WARNING, logger="mlxrun.model.probe"):
+        engine = engine_driver.engine(zoo.text(family))
+    assert methods(engine).decode == chosen
+    found = checks(engine)
+    assert not found["decode ragged"].passed
+    assert found["decode grouped"].passed is (chosen == "grouped")
+    assert "decode ragged differs from alone" in caplog.text
+    if case == "ragged raises":
+        assert found["decode ragged"].error == "IndexError: Slice indices must be integers"
+    right(zoo, family, engine)
+
+
+@pytest.mark.parametrize("case", ["ragged queries", "moved rows", "states", "all masks"])
+def test_what_the_probe_finds_would_have_been_wrong(zoo: Zoo, case: str, monkeypatch: Patch) -> None:
+    """The twin: with `engine.probe` off the same defects reach the answers."""
+    family, plant, _ = BROKEN[case]
+    engine_driver.small_groups(monkeypatch)
+    plant(monkeypatch)
+    engine = engine_driver.engine(zoo.text(family), probe=False)
+    assert methods(engine).decode == "ragged"
+    assert checks(engine) == {}
+    with pytest.raises(AssertionError):
+        right(zoo, family, engine)
+
+
+# -- prefill ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("index", [0, 1])
+@pytest.mark.parametrize("family", ["llama", "mamba2"])
+def test_rows_of_a_shared_forward_that_differ(zoo: Zoo, family: str, index: int, monkeypatch: Patch) -> None:
+    """A shared forward that gives every row what one of them should have is not shared again."""
+    original = layer_caches.split
+    monkeypatch.setattr(
+        layer_caches,
+        "split",
+        lambda cache, row, length: original(cache, min(index, batch_of(cache) - 1), length),
+    )
+    engine = engine_driver.engine(zoo.text(family))
+    assert not checks(engine)["prefill equal lengths"].passed
+    assert methods(engine).sharing.rows == 1
+    right(zoo, family, engine)
+
+
+def batch_of(cache: Sequence[Any]) -> int:
+    return layer_caches.all_arrays(cache)[0].shape[0]
+
+
+def test_padding_that_a_row_keeps(zoo: Zoo, monkeypatch: Patch) -> None:
+    """Padding stays in the cache: equal lengths may still share."""
+    original = layer_caches.split
+
+    def split(cache: Any, index: int, length: int) -> Any:
+        longest = max(c.offset for c in layer_caches.flatten(cache))
+        return original(cache, index, longest)
+
+    monkeypatch.setattr(layer_caches, "split", split)
+    engine = engine_driver.engine(zoo.text("llama"))
+    found = checks(engine)
+    assert found["prefill equal lengths"].passed and not found["prefill padded"].passed
+    assert methods(engine).sharing == Sharing(8, 0)
+    right(zoo, "llama", engine)
+
+
+@pytest.mark.parametrize(
+    "family", ["nemotron_h", "mamba2", "qwen3_next", pytest.param("lfm2", marks=pytest.mark.slow)]
+)
+def test_recurrent_families_are_not_padded(zoo: Zoo, family: str) -> None:
+    """B7: nemotron_h is wrong under padding by nats; no family with recurrent state is tried."""
+    engine = engine_driver.engine(zoo.text(family))
+    assert "prefill padded" not in checks(engine)
+    assert methods(engine).sharing == Sharing(8, 0)
+    right(zoo, family, engine)
+
+
+def test_one_row_a_forward_needs_no_prefill_checks(zoo: Zoo) -> None:
+    engine = engine_driver.engine(zoo.text("llama"), prefill_rows=1)
+    assert set(checks(engine)) == {"decode ragged"}
+    assert methods(engine).sharing.rows == 1
+
+
+# -- what it reports ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", text_models.CORE)
+def test_a_sound_model_passes_by_far(zoo: Zoo, family: str) -> None:
+    engine = engine_driver.engine(zoo.text(family))
+    for check in checks(engine).values():
+        assert check.passed and check.error is None
+        assert check.difference is not None and check.difference < 0.1 * probe.TOLERANCE[mx.float32]
+
+
+@pytest.mark.parametrize("family", vision_models.F6)
+def test_a_vision_model_is_probed_too(zoo: Zoo, family: str, monkeypatch: Patch) -> None:
+    """B9: also the positions that its adapter gives, where the model takes them."""
+    engine = engine_driver.engine(zoo.vision(family))
+    assert set(checks(engine)) == {"decode ragged", "prefill equal lengths", "prefill padded"}
+    ragged_masks_dropped(monkeypatch)
+    assert methods(engine_driver.engine(zoo.vision(family))).decode == "grouped"
+
+
+def test_a_model_that_takes_no_offsets_runs_alone(zoo: Zoo) -> None:
+    """A30: gpt_bigcode computes positions from a Python int."""
+    engine = engine_driver.engine(zoo.text("gpt_bigcode"))
+    assert methods(engine).decode == "alone"
+    assert all(check.error for name, check in checks(engine).items() if name.startswith("decode"))
+    right(zoo, "gpt_bigcode", engine)
+
+
+def test_unknown_cache_classes_run_alone_unprobed(zoo: Zoo, monkeypatch: Patch) -> None:
+    """A29: a subclass may mean something else by the same fields."""
+    from mlx_lm.models.cache import KVCache
+
+    class Special(KVCache):
+        pass
+
+    monkeypatch.setattr(TextAdapter, "new_cache", lambda self: [Special() for _ in self.model.layers])
+    engine = engine_driver.engine(zoo.text("llama"))
+    assert methods(engine) == Methods("alone") and checks(engine) == {}
+    right(zoo, "llama", engine)
+
+
+def test_the_probe_leaves_nothing_in_the_engine(zoo: Zoo, monkeypatch: Patch) -> None:
+    """The runner starts empty, with the methods that the probe chose."""
+    engine = engine_driver.engine(zoo.text("qwen3_next"))
+    runner: ModelRunner = engine_driver.runner(engine)
+    assert runner._methods is methods(engine)
+    assert runner._batch.ids == [] and runner._batch.nbytes == 0 and not runner._rows

@@ -1,0 +1,258 @@
+"""Images that were seen before are not looked at again, and nothing else changes (A21, B8)."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from PIL import Image
+
+from mlxrun.config.settings import ModelSettings
+from mlxrun.model.adapter import VisionAdapter
+from mlxrun.model.model_info import Host, image_digest, load_host, region_numbers
+from mlxrun.model.prompt_inputs import Inputs
+from mlxrun.model.ragged import layer_caches
+from mlxrun.model.vision.features import Features, Seen
+from mlxrun.model.vision.image_units import cut
+from tests.helpers import vision_models
+from tests.helpers.model_fixtures import Zoo
+
+MANY = 100_000_000
+A, B, C, D = (vision_models.images(seed, 1)[0] for seed in (21, 22, 23, 24))
+
+
+class Eyes:
+    """A model with its processor; `looks` counts how often its vision tower runs."""
+
+    def __init__(self, folder: Any, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
+        from mlx_vlm import load
+
+        self.host: Host = load_host(ModelSettings(path=str(folder)))
+        self.model = load(str(folder))[0]
+        self.cold = VisionAdapter(self.model)
+        self.adapter = VisionAdapter(self.model, **{"image_bytes": MANY} | options)
+        self.family = self.host.config["model_type"]
+        self.looks = 0
+        self._count(monkeypatch)
+
+    def _count(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        tower = type(getattr(self.model, "vision_tower", None) or self.model.vision_model)
+        original = tower.__call__
+
+        def call(module: Any, *args: Any, **options: Any) -> Any:
+            self.looks += 1
+            return original(module, *args, **options)
+
+        monkeypatch.setattr(tower, "__call__", call)
+
+    def made(self, *parts: str | Image.Image) -> Any:
+        images = [part for part in parts if not isinstance(part, str)]
+        shown = [part if isinstance(part, str) else None for part in parts]
+        return self.host.process(vision_models.prompt(self.family, *shown), images)
+
+    def check(self, *parts: str | Image.Image, exact: bool = True) -> int:
+        """How often the tower ran for this prompt; what came out is what it is without any memory."""
+        made = self.made(*parts)
+        self.looks = 0
+        found = self.adapter.inputs(made.ids, made.media)
+        looks = self.looks
+        wanted = self.cold.inputs(made.ids, made.media)
+        assert found.delta == wanted.delta
+        assert equal(found.positions, wanted.positions)
+        assert len(found.deepstack) == len(wanted.deepstack)
+        for one, other in zip(found.arrays(), wanted.arrays(), strict=True):
+            assert one.dtype == other.dtype and one.shape == other.shape
+            assert mx.abs(one - other).max().item() <= (
+                0 if exact else 1e-4 * max(1, mx.abs(other).max().item())
+            )
+        if wanted.deepstack:
+            assert np.array_equal(found.visual, wanted.visual)
+        return looks
+
+
+def equal(one: mx.array | None, other: mx.array | None) -> bool:
+    return one is other is None or bool(mx.array_equal(one, other).item())
+
+
+@pytest.mark.parametrize("family", vision_models.VISION)
+def test_the_same_image_is_not_looked_at_again(
+    zoo: Zoo, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    eyes = Eyes(zoo.vision(family), monkeypatch)
+    assert eyes.check("what is ", A, "?") == 1
+    assert eyes.check("another, longer question about ", A, ", please?") == 0
+    assert eyes.check(A) == 0
+    assert eyes.check("what is ", B, "?") == 1
+    assert eyes.check("what is ", A, "?") == eyes.check("is it ", B) == 0
+    recoded = A.copy()
+    assert eyes.check("and ", recoded) == 0
+    changed = A.copy()
+    changed.putpixel((3, 3), (1, 2, 3))
+    assert eyes.check("what is ", changed, "?") == 1
+
+
+@pytest.mark.parametrize("family", vision_models.VISION)
+def test_a_growing_conversation(zoo: Zoo, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each turn brings one more image: after the first two turns only that one is looked at."""
+    eyes = Eyes(zoo.vision(family), monkeypatch)
+    one, two, three, four = (image.resize((32, 32)) for image in (A, B, C, D))
+    assert eyes.check("a", one) == 1
+    assert eyes.check("a", one, "b", two, "c") == 2  # all of them, and the new one alone for comparison
+    looked: list[Any] = []
+    embedder = eyes.adapter._images._embeds
+    whole = embedder.whole
+    monkeypatch.setattr(
+        embedder, "whole", lambda ids, media: looked.append(len(cut(media).media)) or whole(ids, media)
+    )
+    assert eyes.check("a", one, "b", two, "c", three, "d", exact=False) == 1
+    assert eyes.check("a", one, "b", two, "c", three, "d", four, exact=False) == 1
+    assert looked == [1, 1]
+    assert eyes.check("a", one, "b", two, "c", three, "d", four, "!", exact=False) == 0
+    assert eyes.check("other", one, "words", two, "and", three, exact=False) == 0
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "gemma3"])
+def test_whole_sets_only(zoo: Zoo, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    eyes = Eyes(zoo.vision(family), monkeypatch, whole_sets=True)
+    for _ in range(2):
+        eyes.check("a", A)
+        eyes.check("a", A, "b", B)
+    assert eyes.check("x", A, "y", B) == eyes.check("x", A) == 0
+    assert eyes.check("x", B, "y", A) == eyes.check("x", A, "y", B, "z", C) == 1
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "gemma3", "idefics3"])
+def test_a_tower_that_mixes_images_is_found_out(
+    zoo: Zoo, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its features depend on the other images: then only whole sets are reused."""
+    eyes = Eyes(zoo.vision(family), monkeypatch)
+    tower = type(getattr(eyes.model, "vision_tower", None) or eyes.model.vision_model)
+    plain = tower.__call__
+
+    def mixed(module: Any, pixels: mx.array, *args: Any, **options: Any) -> Any:
+        return plain(module, pixels + pixels.sum() * 1e-3, *args, **options)
+
+    monkeypatch.setattr(tower, "__call__", mixed)
+    eyes.check("a", A)
+    eyes.check("a", A, "b", B)
+    eyes.check("a", A, "b", B, "c", C)
+    eyes.check("x", A, "b", B)
+    assert eyes.adapter._images._alone is False
+
+
+def test_a_model_that_mixes_text_into_images_is_found_out(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
+    eyes = Eyes(zoo.vision("gemma3"), monkeypatch)
+    original = type(eyes.model).get_input_embeddings
+
+    def mixed(model: Any, ids: mx.array, pixels: Any = None, **options: Any) -> Any:
+        made = original(model, ids, pixels, **options)
+        if pixels is not None:
+            made.inputs_embeds = made.inputs_embeds + 0.01 * ids.sum()
+        return made
+
+    monkeypatch.setattr(type(eyes.model), "get_input_embeddings", mixed)
+    assert eyes.check("a", A) == eyes.check("b", A) == 1
+    assert len(eyes.adapter._images.features) == 0
+
+
+@pytest.mark.parametrize("family", vision_models.VISION)
+def test_images_that_lie_in_the_cache_are_not_needed(
+    zoo: Zoo, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row that starts after its images computes on without any features, even of images never seen."""
+    eyes = Eyes(zoo.vision(family), monkeypatch)
+    eyes.check("warm ", B)
+    made = eyes.made("look ", A, " and tell me more")
+    stop = max(span[1] for span in made.spans)
+    wanted = eyes.cold.inputs(made.ids, made.media)
+    logits = []
+    for inputs in (wanted, None):
+        cache = eyes.cold.new_cache()
+        eyes.cold.prefill(mx.array([made.ids[:stop]]), cache, 0, wanted)
+        mx.eval(layer_caches.all_arrays(cache))
+        if inputs is None:
+            eyes.looks = 0
+            inputs = eyes.adapter.inputs(made.ids, made.media, stop)
+            assert eyes.looks == 0 and inputs.embeds is None
+        logits.append(eyes.adapter.prefill(mx.array([made.ids[stop:]]), cache, stop, inputs))
+    assert mx.abs(logits[0] - logits[1]).max().item() < 1e-5
+    eyes.looks = 0
+    assert eyes.adapter.inputs(made.ids, made.media, stop - 1).embeds is not None and eyes.looks == 1
+
+
+def test_none_are_kept_by_default(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
+    eyes = Eyes(zoo.vision("qwen3_vl"), monkeypatch, image_bytes=0)
+    assert eyes.check("a", A) == eyes.check("b", A) == 1
+
+
+def test_the_budget_holds() -> None:
+    def seen(rows: int) -> Seen:
+        return Seen(mx.zeros((rows, 4)), (mx.zeros((rows, 4)),))
+
+    features = Features(10 * 32)
+    for name, rows in ((b"a", 4), (b"b", 4), (b"a", 2), (b"c", 4)):
+        features.put([name], seen(rows))
+    assert len(features) == 3 and features.nbytes == 320
+    features.get([b"b"])
+    features.put([b"d"], seen(3))
+    assert features.get([b"a"]) is None and features.get([b"b"]) is not None
+    features.put([b"big"], seen(11))
+    assert features.get([b"big"]) is None and features.nbytes <= features.budget
+    assert features.beginning([b"b", b"d", b"x", b"c"])[0] == 2
+
+
+def test_features_pin_nothing(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
+    eyes = Eyes(zoo.vision("qwen3_vl"), monkeypatch)
+    text = "x" * 2000
+    eyes.adapter.inputs(*(lambda m: (m.ids, m.media))(eyes.made(text, A)))
+    gc.collect()
+    before = mx.get_active_memory()
+    made = eyes.made(text, B)
+    eyes.adapter.inputs(made.ids, made.media)
+    gc.collect()
+    assert mx.get_active_memory() - before <= eyes.adapter._images.features.nbytes + 4096
+
+
+@pytest.mark.parametrize("family", vision_models.VISION)
+def test_digests_name_pixels(zoo: Zoo, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """B8: one a span, of decoded pixels; an image keeps its digest beside others."""
+    host = load_host(ModelSettings(path=str(zoo.vision(family))))
+
+    def digests(*images: Image.Image) -> list[bytes]:
+        made = host.process(vision_models.prompt(family, *[None] * len(images)), list(images))
+        assert len(made.digests) == len(made.spans)
+        return list(dict.fromkeys(made.digests))
+
+    assert digests(A) == digests(A.copy()) == [image_digest(A, host.processor_digest)]
+    assert digests(A, B) == [*digests(A), *digests(B)]
+    changed = A.copy()
+    changed.putpixel((3, 3), (1, 2, 3))
+    assert digests(changed) != digests(A)
+    assert image_digest(A, b"other settings") != image_digest(A, host.processor_digest)
+    assert image_digest(Image.new("RGB", (2, 8))) != image_digest(Image.new("RGB", (8, 2)))
+
+
+def test_spans_of_one_image() -> None:
+    ids = [7, 7, 5, 7, 7, 5, 7, 9, 7, 5, 1, 7]
+    spans = [(0, 2), (3, 5), (6, 7), (8, 9), (11, 12)]
+    assert region_numbers(spans, ids, 5) == [0, 0, 0, 1, 2]
+    assert region_numbers(spans, ids, None) == [0, 1, 2, 3, 4]
+    assert region_numbers([], ids, 5) == []
+
+
+def test_layouts_that_are_not_known_stay_whole() -> None:
+    pixels = np.zeros((2, 3, 4, 4))
+    assert len(cut({"pixel_values": pixels}).media) == 2
+    assert len(cut({"pixel_values": pixels[None], "pixel_attention_mask": np.zeros((1, 2, 4, 4))}).media) == 2
+    assert len(cut({"pixel_values": pixels, "more": np.zeros(3)}).media) == 1
+    assert len(cut({"pixel_values": np.zeros((5, 6)), "image_grid_thw": np.ones((2, 3), int)}).media) == 1
+    assert cut({"pixel_values": np.array([object()])}) is None
+    assert cut({}) is None
+
+
+def test_inputs_list_their_arrays() -> None:
+    assert Inputs().arrays() == []

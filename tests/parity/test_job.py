@@ -1,0 +1,59 @@
+"""The whole way with a real engine: a job alone, together and in another order gives the same records."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlxrun.batch.partial_answer import Half, collect
+from mlxrun.batch.partial_answers import Answers
+from mlxrun.batch.run_paths import Paths
+from mlxrun.cli.main import main
+from tests.helpers.batch_fakes import by_id, chat, write_job
+
+
+def test_alone_together_and_in_another_order(
+    tmp_path: Path, zoo: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """C8, A68: greedy and seeded lines, chat and raw prompts, several choices, a bad line among them."""
+    lines: list[Any] = [
+        chat(f"c{i}", "hello " * (1 + i * i), max_tokens=12, temperature=i % 2) for i in range(10)
+    ]
+    lines += [{"id": "raw", "prompt": ["abc", "de"], "n": 2, "max_tokens": 6}, "bad"]
+    model = f"model.path={zoo.text('llama')}"
+    found = []
+    for name, rows, order in (("alone", 1, 1), ("together", 16, 1), ("turned", 16, -1)):
+        job = write_job(tmp_path, lines[::order], f"{name}.jsonl")
+        assert main(["batch", str(job), "--set", model, "--set", f"scheduler.max_running={rows}"]) == 1
+        found.append(by_id(tmp_path / f"{name}.out.jsonl"))
+    assert found[0] == found[1] == found[2]
+    assert len(found[0]) == 11
+    assert "11 of 12 lines done" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("most", [1, 5, 11])
+def test_half_answers_go_on(
+    tmp_path: Path, zoo: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], most: int
+) -> None:
+    """C3: the engine goes on from known tokens, drawn ones too, to the bytes of an uninterrupted run."""
+    lines = [
+        chat(f"c{i}", "hello " * (1 + i), max_tokens=12, temperature=i % 2, **({"n": 2} if i > 3 else {}))
+        for i in range(6)
+    ]
+    args = ["--set", f"model.path={zoo.text('llama')}", "--set", "batch.order=input"]
+    with monkeypatch.context() as patch:
+        for name in ("drop", "remove"):
+            patch.setattr(Answers, name, lambda *args: None)
+        assert main(["batch", str(write_job(tmp_path, lines, "whole.jsonl")), *args]) == 0
+    whole = Paths.of(tmp_path / "whole.jsonl")
+    paths = Paths.of(write_job(tmp_path, lines))
+    paths.folder.mkdir()
+    with whole.answers.open("rb") as file:
+        found = [(key, i, half) for key, halves in collect(file).items() for i, half in halves.items()]
+    cut = [(key, i, Half(half.of, half.tokens[:most])) for key, i, half in found]
+    paths.answers.write_bytes(b"".join(half.news(key, i) for key, i, half in cut))
+    assert main(["batch", str(paths.job), *args]) == 0
+    assert "6 answers under way" in capsys.readouterr().err
+    assert paths.out.read_bytes() == whole.out.read_bytes()

@@ -1,0 +1,235 @@
+"""engine.reproducible gives the same bytes in any company, and nothing that a step leaves grows (A36, B19).
+
+On a CPU each row is then decoded alone; the fixed width, which a GPU needs, is tested by its forwards.
+"""
+
+from __future__ import annotations
+
+import gc
+import io
+from collections.abc import Iterator
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from mlxrun.engine.engine import Engine
+from mlxrun.model.compute_methods import Methods
+from mlxrun.model.ragged.decode_batch import DecodeBatch
+from mlxrun.model.sampler import Sampler
+from mlxrun.scheduler.request import TokenEvent
+from tests.helpers import engine_driver, text_models, vision_models
+from tests.helpers.engine_driver import Ask
+from tests.helpers.model_fixtures import Zoo
+
+ROWS = 5
+SLOW = [pytest.mark.slow]
+EVERY = [pytest.param(f, marks=[] if f in text_models.CORE else SLOW) for f in text_models.TEXT]
+VISION = [pytest.param(f, marks=[] if f in vision_models.F6 else SLOW) for f in vision_models.VISION]
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine_driver.small_groups(monkeypatch)
+
+
+def watch_decodes(engine: Engine) -> list[int]:
+    """Rows of each decode forward from now on."""
+    adapter = engine_driver.runner(engine)._adapter
+    original, widths = adapter.decode, []
+
+    def decode(ids: mx.array, cache: list[Any], positions: Any) -> mx.array:
+        assert ids.shape == (len(positions), 1)
+        widths.append(len(positions))
+        return original(ids, cache, positions)  # type: ignore[no-any-return]
+
+    adapter.decode = decode
+    return widths
+
+
+def same_bytes(first: TokenEvent, second: TokenEvent) -> bool:
+    return first.tokens == second.tokens and first.logprobs == second.logprobs
+
+
+# -- engine.reproducible ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", EVERY)
+def test_text_is_the_same_bytes_in_any_batch(zoo: Zoo, family: str, small: None) -> None:
+    """Alone, together, in another order, joining late, beside rows that are aborted."""
+    prompts = text_models.prompts(5, (1, 3, 16, 17, 31, 50))
+    settings = [{"temperature": 0.8, "seed": i} if i % 2 else {} for i in range(len(prompts))]
+    asks = [
+        Ask(engine_driver.text(str(i), p, max_tokens=10, logprobs=2, **more))
+        for i, (p, more) in enumerate(zip(prompts, settings, strict=True))
+    ]
+    engine = engine_driver.engine(zoo.text(family), reproducible=True, max_running=ROWS)
+    widths = watch_decodes(engine)
+    alone: dict[str, TokenEvent] = {}
+    for ask in asks:
+        alone |= engine_driver.run(engine, [ask])
+    noise = [
+        Ask(engine_driver.text(f"noise {i}", p), 2 * i, 3 * i + 9)
+        for i, p in enumerate(text_models.prompts(6, (7, 25, 60)))
+    ]
+    for company in (
+        asks,
+        asks[::-1],
+        [Ask(a.request, joins=(3, 0, 11, 2, 0, 7)[i]) for i, a in enumerate(asks)] + noise,
+    ):
+        events = engine_driver.run(engine, company)
+        assert all(same_bytes(events[ask.id], alone[ask.id]) for ask in asks)
+    assert set(widths) == {1}
+
+
+@pytest.mark.parametrize("family", VISION)
+def test_images_are_the_same_bytes_in_any_batch(zoo: Zoo, family: str, small: None) -> None:
+    engine = engine_driver.engine(zoo.vision(family), reproducible=True, max_running=ROWS)
+    images = vision_models.images(3, 3)
+    prompts = [vision_models.prompt(family, "x" * i, None, "what?") for i in range(3)]
+    asks = [
+        Ask(engine_driver.seen(engine, str(i), p, [image], max_tokens=12))
+        for i, (p, image) in enumerate(zip(prompts, images, strict=True))
+    ]
+    asks += [
+        Ask(engine_driver.text(f"text {n}", text_models.prompts(1, [n])[0], max_tokens=12)) for n in (2, 30)
+    ]
+    alone: dict[str, TokenEvent] = {}
+    for ask in asks:
+        alone |= engine_driver.run(engine, [ask])
+    for company in (asks, [Ask(a.request, joins=(9, 0, 4, 2, 0)[i]) for i, a in enumerate(asks)]):
+        events = engine_driver.run(engine, company)
+        assert all(same_bytes(events[ask.id], alone[ask.id]) for ask in asks)
+
+
+@pytest.mark.parametrize("family", EVERY)
+def test_a_fixed_width_is_kept(zoo: Zoo, family: str, small: None) -> None:
+    """Every decode forward has the same number of rows, filled up with dummies that change nothing."""
+    prompts = text_models.prompts(5, (1, 3, 9, 17, 31))
+    asks = [Ask(engine_driver.text(str(i), p, max_tokens=12), joins=2 * i) for i, p in enumerate(prompts)]
+    answers = [zoo.answer(family, p) for p in prompts]
+    decode = {"deepseek_v3": "grouped", "gemma2": "alone", "gpt_bigcode": "alone"}.get(family, "ragged")
+    methods = Methods(decode, fixed_width=ROWS)  # type: ignore[arg-type]
+    engine = engine_driver.engine(zoo.text(family), methods, max_running=ROWS)
+    widths = watch_decodes(engine)
+    events = engine_driver.run(engine, asks)
+    for i, answer in enumerate(answers):
+        engine_driver.same(events[str(i)], answer, 12)
+    assert set(widths) == ({ROWS} if isinstance(engine_driver.runner(engine)._batch, DecodeBatch) else {1})
+
+
+def test_without_it_the_width_follows_the_rows(zoo: Zoo) -> None:
+    """The twin of the tests above: what they assert is the setting's doing."""
+    engine = engine_driver.engine(zoo.text("llama"), max_running=ROWS)
+    widths = watch_decodes(engine)
+    engine_driver.run(
+        engine,
+        [engine_driver.text(str(n), p) for n, p in enumerate(text_models.prompts(5, (9, 9, 200)))],
+    )
+    assert {2, 3} <= set(widths) <= {1, 2, 3}
+
+
+# -- the lazy graph -----------------------------------------------------------------------------------------
+
+
+def held(value: Any, seen: set[int]) -> Iterator[mx.array]:
+    """Every array that can be reached from our objects, their containers and the libraries' caches."""
+    if id(value) in seen:
+        return
+    seen.add(id(value))
+    if isinstance(value, mx.array):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from held(item, seen)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from held(item, seen)
+    elif type(value).__module__.startswith(("mlxrun.model", "mlx_lm.models.cache", "mlx_vlm.models.cache")):
+        names = [*getattr(value, "__dict__", {}), *getattr(type(value), "__slots__", ())]
+        for name in names:
+            if name not in ("_adapter", "model"):
+                yield from held(getattr(value, name), seen)
+
+
+def edges(engine: Engine) -> int:
+    """Edges of the graphs of all that the runner holds: what would be computed if somebody asked."""
+    text = io.StringIO()
+    arrays = list(held(engine_driver.runner(engine), set()))
+    assert len(arrays) > 3
+    mx.export_to_dot(text, *arrays)
+    return text.getvalue().count("->")
+
+
+STEPS = 300
+GROWS = [
+    pytest.param(f, marks=[] if f in ("llama", "qwen3_next", "mamba2", "gemma3_text") else SLOW)
+    for f in text_models.TEXT
+]
+
+
+def graph_growth(engine: Engine, steps: int = STEPS) -> tuple[int, int]:
+    """Most edges early and late while three rows decode; the sampler keeps penalties' counts for two."""
+    prompts = text_models.prompts(2, (3, 3, 20))
+    more: list[dict[str, Any]] = [
+        {"repetition_penalty": 1.1},
+        {"presence_penalty": 0.5, "temperature": 0.7, "logprobs": 1},
+        {},
+    ]
+    early, late = range(20, 50), range(steps - 50, steps - 20)
+    counts: dict[int, int] = {}
+
+    def count(step: int) -> None:
+        if step in early or step in late:
+            counts[step] = edges(engine)
+
+    asks = [engine_driver.text(str(i), p, max_tokens=steps, **more[i]) for i, p in enumerate(prompts)]
+    engine_driver.run(engine, asks, count)
+    return max(counts[step] for step in early), max(counts[step] for step in late)
+
+
+@pytest.mark.parametrize("family", GROWS)
+def test_the_graph_does_not_grow(zoo: Zoo, family: str) -> None:
+    """A36, B19: buffers, states, the sampler's memory, positions and masks, over 300 decode steps."""
+    early, late = graph_growth(engine_driver.engine(zoo.text(family)))
+    assert late <= early
+
+
+@pytest.mark.parametrize("decode", ["grouped", "alone"])
+def test_the_graph_does_not_grow_in_the_slower_ways(zoo: Zoo, decode: Any) -> None:
+    early, late = graph_growth(engine_driver.engine(zoo.text("qwen3_next"), Methods(decode)), 110)
+    assert late <= early
+
+
+def test_a_graph_that_grows_is_seen(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The twin: counts that are updated in each step and that no logits consume."""
+
+    def remember(self: Sampler, tokens: mx.array) -> None:
+        self._counts = self._counts + 1.0
+
+    monkeypatch.setattr(Sampler, "_remember", remember)
+    monkeypatch.setattr(Sampler, "_adjust", lambda self, x: x)
+    monkeypatch.setattr(Sampler, "arrays", lambda self: [])
+    early, late = graph_growth(engine_driver.engine(zoo.text("llama")), 110)
+    assert late > early + 40
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3_next", "falcon_h1", "gpt_bigcode"])
+def test_nothing_is_held_when_all_are_done(zoo: Zoo, family: str) -> None:
+    """A25, B16: buffers and states are gone with their rows at once, not when Python looks for garbage."""
+    engine = engine_driver.engine(zoo.text(family))
+    runner = engine_driver.runner(engine)
+    asks = [engine_driver.text(str(i), p) for i, p in enumerate(text_models.prompts(2, (3, 90, 20)))]
+    engine_driver.run(engine, asks)
+    gc.collect()
+    gc.disable()
+    try:
+        mx.synchronize()
+        before = mx.get_active_memory()
+        engine_driver.run(engine, asks)
+        mx.synchronize()
+        assert mx.get_active_memory() <= before + 1024
+    finally:
+        gc.enable()
+    assert not runner._rows and runner._batch.ids == []
+    assert sum(a.nbytes for a in held(runner, set())) < 1024

@@ -1,0 +1,299 @@
+"""The twins of test_parity_text.py: each plants one silent bug, and parity must fail.
+
+`none` is the control: the same requests without a bug pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from mlxrun.engine.engine import Engine
+from mlxrun.model import runner
+from mlxrun.model.compute_methods import Methods, paddable
+from mlxrun.model.prefill import Sharing
+from mlxrun.model.ragged import attention, decode_batch, layer_caches, row_group
+from mlxrun.model.runner import ModelRunner
+from mlxrun.model.sampler import Sampler
+from tests.helpers import engine_driver, text_models
+from tests.helpers.engine_driver import Ask
+from tests.helpers.model_fixtures import Zoo
+
+Patch = pytest.MonkeyPatch
+# Two rows of the shortest group, two of longer ones; three have moved up a group by the end.
+PROMPTS = text_models.prompts(0, (2, 5, 14, 40))
+JOINS = (0, 9, 0, 4)
+RAGGED, GROUPED = Methods("ragged"), Methods("grouped")
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: Patch) -> None:
+    engine_driver.small_groups(monkeypatch)
+
+
+def wraps(monkeypatch: Patch, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+    monkeypatch.setattr(owner, name, make(getattr(owner, name)))
+
+
+# -- what is planted ----------------------------------------------------------------------------------------
+
+
+def none(monkeypatch: Patch) -> None:
+    """Nothing."""
+
+
+def mask_of_a_group_dropped(monkeypatch: Patch) -> None:
+    """Rows see the left padding of their group."""
+    monkeypatch.setattr(row_group.RowGroup, "mask", lambda self, width, window: None)
+
+
+def mask_of_the_first_group_for_all(monkeypatch: Patch) -> None:
+    """One row's length stands for all of its group."""
+    wraps(
+        monkeypatch,
+        row_group.RowGroup,
+        "mask",
+        lambda original: (
+            lambda self, width, window: (
+                None
+                if (mask := original(self, width, window)) is None
+                else mx.broadcast_to(mask[:1], mask.shape)
+            )
+        ),
+    )
+
+
+def window_ignored(monkeypatch: Patch) -> None:
+    """A row attends to twice what its layer should keep. (In one group, where all of that is still there.)"""
+    monkeypatch.setattr(decode_batch, "SHORTEST_BUCKET", 256)
+    for name in ("width", "mask"):
+        wraps(
+            monkeypatch,
+            row_group.RowGroup,
+            name,
+            lambda original: lambda self, *given: original(self, *given[:-1], given[-1] and 2 * given[-1]),
+        )
+
+
+def offsets_off_by_one(monkeypatch: Patch) -> None:
+    """Keys are rotated as if one token more lay before them."""
+    for stand_in in (attention.RaggedCache, attention.GroupCache):
+        wraps(
+            monkeypatch,
+            stand_in,
+            "begin",
+            lambda original: (
+                lambda self, groups, offsets, longest: original(self, groups, offsets + 1, longest)
+            ),
+        )
+
+
+def offsets_of_the_longest_row(monkeypatch: Patch) -> None:
+    """What a batch with one offset for all rows would do."""
+    for stand_in in (attention.RaggedCache, attention.GroupCache):
+        wraps(
+            monkeypatch,
+            stand_in,
+            "begin",
+            lambda original: (
+                lambda self, groups, offsets, longest: original(
+                    self, groups, mx.full(offsets.shape, longest, dtype=mx.int32), longest
+                )
+            ),
+        )
+
+
+def state_not_reordered(monkeypatch: Patch) -> None:
+    """Recurrent state stays where it was when rows join, leave and move between groups."""
+
+    def keep_order(parts: Sequence[mx.array | None], order: mx.array) -> mx.array | None:
+        filled = [p for p in parts if p is not None]
+        return mx.concatenate(filled, axis=0)[: order.size] if filled else None
+
+    monkeypatch.setattr(decode_batch, "_stacked", keep_order)
+
+
+def state_of_a_step_ago(monkeypatch: Patch) -> None:
+    """What the model leaves in its cache is not taken over."""
+    monkeypatch.setattr(
+        decode_batch, "_joined", lambda slot: mx.zeros_like(slot[0]) if slot[0] is not None else None
+    )
+
+
+def newest_tokens_not_reordered(monkeypatch: Patch) -> None:
+    """After rows have moved, each goes on with the token of the row that was in its place."""
+
+    def make(original: Any) -> Any:
+        def reorder(self: Any) -> None:
+            before, order = self._newest, list(self._order)
+            original(self)
+            if before is not None and len(order) == len(self._order) and order != self._order:
+                self._newest = before
+
+        return reorder
+
+    wraps(monkeypatch, ModelRunner, "_reorder", make)
+
+
+def newest_tokens_of_a_step_ago(monkeypatch: Patch) -> None:
+    def make(original: Any) -> Any:
+        def reorder(self: Any) -> None:
+            original(self)
+            self._newest = mx.roll(self._newest, 1)
+
+        return reorder
+
+    wraps(monkeypatch, ModelRunner, "_reorder", make)
+
+
+def sampling_states_swapped(monkeypatch: Patch) -> None:
+    """Each row is drawn by its neighbour's settings."""
+
+    def swapped(states: Sequence[Any], vocab: int) -> Sampler:
+        return Sampler([*states[1:], *states[:1]], vocab)
+
+    monkeypatch.setattr(runner, "Sampler", swapped)
+
+
+def rows_joined_one_token_short(monkeypatch: Patch) -> None:
+    """The newest key of the prompt is lost on the way into the batch."""
+
+    def make(original: Any) -> Any:
+        def part(leaf: Any) -> Any:
+            keys, values, length = original(leaf)
+            shifted = mx.concatenate([keys[:, :, :1], keys[:, :, : length - 1]], axis=2)
+            return type(original(leaf))(shifted, values[:, :, :length], length)
+
+        return part
+
+    wraps(monkeypatch, layer_caches, "part", make)
+
+
+def padding_taken_for_prompt(monkeypatch: Patch) -> None:
+    """A row that was padded in a shared forward keeps the padding."""
+
+    def make(original: Any) -> Any:
+        def split(cache: Any, index: int, length: int, **options: Any) -> Any:
+            offsets = [
+                c.offset
+                for c in layer_caches.flatten(cache)
+                if layer_caches.kind(c) is not layer_caches.Kind.STATE
+            ]
+            return original(cache, index, max(offsets, default=length), **options)
+
+        return split
+
+    wraps(monkeypatch, layer_caches, "split", make)
+
+
+def another_row_of_a_shared_forward(monkeypatch: Patch) -> None:
+    wraps(
+        monkeypatch,
+        layer_caches,
+        "split",
+        lambda original: lambda cache, index, length, **options: original(cache, 0, length, **options),
+    )
+
+
+def chunks_in_another_order(monkeypatch: Patch) -> None:
+    wraps(monkeypatch, runner, "shared", lambda original: lambda *given: list(reversed(original(*given))))
+
+
+def parity(engine: Engine, zoo: Zoo, family: str, todo: Sequence[Ask]) -> bool:
+    """Whether all of these give what the ORACLE gives. A bug that raises is not silent, and no twin."""
+    events = engine_driver.run(engine, todo)
+    assert [e.error for e in events.values() if e.error is not None] == []
+    return not any(
+        engine_driver.differs(events[ask.id], zoo.answer(family, ask.request.prompt)) for ask in todo
+    )
+
+
+KEYED = ("llama", "gemma3_text", "qwen3_next", "gpt_oss")
+TEXT = [
+    *((family, RAGGED, none) for family in text_models.CORE),
+    *((family, GROUPED, none) for family in text_models.CORE),
+    *(
+        (family, RAGGED, mask_of_a_group_dropped)
+        for family in ("llama", "gemma3_text", "qwen3_next", "gpt_oss")
+    ),
+    *((family, GROUPED, mask_of_a_group_dropped) for family in ("llama", "gemma3_text")),
+    *((family, RAGGED, mask_of_the_first_group_for_all) for family in ("llama", "gpt_oss")),
+    *((family, way, window_ignored) for family in ("gemma3_text", "gpt_oss") for way in (RAGGED, GROUPED)),
+    *((family, RAGGED, offsets_off_by_one) for family in KEYED),
+    *((family, GROUPED, offsets_of_the_longest_row) for family in ("llama", "gpt_oss")),
+    *((family, RAGGED, state_not_reordered) for family in ("qwen3_next", "mamba2")),
+    *((family, GROUPED, state_not_reordered) for family in ("qwen3_next",)),
+    *((family, RAGGED, state_of_a_step_ago) for family in ("qwen3_next", "mamba2")),
+    *((family, RAGGED, newest_tokens_not_reordered) for family in ("llama", "mamba2")),
+    *((family, RAGGED, newest_tokens_of_a_step_ago) for family in ("llama",)),
+    *((family, RAGGED, rows_joined_one_token_short) for family in ("llama", "gemma3_text")),
+]
+
+
+@pytest.mark.parametrize(
+    ("family", "methods", "plant"), TEXT, ids=[f"{p.__name__}-{f}-{m.decode}" for f, m, p in TEXT]
+)
+def test_decode(
+    zoo: Zoo, family: str, methods: Methods, plant: Callable[[Patch], None], monkeypatch: Patch
+) -> None:
+    engine = engine_driver.engine(zoo.text(family), methods)
+    plant(monkeypatch)
+    used = PROMPTS[: 2 if plant is window_ignored else 4]
+    todo = [Ask(engine_driver.text(str(i), p), JOINS[i]) for i, p in enumerate(used)]
+    assert parity(engine, zoo, family, todo) is (plant is none)
+
+
+PREFILL = [
+    *((family, none) for family in text_models.CORE),
+    ("llama", padding_taken_for_prompt),
+    ("gpt_oss", padding_taken_for_prompt),
+    *((family, another_row_of_a_shared_forward) for family in text_models.CORE),
+    ("llama", chunks_in_another_order),
+    ("mamba2", chunks_in_another_order),
+]
+
+
+@pytest.mark.parametrize(("family", "plant"), PREFILL, ids=[f"{p.__name__}-{f}" for f, p in PREFILL])
+def test_prefill(zoo: Zoo, family: str, plant: Callable[[Patch], None], monkeypatch: Patch) -> None:
+    """Chunks that share forwards: of equal length, and padded where the family allows it."""
+    padded = {"llama": 16, "gemma3_text": 8, "gpt_oss": 8}.get(family, 0)
+    engine = engine_driver.engine(zoo.text(family), Methods("ragged", Sharing(4, padded)))
+    plant(monkeypatch)
+    prompts = text_models.prompts(4, (9, 8, 9, 40))
+    todo = [Ask(engine_driver.text(str(i), p)) for i, p in enumerate(prompts)]
+    assert parity(engine, zoo, family, todo) is (plant is none)
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "mamba2", "nemotron_h"])
+def test_padded_prefill_of_recurrent_state(zoo: Zoo, family: str) -> None:
+    """B7: why `paddable` says no to these families, whatever the probe's short prompts say."""
+    prompts = text_models.prompts(4, (9, 8, 9, 8))
+    todo = [Ask(engine_driver.text(str(i), p)) for i, p in enumerate(prompts)]
+    for padded in (0, 16):
+        engine = engine_driver.engine(zoo.text(family), Methods("ragged", Sharing(4, padded)))
+        assert paddable(engine_driver.runner(engine)._adapter.new_cache(), 16) == 0
+        assert parity(engine, zoo, family, todo) is (padded == 0)
+
+
+@pytest.mark.parametrize("plant", [none, sampling_states_swapped, newest_tokens_not_reordered])
+def test_sampling(zoo: Zoo, plant: Callable[[Patch], None], monkeypatch: Patch) -> None:
+    """B21: rows with different settings; each must give what it gives alone."""
+    settings = [
+        {"temperature": 0.0, "presence_penalty": 1.0},
+        {"temperature": 0.0, "logit_bias": {65: 4.0}},
+        {"temperature": 0.9, "seed": 1},
+        {"temperature": 0.9, "seed": 2},
+    ]
+    todo = [
+        Ask(engine_driver.text(str(i), p, **more), JOINS[i])
+        for i, (p, more) in enumerate(zip(PROMPTS, settings, strict=True))
+    ]
+    alone = engine_driver.run(engine_driver.engine(zoo.text("llama"), max_running=1), todo)
+    engine = engine_driver.engine(zoo.text("llama"))
+    plant(monkeypatch)
+    together = engine_driver.run(engine, todo)
+    right = all(together[ask.id].tokens == alone[ask.id].tokens for ask in todo)
+    assert right is (plant is none)

@@ -1,0 +1,145 @@
+"""The twins of test_parity_vision.py: each plants one silent bug, and parity must fail.
+
+`none` is the control: the same requests without a bug pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from mlxrun.model.adapter import VisionAdapter
+from mlxrun.model.compute_methods import Methods
+from mlxrun.model.prompt_inputs import Inputs
+from tests.helpers import engine_driver, vision_models
+from tests.helpers.model_fixtures import Zoo
+
+Patch = pytest.MonkeyPatch
+
+
+def wraps(monkeypatch: Patch, name: str, make: Callable[[Any], Any]) -> None:
+    monkeypatch.setattr(VisionAdapter, name, make(getattr(VisionAdapter, name)))
+
+
+def looks_at_images(monkeypatch: Patch, change: Callable[[Inputs], Inputs]) -> None:
+    """What a prompt with images is made of is changed."""
+
+    def make(original: Any) -> Any:
+        def inputs(self: Any, prompt: Any, media: Any, computed: int = 0) -> Inputs:
+            found = original(self, prompt, media, computed)
+            return found if media is None else change(found)
+
+        return inputs
+
+    wraps(monkeypatch, "inputs", make)
+
+
+def none(monkeypatch: Patch) -> None:
+    """Nothing."""
+
+
+def delta_dropped(monkeypatch: Patch) -> None:
+    """Answers go on at the position of the last prompt token, images counted by their tokens."""
+
+    looks_at_images(monkeypatch, lambda inputs: replace(inputs, delta=0))
+
+
+def delta_of_another_row(monkeypatch: Patch) -> None:
+    """B9: what a delta on the shared module would do."""
+    deltas = [0]
+
+    def change(inputs: Inputs) -> Inputs:
+        deltas.append(inputs.delta)
+        return replace(inputs, delta=deltas[-2])
+
+    looks_at_images(monkeypatch, change)
+
+
+def positions_of_the_first_chunk(monkeypatch: Patch) -> None:
+    """Each chunk's positions are cut from the front."""
+
+    def make(original: Any) -> Any:
+        def media(self: Any, inputs: Any, start: int, stop: int) -> Any:
+            extra = original(self, inputs, start, stop)
+            if "position_ids" in extra:
+                extra["position_ids"] = inputs.positions[..., : stop - start]
+            return extra
+
+        return media
+
+    wraps(monkeypatch, "_media", make)
+
+
+def deepstack_of_the_first_tokens(monkeypatch: Patch) -> None:
+    """The mask is cut by chunk, the features are not: mlx-vlm's own chunks do that."""
+
+    def make(original: Any) -> Any:
+        def deepstack(self: Any, inputs: Any, visual: Any, start: int, stop: int) -> Any:
+            extra = original(self, inputs, visual, start, stop)
+            if extra:
+                count = extra["deepstack_visual_embeds"][0].shape[0]
+                extra["deepstack_visual_embeds"] = [d[:count] for d in inputs.deepstack]
+            return extra
+
+        return deepstack
+
+    wraps(monkeypatch, "_deepstack", make)
+
+
+def deepstack_of_another_row(monkeypatch: Patch) -> None:
+    kept: list[Any] = []
+
+    def change(inputs: Inputs) -> Inputs:
+        kept.append(inputs.deepstack)
+        return replace(inputs, deepstack=kept[0])
+
+    looks_at_images(monkeypatch, change)
+
+
+def embeddings_of_another_row(monkeypatch: Patch) -> None:
+    """Requests with as many tokens: the first one's image is shown to all."""
+    kept: list[Any] = []
+
+    def change(inputs: Inputs) -> Inputs:
+        kept.append(inputs.embeds)
+        return replace(inputs, embeds=kept[0])
+
+    looks_at_images(monkeypatch, change)
+
+
+VISION = [
+    *((family, none) for family in vision_models.VISION),
+    *((family, delta_dropped) for family in vision_models.MROPE),
+    *((family, delta_of_another_row) for family in vision_models.MROPE),
+    *((family, positions_of_the_first_chunk) for family in vision_models.MROPE),
+    ("qwen3_vl", deepstack_of_the_first_tokens),
+    ("qwen3_vl", deepstack_of_another_row),
+    *((family, embeddings_of_another_row) for family in vision_models.F6),
+]
+
+
+@pytest.mark.parametrize(("family", "plant"), VISION, ids=[f"{p.__name__}-{f}" for f, p in VISION])
+def test_images(zoo: Zoo, family: str, plant: Callable[[Patch], None], monkeypatch: Patch) -> None:
+    """Two requests of the same shape with different images, and one with another number of image tokens."""
+    first, second = vision_models.images(7, 2, size=(32, 32))
+    (large,) = vision_models.images(8, 1, size=(64, 48))
+    same = vision_models.prompt(family, "what is here ", None, " and here ", None, "?")
+    cases = {
+        "a": (same, [first, second]),
+        "b": (same, [second, first]),
+        "c": (vision_models.prompt(family, "x", None), [large]),
+    }
+    if plant is embeddings_of_another_row:
+        del cases["c"]
+    engine = engine_driver.engine(zoo.vision(family), Methods("ragged"))
+    plant(monkeypatch)
+    requests = [engine_driver.seen(engine, name, *case) for name, case in cases.items()]
+    events = engine_driver.run(engine, requests)
+    assert [e.error for e in events.values() if e.error is not None] == []
+    different = [
+        name for name, case in cases.items() if engine_driver.differs(events[name], zoo.see(family, *case))
+    ]
+    assert bool(different) is (plant is not none)

@@ -1,0 +1,137 @@
+"""The other families as records: which template is whose, ids, frames, and what comes when."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import pytest
+
+from mlxrun.parsers import AnswerParser, Chosen, choose, tool_parser
+from mlxrun.parsers.delta import Delta
+from mlxrun.parsers.registry import families, tool_family
+from tests.helpers.parser_corpus.call_formats import FORMS
+from tests.helpers.parser_corpus.templates import TEMPLATES
+from tests.helpers.parser_corpus.well_formed import FIRST
+from tests.helpers.parser_driver import TOOLS, Call, Case, parser, play
+
+# One reader reads both; the order of the registry says whose the template is.
+_SHARED = {("step", "qwen3_coder")}
+
+
+@pytest.mark.parametrize(("family", "which", "template", "tokens"), TEMPLATES, ids=[t[1] for t in TEMPLATES])
+def test_a_template_has_one_family(family: str, which: str, template: str, tokens: tuple[str, ...]) -> None:
+    """`auto` knows the family by its template, and no other family claims it."""
+    claims = [f.name for f in families() if f.detect(template, frozenset(tokens))]
+    assert claims[0] == family, which
+    assert all((family, other) in _SHARED for other in claims[1:]), (which, claims)
+    chosen = choose(template, tokens)
+    assert chosen.tools is not None
+    assert chosen.tools.name == family
+
+
+def test_every_family_here_has_a_template() -> None:
+    assert {family for family, *_ in TEMPLATES} == {family for family, _, _ in FORMS.values()}
+
+
+def test_another_template_is_nobodys() -> None:
+    """The twin: what these families tell each other by is not what every template has."""
+    chatml = "{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' }}"
+    ours = {family for family, _, _ in FORMS.values()}
+    assert not [f.name for f in families() if f.name in ours and f.detect(chatml, frozenset(("<|im_end|>",)))]
+
+
+def test_harmony_is_one_machine_for_both() -> None:
+    """A62: `auto` finds it twice, and a thought needs no other parser, tools or not."""
+    _, _, template, tokens = next(line for line in TEMPLATES if line[0] == "harmony")
+    chosen = choose(template, tokens)
+    assert chosen.tools is not None and chosen.reasoning is not None
+    assert chosen.tools.whole is chosen.reasoning.whole is not None
+    for tools in (TOOLS, None):
+        answer = AnswerParser(chosen, tools)
+        found = [*answer.feed("<|channel|>analysis<|message|>hm<|end|><|start|>assistant"), *answer.finish()]
+        assert [(d.kind, d.text) for d in found] == [("reasoning", "hm")]
+
+
+def test_harmony_without_thoughts_is_all_text() -> None:
+    """Where the config asks for no reasoning, the analysis is text, and nothing is lost."""
+    text = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>x"
+    answer = AnswerParser(Chosen(tool_family("harmony"), None), TOOLS)
+    assert "".join(d.text for d in [*answer.feed(text), *answer.finish()] if d.kind == "text") == "hmx"
+
+
+def _ids(family: str, text: str) -> list[str]:
+    one = tool_parser(family, TOOLS, new_id=lambda: "new")
+    return [delta.id for delta in [*one.feed(text), *one.finish()] if delta.id]
+
+
+def test_ids_of_the_model_are_kept() -> None:
+    """Kimi's and Mistral's templates show ids to the model, which wrote them; none is given twice."""
+    call = "<|tool_call_begin|>functions.now:{}<|tool_call_argument_begin|>{{}}<|tool_call_end|>"
+    assert _ids("kimi_k2", call.format(3) + call.format(4)) == ["functions.now:3", "functions.now:4"]
+    assert _ids("kimi_k2", call.format(3) + call.format(3)) == ["functions.now:3", "new"]
+    assert _ids("mistral", "[TOOL_CALLS]now[CALL_ID]abc123XYZ[ARGS]{}") == ["abc123XYZ"]
+    assert _ids("mistral", "[TOOL_CALLS]now[ARGS]{}") == ["new"]
+
+
+# Of a call so much that the beginning of a string is certain, and for Python a whole one.
+STREAMED = {
+    "llama": '{"name": "get_weather", "parameters": {"city": "Par',
+    "mistral": '[TOOL_CALLS]get_weather[ARGS]{"city": "Par',
+    "mistral_v3": '[TOOL_CALLS] [{"name": "get_weather", "arguments": {"city": "Par',
+    "deepseek_v3": '<｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n{"city": "Par',
+    "deepseek_v31": '<｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{"city": "Par',
+    "glm": "<tool_call>get_weather<arg_key>city</arg_key><arg_value>Par",
+    "longcat": '<longcat_tool_call>{"name": "get_weather", "arguments": {"city": "Par',
+    "kimi_k2": '<|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>{"city": "Par',
+    "minimax_m2": '<invoke name="get_weather"><parameter name="city">Par',
+    "harmony": '<|channel|>commentary to=functions.get_weather<|message|>{"city": "Par',
+    "gemma4": '<|tool_call>call:get_weather{city:<|"|>Par',
+    "function_gemma": "<start_function_call>call:get_weather{city:<escape>Par",
+    "granite": '<|tool_call|>[{"name": "get_weather", "arguments": {"city": "Par',
+    "phi4_mini": 'functools[{"name": "get_weather", "arguments": {"city": "Par',
+    "xlam": '[{"name": "get_weather", "arguments": {"city": "Par',
+    "step": "<tool_call>\n<function=get_weather>\n<parameter=city>\nPar",
+    "pythonic": "[get_weather(city='Paris', unit='c",
+}
+
+
+@pytest.mark.parametrize("family", STREAMED)
+def test_arguments_come_as_soon_as_they_are_certain(family: str) -> None:
+    """A55: long before the call ends its name and the beginning of a string are out."""
+    text = STREAMED[family]
+    arguments = '{"city": "Paris"' if family == "pythonic" else '{"city": "Par'
+    one = tool_parser(family, TOOLS)
+    found = [delta for piece in text for delta in one.feed(piece)]
+    assert [delta.name for delta in found if delta.name] == ["get_weather"]
+    assert "".join(delta.text for delta in found) == arguments
+
+
+@pytest.mark.parametrize("family", sorted(STREAMED))
+def test_plain_text_wakes_no_reader(family: str) -> None:
+    """A61: 10,000 plain tokens, and the readers sleep through all but the first few."""
+    answer = AnswerParser(Chosen(tool_family(family), None), TOOLS)
+    found: list[Delta] = []
+    for _ in range(10_000):
+        found += answer.feed("word")
+    assert "".join(delta.text for delta in found) == "word" * 10_000
+    assert answer.woken <= 4
+
+
+def _framed(family: str) -> Sequence[object]:
+    frame = tool_family(family).frame
+    assert frame is not None
+    before, after = frame(FIRST[0])
+    text = f"{before}{json.dumps(FIRST[1])}{after}"
+    return play(lambda: parser(Case("frame", family, text, [])), [text])
+
+
+@pytest.mark.parametrize("family", sorted({f.name for f in families() if f.frame and f.name in STREAMED}))
+def test_a_frame_makes_a_call(family: str) -> None:
+    """What a grammar for `tool_choice: required` is built from is what the parser reads."""
+    assert _framed(family) == [Call(*FIRST)]
+
+
+def test_formats_without_json_have_no_frame() -> None:
+    without = {f.name for f in families() if f.name in STREAMED and f.frame is None}
+    assert without == {"glm", "longcat", "minimax_m2", "gemma4", "function_gemma", "step", "pythonic"}

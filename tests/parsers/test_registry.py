@@ -1,0 +1,162 @@
+"""How a model's formats are chosen, what is known of each, and the formats that mlx-lm reads too."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import jsonschema
+import pytest
+from mlx_lm.tool_parsers import json_tools
+from mlx_lm.tool_parsers import qwen3_coder as upstream_coder
+
+from mlxrun.errors import ConfigError
+from mlxrun.parsers import AnswerParser, Chosen, choose, names, opened_by, reasoning_parser, tool_parser
+from mlxrun.parsers.registry import families, thinking_family, thinkings, tool_family
+from tests.helpers.parser_corpus.core import CASES
+from tests.helpers.parser_driver import TOOLS, Call, Case, Thought, merged
+
+# -- against mlx-lm ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("module", "case"),
+    [
+        (module, case)
+        for family, module in (("hermes", json_tools), ("qwen3_coder", upstream_coder))
+        for case in CASES
+        if case.well and case.family == family
+    ],
+    ids=lambda value: value.id if isinstance(value, Case) else "",
+)
+def test_as_mlx_lm(module: ModuleType, case: Case) -> None:
+    """Well-formed calls are what mlx-lm's parser makes of them; where not, its arguments break the schema."""
+    inner = case.text.split(module.tool_call_start, 1)[1].rsplit(module.tool_call_end, 1)[0].strip()
+    theirs = module.parse_tool_call(inner, TOOLS)
+    (ours,) = case.want
+    assert isinstance(ours, Call)
+    if theirs != {"name": ours.name, "arguments": ours.arguments}:
+        schema = next(t["function"] for t in TOOLS if t["function"]["name"] == ours.name)["parameters"]
+        jsonschema.validate(ours.arguments, schema)
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(theirs["arguments"], schema)
+
+
+# -- choosing ---------------------------------------------------------------------------------------
+
+HERMES = """{{ tools }}For each function call, return a json object within <tool_call></tool_call> XML tags:
+{"name": <function-name>, "arguments": <args-json-object>}{{- '<tool_call>\\n{"name": "' }}"""
+CODER = "{{ '<tool_call>\\n<function=' + tool_call.name + '>\\n<parameter=' + args_name + '>\\n' }}"
+SEED = "{{ '<seed:tool_call>\\n<function=' }}<seed:think>"
+
+
+@pytest.mark.parametrize(
+    ("template", "tokens", "tools", "reasoning"),
+    [
+        (HERMES, [], "hermes", None),
+        (HERMES + "<think>", [], "hermes", "think"),
+        (HERMES, ["<think>", "</think>"], "hermes", "think"),
+        (CODER, ["<tool_call>"], "qwen3_coder", None),
+        (CODER + "<think>\\n", [], "qwen3_coder", "think"),
+        (SEED, [], "seed_oss", "seed_oss"),
+        ("{{ messages }}", [], "json", None),
+        (None, [], "json", None),
+        ("{{ messages }}", ["[THINK]"], "json", "mistral"),
+        ("Here is my thought process: Here is my response:", [], "json", "granite"),
+    ],
+)
+def test_auto(template: str | None, tokens: list[str], tools: str, reasoning: str | None) -> None:
+    chosen = choose(template, tokens)
+    assert chosen.tools is tool_family(tools)
+    assert chosen.reasoning is (thinking_family(reasoning) if reasoning else None)
+
+
+@pytest.mark.parametrize("excerpt", [HERMES, CODER, SEED])
+def test_a_template_is_known_by_one_family(excerpt: str) -> None:
+    assert len([f.name for f in families() if f.detect(excerpt, frozenset())]) == 1
+
+
+def test_names() -> None:
+    assert choose(HERMES, [], tools="none", reasoning="none") == Chosen(None, None)
+    assert choose(None, [], tools="qwen3_xml", reasoning="deepseek_r1") == Chosen(
+        tool_family("qwen3_coder"), thinking_family("think")
+    )
+    for kind, known in names().items():
+        assert known[:2] == ("auto", "none")
+        assert len(set(known)) == len(known), kind
+    for records in (families(), thinkings()):
+        every = [name for record in records for name in (record.name, *record.aliases)]
+        assert len(set(every)) == len(every)
+
+
+def test_the_page_lists_every_format() -> None:
+    """docs/tools.md, in the order in which `auto` asks."""
+    text = (Path(__file__).parents[2] / "docs" / "tools.md").read_text(encoding="utf-8")
+    for kind, title in (("tools", "## Formats of tool calls"), ("reasoning", "## Formats of reasoning")):
+        rows = re.findall(r"^\| `(\w+)` \|", text.split(title)[1].split("\n## ")[0], re.MULTILINE)
+        assert tuple(rows) == names()[kind][2:]
+    for records, title in (
+        (families(), "Other names of tool calls"),
+        (thinkings(), "Other names of reasoning"),
+    ):
+        line = re.search(rf"^{title}: (.*?)\n\n", text, re.MULTILINE | re.DOTALL)
+        assert line is not None
+        listed = dict(re.findall(r"`(\w+)`\s\(([^)]*)\)", line[1]))
+        known = {each.name: each.aliases for each in records if each.aliases}
+        assert {name: tuple(re.findall(r"`(\w+)`", more)) for name, more in listed.items()} == known
+
+
+def test_unknown_names() -> None:
+    with pytest.raises(ConfigError, match=r"'hermess' is no tool parser \(did you mean 'hermes'\?\)"):
+        choose(None, [], tools="hermess")
+    with pytest.raises(ConfigError, match=r"'thinks' is no reasoning parser \(did you mean 'think'\?\)"):
+        reasoning_parser("thinks")
+    with pytest.raises(ConfigError, match="'zzz' is no tool parser; there are"):
+        tool_parser("zzz", TOOLS)
+
+
+def test_markers() -> None:
+    """A53: the detokenizer lets through what the parsers of this request take out again, and nothing else."""
+    chosen = choose(HERMES, ["<think>"])
+    assert AnswerParser(chosen, TOOLS).markers == ("<tool_call>", "</tool_call>", "<think>", "</think>")
+    assert AnswerParser(chosen, None).markers == ("<think>", "</think>")
+    assert AnswerParser(choose(HERMES, [], reasoning="none"), []).markers == ()
+
+
+@pytest.mark.parametrize(
+    ("prompt", "opened"),
+    [
+        ("<|im_start|>assistant\n<think>\n", True),
+        ("<|im_start|>assistant\n<think>", True),
+        ("<|im_start|>assistant\n<think>\n\n</think>\n\n", False),
+        ("<|im_start|>assistant\n", False),
+        ("Say <think>\n twice", False),
+    ],
+)
+def test_opened_by(prompt: str, opened: bool) -> None:
+    """B26: whether the prompt leaves a thought open."""
+    assert opened_by(choose(None, ["<think>"]), prompt) is opened
+    assert opened_by(Chosen(None, None), prompt) is False
+
+
+@pytest.mark.parametrize("thinking", thinkings(), ids=lambda thinking: thinking.name)
+def test_a_thought_is_closed_in_the_model_s_own_way(thinking: Any) -> None:
+    """What a budget writes ends the thought, and none of it is text."""
+    opener = thinking.pairs[0][0] if thinking.pairs else "<|channel|>analysis<|message|>"
+    parser = reasoning_parser(thinking.name)
+    deltas = [*parser.feed(f"{opener}\nhm{thinking.closing}Yes."), *parser.finish()]
+    assert merged(deltas) == [Thought("hm"), "Yes."]
+    assert all(end in thinking.closing for end in thinking.ends[:1])
+
+
+def test_frames() -> None:
+    """What a grammar needs for `tool_choice: required`: the frame around arguments reads as the call."""
+    for family in families():
+        if family.frame is None:
+            continue
+        before, after = family.frame("add")
+        parser = tool_parser(family.name, TOOLS, new_id=lambda: "id0")
+        deltas = [*parser.feed(f'{before}{{"a": 1, "b": 2.5}}{after}'), *parser.finish()]
+        assert merged(deltas) == [Call("add", {"a": 1, "b": 2.5})], family.name

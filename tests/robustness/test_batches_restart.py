@@ -1,0 +1,172 @@
+"""Batches through stops, full disks, bugs and broken connections: nothing is lost, nothing is there twice."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlxrun.batch.run_paths import Paths
+from mlxrun.errors import EngineDead
+from mlxrun.scheduler.request import Request
+from tests.helpers.batch_fakes import Bench, FakeClient, JobHost, chat, chats
+from tests.helpers.batches_server import CHAT, Place
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path / "data")
+
+
+async def test_restart_in_the_middle(place: Place) -> None:
+    """Half done, the server stops; the next one goes on where it was, and every line is there once."""
+    place.pause = 0.01
+    lines = chats(200)
+    async with place.run() as site:
+        made = await site.create(await site.upload(lines), metadata={"keep": "me"})
+        async with asyncio.timeout(20):
+            while (await site.ask("GET", f"/v1/batches/{made['id']}"))["request_counts"]["completed"] < 5:
+                await asyncio.sleep(0.01)
+        first = site.client
+    place.pause = 0.0
+    async with place.run() as site:
+        done = await site.over(made["id"])
+        assert done["status"] == "completed"
+        assert done["metadata"] == {"keep": "me"}
+        assert done["created_at"] == made["created_at"]
+        assert done["request_counts"] == {"total": 200, "completed": 200, "failed": 0}
+        ids = [record["custom_id"] for record in await site.records(done["output_file_id"])]
+        assert sorted(ids) == sorted(line["custom_id"] for line in lines)
+        assert sum(site.client.tries.values()) <= 195
+        assert sum(first.tries.values()) < 200
+
+
+@pytest.mark.parametrize("status", ["validating", "in_progress", "finalizing", "cancelling"])
+async def test_every_state_goes_on(place: Place, status: str) -> None:
+    """A kill may leave a batch in any state, its files in any state of that."""
+    place.engine = False
+    async with place.run() as site:
+        made = await site.create(await site.upload(chats(4)))
+    folder = place.root / "batches" / made["id"]
+    (job,) = folder.glob("job/*.jsonl")
+    if status in ("finalizing", "cancelling"):
+        bench = Bench(job)
+        await bench.run(limit=None if status == "finalizing" else 2)
+        if status == "cancelling":
+            with Paths.of(job).out.open("ab") as file:
+                file.write(b'{"id": "batch_req_torn')
+    found = json.loads((folder / "batch.json").read_bytes())
+    if status == "finalizing":
+        found["request_counts"] = {"total": 4, "completed": 4, "failed": 0}
+    (folder / "batch.json").write_text(json.dumps({**found, "status": status}))
+    place.engine = True
+    async with place.run() as site:
+        done = await site.over(made["id"])
+        cancelled = status == "cancelling"
+        assert done["status"] == ("cancelled" if cancelled else "completed")
+        assert len(await site.records(done["output_file_id"])) == (2 if cancelled else 4)
+        assert done["request_counts"]["completed"] == (2 if cancelled else 4)
+        if status in ("finalizing", "cancelling"):
+            assert not site.client.tries
+
+
+async def test_the_input_may_be_deleted(place: Place) -> None:
+    place.engine = False
+    async with place.run() as site:
+        file = await site.upload(chats(3))
+        made = await site.create(file)
+        assert (await site.ask("DELETE", f"/v1/files/{file}"))["deleted"]
+        site.queue.start(site.jobs)
+        assert (await site.over(made["id"]))["request_counts"]["completed"] == 3
+
+
+async def test_a_dead_engine_loses_nothing(place: Place) -> None:
+    """The batch stays as it is, and goes on with the next server."""
+    async with place.run() as site:
+        made = await site.create(await site.upload([*chats(3), chat("dead", "DEAD now")]))
+        async with asyncio.timeout(20):
+            while site.queue._tasks:
+                await asyncio.sleep(0.01)
+        assert (await site.ask("GET", f"/v1/batches/{made['id']}"))["status"] == "in_progress"
+
+    class Healed(FakeClient):
+        async def generate(self, request: Request) -> Any:
+            try:
+                async for event in super().generate(request):
+                    yield event
+            except EngineDead as error:
+                raise KeyError("healed enough to fail alone") from error
+
+    async with place.run(Healed(JobHost())) as site:
+        done = await site.over(made["id"])
+        assert (done["status"], done["request_counts"]["completed"]) == ("completed", 3)
+
+
+async def test_a_full_disk_is_waited_for(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What cannot be written is tried again: nothing is lost, and others get their turn."""
+    from mlxrun.batch import append_file
+
+    write, fails = append_file.os.write, [3]
+
+    def full(handle: int, data: bytes) -> int:
+        if bytes(data).startswith(b'{"id"') and fails[0]:
+            fails[0] -= 1
+            raise OSError(28, "No space left on device")
+        return write(handle, data)
+
+    monkeypatch.setattr(append_file.os, "write", full)
+    async with place.run() as site:
+        done = await site.over((await site.create(await site.upload(chats(6))))["id"])
+        assert (done["status"], done["request_counts"]["completed"]) == ("completed", 6)
+        assert len(await site.records(done["output_file_id"])) == 6
+    assert fails == [0]
+
+
+async def test_a_bug_fails_one_batch(
+    place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Others go on; the log says where it was, and nothing that people wrote."""
+    async with place.run() as site:
+        run, secret = site.jobs.run, "words of a user"
+
+        async def broken(path: Path, told: Any) -> Any:
+            if path.stem == made["id"]:
+                raise ZeroDivisionError(secret)
+            return await run(path, told)
+
+        monkeypatch.setattr(site.jobs, "run", broken)
+        made = await site.create(await site.upload(chats(2)))
+        failed = await site.over(made["id"])
+        assert failed["status"] == "failed"
+        assert failed["errors"]["data"][0]["message"] == "internal error (ZeroDivisionError)"
+        assert "in broken" in caplog.text and secret not in caplog.text
+        assert (await site.over((await site.create(await site.upload(chats(2))))["id"]))[
+            "status"
+        ] == "completed"
+
+
+async def test_who_asks_may_go_away(place: Place) -> None:
+    """A24: a batch is made, or cancelled, as a whole or not at all, whenever the connection breaks."""
+    place.pause = 0.02
+    async with place.run() as site:
+        file = await site.upload(chats(300))
+        path = f"{site.url}v1/batches"
+        body = {"input_file_id": file, "endpoint": CHAT, "completion_window": "24h"}
+        for wait in (0.0, 0.001, 0.002, 0.004, 0.008):
+            task = asyncio.create_task(site.ask("POST", path, json=body))
+            await asyncio.sleep(wait)
+            task.cancel()
+            await asyncio.wait((task,))
+        made = (await site.create(file))["id"]
+        await site.until(made, "in_progress")
+        task = asyncio.create_task(site.ask("POST", f"{path}/{made}/cancel"))
+        while (await site.ask("GET", f"/v1/batches/{made}"))["status"] == "in_progress":
+            await asyncio.sleep(0)
+        task.cancel()
+        assert (await site.over(made))["status"] == "cancelled"
+        listed = {batch["id"] for batch in (await site.ask("GET", "/v1/batches"))["data"]}
+    assert made in listed
+    assert {path.parent.name for path in place.root.glob("batches/*/batch.json")} == listed

@@ -1,0 +1,269 @@
+"""A job in a process of its own that is killed, interrupted, or has a full disk (C1, C10)."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import random
+import resource
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from multiprocessing import forkserver
+from multiprocessing.context import ForkServerContext, ForkServerProcess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlxrun.batch.journal import Journal
+from mlxrun.batch.partial_answer import collect
+from mlxrun.batch.run_paths import Paths
+from tests.helpers.batch_fakes import Bench, by_id, chat, chats, run_in_process, write_job
+
+
+@pytest.fixture(scope="module")
+def server() -> ForkServerContext:
+    """Forks processes that have all imports done (it finds modules by PYTHONPATH alone)."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["batch_fakes", "mlxrun.api.openai.request", "mlxrun.text.images"])
+        forkserver.ensure_running()
+    return context
+
+
+@pytest.fixture
+def start(server: ForkServerContext) -> Iterator[Any]:
+    processes: list[ForkServerProcess] = []
+
+    def start(*args: Any, target: Any = run_in_process) -> ForkServerProcess:
+        process = server.Process(target=target, args=args)
+        process.start()
+        processes.append(process)
+        return process
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.join()
+
+
+def code(process: ForkServerProcess) -> int | None:
+    process.join(20)
+    return process.exitcode
+
+
+def valid(path: Path) -> bool:
+    """Whole records, and after them at most one torn line."""
+    data = path.read_bytes() if path.exists() else b""
+    return all(json.loads(line) for line in data.splitlines(keepends=True) if line.endswith(b"\n"))
+
+
+def read_whole(path: Path) -> list[bytes]:
+    data = path.read_bytes() if path.exists() else b""
+    return [line for line in data.splitlines(keepends=True) if line.endswith(b"\n")]
+
+
+def test_twenty_kills(tmp_path: Path, start: Any) -> None:
+    """C1: kill -9 at random moments of a 200-line job: none lost, none twice, the same bytes in the end."""
+    lines = [*chats(100), "bad", chat("long", "LONG"), *[chat(f"n-{i}", f"n {i}", n=2) for i in range(98)]]
+    whole = write_job(tmp_path, lines, "whole.jsonl")
+    assert code(start(whole, 0.0, "input")) == 1
+    job = write_job(tmp_path, lines)
+    paths, rng, seen = Paths.of(job), random.Random(), 0
+    for _ in range(20):
+        process = start(job, 0.008, "input")
+        wanted = len(read_whole(paths.out)) + rng.randrange(12)
+        until = time.monotonic() + 10
+        while len(read_whole(paths.out)) < wanted and process.is_alive() and time.monotonic() < until:
+            time.sleep(rng.random() * 0.01)
+        process.kill()
+        process.join()
+        assert valid(paths.out) and valid(paths.errors)
+        claimed = {entry.custom_id for entry in Journal(paths.journal).entries() if entry.state == "done"}
+        kept = {json.loads(line)["custom_id"] for line in read_whole(paths.out)}
+        assert claimed <= kept
+        assert len(kept) >= seen  # nothing is lost from one kill to the next
+        seen = len(kept)
+    assert 20 <= seen < 198
+    assert code(start(job, 0.0, "input")) == 1
+    assert paths.out.read_bytes() == Paths.of(whole).out.read_bytes()
+    assert paths.errors.read_bytes() == Paths.of(whole).errors.read_bytes()
+    assert len(by_id(paths.out)) == 198
+
+
+def long_lines() -> list[dict[str, Any]]:
+    """Answers of some sixty tokens, of every kind that may be cut."""
+    text = "a long answer of many words, one after the other, number {}"
+    kinds: list[dict[str, Any]] = [
+        {},
+        {"temperature": 1.0, "seed": 5},
+        {"n": 2},
+        {"stop": ["number"]},
+        {"logprobs": True, "top_logprobs": 2},
+        {"max_tokens": 50},
+    ]
+    return [chat(f"l{i}", text.format(i), **kinds[i % len(kinds)]) for i in range(36)]
+
+
+def held(paths: Paths) -> int:
+    """Answer tokens that the next start finds: of finished lines, and of those under way."""
+    records = [json.loads(line) for line in read_whole(paths.out)]
+    over = {record["id"].removeprefix("batch_req_") for record in records}
+    tokens = sum(record["response"]["body"]["usage"]["completion_tokens"] for record in records)
+    lines = paths.answers.read_bytes().splitlines(keepends=True) if paths.answers.exists() else []
+    halves = [h for key, found in collect(lines).items() if key not in over for h in found.values()]
+    return tokens + sum(len(half.tokens) for half in halves)
+
+
+def test_kills_in_the_middle_of_answers(tmp_path: Path, start: Any) -> None:
+    """C1: half answers go on: the same bytes, and only tokens that no file held are computed again."""
+    whole = write_job(tmp_path, long_lines(), "whole.jsonl")
+    assert code(start(whole, 0.0, "input")) == 0
+    needed = whole.with_suffix(".tokens").stat().st_size
+    assert needed > 36 * 30
+    job = write_job(tmp_path, long_lines())
+    paths, tokens, rng = Paths.of(job), job.with_suffix(".tokens"), random.Random()
+    lost = more = 0
+    for _ in range(8):
+        process, before = start(job, 0.01, "input", 0.02), tokens.stat().st_size if tokens.exists() else 0
+        wanted, until = before + rng.randrange(20, 200), time.monotonic() + 10
+        while (tokens.stat().st_size if tokens.exists() else 0) < wanted and time.monotonic() < until:
+            time.sleep(rng.random() * 0.01)
+        process.kill()
+        process.join()
+        lost = tokens.stat().st_size - held(paths)
+        more = max(more, held(paths) - before)
+    assert lost >= 0
+    assert more > 0
+    assert code(start(job, 0.0, "input")) == 0
+    assert paths.out.read_bytes() == Paths.of(whole).out.read_bytes()
+    assert tokens.stat().st_size == needed + lost
+    assert not paths.answers.exists()
+
+
+def test_a_signal_keeps_half_answers(tmp_path: Path, start: Any) -> None:
+    """C10: what came since the last record is written before the end, however long ago that was."""
+    job = write_job(tmp_path, long_lines())
+    paths, tokens = Paths.of(job), job.with_suffix(".tokens")
+    process, until = start(job, 0.02, "input", 1000.0), time.monotonic() + 10
+    while not (tokens.exists() and tokens.stat().st_size > 60) and time.monotonic() < until:
+        time.sleep(0.005)
+    os.kill(process.pid, signal.SIGINT)
+    assert code(process) == 130
+    assert tokens.stat().st_size == held(paths) > 60
+
+
+def wait_for_lines(path: Path, count: int) -> None:
+    until = time.monotonic() + 20
+    while len(read_whole(path)) < count and time.monotonic() < until:
+        time.sleep(0.005)
+    assert len(read_whole(path)) >= count
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_job_in_order(tmp_path: Path, start: Any, number: int) -> None:
+    """C10: nothing new, all finished lines in the journal, exit 130, and the same command goes on."""
+    job = write_job(tmp_path, chats(60))
+    paths = Paths.of(job)
+    process = start(job, 0.02)
+    wait_for_lines(paths.out, 8)
+    os.kill(process.pid, number)
+    assert code(process) == 130
+    done = len(by_id(paths.out))
+    assert 8 <= done < 60
+    assert len({entry.custom_id for entry in Journal(paths.journal).entries()}) == done
+    status = json.loads(paths.status.read_text())
+    assert (status["state"], status["done"]) == ("interrupted", done)
+    assert code(start(job, 0.0)) == 0
+    assert len(by_id(paths.out)) == 60
+    runs = json.loads(paths.manifest.read_text())["runs"]
+    assert [(run["exit"], run["done"]) for run in runs] == [(130, done), (0, 60 - done)]
+
+
+def stubborn(job: Path, pause: float, seconds: float) -> None:
+    """A job whose engine does not let go."""
+    import asyncio
+
+    from tests.helpers.batch_fakes import FakeClient
+
+    async def close(self: FakeClient) -> None:
+        await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, time.sleep, seconds))
+
+    FakeClient.close = close  # type: ignore[method-assign]
+    run_in_process(job, pause)
+
+
+def test_the_second_signal_ends_it_at_once(tmp_path: Path, start: Any) -> None:
+    """C10."""
+    job = write_job(tmp_path, chats(60))
+    paths = Paths.of(job)
+    process = start(job, 0.02, 60.0, target=stubborn)
+    wait_for_lines(paths.out, 8)
+    os.kill(process.pid, signal.SIGINT)
+    time.sleep(0.3)
+    assert process.is_alive()
+    os.kill(process.pid, signal.SIGINT)
+    assert code(process) == 130
+    assert code(start(job, 0.0)) == 0
+    assert len(by_id(paths.out)) == 60
+
+
+def test_an_engine_that_does_not_let_go_is_left(tmp_path: Path, start: Any) -> None:
+    """C10: within seconds, whatever the engine does."""
+    job = write_job(tmp_path, chats(30))
+    process = start(job, 0.02, 1.5, target=impatient)
+    wait_for_lines(Paths.of(job).out, 4)
+    os.kill(process.pid, signal.SIGINT)
+    assert code(process) == 130
+    status = json.loads(Paths.of(job).status.read_text())
+    assert status["state"] == "interrupted"
+
+
+def impatient(job: Path, pause: float, seconds: float) -> None:
+    import mlxrun.batch.stop_signals
+
+    mlxrun.batch.stop_signals.GRACE = 0.2
+    stubborn(job, pause, seconds)
+
+
+def small_disk(job: Path, size: int) -> None:
+    """No file may grow beyond `size` bytes, which is how a full disk looks to a writer."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+    run_in_process(job, 0.0)
+
+
+@pytest.mark.parametrize("size", [2_000, 9_000, 12_000])
+def test_a_full_disk(tmp_path: Path, start: Any, size: int) -> None:
+    """A clear error, exit 2, valid files; when there is room again the job goes on."""
+    job = write_job(tmp_path, chats(60))
+    paths = Paths.of(job)
+    assert code(start(job, size, target=small_disk)) == 2
+    said = job.with_suffix(".said").read_text()
+    assert "cannot be written: File too large. What is finished is kept" in said
+    for path in (paths.out, paths.journal):
+        data = path.read_bytes() if path.exists() else b""
+        assert not data or data.endswith(b"\n")
+    claimed = {entry.custom_id for entry in Journal(paths.journal).entries()}
+    assert claimed <= set(by_id(paths.out))
+    before = by_id(paths.out)
+    assert code(start(job, 0.0)) == 0
+    after = by_id(paths.out)
+    assert len(after) == 60
+    assert all(after[name] == line for name, line in before.items())
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+async def test_a_folder_that_may_not_be_written(tmp_path: Path) -> None:
+    from mlxrun.errors import JobError
+
+    job = write_job(tmp_path, chats(2))
+    tmp_path.chmod(0o500)
+    try:
+        with pytest.raises(JobError, match="cannot be written: Permission denied"):
+            await Bench(job).run()
+    finally:
+        tmp_path.chmod(0o700)

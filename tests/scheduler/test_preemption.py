@@ -1,0 +1,194 @@
+"""Which rows are given up for a request that is not in the background: as few as let it in, or none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from mlxrun.scheduler import scheduler as module
+from mlxrun.scheduler.memory_budget import Footprint, Limits, MemoryBudget
+from mlxrun.scheduler.preemption import choose, urgency
+from mlxrun.scheduler.prefix_cache_interface import NoPrefixes
+from mlxrun.scheduler.request import Request
+from mlxrun.scheduler.request_state import Entry
+from mlxrun.scheduler.scheduler import Scheduler
+from mlxrun.scheduler.step_plan import Hit, Sampled, StepResult
+from mlxrun.scheduler.token_budget import DECODE_RESERVE
+from tests.helpers.engine_fakes import Clock, FakeRunner, finish_all, make_engine, make_request, small
+
+
+def background(rid: str, size: int, max_tokens: int = 30, **fields: Any) -> Request:
+    return replace(make_request(rid, size, max_tokens, **fields), background=True)
+
+
+def step(scheduler: Scheduler) -> list[str]:
+    """One step in which every row that decodes says a token; the requests whose rows were dropped."""
+    plan = scheduler.schedule()
+    scheduler.update(plan, StepResult({rid: Sampled(1) for rid in plan.decode}))
+    return list(plan.free)
+
+
+@dataclass(frozen=True)
+class Case:
+    """Rows that run, in the background or not, and one more request that is not."""
+
+    running: tuple[Request, ...]
+    late: Request
+    memory: MemoryBudget
+    rows: int
+    steps: int
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    size, answer = st.sampled_from([2, 4, 12, 40]), st.sampled_from([2, 8, 30])
+    running = []
+    for number in range(draw(st.integers(1, 6))):
+        made = make_request(f"r{number}", draw(size), draw(answer), priority=draw(st.integers(0, 2)))
+        running.append(replace(made, background=draw(st.integers(0, 3)) > 0))
+    whole = sum(len(r.prompt) + r.params.max_tokens for r in running)
+    memory = MemoryBudget(max(whole + draw(st.integers(-20, 100)), 160), 0, 0, Footprint(per_token=1, step=1))
+    late = make_request("late", draw(st.integers(2, 70)), draw(answer))
+    return Case(tuple(running), late, memory, draw(st.integers(2, 8)), draw(st.integers(1, 4)))
+
+
+def check(case: Case) -> None:
+    """What the late request did to the rows in the background."""
+    plain = small(max_running=case.rows, prefill_budget=400, prefill_budget_busy=400)
+    scheduler = Scheduler(plain, Limits(300, case.memory), clock=Clock())
+    for request in case.running:
+        scheduler.add(request)
+    for _ in range(case.steps):
+        step(scheduler)
+    scheduler.add(case.late)
+    before = [e for e in scheduler.entries if e.running]
+    waits = [e for e in scheduler.entries if not e.running and not e.request.background and e.id != "late"]
+    if waits or not _fits(case, before):  # others are before it, or rows are given up for those that run
+        return
+    late = scheduler.entries[-1]
+    assert late.id == "late"
+    lengths = {e.id: e.length for e in before}
+    wanted = late.length + min(late.room, DECODE_RESERVE)
+    freed = set(scheduler.schedule().free)
+    victims = [e for e in before if e.id in freed]
+
+    def enters(rows: Sequence[Entry]) -> bool:
+        sizes = [lengths[e.id] for e in rows] + [wanted]
+        return not rows or (len(rows) < case.rows and case.memory.fits(sizes, 0))
+
+    assert all(e.request.background for e in victims)
+    live = [e for e in before if not e.request.background]
+    assert late.running == enters(live)
+    assert not victims or late.running, "rows were given up for nothing"
+    for victim in victims:
+        rest = [e for e in before if e not in victims or e is victim]
+        assert not enters(rest), f"{victim.id} need not have gone"
+    if victims:
+        first = min(urgency(e, False) for e in victims)
+        rest = [e for e in before if not e.request.background or urgency(e, False) <= first]
+        assert not enters(rest), "less urgent rows would have been enough"
+
+
+def _fits(case: Case, rows: Sequence[Entry]) -> bool:
+    return len(rows) < 2 or case.memory.fits([e.length for e in rows], 0)
+
+
+@settings(max_examples=300, derandomize=True, deadline=None, phases=[Phase.generate])
+@given(case=cases())
+def holds(case: Case) -> None:
+    check(case)
+
+
+def test_rows_give_way_only_where_that_lets_the_other_in_and_only_as_many_as_needed() -> None:
+    """B18, issue 4: over any rows, memory and urgency."""
+    holds()
+
+
+def _all(rows: Sequence[Entry], fits: Callable[[Sequence[Entry]], bool]) -> list[Entry]:
+    return list(rows)[::-1]
+
+
+def _most_urgent(rows: Sequence[Entry], fits: Callable[[Sequence[Entry]], bool]) -> list[Entry]:
+    return choose(list(rows)[::-1], fits)
+
+
+def _unpruned(rows: Sequence[Entry], fits: Callable[[Sequence[Entry]], bool]) -> list[Entry]:
+    count = next(n for n in range(len(rows) + 1) if n == len(rows) or fits(rows[: len(rows) - n]))
+    return list(rows)[len(rows) - count :]
+
+
+@pytest.mark.parametrize("wrong", [_all, _most_urgent, _unpruned])
+def test_the_property_sees_a_wrong_choice(wrong: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The twin."""
+    monkeypatch.setattr(module, "choose", wrong)
+    with pytest.raises(AssertionError):
+        holds()
+
+
+def test_the_property_sees_rows_given_up_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The twin: whoever asks first and looks afterwards."""
+
+    def ask(self: Scheduler, entry: Entry, running: list[Entry]) -> bool:
+        for row in [e for e in self._by_urgency(running)[::-1] if e.request.background]:
+            if not self._may_run(entry, running, self._room):
+                running.remove(row)
+                self._preempt(row)
+        return self._may_run(entry, running, self._room)
+
+    monkeypatch.setattr(Scheduler, "_give_way", ask)
+    with pytest.raises(AssertionError):
+        holds()
+
+
+def test_a_batch_goes_on_beside_a_request_that_does_not_fit() -> None:
+    """Memory that a live row fills: what waits for it does not cost the batch its rows."""
+    memory = MemoryBudget(limit=200, footprint=Footprint(per_token=1, step=1))
+    runner = FakeRunner(memory=memory)
+    engine = make_engine(runner, small(max_running=8), memory=memory, context=300)
+    engine.add(make_request("live", 60, 10))
+    engine.add(background("b", 10, 10))
+    for _ in range(8):
+        engine.step()
+    engine.add(make_request("large", 80, 4))
+    engine.step()
+    assert runner.plans[-1].free == () and "large" not in runner.admissions
+    finish_all(engine)
+    assert runner.broken == [] and runner.admissions == ["live", "b", "large"]
+
+
+class Pinning(NoPrefixes):
+    """A cache whose bytes belong to what it gave to rows, and cannot be given up while these run."""
+
+    def __init__(self, each: int) -> None:
+        self.each = each
+        self.pinned: set[str] = set()
+
+    @property
+    def nbytes(self) -> int:  # type: ignore[override]
+        return self.each * len(self.pinned)
+
+    def find(self, request_id: str, output: Sequence[int], most: int) -> Hit | None:
+        self.pinned.add(request_id)
+        return None
+
+    def release(self, request_id: str, output: Sequence[int], filled: int) -> list[Any]:
+        self.pinned.discard(request_id)
+        return []
+
+
+def test_what_the_cache_keeps_for_rows_goes_with_them() -> None:
+    """B18: bytes that are pinned for a row in the background are no reason to let a request wait."""
+    memory = MemoryBudget(limit=200, footprint=Footprint(per_token=1, step=1))
+    scheduler = Scheduler(small(), Limits(300, memory), prefixes=Pinning(25), clock=Clock())
+    for number in range(3):
+        scheduler.add(background(f"b{number}", 5, 3))
+    step(scheduler)
+    assert sum(e.running for e in scheduler.entries) == 3
+    scheduler.add(make_request("a", 60, 4))
+    freed = step(scheduler)
+    assert [e.id for e in scheduler.entries if e.running] == ["b0", "b1", "a"] and freed == ["b2"]

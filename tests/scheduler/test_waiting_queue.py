@@ -1,0 +1,193 @@
+"""Who passes whom: short prompts behind a long one, and background requests behind all others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from mlxrun.engine.engine import Engine
+from mlxrun.errors import Overloaded
+from mlxrun.scheduler.memory_budget import Footprint, MemoryBudget
+from mlxrun.scheduler.prefix_cache_interface import NoPrefixes
+from mlxrun.scheduler.request import FinishReason, Request
+from mlxrun.scheduler.step_plan import StepPlan
+from mlxrun.scheduler.token_budget import Pace, Room
+from tests.helpers.engine_fakes import FakeRunner, finish_all, make_engine, make_request, small
+
+POLICIES = ("fcfs", "priority", "shortest", "fair")
+CHUNK = 8
+
+
+def busy(policy: str, **fields: Any) -> tuple[FakeRunner, Engine]:
+    """Four rows decode, and a prompt of 400 tokens has begun."""
+    runner = FakeRunner()
+    settings = small(policy=policy, chunk=CHUNK, prefill_budget=24, max_running=12, **fields)
+    engine = make_engine(runner, settings, context=600)
+    for i in range(4):
+        engine.add(make_request(f"d{i}", 3, 90))
+    for _ in range(3):
+        engine.step()
+    engine.add(make_request("long", 400, 2))
+    engine.step()
+    return runner, engine
+
+
+def prefilled(plan: StepPlan, rid: str | None = None) -> int:
+    return sum(c.stop - c.start for c in plan.prefill if rid in (None, c.request_id))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("when", range(4))
+def test_a_short_prompt_waits_for_two_chunks_at_most(policy: str, when: int) -> None:
+    """Issue 4: whatever the policy, and at whatever moment it comes."""
+    runner, engine = busy(policy)
+    for _ in range(when):
+        engine.step()
+    engine.add(make_request("short", 7, 2))
+    before = len(runner.plans)
+    for _ in range(4):
+        engine.step()
+    after = runner.plans[before:]
+    done = next(i for i, plan in enumerate(after) if prefilled(plan, "short"))
+    assert prefilled(after[done], "short") == 6
+    assert sum(prefilled(plan) for plan in after[: done + 1]) <= 2 * CHUNK
+    assert all(len(plan.decode) >= 4 for plan in after)
+    assert runner.broken == []
+
+
+def test_the_head_of_the_line_keeps_every_other_step() -> None:
+    """B20, the other side of the bound: with a short prompt in every step the long one gets half of them."""
+    runner, engine = busy("fcfs")
+    before = len(runner.plans)
+    for i in range(40):
+        engine.add(make_request(f"s{i}", 7, 1))
+        engine.step()
+    steps = runner.plans[before:]
+    long = [prefilled(plan, "long") for plan in steps]
+    assert long[::2] == [0] * 20 and long[1::2] == [CHUNK] * 20 or long[1::2] == [0] * 20
+    assert sum(long) == 20 * CHUNK
+
+
+def test_what_is_nearly_as_long_passes_nobody() -> None:
+    """fcfs stays first come, first served among prompts of a size."""
+    runner, engine = busy("fcfs")
+    engine.add(make_request("other", 300, 2))
+    for _ in range(10):
+        engine.step()
+    assert all(prefilled(plan, "other") == 0 for plan in runner.plans)
+
+
+def test_the_less_urgent_pass_nobody() -> None:
+    runner, engine = busy("priority")
+    engine.add(make_request("short", 7, 2, priority=1))
+    for _ in range(10):
+        engine.step()
+    assert all(prefilled(plan, "short") == 0 for plan in runner.plans)
+
+
+def background(rid: str, size: int, max_tokens: int, **fields: Any) -> Request:
+    return replace(make_request(rid, size, max_tokens, **fields), background=True)
+
+
+def test_background_prompts_get_what_others_leave() -> None:
+    """A batch in the server: never a prompt token of a step in which somebody else could be served."""
+    runner = FakeRunner()
+    engine = make_engine(runner, small(max_running=8))
+    engine.add(background("b", 60, 4))
+    engine.step()
+    engine.add(make_request("a", 40, 4))
+    before = len(runner.plans)
+    answers = finish_all(engine)
+    order = [c.request_id for plan in runner.plans[before:] for c in plan.prefill]
+    assert order.index("a") == 0 and "b" not in order[: len([r for r in order if r == "a"])]
+    assert {answers.finish(rid) for rid in "ab"} == {FinishReason.LENGTH}
+
+
+def test_background_rows_give_way() -> None:
+    """All rows are taken by a batch: a live request takes one at once, and the batch goes on later."""
+    runner = FakeRunner()
+    engine = make_engine(runner, small(max_running=4))
+    for i in range(6):
+        engine.add(background(f"b{i}", 5, 30))
+    for _ in range(4):
+        engine.step()
+    assert len(runner.admissions) == 4
+    engine.add(make_request("a", 5, 3))
+    engine.step()
+    assert "a" in runner.admissions and "b3" in runner.plans[-1].free
+    answers = finish_all(engine)
+    assert all(answers.finish(f"b{i}") is FinishReason.LENGTH for i in range(6))
+    assert runner.broken == []
+
+
+def test_background_rows_give_way_where_memory_is_short() -> None:
+    memory = MemoryBudget(limit=120, transient=1, footprint=Footprint(per_token=1, step=1))
+    runner = FakeRunner(memory=memory)
+    engine = make_engine(runner, small(max_running=8), memory=memory)
+    engine.add(background("b", 40, 8))
+    for _ in range(6):
+        engine.step()
+    engine.add(make_request("a", 40, 4))
+    engine.step()
+    assert runner.plans[-1].free == ("b",) and runner.admissions[-1] == "a"
+    finish_all(engine)
+    assert runner.broken == []
+
+
+def test_background_rows_fill_half_beside_others() -> None:
+    """They slow each step that they are in, so beside live rows there are no more than half of all."""
+    runner = FakeRunner()
+    engine = make_engine(runner, small(max_running=8))
+    engine.add(make_request("a", 3, 60))
+    for i in range(8):
+        engine.add(background(f"b{i}", 3, 20))
+    for _ in range(20):
+        engine.step()
+    assert max(len(plan.decode) for plan in runner.plans) == 5
+
+
+def test_the_queues_are_counted_apart() -> None:
+    """A batch does not fill the queue of live requests, nor they the batch's."""
+    engine = make_engine(FakeRunner(), small(max_queue=2))
+    for rid in "xy":
+        engine.add(background(rid, 5, 2))
+    engine.add(make_request("a", 5, 2))
+    with pytest.raises(Overloaded):
+        engine.add(background("z", 5, 2))
+    engine.add(make_request("b", 5, 2))
+    with pytest.raises(Overloaded):
+        engine.add(make_request("c", 5, 2))
+
+
+def test_aging_moves_no_background_request_forward() -> None:
+    runner = FakeRunner()
+    engine = make_engine(runner, small(max_running=1, aging=0.001))
+    engine.add(make_request("a", 30, 2))
+    engine.add(background("b", 5, 2))
+    engine.add(make_request("c", 30, 2))
+    finish_all(engine)
+    assert "".join(runner.admissions) == "acb"
+
+
+def test_pieces_shrink_where_attention_is_the_cost() -> None:
+    """Issue 4: what decoding rows feel of a long prompt does not grow with it; alone it is not slowed."""
+    room = Room(small(chunk=512, prefill_budget=512), 512, MemoryBudget(), NoPrefixes(), whole_chunks=False)
+    deep = Room(
+        small(chunk=512, prefill_budget=4096, prefill_budget_busy=256),
+        512,
+        MemoryBudget(),
+        NoPrefixes(),
+        whole_chunks=False,
+        pace=Pace(deep=1024),
+    )
+    assert [deep.budget([], 16, 1, depth) for depth in (0, 1024, 2048, 16384, 10**6)] == [
+        256,
+        256,
+        128,
+        16,
+        4,
+    ]
+    assert deep.budget([], 0, 1, 16384) == 4096
+    assert room.budget([], 0, 1, 16384) == 512

@@ -1,0 +1,375 @@
+"""/v1/files: uploads that go to disk as they come, lists, downloads, deletion, and folders after a kill."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tracemalloc
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from mlxrun.server.batches import files, storage
+from mlxrun.server.batches.storage import Storage, StorageError, data_folder, link
+from tests.helpers.batch_fakes import chats, make_config
+from tests.helpers.batches_server import Place
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path / "data", engine=False)
+
+
+def form(data: bytes = b'{"a": 1}\n', purpose: str = "batch", **more: str) -> aiohttp.FormData:
+    found = aiohttp.FormData({"purpose": purpose, **more}, quote_fields=False)
+    found.add_field("file", data, filename="jobs \u00e9.jsonl")
+    return found
+
+
+def in_folder(place: Place) -> list[str]:
+    return sorted(path.name for path in (place.root / "files").iterdir())
+
+
+async def test_a_file_from_end_to_end(place: Place) -> None:
+    """What comes back is what was sent, byte by byte; names are kept; what is deleted is gone."""
+    data = b"\xef\xbb\xbf" + b'{"a": "\xc3\xa9"}\r\n' * 5000 + b"no line end"
+    async with place.run() as site:
+        made = await site.ask("POST", "/v1/files", data=form(data))
+        assert made == {
+            "object": "file",
+            "id": made["id"],
+            "filename": "jobs \u00e9.jsonl",
+            "bytes": len(data),
+            "created_at": int(place.clock.now),
+            "purpose": "batch",
+            "status": "processed",
+        }
+        path = f"/v1/files/{made['id']}"
+        assert await site.ask("GET", path) == made
+        async with site.http.get(f"{path}/content") as response:
+            assert (response.status, response.content_type) == (200, "application/octet-stream")
+            assert await response.read() == data
+        deleted = await site.ask("DELETE", path)
+        assert deleted == {"id": made["id"], "object": "file", "deleted": True}
+        for method, gone in (("GET", path), ("GET", f"{path}/content"), ("DELETE", path)):
+            assert (await site.ask(method, gone))["status_code"] == 404
+    assert in_folder(place) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        (b"caf\xe9.jsonl", "caf?.jsonl"),
+        (b"../../etc/passwd", "../../etc/passwd"),
+        (b"", "file"),
+        (b"n" * 400, "n" * 255),
+    ],
+)
+async def test_strange_names(place: Place, given: bytes, kept: str) -> None:
+    """A name is a label: whatever it is, it comes back as text, and no path is made of it."""
+    body = (
+        b'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+        b'--b\r\nContent-Disposition: form-data; name="file"; filename="'
+        + given
+        + b'"\r\n\r\n{}\r\n--b--\r\n'
+    )
+    headers = {"Content-Type": "multipart/form-data; boundary=b"}
+    async with place.run() as site:
+        made = await site.ask("POST", "/v1/files", data=body, headers=headers)
+        assert (made["filename"], made["bytes"]) == (kept, 2)
+        assert in_folder(place) == sorted([f"{made['id']}.json", f"{made['id']}.jsonl"])
+    async with place.run() as site:
+        assert (await site.ask("GET", f"/v1/files/{made['id']}"))["filename"] == kept
+
+
+async def test_purpose_after_the_file(place: Place) -> None:
+    """Fields of a form come in any order."""
+    late = aiohttp.FormData()
+    late.add_field("file", b"{}\n", filename="x.jsonl")
+    late.add_field("purpose", "batch")
+    async with place.run() as site:
+        assert (await site.ask("POST", "/v1/files", data=late))["bytes"] == 3
+
+
+@pytest.mark.parametrize(
+    ("data", "status", "param"),
+    [
+        (form(purpose="fine-tune"), 400, "purpose"),
+        (form(b""), 400, "file"),
+        (form(**{"expires_after[anchor]": "created_at"}), 400, "expires_after[anchor]"),
+        (form(purpos="batch"), 400, "purpos"),
+        (aiohttp.FormData({"purpose": "batch", "file": "x"}), None, None),
+        (form(purpose="b" * 5000), 400, "purpose"),
+        (form(b"x" * 3001), 413, "file"),
+        (form(b"x" * 90_000), 413, "file"),
+        (b"{}", 400, None),
+    ],
+)
+async def test_what_is_refused(place: Place, data: Any, status: int | None, param: str | None) -> None:
+    """Each with its field; nothing of it stays on disk."""
+    place.config = make_config(max_file_bytes=3000)
+    async with place.run() as site:
+        found = await site.ask("POST", "/v1/files", data=data)
+        if status is None:  # a form that is no multipart at all
+            assert (found["status_code"], "multipart" in found["error"]["message"]) == (400, True)
+        else:
+            assert (found["status_code"], found["error"]["param"]) == (status, param)
+        assert (await site.ask("GET", "/v1/files"))["data"] == []
+    assert in_folder(place) == []
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"no boundary in sight",
+        b'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--b--\r\n',
+        b'--b\r\nContent-Disposition: form-data; name="file"; filename="x"\r\n\r\n{}\r\n--b--\r\n',
+        b'--b\r\nContent-Disposition: form-data; name="file"; filename="x"\r\n\r\n{}',
+        b"--b\r\nContent-Disposition: form-data\r\n\r\n{}\r\n--b--\r\n",
+        b'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+        b'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--b--\r\n',
+        b'--b\r\nContent-Disposition: form-data; name="file"; filename="x"\r\n'
+        b"Content-Transfer-Encoding: base64\r\n\r\ne30=\r\n--b--\r\n",
+        b"--b\r\nContent-Type: multipart/mixed; boundary=c\r\n\r\n--c\r\n\r\nx\r\n--c--\r\n--b--\r\n",
+        b"--b\r\nno header\r\n\r\n{}\r\n--b--\r\n",
+        b"\x00\xff" * 5000,
+    ],
+)
+async def test_forms_that_are_none(place: Place, body: bytes) -> None:
+    """B-side of "never a 500, never a hang": a broken form is a 400 and leaves nothing."""
+    headers = {"Content-Type": "multipart/form-data; boundary=b"}
+    async with place.run() as site, asyncio.timeout(10):
+        found = await site.ask("POST", "/v1/files", data=body, headers=headers)
+        assert found["status_code"] == 400
+        headers = {"Content-Type": "multipart/form-data"}
+        assert (await site.ask("POST", "/v1/files", data=body, headers=headers))["status_code"] == 400
+    assert in_folder(place) == []
+
+
+async def test_pages_and_filters(place: Place) -> None:
+    async with place.run() as site:
+        made = []
+        for i in range(5):
+            place.clock.now += 1
+            made.append(await site.upload(chats(1), f"{i}.jsonl"))
+        newest = (await site.ask("GET", "/v1/files"))["data"]
+        assert [file["id"] for file in newest] == made[::-1]
+        query = {"order": "asc", "limit": "2", "after": made[1]}
+        found = await site.ask("GET", "/v1/files", params=query)
+        assert ([file["filename"] for file in found["data"]], found["has_more"]) == (
+            ["2.jsonl", "3.jsonl"],
+            True,
+        )
+        assert (await site.ask("GET", "/v1/files", params={"purpose": "batch_output"}))["data"] == []
+        for wrong in (
+            {"order": "up"},
+            {"limit": "10001"},
+            {"limit": "000000001999"},
+            {"limit": "-1"},
+            {"purpos": "x"},
+        ):
+            refused = await site.ask("GET", "/v1/files", params=wrong)
+            assert (refused["status_code"], refused["error"]["param"]) == (400, next(iter(wrong)))
+
+
+async def test_an_upload_that_breaks_off(place: Place) -> None:
+    """A24: the client is gone in the middle; nothing is listed, nothing is left."""
+
+    async def half() -> AsyncIterator[bytes]:
+        yield b"x" * 3_000_000
+        while not in_folder(place):
+            await asyncio.sleep(0.01)
+        raise ConnectionError("pulled the plug")
+
+    async with place.run() as site:
+        assert (await site.ask("GET", "/v1/files"))["data"] == []
+        broken = aiohttp.FormData({"purpose": "batch"})
+        broken.add_field("file", half(), filename="x.jsonl")
+        with pytest.raises((aiohttp.ClientError, ConnectionError)):
+            await site.http.post("/v1/files", data=broken)
+        async with asyncio.timeout(10):
+            while in_folder(place):
+                await asyncio.sleep(0.01)
+        assert (await site.ask("GET", "/v1/files"))["data"] == []
+
+
+@pytest.mark.slow
+async def test_a_million_lines_are_not_held(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C1: 48 MB of lines come and go through a few blocks of memory; counted in bytes."""
+    line = json.dumps({"custom_id": "0000000", "body": {"a": 1}}).encode() + b"\n"
+    block, count = line * 10_000, 100
+    writes: list[int] = []
+    write = storage.Upload.write
+
+    def counted(self: storage.Upload, data: bytes) -> None:
+        writes.append(len(data))
+        write(self, data)
+
+    async def lines() -> AsyncIterator[bytes]:
+        for _ in range(count):
+            yield block
+
+    monkeypatch.setattr(storage.Upload, "write", counted)
+    million = aiohttp.FormData({"purpose": "batch"})
+    million.add_field("file", lines(), filename="million.jsonl")
+    async with place.run() as site:
+        tracemalloc.start()
+        try:
+            made = await site.ask("POST", "/v1/files", data=million)
+            read = 0
+            async with site.http.get(f"/v1/files/{made['id']}/content") as response:
+                async for data in response.content.iter_chunked(1 << 16):
+                    read += len(data)
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert made["bytes"] == sum(writes) == read == len(block) * count
+    assert max(writes) < 2 * files.BLOCK
+    assert peak < 12_000_000 < made["bytes"] / 3
+
+
+async def test_after_a_kill(place: Place) -> None:
+    """Whole files are there again; halves of all kinds are swept, and what is not ours is left alone."""
+    async with place.run() as site:
+        kept, torn, lost = [await site.upload(chats(2), name) for name in ("a", "b", "c")]
+    folder = place.root / "files"
+    (folder / f"{torn}.jsonl").write_bytes(b"shorter")
+    (folder / f"{lost}.json").unlink()
+    (folder / "0123.part").write_bytes(b"half an upload")
+    (folder / f"{kept}.json.tmp").write_bytes(b"{")
+    (folder / "file-strange.json").write_text('{"id": "file-strange"}')
+    (folder / "notes.txt").write_text("mine")
+    async with place.run() as site:
+        assert [file["id"] for file in (await site.ask("GET", "/v1/files"))["data"]] == [kept]
+        assert len(await site.records(kept)) == 2
+    left = {
+        f"{kept}.json",
+        f"{kept}.jsonl",
+        f"{torn}.json",
+        f"{torn}.jsonl",
+        "file-strange.json",
+        "notes.txt",
+    }
+    assert set(in_folder(place)) == left
+
+
+async def test_two_servers_in_one_folder(place: Place) -> None:
+    """The second serves no files while the first does, says why, and takes over when it can."""
+    async with place.run() as first:
+        file = await first.upload(chats(1))
+        async with place.run() as second:
+            found = await second.ask("GET", "/v1/files")
+            assert (found["status_code"], "server.data_path" in found["error"]["message"]) == (503, True)
+            await first.queue.close()
+            assert [each["id"] for each in (await second.ask("GET", "/v1/files"))["data"]] == [file]
+
+
+async def test_while_it_shuts_down(place: Place) -> None:
+    async with place.run() as site:
+        await site.queue.close()
+        found = await site.ask("GET", "/v1/batches")
+        assert (found["status_code"], found["error"]["code"]) == (503, "shutting_down")
+
+
+async def test_a_folder_that_cannot_be(place: Place) -> None:
+    place.root.write_text("a file where the folder should be")
+    async with place.run() as site:
+        found = await site.ask("POST", "/v1/files", data=form())
+        assert (found["status_code"], found["error"]["code"]) == (503, "storage_unavailable")
+
+
+async def test_a_full_disk(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A 503 that names the folder; half a file does not stay."""
+
+    class Full:
+        def __init__(self, file: Any) -> None:
+            self._file = file
+
+        def write(self, data: bytes) -> int:
+            raise OSError(28, "No space left on device")
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._file, name)
+
+    begin = Storage.begin
+
+    def full(self: Storage) -> storage.Upload:
+        found = begin(self)
+        found._file = Full(found._file)  # type: ignore[assignment]
+        return found
+
+    async with place.run() as site:
+        with monkeypatch.context() as patch:
+            patch.setattr(Storage, "begin", full)
+            found = await site.ask("POST", "/v1/files", data=form())
+        assert (found["status_code"], "No space left" in found["error"]["message"]) == (503, True)
+        assert in_folder(place) == []
+        assert (await site.ask("POST", "/v1/files", data=form()))["bytes"] == 9
+
+
+async def test_the_event_loop_is_free(place: Place) -> None:
+    """A27: while a file is written, others are answered: the disk is on a worker thread."""
+    blocked = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def slow(self: storage.Upload) -> None:
+        loop.call_soon_threadsafe(blocked.set)
+        asyncio.run_coroutine_threadsafe(answered.wait(), loop).result(10)
+
+    answered = asyncio.Event()
+    async with place.run() as site:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(storage.Upload, "finish", slow)
+            upload = asyncio.create_task(site.ask("POST", "/v1/files", data=form()))
+            await blocked.wait()
+            assert (await site.ask("GET", "/v1/files"))["data"] == []
+            answered.set()
+            await upload
+
+
+def test_where_files_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert data_folder(None, {}) == tmp_path / ".local" / "share" / "mlxrun"
+    assert data_folder(None, {"XDG_DATA_HOME": "relative"}) == tmp_path / ".local" / "share" / "mlxrun"
+    assert data_folder(None, {"XDG_DATA_HOME": "/data"}) == Path("/data/mlxrun")
+    assert data_folder("~/jobs", {"XDG_DATA_HOME": "/data"}) == tmp_path / "jobs"
+
+
+def test_a_link_where_links_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some file systems have no hard links: then it is a copy."""
+
+    def refuse(*args: Any) -> None:
+        raise OSError(1, "Operation not permitted")
+
+    monkeypatch.setattr(storage.os, "link", refuse)
+    (tmp_path / "a").write_bytes(b"content")
+    link(tmp_path / "a", tmp_path / "b")
+    (tmp_path / "a").unlink()
+    assert (tmp_path / "b").read_bytes() == b"content"
+
+
+def test_the_folder_is_private(tmp_path: Path) -> None:
+    """Uploads hold people's prompts."""
+    store = Storage(tmp_path / "data")
+    store.open()
+    store.open()
+    assert {path.stat().st_mode & 0o077 for path in (store.root, *store.root.iterdir()) if path.is_dir()} == {
+        0
+    }
+    with pytest.raises(StorageError, match="another mlxrun"):
+        Storage(tmp_path / "data").open()
+    store.close()
+    Storage(tmp_path / "data").open()
+
+
+async def test_switched_off(place: Place) -> None:
+    """Each surface can be switched off, and is then not found."""
+    place.config = replace(place.config, apis=replace(place.config.apis, batches=False))
+    async with place.run() as site:
+        site_paths = ("/v1/files", "/v1/batches", "/v1/files/x/content")
+        assert [(await site.ask("GET", path))["status_code"] for path in site_paths] == [404] * 3

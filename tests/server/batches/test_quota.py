@@ -1,0 +1,262 @@
+"""server.files_max_bytes: what counts, what is refused, and what is left of it on disk."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from mlxrun.server.batches import files, storage
+from tests.helpers.batch_fakes import chats, make_config
+from tests.helpers.batches_server import Place, Site
+from tests.server.batches.test_files import form, in_folder
+
+QUOTA = 20_000
+LEAST = storage.LEAST
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    found = Place(tmp_path / "data", engine=False)
+    found.config = replace(found.config, server=replace(found.config.server, files_max_bytes=QUOTA))
+    return found
+
+
+async def put(site: Site, data: Any) -> Any:
+    return await site.ask("POST", "/v1/files", data=data)
+
+
+def refused(found: Any) -> bool:
+    """Whether it is the refusal that names the setting."""
+    if found.get("status_code") != 413:
+        return False
+    error = found["error"]
+    assert (error["code"], error["param"]) == ("storage_full", "file")
+    assert "server.files_max_bytes" in error["message"] and str(QUOTA) in error["message"]
+    return True
+
+
+async def used(site: Site) -> int:
+    found = await site.ask("GET", "/v1/status")
+    return int(found["files"]["bytes"])
+
+
+async def test_exactly_as_much_as_fits(place: Place) -> None:
+    """To the byte; room comes back with a deletion, and holds over a restart."""
+    async with place.run() as site:
+        first = await put(site, form(b"x" * 12_000))
+        assert refused(await put(site, form(b"x" * 8001)))
+        assert await used(site) == 12_000
+        assert (await put(site, form(b"x" * 8000)))["bytes"] == 8000
+        assert refused(await put(site, form(b"x")))
+        assert len(in_folder(place)) == 4  # nothing is left of what was refused
+    async with place.run() as site:
+        assert refused(await put(site, form(b"x")))
+        await site.ask("DELETE", f"/v1/files/{first['id']}")
+        assert (await put(site, form(b"x" * 12_000)))["bytes"] == 12_000
+        assert (await site.ask("GET", "/v1/status"))["files"] == {
+            "count": 2,
+            "bytes": 20_000,
+            "max_bytes": QUOTA,
+        }
+
+
+async def test_small_ones_count_as_a_page(place: Place) -> None:
+    """A25: else there could be any number of files, and of batches of one file."""
+    async with place.run() as site:
+        file = await site.upload(chats(1))
+        assert await used(site) == LEAST
+        for i in range(3):
+            assert (await site.create(file))["id"]
+            assert await used(site) == (2 + i) * LEAST
+        found = await site.create(file)
+        assert (found["status_code"], found["error"]["param"]) == (413, "input_file_id")
+        assert found["error"]["code"] == "storage_full"
+        assert refused(await put(site, form(b"x")))
+        assert len((await site.ask("GET", "/v1/batches"))["data"]) == 3
+    async with place.run() as site:
+        await site.ask("GET", "/v1/files")
+        assert await used(site) == 4 * LEAST
+
+
+async def test_without_a_quota_in_the_way(tmp_path: Path) -> None:
+    """The twin: as the default is, all of it is taken."""
+    async with Place(tmp_path / "data", engine=False).run() as site:
+        for _ in range(3):
+            assert (await put(site, form(b"x" * 6000)))["bytes"] == 6000
+        assert await used(site) == 18_000
+
+
+async def test_one_that_says_its_length_is_refused_before_it_comes(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(self: storage.Upload, data: bytes) -> None:
+        raise AssertionError("something of it was written")
+
+    monkeypatch.setattr(storage.Upload, "write", write)
+    async with place.run() as site:
+        assert refused(await put(site, form(b"x" * 90_000)))
+    assert in_folder(place) == []
+
+
+async def test_what_is_still_coming_counts(place: Place) -> None:
+    """Two at once cannot have the same room, and one that breaks off gives its room back."""
+    place.config = replace(place.config, server=replace(place.config.server, files_max_bytes=1_000_000))
+    gate = asyncio.Event()
+
+    async def slow(end: bool) -> AsyncIterator[bytes]:
+        yield b"x" * 700_000
+        await gate.wait()
+        if not end:
+            raise ConnectionError("pulled the plug")
+        yield b"x" * 100_000
+
+    async with place.run() as site, asyncio.timeout(20):
+        for end in (False, True):
+            gate.clear()
+            coming = aiohttp.FormData({"purpose": "batch"})
+            coming.add_field("file", slow(end), filename="x.jsonl")
+            task = asyncio.create_task(put(site, coming))
+            while await used(site) < 500_000:  # what has come is read in pieces
+                await asyncio.sleep(0.005)
+            assert (await put(site, form(b"x" * 510_000)))["status_code"] == 413
+            small = await put(site, form(b"x" * 200_000))
+            assert small["bytes"] == 200_000
+            await site.ask("DELETE", f"/v1/files/{small['id']}")
+            gate.set()
+            if end:
+                assert (await task)["bytes"] == 800_000
+            else:
+                with pytest.raises((aiohttp.ClientError, ConnectionError)):
+                    await task
+                while in_folder(place):
+                    await asyncio.sleep(0.005)
+            assert await used(site) == (800_000 if end else 0)
+
+
+async def test_one_that_grows_over_it_is_refused_and_removed(place: Place) -> None:
+    """Its length was not said: it counts as it comes."""
+
+    async def grows() -> AsyncIterator[bytes]:
+        for _ in range(100):
+            yield b"x" * 1000
+
+    async with place.run() as site:
+        data = aiohttp.FormData({"purpose": "batch"})
+        data.add_field("file", grows(), filename="x.jsonl")
+        with suppress(aiohttp.ClientError):  # it may still be sending when the connection is closed
+            assert refused(await put(site, data))
+        async with asyncio.timeout(10):
+            while in_folder(place):
+                await asyncio.sleep(0.005)
+        assert await used(site) == 0
+
+
+async def test_answers_count_but_are_never_refused(place: Place) -> None:
+    """C1: work that was done is handed out, whatever the quota says."""
+    place.engine = True
+    place.config = replace(make_config(), server=replace(place.config.server, files_max_bytes=1_000_000))
+    async with place.run() as site:
+        file = await site.upload(chats(60))
+    size = (place.root / "files" / f"{file}.jsonl").stat().st_size
+    place.config = replace(
+        place.config, server=replace(place.config.server, files_max_bytes=size + 1 + LEAST)
+    )
+    async with place.run() as site:
+        batch = await site.over((await site.create(file))["id"])
+        assert batch["status"] == "completed"
+        assert len(await site.records(batch["output_file_id"])) == 60
+        found = (await site.ask("GET", "/v1/status"))["files"]
+        assert found["count"] == 2 and found["bytes"] > size + 1 + LEAST
+        assert (await put(site, form(b"x")))["status_code"] == 413
+
+
+async def test_a_batch_that_failed_leaves_nothing(place: Place) -> None:
+    """Its input is gone with the file: else room that nobody can give back, until the next start."""
+    place.engine = True
+    async with place.run() as site:
+        file = await site.upload([*chats(20), "no line"])
+        assert refused(await put(site, form(b"x" * QUOTA)))
+        made = await site.over((await site.create(file))["id"])
+        assert made["status"] == "failed"
+        await site.ask("DELETE", f"/v1/files/{file}")
+        async with asyncio.timeout(30):
+            while (place.root / "batches" / made["id"] / "job").exists():
+                await asyncio.sleep(0.005)
+        left = QUOTA - LEAST  # what is said of it stays
+        assert refused(await put(site, form(b"x" * (left + 1))))
+        assert (await put(site, form(b"x" * left)))["bytes"] == left
+
+
+async def test_what_a_batch_holds_is_known_from_the_start(place: Place) -> None:
+    """A65: /v1/status counts it before anybody uploads, and once when it has become a file."""
+    async with place.run() as site:
+        file = await site.upload(chats(60))
+        size = (await site.ask("GET", f"/v1/files/{file}"))["bytes"]
+        assert size > LEAST
+        made = await site.create(file)
+        await site.ask("DELETE", f"/v1/files/{file}")
+    place.engine = False
+    async with place.run() as site:
+        await site.ask("GET", "/v1/files")
+        assert await used(site) == size
+    place.engine = True
+    async with place.run() as site:
+        done = await site.over(made["id"])
+        assert done["status"] == "completed"
+        answers = (await site.ask("GET", f"/v1/files/{done['output_file_id']}"))["bytes"]
+        async with asyncio.timeout(30):
+            while await used(site) != max(LEAST, answers) + LEAST:
+                await asyncio.sleep(0.005)
+
+
+async def test_a_sender_that_goes_away_before_it_has_begun(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A25: what a thread begins for it is removed all the same, its handle too."""
+    gate, begun, leaving = threading.Event(), threading.Event(), asyncio.Event()
+    begin, drop = storage.Storage.begin, files._drop
+    drops: list[asyncio.Task[None]] = []
+
+    def late(self: storage.Storage) -> storage.Upload:
+        begun.set()
+        assert gate.wait(30)
+        return begin(self)
+
+    async def seen(*given: Any) -> None:
+        drops.append(asyncio.current_task())  # type: ignore[arg-type]
+        leaving.set()
+        await drop(*given)
+
+    monkeypatch.setattr(storage.Storage, "begin", late)
+    monkeypatch.setattr(files, "_drop", seen)
+    async with place.run() as site, asyncio.timeout(30):
+        task = asyncio.create_task(put(site, form(b"x" * 100)))
+        assert await asyncio.to_thread(begun.wait, 30)
+        task.cancel()
+        await leaving.wait()  # the handler has been cancelled, and nothing is begun yet
+        assert in_folder(place) == []
+        gate.set()
+        await drops[0]
+        assert in_folder(place) == [] and not site.queue.storage._coming
+
+
+async def test_a_deleted_file_counts_while_its_batch_has_it(place: Place) -> None:
+    """Else a client could fill the disk: upload, make a batch, delete, upload."""
+    async with place.run() as site:
+        file = await site.upload(chats(45))
+        size = (await site.ask("GET", f"/v1/files/{file}"))["bytes"]
+        assert LEAST < size < QUOTA - 2 * LEAST
+        batch = await site.create(file)
+        assert await used(site) == size + LEAST  # one file under two names
+        await site.ask("DELETE", f"/v1/files/{file}")
+        assert refused(await put(site, form(b"x" * (QUOTA - size + 1))))
+        assert (await put(site, form(b"x" * (QUOTA - size - 500))))["bytes"]
+        assert batch["status"] == "validating"

@@ -1,0 +1,272 @@
+"""By which names a server may be called, what an unknown path is told, and what is no HTTP at all."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from mlxrun.config.settings import ServerSettings
+from mlxrun.errors import ConfigError
+from mlxrun.server.access import Sites
+from mlxrun.server.endpoints import admin, openai
+from tests.helpers.server_fakes import MINI, Serving, hello, server_config, serving
+from tests.robustness.test_server_fuzz_wire import WIRE, send
+
+ONLY = [MINI, admin.SURFACE]
+KEYS = {"alice": "sesame-1"}
+GOOD = (
+    "localhost",
+    "localhost:8000",
+    "LocalHost.:80",
+    "chat.localhost:80",
+    "127.0.0.1:8000",
+    "127.8.9.1",
+    "[::1]:8000",
+    "[::1]",
+    "192.168.1.7",
+    "10.0.0.5:8000",
+    "0.0.0.0:8000",
+    "[::2]:80",
+    "[fe80::1]",
+)
+EVIL = (
+    "evil.example",
+    "evil.example:8000",
+    "localhost.evil.example",
+    "notlocalhost",
+    "127.0.0.1.evil.example:80",
+    "10.0.0.5.evil.example",
+    "10.0.0",
+    "10.0.0.256",
+    "[::2].evil.example:80",
+    "a:b:80",
+    "",
+)
+
+
+# -- names ----------------------------------------------------------------------------------------------
+
+
+async def ask(s: Serving, host: str | None, line: str = "GET /v1/status HTTP/1.1") -> tuple[int, bytes]:
+    """A request with this Host, sent byte by byte as it is."""
+    head = f"{line}\r\n" + ("" if host is None else f"Host: {host}\r\n") + "Connection: close\r\n\r\n"
+    return await send(s, head.encode(), over=False)
+
+
+async def test_a_page_that_had_its_name_point_here_reads_nothing() -> None:
+    """DNS rebinding: a GET has no Origin then, and its answer is the page's to read. Issue 4, 6. An address
+    is no name that the page could have."""
+    async with serving(surfaces=ONLY) as s:
+        for host in GOOD:
+            assert (await ask(s, host))[0] == 200, host
+        for host in EVIL:
+            status, raw = await ask(s, host)
+            error = json.loads(raw.partition(b"\r\n\r\n")[2])["error"]
+            assert (status, error["code"]) == (403, "forbidden"), host
+            assert "server.allowed_hosts" in error["message"]
+            assert "config_hash" not in raw.decode()
+            assert (await ask(s, host, "GET /health HTTP/1.1"))[0] == 200  # for probes
+
+
+@pytest.mark.parametrize("line", ["GET /nothing", "OPTIONS /mini", "HEAD /v1/status", "DELETE /v1/cache"])
+async def test_whatever_is_asked_for(line: str) -> None:
+    """Paths that are not there say nothing either; and the twin."""
+    async with serving(surfaces=ONLY) as s:
+        assert (await ask(s, "evil.example", f"{line} HTTP/1.1"))[0] == 403
+        assert (await ask(s, "localhost", f"{line} HTTP/1.1"))[0] in (200, 404, 405)
+
+
+async def test_the_error_has_the_shape_of_its_surface() -> None:
+    async with serving(surfaces=ONLY) as s:
+        reply = await s.post("/mini", hello(), Host="evil.example")
+        assert (reply.status, reply.json["mini"]) == (403, "forbidden")
+        assert "'evil.example'" in reply.json["text"] and "server.allowed_hosts" in reply.json["text"]
+        assert s.engine.requests == []
+
+
+async def test_without_a_host_it_is_no_browser() -> None:
+    """Probes and old proxies speak HTTP/1.0."""
+    async with serving(surfaces=ONLY) as s:
+        assert (await ask(s, None, "GET /v1/status HTTP/1.0"))[0] == 200
+
+
+@pytest.mark.parametrize("line", ["Host: localhost\r\nHost: evil.example", "Host: evil.example\r\nHost: x"])
+async def test_two_hosts_are_not_one_that_is_known(line: str) -> None:
+    async with serving(surfaces=ONLY) as s:
+        raw = f"GET /v1/status HTTP/1.1\r\n{line}\r\n\r\n".encode()
+        assert (await send(s, raw, over=False))[0] in (400, 403)
+
+
+async def test_names_that_the_config_knows() -> None:
+    """Behind a proxy: the name in the browser's address line, also for pages of the server's own."""
+    async with serving(server_config(allowed_hosts=("AI.example.com", "::2")), surfaces=ONLY) as s:
+        for host in (*GOOD, "ai.example.com", "ai.example.com:443", "[::2]:80"):
+            assert (await ask(s, host))[0] == 200, host
+        for host in ("example.com", "evil.ai.example.com"):
+            assert (await ask(s, host))[0] == 403, host
+        for origin, status in (("https://ai.example.com", 200), ("https://evil.example", 403)):
+            reply = await s.post("/mini", hello(), Origin=origin, Host="ai.example.com")
+            assert reply.status == status, origin
+
+
+@pytest.mark.parametrize(
+    ("fields", "refused"),
+    [
+        ({}, True),
+        ({"api_keys": KEYS}, False),
+        ({"allowed_hosts": ("*",)}, False),
+        ({"host": "localhost"}, True),
+        ({"host": "127.0.0.2"}, True),
+        ({"host": "0.0.0.0", "allow_public": True}, False),
+        ({"host": "0.0.0.0", "allow_public": True, "allowed_hosts": ("ai.example.com",)}, True),
+        ({"host": "gpu-1.lan", "allow_public": True, "allowed_hosts": ("ai.example.com",)}, True),
+    ],
+    ids=str,
+)
+def test_when_names_matter(fields: dict[str, Any], refused: bool) -> None:
+    """With keys the key is the protection; for other machines the names are the operator's to give."""
+    sites = Sites(ServerSettings(**fields))
+    for host in ("evil.example", fields.get("host", "localhost"), "localhost:80"):
+        request = _Request(host)
+        if host == "evil.example" and refused:
+            with pytest.raises(Exception, match="evil"):
+                sites.check_host(request)  # type: ignore[arg-type]
+        elif host != "0.0.0.0":
+            sites.check_host(request)  # type: ignore[arg-type]
+
+
+class _Request:
+    """As much of a request as a name needs."""
+
+    def __init__(self, host: str) -> None:
+        from multidict import CIMultiDict
+
+        self.headers = CIMultiDict({"Host": host})
+
+
+@pytest.mark.parametrize(
+    "name", ["http://ai.example.com", "ai.example.com:443", "ai.example.com/", "*.example.com", "", "a b"]
+)
+def test_a_host_that_is_no_name(name: str) -> None:
+    """Said at the start, not by a refusal later on."""
+    with pytest.raises(ConfigError, match=r"server\.allowed_hosts: .* is neither a name"):
+        Sites(ServerSettings(allowed_hosts=("ok.example", name)))
+
+
+# -- paths that are not there ---------------------------------------------------------------------------
+
+
+async def told(s: Serving, method: str, path: str) -> str:
+    reply = await s.request(method, path)
+    assert reply.status == 404
+    return str(reply.json["error"]["message"])
+
+
+async def test_the_hint_names_the_paths_of_the_method() -> None:
+    async with serving(surfaces=[openai.SURFACE, admin.SURFACE]) as s:
+        got = await told(s, "GET", "/v1/model")
+        assert got.startswith(
+            "there is no /v1/model here (did you mean '/v1/models'?); GET takes /v1/models, "
+        )
+        assert got.endswith(", ... (/openapi.json has all paths)") and "completions" not in got
+        assert len(got.partition("takes ")[2].partition(", ...")[0].split(", ")) == 5
+        got = await told(s, "POST", "/chat/completions")
+        assert "(did you mean '/v1/chat/completions'?); POST takes /v1/chat/completions, " in got
+        got = await told(s, "POST", "/v1/models/")
+        assert "'/v1/models'" not in got  # which takes no POST
+        got = await told(s, "DELETE", "/v1/caches")
+        assert got == "there is no /v1/caches here (did you mean '/v1/cache'?); DELETE takes /v1/cache"
+        got = await told(s, "PUT", "/qqq")
+        assert got == "there is no /qqq here; no path takes PUT (/openapi.json has all paths)"
+
+
+async def test_the_hint_names_no_document_that_is_not_there() -> None:
+    async with serving(surfaces=[openai.SURFACE]) as s:
+        got = await told(s, "POST", "/v1/nope")
+        assert "POST takes /v1/" in got and "openapi" not in got
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allow"),
+    [
+        ("POST", "/v1/models", "GET, HEAD"),
+        ("GET", "/v1/chat/completions", "POST"),
+        ("PUT", "/v1/cache", "DELETE, GET, HEAD"),
+        ("GET", "/v1/requests/x/cancel", "POST"),
+        ("POST", "/v1/models/some/name", "GET, HEAD"),
+    ],
+)
+async def test_a_path_with_other_methods_names_them(method: str, path: str, allow: str) -> None:
+    async with serving(surfaces=[openai.SURFACE, admin.SURFACE]) as s:
+        reply = await s.request(method, path)
+        assert (reply.status, reply.headers["Allow"]) == (405, allow)
+        assert reply.json["error"]["message"] == f"{path} does not take {method}, but {allow}"
+
+
+# -- no HTTP --------------------------------------------------------------------------------------------
+
+NO_HTTP = (
+    "a huge chunk",
+    "two lengths",
+    "a negative length",
+    "no host",
+    "a version to come",
+    "bytes",
+    "TLS",
+    "a header without colon",
+    "a header of 100 kB",
+    "5,000 headers",
+    "a path of bytes",
+    "a long path",
+    "a method that is none",
+    "no chunk",
+)
+
+
+@pytest.mark.parametrize("name", NO_HTTP)
+async def test_what_cannot_be_read_is_told_in_json(name: str) -> None:
+    """A51: the parser's refusals look like all others, in one short line, and close the connection."""
+    async with serving(surfaces=[openai.SURFACE]) as s:
+        host, port = s.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(WIRE[name][0])
+        raw = await asyncio.wait_for(reader.read(), 10)  # to its end: the server closes
+        writer.close()
+        head, _, body = raw.partition(b"\r\n\r\n")
+        lines = head.decode().lower().split("\r\n")
+        assert " 400 " in lines[0] and "content-type: application/json" in lines
+        assert sum(line.startswith("x-request-id: req_") for line in lines) == 1
+        assert sum(line.startswith("server: mlxrun/") for line in lines) == 1
+        error = json.loads(body)["error"]
+        assert (error["type"], error["param"]) == ("invalid_request_error", None)
+        assert len(error["message"]) < 300 and "\n" not in error["message"]
+
+
+async def test_the_reason_is_told() -> None:
+    async with serving(surfaces=[openai.SURFACE]) as s:
+        found = {}
+        for name in ("two lengths", "a long path", "a method that is none"):
+            body = (await send(s, WIRE[name][0], over=False))[1].partition(b"\r\n\r\n")[2]
+            found[name] = json.loads(body)["error"]
+        assert {error["code"] for error in found.values()} == {"invalid_request"}
+        start = "this is no HTTP request that can be read: "
+        assert all(error["message"].startswith(start) for error in found.values())
+        assert len({error["message"] for error in found.values()}) == 3
+        assert "8190" in found["a long path"]["message"]
+
+
+async def test_a_good_request_before_a_bad_one_is_answered() -> None:
+    """The twin: what came before on the same connection is as it would be alone."""
+    async with serving(surfaces=ONLY) as s:
+        host, port = s.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        good = await asyncio.wait_for(reader.readuntil(b"}"), 10)
+        writer.write(b"G@T / HTTP/1.1\r\n\r\n")
+        bad = await asyncio.wait_for(reader.read(), 10)
+        writer.close()
+        assert good.startswith(b"HTTP/1.1 200 ") and b'"status":"ok"' in good
+        assert b" 400 " in bad.partition(b"\r\n")[0] and b'"error"' in bad

@@ -1,0 +1,412 @@
+"""The life of a request: disconnects, slow readers, keep-alives, timeouts, cancelling, the engine's death."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import socket
+from typing import Any
+
+import pytest
+
+from mlxrun.errors import EngineDead
+from mlxrun.scheduler.request import HitKind, Request, TokenEvent
+from mlxrun.server.endpoints import admin
+from mlxrun.text.formats import PlainFormats, PlainParser
+from tests.helpers.server_fakes import MINI, FakeEngine, Serving, hello, says, server_config, serving
+
+ONLY = [MINI, admin.SURFACE]
+
+
+async def until(true: Any) -> None:
+    """Let others run until it holds; fails after long."""
+    for _ in range(5000):
+        if true():
+            return
+        await asyncio.sleep(0.001)
+    raise AssertionError("nothing happens")
+
+
+async def connect(
+    s: Serving, body: Any, *, small: bool = False
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A raw connection on which the request was sent. `small`: little room for what is not read, and large
+    events."""
+    host, port = s.url.removeprefix("http://").split(":")
+    raw = socket.socket()
+    raw.setblocking(False)
+    if small:
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    await asyncio.get_running_loop().sock_connect(raw, (host, int(port)))
+    reader, writer = await asyncio.open_connection(sock=raw, limit=2**17)
+    if small:
+        writer.transport.pause_reading()
+    data = json.dumps(body).encode()
+    pad = 10_000 if small else 0
+    start = f"POST /mini?pad={pad} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n"
+    writer.write(start.encode() + data)
+    await writer.drain()
+    return reader, writer
+
+
+def cut(writer: asyncio.StreamWriter) -> None:
+    """The client vanishes: no goodbye."""
+    writer.transport.abort()
+
+
+# -- disconnects ----------------------------------------------------------------------------------------
+
+PREFILL = TokenEvent("", computed=5)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize(
+    "before", [(), (PREFILL,), (PREFILL, "some text")], ids=["queued", "prefill", "decode"]
+)
+async def test_a_client_that_goes_away_ends_its_request(
+    stream: bool, n: int, before: tuple[Any, ...]
+) -> None:
+    """A24, A25: queued, prefilling or decoding, streaming or not: aborted, and nothing is left."""
+    forever = asyncio.Event()
+    async with serving(surfaces=ONLY, script=says(*before, forever.wait)) as s:
+        _, writer = await connect(s, hello(stream=stream, n=n))
+        await until(lambda: len(s.engine.running) == n)
+        phase = "queued" if not before else "prefill" if len(before) == 1 else "decode"
+        await until(lambda: [live.phase for live in s.server.live] == [phase])
+        cut(writer)
+        await s.settle()
+        assert sorted(s.engine.aborted) == sorted(request.id for request in s.engine.requests)
+        assert (await s.get("/health")).status == 200
+
+
+async def test_a_client_that_closes_in_order_ends_its_request_too() -> None:
+    forever = asyncio.Event()
+    async with serving(surfaces=ONLY, script=says("x", forever.wait)) as s:
+        reader, writer = await connect(s, hello(stream=True))
+        await reader.readuntil(b"data: ")
+        writer.close()
+        await s.settle()
+        assert len(s.engine.aborted) == 1
+
+
+async def test_many_clients_vanish_at_random() -> None:
+    """A25: at whatever moment, before the body is complete too: the tables are empty afterwards."""
+    rng = random.Random(4)
+
+    async def one(s: Serving) -> None:
+        _, writer = await connect(s, hello(stream=rng.random() < 0.5, n=rng.choice((1, 1, 2))))
+        for _ in range(rng.randrange(30)):
+            await asyncio.sleep(0)
+        cut(writer)
+
+    async with serving(surfaces=ONLY, script=says(PREFILL, "a b c d e f g h" * 5)) as s:
+        for _ in range(20):
+            await asyncio.gather(*(one(s) for _ in range(10)))
+        await s.settle()
+        reply = await s.post("/mini", hello())
+        assert reply.json["texts"] == ["a b c d e f g h" * 5]
+
+
+async def test_an_answer_that_is_read_to_its_end_aborts_nothing() -> None:
+    """A26: the twin of the tests above."""
+    async with serving(surfaces=ONLY) as s:
+        for stream in (False, True):
+            for n in (1, 3):
+                await s.post("/mini", hello(stream=stream, n=n))
+        await s.settle()
+        assert s.engine.aborted == []
+
+
+# -- slow readers ---------------------------------------------------------------------------------------
+
+
+async def test_a_reader_that_takes_nothing_holds_up_nobody_else() -> None:
+    """Its tokens merge; another request is answered meanwhile; once it reads, it gets all."""
+    count = 5_000
+    text = "".join(random.Random(1).choices("abcdefgh ", k=count))
+
+    def script(request: Request) -> list[Any]:
+        return [text] if request.params.max_tokens > 100 else ["quick"]
+
+    async with serving(surfaces=ONLY, script=script, host=_long()) as s:
+        reader, writer = await connect(s, hello(stream=True, max_tokens=count), small=True)
+        await until(lambda: len(s.server.live) == 1)
+        (live,) = s.server.live
+        await until(lambda: s.engine.scripts_done == 1)
+        assert live.output_tokens < count, "all was taken: the buffers are too large for this test"
+        assert (await s.post("/mini", hello(max_tokens=10))).json["texts"] == ["quick"]
+        writer.transport.resume_reading()
+        got: list[str] = []
+        ended = False
+        while not ended:
+            line = await reader.readline()
+            if line.startswith(b"data: "):
+                data = json.loads(line[6:])
+                got.append(data["text"])
+                ended = data["end"] is not None
+        assert "".join(got) == text
+        assert max(len(piece) for piece in got) > 100, "pieces were merged"
+        writer.close()
+        await s.settle()
+
+
+async def test_a_reader_that_never_reads_is_cut_off() -> None:
+    """Once its request has timed out, so that a connection is not held for ever."""
+    text = "abcdefgh " * 500
+    config = server_config(keepalive=0.1, request_timeout=1.5)
+    async with serving(config, surfaces=ONLY, script=says(text), host=_long()) as s:
+        _, writer = await connect(s, hello(stream=True, max_tokens=4_000), small=True)
+        await until(lambda: len(s.server.live) == 1)
+        await s.settle()
+        assert len(s.engine.aborted) == 1
+        writer.close()
+
+
+def _long() -> Any:
+    from tests.helpers.tokenizers import FakeHost
+
+    return FakeHost(context_length=8_000_000)
+
+
+# -- keep-alive -----------------------------------------------------------------------------------------
+
+
+async def test_keep_alives_say_how_far_it_is() -> None:
+    """B15, A65: while nothing comes the stream tells the phase and the progress."""
+    gates = [asyncio.Event() for _ in range(3)]
+    script = says(gates[0].wait, TokenEvent("", computed=5), gates[1].wait, "ab", gates[2].wait, "c")
+    async with serving(server_config(keepalive=0.1), surfaces=ONLY, script=script) as s:
+        reader, writer = await connect(s, hello(stream=True))
+        for gate, said in zip(gates, (b": queued\n", b": prefill 5/20\n", b": decode 2\n"), strict=True):
+            await asyncio.wait_for(reader.readuntil(said), 5)
+            await asyncio.wait_for(reader.readuntil(said), 5)  # and again
+            gate.set()
+        assert b": queued" not in await asyncio.wait_for(reader.readuntil(b'"stop"'), 5)
+        writer.close()
+        await s.settle()
+
+
+async def test_a_surface_may_have_a_ping_of_its_own() -> None:
+    gate = asyncio.Event()
+    async with serving(server_config(keepalive=0.1), surfaces=ONLY, script=says(gate.wait, "x")) as s:
+        request = Ping(s)
+        reply = asyncio.create_task(request.post())
+        await asyncio.sleep(0.25)
+        gate.set()
+        events = (await reply).events
+        assert events[0] == ("ping", {"type": "ping"})
+        assert events[-1][1]["end"] == "stop"
+
+
+class Ping:
+    """Asks for a stream whose surface sets `ping`."""
+
+    def __init__(self, s: Serving) -> None:
+        self.s = s
+
+    async def post(self) -> Any:
+        from mlxrun.server import sse
+
+        original = sse.EventStream.__init__
+
+        def with_ping(self: Any, request: Any, server: Any, live: Any, **_: Any) -> None:
+            original(self, request, server, live, ping=lambda: ("ping", {"type": "ping"}))
+
+        sse.EventStream.__init__ = with_ping  # type: ignore[method-assign]
+        try:
+            return await self.s.post("/mini", hello(stream=True))
+        finally:
+            sse.EventStream.__init__ = original  # type: ignore[method-assign]
+
+
+async def test_tokens_without_pieces_keep_the_stream_alive_until_it_times_out() -> None:
+    """B15: a parser that swallows text is no silent hang: progress, then an error."""
+
+    class Swallow(PlainParser):
+        def feed(self, text: str) -> list[Any]:
+            return []
+
+    class Swallowing(PlainFormats):
+        def parser(self, *_: Any) -> Any:
+            return Swallow()
+
+    tick = asyncio.Event()
+
+    def script(request: Request) -> Any:
+        while True:
+            yield "x"
+            yield lambda: asyncio.sleep(0.01)
+
+    config = server_config(keepalive=0.1, request_timeout=0.6)
+    async with serving(config, surfaces=ONLY, script=script, formats=Swallowing()) as s:
+        reply = await s.post("/mini", hello(stream=True))
+        comments = [line for line in reply.body.decode().split("\n") if line.startswith(": decode ")]
+        assert len(comments) >= 2
+        numbers = [int(line.split(" ")[2]) for line in comments]
+        assert numbers == sorted(set(numbers))
+        assert reply.events == [(None, {"error": "request_timeout"})]
+        await s.settle()
+    tick.set()
+
+
+# -- timeouts and cancelling ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", [1, 3])
+async def test_a_request_that_takes_too_long(n: int) -> None:
+    forever = asyncio.Event()
+    config = server_config(request_timeout=0.2)
+    async with serving(config, surfaces=ONLY, script=says("ab", forever.wait)) as s:
+        reply = await s.post("/mini", hello(n=n))
+        assert (reply.status, reply.json["mini"]) == (504, "request_timeout")
+        assert "server.request_timeout" in reply.json["text"]
+        reply = await s.post("/mini", hello(n=n, stream=True))
+        assert reply.status == 200
+        assert reply.events[-1] == (None, {"error": "request_timeout"})
+        await s.settle()
+        assert len(set(s.engine.aborted)) == 2 * n
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("n", [1, 3])
+async def test_a_request_is_cancelled_by_its_id(stream: bool, n: int) -> None:
+    forever = asyncio.Event()
+    async with serving(surfaces=ONLY, script=says("ab", forever.wait)) as s:
+        asked = asyncio.create_task(s.post("/mini", hello(stream=stream, n=n), x_request_id="it"))
+        await until(lambda: len(s.engine.running) == n and next(iter(s.server.live)).output_tokens == 2 * n)
+        reply = await s.post("/v1/requests/it/cancel", b"")
+        assert reply.json == {"id": "it", "cancelled": True}
+        reply = await asked
+        if stream:
+            assert reply.events[-1] == (None, {"error": "request_cancelled"})
+        else:
+            assert (reply.status, reply.json["mini"]) == (499, "request_cancelled")
+        await s.settle()
+        reply = await s.post("/v1/requests/it/cancel", b"")
+        assert (reply.status, reply.json["error"]["code"]) == (404, "not_found")
+
+
+# -- the engine's death ---------------------------------------------------------------------------------
+
+
+async def test_a_key_cancels_only_its_own() -> None:
+    """A65: another key's request is as one that is not there, and runs on."""
+    gate = asyncio.Event()
+    config = server_config(api_keys={"a": "secret-a", "b": "secret-b"})
+    mine, other = {"x_api_key": "secret-a"}, {"x_api_key": "secret-b"}
+    async with serving(config, surfaces=ONLY, script=says("a", gate.wait, "b")) as s:
+        asked = asyncio.create_task(s.post("/mini", hello(), x_request_id="it", **mine))
+        await until(lambda: len(s.server.live) == 1)
+        reply = await s.post("/v1/requests/it/cancel", b"", **other)
+        missing = await s.post("/v1/requests/that/cancel", b"", **other)
+        assert reply.status == missing.status == 404
+        assert reply.body.replace(b"'it'", b"'that'") == missing.body
+        assert s.engine.aborted == []
+        assert (await s.post("/v1/requests/it/cancel", b"", **mine)).status == 200
+        assert (await asked).status == 499
+
+
+async def test_when_the_engine_dies_everybody_hears_at_once() -> None:
+    """B1, A32: waiters get 503 in their surface's shape, later ones too, and /health says why."""
+    forever = asyncio.Event()
+    async with serving(surfaces=ONLY, script=says("ab", forever.wait)) as s:
+        asked = [asyncio.create_task(s.post("/mini", hello(stream=i % 2 == 1))) for i in range(6)]
+        await until(lambda: sum(live.output_tokens for live in s.server.live) == 12)
+        s.engine.die(EngineDead("the device is gone"))
+        for i, task in enumerate(asked):
+            reply = await asyncio.wait_for(task, 5)
+            if i % 2:
+                assert reply.events[-1] == (None, {"error": "engine_unavailable"})
+            else:
+                assert (reply.status, reply.json["mini"]) == (503, "engine_unavailable")
+        reply = await s.post("/mini", hello())
+        assert (reply.status, reply.json["text"]) == (503, "the device is gone")
+        for path in ("/health", "/health/ready", "/health/live"):
+            reply = await s.get(path)
+            assert reply.status == 503
+            assert (reply.json["status"], reply.json["reason"]) == ("dead", "the device is gone")
+        assert (await s.get("/v1/status")).json["status"] == "dead"
+        await s.settle()
+
+
+# -- what is known of it --------------------------------------------------------------------------------
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+async def test_the_status_of_each_phase() -> None:
+    """A65: phase, progress, TTFT, tokens a second, hit kind, by a scripted clock."""
+    clock = Clock()
+    gates = [asyncio.Event() for _ in range(4)]
+    hit = TokenEvent("", computed=8, cached=8, hit=HitKind.PREFIX)
+    script = says(gates[0].wait, hit, gates[1].wait, "a", gates[2].wait, "bcd", gates[3].wait)
+    async with serving(surfaces=ONLY, script=script, clock=clock) as s:
+        asked = asyncio.create_task(s.post("/mini", hello(), x_request_id="it"))
+        await until(lambda: len(s.server.live) == 1)
+        row = (await s.get("/v1/status")).json["requests"][0]
+        assert (row["id"], row["surface"], row["phase"], row["progress"]) == ("it", "mini", "queued", 0)
+        assert (row["ttft"], row["tokens_per_second"], row["hit"]) == (None, None, None)
+        (live,) = s.server.live
+        clock.now += 2
+        gates[0].set()
+        await until(lambda: live.phase == "prefill")
+        row = (await s.get("/v1/status")).json["requests"][0]
+        assert (row["phase"], row["progress"], row["computed_tokens"]) == ("prefill", 0.4, 8)
+        assert (row["hit"], row["cached_tokens"], row["prompt_tokens"]) == ("prefix", 8, 20)
+        assert live.progress() == "prefill 8/20"
+        clock.now += 1
+        gates[1].set()
+        await until(lambda: live.phase == "decode")
+        clock.now += 1.5
+        gates[2].set()
+        await until(lambda: live.output_tokens == 4)
+        status = (await s.get("/v1/status")).json
+        row = status["requests"][0]
+        assert (row["phase"], row["ttft"], row["tokens_per_second"]) == ("decode", 3.0, 2.0)
+        assert (row["age"], row["output_tokens"], row["progress"]) == (4.5, 4, 1.0)
+        background = {"running": 0, "waiting": 0}
+        assert status["queue"] == {
+            "queued": 0,
+            "prefill": 0,
+            "decode": 1,
+            "running": 1,
+            "waiting": 0,
+            "background": background,
+        }
+        gates[3].set()
+        assert (await asked).status == 200
+        assert (await s.get("/v1/status")).json["requests"] == []
+
+
+async def test_choices_count_their_prompt_once() -> None:
+    gate = asyncio.Event()
+    script = says(TokenEvent("", computed=20, cached=16, hit=HitKind.EXACT), "ab", gate.wait)
+    async with serving(surfaces=ONLY, script=script) as s:
+        asked = asyncio.create_task(s.post("/mini", hello(n=3)))
+        await until(lambda: len(s.server.live) == 1 and next(iter(s.server.live)).output_tokens == 6)
+        (live,) = s.server.live
+        assert (live.prompt_tokens, live.computed, live.cached) == (20, 20, 16)
+        gate.set()
+        await asked
+
+
+async def test_events_that_come_while_nobody_reads_are_one() -> None:
+    """The fake merges as the real client does, so that the tests above mean something."""
+    engine = FakeEngine(script=says("abcdef"))
+    async with serving(surfaces=ONLY, engine=engine) as s:
+        from mlxrun.api.openai.request import prepare
+
+        prepared = await prepare("/v1/chat/completions", hello(), s.server.side)
+        events = engine.generate(prepared.requests[0])
+        first = await anext(events)
+        await asyncio.sleep(0.05)
+        rest = [event async for event in events]
+        assert (len(first.tokens), [len(event.tokens) for event in rest]) == (1, [5])

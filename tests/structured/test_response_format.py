@@ -1,0 +1,331 @@
+"""What a body asks of its answer's form, on the built-in model's tokenizer, template and formats (B23)."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import jsonschema
+import pytest
+
+from mlxrun.api.choice import Choice
+from mlxrun.api.context import TextSide
+from mlxrun.api.openai.request import prepare
+from mlxrun.api.prepared import Prepared
+from mlxrun.config.settings import Config, ModelSettings
+from mlxrun.engine.client import EngineClient
+from mlxrun.errors import RequestError
+from mlxrun.model.model_info import load_host
+from mlxrun.parsers.model_formats import ModelFormats
+from mlxrun.scheduler.request import Grammar
+from mlxrun.structured.thinking_budget import Budget
+from mlxrun.text.images import MediaLoader
+
+CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
+AGE = {
+    "type": "object",
+    "properties": {"age": {"type": "integer", "minimum": 0, "maximum": 150}},
+    "required": ["age"],
+    "additionalProperties": False,
+}
+
+
+THINK = {"chat_template_kwargs": {"enable_thinking": True}}
+UNTHINK = {"chat_template_kwargs": {"enable_thinking": False}}
+
+
+def tool(name: str, key: str = "age", **more: Any) -> dict[str, Any]:
+    parameters = {**AGE, "properties": {key: AGE["properties"]["age"]}, "required": [key]}  # type: ignore[index]
+    return {"type": "function", "function": {"name": name, "parameters": parameters, **more}}
+
+
+def call(name: str, arguments: str) -> str:
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+
+
+@cache
+def side() -> TextSide:
+    config = Config()
+    host = load_host(config.model)
+    return TextSide(host, config, MediaLoader(config.media, None), ModelFormats.of(host, config.parsers))
+
+
+def made(url: str = CHAT, side_: TextSide | None = None, **fields: Any) -> Prepared:
+    of = {"messages": [{"role": "user", "content": "Hi"}]} if url == CHAT else {"prompt": "Hi"}
+    return asyncio.run(prepare(url, {**of, "max_tokens": 60, **fields}, side_ or side()))
+
+
+def allows(grammar: Grammar | None, text: str) -> str | None:
+    """None if an answer may be `text` and end there, else the part of it that may not come, or "end"."""
+    assert grammar is not None
+    host: Any = side().host
+    row = grammar.start((), host.eos_ids)
+    ids = host.tokenizer(text, add_special_tokens=False)["input_ids"]
+    for at, token in enumerate((*ids, *sorted(host.eos_ids)[:1])):
+        mask = row.mask()
+        if token // 8 >= len(mask) or not mask[token // 8] >> token % 8 & 1:
+            return host.tokenizer.decode(ids[at:]) or "end"
+        row.accept(token)
+    return None
+
+
+FORM = {
+    "response_format": {"type": "json_schema", "json_schema": {"name": "age", "schema": AGE, "strict": True}}
+}
+
+
+@pytest.mark.parametrize(
+    ("fields", "right", "wrong"),
+    [
+        (FORM, ['{"age": 5}', '{"age":150}'], ['{"age": 151}', '{"age": "5"}', "5", "", '{"age": 5} so']),
+        ({"structured_outputs": {"json": AGE}}, ['{"age": 5}'], ['{"age": -1}']),
+        ({"guided_json": AGE}, ['{"age": 5}'], ["[]"]),
+        ({"response_format": {"type": "json_object"}}, ["{}", '{"a": [1]}'], ["[1]", "no"]),
+        ({"guided_regex": "[ab]{2}c?"}, ["ab", "bac"], ["a", "abcc"]),
+        ({"guided_choice": ["yes", "no"]}, ["yes", "no"], ["y", "yess", "maybe"]),
+        ({"structured_outputs": {"grammar": 'root ::= "x" | "y" root'}}, ["x", "yyx"], ["y", "z"]),
+    ],
+)
+def test_forms_of_the_text(fields: Mapping[str, Any], right: list[str], wrong: list[str]) -> None:
+    for url in (CHAT, COMPLETION) if "response_format" not in fields else (CHAT,):
+        (request,) = made(url, **fields).requests
+        assert [allows(request.grammar, text) for text in right] == [None] * len(right)
+        assert all(allows(request.grammar, text) is not None for text in wrong)
+
+
+def test_without_a_form_anything_goes() -> None:
+    for fields in ({}, {"response_format": {"type": "text"}}, {"tools": [tool("f")]}, {"guided_json": None}):
+        assert made(**fields).requests[0].grammar is None
+    assert made().guards and not made(**FORM).guards  # which could cut inside a JSON string
+    assert made(thinking_budget=5).guards and not made(thinking_budget=5, **FORM).guards
+
+
+def test_a_required_call_is_one_of_the_tools() -> None:
+    grammar = made(tools=[tool("f"), tool("g", "size")], tool_choice="required").requests[0].grammar
+    assert allows(grammar, call("f", '{"age": 5}')) is None
+    assert allows(grammar, call("g", '{"size": 5}')) is None
+    both = call("f", '{"age": 5}') + "\n" + call("g", '{"size": 5}')
+    assert allows(grammar, both) is None
+    for text in ("no", call("h", "{}"), call("g", '{"age": 5}'), call("f", '{"age": "5"}'), ""):
+        assert allows(grammar, text) is not None
+    alone = made(tools=[tool("f")], tool_choice="required", parallel_tool_calls=False).requests[0].grammar
+    assert allows(alone, both) is not None
+
+
+def test_a_named_call_is_that_tool() -> None:
+    choice = {"type": "function", "function": {"name": "g"}}
+    grammar = made(tools=[tool("f"), tool("g")], tool_choice=choice).requests[0].grammar
+    assert allows(grammar, call("g", '{"age": 5}')) is None
+    assert allows(grammar, call("f", '{"age": 5}')) is not None
+
+
+def test_strict_tools_hold_the_calls_and_not_the_text() -> None:
+    grammar = made(tools=[tool("f", strict=True)]).requests[0].grammar
+    for text in ("All is well.", "So: " + call("f", '{"age": 5}') + " done", "a < b"):
+        assert allows(grammar, text) is None
+    for text in (call("f", '{"age": "x"}'), "So: " + call("g", "{}")):
+        assert allows(grammar, text) is not None
+
+
+def test_json_or_a_call() -> None:
+    """A schema with tools: what is asked for, or a call instead of it."""
+    grammar = made(tools=[tool("f", "size")], **FORM).requests[0].grammar
+    assert allows(grammar, '{"age": 5}') is None and allows(grammar, call("f", '{"size": 5}')) is None
+    assert allows(grammar, "Hello") is not None
+
+
+def test_the_form_begins_after_the_thought() -> None:
+    """In it anything goes; a thought that the template has closed does not begin again."""
+    free = made(**FORM, **THINK).requests[0].grammar
+    assert allows(free, '<think>\nHm, {"age"\n</think>\n\n{"age": 5}') is None
+    assert allows(free, "<think>\nHm\n</think>\n\nfive") is not None
+    formats = side().formats
+    assert formats.thought("<|im_start|>assistant\n<think>\n") == ("", "</think>")
+    assert formats.thought("<|im_start|>assistant\n<think>\n\n</think>\n\n") is None
+
+
+def configured(template: str | None = None, **arguments: bool) -> TextSide:
+    """The built-in model's tokenizer with another template, or other variables for it in the config."""
+    config = Config(model=ModelSettings(chat_template_args=arguments))
+    host = side().host if template is None else dataclasses.replace(side().host, chat_template=template)  # type: ignore[type-var]
+    return TextSide(host, config, side().loader, side().formats)
+
+
+CHOICE = {"guided_choice": ["yes", "no"]}
+ALWAYS = "{{ messages[0].content }}{% if enable_thinking is defined and not enable_thinking %}.{% endif %}"
+BROKEN = ALWAYS + "{% if messages[0].content == 'x' %}{{ raise_exception('no') }}{% endif %}"
+
+
+@pytest.mark.parametrize("forced", [CHOICE, FORM, {"tools": [tool("f")], "tool_choice": "required"}])
+@pytest.mark.parametrize(
+    ("asked", "arguments", "thinks"),
+    [
+        (None, {}, False),  # the template does not think by itself
+        (False, {}, False),
+        (True, {}, True),
+        (None, {"enable_thinking": True}, True),
+        (False, {"enable_thinking": True}, False),
+        (True, {"enable_thinking": False}, True),
+    ],
+)
+def test_a_form_thinks_first_only_where_asked(
+    forced: Mapping[str, Any], asked: bool | None, arguments: Mapping[str, bool], thinks: bool
+) -> None:
+    """By the request, else by the config, else as the template does."""
+    fields = dict(forced) if asked is None else {**forced, "chat_template_kwargs": {"enable_thinking": asked}}
+    texts = {"guided_choice": "yes", "response_format": '{"age": 5}', "tools": call("f", '{"age": 5}')}
+    text = next(text for name, text in texts.items() if name in forced)
+    (request,) = made(side_=configured(**arguments), **fields).requests
+    assert allows(request.grammar, text) is None
+    assert (allows(request.grammar, f"<think>\nHm\n</think>\n\n{text}") is None) == thinks
+
+
+@pytest.mark.parametrize(
+    ("template", "asked", "thinks"),
+    [
+        (ALWAYS, {}, True),  # another prompt with the switch off: it thinks by itself
+        (ALWAYS, {"enable_thinking": False}, False),
+        (ALWAYS.replace("enable_thinking", "thinking"), {"thinking": False}, False),
+        (ALWAYS.replace("enable_thinking", "thinking"), {}, True),
+        ("{{ messages[0].content }}{{ '.' if thinking }}", {}, False),
+        ("{{ messages[0].content }}{{ '.' if thinking }}", {"thinking": True}, True),
+        ("{{ messages[0].content }}", {}, True),  # without a switch it is left to the model
+        (BROKEN, {}, True),  # and where nothing can be found out
+    ],
+)
+def test_templates_that_think_by_themselves(template: str, asked: dict[str, bool], thinks: bool) -> None:
+    fields = CHOICE | ({"chat_template_kwargs": asked} if asked else {})
+    (request,) = made(side_=configured(template), **fields).requests
+    assert (allows(request.grammar, "<think>\nHm\n</think>\n\nno") is None) == thinks
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [tool("f")], "tool_choice": "required", **FORM}, "response_format.json_schema.schema"),
+        ({"tools": [tool("f")], "guided_regex": "a"}, "guided_regex"),
+        ({"tools": [tool("f", strict=True, parameters={"type": "x"})]}, "tools"),
+        ({"guided_json": {"type": "array", "uniqueItems": True}, "guided_regex": "a"}, "guided_regex"),
+    ],
+)
+def test_what_cannot_be_held_is_refused(fields: Mapping[str, Any], param: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        made(**fields)
+    assert str(caught.value.param).startswith(param)
+
+
+async def answers(*bodies: Mapping[str, Any]) -> list[Choice]:
+    """All at once on the built-in model."""
+    client = await EngineClient.start(Config(), load_host(Config().model, weights=True))
+
+    async def one(body: Mapping[str, Any]) -> Choice:
+        prepared = await prepare(CHAT, {"max_tokens": 80, "temperature": 0, **body}, side())
+        choice = Choice(prepared, 0, client.host)
+        async for event in client.generate(prepared.requests[0]):
+            choice.feed(event)
+        return choice
+
+    try:
+        return list(await asyncio.gather(*(one(body) for body in bodies)))
+    finally:
+        await client.close()
+
+
+async def test_forms_hold_side_by_side() -> None:
+    """One batch: a schema, a forced call where none is asked for, a choice, a thought first, free text."""
+    asks = [
+        {"messages": [{"role": "user", "content": "What is 23 + 48?"}], **FORM},
+        {"messages": [{"role": "user", "content": "Hello"}], "tools": [tool("f")], "tool_choice": "required"},
+        {"messages": [{"role": "user", "content": "Is it so?"}], **CHOICE},
+        {"messages": [{"role": "user", "content": "Is it so?"}], **CHOICE, **UNTHINK},
+        {
+            "messages": [{"role": "user", "content": "What is 5 + 4?"}],
+            "chat_template_kwargs": {"enable_thinking": True},
+            **FORM,
+        },
+        {"messages": [{"role": "user", "content": "What is 23 + 48?"}]},
+    ]
+    schema, forced, choice, silent, thought, free = await answers(*asks)
+    jsonschema.validate(json.loads(schema.content), AGE)
+    assert forced.finish_reason == "tool_calls" and not forced.content
+    assert {c.name for c in forced.calls} == {"f"}
+    for each in forced.calls:
+        jsonschema.validate(json.loads(each.arguments), AGE)
+    assert choice.text in ("yes", "no") and silent.text in ("yes", "no")
+    assert thought.reasoning and thought.reasoning_tokens > 3
+    jsonschema.validate(json.loads(thought.content), AGE)
+    assert "71" in free.content and schema.completion_tokens < 20
+
+
+async def test_a_thought_is_closed_in_time() -> None:
+    """Issue 5.5: `thinking_budget`, also among the template's variables, beside a form and without one."""
+    ask = {"messages": [{"role": "user", "content": "There are 62 people on a train. 52 get on. How many?"}]}
+    think = {"chat_template_kwargs": {"enable_thinking": True}}
+    inner = {"chat_template_kwargs": {"enable_thinking": True, "thinking_budget": 2}}
+    bodies = [ask | think, ask | think | {"thinking_budget": 2}, ask | inner, ask | inner | FORM]
+    free, outer, other, formed = await answers(*bodies)
+    assert outer.text == other.text and "</think>" in outer.text
+    assert all(
+        choice.content and choice.reasoning_tokens < free.reasoning_tokens
+        for choice in (outer, other, formed)
+    )
+    jsonschema.validate(json.loads(formed.content), AGE)
+
+
+@pytest.mark.parametrize(
+    ("fields", "second"),
+    [
+        ({"thinking_budget": 5, "chat_template_kwargs": {"thinking_budget": 5}},
+         "chat_template_kwargs.thinking_budget"),
+        ({"thinking_token_budget": 5, "chat_template_kwargs": {"thinking_budget": 6}},
+         "chat_template_kwargs.thinking_budget"),
+        ({"thinking_token_budget": 5, "thinking_budget": 5}, "thinking_token_budget"),
+    ],
+)  # fmt: skip
+def test_an_answer_has_one_budget(fields: dict[str, Any], second: str) -> None:
+    with pytest.raises(RequestError, match="not together with thinking_") as caught:
+        made(**fields)
+    assert caught.value.param == second
+
+
+def test_names_of_the_budget() -> None:
+    """vLLM's name, ours, and that of Qwen's clients mean the same."""
+    for fields in (
+        {"thinking_budget": 5},
+        {"thinking_token_budget": 5},
+        {"chat_template_kwargs": {"thinking_budget": 5}},
+    ):
+        grammar = made(**fields).requests[0].grammar
+        assert isinstance(grammar, Budget) and grammar.most == 5
+
+
+def test_a_budget_needs_a_known_format() -> None:
+    plain = TextSide(side().host, side().config, side().loader)
+    body = {"messages": [{"role": "user", "content": "Hi"}], "thinking_budget": 5}
+    with pytest.raises(RequestError) as caught:
+        asyncio.run(prepare(CHAT, body, plain))
+    assert caught.value.param == "thinking_budget"
+
+
+async def test_tools_without_a_template_for_them() -> None:
+    """Issue 5.4: told of in words; a forced call comes as JSON, and the history is written out."""
+    host = dataclasses.replace(
+        load_host(Config().model),
+        chat_template="{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
+        "{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
+    )
+    config = Config()
+    plain = TextSide(host, config, MediaLoader(config.media, None), ModelFormats.of(host, config.parsers))
+    body = {"messages": [{"role": "user", "content": "Hi"}], "tools": [tool("f")], "tool_choice": "required"}
+    prepared = await prepare(CHAT, {**body, "max_tokens": 60}, plain)
+    assert "You can call functions." in prepared.prompts[0] and '"name": "f"' in prepared.prompts[0]
+    assert allows(prepared.requests[0].grammar, '{"name": "f", "arguments": {"age": 5}}') is None
+    parser = prepared.parser(0)
+    pieces = [*parser.feed('{"name": "f", "arguments": {"age": 5}}'), *parser.finish()]
+    assert [piece.kind for piece in pieces] == ["call"] and pieces[0].name == "f"

@@ -1,0 +1,469 @@
+"""Boundaries of chat prompts: A3, A4, B10. Each is a true common prefix of the tokens of whole prompts."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from mlxrun.errors import RequestError
+from mlxrun.text import boundaries as module
+from mlxrun.text import tokens as tokens_module
+from mlxrun.text.boundaries import LEAST, boundaries, expand, variants
+from mlxrun.text.messages import normalise
+from mlxrun.text.prompt import Prompt, chat_prompt, raw_prompt
+from mlxrun.text.template import render
+from mlxrun.text.tokens import Tokens, shared, shared_tokens, tokenise
+from tests.helpers.tokenizers import (
+    CHATML,
+    STRICT,
+    SYSTEM_ONLY_FIRST,
+    TEXT_ONLY,
+    THINKING,
+    TOOLS,
+    FakeHost,
+    FakeProcessed,
+    byte_chars,
+    byte_tokenizer,
+    ids_of,
+    metaspace_tokenizer,
+)
+
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+RED = Image.new("RGB", (2, 2), "red")
+MARK = "<|vision_start|><|image_pad|><|vision_end|>"
+SYSTEM = {"role": "system", "content": "be brief and never say anything that is not true"}
+
+# Earlier answers lose their thoughts, as in Qwen 3.
+STRIPS = (
+    "{% set ns = namespace(last=-1) %}{% for m in messages %}{% if m.role == 'user' %}"
+    "{% set ns.last = loop.index0 %}{% endif %}{% endfor %}{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.role == 'assistant' and loop.index0 < ns.last %}{{ m.content.split('</think>')[-1] | trim }}"
+    "{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}<|im_start|>assistant\n<think>\n"
+)
+# The last answer is written otherwise than the others.
+REWRITES = (
+    "{% set ns = namespace(last=-1) %}{% for m in messages %}{% if m.role == 'assistant' %}"
+    "{% set ns.last = loop.index0 %}{% endif %}{% endfor %}{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if loop.index0 == ns.last %}<think>\n\n</think>{{ m.content | trim }}{% else %}{{ m.content }}"
+    "{% endif %}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
+)
+# Neighbours of one role, and tools with users, share a header.
+MERGES_ROLES = (
+    "{% for m in messages %}{% set role = 'user' if m.role == 'tool' else m.role %}"
+    "{% if loop.first or role != ('user' if loop.previtem.role == 'tool' else loop.previtem.role) %}"
+    "<|im_start|>{{ role }}{% endif %}\n{{ m.content | trim }}"
+    "{% if loop.last or role != ('user' if loop.nextitem.role == 'tool' else loop.nextitem.role) %}"
+    "<|im_end|>\n{% endif %}{% endfor %}<|im_start|>assistant\n"
+)
+# The system text stands before the last user turn, as in Mistral's.
+SYSTEM_LAST = (
+    "{% for m in messages %}{% if m.role != 'system' %}<|im_start|>{{ m.role }}\n"
+    "{% if loop.last and messages[0].role == 'system' %}{{ messages[0].content }}\n\n{% endif %}"
+    "{{ m.content }}<|im_end|>\n{% endif %}{% endfor %}"
+)
+TEMPLATES = (
+    *(CHATML, STRICT, SYSTEM_ONLY_FIRST, TEXT_ONLY, THINKING, TOOLS),
+    *(STRIPS, REWRITES, MERGES_ROLES, SYSTEM_LAST),
+)
+
+
+@functools.cache
+def nasty_tokenizer(split: bool = True, normalise: bool = True) -> PreTrainedTokenizerFast:
+    """Merges across the borders of messages; added tokens that begin alike, eat spaces, depend on what is
+    beside them or are found after a normaliser that looks at the whole text."""
+    space, line = "\u0120", "\u010a"
+    merges = [
+        *((line, "h"), (line, "Z"), (line, line), (line + line, line), ("r", line), ("r" + line, "0")),
+        *(("Z", "q"), (space, space), ("h", "i"), ("n", "a"), (line, "n"), (">", line), ("a", space)),
+    ]
+    vocab = {char: i for i, char in enumerate(byte_chars())}
+    for left, right in merges:
+        vocab[left + right] = len(vocab)
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges))
+    if normalise:
+        tokenizer.normalizer = normalizers.Sequence(
+            [normalizers.NFC(), normalizers.Replace("  ", " "), normalizers.Strip()]
+        )
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=split, use_regex=split)
+    tokenizer.decoder = decoders.ByteLevel()
+    exact = {"special": True, "normalized": False}
+    tokenizer.add_special_tokens(
+        [
+            *(AddedToken(text, **exact) for text in ("<|im_start|>", "<|im_start|>user\nZ", "<|im")),
+            AddedToken("<|im_end|>", lstrip=True, rstrip=True, **exact),
+            AddedToken("na", single_word=True, **exact),
+        ]
+    )
+    tokenizer.add_tokens(
+        [AddedToken("<think>", normalized=True), AddedToken("</think>", normalized=False, rstrip=True)]
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>")
+
+
+TOKENIZERS = {
+    "bytes": byte_tokenizer,
+    "metaspace": metaspace_tokenizer,
+    "nasty": nasty_tokenizer,
+    "nasty, one word": functools.partial(nasty_tokenizer, split=False),
+    "nasty, as it is": functools.partial(nasty_tokenizer, normalise=False),
+}
+
+TEXTS = st.lists(
+    st.sampled_from(
+        [
+            *("hi", "Z", "Zq", "0", "na", " ", "  ", "\n", "\n\n", "a", "\u0159", "e\u030c", "\U0001f600"),
+            *(
+                "<think>",
+                "</think>",
+                "<|im_end|>",
+                "<|im_start|>",
+                "<|im_start|>user\n",
+                "<|im",
+                "hello world",
+            ),
+        ]
+    ),
+    max_size=8,
+).map("".join)
+
+
+def turn(roles: Sequence[str]) -> st.SearchStrategy[dict[str, Any]]:
+    turns = st.fixed_dictionaries({"role": st.sampled_from(roles), "content": TEXTS})
+    return turns.map(lambda t: t | {"tool_call_id": "c"} if t["role"] == "tool" else t)
+
+
+CHATS = st.tuples(
+    st.lists(turn(["system", "developer"]), max_size=2),
+    st.lists(turn(["user", "assistant", "assistant", "tool"]), max_size=6),
+).map(lambda parts: [*parts[0], *parts[1]])
+
+
+def true_lcp(a: Sequence[int], b: Sequence[int]) -> int:
+    """One token at a time: the oracle."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def prompt_of(host: FakeHost, messages: list[Any], tools: Any = None) -> Prompt:
+    return chat_prompt(host, normalise(messages).messages, [], tools, {})
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(sorted(TOKENIZERS)), TEXTS, TEXTS, TEXTS)
+def test_shared_tokens_are_those_of_both_whole_texts(name: str, start: str, one: str, two: str) -> None:
+    """A4: although only the end of the second text is tokenised."""
+    host = FakeHost(tokenizer=TOKENIZERS[name]())
+    for prefix in (start, f"<|im_start|>{start}<|im_end|>\n<|im_start|>user\n"):
+        tokens = tokenise(host, prefix + one, special=False)
+        assert tokens.ids == ids_of(prefix + one, host.tokenizer)
+        found = shared_tokens(host, tokens, prefix + two)
+        assert found == true_lcp(tokens.ids, ids_of(prefix + two, host.tokenizer))
+        assert shared_tokens(host, tokens, tokens.text) == len(tokens.ids)
+
+
+@pytest.mark.parametrize(
+    ("added", "one", "two"),
+    [
+        (AddedToken("na", single_word=True, normalized=False), "hi na.", "hi nax"),
+        (AddedToken("<think>", normalized=True), "hi <think>a", "hi <think>b"),
+        (AddedToken("<e>", normalized=False, lstrip=True), "hi" + " " * 9 + "<e>", "hi" + " " * 9 + "x"),
+        (AddedToken("<e>", normalized=False), "hi <e>", "hi <x"),
+    ],
+    ids=["word", "normalised", "strip", "part"],
+)
+def test_a_token_that_depends_on_what_follows_is_no_cut(added: AddedToken, one: str, two: str) -> None:
+    """A4: without that token the text before it has other tokens, which merge with what is after them."""
+    space = "\u0120"
+    merges = [("i", space), ("i" + space, space), (space, "n"), (space, "<")]
+    merges = merges[:2] if added.lstrip else merges[2:]
+    vocab = {char: i for i, char in enumerate(byte_chars())}
+    for left, right in merges:
+        vocab[left + right] = len(vocab)
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges))
+    tokenizer.normalizer = normalizers.Replace("k>b", "k b")
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.add_tokens([added])
+    host = FakeHost(tokenizer=PreTrainedTokenizerFast(tokenizer_object=tokenizer))
+    for first, second in ((one, two), (two, one)):
+        tokens = tokenise(host, "hello " + first, special=False)
+        whole = ids_of("hello " + second, host.tokenizer)
+        assert shared_tokens(host, tokens, "hello " + second) == true_lcp(tokens.ids, whole)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(sorted(TOKENIZERS)), st.sampled_from(TEMPLATES), CHATS.filter(bool), st.booleans())
+def test_a_boundary_is_a_true_common_prefix(name: str, template: str, chat: list[Any], tools: bool) -> None:
+    """A4: never behind the point where the tokens of two whole conversations part."""
+    host = FakeHost(tokenizer=TOKENIZERS[name](), chat_template=template)
+    messages, given_tools = normalise(chat).messages, [TOOL] if tools and template == TOOLS else None
+    try:
+        text = render(host, messages, given_tools, {})
+    except RequestError:
+        return
+    ids = ids_of(text, host.tokenizer)
+    lcps = set()
+    for variant in variants(messages):
+        try:
+            other = render(host, variant, given_tools, {})
+        except RequestError:
+            continue
+        lcps.add(true_lcp(ids, ids_of(other, host.tokenizer)))
+    found = prompt_of(host, chat, given_tools).boundaries
+    assert found == tuple(sorted(p for p in lcps if LEAST <= p < len(ids)))
+
+
+def test_the_same_system_and_another_user() -> None:
+    """A3: the boundary is where two such prompts part, and both have it; also after the tools."""
+    for template, tools in ((CHATML, None), (TOOLS, [TOOL]), (STRICT, None)):
+        host = FakeHost(chat_template=template)
+        one, two = (
+            prompt_of(host, [SYSTEM, {"role": "user", "content": text}], tools)
+            for text in ("what is one?", "and two?")
+        )
+        part = true_lcp(one.ids, two.ids)
+        assert one.boundaries == two.boundaries == (part,)
+        assert host.tokenizer.decode(one.ids[:part]).endswith("<|im_start|>user\n")
+
+
+def test_a_prefix_alone_would_have_other_tokens() -> None:
+    """A4: the end of a prefix merges with what follows, so its own tokens are not those of the prompt."""
+    host = FakeHost(tokenizer=nasty_tokenizer(split=False, normalise=False))
+    prompt = prompt_of(host, [SYSTEM, {"role": "user", "content": "\nall"}])
+    alone = ids_of(prompt.text[: prompt.text.index("\nall")], host.tokenizer)
+    assert alone[-1] == host.tokenizer.convert_tokens_to_ids("r\u010a")
+    assert prompt.ids[: len(alone)] != alone
+    (boundary,) = prompt.boundaries
+    assert boundary < len(alone) and prompt.ids[:boundary] == alone[:boundary]
+
+
+@pytest.mark.parametrize("template", [CHATML, STRIPS, REWRITES, STRICT])
+def test_every_turn_of_a_chat_has_the_boundary_of_the_one_before(template: str) -> None:
+    """B10: what is saved at a turn's boundary is a prefix of the next turn's prompt, thoughts gone or not."""
+    host = FakeHost(chat_template=template)
+    chat: list[Any] = [SYSTEM]
+    before: Prompt | None = None
+    for i in range(6):
+        chat.append({"role": "user", "content": f"{i} is the question"})
+        prompt = prompt_of(host, chat)
+        assert prompt.text[: prompt.text.index("<|im_start|>user")] == (
+            f"<|im_start|>system\n{SYSTEM['content']}<|im_end|>\n"
+        )
+        system = len(ids_of(prompt.text[: prompt.text.index("0 is the")]))
+        assert prompt.boundaries[0] == system
+        if template != REWRITES and i:
+            last = len(ids_of(prompt.text[: prompt.text.index(f"{i} is the")]))
+            assert prompt.boundaries == (system, last)
+        if before is not None:
+            shared_by_both = true_lcp(before.ids, prompt.ids)
+            assert before.boundaries[0] <= shared_by_both
+            if template != REWRITES:
+                assert before.boundaries[-1] <= shared_by_both
+        before = prompt
+        chat.append({"role": "assistant", "content": f"<think>\nhm {i}\n</think>\n\nthe answer {i}"})
+
+
+def agent(turns: int) -> list[Any]:
+    call = {"type": "function", "id": "1", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    chat: list[Any] = [SYSTEM, {"role": "user", "content": "add them all"}]
+    for i in range(turns):
+        chat.append({"role": "assistant", "content": None, "tool_calls": [call]})
+        chat.append({"role": "tool", "tool_call_id": "1", "content": f"{i + 1} it is"})
+    return chat
+
+
+@pytest.mark.parametrize("last", ["tool", "assistant"])
+def test_an_agent_has_the_start_of_the_last_message(last: str) -> None:
+    """After one user turn come many of the agent's own."""
+    host = FakeHost(chat_template=TOOLS)
+    chat = agent(3)[: None if last == "tool" else -1]
+    prompt = prompt_of(host, chat, [TOOL])
+    starts = [
+        len(ids_of(prompt.text[: at + len(f"<|im_start|>{role}\n")]))
+        for role, at in (("user", prompt.text.index("<|im_start|>user")), (last, _last(prompt.text, last)))
+    ]
+    assert prompt.boundaries == tuple(starts)
+
+
+def _last(text: str, role: str) -> int:
+    return text.rindex(f"<|im_start|>{role}", 0, len(text) - len("<|im_start|>assistant\n"))
+
+
+@pytest.mark.parametrize(
+    ("roles", "cuts"),
+    [
+        ("s", [1]),
+        ("u", [0]),
+        ("su", [1]),
+        ("suau", [1, 3]),
+        ("uau", [0, 2]),
+        ("suatat", [1, 5]),
+        ("uata", [0, 3]),
+        ("suauat", [1, 3]),
+        ("sat", [1, 2]),
+        ("a", [0]),
+        ("suauauau", [1, 7]),
+    ],
+)
+def test_which_messages_are_replaced(roles: str, cuts: list[int]) -> None:
+    """System, last user turn, and the last message if there is time for it: two more renderings at most."""
+    names = {"s": "system", "u": "user", "a": "assistant", "t": "tool"}
+    messages = [{"role": names[r], "content": f"{i} said"} for i, r in enumerate(roles)]
+    found = variants(messages)
+    assert [len(variant) - 1 for variant in found] == cuts
+    for cut, variant in zip(cuts, found, strict=True):
+        assert variant[:-1] == messages[:cut]
+        if cut < len(messages):
+            assert variant[-1]["content"][0] != messages[cut]["content"][0]
+    assert found[0][-1]["role"] == "user"
+
+
+@pytest.mark.parametrize("content", ["Zebra", " \n Zebra", "0", "", "x"])
+def test_the_other_text_begins_otherwise(content: str) -> None:
+    """Also where a template strips it, and for parts; the name stays, the reasoning does not."""
+    for shape in (content, [{"type": "text", "text": content}, {"type": "image"}]):
+        (variant,) = variants([{"role": "user", "name": "me", "content": shape}])
+        said = variant[0]["content"]
+        assert type(said) is type(shape) and variant[0]["name"] == "me"
+        assert (said if isinstance(said, str) else said[0]["text"])[0] != (content.strip() or " ")[0]
+    last = {"role": "assistant", "content": "x", "reasoning": "so", "tool_calls": [1]}
+    assert variants([SYSTEM, {"role": "user", "content": "x"}, last])[1][-1].keys() == {"role", "content"}
+
+
+def test_a_template_that_refuses_a_variant_gives_no_boundary(caplog: pytest.LogCaptureFixture) -> None:
+    """The prompt itself is as good as before, and nothing of it is in the log."""
+    needs = "{% if 'hello' not in messages[-1].content %}{{ raise_exception('say hello') }}{% endif %}"
+    host = FakeHost(chat_template=needs + CHATML)
+    with caplog.at_level(logging.DEBUG, logger="mlxrun"):
+        prompt = prompt_of(host, [SYSTEM, {"role": "user", "content": "hello, secret"}])
+    assert prompt.boundaries == () and prompt.ids == ids_of(prompt.text)
+    assert "no boundary: the chat template refuses 2 messages" in caplog.text
+    assert "secret" not in caplog.text
+
+
+def test_short_prefixes_and_whole_prompts_are_no_boundaries() -> None:
+    host = FakeHost()
+    assert prompt_of(host, [{"role": "user", "content": "x" * 50}]).boundaries == ()
+    constant = FakeHost(chat_template="the same whatever is said to it")
+    assert prompt_of(constant, [{"role": "user", "content": "hi"}]).boundaries == ()
+    assert raw_prompt(host, "<|im_start|>user\n" * 9, "prompt").boundaries == ()
+
+
+def test_a_long_chat_is_rendered_three_times_and_tokenised_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cost: of what two texts share only the last message is tokenised again."""
+    rendered: list[int] = []
+    tokenised: list[int] = []
+
+    def counting_render(*args: Any) -> str:
+        rendered.append(1)
+        return render(*args)
+
+    def counting_tokenise(host: Any, text: str, *, special: bool) -> Tokens:
+        tokenised.append(len(text))
+        return tokenise(host, text, special=special)
+
+    monkeypatch.setattr(module, "render", counting_render)
+    monkeypatch.setattr(tokens_module, "tokenise", counting_tokenise)
+    chat = [SYSTEM]
+    for i in range(100):
+        chat += [{"role": "user", "content": f"{i} " * 40}, {"role": "assistant", "content": f"a{i} " * 40}]
+    prompt = prompt_of(FakeHost(), [*chat, {"role": "user", "content": "and now?"}])
+    assert len(prompt.boundaries) == 2 and len(prompt.text) > 20_000
+    assert len(rendered) == 2
+    assert sum(tokenised) < 600
+
+
+# Images.
+
+
+class Wide(FakeHost):
+    """Writes empty lines around an image, as Gemma 3's processor does."""
+
+    def process(self, text: str, images: Sequence[Any]) -> FakeProcessed:
+        return super().process(text.replace(MARK, f"\n\n{MARK}\n\n"), images)
+
+
+class Rows(FakeHost):
+    """Two spans an image with a token between them, as tiling processors write."""
+
+    def process(self, text: str, images: Sequence[Any]) -> FakeProcessed:
+        return super().process(text.replace(MARK, f"{MARK}+{MARK}"), [*images, *images])
+
+
+IMAGE_TURN = st.lists(st.sampled_from(["image", "hi", "\n", "Zq"]), min_size=1, max_size=4).map(
+    lambda words: [{"type": "image"} if w == "image" else {"type": "text", "text": w} for w in words]
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.sampled_from([FakeHost, Wide, Rows]), st.lists(IMAGE_TURN, min_size=1, max_size=4), st.booleans())
+def test_boundaries_among_images(kind: type[FakeHost], turns: list[Any], system: bool) -> None:
+    """A4 with images: true common prefixes of the expanded tokens, never within an image."""
+    host = kind(vision=True)
+    messages: list[Any] = [SYSTEM] if system else []
+    for content in turns:
+        messages += [{"role": "user", "content": content}, {"role": "assistant", "content": "I see"}]
+    messages.pop()
+    prompt, lcps = image_prompt(host, messages), set()
+    for variant in variants(messages):
+        lcps.add(true_lcp(prompt.ids, image_prompt(host, variant).ids))
+    expected = tuple(sorted(p for p in lcps if LEAST <= p < len(prompt.ids)))
+    if kind is FakeHost:
+        assert prompt.boundaries == expected
+    for p in prompt.boundaries:
+        assert any(p <= lcp for lcp in expected)
+        assert not any(start < p < end for start, end in prompt.spans)
+
+
+def image_prompt(host: FakeHost, messages: list[Any]) -> Prompt:
+    parts = [part for m in messages if not isinstance(m["content"], str) for part in m["content"]]
+    return chat_prompt(host, messages, [RED] * sum(part["type"] == "image" for part in parts), None, {})
+
+
+@pytest.mark.parametrize("kind", [FakeHost, Wide, Rows])
+def test_a_question_after_an_image(kind: type[FakeHost]) -> None:
+    """The start of the last user turn lies behind the image, so it moves with what the image takes."""
+    host = kind(vision=True)
+    first = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "what is it?"}]}
+    answered = [SYSTEM, first, {"role": "assistant", "content": "red"}]
+    prompt = image_prompt(host, [*answered, {"role": "user", "content": "are you sure?"}])
+    other = image_prompt(host, [*answered, {"role": "user", "content": "look again!"}])
+    assert prompt.boundaries[-1] == true_lcp(prompt.ids, other.ids) > prompt.spans[-1][1]
+    assert len(prompt.boundaries) == 2 and prompt.boundaries[0] <= prompt.spans[0][0]
+
+
+def test_positions_that_cannot_be_told_are_left_out() -> None:
+    ids = (*range(20), 99, 99, *range(30, 50), 99, *range(60, 80))
+    wide = (*range(20), *[99] * 10, *range(30, 50), 7, *[99] * 5, 8, *range(60, 80))
+    spans = ((20, 30), (51, 56))
+    assert expand((15,), ids, wide, spans) == ()
+    assert expand((16, 20), ids, wide, spans) == (16, 20)
+    assert expand((21,), ids, wide, spans) == ()
+    assert expand((22, 42), ids, wide, spans) == (30, 50)
+    assert expand((43, 50, 63), ids, wide, spans) == (57, 64)
+    # The text itself again behind the image; a mark that is not what fills the span.
+    assert expand((16,), ids, (*ids[:20], 7, 8, 8, *ids), ((21, 23),)) == (16,)
+    other = (*range(20), 98, *range(30, 50))
+    assert expand((20,), other, (*range(20), 99, 99, *range(30, 50)), ((20, 22),)) == (20,)
+    assert expand((16, 40), ids, ids, ()) == (16, 40)
+    assert expand((16, 30), ids, (1, 2, 3), ((0, 3),)) == ()
+
+
+def test_shared_is_the_length_of_the_common_start() -> None:
+    for a, b, expected in (("", "", 0), ("abc", "abd", 2), ("ab", "abc", 2), ("x", "y", 0)):
+        assert shared(a, b) == shared(tuple(a), tuple(b)) == shared(b, a) == expected
+
+
+def test_boundaries_of_a_text_without_positions() -> None:
+    """Without an encoding (tokenizers that are not fast) all is tokenised, and the result is the same."""
+    host, messages = FakeHost(), normalise([SYSTEM, {"role": "user", "content": "hi"}]).messages
+    tokens = tokenise(host, render(host, messages, None, {}), special=False)
+    plain = Tokens(tokens.text, tokens.ids)
+    assert boundaries(host, plain, messages, None, {}) == boundaries(host, tokens, messages, None, {}) != ()

@@ -1,0 +1,457 @@
+"""Answers that the request has begun: A49, A53, A55, A56, A63. The prompt ends with the text exactly, and the
+answer goes on from it in the state that it leaves; or there is an error, never another prompt."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlxrun.api.anthropic.fields import BODY as MESSAGES
+from mlxrun.api.choice import Choice
+from mlxrun.api.context import TextSide
+from mlxrun.api.openai.request import chat_prompt_of, offered
+from mlxrun.api.prepared import Prepared
+from mlxrun.api.responses.fields import BODY as RESPONSES
+from mlxrun.batch.job_file import Line
+from mlxrun.batch.line_answerer import Preparer
+from mlxrun.config.settings import Config
+from mlxrun.errors import RequestError
+from mlxrun.parsers import choose
+from mlxrun.parsers.model_formats import ModelFormats
+from mlxrun.scheduler.request import FinishReason, TokenEvent
+from mlxrun.server.endpoints.tokenize import _raw
+from mlxrun.text.continuation import PrefilledParser, continued
+from mlxrun.text.formats import PlainParser
+from tests.api.anthropic.test_request import ADD, CALL, body, count, text, user
+from tests.api.anthropic.test_request import make as message
+from tests.api.anthropic.test_request import refused as message_refused
+from tests.api.openai.test_request import CHAT, COMPLETION, HI, TOOL, refused
+from tests.api.openai.test_request import make as prepared
+from tests.helpers.parser_corpus.core import CASES as CALLS
+from tests.helpers.parser_corpus.reasoning import CASES as THOUGHTS
+from tests.helpers.parser_driver import Call, Thought, play
+from tests.helpers.parser_driver import parser as parser_of
+from tests.helpers.tokenizers import (
+    CHATML,
+    STRICT,
+    TEXT_ONLY,
+    THINKING,
+    TOOLS,
+    FakeHost,
+    byte_tokenizer,
+    ids_of,
+    metaspace_tokenizer,
+)
+
+Json = dict[str, Any]
+FORMATS = ModelFormats(choose(None, [], "hermes", "think"))
+# As Qwen3's: a thought in the content is written anew, and the last answer always has one.
+REWRITES = CHATML.replace(
+    "{{ text(m.content) }}",
+    "{% set c = text(m.content) %}{% if m.role == 'assistant' %}"
+    "{% set t = c.split('</think>')[0].split('<think>')[-1].strip('\n') if '</think>' in c else '' %}"
+    "{{ '<think>\n' + t + '\n</think>\n\n' + c.split('</think>')[-1].lstrip('\n') }}"
+    "{% else %}{{ c }}{% endif %}",
+)
+
+
+def begun(content: Any, **fields: Any) -> Json:
+    asked = {"continue_final_message": True, "add_generation_prompt": False, **fields}
+    return {"messages": [*HI, {"role": "assistant", "content": content}], **asked}
+
+
+def prompt(given: Json, template: str = CHATML) -> str:
+    return prepared(CHAT, given, FakeHost(chat_template=template)).prompts[0]
+
+
+# -- the prompt -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("content", ["The", "The answer is ", " The", "a\n\n", "<think>\nHm", "ř<tool_", ""])
+@pytest.mark.parametrize("template", [CHATML, STRICT, THINKING, TOOLS])
+def test_the_prompt_ends_with_the_text(template: str, content: str) -> None:
+    """Behind what any answer begins with, the text as it was sent. add_generation_prompt may be left out."""
+    asked = prompt({"messages": HI}, template)
+    assert prompt(begun(content), template) == asked + content
+    assert prompt(begun(content, add_generation_prompt=None), template) == asked + content
+    made = prepared(CHAT, begun(content), FakeHost(chat_template=template))
+    assert made.prefill == content
+    assert made.requests[0].prompt == ids_of(asked + content)
+
+
+def test_without_the_flag_it_is_a_turn_that_is_over() -> None:
+    """The twin: as the APIs have it, the next message begins behind it."""
+    given = begun("The", continue_final_message=False, add_generation_prompt=True)
+    assert prompt(given).endswith("assistant\nThe<|im_end|>\n<|im_start|>assistant\n")
+    assert prepared(CHAT, given).prefill == ""
+
+
+def test_what_stands_before_the_text_is_the_template_s() -> None:
+    """A thought in front of it, a space behind a name; neighbours are one message."""
+    assert prompt(begun("The"), REWRITES).endswith("assistant\n<think>\n\n</think>\n\nThe")
+    assert prompt(begun("<think>\nHm\n</think>\n\nThe"), REWRITES).endswith(
+        "assistant\n<think>\nHm\n</think>\n\nThe"
+    )
+    assert prompt(begun("The"), TEXT_ONLY) == "[user] hi\n[assistant] The"
+    two = begun("b")
+    two["messages"].insert(1, {"role": "assistant", "content": "a"})
+    assert prompt(two).endswith("assistant\na\n\nb")
+    assert prompt(begun([text("a"), text("b")])).endswith("assistant\na\nb")
+
+
+CHANGES = {
+    "drops it": CHATML.replace("{{ text(m.content) }}", "{{ text(m.content) if m.role == 'user' }}"),
+    "shouts": CHATML.replace("text(m.content)", "text(m.content) | upper"),
+    "strips": CHATML.replace("text(m.content)", "text(m.content) | trim"),
+    "shortens": CHATML.replace("text(m.content)", "text(m.content)[:3]"),
+    "rewrites": REWRITES,
+}
+
+
+@pytest.mark.parametrize(
+    ("template", "content"),
+    [
+        ("drops it", "The"),
+        ("shouts", "The"),
+        ("strips", " The"),
+        ("strips", "\nThe"),  # the template's own line break stands before it: right by chance alone
+        ("shortens", "The answer"),
+        ("rewrites", "Hm</think>The"),
+    ],
+)
+def test_a_template_that_changes_the_text(template: str, content: str) -> None:
+    """A clear 400 that names the message; the same template without the flag renders."""
+    host = FakeHost(chat_template=CHANGES[template])
+    error = refused(CHAT, begun(content), host)
+    assert error.param == "messages[1].content" and "cannot be continued" in str(error)
+    assert prepared(CHAT, begun(content, continue_final_message=None, add_generation_prompt=None), host)
+
+
+def test_white_space_at_the_end_stays_where_a_template_strips() -> None:
+    assert prompt(begun("The \n"), CHANGES["strips"]).endswith("assistant\nThe \n")
+
+
+def test_what_cannot_be_continued() -> None:
+    """A51: by name. Fields of another endpoint are led there."""
+    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+    with_calls = begun("a")
+    with_calls["messages"][-1]["tool_calls"] = [call]
+    strict = {**TOOL, "function": {**TOOL["function"], "strict": True}}
+    cases: list[tuple[Json, str, str]] = [
+        (begun("a", add_generation_prompt=True), "add_generation_prompt", "not together"),
+        ({"messages": HI, "add_generation_prompt": False}, "add_generation_prompt", "only with"),
+        ({"messages": HI, "continue_final_message": True}, "continue_final_message", "is of 'user'"),
+        ({"messages": [], "continue_final_message": True}, "messages", "at least one"),
+        ({"messages": [1], "continue_final_message": True}, "messages[0]", "expected object"),
+        (begun("a", continue_final_message="content"), "continue_final_message", "boolean"),
+        (with_calls, "messages[1].tool_calls", "is whole"),
+        (begun("a", response_format={"type": "json_object"}), "response_format", "not together"),
+        (begun("a", guided_regex="x"), "guided_regex", "not together"),
+        (begun("a", tools=[TOOL], tool_choice="required"), "tool_choice", "not together"),
+        (begun("a", tools=[strict]), "tools[0].function.strict", "not together"),
+        (begun(None), "messages[1].content", "missing"),
+        (begun("a\ud800"), "messages[1].content", "surrogate"),
+    ]
+    for given, param, words in cases:
+        error = refused(CHAT, given)
+        assert (error.param, words in str(error)) == (param, True), error
+    error = refused(COMPLETION, {"prompt": "x", "continue_final_message": True})
+    assert error.param == "continue_final_message" and CHAT in str(error)
+    assert continued({"messages": HI, "add_generation_prompt": True, "continue_final_message": False}) is None
+
+
+def test_where_the_fields_belong() -> None:
+    """B23: the other bodies refuse them by name; a raw prompt has no message to go on from."""
+    for of, words in ((RESPONSES, CHAT), (MESSAGES, "unknown parameter")):
+        for name in ("continue_final_message", "add_generation_prompt"):
+            with pytest.raises(RequestError, match=words) as caught:
+                of.check({name: True})
+            assert caught.value.param == name
+    for fields in ({"continue_final_message": True}, {"add_generation_prompt": False}):
+        with pytest.raises(RequestError, match="goes with messages") as caught:
+            _raw({"prompt": "x", **fields}, FakeHost())
+        assert caught.value.param in fields
+    assert _raw({"prompt": "x", "add_generation_prompt": True}, FakeHost()) == _raw(
+        {"prompt": "x"}, FakeHost()
+    )
+
+
+# -- the answer -----------------------------------------------------------------------------------------
+
+
+def answered(given: Json, *said: str, host: FakeHost | None = None) -> Choice:
+    """The answer to a body, with the formats of Hermes and of think tags."""
+    host = host or FakeHost(chat_template=TOOLS)
+    made = dataclasses.replace(prepared(CHAT, given, host), formats=FORMATS)
+    choice = Choice(made, 0, host)
+    for part in said:
+        choice.feed(TokenEvent("r", ids_of(part, host.tokenizer)))
+    choice.feed(TokenEvent("r", finish=FinishReason.STOP))
+    return choice
+
+
+def told(choice: Choice) -> tuple[str, str, list[tuple[str, str]]]:
+    return choice.content, choice.reasoning, [(call.name, call.arguments) for call in choice.calls]
+
+
+CALLING = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+WHOLE: list[list[tuple[str, str]]] = [  # what each piece of an answer is; a mark is none of them
+    [("text", "The answer is 42.\n\nReally ")],
+    [("text", "a <tool_box> and <th and </think> b <tool_call> c")],
+    [("mark", "<think>\n"), ("reasoning", "hm < hm </th"), ("mark", "\n</think>\n\n"), ("text", "Yes <b>.")],
+    [("text", "Let me see."), ("mark", "\n" + CALLING)],
+    [("mark", "<think>"), ("reasoning", "hm"), ("mark", f"</think>\n{CALLING}\n"), ("text", "done")],
+    [("mark", CALLING + "\n" + CALLING)],
+    [("text", '<tool_call>\n{"name": "unknown", "arguments": {}}\n</tool_call> so')],
+]
+
+
+@pytest.mark.parametrize("case", range(len(WHOLE)))
+def test_the_answer_is_what_follows_wherever_it_was_begun(case: int) -> None:
+    """A56: cut at every place, text and thought are those behind the cut, and calls are whole."""
+    pieces = WHOLE[case]
+    whole = "".join(piece for _, piece in pieces)
+    kinds = [kind for kind, piece in pieces for _ in piece]
+    calls = [("add", '{"a": 1}')] * whole.count(CALLING)
+    for at in range(len(whole) + 1):
+        found = told(answered(begun(whole[:at], tools=[TOOL]), whole[at:]))
+        behind = list(zip(whole, kinds, strict=True))[at:]
+        expected = ["".join(char for char, kind in behind if kind == each) for each in ("text", "reasoning")]
+        assert found == (*expected, calls), (whole[:at], whole[at:])
+
+
+def test_token_by_token_it_is_the_same() -> None:
+    """A55: a prefill that is part of a marker is not seen again, however the rest comes."""
+    for at in range(1, 12):
+        rest = CALLING[at:]
+        assert told(answered(begun(CALLING[:at], tools=[TOOL]), *rest))[2] == [("add", '{"a": 1}')]
+        box = "<tool_call_box>"
+        assert told(answered(begun(box[:at], tools=[TOOL]), *box[at:])) == (box[at:], "", [])
+    cut = answered(begun("a <tool", tools=[TOOL]))
+    assert told(cut) == ("", "", []) and cut.finish_reason == "stop"
+    assert answered(begun(CALLING[:20], tools=[TOOL]), CALLING[20:]).finish_reason == "tool_calls"
+
+
+def test_a_parser_that_has_not_read_the_text_is_wrong() -> None:
+    """The twin: without the state that the text leaves, thoughts and calls are taken for text."""
+    for start, rest in (("<think>\nFirst", ", hm</think>Yes"), (CALLING[:9], CALLING[9:])):
+        given = begun(start, tools=[TOOL])
+        right = told(answered(given, rest))
+        made = dataclasses.replace(prepared(CHAT, given, FakeHost(chat_template=TOOLS)), formats=FORMATS)
+        blind = dataclasses.replace(made, prefill="")
+        choice = Choice(blind, 0, FakeHost(chat_template=TOOLS))
+        choice.feed(TokenEvent("r", ids_of(rest), finish=FinishReason.STOP))
+        assert told(choice) != right and told(choice) == (rest, "", [])
+    repeated = PlainParser()
+    assert "".join(d.text for d in [*repeated.feed("The"), *repeated.feed(" end")]) == "The end"
+    parser = PrefilledParser(PlainParser, "The")
+    assert "".join(d.text for d in [*parser.feed(" end"), *parser.finish()]) == " end"
+
+
+def test_text_that_was_held_back_comes_once() -> None:
+    """Also where a parser gives it in parts, or never."""
+
+    class Slow(PlainParser):
+        def __init__(self) -> None:
+            self.kept = ""
+
+        def feed(self, text: str) -> Sequence[Any]:
+            self.kept += text
+            if len(self.kept) < 4:
+                return []
+            given, self.kept = self.kept[:2], self.kept[2:]
+            return super().feed(given)
+
+        def finish(self) -> Sequence[Any]:
+            return super().feed(self.kept)
+
+    for rest in ("", "d", "def", "defghi"):
+        parser = PrefilledParser(Slow, "abc")
+        made = [d for char in rest for d in parser.feed(char)] + [*parser.finish()]
+        assert "".join(d.text for d in made) == rest
+
+
+def test_a_space_goes_on_from_the_text() -> None:
+    """A tokenizer that drops a text's first space keeps it in the middle: A54."""
+    host = FakeHost(tokenizer=metaspace_tokenizer(), chat_template=TEXT_ONLY)
+    world = (metaspace_tokenizer().convert_tokens_to_ids("\u2581world"),)
+    for given, expected in ((begun("hello"), " world"), ({"messages": HI}, "world")):
+        choice = Choice(prepared(CHAT, given, host), 0, host)
+        choice.feed(TokenEvent("r", world, finish=FinishReason.STOP))
+        assert choice.content == choice.text == expected
+
+
+def test_a_completion_goes_on_from_its_prompt() -> None:
+    """A54: the space that parts the first word of a completion from its prompt, text or ids, is text."""
+    tokenizer = metaspace_tokenizer()
+    host = FakeHost(tokenizer=tokenizer)
+    hello, world, end = tokenizer.convert_tokens_to_ids(["\u2581hello", "\u2581world", "</s>"])
+    byte = tokenizer.convert_tokens_to_ids("<0xC5>")
+
+    def said(prompts: Any, at: int = 0) -> str:
+        choice = Choice(prepared(COMPLETION, {"prompt": prompts}, host), at, host)
+        choice.feed(TokenEvent("r", (world, world), finish=FinishReason.STOP))
+        return choice.text
+
+    for prompts in ("hello", [hello], [hello, end], [end] * 50 + [hello], [hello, byte]):
+        assert said(prompts) == " world world", prompts
+    assert said(["hello", "a"], 1) == " world world"
+    assert said([end]) == "world world"  # the twin: nothing stands before it
+
+
+def test_a_budget_counts_in_the_open_thought() -> None:
+    """A thought that the text has begun is closed when the answer's own tokens of it are used up."""
+    host = FakeHost(chat_template=TOOLS)
+    side = TextSide(host, Config(), None, FORMATS)  # type: ignore[arg-type]
+    stop = frozenset({byte_tokenizer().eos_token_id})
+
+    def closes(content: str) -> bool:
+        made = prepare_with(side, begun(content, thinking_budget=2))
+        assert made.requests[0].grammar is not None
+        row = made.requests[0].grammar.start((), stop)
+        for token in ids_of("xy"):
+            row.accept(token)
+        return sum(byte.bit_count() for byte in row.mask()) == 1
+
+    assert closes("<think>\nHm") and closes("<think>")
+    assert not closes("The") and not closes("<think>Hm</think>")
+
+
+def prepare_with(side: TextSide, given: Json) -> Prepared:
+    import asyncio
+
+    from mlxrun.api.openai.request import prepare
+
+    return asyncio.run(prepare(CHAT, given, side))
+
+
+# -- Anthropic ------------------------------------------------------------------------------------------
+
+
+def ends(*blocks: Any, **fields: Any) -> Json:
+    return body([*user(text("hi")), {"role": "assistant", "content": [*blocks]}], **fields)
+
+
+def test_the_last_message_begins_the_answer() -> None:
+    """A63: the assistant's last message, a string or blocks of text; an empty one begins nothing."""
+    asked = message(body(user(text("hi")))).prepared.prompts[0]
+    for last in (ends(text("The")), ends(text("T"), text("he")), body([*user(text("hi")), said("The")])):
+        made = message(last).prepared
+        assert made.prompts[0] == asked + "The" and made.prefill == "The"
+        assert prompt(begun("The")) == made.prompts[0]
+    for nothing in (ends(), body([*user(text("hi")), said("")]), ends(text(""))):
+        assert message(nothing).prepared.prompts[0] == asked
+    two = body([*user(text("hi")), said("a"), said("b")])
+    assert message(two).prepared.prompts[0] == asked + "a\n\nb"
+
+
+def said(content: str) -> Json:
+    return {"role": "assistant", "content": content}
+
+
+def test_counted_as_it_is_computed() -> None:
+    """A63: count_tokens and /tokenize count the same prompt; what is no beginning counts as a turn."""
+    for given in (ends(text("The")), ends(), ends(text("<think>Hm"))):
+        counted = {key: value for key, value in given.items() if key != "max_tokens"}
+        assert count(counted) == len(message(given).prepared.requests[0].prompt)
+    over = {"model": "m", **ends(text("The "))}
+    del over["max_tokens"]
+    assert count(over) > count({**over, "messages": [*user(text("hi")), said("The")]}) + 2
+
+
+THINKS = {"type": "enabled", "budget_tokens": 2000}
+ROOM = {"max_tokens": 2001}
+SCHEMA = {"format": {"type": "json_schema", "schema": {"type": "object"}}}
+
+
+@pytest.mark.parametrize(
+    ("given", "param", "words"),
+    [
+        (ends(text("The ")), "messages.1.content", "cannot end with trailing whitespace"),
+        (body([*user(text("hi")), said("The\n")]), "messages.1.content", "trailing whitespace"),
+        (ends(text("The"), thinking=THINKS, **ROOM), "thinking", "begins the answer"),
+        (ends(text("The"), thinking={"type": "adaptive"}), "thinking", "begins the answer"),
+        (ends(text("The"), tools=[ADD], tool_choice={"type": "any"}), "tool_choice", "begins the answer"),
+        (ends(text("The"), tools=[{**ADD, "strict": True}]), "tools.0.strict", "begins the answer"),
+        (ends(text("The"), output_config=SCHEMA), "output_config.format", "begins the answer"),
+        (ends(CALL), "messages.1.content.0", "without `tool_result`"),
+        (ends({"type": "thinking", "thinking": "x", "signature": "y"}), "messages.1.content", "'thinking'"),
+        (ends({"type": "redacted_thinking", "data": "x"}, text("a")), "messages.1.content", "redacted"),
+    ],
+)
+def test_what_begins_no_answer(given: Json, param: str, words: str) -> None:
+    """A51: by name, in Anthropic's words where it has some. Counting takes it as a turn that is over."""
+    error = message_refused(given, FakeHost(chat_template=TOOLS))
+    assert error.param == param and words in str(error)
+    counted = {key: value for key, value in given.items() if key != "max_tokens"}
+    assert count(counted, FakeHost(chat_template=TOOLS)) > 5
+    assert message({**given, "thinking": {"type": "disabled"}} if param == "thinking" else body())
+
+
+def test_an_empty_message_behind_another_of_the_assistant() -> None:
+    """A51: the one before it is what is judged, also where tokens are only counted."""
+    turns = [*user(text("hi")), said("The"), said("")]
+    made = message(body(turns)).prepared
+    assert made.prefill == "The" and made.prompts[0] == message(ends(text("The"))).prepared.prompts[0]
+    error = message_refused(body([*user(text("hi")), said("The "), said("")]))
+    assert error.param == "messages.1.content" and "trailing whitespace" in str(error)
+    host = FakeHost(chat_template=TOOLS)
+    called = {"model": "m", "messages": [*user(text("hi")), {"role": "assistant", "content": [CALL]}]}
+    assert count({**called, "messages": [*called["messages"], said("")]}, host) == count(called, host)
+
+
+def test_a_template_that_changes_the_text_is_led_back() -> None:
+    error = message_refused(ends(text("The")), FakeHost(chat_template=CHANGES["shouts"]))
+    assert error.param == "messages.1.content" and "cannot be continued" in str(error)
+
+
+# -- the other ways in ----------------------------------------------------------------------------------
+
+
+async def test_a_job_takes_it_too(tmp_path: Path) -> None:
+    """The same text side: the same prompt as the server's."""
+    preparer = Preparer(FakeHost(), Config(), tmp_path)
+    made = await preparer(Line(1, "a", CHAT, begun("The")))
+    assert made.prefill == "The" and made.prompts[0].endswith("<|im_start|>assistant\nThe")
+
+
+async def test_checked_once() -> None:
+    """Tools are looked at once a request, also where a prompt is only counted."""
+    from mlxrun.api.openai import request
+
+    seen = []
+    with pytest.MonkeyPatch.context() as patch:
+        check = request.check_tools
+        patch.setattr(request, "check_tools", lambda tools: seen.append(1) or check(tools))
+        side = TextSide(FakeHost(chat_template=TOOLS), Config(), None)  # type: ignore[arg-type]
+        await request.prepare(CHAT, {"messages": HI, "tools": [TOOL]}, side)
+        assert seen == [1]
+        await chat_prompt_of({"messages": HI}, offered({"messages": HI, "tools": [TOOL]}), side)
+        assert seen == [1, 1]
+
+
+def test_every_format_goes_on() -> None:
+    """A55, A56: the whole corpus of parsers, begun at four places each: no call is lost, and nothing is said
+    twice but what is left of a call that the model breaks behind its first argument."""
+    for case in (*CALLS, *THOUGHTS):
+        whole = sorted_out(play(partial(parser_of, case), [case.text]))
+        size = len(case.text)
+        for at in {size // 5, size // 2, size * 4 // 5, size}:
+            start, rest = case.text[:at], case.text[at:]
+            make = partial(PrefilledParser, partial(parser_of, case), start)
+            found = sorted_out(play(make, [rest] if rest else []))
+            assert found[2] == whole[2], (case.id, start)
+            assert whole[0].endswith(found[0]) and whole[1].endswith(found[1]), (case.id, start)
+            assert len(found[0]) + len(found[1]) <= len(rest) or found[2], (case.id, start)
+
+
+def sorted_out(items: Sequence[Any]) -> tuple[str, str, list[Call]]:
+    """The text, the thought and the calls of an answer."""
+    texts = "".join(item for item in items if isinstance(item, str))
+    thoughts = "".join(item.text for item in items if isinstance(item, Thought))
+    return texts, thoughts, [item for item in items if isinstance(item, Call)]
