@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlxrun import __version__
-from mlxrun.bench.engine.benchmark import Meter, SideRuns, measure_workload
+from mlxrun.bench.engine.benchmark import MemoryMeter, SideRuns, measure_workload
 from mlxrun.bench.engine.measurement import Output, medians
-from mlxrun.bench.engine.mlxrun_contender import Ours
+from mlxrun.bench.engine.mlxrun_contender import MlxrunContender
 from mlxrun.bench.engine.workloads import Job, Workload
 from mlxrun.bench.models import PRESETS, BenchModel, bench_model
 from mlxrun.bench.report import fitting, make_table, notes
@@ -63,7 +63,7 @@ class Ruled:
 
     def __init__(self, engine: Engine, grammars: Mapping[str, Grammar]) -> None:
         self._engine = engine
-        self._ours = Ours(engine)
+        self._ours = MlxrunContender(engine)
         self._grammars = grammars
 
     def add(self, jobs: Sequence[Job]) -> None:
@@ -108,7 +108,7 @@ def run_masks_bench(plan: MasksPlan, say: Callable[[str], None]) -> dict[str, An
 
     config = resolve(plan.config)
     config = replace(config, cache=replace(config.cache, backend="none"))
-    meter = Meter(time.perf_counter, counters.settle, counters.peak)
+    meter = MemoryMeter(time.perf_counter, counters.settle, counters.peak)
     with bench_model(plan.model, plan.seed) as model:
         if plan.model in PRESETS:
             write_byte_tokenizer(model.folder, model.vocab)

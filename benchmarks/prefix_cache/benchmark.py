@@ -188,9 +188,12 @@ def measure_rounds(
 
 def _nothing(plan: CachePlan, family: str, model: BenchModel, config: Config, say: Say) -> dict[str, Any]:
     """What the cache costs where nothing can be reused."""
-    from mlxrun.bench.engine.mlxrun_contender import Ours
+    from mlxrun.bench.engine.mlxrun_contender import MlxrunContender
 
-    engines: dict[str, Contender] = {ON: Ours.open(config), OFF: Ours.open(_uncached(config))}
+    engines: dict[str, Contender] = {
+        ON: MlxrunContender.open(config),
+        OFF: MlxrunContender.open(_uncached(config)),
+    }
     try:
         return compare(
             engines, plan, model.vocab, lambda line: say(f"{family} {NOTHING} {line}"), time.perf_counter

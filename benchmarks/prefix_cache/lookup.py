@@ -15,7 +15,7 @@ from typing import Any
 from mlxrun.cache.prefix_cache import PrefixCache
 from mlxrun.config.settings import CacheSettings, Config
 from mlxrun.scheduler.request import Request, SamplingParams
-from mlxrun.scheduler.step_plan import Saved
+from mlxrun.scheduler.step_plan import SnapshotResult
 
 TOKENS, CHUNK = 16384, 2048
 RECORDS = (10, 5000)
@@ -89,9 +89,9 @@ def _enter(cache: Any, tokens: tuple[int, ...]) -> None:
     cache.find("fill", (), target)
     for start in range(0, target, CHUNK):
         for save in cache.due("fill", start, min(start + CHUNK, target), target):
-            cache.put(Saved(save, object()))
+            cache.put(SnapshotResult(save, object()))
     for save in cache.release("fill", (0,), target):
-        cache.put(Saved(save, object()))
+        cache.put(SnapshotResult(save, object()))
     cache.close("fill")
 
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mlxrun.api.prepared import Prepared
+from mlxrun.api.prepared import PreparedRequest
 from mlxrun.scheduler.request import FinishReason, HitKind, TokenEvent, TokenLogprob
 from mlxrun.text.continuation import prompt_ids, tail_ids
 from mlxrun.text.detokenize import Detokenizer, TokenBytes
 from mlxrun.text.formats import Delta, Parser
-from mlxrun.text.model_info import HostModel
+from mlxrun.text.model_info import ModelInfo
 from mlxrun.text.stops import StopMatcher
 
 
@@ -29,7 +29,7 @@ class LoggedToken:
 
 
 @dataclass(slots=True)
-class Call:
+class ToolCall:
     """A tool call; `arguments` is JSON text, complete once the answer is."""
 
     id: str
@@ -40,7 +40,7 @@ class Call:
 class Choice:
     """Collects one answer of a Prepared. `index` is its place in `prepared.requests` and in the response."""
 
-    def __init__(self, prepared: Prepared, index: int, host: HostModel) -> None:
+    def __init__(self, prepared: PreparedRequest, index: int, host: ModelInfo) -> None:
         backend = host.tokenizer.backend_tokenizer
         self.index = index
         self.stopped = False  # a stop string was found: nothing more is wanted
@@ -48,7 +48,7 @@ class Choice:
         self.completion_tokens = 0
         self.reasoning_tokens = 0  # of these, tokens of the thought
         self.cached_tokens = 0
-        self.calls: list[Call] = []
+        self.calls: list[ToolCall] = []
         self.hit: HitKind | None = None  # how the prompt met the prefix cache
         self._stops = prepared.stops
         parser = prepared.parser(index)
@@ -177,7 +177,7 @@ class Choice:
                     self.stopped, self._parser = True, None
                     break
                 if piece.index == len(self.calls):
-                    self.calls.append(Call(piece.id, piece.name))
+                    self.calls.append(ToolCall(piece.id, piece.name))
                 self.calls[piece.index].arguments += piece.text
             else:
                 (self._content if piece.kind == "text" else self._reasoning).append(piece.text)

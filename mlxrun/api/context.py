@@ -5,21 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mlxrun.config.settings import Config
-from mlxrun.text.formats import PLAIN, Formats
+from mlxrun.text.formats import PLAIN, AnswerFormats
 from mlxrun.text.images import MediaLoader
-from mlxrun.text.model_info import HostModel
+from mlxrun.text.model_info import ModelInfo
 from mlxrun.text.template import check_template
 
 
 @dataclass(frozen=True, slots=True)
-class TextSide:
+class ApiContext:
     """`loader` decides which images may be read; `formats` how answers are split. ModelLoadError if the chat
     template is broken."""
 
-    host: HostModel
+    host: ModelInfo
     config: Config
     loader: MediaLoader
-    formats: Formats = PLAIN
+    formats: AnswerFormats = PLAIN
 
     def __post_init__(self) -> None:
         """What is wrong with a chat template is found when a model is loaded, not at the first request."""

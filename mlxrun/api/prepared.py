@@ -10,11 +10,11 @@ from typing import Any
 from mlxrun.api.openai.fields import Kind
 from mlxrun.scheduler.request import Request
 from mlxrun.text.continuation import PrefilledParser
-from mlxrun.text.formats import PLAIN, Formats, Parser, PlainParser
+from mlxrun.text.formats import PLAIN, AnswerFormats, Parser, PlainParser
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedRequest:
     """One request of a front end: a Request for each choice, prompt by prompt, `n` to a prompt."""
 
     kind: Kind
@@ -33,7 +33,7 @@ class Prepared:
     stream: bool = False
     include_usage: bool = False
     """Whether the last chunk of a stream has the usage."""
-    formats: Formats = PLAIN
+    formats: AnswerFormats = PLAIN
     tools: tuple[Mapping[str, Any], ...] = ()
     """Tools that the answer may call, in OpenAI's form."""
     one_call: bool = False

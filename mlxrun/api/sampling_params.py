@@ -15,7 +15,7 @@ from mlxrun.config.settings import Config
 from mlxrun.errors import PromptTooLong
 from mlxrun.scheduler.request import SamplingParams
 from mlxrun.text.field_errors import bad, kind, need
-from mlxrun.text.model_info import HostModel
+from mlxrun.text.model_info import ModelInfo
 
 MAX_STOPS = 16
 MAX_STOP = 1024  # characters of one
@@ -26,7 +26,7 @@ _MASK = 2**64 - 1
 
 
 def sampling_params(
-    body: Mapping[str, Any], host: HostModel, config: Config, logprobs: int | None
+    body: Mapping[str, Any], host: ModelInfo, config: Config, logprobs: int | None
 ) -> SamplingParams:
     """Everything but `max_tokens` and `seed`, which depend on the prompt and the choice."""
     drawn = {name: _first(name, body, host, config) for name in _BUILT_IN}
@@ -45,7 +45,7 @@ def sampling_params(
     )
 
 
-def _first(name: str, body: Mapping[str, Any], host: HostModel, config: Config) -> float:
+def _first(name: str, body: Mapping[str, Any], host: ModelInfo, config: Config) -> float:
     configured = {
         "temperature": config.sampling.temperature,
         "top_p": config.sampling.top_p,
@@ -66,7 +66,7 @@ def _biases(biases: Mapping[str, float], size: int) -> dict[int, float]:
     return {int(key): float(value) for key, value in biases.items()}
 
 
-def _stop_ids(body: Mapping[str, Any], host: HostModel, size: int) -> frozenset[int]:
+def _stop_ids(body: Mapping[str, Any], host: ModelInfo, size: int) -> frozenset[int]:
     asked = body.get("stop_token_ids", [])
     for i, token in enumerate(asked):
         if token >= size:
@@ -103,7 +103,7 @@ def stop_strings(value: Any) -> tuple[str, ...]:
 
 
 def answer_length(
-    body: Mapping[str, Any], prompt: int, host: HostModel, config: Config, default: int | None
+    body: Mapping[str, Any], prompt: int, host: ModelInfo, config: Config, default: int | None
 ) -> int:
     """Most tokens of the answer. What was asked for must fit; a default is cut to what is left."""
     asked = [name for name in ("max_completion_tokens", "max_tokens") if name in body]

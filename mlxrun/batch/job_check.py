@@ -11,19 +11,19 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from mlxrun.batch.job_file import CHAT, BadLine, Line
+from mlxrun.batch.job_file import CHAT, BadLine, JobLine
 from mlxrun.batch.line_answerer import Prepare
 from mlxrun.batch.line_index import Entry, Index
-from mlxrun.batch.line_keys import Keys
+from mlxrun.batch.line_keys import LineKeys
 from mlxrun.errors import JobError, RequestError
-from mlxrun.text.model_info import HostModel
+from mlxrun.text.model_info import ModelInfo
 
 _AT_ONCE = 16
 Report = Callable[[int, str], None]  # line number, reason
 
 
 @dataclass(slots=True)
-class Checked:
+class CheckedLines:
     """What the lines add up to."""
 
     lines: int = 0
@@ -35,9 +35,9 @@ class Checked:
     images: int = 0
 
 
-async def check_lines(index: Index, prepare: Prepare, end: int, report: Report) -> Checked:
+async def check_lines(index: Index, prepare: Prepare, end: int, report: Report) -> CheckedLines:
     """Check the first `end` lines; each problem is reported with its line number."""
-    total = Checked()
+    total = CheckedLines()
     for start in range(0, end, _AT_ONCE):
         some = range(start, min(start + _AT_ONCE, end))
         entries = [await asyncio.to_thread(index.load, position) for position in some]
@@ -52,7 +52,7 @@ async def check_lines(index: Index, prepare: Prepare, end: int, report: Report) 
     return total
 
 
-def check_chats(index: Index, host: HostModel, end: int) -> None:
+def check_chats(index: Index, host: ModelInfo, end: int) -> None:
     """JobError if the first `end` lines are chats alone, or no requests, and the model has no template: all
     would fail, once its weights are loaded. Blocks, as the lines are read."""
     if host.chat_template is not None:
@@ -60,7 +60,7 @@ def check_chats(index: Index, host: HostModel, end: int) -> None:
     chats = 0
     for position in range(end):
         line = None if index.is_bad(position) else index.load(position).line
-        if isinstance(line, Line):
+        if isinstance(line, JobLine):
             if line.url != CHAT:
                 return
             chats += 1
@@ -76,7 +76,7 @@ def say_problem(path: Path, say: Callable[[str], None], number: int, reason: str
     say(f"{path}:{number}: {reason}")
 
 
-async def _check(entry: Entry, prepare: Prepare) -> str | Checked:
+async def _check(entry: Entry, prepare: Prepare) -> str | CheckedLines:
     """The numbers of one line, or why it is refused."""
     if isinstance(entry.line, BadLine):
         return entry.line.reason
@@ -84,7 +84,7 @@ async def _check(entry: Entry, prepare: Prepare) -> str | Checked:
         prepared = await prepare(entry.line)
     except RequestError as error:
         return str(error)
-    return Checked(
+    return CheckedLines(
         requests=len(prepared.requests),
         prompt_tokens=prepared.prompt_tokens,
         longest=max(len(request.prompt) for request in prepared.requests),
@@ -93,7 +93,7 @@ async def _check(entry: Entry, prepare: Prepare) -> str | Checked:
     )
 
 
-def _add(total: Checked, one: Checked) -> None:
+def _add(total: CheckedLines, one: CheckedLines) -> None:
     total.requests += one.requests
     total.prompt_tokens += one.prompt_tokens
     total.longest = max(total.longest, one.longest)
@@ -101,9 +101,11 @@ def _add(total: Checked, one: Checked) -> None:
     total.images += one.images
 
 
-async def check_job(path: Path, prepare: Prepare, limit: int | None, say: Callable[[str], None]) -> Checked:
+async def check_job(
+    path: Path, prepare: Prepare, limit: int | None, say: Callable[[str], None]
+) -> CheckedLines:
     """Check a job file by itself; nothing is written. Each problem is said as `file:line: reason`."""
-    index = Index(path, Keys("", path.parent, 0))
+    index = Index(path, LineKeys("", path.parent, 0))
     try:
         await asyncio.to_thread(index.scan)
         report = partial(say_problem, path, say)

@@ -37,7 +37,7 @@ class RawLine:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class JobLine:
     """A line that may be run. `body` is not checked yet: that is the text side's."""
 
     number: int
@@ -110,7 +110,7 @@ def _tapped(file: BinaryIO, tap: Callable[[bytes], object]) -> Callable[[int], b
     return readline
 
 
-def parse_line(raw: RawLine) -> Line | BadLine:
+def parse_line(raw: RawLine) -> JobLine | BadLine:
     """What `raw` asks for. Everything but the body is checked here, the body only for `stream`."""
     value: Any = None
     try:
@@ -161,7 +161,7 @@ def _is_short(value: dict[str, Any]) -> bool:
     return not any(key in value for key in _OPENAI_KEYS)
 
 
-def _short_form(number: int, value: dict[str, Any]) -> Line:
+def _short_form(number: int, value: dict[str, Any]) -> JobLine:
     body = {key: item for key, item in value.items() if key not in ("id", "eval")}
     if ("prompt" in body) == ("messages" in body):
         got = "both" if "prompt" in body else "neither"
@@ -170,7 +170,7 @@ def _short_form(number: int, value: dict[str, Any]) -> Line:
     return _line(number, custom_id, COMPLETION if "prompt" in body else CHAT, body, value)
 
 
-def _openai_form(number: int, value: dict[str, Any]) -> Line:
+def _openai_form(number: int, value: dict[str, Any]) -> JobLine:
     for key in value:
         if key not in _OPENAI_KEYS and key != "eval":
             raise _Bad(f"unknown key {key!r}; a line takes {_FULL}, and eval", key)
@@ -187,7 +187,7 @@ def _openai_form(number: int, value: dict[str, Any]) -> Line:
     return _line(number, custom_id, value["url"], value["body"], value)
 
 
-def _line(number: int, custom_id: str, url: str, body: dict[str, Any], value: dict[str, Any]) -> Line:
+def _line(number: int, custom_id: str, url: str, body: dict[str, Any], value: dict[str, Any]) -> JobLine:
     if body.get("stream"):
         raise _Bad("stream cannot be used in a job: answers are written when they are complete", "stream")
     wanted = None
@@ -196,7 +196,7 @@ def _line(number: int, custom_id: str, url: str, body: dict[str, Any], value: di
             wanted = parse_eval(value["eval"])
         except ValueError as error:
             raise _Bad(str(error), "eval") from error
-    return Line(number, custom_id, url, body, wanted)
+    return JobLine(number, custom_id, url, body, wanted)
 
 
 def _custom_id(value: dict[str, Any], key: str) -> str:

@@ -19,19 +19,19 @@ from typing import Any
 
 from mlxrun.batch import job_cache
 from mlxrun.batch.job_check import check_chats, check_lines, say_problem
-from mlxrun.batch.line_answerer import Answerer, Client, Prepare, base_seed
+from mlxrun.batch.line_answerer import EngineClientInterface, LineAnswerer, Prepare, base_seed
 from mlxrun.batch.line_index import DONE, FAILED, TODO, Index
-from mlxrun.batch.line_keys import JobHost, Keys, settings_digest
-from mlxrun.batch.line_runner import BACKOFF, Runner, Watcher
+from mlxrun.batch.line_keys import JobHost, LineKeys, settings_digest
+from mlxrun.batch.line_runner import BACKOFF, LineRunner, Watcher
 from mlxrun.batch.manifest import Facts, Manifest, Status, check_owner
 from mlxrun.batch.output_writer import Writer, sort_outputs
 from mlxrun.batch.partial_answers import Answers
-from mlxrun.batch.progress import Meter, View, make_view
+from mlxrun.batch.progress import ProgressMeter, View, make_view
 from mlxrun.batch.reconciliation import Reconciler, Resumed
 from mlxrun.batch.run_paths import Paths, locked
 from mlxrun.batch.score_table import count
 from mlxrun.batch.scoring import Scores
-from mlxrun.batch.stop_signals import Interrupted, Stop
+from mlxrun.batch.stop_signals import Interrupted, StopSignals
 from mlxrun.config.conversion import to_plain
 from mlxrun.config.settings import Config
 from mlxrun.errors import ConfigError, JobError, MlxrunError
@@ -41,7 +41,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class JobOptions:
     """The flags of `mlxrun batch`."""
 
     fresh: bool = False
@@ -51,47 +51,47 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
+class JobSetup:
     """What a job runs on. `start` is called if there is something to do, and its client closed at the end."""
 
     config: Config
     config_hash: str
     host: JobHost
     prepare: Prepare
-    start: Callable[[], Coroutine[Any, Any, Client]]
+    start: Callable[[], Coroutine[Any, Any, EngineClientInterface]]
     device: Callable[[], Mapping[str, Any]]  # called once the engine runs
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class JobOutcome:
     """How a run ended that was not cut short."""
 
     exit_code: int
-    meter: Meter
+    meter: ProgressMeter
     scores: Scores
 
 
 @dataclass(slots=True)
-class Session:
+class JobRun:
     """One run; `say` gets sentences for the user, `view` shows the progress, `stop` ends it (by default
     signals do)."""
 
     paths: Paths
-    setup: Setup
-    options: Options
+    setup: JobSetup
+    options: JobOptions
     say: Say
-    view: Callable[[Meter], View] = make_view
-    stop: Stop | None = None
+    view: Callable[[ProgressMeter], View] = make_view
+    stop: StopSignals | None = None
     clock: Callable[[], float] = time.monotonic
     backoff: float = BACKOFF
     _device: Mapping[str, Any] | None = field(default=None, init=False)
 
-    async def run(self) -> Outcome:
+    async def run(self) -> JobOutcome:
         """Run the job. JobError, EngineDead, ModelLoadError or Interrupted if it cannot be finished."""
-        stop = self.stop or Stop(self.say)
+        stop = self.stop or StopSignals(self.say)
         config = self.setup.config
         settings = settings_digest(config, self.setup.host)
-        keys = Keys(settings, self.setup.prepare.folder, config.media.max_bytes)
+        keys = LineKeys(settings, self.setup.prepare.folder, config.media.max_bytes)
         index = Index(self.paths.job, keys)
         try:
             with stop.listening(), locked(self.paths):
@@ -104,7 +104,7 @@ class Session:
         finally:
             index.close()
 
-    async def _run(self, index: Index, settings: str, stop: Stop) -> Outcome:
+    async def _run(self, index: Index, settings: str, stop: StopSignals) -> JobOutcome:
         config = self.setup.config
         limit = self.options.limit
         end = len(index) if limit is None else min(limit, len(index))
@@ -141,7 +141,7 @@ class Session:
             await self._end_badly(error, index, meter, manifest, status)
             raise
         status.write("done", meter, force=True)
-        return Outcome(exit_code, meter, found.scores)
+        return JobOutcome(exit_code, meter, found.scores)
 
     async def _refuse_bad(self, index: Index, end: int) -> None:
         report = partial(say_problem, index.path, self.say)
@@ -155,14 +155,14 @@ class Session:
         if not run.index.state.count(TODO, 0, run.end):
             return
         writer = Writer(self.paths, run.index, number)
-        client: Client | None = None
+        client: EngineClientInterface | None = None
         try:
             run.status.write("loading", run.meter, force=True)
             client = started = await run.stop.run(self.setup.start())
             self._device = self.setup.device()
             run.meter.counters = started.cache_counts
-            answerer = Answerer(started, self.setup.prepare, self.setup.config, run.meter, run.answers)
-            runner = Runner(run.index, writer, answerer, self.setup.config, run.meter, run.scores)
+            answerer = LineAnswerer(started, self.setup.prepare, self.setup.config, run.meter, run.answers)
+            runner = LineRunner(run.index, writer, answerer, self.setup.config, run.meter, run.scores)
             runner.backoff = self.backoff
             with run.watched(self.view) as watcher:
                 await run.stop.run(runner.run(run.end, watcher))
@@ -199,7 +199,7 @@ class Session:
             self.say(f"{count(halves, 'answer')} under way when the last run ended: not begun anew")
 
     async def _end_badly(
-        self, error: MlxrunError, index: Index, meter: Meter, manifest: Manifest, status: Status
+        self, error: MlxrunError, index: Index, meter: ProgressMeter, manifest: Manifest, status: Status
     ) -> None:
         """Leave everything as the next run needs it, and say how to go on."""
         try:
@@ -223,14 +223,14 @@ class Run:
 
     index: Index
     end: int
-    meter: Meter
+    meter: ProgressMeter
     scores: Scores
     status: Status
-    stop: Stop
+    stop: StopSignals
     answers: Answers
 
     @contextmanager
-    def watched(self, make: Callable[[Meter], View]) -> Iterator[Watcher]:
+    def watched(self, make: Callable[[ProgressMeter], View]) -> Iterator[Watcher]:
         """Progress and status while lines run."""
         view = make(self.meter)
         try:
@@ -243,7 +243,7 @@ class Run:
 class _Both:
     view: View
     status: Status
-    meter: Meter
+    meter: ProgressMeter
 
     def update(self) -> None:
         self.view.update()
@@ -261,6 +261,6 @@ _CUT = {
 }
 
 
-def _meter(index: Index, end: int, found: Resumed, clock: Callable[[], float]) -> Meter:
+def _meter(index: Index, end: int, found: Resumed, clock: Callable[[], float]) -> ProgressMeter:
     done, failed = index.state.count(DONE, 0, end), index.state.count(FAILED, 0, end)
-    return Meter(clock, end, done, failed, all_prompt=found.prompt, all_output=found.output)
+    return ProgressMeter(clock, end, done, failed, all_prompt=found.prompt, all_output=found.output)

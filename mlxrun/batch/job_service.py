@@ -16,21 +16,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlxrun.batch.job_check import check_lines
-from mlxrun.batch.job_file import BadLine, Line
-from mlxrun.batch.job_run import Options, Session, Setup
-from mlxrun.batch.line_answerer import Client, Prepare, Preparer
+from mlxrun.batch.job_file import BadLine, JobLine
+from mlxrun.batch.job_run import JobOptions, JobRun, JobSetup
+from mlxrun.batch.line_answerer import EngineClientInterface, Prepare, Preparer
 from mlxrun.batch.line_index import Index
-from mlxrun.batch.line_keys import JobHost, Keys
-from mlxrun.batch.progress import Meter
+from mlxrun.batch.line_keys import JobHost, LineKeys
+from mlxrun.batch.progress import ProgressMeter
 from mlxrun.batch.run_paths import Paths
-from mlxrun.batch.stop_signals import Interrupted, Stop
+from mlxrun.batch.stop_signals import Interrupted, StopSignals
 from mlxrun.config.settings import Config, ServerSettings
 from mlxrun.errors import JobError, PromptTooLong, RequestError
 from mlxrun.scheduler.request import Request, TokenEvent
 
 if TYPE_CHECKING:
-    from mlxrun.api.prepared import Prepared
-    from mlxrun.text.formats import Formats
+    from mlxrun.api.prepared import PreparedRequest
+    from mlxrun.text.formats import AnswerFormats
 
 log = logging.getLogger(__name__)
 PREPARED_AT_ONCE = 2  # lines; the worker threads are for those who wait for their answers
@@ -47,7 +47,7 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class LineProblem:
     """Why a line cannot be run."""
 
     line: int
@@ -57,15 +57,15 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class CheckedJob:
     """What a file holds: how many lines, and the first MOST_PROBLEMS of its problems."""
 
     total: int
-    problems: tuple[Problem, ...]
+    problems: tuple[LineProblem, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Files:
+class JobFiles:
     """What a job leaves; any of them may not be there."""
 
     output: Path
@@ -73,10 +73,10 @@ class Files:
     manifest: Path
 
 
-class Lent:
+class SpareCapacityClient:
     """The server's engine as a job sees it: in the background, and it runs on when the job ends."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: EngineClientInterface) -> None:
         self._client = client
 
     @property
@@ -103,7 +103,7 @@ class Bounded:
         self._limits = limits
         self._slots = asyncio.Semaphore(PREPARED_AT_ONCE)
 
-    async def __call__(self, line: Line) -> Prepared:
+    async def __call__(self, line: JobLine) -> PreparedRequest:
         messages, most = line.body.get("messages"), self._limits.max_messages
         if isinstance(messages, list) and len(messages) > most:
             text = f"messages: {len(messages)} items are more than {most} (server.max_messages)"
@@ -123,31 +123,31 @@ class JobService:
 
     def __init__(
         self,
-        client: Client,
+        client: EngineClientInterface,
         config: Config,
         config_hash: str,
         device: Callable[[], Mapping[str, Any]],
-        formats: Formats | None = None,
+        formats: AnswerFormats | None = None,
     ) -> None:
-        self._client = Lent(client)
+        self._client = SpareCapacityClient(client)
         self._config = config
         host = client.host
         lines_of = Preparer(host, config, None, formats=formats, max_tokens=None)
         prepare = Bounded(lines_of, config.server)
         lines = config.batch.concurrency or config.scheduler.max_running
         batch = replace(config.batch, on_invalid="skip", concurrency=lines)  # `check` sees to on_invalid
-        self._setup = Setup(replace(config, batch=batch), config_hash, host, prepare, self._start, device)
+        self._setup = JobSetup(replace(config, batch=batch), config_hash, host, prepare, self._start, device)
 
-    async def check(self, path: Path, url: str) -> Checked:
+    async def check(self, path: Path, url: str) -> CheckedJob:
         """Look at every line of a file whose lines are all to be for `url`; JobError if it cannot be read."""
-        index = await asyncio.to_thread(Index, path, Keys("", None, 0), url)
+        index = await asyncio.to_thread(Index, path, LineKeys("", None, 0), url)
         try:
             with suppress(JobError):  # it has no lines, and is told so by its length
                 await asyncio.to_thread(index.scan)
             problems = await asyncio.to_thread(_bad_lines, index)
             if self._config.batch.on_invalid == "fail" and not problems:
                 problems = await self._refused(index)
-            return Checked(len(index), tuple(problems))
+            return CheckedJob(len(index), tuple(problems))
         finally:
             index.close()
 
@@ -157,24 +157,24 @@ class JobService:
         Cancelling keeps what is finished, and the next call goes on. EngineDead, or JobError if its files
         cannot be written.
         """
-        return await self._session(path, Options(), told)
+        return await self._session(path, JobOptions(), told)
 
     async def settle(self, path: Path) -> Counts:
         """Run nothing more: make what a kill may have torn whole, and count it."""
-        return await self._session(path, Options(limit=0), lambda counts: None)
+        return await self._session(path, JobOptions(limit=0), lambda counts: None)
 
-    def files(self, path: Path) -> Files:
+    def files(self, path: Path) -> JobFiles:
         """Where the answers of a job are."""
         paths = Paths.of(path)
-        return Files(paths.out, paths.errors, paths.manifest)
+        return JobFiles(paths.out, paths.errors, paths.manifest)
 
-    async def _session(self, path: Path, options: Options, told: Callable[[Counts], None]) -> Counts:
+    async def _session(self, path: Path, options: JobOptions, told: Callable[[Counts], None]) -> Counts:
         def say(text: str) -> None:
             log.info("%s: %s", path.stem, text)
 
         paths = Paths.of(path)
-        stop = Stop(say, process=False)
-        session = Session(paths, self._setup, options, say, lambda meter: _Told(meter, told), stop)
+        stop = StopSignals(say, process=False)
+        session = JobRun(paths, self._setup, options, say, lambda meter: _Told(meter, told), stop)
         task = asyncio.create_task(session.run())
         try:
             await asyncio.shield(task)
@@ -185,16 +185,16 @@ class JobService:
             raise
         return await asyncio.to_thread(_counts, paths.manifest)
 
-    async def _start(self) -> Lent:
+    async def _start(self) -> SpareCapacityClient:
         return self._client
 
-    async def _refused(self, index: Index) -> list[Problem]:
+    async def _refused(self, index: Index) -> list[LineProblem]:
         """What `batch.on_invalid: fail` asks for: bodies too are looked at before anything runs."""
-        problems: list[Problem] = []
+        problems: list[LineProblem] = []
 
         def report(number: int, reason: str) -> None:
             if len(problems) < MOST_PROBLEMS:
-                problems.append(Problem(number, "invalid_request", reason, None))
+                problems.append(LineProblem(number, "invalid_request", reason, None))
 
         await check_lines(index, self._setup.prepare, len(index), report)
         return problems
@@ -203,7 +203,7 @@ class JobService:
 class _Told:
     """A view that only passes counts on."""
 
-    def __init__(self, meter: Meter, told: Callable[[Counts], None]) -> None:
+    def __init__(self, meter: ProgressMeter, told: Callable[[Counts], None]) -> None:
         self._meter = meter
         self._told = told
 
@@ -214,15 +214,15 @@ class _Told:
         self.update()
 
 
-def _bad_lines(index: Index) -> list[Problem]:
+def _bad_lines(index: Index) -> list[LineProblem]:
     """The first lines that are no requests."""
-    problems: list[Problem] = []
+    problems: list[LineProblem] = []
     for position in range(len(index)):
         if not index.is_bad(position):
             continue
         line = index.load(position).line
         assert isinstance(line, BadLine)
-        problems.append(Problem(line.number, "invalid_line", line.reason, line.param))
+        problems.append(LineProblem(line.number, "invalid_line", line.reason, line.param))
         if len(problems) == MOST_PROBLEMS:
             break
     return problems

@@ -15,26 +15,26 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from mlxrun.batch.job_file import Line
+from mlxrun.batch.job_file import JobLine
 from mlxrun.batch.line_keys import JobHost
-from mlxrun.batch.output_records import CREATED, Work, request_id
+from mlxrun.batch.output_records import CREATED, TokenWork, request_id
 from mlxrun.batch.partial_answer import Half
 from mlxrun.batch.partial_answers import Answers
-from mlxrun.batch.progress import Meter
+from mlxrun.batch.progress import ProgressMeter
 from mlxrun.config.settings import Config
 from mlxrun.scheduler.request import TokenEvent
-from mlxrun.text.model_info import HostModel
+from mlxrun.text.model_info import ModelInfo
 
 if TYPE_CHECKING:
     from mlxrun.api.choice import Choice
-    from mlxrun.api.prepared import Prepared
+    from mlxrun.api.prepared import PreparedRequest
     from mlxrun.scheduler.request import Request
-    from mlxrun.text.formats import Formats
+    from mlxrun.text.formats import AnswerFormats
 
 MAX_TOKENS = 1024  # of an answer, where neither the line nor the config says
 
 
-class Client(Protocol):
+class EngineClientInterface(Protocol):
     """The engine as a job sees it; `generate` raises instead of giving an ERROR event."""
 
     @property
@@ -67,7 +67,7 @@ class Prepare(Protocol):
     def folder(self) -> Path | None:
         """Image paths are relative to it; None refuses them."""
 
-    async def __call__(self, line: Line) -> Prepared:
+    async def __call__(self, line: JobLine) -> PreparedRequest:
         """RequestError if the line's body is refused."""
         ...
 
@@ -80,23 +80,23 @@ class Preparer:
 
     def __init__(
         self,
-        host: HostModel,
+        host: ModelInfo,
         config: Config,
         folder: Path | None,
         *,
-        formats: Formats | None = None,
+        formats: AnswerFormats | None = None,
         max_tokens: int | None = MAX_TOKENS,
     ) -> None:
-        from mlxrun.api.context import TextSide
+        from mlxrun.api.context import ApiContext
         from mlxrun.text.formats import PLAIN
         from mlxrun.text.images import MediaLoader
 
         self.folder = folder
-        self._side = TextSide(host, config, MediaLoader(config.media, folder), formats or PLAIN)
+        self._side = ApiContext(host, config, MediaLoader(config.media, folder), formats or PLAIN)
         self._config = config
         self._max_tokens = max_tokens
 
-    async def __call__(self, line: Line) -> Prepared:
+    async def __call__(self, line: JobLine) -> PreparedRequest:
         from mlxrun.api.openai.request import prepare
 
         body = line.body
@@ -119,19 +119,24 @@ class Spent:
         self.output += output
 
     @property
-    def work(self) -> Work:
-        return Work(self.computed, self.reused)
+    def work(self) -> TokenWork:
+        return TokenWork(self.computed, self.reused)
 
     @property
     def total(self) -> int:
         return self.computed + self.reused + self.output
 
 
-class Answerer:
+class LineAnswerer:
     """Answers lines, any number at once; the engine's queue is never overfilled by one job alone."""
 
     def __init__(
-        self, client: Client, prepare: Prepare, config: Config, meter: Meter, answers: Answers
+        self,
+        client: EngineClientInterface,
+        prepare: Prepare,
+        config: Config,
+        meter: ProgressMeter,
+        answers: Answers,
     ) -> None:
         self.answers = answers
         self._client = client
@@ -139,7 +144,7 @@ class Answerer:
         self._meter = meter
         self._slots = asyncio.Semaphore(config.scheduler.max_queue)
 
-    async def answer(self, line: Line, key: str, spent: Spent) -> dict[str, Any]:
+    async def answer(self, line: JobLine, key: str, spent: Spent) -> dict[str, Any]:
         """The response body of `line`."""
         from mlxrun.api.openai.request import response_body
 
@@ -152,7 +157,7 @@ class Answerer:
             choices = await self._choices(prepared, key, spent)
         return response_body(prepared, choices, request_id(key), CREATED)
 
-    async def _choices(self, prepared: Prepared, key: str, spent: Spent) -> list[Choice]:
+    async def _choices(self, prepared: PreparedRequest, key: str, spent: Spent) -> list[Choice]:
         """All choices at once; if one fails the others are aborted."""
         try:
             async with asyncio.TaskGroup() as group:
@@ -162,7 +167,7 @@ class Answerer:
             raise first_error(errors) from errors
         return [task.result() for task in tasks]
 
-    async def _choice(self, prepared: Prepared, at: int, key: str, spent: Spent) -> Choice:
+    async def _choice(self, prepared: PreparedRequest, at: int, key: str, spent: Spent) -> Choice:
         from mlxrun.api.openai.request import Choice
 
         request = prepared.requests[at]
@@ -179,7 +184,7 @@ class Answerer:
 
     async def _ask(self, request: Request, choice: Choice, half: Half, spent: Spent) -> None:
         """Have the engine answer, or answer on."""
-        prompt = _Prompt()
+        prompt = _PromptProgress()
         async with self._slots, aclosing(self._client.generate(request)) as events:
             async for event in events:
                 computed, reused = prompt.news(event)
@@ -192,7 +197,7 @@ class Answerer:
 
 
 @dataclass(slots=True)
-class _Prompt:
+class _PromptProgress:
     """How far the prompt of one request is."""
 
     done: int = 0

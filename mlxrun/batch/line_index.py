@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlxrun.batch.job_file import BadLine, Line, RawLine, open_job, parse_line, read_lines
-from mlxrun.batch.line_keys import KEY_BYTES, SHORT_BYTES, Keys, eval_digest
+from mlxrun.batch.job_file import BadLine, JobLine, RawLine, open_job, parse_line, read_lines
+from mlxrun.batch.line_keys import KEY_BYTES, SHORT_BYTES, LineKeys, eval_digest
 from mlxrun.batch.lookahead import likeness
 from mlxrun.errors import JobError
 
@@ -27,14 +27,14 @@ class Entry:
 
     index: int
     key: str
-    line: Line | BadLine
+    line: JobLine | BadLine
 
 
 class Index:
     """All lines of one job file by position (0-based, empty lines not counted). `url`: the only one that
     lines may have, None for any."""
 
-    def __init__(self, path: Path, keys: Keys, url: str | None = None) -> None:
+    def __init__(self, path: Path, keys: LineKeys, url: str | None = None) -> None:
         self.path = path
         self._url = url
         self.sha256 = ""
@@ -75,7 +75,7 @@ class Index:
         if key != self.key(position):
             what = "the line, or an image it names, changed while the job was running"
             raise JobError(f"{self.path}:{number}: {what}; run the job again")
-        if self._kinds[position] == _TWICE and isinstance(line, Line):
+        if self._kinds[position] == _TWICE and isinstance(line, JobLine):
             first = self._numbers[self._find(_hash_id(line.custom_id))]
             reason = f"custom_id {line.custom_id!r} is already used by line {first}"
             line = BadLine(number, line.custom_id, reason, "custom_id", line.eval)
@@ -109,9 +109,9 @@ class Index:
         found = self._find(_hash_bad(number))
         return found if found >= 0 else None
 
-    def _parse(self, raw: RawLine) -> tuple[Line | BadLine, bytes]:
+    def _parse(self, raw: RawLine) -> tuple[JobLine | BadLine, bytes]:
         line = parse_line(raw)
-        if isinstance(line, Line) and self._url not in (None, line.url):
+        if isinstance(line, JobLine) and self._url not in (None, line.url):
             reason = f"url is {line.url}, but these lines are for {self._url}"
             line = BadLine(line.number, line.custom_id, reason, "url", line.eval)
         if isinstance(line, BadLine):
@@ -121,7 +121,7 @@ class Index:
     def _add(self, raw: RawLine) -> None:
         line, key = self._parse(raw)
         kind, hashed = _BAD, _hash_bad(raw.number)
-        if isinstance(line, Line):
+        if isinstance(line, JobLine):
             kind, hashed = _LINE, _hash_id(line.custom_id)
             if self._find(hashed) >= 0:
                 kind, hashed = _TWICE, _hash_bad(raw.number)
@@ -130,7 +130,7 @@ class Index:
         self._kinds.append(kind)
         self._line_keys += key
         self._ids.append(hashed)
-        self._likeness.append(likeness(line) if isinstance(line, Line) else 0)
+        self._likeness.append(likeness(line) if isinstance(line, JobLine) else 0)
         self._evals += eval_digest(line.eval)
         self.state.append(TODO)
         if 2 * len(self) > len(self._slots):

@@ -16,10 +16,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
-from mlxrun.batch.job_file import Line
+from mlxrun.batch.job_file import JobLine
 from mlxrun.batch.scoring import Eval
 from mlxrun.config.settings import Config
-from mlxrun.text.model_info import HostModel
+from mlxrun.text.model_info import ModelInfo
 
 KEY_BYTES = 16
 SHORT_BYTES = 8
@@ -27,7 +27,7 @@ _SCHEME = re.compile("[A-Za-z][A-Za-z0-9+.-]+:")  # data:, http: and what is ref
 _REMEMBERED = 4096  # image files whose digest is kept while a job is read
 
 
-class JobHost(HostModel, Protocol):
+class JobHost(ModelInfo, Protocol):
     """The model as a job sees it."""
 
     @property
@@ -76,7 +76,7 @@ def short_digest(data: bytes) -> bytes:
     return hashlib.blake2b(data, digest_size=SHORT_BYTES).digest()
 
 
-class Keys:
+class LineKeys:
     """Computes line keys for one job and one set of settings. `base`: where image paths are relative to;
     None: no file is looked at, as they are refused."""
 
@@ -86,7 +86,7 @@ class Keys:
         self._max_image = max_image
         self._seen: dict[Path, tuple[tuple[int, int], str]] = {}
 
-    def key(self, line: Line) -> bytes:
+    def key(self, line: JobLine) -> bytes:
         """KEY_BYTES bytes."""
         images = [self._image(path) for path in local_images(line.body.get("messages"))]
         parts = canonical([self._settings, line.custom_id, line.url, line.body, images])

@@ -13,13 +13,13 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from mlxrun.batch import output_records
-from mlxrun.batch.job_file import BadLine, Line
-from mlxrun.batch.line_answerer import Answerer, Spent, first_error
+from mlxrun.batch.job_file import BadLine, JobLine
+from mlxrun.batch.line_answerer import LineAnswerer, Spent, first_error
 from mlxrun.batch.line_index import TODO, Entry, Index
 from mlxrun.batch.lookahead import Lookahead
 from mlxrun.batch.output_writer import Writer
 from mlxrun.batch.partial_answers import WRITE_EVERY
-from mlxrun.batch.progress import Meter
+from mlxrun.batch.progress import ProgressMeter
 from mlxrun.batch.scoring import Scores
 from mlxrun.config.settings import Config
 from mlxrun.errors import EngineDead, JobError, MlxrunError, RequestError
@@ -36,11 +36,17 @@ class Watcher(Protocol):
     def update(self) -> None: ...
 
 
-class Runner:
+class LineRunner:
     """Runs the lines of `index` that are still to do, up to position `end`."""
 
     def __init__(
-        self, index: Index, writer: Writer, answerer: Answerer, config: Config, meter: Meter, scores: Scores
+        self,
+        index: Index,
+        writer: Writer,
+        answerer: LineAnswerer,
+        config: Config,
+        meter: ProgressMeter,
+        scores: Scores,
     ) -> None:
         self._index = index
         self._writer = writer
@@ -90,7 +96,7 @@ class Runner:
         spent = Spent()
         record = await self._record(entry, spent)
         self._writer.add(entry, record, spent.work)
-        if isinstance(entry.line, Line):  # a bad one may be the copy, key and all, of one under way
+        if isinstance(entry.line, JobLine):  # a bad one may be the copy, key and all, of one under way
             self._answerer.answers.drop(entry.key)
         self._scores.add(record)
         usage = output_records.usage(record)
@@ -118,7 +124,7 @@ class Runner:
             log.error("line %d: a bug in mlxrun: %s%s\n%s", entry.line.number, kind, said, where)
             return output_records.error_record(entry, error)
 
-    async def _answer(self, line: Line, key: str, spent: Spent) -> dict[str, Any]:
+    async def _answer(self, line: JobLine, key: str, spent: Spent) -> dict[str, Any]:
         """One try, and more after transient errors: whatever is not the request's own fault."""
         for attempt in range(self._config.batch.retries):
             try:

@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from mlxrun.batch.job_file import Line
+from mlxrun.batch.job_file import JobLine
 
 WINDOW = 256  # lines
 _FIRST = 200  # characters of a prompt that stand for a system prompt where there is none
@@ -19,7 +19,7 @@ _MORE = 1000  # characters after the system prompt
 _SYSTEM = ("system", "developer")
 
 
-def likeness(line: Line) -> int:
+def likeness(line: JobLine) -> int:
     """64 bits: the upper half is equal for lines with the same tools and system prompt, all of it if what
     follows begins alike too."""
     body = line.body

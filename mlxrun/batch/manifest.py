@@ -22,7 +22,7 @@ from typing import Any
 
 from mlxrun.batch import job_cache
 from mlxrun.batch.line_index import DONE, FAILED, Index
-from mlxrun.batch.progress import Meter
+from mlxrun.batch.progress import ProgressMeter
 from mlxrun.batch.reconciliation import RunSum
 from mlxrun.batch.run_paths import Paths, replace, writing
 from mlxrun.errors import JobError
@@ -90,7 +90,13 @@ class Manifest:
         self._write(index, None, None)
 
     def end(
-        self, index: Index, meter: Meter, exit_code: int, device: Mapping[str, Any] | None, *, complete: bool
+        self,
+        index: Index,
+        meter: ProgressMeter,
+        exit_code: int,
+        device: Mapping[str, Any] | None,
+        *,
+        complete: bool,
     ) -> None:
         """Close this run; a complete one reads the output once more for its digest."""
         here = RunSum(meter.done_here, meter.failed_here, meter.computed, meter.reused)
@@ -99,7 +105,7 @@ class Manifest:
         self._device = device or self._device
         self._write(index, meter, file_digest(self._paths.out) if complete else None)
 
-    def _write(self, index: Index, meter: Meter | None, output: str | None) -> None:
+    def _write(self, index: Index, meter: ProgressMeter | None, output: str | None) -> None:
         facts = self._facts
         content = {
             "format": FORMAT,
@@ -214,7 +220,7 @@ class Status:
         self._written = 0.0
         self._failed = False
 
-    def write(self, state: str, meter: Meter, *, force: bool = False) -> None:
+    def write(self, state: str, meter: ProgressMeter, *, force: bool = False) -> None:
         """Replace the file, a few times a second at most unless forced."""
         if not force and time.monotonic() - self._written < STATUS_EVERY:
             return

@@ -31,7 +31,7 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class TokenWork:
     """Prompt tokens that a line cost in this run."""
 
     computed: int = 0

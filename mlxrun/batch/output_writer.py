@@ -17,7 +17,7 @@ from mlxrun.batch.job_file import BadLine
 from mlxrun.batch.line_files import sort_lines
 from mlxrun.batch.line_index import DONE, FAILED, Entry, Index
 from mlxrun.batch.line_keys import short_digest
-from mlxrun.batch.output_records import Work
+from mlxrun.batch.output_records import TokenWork
 from mlxrun.batch.run_paths import Paths, writing
 
 
@@ -37,7 +37,7 @@ class Writer:
         """Records that the journal does not know yet."""
         return len(self._pending)
 
-    def add(self, entry: Entry, record: dict[str, Any], work: Work) -> None:
+    def add(self, entry: Entry, record: dict[str, Any], work: TokenWork) -> None:
         """Write the record of a finished line."""
         failed = record["error"] is not None
         data = output_records.dump(record)

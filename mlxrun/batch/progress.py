@@ -20,7 +20,7 @@ Clock = Callable[[], float]
 
 
 @dataclass(slots=True)
-class Meter:
+class ProgressMeter:
     """Counters of one job. `done`, `failed`, `all_*` include earlier runs; the rest is this run."""
 
     clock: Clock
@@ -152,7 +152,7 @@ class View(Protocol):
 class PlainView:
     """A line every PLAIN_EVERY seconds and one at the end."""
 
-    def __init__(self, meter: Meter, stream: TextIO) -> None:
+    def __init__(self, meter: ProgressMeter, stream: TextIO) -> None:
         self._meter = meter
         self._stream = stream
         self._last = meter.clock()
@@ -174,7 +174,7 @@ class PlainView:
 class BarView:
     """A bar of rich's on a terminal."""
 
-    def __init__(self, meter: Meter, stream: TextIO) -> None:
+    def __init__(self, meter: ProgressMeter, stream: TextIO) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -195,7 +195,7 @@ class BarView:
         self._bar.stop()
 
 
-def make_view(meter: Meter, stream: TextIO | None = None) -> View:
+def make_view(meter: ProgressMeter, stream: TextIO | None = None) -> View:
     """A bar where someone can see it, else lines."""
     stream = stream or sys.stderr
     return BarView(meter, stream) if stream.isatty() else PlainView(meter, stream)

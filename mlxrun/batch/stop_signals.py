@@ -29,7 +29,7 @@ class Interrupted(MlxrunError):
     exit_code = EXIT
 
 
-class Stop:
+class StopSignals:
     """Whether the job is to end, and the work that is cancelled when it is.
 
     `process`: whether the job is all that this process does, so that signals are its own.

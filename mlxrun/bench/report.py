@@ -9,7 +9,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from mlxrun.bench.engine.measurement import MEASURES, Measure
+from mlxrun.bench.engine.measurement import MEASURES, EngineMeasure
 
 PIPED_WIDTH = 160
 
@@ -77,7 +77,7 @@ def rows(part: Mapping[str, Any]) -> list[tuple[str, ...]]:
     return out
 
 
-def show(measure: Measure, value: float | None) -> str:
+def show(measure: EngineMeasure, value: float | None) -> str:
     """A number with its unit."""
     if value is None:
         return "-"

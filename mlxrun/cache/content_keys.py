@@ -11,8 +11,8 @@ from array import array
 from collections.abc import Sequence
 from hashlib import blake2b
 
-from mlxrun.cache.entry import Key, Record
-from mlxrun.scheduler.step_plan import Part
+from mlxrun.cache.entry import CacheEntry, Key
+from mlxrun.scheduler.step_plan import SnapshotKind
 
 WORDS = 8  # ids that one hash yields
 LOW = (1 << 63) - 1
@@ -44,17 +44,17 @@ def _image(what: bytes, tokens: array[int]) -> array[int]:
     return array("q", [-1 - (word & LOW) for word in words[: len(tokens)]])
 
 
-def part_key(key: Key, part: Part) -> Key:
+def part_key(key: Key, part: SnapshotKind) -> Key:
     """The key of the record of that part which ends where `key` does."""
-    return key if part is Part.DELTA else digest(b"state", key)
+    return key if part is SnapshotKind.DELTA else digest(b"state", key)
 
 
-def record_key(record: Record) -> Key:
+def record_key(record: CacheEntry) -> Key:
     """What a record's key has to be."""
     return part_key(digest(record.parent, record.ids.tobytes()), record.part)
 
 
-class Chain:
+class KeyChain:
     """The keys of one growing sequence, each computed when it is first asked for."""
 
     def __init__(self, root: Key, chunk: int, ids: array[int]) -> None:
@@ -89,12 +89,12 @@ class Chain:
             self._between[stop] = digest(self.grid(index), self.ids[stop - rest : stop].tobytes())
         return self._between[stop]
 
-    def key(self, part: Part, stop: int) -> Key:
+    def key(self, part: SnapshotKind, stop: int) -> Key:
         """The key of the record of that part that ends at `stop`."""
         return part_key(self.at(stop), part)
 
-    def draft(self, part: Part, stop: int) -> Record:
+    def draft(self, part: SnapshotKind, stop: int) -> CacheEntry:
         """A record without its payload: of the chunk, or the part of one, that ends at `stop`."""
         index = (stop - 1) // self.chunk
         start = index * self.chunk
-        return Record(self.key(part, stop), self.grid(index), part, start, stop, self.ids[start:stop])
+        return CacheEntry(self.key(part, stop), self.grid(index), part, start, stop, self.ids[start:stop])

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlxrun.cache.cache_folder import ModelFolder
-from mlxrun.cache.entry import Blob, Counters, Key, Record
+from mlxrun.cache.entry import CacheCounters, CacheEntry, Key, SerializedPayload
 from mlxrun.cache.entry_file import BadFile, Check, dump, load, peek
 
 logger = logging.getLogger(__name__)
@@ -31,12 +31,12 @@ CLOSE_SECONDS = 60.0
 class _Write:
     """A file that is not there yet."""
 
-    record: Record
-    blob: Blob
+    record: CacheEntry
+    blob: SerializedPayload
     nbytes: int
 
 
-class DiskFiles:
+class DiskTier:
     """Files in FOLDER/<root hex>. The thread starts with the first write or delete.
 
     `dropped` counts records that were not written: the queue was full, or the disk was.
@@ -47,7 +47,7 @@ class DiskFiles:
         folder: Path,
         root: bytes,
         *,
-        counters: Counters,
+        counters: CacheCounters,
         check: Check | None = None,
         queue_bytes: int = QUEUE_BYTES,
     ) -> None:
@@ -75,7 +75,7 @@ class DiskFiles:
         with self._changed:
             return self._on_disk + self._queued
 
-    def scan(self) -> Sequence[Record]:
+    def scan(self) -> Sequence[CacheEntry]:
         """What is there, least recently used first. Reads headers and ids only; bad files are deleted."""
         self._home.sweep()
         found = []
@@ -96,7 +96,7 @@ class DiskFiles:
             self._count()
         return [record for record, _ in kept]
 
-    def write(self, record: Record, blob: Blob) -> bool:
+    def write(self, record: CacheEntry, blob: SerializedPayload) -> bool:
         """Hand it to the writer thread; False if it is not taken: disk full or read-only, or queue full."""
         write = _Write(record, blob, blob.nbytes + 8 * len(record.ids))
         with self._changed:
@@ -113,12 +113,12 @@ class DiskFiles:
             self._wake()
         return True
 
-    def stored(self, record: Record) -> bool:
+    def stored(self, record: CacheEntry) -> bool:
         """Whether it is a complete file."""
         with self._changed:
             return record.key in self._sizes and record.key not in self._pending
 
-    def read(self, record: Record) -> Blob | None:
+    def read(self, record: CacheEntry) -> SerializedPayload | None:
         """The bytes, checked, also of a write under way; None if the file is gone or bad (then deleted)."""
         with self._changed:
             if record.key in self._pending:
@@ -133,7 +133,7 @@ class DiskFiles:
                 self._reading -= 1
                 self._changed.notify_all()
 
-    def delete(self, record: Record) -> None:
+    def delete(self, record: CacheEntry) -> None:
         """Forget it, also if it is being written; nothing happens if it is not there."""
         with self._changed:
             self._unqueue(record.key)
@@ -154,7 +154,7 @@ class DiskFiles:
             if self._thread.is_alive():
                 logger.warning("%s: the disk is too slow; not all prefixes were saved", self._home.path)
 
-    def _load(self, record: Record) -> Blob | None:
+    def _load(self, record: CacheEntry) -> SerializedPayload | None:
         path = self._home.file(record.key)
         try:
             found, blob = load(path, self._home.root, check=self._check)
@@ -275,6 +275,6 @@ class DiskFiles:
             )
 
 
-def _same(found: Record, wanted: Record) -> bool:
+def _same(found: CacheEntry, wanted: CacheEntry) -> bool:
     facts = ("key", "parent", "part", "start", "stop", "ids")
     return all(getattr(found, fact) == getattr(wanted, fact) for fact in facts)

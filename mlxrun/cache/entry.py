@@ -11,15 +11,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from mlxrun.scheduler.payload import Blob as Blob
-from mlxrun.scheduler.payload import Tensor as Tensor
-from mlxrun.scheduler.step_plan import Part
+from mlxrun.scheduler.payload import SerializedPayload as SerializedPayload
+from mlxrun.scheduler.payload import SerializedTensor as SerializedTensor
+from mlxrun.scheduler.step_plan import SnapshotKind
 
 Key = bytes  # 16 bytes
 
 
 @dataclass(slots=True, eq=False)
-class Record:
+class CacheEntry:
     """One entry of the cache.
 
     DELTA: keys and values of tokens [start, stop), start on the grid, stop at most the next grid point.
@@ -30,7 +30,7 @@ class Record:
 
     key: Key
     parent: Key
-    part: Part
+    part: SnapshotKind
     start: int
     stop: int
     ids: array[int]
@@ -42,23 +42,23 @@ class Record:
     pins: int = 0  # running requests that use it
     prompt: bool = False  # computed for a prompt, or used by one: outlasts what only ended an answer
     durable: bool = False  # a draft's wish: to be written, with all that it rests on
-    inside: Record | None = None  # of a draft: the end of the prompt, which it goes beyond
+    inside: CacheEntry | None = None  # of a draft: the end of the prompt, which it goes beyond
     uses: int = 0  # requests that began with it
-    thinned: Sequence[Record] = ()  # of a draft: states that nobody needs once this one is kept
+    thinned: Sequence[CacheEntry] = ()  # of a draft: states that nobody needs once this one is kept
 
 
-class Codec(Protocol):
+class PayloadCodec(Protocol):
     """What the cache must know of payloads, which it never looks into. Engine thread only."""
 
     def nbytes(self, payload: Any) -> int:
         """Bytes of device memory."""
         ...
 
-    def encode(self, payload: Any) -> Blob:
+    def encode(self, payload: Any) -> SerializedPayload:
         """The payload as bytes."""
         ...
 
-    def decode(self, blob: Blob) -> Any:
+    def decode(self, blob: SerializedPayload) -> Any:
         """The payload again. ValueError if these bytes are not a payload of this model."""
         ...
 
@@ -68,7 +68,7 @@ class Codec(Protocol):
         ...
 
 
-class Files(Protocol):
+class DiskTierInterface(Protocol):
     """The disk tier (cache/disk_tier.py): a passive store of records. Nothing here raises or waits for the disk,
     but `read`, which reads."""
 
@@ -77,23 +77,23 @@ class Files(Protocol):
         """Bytes of the files, those under way included."""
         ...
 
-    def scan(self) -> Sequence[Record]:
+    def scan(self) -> Sequence[CacheEntry]:
         """What is there, least recently used first, `on_disk` set, no payloads. Bad files are deleted."""
         ...
 
-    def write(self, record: Record, blob: Blob) -> bool:
+    def write(self, record: CacheEntry, blob: SerializedPayload) -> bool:
         """Hand it to the writer thread; False if nothing is written any more (disk full, read-only)."""
         ...
 
-    def stored(self, record: Record) -> bool:
+    def stored(self, record: CacheEntry) -> bool:
         """Whether it is a file, and not only on its way to be one."""
         ...
 
-    def read(self, record: Record) -> Blob | None:
+    def read(self, record: CacheEntry) -> SerializedPayload | None:
         """The bytes, checked, also of a write under way; None if the file is gone or bad (then deleted)."""
         ...
 
-    def delete(self, record: Record) -> None:
+    def delete(self, record: CacheEntry) -> None:
         """Forget it; nothing happens if it is not there."""
         ...
 
@@ -103,7 +103,7 @@ class Files(Protocol):
 
 
 @dataclass(slots=True)
-class Counters:
+class CacheCounters:
     """What the cache did since it started; whole numbers that other threads may read."""
 
     exact: int = 0

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
-from mlxrun.cache.entry import Blob, Record, Tensor
-from mlxrun.scheduler.step_plan import Part
+from mlxrun.cache.entry import CacheEntry, SerializedPayload, SerializedTensor
+from mlxrun.scheduler.step_plan import SnapshotKind
 
 FORMAT = "1"
 HEADER_LIMIT = 4 << 20
@@ -41,18 +41,18 @@ _BEFORE = b'{"__metadata__":{"digest":"'
 _DIGEST = slice(8 + len(_BEFORE), 8 + len(_BEFORE) + 64)  # in the file
 _NO_DIGEST = b"0" * 64
 
-Check = Callable[[Record], bool]
+Check = Callable[[CacheEntry], bool]
 
 
 class BadFile(Exception):
     """This file cannot be used; the text says why."""
 
 
-def dump(record: Record, blob: Blob, root: bytes) -> list[bytes]:
+def dump(record: CacheEntry, blob: SerializedPayload, root: bytes) -> list[bytes]:
     """The file in pieces: header, then each tensor, which is not copied. ValueError for what cannot be read
     back."""
     ids = record.ids.tobytes()
-    tensors = {IDS: Tensor("I64", (len(record.ids),), ids)}
+    tensors = {IDS: SerializedTensor("I64", (len(record.ids),), ids)}
     tensors |= {PAYLOAD + name: tensor for name, tensor in blob.tensors.items()}
     facts = {
         "digest": _NO_DIGEST.decode(),
@@ -73,7 +73,9 @@ def dump(record: Record, blob: Blob, root: bytes) -> list[bytes]:
     return [head[: _DIGEST.start] + digest + head[_DIGEST.stop :], *data]
 
 
-def load(source: Path | bytes, root: bytes, *, check: Check | None = None) -> tuple[Record, Blob]:
+def load(
+    source: Path | bytes, root: bytes, *, check: Check | None = None
+) -> tuple[CacheEntry, SerializedPayload]:
     """Everything, checked to the last byte. The record has no payload. BadFile, or OSError from the disk."""
     with source.open("rb") if isinstance(source, Path) else io.BytesIO(source) as file:
         size = os.fstat(file.fileno()).st_size if isinstance(source, Path) else len(source)
@@ -84,14 +86,14 @@ def load(source: Path | bytes, root: bytes, *, check: Check | None = None) -> tu
         _bad("its checksum does not fit: it was changed or damaged")
     record = _record(head.facts, data[0], root, source.stem if isinstance(source, Path) else None, check)
     tensors = {
-        row.name.removeprefix(PAYLOAD): Tensor(row.dtype, row.shape, bytes_)
+        row.name.removeprefix(PAYLOAD): SerializedTensor(row.dtype, row.shape, bytes_)
         for row, bytes_ in zip(table[1:], data[1:], strict=True)
     }
     meta = {name.removeprefix(CODEC): text for name, text in head.facts.items() if name.startswith(CODEC)}
-    return record, Blob(tensors, meta)
+    return record, SerializedPayload(tensors, meta)
 
 
-def peek(path: Path, root: bytes, *, check: Check | None = None) -> tuple[Record, os.stat_result]:
+def peek(path: Path, root: bytes, *, check: Check | None = None) -> tuple[CacheEntry, os.stat_result]:
     """The record, from the header and the ids alone: the payload is not read, so neither it nor its table is
     checked, but that the file is as long as it should be."""
     with path.open("rb", buffering=PEEK_BYTES) as file:
@@ -129,7 +131,7 @@ class _Head:
     tensors: dict[str, Any]  # by name, as the header says it; at least one
 
 
-def _encode(facts: Mapping[str, str], tensors: Mapping[str, Tensor]) -> bytes:
+def _encode(facts: Mapping[str, str], tensors: Mapping[str, SerializedTensor]) -> bytes:
     header: dict[str, Any] = {"__metadata__": facts}
     end = 0
     for name, tensor in tensors.items():
@@ -210,7 +212,7 @@ def _tensor_bytes(dtype: str, shape: Iterable[int]) -> int:
 
 def _record(
     facts: Mapping[str, str], data: bytes, root: bytes, name: str | None, check: Check | None
-) -> Record:
+) -> CacheEntry:
     """The record that the header speaks of, if all it says agrees."""
     if facts.get("format") != FORMAT:
         _bad(f"its format is {facts.get('format')!r}; this version reads {FORMAT!r}")
@@ -225,10 +227,10 @@ def _record(
     if facts["tokens"] != _token_digest(data):
         _bad("its token ids are not those that its header names")
     try:
-        record = Record(
+        record = CacheEntry(
             key=_unhex(facts["key"]),
             parent=_unhex(facts["parent"]),
-            part=Part(facts["part"]),
+            part=SnapshotKind(facts["part"]),
             start=_number(facts["start"]),
             stop=_number(facts["stop"]),
             ids=array("q", data),

@@ -9,30 +9,30 @@ from __future__ import annotations
 from typing import Any
 
 from mlxrun.cache.content_keys import record_key
-from mlxrun.cache.entry import Blob, Codec, Counters, Files, Record
+from mlxrun.cache.entry import CacheCounters, CacheEntry, DiskTierInterface, PayloadCodec, SerializedPayload
 from mlxrun.cache.eviction import EvictionOrder
-from mlxrun.cache.radix_index import Index
-from mlxrun.scheduler.step_plan import Part
+from mlxrun.cache.radix_index import RadixIndex
+from mlxrun.scheduler.step_plan import SnapshotKind
 
 # In a model with states, ticks by which what prompts need outlasts what only ended an answer.
 OUTLAST = 1024
 
 
-class Store:
+class EntryStore:
     """The two tiers. `memory_bytes` and `disk_bytes`: the most that each may hold. What files read, write and
     refuse they count themselves."""
 
     def __init__(
         self,
-        index: Index,
-        codec: Codec,
-        files: Files | None,
+        index: RadixIndex,
+        codec: PayloadCodec,
+        files: DiskTierInterface | None,
         memory_bytes: int,
         disk_bytes: int,
-        counters: Counters | None = None,
+        counters: CacheCounters | None = None,
     ) -> None:
         self.index = index
-        self.counters = counters or Counters()
+        self.counters = counters or CacheCounters()
         self.nbytes = 0  # in memory
         self._codec = codec
         self._files = files
@@ -40,18 +40,20 @@ class Store:
         self._disk_bytes = disk_bytes
         self._memory = EvictionOrder()
         self._disk = EvictionOrder()
-        self._retired: list[tuple[Record, Record]] = []  # parts whose files are there until the whole's are
+        self._retired: list[
+            tuple[CacheEntry, CacheEntry]
+        ] = []  # parts whose files are there until the whole's are
         self._clock = 0
         if files is not None:
             self._scan(files)
 
-    def is_safe(self, record: Record) -> bool:
+    def is_safe(self, record: CacheEntry) -> bool:
         """Whether it would outlive the process, or nothing would."""
         return self._files is None or not record.on_disk or self._files.stored(record)
 
     # -- in ---------------------------------------------------------------------------------------------
 
-    def put(self, draft: Record, payload: Any) -> Record | None:
+    def put(self, draft: CacheEntry, payload: Any) -> CacheEntry | None:
         """Keep a payload; the record that holds it now, which may be a longer one, or None if none does."""
         inside, draft.inside = draft.inside, None
         kept = self._put(draft, payload)
@@ -59,10 +61,10 @@ class Store:
             self.index.mark(inside)
         return kept
 
-    def _put(self, draft: Record, payload: Any) -> Record | None:
+    def _put(self, draft: CacheEntry, payload: Any) -> CacheEntry | None:
         known = self.index.records.get(draft.key)
         if known is None and self.index.reachable(draft):
-            known = self.index.cover(draft) if draft.part is Part.DELTA else None
+            known = self.index.cover(draft) if draft.part is SnapshotKind.DELTA else None
             if known is None:
                 return self._enter(draft, payload)
             self.index.mark(draft)
@@ -78,7 +80,7 @@ class Store:
         self.enforce()
         return self._if_kept(known)
 
-    def _enter(self, record: Record, payload: Any) -> Record | None:
+    def _enter(self, record: CacheEntry, payload: Any) -> CacheEntry | None:
         nbytes = self._codec.nbytes(payload)
         if nbytes > self._memory_bytes and not (record.durable and self._files is not None):
             return None
@@ -98,7 +100,7 @@ class Store:
         self.enforce()
         return self._if_kept(record)
 
-    def thin(self, kept: Record, draft: Record) -> None:
+    def thin(self, kept: CacheEntry, draft: CacheEntry) -> None:
         """Forget the states that `draft` made superfluous, if `kept`, which holds it, would outlive them."""
         gone, draft.thinned = draft.thinned, ()
         if self.is_safe(kept):
@@ -106,10 +108,10 @@ class Store:
                 if not state.pins and self._if_kept(state) is not None:
                     self.forget(state)
 
-    def _if_kept(self, record: Record) -> Record | None:
+    def _if_kept(self, record: CacheEntry) -> CacheEntry | None:
         return record if self.index.records.get(record.key) is record else None
 
-    def touch(self, records: list[Record], prompt: bool) -> None:
+    def touch(self, records: list[CacheEntry], prompt: bool) -> None:
         """They were used now, and with them all that they rest on."""
         self._clock += 1
         tick = self._clock + (OUTLAST if prompt and self.index.states else 0)
@@ -122,7 +124,7 @@ class Store:
 
     # -- out ----------------------------------------------------------------------------------------------
 
-    def load(self, record: Record) -> Any:
+    def load(self, record: CacheEntry) -> Any:
         """A payload that can be restored, from memory or disk; None if it cannot, and the record is gone."""
         payload, read = record.payload, record.payload is None
         if read:
@@ -131,7 +133,7 @@ class Store:
                 self.forget(record)
                 return None
             payload = self._decode(blob)
-        tokens = record.stop - record.start if record.part is Part.DELTA else 0
+        tokens = record.stop - record.start if record.part is SnapshotKind.DELTA else 0
         if payload is None or not self._codec.usable(payload, tokens):
             self.refuse(record)
             return None
@@ -139,13 +141,13 @@ class Store:
             self._hold(record, payload)
         return payload
 
-    def _decode(self, blob: Blob) -> Any:
+    def _decode(self, blob: SerializedPayload) -> Any:
         try:
             return self._codec.decode(blob)
         except ValueError:
             return None
 
-    def _hold(self, record: Record, payload: Any) -> None:
+    def _hold(self, record: CacheEntry, payload: Any) -> None:
         """Keep in memory what was only on disk, if others can make room for it."""
         nbytes = self._codec.nbytes(payload)
         if nbytes > self._memory_bytes:
@@ -156,11 +158,11 @@ class Store:
         if self.nbytes > self._memory_bytes and record.payload is not None:
             self._drop(record)
 
-    def pin(self, records: list[Record]) -> None:
+    def pin(self, records: list[CacheEntry]) -> None:
         for record in records:
             record.pins += 1
 
-    def unpin(self, records: list[Record]) -> None:
+    def unpin(self, records: list[CacheEntry]) -> None:
         for record in records:
             record.pins -= 1
             if not record.pins and self.index.records.get(record.key) is record:
@@ -188,7 +190,7 @@ class Store:
         self._trim_disk()
         self._report()
 
-    def _drop(self, record: Record) -> None:
+    def _drop(self, record: CacheEntry) -> None:
         """Out of memory; to disk, if it is not there, so that a prompt may be longer than memory holds."""
         self._write(record)
         if record.on_disk:
@@ -209,7 +211,7 @@ class Store:
             if record.payload is None:
                 self.forget(record)
 
-    def refuse(self, *records: Record) -> None:
+    def refuse(self, *records: CacheEntry) -> None:
         """They cannot be used: gone, from all tiers."""
         self.counters.refused += len(records)
         for record in records:
@@ -223,7 +225,7 @@ class Store:
             if id(record) not in kept:
                 self.forget(record)
 
-    def forget(self, record: Record) -> None:
+    def forget(self, record: CacheEntry) -> None:
         """Out of all tiers, with all that rests on it."""
         gone = [record]
         while gone:
@@ -235,7 +237,7 @@ class Store:
                 self._unlink(record)
         self._report()
 
-    def _account(self, record: Record, sign: int) -> None:
+    def _account(self, record: CacheEntry, sign: int) -> None:
         """A payload came into memory, or leaves it."""
         self.nbytes += sign * record.nbytes
         self.counters.records += sign
@@ -251,7 +253,7 @@ class Store:
 
     # -- disk ---------------------------------------------------------------------------------------------
 
-    def _write(self, record: Record) -> None:
+    def _write(self, record: CacheEntry) -> None:
         """To disk, after all that it rests on."""
         if self._files is None:
             return
@@ -263,7 +265,7 @@ class Store:
             part.on_disk = True
             self._disk.add(part)
 
-    def _retire(self, part: Record, whole: Record) -> None:
+    def _retire(self, part: CacheEntry, whole: CacheEntry) -> None:
         """The part's file goes once the whole has one: if that cannot be written, the next run finds it."""
         if part.on_disk:
             part.on_disk = False
@@ -283,22 +285,22 @@ class Store:
             else:
                 self._retired.append((part, whole))
 
-    def _unlink(self, record: Record) -> None:
+    def _unlink(self, record: CacheEntry) -> None:
         if record.on_disk and self._files is not None:
             self._files.delete(record)
             record.on_disk = False
             self._disk.discard(record)
 
-    def _scan(self, files: Files) -> None:
+    def _scan(self, files: DiskTierInterface) -> None:
         """What an earlier run left, as far as all is there that it rests on."""
         found = list(files.scan())
         # Parents first; of what begins alike the longest first, which the others are parts of.
-        for record in sorted(found, key=lambda r: (r.start, r.part is Part.STATE, -r.stop)):
+        for record in sorted(found, key=lambda r: (r.start, r.part is SnapshotKind.STATE, -r.stop)):
             if not self._sound(record):
                 self.counters.refused += 1
                 files.delete(record)
             elif not self.index.reachable(record) or (
-                record.part is Part.DELTA and self.index.cover(record) is not None
+                record.part is SnapshotKind.DELTA and self.index.cover(record) is not None
             ):
                 files.delete(record)
             else:
@@ -310,9 +312,9 @@ class Store:
             self._disk.add(record)
         self.enforce()
 
-    def _sound(self, record: Record) -> bool:
+    def _sound(self, record: CacheEntry) -> bool:
         size, chunk = record.stop - record.start, self.index.chunk
-        known = self.index.deltas if record.part is Part.DELTA else self.index.states
+        known = self.index.deltas if record.part is SnapshotKind.DELTA else self.index.states
         placed = record.start % chunk == 0 and 0 < size <= chunk
         rooted = (record.parent == self.index.root) == (record.start == 0)
         return known and placed and rooted and len(record.ids) == size and record.key == record_key(record)

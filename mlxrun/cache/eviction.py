@@ -9,10 +9,10 @@ from __future__ import annotations
 import heapq
 from itertools import count
 
-from mlxrun.cache.entry import Record
-from mlxrun.scheduler.step_plan import Part
+from mlxrun.cache.entry import CacheEntry
+from mlxrun.scheduler.step_plan import SnapshotKind
 
-_Entry = tuple[int, bool, int, int, Record]
+_Entry = tuple[int, bool, int, int, CacheEntry]
 
 
 class EvictionOrder:
@@ -20,20 +20,20 @@ class EvictionOrder:
 
     def __init__(self) -> None:
         self._heap: list[_Entry] = []
-        self._queued: set[Record] = set()
+        self._queued: set[CacheEntry] = set()
         self._numbers = count()  # nothing compares records
 
     def __len__(self) -> int:
         return len(self._heap)
 
-    def add(self, record: Record) -> None:
+    def add(self, record: CacheEntry) -> None:
         if record not in self._queued:
             self._queued.add(record)
             # At the same tick states go before the deltas that they rest on.
-            rank = (record.tick, record.part is Part.DELTA, -record.stop, next(self._numbers))
+            rank = (record.tick, record.part is SnapshotKind.DELTA, -record.stop, next(self._numbers))
             heapq.heappush(self._heap, (*rank, record))
 
-    def discard(self, record: Record) -> None:
+    def discard(self, record: CacheEntry) -> None:
         """It has left the tier."""
         self._queued.discard(record)
         if len(self._heap) > 2 * len(self._queued) + 64:
@@ -41,7 +41,7 @@ class EvictionOrder:
             for other in left:
                 self.add(other)
 
-    def pop(self) -> Record | None:
+    def pop(self) -> CacheEntry | None:
         """The next to go, None if all are pinned."""
         while self._heap:
             tick, _, _, _, record = heapq.heappop(self._heap)

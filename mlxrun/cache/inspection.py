@@ -10,42 +10,42 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mlxrun.cache.cache_folder import ModelFolder, models
-from mlxrun.cache.entry import Record
+from mlxrun.cache.entry import CacheEntry
 from mlxrun.cache.entry_file import BadFile, load, peek
-from mlxrun.scheduler.step_plan import Part
+from mlxrun.scheduler.step_plan import SnapshotKind
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class InspectedEntry:
     """A record whose header could be read; `used`: seconds since 1970."""
 
-    record: Record
+    record: CacheEntry
     nbytes: int
     used: float
 
 
 @dataclass(slots=True)
-class Survey:
+class ModelInspection:
     """What one model's folder holds; `seen` least recently used first, `nbytes` of unreadable files too."""
 
     model: ModelFolder
-    seen: list[Seen] = field(default_factory=list)
+    seen: list[InspectedEntry] = field(default_factory=list)
     unreadable: int = 0
     nbytes: int = 0
 
     @property
     def tokens(self) -> int:
         """Tokens of the deltas, or of the states if there are none: of these each counts what it adds."""
-        lengths = dict.fromkeys(Part, 0)
+        lengths = dict.fromkeys(SnapshotKind, 0)
         for seen in self.seen:
             lengths[seen.record.part] += len(seen.record.ids)
-        return lengths[Part.DELTA] or lengths[Part.STATE]
+        return lengths[SnapshotKind.DELTA] or lengths[SnapshotKind.STATE]
 
 
-def survey(folder: Path) -> Iterator[Survey]:
+def survey(folder: Path) -> Iterator[ModelInspection]:
     """Every model of which something is kept. Reads headers only and changes nothing."""
     for model in models(folder):
-        found = Survey(model)
+        found = ModelInspection(model)
         for path, size in sized(model):
             found.nbytes += size
             try:
@@ -53,7 +53,7 @@ def survey(folder: Path) -> Iterator[Survey]:
             except (BadFile, OSError):
                 found.unreadable += 1
             else:
-                found.seen.append(Seen(record, size, stat.st_mtime))
+                found.seen.append(InspectedEntry(record, size, stat.st_mtime))
         found.seen.sort(key=lambda seen: seen.used)
         if found.seen or found.unreadable:
             yield found

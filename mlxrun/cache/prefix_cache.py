@@ -11,14 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, TypeVar
 
-from mlxrun.cache.entry import Codec, Counters, Files, Key, Record
-from mlxrun.cache.entry_store import Store
-from mlxrun.cache.radix_index import Index, Match
-from mlxrun.cache.save_planner import Saving
-from mlxrun.cache.tracked_request import Ahead, Session
+from mlxrun.cache.entry import CacheCounters, CacheEntry, DiskTierInterface, Key, PayloadCodec
+from mlxrun.cache.entry_store import EntryStore
+from mlxrun.cache.radix_index import RadixIndex, RadixMatch
+from mlxrun.cache.save_planner import SnapshotPlanner
+from mlxrun.cache.tracked_request import PlannedEntries, TrackedRequest
 from mlxrun.config.settings import CacheSettings
 from mlxrun.scheduler.request import HitKind, Request
-from mlxrun.scheduler.step_plan import Hit, Part, Save, Saved
+from mlxrun.scheduler.step_plan import CacheHit, SnapshotKind, SnapshotRequest, SnapshotResult
 
 log = logging.getLogger(__name__)
 
@@ -37,28 +37,28 @@ class PrefixCache:
         *,
         deltas: bool,
         states: bool,
-        codec: Codec,
+        codec: PayloadCodec,
         settings: CacheSettings,
         memory_bytes: int,
-        files: Files | None = None,
+        files: DiskTierInterface | None = None,
         grid_only: bool = False,
-        counters: Counters | None = None,
+        counters: CacheCounters | None = None,
     ) -> None:
         self._root = root
         self._chunk = chunk
         self._grid_only = grid_only
         self._files = files
-        self._index = Index(root, chunk, deltas=deltas, states=states)
-        self._store = Store(self._index, codec, files, memory_bytes, settings.disk_bytes, counters)
-        self._saving = Saving(
+        self._index = RadixIndex(root, chunk, deltas=deltas, states=states)
+        self._store = EntryStore(self._index, codec, files, memory_bytes, settings.disk_bytes, counters)
+        self._saving = SnapshotPlanner(
             self._index,
             self._store,
             settings.checkpoint_every,
             grid_only=grid_only,
             lasting=self.lasting,
         )
-        self._sessions: dict[str, Session] = {}
-        self._ahead = Ahead()
+        self._sessions: dict[str, TrackedRequest] = {}
+        self._ahead = PlannedEntries()
         self._failed = False
 
     @property
@@ -74,7 +74,7 @@ class PrefixCache:
         return self._store.nbytes
 
     @property
-    def counters(self) -> Counters:
+    def counters(self) -> CacheCounters:
         return self._store.counters
 
     def counts(self) -> Mapping[str, int]:
@@ -84,7 +84,7 @@ class PrefixCache:
     # -- the scheduler's side ---------------------------------------------------------------------------
 
     def open(self, request: Request) -> None:
-        self._sessions[request.id] = Session(request, self._root, self._chunk, self._grid_only)
+        self._sessions[request.id] = TrackedRequest(request, self._root, self._chunk, self._grid_only)
 
     def held(self, request_id: str) -> bool:
         session = self._session(request_id)
@@ -92,7 +92,7 @@ class PrefixCache:
             return False
         return self._safely(lambda: self._held(session), False)
 
-    def _held(self, session: Session) -> bool:
+    def _held(self, session: TrackedRequest) -> bool:
         points = session.keypoints(session.usable)
         if not any(key in self._ahead for _, key in points):
             return False
@@ -111,7 +111,7 @@ class PrefixCache:
                     return False
         return False
 
-    def find(self, request_id: str, output: Sequence[int], most: int) -> Hit | None:
+    def find(self, request_id: str, output: Sequence[int], most: int) -> CacheHit | None:
         session = self._session(request_id)
         hit = None
         if session is not None:
@@ -125,7 +125,7 @@ class PrefixCache:
         self.counters.tokens += hit.length if hit else 0
         return hit
 
-    def _find(self, session: Session, output: Sequence[int], most: int) -> Hit | None:
+    def _find(self, session: TrackedRequest, output: Sequence[int], most: int) -> CacheHit | None:
         session.know(output)
         while match := self._index.match(session.chain, most, session.floor):
             session.pins = match.records
@@ -137,11 +137,11 @@ class PrefixCache:
                 state = payloads.pop() if match.state else None
                 deltas = zip(match.deltas, payloads, strict=True)
                 parts = tuple((start, stop, payload) for (start, stop, _), payload in deltas)
-                return Hit(match.length, _kind(match, most), parts, state)
+                return CacheHit(match.length, _kind(match, most), parts, state)
             self._unpin(session)
         return None
 
-    def _load(self, match: Match) -> list[Any] | None:
+    def _load(self, match: RadixMatch) -> list[Any] | None:
         """The payloads of a match; None if one of them cannot be used, which is then gone."""
         payloads = []
         for record in match.records:
@@ -151,24 +151,24 @@ class PrefixCache:
             payloads.append(payload)
         return payloads
 
-    def _announce(self, session: Session, length: int, most: int) -> None:
+    def _announce(self, session: TrackedRequest, length: int, most: int) -> None:
         """Others may wait for what this request is going to compute."""
         session.passed = length
         self._ahead.register(session.request.id, self._saving.ahead(session, length, most))
 
-    def due(self, request_id: str, start: int, stop: int, target: int) -> list[Save]:
+    def due(self, request_id: str, start: int, stop: int, target: int) -> list[SnapshotRequest]:
         session = self._session(request_id)
         if session is None or not session.running:
             return []
         return self._safely(lambda: self._due(session, start, stop, target), _none())
 
-    def _due(self, session: Session, start: int, stop: int, target: int) -> list[Save]:
+    def _due(self, session: TrackedRequest, start: int, stop: int, target: int) -> list[SnapshotRequest]:
         drafts = self._saving.due(session, start, stop, target)
         if not drafts and not session.asked:
             self._ahead.passed(session.request.id, session.passed)
         return self._saves(session, drafts)
 
-    def release(self, request_id: str, output: Sequence[int], filled: int) -> list[Save]:
+    def release(self, request_id: str, output: Sequence[int], filled: int) -> list[SnapshotRequest]:
         session = self._session(request_id)
         if session is None or not session.running:
             return []
@@ -188,9 +188,9 @@ class PrefixCache:
 
     # -- the engine's side ------------------------------------------------------------------------------
 
-    def put(self, saved: Saved) -> None:
+    def put(self, saved: SnapshotResult) -> None:
         """A copy is ready: into memory, and at checkpoints to disk."""
-        draft: Record = saved.save.record
+        draft: CacheEntry = saved.save.record
         kept = None
         if saved.payload is not None:
             kept = self._safely(lambda: self._store.put(draft, saved.payload), None)
@@ -199,12 +199,12 @@ class PrefixCache:
         session = self._sessions.get(saved.save.request_id)
         if session is None:
             return
-        if session.running and draft.part is Part.STATE and draft.prompt:
+        if session.running and draft.part is SnapshotKind.STATE and draft.prompt:
             self._safely(lambda: self._replace_checkpoint(session, kept), None)
         session.asked.discard(draft.key)
         self._ahead.passed(session.request.id, draft.stop if session.asked else session.passed)
 
-    def _replace_checkpoint(self, session: Session, state: Record | None) -> None:
+    def _replace_checkpoint(self, session: TrackedRequest, state: CacheEntry | None) -> None:
         """Of a prompt's states on the way only the newest is kept, and those that others use. The newest
         counts once it is a file, where there are files: until then the last one that is stays."""
         if state is None:
@@ -240,22 +240,23 @@ class PrefixCache:
 
     # -- both -------------------------------------------------------------------------------------------
 
-    def _session(self, request_id: str) -> Session | None:
+    def _session(self, request_id: str) -> TrackedRequest | None:
         session = self._sessions.get(request_id)
         return session if session is not None and session.cacheable else None
 
-    def _saves(self, session: Session, drafts: list[Record]) -> list[Save]:
+    def _saves(self, session: TrackedRequest, drafts: list[CacheEntry]) -> list[SnapshotRequest]:
         session.asked.update(draft.key for draft in drafts)
         return [
-            Save(session.request.id, d.part, d.start, d.stop, d, self.lasting and d.durable) for d in drafts
+            SnapshotRequest(session.request.id, d.part, d.start, d.stop, d, self.lasting and d.durable)
+            for d in drafts
         ]
 
-    def _unpin(self, session: Session) -> None:
+    def _unpin(self, session: TrackedRequest) -> None:
         if session.pins:
             pins, session.pins = session.pins, []
             self._safely(lambda: self._store.unpin(pins), None)
 
-    def _stop(self, session: Session) -> None:
+    def _stop(self, session: TrackedRequest) -> None:
         """The request does not run, or not any more."""
         self._unpin(session)
         self._ahead.forget(session.request.id)
@@ -274,11 +275,11 @@ class PrefixCache:
             return otherwise
 
 
-def _none() -> list[Save]:
+def _none() -> list[SnapshotRequest]:
     return []
 
 
-def _kind(match: Match, most: int) -> HitKind:
+def _kind(match: RadixMatch, most: int) -> HitKind:
     if match.length == most:
         return HitKind.EXACT if match.whole else HitKind.SUPERSEQUENCE
     return HitKind.PREFIX if match.whole else HitKind.LCP

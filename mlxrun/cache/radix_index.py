@@ -11,27 +11,27 @@ from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from mlxrun.cache.content_keys import Chain
-from mlxrun.cache.entry import Key, Record
-from mlxrun.scheduler.step_plan import Part
+from mlxrun.cache.content_keys import KeyChain
+from mlxrun.cache.entry import CacheEntry, Key
+from mlxrun.scheduler.step_plan import SnapshotKind
 
 
-class Node:
+class RadixNode:
     """The end of an edge: `depth` tokens below the grid point, `ids` the last of them."""
 
     __slots__ = ("delta", "deltas", "depth", "down", "ended", "ids", "state", "up")
 
-    def __init__(self, ids: array[int], depth: int, up: Node | None) -> None:
+    def __init__(self, ids: array[int], depth: int, up: RadixNode | None) -> None:
         self.ids = ids
         self.depth = depth
         self.up = up
-        self.down: dict[int, Node] = {}
-        self.delta: Record | None = None
-        self.state: Record | None = None
+        self.down: dict[int, RadixNode] = {}
+        self.delta: CacheEntry | None = None
+        self.state: CacheEntry | None = None
         self.deltas = 0  # here and below
         self.ended = False  # some record ended here, if only before a longer one took its place
 
-    def lineage(self) -> Iterator[Node]:
+    def lineage(self) -> Iterator[RadixNode]:
         """This node and those above it, without the tree's root."""
         node = self
         while node.up is not None:
@@ -40,16 +40,16 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
-class Match:
+class RadixMatch:
     """What is there of a prompt's first `length` tokens. `whole`: a record ends right there."""
 
     length: int
-    deltas: list[tuple[int, int, Record]]
-    state: Record | None
+    deltas: list[tuple[int, int, CacheEntry]]
+    state: CacheEntry | None
     whole: bool
 
     @property
-    def records(self) -> list[Record]:
+    def records(self) -> list[CacheEntry]:
         return [record for _, _, record in self.deltas] + ([self.state] if self.state else [])
 
 
@@ -62,7 +62,7 @@ def common(edge: array[int], ids: array[int], start: int, stop: int) -> int:
     return next(i for i in range(most) if edge[i] != piece[i])
 
 
-class Index:
+class RadixIndex:
     """All records, of all tiers."""
 
     def __init__(self, root: Key, chunk: int, *, deltas: bool, states: bool) -> None:
@@ -70,14 +70,14 @@ class Index:
         self.chunk = chunk
         self.deltas = deltas
         self.states = states
-        self.records: dict[Key, Record] = {}
+        self.records: dict[Key, CacheEntry] = {}
         self.version = 0  # changes whenever records do
-        self._trees: dict[Key, Node] = {}
-        self._nodes: dict[Key, Node] = {}
+        self._trees: dict[Key, RadixNode] = {}
+        self._nodes: dict[Key, RadixNode] = {}
 
     # -- search -----------------------------------------------------------------------------------------
 
-    def match(self, chain: Chain, most: int, floor: Callable[[int], int]) -> Match | None:
+    def match(self, chain: KeyChain, most: int, floor: Callable[[int], int]) -> RadixMatch | None:
         """The longest usable beginning, of at most `most` tokens, where `floor` allows it: it rounds a
         length down to one that is allowed."""
         most = min(most, len(chain))
@@ -91,11 +91,11 @@ class Index:
         if self.deltas and rest:
             record = chunks[index] if index < len(chunks) else _any_delta(path[-1])
             deltas.append((length - rest, length, record))
-        return Match(length, deltas, state, self.states or not rest or self._ended(chain, length))
+        return RadixMatch(length, deltas, state, self.states or not rest or self._ended(chain, length))
 
-    def _covered(self, chain: Chain, most: int) -> tuple[list[Record], list[Node], int]:
+    def _covered(self, chain: KeyChain, most: int) -> tuple[list[CacheEntry], list[RadixNode], int]:
         """Whole chunks, then the way down the tree below the last of them, and the tokens of both."""
-        chunks: list[Record] = []
+        chunks: list[CacheEntry] = []
         while (len(chunks) + 1) * self.chunk <= most:
             record = self.records.get(chain.grid(len(chunks) + 1))
             if record is None:
@@ -104,12 +104,12 @@ class Index:
         path, depth = self._walk(chain, len(chunks), most)
         return chunks, path, len(chunks) * self.chunk + depth
 
-    def _walk(self, chain: Chain, index: int, stop: int) -> tuple[list[Node], int]:
+    def _walk(self, chain: KeyChain, index: int, stop: int) -> tuple[list[RadixNode], int]:
         """Down the tree of grid point `index`, not beyond token `stop`: the nodes, the last perhaps met in
         part only, and how many tokens they share with the prompt."""
         start = position = index * self.chunk
         stop = min(stop, start + self.chunk)
-        path: list[Node] = []
+        path: list[RadixNode] = []
         node = self._trees.get(chain.grid(index))
         while node is not None and position < stop:
             node = node.down.get(chain.ids[position])
@@ -121,7 +121,7 @@ class Index:
                     break
         return path, position - start
 
-    def _last_state(self, chain: Chain, most: int, floor: Callable[[int], int]) -> Record | None:
+    def _last_state(self, chain: KeyChain, most: int, floor: Callable[[int], int]) -> CacheEntry | None:
         for index in range((most - 1) // self.chunk, -1, -1):
             path, depth = self._walk(chain, index, most)
             for node in reversed(path):
@@ -130,38 +130,38 @@ class Index:
                     return state
         return None
 
-    def states_of(self, chain: Chain, most: int) -> list[Record]:
+    def states_of(self, chain: KeyChain, most: int) -> list[CacheEntry]:
         """The states of a prompt's first `most` tokens, the first one first."""
-        found: list[Record] = []
+        found: list[CacheEntry] = []
         for index in range((most - 1) // self.chunk + 1):
             path, depth = self._walk(chain, index, most)
             found += [node.state for node in path if node.state is not None and node.depth <= depth]
         return found
 
-    def _ended(self, chain: Chain, length: int) -> bool:
+    def _ended(self, chain: KeyChain, length: int) -> bool:
         path, depth = self._walk(chain, length // self.chunk, length)
         return bool(path) and path[-1].depth == depth and path[-1].ended
 
     # -- what rests on what -------------------------------------------------------------------------------
 
-    def cover(self, record: Record) -> Record | None:
+    def cover(self, record: CacheEntry) -> CacheEntry | None:
         """A delta that holds the record's tokens, and perhaps more."""
-        chain = Chain(record.parent, self.chunk, record.ids)
+        chain = KeyChain(record.parent, self.chunk, record.ids)
         path, depth = self._walk(chain, 0, len(record.ids))
         return _any_delta(path[-1]) if depth == len(record.ids) and path[-1].deltas else None
 
-    def reachable(self, record: Record) -> bool:
+    def reachable(self, record: CacheEntry) -> bool:
         """Whether all is there that a new record would rest on."""
         if not self.deltas:
             return True
         if record.parent != self.root and record.parent not in self.records:
             return False
-        return record.part is Part.DELTA or self.cover(record) is not None
+        return record.part is SnapshotKind.DELTA or self.cover(record) is not None
 
-    def ancestors(self, record: Record) -> Iterator[Record]:
+    def ancestors(self, record: CacheEntry) -> Iterator[CacheEntry]:
         """The deltas that a record rests on, the last first."""
-        above: Record | None = record
-        if record.part is Part.STATE:
+        above: CacheEntry | None = record
+        if record.part is SnapshotKind.STATE:
             above = self.cover(record)
             if above is not None:
                 yield above
@@ -172,13 +172,13 @@ class Index:
 
     # -- change -------------------------------------------------------------------------------------------
 
-    def add(self, record: Record) -> list[Record]:
+    def add(self, record: CacheEntry) -> list[CacheEntry]:
         """Enter a record; the deltas that are now a part of it, and not needed any more."""
         node = self._node(record)
         self.records[record.key] = record
         self._nodes[record.key] = node
         self.version += 1
-        if record.part is Part.STATE:
+        if record.part is SnapshotKind.STATE:
             node.state = record
             return []
         node.delta = record
@@ -187,17 +187,17 @@ class Index:
         above_it = (above.delta for above in node.lineage() if above is not node)
         return [part for part in above_it if part is not None]
 
-    def mark(self, record: Record) -> None:
+    def mark(self, record: CacheEntry) -> None:
         """A record that is a part of another, and not entered, ends here."""
         self._node(record)
 
-    def remove(self, record: Record) -> list[Record]:
+    def remove(self, record: CacheEntry) -> list[CacheEntry]:
         """Take a record out; those that rested on it, to be removed next."""
         node = self._nodes.pop(record.key)
         del self.records[record.key]
         self.version += 1
-        orphans: list[Record] = []
-        if record.part is Part.STATE:
+        orphans: list[CacheEntry] = []
+        if record.part is SnapshotKind.STATE:
             node.state = None
         else:
             node.delta = None
@@ -209,21 +209,21 @@ class Index:
         self._prune(record.parent, node)
         return orphans
 
-    def _node(self, record: Record) -> Node:
+    def _node(self, record: CacheEntry) -> RadixNode:
         """The node where a record ends, made if need be."""
-        node = self._trees.setdefault(record.parent, Node(array("q"), 0, None))
+        node = self._trees.setdefault(record.parent, RadixNode(array("q"), 0, None))
         ids, position = record.ids, 0
         while position < len(ids):
             child = node.down.get(ids[position])
             if child is None:
-                child = node.down[ids[position]] = Node(ids[position:], len(ids), node)
+                child = node.down[ids[position]] = RadixNode(ids[position:], len(ids), node)
             shared = common(child.ids, ids, position, len(ids))
             node = child if shared == len(child.ids) else _split(child, shared)
             position += shared
         node.ended = True
         return node
 
-    def _prune(self, parent: Key, node: Node) -> None:
+    def _prune(self, parent: Key, node: RadixNode) -> None:
         """Undo what the node was made for."""
         while node.up is not None and not node.down and node.delta is None and node.state is None:
             del node.up.down[node.ids[0]]
@@ -237,14 +237,14 @@ class Index:
             node.up.down[child.ids[0]] = child
 
 
-def _any_delta(node: Node) -> Record:
+def _any_delta(node: RadixNode) -> CacheEntry:
     while node.delta is None:
         node = next(child for child in node.down.values() if child.deltas)
     return node.delta
 
 
-def _all_records(node: Node | None) -> list[Record]:
-    found: list[Record] = []
+def _all_records(node: RadixNode | None) -> list[CacheEntry]:
+    found: list[CacheEntry] = []
     nodes = [node] if node is not None else []
     while nodes:
         node = nodes.pop()
@@ -253,11 +253,11 @@ def _all_records(node: Node | None) -> list[Record]:
     return found
 
 
-def _split(child: Node, shared: int) -> Node:
+def _split(child: RadixNode, shared: int) -> RadixNode:
     """A node inside an edge, after its first `shared` ids."""
     up = child.up
     assert up is not None
-    middle = Node(child.ids[:shared], child.depth - len(child.ids) + shared, up)
+    middle = RadixNode(child.ids[:shared], child.depth - len(child.ids) + shared, up)
     middle.deltas = child.deltas
     up.down[middle.ids[0]] = middle
     child.ids, child.up = child.ids[shared:], middle

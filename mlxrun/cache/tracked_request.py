@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from mlxrun.cache.content_keys import Chain, content
-from mlxrun.cache.entry import Key, Record
+from mlxrun.cache.content_keys import KeyChain, content
+from mlxrun.cache.entry import CacheEntry, Key
 from mlxrun.scheduler.request import Request
 
 LEAST = 64  # a keypoint off the grid before this one is not worth waiting for
@@ -19,7 +19,7 @@ Keypoint = tuple[int, Key]
 
 
 @dataclass(slots=True, eq=False)
-class Session:
+class TrackedRequest:
     """One request. `chain` is made when it is first needed."""
 
     request: Request
@@ -27,16 +27,16 @@ class Session:
     chunk: int
     grid_only: bool
     running: bool = False
-    pins: list[Record] = field(default_factory=list)  # its hit
+    pins: list[CacheEntry] = field(default_factory=list)  # its hit
     state_at: int = 0  # where its last state was kept
     written_at: int = 0  # where its last record was written to disk
-    checkpoints: list[tuple[Record, int]] = field(default_factory=list)  # states, and ticks when kept
+    checkpoints: list[tuple[CacheEntry, int]] = field(default_factory=list)  # states, and ticks when kept
     asked: set[Key] = field(default_factory=set)  # saves under way
     passed: int = 0  # what will be there once those are
     wanted: bool = False  # others wait for what it computes
     deferred: int = 0  # the prompt's end, if it is kept with the answer only
     matched: tuple[int, int, int] = (-1, 0, 0)  # version of the index and tokens known: tokens matched then
-    _chain: Chain | None = None
+    _chain: KeyChain | None = None
     _points: tuple[int, list[Keypoint]] = (-1, [])
 
     @property
@@ -44,10 +44,10 @@ class Session:
         return len(self.request.spans) == len(self.request.digests)
 
     @property
-    def chain(self) -> Chain:
+    def chain(self) -> KeyChain:
         if self._chain is None:
             request = self.request
-            self._chain = Chain(
+            self._chain = KeyChain(
                 self.root, self.chunk, content(request.prompt, request.spans, request.digests)
             )
         return self._chain
@@ -84,7 +84,7 @@ class Session:
         return self._points[1]
 
 
-class Ahead:
+class PlannedEntries:
     """The keypoints that running requests have before them."""
 
     def __init__(self) -> None:

@@ -11,7 +11,7 @@ import click
 from mlxrun.cli.options import config_options, load
 
 if TYPE_CHECKING:
-    from mlxrun.batch.job_run import Options
+    from mlxrun.batch.job_run import JobOptions
     from mlxrun.batch.run_paths import Paths
     from mlxrun.config.loading import Loaded
 
@@ -63,18 +63,18 @@ def command(
     """Run the JSONL job JOBS; run it again and it goes on where it was."""
     import asyncio
 
-    from mlxrun.batch.job_run import Options
+    from mlxrun.batch.job_run import JobOptions
     from mlxrun.batch.run_paths import Paths
 
     loaded = load(config_path, sets)
     paths = Paths.of(jobs, output)
-    options = Options(**flags)
+    options = JobOptions(**flags)
     return asyncio.run(_dry_run(loaded, paths, options) if dry_run else _run(loaded, paths, options))
 
 
-async def _run(loaded: Loaded, paths: Paths, options: Options) -> int:
+async def _run(loaded: Loaded, paths: Paths, options: JobOptions) -> int:
     from mlxrun.batch.job_cache import engine_config
-    from mlxrun.batch.job_run import Session, Setup
+    from mlxrun.batch.job_run import JobRun, JobSetup
     from mlxrun.batch.line_answerer import Preparer
     from mlxrun.batch.score_table import count, print_scores, reasons
     from mlxrun.engine.client import EngineClient
@@ -89,8 +89,8 @@ async def _run(loaded: Loaded, paths: Paths, options: Options) -> int:
 
     formats = ModelFormats.of(host, loaded.config.parsers)
     prepare = Preparer(host, loaded.config, paths.job.parent, formats=formats)
-    setup = Setup(loaded.config, loaded.digest, host, prepare, start, device_facts)
-    outcome = await Session(paths, setup, options, _say).run()
+    setup = JobSetup(loaded.config, loaded.digest, host, prepare, start, device_facts)
+    outcome = await JobRun(paths, setup, options, _say).run()
     print_scores(outcome.scores, sys.stdout)
     meter = outcome.meter
     saved = f", {meter.cached_share:.0%} of prompt tokens reused" if meter.reused else ""
@@ -103,7 +103,7 @@ async def _run(loaded: Loaded, paths: Paths, options: Options) -> int:
     return outcome.exit_code
 
 
-async def _dry_run(loaded: Loaded, paths: Paths, options: Options) -> int:
+async def _dry_run(loaded: Loaded, paths: Paths, options: JobOptions) -> int:
     from mlxrun.batch.job_check import check_job
     from mlxrun.batch.line_answerer import Preparer
     from mlxrun.batch.score_table import count

@@ -14,7 +14,6 @@ from mlxrun.cli.bench_serve import command as serve
 from mlxrun.cli.bench_serve import model_command
 from mlxrun.cli.options import load
 
-
 MOVED = {"cache": "prefix-cache", "masks": "structured-output", "parsers": "parsers"}
 
 

@@ -15,7 +15,7 @@ from mlxrun.cli.options import config_options
 
 if TYPE_CHECKING:
     from mlxrun.cache.cache_folder import ModelFolder
-    from mlxrun.cache.inspection import Seen, Survey
+    from mlxrun.cache.inspection import InspectedEntry, ModelInspection
 
 FORMAT = 1
 FINGERPRINT_SHOWN = 16
@@ -202,7 +202,7 @@ def _can_ask() -> bool:
     return sys.stdin.isatty()
 
 
-def _model_line(model: Survey) -> str:
+def _model_line(model: ModelInspection) -> str:
     name = model.model.root.hex()[:FINGERPRINT_SHOWN]
     counts = f"{_count(len(model.seen), 'record')}, {_count(model.tokens, 'token')}, {_size(model.nbytes)}"
     ages = f", used {_time(model.seen[0].used)} to {_time(model.seen[-1].used)}" if model.seen else ""
@@ -210,7 +210,7 @@ def _model_line(model: Survey) -> str:
     return f"  {name}  {counts}{ages}{bad}"
 
 
-def _record_line(seen: Seen) -> str:
+def _record_line(seen: InspectedEntry) -> str:
     record = seen.record
     span = f"{record.start}-{record.stop}"
     kept = "  kept longest" if record.boundary else ""
@@ -220,7 +220,7 @@ def _record_line(seen: Seen) -> str:
     )
 
 
-def _model_json(model: Survey, records: bool) -> dict[str, Any]:
+def _model_json(model: ModelInspection, records: bool) -> dict[str, Any]:
     found = {
         "fingerprint": model.model.root.hex(),
         "records": len(model.seen),
@@ -233,7 +233,7 @@ def _model_json(model: Survey, records: bool) -> dict[str, Any]:
     return found | ({"record_list": [_record_json(seen) for seen in model.seen]} if records else {})
 
 
-def _record_json(seen: Seen) -> dict[str, Any]:
+def _record_json(seen: InspectedEntry) -> dict[str, Any]:
     record = seen.record
     return {
         "key": record.key.hex(),

@@ -13,10 +13,10 @@ from mlxrun.errors import ConfigError
 
 if TYPE_CHECKING:
     from mlxrun.config.loading import Loaded
-    from mlxrun.config.nodes import Problem
+    from mlxrun.config.nodes import ConfigProblem
 
 
-def parser_problems(loaded: Loaded) -> list[Problem]:
+def parser_problems(loaded: Loaded) -> list[ConfigProblem]:
     """Names of parsers that do not exist."""
     from mlxrun.config.nodes import problem
 
@@ -35,7 +35,7 @@ def parser_problems(loaded: Loaded) -> list[Problem]:
     return found
 
 
-def template_problems(loaded: Loaded) -> list[Problem]:
+def template_problems(loaded: Loaded) -> list[ConfigProblem]:
     """A chat template that cannot be read, or that jinja does not understand."""
     from mlxrun.config.nodes import problem
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import click
 
 from mlxrun import __version__
-from mlxrun.cli.process_exit import WayOut
+from mlxrun.cli.process_exit import ProcessExit
 from mlxrun.errors import MlxrunError
 
 INTERRUPTED = 130
@@ -86,7 +86,7 @@ def cli() -> None:
 def main(argv: Sequence[str] | None = None, command: click.Command = cli, program: str = "mlxrun") -> int:
     """Run one command line and return its exit code. Without `argv` it is the process's own, which then ends
     with that code (see process_exit.py)."""
-    way_out = WayOut() if argv is None else None
+    way_out = ProcessExit() if argv is None else None
     code = _run(argv, command, program)
     if way_out is not None:
         way_out.code = code

@@ -15,7 +15,7 @@ import sys
 LOST = 3  # what was said last could not be written: the code of a command that has failed on it
 
 
-class WayOut:
+class ProcessExit:
     """Make one before anything is imported that registers with atexit: what came first is called last.
 
     `code`: what the process is to end with. None: the interpreter ends it, as it does without MLX.

@@ -12,7 +12,7 @@ import click
 from mlxrun.cli.options import config_options, load
 
 if TYPE_CHECKING:
-    from mlxrun.api.context import TextSide
+    from mlxrun.api.context import ApiContext
     from mlxrun.config.loading import Loaded
     from mlxrun.engine.client import EngineClient
     from mlxrun.server.state import Server
@@ -63,17 +63,17 @@ async def _serve(loaded: Loaded) -> int:
     server = Server(loaded.config)
     _keep_files(server)
 
-    async def load_model() -> tuple[EngineClient, TextSide]:
+    async def load_model() -> tuple[EngineClient, ApiContext]:
         return await _load(loaded, server)
 
     return await run(server, load_model, click.echo)
 
 
-async def _load(loaded: Loaded, server: Server) -> tuple[EngineClient, TextSide]:
+async def _load(loaded: Loaded, server: Server) -> tuple[EngineClient, ApiContext]:
     """The model, on an engine of its own; and what turns bodies into requests for it."""
     import asyncio
 
-    from mlxrun.api.context import TextSide
+    from mlxrun.api.context import ApiContext
     from mlxrun.engine.client import EngineClient
     from mlxrun.model.model_info import load_host
     from mlxrun.parsers.model_formats import ModelFormats
@@ -82,7 +82,7 @@ async def _load(loaded: Loaded, server: Server) -> tuple[EngineClient, TextSide]
     config = loaded.config
     host = await asyncio.to_thread(load_host, config.model, weights=True)
     formats = ModelFormats.of(host, config.parsers)
-    side = TextSide(host, config, MediaLoader(config.media, None), formats)
+    side = ApiContext(host, config, MediaLoader(config.media, None), formats)
     client = await EngineClient.start(config, host)
     try:
         server.facts = _facts()
@@ -111,7 +111,7 @@ def _keep_files(server: Server) -> None:
         server.jobs = BatchQueue(Storage(data_folder(server.config.server.data_path, os.environ)))
 
 
-async def _run_batches(loaded: Loaded, server: Server, client: EngineClient, side: TextSide) -> None:
+async def _run_batches(loaded: Loaded, server: Server, client: EngineClient, side: ApiContext) -> None:
     """Batches run from now on, those that an earlier run left too. Without a folder all else is served."""
     from mlxrun.batch.job_service import JobService
     from mlxrun.model.doctor import device_facts

@@ -21,7 +21,7 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class Contradiction:
     """A rule and the keys that it reads."""
 
     keys: tuple[str, ...]
@@ -204,20 +204,20 @@ def bytes_without_store(config: Config) -> str | None:
 
 
 CHECKS = (
-    Check(("model.path",), model_exists),
-    Check(("model.adapter",), adapter_exists),
-    Check(("model.chat_template",), template_exists),
-    Check(("model.revision", "model.path"), revision_of_a_folder),
-    Check(("model.trust_remote_code", "model.path"), remote_code_of_embedded),
-    Check(("scheduler.prefill_budget_busy", "scheduler.prefill_budget"), busy_above_idle),
-    Check(("scheduler.chunk", "scheduler.prefill_budget"), chunk_above_budget),
-    Check(
+    Contradiction(("model.path",), model_exists),
+    Contradiction(("model.adapter",), adapter_exists),
+    Contradiction(("model.chat_template",), template_exists),
+    Contradiction(("model.revision", "model.path"), revision_of_a_folder),
+    Contradiction(("model.trust_remote_code", "model.path"), remote_code_of_embedded),
+    Contradiction(("scheduler.prefill_budget_busy", "scheduler.prefill_budget"), busy_above_idle),
+    Contradiction(("scheduler.chunk", "scheduler.prefill_budget"), chunk_above_budget),
+    Contradiction(
         ("scheduler.prefill_budget_busy", "scheduler.chunk", "engine.reproducible"), chunk_above_busy_budget
     ),
-    Check(("sampling.max_tokens", "model.context_length"), answer_fills_context),
-    Check(("media.allow_hosts", "media.allow_urls"), hosts_without_urls),
-    Check(("cache.disk_path", "cache.backend"), folder_without_disk),
-    Check(
+    Contradiction(("sampling.max_tokens", "model.context_length"), answer_fills_context),
+    Contradiction(("media.allow_hosts", "media.allow_urls"), hosts_without_urls),
+    Contradiction(("cache.disk_path", "cache.backend"), folder_without_disk),
+    Contradiction(
         (
             "cache.backend",
             "cache.memory_bytes",
@@ -227,10 +227,10 @@ CHECKS = (
         ),
         budgets_without_cache,
     ),
-    Check(("cache.stored_bits", "engine.reproducible"), quantised_reproducible),
-    Check(("server.host", "server.api_keys", "server.allow_public"), public_without_keys),
-    Check(("server.api_keys",), odd_keys),
-    Check(("server.cors_origins",), bad_origins),
-    Check(("server.allowed_hosts",), bad_hosts),
-    Check(("server.store_bytes", "server.store_responses"), bytes_without_store),
+    Contradiction(("cache.stored_bits", "engine.reproducible"), quantised_reproducible),
+    Contradiction(("server.host", "server.api_keys", "server.allow_public"), public_without_keys),
+    Contradiction(("server.api_keys",), odd_keys),
+    Contradiction(("server.cors_origins",), bad_origins),
+    Contradiction(("server.allowed_hosts",), bad_hosts),
+    Contradiction(("server.store_bytes", "server.store_responses"), bytes_without_store),
 )

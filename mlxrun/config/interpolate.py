@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from mlxrun.config.nodes import Node, Problem, problem
+from mlxrun.config.nodes import ConfigNode, ConfigProblem, problem
 from mlxrun.config.setting_fields import FieldInfo
 from mlxrun.config.yaml_source import scalar_of
 
@@ -25,13 +25,13 @@ class Interpolator:
     """Replaces references below a node, and collects what is missing."""
 
     def __init__(
-        self, infos: Mapping[str, FieldInfo], environ: Mapping[str, str], problems: list[Problem]
+        self, infos: Mapping[str, FieldInfo], environ: Mapping[str, str], problems: list[ConfigProblem]
     ) -> None:
         self._infos = infos
         self._environ = environ
         self._problems = problems
 
-    def apply(self, node: Node, path: str = "", info: FieldInfo | None = None) -> Node:
+    def apply(self, node: ConfigNode, path: str = "", info: FieldInfo | None = None) -> ConfigNode:
         """The node with every string replaced; `info` is the key that it belongs to, once that is known."""
         info = info or self._infos.get(path)
         if isinstance(node.value, dict):
@@ -39,15 +39,15 @@ class Interpolator:
                 key: self.apply(child, f"{path}.{key}" if path else key, info)
                 for key, child in node.value.items()
             }
-            return Node(below, node.origin, node.key_origin)
+            return ConfigNode(below, node.origin, node.key_origin)
         if isinstance(node.value, list):
             items = [self.apply(child, f"{path}.{at}", info) for at, child in enumerate(node.value)]
-            return Node(items, node.origin, node.key_origin)
+            return ConfigNode(items, node.origin, node.key_origin)
         if not isinstance(node.value, str):
             return node
         return self._string(node, path, info)
 
-    def _string(self, node: Node, path: str, info: FieldInfo | None) -> Node:
+    def _string(self, node: ConfigNode, path: str, info: FieldInfo | None) -> ConfigNode:
         text = self._replace(node, path)
         if text == node.value:
             asked = any(not match[0].startswith("$$") for match in _REFERENCE.finditer(node.value))
@@ -57,9 +57,9 @@ class Interpolator:
                 )
             return node
         as_yaml = info is not None and path == info.path and not info.is_text
-        return Node(scalar_of(text) if as_yaml else text, node.origin, node.key_origin)
+        return ConfigNode(scalar_of(text) if as_yaml else text, node.origin, node.key_origin)
 
-    def _replace(self, node: Node, path: str) -> str:
+    def _replace(self, node: ConfigNode, path: str) -> str:
         def one(match: re.Match[str]) -> str:
             if match[0].startswith("$$"):
                 return match[0][1:]

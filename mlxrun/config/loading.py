@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 
 from mlxrun.config.contradictions import CHECKS
 from mlxrun.config.conversion import build, config_hash
-from mlxrun.config.nodes import DEFAULT, Node, Origin, Problem, find, merge, plain, problem
+from mlxrun.config.nodes import DEFAULT, ConfigNode, ConfigProblem, Origin, find, merge, plain, problem
 from mlxrun.config.setting_fields import fields_of
 from mlxrun.config.settings import Config
 from mlxrun.config.sources import Sources
@@ -50,7 +50,7 @@ def load_config(
     path: Path | None = None,
     sets: Sequence[str] = (),
     environ: Mapping[str, str] | None = None,
-    more: Sequence[Callable[[Loaded], list[Problem]]] = (),
+    more: Sequence[Callable[[Loaded], list[ConfigProblem]]] = (),
 ) -> Loaded:
     """The config of `path`; without one $MLXRUN_CONFIG, then ./mlxrun.yaml, then built-in defaults.
 
@@ -59,7 +59,7 @@ def load_config(
     """
     environ = environ or {}
     chosen, asked_by = _choose(path, environ)
-    problems: list[Problem] = []
+    problems: list[ConfigProblem] = []
     resolved = resolve(Config, chosen, sets, environ, problems, asked_by)
     problems += _contradictions(resolved)
     loaded = Loaded(resolved.config, resolved.origins, config_hash(resolved.config), chosen)
@@ -74,7 +74,7 @@ def resolve(
     path: Path | None,
     sets: Sequence[str],
     environ: Mapping[str, str],
-    problems: list[Problem],
+    problems: list[ConfigProblem],
     asked_by: str = "",
 ) -> Resolved[T]:
     """Read, merge and validate the layers of a config class."""
@@ -85,7 +85,7 @@ def resolve(
     # is not blamed again for its value.
     places = {item.rank for item in problems}
     problems += [item for layer in layers for item in validate(layer, root) if item.rank not in places]
-    tree = reduce(merge, layers, Node({}, DEFAULT))
+    tree = reduce(merge, layers, ConfigNode({}, DEFAULT))
     bad = frozenset(item.key for item in problems)
     config = build(root, plain(tree), bad)
     origins = {}
@@ -95,7 +95,7 @@ def resolve(
     return Resolved(config, origins, bad)
 
 
-def raise_all(problems: Sequence[Problem]) -> None:
+def raise_all(problems: Sequence[ConfigProblem]) -> None:
     """One ConfigError with every problem, in order of place; nothing if there is none."""
     if problems:
         raise ConfigError("\n".join(dict.fromkeys(item.text for item in sorted(problems))))
@@ -110,7 +110,7 @@ def _choose(path: Path | None, environ: Mapping[str, str]) -> tuple[Path | None,
     return (Path(DEFAULT_FILE), "") if Path(DEFAULT_FILE).exists() else (None, "")
 
 
-def _contradictions(resolved: Resolved[Config]) -> list[Problem]:
+def _contradictions(resolved: Resolved[Config]) -> list[ConfigProblem]:
     found = []
     for check in CHECKS:
         message = None if resolved.bad.intersection(check.keys) else check.run(resolved.config)

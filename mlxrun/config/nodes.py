@@ -32,7 +32,7 @@ DEFAULT = Origin("default")
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class ConfigNode:
     """One value: a scalar, a list of nodes or a dict of nodes, with the origins of it and of its key."""
 
     value: Any
@@ -41,7 +41,7 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Problem:
+class ConfigProblem:
     """One thing that is wrong; problems sort by source, then by place."""
 
     rank: tuple[int, str, int, int]
@@ -49,26 +49,26 @@ class Problem:
     key: str = ""  # the `section.key` that it is about, where it is about one
 
 
-def problem(origin: Origin, path: str, message: str) -> Problem:
+def problem(origin: Origin, path: str, message: str) -> ConfigProblem:
     """`configs/prod.yaml:12:11: scheduler.policy: message`."""
     order = ("default", "file", "env", "set").index(origin.kind)
     said_already = origin.kind == "set" and origin.name == path
     where = f"{origin}: {path}: " if path and not said_already else f"{origin}: "
     rank = (order, origin.name, origin.line, origin.column)
-    return Problem(rank, where + message, ".".join(path.split(".")[:2]))
+    return ConfigProblem(rank, where + message, ".".join(path.split(".")[:2]))
 
 
-def merge(base: Node, top: Node) -> Node:
+def merge(base: ConfigNode, top: ConfigNode) -> ConfigNode:
     """`top` over `base`: mappings are merged key by key, everything else is replaced."""
     if not (isinstance(base.value, dict) and isinstance(top.value, dict)):
         return top
     merged = dict(base.value)
     for key, node in top.value.items():
         merged[key] = merge(merged[key], node) if key in merged else node
-    return Node(merged, top.origin, top.key_origin)
+    return ConfigNode(merged, top.origin, top.key_origin)
 
 
-def plain(node: Node) -> Any:
+def plain(node: ConfigNode) -> Any:
     """The value as plain dicts, lists and scalars."""
     if isinstance(node.value, dict):
         return {key: plain(child) for key, child in node.value.items()}
@@ -77,9 +77,9 @@ def plain(node: Node) -> Any:
     return node.value
 
 
-def find(node: Node, path: Sequence[str | int]) -> Node | None:
+def find(node: ConfigNode, path: Sequence[str | int]) -> ConfigNode | None:
     """The node at a path, or None."""
-    at: Node | None = node
+    at: ConfigNode | None = node
     for step in path:
         if at is None:
             return None

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mlxrun.config.interpolate import Interpolator
-from mlxrun.config.nodes import Node, Origin, Problem, problem
+from mlxrun.config.nodes import ConfigNode, ConfigProblem, Origin, problem
 from mlxrun.config.schema import EXTENDS
 from mlxrun.config.setting_fields import fields_of, sections_of
 from mlxrun.config.yaml_source import YamlError, parse_value, parse_yaml
@@ -24,14 +24,14 @@ EMBEDDED = "embedded"
 class Sources:
     """Reads layers for one config class and collects the problems."""
 
-    def __init__(self, root: type, environ: Mapping[str, str], problems: list[Problem]) -> None:
+    def __init__(self, root: type, environ: Mapping[str, str], problems: list[ConfigProblem]) -> None:
         self._infos = fields_of(root)
         self._sections = sections_of(root)
         self._environ = environ
         self._problems = problems
         self._interpolator = Interpolator(self._infos, environ, problems)
 
-    def files(self, path: Path, asked_by: str = "", above: tuple[Path, ...] = ()) -> list[Node]:
+    def files(self, path: Path, asked_by: str = "", above: tuple[Path, ...] = ()) -> list[ConfigNode]:
         """The file's layers: first what it extends, in order, then itself."""
         tree = self._read(path, asked_by)
         if tree is None:
@@ -49,10 +49,10 @@ class Sources:
                 layers += self.files(target, asked, chain)
         return [*layers, own]
 
-    def environment(self) -> Node:
+    def environment(self) -> ConfigNode:
         """Every MLXRUN_SECTION__KEY variable. Others with the prefix belong to somebody else."""
         spelled = {ENV_PREFIX + path.replace(".", "_").upper(): path for path in self._infos if "." in path}
-        layer: dict[str, Node] = {}
+        layer: dict[str, ConfigNode] = {}
         for name in sorted(name for name in self._environ if name.startswith(ENV_PREFIX)):
             origin = Origin("env", name)
             if "__" in name:
@@ -61,13 +61,13 @@ class Sources:
             elif name in spelled:
                 right = ENV_PREFIX + spelled[name].replace(".", "__").upper()
                 self._problems.append(problem(origin, "", f"does nothing (did you mean {right}?)"))
-        return self._finish(Node(layer, Origin("env")), Path.cwd(), interpolate=False)
+        return self._finish(ConfigNode(layer, Origin("env")), Path.cwd(), interpolate=False)
 
-    def flags(self, sets: Sequence[str]) -> list[Node]:
+    def flags(self, sets: Sequence[str]) -> list[ConfigNode]:
         """A layer for each --set section.key=value: a later one hides no mistake of an earlier one."""
         layers = []
         for flag in sets:
-            layer: dict[str, Node] = {}
+            layer: dict[str, ConfigNode] = {}
             key, equals, text = flag.partition("=")
             origin = Origin("set", key.strip())
             if not equals or not key.strip():
@@ -76,21 +76,21 @@ class Sources:
                 self._problems.append(problem(origin, "", "only a file can extend another; use -c"))
             else:
                 self._put(layer, key.strip().split("."), text, origin)
-            layers.append(self._finish(Node(layer, Origin("set")), Path.cwd(), interpolate=True))
+            layers.append(self._finish(ConfigNode(layer, Origin("set")), Path.cwd(), interpolate=True))
         return layers
 
-    def _put(self, layer: dict[str, Node], keys: Sequence[str], text: str, origin: Origin) -> None:
+    def _put(self, layer: dict[str, ConfigNode], keys: Sequence[str], text: str, origin: Origin) -> None:
         """Set one value of a layer; the mappings on the way are made."""
         path = ".".join(keys)
         node = self._value(text, path, origin)
         for key in keys[:-1]:
             inner = layer.get(key)
             if inner is None or not isinstance(inner.value, dict):
-                inner = layer[key] = Node({}, origin, origin)
+                inner = layer[key] = ConfigNode({}, origin, origin)
             layer = inner.value
         layer[keys[-1]] = node
 
-    def _value(self, text: str, path: str, origin: Origin) -> Node:
+    def _value(self, text: str, path: str, origin: Origin) -> ConfigNode:
         """The text as YAML; as it stands where the key takes text, so that 123 can be a revision."""
         info = self._infos.get(path)
         is_text = info is not None and info.is_text
@@ -99,18 +99,18 @@ class Sources:
         except YamlError as error:
             if not is_text:
                 self._problems.append(problem(origin, path, f"not YAML: {error}"))
-            return Node(text, origin, origin)
+            return ConfigNode(text, origin, origin)
         cleared = info is not None and info.optional and node.value is None
         if is_text and not cleared and not isinstance(node.value, str):
-            return Node(text, origin, origin)
+            return ConfigNode(text, origin, origin)
         return node
 
-    def _read(self, path: Path, asked_by: str) -> Node | None:
+    def _read(self, path: Path, asked_by: str) -> ConfigNode | None:
         name = _shown(path)
         try:
             raw = path.read_bytes()
         except OSError as error:
-            self._problems.append(Problem((1, name, 0, 0), f"{asked_by}{name}: {error.strerror}"))
+            self._problems.append(ConfigProblem((1, name, 0, 0), f"{asked_by}{name}: {error.strerror}"))
             return None
         try:
             return parse_yaml(raw.decode("utf-8-sig"), name, self._problems)
@@ -123,14 +123,14 @@ class Sources:
             self._problems.append(problem(at, "", f"not YAML: {error}"))
         return None
 
-    def _finish(self, tree: Node, folder: Path, *, interpolate: bool) -> Node:
+    def _finish(self, tree: ConfigNode, folder: Path, *, interpolate: bool) -> ConfigNode:
         """Drop empty sections, replace references, make paths absolute."""
         kept = {
             key: node
             for key, node in tree.value.items()
             if not (key in self._sections and node.value is None)
         }
-        tree = Node(kept, tree.origin)
+        tree = ConfigNode(kept, tree.origin)
         if interpolate:
             tree = self._interpolator.apply(tree)
         for path in (*PATH_KEYS, MODEL_PATH):
@@ -138,7 +138,7 @@ class Sources:
         return tree
 
 
-def _extended(tree: Node) -> list[Node]:
+def _extended(tree: ConfigNode) -> list[ConfigNode]:
     """The nodes of `extends:`; what is not a string there is left to the schema."""
     node = tree.value.get(EXTENDS)
     if node is None:
@@ -147,7 +147,7 @@ def _extended(tree: Node) -> list[Node]:
     return [item for item in nodes if isinstance(item.value, str) and item.value]
 
 
-def _make_absolute(tree: Node, path: str, folder: Path) -> None:
+def _make_absolute(tree: ConfigNode, path: str, folder: Path) -> None:
     section, key = path.split(".")
     inner = tree.value.get(section)
     if inner is None or not isinstance(inner.value, dict):
@@ -157,7 +157,7 @@ def _make_absolute(tree: Node, path: str, folder: Path) -> None:
         return
     target = Path(os.path.abspath(folder / Path(node.value).expanduser()))
     if path != MODEL_PATH or (node.value != EMBEDDED and (_is_path(node.value) or target.is_dir())):
-        inner.value[key] = Node(str(target), node.origin, node.key_origin)
+        inner.value[key] = ConfigNode(str(target), node.origin, node.key_origin)
 
 
 def _is_path(text: str) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 import jsonschema
 
 from mlxrun.config.byte_sizes import parse_bytes
-from mlxrun.config.nodes import Node, Origin, Problem, find, plain, problem
+from mlxrun.config.nodes import ConfigNode, ConfigProblem, Origin, find, plain, problem
 from mlxrun.config.schema import EXTENDS, schema_of
 from mlxrun.config.setting_fields import FieldInfo, fields_of, sections_of
 
@@ -29,7 +29,7 @@ _TYPES = {
 _YAML_1_1 = {"yes": "true", "on": "true", "no": "false", "off": "false"}
 
 
-def validate(tree: Node, root: type) -> list[Problem]:
+def validate(tree: ConfigNode, root: type) -> list[ConfigProblem]:
     """All problems of one layer."""
     reporter = _Reporter(tree, root)
     validator = jsonschema.Draft202012Validator(schema_of(root))
@@ -42,11 +42,11 @@ def validate(tree: Node, root: type) -> list[Problem]:
 class _Reporter:
     """Turns schema errors into problems."""
 
-    def __init__(self, tree: Node, root: type) -> None:
+    def __init__(self, tree: ConfigNode, root: type) -> None:
         self._tree = tree
         self._infos = fields_of(root)
         self._sections = sections_of(root)
-        self.problems: list[Problem] = []
+        self.problems: list[ConfigProblem] = []
 
     def report(self, error: jsonschema.ValidationError) -> None:
         """Add what one schema error means."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from mlxrun.config.nodes import Node, Origin, Problem, problem
+from mlxrun.config.nodes import ConfigNode, ConfigProblem, Origin, problem
 
 _NUMBER_START = list("-+.0123456789")
 _SCALARS = (
@@ -58,24 +58,24 @@ class YamlError(Exception):
         self.column = column
 
 
-def parse_yaml(text: str, name: str, problems: list[Problem]) -> Node:
+def parse_yaml(text: str, name: str, problems: list[ConfigProblem]) -> ConfigNode:
     """The root mapping of a file; empty if the file is."""
     start = Origin("file", name, 1, 1)
     root = _compose(text)
     if root is None or root.tag == _TAG + "null":
-        return Node({}, start)
+        return ConfigNode({}, start)
     reader = _Reader(name, None, problems)
     if not isinstance(root, yaml.MappingNode):
         problems.append(problem(reader.origin(root), "", "a config is a mapping of sections"))
-        return Node({}, start)
+        return ConfigNode({}, start)
     return reader.read(root, None, "")
 
 
-def parse_value(text: str, path: str, origin: Origin, problems: list[Problem]) -> Node:
+def parse_value(text: str, path: str, origin: Origin, problems: list[ConfigProblem]) -> ConfigNode:
     """One value from outside a file; everything in it has the given origin."""
     root = _compose(text)
     if root is None:
-        return Node(None, origin, origin)
+        return ConfigNode(None, origin, origin)
     return _Reader("", origin, problems).read(root, origin, path)
 
 
@@ -134,7 +134,7 @@ MOST_VALUES = 100_000  # in a config, aliases counted as often as they are used
 class _Reader:
     """Walks composed nodes. `fixed` is the origin of everything, where that is no place in a file."""
 
-    def __init__(self, name: str, fixed: Origin | None, problems: list[Problem]) -> None:
+    def __init__(self, name: str, fixed: Origin | None, problems: list[ConfigProblem]) -> None:
         self._name = name
         self._fixed = fixed
         self._problems = problems
@@ -146,7 +146,7 @@ class _Reader:
         mark = node.start_mark
         return self._fixed or Origin("file", self._name, mark.line + 1, mark.column + 1)
 
-    def read(self, node: yaml.Node, key: Origin | None, path: str) -> Node:
+    def read(self, node: yaml.Node, key: Origin | None, path: str) -> ConfigNode:
         """The node and all below it."""
         here = self.origin(node)
         self._count += 1
@@ -155,11 +155,11 @@ class _Reader:
             raise YamlError(mark.line + 1, mark.column + 1, "too many values: aliases multiply them")
         if id(node) in self._open:
             self._problems.append(problem(here, path, "an alias that holds itself"))
-            return Node(None, here, key)
+            return ConfigNode(None, here, key)
         self._open.add(id(node))
         value = self._value(node, path)
         self._open.discard(id(node))
-        return Node(value, here, key)
+        return ConfigNode(value, here, key)
 
     def _value(self, node: yaml.Node, path: str) -> Any:
         if isinstance(node, yaml.MappingNode):
@@ -172,8 +172,8 @@ class _Reader:
             self._problems.append(problem(self.origin(node), path, str(error)))
             return node.value
 
-    def _mapping(self, node: yaml.MappingNode, path: str) -> dict[str, Node]:
-        found: dict[str, Node] = {}
+    def _mapping(self, node: yaml.MappingNode, path: str) -> dict[str, ConfigNode]:
+        found: dict[str, ConfigNode] = {}
         for key_node, value_node in node.value:
             at = self.origin(key_node)
             key = key_node.value

@@ -12,17 +12,17 @@ import logging
 from dataclasses import asdict
 
 from mlxrun.cache.cache_folder import cache_folder, check_folder
-from mlxrun.cache.disk_tier import DiskFiles
-from mlxrun.cache.entry import Counters, Files
+from mlxrun.cache.disk_tier import DiskTier
+from mlxrun.cache.entry import CacheCounters, DiskTierInterface
 from mlxrun.cache.prefix_cache import PrefixCache
 from mlxrun.config.settings import Config
 from mlxrun.errors import ConfigError
 from mlxrun.model.doctor import backend
 from mlxrun.model.machine.versions import library_versions
-from mlxrun.model.model_info import Host
-from mlxrun.model.snapshot.snapshots import Snapshots
+from mlxrun.model.model_info import LoadedModelInfo
+from mlxrun.model.snapshot.snapshots import SnapshotCodec
 from mlxrun.scheduler.memory_budget import MemoryBudget
-from mlxrun.scheduler.prefix_cache_interface import NoPrefixes, Prefixes
+from mlxrun.scheduler.prefix_cache_interface import NoPrefixCache, PrefixCacheInterface
 
 log = logging.getLogger(__name__)
 
@@ -31,25 +31,27 @@ SHARE = 4  # of what weights leave of the memory, the default for the cache
 UNKNOWN = 2_000_000_000  # bytes, where nobody says how much memory there is
 
 
-def make_prefixes(config: Config, host: Host, snapshots: Snapshots, memory: MemoryBudget) -> Prefixes:
+def make_prefixes(
+    config: Config, host: LoadedModelInfo, snapshots: SnapshotCodec, memory: MemoryBudget
+) -> PrefixCacheInterface:
     """`config`: with the device's values filled in. ConfigError if the budget holds no chunk, or for a folder
     that cannot be written."""
     settings, chunk = config.cache, config.scheduler.chunk
     assert chunk is not None
     if settings.backend == "none":
-        return NoPrefixes()
+        return NoPrefixCache()
     if not snapshots.supported:
-        return NoPrefixes()  # which Snapshots has said, with the reason
+        return NoPrefixCache()  # which Snapshots has said, with the reason
     size = _memory_bytes(config, snapshots, memory)
     if size is None:
         log.warning("the prefix cache is off: the memory that is left holds no chunk of %d tokens", chunk)
-        return NoPrefixes()
-    root, counters = fingerprint(config, host, snapshots), Counters()
-    files: Files | None = None
+        return NoPrefixCache()
+    root, counters = fingerprint(config, host, snapshots), CacheCounters()
+    files: DiskTierInterface | None = None
     if settings.backend == "disk":
         folder = cache_folder(settings.disk_path)
         check_folder(folder)
-        files = DiskFiles(folder, root, counters=counters)
+        files = DiskTier(folder, root, counters=counters)
     return PrefixCache(
         root,
         chunk,
@@ -64,7 +66,7 @@ def make_prefixes(config: Config, host: Host, snapshots: Snapshots, memory: Memo
     )
 
 
-def fingerprint(config: Config, host: Host, snapshots: Snapshots) -> bytes:
+def fingerprint(config: Config, host: LoadedModelInfo, snapshots: SnapshotCodec) -> bytes:
     """32 bytes: digest of all that decides what a record holds for given tokens."""
     parts = {
         "format": FORMAT,
@@ -80,7 +82,7 @@ def fingerprint(config: Config, host: Host, snapshots: Snapshots) -> bytes:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).digest()
 
 
-def _memory_bytes(config: Config, snapshots: Snapshots, memory: MemoryBudget) -> int | None:
+def _memory_bytes(config: Config, snapshots: SnapshotCodec, memory: MemoryBudget) -> int | None:
     """Bytes of the memory tier; None if by default there is no room for a single chunk."""
     assert config.scheduler.chunk is not None
     least = snapshots.least(config.scheduler.chunk)

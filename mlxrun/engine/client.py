@@ -17,9 +17,9 @@ from mlxrun.config.settings import Config
 from mlxrun.engine.engine import Engine
 from mlxrun.engine.factory import build_engine
 from mlxrun.engine.stats import read_stats
-from mlxrun.engine.thread import Abort, Ask, EngineThread, Listener, Message, Stop, Submit
+from mlxrun.engine.thread import Abort, CallEngine, EngineThread, Listener, Message, StopEngine, Submit
 from mlxrun.errors import EngineDead, MlxrunError, RequestError
-from mlxrun.model.model_info import Host
+from mlxrun.model.model_info import LoadedModelInfo
 from mlxrun.scheduler.request import FinishReason, Request, TokenEvent, TokenLogprob
 
 log = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ class EngineClient:
         self._thread = EngineThread(build, listener)
 
     @classmethod
-    async def start(cls, config: Config, host: Host | None = None) -> EngineClient:
+    async def start(cls, config: Config, host: LoadedModelInfo | None = None) -> EngineClient:
         """Load the model and start; ModelLoadError or ConfigError if that fails. `host`: if it is loaded."""
         return await cls.of(partial(build_engine, config, host))
 
@@ -96,7 +96,7 @@ class EngineClient:
         return client
 
     @property
-    def host(self) -> Host:
+    def host(self) -> LoadedModelInfo:
         """The model's host side."""
         return self._ready.result().host
 
@@ -166,7 +166,7 @@ class EngineClient:
 
     async def close(self) -> None:
         """Stop the engine and wait for its thread; requests under way end with EngineDead."""
-        self._put(Stop())
+        self._put(StopEngine())
         try:
             await asyncio.to_thread(self._thread.join)
         finally:
@@ -182,7 +182,7 @@ class EngineClient:
         answer: asyncio.Future[T] = self._loop.create_future()
         self._asked.add(answer)
         answer.add_done_callback(self._asked.discard)
-        self._put(Ask(call, partial(self._from_thread, _settle, answer)))
+        self._put(CallEngine(call, partial(self._from_thread, _settle, answer)))
         return await answer
 
     # -- called on the loop, by the thread ----------------------------------------------------------------

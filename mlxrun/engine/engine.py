@@ -10,9 +10,9 @@ from typing import Protocol
 
 from mlxrun.config.settings import EngineSettings
 from mlxrun.errors import EngineDead
-from mlxrun.model.model_info import Host
-from mlxrun.model.probe import Probe
-from mlxrun.scheduler.prefix_cache_interface import NoPrefixes, Prefixes
+from mlxrun.model.model_info import LoadedModelInfo
+from mlxrun.model.probe import ProbeReport
+from mlxrun.scheduler.prefix_cache_interface import NoPrefixCache, PrefixCacheInterface
 from mlxrun.scheduler.request import Request, TokenEvent
 from mlxrun.scheduler.scheduler import Scheduler
 from mlxrun.scheduler.step_plan import StepPlan, StepResult
@@ -38,18 +38,18 @@ class Engine:
 
     def __init__(
         self,
-        host: Host,
+        host: LoadedModelInfo,
         scheduler: Scheduler,
         runner: Runner,
         settings: EngineSettings,
-        probe: Probe | None = None,
-        prefixes: Prefixes | None = None,
+        probe: ProbeReport | None = None,
+        prefixes: PrefixCacheInterface | None = None,
     ) -> None:
         """`prefixes`: the scheduler's; copies that the runner made go there."""
         self.host = host
         self.scheduler = scheduler
         self.probe = probe
-        self.prefixes: Prefixes = prefixes or NoPrefixes()
+        self.prefixes: PrefixCacheInterface = prefixes or NoPrefixCache()
         self._runner = runner
         self._settings = settings
         self.steps = 0  # since the start

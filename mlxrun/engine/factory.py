@@ -15,17 +15,17 @@ from mlxrun.model.adapter import first_look
 from mlxrun.model.footprint import budget
 from mlxrun.model.loader import load_adapter
 from mlxrun.model.machine.device import pace, resolve
-from mlxrun.model.model_info import Host, load_host
+from mlxrun.model.model_info import LoadedModelInfo, load_host
 from mlxrun.model.probe import choose_methods
 from mlxrun.model.runner import ModelRunner
-from mlxrun.model.snapshot.snapshots import Snapshots
-from mlxrun.scheduler.memory_budget import Limits
+from mlxrun.model.snapshot.snapshots import SnapshotCodec
+from mlxrun.scheduler.memory_budget import RequestLimits
 from mlxrun.scheduler.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
 
 
-def build_engine(config: Config, host: Host | None = None) -> Engine:
+def build_engine(config: Config, host: LoadedModelInfo | None = None) -> Engine:
     """An idle engine for this config. ModelLoadError if the model cannot be loaded. `host`: if loaded."""
     cut = pace(config)
     config = resolve(config)
@@ -37,11 +37,11 @@ def build_engine(config: Config, host: Host | None = None) -> Engine:
     memory = budget(config.scheduler, adapter.model, _hidden(host), cache, vocab)
     if 0 < memory.limit < memory.weights:
         raise ConfigError(f"scheduler.memory_limit: {memory.explain(1, 1)}: nothing could ever run")
-    snapshots = Snapshots(cache, config.cache.stored_bits)
+    snapshots = SnapshotCodec(cache, config.cache.stored_bits)
     prefixes = make_prefixes(config, host, snapshots, memory)
     scheduler = Scheduler(
         config.scheduler,
-        Limits(host.context_length, memory),
+        RequestLimits(host.context_length, memory),
         prefixes=prefixes,
         whole_chunks=reproducible,
         pace=cut,
@@ -51,7 +51,7 @@ def build_engine(config: Config, host: Host | None = None) -> Engine:
     return Engine(host, scheduler, runner, config.engine, probe, prefixes)
 
 
-def _hidden(host: Host) -> int:
+def _hidden(host: LoadedModelInfo) -> int:
     """Width of the model; a guess where its config does not say."""
     text = host.config.get("text_config") or {}
     for source in (text, host.config):

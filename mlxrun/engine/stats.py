@@ -9,8 +9,8 @@ from mlxrun.model.machine.memory_meter import device_memory
 
 if TYPE_CHECKING:
     from mlxrun.engine.engine import Engine
-    from mlxrun.model.probe import Probe
-    from mlxrun.scheduler.request_state import Entry
+    from mlxrun.model.probe import ProbeReport
+    from mlxrun.scheduler.request_state import RequestState
 
 
 def read_stats(engine: Engine) -> Mapping[str, Any]:
@@ -27,12 +27,12 @@ def read_stats(engine: Engine) -> Mapping[str, Any]:
     }
 
 
-def _rows(entries: Collection[Entry]) -> dict[str, int]:
+def _rows(entries: Collection[RequestState]) -> dict[str, int]:
     running = sum(entry.running for entry in entries)
     return {"running": running, "waiting": len(entries) - running}
 
 
-def _probe(probe: Probe) -> Mapping[str, Any]:
+def _probe(probe: ProbeReport) -> Mapping[str, Any]:
     sharing = probe.methods.sharing
     return {
         "decode": probe.methods.decode,

@@ -30,7 +30,7 @@ class Abort:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class CallEngine:
     """Call `call` with the engine between two steps, and `done` with what it gave or raised."""
 
     call: Callable[[Engine], object]
@@ -38,11 +38,11 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class StopEngine:
     """End the thread; what runs is dropped without events."""
 
 
-Message = Submit | Abort | Ask | Stop
+Message = Submit | Abort | CallEngine | StopEngine
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,13 +116,13 @@ class EngineThread:
             message = self._inbox.get()
             block = False
             match message:
-                case Stop():
+                case StopEngine():
                     return None
                 case Abort(request_id):
                     engine.abort(request_id)
                 case Submit(request):
                     events += _add(engine, request)
-                case Ask(call, done):
+                case CallEngine(call, done):
                     _ask(engine, call, done)
         return events
 

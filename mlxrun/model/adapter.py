@@ -16,7 +16,7 @@ import numpy as np
 
 from mlxrun.errors import ModelLoadError, RequestError
 from mlxrun.model.prompt_inputs import PLAIN as PLAIN
-from mlxrun.model.prompt_inputs import Inputs as Inputs
+from mlxrun.model.prompt_inputs import PromptInputs as PromptInputs
 from mlxrun.model.ragged.layer_caches import all_arrays
 from mlxrun.model.vision.embedder import Embedder
 from mlxrun.model.vision.features import ImagePrompts
@@ -31,12 +31,12 @@ class Adapter(Protocol):
         """Empty single-row caches, one a layer."""
         ...
 
-    def inputs(self, prompt: Sequence[int], media: Any, computed: int = 0) -> Inputs:
+    def inputs(self, prompt: Sequence[int], media: Any, computed: int = 0) -> PromptInputs:
         """What the request needs beyond token ids. RequestError if the model cannot use `media`. `computed`:
         so many tokens are in the row's cache already, and `prefill` will not be called for them."""
         ...
 
-    def prefill(self, ids: mx.array, cache: list[Any], start: int, inputs: Inputs) -> mx.array:
+    def prefill(self, ids: mx.array, cache: list[Any], start: int, inputs: PromptInputs) -> mx.array:
         """Logits [B, n, V], lazy, of tokens `ids` [B, n] at positions start..start+n; fills `cache`."""
         ...
 
@@ -67,12 +67,12 @@ class TextAdapter:
     def new_cache(self) -> list[Any]:
         return self._make(self.model)
 
-    def inputs(self, prompt: Sequence[int], media: Any, computed: int = 0) -> Inputs:
+    def inputs(self, prompt: Sequence[int], media: Any, computed: int = 0) -> PromptInputs:
         if media is not None:
             raise RequestError("this model takes no images")
         return PLAIN
 
-    def prefill(self, ids: mx.array, cache: list[Any], start: int, inputs: Inputs) -> mx.array:
+    def prefill(self, ids: mx.array, cache: list[Any], start: int, inputs: PromptInputs) -> mx.array:
         logits: mx.array = self.model(ids, cache=cache)
         return logits
 
@@ -101,10 +101,10 @@ class VisionAdapter:
     def new_cache(self) -> list[Any]:
         return self._make(self._language)
 
-    def inputs(self, prompt: Sequence[int], media: Any, computed: int = 0) -> Inputs:
+    def inputs(self, prompt: Sequence[int], media: Any, computed: int = 0) -> PromptInputs:
         return PLAIN if media is None else self._images.inputs(prompt, media, computed)
 
-    def prefill(self, ids: mx.array, cache: list[Any], start: int, inputs: Inputs) -> mx.array:
+    def prefill(self, ids: mx.array, cache: list[Any], start: int, inputs: PromptInputs) -> mx.array:
         stop = start + ids.shape[1]
         prompt = 0 if inputs.embeds is None else inputs.embeds.shape[1]
         if start < prompt < stop:  # a preempted row: its answer so far has token ids alone
@@ -117,7 +117,7 @@ class VisionAdapter:
         logits: mx.array = self._language(ids, cache=cache, **extra).logits
         return logits
 
-    def _media(self, inputs: Inputs, start: int, stop: int) -> dict[str, Any]:
+    def _media(self, inputs: PromptInputs, start: int, stop: int) -> dict[str, Any]:
         """A chunk of what replaces or goes with the token ids of a prompt with images."""
         extra: dict[str, Any] = {}
         if inputs.embeds is not None:
@@ -131,7 +131,7 @@ class VisionAdapter:
         return extra
 
     def _deepstack(
-        self, inputs: Inputs, visual: np.ndarray[Any, np.dtype[np.bool_]], start: int, stop: int
+        self, inputs: PromptInputs, visual: np.ndarray[Any, np.dtype[np.bool_]], start: int, stop: int
     ) -> dict[str, Any]:
         """Mask and features of the visual tokens in the chunk, cut together; nothing if it has none."""
         first, last = int(visual[:start].sum()), int(visual[:stop].sum())

@@ -10,36 +10,36 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from mlxrun.model.prefill import Sharing
+from mlxrun.model.prefill import PrefillSharing
 from mlxrun.model.ragged import layer_caches
 from mlxrun.model.ragged.decode_batch import DecodeBatch
-from mlxrun.model.ragged.layer_caches import Kind
-from mlxrun.model.ragged.row_by_row import AloneBatch
+from mlxrun.model.ragged.layer_caches import LayerKind
+from mlxrun.model.ragged.row_by_row import RowByRowBatch
 
-Batch = DecodeBatch | AloneBatch
+Batch = DecodeBatch | RowByRowBatch
 Decode = Literal["ragged", "grouped", "alone"]
 
 
 @dataclass(frozen=True, slots=True)
-class Methods:
+class ComputeMethods:
     """`fixed_width`: rows of every decode forward, filled up with dummies; 0: as many as there are. With a
     fixed width each row also attends alone, so that its result does not depend on the others.
     `launch_first`: launch a step before the tokens of the last one are read (see docs/architecture.md).
     """
 
     decode: Decode = "ragged"
-    sharing: Sharing = field(default_factory=Sharing)
+    sharing: PrefillSharing = field(default_factory=PrefillSharing)
     fixed_width: int = 0
     launch_first: bool = False
 
 
-def make_batch(template: Sequence[Any], methods: Methods, shortest: int | None = None) -> Batch:
+def make_batch(template: Sequence[Any], methods: ComputeMethods, shortest: int | None = None) -> Batch:
     """An empty decode batch that works by these methods. `shortest`: see DecodeBatch."""
     if methods.decode == "alone" or not can_batch(template):
-        return AloneBatch()
+        return RowByRowBatch()
     fixed = methods.fixed_width
     if fixed and methods.decode == "grouped":
-        return AloneBatch()
+        return RowByRowBatch()
     return DecodeBatch(
         template,
         one_pass=methods.decode == "ragged",
@@ -51,13 +51,13 @@ def make_batch(template: Sequence[Any], methods: Methods, shortest: int | None =
 
 def can_batch(template: Sequence[Any]) -> bool:
     """Whether every cache of the model is of a class that the decode batch knows."""
-    return all(layer_caches.kind(leaf) is not Kind.OTHER for leaf in layer_caches.flatten(template))
+    return all(layer_caches.kind(leaf) is not LayerKind.OTHER for leaf in layer_caches.flatten(template))
 
 
 def paddable(template: Sequence[Any], chunk: int) -> int:
     """The longest first chunk that may be padded on the right: see model/prefill.py. 0: none."""
     kinds = {layer_caches.kind(leaf) for leaf in layer_caches.flatten(template)}
-    if not kinds <= {Kind.KV, Kind.WINDOW}:
+    if not kinds <= {LayerKind.KV, LayerKind.WINDOW}:
         return 0
     windows = [w for leaf in layer_caches.flatten(template) if (w := layer_caches.window(leaf)) is not None]
     return min([chunk, *windows])

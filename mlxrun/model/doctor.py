@@ -15,8 +15,8 @@ import mlx.core as mx
 from mlxrun.model.machine import device
 from mlxrun.model.machine.blas import ADVICE, loaded_blas
 from mlxrun.model.machine.versions import Finding
-from mlxrun.model.model_info import Host
-from mlxrun.model.probe import Probe
+from mlxrun.model.model_info import LoadedModelInfo
+from mlxrun.model.probe import ProbeReport
 
 GEMM_SIZE = 1024
 GEMM_SECONDS = 0.3
@@ -96,7 +96,7 @@ def compiler_finding() -> Finding:
     return Finding("device", "compiler", "note", "no g++", advice, {"path": None})
 
 
-def host_finding(path: str, host: Host) -> Finding:
+def host_finding(path: str, host: LoadedModelInfo) -> Finding:
     """What the model's files say."""
     facts = {
         "type": str(host.config.get("model_type", "unknown")),
@@ -112,7 +112,7 @@ def host_finding(path: str, host: Host) -> Finding:
     return Finding("model", path, "note", value, advice, facts)
 
 
-def probe_findings(probe: Probe) -> Iterator[Finding]:
+def probe_findings(probe: ProbeReport) -> Iterator[Finding]:
     """The parity table: each fast way that was tried, and then what the engine uses."""
     for check in probe.checks:
         facts = {"passed": check.passed, "difference": check.difference, "error": check.error}

@@ -11,7 +11,7 @@ from mlx.utils import tree_flatten
 from mlxrun.config.settings import SchedulerSettings
 from mlxrun.model.machine.device import device_limit
 from mlxrun.model.ragged import layer_caches
-from mlxrun.model.ragged.layer_caches import Kind
+from mlxrun.model.ragged.layer_caches import LayerKind
 from mlxrun.model.ragged.row_group import STEP
 from mlxrun.scheduler.memory_budget import Footprint, MemoryBudget
 
@@ -31,7 +31,7 @@ def footprint(cache: Sequence[Any]) -> Footprint:
     per_token, fixed, windows = 0, 0, []
     for leaf in layer_caches.flatten(cache):
         kind = layer_caches.kind(leaf)
-        if kind in (Kind.KV, Kind.WINDOW):
+        if kind in (LayerKind.KV, LayerKind.WINDOW):
             size = sum(a.shape[1] * a.shape[3] * a.itemsize for a in (leaf.keys, leaf.values))
             window = layer_caches.window(leaf)
             per_token += size if window is None else 0

@@ -14,16 +14,16 @@ import mlx.core as mx
 import numpy as np
 
 from mlxrun.errors import RequestError
-from mlxrun.scheduler.request import Constraint
+from mlxrun.scheduler.request import GrammarMatcher
 
 ALL = b"\xff"  # allows its eight tokens
 
 
 @dataclass(slots=True)
-class Guard:
+class RowGrammar:
     """A row's constraint, and what it failed by."""
 
-    constraint: Constraint
+    constraint: GrammarMatcher
     error: Exception | None = None
 
     def mask(self, size: int) -> bytes:
@@ -42,7 +42,7 @@ class Guard:
         self.constraint.accept(token)
 
 
-def allowed(guards: Sequence[Guard | None], vocab: int) -> mx.array | None:
+def allowed(guards: Sequence[RowGrammar | None], vocab: int) -> mx.array | None:
     """bool [rows, vocab]; None if no row has a constraint."""
     if not any(guards):
         return None
@@ -58,7 +58,7 @@ def allowed(guards: Sequence[Guard | None], vocab: int) -> mx.array | None:
     return mx.array(mask)
 
 
-def _nothing(constraint: Constraint) -> str:
+def _nothing(constraint: GrammarMatcher) -> str:
     if constraint.done:
         return "the answer is complete by its grammar, and the request has no stop token to say so"
     return "the grammar allows no token that this model has"

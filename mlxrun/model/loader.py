@@ -16,14 +16,14 @@ from mlx.utils import tree_flatten
 from mlxrun.config.settings import ModelSettings
 from mlxrun.errors import ModelLoadError
 from mlxrun.model.adapter import Adapter, TextAdapter, VisionAdapter
-from mlxrun.model.model_info import Host
+from mlxrun.model.model_info import LoadedModelInfo
 from mlxrun.model.ragged import attention
 
 log = logging.getLogger(__name__)
 
 
 def load_adapter(
-    settings: ModelSettings, host: Host, image_bytes: int = 0, *, whole_sets: bool = False
+    settings: ModelSettings, host: LoadedModelInfo, image_bytes: int = 0, *, whole_sets: bool = False
 ) -> Adapter:
     """The model, its weights evaluated, its attention seam installed. The rest: see VisionAdapter."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -44,7 +44,7 @@ def load_adapter(
     return VisionAdapter(model, image_bytes, whole_sets=whole_sets) if host.vision else TextAdapter(model)
 
 
-def _load_text(settings: ModelSettings, host: Host) -> Any:
+def _load_text(settings: ModelSettings, host: LoadedModelInfo) -> Any:
     from mlx_lm.utils import load_adapters, load_model
 
     strict = "vision_config" not in host.config  # a vision model's text part: its other weights are left out
@@ -64,7 +64,7 @@ def _check_complete(model: Any, folder: Path) -> None:
         raise ModelLoadError(f"{folder}: {len(missing)} parameters are missing, such as {min(missing)}")
 
 
-def _load_vision(settings: ModelSettings, host: Host) -> Any:
+def _load_vision(settings: ModelSettings, host: LoadedModelInfo) -> Any:
     from mlx_vlm.utils import load_model
 
     if "model_file" in host.config and not settings.trust_remote_code:  # mlx-vlm would run it unasked

@@ -25,7 +25,7 @@ _DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 @dataclass(frozen=True, slots=True)
-class Processed:
+class ProcessedPrompt:
     """Tokens of a prompt with images: `spans`: where images lie; `media`: numpy arrays; `digests`: one a
     span, of the pixels that decide what fills it and of how they are processed."""
 
@@ -36,7 +36,7 @@ class Processed:
 
 
 @dataclass(frozen=True, slots=True)
-class Host:
+class LoadedModelInfo:
     """A model without its weights. `config` is its config.json; `digests` name its files' contents."""
 
     folder: Path
@@ -55,7 +55,7 @@ class Host:
     aliases: tuple[str, ...] = ()
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def process(self, text: str, images: Sequence[Any]) -> Processed:
+    def process(self, text: str, images: Sequence[Any]) -> ProcessedPrompt:
         """Tokens and pixels of a rendered prompt with one placeholder an image. Thread-safe."""
         from mlx_vlm.utils import prepare_inputs
 
@@ -68,7 +68,7 @@ class Host:
         ids = tuple(int(i) for i in arrays.pop("input_ids").reshape(-1))
         arrays.pop("attention_mask", None)
         spans = self._spans(ids)
-        return Processed(ids, spans, arrays, self._digests(spans, ids, images))
+        return ProcessedPrompt(ids, spans, arrays, self._digests(spans, ids, images))
 
     def _digests(
         self, spans: Sequence[tuple[int, int]], ids: Sequence[int], images: Sequence[Any]
@@ -113,7 +113,7 @@ def region_numbers(spans: Sequence[tuple[int, int]], ids: Sequence[int], line_br
     return numbers
 
 
-def load_host(settings: ModelSettings, weights: bool = False) -> Host:
+def load_host(settings: ModelSettings, weights: bool = False) -> LoadedModelInfo:
     """Everything but the weights; `weights`: fetch them too if the model comes from the hub."""
     folder = model_folder(settings, weights)
     config = read_json(folder / "config.json")
@@ -122,7 +122,7 @@ def load_host(settings: ModelSettings, weights: bool = False) -> Host:
     tokenizer = _tokenizer(folder, settings)
     template = _template(folder, settings, tokenizer)
     adapter = Path(settings.adapter) if settings.adapter else None
-    return Host(
+    return LoadedModelInfo(
         folder=folder,
         config=config,
         tokenizer=tokenizer,

@@ -17,7 +17,7 @@ WASTE = 1.25  # a shared forward may compute this many times its useful tokens
 
 
 @dataclass(frozen=True, slots=True)
-class Sharing:
+class PrefillSharing:
     """`rows`: most chunks in a forward. `padded`: longest chunk to pad to; 0: equal lengths only. `joined`:
     consecutive chunks of a request go as one (faster on GPUs; without fused attention, small ones are).
     """
@@ -30,7 +30,7 @@ class Sharing:
 def shared(
     chunks: Sequence[PrefillChunk],
     plain: Collection[str],
-    sharing: Sharing,
+    sharing: PrefillSharing,
     breaks: Collection[tuple[str, int]] = (),
 ) -> list[list[PrefillChunk]]:
     """Chunks as forwards, in an order that keeps each request's chunks in sequence.
@@ -62,7 +62,7 @@ def _joined(chunks: Sequence[PrefillChunk], breaks: Collection[tuple[str, int]])
     return joined
 
 
-def _fits(forward: Sequence[PrefillChunk], chunk: PrefillChunk, sharing: Sharing) -> bool:
+def _fits(forward: Sequence[PrefillChunk], chunk: PrefillChunk, sharing: PrefillSharing) -> bool:
     longest = forward[0].stop
     if len(forward) >= sharing.rows:
         return False

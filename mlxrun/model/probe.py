@@ -17,9 +17,9 @@ import numpy as np
 
 from mlxrun.config.settings import Config
 from mlxrun.model.adapter import PLAIN, Adapter
-from mlxrun.model.compute_methods import Batch, Decode, Methods, can_batch, make_batch, paddable
+from mlxrun.model.compute_methods import Batch, ComputeMethods, Decode, can_batch, make_batch, paddable
 from mlxrun.model.machine.device import on_cuda, on_gpu
-from mlxrun.model.prefill import Sharing
+from mlxrun.model.prefill import PrefillSharing
 from mlxrun.model.ragged import layer_caches
 from mlxrun.model.ragged.attention import engine_forward
 from mlxrun.model.ragged.decode_batch import Forward, Joining
@@ -36,7 +36,7 @@ TOLERANCE = {mx.float32: 5e-3, mx.bfloat16: 0.25, mx.float16: 0.1}
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class ProbeCheck:
     """One comparison. `difference`: largest |logits - reference| / std, or None if the way raised `error`."""
 
     name: str
@@ -46,19 +46,19 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True)
-class Probe:
-    methods: Methods
-    checks: tuple[Check, ...]
+class ProbeReport:
+    methods: ComputeMethods
+    checks: tuple[ProbeCheck, ...]
 
 
-def choose_methods(adapter: Adapter, vocab: int, config: Config) -> Probe:
+def choose_methods(adapter: Adapter, vocab: int, config: Config) -> ProbeReport:
     """The fastest methods that this model passes; with `engine.probe` off, the fastest possible ones."""
     template = adapter.new_cache()
     wanted = _wanted(template, config)
     if not config.engine.probe or wanted.decode == "alone":
-        return Probe(wanted, ())
+        return ProbeReport(wanted, ())
     reference = _Reference(adapter, vocab)
-    checks: list[Check] = []
+    checks: list[ProbeCheck] = []
 
     def passes(name: str, way: Way) -> bool:
         checks.append(reference.check(name, way))
@@ -76,25 +76,27 @@ def choose_methods(adapter: Adapter, vocab: int, config: Config) -> Probe:
         padded = 0
     _warn(checks)
     sharing = replace(wanted.sharing, rows=rows, padded=padded)
-    return Probe(replace(wanted, decode=decode, sharing=sharing), tuple(checks))
+    return ProbeReport(replace(wanted, decode=decode, sharing=sharing), tuple(checks))
 
 
-def _wanted(template: Sequence[Any], config: Config) -> Methods:
+def _wanted(template: Sequence[Any], config: Config) -> ComputeMethods:
     """The fastest methods, by the kinds of the model's caches and the config alone."""
     scheduler = config.scheduler
     gpu = on_gpu()
     if config.engine.reproducible:
         # A CPU's BLAS rounds a row by its place among the others: there each row is computed alone.
         batched = gpu and can_batch(template)
-        return Methods("ragged" if batched else "alone", Sharing(), scheduler.max_running, on_cuda())
+        return ComputeMethods(
+            "ragged" if batched else "alone", PrefillSharing(), scheduler.max_running, on_cuda()
+        )
     if not can_batch(template):
-        return Methods("alone")
+        return ComputeMethods("alone")
     padded = paddable(template, scheduler.prefill_budget if gpu else scheduler.chunk or CHUNK)
-    sharing = Sharing(scheduler.prefill_rows, padded, joined=gpu)
-    return Methods("ragged", sharing, launch_first=on_cuda())
+    sharing = PrefillSharing(scheduler.prefill_rows, padded, joined=gpu)
+    return ComputeMethods("ragged", sharing, launch_first=on_cuda())
 
 
-def _warn(checks: Sequence[Check]) -> None:
+def _warn(checks: Sequence[ProbeCheck]) -> None:
     for check in checks:
         if not check.passed:
             reason = check.error or check.difference
@@ -113,17 +115,17 @@ class _Reference:
         self._answers = [ids[n : n + STEPS] for ids, n in zip(drawn, LENGTHS, strict=True)]
         self._alone = [self._continue(p, a) for p, a in zip(self._prompts, self._answers, strict=True)]
 
-    def check(self, name: str, way: Way) -> Check:
+    def check(self, name: str, way: Way) -> ProbeCheck:
         """Run a way and compare what it gives; anything that it raises is a failed check."""
         try:
             with engine_forward():
                 got = way()
         except Exception as error:  # the border: a library may fail in any manner on what it never saw
             log.debug("parity probe: %s raised", name, exc_info=True)
-            return Check(name, False, error=f"{type(error).__name__}: {error}")
+            return ProbeCheck(name, False, error=f"{type(error).__name__}: {error}")
         pairs = [(g, a) for gs, al in zip(got, self._alone, strict=True) for g, a in zip(gs, al, strict=True)]
         worst = max(float(np.max(np.abs(g - a)) / (np.std(a) + 1e-9)) for g, a in pairs)
-        return Check(name, bool(worst <= self._tolerance()), worst)
+        return ProbeCheck(name, bool(worst <= self._tolerance()), worst)
 
     def _tolerance(self) -> float:
         return min((TOLERANCE[d] for d in self._dtypes() if d in TOLERANCE), default=TOLERANCE[mx.bfloat16])
@@ -154,7 +156,7 @@ class _Reference:
 
     def decode(self, way: Decode, width: int) -> list[list[np.ndarray[Any, Any]]]:
         """All rows in one batch; the second joins a step later than the others."""
-        batch = make_batch(self._adapter.new_cache(), Methods(way, fixed_width=width), SHORTEST)
+        batch = make_batch(self._adapter.new_cache(), ComputeMethods(way, fixed_width=width), SHORTEST)
         fed = [[p[-1], *a] for p, a in zip(self._prompts, self._answers, strict=True)]
         got: list[list[np.ndarray[Any, Any]]] = [[] for _ in fed]
         late = 1

@@ -10,7 +10,7 @@ import numpy as np
 
 
 @dataclass(frozen=True, slots=True)
-class Inputs:
+class PromptInputs:
     """All arrays are evaluated.
 
     `embeds` [1, L, D] or None for plain text; `positions` [3, 1, L] for mRoPE models with images; `delta` is
@@ -30,4 +30,4 @@ class Inputs:
         return [a for a in held if a is not None]
 
 
-PLAIN = Inputs()
+PLAIN = PromptInputs()

@@ -16,9 +16,9 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlxrun.model.adapter import PLAIN, Adapter, Inputs
-from mlxrun.model.compute_methods import Methods, make_batch
-from mlxrun.model.grammar_masks import Guard
+from mlxrun.model.adapter import PLAIN, Adapter, PromptInputs
+from mlxrun.model.compute_methods import ComputeMethods, make_batch
+from mlxrun.model.grammar_masks import RowGrammar
 from mlxrun.model.prefill import shared
 from mlxrun.model.ragged import layer_caches
 from mlxrun.model.ragged.attention import engine_forward
@@ -26,11 +26,18 @@ from mlxrun.model.ragged.decode_batch import Joining
 from mlxrun.model.ragged.layer_caches import RowView
 from mlxrun.model.ragged.row_group import STEP
 from mlxrun.model.sampler import RowSampling, Sampler
-from mlxrun.model.snapshot.copier import Copies, Due
-from mlxrun.model.snapshot.snapshots import Snapshots
-from mlxrun.model.step_output import Drawn, Forward, Launched, RowState, collect, guarded, sample
+from mlxrun.model.snapshot.copier import DueSnapshots, SnapshotCopier
+from mlxrun.model.snapshot.snapshots import SnapshotCodec
+from mlxrun.model.step_output import Drawn, LaunchedForward, LaunchedStep, RowState, collect, guarded, sample
 from mlxrun.scheduler.request import SamplingParams
-from mlxrun.scheduler.step_plan import Admission, PrefillChunk, Save, Saved, StepPlan, StepResult
+from mlxrun.scheduler.step_plan import (
+    Admission,
+    PrefillChunk,
+    SnapshotRequest,
+    SnapshotResult,
+    StepPlan,
+    StepResult,
+)
 
 log = logging.getLogger(__name__)
 
@@ -44,10 +51,10 @@ class ModelRunner:
     """`vocab`: width of the logits. `methods`: how this model decodes and prefills (see model/compute_methods.py)."""
 
     def __init__(
-        self, adapter: Adapter, vocab: int, methods: Methods, snapshots: Snapshots | None = None
+        self, adapter: Adapter, vocab: int, methods: ComputeMethods, snapshots: SnapshotCodec | None = None
     ) -> None:
         self._adapter = adapter
-        self._copies = Copies(snapshots)
+        self._copies = SnapshotCopier(snapshots)
         self._vocab = vocab
         self._methods = methods
         self._steps = 0
@@ -60,7 +67,7 @@ class ModelRunner:
         self._order: list[str] = []  # rows of `_sampler` and `_newest`
         self._sampler: Sampler | None = None
         self._newest: mx.array | None = None  # [rows]: what the last decode step drew
-        self._launched = Launched()
+        self._launched = LaunchedStep()
 
     def close(self) -> None:
         """Drop all arrays and this thread's streams; nothing can be computed after that."""
@@ -82,7 +89,7 @@ class ModelRunner:
 
     def collect(self) -> StepResult:
         """Read what is under way, and launch nothing."""
-        before, self._launched = self._launched, Launched()
+        before, self._launched = self._launched, LaunchedStep()
         return StepResult(*collect(before, self._rows, {}), saved=before.saved)
 
     # -- the step ---------------------------------------------------------------------------------------
@@ -118,10 +125,10 @@ class ModelRunner:
             draws = self._draw(forwards)
             mx.async_eval(self._arrays(draws))
         first = bool(ids) and fresh.issuperset(ids)
-        self._launched = Launched(tuple(draws), tuple(filled), tuple(saved), first)
+        self._launched = LaunchedStep(tuple(draws), tuple(filled), tuple(saved), first)
         return StepResult(tokens, errors | failed, before.saved + self._awaited(), unusable)
 
-    def _draw(self, forwards: Sequence[Forward]) -> list[Drawn]:
+    def _draw(self, forwards: Sequence[LaunchedForward]) -> list[Drawn]:
         draws = [(forward.ids, sample(forward, self._rows, self._vocab)) for forward in forwards]
         for forward, (ids, draw) in zip(forwards, draws, strict=True):
             if forward.sampler is self._sampler:
@@ -130,7 +137,7 @@ class ModelRunner:
                 self._rows[ids[0]].newest = draw.tokens
         return draws
 
-    def _awaited(self) -> tuple[Saved, ...]:
+    def _awaited(self) -> tuple[SnapshotResult, ...]:
         """This step's copies, if one of them is wanted at once: a kill would lose what it is a copy of."""
         now = self._launched
         if not any(copy.save.at_once for copy in now.saved):
@@ -178,7 +185,7 @@ class ModelRunner:
         sampling = RowSampling.start(request.params, request.prompt, output, self._vocab)
         cache = restored or layer_caches.reserve(self._adapter.new_cache(), room)
         grammar = request.grammar
-        guard = None if grammar is None else Guard(grammar.start(output, request.params.stop_ids))
+        guard = None if grammar is None else RowGrammar(grammar.start(output, request.params.stop_ids))
         row = RowState(tokens, inputs, sampling, cache, mx.array(tokens[-1:]), done, guard=guard)
         if hit is not None and restored is None:
             self._compute(row, hit.length)
@@ -198,18 +205,20 @@ class ModelRunner:
 
     # -- the prefix cache -------------------------------------------------------------------------------
 
-    def _keep(self, saves: Sequence[Save]) -> list[Saved]:
+    def _keep(self, saves: Sequence[SnapshotRequest]) -> list[SnapshotResult]:
         """Copies out of rows that are freed now, under way before the batch writes over them."""
         saved = self._copied(saves)
         if saved:
             (mx.async_eval if self._methods.launch_first else mx.eval)(self._copies.arrays(saved))
         return saved
 
-    def _copied(self, saves: Sequence[Save]) -> list[Saved]:
+    def _copied(self, saves: Sequence[SnapshotRequest]) -> list[SnapshotResult]:
         """Copies of what the rows hold now, one for each save; no payload for rows that never started."""
         views = {rid: self._view(rid) for rid in {save.request_id for save in saves}}
         return [
-            Saved(save, None) if (row := views[save.request_id]) is None else self._copies.make(save, *row)
+            SnapshotResult(save, None)
+            if (row := views[save.request_id]) is None
+            else self._copies.make(save, *row)
             for save in saves
         ]
 
@@ -222,7 +231,7 @@ class ModelRunner:
 
     # -- decode -----------------------------------------------------------------------------------------
 
-    def _decode(self, ids: Sequence[str]) -> list[Forward]:
+    def _decode(self, ids: Sequence[str]) -> list[LaunchedForward]:
         """One token for each of these rows; rows that are not named leave the batch."""
         present = set(self._batch.ids)
         joining = {rid: self._rows[rid] for rid in ids if rid not in present}
@@ -240,7 +249,7 @@ class ModelRunner:
         with engine_forward():
             logits = self._batch.forward(self._call(positions))
         assert self._sampler is not None
-        return [Forward(tuple(self._order), logits, self._sampler, tuple(n + 1 for n in lengths))]
+        return [LaunchedForward(tuple(self._order), logits, self._sampler, tuple(n + 1 for n in lengths))]
 
     def _leave(self, again: set[str]) -> None:
         """Take out of the batch what was freed in this very step and decodes again from the prefix cache."""
@@ -281,13 +290,13 @@ class ModelRunner:
     def _prefill(
         self,
         chunks: Sequence[PrefillChunk],
-        saves: Sequence[Save],
-        forwards: list[Forward],
+        saves: Sequence[SnapshotRequest],
+        forwards: list[LaunchedForward],
         filled: list[mx.array],
-    ) -> list[Saved]:
+    ) -> list[SnapshotResult]:
         """Prefill; appends logits of chunks that sample, and the arrays to evaluate. Returns copies."""
         plain = {c.request_id for c in chunks if self._is_plain(c)}
-        due, saved = Due(saves), list[Saved]()
+        due, saved = DueSnapshots(saves), list[SnapshotResult]()
         for forward in shared(chunks, plain, self._methods.sharing, due.breaks):
             if len(forward) > 1:
                 self._prefill_shared(forward)
@@ -300,7 +309,7 @@ class ModelRunner:
         return saved
 
     def _prompt(
-        self, ids: list[list[int]], cache: list[Any], start: int, inputs: Inputs, pieces: int = 0
+        self, ids: list[list[int]], cache: list[Any], start: int, inputs: PromptInputs, pieces: int = 0
     ) -> mx.array:
         """Logits of these prompt tokens, which fill `cache`; launched every so many layers, 0: not yet."""
         with engine_forward(pieces):
@@ -325,7 +334,7 @@ class ModelRunner:
         """Whether the row is copied into the decode batch in the next step, so that it needs no copy now."""
         return self._methods.decode != "alone" and chunk.stop == len(self._rows[chunk.request_id].tokens) - 1
 
-    def _prefill_alone(self, chunk: PrefillChunk, forwards: list[Forward]) -> None:
+    def _prefill_alone(self, chunk: PrefillChunk, forwards: list[LaunchedForward]) -> None:
         row = self._rows[chunk.request_id]
         pieces = PIECE if self._methods.launch_first else 0
         ids = [row.tokens[chunk.start : chunk.stop]]
@@ -333,4 +342,4 @@ class ModelRunner:
         row.filled = chunk.stop
         if chunk.stop == len(row.tokens):  # nothing is left to hand to the decode batch: sample here
             sampler = Sampler([row.sampling], self._vocab)
-            forwards.append(Forward((chunk.request_id,), logits[:, -1], sampler, (chunk.stop,)))
+            forwards.append(LaunchedForward((chunk.request_id,), logits[:, -1], sampler, (chunk.stop,)))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from mlxrun.scheduler.request import SamplingParams, TokenLogprob
-from mlxrun.scheduler.step_plan import Sampled
+from mlxrun.scheduler.step_plan import SampledToken
 
 _NEVER = float("-inf")
 
@@ -42,7 +42,7 @@ class RowSampling:
 
 
 @dataclass(frozen=True, slots=True)
-class Draw:
+class SampledBatch:
     """What a step drew; lazy arrays, one entry a row. `top_*` [rows, n] hold the n likeliest, best first."""
 
     tokens: mx.array
@@ -81,7 +81,9 @@ class Sampler:
         asked = [p.logprobs for p in params if p.logprobs is not None]
         self._logprobs = max(asked, default=None)
 
-    def __call__(self, logits: mx.array, positions: Sequence[int], allowed: mx.array | None = None) -> Draw:
+    def __call__(
+        self, logits: mx.array, positions: Sequence[int], allowed: mx.array | None = None
+    ) -> SampledBatch:
         """Draw from `logits` [rows, V] the tokens at these positions (prompt and answer counted together).
         `allowed`: bool [rows, V], None for all."""
         raw = logits.astype(mx.float32)
@@ -90,14 +92,14 @@ class Sampler:
         if self._penalties:
             self._remember(tokens)
         if self._logprobs is None:
-            return Draw(tokens)
+            return SampledBatch(tokens)
         logprobs = raw - mx.logsumexp(raw, axis=-1, keepdims=True)
         chosen = mx.take_along_axis(logprobs, tokens[:, None], axis=-1)[:, 0]
         count = min(self._logprobs, self._vocab)
         if count == 0:
-            return Draw(tokens, chosen)
+            return SampledBatch(tokens, chosen)
         order = mx.argsort(-logprobs, axis=-1)[:, :count]
-        return Draw(tokens, chosen, order, mx.take_along_axis(logprobs, order, axis=-1))
+        return SampledBatch(tokens, chosen, order, mx.take_along_axis(logprobs, order, axis=-1))
 
     def _adjust(self, x: mx.array) -> mx.array:
         if self._bias is not None:
@@ -142,11 +144,11 @@ class Sampler:
         return [self._seen, self._counts] if self._penalties else []
 
 
-def read(draw: Draw, params: Sequence[SamplingParams]) -> list[Sampled]:
+def read(draw: SampledBatch, params: Sequence[SamplingParams]) -> list[SampledToken]:
     """The draw as Python numbers, one a row; waits for the step to be computed."""
     tokens: list[int] = draw.tokens.tolist()
     if draw.logprobs is None:
-        return [Sampled(token) for token in tokens]
+        return [SampledToken(token) for token in tokens]
     chosen = draw.logprobs.tolist()
     ids = [[]] * len(tokens) if draw.top_ids is None else draw.top_ids.tolist()
     values = [[]] * len(tokens) if draw.top_logprobs is None else draw.top_logprobs.tolist()
@@ -157,7 +159,7 @@ def read(draw: Draw, params: Sequence[SamplingParams]) -> list[Sampled]:
             return None
         return TokenLogprob(chosen[row], tuple(zip(ids[row], values[row], strict=True))[:count])
 
-    return [Sampled(token, told(row)) for row, token in enumerate(tokens)]
+    return [SampledToken(token, told(row)) for row, token in enumerate(tokens)]
 
 
 def _penalised(p: SamplingParams) -> bool:

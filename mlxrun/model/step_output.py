@@ -9,15 +9,15 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlxrun.model.adapter import Inputs
-from mlxrun.model.grammar_masks import Guard, allowed
-from mlxrun.model.sampler import Draw, RowSampling, Sampler, read
+from mlxrun.model.adapter import PromptInputs
+from mlxrun.model.grammar_masks import RowGrammar, allowed
+from mlxrun.model.sampler import RowSampling, SampledBatch, Sampler, read
 from mlxrun.scheduler.request import SamplingParams
-from mlxrun.scheduler.step_plan import Sampled, Saved
+from mlxrun.scheduler.step_plan import SampledToken, SnapshotResult
 
 log = logging.getLogger(__name__)
 
-Drawn = tuple[tuple[str, ...], Draw]  # rows, and what they drew
+Drawn = tuple[tuple[str, ...], SampledBatch]  # rows, and what they drew
 
 
 @dataclass(slots=True, eq=False)
@@ -25,13 +25,13 @@ class RowState:
     """A request that runs. `cache` is its own until it joins the decode batch."""
 
     tokens: list[int]  # prompt, and answer so far if it was preempted
-    inputs: Inputs
+    inputs: PromptInputs
     sampling: RowSampling
     cache: list[Any]
     newest: mx.array  # [1]: the token that the first decode step takes in
     filled: int = 0  # tokens in `cache`
     drew: bool = False  # a token of this row was launched
-    guard: Guard | None = None  # of its grammar; knows all tokens that were read
+    guard: RowGrammar | None = None  # of its grammar; knows all tokens that were read
 
     @property
     def params(self) -> SamplingParams:
@@ -42,7 +42,7 @@ Rows = Mapping[str, RowState]
 
 
 @dataclass(frozen=True, slots=True)
-class Forward:
+class LaunchedForward:
     """Logits [rows, V] that are to be sampled, with their rows, and the positions that these draw for."""
 
     ids: tuple[str, ...]
@@ -52,21 +52,21 @@ class Forward:
 
 
 @dataclass(frozen=True, slots=True)
-class Launched:
+class LaunchedStep:
     """Draws under way, with the rows that they are for, and prefilled arrays to wait for."""
 
     draws: tuple[Drawn, ...] = ()
     filled: tuple[mx.array, ...] = ()
-    saved: tuple[Saved, ...] = ()
+    saved: tuple[SnapshotResult, ...] = ()
     first: bool = False  # every draw is the first of its request
 
 
-def guarded(forwards: Sequence[Forward], rows: Rows) -> bool:
+def guarded(forwards: Sequence[LaunchedForward], rows: Rows) -> bool:
     """Whether a row has a grammar, so that its last token must be known before it can be sampled."""
     return any(rows[rid].guard for forward in forwards for rid in forward.ids)
 
 
-def sample(forward: Forward, rows: Rows, vocab: int) -> Draw:
+def sample(forward: LaunchedForward, rows: Rows, vocab: int) -> SampledBatch:
     """Sample each row by its settings, as its grammar allows."""
     drawing = [rows[rid] for rid in forward.ids]
     for row in drawing:
@@ -76,12 +76,12 @@ def sample(forward: Forward, rows: Rows, vocab: int) -> Draw:
 
 
 def collect(
-    launched: Launched, rows: Rows, left: Mapping[str, SamplingParams | None]
-) -> tuple[dict[str, Sampled], dict[str, Exception]]:
+    launched: LaunchedStep, rows: Rows, left: Mapping[str, SamplingParams | None]
+) -> tuple[dict[str, SampledToken], dict[str, Exception]]:
     """Wait for a step and read it; the errors of rows whose grammar failed, in place of their tokens. `left`:
     rows that were freed meanwhile, whose tokens count if they were preempted; None for ids that are back
     already, as such a row or as another request: what was drawn before is not theirs."""
-    tokens: dict[str, Sampled] = {}
+    tokens: dict[str, SampledToken] = {}
     errors: dict[str, Exception] = {}
     for ids, draw in launched.draws:
         known = [left[rid] if rid in left else rows[rid].params if rid in rows else None for rid in ids]

@@ -12,13 +12,13 @@ from typing import Any
 from mlxrun.parsers.answer_parser import AnswerParser, opened_by
 from mlxrun.parsers.delta import Delta, Parser
 from mlxrun.parsers.delta_builder import new_call_id
-from mlxrun.parsers.registry import Chosen, choose, names, thinking_family, tool_family
-from mlxrun.parsers.state_machine import Machine
-from mlxrun.parsers.tool_schemas import Tools
+from mlxrun.parsers.registry import ChosenFamilies, choose, names, thinking_family, tool_family
+from mlxrun.parsers.state_machine import AnswerStateMachine
+from mlxrun.parsers.tool_schemas import ToolSchemas
 
 __all__ = [
     "AnswerParser",
-    "Chosen",
+    "ChosenFamilies",
     "Delta",
     "Parser",
     "choose",
@@ -36,8 +36,8 @@ def tool_parser(
 
     Raises ConfigError for an unknown name.
     """
-    family, offered = tool_family(name), Tools(tools)
-    return Machine(family if offered else None, None, offered, new_id=new_id)
+    family, offered = tool_family(name), ToolSchemas(tools)
+    return AnswerStateMachine(family if offered else None, None, offered, new_id=new_id)
 
 
 def reasoning_parser(name: str, *, opened: bool = False) -> Parser:
@@ -45,4 +45,4 @@ def reasoning_parser(name: str, *, opened: bool = False) -> Parser:
 
     Raises ConfigError for an unknown name.
     """
-    return Machine(None, thinking_family(name), Tools(None), opened=opened)
+    return AnswerStateMachine(None, thinking_family(name), ToolSchemas(None), opened=opened)

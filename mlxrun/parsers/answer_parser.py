@@ -7,9 +7,9 @@ from typing import Any
 
 from mlxrun.parsers.delta import Delta
 from mlxrun.parsers.delta_builder import new_call_id
-from mlxrun.parsers.registry import Chosen
-from mlxrun.parsers.state_machine import Machine
-from mlxrun.parsers.tool_schemas import Tools
+from mlxrun.parsers.registry import ChosenFamilies
+from mlxrun.parsers.state_machine import AnswerStateMachine
+from mlxrun.parsers.tool_schemas import ToolSchemas
 
 
 class AnswerParser:
@@ -21,20 +21,20 @@ class AnswerParser:
 
     def __init__(
         self,
-        chosen: Chosen,
+        chosen: ChosenFamilies,
         tools: Sequence[Mapping[str, Any]] | None = None,
         *,
         opened: bool = False,
         new_id: Callable[[], str] = new_call_id,
     ) -> None:
-        offered = Tools(tools)
+        offered = ToolSchemas(tools)
         family = chosen.tools
         if family is not None and not (offered or family.whole):
             family = None
-        self._machine = Machine(family, chosen.reasoning, offered, opened=opened, new_id=new_id)
+        self._machine = AnswerStateMachine(family, chosen.reasoning, offered, opened=opened, new_id=new_id)
         self.feed: Callable[[str], Sequence[Delta]] = self._machine.feed
         self.finish: Callable[[], Sequence[Delta]] = self._machine.finish
-        self.markers = Chosen(
+        self.markers = ChosenFamilies(
             family, chosen.reasoning
         ).markers  # special tokens whose text the detokenizer must let through
 
@@ -44,6 +44,6 @@ class AnswerParser:
         return self._machine.woken
 
 
-def opened_by(chosen: Chosen, prompt: str) -> bool:
+def opened_by(chosen: ChosenFamilies, prompt: str) -> bool:
     """Whether a rendered prompt leaves a thought open."""
     return chosen.reasoning is not None and chosen.reasoning.opened(prompt)

@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
-from mlxrun.parsers.delta_builder import Out
-from mlxrun.parsers.tool_schemas import Schema
+from mlxrun.parsers.delta_builder import DeltaBuilder
+from mlxrun.parsers.tool_schemas import ValueSchema
 
 
 def quoted(text: str) -> str:
@@ -19,11 +19,16 @@ def quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-class Call:
+class ArgumentWriter:
     """A JSON encoder. `begun`: whether the call is out, as number `index`; `schema`: of its arguments."""
 
     def __init__(
-        self, out: Out, name: str, schema: Schema, progress: Callable[[bool], None], id: str = ""
+        self,
+        out: DeltaBuilder,
+        name: str,
+        schema: ValueSchema,
+        progress: Callable[[bool], None],
+        id: str = "",
     ) -> None:
         self.name = name
         self.id = id  # the model's own; "": a new one is made

@@ -22,7 +22,7 @@ def new_call_id() -> str:
     return f"call_{uuid.uuid4().hex[:24]}"
 
 
-class Out:
+class DeltaBuilder:
     """Collects deltas; `take` hands them over."""
 
     def __init__(self, new_id: Callable[[], str] = new_call_id) -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from mlxrun.parsers.text_stream import Step, Stream
+from mlxrun.parsers.text_stream import Step, TextStream
 
-Reader = Callable[[Stream, str], Step[None]]
+Reader = Callable[[TextStream, str], Step[None]]
 Detect = Callable[[str, frozenset[str]], bool]
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class ToolCallFamily:
     """A format of tool calls.
 
     `openers` begin a call anywhere in the text; `read` is given the stream behind one, and the opener.
@@ -26,7 +26,7 @@ class Family:
     openers: tuple[str, ...] = ()
     read: Reader | None = None
     start: Reader | None = None
-    whole: Callable[[Stream], Step[None]] | None = None
+    whole: Callable[[TextStream], Step[None]] | None = None
     drops: tuple[str, ...] = ()  # markers that mean nothing where text is, and are left out
     # Whether a call ends a thought that was never closed: openers are special tokens, which nobody writes in
     # passing.
@@ -40,7 +40,7 @@ class Family:
 
 
 @dataclass(frozen=True, slots=True)
-class Thinking:
+class ReasoningFamily:
     """A format of thoughts: `pairs` of what opens one and what may end it.
 
     `anywhere`: an opener is one also in the middle of text (special tokens); else only where text, or what
@@ -52,7 +52,7 @@ class Thinking:
     pairs: tuple[tuple[str, tuple[str, ...]], ...] = ()
     anywhere: bool = False
     opened: Callable[[str], bool] = lambda prompt: False
-    whole: Callable[[Stream], Step[None]] | None = None
+    whole: Callable[[TextStream], Step[None]] | None = None
     drops: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
     markers: tuple[str, ...] = ()

@@ -13,7 +13,7 @@ from collections.abc import Callable
 ESCAPED = '"\\' + "".join(map(chr, range(32)))  # what a JSON string cannot hold as it is
 
 
-class Scanner:
+class MarkerScanner:
     """Markers, compiled once. `quiet(text)` is cheap and true only if `text` cannot hold any part of one;
     `quiet_string(text)` also asks that it may stand in a JSON string as it is."""
 
@@ -47,9 +47,9 @@ class Scanner:
 
 
 @functools.lru_cache(maxsize=256)
-def scanner(*markers: str) -> Scanner:
+def scanner(*markers: str) -> MarkerScanner:
     """The scanner of these markers, made once."""
-    return Scanner(markers)
+    return MarkerScanner(markers)
 
 
 def _quiet(first: str) -> Callable[[str], bool]:

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 from mlxrun.config.settings import ParserSettings
 from mlxrun.parsers.answer_parser import AnswerParser, opened_by
-from mlxrun.parsers.family import Thinking
-from mlxrun.parsers.registry import Chosen, choose
+from mlxrun.parsers.family import ReasoningFamily
+from mlxrun.parsers.registry import ChosenFamilies, choose
 
 
 class Host(Protocol):
@@ -25,7 +25,7 @@ class Host(Protocol):
 class ModelFormats:
     """Makes a parser for each answer of a model."""
 
-    def __init__(self, chosen: Chosen) -> None:
+    def __init__(self, chosen: ChosenFamilies) -> None:
         self.chosen = chosen
 
     @classmethod
@@ -58,7 +58,7 @@ class ModelFormats:
         return None if closed else (opens, closes)
 
     @property
-    def thinking(self) -> Thinking | None:
+    def thinking(self) -> ReasoningFamily | None:
         """How the model writes thoughts; None: it writes none that are known."""
         return self.chosen.reasoning
 

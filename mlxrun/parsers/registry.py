@@ -12,13 +12,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from mlxrun.errors import ConfigError
-from mlxrun.parsers.family import Family, Thinking
+from mlxrun.parsers.family import ReasoningFamily, ToolCallFamily
 
 AUTO, NONE = "auto", "none"
 
 
 @functools.lru_cache(maxsize=1)
-def families() -> tuple[Family, ...]:
+def families() -> tuple[ToolCallFamily, ...]:
     """Formats of calls, in the order in which `auto` asks them."""
     from mlxrun.parsers.families import (
         deepseek,
@@ -64,7 +64,7 @@ def families() -> tuple[Family, ...]:
 
 
 @functools.lru_cache(maxsize=1)
-def thinkings() -> tuple[Thinking, ...]:
+def thinkings() -> tuple[ReasoningFamily, ...]:
     """Formats of thoughts, in the order in which `auto` asks them."""
     from mlxrun.parsers.families import harmony, reasoning_tags
 
@@ -75,11 +75,11 @@ def thinkings() -> tuple[Thinking, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class ChosenFamilies:
     """The formats that a model's answers are read by."""
 
-    tools: Family | None
-    reasoning: Thinking | None
+    tools: ToolCallFamily | None
+    reasoning: ReasoningFamily | None
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -91,7 +91,9 @@ class Chosen:
         return tuple(dict.fromkeys(both))
 
 
-def choose(template: str | None, tokens: Iterable[str], tools: str = AUTO, reasoning: str = AUTO) -> Chosen:
+def choose(
+    template: str | None, tokens: Iterable[str], tools: str = AUTO, reasoning: str = AUTO
+) -> ChosenFamilies:
     """The families for a model: "auto", "none" or a name each. Raises ConfigError for an unknown name.
 
     `tokens`: the texts of the tokenizer's added tokens. Where nothing knows the template, calls are looked
@@ -99,8 +101,8 @@ def choose(template: str | None, tokens: Iterable[str], tools: str = AUTO, reaso
     """
     known = frozenset(tokens)
     text = template or ""
-    family: Family | None = None
-    thinking: Thinking | None = None
+    family: ToolCallFamily | None = None
+    thinking: ReasoningFamily | None = None
     if tools == AUTO:
         family = next((f for f in families() if f.detect(text, known)), families()[-1])
     elif tools != NONE:
@@ -109,10 +111,10 @@ def choose(template: str | None, tokens: Iterable[str], tools: str = AUTO, reaso
         thinking = next((f for f in thinkings() if f.detect(text, known)), None)
     elif reasoning != NONE:
         thinking = thinking_family(reasoning)
-    return Chosen(family, thinking)
+    return ChosenFamilies(family, thinking)
 
 
-def tool_family(name: str) -> Family:
+def tool_family(name: str) -> ToolCallFamily:
     """The format of calls of this name or alias."""
     by_name = {n: f for f in families() for n in (f.name, *f.aliases)}
     if name not in by_name:
@@ -120,7 +122,7 @@ def tool_family(name: str) -> Family:
     return by_name[name]
 
 
-def thinking_family(name: str) -> Thinking:
+def thinking_family(name: str) -> ReasoningFamily:
     """The format of thoughts of this name or alias."""
     by_name = {n: f for f in thinkings() for n in (f.name, *f.aliases)}
     if name not in by_name:

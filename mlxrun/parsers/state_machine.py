@@ -7,23 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from mlxrun.parsers.argument_writer import Call
+from mlxrun.parsers.argument_writer import ArgumentWriter
 from mlxrun.parsers.delta import Delta
 from mlxrun.parsers.delta_builder import SPACE, Kind, new_call_id
-from mlxrun.parsers.family import Family, Reader, Thinking
+from mlxrun.parsers.family import Reader, ReasoningFamily, ToolCallFamily
 from mlxrun.parsers.marker_scanner import scanner
-from mlxrun.parsers.text_stream import Cut, Malformed, Step, Stream
-from mlxrun.parsers.tool_schemas import Tools
+from mlxrun.parsers.text_stream import Malformed, Step, StreamCut, TextStream
+from mlxrun.parsers.tool_schemas import ToolSchemas
 
 
-class Machine:
+class AnswerStateMachine:
     """The parser of one answer (see `delta.Parser`). `woken`: how often a reader had to look at text."""
 
     def __init__(
         self,
-        family: Family | None,
-        thinking: Thinking | None,
-        tools: Tools,
+        family: ToolCallFamily | None,
+        thinking: ReasoningFamily | None,
+        tools: ToolSchemas,
         *,
         opened: bool = False,
         new_id: Callable[[], str] = new_call_id,
@@ -32,11 +32,13 @@ class Machine:
         self._family = family
         self._thinking = thinking
         own_id = family.own_id if family is not None else None
-        self._stream = Stream(tools, (lambda: own_id(new_id())) if own_id else new_id, thinking is not None)
+        self._stream = TextStream(
+            tools, (lambda: own_id(new_id())) if own_id else new_id, thinking is not None
+        )
         self._out = self._stream.out
         self._quiet: Callable[[str], bool] | None = None  # text that passes it wakes nobody and is more of
         self._kind: Kind = "text"  # this,
-        self._call: Call | None = None  # or of a string in the arguments of this,
+        self._call: ArgumentWriter | None = None  # or of a string in the arguments of this,
         self._hold: Callable[[str], None] | None = None  # or goes here
         self._reader = self._run(opened)
 
@@ -82,7 +84,7 @@ class Machine:
         if stream.flowing is not None and stream.idle():
             where, quiet = stream.flowing
             self._call = self._hold = None
-            if isinstance(where, Call):
+            if isinstance(where, ArgumentWriter):
                 self._call, self._quiet = where, quiet
             elif not isinstance(where, str):
                 self._hold, self._quiet = where, quiet
@@ -157,6 +159,6 @@ class Machine:
         s.attempt(opener, kind)
         try:
             yield from read(s, opener)
-        except (Malformed, Cut) as error:
-            s.abandon(isinstance(error, Cut))
+        except (Malformed, StreamCut) as error:
+            s.abandon(isinstance(error, StreamCut))
         return s.settled()

@@ -11,10 +11,10 @@ import re
 from collections.abc import Callable, Generator
 from typing import TypeVar
 
-from mlxrun.parsers.argument_writer import Call
-from mlxrun.parsers.delta_builder import SPACE, Kind, Out, new_call_id
-from mlxrun.parsers.marker_scanner import Scanner, scanner
-from mlxrun.parsers.tool_schemas import Tools
+from mlxrun.parsers.argument_writer import ArgumentWriter
+from mlxrun.parsers.delta_builder import SPACE, DeltaBuilder, Kind, new_call_id
+from mlxrun.parsers.marker_scanner import MarkerScanner, scanner
+from mlxrun.parsers.tool_schemas import ToolSchemas
 
 NAME = 400  # characters of a name at most
 WASTE = 1_000_000  # characters read in vain, after which openers are text: an answer may consist of them
@@ -26,22 +26,24 @@ class Malformed(Exception):
     """The text is no call, or no longer one, here."""
 
 
-class Cut(Exception):
+class StreamCut(Exception):
     """The text has ended in the middle of a call."""
 
 
-class Stream:
+class TextStream:
     """The text not yet read, and where findings go. `tools`: what the request offers."""
 
     def __init__(
-        self, tools: Tools | None = None, new_id: Callable[[], str] = new_call_id, thinking: bool = True
+        self, tools: ToolSchemas | None = None, new_id: Callable[[], str] = new_call_id, thinking: bool = True
     ) -> None:
-        self.tools = tools or Tools(None)
+        self.tools = tools or ToolSchemas(None)
         self.thinking = thinking  # whether thoughts are told from text (harmony: else they are text)
-        self.out = Out(new_id)
+        self.out = DeltaBuilder(new_id)
         self.ended = False
         # Where text may go without waking the reader, and the test that it has to pass.
-        self.flowing: tuple[Kind | Call | Callable[[str], None], Callable[[str], bool]] | None = None
+        self.flowing: tuple[Kind | ArgumentWriter | Callable[[str], None], Callable[[str], bool]] | None = (
+            None
+        )
         self._text = ""
         self._at = 0
         # What was taken and can still be given back: pieces that the text no longer holds, then this on.
@@ -50,10 +52,10 @@ class Stream:
         self._kind: Kind = "text"  # what it is when it is given back
         self._settled = True
         self._wasted = 0  # characters that attempts have read in vain
-        self._call: Call | None = None
+        self._call: ArgumentWriter | None = None
 
     @classmethod
-    def of(cls, text: str) -> Stream:
+    def of(cls, text: str) -> TextStream:
         """A text that has come as a whole."""
         stream = cls()
         stream._text, stream.ended = text, True
@@ -124,9 +126,9 @@ class Stream:
 
     def each(
         self,
-        markers: Scanner,
+        markers: MarkerScanner,
         sink: Callable[[str], None],
-        string: Callable[[], Call | None] | None = None,
+        string: Callable[[], ArgumentWriter | None] | None = None,
     ) -> Step[str]:
         """As `until`, with the text before the marker given to `sink` piece by piece.
 
@@ -165,14 +167,14 @@ class Stream:
         self._past.append(text)
         sink(text)
 
-    def calm(self, call: Call) -> Step[None]:
+    def calm(self, call: ArgumentWriter) -> Step[None]:
         """Wait for text, in an open string that it may go into as it is."""
         if self.idle() and not self.ended:
             self.flowing = (call, scanner().quiet_string)
             yield
             self.flowing = None
 
-    def flow(self, kind: Kind, markers: Scanner) -> Step[str]:
+    def flow(self, kind: Kind, markers: MarkerScanner) -> Step[str]:
         """As `each`, into the answer's text or thought, and at no cost while no marker can begin."""
         sink = self.out.text if kind == "text" else self.out.reasoning
         while True:
@@ -208,10 +210,10 @@ class Stream:
         self._settled = True
         self._keep()
 
-    def call(self, name: str, id: str = "") -> Call:
+    def call(self, name: str, id: str = "") -> ArgumentWriter:
         """A call, to begin with its first argument, or its end. The name must be one of `tools`; `id`: the
         model's own, where the format has one."""
-        self._call = Call(self.out, name, self.tools.schema(name), self._progress, id)
+        self._call = ArgumentWriter(self.out, name, self.tools.schema(name), self._progress, id)
         return self._call
 
     def _progress(self, closed: bool) -> None:

@@ -31,7 +31,7 @@ _ALIASES = {
 _DEPTH = 16  # of references within a schema
 
 
-class Schema:
+class ValueSchema:
     """One place in a JSON Schema: which types it admits, and the schemas below it."""
 
     def __init__(self, schema: Any, root: Mapping[str, Any] | None = None) -> None:
@@ -40,23 +40,23 @@ class Schema:
         self.types = _types(self._all)
         self.options = tuple(_options(self._all))
 
-    def member(self, key: str) -> Schema:
+    def member(self, key: str) -> ValueSchema:
         """The schema of a member."""
         for part in self._all:
             properties = part.get("properties")
             if isinstance(properties, Mapping) and key in properties:
-                return Schema(properties[key], self._root)
+                return ValueSchema(properties[key], self._root)
         for part in self._all:
             if isinstance(part.get("additionalProperties"), Mapping):
-                return Schema(part["additionalProperties"], self._root)
-        return Schema({}, self._root)
+                return ValueSchema(part["additionalProperties"], self._root)
+        return ValueSchema({}, self._root)
 
-    def item(self) -> Schema:
+    def item(self) -> ValueSchema:
         """The schema of an array's items."""
         for part in self._all:
             if isinstance(part.get("items"), Mapping):
-                return Schema(part["items"], self._root)
-        return Schema({}, self._root)
+                return ValueSchema(part["items"], self._root)
+        return ValueSchema({}, self._root)
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -77,7 +77,7 @@ class Schema:
         return bool(self.types) and "string" not in self.types
 
 
-class Tools:
+class ToolSchemas:
     """What a request offers, from its OpenAI form. Entries that are no functions offer nothing."""
 
     def __init__(self, tools: Sequence[Mapping[str, Any]] | None) -> None:
@@ -94,12 +94,12 @@ class Tools:
     def __bool__(self) -> bool:
         return bool(self._parameters)
 
-    def schema(self, name: str) -> Schema:
+    def schema(self, name: str) -> ValueSchema:
         """The schema of a function's arguments."""
-        return Schema(self._parameters.get(name, {}))
+        return ValueSchema(self._parameters.get(name, {}))
 
 
-def typed(text: str, schema: Schema, *, guess: bool = False) -> str:
+def typed(text: str, schema: ValueSchema, *, guess: bool = False) -> str:
     """JSON of a value that a model wrote as bare text.
 
     Of the types that the schema admits the most special one that fits counts, a string last; numbers stay as
@@ -135,7 +135,7 @@ def typed(text: str, schema: Schema, *, guess: bool = False) -> str:
     return dump(text)
 
 
-def mended(text: str, schema: Schema) -> str:
+def mended(text: str, schema: ValueSchema) -> str:
     """JSON of a string that stands where the schema allows none: what the text says if it fits."""
     return typed(text, schema) if schema.no_text else dump(text)
 
@@ -150,7 +150,7 @@ def dump(value: Any) -> str:
     return text
 
 
-def retyped(value: Any, schema: Schema) -> Any:
+def retyped(value: Any, schema: ValueSchema) -> Any:
     """A parsed value with strings mended, and numbers spelt out, where the schema wants it; at all depths."""
     if isinstance(value, str):
         return json.loads(mended(value, schema))
@@ -184,7 +184,7 @@ def _literal(text: str) -> Any:
     return ast.literal_eval(read_python(text))
 
 
-def _container(text: str, schema: Schema) -> str | None:
+def _container(text: str, schema: ValueSchema) -> str | None:
     """JSON of an array or object, also of one that is written as Python or twice encoded."""
     for read in (_json, _literal) if schema.types else (_json,):
         try:
@@ -209,7 +209,7 @@ def _refuse(word: str) -> Any:
     raise ValueError(f"{word} is no JSON")
 
 
-def _option(text: str, schema: Schema) -> str | None:
+def _option(text: str, schema: ValueSchema) -> str | None:
     """The member of an enum that the text is."""
     for form in (text, text.strip()):
         if form in [option for option in schema.options if isinstance(option, str)]:
@@ -222,9 +222,9 @@ def _option(text: str, schema: Schema) -> str | None:
     return None
 
 
-def _without_options(schema: Schema) -> Schema:
+def _without_options(schema: ValueSchema) -> ValueSchema:
     kinds = sorted(schema.types or {_kind(option) for option in schema.options})
-    return Schema({"type": kinds})
+    return ValueSchema({"type": kinds})
 
 
 def _branches(schema: Any, root: Mapping[str, Any], depth: int) -> list[Mapping[str, Any]]:

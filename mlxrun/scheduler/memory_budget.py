@@ -75,7 +75,7 @@ class MemoryBudget:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RequestLimits:
     """What every request must fit in by itself: the model's context, in tokens, and the memory."""
 
     context: int

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
+class SerializedTensor:
     """An array as bytes. `dtype` as safetensors calls it: F32, BF16, F16, U32, U8, I64, ..."""
 
     dtype: str
@@ -16,10 +16,10 @@ class Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Blob:
+class SerializedPayload:
     """A payload outside the device."""
 
-    tensors: Mapping[str, Tensor]
+    tensors: Mapping[str, SerializedTensor]
     meta: Mapping[str, str]
 
     @property

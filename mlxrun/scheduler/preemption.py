@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from mlxrun.scheduler.request_state import Entry
+from mlxrun.scheduler.request_state import RequestState
 
 
-def urgency(entry: Entry, overdue: bool) -> tuple[bool, bool, int, int]:
+def urgency(entry: RequestState, overdue: bool) -> tuple[bool, bool, int, int]:
     """Lower is more urgent. `overdue`: it has waited for too long (see Line)."""
     return (entry.request.background, not overdue, entry.priority, entry.arrival)
 
 
-def choose(rows: Sequence[Entry], fits: Callable[[Sequence[Entry]], bool]) -> list[Entry]:
+def choose(
+    rows: Sequence[RequestState], fits: Callable[[Sequence[RequestState]], bool]
+) -> list[RequestState]:
     """Of `rows`, most urgent first, those to give up so that `fits(the others)`; all if nothing else does.
 
     `fits` never turns false as rows go. Asks it about as often as rows are given up.

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from mlxrun.scheduler.request import Request
-from mlxrun.scheduler.step_plan import Hit, Save, Saved
+from mlxrun.scheduler.step_plan import CacheHit, SnapshotRequest, SnapshotResult
 
 
-class Prefixes(Protocol):
+class PrefixCacheInterface(Protocol):
     """The prefix cache, as the scheduler sees it."""
 
     @property
@@ -40,16 +40,16 @@ class Prefixes(Protocol):
         """Whether what this waiting request needs next is being computed by one that runs."""
         ...
 
-    def find(self, request_id: str, output: Sequence[int], most: int) -> Hit | None:
+    def find(self, request_id: str, output: Sequence[int], most: int) -> CacheHit | None:
         """A request begins to run, with this much of its answer: the longest usable hit, of at most `most`
         tokens. What a hit refers to is kept until `release`."""
         ...
 
-    def due(self, request_id: str, start: int, stop: int, target: int) -> list[Save]:
+    def due(self, request_id: str, start: int, stop: int, target: int) -> list[SnapshotRequest]:
         """What to keep once tokens [start, stop) have been prefilled; prefill ends at `target`."""
         ...
 
-    def release(self, request_id: str, output: Sequence[int], filled: int) -> list[Save]:
+    def release(self, request_id: str, output: Sequence[int], filled: int) -> list[SnapshotRequest]:
         """A row is dropped (it ended, or is preempted) with `filled` tokens in its cache: what to keep of it.
         `output`: the tokens after its prompt, its stop token included."""
         ...
@@ -62,7 +62,7 @@ class Prefixes(Protocol):
         """Hold at most so many bytes of device memory: rows need it."""
         ...
 
-    def put(self, saved: Saved) -> None:
+    def put(self, saved: SnapshotResult) -> None:
         """A copy is ready."""
         ...
 
@@ -83,7 +83,7 @@ class Prefixes(Protocol):
         ...
 
 
-class NoPrefixes:
+class NoPrefixCache:
     """No cache."""
 
     stops = False
@@ -96,13 +96,13 @@ class NoPrefixes:
     def held(self, request_id: str) -> bool:
         return False
 
-    def find(self, request_id: str, output: Sequence[int], most: int) -> Hit | None:
+    def find(self, request_id: str, output: Sequence[int], most: int) -> CacheHit | None:
         return None
 
-    def due(self, request_id: str, start: int, stop: int, target: int) -> list[Save]:
+    def due(self, request_id: str, start: int, stop: int, target: int) -> list[SnapshotRequest]:
         return []
 
-    def release(self, request_id: str, output: Sequence[int], filled: int) -> list[Save]:
+    def release(self, request_id: str, output: Sequence[int], filled: int) -> list[SnapshotRequest]:
         return []
 
     def close(self, request_id: str) -> None:
@@ -111,7 +111,7 @@ class NoPrefixes:
     def shrink(self, most: int) -> None:
         pass
 
-    def put(self, saved: Saved) -> None:
+    def put(self, saved: SnapshotResult) -> None:
         pass
 
     def discard(self, request_id: str) -> None:

@@ -38,7 +38,7 @@ class SamplingParams:
     stop_ids: frozenset[int] = frozenset()  # end the answer; not part of it
 
 
-class Constraint(Protocol):
+class GrammarMatcher(Protocol):
     """What one row may say: follows its answer token by token, on the engine thread alone. Whatever a method
     raises fails that row, and no other."""
 
@@ -57,7 +57,7 @@ class Constraint(Protocol):
 class Grammar(Protocol):
     """What an answer must look like. Immutable: one may serve many requests."""
 
-    def start(self, answered: Sequence[int], stop_ids: frozenset[int]) -> Constraint:
+    def start(self, answered: Sequence[int], stop_ids: frozenset[int]) -> GrammarMatcher:
         """A constraint after these tokens of the answer; made each time that a row starts. A stop token is
         allowed only where the answer is complete. RequestError if the tokens do not fit."""
 

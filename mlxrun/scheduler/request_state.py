@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mlxrun.scheduler.request import HitKind, Request, TokenEvent
-from mlxrun.scheduler.step_plan import Hit
+from mlxrun.scheduler.step_plan import CacheHit
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
+class RequestState:
     request: Request
     arrival: int  # counts up; the tie-breaker of every policy
     since: float  # when it came, in seconds of the scheduler's clock
@@ -106,7 +106,7 @@ class Entry:
         self.pending += 1
         self.filled += 1
 
-    def resume(self, hit: Hit | None, sampling: int = 0) -> None:
+    def resume(self, hit: CacheHit | None, sampling: int = 0) -> None:
         """Start to run with what the prefix cache has; `hit` leaves at least one token to compute. Up to
         `sampling` tokens after it are computed and sampled in one forward."""
         length = 0 if hit is None else hit.length

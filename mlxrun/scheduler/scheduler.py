@@ -13,14 +13,21 @@ from functools import partial
 
 from mlxrun.config.settings import SchedulerSettings
 from mlxrun.errors import MlxrunError, Overloaded, RequestError
-from mlxrun.scheduler.memory_budget import Limits
+from mlxrun.scheduler.memory_budget import RequestLimits
 from mlxrun.scheduler.preemption import choose, urgency
-from mlxrun.scheduler.prefix_cache_interface import NoPrefixes, Prefixes
+from mlxrun.scheduler.prefix_cache_interface import NoPrefixCache, PrefixCacheInterface
 from mlxrun.scheduler.request import FinishReason, Request, TokenEvent
-from mlxrun.scheduler.request_state import Entry
-from mlxrun.scheduler.step_plan import Admission, PrefillChunk, Sampled, Save, StepPlan, StepResult
-from mlxrun.scheduler.token_budget import Pace, Room
-from mlxrun.scheduler.waiting_queue import Line
+from mlxrun.scheduler.request_state import RequestState
+from mlxrun.scheduler.step_plan import (
+    Admission,
+    PrefillChunk,
+    SampledToken,
+    SnapshotRequest,
+    StepPlan,
+    StepResult,
+)
+from mlxrun.scheduler.token_budget import StepCosts, TokenBudget
+from mlxrun.scheduler.waiting_queue import WaitingQueue
 
 CHUNK = 512  # tokens, where the config and the device do not say
 
@@ -35,29 +42,29 @@ class Scheduler:
     def __init__(
         self,
         settings: SchedulerSettings,
-        limits: Limits,
+        limits: RequestLimits,
         *,
-        prefixes: Prefixes | None = None,
+        prefixes: PrefixCacheInterface | None = None,
         whole_chunks: bool = False,
-        pace: Pace | None = None,
+        pace: StepCosts | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.settings = settings
         self.limits = limits
         self.memory = limits.memory
-        self._prefixes: Prefixes = prefixes or NoPrefixes()
+        self._prefixes: PrefixCacheInterface = prefixes or NoPrefixCache()
         self._whole_chunks = whole_chunks
         self._chunk = settings.chunk or CHUNK
         self._clock = clock
-        self._line = Line(settings, clock)
-        pace = pace or Pace()
+        self._line = WaitingQueue(settings, clock)
+        pace = pace or StepCosts()
         self._sampling = 0 if self._prefixes.stops or whole_chunks else pace.sampling
-        room = partial(Room, settings, self._chunk, self.memory, whole_chunks=whole_chunks, pace=pace)
+        room = partial(TokenBudget, settings, self._chunk, self.memory, whole_chunks=whole_chunks, pace=pace)
         self._room = room(self._prefixes)
-        self._bare = room(NoPrefixes())  # what there would be room for if the prefix cache held nothing
-        self._entries: dict[str, Entry] = {}  # the one owner table, in order of arrival
+        self._bare = room(NoPrefixCache())  # what there would be room for if the prefix cache held nothing
+        self._entries: dict[str, RequestState] = {}  # the one owner table, in order of arrival
         self._free: list[str] = []  # rows that the runner drops at the next step
-        self._keep: list[Save] = []  # what the prefix cache wants of them
+        self._keep: list[SnapshotRequest] = []  # what the prefix cache wants of them
         self._arrivals = 0
 
     # -- what the engine's users do -------------------------------------------------------------------
@@ -77,7 +84,7 @@ class Scheduler:
             raise Overloaded(f"{waiting} requests wait (scheduler.max_queue): try again later")
         stops = request.boundaries if self._prefixes.stops else ()
         output = list(request.answered)
-        self._entries[request.id] = Entry(request, self._arrivals, self._clock(), limit, output, stops)
+        self._entries[request.id] = RequestState(request, self._arrivals, self._clock(), limit, output, stops)
         self._arrivals += 1
         self._prefixes.open(request)
 
@@ -96,7 +103,7 @@ class Scheduler:
         return bool(self._free)
 
     @property
-    def entries(self) -> Sequence[Entry]:
+    def entries(self) -> Sequence[RequestState]:
         """All unfinished requests, by arrival."""
         return tuple(self._entries.values())
 
@@ -155,7 +162,7 @@ class Scheduler:
 
     # -- who runs -------------------------------------------------------------------------------------
 
-    def _admit(self, order: list[Entry]) -> tuple[Admission, ...]:
+    def _admit(self, order: list[RequestState]) -> tuple[Admission, ...]:
         """Start waiting entries in that order while rows and memory last. Nobody overtakes, but those whose
         prompt begins with what another is computing wait for that. Background rows give way to the others."""
         running = [e for e in self._entries.values() if e.running]
@@ -172,7 +179,7 @@ class Scheduler:
             admitted.append(Admission(entry.request, tuple(entry.output), hit))
         return tuple(admitted)
 
-    def _may_run(self, entry: Entry, running: Sequence[Entry], room: Room) -> bool:
+    def _may_run(self, entry: RequestState, running: Sequence[RequestState], room: TokenBudget) -> bool:
         """Whether there is a row and memory for it; background rows fill half of the rows beside others."""
         if not running:
             return True
@@ -181,7 +188,7 @@ class Scheduler:
             return False
         return len(running) < self.settings.max_running and room.admits(running, entry)
 
-    def _give_way(self, entry: Entry, running: list[Entry]) -> bool:
+    def _give_way(self, entry: RequestState, running: list[RequestState]) -> bool:
         """Take rows of background requests for one that is not, as few as let it in; whether it may run."""
         behind = [e for e in self._by_urgency(running) if e.request.background]
         live = [e for e in running if not e.request.background]
@@ -198,18 +205,20 @@ class Scheduler:
             self._preempt(left.pop())
         return self._may_run(entry, running, self._room)
 
-    def _by_urgency(self, entries: Sequence[Entry]) -> list[Entry]:
+    def _by_urgency(self, entries: Sequence[RequestState]) -> list[RequestState]:
         now = self._clock()
         return sorted(entries, key=lambda e: urgency(e, self._line.overdue(e, now)))
 
-    def _hand_out(self, order: list[Entry], budget: int) -> tuple[list[PrefillChunk], list[Save]]:
+    def _hand_out(
+        self, order: list[RequestState], budget: int
+    ) -> tuple[list[PrefillChunk], list[SnapshotRequest]]:
         """Chunks of running entries, in that order, as many as the budget allows; see Line.turn for who may
         pass the head of the line.
 
         Only the first is cut to fit the budget: scraps of prompts would cost more forwards than they save.
         """
         chunks: list[PrefillChunk] = []
-        saves: list[Save] = []
+        saves: list[SnapshotRequest] = []
         for entry in order:
             while entry.prefill_left and budget > 0:
                 start = entry.computed
@@ -236,13 +245,13 @@ class Scheduler:
             self._preempt(running.pop())
         return True
 
-    def _preempt(self, entry: Entry) -> None:
+    def _preempt(self, entry: RequestState) -> None:
         """The row is dropped; prompt and answer so far are computed again once it is admitted again. A token
         under way still counts, so that a state that is kept of the row now is one that it can go on from."""
         self._release(entry, entry.output)
         entry.reset()
 
-    def _release(self, entry: Entry, output: Sequence[int]) -> None:
+    def _release(self, entry: RequestState, output: Sequence[int]) -> None:
         self._free.append(entry.id)
         self._keep += self._prefixes.release(entry.id, output, entry.filled)
         entry.filled = 0
@@ -256,7 +265,7 @@ class Scheduler:
 
     # -- what came out --------------------------------------------------------------------------------
 
-    def _take(self, entry: Entry, sampled: Sampled) -> TokenEvent:
+    def _take(self, entry: RequestState, sampled: SampledToken) -> TokenEvent:
         entry.pending -= 1
         if sampled.token in entry.request.params.stop_ids:
             return self._finish(entry, FinishReason.STOP, stop=sampled.token)
@@ -273,7 +282,7 @@ class Scheduler:
 
     def _finish(
         self,
-        entry: Entry,
+        entry: RequestState,
         reason: FinishReason,
         error: MlxrunError | None = None,
         stop: int | None = None,
@@ -284,7 +293,7 @@ class Scheduler:
         self._drop(entry, entry.output if stop is None else [*entry.output, stop])
         return event
 
-    def _drop(self, entry: Entry, output: Sequence[int]) -> None:
+    def _drop(self, entry: RequestState, output: Sequence[int]) -> None:
         del self._entries[entry.id]
         if entry.running:
             self._release(entry, output)

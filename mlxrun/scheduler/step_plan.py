@@ -22,7 +22,7 @@ class PrefillChunk:
     stop: int
 
 
-class Part(enum.StrEnum):
+class SnapshotKind(enum.StrEnum):
     """What a record of the prefix cache holds."""
 
     DELTA = "delta"  # keys and values of tokens start..stop, of the layers that keep all of them
@@ -30,7 +30,7 @@ class Part(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Save:
+class SnapshotRequest:
     """Copy something out of a row for the prefix cache, which alone knows what `record` means.
 
     DELTA: tokens [start, stop), which the row's cache holds. STATE: the row holds exactly `stop` tokens.
@@ -38,7 +38,7 @@ class Save:
     """
 
     request_id: str
-    part: Part
+    part: SnapshotKind
     start: int
     stop: int
     record: Any
@@ -46,15 +46,15 @@ class Save:
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
+class SnapshotResult:
     """What a Save asked for: evaluated arrays of its own, which pin nothing else; None if that failed."""
 
-    save: Save
+    save: SnapshotRequest
     payload: Any
 
 
 @dataclass(frozen=True, slots=True)
-class Hit:
+class CacheHit:
     """The first `length` tokens of a request need not be computed.
 
     `deltas`: (start, stop, payload), one after the other from 0 to `length`; the last payload may hold tokens
@@ -74,7 +74,7 @@ class Admission:
 
     request: Request
     output: tuple[int, ...] = ()
-    hit: Hit | None = None
+    hit: CacheHit | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +90,8 @@ class StepPlan:
     decode: tuple[str, ...] = ()
     prefill: tuple[PrefillChunk, ...] = ()
     clear_pool: bool = False  # give MLX's free buffers back first: memory is short
-    keep: tuple[Save, ...] = ()
-    save: tuple[Save, ...] = ()
+    keep: tuple[SnapshotRequest, ...] = ()
+    save: tuple[SnapshotRequest, ...] = ()
 
     @property
     def empty(self) -> bool:
@@ -99,7 +99,7 @@ class StepPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Sampled:
+class SampledToken:
     """A token that was drawn; `launched` counts the request's drawn tokens, this one included."""
 
     token: int
@@ -113,7 +113,7 @@ class StepResult:
     `saved`: copies that are ready. `unusable`: requests whose hit could not be restored; they were computed.
     """
 
-    tokens: Mapping[str, Sampled] = field(default_factory=dict)
+    tokens: Mapping[str, SampledToken] = field(default_factory=dict)
     errors: Mapping[str, Exception] = field(default_factory=dict)
-    saved: tuple[Saved, ...] = ()
+    saved: tuple[SnapshotResult, ...] = ()
     unusable: tuple[str, ...] = ()

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from mlxrun.config.settings import SchedulerSettings
 from mlxrun.scheduler.memory_budget import MemoryBudget
-from mlxrun.scheduler.prefix_cache_interface import Prefixes
-from mlxrun.scheduler.request_state import Entry
+from mlxrun.scheduler.prefix_cache_interface import PrefixCacheInterface
+from mlxrun.scheduler.request_state import RequestState
 
 # A row is admitted with room for this many answer tokens; if rows outgrow the memory later, one has to wait.
 DECODE_RESERVE = 256
@@ -21,7 +21,7 @@ LEAST_CHUNK = 64  # memory shortage does not cut chunks smaller than this
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class StepCosts:
     """What the device makes of a step. All numbers are tokens, but `hurry`.
 
     `sampling`: so many after a hit go through one forward, which samples, where a forward costs more than its
@@ -35,7 +35,7 @@ class Pace:
     deep: int = 0
 
 
-class Room:
+class TokenBudget:
     """`least`: prompt tokens of the smallest step that a shortage of memory may lead to."""
 
     def __init__(
@@ -43,16 +43,16 @@ class Room:
         settings: SchedulerSettings,
         chunk: int,
         memory: MemoryBudget,
-        prefixes: Prefixes,
+        prefixes: PrefixCacheInterface,
         *,
         whole_chunks: bool,
-        pace: Pace | None = None,
+        pace: StepCosts | None = None,
     ) -> None:
         self.memory = memory
         self._prefixes = prefixes
         self._most = settings.prefill_budget
         self._busy = settings.prefill_budget_busy or chunk
-        self._pace = pace or Pace()
+        self._pace = pace or StepCosts()
         self.least = chunk if whole_chunks else min(chunk, LEAST_CHUNK)
 
     def fits(self, lengths: Sequence[int], prefill_tokens: int) -> bool:
@@ -65,16 +65,16 @@ class Room:
             self._prefixes.shrink(spare)
         return self._prefixes.nbytes <= spare
 
-    def admits(self, running: Sequence[Entry], entry: Entry) -> bool:
+    def admits(self, running: Sequence[RequestState], entry: RequestState) -> bool:
         """Whether `entry` may run beside those that do."""
         lengths = [e.length for e in running] + [entry.length + min(entry.room, DECODE_RESERVE)]
         return self.fits(lengths, self._least_prefill([*running, entry]))
 
-    def holds(self, running: Sequence[Entry]) -> bool:
+    def holds(self, running: Sequence[RequestState]) -> bool:
         """Whether those that run can take one more step."""
         return self.fits([e.length for e in running], self._least_prefill(running))
 
-    def budget(self, running: Sequence[Entry], decoding: int, waiting: int, depth: int = 0) -> int:
+    def budget(self, running: Sequence[RequestState], decoding: int, waiting: int, depth: int = 0) -> int:
         """Prompt tokens of this step: the more rows decode, for each prompt that waits, the fewer. `depth`:
         how much is computed of the step's first prompt.
 
@@ -95,7 +95,7 @@ class Room:
         deep = self._pace.deep
         return budget if not deep or depth <= deep else max(min(budget, SHALLOWEST), budget * deep // depth)
 
-    def _least_prefill(self, running: Sequence[Entry]) -> int:
+    def _least_prefill(self, running: Sequence[RequestState]) -> int:
         """Prompt tokens of a step whose budget has shrunk: the least chunk, or an image that is larger."""
         left = [e for e in running if e.prefill_left]
         images = (stop - start for e in left for start, stop in e.request.spans if stop > e.computed)

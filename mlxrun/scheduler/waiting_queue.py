@@ -13,12 +13,12 @@ from typing import cast
 
 from mlxrun.config.settings import SchedulerSettings
 from mlxrun.scheduler.policy import make_policy
-from mlxrun.scheduler.request_state import Entry
+from mlxrun.scheduler.request_state import RequestState
 
 SHORT = 4  # a prompt is short beside one that has so many times as much left
 
 
-class Line:
+class WaitingQueue:
     """Sorts entries that have prompt left; knows no memory and no rows."""
 
     def __init__(self, settings: SchedulerSettings, clock: Callable[[], float]) -> None:
@@ -28,23 +28,23 @@ class Line:
         self._clock = clock
         self._long_went = False  # the last step was the line's, and short prompts waited behind its head
 
-    def order(self, entries: Iterable[Entry], freeing: bool) -> list[Entry]:
+    def order(self, entries: Iterable[RequestState], freeing: bool) -> list[RequestState]:
         """Entries with prompt left, as they are served. `freeing`: rows are dropped in this step."""
         entries = list(entries)
         suspects = [e for e in entries if e.suspect]
         if suspects:  # quarantine: one at a time, and nobody beside it or under way
             return suspects[:1] if suspects[0].prefill_left and not freeing else []
         now = self._clock()
-        line = cast("list[Entry]", self._policy.order([e for e in entries if e.prefill_left]))
+        line = cast("list[RequestState]", self._policy.order([e for e in entries if e.prefill_left]))
         overdue = [e for e in entries if e.prefill_left and self.overdue(e, now)]
         line = overdue + [e for e in line if not self.overdue(e, now)]
         return sorted(line, key=lambda e: e.request.background)  # stable
 
-    def overdue(self, entry: Entry, now: float) -> bool:
+    def overdue(self, entry: RequestState, now: float) -> bool:
         """Came longer than `aging` ago, in seconds of the clock, and its prompt is not computed."""
         return entry.prefill_left > 0 and 0 < self._aging < now - entry.since
 
-    def turn(self, order: Sequence[Entry], chunk: int) -> tuple[list[Entry], bool]:
+    def turn(self, order: Sequence[RequestState], chunk: int) -> tuple[list[RequestState], bool]:
         """The entries of this step, of those that run, in order; and whether the step is shared with others,
         so that it is to take a chunk at most."""
         head = order[0] if order else None
@@ -55,20 +55,20 @@ class Line:
             return list(order), bool(short)
         return sorted(short, key=lambda e: (e.prefill_left, e.arrival)), True
 
-    def _passes(self, entry: Entry, head: Entry) -> bool:
+    def _passes(self, entry: RequestState, head: RequestState) -> bool:
         if entry.request.background and not head.request.background:
             return False
         if self._policy_decides(entry, head):
             return False
         return entry.prefill_left * SHORT <= head.prefill_left
 
-    def _policy_decides(self, entry: Entry, head: Entry) -> bool:
+    def _policy_decides(self, entry: RequestState, head: RequestState) -> bool:
         """Whether passing would undo what the policy is for: urgent before less urgent; and keys that are
         handed as much as each other need no passing."""
         if self._name == "fair":
             return entry.key != head.key
         return self._name == "priority" and entry.priority > head.priority
 
-    def served(self, entry: Entry, tokens: int) -> None:
+    def served(self, entry: RequestState, tokens: int) -> None:
         """A chunk of so many tokens was handed out."""
         self._policy.served(entry, tokens)

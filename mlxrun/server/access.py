@@ -37,7 +37,7 @@ def request_id(request: web.Request) -> str:
     return request[_ID]
 
 
-class Sites:
+class AllowedSites:
     """By which names the server may be called, and which web pages may use it.
 
     A page can have its own name point to this machine (DNS rebinding); its browser then takes the server for

@@ -13,7 +13,7 @@ from mlxrun.errors import Unauthorized
 _KEY = web.RequestKey("key", str)
 
 
-class Keys:
+class ApiKeys:
     """The keys of a config, by the names of who has them."""
 
     def __init__(self, keys: Mapping[str, str]) -> None:

@@ -17,7 +17,7 @@ from mlxrun.server.request_body import json_reply
 from mlxrun.text.field_errors import shorten
 
 
-class Http(web.RequestHandler):
+class HttpConnection(web.RequestHandler):
     """One connection. What aiohttp itself refuses, such as a broken request line, headers that are too long
     or chunks that are none, gets JSON like every other error."""
 
@@ -56,7 +56,7 @@ _FULL_BODY = (
 )
 
 
-class Full(asyncio.Protocol):
+class RefusedConnection(asyncio.Protocol):
     """A connection too many: it is told so, and closed."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

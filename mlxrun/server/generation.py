@@ -18,8 +18,8 @@ from mlxrun.errors import MlxrunError
 from mlxrun.scheduler.request import Request, TokenEvent
 
 if TYPE_CHECKING:
-    from mlxrun.api.prepared import Prepared
-    from mlxrun.server.live_requests import Live
+    from mlxrun.api.prepared import PreparedRequest
+    from mlxrun.server.live_requests import LiveRequest
     from mlxrun.server.state import Server
     from mlxrun.text.formats import Delta
 
@@ -27,7 +27,9 @@ log = logging.getLogger(__name__)
 Pieces = tuple[Choice, "list[Delta]"]
 
 
-async def answers(server: Server, live: Live, prepared: Prepared) -> AsyncGenerator[Pieces, None]:
+async def answers(
+    server: Server, live: LiveRequest, prepared: PreparedRequest
+) -> AsyncGenerator[Pieces, None]:
     """The pieces of all choices as they come; a choice that ends gives its last ones with `finish_reason`.
 
     Raises what the engine raises; then, and when it is closed, all that still runs is aborted.
@@ -50,7 +52,7 @@ async def answers(server: Server, live: Live, prepared: Prepared) -> AsyncGenera
             log.debug("%s answer %d %r", live.id, choice.index, choice.text)
 
 
-async def whole(server: Server, live: Live, prepared: Prepared) -> list[Choice]:
+async def whole(server: Server, live: LiveRequest, prepared: PreparedRequest) -> list[Choice]:
     """All choices, once all have ended."""
     found: dict[int, Choice] = {}
     async with aclosing(answers(server, live, prepared)) as pieces:
@@ -64,7 +66,7 @@ def _keyed(requests: Sequence[Request], key: str) -> Sequence[Request]:
     return [replace(request, key=key) for request in requests] if key else requests
 
 
-async def _events(server: Server, live: Live, request: Request) -> AsyncGenerator[TokenEvent, None]:
+async def _events(server: Server, live: LiveRequest, request: Request) -> AsyncGenerator[TokenEvent, None]:
     live.begin(request.id)
     try:
         async with aclosing(server.client.generate(request)) as events:
@@ -74,7 +76,9 @@ async def _events(server: Server, live: Live, request: Request) -> AsyncGenerato
         live.ended(request.id)
 
 
-async def _one(server: Server, live: Live, request: Request, choice: Choice) -> AsyncGenerator[Pieces, None]:
+async def _one(
+    server: Server, live: LiveRequest, request: Request, choice: Choice
+) -> AsyncGenerator[Pieces, None]:
     async with aclosing(_events(server, live, request)) as events:
         async for event in events:
             live.take(choice.index, event)
@@ -86,7 +90,7 @@ async def _one(server: Server, live: Live, request: Request, choice: Choice) -> 
 
 
 async def _many(
-    server: Server, live: Live, requests: Sequence[Request], choices: Sequence[Choice]
+    server: Server, live: LiveRequest, requests: Sequence[Request], choices: Sequence[Choice]
 ) -> AsyncGenerator[Pieces, None]:
     """One pump a choice. A pump holds one event until it is taken; meanwhile the engine's client merges."""
     ready: deque[tuple[int, TokenEvent | None, BaseException | None]] = deque()

@@ -21,18 +21,18 @@ from typing import Any
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from mlxrun.api.context import TextSide
+from mlxrun.api.context import ApiContext
 from mlxrun.config.settings import ServerSettings
 from mlxrun.engine.client import EngineClient
 from mlxrun.errors import ConfigError, Draining, EngineDead
 from mlxrun.server.app import make_app
-from mlxrun.server.connection import Full, Http
+from mlxrun.server.connection import HttpConnection, RefusedConnection
 from mlxrun.server.state import Server
 
 log = logging.getLogger(__name__)
 http_log = logging.getLogger("mlxrun.server.http")  # aiohttp's, of a connection
 Say = Callable[[str], None]
-Load = Callable[[], Coroutine[Any, Any, tuple[EngineClient, TextSide]]]
+Load = Callable[[], Coroutine[Any, Any, tuple[EngineClient, ApiContext]]]
 
 GRACE = 5.0  # seconds for what was cut off to say so, and for a thread to let go
 IDLE = 75.0  # seconds that a connection may wait for its next request
@@ -78,8 +78,8 @@ async def listening(app: web.Application, settings: ServerSettings) -> AsyncIter
 
     def connect() -> asyncio.BaseProtocol:
         if len(http.connections) >= settings.max_connections:
-            return Full()
-        return Http(http, loop=loop, **options)
+            return RefusedConnection()
+        return HttpConnection(http, loop=loop, **options)
 
     try:
         listener = await _listen(connect, settings)

@@ -19,7 +19,7 @@ from mlxrun.server.access import request_id
 from mlxrun.server.auth import key_name
 
 if TYPE_CHECKING:
-    from mlxrun.api.prepared import Prepared
+    from mlxrun.api.prepared import PreparedRequest
     from mlxrun.server.state import Server
 
 log = logging.getLogger(__name__)
@@ -32,10 +32,10 @@ def ended_by(request: web.Request) -> MlxrunError | None:
     return request.get(_ENDED)
 
 
-class Live:
+class LiveRequest:
     """One request of a client: all its choices together. Times are seconds of the server's clock."""
 
-    def __init__(self, server: Server, rid: str, surface: str, key: str, prepared: Prepared) -> None:
+    def __init__(self, server: Server, rid: str, surface: str, key: str, prepared: PreparedRequest) -> None:
         self.id = rid
         self.surface = surface
         self.key_name = key
@@ -151,24 +151,24 @@ class Live:
         }
 
 
-class LiveTable:
+class LiveRequests:
     """All requests under way, by their ids."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        self._rows: dict[str, Live] = {}
+        self._rows: dict[str, LiveRequest] = {}
 
     def __len__(self) -> int:
         return len(self._rows)
 
-    def __iter__(self) -> Iterator[Live]:
+    def __iter__(self) -> Iterator[LiveRequest]:
         return iter(tuple(self._rows.values()))
 
-    def get(self, rid: str) -> Live | None:
+    def get(self, rid: str) -> LiveRequest | None:
         return self._rows.get(rid)
 
     @contextmanager
-    def open(self, request: web.Request, surface: str, prepared: Prepared) -> Iterator[Live]:
+    def open(self, request: web.Request, surface: str, prepared: PreparedRequest) -> Iterator[LiveRequest]:
         """Enter a prepared request for as long as the block runs; then all of it is ended in the engine.
 
         PromptTooLong if a prompt is longer than server.max_prompt_tokens.
@@ -176,7 +176,7 @@ class LiveTable:
         server = self._server
         _check_length(prepared, server.config.server.max_prompt_tokens)
         rid = request_id(request)
-        live = Live(server, rid, surface, key_name(request), prepared)
+        live = LiveRequest(server, rid, surface, key_name(request), prepared)
         assert rid not in self._rows, "request ids are unique while they are under way"
         self._rows[rid] = live
         timer = _deadline(live, server.config.server.request_timeout)
@@ -205,7 +205,7 @@ class LiveTable:
             live.fail(error)
 
 
-def _deadline(live: Live, seconds: float | None) -> Callable[[], None]:
+def _deadline(live: LiveRequest, seconds: float | None) -> Callable[[], None]:
     """Ends the request after so long; what is returned calls that off."""
     if seconds is None:
         return lambda: None
@@ -213,7 +213,7 @@ def _deadline(live: Live, seconds: float | None) -> Callable[[], None]:
     return asyncio.get_running_loop().call_later(seconds, live.fail, error).cancel
 
 
-def _check_length(prepared: Prepared, most: int | None) -> None:
+def _check_length(prepared: PreparedRequest, most: int | None) -> None:
     longest = max(len(request.prompt) for request in prepared.requests)
     if most is not None and longest > most:
         raise PromptTooLong(f"the prompt has {longest} tokens; server.max_prompt_tokens is {most}")

@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 from mlxrun import __version__
 
 if TYPE_CHECKING:
-    from mlxrun.server.live_requests import Live
+    from mlxrun.server.live_requests import LiveRequest
     from mlxrun.server.state import Server
 
 _TTFT = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
@@ -58,10 +58,10 @@ class Metrics:
         )
         for kind in ("prompt", "cached", "output"):
             self.tokens.labels(kind)
-        registry.register(_State(server))
+        registry.register(_StateCollector(server))
         ProcessCollector(registry=registry)  # memory, CPU and open files, on Linux
 
-    def close(self, live: Live) -> None:
+    def close(self, live: LiveRequest) -> None:
         """A request has ended."""
         for kind, count in (
             ("prompt", live.computed),
@@ -76,7 +76,7 @@ class Metrics:
         return generate_latest(self._registry)
 
 
-class _State(Collector):
+class _StateCollector(Collector):
     """What there is at the moment of asking."""
 
     def __init__(self, server: Server) -> None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from mlxrun.api.responses.request import Asked, Memory
+from mlxrun.api.responses.request import Memory, ReadResponse
 from mlxrun.api.responses.response import new_response
 from mlxrun.api.responses.stream import Assembly
 from mlxrun.errors import NotFound
@@ -28,8 +28,8 @@ from mlxrun.text.field_errors import shorten
 if TYPE_CHECKING:
     from aiohttp import web
 
-    from mlxrun.api.prepared import Prepared
-    from mlxrun.server.live_requests import Live
+    from mlxrun.api.prepared import PreparedRequest
+    from mlxrun.server.live_requests import LiveRequest
     from mlxrun.server.state import Server
 
 log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ Item = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredResponse:
     """A finished response and the items that its prompt was made of; nobody changes either."""
 
     owner: str
@@ -61,7 +61,7 @@ class ResponseStore:
         self._most = most
         self._size = size
         self._lock = threading.RLock()
-        self._entries: OrderedDict[str, Stored] = OrderedDict()  # the next to go first
+        self._entries: OrderedDict[str, StoredResponse] = OrderedDict()  # the next to go first
         self._held: dict[int, list[int]] = {}  # by id() of an item: how many entries hold it, and its bytes
         self._index: dict[tuple[str, str], Item] = {}  # by owner and the item's own id: the newest such item
 
@@ -72,7 +72,7 @@ class ResponseStore:
         """Keeps a response; False if it alone is more than there is room for."""
         return self.add(*measured(owner, response, context))
 
-    def add(self, entry: Stored, sizes: Sequence[int]) -> bool:
+    def add(self, entry: StoredResponse, sizes: Sequence[int]) -> bool:
         """The same of what was measured before, which takes long for a long conversation."""
         name = entry.response["id"]
         own = {id(item): size for item, size in zip(entry.items, sizes, strict=True)}
@@ -88,7 +88,7 @@ class ResponseStore:
                 self._drop(next(iter(self._entries)))
             return name in self._entries
 
-    def get(self, owner: str, response_id: str) -> Stored | None:
+    def get(self, owner: str, response_id: str) -> StoredResponse | None:
         """A response of this owner, which becomes the last to go."""
         with self._lock:
             entry = self._entries.get(response_id)
@@ -131,10 +131,12 @@ class ResponseStore:
                     del self._index[entry.owner, item["id"]]
 
 
-def measured(owner: str, response: dict[str, Any], context: Sequence[Item]) -> tuple[Stored, list[int]]:
+def measured(
+    owner: str, response: dict[str, Any], context: Sequence[Item]
+) -> tuple[StoredResponse, list[int]]:
     """A response as it is stored, and the bytes of each of its items."""
     shell = _bytes({**response, "output": None}) + 8 * len(context)
-    entry = Stored(owner, response, tuple(context), shell)
+    entry = StoredResponse(owner, response, tuple(context), shell)
     return entry, [_bytes(item) for item in entry.items]
 
 
@@ -152,13 +154,13 @@ def _bytes(value: Any) -> int:
 
 
 @dataclass(eq=False)
-class Running:
+class RunningResponse:
     """A response that is being made. `done` gets its body at the end."""
 
     owner: str
-    live: Live
-    asked: Asked
-    prepared: Prepared
+    live: LiveRequest
+    asked: ReadResponse
+    prepared: PreparedRequest
     assembly: Assembly
     done: asyncio.Future[dict[str, Any]] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
@@ -174,7 +176,7 @@ class Responses:
 
     def __init__(self, server: Server) -> None:
         settings = server.config.server
-        self.running: dict[str, Running] = {}
+        self.running: dict[str, RunningResponse] = {}
         self.store = ResponseStore(settings.store_responses, settings.store_bytes)
         self._keeps = settings.store_responses > 0
 
@@ -187,20 +189,22 @@ class Responses:
 
         return Memory(history, lambda name: self.store.item(owner, name))
 
-    def begin(self, live: Live, asked: Asked, prepared: Prepared, token: str) -> Running:
+    def begin(
+        self, live: LiveRequest, asked: ReadResponse, prepared: PreparedRequest, token: str
+    ) -> RunningResponse:
         """Enter a response."""
         response = new_response(f"resp_{token}", int(time.time()), asked, prepared)
         response["store"] = asked.stored and self._keeps
-        run = Running(live.key_name, live, asked, prepared, Assembly(response, asked, prepared))
+        run = RunningResponse(live.key_name, live, asked, prepared, Assembly(response, asked, prepared))
         self.running[response["id"]] = run
         return run
 
-    async def keep(self, run: Running) -> None:
+    async def keep(self, run: RunningResponse) -> None:
         """Store what is ended, before anybody is told of it."""
         if run.assembly.response["store"]:
             self.store.add(*await asyncio.to_thread(measured, run.owner, run.assembly.response, run.context))
 
-    def end(self, run: Running) -> None:
+    def end(self, run: RunningResponse) -> None:
         """Nothing more comes, be it because the client went away."""
         del self.running[run.assembly.response["id"]]
         if run.assembly.response["status"] == "in_progress":

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 if TYPE_CHECKING:
-    from mlxrun.server.live_requests import Live
+    from mlxrun.server.live_requests import LiveRequest
     from mlxrun.server.state import Server
 
 Data = Mapping[str, Any] | str
@@ -45,7 +45,9 @@ class EventStream:
     sent while there is nothing to say, (event, data); without one it is a comment with the progress.
     """
 
-    def __init__(self, request: web.Request, server: Server, live: Live, *, ping: Ping | None = None) -> None:
+    def __init__(
+        self, request: web.Request, server: Server, live: LiveRequest, *, ping: Ping | None = None
+    ) -> None:
         self.response = web.StreamResponse(headers=_HEADERS)
         self.ping = ping
         self._request = request

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any
 from mlxrun.config.conversion import config_hash
 from mlxrun.config.settings import Config
 from mlxrun.errors import Draining, EngineDead, MlxrunError, NotReady
-from mlxrun.server.access import Sites
-from mlxrun.server.auth import Keys
-from mlxrun.server.live_requests import LiveTable
+from mlxrun.server.access import AllowedSites
+from mlxrun.server.auth import ApiKeys
+from mlxrun.server.live_requests import LiveRequests
 from mlxrun.server.metrics import Metrics
 
 if TYPE_CHECKING:
-    from mlxrun.api.context import TextSide
+    from mlxrun.api.context import ApiContext
     from mlxrun.engine.client import EngineClient
     from mlxrun.server.batches.batch_queue import BatchQueue
     from mlxrun.server.surface import Surface
-    from mlxrun.text.model_info import HostModel
+    from mlxrun.text.model_info import ModelInfo
 
 log = logging.getLogger(__name__)
 STATS_WAIT = 2.0  # seconds that /v1/status waits for the engine's numbers: a step may take most of that
@@ -36,7 +36,7 @@ UNREAD: Mapping[str, Any] = {  # before the first reading; every key is there al
 }
 
 
-class Work:
+class ServerLoad:
     """Counts what is being answered; `idle` waits until that is nothing."""
 
     def __init__(self) -> None:
@@ -77,11 +77,11 @@ class Server:
         self.digest = config_hash(config)
         self.fingerprint = f"fp_{self.digest[:10]}"
         self.draining = False
-        self.keys = Keys(config.server.api_keys)
-        self.sites = Sites(config.server)
+        self.keys = ApiKeys(config.server.api_keys)
+        self.sites = AllowedSites(config.server)
         self.metrics = Metrics(self)
-        self.live = LiveTable(self)
-        self.work = Work()  # requests that need the engine, from before they are read
+        self.live = LiveRequests(self)
+        self.work = ServerLoad()  # requests that need the engine, from before they are read
         self.jobs: BatchQueue | None = None  # where there are /v1/batches
         self.stats = UNREAD  # the newest numbers of the engine
         self._read_at: float | None = None
@@ -89,9 +89,9 @@ class Server:
         self.surfaces: tuple[Surface, ...] = ()  # those that are on; set by make_app
         self.active: set[str] = set()  # ids of all requests that are being answered
         self._client: EngineClient | None = None
-        self._side: TextSide | None = None
+        self._side: ApiContext | None = None
 
-    def attach(self, client: EngineClient, side: TextSide) -> None:
+    def attach(self, client: EngineClient, side: ApiContext) -> None:
         """The model is loaded: requests are served from now on."""
         self._client, self._side = client, side
 
@@ -103,14 +103,14 @@ class Server:
         return self._client
 
     @property
-    def side(self) -> TextSide:
+    def side(self) -> ApiContext:
         """What turns bodies into requests. NotReady while the model is being loaded."""
         if self._side is None:
             raise NotReady("the model is being loaded: try again soon")
         return self._side
 
     @property
-    def host(self) -> HostModel:
+    def host(self) -> ModelInfo:
         """The model as the host sees it."""
         return self.side.host
 

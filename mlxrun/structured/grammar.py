@@ -20,10 +20,10 @@ import llguidance
 from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
 
 from mlxrun.structured.kept import Kept
-from mlxrun.structured.matcher import RowConstraint, Thought, Tokens, quoted, reason
+from mlxrun.structured.matcher import GrammarTokens, ReasoningBounds, RowMatcher, quoted, reason
 from mlxrun.structured.schema_keywords import check_schema
 from mlxrun.text.field_errors import bad, kind, need, shorten
-from mlxrun.text.model_info import HostModel
+from mlxrun.text.model_info import ModelInfo
 
 Kind = Literal["json_object", "json_schema", "regex", "choice", "lark", "ebnf"]
 
@@ -38,24 +38,24 @@ STATES = 50_000  # of a lexer; 0.6 to 2 kB each. A string takes one for each cha
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Compiled:
+class CompiledGrammar:
     """A grammar that is ready; see scheduler.request.Grammar. `warnings`: what a lenient schema asks for and
     does not get."""
 
-    tokens: Tokens
+    tokens: GrammarTokens
     source: str
     matcher: llguidance.LLMatcher  # has said nothing; is only ever copied, as threads share it
     warnings: tuple[str, ...] = ()
-    thought: Thought | None = None
+    thought: ReasoningBounds | None = None
 
-    def after(self, thought: Thought) -> Compiled:
+    def after(self, thought: ReasoningBounds) -> CompiledGrammar:
         """The same for an answer that thinks first: the grammar begins once the thought has ended."""
         return replace(self, thought=thought)
 
-    def start(self, answered: Sequence[int], stop_ids: frozenset[int]) -> RowConstraint:
+    def start(self, answered: Sequence[int], stop_ids: frozenset[int]) -> RowMatcher:
         """A new row's constraint, after the tokens that it has said already."""
         own = self.matcher.deep_copy()
-        constraint = RowConstraint(self.tokens, own, stop_ids, self.thought, self._forget)
+        constraint = RowMatcher(self.tokens, own, stop_ids, self.thought, self._forget)
         for token in answered:
             constraint.accept(token)
         return constraint
@@ -69,7 +69,7 @@ class Compiled:
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class CallFrame:
     """A call of one tool: its arguments, JSON of that schema, between two texts (see parsers.family)."""
 
     prefix: str
@@ -77,7 +77,9 @@ class Frame:
     suffix: str
 
 
-def compile_grammar(of: Kind, value: Any, host: HostModel, *, param: str, strict: bool = True) -> Compiled:
+def compile_grammar(
+    of: Kind, value: Any, host: ModelInfo, *, param: str, strict: bool = True
+) -> CompiledGrammar:
     """The grammar of one request. `param`: the field that errors name.
 
     `value`: nothing (json_object), a JSON Schema, a text, or the strings to choose from. `strict`: refuse
@@ -101,14 +103,14 @@ def compile_grammar(of: Kind, value: Any, host: HostModel, *, param: str, strict
 
 
 def compile_calls(
-    frames: Sequence[Frame],
-    host: HostModel,
+    frames: Sequence[CallFrame],
+    host: ModelInfo,
     *,
     param: str,
     between: str | None = None,
     opener: str = "",
     strict: bool = False,
-) -> Compiled:
+) -> CompiledGrammar:
     """An answer that is a call of one of these frames; or several, with the text `between` them.
 
     `opener`: what all frames begin with. Given, the answer is any text, and calls are what may follow that.
@@ -127,11 +129,11 @@ def compile_calls(
         return _compile("\n".join([*start, f"call: {calls}", *rules]), host)
 
 
-def _again(tokens: Tokens, between: str | None) -> str:
+def _again(tokens: GrammarTokens, between: str | None) -> str:
     return "" if between is None else f" ({tokens.literal(between)} call)*".replace("( ", "(")
 
 
-def _free(tokens: Tokens, opener: str) -> str:
+def _free(tokens: GrammarTokens, opener: str) -> str:
     """Any text, in which a call follows wherever the opener comes: a lazy lexeme ends as soon as it can."""
     if opener in tokens.special:
         head = f"head: TEXT {tokens.literal(opener)}"
@@ -140,7 +142,7 @@ def _free(tokens: Tokens, opener: str) -> str:
     return f"start: (head call)* TEXT\n{head}\nTEXT: /(.|\\n)*/"
 
 
-def tokens_of(host: HostModel) -> Tokens:
+def tokens_of(host: ModelInfo) -> GrammarTokens:
     """What llguidance knows of the model's tokenizer; made once a model."""
     with _making:
         return _tokens(host.tokenizer.backend_tokenizer, host.eos_ids)
@@ -150,8 +152,8 @@ _making = threading.Lock()
 
 
 @functools.lru_cache(maxsize=8)
-def _tokens(backend: Any, eos_ids: frozenset[int]) -> Tokens:
-    return Tokens.make(backend, eos_ids)
+def _tokens(backend: Any, eos_ids: frozenset[int]) -> GrammarTokens:
+    return GrammarTokens.make(backend, eos_ids)
 
 
 # -- sources ----------------------------------------------------------------------------------------------
@@ -221,7 +223,7 @@ def _readable(param: str) -> Iterator[None]:
         raise bad(param, f"cannot be read: {shorten(str(error))}", code="invalid_grammar") from error
 
 
-def _compile(source: str, host: HostModel) -> Compiled:
+def _compile(source: str, host: ModelInfo) -> CompiledGrammar:
     if len(source) > LARGEST:
         raise GrammarError(f"a grammar of {len(source)} characters; at most {LARGEST} are taken")
     tokens = tokens_of(host)
@@ -236,10 +238,10 @@ class GrammarError(Exception):
     """llguidance's reason for refusing a grammar."""
 
 
-_kept: Kept[Compiled] = Kept(KEPT, KEPT_CHARACTERS)
+_kept: Kept[CompiledGrammar] = Kept(KEPT, KEPT_CHARACTERS)
 
 
-def _compiled(tokens: Tokens, source: str) -> Compiled:
+def _compiled(tokens: GrammarTokens, source: str) -> CompiledGrammar:
     """Copies of its matcher share what is learned of the grammar."""
     limits = llguidance.LLParserLimits(
         initial_lexer_fuel=FUEL,
@@ -255,4 +257,4 @@ def _compiled(tokens: Tokens, source: str) -> Compiled:
     for each in (matcher, first):
         if each.is_error():
             raise GrammarError(reason(each))
-    return Compiled(tokens, source, matcher, tuple(matcher.get_grammar_warnings()))
+    return CompiledGrammar(tokens, source, matcher, tuple(matcher.get_grammar_warnings()))

@@ -24,7 +24,7 @@ _REASON = 400  # characters of llguidance's reason in an error
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Tokens:
+class GrammarTokens:
     """A model's vocabulary as llguidance knows it. `ends`: all its tokens that end an answer."""
 
     tokenizer: llguidance.LLTokenizer
@@ -34,7 +34,7 @@ class Tokens:
     everything: bytes  # mask of all tokens
 
     @classmethod
-    def make(cls, backend: Any, eos_ids: frozenset[int]) -> Tokens:
+    def make(cls, backend: Any, eos_ids: frozenset[int]) -> GrammarTokens:
         """Of a tokenizer of the tokenizers library. `eos_ids`: the model's; without any, the tokenizer's."""
         plain = copy.copy(backend)
         plain.no_padding()
@@ -59,7 +59,7 @@ class Tokens:
 
 
 @dataclass(frozen=True, slots=True)
-class Thought:
+class ReasoningBounds:
     """What comes before the grammar: text up to and with `closes`. `opens`: the token ids that begin it, if
     the model may begin it, or not; empty if the prompt has begun it."""
 
@@ -75,15 +75,15 @@ class _Phase(enum.Enum):
     ENDED = enum.auto()
 
 
-class RowConstraint:
+class RowMatcher:
     """See scheduler.request.Constraint. `matcher`: of this row alone. `broken` is called if it fails."""
 
     def __init__(
         self,
-        tokens: Tokens,
+        tokens: GrammarTokens,
         matcher: llguidance.LLMatcher,
         stop_ids: frozenset[int],
-        thought: Thought | None = None,
+        thought: ReasoningBounds | None = None,
         broken: Callable[[], None] = lambda: None,
     ) -> None:
         self._tokens = tokens

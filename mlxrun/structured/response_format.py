@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mlxrun.structured.grammar import Compiled, Frame, Kind, compile_calls, compile_grammar
-from mlxrun.structured.matcher import Thought
+from mlxrun.structured.grammar import CallFrame, CompiledGrammar, Kind, compile_calls, compile_grammar
+from mlxrun.structured.matcher import ReasoningBounds
 from mlxrun.text.field_errors import bad, known_keys, need, quote, unsupported
-from mlxrun.text.formats import Formats
-from mlxrun.text.model_info import HostModel
+from mlxrun.text.formats import AnswerFormats
+from mlxrun.text.model_info import ModelInfo
 from mlxrun.text.template import may_think
 
 FORMATS = ("text", "json_object", "json_schema")
@@ -29,7 +29,7 @@ GUIDED = {f"guided_{name}": name for name in STRUCTURED if name != "json_object"
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ResponseFormat:
     """A form of the text; `param` is the field that asks for it."""
 
     kind: Kind
@@ -42,10 +42,10 @@ def form_of(
     given: Mapping[str, Any],
     tools: Sequence[Mapping[str, Any]],
     prompt: str,
-    host: HostModel,
-    formats: Formats,
+    host: ModelInfo,
+    formats: AnswerFormats,
     arguments: Mapping[str, Any],
-) -> Compiled | None:
+) -> CompiledGrammar | None:
     """The grammar of a checked body, None if anything may be said. `tools`: those that may be called;
     `prompt`: rendered, with the variables `arguments`, as both tell whether the answer may think first."""
     wanted, forced = wanted_of(given), forced_of(given, tools)
@@ -79,7 +79,7 @@ def refuse_form(given: Mapping[str, Any], tools: Sequence[Mapping[str, Any]], re
             raise bad(f"tools[{i}].function.strict", reason)
 
 
-def wanted_of(given: Mapping[str, Any]) -> Wanted | None:
+def wanted_of(given: Mapping[str, Any]) -> ResponseFormat | None:
     """What the body's fields ask of the text; an error if two of them ask."""
     asks = [ask for ask in (_response_format(given), *_structured(given)) if ask is not None]
     if len(asks) > 1:
@@ -87,7 +87,7 @@ def wanted_of(given: Mapping[str, Any]) -> Wanted | None:
     return asks[0] if asks else None
 
 
-def _response_format(given: Mapping[str, Any]) -> Wanted | None:
+def _response_format(given: Mapping[str, Any]) -> ResponseFormat | None:
     asked = given.get("response_format")
     if asked is None:
         return None
@@ -99,7 +99,7 @@ def _response_format(given: Mapping[str, Any]) -> Wanted | None:
     if of == "text":
         return None
     if of == "json_object":
-        return Wanted("json_object", None, "response_format")
+        return ResponseFormat("json_object", None, "response_format")
     inner = need(asked.get("json_schema"), dict, "response_format.json_schema")
     known_keys(inner, ("name", "description", "schema", "strict"), "response_format.json_schema")
     strict = inner.get("strict")
@@ -110,11 +110,11 @@ def _response_format(given: Mapping[str, Any]) -> Wanted | None:
     if schema is None:
         raise bad(param, "missing", code="missing_field")
     # Not strict in OpenAI's words is best effort there; here the schema holds too, but unknown keywords pass.
-    return Wanted("json_schema", schema, param, strict=bool(strict))
+    return ResponseFormat("json_schema", schema, param, strict=bool(strict))
 
 
-def _structured(given: Mapping[str, Any]) -> list[Wanted | None]:
-    asks: list[Wanted | None] = []
+def _structured(given: Mapping[str, Any]) -> list[ResponseFormat | None]:
+    asks: list[ResponseFormat | None] = []
     inner = given.get("structured_outputs")
     if inner is not None:
         known_keys(need(inner, dict, "structured_outputs"), STRUCTURED, "structured_outputs")
@@ -123,12 +123,12 @@ def _structured(given: Mapping[str, Any]) -> list[Wanted | None]:
     return asks
 
 
-def _ask(name: str, value: Any, param: str) -> Wanted | None:
+def _ask(name: str, value: Any, param: str) -> ResponseFormat | None:
     if value is None or (name == "json_object" and value is False):
         return None
     if name == "json_object":
         need(value, bool, param)
-    return Wanted(STRUCTURED[name], value, param, strict=False)
+    return ResponseFormat(STRUCTURED[name], value, param, strict=False)
 
 
 def forced_of(given: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -157,26 +157,28 @@ def _named(choice: dict[str, Any], tools: Sequence[Mapping[str, Any]]) -> Mappin
 
 
 def _forced(
-    given: Mapping[str, Any], tools: Sequence[Mapping[str, Any]], host: HostModel, formats: Formats
-) -> Compiled:
+    given: Mapping[str, Any], tools: Sequence[Mapping[str, Any]], host: ModelInfo, formats: AnswerFormats
+) -> CompiledGrammar:
     frames = _frames(tools, formats, "tool_choice")
     several = given.get("tool_choice") == "required" and given.get("parallel_tool_calls") is not False
     between = formats.between if several else None
     return compile_calls(frames, host, param="tools", between=between, strict=_strict(tools))
 
 
-def _text(wanted: Wanted, tools: Sequence[Mapping[str, Any]], host: HostModel, formats: Formats) -> Compiled:
+def _text(
+    wanted: ResponseFormat, tools: Sequence[Mapping[str, Any]], host: ModelInfo, formats: AnswerFormats
+) -> CompiledGrammar:
     """A text of that form; where tools are offered a call may come in its place."""
     if not tools:
         return compile_grammar(wanted.kind, wanted.value, host, param=wanted.param, strict=wanted.strict)
     if wanted.kind not in ("json_object", "json_schema"):
         raise bad(wanted.param, "not together with tools that may be called; set tool_choice: none")
     schema = {"type": "object"} if wanted.kind == "json_object" else wanted.value
-    frames = [*_frames(tools, formats, wanted.param), Frame("", schema, "")]
+    frames = [*_frames(tools, formats, wanted.param), CallFrame("", schema, "")]
     return compile_calls(frames, host, param=wanted.param, strict=wanted.strict)
 
 
-def _offered(tools: Sequence[Mapping[str, Any]], host: HostModel, formats: Formats) -> Compiled:
+def _offered(tools: Sequence[Mapping[str, Any]], host: ModelInfo, formats: AnswerFormats) -> CompiledGrammar:
     """Free text in which calls, if there are any, are held to the schemas of tools that ask for it."""
     first = next(i for i, tool in enumerate(tools) if _function(tool).get("strict"))
     param = f"tools[{first}].function.strict"
@@ -186,7 +188,7 @@ def _offered(tools: Sequence[Mapping[str, Any]], host: HostModel, formats: Forma
     return compile_calls(frames, host, param="tools", opener=formats.opener, strict=_strict(tools))
 
 
-def _frames(tools: Sequence[Mapping[str, Any]], formats: Formats, param: str) -> list[Frame]:
+def _frames(tools: Sequence[Mapping[str, Any]], formats: AnswerFormats, param: str) -> list[CallFrame]:
     frames = []
     for tool in tools:
         function = _function(tool)
@@ -194,7 +196,7 @@ def _frames(tools: Sequence[Mapping[str, Any]], formats: Formats, param: str) ->
         if around is None:
             raise unsupported(param, "calls in this model's format cannot be held to a form")
         schema = function.get("parameters") or {"type": "object"}
-        frames.append(Frame(around[0], {"type": "object", **schema}, around[1]))
+        frames.append(CallFrame(around[0], {"type": "object", **schema}, around[1]))
     return frames
 
 
@@ -207,7 +209,7 @@ def _function(tool: Mapping[str, Any]) -> Mapping[str, Any]:
     return function
 
 
-def _thought(thought: tuple[str, str], host: HostModel) -> Thought:
+def _thought(thought: tuple[str, str], host: ModelInfo) -> ReasoningBounds:
     opens, closes = thought
     ids = host.tokenizer(opens, add_special_tokens=False)["input_ids"] if opens else ()
-    return Thought(closes, tuple(ids))
+    return ReasoningBounds(closes, tuple(ids))

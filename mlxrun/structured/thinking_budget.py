@@ -12,22 +12,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlxrun.errors import RequestError
-from mlxrun.scheduler.request import Constraint, Grammar
+from mlxrun.scheduler.request import Grammar, GrammarMatcher
 from mlxrun.structured.grammar import tokens_of
-from mlxrun.structured.matcher import Tokens
+from mlxrun.structured.matcher import GrammarTokens
 from mlxrun.text.field_errors import bad, need, unsupported
 from mlxrun.text.formats import Thinking
-from mlxrun.text.model_info import HostModel
+from mlxrun.text.model_info import ModelInfo
 
 Pairs = tuple[tuple[bytes, tuple[bytes, ...]], ...]
 _SPACE = b" \t\r\n"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Budget:
+class ThinkingBudget:
     """See scheduler.request.Grammar. `most`: tokens of thoughts; `open`: the prompt ends within one."""
 
-    tokens: Tokens
+    tokens: GrammarTokens
     most: int
     pairs: Pairs
     anywhere: bool
@@ -38,10 +38,10 @@ class Budget:
     prefill: bytes = b""
     """The text that the answer goes on from: its thoughts are thoughts, but cost nothing."""
 
-    def start(self, answered: Sequence[int], stop_ids: frozenset[int]) -> Constraint:
+    def start(self, answered: Sequence[int], stop_ids: frozenset[int]) -> GrammarMatcher:
         """A row after the tokens that it has said already."""
         inner = self.inner.start((), stop_ids) if self.inner is not None else None
-        row = _Row(self, stop_ids, inner)
+        row = _BudgetMatcher(self, stop_ids, inner)
         for token in answered:
             row.accept(token)
         return row
@@ -66,11 +66,11 @@ def budget_of(
     most: int,
     thinking: Thinking | None,
     prompt: str,
-    host: HostModel,
+    host: ModelInfo,
     inner: Grammar | None = None,
     *,
     param: str = "thinking_budget",
-) -> Budget:
+) -> ThinkingBudget:
     """A grammar for answers to the rendered `prompt` whose thoughts have at most `most` tokens (0: none).
 
     `inner`: the request's own grammar. RequestError naming `param` if thoughts of this model are not known.
@@ -81,7 +81,7 @@ def budget_of(
     ends = [end for _, ends in thinking.bounds for end in ends if end in thinking.closing]
     if not ends:
         raise unsupported(param, "how this model ends a thought is not known")
-    return Budget(
+    return ThinkingBudget(
         tokens=tokens,
         most=most,
         pairs=tuple((a.encode(), tuple(b.encode() for b in ends)) for a, ends in thinking.bounds),
@@ -92,7 +92,7 @@ def budget_of(
     )
 
 
-def _closings(closing: str, end: str, tokens: Tokens, param: str) -> dict[bytes, tuple[int, ...]]:
+def _closings(closing: str, end: str, tokens: GrammarTokens, param: str) -> dict[bytes, tuple[int, ...]]:
     """The closing text in tokens: whole, without the line break that the thought ends with already, and what
     is left of it where the model has begun to close the thought itself."""
     texts = {"": closing}
@@ -110,10 +110,12 @@ def _closings(closing: str, end: str, tokens: Tokens, param: str) -> dict[bytes,
     return made
 
 
-class _Row:
+class _BudgetMatcher:
     """See scheduler.request.Constraint."""
 
-    def __init__(self, budget: Budget, stop_ids: frozenset[int], inner: Constraint | None) -> None:
+    def __init__(
+        self, budget: ThinkingBudget, stop_ids: frozenset[int], inner: GrammarMatcher | None
+    ) -> None:
         self._budget = budget
         self._inner = inner
         # Outside: the text since the last thought while it may begin another, else its last bytes.

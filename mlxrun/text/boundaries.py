@@ -13,9 +13,9 @@ from typing import Any
 
 from mlxrun.errors import RequestError
 from mlxrun.text.messages import Message
-from mlxrun.text.model_info import HostModel
+from mlxrun.text.model_info import ModelInfo
 from mlxrun.text.template import render
-from mlxrun.text.tokens import Tokens, shared, shared_tokens
+from mlxrun.text.tokens import PromptTokens, shared, shared_tokens
 
 logger = logging.getLogger(__name__)
 
@@ -26,8 +26,8 @@ _KEPT = ("role", "name", "tool_call_id")  # reasoning and calls are what the mes
 
 
 def boundaries(
-    host: HostModel,
-    tokens: Tokens,
+    host: ModelInfo,
+    tokens: PromptTokens,
     messages: Sequence[Message],
     tools: Sequence[Message] | None,
     arguments: Mapping[str, Any],

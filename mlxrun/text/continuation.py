@@ -14,7 +14,7 @@ from mlxrun.text.detokenize import special_ids
 from mlxrun.text.field_errors import bad, quote, unsupported
 from mlxrun.text.formats import Delta, Kind, Parser, TextDelta
 from mlxrun.text.messages import Message
-from mlxrun.text.model_info import HostModel
+from mlxrun.text.model_info import ModelInfo
 from mlxrun.text.template import render
 
 CONTINUE, BEGIN = "continue_final_message", "add_generation_prompt"
@@ -42,7 +42,7 @@ def continued(given: Mapping[str, Any]) -> str | None:
 
 
 def render_open(
-    host: HostModel,
+    host: ModelInfo,
     messages: Sequence[Message],
     tools: Sequence[Message] | None,
     arguments: Mapping[str, Any],
@@ -128,12 +128,12 @@ class PrefilledParser:
         return new
 
 
-def tail_ids(host: HostModel, prefill: str) -> tuple[int, ...]:
+def tail_ids(host: ModelInfo, prefill: str) -> tuple[int, ...]:
     """Tokens of the end of a prefill, from which a detokenizer sees whether a space begins what follows."""
     return tuple(host.tokenizer(prefill[-_TAIL:], add_special_tokens=False)["input_ids"]) if prefill else ()
 
 
-def prompt_ids(host: HostModel, prompt: Sequence[int]) -> tuple[int, ...]:
+def prompt_ids(host: ModelInfo, prompt: Sequence[int]) -> tuple[int, ...]:
     """Newest tokens of a prompt that are text, for the same; of a character that is not whole there, none."""
     backend = host.tokenizer.backend_tokenizer
     special = special_ids(backend)

@@ -57,7 +57,7 @@ class Thinking(Protocol):
         """Whether a prompt leaves one open."""
 
 
-class Formats(Protocol):
+class AnswerFormats(Protocol):
     """The formats that a model writes."""
 
     def parser(self, tools: Sequence[Mapping[str, Any]] | None, prompt: str, name: str) -> Parser:

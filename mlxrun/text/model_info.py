@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 
-class Processed(Protocol):
+class ProcessedPromptInterface(Protocol):
     """A prompt with images as the model's own processor sees it."""
 
     @property
@@ -32,7 +32,7 @@ class Processed(Protocol):
         """For each span, a digest of all that decides what fills it."""
 
 
-class HostModel(Protocol):
+class ModelInfo(Protocol):
     """The model as the host sees it: tokenizer, template, limits, image processor."""
 
     @property
@@ -71,5 +71,5 @@ class HostModel(Protocol):
     def aliases(self) -> tuple[str, ...]:
         """Names that are taken too, but not shown in lists."""
 
-    def process(self, text: str, images: Sequence[Image]) -> Processed:
+    def process(self, text: str, images: Sequence[Image]) -> ProcessedPromptInterface:
         """Tokens and pixels of a rendered prompt with one placeholder an image, at least one. Thread-safe."""

@@ -18,7 +18,7 @@ from mlxrun.text.boundaries import boundaries, expand
 from mlxrun.text.continuation import render_open
 from mlxrun.text.field_errors import bad, shorten, strings
 from mlxrun.text.messages import Message
-from mlxrun.text.model_info import HostModel
+from mlxrun.text.model_info import ModelInfo
 from mlxrun.text.template import Places, places, render
 from mlxrun.text.tokens import tokenise
 
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class RenderedPrompt:
     """Tokens; for images where they are, what fills them and the digests of that; and the positions where
     other prompts are likely to part from this one. `text` is what was tokenised, or the ids' text; `prefill`
     the end of it that the answer goes on from."""
@@ -69,13 +69,13 @@ def _encodes(text: str) -> bool:
 
 
 def chat_prompt(
-    host: HostModel,
+    host: ModelInfo,
     messages: Sequence[Message],
     images: Sequence[Image],
     tools: Sequence[Message] | None,
     arguments: Mapping[str, Any],
     open_at: str | None = None,
-) -> Prompt:
+) -> RenderedPrompt:
     """A conversation, rendered and tokenised; only with images does the model's processor see it. `open_at`:
     the path of the last message's content if the answer goes on from that."""
     if open_at is None:
@@ -86,7 +86,7 @@ def chat_prompt(
     places(host).check(tokens.ids, len(images))
     if not images:
         found = boundaries(host, tokens, messages, tools, arguments)
-        return Prompt(text, tokens.ids, boundaries=found)
+        return RenderedPrompt(text, tokens.ids, boundaries=found)
     try:
         done = host.process(text, images)
     except MediaError as exc:
@@ -104,10 +104,10 @@ def chat_prompt(
     found = boundaries(host, tokens, messages, tools, arguments)
     found = expand(found, tokens.ids, done.ids, done.spans)
     digests = getattr(done, "digests", ())
-    return Prompt(text, done.ids, done.spans, done.media, digests, found)
+    return RenderedPrompt(text, done.ids, done.spans, done.media, digests, found)
 
 
-def raw_prompt(host: HostModel, prompt: str | Sequence[int], param: str) -> Prompt:
+def raw_prompt(host: ModelInfo, prompt: str | Sequence[int], param: str) -> RenderedPrompt:
     """A prompt of /v1/completions: text, or token ids as they are."""
     marks = places(host)
     if isinstance(prompt, str):
@@ -120,10 +120,10 @@ def raw_prompt(host: HostModel, prompt: str | Sequence[int], param: str) -> Prom
         text = host.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
     if not ids:
         raise bad(param, "is empty; give at least one token")
-    return Prompt(text, ids)
+    return RenderedPrompt(text, ids)
 
 
-def check_ids(host: HostModel, ids: Sequence[int], param: str) -> None:
+def check_ids(host: ModelInfo, ids: Sequence[int], param: str) -> None:
     """Refuses ids outside the vocabulary, and those that stand for images."""
     size, media = len(host.tokenizer), set(places(host).reserved.values())
     for i, token in enumerate(ids):

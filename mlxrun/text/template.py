@@ -22,7 +22,7 @@ from jinja2.parser import Parser
 from mlxrun.errors import ModelLoadError, RequestError
 from mlxrun.text.field_errors import bad, shorten, suggest, unsupported
 from mlxrun.text.messages import Message
-from mlxrun.text.model_info import HostModel
+from mlxrun.text.model_info import ModelInfo
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ def broken_at(template: str) -> tuple[int, str] | None:
     return None
 
 
-def check_template(host: HostModel, configured: str | None) -> None:
+def check_template(host: ModelInfo, configured: str | None) -> None:
     """ModelLoadError, which names the file, if jinja does not understand the model's chat template.
     `configured`: the file that the config gives instead of the model's own."""
     broken = broken_at(host.chat_template) if host.chat_template is not None else None
@@ -80,7 +80,7 @@ def variables(template: str) -> frozenset[str]:
         raise RequestError(f"the model's chat template is broken: line {exc.lineno}: {exc.message}") from exc
 
 
-def need_template(host: HostModel) -> str:
+def need_template(host: ModelInfo) -> str:
     """The model's chat template, or the error for chat with a model that has none."""
     if host.chat_template is None:
         raise RequestError(
@@ -90,7 +90,7 @@ def need_template(host: HostModel) -> str:
     return host.chat_template
 
 
-def check_arguments(host: HostModel, asked: Mapping[str, str], configured: Iterable[str]) -> None:
+def check_arguments(host: ModelInfo, asked: Mapping[str, str], configured: Iterable[str]) -> None:
     """Refuses what the template would silently ignore; for the config's own arguments it only says so, once.
 
     `asked` maps each variable that a request sets to the field that sets it.
@@ -114,7 +114,7 @@ def _warn_unused(template: str, names: tuple[str, ...]) -> None:
 
 
 def render(
-    host: HostModel,
+    host: ModelInfo,
     messages: Sequence[Message],
     tools: Sequence[Message] | None,
     arguments: Mapping[str, Any],
@@ -138,7 +138,7 @@ def render(
     return str(text)
 
 
-def may_think(host: HostModel, arguments: Mapping[str, Any]) -> bool:
+def may_think(host: ModelInfo, arguments: Mapping[str, Any]) -> bool:
     """Whether an answer may begin a thought by itself: as the template's switch stands, else as the template
     does without being asked. A template without a switch leaves it to the model."""
     if host.chat_template is None:
@@ -190,7 +190,7 @@ class Places:
                 raise bad("messages", f"{images} images were sent, but the chat template marks {found}")
 
 
-def places(host: HostModel) -> Places:
+def places(host: ModelInfo) -> Places:
     """The image marks of a vision model; empty for a text model."""
     return _places(host.tokenizer, host.chat_template) if host.vision else Places()
 

@@ -13,11 +13,11 @@ from typing import Any
 
 from tokenizers import Encoding, Tokenizer
 
-from mlxrun.text.model_info import HostModel
+from mlxrun.text.model_info import ModelInfo
 
 
 @dataclass(frozen=True, slots=True)
-class Tokens:
+class PromptTokens:
     """A text and its ids; `encoding` knows where in the text each token is."""
 
     text: str
@@ -25,14 +25,14 @@ class Tokens:
     encoding: Encoding | None = None
 
 
-def tokenise(host: HostModel, text: str, *, special: bool) -> Tokens:
+def tokenise(host: ModelInfo, text: str, *, special: bool) -> PromptTokens:
     """Ids of `text`; `special`: with what the tokenizer puts around a text."""
     made = host.tokenizer(text, add_special_tokens=special, verbose=False)
     encodings = made.encodings
-    return Tokens(text, tuple(made["input_ids"]), encodings[0] if encodings else None)
+    return PromptTokens(text, tuple(made["input_ids"]), encodings[0] if encodings else None)
 
 
-def shared_tokens(host: HostModel, tokens: Tokens, text: str) -> int:
+def shared_tokens(host: ModelInfo, tokens: PromptTokens, text: str) -> int:
     """How many leading tokens `tokens` and `text` have in common, both made with `special` off."""
     at, start = _cut(host.tokenizer.backend_tokenizer, tokens, shared(tokens.text, text))
     return at + shared(tokens.ids[at:], tokenise(host, text[start:], special=False).ids)
@@ -50,7 +50,7 @@ def shared(a: Sequence[Any], b: Sequence[Any]) -> int:
     return low
 
 
-def _cut(backend: Tokenizer, tokens: Tokens, alike: int) -> tuple[int, int]:
+def _cut(backend: Tokenizer, tokens: PromptTokens, alike: int) -> tuple[int, int]:
     """The last cut that any text with the same first `alike` characters has too: which token makes it, and
     where that begins in the text; (0, 0) if there is none."""
     cuts, longest = _cuts(backend)

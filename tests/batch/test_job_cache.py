@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mlxrun.batch import job_cache
-from mlxrun.batch.line_answerer import _Prompt
+from mlxrun.batch.line_answerer import _PromptProgress
 from mlxrun.batch.line_keys import settings_digest
 from mlxrun.batch.run_paths import Paths
 from mlxrun.config.settings import CacheSettings, Config
@@ -141,7 +141,7 @@ async def test_a_manifest_from_before_or_edited(paths: Paths, junk: Any) -> None
 
 def test_reused_tokens_are_told_apart() -> None:
     """What a prompt computes again after a preemption counts once, and nothing is ever taken back."""
-    prompt = _Prompt()
+    prompt = _PromptProgress()
     events = [(0, 0), (48, 32), (64, 32), (16, 32), (100, 32), (40, 90), (100, 90)]
     news = [prompt.news(TokenEvent("r", computed=c, cached=k)) for c, k in events]
     assert news == [(0, 0), (16, 32), (16, 0), (0, 0), (36, 0), (0, 0), (0, 0)]

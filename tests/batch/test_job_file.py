@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxrun.batch.job_file import BadLine, Line, RawLine, parse_line
+from mlxrun.batch.job_file import BadLine, JobLine, RawLine, parse_line
 from mlxrun.batch.line_index import Index
-from mlxrun.batch.line_keys import Keys
+from mlxrun.batch.line_keys import LineKeys
 from mlxrun.batch.run_paths import Paths
 from mlxrun.batch.scoring import Eval
 from mlxrun.errors import JobError
@@ -24,19 +24,19 @@ from tests.helpers.batch_fakes import chat
 GOOD = chat("a", "hi", max_tokens=3)
 
 
-def parse(value: Any) -> Line | BadLine:
+def parse(value: Any) -> JobLine | BadLine:
     data = value if isinstance(value, bytes) else json.dumps(value).encode()
     return parse_line(RawLine(7, 0, data))
 
 
 def index_of(path: Path, data: bytes) -> Index:
     path.write_bytes(data)
-    index = Index(path, Keys("settings", path.parent, 10**6))
+    index = Index(path, LineKeys("settings", path.parent, 10**6))
     index.scan()
     return index
 
 
-def entries(index: Index) -> Iterator[Line | BadLine]:
+def entries(index: Index) -> Iterator[JobLine | BadLine]:
     yield from (index.load(position).line for position in range(len(index)))
     index.close()
 
@@ -44,13 +44,13 @@ def entries(index: Index) -> Iterator[Line | BadLine]:
 def test_both_forms() -> None:
     """C9: OpenAI's form as it is; in the short form what stands beside the prompt is the body."""
     line = parse(GOOD)
-    assert line == Line(7, "a", "/v1/chat/completions", GOOD["body"])
+    assert line == JobLine(7, "a", "/v1/chat/completions", GOOD["body"])
     short = {"id": "b", "prompt": "x", "seed": 1, "eval": {"expected": "y", "match": "regex", "group": "g"}}
-    assert parse(short) == Line(
+    assert parse(short) == JobLine(
         7, "b", "/v1/completions", {"prompt": "x", "seed": 1}, Eval("y", "regex", "g")
     )
     messages = [{"role": "user", "content": "x"}]
-    assert parse({"id": "c", "messages": messages, "stream": False}) == Line(
+    assert parse({"id": "c", "messages": messages, "stream": False}) == JobLine(
         7, "c", "/v1/chat/completions", {"messages": messages, "stream": False}
     )
 
@@ -118,7 +118,7 @@ def test_the_file(tmp_path: Path) -> None:
     assert index.sha256 == hashlib.sha256(data).hexdigest()
     lines = list(entries(index))
     assert [line.number for line in lines] == [1, 4, 6, 7]
-    assert [type(line) for line in lines] == [Line, Line, BadLine, BadLine]
+    assert [type(line) for line in lines] == [JobLine, JobLine, BadLine, BadLine]
     assert isinstance(lines[3], BadLine)
     assert lines[3].reason == "custom_id 'a' is already used by line 1"
 
@@ -131,16 +131,16 @@ def test_a_line_of_no_end_is_not_read_whole(tmp_path: Path, monkeypatch: pytest.
     assert [line.number for line in lines] == [1, 2, 3]
     assert isinstance(lines[0], BadLine)
     assert lines[0].reason.startswith("longer than")
-    assert isinstance(lines[1], Line)
+    assert isinstance(lines[1], JobLine)
 
 
 def test_keys(tmp_path: Path) -> None:
     """C2: a key follows the meaning of a line; not its number, its form, the order of keys or its eval."""
-    keys = Keys("s", tmp_path, 10**6)
+    keys = LineKeys("s", tmp_path, 10**6)
 
-    def key(value: Any, keys: Keys = keys) -> bytes:
+    def key(value: Any, keys: LineKeys = keys) -> bytes:
         line = parse(value)
-        assert isinstance(line, Line)
+        assert isinstance(line, JobLine)
         return keys.key(line)
 
     base = key(GOOD)
@@ -153,7 +153,7 @@ def test_keys(tmp_path: Path) -> None:
         {**GOOD, "url": "/v1/completions"},
     ]
     assert base not in {key(value) for value in other}
-    assert key(GOOD, Keys("t", tmp_path, 10**6)) != base
+    assert key(GOOD, LineKeys("t", tmp_path, 10**6)) != base
 
 
 def test_many_lines_in_little_memory(tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_many_lines_in_little_memory(tmp_path: Path) -> None:
         for i in range(count):
             file.write(json.dumps({"id": f"line {i}", "prompt": "x" * 1000}) + "\n")
     tracemalloc.start()
-    index = Index(path, Keys("s", tmp_path, 0))
+    index = Index(path, LineKeys("s", tmp_path, 0))
     index.scan()
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from mlxrun.batch.job_file import Line
+from mlxrun.batch.job_file import JobLine
 from mlxrun.batch.job_service import PREPARED_AT_ONCE, Counts, JobService
 from mlxrun.batch.line_answerer import MAX_TOKENS, Preparer
-from mlxrun.batch.line_keys import Keys
+from mlxrun.batch.line_keys import LineKeys
 from mlxrun.batch.run_paths import Paths
-from mlxrun.batch.stop_signals import Stop
+from mlxrun.batch.stop_signals import StopSignals
 from mlxrun.config.settings import Config, ServerSettings
 from mlxrun.errors import JobError
 from tests.helpers.batch_fakes import (
@@ -158,7 +158,7 @@ async def test_the_limits_of_the_server(tmp_path: Path) -> None:
 
 async def test_as_long_as_the_endpoint_would(tmp_path: Path) -> None:
     """C8: without max_tokens a line may fill the context, as a live request may; in a job it ends sooner."""
-    line = Line(1, "a", CHAT, {"messages": [{"role": "user", "content": "hello"}]})
+    line = JobLine(1, "a", CHAT, {"messages": [{"role": "user", "content": "hello"}]})
     host, config = JobHost(), make_config()
     for limit, wanted in ((None, host.context_length), (MAX_TOKENS, MAX_TOKENS)):
         (request,) = (await Preparer(host, config, tmp_path, max_tokens=limit)(line)).requests
@@ -169,10 +169,10 @@ def test_keys_without_a_folder_open_nothing(tmp_path: Path) -> None:
     """An image path of a stranger is part of the key by its name alone."""
     (tmp_path / "a.png").write_bytes(b"1")
     content = [{"type": "image_url", "image_url": {"url": str(tmp_path / "a.png")}}]
-    line = Line(1, "a", CHAT, {"messages": [{"role": "user", "content": content}]})
+    line = JobLine(1, "a", CHAT, {"messages": [{"role": "user", "content": content}]})
 
     def keys() -> tuple[bytes, bytes]:
-        return Keys("s", None, 100).key(line), Keys("s", tmp_path, 100).key(line)
+        return LineKeys("s", None, 100).key(line), LineKeys("s", tmp_path, 100).key(line)
 
     before = keys()
     (tmp_path / "a.png").write_bytes(b"2")
@@ -185,7 +185,7 @@ async def test_a_stop_that_is_not_the_process(monkeypatch: pytest.MonkeyPatch) -
     """However often a job in a server is stopped, the server lives."""
     monkeypatch.setattr("os._exit", lambda code: pytest.fail("the process would end"))
     said: list[str] = []
-    stop = Stop(said.append, process=False)
+    stop = StopSignals(said.append, process=False)
     with stop.listening():
         stop.request()
         stop.request()
@@ -195,7 +195,7 @@ async def test_a_stop_that_is_not_the_process(monkeypatch: pytest.MonkeyPatch) -
     stop.leave_if_stuck()
     ended: list[int] = []
     monkeypatch.setattr("os._exit", ended.append)
-    owner = Stop(said.append)
+    owner = StopSignals(said.append)
     owner.request()
     owner.request()
     assert ended == [130]

@@ -18,7 +18,7 @@ import pytest
 
 from mlxrun.batch.line_keys import settings_digest
 from mlxrun.config.settings import Config
-from mlxrun.model.model_info import Host, load_host
+from mlxrun.model.model_info import LoadedModelInfo, load_host
 from tests.helpers.byte_tokenizer import write_json
 from tests.helpers.model_fixtures import Zoo
 
@@ -30,7 +30,7 @@ def config_of(folder: Path, section: str = "model", **fields: Any) -> Config:
     return replace(config, **{section: replace(getattr(config, section), **fields)})
 
 
-def digest(config: Config, host: Host | None = None) -> str:
+def digest(config: Config, host: LoadedModelInfo | None = None) -> str:
     return settings_digest(config, host or load_host(config.model))
 
 

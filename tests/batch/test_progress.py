@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from mlxrun.batch.manifest import Status
-from mlxrun.batch.progress import BarView, Meter, PlainView, clock_text, make_view
+from mlxrun.batch.progress import BarView, PlainView, ProgressMeter, clock_text, make_view
 
 
 class Clock:
@@ -21,7 +21,7 @@ class Clock:
 def test_rates_and_end_by_tokens() -> None:
     """C6: 10 lines of 90 + 10 tokens at 100 tokens a second, two of them long done."""
     clock = Clock()
-    meter = Meter(clock, total=12, done=2)
+    meter = ProgressMeter(clock, total=12, done=2)
     assert meter.eta() is None
     assert meter.rates() == (0.0, 0.0)
     meter.seen(90, 1000)
@@ -41,7 +41,7 @@ def test_rates_and_end_by_tokens() -> None:
 
 def test_before_the_first_answer_max_tokens_stand_in() -> None:
     clock = Clock()
-    meter = Meter(clock, total=4)
+    meter = ProgressMeter(clock, total=4)
     meter.seen(10, 90)
     meter.progress(0, 0, 0)
     clock.now += 2
@@ -52,7 +52,7 @@ def test_before_the_first_answer_max_tokens_stand_in() -> None:
 def test_rates_forget() -> None:
     """A rate is that of the last half minute, not of the whole job."""
     clock = Clock()
-    meter = Meter(clock, total=1)
+    meter = ProgressMeter(clock, total=1)
     for second in range(120):
         meter.progress(100 if second < 60 else 0, 0, 1)
         clock.now += 1
@@ -63,7 +63,7 @@ def test_rates_forget() -> None:
 
 def test_cached_share_and_status(tmp_path: Path) -> None:
     clock = Clock()
-    meter = Meter(clock, total=3)
+    meter = ProgressMeter(clock, total=3)
     meter.progress(25, 75, 0)
     clock.now += 1
     meter.progress(0, 0, 4)
@@ -85,7 +85,7 @@ def test_cached_share_and_status(tmp_path: Path) -> None:
 
 
 def test_a_status_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
-    Status(tmp_path / "no" / "status.json").write("running", Meter(Clock()), force=True)
+    Status(tmp_path / "no" / "status.json").write("running", ProgressMeter(Clock()), force=True)
     assert not (tmp_path / "no").exists()
 
 
@@ -93,7 +93,7 @@ def test_plain_lines_in_a_pipe() -> None:
     """C6: one line every ten seconds and one at the end, no control characters."""
     clock = Clock()
     stream = io.StringIO()
-    meter = Meter(clock, total=7200)
+    meter = ProgressMeter(clock, total=7200)
     view = make_view(meter, stream)
     assert isinstance(view, PlainView)
     meter.seen(10, 10)
@@ -117,7 +117,7 @@ def test_the_bar() -> None:
             return True
 
     stream = Terminal()
-    meter = Meter(Clock(), total=4, done=1, failed=1)
+    meter = ProgressMeter(Clock(), total=4, done=1, failed=1)
     view = make_view(meter, stream)
     assert isinstance(view, BarView)
     view.update()

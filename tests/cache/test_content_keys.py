@@ -7,15 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxrun.cache import content_keys
-from mlxrun.cache.content_keys import Chain, content, record_key
-from mlxrun.scheduler.step_plan import Part
+from mlxrun.cache.content_keys import KeyChain, content, record_key
+from mlxrun.scheduler.step_plan import SnapshotKind
 
 ROOT = b"0" * 16
 A, B = b"a" * 32, b"b" * 32
 
 
-def chain(tokens: list[int], chunk: int = 4, root: bytes = ROOT) -> Chain:
-    return Chain(root, chunk, content(tokens, (), ()))
+def chain(tokens: list[int], chunk: int = 4, root: bytes = ROOT) -> KeyChain:
+    return KeyChain(root, chunk, content(tokens, (), ()))
 
 
 def test_text_is_its_own_content() -> None:
@@ -60,7 +60,7 @@ def test_keys_name_everything_before() -> None:
 
 def test_parts_have_keys_of_their_own() -> None:
     ids = chain([1, 2, 3, 4, 5])
-    found = {ids.key(part, stop) for part in Part for stop in range(1, 6)}
+    found = {ids.key(part, stop) for part in SnapshotKind for stop in range(1, 6)}
     assert len(found) == 10
 
 
@@ -78,8 +78,8 @@ def test_keys_beyond_the_end_are_refused() -> None:
 
 
 @pytest.mark.parametrize("stop", [1, 3, 4, 5, 8])
-@pytest.mark.parametrize("part", list(Part))
-def test_drafts_say_where_they_hang(part: Part, stop: int) -> None:
+@pytest.mark.parametrize("part", list(SnapshotKind))
+def test_drafts_say_where_they_hang(part: SnapshotKind, stop: int) -> None:
     ids = chain(list(range(10)))
     draft = ids.draft(part, stop)
     assert draft.start % 4 == 0 and 0 < draft.stop - draft.start <= 4 and draft.stop == stop

@@ -28,26 +28,30 @@ from mlxrun.cache import cache_folder as cache_folder_module
 from mlxrun.cache import disk_tier, entry_file
 from mlxrun.cache.cache_folder import ModelFolder, cache_folder, check_folder, default_folder
 from mlxrun.cache.content_keys import record_key
-from mlxrun.cache.disk_tier import DiskFiles
-from mlxrun.cache.entry import Blob, Counters, Record, Tensor
+from mlxrun.cache.disk_tier import DiskTier
+from mlxrun.cache.entry import CacheCounters, CacheEntry, SerializedPayload, SerializedTensor
 from mlxrun.cache.entry_file import BadFile, dump, load, peek
 from mlxrun.errors import ConfigError
-from mlxrun.scheduler.step_plan import Part
+from mlxrun.scheduler.step_plan import SnapshotKind
 
 ROOT, OTHER = bytes(range(16)), bytes(range(1, 17))
 
 
-def make(number: int, size: int = 64, part: Part = Part.DELTA) -> tuple[Record, Blob]:
+def make(
+    number: int, size: int = 64, part: SnapshotKind = SnapshotKind.DELTA
+) -> tuple[CacheEntry, SerializedPayload]:
     """A record of four tokens and what it holds; another number, another content."""
-    record = Record(b"", ROOT, part, 8, 12, array("q", [number, -1, 2**62, 0]), boundary=part is Part.STATE)
+    record = CacheEntry(
+        b"", ROOT, part, 8, 12, array("q", [number, -1, 2**62, 0]), boundary=part is SnapshotKind.STATE
+    )
     record.key = record_key(record)
     data = random.Random(number).randbytes(size)
     tensors = {
-        "0.keys": Tensor("BF16", (1, 2, size // 4), data),
-        "ids": Tensor("U8", (3,), b"abc"),  # a codec may use any name
-        "none": Tensor("F32", (0, 4), b""),
+        "0.keys": SerializedTensor("BF16", (1, 2, size // 4), data),
+        "ids": SerializedTensor("U8", (3,), b"abc"),  # a codec may use any name
+        "none": SerializedTensor("F32", (0, 4), b""),
     }
-    return record, Blob(tensors, {"kind": "kv", "digest": "ä"})
+    return record, SerializedPayload(tensors, {"kind": "kv", "digest": "ä"})
 
 
 def whole(number: int = 1, **changes: Any) -> bytes:
@@ -55,7 +59,7 @@ def whole(number: int = 1, **changes: Any) -> bytes:
     return b"".join(dump(replace(record, **changes), blob, ROOT))
 
 
-def same(found: Record, wanted: Record) -> bool:
+def same(found: CacheEntry, wanted: CacheEntry) -> bool:
     facts = ("key", "parent", "part", "start", "stop", "ids", "boundary")
     return all(getattr(found, fact) == getattr(wanted, fact) for fact in facts)
 
@@ -72,12 +76,12 @@ def signed_again(data: bytes, change: Callable[[dict[str, Any]], None]) -> bytes
 
 
 @pytest.fixture
-def opened(tmp_path: Path) -> Iterator[Callable[..., DiskFiles]]:
+def opened(tmp_path: Path) -> Iterator[Callable[..., DiskTier]]:
     """Makes DiskFiles on one folder, and closes them."""
-    made: list[DiskFiles] = []
+    made: list[DiskTier] = []
 
-    def one(root: bytes = ROOT, **options: Any) -> DiskFiles:
-        made.append(DiskFiles(tmp_path, root, **{"counters": Counters()} | options))
+    def one(root: bytes = ROOT, **options: Any) -> DiskTier:
+        made.append(DiskTier(tmp_path, root, **{"counters": CacheCounters()} | options))
         return made[-1]
 
     yield one
@@ -85,11 +89,13 @@ def opened(tmp_path: Path) -> Iterator[Callable[..., DiskFiles]]:
         store.close()
 
 
-def counters(store: DiskFiles) -> Counters:
+def counters(store: DiskTier) -> CacheCounters:
     return store._counters
 
 
-def saved(tmp_path: Path, number: int = 1, root: bytes = ROOT, **options: Any) -> tuple[Record, Blob, Path]:
+def saved(
+    tmp_path: Path, number: int = 1, root: bytes = ROOT, **options: Any
+) -> tuple[CacheEntry, SerializedPayload, Path]:
     """A record that is on disk, and its file."""
     record, blob = make(number, **options)
     home = ModelFolder(tmp_path, root)
@@ -126,8 +132,8 @@ def wait_for(condition: Callable[[], bool]) -> None:
 # -- one file ----------------------------------------
 
 
-@pytest.mark.parametrize("part", Part)
-def test_a_record_comes_back_as_it_was(part: Part, tmp_path: Path) -> None:
+@pytest.mark.parametrize("part", SnapshotKind)
+def test_a_record_comes_back_as_it_was(part: SnapshotKind, tmp_path: Path) -> None:
     record, blob, path = saved(tmp_path, part=part)
     for source in (path, path.read_bytes()):
         found, payload = load(source, ROOT, check=lambda r: r.key == record_key(r))
@@ -205,7 +211,7 @@ def test_a_header_that_lies_is_refused_even_if_signed(fact: str, value: str, tmp
     for read in (load, peek):
         with pytest.raises(BadFile):
             read(path, ROOT, check=lambda r: r.key == record_key(r))
-    store = DiskFiles(tmp_path, ROOT, counters=Counters())
+    store = DiskTier(tmp_path, ROOT, counters=CacheCounters())
     assert store.read(record) is None
     assert not path.exists()
 
@@ -264,17 +270,17 @@ def test_a_key_that_is_not_of_the_content_is_refused() -> None:
 
 def test_what_could_not_be_read_back_is_not_written() -> None:
     record, _ = make(1)
-    for tensor in (Tensor("BF16", (3,), b"1234"), Tensor("F9", (4,), b"1234")):
+    for tensor in (SerializedTensor("BF16", (3,), b"1234"), SerializedTensor("F9", (4,), b"1234")):
         with pytest.raises(ValueError):
-            dump(record, Blob({"x": tensor}, {}), ROOT)
+            dump(record, SerializedPayload({"x": tensor}, {}), ROOT)
     with pytest.raises(ValueError, match="header"):
-        dump(record, Blob({}, {"x": "y" * entry_file.HEADER_LIMIT}), ROOT)
+        dump(record, SerializedPayload({}, {"x": "y" * entry_file.HEADER_LIMIT}), ROOT)
 
 
 # -- the store: what it takes and gives ----------------------------------------
 
 
-def test_written_records_are_found_again(opened: Callable[..., DiskFiles], tmp_path: Path) -> None:
+def test_written_records_are_found_again(opened: Callable[..., DiskTier], tmp_path: Path) -> None:
     first = opened()
     made = [make(number) for number in range(5)]
     assert all(first.write(record, blob) for record, blob in made)
@@ -291,7 +297,7 @@ def test_written_records_are_found_again(opened: Callable[..., DiskFiles], tmp_p
         assert (tmp_path / ROOT.hex()).stat().st_mode & 0o077 == 0
 
 
-def test_a_closed_store_writes_no_more_but_reads(opened: Callable[..., DiskFiles]) -> None:
+def test_a_closed_store_writes_no_more_but_reads(opened: Callable[..., DiskTier]) -> None:
     store, (record, blob) = opened(), make(1)
     store.write(record, blob)
     store.close()
@@ -303,17 +309,17 @@ def test_a_closed_store_writes_no_more_but_reads(opened: Callable[..., DiskFiles
     assert store.nbytes == 0
 
 
-def test_nothing_there_is_nothing(opened: Callable[..., DiskFiles], tmp_path: Path) -> None:
+def test_nothing_there_is_nothing(opened: Callable[..., DiskTier], tmp_path: Path) -> None:
     store, (record, _) = opened(), make(1)
     assert list(store.scan()) == []
     assert store.read(record) is None
     store.delete(record)
     store.close()
-    assert (store.nbytes, counters(store)) == (0, Counters())
+    assert (store.nbytes, counters(store)) == (0, CacheCounters())
     assert list(tmp_path.iterdir()) == []
 
 
-def test_least_recently_used_first(opened: Callable[..., DiskFiles], tmp_path: Path) -> None:
+def test_least_recently_used_first(opened: Callable[..., DiskTier], tmp_path: Path) -> None:
     made = [saved(tmp_path, number) for number in range(6)]
     for age, (_, _, path) in enumerate(made):
         os.utime(path, (1000 + age, 1000 + age))
@@ -324,7 +330,7 @@ def test_least_recently_used_first(opened: Callable[..., DiskFiles], tmp_path: P
     assert [r.key for r in opened().scan()] == [made[n][0].key for n in (1, 3, 4, 5, 2, 0)]
 
 
-def test_bad_files_are_deleted_and_a_miss(opened: Callable[..., DiskFiles], tmp_path: Path) -> None:
+def test_bad_files_are_deleted_and_a_miss(opened: Callable[..., DiskTier], tmp_path: Path) -> None:
     made = [saved(tmp_path, number) for number in range(4)]
     store = opened()
     assert len(store.scan()) == 4
@@ -341,7 +347,7 @@ def test_bad_files_are_deleted_and_a_miss(opened: Callable[..., DiskFiles], tmp_
 
 
 def test_a_scan_deletes_swapped_renamed_and_torn_files(
-    opened: Callable[..., DiskFiles], tmp_path: Path
+    opened: Callable[..., DiskTier], tmp_path: Path
 ) -> None:
     paths = [saved(tmp_path, number)[2] for number in range(5)]
     one, two = paths[0].read_bytes(), paths[1].read_bytes()
@@ -355,7 +361,7 @@ def test_a_scan_deletes_swapped_renamed_and_torn_files(
     assert [path.name for path in (tmp_path / ROOT.hex()).iterdir()] == [paths[4].name]
 
 
-def test_what_is_not_ours_is_not_touched(opened: Callable[..., DiskFiles], tmp_path: Path) -> None:
+def test_what_is_not_ours_is_not_touched(opened: Callable[..., DiskTier], tmp_path: Path) -> None:
     _, _, other = saved(tmp_path, root=OTHER)
     home = tmp_path / ROOT.hex()
     home.mkdir()
@@ -377,7 +383,7 @@ def test_what_is_not_ours_is_not_touched(opened: Callable[..., DiskFiles], tmp_p
 
 
 def test_a_file_of_another_model_in_our_folder_is_deleted(
-    opened: Callable[..., DiskFiles], tmp_path: Path
+    opened: Callable[..., DiskTier], tmp_path: Path
 ) -> None:
     """B28: copied there, or left by an older way to make fingerprints."""
     record, _, path = saved(tmp_path, root=OTHER)
@@ -390,14 +396,14 @@ def test_a_file_of_another_model_in_our_folder_is_deleted(
 
 
 def test_a_file_that_holds_another_record_than_asked_is_refused(
-    opened: Callable[..., DiskFiles], tmp_path: Path
+    opened: Callable[..., DiskTier], tmp_path: Path
 ) -> None:
     record, _, path = saved(tmp_path)
     assert opened().read(replace(record, ids=array("q", [1, 2, 3, 4]))) is None
     assert not path.exists()
 
 
-def test_left_overs_of_dead_processes_are_removed(opened: Callable[..., DiskFiles], tmp_path: Path) -> None:
+def test_left_overs_of_dead_processes_are_removed(opened: Callable[..., DiskTier], tmp_path: Path) -> None:
     home = tmp_path / ROOT.hex()
     home.mkdir()
     done = subprocess.Popen([sys.executable, "-c", ""])
@@ -420,7 +426,7 @@ def test_left_overs_of_dead_processes_are_removed(opened: Callable[..., DiskFile
 
 
 def test_a_pending_write_is_read_and_counted(
-    opened: Callable[..., DiskFiles], monkeypatch: pytest.MonkeyPatch
+    opened: Callable[..., DiskTier], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held, store = Held(monkeypatch), opened()
     (first, one), (second, two) = make(1), make(2)
@@ -434,7 +440,7 @@ def test_a_pending_write_is_read_and_counted(
 
 
 def test_deleting_a_pending_write_cancels_it(
-    opened: Callable[..., DiskFiles], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    opened: Callable[..., DiskTier], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held, store = Held(monkeypatch), opened()
     made = [make(number) for number in range(3)]
@@ -453,7 +459,7 @@ def test_deleting_a_pending_write_cancels_it(
     assert {record.key.hex() for record in opened().scan()} == names
 
 
-def test_delete_then_write_again_many_times(opened: Callable[..., DiskFiles]) -> None:
+def test_delete_then_write_again_many_times(opened: Callable[..., DiskTier]) -> None:
     store, (record, blob) = opened(), make(1)
     rng = random.Random(3)
     there = False
@@ -471,7 +477,7 @@ def test_delete_then_write_again_many_times(opened: Callable[..., DiskFiles]) ->
 
 
 def test_a_full_queue_drops_and_does_not_block(
-    opened: Callable[..., DiskFiles], monkeypatch: pytest.MonkeyPatch
+    opened: Callable[..., DiskTier], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held, store = Held(monkeypatch), opened(queue_bytes=250)
     taken = [store.write(*make(number)) for number in range(5)]
@@ -485,7 +491,7 @@ def test_a_full_queue_drops_and_does_not_block(
 
 
 def test_reads_go_before_writes(
-    opened: Callable[..., DiskFiles], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    opened: Callable[..., DiskTier], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record, blob, _ = saved(tmp_path, 1)
     store, new = opened(), make(2)
@@ -508,7 +514,7 @@ def test_reads_go_before_writes(
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EIO, errno.EDQUOT])
 def test_a_disk_that_takes_no_more_is_one_warning(
     code: int,
-    opened: Callable[..., DiskFiles],
+    opened: Callable[..., DiskTier],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -543,7 +549,7 @@ def test_a_disk_that_takes_no_more_is_one_warning(
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_read_only_folder_is_read(opened: Callable[..., DiskFiles], tmp_path: Path) -> None:
+def test_a_read_only_folder_is_read(opened: Callable[..., DiskTier], tmp_path: Path) -> None:
     record, blob, path = saved(tmp_path)
     path.parent.chmod(0o500)
     try:
@@ -560,7 +566,7 @@ def test_a_read_only_folder_is_read(opened: Callable[..., DiskFiles], tmp_path: 
 
 
 def test_a_folder_that_cannot_be_made_is_a_miss(
-    opened: Callable[..., DiskFiles], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    opened: Callable[..., DiskTier], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / ROOT.hex()).write_text("mine")
     store, (record, blob) = opened(), make(1)
@@ -574,7 +580,7 @@ def test_a_folder_that_cannot_be_made_is_a_miss(
     assert len(caplog.records) == 1
 
 
-def test_a_folder_that_goes_away_is_made_again(opened: Callable[..., DiskFiles], tmp_path: Path) -> None:
+def test_a_folder_that_goes_away_is_made_again(opened: Callable[..., DiskTier], tmp_path: Path) -> None:
     store = opened()
     for number in range(3):
         store.write(*make(number))
@@ -585,9 +591,9 @@ def test_a_folder_that_goes_away_is_made_again(opened: Callable[..., DiskFiles],
     assert store.read(make(0)[0]) is None
 
 
-def test_a_blob_that_is_no_file_is_dropped(opened: Callable[..., DiskFiles]) -> None:
+def test_a_blob_that_is_no_file_is_dropped(opened: Callable[..., DiskTier]) -> None:
     store, (record, _) = opened(), make(1)
-    assert store.write(record, Blob({"x": Tensor("F9", (1,), b"1")}, {}))
+    assert store.write(record, SerializedPayload({"x": SerializedTensor("F9", (1,), b"1")}, {}))
     store.write(*make(2))
     store.close()
     assert (counters(store).written, store.dropped) == (1, 1)
@@ -628,7 +634,7 @@ def process(where: Path, seed: int, steps: int) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2])
 
 
-def test_killed_writers_leave_whole_files_or_none(opened: Callable[..., DiskFiles], tmp_path: Path) -> None:
+def test_killed_writers_leave_whole_files_or_none(opened: Callable[..., DiskTier], tmp_path: Path) -> None:
     rng = random.Random(4)
     for seed in range(8):
         with process(tmp_path, seed, -1) as child:
@@ -642,7 +648,7 @@ def test_killed_writers_leave_whole_files_or_none(opened: Callable[..., DiskFile
         assert not list(tmp_path.rglob("*.tmp"))
 
 
-def test_two_processes_on_one_folder(opened: Callable[..., DiskFiles], tmp_path: Path) -> None:
+def test_two_processes_on_one_folder(opened: Callable[..., DiskTier], tmp_path: Path) -> None:
     children = [process(tmp_path, seed, 600) for seed in (1, 2)]
     store = opened()
     while any(child.poll() is None for child in children):
@@ -682,14 +688,18 @@ def test_a_folder_that_cannot_be_used_is_a_config_error(tmp_path: Path) -> None:
             check_folder(bad)
 
 
-def test_a_scan_of_many_files_is_quick(opened: Callable[..., DiskFiles], tmp_path: Path) -> None:
+def test_a_scan_of_many_files_is_quick(opened: Callable[..., DiskTier], tmp_path: Path) -> None:
     """5,000 files of 120 tensors and 512 ids: about a second; the bound leaves room for slow machines."""
-    tensors = {f"{layer}.{name}": Tensor("BF16", (1, 1, 2), b"1234") for layer in range(60) for name in "kv"}
+    tensors = {
+        f"{layer}.{name}": SerializedTensor("BF16", (1, 1, 2), b"1234")
+        for layer in range(60)
+        for name in "kv"
+    }
     home = ModelFolder(tmp_path, ROOT)
     for number in range(1000):
-        record = Record(b"", ROOT, Part.DELTA, 0, 512, array("q", [number] * 512))
+        record = CacheEntry(b"", ROOT, SnapshotKind.DELTA, 0, 512, array("q", [number] * 512))
         record.key = record_key(record)
-        home.put(record.key, dump(record, Blob(tensors, {}), ROOT))
+        home.put(record.key, dump(record, SerializedPayload(tensors, {}), ROOT))
     began = time.perf_counter()
     assert len(opened().scan()) == 1000
     assert time.perf_counter() - began < 2

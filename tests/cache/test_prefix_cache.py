@@ -15,11 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlxrun.cache import content_keys, tracked_request
-from mlxrun.cache.entry import Blob, Record
-from mlxrun.cache.entry_store import Store
+from mlxrun.cache.entry import CacheEntry, SerializedPayload
+from mlxrun.cache.entry_store import EntryStore
 from mlxrun.cache.prefix_cache import PrefixCache
 from mlxrun.scheduler.request import HitKind
-from mlxrun.scheduler.step_plan import Part
+from mlxrun.scheduler.step_plan import SnapshotKind
 from tests.helpers.cache_fakes import (
     STATE_BYTES,
     FakeCodec,
@@ -34,11 +34,11 @@ from tests.helpers.cache_fakes import (
 LONG = list(range(100, 130))
 
 
-def records(cache: PrefixCache, part: Part | None = None) -> list[Record]:
+def records(cache: PrefixCache, part: SnapshotKind | None = None) -> list[CacheEntry]:
     return [r for r in cache._index.records.values() if part in (None, r.part)]
 
 
-def stops(cache: PrefixCache, part: Part) -> list[int]:
+def stops(cache: PrefixCache, part: SnapshotKind) -> list[int]:
     return sorted(r.stop for r in records(cache, part))
 
 
@@ -102,10 +102,10 @@ def test_a_conversation_keeps_its_first_and_its_last_states_a10() -> None:
     """The system prompt's end for others, and its end to go on from: not a state for each turn."""
     cache = make(states=True, every=1000)
     assert turns(cache, 10) == [0, *range(31, 67, 4)]
-    assert stops(cache, Part.STATE) == [11, 63, 65, 67]
+    assert stops(cache, SnapshotKind.STATE) == [11, 63, 65, 67]
     held = cache.nbytes
     turns(other := make(states=True, every=1000), 3)
-    assert len(stops(other, Part.STATE)) == 4 and held < 1.3 * (other.nbytes + 7 * 4)
+    assert len(stops(other, SnapshotKind.STATE)) == 4 and held < 1.3 * (other.nbytes + 7 * 4)
     check_integrity(cache)
 
 
@@ -117,7 +117,7 @@ def test_a_state_from_which_others_went_on_stays_b13() -> None:
         hit = serve(cache, f"f{fork}", [*LONG, 1, 2, 200, 5, 1, fork, 7], [3, 4])
         assert hit is not None and hit.length == 35
     turns(cache, 8)
-    assert 35 in stops(cache, Part.STATE)
+    assert 35 in stops(cache, SnapshotKind.STATE)
     hit = serve(cache, "third", [*LONG, 1, 2, 200, 5, 1, 95, 7], [3, 4])
     assert hit is not None and hit.length == 35
 
@@ -126,10 +126,10 @@ def test_states_stay_until_the_new_one_is_safe() -> None:
     """A kill finds the older ones: with files, a state goes once the newer one is a file."""
     cache = make(states=True, every=1000)
     turns(cache, 3)
-    before = stops(cache, Part.STATE)
+    before = stops(cache, SnapshotKind.STATE)
     cache._store.is_safe = lambda record: False  # type: ignore[method-assign]
     turns(cache, 4)
-    assert set(before) < set(stops(cache, Part.STATE))
+    assert set(before) < set(stops(cache, SnapshotKind.STATE))
 
 
 def test_only_the_newest_checkpoint_of_a_prompt_is_kept() -> None:
@@ -139,7 +139,7 @@ def test_only_the_newest_checkpoint_of_a_prompt_is_kept() -> None:
     row.begin()
     seen = []
     while row.prefill():
-        seen.append(stops(cache, Part.STATE))
+        seen.append(stops(cache, SnapshotKind.STATE))
     assert seen[1:4] == [[16], [16], [32]] and seen[-1] == [69]
 
 
@@ -155,15 +155,15 @@ def test_a_checkpoint_that_another_uses_stays() -> None:
     other.leave()
     while row.prefill():
         pass
-    assert stops(cache, Part.STATE) == [16, 69]
+    assert stops(cache, SnapshotKind.STATE) == [16, 69]
 
 
 def test_boundaries_are_kept_a3() -> None:
     cache = make(states=True, every=16)
     assert cache.stops and not make().stops
     serve(cache, "a", range(70), boundaries=(11, 50))
-    assert {11, 50, 69} <= set(stops(cache, Part.STATE))
-    assert all(r.boundary for r in records(cache, Part.STATE) if r.stop in (11, 50, 69))
+    assert {11, 50, 69} <= set(stops(cache, SnapshotKind.STATE))
+    assert all(r.boundary for r in records(cache, SnapshotKind.STATE) if r.stop in (11, 50, 69))
 
 
 def test_nothing_is_saved_twice() -> None:
@@ -249,7 +249,7 @@ def test_suffix_before_prefix() -> None:
     serve(cache, "a", LONG)
     for most in (24, 20, 16, 8, 0):
         cache.shrink(most)
-        assert stops(cache, Part.DELTA) == [8, 16, 24][: most // 8]
+        assert stops(cache, SnapshotKind.DELTA) == [8, 16, 24][: most // 8]
 
 
 def test_boundaries_outlast_answers() -> None:
@@ -258,8 +258,8 @@ def test_boundaries_outlast_answers() -> None:
     serve(cache, "a", LONG)
     serve(cache, "b", [7, *LONG], [1, 2, 3])
     cache.shrink(cache.nbytes - 1)
-    assert 33 not in stops(cache, Part.STATE)
-    assert stops(cache, Part.STATE) == [29, 30]
+    assert 33 not in stops(cache, SnapshotKind.STATE)
+    assert stops(cache, SnapshotKind.STATE) == [29, 30]
 
 
 def test_a_full_cache_takes_new_prompts() -> None:
@@ -307,7 +307,7 @@ def test_unusable_payloads_are_dropped_a12_b28(states: bool) -> None:
     codec = FakeCodec()
     cache = make(codec=codec, states=states)
     serve(cache, "a", LONG)
-    middle = next(r for r in records(cache, Part.DELTA) if r.stop == 16)
+    middle = next(r for r in records(cache, SnapshotKind.DELTA) if r.stop == 16)
     codec.broken.add(middle.payload)
     hit = Row(cache, req("b", LONG)).begin()
     assert cache.counters.refused >= 1
@@ -424,7 +424,7 @@ def test_bad_files_shorten_the_hit_b28(harm: str) -> None:
     if harm == "gone":
         del files.blobs[key]
     else:
-        files.blobs[key] = (files.blobs[key][0], Blob({}, {}))
+        files.blobs[key] = (files.blobs[key][0], SerializedPayload({}, {}))
     hit = Row(cache, req("b", LONG)).begin()
     assert hit is not None and hit.length == 8
     assert cache.counters.refused == (harm == "garbage"), "files count what they cannot read"
@@ -435,8 +435,8 @@ def test_files_that_cannot_be_reached_or_lie_are_deleted_b28() -> None:
     files = FakeFiles()
     serve(make(files=files, states=True), "a", LONG)
     by_stop = {(r.part, r.stop): r for r, _ in files.blobs.values()}
-    del files.blobs[by_stop[Part.DELTA, 16].key]
-    by_stop[Part.DELTA, 8].ids[0] += 1
+    del files.blobs[by_stop[SnapshotKind.DELTA, 16].key]
+    by_stop[SnapshotKind.DELTA, 8].ids[0] += 1
     cache = make(files=files, states=True)
     assert not records(cache) and not files.blobs and cache.counters.refused == 1
 
@@ -712,14 +712,14 @@ def test_the_property_sees_images_that_are_mixed_up_b8(monkeypatch: pytest.Monke
 
 
 def test_the_property_sees_parts_of_images(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracked_request.Session, "floor", lambda self, length: length)
+    monkeypatch.setattr(tracked_request.TrackedRequest, "floor", lambda self, length: length)
     with pytest.raises(AssertionError):
         for seed in range(200):
             drive(seed)
 
 
 def test_the_property_sees_a_budget_that_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Store, "enforce", lambda self: self._report())
+    monkeypatch.setattr(EntryStore, "enforce", lambda self: self._report())
     with pytest.raises(AssertionError):
         for seed in range(50):
             drive(seed)
@@ -733,7 +733,7 @@ def test_a_part_stays_on_disk_until_the_whole_is_there() -> None:
 
         written = False
 
-        def stored(self, record: Record) -> bool:
+        def stored(self, record: CacheEntry) -> bool:
             return self.written and super().stored(record)
 
     files = Slow()

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from mlxrun.cli import cache
 from mlxrun.cli.main import main
-from mlxrun.scheduler.step_plan import Part
+from mlxrun.scheduler.step_plan import SnapshotKind
 from tests.cache.test_disk_tier import OTHER, ROOT, make, saved
 
 PATH = "big.out.jsonl.run/cache"
@@ -35,10 +35,10 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Three records of one model, one of another, and files that are not ours."""
     monkeypatch.chdir(tmp_path)
     where = tmp_path / PATH
-    for number, part in enumerate((Part.DELTA, Part.DELTA, Part.STATE)):
+    for number, part in enumerate((SnapshotKind.DELTA, SnapshotKind.DELTA, SnapshotKind.STATE)):
         path = saved(where, number, part=part)[2]
         os.utime(path, (1000 + number, 1000 + number))
-    saved(where, 9, root=OTHER, part=Part.STATE)
+    saved(where, 9, root=OTHER, part=SnapshotKind.STATE)
     (where / "readme.txt").write_text("mine")
     (where / ROOT.hex() / "model.safetensors").write_text("mine")
     return where
@@ -67,7 +67,7 @@ def test_ls_records_are_one_line_each(capsys: pytest.CaptureFixture[str]) -> Non
     lines = run(capsys, "ls", "--records", "--path", PATH)[1].splitlines()
     assert len(lines) == 7
     assert lines[2].split()[:4] == [make(0)[0].key.hex(), "delta", "tokens", "8-12"]
-    assert lines[4].split()[:2] == [make(2, part=Part.STATE)[0].key.hex(), "state"]
+    assert lines[4].split()[:2] == [make(2, part=SnapshotKind.STATE)[0].key.hex(), "state"]
     assert lines[4].endswith("kept longest") and not lines[3].endswith("kept longest")
 
 

@@ -14,12 +14,12 @@ from click.testing import CliRunner
 from mlxrun.bench.models import PRESETS, write_model
 from mlxrun.cli.doctor import command
 from mlxrun.model import doctor
-from mlxrun.model.compute_methods import Methods
+from mlxrun.model.compute_methods import ComputeMethods
 from mlxrun.model.machine import blas, versions
 from mlxrun.model.machine.versions import requirements, version_findings
 from mlxrun.model.model_files import EMBEDDED
-from mlxrun.model.prefill import Sharing
-from mlxrun.model.probe import Check, Probe
+from mlxrun.model.prefill import PrefillSharing
+from mlxrun.model.probe import ProbeCheck, ProbeReport
 
 
 @pytest.fixture(autouse=True)
@@ -92,15 +92,15 @@ def test_a_copy_that_belongs_to_another_package_is_not_taken_for_openblas(
 def test_the_parity_table_says_what_passed_and_what_is_used() -> None:
     """A7: what fails the probe is not used, and doctor says so."""
     checks = (
-        Check("decode ragged", False, error="TypeError: no array offset"),
-        Check("decode grouped", True, 1.5e-6),
-        Check("prefill padded", False, 5.5),
+        ProbeCheck("decode ragged", False, error="TypeError: no array offset"),
+        ProbeCheck("decode grouped", True, 1.5e-6),
+        ProbeCheck("prefill padded", False, 5.5),
     )
-    found = list(doctor.probe_findings(Probe(Methods("grouped", Sharing(8, 0)), checks)))
+    found = list(doctor.probe_findings(ProbeReport(ComputeMethods("grouped", PrefillSharing(8, 0)), checks)))
     assert [f.level for f in found] == ["note", "ok", "note", "ok"]
     assert "TypeError" in found[0].value and "1.5e-06" in found[1].value and "not used" in found[2].advice
     assert found[-1].facts == {"decode": "grouped", "prefill_rows": 8, "padded": 0}
-    (alone,) = doctor.probe_findings(Probe(Methods("alone"), ()))
+    (alone,) = doctor.probe_findings(ProbeReport(ComputeMethods("alone"), ()))
     assert alone.level == "note" and "one by one" in alone.advice
 
 

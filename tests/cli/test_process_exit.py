@@ -74,7 +74,9 @@ def test_others_end_as_python_does(tmp_path: Path, argv: str, loaded: str) -> No
 
 def test_a_bug_that_is_no_exception_ends_as_python_does(tmp_path: Path) -> None:
     """No code is known then, so that none can hide it."""
-    fail = LOADED + "\nfrom mlxrun.cli import main\ndef fail(*arguments): raise SystemExit(7)\nmain._run = fail"
+    fail = (
+        LOADED + "\nfrom mlxrun.cli import main\ndef fail(*arguments): raise SystemExit(7)\nmain._run = fail"
+    )
     assert end(tmp_path, loaded=fail).returncode == -6
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import openai
 import pytest
 
-from mlxrun.api.context import TextSide
+from mlxrun.api.context import ApiContext
 from mlxrun.batch.job_service import JobService
 from mlxrun.cli.main import main
 from mlxrun.config.conversion import config_hash
@@ -152,7 +152,7 @@ async def live_and_batch(tmp_path: Path) -> tuple[dict[str, Any], dict[str, Any]
     client = await EngineClient.start(config)
     server = Server(config)
     formats = ModelFormats.of(client.host, config.parsers)
-    server.attach(client, TextSide(client.host, config, MediaLoader(config.media, None), formats))
+    server.attach(client, ApiContext(client.host, config, MediaLoader(config.media, None), formats))
     server.jobs = BatchQueue(Storage(tmp_path / "data"))
     server.jobs.start(JobService(client, config, config_hash(config), dict, formats))
     try:

@@ -22,7 +22,7 @@ from mlxrun.config.contradictions import CHECKS
 from mlxrun.config.conversion import build, config_hash, to_plain
 from mlxrun.config.generate import generated
 from mlxrun.config.loading import Loaded, load_config, raise_all, resolve
-from mlxrun.config.nodes import Problem
+from mlxrun.config.nodes import ConfigProblem
 from mlxrun.config.schema import schema_of
 from mlxrun.config.setting_fields import fields_of, sections_of
 from mlxrun.config.settings import Config, Secret
@@ -404,7 +404,7 @@ class SecretConfig:
 
 def load_secret(text: str, **environ: str) -> SecretConfig:
     Path("a.yaml").write_text(text)
-    problems: list[Problem] = []
+    problems: list[ConfigProblem] = []
     resolved = resolve(SecretConfig, Path("a.yaml"), [], environ, problems)
     raise_all(problems)
     return resolved.config

@@ -16,7 +16,7 @@ import pytest
 from mlxrun.config.settings import SchedulerSettings
 from mlxrun.engine.client import Collector, EngineClient
 from mlxrun.engine.engine import Engine
-from mlxrun.engine.thread import Abort, Message, Stop
+from mlxrun.engine.thread import Abort, Message, StopEngine
 from mlxrun.errors import EngineDead, MlxrunError, ModelLoadError, Overloaded, PromptTooLong, RequestError
 from mlxrun.scheduler.request import FinishReason, HitKind, Request, TokenEvent, TokenLogprob
 from tests.helpers.engine_fakes import FakeRunner, Gate, answer, fake_host, make_engine, make_request, small
@@ -499,7 +499,7 @@ async def test_close_ends_what_runs(cancel: bool) -> None:
             await b.answer(make_request("later"))
         await b.client.close()
         assert b.client._collectors == {}
-        assert len([message for message in b.sent if isinstance(message, Stop)]) == 2
+        assert len([message for message in b.sent if isinstance(message, StopEngine)]) == 2
 
 
 def test_a_loop_that_is_gone_does_not_stop_the_thread() -> None:
@@ -516,6 +516,6 @@ def test_a_loop_that_is_gone_does_not_stop_the_thread() -> None:
 
     asyncio.run(use())
     gate.open()
-    clients[0]._thread.put(Stop())
+    clients[0]._thread.put(StopEngine())
     assert clients[0]._thread.join(10)
     assert runner.closed

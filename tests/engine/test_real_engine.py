@@ -21,8 +21,8 @@ from mlxrun.engine.engine import Engine
 from mlxrun.engine.factory import build_engine
 from mlxrun.model import runner as runner_module
 from mlxrun.model.runner import ModelRunner
-from mlxrun.model.snapshot.copier import Copies
-from mlxrun.model.snapshot.snapshots import Snapshots
+from mlxrun.model.snapshot.copier import SnapshotCopier
+from mlxrun.model.snapshot.snapshots import SnapshotCodec
 from mlxrun.scheduler.request import Request, TokenEvent
 from tests.helpers import engine_driver, text_models, vision_models
 from tests.helpers.model_fixtures import Zoo
@@ -107,10 +107,10 @@ class Watched:
                 (ModelRunner, "collect"),
                 (ModelRunner, "reset"),
                 (ModelRunner, "close"),
-                (Copies, "make"),
-                (Snapshots, "restore"),
-                (Snapshots, "encode"),
-                (Snapshots, "decode"),
+                (SnapshotCopier, "make"),
+                (SnapshotCodec, "restore"),
+                (SnapshotCodec, "encode"),
+                (SnapshotCodec, "decode"),
             ):
                 patch.setattr(owner, name, self._spy(f"{owner.__name__}.{name}", getattr(owner, name)))
             yield

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import mlxrun.batch.line_runner
-from mlxrun.batch.job_run import Options, Outcome, Session, Setup
+from mlxrun.batch.job_run import JobOptions, JobOutcome, JobRun, JobSetup
 from mlxrun.batch.line_answerer import Preparer
 from mlxrun.batch.progress import make_view
 from mlxrun.batch.run_paths import Paths
@@ -199,16 +199,16 @@ class Bench:
     def paths(self) -> Paths:
         return Paths.of(self.job)
 
-    async def run(self, **options: Any) -> Outcome:
+    async def run(self, **options: Any) -> JobOutcome:
         """One run; `client` is the engine it had, `said` what it told the user."""
         self.client = FakeClient(self.host, self.client.pause, self.tokens)
         self.said.clear()
         prepare = Preparer(self.host, self.config, self.job.parent)
         digest, start = config_hash(self.config), self.client.start
-        setup = Setup(self.config, digest, self.host, prepare, start, lambda: {"name": "fake"})
+        setup = JobSetup(self.config, digest, self.host, prepare, start, lambda: {"name": "fake"})
         with open(os.devnull, "w") as nowhere:
             view = partial(make_view, stream=nowhere)
-            session = Session(self.paths, setup, Options(**options), self.said.append, view)
+            session = JobRun(self.paths, setup, JobOptions(**options), self.said.append, view)
             if self.no_sleep:
                 session.backoff = 0.0
             return await session.run()

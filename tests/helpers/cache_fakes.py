@@ -10,12 +10,12 @@ from array import array
 from collections.abc import Sequence
 from typing import Any
 
-from mlxrun.cache.entry import Blob, Record, Tensor
+from mlxrun.cache.entry import CacheEntry, SerializedPayload, SerializedTensor
 from mlxrun.cache.prefix_cache import PrefixCache
 from mlxrun.config.settings import CacheSettings
 from mlxrun.scheduler.request import Request, SamplingParams
-from mlxrun.scheduler.request_state import Entry
-from mlxrun.scheduler.step_plan import Hit, Part, Save, Saved
+from mlxrun.scheduler.request_state import RequestState
+from mlxrun.scheduler.step_plan import CacheHit, SnapshotKind, SnapshotRequest, SnapshotResult
 
 STATE_BYTES = 6
 
@@ -42,11 +42,13 @@ class FakeCodec:
     def nbytes(self, payload: Any) -> int:
         return len(payload[1]) if payload[0] == "delta" else STATE_BYTES
 
-    def encode(self, payload: Any) -> Blob:
+    def encode(self, payload: Any) -> SerializedPayload:
         size = self.nbytes(payload)
-        return Blob({"x": Tensor("U8", (size,), bytes(size))}, {"payload": repr(payload)})
+        return SerializedPayload(
+            {"x": SerializedTensor("U8", (size,), bytes(size))}, {"payload": repr(payload)}
+        )
 
-    def decode(self, blob: Blob) -> Any:
+    def decode(self, blob: SerializedPayload) -> Any:
         self.decoded += 1
         if "payload" not in blob.meta:
             raise ValueError("not a payload")
@@ -60,7 +62,7 @@ class FakeFiles:
     """A disk. `drop`: reads of these keys fail."""
 
     def __init__(self) -> None:
-        self.blobs: dict[bytes, tuple[Record, Blob]] = {}
+        self.blobs: dict[bytes, tuple[CacheEntry, SerializedPayload]] = {}
         self.full = False
         self.closed = False
 
@@ -68,9 +70,9 @@ class FakeFiles:
     def nbytes(self) -> int:
         return sum(blob.nbytes for _, blob in self.blobs.values())
 
-    def scan(self) -> list[Record]:
+    def scan(self) -> list[CacheEntry]:
         return [
-            Record(
+            CacheEntry(
                 r.key,
                 r.parent,
                 r.part,
@@ -83,19 +85,19 @@ class FakeFiles:
             for r, _ in self.blobs.values()
         ]
 
-    def write(self, record: Record, blob: Blob) -> bool:
+    def write(self, record: CacheEntry, blob: SerializedPayload) -> bool:
         if not self.full:
             self.blobs[record.key] = (record, blob)
         return not self.full
 
-    def stored(self, record: Record) -> bool:
+    def stored(self, record: CacheEntry) -> bool:
         return record.key in self.blobs
 
-    def read(self, record: Record) -> Blob | None:
+    def read(self, record: CacheEntry) -> SerializedPayload | None:
         found = self.blobs.get(record.key)
         return found[1] if found else None
 
-    def delete(self, record: Record) -> None:
+    def delete(self, record: CacheEntry) -> None:
         self.blobs.pop(record.key, None)
 
     def close(self) -> None:
@@ -121,8 +123,8 @@ class Row:
         self.cache = cache
         self.request = request
         self.chunk = chunk
-        self.entry = Entry(request, 0, 0.0, 10**6)
-        self.hit: Hit | None = None
+        self.entry = RequestState(request, 0, 0.0, 10**6)
+        self.hit: CacheHit | None = None
         self.filled = 0
         cache.open(request)
 
@@ -130,7 +132,7 @@ class Row:
     def content(self) -> tuple[Any, ...]:
         return truth(self.request, self.entry.output)
 
-    def begin(self) -> Hit | None:
+    def begin(self) -> CacheHit | None:
         self.hit = self.cache.find(self.request.id, self.entry.output, self.entry.target)
         if self.hit is not None:
             self.check(self.hit)
@@ -139,7 +141,7 @@ class Row:
         self.entry.decoding = self.filled == self.entry.target
         return self.hit
 
-    def check(self, hit: Hit) -> None:
+    def check(self, hit: CacheHit) -> None:
         """The hit holds exactly what the request's first tokens are."""
         assert 0 < hit.length <= self.entry.target
         assert not any(start < hit.length < stop for start, stop in self.request.spans)
@@ -154,11 +156,11 @@ class Row:
         if hit.state is not None:
             assert hit.state == ("state", self.content[: hit.length]), "wrong content in a state"
 
-    def saved(self, save: Save) -> Saved:
-        start = save.start if save.part is Part.DELTA else 0
+    def saved(self, save: SnapshotRequest) -> SnapshotResult:
+        start = save.start if save.part is SnapshotKind.DELTA else 0
         assert save.stop <= self.filled
-        assert save.part is Part.DELTA or save.stop == self.filled
-        return Saved(save, (save.part.value, self.content[start : save.stop]))
+        assert save.part is SnapshotKind.DELTA or save.stop == self.filled
+        return SnapshotResult(save, (save.part.value, self.content[start : save.stop]))
 
     def prefill(self, most: int = 10**6) -> bool:
         """One chunk; whether there was one."""
@@ -192,7 +194,7 @@ class Row:
             self.leave()
         self.cache.close(self.request.id)
 
-    def serve(self, answer: Sequence[int] = ()) -> Hit | None:
+    def serve(self, answer: Sequence[int] = ()) -> CacheHit | None:
         """All of it."""
         hit = self.begin()
         while self.prefill():
@@ -204,7 +206,7 @@ class Row:
 
 def serve(
     cache: PrefixCache, rid: str, prompt: Sequence[int], answer: Sequence[int] = (), **more: Any
-) -> Hit | None:
+) -> CacheHit | None:
     chunk = more.pop("chunk", 8)
     return Row(cache, req(rid, prompt, **more), chunk).serve(answer)
 
@@ -222,7 +224,9 @@ def check_integrity(cache: PrefixCache, memory: int | None = None) -> None:
     for record in records:
         assert record.payload is not None or record.on_disk, "in no tier"
         assert index.reachable(record)
-        assert all(a.tick >= record.tick for a in list(index.ancestors(record))[record.part is Part.STATE :])
+        assert all(
+            a.tick >= record.tick for a in list(index.ancestors(record))[record.part is SnapshotKind.STATE :]
+        )
     files = cache._files
     if files is not None:
         retired = {part.key for part, _ in store._retired}

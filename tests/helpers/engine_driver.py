@@ -25,9 +25,9 @@ from mlxrun.config.settings import (
 )
 from mlxrun.engine.engine import Engine
 from mlxrun.engine.factory import build_engine
-from mlxrun.model.compute_methods import Methods
-from mlxrun.model.prefill import Sharing
-from mlxrun.model.probe import Probe
+from mlxrun.model.compute_methods import ComputeMethods
+from mlxrun.model.prefill import PrefillSharing
+from mlxrun.model.probe import ProbeReport
 from mlxrun.model.ragged import decode_batch, row_group
 from mlxrun.scheduler.request import FinishReason, Request, SamplingParams, TokenEvent
 from tests.helpers.oracle import Answer
@@ -42,10 +42,10 @@ WAYS: dict[str, dict[str, Any]] = {
     "chunk 5": {"chunk": 5, "prefill_budget": 20, "prefill_budget_busy": 7},
     "chunk 64": {"chunk": 64, "prefill_budget": 256, "prefill_budget_busy": 64},
     "chunk 512": {"chunk": 512, "prefill_budget": 2048, "prefill_budget_busy": 512},
-    "grouped": {"methods": Methods("grouped", Sharing(4))},
-    "decode alone": {"methods": Methods("alone", Sharing(4))},
+    "grouped": {"methods": ComputeMethods("grouped", PrefillSharing(4))},
+    "decode alone": {"methods": ComputeMethods("alone", PrefillSharing(4))},
     "chunks joined, launched first": {
-        "methods": Methods("ragged", Sharing(4, joined=True), launch_first=True)
+        "methods": ComputeMethods("ragged", PrefillSharing(4, joined=True), launch_first=True)
     },
     "reproducible": {"reproducible": True, "max_running": 4},
 }
@@ -78,12 +78,12 @@ def config(folder: Path, **options: Any) -> Config:
     )
 
 
-def engine(folder: Path, methods: Methods | None = None, **options: Any) -> Engine:
+def engine(folder: Path, methods: ComputeMethods | None = None, **options: Any) -> Engine:
     """A fresh engine; `methods` are taken unprobed if given."""
     made = config(folder, **options)
     if methods is None:
         return build_engine(made)
-    chosen = Probe(methods, ())
+    chosen = ProbeReport(methods, ())
     with mock.patch("mlxrun.engine.factory.choose_methods", lambda adapter, vocab, config: chosen):
         return build_engine(made)
 

@@ -16,11 +16,11 @@ from typing import Any
 
 from mlxrun.config.settings import EngineSettings, SchedulerSettings
 from mlxrun.engine.engine import Engine
-from mlxrun.model.model_info import Host
-from mlxrun.scheduler.memory_budget import Limits, MemoryBudget
+from mlxrun.model.model_info import LoadedModelInfo
+from mlxrun.scheduler.memory_budget import MemoryBudget, RequestLimits
 from mlxrun.scheduler.request import FinishReason, Request, SamplingParams, TokenEvent, TokenLogprob
 from mlxrun.scheduler.scheduler import Scheduler
-from mlxrun.scheduler.step_plan import Admission, PrefillChunk, Sampled, StepPlan, StepResult
+from mlxrun.scheduler.step_plan import Admission, PrefillChunk, SampledToken, StepPlan, StepResult
 
 VOCAB = 50
 CONTEXT = 1000
@@ -229,14 +229,14 @@ class FakeRunner:
         if used > self.memory.limit:
             self._break(f"{used} bytes are needed of {self.memory.limit}")
 
-    def _sample(self, request: Request, position: int) -> Sampled:
+    def _sample(self, request: Request, position: int) -> SampledToken:
         token = token_at(request.prompt, position)
         asked = request.params.logprobs is not None
-        return Sampled(token, TokenLogprob(-float(position)) if asked else None)
+        return SampledToken(token, TokenLogprob(-float(position)) if asked else None)
 
 
-def fake_host(context_length: int = CONTEXT) -> Host:
-    return Host(
+def fake_host(context_length: int = CONTEXT) -> LoadedModelInfo:
+    return LoadedModelInfo(
         folder=Path("fake"),
         config={},
         tokenizer=None,
@@ -274,7 +274,7 @@ def make_engine(
     whole: bool = False,
 ) -> Engine:
     """An Engine over a FakeRunner (one that has never been told anything, if none is given)."""
-    limits = Limits(context, memory or MemoryBudget())
+    limits = RequestLimits(context, memory or MemoryBudget())
     scheduler = Scheduler(settings or small(), limits, whole_chunks=whole, clock=clock or Clock())
     host = fake_host(context)
     return Engine(host, scheduler, runner or FakeRunner(), EngineSettings(max_errors=max_errors))

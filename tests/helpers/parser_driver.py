@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
 
-from mlxrun.parsers import AnswerParser, Chosen, Parser
+from mlxrun.parsers import AnswerParser, ChosenFamilies, Parser
 from mlxrun.parsers.delta import Delta
 from mlxrun.parsers.registry import thinking_family, tool_family
 
@@ -104,7 +104,7 @@ TOOLS = [
 def parser(case: Case) -> Parser:
     """The parser of a case; ids are id0, id1, ..."""
     count = itertools.count()
-    chosen = Chosen(
+    chosen = ChosenFamilies(
         tool_family(case.family) if case.family else None,
         thinking_family(case.think) if case.think else None,
     )

@@ -14,7 +14,7 @@ from typing import Any
 from aiohttp import web
 from PIL import Image, ImageDraw
 
-from mlxrun.api.context import TextSide
+from mlxrun.api.context import ApiContext
 from mlxrun.config.settings import Config
 from mlxrun.engine.client import EngineClient
 from mlxrun.model.model_info import load_host
@@ -61,7 +61,7 @@ def serve(config: Config) -> Iterator[Served]:
         client = await EngineClient.start(config, host)
         server = Server(config)
         formats = ModelFormats.of(host, config.parsers)
-        server.attach(client, TextSide(host, config, MediaLoader(config.media, None), formats))
+        server.attach(client, ApiContext(host, config, MediaLoader(config.media, None), formats))
         runner = web.AppRunner(make_app(server), handler_cancellation=True)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)

@@ -20,7 +20,7 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from mlxrun.api.context import TextSide
+from mlxrun.api.context import ApiContext
 from mlxrun.api.openai.request import prepare
 from mlxrun.config.settings import Config, ServerSettings
 from mlxrun.engine.client import Collector
@@ -33,7 +33,7 @@ from mlxrun.server.request_body import json_reply, read_json
 from mlxrun.server.sse import EventStream
 from mlxrun.server.state import Server
 from mlxrun.server.surface import Endpoint, Surface
-from mlxrun.text.formats import PLAIN, Formats
+from mlxrun.text.formats import PLAIN, AnswerFormats
 from mlxrun.text.images import MediaLoader
 from tests.helpers.tokenizers import FakeHost, ids_of
 
@@ -289,7 +289,7 @@ async def serving(
     script: Script | None = None,
     engine: Any = None,
     host: Any = None,
-    formats: Formats = PLAIN,
+    formats: AnswerFormats = PLAIN,
     surfaces: Sequence[Surface] | None = None,
     clock: Callable[[], float] | None = None,
     loaded: bool = True,
@@ -301,7 +301,7 @@ async def serving(
     server = Server(config, **({} if clock is None else {"clock": clock}))
     engine = engine or FakeEngine(host, script)
     if loaded:
-        server.attach(engine, TextSide(engine.host, config, MediaLoader(config.media, None), formats))
+        server.attach(engine, ApiContext(engine.host, config, MediaLoader(config.media, None), formats))
     app = make_app(server, surfaces)
     async with (
         listening(app, config.server) as address,

@@ -18,7 +18,7 @@ import pytest
 from mlxrun.config.settings import ModelSettings
 from mlxrun.errors import ModelLoadError
 from mlxrun.model.loader import load_adapter
-from mlxrun.model.model_info import DEFAULT_CONTEXT, Host, load_host
+from mlxrun.model.model_info import DEFAULT_CONTEXT, LoadedModelInfo, load_host
 from tests.helpers import engine_driver, text_models, vision_models
 from tests.helpers.byte_tokenizer import EOS, PAD, write_json
 from tests.helpers.model_fixtures import Zoo
@@ -48,7 +48,7 @@ def folder(zoo: Zoo, tmp_path: Path) -> Folder:
     return make
 
 
-def host(path: Path, **settings: Any) -> Host:
+def host(path: Path, **settings: Any) -> LoadedModelInfo:
     return load_host(ModelSettings(path=str(path), **settings))
 
 

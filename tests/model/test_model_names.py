@@ -10,7 +10,7 @@ from mlxrun.api.openai.request import check_model
 from mlxrun.config.settings import ModelSettings
 from mlxrun.errors import NotFound
 from mlxrun.model.model_files import EMBEDDED
-from mlxrun.model.model_info import Host, load_host
+from mlxrun.model.model_info import LoadedModelInfo, load_host
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +22,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def host(path: Path | str, *names: str) -> Host:
+def host(path: Path | str, *names: str) -> LoadedModelInfo:
     return load_host(ModelSettings(path=str(path), names=names))
 
 

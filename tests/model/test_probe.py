@@ -15,9 +15,9 @@ import pytest
 from mlxrun.engine.engine import Engine
 from mlxrun.model import probe
 from mlxrun.model.adapter import TextAdapter
-from mlxrun.model.compute_methods import Methods
-from mlxrun.model.prefill import Sharing
-from mlxrun.model.probe import Check
+from mlxrun.model.compute_methods import ComputeMethods
+from mlxrun.model.prefill import PrefillSharing
+from mlxrun.model.probe import ProbeCheck
 from mlxrun.model.ragged import attention, decode_batch, layer_caches, row_group
 from mlxrun.model.runner import ModelRunner
 from tests.helpers import engine_driver, text_models, vision_models
@@ -37,12 +37,12 @@ def right(zoo: Zoo, family: str, engine: Engine) -> None:
         engine_driver.same(events[str(i)], zoo.answer(family, prompt), 16)
 
 
-def checks(engine: Engine) -> dict[str, Check]:
+def checks(engine: Engine) -> dict[str, ProbeCheck]:
     assert engine.probe is not None
     return {check.name: check for check in engine.probe.checks}
 
 
-def methods(engine: Engine) -> Methods:
+def methods(engine: Engine) -> ComputeMethods:
     assert engine.probe is not None
     return engine.probe.methods
 
@@ -212,7 +212,7 @@ def test_padding_that_a_row_keeps(zoo: Zoo, monkeypatch: Patch) -> None:
     engine = engine_driver.engine(zoo.text("llama"))
     found = checks(engine)
     assert found["prefill equal lengths"].passed and not found["prefill padded"].passed
-    assert methods(engine).sharing == Sharing(8, 0)
+    assert methods(engine).sharing == PrefillSharing(8, 0)
     right(zoo, "llama", engine)
 
 
@@ -223,7 +223,7 @@ def test_recurrent_families_are_not_padded(zoo: Zoo, family: str) -> None:
     """B7: nemotron_h is wrong under padding by nats; no family with recurrent state is tried."""
     engine = engine_driver.engine(zoo.text(family))
     assert "prefill padded" not in checks(engine)
-    assert methods(engine).sharing == Sharing(8, 0)
+    assert methods(engine).sharing == PrefillSharing(8, 0)
     right(zoo, family, engine)
 
 
@@ -270,7 +270,7 @@ def test_unknown_cache_classes_run_alone_unprobed(zoo: Zoo, monkeypatch: Patch) 
 
     monkeypatch.setattr(TextAdapter, "new_cache", lambda self: [Special() for _ in self.model.layers])
     engine = engine_driver.engine(zoo.text("llama"))
-    assert methods(engine) == Methods("alone") and checks(engine) == {}
+    assert methods(engine) == ComputeMethods("alone") and checks(engine) == {}
     right(zoo, "llama", engine)
 
 

@@ -10,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlxrun.model.sampler import Draw, RowSampling, Sampler, read
+from mlxrun.model.sampler import RowSampling, SampledBatch, Sampler, read
 from mlxrun.scheduler.request import SamplingParams
 from tests.helpers import engine_driver, text_models
 from tests.helpers.model_fixtures import Zoo
@@ -52,7 +52,7 @@ def started(params: SamplingParams, prompt: Sequence[int] = (), output: Sequence
     return RowSampling.start(params, prompt, output, VOCAB)
 
 
-def tokens(draw: Draw) -> list[int]:
+def tokens(draw: SampledBatch) -> list[int]:
     return draw.tokens.tolist()
 
 

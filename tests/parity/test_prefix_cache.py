@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from mlxrun.cache import tracked_request
 from mlxrun.engine.engine import Engine
 from mlxrun.model.ragged import layer_caches
-from mlxrun.model.ragged.layer_caches import Kind
-from mlxrun.model.snapshot.snapshots import Snapshots
+from mlxrun.model.ragged.layer_caches import LayerKind
+from mlxrun.model.snapshot.snapshots import SnapshotCodec
 from mlxrun.scheduler.request import FinishReason, HitKind, Request, TokenEvent
 from tests.helpers import engine_driver, text_models, vision_models
 from tests.helpers.engine_driver import Ask
@@ -254,7 +254,7 @@ def test_a_hit_that_cannot_be_restored_is_computed(
         raise ValueError("made for this test")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Snapshots, "restore", broken)
+        patch.setattr(SnapshotCodec, "restore", broken)
         event = once(engine, ask("second", BASE))
     engine_driver.same(event, zoo.answer(family, BASE, COUNT))
     assert engine.prefixes.counts()["refused"] > 0
@@ -268,7 +268,7 @@ def test_copies_that_fail_cost_nothing_but_time(zoo: Zoo, monkeypatch: pytest.Mo
     def broken(*given: Any) -> Any:
         raise RuntimeError("made for this test")
 
-    monkeypatch.setattr(Snapshots, name, broken)
+    monkeypatch.setattr(SnapshotCodec, name, broken)
     engine = engine_driver.engine(zoo.text("qwen3_next"), checkpoint_every=CHUNK)
     events = engine_driver.run(engine, [ask(f"{i}", BASE, [BOUNDARY]) for i in range(4)])
     for event in events.values():
@@ -402,17 +402,17 @@ def warm(zoo: Zoo) -> Iterator[Callable[[str], bool]]:
 
 
 def test_a_dropped_state_is_noticed(warm: Callable[[str], bool], monkeypatch: pytest.MonkeyPatch) -> None:
-    restore = Snapshots.restore
+    restore = SnapshotCodec.restore
 
     def without(self: Any, hit: Any, room: int, new: list[Any]) -> list[Any]:
         cache = restore(self, hit, room, new)
         for leaf in layer_caches.flatten(cache):
-            if layer_caches.kind(leaf) is Kind.STATE:
+            if layer_caches.kind(leaf) is LayerKind.STATE:
                 leaf.cache = [a if a is None else a * 0 for a in leaf.cache]
         return cache
 
     assert not warm("qwen3_next")
-    monkeypatch.setattr(Snapshots, "restore", without)
+    monkeypatch.setattr(SnapshotCodec, "restore", without)
     assert warm("qwen3_next")
 
 
@@ -420,13 +420,13 @@ def test_a_dropped_state_is_noticed(warm: Callable[[str], bool], monkeypatch: py
 def test_a_wrong_delta_is_noticed(
     warm: Callable[[str], bool], monkeypatch: pytest.MonkeyPatch, family: str
 ) -> None:
-    delta = Snapshots.delta
+    delta = SnapshotCodec.delta
 
     def shifted(self: Any, view: Any, start: int, stop: int) -> Any:
         return delta(self, view, max(start - 1, 0), stop - int(start > 0))
 
     assert not warm(family)
-    monkeypatch.setattr(Snapshots, "delta", shifted)
+    monkeypatch.setattr(SnapshotCodec, "delta", shifted)
     assert warm(family)
 
 

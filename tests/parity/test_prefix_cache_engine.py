@@ -16,9 +16,9 @@ import pytest
 from mlxrun.engine.engine import Engine
 from mlxrun.model.runner import ModelRunner
 from mlxrun.model.snapshot.packing import Stack
-from mlxrun.model.snapshot.snapshots import Delta, Snapshots
+from mlxrun.model.snapshot.snapshots import DeltaPayload, SnapshotCodec
 from mlxrun.scheduler.request import FinishReason, HitKind, Request, TokenEvent
-from mlxrun.scheduler.step_plan import Part
+from mlxrun.scheduler.step_plan import SnapshotKind
 from tests.helpers import engine_driver, text_models
 from tests.helpers.engine_driver import Ask
 from tests.helpers.model_fixtures import Zoo
@@ -180,8 +180,8 @@ def doubled(stack: Stack) -> Stack:
 def planted(payload: Any) -> Any:
     """The same payload as if it were of two rows."""
     wide = tuple(doubled(stack) for stack in payload.stacks)
-    if isinstance(payload, Delta):
-        return Delta(payload.tokens, wide)
+    if isinstance(payload, DeltaPayload):
+        return DeltaPayload(payload.tokens, wide)
     return replace(payload, stacks=wide)
 
 
@@ -247,14 +247,16 @@ def cost_of_a_hit(zoo: Zoo, spoilt: bool) -> tuple[int, int]:
     engine = engine_driver.engine(zoo.text("llama"), chunk=512, prefill_budget=512, context_length=8000)
     ids = text_models.prompts(45, [1500])[0]
     once(engine, engine_driver.text("first", ids, max_tokens=1))
-    entry, seen, restore = engine.prefixes.nbytes, list[int](), Snapshots.restore
+    entry, seen, restore = engine.prefixes.nbytes, list[int](), SnapshotCodec.restore
 
     def measured(self: Any, hit: Any, *given: Any) -> Any:
         gc.collect()
         before = mx.get_active_memory()
         mx.reset_peak_memory()
         if spoilt:
-            copies = [(a, b, Delta(d.tokens, tuple((s[0] + 0,) for s in d.stacks))) for a, b, d in hit.deltas]
+            copies = [
+                (a, b, DeltaPayload(d.tokens, tuple((s[0] + 0,) for s in d.stacks))) for a, b, d in hit.deltas
+            ]
             hit = replace(hit, deltas=tuple(copies))
             mx.eval([stack for *_, delta in copies for stack in delta.stacks])
         cache = restore(self, hit, *given)
@@ -263,7 +265,7 @@ def cost_of_a_hit(zoo: Zoo, spoilt: bool) -> tuple[int, int]:
         return cache
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Snapshots, "restore", measured)
+        patch.setattr(SnapshotCodec, "restore", measured)
         event = once(engine, engine_driver.text("second", (*ids, 1), max_tokens=1))
     assert event.cached >= len(ids) - 1 and engine.prefixes.nbytes >= entry > 500_000
     (peak,) = seen
@@ -281,7 +283,10 @@ def test_a_hit_costs_one_copy(zoo: Zoo) -> None:
 
 def test_parts_of_the_cache_that_the_tests_look_at(zoo: Zoo) -> None:
     """What is planted above is what models keep: keys for all, states for those that have them."""
-    for family, wanted in (("llama", {Part.DELTA}), ("qwen3_next", {Part.DELTA, Part.STATE})):
+    for family, wanted in (
+        ("llama", {SnapshotKind.DELTA}),
+        ("qwen3_next", {SnapshotKind.DELTA, SnapshotKind.STATE}),
+    ):
         engine = engine_driver.engine(zoo.text(family))
         once(engine, engine_driver.text("a", BASE))
         assert {r.part for r in engine.prefixes._index.records.values()} == wanted  # type: ignore[attr-defined]

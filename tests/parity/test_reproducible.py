@@ -14,7 +14,7 @@ import mlx.core as mx
 import pytest
 
 from mlxrun.engine.engine import Engine
-from mlxrun.model.compute_methods import Methods
+from mlxrun.model.compute_methods import ComputeMethods
 from mlxrun.model.ragged.decode_batch import DecodeBatch
 from mlxrun.model.sampler import Sampler
 from mlxrun.scheduler.request import TokenEvent
@@ -109,7 +109,7 @@ def test_a_fixed_width_is_kept(zoo: Zoo, family: str, small: None) -> None:
     asks = [Ask(engine_driver.text(str(i), p, max_tokens=12), joins=2 * i) for i, p in enumerate(prompts)]
     answers = [zoo.answer(family, p) for p in prompts]
     decode = {"deepseek_v3": "grouped", "gemma2": "alone", "gpt_bigcode": "alone"}.get(family, "ragged")
-    methods = Methods(decode, fixed_width=ROWS)  # type: ignore[arg-type]
+    methods = ComputeMethods(decode, fixed_width=ROWS)  # type: ignore[arg-type]
     engine = engine_driver.engine(zoo.text(family), methods, max_running=ROWS)
     widths = watch_decodes(engine)
     events = engine_driver.run(engine, asks)
@@ -197,7 +197,7 @@ def test_the_graph_does_not_grow(zoo: Zoo, family: str) -> None:
 
 @pytest.mark.parametrize("decode", ["grouped", "alone"])
 def test_the_graph_does_not_grow_in_the_slower_ways(zoo: Zoo, decode: Any) -> None:
-    early, late = graph_growth(engine_driver.engine(zoo.text("qwen3_next"), Methods(decode)), 110)
+    early, late = graph_growth(engine_driver.engine(zoo.text("qwen3_next"), ComputeMethods(decode)), 110)
     assert late <= early
 
 

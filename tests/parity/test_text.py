@@ -18,7 +18,7 @@ from mlxrun.engine.engine import Engine
 from mlxrun.errors import RequestError
 from mlxrun.model import footprint
 from mlxrun.model.ragged import layer_caches
-from mlxrun.model.ragged.layer_caches import Kind
+from mlxrun.model.ragged.layer_caches import LayerKind
 from mlxrun.scheduler import token_budget
 from mlxrun.scheduler.request import FinishReason, TokenEvent
 from mlxrun.scheduler.scheduler import Scheduler
@@ -143,7 +143,9 @@ def test_prompts_share_a_forward_where_that_is_exact(
     original = layer_caches.split
 
     def watched(cache: Any, index: int, length: int, **options: Any) -> Any:
-        keyed = [leaf for leaf in layer_caches.flatten(cache) if layer_caches.kind(leaf) is not Kind.STATE]
+        keyed = [
+            leaf for leaf in layer_caches.flatten(cache) if layer_caches.kind(leaf) is not LayerKind.STATE
+        ]
         split.append((length, max(leaf.offset for leaf in keyed)))
         return original(cache, index, length, **options)
 

@@ -13,8 +13,8 @@ import pytest
 
 from mlxrun.engine.engine import Engine
 from mlxrun.model import runner
-from mlxrun.model.compute_methods import Methods, paddable
-from mlxrun.model.prefill import Sharing
+from mlxrun.model.compute_methods import ComputeMethods, paddable
+from mlxrun.model.prefill import PrefillSharing
 from mlxrun.model.ragged import attention, decode_batch, layer_caches, row_group
 from mlxrun.model.runner import ModelRunner
 from mlxrun.model.sampler import Sampler
@@ -26,7 +26,7 @@ Patch = pytest.MonkeyPatch
 # Two rows of the shortest group, two of longer ones; three have moved up a group by the end.
 PROMPTS = text_models.prompts(0, (2, 5, 14, 40))
 JOINS = (0, 9, 0, 4)
-RAGGED, GROUPED = Methods("ragged"), Methods("grouped")
+RAGGED, GROUPED = ComputeMethods("ragged"), ComputeMethods("grouped")
 
 
 @pytest.fixture(autouse=True)
@@ -180,7 +180,7 @@ def padding_taken_for_prompt(monkeypatch: Patch) -> None:
             offsets = [
                 c.offset
                 for c in layer_caches.flatten(cache)
-                if layer_caches.kind(c) is not layer_caches.Kind.STATE
+                if layer_caches.kind(c) is not layer_caches.LayerKind.STATE
             ]
             return original(cache, index, max(offsets, default=length), **options)
 
@@ -237,7 +237,7 @@ TEXT = [
     ("family", "methods", "plant"), TEXT, ids=[f"{p.__name__}-{f}-{m.decode}" for f, m, p in TEXT]
 )
 def test_decode(
-    zoo: Zoo, family: str, methods: Methods, plant: Callable[[Patch], None], monkeypatch: Patch
+    zoo: Zoo, family: str, methods: ComputeMethods, plant: Callable[[Patch], None], monkeypatch: Patch
 ) -> None:
     engine = engine_driver.engine(zoo.text(family), methods)
     plant(monkeypatch)
@@ -260,7 +260,7 @@ PREFILL = [
 def test_prefill(zoo: Zoo, family: str, plant: Callable[[Patch], None], monkeypatch: Patch) -> None:
     """Chunks that share forwards: of equal length, and padded where the family allows it."""
     padded = {"llama": 16, "gemma3_text": 8, "gpt_oss": 8}.get(family, 0)
-    engine = engine_driver.engine(zoo.text(family), Methods("ragged", Sharing(4, padded)))
+    engine = engine_driver.engine(zoo.text(family), ComputeMethods("ragged", PrefillSharing(4, padded)))
     plant(monkeypatch)
     prompts = text_models.prompts(4, (9, 8, 9, 40))
     todo = [Ask(engine_driver.text(str(i), p)) for i, p in enumerate(prompts)]
@@ -273,7 +273,7 @@ def test_padded_prefill_of_recurrent_state(zoo: Zoo, family: str) -> None:
     prompts = text_models.prompts(4, (9, 8, 9, 8))
     todo = [Ask(engine_driver.text(str(i), p)) for i, p in enumerate(prompts)]
     for padded in (0, 16):
-        engine = engine_driver.engine(zoo.text(family), Methods("ragged", Sharing(4, padded)))
+        engine = engine_driver.engine(zoo.text(family), ComputeMethods("ragged", PrefillSharing(4, padded)))
         assert paddable(engine_driver.runner(engine)._adapter.new_cache(), 16) == 0
         assert parity(engine, zoo, family, todo) is (padded == 0)
 

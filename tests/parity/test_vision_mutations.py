@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from mlxrun.model.adapter import VisionAdapter
-from mlxrun.model.compute_methods import Methods
-from mlxrun.model.prompt_inputs import Inputs
+from mlxrun.model.compute_methods import ComputeMethods
+from mlxrun.model.prompt_inputs import PromptInputs
 from tests.helpers import engine_driver, vision_models
 from tests.helpers.model_fixtures import Zoo
 
@@ -24,11 +24,11 @@ def wraps(monkeypatch: Patch, name: str, make: Callable[[Any], Any]) -> None:
     monkeypatch.setattr(VisionAdapter, name, make(getattr(VisionAdapter, name)))
 
 
-def looks_at_images(monkeypatch: Patch, change: Callable[[Inputs], Inputs]) -> None:
+def looks_at_images(monkeypatch: Patch, change: Callable[[PromptInputs], PromptInputs]) -> None:
     """What a prompt with images is made of is changed."""
 
     def make(original: Any) -> Any:
-        def inputs(self: Any, prompt: Any, media: Any, computed: int = 0) -> Inputs:
+        def inputs(self: Any, prompt: Any, media: Any, computed: int = 0) -> PromptInputs:
             found = original(self, prompt, media, computed)
             return found if media is None else change(found)
 
@@ -51,7 +51,7 @@ def delta_of_another_row(monkeypatch: Patch) -> None:
     """B9: what a delta on the shared module would do."""
     deltas = [0]
 
-    def change(inputs: Inputs) -> Inputs:
+    def change(inputs: PromptInputs) -> PromptInputs:
         deltas.append(inputs.delta)
         return replace(inputs, delta=deltas[-2])
 
@@ -92,7 +92,7 @@ def deepstack_of_the_first_tokens(monkeypatch: Patch) -> None:
 def deepstack_of_another_row(monkeypatch: Patch) -> None:
     kept: list[Any] = []
 
-    def change(inputs: Inputs) -> Inputs:
+    def change(inputs: PromptInputs) -> PromptInputs:
         kept.append(inputs.deepstack)
         return replace(inputs, deepstack=kept[0])
 
@@ -103,7 +103,7 @@ def embeddings_of_another_row(monkeypatch: Patch) -> None:
     """Requests with as many tokens: the first one's image is shown to all."""
     kept: list[Any] = []
 
-    def change(inputs: Inputs) -> Inputs:
+    def change(inputs: PromptInputs) -> PromptInputs:
         kept.append(inputs.embeds)
         return replace(inputs, embeds=kept[0])
 
@@ -134,7 +134,7 @@ def test_images(zoo: Zoo, family: str, plant: Callable[[Patch], None], monkeypat
     }
     if plant is embeddings_of_another_row:
         del cases["c"]
-    engine = engine_driver.engine(zoo.vision(family), Methods("ragged"))
+    engine = engine_driver.engine(zoo.vision(family), ComputeMethods("ragged"))
     plant(monkeypatch)
     requests = [engine_driver.seen(engine, name, *case) for name, case in cases.items()]
     events = engine_driver.run(engine, requests)

@@ -8,7 +8,7 @@ import pytest
 
 from mlxrun.parsers import text_stream as streams
 from mlxrun.parsers import tool_parser
-from mlxrun.parsers.text_stream import Stream
+from mlxrun.parsers.text_stream import TextStream
 from tests.helpers.parser_corpus.core import CASES as CALLS
 from tests.helpers.parser_corpus.core import coder, hermes
 from tests.helpers.parser_corpus.malformed import CASES as MENDED
@@ -47,14 +47,14 @@ _KEPT = {
 def _copied(monkeypatch: pytest.MonkeyPatch, name: str, text: str) -> int:
     """Characters of the text that a stream holds, added up over all times that more comes: what is copied."""
     copied = 0
-    add = Stream.add
+    add = TextStream.add
 
-    def count(stream: Stream, piece: str) -> None:
+    def count(stream: TextStream, piece: str) -> None:
         nonlocal copied
         add(stream, piece)
         copied += len(stream._text)
 
-    monkeypatch.setattr(Stream, "add", count)
+    monkeypatch.setattr(TextStream, "add", count)
     parser = tool_parser(name, TOOLS, new_id=lambda: "id0")
     for at in range(0, len(text), 4):
         parser.feed(text[at : at + 4])
@@ -77,8 +77,8 @@ def test_a_megabyte_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_copies_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """The twin: a stream that keeps all it has read in one text."""
-    rest = Stream._rest
-    monkeypatch.setattr(Stream, "_rest", lambda stream: rest(stream) if stream._settled else None)
+    rest = TextStream._rest
+    monkeypatch.setattr(TextStream, "_rest", lambda stream: rest(stream) if stream._settled else None)
     assert _copied(monkeypatch, *_KEPT["no call at all"]) > 1000 * len(_LONG)
 
 
@@ -94,15 +94,15 @@ OPENERS = [
 def _read(monkeypatch: pytest.MonkeyPatch, family: str, text: str, waste: int) -> int:
     """Characters that are taken when an answer of nothing but openers comes at once; all of it is text."""
     taken = 0
-    take = Stream.take
+    take = TextStream.take
 
-    def count(stream: Stream, size: int) -> str:
+    def count(stream: TextStream, size: int) -> str:
         nonlocal taken
         found = take(stream, size)
         taken += len(found)
         return found
 
-    monkeypatch.setattr(Stream, "take", count)
+    monkeypatch.setattr(TextStream, "take", count)
     monkeypatch.setattr(streams, "WASTE", waste)
     case = Case("openers", family, text, [])
     assert play(lambda: parser(case), [text]) == [text]

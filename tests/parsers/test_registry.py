@@ -13,7 +13,15 @@ from mlx_lm.tool_parsers import json_tools
 from mlx_lm.tool_parsers import qwen3_coder as upstream_coder
 
 from mlxrun.errors import ConfigError
-from mlxrun.parsers import AnswerParser, Chosen, choose, names, opened_by, reasoning_parser, tool_parser
+from mlxrun.parsers import (
+    AnswerParser,
+    ChosenFamilies,
+    choose,
+    names,
+    opened_by,
+    reasoning_parser,
+    tool_parser,
+)
 from mlxrun.parsers.registry import families, thinking_family, thinkings, tool_family
 from tests.helpers.parser_corpus.core import CASES
 from tests.helpers.parser_driver import TOOLS, Call, Case, Thought, merged
@@ -79,8 +87,8 @@ def test_a_template_is_known_by_one_family(excerpt: str) -> None:
 
 
 def test_names() -> None:
-    assert choose(HERMES, [], tools="none", reasoning="none") == Chosen(None, None)
-    assert choose(None, [], tools="qwen3_xml", reasoning="deepseek_r1") == Chosen(
+    assert choose(HERMES, [], tools="none", reasoning="none") == ChosenFamilies(None, None)
+    assert choose(None, [], tools="qwen3_xml", reasoning="deepseek_r1") == ChosenFamilies(
         tool_family("qwen3_coder"), thinking_family("think")
     )
     for kind, known in names().items():
@@ -138,7 +146,7 @@ def test_markers() -> None:
 def test_opened_by(prompt: str, opened: bool) -> None:
     """B26: whether the prompt leaves a thought open."""
     assert opened_by(choose(None, ["<think>"]), prompt) is opened
-    assert opened_by(Chosen(None, None), prompt) is False
+    assert opened_by(ChosenFamilies(None, None), prompt) is False
 
 
 @pytest.mark.parametrize("thinking", thinkings(), ids=lambda thinking: thinking.name)

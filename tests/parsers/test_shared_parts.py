@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from mlxrun.parsers import AnswerParser, choose, tool_parser
 from mlxrun.parsers.marker_scanner import scanner
 from mlxrun.parsers.registry import families, tool_family
-from mlxrun.parsers.state_machine import Machine
-from mlxrun.parsers.tool_schemas import Schema, Tools, mended, retyped, typed
+from mlxrun.parsers.state_machine import AnswerStateMachine
+from mlxrun.parsers.tool_schemas import ToolSchemas, ValueSchema, mended, retyped, typed
 from tests.helpers.parser_corpus.core import coder, hermes
 from tests.helpers.parser_driver import TOOLS, Call, function, merged, splits
 
@@ -134,7 +134,7 @@ ROOT = {"$defs": {"n": {"type": "number"}, "list": {"type": "array", "items": {"
 )
 def test_typed(text: str, schema: Any, want: str) -> None:
     """A58: numbers stay as written, strings stay strings, arrays and objects are parsed once."""
-    assert typed(text, Schema(schema, ROOT)) == want
+    assert typed(text, ValueSchema(schema, ROOT)) == want
 
 
 @pytest.mark.parametrize(
@@ -143,26 +143,28 @@ def test_typed(text: str, schema: Any, want: str) -> None:
 )
 def test_guessed(text: str, want: str) -> None:
     """Formats whose templates write all but strings as JSON."""
-    assert typed(text, Schema({}), guess=True) == want
+    assert typed(text, ValueSchema({}), guess=True) == want
 
 
 def test_mended() -> None:
     """A58: a string where the schema has none is what it says; where strings are allowed it stays one."""
-    assert mended("[1]", Schema({"type": "array"})) == "[1]"
-    assert mended("[1]", Schema({"type": ["array", "string"]})) == '"[1]"'
-    assert mended("[1]", Schema({})) == '"[1]"'
-    schema = Schema({"type": "array", "items": {"type": "object", "properties": {"n": {"type": "integer"}}}})
+    assert mended("[1]", ValueSchema({"type": "array"})) == "[1]"
+    assert mended("[1]", ValueSchema({"type": ["array", "string"]})) == '"[1]"'
+    assert mended("[1]", ValueSchema({})) == '"[1]"'
+    schema = ValueSchema(
+        {"type": "array", "items": {"type": "object", "properties": {"n": {"type": "integer"}}}}
+    )
     assert retyped([{"n": "1"}, {"n": 2}, {"m": "3"}], schema) == [{"n": 1}, {"n": 2}, {"m": "3"}]
 
 
 def test_half_a_surrogate_is_valid_utf8_all_the_same() -> None:
-    assert typed('["\\ud800"]', Schema({"type": "array"})) == '["\\ud800"]'
+    assert typed('["\\ud800"]', ValueSchema({"type": "array"})) == '["\\ud800"]'
 
 
 def test_tools_of_odd_forms_offer_nothing() -> None:
-    tools = Tools([{"type": "web_search"}, {"function": {"name": 3}}, function("a", {}), {"name": "b"}])
+    tools = ToolSchemas([{"type": "web_search"}, {"function": {"name": 3}}, function("a", {}), {"name": "b"}])
     assert tools.names == {"a", "b"}
-    assert not Tools(None)
+    assert not ToolSchemas(None)
 
 
 # -- what flows at once -----------------------------------------------------------------------------
@@ -176,7 +178,7 @@ def test_plain_text_wakes_nobody(name: str) -> None:
 
     Families whose markers begin with a letter look up where that letter comes.
     """
-    machine = Machine(tool_family(name), None, Tools(TOOLS))
+    machine = AnswerStateMachine(tool_family(name), None, ToolSchemas(TOOLS))
     begun = {marker[0] for marker in tool_family(name).openers} & set("".join(PLAIN))
     deltas = [delta for token in PLAIN for delta in machine.feed(token)]
     assert "".join(delta.text for delta in deltas) == "".join(PLAIN).rstrip()
@@ -186,7 +188,7 @@ def test_plain_text_wakes_nobody(name: str) -> None:
 
 def test_a_marker_wakes() -> None:
     """The twin of the test above: the counter counts."""
-    machine = Machine(tool_family("hermes"), None, Tools(TOOLS))
+    machine = AnswerStateMachine(tool_family("hermes"), None, ToolSchemas(TOOLS))
     for token in ["a"] * 10 + ["<"] * 10:
         machine.feed(token)
     assert machine.woken == 11

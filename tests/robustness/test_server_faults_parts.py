@@ -14,7 +14,7 @@ from mlxrun.config.settings import ModelSettings
 from mlxrun.engine.client import Collector, EngineClient
 from mlxrun.model.model_info import load_host
 from mlxrun.model.runner import ModelRunner
-from mlxrun.model.snapshot.snapshots import Snapshots
+from mlxrun.model.snapshot.snapshots import SnapshotCodec
 from mlxrun.scheduler.request import TokenEvent
 from tests.helpers.engine_fakes import FakeRunner, make_engine
 from tests.helpers.served_model import HELLO, looking, picture
@@ -45,8 +45,8 @@ async def test_copies_that_fail_are_only_missing(host: Any, monkeypatch: pytest.
             raise RuntimeError("no copy")
 
         with monkeypatch.context() as patched:
-            patched.setattr(Snapshots, "delta", failing)
-            patched.setattr(Snapshots, "state", failing)
+            patched.setattr(SnapshotCodec, "delta", failing)
+            patched.setattr(SnapshotCodec, "state", failing)
             for _ in range(2):
                 reply = await ask(s, LONG)
                 assert text(reply) == right
@@ -71,7 +71,7 @@ async def test_a_hit_that_cannot_be_restored_is_computed(
             raise RuntimeError("no way back")
 
         with monkeypatch.context() as patched:
-            patched.setattr(Snapshots, where, failing)
+            patched.setattr(SnapshotCodec, where, failing)
             replies = await asyncio.gather(ask(s, LONG), ask(s), ask(s, LONG))
             assert [text(replies[0]), text(replies[2])] == [right, right]
         assert tried and (await s.engine.stats())["errors"] == 0

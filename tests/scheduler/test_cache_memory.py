@@ -3,17 +3,17 @@ be forgotten, and no more is forgotten than that takes."""
 
 from __future__ import annotations
 
-from mlxrun.scheduler.memory_budget import Footprint, Limits, MemoryBudget
-from mlxrun.scheduler.prefix_cache_interface import NoPrefixes
+from mlxrun.scheduler.memory_budget import Footprint, MemoryBudget, RequestLimits
+from mlxrun.scheduler.prefix_cache_interface import NoPrefixCache
 from mlxrun.scheduler.scheduler import Scheduler
-from mlxrun.scheduler.step_plan import Sampled, StepPlan, StepResult
+from mlxrun.scheduler.step_plan import SampledToken, StepPlan, StepResult
 from tests.helpers.engine_fakes import make_request, small
 
 LIMIT = 1000
 MEMORY = MemoryBudget(limit=LIMIT, footprint=Footprint(per_token=1, step=1))
 
 
-class Held(NoPrefixes):
+class Held(NoPrefixCache):
     """A cache of so many bytes, of which `pinned` cannot go."""
 
     def __init__(self, nbytes: int, pinned: int = 0) -> None:
@@ -25,12 +25,12 @@ class Held(NoPrefixes):
 
 
 def made(cache: Held) -> Scheduler:
-    return Scheduler(small(max_running=8), Limits(10_000, MEMORY), prefixes=cache)
+    return Scheduler(small(max_running=8), RequestLimits(10_000, MEMORY), prefixes=cache)
 
 
 def step(scheduler: Scheduler) -> StepPlan:
     plan = scheduler.schedule()
-    scheduler.update(plan, StepResult({rid: Sampled(7) for rid in plan.decode}))
+    scheduler.update(plan, StepResult({rid: SampledToken(7) for rid in plan.decode}))
     return plan
 
 

@@ -11,13 +11,13 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from mlxrun.scheduler import scheduler as module
-from mlxrun.scheduler.memory_budget import Footprint, Limits, MemoryBudget
+from mlxrun.scheduler.memory_budget import Footprint, MemoryBudget, RequestLimits
 from mlxrun.scheduler.preemption import choose, urgency
-from mlxrun.scheduler.prefix_cache_interface import NoPrefixes
+from mlxrun.scheduler.prefix_cache_interface import NoPrefixCache
 from mlxrun.scheduler.request import Request
-from mlxrun.scheduler.request_state import Entry
+from mlxrun.scheduler.request_state import RequestState
 from mlxrun.scheduler.scheduler import Scheduler
-from mlxrun.scheduler.step_plan import Hit, Sampled, StepResult
+from mlxrun.scheduler.step_plan import CacheHit, SampledToken, StepResult
 from mlxrun.scheduler.token_budget import DECODE_RESERVE
 from tests.helpers.engine_fakes import Clock, FakeRunner, finish_all, make_engine, make_request, small
 
@@ -29,7 +29,7 @@ def background(rid: str, size: int, max_tokens: int = 30, **fields: Any) -> Requ
 def step(scheduler: Scheduler) -> list[str]:
     """One step in which every row that decodes says a token; the requests whose rows were dropped."""
     plan = scheduler.schedule()
-    scheduler.update(plan, StepResult({rid: Sampled(1) for rid in plan.decode}))
+    scheduler.update(plan, StepResult({rid: SampledToken(1) for rid in plan.decode}))
     return list(plan.free)
 
 
@@ -60,7 +60,7 @@ def cases(draw: st.DrawFn) -> Case:
 def check(case: Case) -> None:
     """What the late request did to the rows in the background."""
     plain = small(max_running=case.rows, prefill_budget=400, prefill_budget_busy=400)
-    scheduler = Scheduler(plain, Limits(300, case.memory), clock=Clock())
+    scheduler = Scheduler(plain, RequestLimits(300, case.memory), clock=Clock())
     for request in case.running:
         scheduler.add(request)
     for _ in range(case.steps):
@@ -77,7 +77,7 @@ def check(case: Case) -> None:
     freed = set(scheduler.schedule().free)
     victims = [e for e in before if e.id in freed]
 
-    def enters(rows: Sequence[Entry]) -> bool:
+    def enters(rows: Sequence[RequestState]) -> bool:
         sizes = [lengths[e.id] for e in rows] + [wanted]
         return not rows or (len(rows) < case.rows and case.memory.fits(sizes, 0))
 
@@ -94,7 +94,7 @@ def check(case: Case) -> None:
         assert not enters(rest), "less urgent rows would have been enough"
 
 
-def _fits(case: Case, rows: Sequence[Entry]) -> bool:
+def _fits(case: Case, rows: Sequence[RequestState]) -> bool:
     return len(rows) < 2 or case.memory.fits([e.length for e in rows], 0)
 
 
@@ -109,15 +109,19 @@ def test_rows_give_way_only_where_that_lets_the_other_in_and_only_as_many_as_nee
     holds()
 
 
-def _all(rows: Sequence[Entry], fits: Callable[[Sequence[Entry]], bool]) -> list[Entry]:
+def _all(rows: Sequence[RequestState], fits: Callable[[Sequence[RequestState]], bool]) -> list[RequestState]:
     return list(rows)[::-1]
 
 
-def _most_urgent(rows: Sequence[Entry], fits: Callable[[Sequence[Entry]], bool]) -> list[Entry]:
+def _most_urgent(
+    rows: Sequence[RequestState], fits: Callable[[Sequence[RequestState]], bool]
+) -> list[RequestState]:
     return choose(list(rows)[::-1], fits)
 
 
-def _unpruned(rows: Sequence[Entry], fits: Callable[[Sequence[Entry]], bool]) -> list[Entry]:
+def _unpruned(
+    rows: Sequence[RequestState], fits: Callable[[Sequence[RequestState]], bool]
+) -> list[RequestState]:
     count = next(n for n in range(len(rows) + 1) if n == len(rows) or fits(rows[: len(rows) - n]))
     return list(rows)[len(rows) - count :]
 
@@ -133,7 +137,7 @@ def test_the_property_sees_a_wrong_choice(wrong: Any, monkeypatch: pytest.Monkey
 def test_the_property_sees_rows_given_up_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The twin: whoever asks first and looks afterwards."""
 
-    def ask(self: Scheduler, entry: Entry, running: list[Entry]) -> bool:
+    def ask(self: Scheduler, entry: RequestState, running: list[RequestState]) -> bool:
         for row in [e for e in self._by_urgency(running)[::-1] if e.request.background]:
             if not self._may_run(entry, running, self._room):
                 running.remove(row)
@@ -161,7 +165,7 @@ def test_a_batch_goes_on_beside_a_request_that_does_not_fit() -> None:
     assert runner.broken == [] and runner.admissions == ["live", "b", "large"]
 
 
-class Pinning(NoPrefixes):
+class Pinning(NoPrefixCache):
     """A cache whose bytes belong to what it gave to rows, and cannot be given up while these run."""
 
     def __init__(self, each: int) -> None:
@@ -172,7 +176,7 @@ class Pinning(NoPrefixes):
     def nbytes(self) -> int:  # type: ignore[override]
         return self.each * len(self.pinned)
 
-    def find(self, request_id: str, output: Sequence[int], most: int) -> Hit | None:
+    def find(self, request_id: str, output: Sequence[int], most: int) -> CacheHit | None:
         self.pinned.add(request_id)
         return None
 
@@ -184,7 +188,7 @@ class Pinning(NoPrefixes):
 def test_what_the_cache_keeps_for_rows_goes_with_them() -> None:
     """B18: bytes that are pinned for a row in the background are no reason to let a request wait."""
     memory = MemoryBudget(limit=200, footprint=Footprint(per_token=1, step=1))
-    scheduler = Scheduler(small(), Limits(300, memory), prefixes=Pinning(25), clock=Clock())
+    scheduler = Scheduler(small(), RequestLimits(300, memory), prefixes=Pinning(25), clock=Clock())
     for number in range(3):
         scheduler.add(background(f"b{number}", 5, 3))
     step(scheduler)

@@ -13,11 +13,11 @@ import pytest
 from mlxrun.config.settings import SchedulerSettings
 from mlxrun.engine.engine import Engine
 from mlxrun.errors import ConfigError, Overloaded, PromptTooLong, RequestError
-from mlxrun.scheduler.memory_budget import Footprint, Limits, MemoryBudget
+from mlxrun.scheduler.memory_budget import Footprint, MemoryBudget, RequestLimits
 from mlxrun.scheduler.policy import make_policy
 from mlxrun.scheduler.request import FinishReason, Request, TokenEvent
 from mlxrun.scheduler.scheduler import Scheduler
-from mlxrun.scheduler.step_plan import Sampled, StepPlan, StepResult
+from mlxrun.scheduler.step_plan import SampledToken, StepPlan, StepResult
 from tests.helpers.engine_fakes import (
     Answers,
     Clock,
@@ -699,7 +699,7 @@ def calls(work: Callable[[], None]) -> int:
 def decode_all(scheduler: Scheduler) -> None:
     while scheduler.busy:
         plan = scheduler.schedule()
-        scheduler.update(plan, StepResult({rid: Sampled(1) for rid in plan.decode}))
+        scheduler.update(plan, StepResult({rid: SampledToken(1) for rid in plan.decode}))
 
 
 def test_a_long_answer_costs_the_same_for_each_token(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -707,7 +707,7 @@ def test_a_long_answer_costs_the_same_for_each_token(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(Counted, "read", 0)
     cost = {}
     for length in (1000, 4000):
-        scheduler = Scheduler(small(), Limits(10_000), clock=Clock())
+        scheduler = Scheduler(small(), RequestLimits(10_000), clock=Clock())
         scheduler.add(make_request("a", 10, length))
         scheduler.entries[0].output = output = Counted()
         cost[length] = calls(lambda s=scheduler: decode_all(s))
@@ -724,7 +724,7 @@ def test_a_step_costs_the_same_for_each_request(policy: str, late: bool) -> None
     for count in (50, 200):
         clock = Clock()
         settings = small(policy=policy, max_running=count, max_queue=2 * count, prefill_budget=10 * count)
-        scheduler = Scheduler(settings, Limits(10_000), clock=clock)
+        scheduler = Scheduler(settings, RequestLimits(10_000), clock=clock)
         for number in range(2 * count):
             scheduler.add(make_request(f"r{number}", 10, 50, key=str(number)))
         scheduler.update(plan := scheduler.schedule(), StepResult())

@@ -10,10 +10,10 @@ import pytest
 from mlxrun.engine.engine import Engine
 from mlxrun.errors import Overloaded
 from mlxrun.scheduler.memory_budget import Footprint, MemoryBudget
-from mlxrun.scheduler.prefix_cache_interface import NoPrefixes
+from mlxrun.scheduler.prefix_cache_interface import NoPrefixCache
 from mlxrun.scheduler.request import FinishReason, Request
 from mlxrun.scheduler.step_plan import StepPlan
-from mlxrun.scheduler.token_budget import Pace, Room
+from mlxrun.scheduler.token_budget import StepCosts, TokenBudget
 from tests.helpers.engine_fakes import FakeRunner, finish_all, make_engine, make_request, small
 
 POLICIES = ("fcfs", "priority", "shortest", "fair")
@@ -173,14 +173,16 @@ def test_aging_moves_no_background_request_forward() -> None:
 
 def test_pieces_shrink_where_attention_is_the_cost() -> None:
     """Issue 4: what decoding rows feel of a long prompt does not grow with it; alone it is not slowed."""
-    room = Room(small(chunk=512, prefill_budget=512), 512, MemoryBudget(), NoPrefixes(), whole_chunks=False)
-    deep = Room(
+    room = TokenBudget(
+        small(chunk=512, prefill_budget=512), 512, MemoryBudget(), NoPrefixCache(), whole_chunks=False
+    )
+    deep = TokenBudget(
         small(chunk=512, prefill_budget=4096, prefill_budget_busy=256),
         512,
         MemoryBudget(),
-        NoPrefixes(),
+        NoPrefixCache(),
         whole_chunks=False,
-        pace=Pace(deep=1024),
+        pace=StepCosts(deep=1024),
     )
     assert [deep.budget([], 16, 1, depth) for depth in (0, 1024, 2048, 16384, 10**6)] == [
         256,

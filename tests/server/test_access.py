@@ -10,7 +10,7 @@ import pytest
 
 from mlxrun.config.settings import ServerSettings
 from mlxrun.errors import ConfigError
-from mlxrun.server.access import Sites
+from mlxrun.server.access import AllowedSites
 from mlxrun.server.endpoints import admin, openai
 from tests.helpers.server_fakes import MINI, Serving, hello, server_config, serving
 from tests.robustness.test_server_fuzz_wire import WIRE, send
@@ -128,7 +128,7 @@ async def test_names_that_the_config_knows() -> None:
 )
 def test_when_names_matter(fields: dict[str, Any], refused: bool) -> None:
     """With keys the key is the protection; for other machines the names are the operator's to give."""
-    sites = Sites(ServerSettings(**fields))
+    sites = AllowedSites(ServerSettings(**fields))
     for host in ("evil.example", fields.get("host", "localhost"), "localhost:80"):
         request = _Request(host)
         if host == "evil.example" and refused:
@@ -153,7 +153,7 @@ class _Request:
 def test_a_host_that_is_no_name(name: str) -> None:
     """Said at the start, not by a refusal later on."""
     with pytest.raises(ConfigError, match=r"server\.allowed_hosts: .* is neither a name"):
-        Sites(ServerSettings(allowed_hosts=("ok.example", name)))
+        AllowedSites(ServerSettings(allowed_hosts=("ok.example", name)))
 
 
 # -- paths that are not there ---------------------------------------------------------------------------

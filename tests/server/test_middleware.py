@@ -21,7 +21,7 @@ from mlxrun.errors import (
 )
 from mlxrun.scheduler.request import Request
 from mlxrun.server import request_body
-from mlxrun.server.auth import Keys
+from mlxrun.server.auth import ApiKeys
 from mlxrun.server.endpoints import admin
 from mlxrun.server.surface import Endpoint, Surface
 from tests.helpers.server_fakes import MINI, FakeEngine, hello, says, server_config, serving
@@ -227,7 +227,7 @@ def test_all_keys_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
         return given == digest
 
     monkeypatch.setattr("mlxrun.server.auth.hmac.compare_digest", compare)
-    keys = Keys({"a": "1", "b": "2", "c": "3"})
+    keys = ApiKeys({"a": "1", "b": "2", "c": "3"})
     assert [keys.name_of(secret) for secret in ("1", "3", "x")] == ["a", "c", None]
     assert len(calls) == 9
 

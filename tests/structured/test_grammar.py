@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 from mlxrun.errors import RequestError
-from mlxrun.model.grammar_masks import Guard, allowed
-from mlxrun.scheduler.request import Constraint
+from mlxrun.model.grammar_masks import RowGrammar, allowed
+from mlxrun.scheduler.request import GrammarMatcher
 from mlxrun.structured import grammar
-from mlxrun.structured.grammar import Compiled, Frame, compile_calls, compile_grammar
+from mlxrun.structured.grammar import CallFrame, CompiledGrammar, compile_calls, compile_grammar
 from mlxrun.structured.kept import Kept
-from mlxrun.structured.matcher import GAP, Thought
+from mlxrun.structured.matcher import GAP, ReasoningBounds
 from tests.helpers import byte_tokenizer
 from tests.helpers.byte_tokenizer import TOKEN_ID
 from tests.helpers.schema_cases import PERSON
@@ -50,17 +50,17 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return SimpleNamespace(tokenizer=made, eos_ids=STOP)
 
 
-def make(host: Any, of: Any, value: Any = None, **options: Any) -> Compiled:
+def make(host: Any, of: Any, value: Any = None, **options: Any) -> CompiledGrammar:
     return compile_grammar(of, value, host, param="field", **options)
 
 
-def open_to(constraint: Constraint) -> set[int | str]:
+def open_to(constraint: GrammarMatcher) -> set[int | str]:
     """What may follow: bytes as characters, other tokens as ids."""
     bits = np.unpackbits(np.frombuffer(constraint.mask(), np.uint8), bitorder="little")
     return {chr(i) if i < 256 else int(i) for i in np.flatnonzero(bits)}
 
 
-def say(constraint: Constraint, tokens: Iterable[int]) -> Constraint:
+def say(constraint: GrammarMatcher, tokens: Iterable[int]) -> GrammarMatcher:
     """Each token must be allowed before it is said."""
     for token in tokens:
         assert constraint.mask()[token // 8] >> token % 8 & 1, token
@@ -229,14 +229,16 @@ def test_names_of_properties_are_no_keywords(host: Any) -> None:
 
 
 @pytest.fixture
-def kept() -> Iterator[Kept[Compiled]]:
+def kept() -> Iterator[Kept[CompiledGrammar]]:
     """The compiled grammars that are kept: none before and after."""
     grammar._kept.clear()
     yield grammar._kept
     grammar._kept.clear()
 
 
-def test_compiled_grammars_are_kept_and_their_number_is_bounded(host: Any, kept: Kept[Compiled]) -> None:
+def test_compiled_grammars_are_kept_and_their_number_is_bounded(
+    host: Any, kept: Kept[CompiledGrammar]
+) -> None:
     """One goes for one that comes: the one that was not asked for for longest."""
     made = [make(host, "regex", f"k{i}") for i in range(grammar.KEPT)]
     assert make(host, "regex", "k0") is made[0]
@@ -248,11 +250,11 @@ def test_compiled_grammars_are_kept_and_their_number_is_bounded(host: Any, kept:
 
 
 def test_large_grammars_are_kept_only_so_far_as_there_is_room(
-    host: Any, kept: Kept[Compiled], monkeypatch: pytest.MonkeyPatch
+    host: Any, kept: Kept[CompiledGrammar], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a compiled grammar holds follows its source: the sum of these is bounded too."""
     size = len(make(host, "choice", ["x" * 900]).source)
-    monkeypatch.setattr(grammar, "_kept", small := Kept[Compiled](grammar.KEPT, 3 * size))
+    monkeypatch.setattr(grammar, "_kept", small := Kept[CompiledGrammar](grammar.KEPT, 3 * size))
     made = [make(host, "choice", [c * 900]) for c in "abc"]
     assert (len(small), small.size) == (3, 3 * size)
     assert make(host, "choice", ["a" * 900]) is made[0]
@@ -270,13 +272,13 @@ TANGLED = r"(.*x.{1,12}y.{1,12}z[^a]*)+"
 
 @pytest.mark.parametrize("thinks", [False, True])
 def test_a_grammar_that_fails_is_made_anew_and_no_other(
-    host: Any, kept: Kept[Compiled], monkeypatch: pytest.MonkeyPatch, thinks: bool
+    host: Any, kept: Kept[CompiledGrammar], monkeypatch: pytest.MonkeyPatch, thinks: bool
 ) -> None:
     """Copies share a lexer: at its limit every copy fails, so the next request needs another."""
     other = make(host, "regex", "ab")
     monkeypatch.setattr(grammar, "STATES", 500)
     made = make(host, "regex", TANGLED)
-    row = (made.after(Thought("</think>")) if thinks else made).start((), STOP)
+    row = (made.after(ReasoningBounds("</think>")) if thinks else made).start((), STOP)
     with pytest.raises(RequestError, match="too many states"):
         say(row, [*b"</think>" * thinks, *Random(1).choices(b"xyzab", k=1000)])
     with pytest.raises(RequestError, match="too many states"):
@@ -289,7 +291,7 @@ def test_a_grammar_that_fails_is_made_anew_and_no_other(
     assert make(host, "regex", TANGLED) is again
 
 
-def test_a_token_that_does_not_fit_drops_nothing(host: Any, kept: Kept[Compiled]) -> None:
+def test_a_token_that_does_not_fit_drops_nothing(host: Any, kept: Kept[CompiledGrammar]) -> None:
     """The twin: the row's fault, not the lexer's."""
     made = make(host, "regex", "ab")
     with pytest.raises(RequestError, match="does not allow token 120"):
@@ -302,8 +304,8 @@ def test_a_token_that_does_not_fit_drops_nothing(host: Any, kept: Kept[Compiled]
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 
 
-def thinking(host: Any, closes: str = "</think>", opens: tuple[int, ...] = ()) -> Constraint:
-    return make(host, "json_schema", SCHEMA).after(Thought(closes, opens)).start((), STOP)
+def thinking(host: Any, closes: str = "</think>", opens: tuple[int, ...] = ()) -> GrammarMatcher:
+    return make(host, "json_schema", SCHEMA).after(ReasoningBounds(closes, opens)).start((), STOP)
 
 
 def test_nothing_but_stop_tokens_is_forbidden_in_a_thought(host: Any) -> None:
@@ -355,8 +357,8 @@ def test_the_model_may_think_or_not(host: Any) -> None:
 # -- calls ------------------------------------------------------------------------------------------------
 
 FRAMES = [
-    Frame('<tool_call>\n{"name": "add", "arguments": ', SCHEMA, "}\n</tool_call>"),
-    Frame(
+    CallFrame('<tool_call>\n{"name": "add", "arguments": ', SCHEMA, "}\n</tool_call>"),
+    CallFrame(
         '<tool_call>\n{"name": "now", "arguments": ',
         {"type": "object", "maxProperties": 0},
         "}\n</tool_call>",
@@ -383,21 +385,23 @@ def test_one_call_is_one(host: Any) -> None:
 
 
 def test_calls_without_special_tokens_and_without_anything_between(host: Any) -> None:
-    row = compile_calls([Frame("f(", True, ")")], host, param="tools", between="").start((), STOP)
+    row = compile_calls([CallFrame("f(", True, ")")], host, param="tools", between="").start((), STOP)
     assert open_to(say(row, b'f([1,{"a":null}])')) == {"f", EOS}
 
 
 def test_a_frame_may_end_in_a_stop_token(host: Any) -> None:
     """As harmony's `<|call|>`: the one stop token that fits there, and the end of the answer."""
     stops = frozenset({EOS, OTHER})
-    row = compile_calls([Frame("f ", {"type": "null"}, "<|unused_3|>")], host, param="tools").start((), stops)
+    row = compile_calls([CallFrame("f ", {"type": "null"}, "<|unused_3|>")], host, param="tools").start(
+        (), stops
+    )
     assert open_to(say(row, b"f null")) == {OTHER}
     assert say(row, [OTHER]).done
     assert open_to(row) == stops
 
 
 def test_a_tools_schema_that_cannot_be_enforced(host: Any) -> None:
-    frames = [Frame("f(", {"not": {}}, ")")]
+    frames = [CallFrame("f(", {"not": {}}, ")")]
     with pytest.raises(RequestError, match="Unimplemented keys"):
         compile_calls(frames, host, param="tools[0].function.parameters", strict=True)
     assert compile_calls(frames, host, param="tools").warnings
@@ -422,7 +426,7 @@ class Fixed:
         raise AssertionError(token)
 
 
-def rows(guards: list[Guard | None], vocab: int) -> list[list[int]]:
+def rows(guards: list[RowGrammar | None], vocab: int) -> list[list[int]]:
     mask = allowed(guards, vocab)
     assert mask is not None and mask.shape == (len(guards), vocab)
     return [np.flatnonzero(np.array(row)).tolist() for row in mask]
@@ -431,11 +435,11 @@ def rows(guards: list[Guard | None], vocab: int) -> list[list[int]]:
 @pytest.mark.parametrize("vocab", [20, 24, 37, 64])
 def test_logits_may_be_wider_than_the_vocabulary(vocab: int) -> None:
     """Padding rows of the output layer are no tokens; rows without a grammar keep them all."""
-    assert rows([Guard(Fixed(0, 9, 19)), None], vocab) == [[0, 9, 19], list(range(vocab))]
+    assert rows([RowGrammar(Fixed(0, 9, 19)), None], vocab) == [[0, 9, 19], list(range(vocab))]
 
 
 def test_logits_may_be_narrower_than_the_vocabulary() -> None:
-    guards = [Guard(Fixed(3, 11, 12)), Guard(Fixed(12, 23))]
+    guards = [RowGrammar(Fixed(3, 11, 12)), RowGrammar(Fixed(12, 23))]
     assert rows(guards, 12) == [[3, 11], list(range(12))]
     assert guards[0].error is None and "allows no token" in str(guards[1].error)
 

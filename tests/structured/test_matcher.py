@@ -13,10 +13,10 @@ import pytest
 from mlxrun.engine.engine import Engine
 from mlxrun.errors import RequestError
 from mlxrun.model import runner, step_output
-from mlxrun.model.compute_methods import Methods
+from mlxrun.model.compute_methods import ComputeMethods
 from mlxrun.scheduler.request import FinishReason, Request, TokenEvent
-from mlxrun.structured.grammar import Compiled, compile_grammar
-from mlxrun.structured.matcher import Thought
+from mlxrun.structured.grammar import CompiledGrammar, compile_grammar
+from mlxrun.structured.matcher import ReasoningBounds
 from tests.helpers import engine_driver, schema_cases, text_models
 from tests.helpers.byte_tokenizer import EOS, TOKEN_ID
 from tests.helpers.engine_driver import Ask
@@ -28,7 +28,7 @@ SCHEMAS = [schema_cases.drawn(seed) for seed in (1, 2, 5, 8)]
 STOP = frozenset({EOS})
 
 
-def compiled(engine: Engine, schema: Any) -> Compiled:
+def compiled(engine: Engine, schema: Any) -> CompiledGrammar:
     return compile_grammar("json_schema", schema, engine.host, param="schema")
 
 
@@ -65,13 +65,13 @@ def mixed(engine: Engine) -> list[Ask]:
     return [Ask(r, 2 * i) for i, r in enumerate(ruled)] + [Ask(r, 3 * i) for i, r in enumerate(free)]
 
 
-WAYS: dict[str, tuple[str, Methods | None, dict[str, Any]]] = {
+WAYS: dict[str, tuple[str, ComputeMethods | None, dict[str, Any]]] = {
     "llama": ("llama", None, {}),
     "windows": ("gemma3_text", None, {}),
     "hybrid": ("qwen3_next", None, {}),
-    "grouped": ("llama", Methods("grouped"), {}),
-    "alone": ("llama", Methods("alone"), {}),
-    "launched first": ("llama", Methods("ragged", launch_first=True), {}),
+    "grouped": ("llama", ComputeMethods("grouped"), {}),
+    "alone": ("llama", ComputeMethods("alone"), {}),
+    "launched first": ("llama", ComputeMethods("ragged", launch_first=True), {}),
     "reproducible": ("llama", None, {"reproducible": True}),
 }
 
@@ -204,7 +204,7 @@ def test_other_shapes(zoo: Zoo, shape: str) -> None:
 def test_the_schema_holds_after_the_thought_and_not_in_it(zoo: Zoo, opened: bool) -> None:
     """Issue 5.6: the thought is free, but for stop tokens; then whitespace; then the schema."""
     engine = engine_driver.engine(zoo.text("llama", ends=True))
-    thought = Thought("</think>", () if opened else (TOKEN_ID["<think>"],))
+    thought = ReasoningBounds("</think>", () if opened else (TOKEN_ID["<think>"],))
     bias = CLOSERS | {TOKEN_ID["</think>"]: 6.0} | ({} if opened else {TOKEN_ID["<think>"]: 4.0})
     todo = []
     for i in range(4):

@@ -13,16 +13,16 @@ import jsonschema
 import pytest
 
 from mlxrun.api.choice import Choice
-from mlxrun.api.context import TextSide
+from mlxrun.api.context import ApiContext
 from mlxrun.api.openai.request import prepare
-from mlxrun.api.prepared import Prepared
+from mlxrun.api.prepared import PreparedRequest
 from mlxrun.config.settings import Config, ModelSettings
 from mlxrun.engine.client import EngineClient
 from mlxrun.errors import RequestError
 from mlxrun.model.model_info import load_host
 from mlxrun.parsers.model_formats import ModelFormats
 from mlxrun.scheduler.request import Grammar
-from mlxrun.structured.thinking_budget import Budget
+from mlxrun.structured.thinking_budget import ThinkingBudget
 from mlxrun.text.images import MediaLoader
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
@@ -48,13 +48,13 @@ def call(name: str, arguments: str) -> str:
 
 
 @cache
-def side() -> TextSide:
+def side() -> ApiContext:
     config = Config()
     host = load_host(config.model)
-    return TextSide(host, config, MediaLoader(config.media, None), ModelFormats.of(host, config.parsers))
+    return ApiContext(host, config, MediaLoader(config.media, None), ModelFormats.of(host, config.parsers))
 
 
-def made(url: str = CHAT, side_: TextSide | None = None, **fields: Any) -> Prepared:
+def made(url: str = CHAT, side_: ApiContext | None = None, **fields: Any) -> PreparedRequest:
     of = {"messages": [{"role": "user", "content": "Hi"}]} if url == CHAT else {"prompt": "Hi"}
     return asyncio.run(prepare(url, {**of, "max_tokens": 60, **fields}, side_ or side()))
 
@@ -148,11 +148,11 @@ def test_the_form_begins_after_the_thought() -> None:
     assert formats.thought("<|im_start|>assistant\n<think>\n\n</think>\n\n") is None
 
 
-def configured(template: str | None = None, **arguments: bool) -> TextSide:
+def configured(template: str | None = None, **arguments: bool) -> ApiContext:
     """The built-in model's tokenizer with another template, or other variables for it in the config."""
     config = Config(model=ModelSettings(chat_template_args=arguments))
     host = side().host if template is None else dataclasses.replace(side().host, chat_template=template)  # type: ignore[type-var]
-    return TextSide(host, config, side().loader, side().formats)
+    return ApiContext(host, config, side().loader, side().formats)
 
 
 CHOICE = {"guided_choice": ["yes", "no"]}
@@ -301,11 +301,11 @@ def test_names_of_the_budget() -> None:
         {"chat_template_kwargs": {"thinking_budget": 5}},
     ):
         grammar = made(**fields).requests[0].grammar
-        assert isinstance(grammar, Budget) and grammar.most == 5
+        assert isinstance(grammar, ThinkingBudget) and grammar.most == 5
 
 
 def test_a_budget_needs_a_known_format() -> None:
-    plain = TextSide(side().host, side().config, side().loader)
+    plain = ApiContext(side().host, side().config, side().loader)
     body = {"messages": [{"role": "user", "content": "Hi"}], "thinking_budget": 5}
     with pytest.raises(RequestError) as caught:
         asyncio.run(prepare(CHAT, body, plain))
@@ -321,7 +321,7 @@ async def test_tools_without_a_template_for_them() -> None:
         "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
     )
     config = Config()
-    plain = TextSide(host, config, MediaLoader(config.media, None), ModelFormats.of(host, config.parsers))
+    plain = ApiContext(host, config, MediaLoader(config.media, None), ModelFormats.of(host, config.parsers))
     body = {"messages": [{"role": "user", "content": "Hi"}], "tools": [tool("f")], "tool_choice": "required"}
     prepared = await prepare(CHAT, {**body, "max_tokens": 60}, plain)
     assert "You can call functions." in prepared.prompts[0] and '"name": "f"' in prepared.prompts[0]

@@ -13,19 +13,19 @@ import numpy as np
 import pytest
 
 from mlxrun.api.choice import Choice
-from mlxrun.api.context import TextSide
+from mlxrun.api.context import ApiContext
 from mlxrun.api.openai.request import prepare
 from mlxrun.config.settings import Config
 from mlxrun.engine.client import EngineClient
 from mlxrun.errors import RequestError
 from mlxrun.model.model_info import load_host
-from mlxrun.parsers import AnswerParser, Chosen
+from mlxrun.parsers import AnswerParser, ChosenFamilies
 from mlxrun.parsers.model_formats import ModelFormats
 from mlxrun.parsers.registry import thinking_family, thinkings
-from mlxrun.scheduler.request import Constraint, Grammar
+from mlxrun.scheduler.request import Grammar, GrammarMatcher
 from mlxrun.structured import matcher as rows
 from mlxrun.structured.grammar import compile_grammar
-from mlxrun.structured.thinking_budget import Budget, budget_of
+from mlxrun.structured.thinking_budget import ThinkingBudget, budget_of
 from mlxrun.text.images import MediaLoader
 from tests.helpers import byte_tokenizer
 from tests.helpers.byte_tokenizer import TOKEN_ID
@@ -50,18 +50,18 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def budget(
     host: Any, most: int, prompt: str = OPENED, inner: Grammar | None = None, think: str = "think"
-) -> Budget:
+) -> ThinkingBudget:
     return budget_of(most, thinking_family(think), prompt, host, inner)
 
 
-def open_to(row: Constraint) -> set[int]:
+def open_to(row: GrammarMatcher) -> set[int]:
     """What may follow."""
     return {
         int(i) for i in np.flatnonzero(np.unpackbits(np.frombuffer(row.mask(), np.uint8), bitorder="little"))
     }
 
 
-def say(row: Constraint, tokens: Iterable[int]) -> Constraint:
+def say(row: GrammarMatcher, tokens: Iterable[int]) -> GrammarMatcher:
     """Each token must be allowed before it is said."""
     for token in tokens:
         assert token in open_to(row), token
@@ -69,7 +69,7 @@ def say(row: Constraint, tokens: Iterable[int]) -> Constraint:
     return row
 
 
-def forced(row: Constraint) -> list[int]:
+def forced(row: GrammarMatcher) -> list[int]:
     """Says all that has no other choice."""
     said = []
     while len(only := open_to(row)) == 1 and not row.done:
@@ -78,7 +78,7 @@ def forced(row: Constraint) -> list[int]:
     return said
 
 
-def everything(row: Constraint) -> bool:
+def everything(row: GrammarMatcher) -> bool:
     return open_to(row) >= {*range(256), EOS, THINK, UNTHINK}
 
 
@@ -182,7 +182,7 @@ def test_another_token_than_the_closing_fails_the_row(host: Any) -> None:
 def test_a_grammar_begins_behind_the_thought(host: Any) -> None:
     """B23: it holds the answer, and the budget the thought."""
     inner = compile_grammar("choice", ["yes", "no"], host, param="p")
-    row = budget(host, 2, inner=inner.after(rows.Thought("</think>"))).start((), STOP)
+    row = budget(host, 2, inner=inner.after(rows.ReasoningBounds("</think>"))).start((), STOP)
     assert EOS not in open_to(say(row, b"a"))
     assert forced(say(row, b"b")) == CLOSE
     assert open_to(row) & set(range(97, 123)) == {ord("y"), ord("n")}
@@ -192,7 +192,7 @@ def test_a_grammar_begins_behind_the_thought(host: Any) -> None:
 
 def test_a_grammar_whose_thought_the_model_may_begin(host: Any) -> None:
     inner = compile_grammar("choice", ["yes", "no"], host, param="p")
-    made = budget(host, 1, ASKED, inner.after(rows.Thought("</think>", (THINK,))))
+    made = budget(host, 1, ASKED, inner.after(rows.ReasoningBounds("</think>", (THINK,))))
     assert say(made.start((), STOP), b"no").done
     row = say(made.start((), STOP), [THINK, ord("a")])
     assert forced(row) == CLOSE
@@ -207,7 +207,7 @@ def test_a_grammar_whose_thought_the_model_may_begin(host: Any) -> None:
 
 
 def read(think: str, opened: bool, said: Iterable[int], host: Any) -> list[Item]:
-    parser = AnswerParser(Chosen(None, thinking_family(think)), opened=opened)
+    parser = AnswerParser(ChosenFamilies(None, thinking_family(think)), opened=opened)
     text = host.tokenizer.decode([*said], skip_special_tokens=False)
     return merged([*parser.feed(text), *parser.finish()])
 
@@ -261,7 +261,7 @@ Ask = Callable[[int | None], Any]
 async def ask(config: Config, host: Any, most: int | None, schema: Any = None) -> Choice:
     """The embedded model's answer to a question that it thinks about."""
     formats = ModelFormats.of(host, config.parsers)
-    side = TextSide(host, config, MediaLoader(config.media, None), formats)
+    side = ApiContext(host, config, MediaLoader(config.media, None), formats)
     body: dict[str, Any] = {
         "messages": QUESTION,
         "max_tokens": 100,
@@ -272,7 +272,7 @@ async def ask(config: Config, host: Any, most: int | None, schema: Any = None) -
     (request,) = prepared.requests
     inner = None if schema is None else compile_grammar("json_schema", schema, host, param="schema")
     if inner is not None:
-        inner = inner.after(rows.Thought("</think>"))
+        inner = inner.after(rows.ReasoningBounds("</think>"))
     if most is not None:
         made = budget_of(most, formats.thinking, prepared.prompts[0], host, inner)
         request = replace(request, grammar=made)

@@ -19,9 +19,9 @@ from mlxrun.text import boundaries as module
 from mlxrun.text import tokens as tokens_module
 from mlxrun.text.boundaries import LEAST, boundaries, expand, variants
 from mlxrun.text.messages import normalise
-from mlxrun.text.prompt import Prompt, chat_prompt, raw_prompt
+from mlxrun.text.prompt import RenderedPrompt, chat_prompt, raw_prompt
 from mlxrun.text.template import render
-from mlxrun.text.tokens import Tokens, shared, shared_tokens, tokenise
+from mlxrun.text.tokens import PromptTokens, shared, shared_tokens, tokenise
 from tests.helpers.tokenizers import (
     CHATML,
     STRICT,
@@ -152,7 +152,7 @@ def true_lcp(a: Sequence[int], b: Sequence[int]) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
-def prompt_of(host: FakeHost, messages: list[Any], tools: Any = None) -> Prompt:
+def prompt_of(host: FakeHost, messages: list[Any], tools: Any = None) -> RenderedPrompt:
     return chat_prompt(host, normalise(messages).messages, [], tools, {})
 
 
@@ -249,7 +249,7 @@ def test_every_turn_of_a_chat_has_the_boundary_of_the_one_before(template: str) 
     """B10: what is saved at a turn's boundary is a prefix of the next turn's prompt, thoughts gone or not."""
     host = FakeHost(chat_template=template)
     chat: list[Any] = [SYSTEM]
-    before: Prompt | None = None
+    before: RenderedPrompt | None = None
     for i in range(6):
         chat.append({"role": "user", "content": f"{i} is the question"})
         prompt = prompt_of(host, chat)
@@ -365,7 +365,7 @@ def test_a_long_chat_is_rendered_three_times_and_tokenised_once(monkeypatch: pyt
         rendered.append(1)
         return render(*args)
 
-    def counting_tokenise(host: Any, text: str, *, special: bool) -> Tokens:
+    def counting_tokenise(host: Any, text: str, *, special: bool) -> PromptTokens:
         tokenised.append(len(text))
         return tokenise(host, text, special=special)
 
@@ -422,7 +422,7 @@ def test_boundaries_among_images(kind: type[FakeHost], turns: list[Any], system:
         assert not any(start < p < end for start, end in prompt.spans)
 
 
-def image_prompt(host: FakeHost, messages: list[Any]) -> Prompt:
+def image_prompt(host: FakeHost, messages: list[Any]) -> RenderedPrompt:
     parts = [part for m in messages if not isinstance(m["content"], str) for part in m["content"]]
     return chat_prompt(host, messages, [RED] * sum(part["type"] == "image" for part in parts), None, {})
 
@@ -465,5 +465,5 @@ def test_boundaries_of_a_text_without_positions() -> None:
     """Without an encoding (tokenizers that are not fast) all is tokenised, and the result is the same."""
     host, messages = FakeHost(), normalise([SYSTEM, {"role": "user", "content": "hi"}]).messages
     tokens = tokenise(host, render(host, messages, None, {}), special=False)
-    plain = Tokens(tokens.text, tokens.ids)
+    plain = PromptTokens(tokens.text, tokens.ids)
     assert boundaries(host, plain, messages, None, {}) == boundaries(host, tokens, messages, None, {}) != ()

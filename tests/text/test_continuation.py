@@ -13,11 +13,11 @@ import pytest
 
 from mlxrun.api.anthropic.fields import BODY as MESSAGES
 from mlxrun.api.choice import Choice
-from mlxrun.api.context import TextSide
+from mlxrun.api.context import ApiContext
 from mlxrun.api.openai.request import chat_prompt_of, offered
-from mlxrun.api.prepared import Prepared
+from mlxrun.api.prepared import PreparedRequest
 from mlxrun.api.responses.fields import BODY as RESPONSES
-from mlxrun.batch.job_file import Line
+from mlxrun.batch.job_file import JobLine
 from mlxrun.batch.line_answerer import Preparer
 from mlxrun.config.settings import Config
 from mlxrun.errors import RequestError
@@ -307,7 +307,7 @@ def test_a_completion_goes_on_from_its_prompt() -> None:
 def test_a_budget_counts_in_the_open_thought() -> None:
     """A thought that the text has begun is closed when the answer's own tokens of it are used up."""
     host = FakeHost(chat_template=TOOLS)
-    side = TextSide(host, Config(), None, FORMATS)  # type: ignore[arg-type]
+    side = ApiContext(host, Config(), None, FORMATS)  # type: ignore[arg-type]
     stop = frozenset({byte_tokenizer().eos_token_id})
 
     def closes(content: str) -> bool:
@@ -322,7 +322,7 @@ def test_a_budget_counts_in_the_open_thought() -> None:
     assert not closes("The") and not closes("<think>Hm</think>")
 
 
-def prepare_with(side: TextSide, given: Json) -> Prepared:
+def prepare_with(side: ApiContext, given: Json) -> PreparedRequest:
     import asyncio
 
     from mlxrun.api.openai.request import prepare
@@ -416,7 +416,7 @@ def test_a_template_that_changes_the_text_is_led_back() -> None:
 async def test_a_job_takes_it_too(tmp_path: Path) -> None:
     """The same text side: the same prompt as the server's."""
     preparer = Preparer(FakeHost(), Config(), tmp_path)
-    made = await preparer(Line(1, "a", CHAT, begun("The")))
+    made = await preparer(JobLine(1, "a", CHAT, begun("The")))
     assert made.prefill == "The" and made.prompts[0].endswith("<|im_start|>assistant\nThe")
 
 
@@ -428,7 +428,7 @@ async def test_checked_once() -> None:
     with pytest.MonkeyPatch.context() as patch:
         check = request.check_tools
         patch.setattr(request, "check_tools", lambda tools: seen.append(1) or check(tools))
-        side = TextSide(FakeHost(chat_template=TOOLS), Config(), None)  # type: ignore[arg-type]
+        side = ApiContext(FakeHost(chat_template=TOOLS), Config(), None)  # type: ignore[arg-type]
         await request.prepare(CHAT, {"messages": HI, "tools": [TOOL]}, side)
         assert seen == [1]
         await chat_prompt_of({"messages": HI}, offered({"messages": HI, "tools": [TOOL]}), side)

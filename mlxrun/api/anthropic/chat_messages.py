@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mlxrun.api.anthropic.error_paths import Trail
+from mlxrun.api.anthropic.error_paths import ErrorPaths
 from mlxrun.api.anthropic.fields import (
     ALLOWED,
     BLOCKS,
@@ -41,7 +41,7 @@ _PLACES = {"tool_result": "tool results", "document": "documents", "search_resul
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PromptPart:
     """A part of a chat message; `path` is the block that it was, `value` its text or its image's data."""
 
     body: Json
@@ -56,7 +56,7 @@ class ChatMessages:
     the beginning of the answer: see `begun`.
     """
 
-    def __init__(self, trail: Trail, *, strip_billing: bool, whole: bool) -> None:
+    def __init__(self, trail: ErrorPaths, *, strip_billing: bool, whole: bool) -> None:
         self.messages: list[Json] = []
         self._paths = trail.paths
         self._strip = strip_billing
@@ -100,8 +100,8 @@ class ChatMessages:
         if isinstance(content, str):
             self._add({"role": "user", "content": content}, where)
             return
-        images: list[Part] = []
-        said: list[Part] = []
+        images: list[PromptPart] = []
+        said: list[PromptPart] = []
         for of, block, path in _blocks(content, f"{where}.content", "user"):
             if of != "tool_result":
                 said.append(_part(of, block, path))
@@ -112,7 +112,7 @@ class ChatMessages:
         if images or said:
             self._add({"role": "user"}, where, [*images, *said])
 
-    def _result(self, block: Json, path: str) -> list[Part]:
+    def _result(self, block: Json, path: str) -> list[PromptPart]:
         """Adds the result of a call; gives its images."""
         called = block["tool_use_id"]
         if self._open.pop(called, None) is None and self._whole:
@@ -153,7 +153,7 @@ class ChatMessages:
             message["tool_calls"] = calls
         self._add(message, where)
 
-    def _add(self, message: Json, where: str, parts: Sequence[Part] = ()) -> None:
+    def _add(self, message: Json, where: str, parts: Sequence[PromptPart] = ()) -> None:
         at = f"messages[{len(self.messages)}]"
         self._paths[at] = where
         for i, part in enumerate(parts):
@@ -203,14 +203,14 @@ def _blocks(content: Any, where: str, within: str) -> list[tuple[str, Json, str]
     return [(*checked(block, path, taken, refused), path) for block, path in zip(content, paths, strict=True)]
 
 
-def _parts(content: Any, where: str, within: str) -> list[Part]:
+def _parts(content: Any, where: str, within: str) -> list[PromptPart]:
     """A string, or blocks of text and images."""
     if isinstance(content, str):
         return [_text(content, where, where)] if content else []
     return [_part(of, block, path) for of, block, path in _blocks(content, where, within)]
 
 
-def _part(of: str, block: Json, path: str) -> Part:
+def _part(of: str, block: Json, path: str) -> PromptPart:
     if of == "text":
         return _text(block["text"], path, f"{path}.text")
     if of in ("document", "search_result"):
@@ -218,9 +218,9 @@ def _part(of: str, block: Json, path: str) -> Part:
     source, given = checked(block["source"], f"{path}.source", SOURCES, {"file": "send it as base64"})
     fields(block.get("transformations", {}), f"{path}.transformations", TRANSFORMATIONS)
     if source == "url":
-        return Part({"type": "image_url", "image_url": given}, path, f"{path}.source.url")
+        return PromptPart({"type": "image_url", "image_url": given}, path, f"{path}.source.url")
     url = f"data:{given['media_type']};base64,{given['data']}"
-    return Part({"type": "image_url", "image_url": {"url": url}}, path, f"{path}.source.data")
+    return PromptPart({"type": "image_url", "image_url": {"url": url}}, path, f"{path}.source.data")
 
 
 def _document(block: Json, path: str) -> str:
@@ -248,8 +248,8 @@ def _tagged(name: str, facts: Mapping[str, str | None], text: str) -> str:
     return "\n".join([f"<{name}>", *lines, "<content>", text, "</content>", f"</{name}>"])
 
 
-def _text(text: str, path: str, value: str) -> Part:
-    return Part({"type": "text", "text": text}, path, value)
+def _text(text: str, path: str, value: str) -> PromptPart:
+    return PromptPart({"type": "text", "text": text}, path, value)
 
 
 def _call(block: Json) -> Json:
@@ -257,7 +257,7 @@ def _call(block: Json) -> Json:
     return {"id": block["id"], "type": "function", "function": function}
 
 
-def _failed(texts: list[Part], path: str) -> list[Part]:
+def _failed(texts: list[PromptPart], path: str) -> list[PromptPart]:
     """The result of a call that failed: templates have no mark for that, so the text has to say it."""
     if not texts:
         return [_text("Error", path, path)]
@@ -265,12 +265,12 @@ def _failed(texts: list[Part], path: str) -> list[Part]:
     if "error" in first.body["text"][:40].lower():
         return texts
     return [
-        Part({"type": "text", "text": f"Error: {first.body['text']}"}, first.path, first.value),
+        PromptPart({"type": "text", "text": f"Error: {first.body['text']}"}, first.path, first.value),
         *texts[1:],
     ]
 
 
-def _without_billing(parts: list[Part]) -> list[Part]:
+def _without_billing(parts: list[PromptPart]) -> list[PromptPart]:
     first = parts[0]
     found = _BILLING.match(first.body["text"])
     if found is None:

@@ -18,7 +18,7 @@ _UNKNOWN = "unknown parameter"
 
 
 @dataclass(frozen=True, slots=True)
-class Trail:
+class ErrorPaths:
     """Paths of a chat body, and where each comes from in the Anthropic body."""
 
     paths: dict[str, str] = field(default_factory=dict)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlxrun.api.anthropic.chat_messages import ChatMessages
-from mlxrun.api.anthropic.error_paths import Trail, rename
+from mlxrun.api.anthropic.error_paths import ErrorPaths, rename
 from mlxrun.api.anthropic.fields import (
     CONTEXT,
     EDITS,
@@ -30,14 +30,14 @@ from mlxrun.api.anthropic.fields import (
     checked,
     fields,
 )
-from mlxrun.api.context import TextSide
+from mlxrun.api.context import ApiContext
 from mlxrun.api.openai import request
 from mlxrun.api.openai.fields import BODIES
-from mlxrun.api.prepared import Prepared
+from mlxrun.api.prepared import PreparedRequest
 from mlxrun.errors import Draining, NotReady, PromptTooLong, RequestError, status_of, told_of
 from mlxrun.text.continuation import CONTINUE
 from mlxrun.text.field_errors import bad, need, quote, suggest, unsupported
-from mlxrun.text.model_info import HostModel
+from mlxrun.text.model_info import ModelInfo
 from mlxrun.text.template import SWITCHES, variables
 
 Json = dict[str, Any]
@@ -48,11 +48,11 @@ _EFFORTS = {"xhigh": "high", "max": "high"}  # templates know low, medium and hi
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ReadMessage:
     """A checked body. `chat` is the same for /v1/chat/completions; `trail` leads its errors back."""
 
     chat: Json
-    trail: Trail
+    trail: ErrorPaths
     max_tokens: int
     hide_thought: bool = False
     edits: bool = False  # whether the response is to say which context edits were applied
@@ -62,8 +62,8 @@ class Asked:
 class PreparedMessage:
     """A request of /v1/messages: what the engine is asked, and what the response needs besides."""
 
-    prepared: Prepared
-    asked: Asked
+    prepared: PreparedRequest
+    asked: ReadMessage
 
     @property
     def cut(self) -> bool:
@@ -71,7 +71,7 @@ class PreparedMessage:
         return self.prepared.requests[0].params.max_tokens < self.asked.max_tokens
 
 
-async def prepare_message(body: Any, side: TextSide, *, interleaved: bool = False) -> PreparedMessage:
+async def prepare_message(body: Any, side: ApiContext, *, interleaved: bool = False) -> PreparedMessage:
     """Checks a body of /v1/messages and makes its prompt. `interleaved`: the client's header says so;
     a budget is then for all thoughts between calls, and may be more than one answer's tokens."""
     asked = await asyncio.to_thread(ask, body, side)
@@ -88,7 +88,7 @@ async def prepare_message(body: Any, side: TextSide, *, interleaved: bool = Fals
     return PreparedMessage(prepared, asked)
 
 
-async def count_tokens(body: Any, side: TextSide) -> Json:
+async def count_tokens(body: Any, side: ApiContext) -> Json:
     """The response of count_tokens: the tokens that the engine would prefill, images included. The prompt may
     be longer than the context."""
     asked = await asyncio.to_thread(ask, body, side, count=True)
@@ -102,7 +102,7 @@ async def count_tokens(body: Any, side: TextSide) -> Json:
     return {"input_tokens": len(prompt.ids)}
 
 
-def ask(body: Any, side: TextSide, *, count: bool = False) -> Asked:
+def ask(body: Any, side: ApiContext, *, count: bool = False) -> ReadMessage:
     """A checked body, as one of chat/completions."""
     try:
         return _ask(check_body(body, count), side, count)
@@ -111,8 +111,8 @@ def ask(body: Any, side: TextSide, *, count: bool = False) -> Asked:
         raise
 
 
-def _ask(given: Json, side: TextSide, count: bool) -> Asked:
-    trail = Trail()
+def _ask(given: Json, side: ApiContext, count: bool) -> ReadMessage:
+    trail = ErrorPaths()
     strip = side.config.server.strip_billing_header
     messages = ChatMessages(trail, strip_billing=strip, whole=not count)
     if "system" in given:
@@ -127,7 +127,7 @@ def _ask(given: Json, side: TextSide, count: bool) -> Asked:
     chat |= _output(given, side.host, trail)
     if messages.begun and _may_begin(given, count):
         chat[CONTINUE] = True
-    return Asked(
+    return ReadMessage(
         chat,
         trail,
         given.get("max_tokens", 1),
@@ -151,13 +151,13 @@ def _may_begin(given: Json, count: bool) -> bool:
     return against is None
 
 
-def _user(given: Json, trail: Trail) -> Json:
+def _user(given: Json, trail: ErrorPaths) -> Json:
     metadata = fields(given.get("metadata", {}), "metadata", METADATA)
     trail.paths["user"] = "metadata.user_id"
     return {"user": metadata["user_id"]} if "user_id" in metadata else {}
 
 
-def _tools(given: Json, trail: Trail) -> Json:
+def _tools(given: Json, trail: ErrorPaths) -> Json:
     """Tools as functions, and which may be called."""
     tools = []
     for i, value in enumerate(given.get("tools", [])):
@@ -206,7 +206,7 @@ def _tool(value: Any, where: str) -> Json:
     return {"type": "function", "function": function}
 
 
-def _thinking(given: Json, side: TextSide, trail: Trail) -> Json:
+def _thinking(given: Json, side: ApiContext, trail: ErrorPaths) -> Json:
     """The template's switch for thinking, and how long a thought may be where its format is known. `adaptive`
     leaves both to the template and the config; a template without a switch always does the same."""
     if "thinking" not in given:
@@ -234,7 +234,7 @@ def _check_budget(body: Json, interleaved: bool) -> None:
         raise bad("thinking.budget_tokens", text)
 
 
-def _output(given: Json, host: HostModel, trail: Trail) -> Json:
+def _output(given: Json, host: ModelInfo, trail: ErrorPaths) -> Json:
     output = fields(given.get("output_config", {}), "output_config", OUTPUT)
     made: Json = {}
     if "effort" in output and "reasoning_effort" in _variables(host):
@@ -249,7 +249,7 @@ def _output(given: Json, host: HostModel, trail: Trail) -> Json:
     return made
 
 
-def _variables(host: HostModel) -> frozenset[str]:
+def _variables(host: ModelInfo) -> frozenset[str]:
     return variables(host.chat_template) if host.chat_template is not None else frozenset()
 
 

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from mlxrun.api.body_schema import check_tools
 from mlxrun.api.choice import Choice
-from mlxrun.api.context import TextSide
+from mlxrun.api.context import ApiContext
 from mlxrun.api.openai.fields import BODIES, URLS, Kind
 from mlxrun.api.openai.response import error_body, response_body
-from mlxrun.api.prepared import Prepared
+from mlxrun.api.prepared import PreparedRequest
 from mlxrun.api.sampling_params import (
     answer_length,
     chat_logprobs,
@@ -32,14 +32,14 @@ from mlxrun.config.settings import Config
 from mlxrun.errors import MediaError, NotFound
 from mlxrun.scheduler.request import Grammar, Request, SamplingParams
 from mlxrun.structured.response_format import form_of, refuse_form
-from mlxrun.structured.thinking_budget import Budget, asked, budget_of
+from mlxrun.structured.thinking_budget import ThinkingBudget, asked, budget_of
 from mlxrun.text.continuation import CONTINUE, continued
 from mlxrun.text.field_errors import UNSUPPORTED, bad, kind, need, quote, suggest, unsupported
-from mlxrun.text.formats import PLAIN, Formats
+from mlxrun.text.formats import PLAIN, AnswerFormats
 from mlxrun.text.images import MediaLoader
 from mlxrun.text.messages import ImageRef, Message, normalise
-from mlxrun.text.model_info import HostModel
-from mlxrun.text.prompt import Prompt, chat_prompt, check_text, raw_prompt
+from mlxrun.text.model_info import ModelInfo
+from mlxrun.text.prompt import RenderedPrompt, chat_prompt, check_text, raw_prompt
 from mlxrun.text.template import check_arguments, need_template, places
 from mlxrun.text.template import variables as template_variables
 from mlxrun.text.tools_prompt import told
@@ -47,7 +47,7 @@ from mlxrun.text.tools_prompt import told
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["URLS", "Choice", "Prepared", "error_body", "prepare", "response_body"]
+__all__ = ["URLS", "Choice", "PreparedRequest", "error_body", "prepare", "response_body"]
 
 MAX_CHOICES = 2048
 _CONTROL = re.compile(r"<.*[|_\uff5c].*>")  # <|im_end|>, <end_of_turn>; not </s>, which is HTML too
@@ -56,12 +56,12 @@ _CONTROL = re.compile(r"<.*[|_\uff5c].*>")  # <|im_end|>, <end_of_turn>; not </s
 async def prepare(
     url: str,
     body: Mapping[str, Any],
-    side: TextSide,
+    side: ApiContext,
     *,
     default_seed: int | None = None,
     default_max_tokens: int | None = None,
     stream: bool = False,
-) -> Prepared:
+) -> PreparedRequest:
     """Checks a body and makes its prompts. The keywords are the caller's: what to use where neither body nor
     config says, and whether it can stream."""
     of = URLS.get(url)
@@ -87,7 +87,7 @@ async def prepare(
     grammar = await asyncio.to_thread(_grammar, given, tools, prompts[0], side, formats)
     lengths = [answer_length(given, len(p.ids), host, config, default_max_tokens) for p in prompts]
     per_prompt = [dataclasses.replace(params, max_tokens=length) for length in lengths]
-    return Prepared(
+    return PreparedRequest(
         kind=of,
         requests=_requests(given, prompts, per_prompt, seed, grammar),
         stops=stops,
@@ -106,7 +106,7 @@ async def prepare(
     )
 
 
-def check_model(name: str | None, host: HostModel) -> None:
+def check_model(name: str | None, host: ModelInfo) -> None:
     """Refuses a name that is not served. A config without names serves any: clients have theirs built in."""
     names = tuple(dict.fromkeys((host.name, *host.names)))
     if name is not None and host.names and name not in (*names, *host.aliases):
@@ -114,7 +114,7 @@ def check_model(name: str | None, host: HostModel) -> None:
         raise NotFound(text, param="model", code="model_not_found")
 
 
-def _check_fields(of: Kind, given: dict[str, Any], host: HostModel, config: Config, stream: bool) -> None:
+def _check_fields(of: Kind, given: dict[str, Any], host: ModelInfo, config: Config, stream: bool) -> None:
     """What depends on more than one field, on the model, or on the caller."""
     check_model(given.get("model"), host)
     if given.get("stream") and not stream:
@@ -134,9 +134,9 @@ def _check_fields(of: Kind, given: dict[str, Any], host: HostModel, config: Conf
 def _grammar(
     given: Mapping[str, Any],
     tools: Sequence[Mapping[str, Any]],
-    prompt: Prompt,
-    side: TextSide,
-    formats: Formats,
+    prompt: RenderedPrompt,
+    side: ApiContext,
+    formats: AnswerFormats,
 ) -> Grammar | None:
     """What the answer is held to: its form, and the length of its thought."""
     budget = asked(given)
@@ -151,7 +151,7 @@ def _grammar(
 
 def _requests(
     given: Mapping[str, Any],
-    prompts: Sequence[Prompt],
+    prompts: Sequence[RenderedPrompt],
     params: Sequence[SamplingParams],
     seed: int,
     grammar: Grammar | None,
@@ -178,10 +178,10 @@ def _requests(
 
 def _says_anything(grammar: Grammar | None) -> bool:
     """Whether the answer has no form, in which a stop token's text may well stand."""
-    return grammar is None or (isinstance(grammar, Budget) and grammar.inner is None)
+    return grammar is None or (isinstance(grammar, ThinkingBudget) and grammar.inner is None)
 
 
-def _guards(host: HostModel, stop_ids: Iterable[int]) -> tuple[str, ...]:
+def _guards(host: ModelInfo, stop_ids: Iterable[int]) -> tuple[str, ...]:
     """Stop tokens whose text can only be a control token: a model that spells one out means to stop (A53)."""
     added = host.tokenizer.backend_tokenizer.get_added_tokens_decoder()
     texts = [added[i].content for i in sorted(stop_ids) if i in added and added[i].special]
@@ -191,7 +191,9 @@ def _guards(host: HostModel, stop_ids: Iterable[int]) -> tuple[str, ...]:
 # Chat.
 
 
-async def chat_prompt_of(given: Mapping[str, Any], tools: Sequence[Message], side: TextSide) -> Prompt:
+async def chat_prompt_of(
+    given: Mapping[str, Any], tools: Sequence[Message], side: ApiContext
+) -> RenderedPrompt:
     """The prompt of a checked chat body in which `tools` are offered, as the engine gets it: images loaded,
     tokens in place."""
     open_at = continued(given)
@@ -210,7 +212,7 @@ async def chat_prompt_of(given: Mapping[str, Any], tools: Sequence[Message], sid
 
 
 def _read_chat(
-    given: Mapping[str, Any], host: HostModel, config: Config
+    given: Mapping[str, Any], host: ModelInfo, config: Config
 ) -> tuple[list[Message], tuple[ImageRef, ...], dict[str, Any]]:
     """Messages, images and template variables, checked."""
     chat = normalise(given["messages"])
@@ -235,7 +237,7 @@ def offered(given: Mapping[str, Any]) -> list[Message]:
 
 
 async def _load(
-    refs: Sequence[ImageRef], host: HostModel, config: Config, loader: MediaLoader
+    refs: Sequence[ImageRef], host: ModelInfo, config: Config, loader: MediaLoader
 ) -> list[Image]:
     """All images at once; of several errors the first in the messages' order is raised."""
     if refs and not host.vision:
@@ -258,7 +260,7 @@ async def _load(
 # Completions.
 
 
-def _raw(given: Mapping[str, Any], host: HostModel) -> list[Prompt]:
+def _raw(given: Mapping[str, Any], host: ModelInfo) -> list[RenderedPrompt]:
     return [raw_prompt(host, prompt, param) for prompt, param in _split(given["prompt"])]
 
 

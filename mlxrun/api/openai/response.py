@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mlxrun.api.choice import Call, Choice, LoggedToken
-from mlxrun.api.prepared import Prepared
+from mlxrun.api.choice import Choice, LoggedToken, ToolCall
+from mlxrun.api.prepared import PreparedRequest
 from mlxrun.errors import MlxrunError, RequestError, status_of, told_of
 
 Json = dict[str, Any]
@@ -18,7 +18,7 @@ _LOWEST = -9999.0  # OpenAI's stand-in for a probability of zero, whose logarith
 
 
 def response_body(
-    prepared: Prepared,
+    prepared: PreparedRequest,
     choices: Sequence[Choice],
     request_id: str,
     created: int,
@@ -40,7 +40,7 @@ def response_body(
     }
 
 
-def usage(prepared: Prepared, choices: Sequence[Choice]) -> Json:
+def usage(prepared: PreparedRequest, choices: Sequence[Choice]) -> Json:
     """Token counts; a prompt counts once, and as cached only what its first choice found in the cache."""
     prompt = prepared.prompt_tokens
     completion = sum(choice.completion_tokens for choice in choices)
@@ -55,7 +55,7 @@ def usage(prepared: Prepared, choices: Sequence[Choice]) -> Json:
     }
 
 
-def _chat_choice(prepared: Prepared, choice: Choice) -> Json:
+def _chat_choice(prepared: PreparedRequest, choice: Choice) -> Json:
     wanted = prepared.requests[choice.index].params.logprobs is not None
     return {
         "index": choice.index,
@@ -76,7 +76,7 @@ def _message(choice: Choice) -> Json:
     return message
 
 
-def call_body(call: Call) -> Json:
+def call_body(call: ToolCall) -> Json:
     """A tool call as messages have it."""
     return {
         "id": call.id,
@@ -85,7 +85,7 @@ def call_body(call: Call) -> Json:
     }
 
 
-def _completion_choice(prepared: Prepared, choice: Choice) -> Json:
+def _completion_choice(prepared: PreparedRequest, choice: Choice) -> Json:
     wanted = prepared.requests[choice.index].params.logprobs is not None
     echo = prepared.echoes[choice.index // prepared.n] if prepared.echoes else ""
     return {

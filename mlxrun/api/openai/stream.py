@@ -12,7 +12,7 @@ from itertools import groupby
 
 from mlxrun.api.choice import Choice, LoggedToken
 from mlxrun.api.openai.response import Json, chat_logprobs, completion_logprobs, usage
-from mlxrun.api.prepared import Prepared
+from mlxrun.api.prepared import PreparedRequest
 from mlxrun.text.formats import Delta, TextDelta
 
 _dumps = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
@@ -23,7 +23,7 @@ class Chunks:
     """Makes the chunks of one request's stream; one object a stream."""
 
     def __init__(
-        self, prepared: Prepared, request_id: str, created: int, fingerprint: str | None = None
+        self, prepared: PreparedRequest, request_id: str, created: int, fingerprint: str | None = None
     ) -> None:
         chat = prepared.kind == "chat"
         self._prepared = prepared

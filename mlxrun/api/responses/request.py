@@ -14,10 +14,10 @@ from typing import Any
 
 from mlxrun.api.responses.fields import BODY, ENCRYPTED, LOGPROBS, SAME
 from mlxrun.api.responses.input_items import Item, Placed, read_input
-from mlxrun.api.responses.tools import Tools, read_tools, visible, warn_once
+from mlxrun.api.responses.tools import ResponseTools, read_tools, visible, warn_once
 from mlxrun.errors import RequestError
 from mlxrun.text.field_errors import bad, need, quote, unsupported
-from mlxrun.text.model_info import HostModel
+from mlxrun.text.model_info import ModelInfo
 from mlxrun.text.template import SWITCHES, variables
 
 _DEEPEST = 100  # of nested JSON: well below what encoders, templates and schemas take
@@ -33,7 +33,7 @@ _RENAMED = {
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ReadResponse:
     """A checked Responses body. `chat` is the body to prepare; `items` are the new input items, `history`
     those of the responses before; `paths` lead from fields of `chat` to those of the sender."""
 
@@ -41,7 +41,7 @@ class Asked:
     chat: dict[str, Any]
     items: tuple[Item, ...]
     history: tuple[Item, ...]
-    tools: Tools
+    tools: ResponseTools
     effort: str | None
     paths: Mapping[str, str]
 
@@ -68,7 +68,7 @@ class Memory:
     item: Callable[[str], Item | None] = lambda _: None
 
 
-def read(body: Any, host: HostModel, memory: Memory, token: str) -> Asked:
+def read(body: Any, host: ModelInfo, memory: Memory, token: str) -> ReadResponse:
     """Checks a body and translates it. `token` is what new ids are made of."""
     _check_depth(body)
     given = BODY.check(body)
@@ -94,7 +94,7 @@ def read(body: Any, host: HostModel, memory: Memory, token: str) -> Asked:
         chat |= {"logprobs": True, "top_logprobs": given.get("top_logprobs", 0)}
     chat |= _format(given.get("text", {}))
     effort = _effort(given, chat, host)
-    return Asked(given, chat, tuple(p.item for p in placed), tuple(history), tools, effort, paths)
+    return ReadResponse(given, chat, tuple(p.item for p in placed), tuple(history), tools, effort, paths)
 
 
 def _check_depth(body: Any) -> None:
@@ -133,7 +133,7 @@ def _format(text: Mapping[str, Any]) -> dict[str, Any]:
     return {"response_format": {"type": of, of: {key: form[key] for key in form if key != "type"}}}
 
 
-def _effort(given: Mapping[str, Any], chat: dict[str, Any], host: HostModel) -> str | None:
+def _effort(given: Mapping[str, Any], chat: dict[str, Any], host: ModelInfo) -> str | None:
     """Sets what the model's template has for `reasoning.effort`, and gives the effort that is applied.
 
     It is a hint that some clients always send, so a template without such a thing is a warning only; the

@@ -11,14 +11,14 @@ from typing import Any
 
 from mlxrun.api.choice import Choice, LoggedToken
 from mlxrun.api.openai.response import chat_logprobs, error_body
-from mlxrun.api.prepared import Prepared
-from mlxrun.api.responses.request import Asked
+from mlxrun.api.prepared import PreparedRequest
+from mlxrun.api.responses.request import ReadResponse
 from mlxrun.errors import MlxrunError, Overloaded, RequestError
 
 Json = dict[str, Any]
 
 
-def new_response(response_id: str, created: int, asked: Asked, prepared: Prepared) -> Json:
+def new_response(response_id: str, created: int, asked: ReadResponse, prepared: PreparedRequest) -> Json:
     """The response as it is when its answer begins."""
     given, params = asked.given, prepared.requests[0].params
     return {
@@ -59,7 +59,7 @@ def new_response(response_id: str, created: int, asked: Asked, prepared: Prepare
     }
 
 
-def usage(prepared: Prepared, choice: Choice) -> Json:
+def usage(prepared: PreparedRequest, choice: Choice) -> Json:
     """Token counts. What the prefix cache takes in is not counted, as nobody pays for it."""
     prompt = prepared.prompt_tokens
     return {

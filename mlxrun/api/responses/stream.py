@@ -13,8 +13,8 @@ from typing import Any
 
 from mlxrun.api.choice import Choice, LoggedToken
 from mlxrun.api.opaque_reasoning import carry
-from mlxrun.api.prepared import Prepared
-from mlxrun.api.responses.request import Asked
+from mlxrun.api.prepared import PreparedRequest
+from mlxrun.api.responses.request import ReadResponse
 from mlxrun.api.responses.response import Json, failure, logprobs, usage
 from mlxrun.api.responses.tools import Named, call_item, free_text
 from mlxrun.text.formats import Delta
@@ -43,7 +43,7 @@ class Assembly:
     """Makes the events of one response; `response` is its body so far. `choice` is to be set once there is
     one, before its pieces are fed. The first events of all come with those of whatever is called first."""
 
-    def __init__(self, response: Json, asked: Asked, prepared: Prepared) -> None:
+    def __init__(self, response: Json, asked: ReadResponse, prepared: PreparedRequest) -> None:
         self.response = response
         self.choice: Choice | None = None
         self._asked = asked

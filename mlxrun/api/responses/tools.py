@@ -53,7 +53,7 @@ class Named:
 
 
 @dataclass(frozen=True, slots=True)
-class Tools:
+class ResponseTools:
     """`chat` is the tools of the chat body, `paths` where each came from, `by_name` what a call's name means,
     `echo` the tools as the response shows them, `choice` the chat body's tool_choice."""
 
@@ -71,15 +71,15 @@ def visible(name: str, namespace: str | None) -> str:
     return namespace + name if namespace.endswith("__") else f"{namespace}__{name}"
 
 
-def read_tools(given: Mapping[str, Any]) -> Tools:
+def read_tools(given: Mapping[str, Any]) -> ResponseTools:
     """The tools and the tool choice of a body; RequestError names what is wrong."""
-    tools = Tools()
+    tools = ResponseTools()
     for i, tool in enumerate(given.get("tools", [])):
         _read(tool, f"tools[{i}]", None, tools)
     return _chosen(tools, given.get("tool_choice", "auto"))
 
 
-def _read(tool: Any, param: str, namespace: str | None, tools: Tools) -> None:
+def _read(tool: Any, param: str, namespace: str | None, tools: ResponseTools) -> None:
     need(tool, dict, param)
     kind = field_of(tool, "type", str, param)
     if kind in ABSENT_TOOLS and namespace is None:
@@ -108,7 +108,7 @@ def _read(tool: Any, param: str, namespace: str | None, tools: Tools) -> None:
         tools.echo.append(_SHOWN | tool if kind == "function" else tool)
 
 
-def _add(tool: Json, param: str, named: Named, tools: Tools) -> None:
+def _add(tool: Json, param: str, named: Named, tools: ResponseTools) -> None:
     name = visible(named.name, named.namespace)
     if name in tools.by_name:
         raise bad(f"{param}.name", f"there are two tools called {quote(name)}")
@@ -139,7 +139,7 @@ def _free_text(tool: Json, param: str) -> Json:
     return described | {"parameters": schema | {"required": ["input"]}}
 
 
-def _chosen(tools: Tools, choice: Any) -> Tools:
+def _chosen(tools: ResponseTools, choice: Any) -> ResponseTools:
     if isinstance(choice, str):
         if choice not in ("auto", "none", "required"):
             raise bad("tool_choice", f"{quote(choice)} is not one of auto, none, required")
@@ -160,7 +160,7 @@ def _chosen(tools: Tools, choice: Any) -> Tools:
     raise unsupported("tool_choice.type", f"{quote(kind)}; function, custom and allowed_tools are taken")
 
 
-def _named(value: Any, param: str, tools: Tools) -> str:
+def _named(value: Any, param: str, tools: ResponseTools) -> str:
     """The visible name of the tool that a choice means."""
     need(value, dict, param)
     namespace = value.get("namespace")
@@ -172,16 +172,16 @@ def _named(value: Any, param: str, tools: Tools) -> str:
     return name
 
 
-def _with(tools: Tools, choice: str | Json, only: set[str] | None) -> Tools:
+def _with(tools: ResponseTools, choice: str | Json, only: set[str] | None) -> ResponseTools:
     kept = [
         (tool, path)
         for tool, path in zip(tools.chat, tools.paths, strict=True)
         if only is None or tool["function"]["name"] in only
     ]
-    return Tools([t for t, _ in kept], [p for _, p in kept], tools.by_name, tools.echo, choice)
+    return ResponseTools([t for t, _ in kept], [p for _, p in kept], tools.by_name, tools.echo, choice)
 
 
-def call_item(name: str, call_id: str, arguments: str, tools: Tools) -> Json:
+def call_item(name: str, call_id: str, arguments: str, tools: ResponseTools) -> Json:
     """An output item for a call of the model, without id and status."""
     named = tools.by_name.get(name, Named("function", name))
     if named.kind == "custom":

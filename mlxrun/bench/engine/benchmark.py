@@ -48,7 +48,7 @@ class BenchPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Meter:
+class MemoryMeter:
     """Clock and memory counters, as functions: `settle(drop_pool)` starts a new peak and says what lives."""
 
     clock: Callable[[], float]
@@ -73,7 +73,7 @@ def run_bench(plan: BenchPlan, say: Say) -> dict[str, Any]:
 
     config = resolve(plan.config)  # every prompt is computed: the peer has no prefix cache here
     plan = replace(plan, config=replace(config, cache=replace(config.cache, backend="none")))
-    meter = Meter(time.perf_counter, counters.settle, counters.peak)
+    meter = MemoryMeter(time.perf_counter, counters.settle, counters.peak)
     with bench_model(plan.model, plan.seed) as model:
         openers = _openers(plan, model)
         workloads = {}
@@ -93,17 +93,17 @@ def run_bench(plan: BenchPlan, say: Say) -> dict[str, Any]:
 
 def _openers(plan: BenchPlan, model: BenchModel) -> dict[str, Opener]:
     """How to load each side. Ours computes in the file's type, as mlx-lm does."""
-    from mlxrun.bench.engine.mlxrun_contender import Ours
+    from mlxrun.bench.engine.mlxrun_contender import MlxrunContender
 
     settings = replace(plan.config.model, path=str(model.folder))
     if settings.dtype == "auto" and model.dtype is not None:
         settings = replace(settings, dtype=model.dtype)  # type: ignore[arg-type]
     config = replace(plan.config, model=settings)
-    openers: dict[str, Opener] = {OURS: lambda: Ours.open(config)}
+    openers: dict[str, Opener] = {OURS: lambda: MlxrunContender.open(config)}
     if plan.peer:
-        from mlxrun.bench.engine.mlx_lm_contender import MlxLm
+        from mlxrun.bench.engine.mlx_lm_contender import MlxLmContender
 
-        openers[PEER] = lambda: MlxLm.open(model.folder)
+        openers[PEER] = lambda: MlxLmContender.open(model.folder)
     return openers
 
 
@@ -147,7 +147,7 @@ def turns(names: Sequence[str], repeat: int) -> Iterator[str]:
 
 
 def measure_workload(
-    workload: Workload, openers: Mapping[str, Opener], repeat: int, meter: Meter, say: Say
+    workload: Workload, openers: Mapping[str, Opener], repeat: int, meter: MemoryMeter, say: Say
 ) -> dict[str, SideRuns]:
     """Run the workload `repeat` times on each side, in alternating order."""
     sides = {name: SideRuns() for name in openers}
@@ -160,7 +160,7 @@ def measure_workload(
     return sides
 
 
-def _turn(opener: Opener, workload: Workload, meter: Meter) -> tuple[Trace, dict[str, float | None]]:
+def _turn(opener: Opener, workload: Workload, meter: MemoryMeter) -> tuple[Trace, dict[str, float | None]]:
     """Load, warm up, measure, close."""
     before = meter.settle(True)
     contender = opener()

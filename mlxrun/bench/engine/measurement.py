@@ -99,7 +99,7 @@ def _check(trace: Trace, workload: Workload) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Measure:
+class EngineMeasure:
     """One number of a run: how it is shown and which direction is better."""
 
     key: str
@@ -109,17 +109,17 @@ class Measure:
 
 
 MEASURES = (
-    Measure("wall_s", "whole job", "s", "low"),
-    Measure("output_tps", "output", "tok/s", "high"),
-    Measure("prefill_tps", "prefill, to the last first token", "tok/s", "high"),
-    Measure("decode_tps", "decode, all rows decoding", "tok/s", "high"),
-    Measure("ttft_mean_s", "TTFT mean", "s", "low"),
-    Measure("ttft_p99_s", "TTFT p99", "s", "low"),
-    Measure("gap_p50_s", "inter-token p50", "ms", "low"),
-    Measure("gap_p99_s", "inter-token p99", "ms", "low"),
-    Measure("long_gap_p99_s", "inter-token p99 while the long prompt prefills", "ms", "low"),
-    Measure("peak_bytes", "peak memory", "bytes", "low"),
-    Measure("peak_rows_bytes", "peak memory without weights", "bytes", "low"),
+    EngineMeasure("wall_s", "whole job", "s", "low"),
+    EngineMeasure("output_tps", "output", "tok/s", "high"),
+    EngineMeasure("prefill_tps", "prefill, to the last first token", "tok/s", "high"),
+    EngineMeasure("decode_tps", "decode, all rows decoding", "tok/s", "high"),
+    EngineMeasure("ttft_mean_s", "TTFT mean", "s", "low"),
+    EngineMeasure("ttft_p99_s", "TTFT p99", "s", "low"),
+    EngineMeasure("gap_p50_s", "inter-token p50", "ms", "low"),
+    EngineMeasure("gap_p99_s", "inter-token p99", "ms", "low"),
+    EngineMeasure("long_gap_p99_s", "inter-token p99 while the long prompt prefills", "ms", "low"),
+    EngineMeasure("peak_bytes", "peak memory", "bytes", "low"),
+    EngineMeasure("peak_rows_bytes", "peak memory without weights", "bytes", "low"),
 )
 
 

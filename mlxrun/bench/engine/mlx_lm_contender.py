@@ -26,7 +26,7 @@ from mlxrun.bench.engine.workloads import Job
 SETTINGS = {"completion_batch_size": 32, "prefill_batch_size": 8, "prefill_step_size": 2048}
 
 
-class MlxLm:
+class MlxLmContender:
     """mlx-lm's BatchGenerator."""
 
     name = "mlx-lm"
@@ -36,7 +36,7 @@ class MlxLm:
         self._jobs: dict[int, str] = {}
 
     @classmethod
-    def open(cls, folder: Path) -> MlxLm:
+    def open(cls, folder: Path) -> MlxLmContender:
         """Load the folder's weights as they are."""
         return cls(load_model(folder)[0])
 

@@ -21,7 +21,7 @@ class Steps(Protocol):
     def step(self) -> list[TokenEvent]: ...
 
 
-class Ours:
+class MlxrunContender:
     """Greedy requests without stop ids."""
 
     name = "mlxrun"
@@ -30,7 +30,7 @@ class Ours:
         self._engine = engine
 
     @classmethod
-    def open(cls, config: Config) -> Ours:
+    def open(cls, config: Config) -> MlxrunContender:
         """Load the model that the config names."""
         from mlxrun.engine.factory import build_engine
 

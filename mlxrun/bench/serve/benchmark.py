@@ -18,7 +18,7 @@ from rich.console import Console
 from mlxrun import __version__
 from mlxrun.bench.engine.benchmark import turns
 from mlxrun.bench.report import fitting, make_table
-from mlxrun.bench.serve.rounds import Measure, Round, ServePlan, Values
+from mlxrun.bench.serve.rounds import Round, ServeMeasure, ServePlan, Values
 from mlxrun.bench.serve.streaming_client import Target, model_of
 from mlxrun.bench.serve.workload_kinds import KINDS
 from mlxrun.errors import MlxrunError
@@ -122,7 +122,7 @@ def print_serve_report(report: Mapping[str, Any], console: Console | None = None
 
 
 def _rows(
-    measures: Mapping[str, Measure], part: Mapping[str, Any], sides: Sequence[str]
+    measures: Mapping[str, ServeMeasure], part: Mapping[str, Any], sides: Sequence[str]
 ) -> list[tuple[str, list[str], list[str]]]:
     rows = []
     for key, measure in measures.items():

@@ -6,29 +6,29 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from mlxrun.bench.serve.rounds import Kind, Measure, Round, ServePlan, Values, percentile
-from mlxrun.bench.serve.streaming_client import Seen, Target, measure
+from mlxrun.bench.serve.rounds import Round, ServeMeasure, ServePlan, Values, WorkloadKind, percentile
+from mlxrun.bench.serve.streaming_client import StreamTimes, Target, measure
 from mlxrun.bench.serve.workloads import bodies
 
 MEASURES = {
-    "output_rate": Measure("output", "tok/s", True),
-    "request_rate": Measure("requests", "1/s", True),
-    "ttft_p50": Measure("TTFT p50", "ms"),
-    "ttft_p95": Measure("TTFT p95", "ms"),
-    "ttft_p99": Measure("TTFT p99", "ms"),
-    "gap_p50": Measure("between pieces p50", "ms"),
-    "gap_p95": Measure("between pieces p95", "ms"),
-    "gap_p99": Measure("between pieces p99", "ms"),
-    "whole_p50": Measure("whole answer p50", "ms"),
-    "cached_share": Measure("prompt from cache", "%", True),
-    "errors": Measure("errors", ""),
+    "output_rate": ServeMeasure("output", "tok/s", True),
+    "request_rate": ServeMeasure("requests", "1/s", True),
+    "ttft_p50": ServeMeasure("TTFT p50", "ms"),
+    "ttft_p95": ServeMeasure("TTFT p95", "ms"),
+    "ttft_p99": ServeMeasure("TTFT p99", "ms"),
+    "gap_p50": ServeMeasure("between pieces p50", "ms"),
+    "gap_p95": ServeMeasure("between pieces p95", "ms"),
+    "gap_p99": ServeMeasure("between pieces p99", "ms"),
+    "whole_p50": ServeMeasure("whole answer p50", "ms"),
+    "cached_share": ServeMeasure("prompt from cache", "%", True),
+    "errors": ServeMeasure("errors", ""),
 }
 TAKES = frozenset({"concurrency", "rate", "requests", "prompt_words", "output_tokens"})
 
 
-def chats(name: str) -> Kind:
+def chats(name: str) -> WorkloadKind:
     """The workload whose bodies are called `name`."""
-    return Kind(MEASURES, partial(_round, name), TAKES, _note, "output_rate")
+    return WorkloadKind(MEASURES, partial(_round, name), TAKES, _note, "output_rate")
 
 
 async def _round(name: str, target: Target, plan: ServePlan, seed: str) -> Round:
@@ -36,7 +36,7 @@ async def _round(name: str, target: Target, plan: ServePlan, seed: str) -> Round
     return Round(numbers(seen), tuple(s.error for s in seen if s.error is not None))
 
 
-def numbers(seen: Sequence[Seen]) -> Values:
+def numbers(seen: Sequence[StreamTimes]) -> Values:
     """The numbers of one round; seconds."""
     good = [s for s in seen if s.error is None]
     found: Values = dict.fromkeys(MEASURES)

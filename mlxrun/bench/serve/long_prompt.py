@@ -15,8 +15,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from mlxrun.bench.serve.rounds import Kind, Measure, Round, ServePlan, Values, percentile
-from mlxrun.bench.serve.streaming_client import Clock, Line, Seen, Target, connect
+from mlxrun.bench.serve.rounds import Round, ServeMeasure, ServePlan, Values, WorkloadKind, percentile
+from mlxrun.bench.serve.streaming_client import Clock, Connection, StreamTimes, Target, connect
 from mlxrun.bench.serve.workloads import Size, bodies
 
 START = 16  # pieces that each stream has before the long prompt is sent
@@ -30,19 +30,19 @@ IDLE_LIMIT = 60.0
 IDLE_PAUSE = 0.5
 
 MEASURES = {
-    "gap_p50": Measure("between pieces p50, beside the long prompt", "ms"),
-    "gap_p99": Measure("between pieces p99, beside the long prompt", "ms"),
-    "alone_p50": Measure("between pieces p50, without it", "ms"),
-    "alone_p99": Measure("between pieces p99, without it", "ms"),
-    "ratio_p99": Measure("p99 with / without", "x"),
-    "gaps": Measure("pieces beside the long prompt", "", None),
-    "ended": Measure("streams that ended early", ""),
-    "long_ttft": Measure("TTFT of the long prompt", "ms"),
-    "long_tokens": Measure("tokens of the long prompt", "", None),
-    "long_cached": Measure("long prompt from cache", "%", None),
-    "short_ttft": Measure("TTFT of the short prompt behind it", "ms"),
-    "health_p99": Measure("/health p99 meanwhile", "ms"),
-    "errors": Measure("errors", ""),
+    "gap_p50": ServeMeasure("between pieces p50, beside the long prompt", "ms"),
+    "gap_p99": ServeMeasure("between pieces p99, beside the long prompt", "ms"),
+    "alone_p50": ServeMeasure("between pieces p50, without it", "ms"),
+    "alone_p99": ServeMeasure("between pieces p99, without it", "ms"),
+    "ratio_p99": ServeMeasure("p99 with / without", "x"),
+    "gaps": ServeMeasure("pieces beside the long prompt", "", None),
+    "ended": ServeMeasure("streams that ended early", ""),
+    "long_ttft": ServeMeasure("TTFT of the long prompt", "ms"),
+    "long_tokens": ServeMeasure("tokens of the long prompt", "", None),
+    "long_cached": ServeMeasure("long prompt from cache", "%", None),
+    "short_ttft": ServeMeasure("TTFT of the short prompt behind it", "ms"),
+    "health_p99": ServeMeasure("/health p99 meanwhile", "ms"),
+    "errors": ServeMeasure("errors", ""),
 }
 TAKES = frozenset({"concurrency", "prompt_words", "long_words"})
 
@@ -51,9 +51,9 @@ TAKES = frozenset({"concurrency", "prompt_words", "long_words"})
 class Beside:
     """What was seen of the first pass; `checks`: seconds of each call of /health, empty without one."""
 
-    streams: Sequence[Seen]
-    long: Seen
-    short: Seen
+    streams: Sequence[StreamTimes]
+    long: StreamTimes
+    short: StreamTimes
     checks: Sequence[float] = ()
     errors: tuple[str, ...] = ()
 
@@ -85,17 +85,17 @@ def _lost(error: str) -> Round:
     return Round(dict.fromkeys(MEASURES) | {"errors": 1}, (error,))
 
 
-class _Answers:
+class _DecodingStreams:
     """Answers that stream at the same time."""
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: Connection) -> None:
         self._line = line
-        self._tasks: list[asyncio.Task[Seen]] = []
+        self._tasks: list[asyncio.Task[StreamTimes]] = []
         self._news = asyncio.Event()
 
-    def start(self, body: dict[str, Any]) -> Seen:
+    def start(self, body: dict[str, Any]) -> StreamTimes:
         """What is seen of it grows from now on."""
-        seen = Seen()
+        seen = StreamTimes()
         self._tasks.append(asyncio.create_task(self._line.ask(body, seen, self._news.set)))
         return seen
 
@@ -113,15 +113,15 @@ class _Answers:
 
 
 @asynccontextmanager
-async def _answers(line: Line) -> AsyncIterator[_Answers]:
-    answers = _Answers(line)
+async def _answers(line: Connection) -> AsyncIterator[_DecodingStreams]:
+    answers = _DecodingStreams(line)
     try:
         yield answers
     finally:
         await answers.close()
 
 
-async def _beside(line: Line, plan: ServePlan, seed: str) -> Beside:
+async def _beside(line: Connection, plan: ServePlan, seed: str) -> Beside:
     """The first pass; it lasts until each stream has the piece that it awaits at the long prompt's first."""
     watch = _Health(line)
     await watch.find()
@@ -142,7 +142,7 @@ async def _beside(line: Line, plan: ServePlan, seed: str) -> Beside:
     return Beside(streams, long, short, watch.seconds, tuple(watch.errors))
 
 
-async def _alone(line: Line, plan: ServePlan, seed: str, counts: Sequence[int]) -> list[Seen]:
+async def _alone(line: Connection, plan: ServePlan, seed: str, counts: Sequence[int]) -> list[StreamTimes]:
     """The second pass; it lasts until each stream has so many pieces."""
     async with _answers(line) as answers:
         streams = [answers.start(body) for body in _streams(plan, f"{seed} alone")]
@@ -164,7 +164,7 @@ def _probes(size: Size, seed: str) -> Iterator[dict[str, Any]]:
     return (_one(size.prompt, SHORT_TOKENS, f"{seed} probe {at}") for at in itertools.count())
 
 
-async def _until_idle(line: Line, usual: float, probes: Iterator[dict[str, Any]]) -> list[str]:
+async def _until_idle(line: Connection, usual: float, probes: Iterator[dict[str, Any]]) -> list[str]:
     """Servers notice late, or never, that a client has gone; the error if one still works for it."""
     begun = line.clock()
     while True:
@@ -180,7 +180,7 @@ async def _until_idle(line: Line, usual: float, probes: Iterator[dict[str, Any]]
 class _Health:
     """Calls GET /health at fixed times, so that one long wait counts as often as it would for others."""
 
-    line: Line
+    line: Connection
     there: bool = False
     seconds: list[float] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
@@ -223,7 +223,7 @@ def _places(beside: Beside) -> list[range]:
     return found
 
 
-def long_numbers(beside: Beside, alone: Sequence[Seen]) -> Values:
+def long_numbers(beside: Beside, alone: Sequence[StreamTimes]) -> Values:
     """The numbers of one round, whose long prompt was answered. A piece counts that both passes have; what
     failed is left out."""
     found: Values = dict.fromkeys(MEASURES)
@@ -262,4 +262,4 @@ def _note(settings: Mapping[str, Any]) -> str:
     )
 
 
-LONG = Kind(MEASURES, long_round, TAKES, _note, "ratio_p99")
+LONG = WorkloadKind(MEASURES, long_round, TAKES, _note, "ratio_p99")

@@ -13,7 +13,7 @@ Values = dict[str, float | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Measure:
+class ServeMeasure:
     """One number of a round: how it is shown, and whether more of it is better (None: neither is)."""
 
     title: str
@@ -43,7 +43,7 @@ class Round:
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class WorkloadKind:
     """How a workload is measured.
 
     `run` sends one round to one server; its last argument seeds the words. `takes` are the settings, by their
@@ -51,7 +51,7 @@ class Kind:
     report's settings; `headline` is the measure that progress shows.
     """
 
-    measures: Mapping[str, Measure]
+    measures: Mapping[str, ServeMeasure]
     run: Callable[[Target, ServePlan, str], Awaitable[Round]]
     takes: frozenset[str]
     note: Callable[[Mapping[str, Any]], str]

@@ -33,7 +33,7 @@ class Target:
 
 
 @dataclass(slots=True)
-class Seen:
+class StreamTimes:
     """One request: `pieces` are the times at which text came; `done` once it has ended, well or not."""
 
     sent: float = 0.0
@@ -58,7 +58,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class Connection:
     """A way to one server, open as long as `connect` lasts."""
 
     target: Target
@@ -66,11 +66,11 @@ class Line:
     clock: Clock
 
     async def ask(
-        self, body: dict[str, Any], seen: Seen | None = None, note: Callable[[], None] | None = None
-    ) -> Seen:
+        self, body: dict[str, Any], seen: StreamTimes | None = None, note: Callable[[], None] | None = None
+    ) -> StreamTimes:
         """One stream; whatever goes wrong is an error of this request. Who hands in `seen` can watch it grow:
         `note` is called after every piece and at the end. Cancelling closes the connection."""
-        seen = seen or Seen()
+        seen = seen or StreamTimes()
         note = note or _nobody
         asked = {"model": self.target.model, "stream": True, "stream_options": {"include_usage": True}}
         seen.sent = self.clock()
@@ -106,22 +106,24 @@ def _nobody() -> None:
 
 
 @asynccontextmanager
-async def connect(target: Target, timeout: float, clock: Clock = time.perf_counter) -> AsyncIterator[Line]:
+async def connect(
+    target: Target, timeout: float, clock: Clock = time.perf_counter
+) -> AsyncIterator[Connection]:
     """A line to the server; `timeout`: seconds that one request may take."""
     async with _session(target, timeout) as session:
-        yield Line(target, session, clock)
+        yield Connection(target, session, clock)
 
 
 async def measure(
     target: Target, bodies: Sequence[dict[str, Any]], load: Load, clock: Clock = time.perf_counter
-) -> list[Seen]:
+) -> list[StreamTimes]:
     """Send them all, as the load says; what was seen of each, in order."""
     async with connect(target, load.timeout, clock) as line:
         if load.rate is not None:
             return await _open_loop(line.ask, bodies, load.rate, random.Random(load.seed))
         slots = asyncio.Semaphore(load.concurrency)
 
-        async def one(body: dict[str, Any]) -> Seen:
+        async def one(body: dict[str, Any]) -> StreamTimes:
             async with slots:
                 return await line.ask(body)
 
@@ -130,7 +132,7 @@ async def measure(
 
 async def _open_loop(
     ask: Callable[[dict[str, Any]], Any], bodies: Sequence[dict[str, Any]], rate: float, draw: random.Random
-) -> list[Seen]:
+) -> list[StreamTimes]:
     """Requests come when they come (a Poisson process), however long the answers take."""
     tasks = []
     for body in bodies:
@@ -159,7 +161,7 @@ async def model_of(target: Target) -> str:
     return str(models[0]["id"]) if models else "default"
 
 
-async def _read(stream: StreamReader, seen: Seen, clock: Clock, note: Callable[[], None]) -> None:
+async def _read(stream: StreamReader, seen: StreamTimes, clock: Clock, note: Callable[[], None]) -> None:
     async for line in stream:
         if not line.startswith(b"data:"):
             continue

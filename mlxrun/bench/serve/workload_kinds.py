@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mlxrun.bench.serve.chats import chats
 from mlxrun.bench.serve.long_prompt import LONG
-from mlxrun.bench.serve.rounds import Kind
+from mlxrun.bench.serve.rounds import WorkloadKind
 from mlxrun.bench.serve.workloads import WORKLOADS
 
-KINDS: dict[str, Kind] = {**{name: chats(name) for name in WORKLOADS}, "long": LONG}
+KINDS: dict[str, WorkloadKind] = {**{name: chats(name) for name in WORKLOADS}, "long": LONG}

@@ -9,13 +9,13 @@ import mlx.core as mx
 
 from mlxrun.config.settings import Config
 from mlxrun.scheduler.scheduler import CHUNK
-from mlxrun.scheduler.token_budget import Pace
+from mlxrun.scheduler.token_budget import StepCosts
 
 CPU_SHARE = 0.8  # of the memory that is free at start
 CHUNK_CUDA = 4096  # tokens; CUDA is bound by launches, of forwards and of copies: few large chunks are best
 # A launch-bound forward more costs more than the logits of so many tokens, and than what rows wait for them.
-PACE_ON_CUDA = Pace(sampling=512, hurry=4)
-PACE_ON_CPU = Pace(deep=384)  # so that a piece costs about as much as a step of 16 rows
+PACE_ON_CUDA = StepCosts(sampling=512, hurry=4)
+PACE_ON_CPU = StepCosts(deep=384)  # so that a piece costs about as much as a step of 16 rows
 BUSY_CPU, BUSY_GPU = 256, 512  # tokens beside decoding rows
 
 
@@ -27,11 +27,11 @@ def on_cuda() -> bool:
     return on_gpu() and not mx.metal.is_available()
 
 
-def pace(config: Config) -> Pace:
+def pace(config: Config) -> StepCosts:
     """How the scheduler should cut steps here. A configured `prefill_budget_busy` is what it is."""
     if on_gpu():
-        return PACE_ON_CUDA if on_cuda() else Pace()
-    return Pace() if config.scheduler.prefill_budget_busy else PACE_ON_CPU
+        return PACE_ON_CUDA if on_cuda() else StepCosts()
+    return StepCosts() if config.scheduler.prefill_budget_busy else PACE_ON_CPU
 
 
 def resolve(config: Config) -> Config:

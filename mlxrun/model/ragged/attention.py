@@ -203,7 +203,7 @@ def _modules(model: nn.Module) -> Iterator[ModuleType]:
                 yield module
 
 
-class _Forward:
+class _EngineForward:
     """How attention over plain arrays is computed now; the engine thread's alone."""
 
     def __init__(self) -> None:
@@ -217,7 +217,7 @@ class _Forward:
             mx.async_eval(out)
 
 
-_forward = _Forward()
+_forward = _EngineForward()
 
 
 @contextmanager

@@ -17,13 +17,13 @@ import mlx.core as mx
 
 from mlxrun.model.ragged import layer_caches
 from mlxrun.model.ragged.attention import GroupCache, RaggedCache
-from mlxrun.model.ragged.layer_caches import Kind, RowView
-from mlxrun.model.ragged.row_group import Part, RowGroup
+from mlxrun.model.ragged.layer_caches import LayerKind, RowView
+from mlxrun.model.ragged.row_group import RowGroup, RowGroupSlice
 
 SHORTEST_BUCKET = 256  # rows below the next power of two (512) share a group whatever their length
 
 
-_Entering = tuple[str, int, list[Part]]  # id, length, keys and values of each KV or WINDOW leaf
+_Entering = tuple[str, int, list[RowGroupSlice]]  # id, length, keys and values of each KV or WINDOW leaf
 Forward = Callable[[int, int, list[Any]], mx.array]
 
 
@@ -62,12 +62,12 @@ class DecodeBatch:
         self._template = template
         self._leaves = layer_caches.flatten(template)
         self._kinds = [layer_caches.kind(leaf) for leaf in self._leaves]
-        self._keyed = [i for i, k in enumerate(self._kinds) if k in (Kind.KV, Kind.WINDOW)]
+        self._keyed = [i for i, k in enumerate(self._kinds) if k in (LayerKind.KV, LayerKind.WINDOW)]
         self._windows = [layer_caches.window(self._leaves[i]) for i in self._keyed]
         stand_in = RaggedCache if one_pass else GroupCache
         self._stand_ins: list[Any] = [stand_in(n, window) for n, window in enumerate(self._windows)]
         self._one_pass = one_pass
-        self._states = {i: self._leaves[i] for i, k in enumerate(self._kinds) if k is Kind.STATE}
+        self._states = {i: self._leaves[i] for i, k in enumerate(self._kinds) if k is LayerKind.STATE}
         self._split_rows = split_rows
         self._width = width
         self._shortest = shortest
@@ -235,7 +235,7 @@ class DecodeBatch:
         for i, buffer in zip(self._keyed, group.buffers, strict=True):
             width = length if buffer.window is None else min(length, buffer.window)
             keys, values = (a[index : index + 1] for a in buffer.view(width))
-            held[i] = Part(keys, values, width)
+            held[i] = RowGroupSlice(keys, values, width)
         return length, RowView(tuple(held[i] for i in range(len(self._leaves))))
 
     def state_arrays(self) -> list[mx.array]:
@@ -243,12 +243,12 @@ class DecodeBatch:
         return [a for leaf in self._states.values() for a in layer_caches.arrays(leaf)]
 
 
-def _parts(row: Joining) -> list[Part]:
+def _parts(row: Joining) -> list[RowGroupSlice]:
     """Keys and values of each KV or WINDOW leaf of a prefilled row."""
     return [
         layer_caches.part(x)
         for x in layer_caches.flatten(row.cache)
-        if layer_caches.kind(x) is not Kind.STATE
+        if layer_caches.kind(x) is not LayerKind.STATE
     ]
 
 

@@ -15,12 +15,12 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlxrun.model.ragged.row_group import STEP, Part
+from mlxrun.model.ragged.row_group import STEP, RowGroupSlice
 
 _LIBRARIES = ("mlx_lm.models.cache", "mlx_vlm.models.cache")
 
 
-class Kind(enum.Enum):
+class LayerKind(enum.Enum):
     KV = "kv"
     WINDOW = "window"
     STATE = "state"
@@ -53,28 +53,28 @@ def _filled(cache: Sequence[Any], rest: Iterator[Any]) -> list[Any]:
     return filled
 
 
-def kind(leaf: Any) -> Kind:
+def kind(leaf: Any) -> LayerKind:
     """Exact classes only: a subclass may mean something else by the same fields."""
     if _is(leaf, "KVCache"):
-        return Kind.KV
+        return LayerKind.KV
     if _is(leaf, "RotatingKVCache") and leaf.keep == 0:
-        return Kind.WINDOW
+        return LayerKind.WINDOW
     if _is(leaf, "ArraysCache"):
-        return Kind.STATE
-    return Kind.OTHER
+        return LayerKind.STATE
+    return LayerKind.OTHER
 
 
 def window(leaf: Any) -> int | None:
     """Tokens that a WINDOW leaf keeps; None for the others."""
-    return int(leaf.max_size) if kind(leaf) is Kind.WINDOW else None
+    return int(leaf.max_size) if kind(leaf) is LayerKind.WINDOW else None
 
 
-def part(leaf: Any) -> Part:
+def part(leaf: Any) -> RowGroupSlice:
     """Keys and values of a filled KV or WINDOW leaf of one row, oldest first."""
-    if kind(leaf) is Kind.KV:
-        return Part(leaf.keys, leaf.values, leaf.offset)
+    if kind(leaf) is LayerKind.KV:
+        return RowGroupSlice(leaf.keys, leaf.values, leaf.offset)
     merged = type(leaf).merge([leaf])  # the public way to temporal order
-    return Part(merged.keys, merged.values, merged.keys.shape[2])
+    return RowGroupSlice(merged.keys, merged.values, merged.keys.shape[2])
 
 
 Held = Any  # Part of a KV or WINDOW leaf, a tuple of arrays of a STATE; any other leaf as it is
@@ -94,22 +94,22 @@ def view(cache: Sequence[Any]) -> RowView:
 
 
 def _held(leaf: Any) -> Held:
-    if kind(leaf) is Kind.STATE:
+    if kind(leaf) is LayerKind.STATE:
         return tuple(leaf.cache)
-    return leaf if kind(leaf) is Kind.OTHER else part(leaf)
+    return leaf if kind(leaf) is LayerKind.OTHER else part(leaf)
 
 
 def reserve(cache: Sequence[Any], tokens: int) -> list[Any]:
     """Let KV leaves grow by that many tokens at once: a prompt's length is known, and new memory is slow."""
     for leaf in flatten(cache):
-        if kind(leaf) is Kind.KV:
+        if kind(leaf) is LayerKind.KV:
             leaf.step = -(-tokens // STEP) * STEP
     return list(cache)
 
 
 def arrays(leaf: Any) -> list[mx.array]:
     """All arrays that a leaf holds: what has to be evaluated after a chunk."""
-    if kind(leaf) is Kind.STATE:
+    if kind(leaf) is LayerKind.STATE:
         return [a for a in leaf.cache if a is not None]
     state = leaf.state
     return [a for a in _walk(state) if isinstance(a, mx.array)]
@@ -128,7 +128,7 @@ def split(cache: Sequence[Any], index: int, length: int, *, copied: bool = True)
 
     def one(leaf: Any) -> Any:
         row = copy.copy(leaf)
-        if kind(leaf) is Kind.STATE:
+        if kind(leaf) is LayerKind.STATE:
             row.cache = [a if a is None else a[index : index + 1] for a in leaf.cache]
             return row
         row.keys, row.values = leaf.keys[index : index + 1], leaf.values[index : index + 1]

@@ -14,7 +14,7 @@ from mlxrun.model.ragged.decode_batch import Forward, Joining
 from mlxrun.model.ragged.layer_caches import RowView
 
 
-class AloneBatch:
+class RowByRowBatch:
     """Rows in the order in which they joined."""
 
     def __init__(self) -> None:

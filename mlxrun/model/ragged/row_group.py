@@ -25,7 +25,7 @@ SPARE = 2048  # a buffer has room for more rows of up to this many tokens in all
 Pair = tuple[mx.array, mx.array]
 
 
-class Part(NamedTuple):
+class RowGroupSlice(NamedTuple):
     """Keys and values of one row, [1, H, capacity, D]; the first `length` tokens are filled."""
 
     keys: mx.array
@@ -59,12 +59,12 @@ class Buffer:
         span = slice(self.end - width, self.end)
         return self.keys[: self.rows, :, span], self.values[: self.rows, :, span]
 
-    def row(self, index: int, width: int) -> Part:
+    def row(self, index: int, width: int) -> RowGroupSlice:
         """Copy of one row's newest `width` tokens."""
         keys, values = (mx.contiguous(x[index : index + 1]) for x in self.view(width))
-        return Part(keys, values, width)
+        return RowGroupSlice(keys, values, width)
 
-    def join(self, parts: Sequence[Part], width: int, coming: int = 0) -> None:
+    def join(self, parts: Sequence[RowGroupSlice], width: int, coming: int = 0) -> None:
         """Add rows. `width`: tokens that the longest present row needs; `coming`: rows that join later."""
         longest = max(part.length for part in parts)
         full = self.keys is None or self.rows + len(parts) > self.keys.shape[0]
@@ -92,7 +92,7 @@ class Buffer:
     def nbytes(self) -> int:
         return 0 if self.keys is None or self.values is None else self.keys.nbytes + self.values.nbytes
 
-    def _write(self, parts: Sequence[Part]) -> None:
+    def _write(self, parts: Sequence[RowGroupSlice]) -> None:
         assert self.keys is not None and self.values is not None
         for keys, values, length in parts:
             start = self.end - length
@@ -100,7 +100,7 @@ class Buffer:
             self.values[self.rows, :, start : self.end] = values[0, :, :length]
             self.rows += 1
 
-    def _rebuild(self, parts: Sequence[Part], width: int, end: int, coming: int = 0) -> None:
+    def _rebuild(self, parts: Sequence[RowGroupSlice], width: int, end: int, coming: int = 0) -> None:
         """Move to a new buffer that ends rows at `end`, with room; keeps `width` tokens of present rows."""
         present = None if self.rows == 0 else self.view(width)
         rows = self.rows + len(parts)

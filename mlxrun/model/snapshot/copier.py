@@ -11,34 +11,34 @@ from typing import Any
 import mlx.core as mx
 
 from mlxrun.model.ragged.layer_caches import RowView
-from mlxrun.model.snapshot.snapshots import Snapshots
-from mlxrun.scheduler.step_plan import Hit, Part, Save, Saved
+from mlxrun.model.snapshot.snapshots import SnapshotCodec
+from mlxrun.scheduler.step_plan import CacheHit, SnapshotKind, SnapshotRequest, SnapshotResult
 
 log = logging.getLogger(__name__)
 
 Place = tuple[str, int]  # request, tokens
 
 
-class Copies:
+class SnapshotCopier:
     """`snapshots`: None where nothing is kept."""
 
-    def __init__(self, snapshots: Snapshots | None) -> None:
+    def __init__(self, snapshots: SnapshotCodec | None) -> None:
         self._snapshots = snapshots
 
-    def make(self, save: Save, length: int, view: RowView) -> Saved:
+    def make(self, save: SnapshotRequest, length: int, view: RowView) -> SnapshotResult:
         """What is asked for of a row of `length` tokens, lazy; no payload if the row does not hold it."""
         snapshots = self._snapshots
         try:
             assert snapshots is not None
-            if save.part is Part.DELTA and length >= save.stop:
-                return Saved(save, snapshots.delta(view, save.start, save.stop))
-            if save.part is Part.STATE and length == save.stop:
-                return Saved(save, snapshots.state(view, length))
+            if save.part is SnapshotKind.DELTA and length >= save.stop:
+                return SnapshotResult(save, snapshots.delta(view, save.start, save.stop))
+            if save.part is SnapshotKind.STATE and length == save.stop:
+                return SnapshotResult(save, snapshots.state(view, length))
         except Exception:  # the border: see above
             log.warning("a copy for the prefix cache failed", exc_info=True)
-        return Saved(save, None)
+        return SnapshotResult(save, None)
 
-    def restore(self, hit: Hit, room: int, new_cache: list[Any]) -> list[Any] | None:
+    def restore(self, hit: CacheHit, room: int, new_cache: list[Any]) -> list[Any] | None:
         """Caches that hold what a hit gives, or None: it has to be computed."""
         try:
             assert self._snapshots is not None
@@ -47,27 +47,29 @@ class Copies:
             log.warning("a prefix cannot be restored and is computed: %s: %s", type(error).__name__, error)
             return None
 
-    def arrays(self, saved: Iterable[Saved]) -> list[mx.array]:
+    def arrays(self, saved: Iterable[SnapshotResult]) -> list[mx.array]:
         """What has to be evaluated."""
         snapshots = self._snapshots
         made = [s.payload for s in saved if s.payload is not None]
         return [] if snapshots is None else [a for payload in made for a in snapshots.arrays(payload)]
 
 
-class Due:
+class DueSnapshots:
     """The copies that a step wants of rows that prefill in it."""
 
-    def __init__(self, saves: Sequence[Save]) -> None:
-        self._at: dict[Place, list[Save]] = {}
+    def __init__(self, saves: Sequence[SnapshotRequest]) -> None:
+        self._at: dict[Place, list[SnapshotRequest]] = {}
         for save in saves:
             self._at.setdefault((save.request_id, save.stop), []).append(save)
 
     @property
     def breaks(self) -> set[Place]:
         """Where a forward has to end, because a state is that of one moment."""
-        return {place for place, saves in self._at.items() if any(s.part is Part.STATE for s in saves)}
+        return {
+            place for place, saves in self._at.items() if any(s.part is SnapshotKind.STATE for s in saves)
+        }
 
-    def take(self, request_id: str, filled: int) -> list[Save]:
+    def take(self, request_id: str, filled: int) -> list[SnapshotRequest]:
         """What can be copied now of a row with so many tokens, first things first."""
         places = sorted(p for p in self._at if p[0] == request_id and p[1] <= filled)
         return [save for place in places for save in self._at.pop(place)]

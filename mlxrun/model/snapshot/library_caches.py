@@ -17,21 +17,21 @@ from mlxrun.model.snapshot.packing import copied
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Whole:
+class LibraryCacheState:
     """One cache: `tree` says where each array belongs."""
 
     tree: str
     arrays: tuple[mx.array, ...]
 
 
-def take(leaf: Any) -> Whole:
+def take(leaf: Any) -> LibraryCacheState:
     """Copies of all that a cache holds. ValueError if it holds what cannot be stored."""
     arrays: list[mx.array] = []
     tree = _folded([leaf.state, *([leaf.meta_state] if _has_meta(leaf) else [])], arrays)
-    return Whole(json.dumps(tree), tuple(_copy(a) for a in arrays))
+    return LibraryCacheState(json.dumps(tree), tuple(_copy(a) for a in arrays))
 
 
-def give(like: Any, whole: Whole) -> Any:
+def give(like: Any, whole: LibraryCacheState) -> Any:
     """A cache of the same class as `like`. ValueError if `whole` is not of such a one."""
     try:
         return type(like).from_state(*_unfolded(json.loads(whole.tree), whole.arrays))
@@ -53,7 +53,7 @@ def survives(leaf: Any) -> bool:
     )
 
 
-def like(whole: Whole, template: Whole) -> bool:
+def like(whole: LibraryCacheState, template: LibraryCacheState) -> bool:
     """Whether both may be states of one cache: as many arrays, of the same types, of one row each."""
     return len(whole.arrays) == len(template.arrays) and all(
         a.dtype == b.dtype and a.ndim == b.ndim and a.shape[:1] == b.shape[:1]

@@ -11,7 +11,7 @@ import math
 import mlx.core as mx
 import numpy as np
 
-from mlxrun.scheduler.payload import Tensor
+from mlxrun.scheduler.payload import SerializedTensor
 
 # name in safetensors: dtype here, and the numpy dtype that has as many bytes (numpy has no bfloat16)
 _DTYPES: dict[str, tuple[mx.Dtype, str]] = {
@@ -38,13 +38,13 @@ def name(dtype: mx.Dtype) -> str:
     return _NAMES[dtype]
 
 
-def to_tensor(array: mx.array) -> Tensor:
+def to_tensor(array: mx.array) -> SerializedTensor:
     """The array's bytes."""
     raw = array.view(mx.uint16) if array.dtype == mx.bfloat16 else array
-    return Tensor(name(array.dtype), tuple(array.shape), np.asarray(raw).tobytes())
+    return SerializedTensor(name(array.dtype), tuple(array.shape), np.asarray(raw).tobytes())
 
 
-def to_array(tensor: Tensor) -> mx.array:
+def to_array(tensor: SerializedTensor) -> mx.array:
     """The array again, in memory of its own."""
     if tensor.dtype not in _DTYPES:
         raise ValueError(f"unknown dtype {tensor.dtype!r}")

@@ -19,14 +19,14 @@ from typing import Any
 import mlx.core as mx
 
 from mlxrun.model.ragged import layer_caches
-from mlxrun.model.ragged.layer_caches import Kind, RowView
-from mlxrun.model.ragged.row_group import STEP, Part
+from mlxrun.model.ragged.layer_caches import LayerKind, RowView
+from mlxrun.model.ragged.row_group import STEP, RowGroupSlice
 from mlxrun.model.snapshot import library_caches
-from mlxrun.model.snapshot.library_caches import Whole
+from mlxrun.model.snapshot.library_caches import LibraryCacheState
 from mlxrun.model.snapshot.packing import Plane, Stack, Stacks
 from mlxrun.model.snapshot.serialize import to_array, to_tensor
-from mlxrun.scheduler.payload import Blob
-from mlxrun.scheduler.step_plan import Hit
+from mlxrun.scheduler.payload import SerializedPayload
+from mlxrun.scheduler.step_plan import CacheHit
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ FORMAT = "1"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Delta:
+class DeltaPayload:
     """Keys and values of `tokens` tokens in a row."""
 
     tokens: int
@@ -42,18 +42,18 @@ class Delta:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class State:
+class StatePayload:
     """What a row holds after `length` tokens, beside the keys of all tokens."""
 
     length: int
     stacks: tuple[Stack, ...]
-    others: tuple[Whole, ...] = ()
+    others: tuple[LibraryCacheState, ...] = ()
 
 
-Payload = Delta | State
+Payload = DeltaPayload | StatePayload
 
 
-class Snapshots:
+class SnapshotCodec:
     """Made of a cache list that holds a few tokens (adapter.first_look). It keeps none of its arrays.
 
     `deltas`, `states`: which parts this model's rows have. Not `supported`: nothing can be kept, and
@@ -66,16 +66,16 @@ class Snapshots:
         flat = layer_caches.flatten(caches)
         self._kinds = [layer_caches.kind(leaf) for leaf in flat]
         self._windows = [layer_caches.window(leaf) for leaf in flat]
-        self.deltas = Kind.KV in self._kinds
-        self.states = any(k is not Kind.KV for k in self._kinds)
+        self.deltas = LayerKind.KV in self._kinds
+        self.states = any(k is not LayerKind.KV for k in self._kinds)
         self.problem = _problem(flat)
         if self.problem is not None:
             log.warning("the prefix cache is off: %s", self.problem)
             return
         view = layer_caches.view(caches)
-        length = max((h.length for h in view.held if isinstance(h, Part)), default=0)
+        length = max((h.length for h in view.held if isinstance(h, RowGroupSlice)), default=0)
         self._slots = [
-            [a is not None for a in held] if kind is Kind.STATE else []
+            [a is not None for a in held] if kind is LayerKind.STATE else []
             for held, kind in zip(view.held, self._kinds, strict=True)
         ]
         self._classes = [f"{type(leaf).__module__}.{type(leaf).__name__}" for leaf in flat]
@@ -100,32 +100,32 @@ class Snapshots:
 
     # -- out of a row -----------------------------------------------------------------------------------
 
-    def delta(self, view: RowView, start: int, stop: int) -> Delta:
+    def delta(self, view: RowView, start: int, stop: int) -> DeltaPayload:
         """Copy of tokens [start, stop), which the row holds."""
         if not 0 <= start < stop:
             raise ValueError(f"no tokens {start} to {stop}")
-        return Delta(stop - start, self._keys.pack(self._spans(view, start, stop), stop - start))
+        return DeltaPayload(stop - start, self._keys.pack(self._spans(view, start, stop), stop - start))
 
-    def state(self, view: RowView, length: int) -> State:
+    def state(self, view: RowView, length: int) -> StatePayload:
         """Copy of everything else of a row that holds exactly `length` tokens."""
         for part, window in self._parts(view):
             if part.length != (length if window is None else min(length, window)):
                 raise ValueError(f"the row does not hold {length} tokens")
         arrays = [a for a, _ in self._fixed(view)]
         others = tuple(library_caches.take(leaf) for leaf in self._other(view))
-        return State(length, self._rest.pack(arrays, length), others)
+        return StatePayload(length, self._rest.pack(arrays, length), others)
 
     def arrays(self, payload: Payload) -> list[mx.array]:
         """What has to be evaluated before the payload is kept."""
-        others = payload.others if isinstance(payload, State) else ()
+        others = payload.others if isinstance(payload, StatePayload) else ()
         return [a for s in payload.stacks for a in s] + [a for o in others for a in o.arrays]
 
-    def _parts(self, view: RowView) -> list[tuple[Part, int | None]]:
+    def _parts(self, view: RowView) -> list[tuple[RowGroupSlice, int | None]]:
         """Keys and values of each KV and WINDOW leaf, with its window."""
         if [_sort(h) for h in view.held] != [_sorts[k] for k in self._kinds]:
             raise ValueError("the row has other caches than this model")
         pairs = zip(view.held, self._windows, strict=True)
-        return [(held, window) for held, window in pairs if isinstance(held, Part)]
+        return [(held, window) for held, window in pairs if isinstance(held, RowGroupSlice)]
 
     def _spans(self, view: RowView, start: int, stop: int) -> list[mx.array]:
         spans = []
@@ -140,23 +140,23 @@ class Snapshots:
         """Arrays of WINDOW and STATE leaves, leaf by leaf, and the most tokens that they hold."""
         found: list[tuple[mx.array, int | None]] = []
         for held, kind, window, slots in zip(view.held, self._kinds, self._windows, self._slots, strict=True):
-            if kind is Kind.WINDOW:
+            if kind is LayerKind.WINDOW:
                 found += [
                     (held.keys[:, :, : held.length], window),
                     (held.values[:, :, : held.length], window),
                 ]
-            elif kind is Kind.STATE:
+            elif kind is LayerKind.STATE:
                 if [a is not None for a in held] != slots:
                     raise ValueError("other slots of a recurrent state are filled than this model fills")
                 found += [(a, None) for a in held if a is not None]
         return found
 
     def _other(self, view: RowView) -> list[Any]:
-        return [h for h, kind in zip(view.held, self._kinds, strict=True) if kind is Kind.OTHER]
+        return [h for h, kind in zip(view.held, self._kinds, strict=True) if kind is LayerKind.OTHER]
 
     # -- into a row -------------------------------------------------------------------------------------
 
-    def restore(self, hit: Hit, room: int, new_cache: Sequence[Any]) -> list[Any]:
+    def restore(self, hit: CacheHit, room: int, new_cache: Sequence[Any]) -> list[Any]:
         """`new_cache`, empty single-row caches, filled with the first `hit.length` tokens; keys of `room`
         tokens fit in before a buffer grows.
 
@@ -172,18 +172,18 @@ class Snapshots:
         others = iter(hit.state.others if self.states else ())
         for index, leaf in enumerate(flat):
             kind = self._kinds[index]
-            if kind is Kind.KV:
+            if kind is LayerKind.KV:
                 leaf.keys, leaf.values, leaf.offset = next(spans), next(spans), hit.length
-            elif kind is Kind.WINDOW:
+            elif kind is LayerKind.WINDOW:
                 leaf.keys, leaf.values, leaf.offset = next(rest), next(rest), hit.length
                 leaf._idx = leaf.keys.shape[2]  # oldest first, full or to be grown: see _update_in_place
-            elif kind is Kind.STATE:
+            elif kind is LayerKind.STATE:
                 leaf.cache = [next(rest) if filled else None for filled in self._slots[index]]
             else:
                 flat[index] = library_caches.give(leaf, next(others))
         return layer_caches.unflatten(fresh, flat)
 
-    def _filled(self, hit: Hit, room: int) -> Iterable[mx.array]:
+    def _filled(self, hit: CacheHit, room: int) -> Iterable[mx.array]:
         """Keys and values of each KV leaf. Layers of a shape are put together at once: a copy a chunk, not a
         copy a chunk and layer, which is what a GPU's time would go into. A row's first step takes its layers
         apart, as it may not write into what they share."""
@@ -198,14 +198,14 @@ class Snapshots:
             )
         return self._keys.apart(wholes)
 
-    def _check(self, hit: Hit) -> None:
+    def _check(self, hit: CacheHit) -> None:
         if not self.supported or hit.length < 1:
             raise ValueError("there is nothing to restore")
         if bool(hit.deltas) != self.deltas or (hit.state is not None) != self.states:
             raise ValueError("a part of the row is missing, or there is one that this model has not")
         reached = 0
         for start, stop, payload in hit.deltas:
-            if start != reached or stop <= start or not isinstance(payload, Delta):
+            if start != reached or stop <= start or not isinstance(payload, DeltaPayload):
                 raise ValueError(f"a delta of tokens {start} to {stop} after token {reached}")
             if not self.usable(payload, stop - start):
                 raise ValueError(f"the delta of tokens {start} to {stop} is not one of this model")
@@ -213,7 +213,9 @@ class Snapshots:
         if self.deltas and reached != hit.length:
             raise ValueError(f"deltas up to token {reached}, not {hit.length}")
         if self.states and not (
-            isinstance(hit.state, State) and hit.state.length == hit.length and self.usable(hit.state, 0)
+            isinstance(hit.state, StatePayload)
+            and hit.state.length == hit.length
+            and self.usable(hit.state, 0)
         ):
             raise ValueError(f"the state is not one of this model after {hit.length} tokens")
 
@@ -233,9 +235,9 @@ class Snapshots:
         at least."""
         if not self.supported:
             return False
-        if isinstance(payload, Delta):
+        if isinstance(payload, DeltaPayload):
             return payload.tokens >= max(tokens, 1) and self._keys.fits(payload.stacks, payload.tokens)
-        if not isinstance(payload, State) or payload.length < 1:
+        if not isinstance(payload, StatePayload) or payload.length < 1:
             return False
         same = len(payload.others) == len(self._others) and all(
             library_caches.like(own, template)
@@ -243,20 +245,20 @@ class Snapshots:
         )
         return same and self._rest.fits(payload.stacks, payload.length)
 
-    def encode(self, payload: Payload) -> Blob:
+    def encode(self, payload: Payload) -> SerializedPayload:
         """The payload as bytes; waits for its arrays."""
         tensors = {
             f"{i}.{j}": to_tensor(a) for i, stack in enumerate(payload.stacks) for j, a in enumerate(stack)
         }
         meta = {"layout": self._layout}
-        if isinstance(payload, Delta):
-            return Blob(tensors, meta | {"part": "delta", "tokens": str(payload.tokens)})
+        if isinstance(payload, DeltaPayload):
+            return SerializedPayload(tensors, meta | {"part": "delta", "tokens": str(payload.tokens)})
         for i, other in enumerate(payload.others):
             tensors |= {f"other {i}.{j}": to_tensor(a) for j, a in enumerate(other.arrays)}
             meta[f"other {i}"] = other.tree
-        return Blob(tensors, meta | {"part": "state", "tokens": str(payload.length)})
+        return SerializedPayload(tensors, meta | {"part": "state", "tokens": str(payload.length)})
 
-    def decode(self, blob: Blob) -> Payload:
+    def decode(self, blob: SerializedPayload) -> Payload:
         """The payload again. ValueError if these bytes are not a payload of this model."""
         meta = blob.meta
         if not self.supported or meta.get("layout") != self._layout:
@@ -269,10 +271,10 @@ class Snapshots:
             _series(arrays, str(i)) for i in range(len((self._keys if delta else self._rest).groups))
         )
         others = tuple(
-            Whole(meta.get(f"other {i}", ""), _series(arrays, f"other {i}"))
+            LibraryCacheState(meta.get(f"other {i}", ""), _series(arrays, f"other {i}"))
             for i in range(0 if delta else len(self._others))
         )
-        payload = Delta(tokens, stacks) if delta else State(tokens, stacks, others)
+        payload = DeltaPayload(tokens, stacks) if delta else StatePayload(tokens, stacks, others)
         if arrays or not self.usable(payload, 0):
             raise ValueError("arrays are missing, or of the wrong shape, or too many")
         return payload
@@ -286,19 +288,24 @@ def _series(arrays: dict[str, mx.array], prefix: str) -> tuple[mx.array, ...]:
     return tuple(found)
 
 
-_sorts: dict[Kind, type] = {Kind.KV: Part, Kind.WINDOW: Part, Kind.STATE: tuple, Kind.OTHER: object}
+_sorts: dict[LayerKind, type] = {
+    LayerKind.KV: RowGroupSlice,
+    LayerKind.WINDOW: RowGroupSlice,
+    LayerKind.STATE: tuple,
+    LayerKind.OTHER: object,
+}
 
 
 def _sort(held: Any) -> type:
-    return Part if isinstance(held, Part) else tuple if isinstance(held, tuple) else object
+    return RowGroupSlice if isinstance(held, RowGroupSlice) else tuple if isinstance(held, tuple) else object
 
 
 def _problem(flat: Sequence[Any]) -> str | None:
     """Why rows of this model cannot be kept; None if they can."""
     for leaf in flat:
         kind, name = layer_caches.kind(leaf), f"{type(leaf).__module__}.{type(leaf).__name__}"
-        if kind in (Kind.KV, Kind.WINDOW) and leaf.keys is None:
+        if kind in (LayerKind.KV, LayerKind.WINDOW) and leaf.keys is None:
             return f"a {name} of the model stays empty"
-        if kind is Kind.OTHER and not library_caches.survives(leaf):
+        if kind is LayerKind.OTHER and not library_caches.survives(leaf):
             return f"caches of {name} do not come back as they were"
     return None if flat else "the model keeps nothing"

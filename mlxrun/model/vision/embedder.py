@@ -10,7 +10,7 @@ import mlx.nn as nn
 import numpy as np
 
 from mlxrun.errors import RequestError
-from mlxrun.model.prompt_inputs import Inputs
+from mlxrun.model.prompt_inputs import PromptInputs
 
 # Fields of mlx-vlm's InputEmbeddingsFeatures that we do not pass on; its 4-D mask is never used.
 _UNSUPPORTED = ("cross_attention_states", "decoder_inputs_embeds", "pos_hw")
@@ -26,7 +26,7 @@ class Embedder:
         tokens = [getattr(model.config, name, None) for name in ("image_token_id", "image_token_index")]
         self.image_token = next((t for t in tokens if isinstance(t, int)), None)
 
-    def whole(self, prompt: Sequence[int], media: Mapping[str, Any]) -> Inputs:
+    def whole(self, prompt: Sequence[int], media: Mapping[str, Any]) -> PromptInputs:
         """The model's own way, through its vision tower."""
         ids = mx.array([list(prompt)])
         given = {key: mx.array(value) for key, value in media.items()}
@@ -37,7 +37,7 @@ class Embedder:
                 raise RequestError(f"models that need {name} are not supported")
         visual, deepstack = features.visual_pos_masks, features.deepstack_visual_embeds
         positions, delta = self._places(features.position_ids, features.rope_deltas, len(prompt))
-        return Inputs(
+        return PromptInputs(
             embeds=features.inputs_embeds,
             positions=positions,
             delta=delta,
@@ -46,7 +46,7 @@ class Embedder:
             per_layer=features.per_layer_inputs,
         )
 
-    def text(self, prompt: Sequence[int], media: Mapping[str, Any]) -> Inputs:
+    def text(self, prompt: Sequence[int], media: Mapping[str, Any]) -> PromptInputs:
         """All of a prompt that does not depend on what its images show."""
         ids = mx.array([list(prompt)])
         mask = mx.ones_like(ids)
@@ -56,7 +56,7 @@ class Embedder:
         if grid is not None and hasattr(self._model.language_model, "get_rope_index"):
             place, delta = self._model.language_model.get_rope_index(ids, mx.array(grid), None, mask)
         positions, shift = self._places(place, delta, len(prompt))
-        return Inputs(features.inputs_embeds, positions, shift, per_layer=features.per_layer_inputs)
+        return PromptInputs(features.inputs_embeds, positions, shift, per_layer=features.per_layer_inputs)
 
     def _places(self, positions: Any, delta: Any, length: int) -> tuple[mx.array | None, int]:
         """Positions [3, 1, L] of a model that has such, and what later tokens' are off by."""

@@ -22,8 +22,8 @@ from typing import Protocol
 import mlx.core as mx
 import numpy as np
 
-from mlxrun.model.prompt_inputs import Inputs
-from mlxrun.model.vision.image_units import Media, Units, cut
+from mlxrun.model.prompt_inputs import PromptInputs
+from mlxrun.model.vision.image_units import ImageUnits, Media, cut
 
 log = logging.getLogger(__name__)
 
@@ -35,35 +35,37 @@ class Embeds(Protocol):
 
     image_token: int | None
 
-    def whole(self, prompt: Sequence[int], media: Media) -> Inputs:
+    def whole(self, prompt: Sequence[int], media: Media) -> PromptInputs:
         """All of it, by way of the vision tower."""
         ...
 
-    def text(self, prompt: Sequence[int], media: Media) -> Inputs:
+    def text(self, prompt: Sequence[int], media: Media) -> PromptInputs:
         """The same but for the embeddings and deepstack features of image tokens."""
         ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Seen:
+class ImageFeatures:
     """Image tokens: embeddings [n, D], and deepstack features of the same tokens; memory of their own."""
 
     rows: mx.array
     deepstack: tuple[mx.array, ...]
 
     @staticmethod
-    def of(inputs: Inputs, places: np.ndarray) -> Seen:
+    def of(inputs: PromptInputs, places: np.ndarray) -> ImageFeatures:
         """What lies at these places of a prompt, which are all its image tokens."""
         assert inputs.embeds is not None
         numbers = mx.arange(len(places))  # gathering copies: nothing else is held on to
-        return Seen(inputs.embeds[0, mx.array(places)], tuple(d[numbers] for d in inputs.deepstack))
+        return ImageFeatures(inputs.embeds[0, mx.array(places)], tuple(d[numbers] for d in inputs.deepstack))
 
     @staticmethod
-    def joined(parts: Sequence[Seen]) -> Seen:
+    def joined(parts: Sequence[ImageFeatures]) -> ImageFeatures:
         if len(parts) == 1:
             return parts[0]
         layers = zip(*(part.deepstack for part in parts), strict=True)
-        return Seen(mx.concatenate([p.rows for p in parts]), tuple(mx.concatenate(layer) for layer in layers))
+        return ImageFeatures(
+            mx.concatenate([p.rows for p in parts]), tuple(mx.concatenate(layer) for layer in layers)
+        )
 
     @property
     def count(self) -> int:
@@ -77,24 +79,24 @@ class Seen:
         return sum(a.nbytes for a in self.arrays())
 
 
-class Features:
+class FeatureCache:
     """What was seen, least recently used first out. Keys are the digests of one or more images in order."""
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
         self.nbytes = 0
-        self._kept: OrderedDict[tuple[bytes, ...], Seen] = OrderedDict()
+        self._kept: OrderedDict[tuple[bytes, ...], ImageFeatures] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._kept)
 
-    def get(self, names: Sequence[bytes]) -> Seen | None:
+    def get(self, names: Sequence[bytes]) -> ImageFeatures | None:
         found = self._kept.get(tuple(names))
         if found is not None:
             self._kept.move_to_end(tuple(names))
         return found
 
-    def put(self, names: Sequence[bytes], seen: Seen) -> None:
+    def put(self, names: Sequence[bytes], seen: ImageFeatures) -> None:
         """Keep it if it fits at all; its arrays are evaluated."""
         old = self._kept.pop(tuple(names), None)
         self.nbytes -= 0 if old is None else old.nbytes
@@ -105,7 +107,7 @@ class Features:
         while self.nbytes > self.budget:
             self.nbytes -= self._kept.popitem(last=False)[1].nbytes
 
-    def beginning(self, names: Sequence[bytes]) -> tuple[int, list[Seen]]:
+    def beginning(self, names: Sequence[bytes]) -> tuple[int, list[ImageFeatures]]:
         """How many of the first images are known, and what is known of them."""
         reached, found = 0, []
         while reached < len(names):
@@ -125,19 +127,19 @@ class ImagePrompts:
 
     def __init__(self, embeds: Embeds, budget: int, whole_sets: bool = False) -> None:
         self._embeds = embeds
-        self.features = Features(budget)
+        self.features = FeatureCache(budget)
         self._on = budget > 0 and embeds.image_token is not None
         self._proven = False  # that parts give the whole
         self._alone: bool | None = False if whole_sets else None  # that the tower looks at each image alone
 
-    def inputs(self, prompt: Sequence[int], media: Media, computed: int = 0) -> Inputs:
+    def inputs(self, prompt: Sequence[int], media: Media, computed: int = 0) -> PromptInputs:
         """`computed`: so many tokens are in the row's cache already, and nothing will be asked of them."""
         units = cut(media) if self._on else None
         if units is None:
             return _evaluated(self._embeds.whole(prompt, media))
         places = np.flatnonzero(np.array(prompt) == self._embeds.image_token)
         if self._proven and (len(places) == 0 or computed > places[-1]):
-            return Inputs(delta=self._embeds.text(prompt, media).delta)
+            return PromptInputs(delta=self._embeds.text(prompt, media).delta)
         names = units.names()
         reached, known = self.features.beginning(names)
         if (reached == len(names) and len(known) == 1) or (known and self._alone):
@@ -152,36 +154,36 @@ class ImagePrompts:
         self,
         prompt: Sequence[int],
         media: Media,
-        units: Units,
+        units: ImageUnits,
         names: Sequence[bytes],
         places: np.ndarray,
         reached: int,
-        known: Sequence[Seen],
-    ) -> Inputs:
+        known: Sequence[ImageFeatures],
+    ) -> PromptInputs:
         """From what is known of the first images; the others are looked at."""
         if reached < len(names):
             others = places[sum(seen.count for seen in known) :]
             rest = self._look(prompt, units, reached, others)
             self._keep(names[reached:], rest, others)
             known = [*known, rest]
-        return self._put_together(prompt, media, places, Seen.joined(known))
+        return self._put_together(prompt, media, places, ImageFeatures.joined(known))
 
     def _looked_at(
         self,
         prompt: Sequence[int],
         media: Media,
-        units: Units,
+        units: ImageUnits,
         names: Sequence[bytes],
         places: np.ndarray,
         reached: int,
-        known: Sequence[Seen],
-    ) -> Inputs:
+        known: Sequence[ImageFeatures],
+    ) -> PromptInputs:
         """All of it by the model; and what was seen is kept if it serves."""
         inputs = _evaluated(self._embeds.whole(prompt, media))
         if len(places) == 0 or inputs.embeds is None:
             return inputs
         try:
-            seen = Seen.of(inputs, places)
+            seen = ImageFeatures.of(inputs, places)
             self._on = _equal(self._put_together(prompt, media, places, seen), inputs)
         except _MISFITS as error:
             log.debug("a prompt cannot be put together: %s", error)
@@ -195,7 +197,7 @@ class ImagePrompts:
         self._keep(names, seen, places)
         return inputs
 
-    def _keep(self, names: Sequence[bytes], seen: Seen, places: np.ndarray) -> None:
+    def _keep(self, names: Sequence[bytes], seen: ImageFeatures, places: np.ndarray) -> None:
         mx.eval(seen.arrays())
         runs = np.split(np.arange(len(places)), np.flatnonzero(np.diff(places) > 1) + 1)
         if not self._alone or len(runs) != len(names):
@@ -203,34 +205,38 @@ class ImagePrompts:
             return
         for name, run in zip(names, runs, strict=True):
             numbers = mx.array(run)
-            own = Seen(seen.rows[numbers], tuple(d[numbers] for d in seen.deepstack))
+            own = ImageFeatures(seen.rows[numbers], tuple(d[numbers] for d in seen.deepstack))
             mx.eval(own.arrays())
             self.features.put([name], own)
 
     def _looks_alone(
         self,
         prompt: Sequence[int],
-        units: Units,
+        units: ImageUnits,
         places: np.ndarray,
         reached: int,
-        known: Sequence[Seen],
-        seen: Seen,
+        known: Sequence[ImageFeatures],
+        seen: ImageFeatures,
     ) -> bool:
         """Whether images give the same without the others: those known from before, and the rest."""
         try:
             rest = self._look(prompt, units, reached, places[sum(s.count for s in known) :])
-            again = Seen.joined([*known, rest])
+            again = ImageFeatures.joined([*known, rest])
             return all(_close(a, b) for a, b in zip(again.arrays(), seen.arrays(), strict=True))
         except _MISFITS as error:
             log.info("the images of a prompt cannot be looked at one by one: %s", error)
             return False
 
-    def _look(self, prompt: Sequence[int], units: Units, first: int, places: np.ndarray) -> Seen:
+    def _look(
+        self, prompt: Sequence[int], units: ImageUnits, first: int, places: np.ndarray
+    ) -> ImageFeatures:
         """Image tokens of the units from `first` on, from the part of the prompt that they are in."""
         start, stop = max(int(places[0]) - 1, 0), int(places[-1]) + 2
-        return Seen.of(self._embeds.whole(prompt[start:stop], units.joined(first)), places - start)
+        return ImageFeatures.of(self._embeds.whole(prompt[start:stop], units.joined(first)), places - start)
 
-    def _put_together(self, prompt: Sequence[int], media: Media, places: np.ndarray, seen: Seen) -> Inputs:
+    def _put_together(
+        self, prompt: Sequence[int], media: Media, places: np.ndarray, seen: ImageFeatures
+    ) -> PromptInputs:
         text = self._embeds.text(prompt, media)
         assert text.embeds is not None
         if seen.count != len(places):
@@ -240,7 +246,7 @@ class ImagePrompts:
         visual = np.zeros(len(prompt), dtype=np.bool_)
         visual[places] = True
         return _evaluated(
-            Inputs(
+            PromptInputs(
                 embeds=embeds,
                 positions=text.positions,
                 delta=text.delta,
@@ -251,12 +257,12 @@ class ImagePrompts:
         )
 
 
-def _evaluated(inputs: Inputs) -> Inputs:
+def _evaluated(inputs: PromptInputs) -> PromptInputs:
     mx.eval(inputs.arrays())
     return inputs
 
 
-def _equal(one: Inputs, other: Inputs) -> bool:
+def _equal(one: PromptInputs, other: PromptInputs) -> bool:
     """Bit by bit; the mask counts only where there is something that it is for."""
     ours, theirs = one.arrays(), other.arrays()
     masks = [None if i.visual is None else i.visual.tolist() for i in (one, other)]

@@ -16,7 +16,7 @@ Media = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Units:
+class ImageUnits:
     """Pixels image by image; `axis`: along which they lie after each other when they are joined."""
 
     media: tuple[Media, ...]
@@ -32,18 +32,18 @@ class Units:
         return {key: np.concatenate([unit[key] for unit in rest], axis=self.axis) for key in rest[0]}
 
 
-def cut(media: Media) -> Units | None:
+def cut(media: Media) -> ImageUnits | None:
     """None where images cannot be told apart by their bytes."""
     arrays = {key: np.asarray(value) for key, value in media.items()}
     if "pixel_values" not in arrays or any(a.dtype.hasobject for a in arrays.values()):
         return None
     axis, lengths = _layout(arrays)
     if lengths is None:
-        return Units((arrays,), 0)
+        return ImageUnits((arrays,), 0)
     edges = {key: np.cumsum(of)[:-1] for key, of in lengths.items()}
     parts = {key: np.split(a, edges[key], axis=axis) for key, a in arrays.items()}
     count = len(next(iter(lengths.values())))
-    return Units(tuple({key: part[i] for key, part in parts.items()} for i in range(count)), axis)
+    return ImageUnits(tuple({key: part[i] for key, part in parts.items()} for i in range(count)), axis)
 
 
 def _layout(arrays: Mapping[str, np.ndarray]) -> tuple[int, dict[str, Sequence[int]] | None]:

@@ -7,10 +7,10 @@ string. The markers around all calls are dropped wherever they stand.
 
 from __future__ import annotations
 
-from mlxrun.parsers.families.minimax import Tags, read_invoke
-from mlxrun.parsers.family import Family, Reader
+from mlxrun.parsers.families.minimax import InvokeTags, read_invoke
+from mlxrun.parsers.family import Reader, ToolCallFamily
 from mlxrun.parsers.readers.json_call import read_arguments
-from mlxrun.parsers.text_stream import Cut, Malformed, Step, Stream
+from mlxrun.parsers.text_stream import Malformed, Step, StreamCut, TextStream
 
 _BEGIN, _SEP, _END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
 _SECTION = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
@@ -21,16 +21,16 @@ _FENCE = "```"
 def _reader(fenced: bool) -> Reader:
     """The reader of V3's form (`fenced`) or V3.1's; each reads the other's where it cannot mean its own."""
 
-    def read(s: Stream, opener: str) -> Step[None]:
+    def read(s: TextStream, opener: str) -> Step[None]:
         head, mark = yield from s.name(_SEP, _BEGIN, _END, *_SECTION)
         if not mark:
-            raise Cut
+            raise StreamCut
         name = head.strip()
         if name == _TYPE and (fenced or name not in s.tools):
             name, mark = yield from s.name("\n", _FENCE, "{", _BEGIN, _END, *_SECTION)
             name = name.strip()
             if not mark:
-                raise Cut
+                raise StreamCut
             if mark not in ("\n", _FENCE):
                 raise Malformed
         elif mark != _SEP:
@@ -49,7 +49,7 @@ def _reader(fenced: bool) -> Reader:
     return read
 
 
-V3 = Family(
+V3 = ToolCallFamily(
     name="deepseek_v3",
     detect=lambda template, tokens: _BEGIN in template and _FENCE + "json" in template,
     openers=(_BEGIN,),
@@ -63,7 +63,7 @@ V3 = Family(
         f"\n{_FENCE}{_END}{_SECTION[1]}",
     ),
 )
-V31 = Family(
+V31 = ToolCallFamily(
     name="deepseek_v31",
     detect=lambda template, tokens: _BEGIN in template and _FENCE + "json" not in template,
     openers=(_BEGIN,),
@@ -74,15 +74,15 @@ V31 = Family(
     ends_thought=True,
     frame=lambda name: (f"{_SECTION[0]}{_BEGIN}{name}{_SEP}", f"{_END}{_SECTION[1]}"),
 )
-_TAGS = Tags("｜DSML｜")
+_TAGS = InvokeTags("｜DSML｜")
 _BLOCK = ("<｜DSML｜function_calls>", "</｜DSML｜function_calls>")
 
 
-def _read_tags(s: Stream, opener: str) -> Step[None]:
+def _read_tags(s: TextStream, opener: str) -> Step[None]:
     yield from read_invoke(s, _TAGS)
 
 
-V32 = Family(
+V32 = ToolCallFamily(
     name="deepseek_v32",
     detect=lambda template, tokens: _TAGS.prefix in template or _TAGS.prefix in tokens,
     openers=(_TAGS.invoke,),

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mlxrun.parsers.argument_writer import Call, quoted
-from mlxrun.parsers.family import Family, Reader
+from mlxrun.parsers.argument_writer import ArgumentWriter, quoted
+from mlxrun.parsers.family import Reader, ToolCallFamily
 from mlxrun.parsers.marker_scanner import scanner
 from mlxrun.parsers.readers.json_text import expect, read_string, read_value
-from mlxrun.parsers.text_stream import Cut, Malformed, Step, Stream
-from mlxrun.parsers.tool_schemas import Schema, mended, typed
+from mlxrun.parsers.text_stream import Malformed, Step, StreamCut, TextStream
+from mlxrun.parsers.tool_schemas import ValueSchema, mended, typed
 
 _DEPTH = 64
 
@@ -35,12 +35,12 @@ _FUNCTION = _Format("<start_function_call>", "<end_function_call>", "<escape>")
 
 
 def _reader(form: _Format) -> Reader:
-    def read(s: Stream, opener: str) -> Step[None]:
+    def read(s: TextStream, opener: str) -> Step[None]:
         yield from s.space()
         yield from s.literal("call:")
         name, end = yield from s.name("{", "\n", form.end)
         if not end:
-            raise Cut
+            raise StreamCut
         if end != "{" or name.strip() not in s.tools:
             raise Malformed
         call = s.call(name.strip())
@@ -53,7 +53,7 @@ def _reader(form: _Format) -> Reader:
     return read
 
 
-def _members(s: Stream, call: Call, schema: Schema, quote: str, depth: int) -> Step[None]:
+def _members(s: TextStream, call: ArgumentWriter, schema: ValueSchema, quote: str, depth: int) -> Step[None]:
     """All behind the opening brace of an object, with the closing one."""
     end = ","
     while end == ",":
@@ -68,7 +68,7 @@ def _members(s: Stream, call: Call, schema: Schema, quote: str, depth: int) -> S
         raise Malformed
 
 
-def _items(s: Stream, call: Call, schema: Schema, quote: str, depth: int) -> Step[None]:
+def _items(s: TextStream, call: ArgumentWriter, schema: ValueSchema, quote: str, depth: int) -> Step[None]:
     end = ","
     while end == ",":
         if (yield from s.space()) == "]":
@@ -80,7 +80,7 @@ def _items(s: Stream, call: Call, schema: Schema, quote: str, depth: int) -> Ste
         raise Malformed
 
 
-def _key(s: Stream, quote: str) -> Step[str]:
+def _key(s: TextStream, quote: str) -> Step[str]:
     """A key, bare or as a string, with the colon behind it."""
     mark = yield from s.literal(quote, '"')
     if mark == '"':
@@ -89,7 +89,7 @@ def _key(s: Stream, quote: str) -> Step[str]:
         return key
     key, end = yield from s.name(*((mark,) if mark else (":", ",", "{", "}", "\n")))
     if not end:
-        raise Cut
+        raise StreamCut
     if mark:
         yield from expect(s, ":")
     elif end != ":" or not key.strip():
@@ -97,11 +97,11 @@ def _key(s: Stream, quote: str) -> Step[str]:
     return key if mark else key.strip()
 
 
-def _value(s: Stream, call: Call, schema: Schema, quote: str, depth: int) -> Step[str]:
+def _value(s: TextStream, call: ArgumentWriter, schema: ValueSchema, quote: str, depth: int) -> Step[str]:
     """A value into `call`; what ended it, if that was taken: a bare one goes up to a comma or bracket."""
     char = yield from s.space()
     if not char:
-        raise Cut
+        raise StreamCut
     if char == '"':
         yield from read_value(s, call, schema)
     elif char in "{[":
@@ -119,7 +119,7 @@ def _value(s: Stream, call: Call, schema: Schema, quote: str, depth: int) -> Ste
     else:
         text, end = yield from s.until(",", "}", "]")
         if not end:
-            raise Cut
+            raise StreamCut
         if not text.strip():
             raise Malformed
         call.atom(typed(text.strip(), schema, guess=True))
@@ -129,7 +129,7 @@ def _value(s: Stream, call: Call, schema: Schema, quote: str, depth: int) -> Ste
     return ""
 
 
-def _text(s: Stream, call: Call, schema: Schema, quote: str) -> Step[None]:
+def _text(s: TextStream, call: ArgumentWriter, schema: ValueSchema, quote: str) -> Step[None]:
     """A string, behind what begins it."""
     if schema.no_text:
         text, end = yield from s.until(quote)
@@ -141,10 +141,10 @@ def _text(s: Stream, call: Call, schema: Schema, quote: str) -> Step[None]:
         if end:
             call.end()
     if not end:
-        raise Cut
+        raise StreamCut
 
 
-GEMMA4 = Family(
+GEMMA4 = ToolCallFamily(
     name="gemma4",
     detect=lambda template, tokens: _GEMMA4.start in template,
     openers=(_GEMMA4.start,),
@@ -153,7 +153,7 @@ GEMMA4 = Family(
     aliases=("gemma",),
     markers=_GEMMA4.all,
 )
-FUNCTION = Family(
+FUNCTION = ToolCallFamily(
     name="function_gemma",
     detect=lambda template, tokens: _FUNCTION.start in template,
     openers=(_FUNCTION.start,),

@@ -9,15 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mlxrun.parsers.families.minimax import next_tag
-from mlxrun.parsers.family import Family
+from mlxrun.parsers.family import ToolCallFamily
 from mlxrun.parsers.marker_scanner import scanner
 from mlxrun.parsers.readers.json_call import read_calls
 from mlxrun.parsers.readers.tagged_arguments import read_tagged
-from mlxrun.parsers.text_stream import Cut, Malformed, Step, Stream
+from mlxrun.parsers.text_stream import Malformed, Step, StreamCut, TextStream
 
 
 @dataclass(frozen=True, slots=True)
-class Tags:
+class PairTags:
     """The tags of a format that pairs keys and values, by what stands before their common names."""
 
     prefix: str = ""
@@ -50,7 +50,7 @@ def closing(tag: str) -> str:
     return "</" + tag[1:]
 
 
-def read_pairs(s: Stream, tags: Tags) -> Step[None]:
+def read_pairs(s: TextStream, tags: PairTags) -> Step[None]:
     """What stands behind `tags.start`, with the end tag. Raises Malformed if the tool is not offered."""
     if (yield from s.space()) in ("{", "["):
         if not (yield from read_calls(s)):
@@ -68,21 +68,21 @@ def read_pairs(s: Stream, tags: Tags) -> Step[None]:
             break
         key, end = yield from s.name(closing(tags.key))
         if not end:
-            raise Cut
+            raise StreamCut
         yield from next_tag(s, tags.value)
         yield from read_tagged(s, call, key.strip(), ends, layout=False, guess=True)
         tag = ""
     call.close()
 
 
-_TAGS = Tags()
+_TAGS = PairTags()
 
 
-def _read(s: Stream, opener: str) -> Step[None]:
+def _read(s: TextStream, opener: str) -> Step[None]:
     yield from read_pairs(s, _TAGS)
 
 
-FAMILY = Family(
+FAMILY = ToolCallFamily(
     name="glm",
     detect=lambda template, tokens: _TAGS.key in template,
     openers=(_TAGS.start,),

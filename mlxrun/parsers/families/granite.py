@@ -7,15 +7,15 @@ are read too.
 from __future__ import annotations
 
 from mlxrun.parsers.argument_writer import quoted
-from mlxrun.parsers.family import Family
+from mlxrun.parsers.family import ToolCallFamily
 from mlxrun.parsers.readers.json_call import read_calls
-from mlxrun.parsers.text_stream import Step, Stream
+from mlxrun.parsers.text_stream import Step, TextStream
 
 _START, _PLAIN, _OLD = "<|tool_call|>", "<tool_call>", "<function_call>"
 _ENDS = {_START: "<|/tool_call|>", _PLAIN: "</tool_call>", _OLD: "</function_call>"}
 
 
-def _read(s: Stream, opener: str) -> Step[None]:
+def _read(s: TextStream, opener: str) -> Step[None]:
     yield from s.space()
     if (yield from read_calls(s)):
         yield from s.space()
@@ -27,7 +27,7 @@ def _detect(template: str, tokens: frozenset[str]) -> bool:
     return ours or "<|function_call_library|>" in template or _OLD in template
 
 
-FAMILY = Family(
+FAMILY = ToolCallFamily(
     name="granite",
     detect=_detect,
     openers=(_START, _PLAIN, _OLD),

@@ -11,10 +11,10 @@ import re
 from dataclasses import dataclass
 
 from mlxrun.parsers.delta_builder import Kind
-from mlxrun.parsers.family import Family, Thinking
+from mlxrun.parsers.family import ReasoningFamily, ToolCallFamily
 from mlxrun.parsers.marker_scanner import scanner
 from mlxrun.parsers.readers.json_call import read_arguments
-from mlxrun.parsers.text_stream import Cut, Malformed, Step, Stream
+from mlxrun.parsers.text_stream import Malformed, Step, StreamCut, TextStream
 
 _START, _CHANNEL, _CONSTRAIN, _MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
 _ENDS = ("<|end|>", "<|call|>", "<|return|>")
@@ -48,7 +48,7 @@ class _Header:
         return "reasoning" if self.channel == "analysis" else "text"
 
 
-def read(s: Stream) -> Step[None]:
+def read(s: TextStream) -> Step[None]:
     """A whole answer, whose first header may have begun in the prompt."""
     lead = ""
     while True:
@@ -66,7 +66,7 @@ def read(s: Stream) -> Step[None]:
             lead = yield from _message(s, (yield from _header(s, lead)))
 
 
-def _header(s: Stream, lead: str) -> Step[_Header]:
+def _header(s: TextStream, lead: str) -> Step[_Header]:
     """A header that begins with `lead`, up to the marker of the message, or of whatever comes instead."""
     mark = next((m for m in _MARKERS if lead.endswith(m)), "")
     raw, channel, text, extra = lead, lead.removesuffix(mark), lead, "" if mark else lead
@@ -86,7 +86,7 @@ def _header(s: Stream, lead: str) -> Step[_Header]:
     return _Header(raw, channel, recipient[1] if recipient else "", _MESSAGE)
 
 
-def _message(s: Stream, header: _Header) -> Step[str]:
+def _message(s: TextStream, header: _Header) -> Step[str]:
     """What stands behind a header; the marker that ended it, "" if that was text."""
     if header.end != _MESSAGE:
         s.out.part()
@@ -97,9 +97,9 @@ def _message(s: Stream, header: _Header) -> Step[str]:
         s.attempt(header.raw)
         try:
             end = yield from _call(s, name)
-        except (Malformed, Cut) as error:
+        except (Malformed, StreamCut) as error:
             end = ""
-            s.abandon(isinstance(error, Cut))
+            s.abandon(isinstance(error, StreamCut))
         if s.settled():
             return end or (yield from s.flow("text", _BODY))
     elif not header.recipient or header.kind == "reasoning":
@@ -114,7 +114,7 @@ def _message(s: Stream, header: _Header) -> Step[str]:
     return ""
 
 
-def _call(s: Stream, name: str) -> Step[str]:
+def _call(s: TextStream, name: str) -> Step[str]:
     call = s.call(name)
     yield from s.space()
     end = yield from s.literal(*_ENDS)
@@ -126,7 +126,7 @@ def _call(s: Stream, name: str) -> Step[str]:
     return (yield from s.literal(*_ENDS))
 
 
-def _kind(s: Stream, header: _Header) -> Kind:
+def _kind(s: TextStream, header: _Header) -> Kind:
     return header.kind if s.thinking else "text"
 
 
@@ -138,7 +138,7 @@ def _frame(name: str) -> tuple[str, str]:
     return f"{_CHANNEL}commentary to=functions.{name} {_CONSTRAIN}json{_MESSAGE}", "<|call|>"
 
 
-FAMILY = Family(
+FAMILY = ToolCallFamily(
     name="harmony",
     detect=_detect,
     whole=read,
@@ -146,7 +146,7 @@ FAMILY = Family(
     markers=_MARKERS,
     frame=_frame,
 )
-THINKING = Thinking(
+THINKING = ReasoningFamily(
     name="harmony",
     detect=_detect,
     whole=read,

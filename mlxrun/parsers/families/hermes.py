@@ -7,16 +7,16 @@ forgotten.
 from __future__ import annotations
 
 from mlxrun.parsers.argument_writer import quoted
-from mlxrun.parsers.family import Family
+from mlxrun.parsers.family import ToolCallFamily
 from mlxrun.parsers.readers.json_call import read_calls
 from mlxrun.parsers.readers.xml_call import OPENER, read_function
-from mlxrun.parsers.text_stream import Malformed, Step, Stream
+from mlxrun.parsers.text_stream import Malformed, Step, TextStream
 
 START, END = "<tool_call>", "</tool_call>"
 _ENDS = {"<TOOLCALL>": "</TOOLCALL>"}
 
 
-def read(s: Stream, opener: str) -> Step[None]:
+def read(s: TextStream, opener: str) -> Step[None]:
     """One block, of one call or several. What is no call in it is text, its end tag then too."""
     if opener == OPENER:
         yield from read_function(s)
@@ -32,7 +32,7 @@ def read(s: Stream, opener: str) -> Step[None]:
     yield from s.literal(_ENDS.get(opener, END))
 
 
-FAMILY = Family(
+FAMILY = ToolCallFamily(
     name="hermes",
     detect=lambda template, tokens: (
         (START in template or "<TOOLCALL>" in template)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 
-from mlxrun.parsers.family import Family
+from mlxrun.parsers.family import ToolCallFamily
 from mlxrun.parsers.readers.json_call import read_arguments
-from mlxrun.parsers.text_stream import Cut, Malformed, Step, Stream
+from mlxrun.parsers.text_stream import Malformed, Step, StreamCut, TextStream
 
 _BEGIN, _ARGUMENTS, _END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
 _SECTIONS = tuple(
@@ -19,10 +19,10 @@ _SECTIONS = tuple(
 _ID = re.compile(r"(?:functions[.]?)?(.+?)(?::?\d+)?")
 
 
-def _read(s: Stream, opener: str) -> Step[None]:
+def _read(s: TextStream, opener: str) -> Step[None]:
     head, mark = yield from s.name(_ARGUMENTS, _BEGIN, _END, *_SECTIONS)
     if not mark:
-        raise Cut
+        raise StreamCut
     if mark != _ARGUMENTS:
         raise Malformed
     id = head.strip()
@@ -35,7 +35,7 @@ def _read(s: Stream, opener: str) -> Step[None]:
     yield from s.literal(_END)
 
 
-def _name(id: str, s: Stream) -> str:
+def _name(id: str, s: TextStream) -> str:
     """The tool that an id names, also where its point or colon is missing. Malformed if none is offered."""
     plain = id.removeprefix("functions.")
     match = _ID.fullmatch(id)
@@ -50,7 +50,7 @@ def _frame(name: str) -> tuple[str, str]:
     return f"{begin}{_BEGIN}functions.{name}:0{_ARGUMENTS}", f"{_END}{end}"
 
 
-FAMILY = Family(
+FAMILY = ToolCallFamily(
     name="kimi_k2",
     detect=lambda template, tokens: _SECTIONS[0] in template or _SECTIONS[0] in tokens,
     openers=(_BEGIN,),

@@ -10,16 +10,16 @@ from mlxrun.parsers.argument_writer import quoted
 from mlxrun.parsers.delta_builder import SPACE
 from mlxrun.parsers.families.pythonic import read_call, read_list
 from mlxrun.parsers.families.xlam import read_naked
-from mlxrun.parsers.family import Family
+from mlxrun.parsers.family import ToolCallFamily
 from mlxrun.parsers.readers.json_call import read_arguments, read_calls
-from mlxrun.parsers.text_stream import Cut, Malformed, Step, Stream
+from mlxrun.parsers.text_stream import Malformed, Step, StreamCut, TextStream
 
 _TAGS = {"<|python_tag|>": "<|eom_id|>", "<|python_start|>": "<|python_end|>"}
 _JSON = ("{", *SPACE)  # what a list of objects goes on with
 _FUNCTION, _CLOSE = "<function=", "</function>"
 
 
-def _start(s: Stream, opener: str) -> Step[None]:
+def _start(s: TextStream, opener: str) -> Step[None]:
     yield from s.space()
     seen = yield from s.peek(2)
     if seen.startswith("[") and not seen.endswith(_JSON):  # the small models of 3.2 write Python too
@@ -28,7 +28,7 @@ def _start(s: Stream, opener: str) -> Step[None]:
         yield from _more(s)
 
 
-def _more(s: Stream) -> Step[None]:
+def _more(s: TextStream) -> Step[None]:
     """Objects behind semicolons."""
     while True:
         yield from s.space()
@@ -38,7 +38,7 @@ def _more(s: Stream) -> Step[None]:
             return
 
 
-def _read(s: Stream, opener: str) -> Step[None]:
+def _read(s: TextStream, opener: str) -> Step[None]:
     if opener == _FUNCTION:
         yield from _function(s)
         return
@@ -55,10 +55,10 @@ def _read(s: Stream, opener: str) -> Step[None]:
     yield from s.literal(_TAGS[opener])
 
 
-def _function(s: Stream) -> Step[None]:
+def _function(s: TextStream) -> Step[None]:
     name, end = yield from s.name(">", "\n")
     if not end:
-        raise Cut
+        raise StreamCut
     if end == "\n" or name.strip() not in s.tools:
         raise Malformed
     yield from read_arguments(s, s.call(name.strip()))
@@ -70,7 +70,7 @@ def _detect(template: str, tokens: frozenset[str]) -> bool:
     return "ipython" in template and '"parameters": ' in template and "<tool_call>" not in template
 
 
-FAMILY = Family(
+FAMILY = ToolCallFamily(
     name="llama",
     detect=_detect,
     openers=(*_TAGS, _FUNCTION),

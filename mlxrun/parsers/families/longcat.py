@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from mlxrun.parsers.families.glm import Tags, read_pairs
-from mlxrun.parsers.family import Family
-from mlxrun.parsers.text_stream import Step, Stream
+from mlxrun.parsers.families.glm import PairTags, read_pairs
+from mlxrun.parsers.family import ToolCallFamily
+from mlxrun.parsers.text_stream import Step, TextStream
 
-_TAGS = Tags("longcat_")
+_TAGS = PairTags("longcat_")
 
 
-def _read(s: Stream, opener: str) -> Step[None]:
+def _read(s: TextStream, opener: str) -> Step[None]:
     yield from read_pairs(s, _TAGS)
 
 
-FAMILY = Family(
+FAMILY = ToolCallFamily(
     name="longcat",
     detect=lambda template, tokens: _TAGS.start in template,
     openers=(_TAGS.start,),

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mlxrun.parsers.family import Family
+from mlxrun.parsers.family import ToolCallFamily
 from mlxrun.parsers.marker_scanner import scanner
 from mlxrun.parsers.readers.tagged_arguments import TEXT, read_tagged
-from mlxrun.parsers.text_stream import Cut, Malformed, Step, Stream
+from mlxrun.parsers.text_stream import Malformed, Step, StreamCut, TextStream
 
 START, END = "<minimax:tool_call>", "</minimax:tool_call>"
 _STRING = ('" string="true', '" string="false')
 
 
 @dataclass(frozen=True, slots=True)
-class Tags:
+class InvokeTags:
     """The tags of a format that names calls and values in attributes, by what stands before their names."""
 
     prefix: str = ""
@@ -32,7 +32,7 @@ class Tags:
         return f"<{self.prefix}parameter name="
 
 
-def read_invoke(s: Stream, tags: Tags) -> Step[None]:
+def read_invoke(s: TextStream, tags: InvokeTags) -> Step[None]:
     """A call behind `tags.invoke`, with its end tag. Raises Malformed if the tool is not offered."""
     name = yield from _attribute(s)
     if name not in s.tools:
@@ -48,17 +48,17 @@ def read_invoke(s: Stream, tags: Tags) -> Step[None]:
     call.close()
 
 
-def next_tag(s: Stream, *tags: str) -> Step[str]:
+def next_tag(s: TextStream, *tags: str) -> Step[str]:
     """Which of `tags` comes next, behind white space. Raises Malformed, or Cut if the text ends in it."""
     yield from s.space()
     tag = yield from s.literal(*tags)
     if not tag:
         rest = yield from s.peek(max(map(len, tags)))
-        raise Cut if any(tag.startswith(rest) for tag in tags) else Malformed
+        raise StreamCut if any(tag.startswith(rest) for tag in tags) else Malformed
     return tag
 
 
-def _parameter(s: Stream) -> Step[tuple[str, bool]]:
+def _parameter(s: TextStream) -> Step[tuple[str, bool]]:
     """A parameter's name, and whether the tag says that it is a string (DeepSeek V3.2)."""
     key = yield from _attribute(s)
     for mark in _STRING:
@@ -67,24 +67,24 @@ def _parameter(s: Stream) -> Step[tuple[str, bool]]:
     return key, False
 
 
-def _attribute(s: Stream) -> Step[str]:
+def _attribute(s: TextStream) -> Step[str]:
     """The rest of a tag that names something, with quotes or without."""
     name, end = yield from s.name(">", "\n")
     if not end:
-        raise Cut
+        raise StreamCut
     if end == "\n":
         raise Malformed
     return name.strip().strip("\"'")
 
 
-_TAGS = Tags()
+_TAGS = InvokeTags()
 
 
-def _read(s: Stream, opener: str) -> Step[None]:
+def _read(s: TextStream, opener: str) -> Step[None]:
     yield from read_invoke(s, _TAGS)
 
 
-FAMILY = Family(
+FAMILY = ToolCallFamily(
     name="minimax_m2",
     detect=lambda template, tokens: START in template,
     openers=(_TAGS.invoke,),

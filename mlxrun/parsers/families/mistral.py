@@ -10,9 +10,9 @@ from __future__ import annotations
 import re
 
 from mlxrun.parsers.argument_writer import quoted
-from mlxrun.parsers.family import Family
+from mlxrun.parsers.family import ToolCallFamily
 from mlxrun.parsers.readers.json_call import read_arguments, read_calls
-from mlxrun.parsers.text_stream import NAME, Cut, Malformed, Step, Stream
+from mlxrun.parsers.text_stream import NAME, Malformed, Step, StreamCut, TextStream
 
 _START, _ID, _ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 _IDS = re.compile(r"[A-Za-z0-9]{9}")
@@ -22,7 +22,7 @@ def _short(id: str) -> str:
     return id[-9:]
 
 
-def _read(s: Stream, opener: str) -> Step[None]:
+def _read(s: TextStream, opener: str) -> Step[None]:
     if (yield from s.space()) in ("[", "{"):
         yield from read_calls(s, _IDS)
         return
@@ -33,13 +33,13 @@ def _read(s: Stream, opener: str) -> Step[None]:
     if (yield from s.literal(_ID)):
         id, mark = yield from s.name(_ARGUMENTS)
         if not mark:
-            raise Cut
+            raise StreamCut
     elif not (yield from s.literal(_ARGUMENTS)) and (yield from s.peek()) != "{":
         raise Malformed
     yield from read_arguments(s, s.call(name, id.strip()))
 
 
-def _name(s: Stream) -> Step[str]:
+def _name(s: TextStream) -> Step[str]:
     """The characters up to a bracket, which is not taken."""
     count = 1
     while (seen := (yield from s.peek(count)))[-1:] not in ("", "[", "{", "\n") and len(seen) == count:
@@ -47,11 +47,11 @@ def _name(s: Stream) -> Step[str]:
         if count > NAME:
             raise Malformed
     if len(seen) < count:
-        raise Cut
+        raise StreamCut
     return s.take(count - 1).strip()
 
 
-OLD = Family(
+OLD = ToolCallFamily(
     name="mistral_v3",
     detect=lambda template, tokens: _START in template and _ARGUMENTS not in template,
     openers=(_START,),
@@ -62,7 +62,7 @@ OLD = Family(
     markers=(_START, _ID, _ARGUMENTS),
     frame=lambda name: (f'{_START}[{{"name": {quoted(name)}, "arguments": ', "}]"),
 )
-NEW = Family(
+NEW = ToolCallFamily(
     name="mistral",
     detect=lambda template, tokens: (
         (_START in template and _ARGUMENTS in template) or {_START, _ARGUMENTS} <= tokens

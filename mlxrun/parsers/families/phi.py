@@ -6,15 +6,15 @@ The first is what the model's own template shows, the second what its published 
 from __future__ import annotations
 
 from mlxrun.parsers.argument_writer import quoted
-from mlxrun.parsers.family import Family
+from mlxrun.parsers.family import ToolCallFamily
 from mlxrun.parsers.readers.json_call import read_calls
-from mlxrun.parsers.text_stream import Malformed, Step, Stream
+from mlxrun.parsers.text_stream import Malformed, Step, TextStream
 
 _START, _END, _WORD = "<|tool_call|>", "<|/tool_call|>", "functools"
 _WRONG = "</|tool_call|>"  # the model's own slip, as seen in the wild
 
 
-def _read(s: Stream, opener: str) -> Step[None]:
+def _read(s: TextStream, opener: str) -> Step[None]:
     if opener == _START:
         yield from s.space()
     elif (yield from s.peek()) != "[":
@@ -24,7 +24,7 @@ def _read(s: Stream, opener: str) -> Step[None]:
         yield from s.literal(_END, _WRONG)
 
 
-FAMILY = Family(
+FAMILY = ToolCallFamily(
     name="phi4_mini",
     detect=lambda template, tokens: "<|tool|>" in template or f"{_WORD}[" in template,
     openers=(_START, _WORD),

@@ -9,17 +9,17 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from mlxrun.parsers.family import Family
+from mlxrun.parsers.family import ToolCallFamily
 from mlxrun.parsers.readers.json_call import whole_arguments
 from mlxrun.parsers.readers.json_text import expect, read_string
-from mlxrun.parsers.text_stream import Malformed, Step, Stream
+from mlxrun.parsers.text_stream import Malformed, Step, TextStream
 from mlxrun.parsers.tool_schemas import dump
 
 _KEYS = frozenset(("name", "arguments", "parameters", "type", "function", "id"))
 _FENCE = "```"
 
 
-def read(s: Stream, opener: str) -> Step[None]:
+def read(s: TextStream, opener: str) -> Step[None]:
     """The whole answer."""
     head = ""
     if (yield from s.space()) == "`":
@@ -43,7 +43,7 @@ def read(s: Stream, opener: str) -> Step[None]:
         whole_arguments(s.call(name), arguments)
 
 
-def _calls(text: str, s: Stream) -> list[tuple[str, str]]:
+def _calls(text: str, s: TextStream) -> list[tuple[str, str]]:
     """Name and arguments of each call; Malformed if anything else is there."""
     try:
         value = json.loads(text, strict=False)
@@ -66,7 +66,7 @@ def _call(item: Any) -> tuple[str, Any]:
     return (item["name"], arguments) if well else ("", None)
 
 
-FAMILY = Family(
+FAMILY = ToolCallFamily(
     name="json",
     detect=lambda template, tokens: False,
     start=read,

@@ -11,11 +11,11 @@ import math
 import re
 from typing import Any
 
-from mlxrun.parsers.argument_writer import Call
-from mlxrun.parsers.family import Family
+from mlxrun.parsers.argument_writer import ArgumentWriter
+from mlxrun.parsers.family import ToolCallFamily
 from mlxrun.parsers.readers.json_call import read_calls
-from mlxrun.parsers.text_stream import NAME, Cut, Malformed, Step, Stream
-from mlxrun.parsers.tool_schemas import Schema, dump, read_python, retyped, typed
+from mlxrun.parsers.text_stream import NAME, Malformed, Step, StreamCut, TextStream
+from mlxrun.parsers.tool_schemas import ValueSchema, dump, read_python, retyped, typed
 
 _ENDS = {"<|tool_call_start|>": "<|tool_call_end|>", "<|python_start|>": "<|python_end|>"}
 _STOPS = ("(", ")", "[", "]", "{", "}", ",", '"', "'")
@@ -24,7 +24,7 @@ _BARE = re.compile(r"\w[\w .:/+-]*")
 _WORDS = {"true": True, "false": False, "null": None}
 
 
-def read_list(s: Stream) -> Step[bool]:
+def read_list(s: TextStream) -> Step[bool]:
     """All of a list of calls. What is no call is given back as text; False: there was such."""
     if (yield from s.literal("[")) != "[":
         raise Malformed
@@ -34,7 +34,7 @@ def read_list(s: Stream) -> Step[bool]:
         whole &= yield from read_call(s)
         char = yield from s.space()
         if char not in (",", "]"):
-            raise Malformed if char else Cut
+            raise Malformed if char else StreamCut
         s.take(1)
         if char == "]":
             break
@@ -43,7 +43,7 @@ def read_list(s: Stream) -> Step[bool]:
     return whole
 
 
-def read_call(s: Stream) -> Step[bool]:
+def read_call(s: TextStream) -> Step[bool]:
     """One `f(a=1)`. False: the tool is not offered; it is taken, and given back as text."""
     name = yield from _name(s)
     if name not in s.tools and name.removesuffix(".call") in s.tools:
@@ -66,13 +66,13 @@ def read_call(s: Stream) -> Step[bool]:
     return call is not None
 
 
-def _name(s: Stream) -> Step[str]:
+def _name(s: TextStream) -> Step[str]:
     """A name with a bracket behind it, which is not taken."""
     count = 1
     while True:
         seen = yield from s.peek(count)
         if len(seen) < count:
-            raise Cut
+            raise StreamCut
         if not (seen[-1].isalnum() or seen[-1] in "_.-"):
             break
         count += 1
@@ -83,7 +83,7 @@ def _name(s: Stream) -> Step[str]:
     return s.take(count - 1)
 
 
-def _argument(s: Stream) -> Step[tuple[str, str]]:
+def _argument(s: TextStream) -> Step[tuple[str, str]]:
     """The source of one argument, and the comma or bracket that ended it."""
     parts: list[str] = []
     depth = 0
@@ -91,7 +91,7 @@ def _argument(s: Stream) -> Step[tuple[str, str]]:
         text, mark = yield from s.until(*_STOPS)
         parts.append(text)
         if not mark:
-            raise Cut
+            raise StreamCut
         if mark in "\"'":
             parts.append((yield from _string(s, mark)))
         elif mark in ",)" and not depth:
@@ -103,7 +103,7 @@ def _argument(s: Stream) -> Step[tuple[str, str]]:
                 raise Malformed
 
 
-def _string(s: Stream, quote: str) -> Step[str]:
+def _string(s: TextStream, quote: str) -> Step[str]:
     """The source of a string, behind its first quote. Newlines that Python would not allow are escaped."""
     long = yield from s.literal(quote * 2)
     end = quote + long
@@ -112,16 +112,16 @@ def _string(s: Stream, quote: str) -> Step[str]:
         text, mark = yield from s.until(end, "\\")
         parts.append(text if long else text.replace("\r", "\\r").replace("\n", "\\n"))
         if not mark:
-            raise Cut
+            raise StreamCut
         parts.append(mark)
         if mark == end:
             return "".join(parts)
         if not (yield from s.peek()):
-            raise Cut
+            raise StreamCut
         parts.append(s.take(1))
 
 
-def _write(call: Call, text: str, position: int) -> None:
+def _write(call: ArgumentWriter, text: str, position: int) -> None:
     """An argument from its source; one without a name goes by its position in the schema."""
     named = _NAMED.fullmatch(text)
     keys = call.schema.keys
@@ -133,7 +133,7 @@ def _write(call: Call, text: str, position: int) -> None:
     call.member(key, _json(source, schema))
 
 
-def _json(source: str, schema: Schema) -> str:
+def _json(source: str, schema: ValueSchema) -> str:
     """JSON of a literal. A bare word is a string, as models write them."""
     try:
         node = _Words().visit(read_python(source))
@@ -167,13 +167,13 @@ def _plain(value: Any) -> Any:
     raise ValueError
 
 
-def _start(s: Stream, opener: str) -> Step[None]:
+def _start(s: TextStream, opener: str) -> Step[None]:
     if (yield from s.space()) != "[":
         raise Malformed
     yield from read_list(s)
 
 
-def _read(s: Stream, opener: str) -> Step[None]:
+def _read(s: TextStream, opener: str) -> Step[None]:
     yield from s.space()
     seen = yield from s.peek(2)
     if (yield from (read_calls(s) if "{" in seen else read_list(s))):
@@ -186,7 +186,7 @@ def _detect(template: str, tokens: frozenset[str]) -> bool:
     return lfm or "<|tool_call_start|>" in tokens or "[func_name1(" in template
 
 
-FAMILY = Family(
+FAMILY = ToolCallFamily(
     name="pythonic",
     detect=_detect,
     openers=tuple(_ENDS),

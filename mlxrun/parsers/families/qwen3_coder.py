@@ -6,10 +6,10 @@ Read as Hermes is, which knows both forms: models that were trained on one write
 from __future__ import annotations
 
 from mlxrun.parsers.families.hermes import END, START, read
-from mlxrun.parsers.family import Family
+from mlxrun.parsers.family import ToolCallFamily
 from mlxrun.parsers.readers.xml_call import OPENER
 
-FAMILY = Family(
+FAMILY = ToolCallFamily(
     name="qwen3_coder",
     detect=lambda template, tokens: OPENER in template and START in template,
     openers=(START, OPENER),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from mlxrun.parsers.delta_builder import SPACE
-from mlxrun.parsers.family import Thinking
+from mlxrun.parsers.family import ReasoningFamily
 
 
 def left_open(opener: str) -> Callable[[str], bool]:
@@ -25,10 +25,10 @@ def _tags(
     anywhere: bool = False,
     token: str = "",
     drops: tuple[str, ...] = (),
-) -> Thinking:
+) -> ReasoningFamily:
     """A family of one pair of tags. `token`: what tells it, if not the opening tag."""
     mark = token or opener
-    return Thinking(
+    return ReasoningFamily(
         name=name,
         detect=lambda template, tokens: mark in tokens or mark in template,
         pairs=((opener, (end,)),),
@@ -51,7 +51,7 @@ FAMILIES = (
     _tags("cohere", "<|START_THINKING|>", "<|END_THINKING|>", anywhere=True, drops=_RESPONSE),
     _tags("longcat", "<longcat_think>", "</longcat_think>"),
     _tags("kimi_vl", "◁think▷", "◁/think▷"),
-    Thinking(
+    ReasoningFamily(
         name="granite",
         detect=lambda template, tokens: "Here is my thought process" in template,
         pairs=(("Here is my thought process:", _GRANITE), ("Here's my thought process:", _GRANITE)),

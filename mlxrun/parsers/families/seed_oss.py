@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from mlxrun.parsers.family import Family
+from mlxrun.parsers.family import ToolCallFamily
 from mlxrun.parsers.readers.xml_call import OPENER, read_function
-from mlxrun.parsers.text_stream import Malformed, Step, Stream
+from mlxrun.parsers.text_stream import Malformed, Step, TextStream
 
 START, END = "<seed:tool_call>", "</seed:tool_call>"
 
 
-def read(s: Stream, opener: str) -> Step[None]:
+def read(s: TextStream, opener: str) -> Step[None]:
     """One block, or a function whose block's tag was forgotten."""
     if opener == START:
         yield from s.space()
@@ -22,7 +22,7 @@ def read(s: Stream, opener: str) -> Step[None]:
         yield from read_function(s)
 
 
-FAMILY = Family(
+FAMILY = ToolCallFamily(
     name="seed_oss",
     detect=lambda template, tokens: START in template or START in tokens,
     openers=(START, OPENER),

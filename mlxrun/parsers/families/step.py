@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from mlxrun.parsers.families import hermes
-from mlxrun.parsers.families.minimax import Tags, read_invoke
-from mlxrun.parsers.family import Family
+from mlxrun.parsers.families.minimax import InvokeTags, read_invoke
+from mlxrun.parsers.family import ToolCallFamily
 from mlxrun.parsers.readers.xml_call import OPENER
-from mlxrun.parsers.text_stream import Step, Stream
+from mlxrun.parsers.text_stream import Step, TextStream
 
-_TAGS = Tags("steptml:")
+_TAGS = InvokeTags("steptml:")
 _DROPS = (
     *("<｜tool_calls_begin｜>", "<｜tool_calls_end｜>"),
     *("<｜tool_call_begin｜>function<｜tool_sep｜>", "<｜tool_call_begin｜>", "<｜tool_call_end｜>"),
 )
 
 
-def _read(s: Stream, opener: str) -> Step[None]:
+def _read(s: TextStream, opener: str) -> Step[None]:
     if opener == _TAGS.invoke:
         yield from read_invoke(s, _TAGS)
     else:
@@ -27,7 +27,7 @@ def _detect(template: str, tokens: frozenset[str]) -> bool:
     return newer or "<steptml:" in template
 
 
-FAMILY = Family(
+FAMILY = ToolCallFamily(
     name="step",
     detect=_detect,
     openers=(hermes.START, OPENER, _TAGS.invoke),

@@ -7,22 +7,22 @@ JSON flows on as text from the first name that is not offered.
 from __future__ import annotations
 
 from mlxrun.parsers.argument_writer import quoted
-from mlxrun.parsers.family import Family
+from mlxrun.parsers.family import ToolCallFamily
 from mlxrun.parsers.readers.json_call import read_calls
-from mlxrun.parsers.text_stream import NAME, Cut, Malformed, Step, Stream
+from mlxrun.parsers.text_stream import NAME, Malformed, Step, StreamCut, TextStream
 
 _FENCE = "```"
 _ENDS = {"<tool_call>": "</tool_call>", "[TOOL_CALLS]": ""}
 _KEYS = ('"name"', '"arguments"', '"parameters"', '"type"', '"id"', '"function"')
 
 
-def read_naked(s: Stream) -> Step[bool]:
+def read_naked(s: TextStream) -> Step[bool]:
     """Calls without an opener. Raises Malformed as soon as the text cannot be one; nothing was taken then."""
     yield from _plausible(s)
     return (yield from read_calls(s))
 
 
-def _plausible(s: Stream) -> Step[None]:
+def _plausible(s: TextStream) -> Step[None]:
     """Looks at the text up to the first member's key, and the name if it is that. Takes nothing."""
     rest = yield from _skipped(s, 0, "[")
     rest = yield from _skipped(s, rest, "{", must=True)
@@ -36,13 +36,13 @@ def _plausible(s: Stream) -> Step[None]:
             raise Malformed
 
 
-def _skipped(s: Stream, at: int, char: str, must: bool = False) -> Step[int]:
+def _skipped(s: TextStream, at: int, char: str, must: bool = False) -> Step[int]:
     """Where the text goes on behind white space and `char`."""
     while (yield from s.peek(at + 1))[at:].isspace() and at < NAME:
         at += 1
     seen = yield from s.peek(at + 1)
     if len(seen) <= at:
-        raise Cut
+        raise StreamCut
     if seen[at] == char:
         return at + 1
     if must:
@@ -50,14 +50,14 @@ def _skipped(s: Stream, at: int, char: str, must: bool = False) -> Step[int]:
     return at
 
 
-def _word(s: Stream, at: int) -> Step[tuple[str, int]]:
+def _word(s: TextStream, at: int) -> Step[tuple[str, int]]:
     """The string there, in its quotes, and where the text goes on."""
     at = yield from _skipped(s, at, '"', must=True)
     end = at
     while True:
         seen = yield from s.peek(end + 1)
         if len(seen) <= end:
-            raise Cut
+            raise StreamCut
         if seen[end] == '"':
             return seen[at - 1 : end + 1], end + 1
         if seen[end] in "\n\\" or end > NAME:
@@ -65,7 +65,7 @@ def _word(s: Stream, at: int) -> Step[tuple[str, int]]:
         end += 1
 
 
-def _start(s: Stream, opener: str) -> Step[None]:
+def _start(s: TextStream, opener: str) -> Step[None]:
     yield from s.space()
     fence = yield from s.literal(_FENCE)
     if fence:
@@ -76,14 +76,14 @@ def _start(s: Stream, opener: str) -> Step[None]:
         yield from s.literal(_FENCE)
 
 
-def _read(s: Stream, opener: str) -> Step[None]:
+def _read(s: TextStream, opener: str) -> Step[None]:
     yield from s.space()
     if (yield from read_calls(s)):
         yield from s.space()
         yield from s.literal(_ENDS[opener])
 
 
-FAMILY = Family(
+FAMILY = ToolCallFamily(
     name="xlam",
     detect=lambda template, tokens: "xLAM" in template or '"tool_call_name"' in template,
     openers=tuple(_ENDS),

@@ -9,14 +9,14 @@ from __future__ import annotations
 import json
 import re
 
-from mlxrun.parsers.argument_writer import Call
+from mlxrun.parsers.argument_writer import ArgumentWriter
 from mlxrun.parsers.readers.json_text import expect, raw_value, read_string, read_value
-from mlxrun.parsers.text_stream import Cut, Malformed, Step, Stream
+from mlxrun.parsers.text_stream import Malformed, Step, StreamCut, TextStream
 
 ARGUMENTS = ("arguments", "parameters")
 
 
-def read_calls(s: Stream, ids: re.Pattern[str] | None = None) -> Step[bool]:
+def read_calls(s: TextStream, ids: re.Pattern[str] | None = None) -> Step[bool]:
     """One object, or several in an array or one behind the other. What is no call is given back as text, with
     all that follows the last object; False: there was such."""
     array = yield from s.literal("[")
@@ -39,7 +39,7 @@ def read_calls(s: Stream, ids: re.Pattern[str] | None = None) -> Step[bool]:
     return whole
 
 
-def read_call(s: Stream, ids: re.Pattern[str] | None = None, id: str = "") -> Step[bool]:
+def read_call(s: TextStream, ids: re.Pattern[str] | None = None, id: str = "") -> Step[bool]:
     """One object. False: it is no call of an offered tool; all of it is taken and nothing was found.
 
     `ids`: what an `id` must look like to be the call's, if the format has one. It counts where it comes
@@ -48,7 +48,7 @@ def read_call(s: Stream, ids: re.Pattern[str] | None = None, id: str = "") -> St
     yield from expect(s, "{")
     name: str | None = None
     held: str | None = None
-    call: Call | None = None
+    call: ArgumentWriter | None = None
     if (yield from s.space()) == "}":
         s.take(1)
         return False
@@ -89,7 +89,7 @@ def read_call(s: Stream, ids: re.Pattern[str] | None = None, id: str = "") -> St
     return call is not None
 
 
-def _nested(s: Stream, ids: re.Pattern[str] | None, id: str) -> Step[bool]:
+def _nested(s: TextStream, ids: re.Pattern[str] | None, id: str) -> Step[bool]:
     """The call within `{"type": "function", "function": {...}}`, and what follows it there."""
     made = yield from read_call(s, ids, id)
     while (yield from s.space()) not in ("", "}"):
@@ -104,7 +104,7 @@ def _nested(s: Stream, ids: re.Pattern[str] | None, id: str) -> Step[bool]:
     return made
 
 
-def read_arguments(s: Stream, call: Call) -> Step[None]:
+def read_arguments(s: TextStream, call: ArgumentWriter) -> Step[None]:
     """The arguments themselves, into `call`, which is closed."""
     char = yield from s.space()
     if char == "{":
@@ -114,23 +114,23 @@ def read_arguments(s: Stream, call: Call) -> Step[None]:
         whole_arguments(call, (yield from raw_value(s)))
 
 
-def whole_arguments(call: Call, text: str) -> None:
+def whole_arguments(call: ArgumentWriter, text: str) -> None:
     """Arguments that are there as a whole: an object, null, or either of them in a string. Else Malformed."""
     text = text.strip()
     try:
         if text.startswith('"'):
             whole_arguments(call, json.loads(text))
         elif text.startswith("{"):
-            check = Stream.of(text)
+            check = TextStream.of(text)
             check.run(raw_value(check))
             if not check.idle():
                 raise Malformed
-            again = Stream.of(text)
+            again = TextStream.of(text)
             again.run(read_value(again, call, call.schema))
             call.close()
         elif text in ("", "null", "[]"):
             call.close()
         else:
             raise Malformed
-    except (Cut, ValueError):
+    except (StreamCut, ValueError):
         raise Malformed from None

@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import re
 
-from mlxrun.parsers.argument_writer import Call, quoted
-from mlxrun.parsers.text_stream import Cut, Malformed, Step, Stream
-from mlxrun.parsers.tool_schemas import NUMBER, Schema, dump, mended
+from mlxrun.parsers.argument_writer import ArgumentWriter, quoted
+from mlxrun.parsers.text_stream import Malformed, Step, StreamCut, TextStream
+from mlxrun.parsers.tool_schemas import NUMBER, ValueSchema, dump, mended
 
 _SAFE = re.compile(  # characters of a string, escapes, and both halves of a surrogate pair together
     r"""(?:[^"\\\x00-\x1f]+|\\["\\/bfnrt]|\\u(?![dD][89a-fA-F])[0-9a-fA-F]{4}"""
@@ -28,11 +28,11 @@ _ATOM = 400  # characters of a number at most
 _DEPTH = 64
 
 
-def read_value(s: Stream, call: Call, schema: Schema, depth: int = _DEPTH) -> Step[None]:
+def read_value(s: TextStream, call: ArgumentWriter, schema: ValueSchema, depth: int = _DEPTH) -> Step[None]:
     """A JSON value into `call`. Raises Malformed or Cut; what was passed on stays closable."""
     char = yield from s.space()
     if not char:
-        raise Cut
+        raise StreamCut
     if char == '"':
         yield from _string_value(s, call, schema)
     elif char in "{[":
@@ -50,7 +50,7 @@ def read_value(s: Stream, call: Call, schema: Schema, depth: int = _DEPTH) -> St
         call.atom(dump(atom) if schema.text_only and atom != "null" else atom)
 
 
-def _members(s: Stream, call: Call, schema: Schema, depth: int) -> Step[None]:
+def _members(s: TextStream, call: ArgumentWriter, schema: ValueSchema, depth: int) -> Step[None]:
     """All behind the opening brace of an object, with the closing one."""
     char = yield from s.space()
     if char == "}":
@@ -66,7 +66,7 @@ def _members(s: Stream, call: Call, schema: Schema, depth: int) -> Step[None]:
             return
 
 
-def _items(s: Stream, call: Call, schema: Schema, depth: int) -> Step[None]:
+def _items(s: TextStream, call: ArgumentWriter, schema: ValueSchema, depth: int) -> Step[None]:
     char = yield from s.space()
     if char == "]":
         s.take(1)
@@ -77,7 +77,7 @@ def _items(s: Stream, call: Call, schema: Schema, depth: int) -> Step[None]:
             return
 
 
-def _string_value(s: Stream, call: Call, schema: Schema) -> Step[None]:
+def _string_value(s: TextStream, call: ArgumentWriter, schema: ValueSchema) -> Step[None]:
     s.take(1)
     if schema.no_text:
         text = yield from read_string(s)
@@ -91,7 +91,7 @@ def _string_value(s: Stream, call: Call, schema: Schema) -> Step[None]:
     call.end()
 
 
-def read_string(s: Stream) -> Step[str]:
+def read_string(s: TextStream) -> Step[str]:
     """A whole string, its opening quote taken already."""
     parts: list[str] = []
     while piece := (yield from _piece(s)):
@@ -99,13 +99,13 @@ def read_string(s: Stream) -> Step[str]:
     return str(json.loads(f'"{"".join(parts)}"'))
 
 
-def read_atom(s: Stream) -> Step[str]:
+def read_atom(s: TextStream) -> Step[str]:
     """A number or a word, which are certain when something follows them."""
     count = 1
     while True:
         seen = yield from s.peek(count)
         if len(seen) < count:
-            raise Cut
+            raise StreamCut
         if not (seen[-1].isalnum() or seen[-1] in "+-."):
             break
         count += 1
@@ -118,11 +118,11 @@ def read_atom(s: Stream) -> Step[str]:
     return _WORDS.get(atom, atom)
 
 
-def raw_value(s: Stream, depth: int = _DEPTH) -> Step[str]:
+def raw_value(s: TextStream, depth: int = _DEPTH) -> Step[str]:
     """A whole value as JSON."""
     char = yield from s.space()
     if not char:
-        raise Cut
+        raise StreamCut
     if char == '"':
         s.take(1)
         return dump((yield from read_string(s)))
@@ -146,17 +146,17 @@ def raw_value(s: Stream, depth: int = _DEPTH) -> Step[str]:
         parts.append(", ")
 
 
-def expect(s: Stream, chars: str) -> Step[str]:
+def expect(s: TextStream, chars: str) -> Step[str]:
     """Take one of these characters, after white space."""
     char = yield from s.space()
     if not char:
-        raise Cut
+        raise StreamCut
     if char not in chars:
         raise Malformed
     return s.take(1)
 
 
-def _piece(s: Stream) -> Step[str]:
+def _piece(s: TextStream) -> Step[str]:
     """More of a string, escaped; "" when its closing quote was taken."""
     while True:
         safe = s.match(_SAFE)
@@ -164,7 +164,7 @@ def _piece(s: Stream) -> Step[str]:
             return s.take(len(safe[0]))
         char = yield from s.peek()
         if not char:
-            raise Cut
+            raise StreamCut
         if char == '"':
             s.take(1)
             return ""
@@ -175,12 +175,12 @@ def _piece(s: Stream) -> Step[str]:
             if s.match(_SAFE) is None:
                 return _mend(s)
         elif s.ended:
-            raise Cut
+            raise StreamCut
         else:
             yield
 
 
-def _mend(s: Stream) -> str:
+def _mend(s: TextStream) -> str:
     """An escape that JSON does not know: a quote is one, half of a surrogate pair cannot be saved, else the
     backslash is meant."""
     if s.match(_ESCAPE):

@@ -6,23 +6,23 @@ one before the end belong to the layout.
 
 from __future__ import annotations
 
-from mlxrun.parsers.argument_writer import Call
-from mlxrun.parsers.marker_scanner import Scanner
-from mlxrun.parsers.text_stream import Cut, Step, Stream
-from mlxrun.parsers.tool_schemas import Schema, typed
+from mlxrun.parsers.argument_writer import ArgumentWriter
+from mlxrun.parsers.marker_scanner import MarkerScanner
+from mlxrun.parsers.text_stream import Step, StreamCut, TextStream
+from mlxrun.parsers.tool_schemas import ValueSchema, typed
 
-TEXT = Schema({"type": "string"})
+TEXT = ValueSchema({"type": "string"})
 
 
 def read_tagged(
-    s: Stream,
-    call: Call,
+    s: TextStream,
+    call: ArgumentWriter,
     key: str,
-    ends: Scanner,
+    ends: MarkerScanner,
     *,
     layout: bool = True,
     guess: bool = False,
-    schema: Schema | None = None,
+    schema: ValueSchema | None = None,
 ) -> Step[str]:
     """One argument; gives the marker that ended it. Raises Cut. `layout`: newlines around are no part of the
     value; `guess`: without a schema numbers and words are what they look like; `schema`: the value's own."""
@@ -35,13 +35,13 @@ def read_tagged(
         else:
             end = yield from s.each(ends, call.text, lambda: call)
         if not end:
-            raise Cut
+            raise StreamCut
         call.end()
     else:
         parts: list[str] = []
         end = yield from s.each(ends, parts.append)
         if not end:
-            raise Cut
+            raise StreamCut
         text = "".join(parts)
         call.member(key, typed(trimmed(text) if layout else text, schema, guess=guess))
     return end
@@ -55,7 +55,7 @@ def trimmed(text: str) -> str:
 class _Trimmed:
     """A sink that leaves out the first newline, if it is the first character, and one that is the last."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: ArgumentWriter) -> None:
         self._call = call
         self._begun = False
         self._held = ""
@@ -68,6 +68,6 @@ class _Trimmed:
         self._held = "\n" if text.endswith("\n") else ""
         self._call.text(text.removesuffix("\n"))
 
-    def string(self) -> Call | None:
+    def string(self) -> ArgumentWriter | None:
         """The call, where text would go into it as it is: a newline is never such text."""
         return self._call if self._begun and not self._held else None

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from mlxrun.parsers.marker_scanner import scanner
 from mlxrun.parsers.readers.tagged_arguments import read_tagged
-from mlxrun.parsers.text_stream import Cut, Malformed, Step, Stream
+from mlxrun.parsers.text_stream import Malformed, Step, StreamCut, TextStream
 
 OPENER = "<function="
 _PARAMETER, _CLOSE = "<parameter=", "</function>"
 _ENDS = scanner("</parameter>", "\n" + _PARAMETER, "\n" + _CLOSE)
 
 
-def read_function(s: Stream) -> Step[None]:
+def read_function(s: TextStream) -> Step[None]:
     """A call behind `<function=`, with its end tag. Raises Malformed if the tool is not offered."""
     name = yield from _tag(s)
     if name not in s.tools:
@@ -28,21 +28,21 @@ def read_function(s: Stream) -> Step[None]:
     call.close()
 
 
-def _next(s: Stream) -> Step[str]:
+def _next(s: TextStream) -> Step[str]:
     if not (yield from s.space()):
-        raise Cut
+        raise StreamCut
     tag = yield from s.literal(_PARAMETER, _CLOSE)
     if not tag:
         rest = yield from s.peek(len(_PARAMETER))
-        raise Cut if _PARAMETER.startswith(rest) or _CLOSE.startswith(rest) else Malformed
+        raise StreamCut if _PARAMETER.startswith(rest) or _CLOSE.startswith(rest) else Malformed
     return tag
 
 
-def _tag(s: Stream) -> Step[str]:
+def _tag(s: TextStream) -> Step[str]:
     """The rest of a tag: a name and `>`, which some models forget at a line's end."""
     name, end = yield from s.name(">", "\n", "<")
     if not end:
-        raise Cut
+        raise StreamCut
     if end == "<" or not name.strip():
         raise Malformed
     return name.strip().strip("\"'")

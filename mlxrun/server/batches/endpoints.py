@@ -17,7 +17,7 @@ from mlxrun.api.openai.fields import URLS
 from mlxrun.errors import NotFound
 from mlxrun.server.auth import key_name
 from mlxrun.server.batches.batch_queue import BatchQueue
-from mlxrun.server.batches.files import ENDPOINTS, PURPOSE, NoRoom, mine, queue_of
+from mlxrun.server.batches.files import ENDPOINTS, PURPOSE, QuotaExceeded, mine, queue_of
 from mlxrun.server.batches.jobs import Batch
 from mlxrun.server.batches.storage import LEAST
 from mlxrun.server.pagination import page, read_query
@@ -66,7 +66,7 @@ async def create(request: web.Request, server: Server) -> web.Response:
         raise bad("input_file_id", f"the file's purpose is {file.purpose!r}, not {PURPOSE!r}")
     quota = server.config.server.files_max_bytes
     if queue.storage.used + LEAST > quota:
-        raise NoRoom("input_file_id", quota)
+        raise QuotaExceeded("input_file_id", quota)
     now = int(queue.storage.now())
     batch = Batch(
         queue.storage.new_id("batch_"),

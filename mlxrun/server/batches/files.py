@@ -38,7 +38,7 @@ _REFUSED = {
 }
 
 
-class NoRoom(TooLarge):
+class QuotaExceeded(TooLarge):
     """The server's files have as many bytes as they may. Not a 507: clients would send all of it again."""
 
     code = "storage_full"
@@ -73,7 +73,7 @@ async def upload(request: web.Request, server: Server) -> web.Response:
     if request.content_length is not None and request.content_length > most + 4 * _SMALL:
         raise _too_large(most)
     async with _drafted(queue.storage) as draft:
-        room = _Room(queue.storage, draft, most, server.config.server.files_max_bytes)
+        room = _UploadQuota(queue.storage, draft, most, server.config.server.files_max_bytes)
         room.check((request.content_length or 0) - 4 * _SMALL - LEAST)
         fields = await _read_form(request, room)
         if "file" not in fields:
@@ -105,7 +105,7 @@ async def _drop(storage: Storage, begun: Awaitable[Upload]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Room:
+class _UploadQuota:
     """How large an upload may be: `most` bytes by itself, and `quota` with all that the storage holds."""
 
     storage: Storage
@@ -122,10 +122,10 @@ class _Room:
     def check(self, more: int) -> None:
         """NoRoom if what is there, and so many bytes more, do not fit."""
         if self.storage.used + max(0, more) > self.quota:
-            raise NoRoom("file", self.quota)
+            raise QuotaExceeded("file", self.quota)
 
 
-async def _read_form(request: web.Request, room: _Room) -> dict[str, str]:
+async def _read_form(request: web.Request, room: _UploadQuota) -> dict[str, str]:
     """The fields, for the file its name; its content goes to disk."""
     if request.content_type != "multipart/form-data":
         raise RequestError(f"the body must be multipart/form-data, not {quote(request.content_type)}")
@@ -180,7 +180,7 @@ async def _small(part: BodyPartReader, name: str) -> str:
     return data.decode("utf-8", "replace")
 
 
-async def _receive(part: BodyPartReader, room: _Room) -> None:
+async def _receive(part: BodyPartReader, room: _UploadQuota) -> None:
     """Write what comes, a block at a time: the sender waits for the disk."""
     block = bytearray()
 

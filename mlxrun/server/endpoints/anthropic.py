@@ -23,8 +23,8 @@ from mlxrun.server.surface import Endpoint, Surface
 if TYPE_CHECKING:
     from aiohttp import web
 
-    from mlxrun.api.prepared import Prepared
-    from mlxrun.server.live_requests import Live
+    from mlxrun.api.prepared import PreparedRequest
+    from mlxrun.server.live_requests import LiveRequest
     from mlxrun.server.state import Server
 
 log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ async def messages(request: web.Request, server: Server) -> web.StreamResponse:
 
 
 async def _stream(
-    request: web.Request, server: Server, live: Live, prepared: Prepared, writer: MessageWriter
+    request: web.Request, server: Server, live: LiveRequest, prepared: PreparedRequest, writer: MessageWriter
 ) -> web.StreamResponse:
     async with EventStream(request, server, live, ping=lambda: writer.ping(live.cached)) as stream:
         stream.response.headers[ID_HEADER] = live.id

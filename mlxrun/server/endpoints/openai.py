@@ -20,8 +20,8 @@ from mlxrun.text.field_errors import bad
 if TYPE_CHECKING:
     from aiohttp import web
 
-    from mlxrun.api.prepared import Prepared
-    from mlxrun.server.live_requests import Live
+    from mlxrun.api.prepared import PreparedRequest
+    from mlxrun.server.live_requests import LiveRequest
     from mlxrun.server.state import Server
 
 DONE = "[DONE]"
@@ -41,7 +41,7 @@ async def complete(request: web.Request, server: Server) -> web.StreamResponse:
     return json_reply(made)
 
 
-def _check_count(prepared: Prepared, most: int) -> None:
+def _check_count(prepared: PreparedRequest, most: int) -> None:
     """All answers of a request wait at once: more than the queue holds would be refused at every try."""
     count = len(prepared.requests)
     if count > most:
@@ -49,7 +49,9 @@ def _check_count(prepared: Prepared, most: int) -> None:
         raise bad(name, f"{count} answers in one request are more than scheduler.max_queue ({most})")
 
 
-async def _stream(request: web.Request, server: Server, live: Live, prepared: Prepared) -> web.StreamResponse:
+async def _stream(
+    request: web.Request, server: Server, live: LiveRequest, prepared: PreparedRequest
+) -> web.StreamResponse:
     """An error before the first chunk has its own status; a later one is the last event, without [DONE]."""
     chunks = Chunks(prepared, _id(prepared), int(time.time()), server.fingerprint)
     async with EventStream(request, server, live) as events:
@@ -69,7 +71,7 @@ async def _stream(request: web.Request, server: Server, live: Live, prepared: Pr
     return events.response
 
 
-def _id(prepared: Prepared) -> str:
+def _id(prepared: PreparedRequest) -> str:
     """What the engine's requests of this one have in common."""
     return prepared.requests[0].id.rpartition("-")[0]
 

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from mlxrun.api.openai.request import prepare
 from mlxrun.api.responses.fields import BODY, INCLUDES
-from mlxrun.api.responses.request import Asked, blame, read
+from mlxrun.api.responses.request import ReadResponse, blame, read
 from mlxrun.errors import Cancelled, MlxrunError, RequestError
 from mlxrun.server.auth import key_name
 from mlxrun.server.generation import Pieces, answers
 from mlxrun.server.pagination import in_order, page, read_query
 from mlxrun.server.request_body import json_reply, read_json
-from mlxrun.server.response_store import Running, missing, responses_of
+from mlxrun.server.response_store import RunningResponse, missing, responses_of
 from mlxrun.server.sse import EventStream
 from mlxrun.server.surface import Endpoint, Surface
 from mlxrun.text.field_errors import bad, quote, unsupported
@@ -29,7 +29,7 @@ from mlxrun.text.field_errors import bad, quote, unsupported
 if TYPE_CHECKING:
     from aiohttp import web
 
-    from mlxrun.api.prepared import Prepared
+    from mlxrun.api.prepared import PreparedRequest
     from mlxrun.server.state import Server
 
 DONE = "[DONE]"  # the original sends none; its clients skip it, and others wait for it
@@ -37,7 +37,7 @@ GRACE = 0.5  # seconds in which a refusal of the engine still gets its own statu
 _CHAT = "/v1/chat/completions"
 
 
-async def _prepare(request: web.Request, server: Server, token: str) -> tuple[Asked, Prepared]:
+async def _prepare(request: web.Request, server: Server, token: str) -> tuple[ReadResponse, PreparedRequest]:
     body = await read_json(request, server)
     memory = responses_of(server).memory(key_name(request))
     asked = await asyncio.to_thread(read, body, server.host, memory, token)
@@ -65,7 +65,7 @@ async def create(request: web.Request, server: Server) -> web.StreamResponse:
             responses.end(run)
 
 
-async def _whole(server: Server, run: Running) -> web.Response:
+async def _whole(server: Server, run: RunningResponse) -> web.Response:
     try:
         async with aclosing(answers(server, run.live, run.prepared)) as pieces:
             async for choice, deltas in pieces:
@@ -78,7 +78,7 @@ async def _whole(server: Server, run: Running) -> web.Response:
     return json_reply(run.assembly.response)
 
 
-async def _stream(request: web.Request, server: Server, run: Running) -> web.StreamResponse:
+async def _stream(request: web.Request, server: Server, run: RunningResponse) -> web.StreamResponse:
     assembly = run.assembly
     async with EventStream(request, server, run.live) as stream:
         try:

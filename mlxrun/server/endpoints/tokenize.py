@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from aiohttp import web
 
     from mlxrun.server.state import Server
-    from mlxrun.text.model_info import HostModel
+    from mlxrun.text.model_info import ModelInfo
 
 
 async def tokenize(request: web.Request, server: Server) -> web.Response:
@@ -41,7 +41,7 @@ async def tokenize(request: web.Request, server: Server) -> web.Response:
     return json_reply(body)
 
 
-def _raw(given: Mapping[str, Any], host: HostModel) -> tuple[int, ...]:
+def _raw(given: Mapping[str, Any], host: ModelInfo) -> tuple[int, ...]:
     for name in ("tools", "tool_choice", "reasoning_effort", "chat_template_kwargs"):
         if name in given:
             raise bad(name, "goes with messages, not with prompt")
@@ -61,7 +61,7 @@ async def detokenize(request: web.Request, server: Server) -> web.Response:
     return json_reply({"prompt": await asyncio.to_thread(_text, given["tokens"], server.host)})
 
 
-def _text(ids: list[int], host: HostModel) -> str:
+def _text(ids: list[int], host: ModelInfo) -> str:
     size = len(host.tokenizer)
     for i, token in enumerate(ids):
         if not 0 <= need(token, int, f"tokens[{i}]") < size:

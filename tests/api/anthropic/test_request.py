@@ -15,7 +15,7 @@ from PIL import Image
 
 from mlxrun.api.anthropic import chat_messages
 from mlxrun.api.anthropic.request import PreparedMessage, ask, count_tokens, prepare_message
-from mlxrun.api.context import TextSide
+from mlxrun.api.context import ApiContext
 from mlxrun.api.opaque_reasoning import carried, carry
 from mlxrun.api.openai.request import prepare
 from mlxrun.config.settings import Config, SamplingSettings, ServerSettings
@@ -65,9 +65,9 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
 IMAGE_CHAT = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{RED}"}}
 
 
-def side(host: FakeHost = HOST, config: Config | None = None) -> TextSide:
+def side(host: FakeHost = HOST, config: Config | None = None) -> ApiContext:
     config = config or Config()
-    return TextSide(host, config, MediaLoader(config.media, None))
+    return ApiContext(host, config, MediaLoader(config.media, None))
 
 
 def text(value: str, **more: Any) -> Json:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from mlxrun.api.anthropic import fields as anthropic_fields
-from mlxrun.api.context import TextSide
+from mlxrun.api.context import ApiContext
 from mlxrun.api.openai import fields as openai_fields
 from mlxrun.api.responses import fields as responses_fields
 from mlxrun.batch.line_answerer import Preparer
@@ -76,11 +76,11 @@ def test_a_broken_template_in_the_model_s_folder(tmp_path: Path, name: str, text
     host = load_host(config.model)
     said = rf"^{re.escape(str(folder / name))}: the chat template is broken: line \d+: "
     with pytest.raises(ModelLoadError, match=said):
-        TextSide(host, config, MediaLoader(config.media, None))
+        ApiContext(host, config, MediaLoader(config.media, None))
     with pytest.raises(ModelLoadError, match=said):
         Preparer(host, config, None)
     whole = load_host(ModelSettings())
-    assert TextSide(whole, Config(), MediaLoader(Config().media, None)).host is whole
+    assert ApiContext(whole, Config(), MediaLoader(Config().media, None)).host is whole
 
 
 def test_a_broken_template_of_the_config() -> None:
@@ -88,7 +88,7 @@ def test_a_broken_template_of_the_config() -> None:
     host = FakeHost(chat_template="{{ x", name="org/m")
     loader = MediaLoader(Config().media, None)
     with pytest.raises(ModelLoadError, match=r"^my\.jinja: the chat template is broken"):
-        TextSide(host, Config(model=ModelSettings(chat_template="my.jinja")), loader)
+        ApiContext(host, Config(model=ModelSettings(chat_template="my.jinja")), loader)
     with pytest.raises(ModelLoadError, match="^the model org/m: the chat template is broken"):
-        TextSide(host, Config(), loader)
-    assert TextSide(FakeHost(chat_template=None), Config(), loader)
+        ApiContext(host, Config(), loader)
+    assert ApiContext(FakeHost(chat_template=None), Config(), loader)

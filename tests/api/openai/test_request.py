@@ -17,9 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from mlxrun.api.context import TextSide
+from mlxrun.api.context import ApiContext
 from mlxrun.api.openai.fields import HARMLESS, HONOURED, REFUSED
-from mlxrun.api.openai.request import Choice, Prepared, error_body, prepare, response_body
+from mlxrun.api.openai.request import Choice, PreparedRequest, error_body, prepare, response_body
 from mlxrun.api.sampling_params import choice_seed
 from mlxrun.config.settings import (
     Config,
@@ -68,20 +68,20 @@ def make(
     config: Config | None = None,
     base: Path | None = None,
     **options: Any,
-) -> Prepared:
+) -> PreparedRequest:
     config = config or Config()
 
-    async def run() -> Prepared:
-        return await prepare(url, body, TextSide(host, config, MediaLoader(config.media, base)), **options)
+    async def run() -> PreparedRequest:
+        return await prepare(url, body, ApiContext(host, config, MediaLoader(config.media, base)), **options)
 
     return asyncio.run(run())
 
 
-def chat(host: FakeHost = HOST, config: Config | None = None, **fields: Any) -> Prepared:
+def chat(host: FakeHost = HOST, config: Config | None = None, **fields: Any) -> PreparedRequest:
     return make(CHAT, {"messages": HI, **fields}, host, config)
 
 
-def complete(host: FakeHost = HOST, config: Config | None = None, **fields: Any) -> Prepared:
+def complete(host: FakeHost = HOST, config: Config | None = None, **fields: Any) -> PreparedRequest:
     return make(COMPLETION, {"prompt": "hi", **fields}, host, config)
 
 
@@ -99,7 +99,7 @@ def joined(pieces: Sequence[Delta]) -> str:
     return "".join(piece.text for piece in pieces)
 
 
-def answer(prepared: Prepared, *texts: str, finish: FinishReason = FinishReason.STOP) -> list[Choice]:
+def answer(prepared: PreparedRequest, *texts: str, finish: FinishReason = FinishReason.STOP) -> list[Choice]:
     """A Choice for each request, all tokens of a text in one event."""
     choices = []
     for index, text in enumerate(texts):
@@ -572,7 +572,7 @@ def test_the_first_bad_image_is_the_one_named() -> None:
     body = {"messages": [{"role": "user", "content": parts}]}
     with pytest.raises(MediaError) as caught:
         asyncio.run(
-            prepare(CHAT, body, TextSide(FakeHost(vision=True), Config(), Late(MediaSettings(), None)))
+            prepare(CHAT, body, ApiContext(FakeHost(vision=True), Config(), Late(MediaSettings(), None)))
         )
     assert caught.value.param == "messages[0].content[0].image_url.url"
 
@@ -738,7 +738,7 @@ def test_an_answer_resumes_at_any_token(url: str, text: str) -> None:
 
 
 def resumed(
-    prepared: Prepared, ids: tuple[int, ...], logprobs: tuple[TokenLogprob, ...], k: int
+    prepared: PreparedRequest, ids: tuple[int, ...], logprobs: tuple[TokenLogprob, ...], k: int
 ) -> tuple[Any, ...]:
     """Everything that shows of an answer whose first `k` tokens are known."""
     choice = Choice(prepared, 0, HOST)

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxrun.api.context import TextSide
-from mlxrun.api.openai.request import Choice, Prepared, prepare, response_body
+from mlxrun.api.context import ApiContext
+from mlxrun.api.openai.request import Choice, PreparedRequest, prepare, response_body
 from mlxrun.api.openai.stream import Chunks, joined
 from mlxrun.config.settings import Config
 from mlxrun.scheduler.request import FinishReason, TokenEvent, TokenLogprob
@@ -60,13 +60,13 @@ class BracketParser:
         return [TextDelta(self.held)] if self.held else []
 
 
-def make(url: str = CHAT, **fields: Any) -> Prepared:
+def make(url: str = CHAT, **fields: Any) -> PreparedRequest:
     body = {"messages": [{"role": "user", "content": "hi"}]} if url == CHAT else {"prompt": "hi"}
-    side = TextSide(HOST, Config(), MediaLoader(Config().media, None), Brackets())
+    side = ApiContext(HOST, Config(), MediaLoader(Config().media, None), Brackets())
     return asyncio.run(prepare(url, {"stream": True, "seed": 1, **body, **fields}, side, stream=True))
 
 
-def stream(prepared: Prepared, cuts: Sequence[int], *texts: str) -> tuple[list[Any], list[Choice]]:
+def stream(prepared: PreparedRequest, cuts: Sequence[int], *texts: str) -> tuple[list[Any], list[Choice]]:
     """The chunks as objects, and the choices. Each text's tokens come in events that end at `cuts`."""
     chunks = Chunks(prepared, "x", 5, "fp_1")
     choices, made = [], []
@@ -88,7 +88,7 @@ def stream(prepared: Prepared, cuts: Sequence[int], *texts: str) -> tuple[list[A
     return [json.loads(chunk) for chunk in made], choices
 
 
-def gathered(made: Sequence[Any], prepared: Prepared) -> list[Any]:
+def gathered(made: Sequence[Any], prepared: PreparedRequest) -> list[Any]:
     """What a client adds up: the choices of the whole response."""
     choices: dict[int, Any] = {}
     for chunk in made:

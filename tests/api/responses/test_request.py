@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlxrun.api.context import TextSide
+from mlxrun.api.context import ApiContext
 from mlxrun.api.opaque_reasoning import carry
-from mlxrun.api.openai.request import Choice, Prepared, prepare
+from mlxrun.api.openai.request import Choice, PreparedRequest, prepare
 from mlxrun.api.responses.fields import ABSENT_TOOLS, HARMLESS, HONOURED, LOGPROBS, REFUSED, REFUSED_TOOLS
-from mlxrun.api.responses.request import Asked, Memory, blame, read
+from mlxrun.api.responses.request import Memory, ReadResponse, blame, read
 from mlxrun.api.responses.response import new_response
 from mlxrun.api.responses.stream import Assembly
 from mlxrun.api.responses.tools import warn_once
@@ -44,7 +44,7 @@ PNG = (
 )
 
 
-def asked(host: FakeHost = HOST, memory: Memory | None = None, **body: Any) -> Asked:
+def asked(host: FakeHost = HOST, memory: Memory | None = None, **body: Any) -> ReadResponse:
     return read({"input": "hi", **body}, host, memory or Memory(), "t")
 
 
@@ -57,13 +57,13 @@ def messages(host: FakeHost = HOST, **body: Any) -> list[dict[str, Any]]:
     return found
 
 
-def run(body: Mapping[str, Any], host: FakeHost = HOST) -> tuple[Asked, Prepared]:
+def run(body: Mapping[str, Any], host: FakeHost = HOST) -> tuple[ReadResponse, PreparedRequest]:
     """All the way to the prompt; errors name the sender's fields."""
     config = Config()
     what = read(body, host, Memory(), "t")
 
-    async def go() -> Prepared:
-        side = TextSide(host, config, MediaLoader(config.media, None), PLAIN)
+    async def go() -> PreparedRequest:
+        side = ApiContext(host, config, MediaLoader(config.media, None), PLAIN)
         return await prepare(CHAT, what.chat, side, stream=True)
 
     try:
@@ -162,7 +162,7 @@ def test_a_conversation_has_the_prompt_of_the_same_chat() -> None:
             {"type": "function", "function": {k: ADD[k] for k in ("name", "description", "parameters")}}
         ],
     }
-    side = TextSide(TOOL_HOST, Config(), MediaLoader(Config().media, None))
+    side = ApiContext(TOOL_HOST, Config(), MediaLoader(Config().media, None))
     theirs = asyncio.run(prepare(CHAT, body, side))
     assert ours.requests[0].prompt == theirs.requests[0].prompt
     body["messages"][1]["content"] = "p"  # the twin: another prompt has other tokens
@@ -459,7 +459,7 @@ def assemble(
     """All events of an answer of these pieces, each fed alone, and the response."""
     what = read({"input": "hi", **body}, TOOL_HOST, Memory(), "t")
     config = Config()
-    side = TextSide(TOOL_HOST, config, MediaLoader(config.media, None), Script(pieces))
+    side = ApiContext(TOOL_HOST, config, MediaLoader(config.media, None), Script(pieces))
     prepared = asyncio.run(prepare(CHAT, what.chat, side))
     choice = Choice(prepared, 0, TOOL_HOST)
     assembly = Assembly(new_response("resp_t", 5, what, prepared), what, prepared)
@@ -477,7 +477,7 @@ def test_probabilities_are_found_without_the_whole_answer(size: int, monkeypatch
     what = read({"input": "hi", "include": [LOGPROBS]}, HOST, Memory(), "t")
     config = Config()
     prepared = asyncio.run(
-        prepare(CHAT, what.chat, TextSide(HOST, config, MediaLoader(config.media, None), PLAIN))
+        prepare(CHAT, what.chat, ApiContext(HOST, config, MediaLoader(config.media, None), PLAIN))
     )
     choice = Choice(prepared, 0, HOST)
     assembly = Assembly(new_response("resp_t", 5, what, prepared), what, prepared)

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from mlxrun.bench.engine.benchmark import Meter, measure_workload, summary, turns
+from mlxrun.bench.engine.benchmark import MemoryMeter, measure_workload, summary, turns
 from mlxrun.bench.engine.measurement import (
     MEASURES,
     Output,
@@ -26,7 +26,7 @@ from mlxrun.bench.engine.measurement import (
     percentile,
     ratios,
 )
-from mlxrun.bench.engine.mlxrun_contender import Ours
+from mlxrun.bench.engine.mlxrun_contender import MlxrunContender
 from mlxrun.bench.engine.workloads import STAGGERED_BEFORE, WORKLOADS, Job, Workload, make_workload
 from mlxrun.bench.models import PRESETS, bench_model, describe
 from mlxrun.bench.report import notes, print_report, rows
@@ -232,7 +232,7 @@ def fake_sides(repeat: int) -> tuple[list[FakeContender], list[str], dict[str, A
         return state["alive"]
 
     openers = {"mlxrun": lambda: Side("mlxrun", 100, 1), "mlx-lm": lambda: Side("mlx-lm", 200, 4)}
-    meter = Meter(lambda: opened[-1].now, settle, lambda: state["peak"])
+    meter = MemoryMeter(lambda: opened[-1].now, settle, lambda: state["peak"])
     said: list[str] = []
     sides = measure_workload(workload, openers, repeat, meter, said.append)
     assert len(said) == 2 * repeat
@@ -318,7 +318,7 @@ def test_our_engine_is_asked_for_greedy_answers_of_a_fixed_length() -> None:
     progress = TokenEvent("a", computed=1)
     last = TokenEvent("a", (5,), finish=FinishReason.LENGTH)
     engine = FakeEngine([[progress], [TokenEvent("a", (4,))], [last]])
-    trace = drive(Ours(engine), Workload("w", (Job("a", (1, 2), 2),)), lambda: 0.0)
+    trace = drive(MlxrunContender(engine), Workload("w", (Job("a", (1, 2), 2),)), lambda: 0.0)
     assert trace.tokens == {"a": [4, 5]}
     params = engine.asked[0].params
     assert (params.max_tokens, params.temperature, params.stop_ids) == (2, 0.0, frozenset())
@@ -328,9 +328,9 @@ def test_a_failed_request_and_a_stuck_engine_end_the_benchmark() -> None:
     workload = Workload("w", (Job("a", (1, 2), 2),))
     broken = TokenEvent("a", finish=FinishReason.ERROR, error=RequestError("no room"))
     with pytest.raises(RequestError, match="no room"):
-        drive(Ours(FakeEngine([[broken]])), workload, lambda: 0.0)
+        drive(MlxrunContender(FakeEngine([[broken]])), workload, lambda: 0.0)
     with pytest.raises(MlxrunError, match="idle"):
-        drive(Ours(FakeEngine([])), workload, lambda: 0.0)
+        drive(MlxrunContender(FakeEngine([])), workload, lambda: 0.0)
 
 
 # -- models and the command -------------------------------------------------------------------------

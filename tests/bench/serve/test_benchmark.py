@@ -18,7 +18,7 @@ from PIL import Image
 from mlxrun.bench.serve.benchmark import medians, print_serve_report, run_serve_bench
 from mlxrun.bench.serve.chats import numbers
 from mlxrun.bench.serve.rounds import ServePlan, percentile
-from mlxrun.bench.serve.streaming_client import Load, Seen, Target, measure, model_of
+from mlxrun.bench.serve.streaming_client import Load, StreamTimes, Target, measure, model_of
 from mlxrun.bench.serve.workloads import WORKLOADS, Size, bodies
 from mlxrun.cli.main import main
 from mlxrun.errors import MlxrunError
@@ -78,7 +78,7 @@ class Script:
         return response
 
 
-async def seen_of(script: Script, count: int, load: Load | None = None) -> list[Seen]:
+async def seen_of(script: Script, count: int, load: Load | None = None) -> list[StreamTimes]:
     async with TestServer(script.app()) as server:
         target = Target("t", str(server.make_url("/v1")), "tiny", "secret")
         return await measure(target, bodies("chat", SIZE, count, "0"), load or Load(4))
@@ -147,7 +147,7 @@ async def test_the_model_is_asked_for() -> None:
 
 def test_numbers_of_a_round() -> None:
     """Two requests by hand: 10 tokens in 4 s; first pieces after 1 and 2 s; gaps 1, 1 and 0.5 s."""
-    seen = [Seen(0.0, [1.0, 2.0, 3.0], 3.0, 10, 5, 6), Seen(1.0, [3.0, 3.5], 4.0, 10, 0, 4)]
+    seen = [StreamTimes(0.0, [1.0, 2.0, 3.0], 3.0, 10, 5, 6), StreamTimes(1.0, [3.0, 3.5], 4.0, 10, 0, 4)]
     found = numbers(seen)
     assert (found["output_rate"], found["request_rate"], found["cached_share"]) == (2.5, 0.5, 0.25)
     assert (found["ttft_p50"], found["ttft_p99"]) == (1.0, 2.0)
@@ -161,8 +161,8 @@ def test_percentiles_are_values_that_were_seen() -> None:
 
 
 def test_medians_leave_out_what_is_missing() -> None:
-    run = numbers([Seen(0.0, [1.0], 2.0, 1, 0, 1)])
-    empty = numbers([Seen(0.0, error="gone")])
+    run = numbers([StreamTimes(0.0, [1.0], 2.0, 1, 0, 1)])
+    empty = numbers([StreamTimes(0.0, error="gone")])
     assert medians([run, empty])["ttft_p50"] == 1.0
     assert medians([empty])["ttft_p50"] is None
 
@@ -195,8 +195,8 @@ def test_the_picture_is_one() -> None:
 def test_a_report_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     """The first server is compared with each other; above 1 is better, also where less is better."""
     draw = random.Random(0)
-    fast = numbers([Seen(0.0, [0.1, 0.2], 0.2, 10, 0, 20)])
-    slow = numbers([Seen(0.0, [0.4, 0.8], 0.8, 10, 0, 20), Seen(0.0, error="gone")])
+    fast = numbers([StreamTimes(0.0, [0.1, 0.2], 0.2, 10, 0, 20)])
+    slow = numbers([StreamTimes(0.0, [0.4, 0.8], 0.8, 10, 0, 20), StreamTimes(0.0, error="gone")])
     sides = {
         "fast": {"runs": [fast], "median": medians([fast]), "errors": {}},
         "slow": {"runs": [slow], "median": medians([slow]), "errors": {"gone": 1}},

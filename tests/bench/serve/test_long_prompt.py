@@ -21,7 +21,7 @@ from mlxrun.bench.serve.long_prompt import (
     long_round,
 )
 from mlxrun.bench.serve.rounds import Round, ServePlan
-from mlxrun.bench.serve.streaming_client import Load, Seen, Target
+from mlxrun.bench.serve.streaming_client import Load, StreamTimes, Target
 from mlxrun.bench.serve.workloads import Size
 from mlxrun.cli.main import main
 from tests.bench.serve.test_benchmark import Script, chunk, text
@@ -215,14 +215,14 @@ async def test_the_next_pass_waits_for_an_idle_server(monkeypatch: pytest.Monkey
     assert set(found.errors) == {"the server was still busy 1 s after its streams were closed"}
 
 
-def seen(*pieces: float, **fields: Any) -> Seen:
-    return Seen(0.0, list(pieces), **fields)
+def seen(*pieces: float, **fields: Any) -> StreamTimes:
+    return StreamTimes(0.0, list(pieces), **fields)
 
 
 def test_the_same_pieces_of_the_same_streams() -> None:
     """By hand: the long prompt is sent at 2.5 s and has its first piece at 6. The first stream waited for its
     pieces 2 to 4 meanwhile (1, 2 and 3 s). The second ended at 5: one piece of 1.5 s."""
-    long, short = Seen(2.5, [6.0], 7.0, 100, 25, 1), Seen(2.75, [3.5], 4.0, 10, 0, 1)
+    long, short = StreamTimes(2.5, [6.0], 7.0, 100, 25, 1), StreamTimes(2.75, [3.5], 4.0, 10, 0, 1)
     streams = [seen(1, 2, 3, 5, 8, 9), seen(3.5, 5, done=True), seen(error="gone", done=True)]
     alone = [seen(0, 9, 10, 10.5, 11, 99), seen(1, 2), seen(0, 50, 100)]
     found = long_numbers(Beside(streams, long, short, [0.25, 0.5]), alone)

@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, QuantizedKVCache, RotatingKVCache
 
-from mlxrun.model.compute_methods import Methods, can_batch, make_batch, paddable
+from mlxrun.model.compute_methods import ComputeMethods, can_batch, make_batch, paddable
 from mlxrun.model.ragged import layer_caches
 from mlxrun.model.ragged.attention import GroupCache, NotRaggedError, RaggedCache, RaggedKeys, RaggedMask
 from mlxrun.model.ragged.decode_batch import DecodeBatch, Joining, bucket
-from mlxrun.model.ragged.layer_caches import Kind
-from mlxrun.model.ragged.row_by_row import AloneBatch
+from mlxrun.model.ragged.layer_caches import LayerKind
+from mlxrun.model.ragged.row_by_row import RowByRowBatch
 from mlxrun.model.ragged.row_group import RowGroup
 from tests.helpers import engine_driver
 
@@ -92,7 +92,7 @@ def prefilled(row: str, length: int, dtype: mx.Dtype = mx.float32) -> Joining:
 class Toy:
     """Calls a batch as the runner does, and checks every row of every step."""
 
-    def __init__(self, batch: DecodeBatch | AloneBatch) -> None:
+    def __init__(self, batch: DecodeBatch | RowByRowBatch) -> None:
         self.batch = batch
         self.widths: list[int] = []
 
@@ -147,10 +147,10 @@ def attend(query: mx.array, keys: Any, values: Any, mask: Any) -> mx.array:
 
 
 WAYS = {
-    "ragged": Methods("ragged"),
-    "grouped": Methods("grouped"),
-    "alone": Methods("alone"),
-    "fixed width": Methods("ragged", fixed_width=9),
+    "ragged": ComputeMethods("ragged"),
+    "grouped": ComputeMethods("grouped"),
+    "alone": ComputeMethods("alone"),
+    "fixed width": ComputeMethods("ragged", fixed_width=9),
 }
 
 
@@ -359,16 +359,16 @@ def test_kinds_of_caches() -> None:
         pass
 
     assert [layer_caches.kind(leaf) for leaf in layer_caches.flatten(template())] == [
-        Kind.KV,
-        Kind.WINDOW,
-        Kind.STATE,
-        Kind.STATE,
-        Kind.KV,
+        LayerKind.KV,
+        LayerKind.WINDOW,
+        LayerKind.STATE,
+        LayerKind.STATE,
+        LayerKind.KV,
     ]
     others = [Special(), RotatingKVCache(8, keep=4), QuantizedKVCache()]
-    assert {layer_caches.kind(leaf) for leaf in others} == {Kind.OTHER}
+    assert {layer_caches.kind(leaf) for leaf in others} == {LayerKind.OTHER}
     assert can_batch(template()) and not any(can_batch([KVCache(), other]) for other in others)
-    assert isinstance(make_batch([KVCache(), Special()], Methods("ragged")), AloneBatch)
+    assert isinstance(make_batch([KVCache(), Special()], ComputeMethods("ragged")), RowByRowBatch)
     assert layer_caches.window(RotatingKVCache(8)) == 8 and layer_caches.window(KVCache()) is None
 
 

@@ -14,15 +14,15 @@ import pytest
 from mlxrun.config.settings import ModelSettings
 from mlxrun.errors import ConfigError
 from mlxrun.model.adapter import PLAIN, Adapter, TextAdapter, VisionAdapter, first_look
-from mlxrun.model.compute_methods import Methods, make_batch
+from mlxrun.model.compute_methods import ComputeMethods, make_batch
 from mlxrun.model.model_info import load_host
 from mlxrun.model.ragged import attention, layer_caches
 from mlxrun.model.ragged.decode_batch import Joining
 from mlxrun.model.snapshot.serialize import to_array, to_tensor
-from mlxrun.model.snapshot.snapshots import Delta, Snapshots, State
-from mlxrun.scheduler.payload import Blob, Tensor
+from mlxrun.model.snapshot.snapshots import DeltaPayload, SnapshotCodec, StatePayload
+from mlxrun.scheduler.payload import SerializedPayload, SerializedTensor
 from mlxrun.scheduler.request import HitKind
-from mlxrun.scheduler.step_plan import Hit
+from mlxrun.scheduler.step_plan import CacheHit
 from tests.helpers import text_models, vision_models
 from tests.helpers.model_fixtures import Zoo
 
@@ -36,7 +36,7 @@ class Bench:
 
     def __init__(self, adapter: Adapter, bits: int | None = None) -> None:
         self.adapter = adapter
-        self.snapshots = Snapshots(first_look(adapter)[0], bits)
+        self.snapshots = SnapshotCodec(first_look(adapter)[0], bits)
         assert self.snapshots.supported
 
     def fill(self, ids: Sequence[int], cache: list[Any] | None = None, start: int = 0, chunk: int = 7) -> Any:
@@ -64,7 +64,7 @@ class Bench:
         cache, logits = self.fill(ids, cache, start, chunk)
         return self.decode(cache, logits, len(ids))
 
-    def save(self, view: layer_caches.RowView, length: int, cuts: Sequence[int] = ()) -> Hit:
+    def save(self, view: layer_caches.RowView, length: int, cuts: Sequence[int] = ()) -> CacheHit:
         """Payloads of a whole row, evaluated; deltas between the cuts."""
         edges = [0, *(c for c in cuts if c < length), length]
         deltas: list[tuple[int, int, Any]] = []
@@ -74,12 +74,12 @@ class Bench:
         state = self.snapshots.state(view, length) if self.snapshots.states else None
         payloads = [p for _, _, p in deltas] + ([] if state is None else [state])
         mx.eval([a for p in payloads for a in self.snapshots.arrays(p)])
-        return Hit(length, HitKind.PREFIX, tuple(deltas), state)
+        return CacheHit(length, HitKind.PREFIX, tuple(deltas), state)
 
-    def restore(self, hit: Hit, room: int = LENGTH) -> list[Any]:
+    def restore(self, hit: CacheHit, room: int = LENGTH) -> list[Any]:
         return self.snapshots.restore(hit, room, self.adapter.new_cache())
 
-    def through_bytes(self, hit: Hit) -> Hit:
+    def through_bytes(self, hit: CacheHit) -> CacheHit:
         def again(payload: Any) -> Any:
             return self.snapshots.decode(self.snapshots.encode(payload))
 
@@ -155,7 +155,7 @@ def test_a_row_of_the_decode_batch_is_saved(
     """Rows among others, past their windows; the batch goes on and loses rows after the copies are made."""
     bench = benches(family, kind=kind)
     way = WAYS.get(family, way) if way == "ragged" else way
-    batch = make_batch(bench.adapter.new_cache(), Methods(way), shortest=8)
+    batch = make_batch(bench.adapter.new_cache(), ComputeMethods(way), shortest=8)
     prompts = dict(zip("abc", text_models.prompts(4, [6, 21, 30]), strict=True))
     rows = []
     for rid, ids in prompts.items():
@@ -230,7 +230,7 @@ def test_a_payload_is_of_the_moment_when_it_was_asked_for(benches: Callable[...,
     """Evaluated only after the row and its group have gone on, it still holds what was there before."""
     bench = benches(family)
     (ids,) = text_models.prompts(3, [21])
-    batch = make_batch(bench.adapter.new_cache(), Methods("ragged"), shortest=8)
+    batch = make_batch(bench.adapter.new_cache(), ComputeMethods("ragged"), shortest=8)
     cache = bench.fill(ids)[0]
     batch.update({"a"}, [Joining("a", 21, cache)])
     length, view = batch.row("a")
@@ -243,7 +243,7 @@ def test_a_payload_is_of_the_moment_when_it_was_asked_for(benches: Callable[...,
         assert mx.array_equal(one, other).item()
 
 
-def payload_arrays(bench: Bench, hit: Hit) -> list[mx.array]:
+def payload_arrays(bench: Bench, hit: CacheHit) -> list[mx.array]:
     payloads = [p for *_, p in hit.deltas] + ([] if hit.state is None else [hit.state])
     return [a for p in payloads for a in bench.snapshots.arrays(p)]
 
@@ -316,7 +316,7 @@ def test_what_does_not_fit_is_refused(benches: Callable[..., Bench], family: str
     foreign, _ = other.fill(ids[:21])
     stranger = other.snapshots.state(layer_caches.view(foreign), 21)
     (a, b, one), (c, d, two) = hit.deltas
-    doubled = Delta(one.tokens, tuple((mx.concatenate([s[0], s[0]]),) for s in one.stacks))
+    doubled = DeltaPayload(one.tokens, tuple((mx.concatenate([s[0], s[0]]),) for s in one.stacks))
     wrong = [
         replace(hit, length=20),
         replace(hit, length=22),
@@ -371,13 +371,13 @@ def test_bytes_that_are_not_a_payload_are_refused(benches: Callable[..., Bench],
             replace(blob, meta={**blob.meta, "part": "x"}),
             replace(blob, meta={k: v for k, v in blob.meta.items() if k != "tokens"}),
         ]
-        if isinstance(payload, Delta):
+        if isinstance(payload, DeltaPayload):
             wrong.append(replace(blob, meta={**blob.meta, "tokens": "11"}))
         for twin in wrong:
             with pytest.raises(ValueError):
                 snapshots.decode(twin)
     with pytest.raises(ValueError):
-        snapshots.decode(Blob({}, {}))
+        snapshots.decode(SerializedPayload({}, {}))
 
 
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16, mx.float32, mx.uint32, mx.bool_, mx.int8])
@@ -385,7 +385,7 @@ def test_every_dtype_survives_as_bytes(dtype: mx.Dtype) -> None:
     array = mx.array([[0, 1, 3], [250, 7, 1]]).astype(dtype)
     again = to_array(to_tensor(array))
     assert again.dtype == array.dtype and mx.array_equal(again, array).item()
-    empty = to_array(Tensor("F32", (0, 3), b""))
+    empty = to_array(SerializedTensor("F32", (0, 3), b""))
     assert empty.shape == (0, 3)
 
 
@@ -494,7 +494,7 @@ def others() -> list[Any]:
 def test_other_classes_are_kept_whole(zoo: Zoo, make: Callable[[], Any]) -> None:
     """A13: through the class's own state and from_state; a class that forgets something is found out."""
     made = Other(adapter(zoo, "llama"), make)
-    snapshots = Snapshots(first_look(made)[0])
+    snapshots = SnapshotCodec(first_look(made)[0])
     if not snapshots.supported:
         pytest.fail(str(snapshots.problem))
     bench = Bench(made)
@@ -516,11 +516,11 @@ def test_a_class_that_forgets_turns_the_cache_off(zoo: Zoo, caplog: pytest.LogCa
             super().__init__()
             self.note = mx.array([1])
 
-    snapshots = Snapshots(first_look(Other(adapter(zoo, "llama"), Forgetful))[0])
+    snapshots = SnapshotCodec(first_look(Other(adapter(zoo, "llama"), Forgetful))[0])
     assert not snapshots.supported and "Forgetful" in caplog.text
-    assert not snapshots.usable(State(3, ()), 0)
+    assert not snapshots.usable(StatePayload(3, ()), 0)
     with pytest.raises(ValueError):
-        snapshots.restore(Hit(3, HitKind.PREFIX), 8, [])
+        snapshots.restore(CacheHit(3, HitKind.PREFIX), 8, [])
 
 
 def test_the_fingerprint_tells_models_apart(benches: Callable[..., Bench]) -> None:
@@ -533,4 +533,4 @@ def test_the_fingerprint_tells_models_apart(benches: Callable[..., Bench]) -> No
 def test_no_bits_for_small_heads(zoo: Zoo) -> None:
     """A19: said when the cache is made, by the name of the setting."""
     with pytest.raises(ConfigError, match="cache.stored_bits"):
-        Snapshots(first_look(adapter(zoo, "gpt_bigcode"))[0], 4)
+        SnapshotCodec(first_look(adapter(zoo, "gpt_bigcode"))[0], 4)

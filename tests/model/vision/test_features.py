@@ -12,10 +12,10 @@ from PIL import Image
 
 from mlxrun.config.settings import ModelSettings
 from mlxrun.model.adapter import VisionAdapter
-from mlxrun.model.model_info import Host, image_digest, load_host, region_numbers
-from mlxrun.model.prompt_inputs import Inputs
+from mlxrun.model.model_info import LoadedModelInfo, image_digest, load_host, region_numbers
+from mlxrun.model.prompt_inputs import PromptInputs
 from mlxrun.model.ragged import layer_caches
-from mlxrun.model.vision.features import Features, Seen
+from mlxrun.model.vision.features import FeatureCache, ImageFeatures
 from mlxrun.model.vision.image_units import cut
 from tests.helpers import vision_models
 from tests.helpers.model_fixtures import Zoo
@@ -30,7 +30,7 @@ class Eyes:
     def __init__(self, folder: Any, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
         from mlx_vlm import load
 
-        self.host: Host = load_host(ModelSettings(path=str(folder)))
+        self.host: LoadedModelInfo = load_host(ModelSettings(path=str(folder)))
         self.model = load(str(folder))[0]
         self.cold = VisionAdapter(self.model)
         self.adapter = VisionAdapter(self.model, **{"image_bytes": MANY} | options)
@@ -190,10 +190,10 @@ def test_none_are_kept_by_default(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_the_budget_holds() -> None:
-    def seen(rows: int) -> Seen:
-        return Seen(mx.zeros((rows, 4)), (mx.zeros((rows, 4)),))
+    def seen(rows: int) -> ImageFeatures:
+        return ImageFeatures(mx.zeros((rows, 4)), (mx.zeros((rows, 4)),))
 
-    features = Features(10 * 32)
+    features = FeatureCache(10 * 32)
     for name, rows in ((b"a", 4), (b"b", 4), (b"a", 2), (b"c", 4)):
         features.put([name], seen(rows))
     assert len(features) == 3 and features.nbytes == 320
@@ -255,4 +255,4 @@ def test_layouts_that_are_not_known_stay_whole() -> None:
 
 
 def test_inputs_list_their_arrays() -> None:
-    assert Inputs().arrays() == []
+    assert PromptInputs().arrays() == []

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from mlxrun.parsers import AnswerParser, Chosen, choose, tool_parser
+from mlxrun.parsers import AnswerParser, ChosenFamilies, choose, tool_parser
 from mlxrun.parsers.delta import Delta
 from mlxrun.parsers.registry import families, tool_family
 from tests.helpers.parser_corpus.call_formats import FORMS
@@ -56,7 +56,7 @@ def test_harmony_is_one_machine_for_both() -> None:
 def test_harmony_without_thoughts_is_all_text() -> None:
     """Where the config asks for no reasoning, the analysis is text, and nothing is lost."""
     text = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>x"
-    answer = AnswerParser(Chosen(tool_family("harmony"), None), TOOLS)
+    answer = AnswerParser(ChosenFamilies(tool_family("harmony"), None), TOOLS)
     assert "".join(d.text for d in [*answer.feed(text), *answer.finish()] if d.kind == "text") == "hmx"
 
 
@@ -110,7 +110,7 @@ def test_arguments_come_as_soon_as_they_are_certain(family: str) -> None:
 @pytest.mark.parametrize("family", sorted(STREAMED))
 def test_plain_text_wakes_no_reader(family: str) -> None:
     """A61: 10,000 plain tokens, and the readers sleep through all but the first few."""
-    answer = AnswerParser(Chosen(tool_family(family), None), TOOLS)
+    answer = AnswerParser(ChosenFamilies(tool_family(family), None), TOOLS)
     found: list[Delta] = []
     for _ in range(10_000):
         found += answer.feed("word")

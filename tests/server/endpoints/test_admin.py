@@ -20,7 +20,7 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from mlxrun.api.context import TextSide
+from mlxrun.api.context import ApiContext
 from mlxrun.config.loading import load_config
 from mlxrun.errors import ConfigError, EngineDead, ModelLoadError
 from mlxrun.scheduler.request import HitKind, Request, TokenEvent
@@ -60,7 +60,7 @@ async def test_while_the_model_loads() -> None:
         for path in ("/v1/status", "/v1/cache", "/metrics", "/openapi.json"):
             assert (await s.get(path)).status == 200
         s.server.attach(
-            s.engine, TextSide(s.engine.host, s.server.config, MediaLoader(s.server.config.media, None))
+            s.engine, ApiContext(s.engine.host, s.server.config, MediaLoader(s.server.config.media, None))
         )
         assert (await s.post("/mini", hello())).status == 200
 
@@ -280,7 +280,7 @@ class Life:
         await self.load_gate.wait()
         if self.load_error is not None:
             raise self.load_error
-        side = TextSide(self.engine.host, self.config, MediaLoader(self.config.media, None))
+        side = ApiContext(self.engine.host, self.config, MediaLoader(self.config.media, None))
         return self.engine, side
 
     async def _run(self) -> int:
