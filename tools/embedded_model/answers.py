@@ -7,10 +7,10 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from . import words
-from .skills import Example, assistant, sum_pair, system, user
-from .talk import filler
-from .words import NOUNS, fresh
+from tools.embedded_model import words
+from tools.embedded_model.skills import Example, assistant, sum_pair, system, user
+from tools.embedded_model.talk import filler
+from tools.embedded_model.words import NOUNS, fresh
 
 # -- JSON -------------------------------------------------------------------------------------------
 
@@ -54,17 +54,17 @@ def json_object(rng: random.Random, split: str, reach: float = 1.0) -> Example:
     """JSON with given fields."""
     if rng.random() < 0.6:
 
-        def make():
+        def make() -> list[tuple[str, Any]]:
             keys = rng.sample(list(_FIELDS), rng.randint(1, 5))
             return [(k if rng.random() < 0.8 else words.invented(rng), _FIELDS[k](rng)) for k in keys]
 
         value = dict(fresh(rng, split, make))
         question = rng.choice(_JSON).format(x=_field_list(rng, value))
     else:
-        form, keys = rng.choice(_PERSON)
-        value = dict(fresh(rng, split, lambda: [(k, _FIELDS[k](rng)) for k in keys]))
+        form, named = rng.choice(_PERSON)
+        value = dict(fresh(rng, split, lambda: [(k, _FIELDS[k](rng)) for k in named]))
         text = form.format(**value)
-        keys = rng.sample(keys, rng.randint(1, len(keys)))
+        keys = rng.sample(named, rng.randint(1, len(named)))
         value = {k: value[k] for k in keys}
         ask = rng.choice(("As JSON with the keys {k}:", "Give JSON with the keys {k} for this:",
                           "Extract {k} as JSON."))  # fmt: skip
@@ -97,7 +97,7 @@ def _steps(rng: random.Random, split: str) -> tuple[str, str, int]:
     for _ in range(rng.choice((1, 1, 2))):
         minus = total >= 20 and rng.random() < 0.5
 
-        def make(minus=minus, total=total):
+        def make(minus: bool = minus, total: int = total) -> tuple[Any, ...]:
             c = rng.randint(1, min(99, total) if minus else 99)
             return ("sub", total, c) if minus else ("add", *sorted((total, c)), c)
 

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
-from .net import CONFIG
+from tools.embedded_model.net import CONFIG
 
 CONTEXT = 4096
 

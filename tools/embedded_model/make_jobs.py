@@ -11,13 +11,14 @@ import json
 import random
 import sys
 from pathlib import Path
+from typing import Any
 
 from PIL import Image
 
-from . import scenes
-from .mix import SCORED
-from .skills import Example
-from .words import TEST, fresh
+from tools.embedded_model import scenes
+from tools.embedded_model.mix import SCORED
+from tools.embedded_model.skills import Example
+from tools.embedded_model.words import TEST, fresh
 
 SEED = 2024
 TEXT = {
@@ -47,7 +48,7 @@ def line(example: Example, number: int, group: str, images: list[str]) -> dict:
             content = [{"type": "image_url", "image_url": {"url": next(urls)}} if p["type"] == "image" else p
                        for p in content]  # fmt: skip
         messages.append({"role": message["role"], "content": content})
-    body = {"messages": messages}
+    body: dict[str, Any] = {"messages": messages}
     if example.tools:
         body["tools"] = example.tools
     body |= {"max_tokens": LIMITS[example.skill], "temperature": 0}
@@ -71,7 +72,7 @@ def png(image: Image.Image, colours: int = 64) -> bytes:
 
 def text_lines() -> list[dict]:
     """The text job, its skills in turn."""
-    made = {skill: [] for skill in TEXT}
+    made: dict[str, list[dict]] = {}
     for skill, count in TEXT.items():
         rng = random.Random(f"{SEED}/{skill}")
         made[skill] = [line(SCORED[skill](rng, TEST, 1.0), i, skill, []) for i in range(count)]
@@ -83,7 +84,7 @@ def photo(rng: random.Random) -> tuple[Example, Image.Image]:
     scene = fresh(rng, TEST, lambda: scenes.make_scene(rng, TEST, 3, 1.0))
     scene = scenes.Scene(scene.figures, scene.ground, (640, 480), True, scene.shade)
     question = [{"type": "image"}, {"type": "text", "text": "How many figures are there?"}]
-    messages = [{"role": "user", "content": question}, {"role": "assistant", "content": "3"}]
+    messages: list[dict] = [{"role": "user", "content": question}, {"role": "assistant", "content": "3"}]
     return Example("count", messages, "3"), scenes.draw(scene)
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import random
 
-from . import answers, scenes, skills, talk, tools
-from .skills import Example, Skill
-from .words import TRAIN
+from tools.embedded_model import answers, scenes, skills, talk, tool_calls
+from tools.embedded_model.skills import Example, Skill
+from tools.embedded_model.words import TRAIN
 
 # Scored on held-out data, in the order of the model card.
 SCORED: dict[str, Skill] = {
     "add": skills.add, "sub": skills.sub, "recall": skills.recall, "repeat": skills.repeat,
-    "name": talk.name, "rule": talk.rule, "json": answers.json_object, "tool": tools.tool,
-    "tool_rounds": tools.tool_rounds, "think": answers.think, "chat": talk.chat,
+    "name": talk.name, "rule": talk.rule, "json": answers.json_object, "tool": tool_calls.tool,
+    "tool_rounds": tool_calls.tool_rounds, "think": answers.think, "chat": talk.chat,
     "colour": scenes.colour, "shape": scenes.shape, "count": scenes.count, "look": scenes.look,
 }  # fmt: skip
 
@@ -28,7 +28,8 @@ _PARTS = ["add", "sub", "repeat", "name", "json", "chat", "colour", "shape", "co
 
 def mixed(rng: random.Random, split: str, reach: float = 1.0) -> Example:
     """Two to four dialogues of different skills, one after the other, as one."""
-    messages, images = [], []
+    messages: list[dict] = []
+    images: list = []
     for part in rng.choices(_PARTS, k=rng.randint(2, 4)):
         example = SCORED[part](rng, split, reach if reach > 1 or rng.random() < 0.15 else min(reach, 0.3))
         turns = example.messages

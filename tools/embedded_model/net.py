@@ -7,14 +7,15 @@ attention is told where each begins and ends.
 from __future__ import annotations
 
 import inspect
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .pack import LARGEST, LONGEST
+from tools.embedded_model.pack import LARGEST, LONGEST
 
-CONFIG = {
+CONFIG: dict[str, dict[str, Any]] = {
     "text": {"hidden": 192, "layers": 6, "heads": 6, "head_dim": 32, "mlp": 448, "vocab": 2048,
              "theta": 10000.0, "sections": (6, 5, 5)},
     "vision": {"hidden": 96, "depth": 4, "heads": 3, "mlp": 288, "patch": 16, "side": 8, "deepstack": (1,)},
@@ -33,7 +34,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, borders: Tensor, longest: int, causa
     from torch.nn.attention.varlen import varlen_attn
 
     if "window_size" in inspect.signature(varlen_attn).parameters:
-        kind = {"window_size": (-1, 0) if causal else (-1, -1)}
+        kind: dict[str, Any] = {"window_size": (-1, 0) if causal else (-1, -1)}
     else:
         kind = {"is_causal": causal}
     return varlen_attn(q, k, v, borders, borders, longest, longest, **kind)
@@ -90,7 +91,7 @@ class TextLayer(nn.Module):
         self.self_attn, self.mlp = TextAttention(c), TextMLP(c)
         self.input_layernorm, self.post_attention_layernorm = RMSNorm(c["hidden"]), RMSNorm(c["hidden"])
 
-    def forward(self, x: Tensor, *rest) -> Tensor:
+    def forward(self, x: Tensor, *rest: Any) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x), *rest)
         return x + self.mlp(self.post_attention_layernorm(x))
 
@@ -144,7 +145,7 @@ class VisionBlock(nn.Module):
         self.attn = VisionAttention(c["hidden"], c["heads"])
         self.mlp = VisionMLP(c["hidden"], c["mlp"])
 
-    def forward(self, x: Tensor, *rest) -> Tensor:
+    def forward(self, x: Tensor, *rest: Any) -> Tensor:
         x = x + self.attn(self.norm1(x), *rest)
         return x + self.mlp(self.norm2(x))
 
@@ -192,7 +193,7 @@ class Vision(nn.Module):
         x = x + (self.pos_embed(b["vindex"]) * b["vweight"][..., None]).sum(0)
         angle = (b["vpos"].float()[..., None] * self.frequency).transpose(0, 1).flatten(1)
         angle = torch.cat((angle, angle), -1)
-        deep = []
+        deep: list[Tensor] = []
         for i, block in enumerate(self.blocks):
             x = block(x, angle.cos(), angle.sin(), b["vcu"], LARGEST)
             if i in self.deepstack:

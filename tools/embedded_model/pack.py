@@ -9,16 +9,17 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
 
-from . import skills
-from .mix import SCORED, Mixture
-from .render import render
-from .scenes import patches
-from .skills import Example
-from .words import TEST
+from tools.embedded_model import skills
+from tools.embedded_model.mix import SCORED, Mixture
+from tools.embedded_model.render import render
+from tools.embedded_model.scenes import patches
+from tools.embedded_model.skills import Example
+from tools.embedded_model.words import TEST
 
 TOKENS, DOCS, TARGETS, PATCHES, IMAGES = 65536, 1280, 18432, 10240, 256
 LONGEST, LARGEST = 2560, 512  # tokens of a document, patches of an image
@@ -155,7 +156,8 @@ def batches(folder: Path, seed: int, worker: int, workers: int, steps: int, stag
     for step in range(worker, steps, workers):
         rng = random.Random(f"{seed}/{step}" if stage == 1 else f"{seed}/{stage}/{step}")
         mixture = Mixture(rng)
-        chosen, tokens, targets, n_patches, images = [], 0, 0, 0, 0
+        chosen: list[Any] = []
+        tokens = targets = n_patches = images = 0
         while len(chosen) < DOCS - SPARE:
             skill, example = mixture.draw(reach_at(step, steps, stage))
             encoded = encoder.encode(example)
@@ -176,11 +178,12 @@ def held_out(folder: Path, seed: int, per_skill: int) -> Iterator[dict]:
     """Batches of held-out examples, labelled by the index of their skill."""
     encoder, rng = Encoder(folder), random.Random(f"{seed}/held out")
     for label, skill in enumerate(SCORED):
-        chosen, tokens = [], 0
+        chosen: list[Any] = []
+        tokens = 0
         for _ in range(per_skill):
             encoded = encoder.encode(SCORED[skill](rng, TEST, 1.0))
             full = tokens + len(encoded[0]) > TOKENS - 64
-            if full or sum(len(r) for _, e in chosen for r, _ in e[3]) > PATCHES - 256:
+            if full or sum(len(rows) for _, given in chosen for rows, _ in given[3]) > PATCHES - 256:
                 break
             chosen.append((label, encoded))
             tokens += len(encoded[0])

@@ -6,13 +6,14 @@ import math
 import random
 from collections import Counter
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from PIL import Image, ImageDraw
 
-from .skills import Example, Skill, assistant, system, user
-from .talk import filler, name
-from .words import TEST, fresh
+from tools.embedded_model.skills import Example, Skill, assistant, system, user
+from tools.embedded_model.talk import filler, name
+from tools.embedded_model.words import TEST, fresh
 
 SHAPES = ["circle", "square", "triangle", "star", "cross", "ring"]
 PAINT = {
@@ -73,7 +74,7 @@ def draw(scene: Scene) -> Image.Image:
     width, height = scene.size[0] * scale, scene.size[1] * scale
     shade = random.Random(scene.shade)
 
-    def tint(colour):
+    def tint(colour: tuple[int, int, int]) -> tuple[int, ...]:
         return tuple(max(0, min(255, c + shade.randint(-14, 14))) for c in colour)
 
     image = Image.new("RGB", (width, height), GROUNDS[scene.ground])
@@ -132,7 +133,7 @@ def _scatter(rng: random.Random, count: int) -> list[tuple[float, float, float]]
 def make_scene(rng: random.Random, split: str, count: int, spread: float, wide: bool = False) -> Scene:
     """A scene of ``count`` figures; ``spread`` is how often shapes and colours differ."""
 
-    def make():
+    def make() -> Scene:
         ground = rng.choice(list(GROUNDS)) if rng.random() < 0.5 else "white"
         colours = [c for c in PAINT if ground not in _UNSEEN.get(c, ())]
         shape, colour = rng.choice(SHAPES), rng.choice(colours)
@@ -297,7 +298,7 @@ def look(rng: random.Random, split: str, reach: float = 1.0) -> Example:
     return Example("look", messages, messages[-1]["content"], images=images)
 
 
-def patches(image: Image.Image, patch: int = 16, low: int = 9216, high: int = 16384):
+def patches(image: Image.Image, patch: int = 16, low: int = 9216, high: int = 16384) -> Any:
     """The image as the processor cuts it: uint8 rows of (3, patch, patch), and its grid."""
     factor = patch * 2
     height, width = image.height, image.width

@@ -15,9 +15,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from .mix import SCORED
-from .skills import Example
-from .words import TEST
+from tools.embedded_model.mix import SCORED
+from tools.embedded_model.skills import Example
+from tools.embedded_model.words import TEST
 
 
 def answer_json(text: str) -> Any:

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import words
-from .words import ADJECTIVES, NOUNS, TEST, fresh
+from tools.embedded_model import words
+from tools.embedded_model.words import ADJECTIVES, NOUNS, TEST, fresh
 
 
 @dataclass
@@ -91,7 +91,7 @@ def _operand(rng: random.Random, split: str) -> int:
 def sum_pair(rng: random.Random, split: str) -> tuple[int, int]:
     """Two numbers to add; a + b and b + a are in the same split."""
 
-    def make():
+    def make() -> tuple[Any, ...]:
         return ("add", *sorted((_operand(rng, split), _operand(rng, split))))
 
     _, a, b = fresh(rng, split, make)
@@ -101,7 +101,7 @@ def sum_pair(rng: random.Random, split: str) -> tuple[int, int]:
 def difference_pair(rng: random.Random, split: str, negative: float = 0.15) -> tuple[int, int]:
     """Two numbers to subtract; the result is mostly not negative."""
 
-    def make():
+    def make() -> tuple[Any, ...]:
         a, b = _operand(rng, split), _operand(rng, split)
         return ("sub", a, b) if a >= b or rng.random() < negative else ("sub", b, a)
 
@@ -232,7 +232,7 @@ random_text: Callable[[random.Random, int], str] | None = None
 def repeat(rng: random.Random, split: str, reach: float = 1.0) -> Example:
     """Repeat up to 40 tokens exactly."""
 
-    def make():
+    def make() -> str:
         count = rng.randint(1, 40)
         form = rng.choice(("plain", "plain", "mixed", "invented", "code", "number", "text", "noise"))
         if form == "noise" and random_text and split != TEST:

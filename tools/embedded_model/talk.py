@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
-from . import words
-from .skills import Example, add, assistant, short_repeat, sub, system, user
-from .words import ADJECTIVES, NOUNS, TEST, fresh
+from tools.embedded_model import words
+from tools.embedded_model.skills import Example, add, assistant, short_repeat, sub, system, user
+from tools.embedded_model.words import ADJECTIVES, NOUNS, TEST, fresh
 
 _ABILITIES = (
     "I can add and subtract, repeat text, remember what you tell me, find values in a list, "
@@ -149,7 +151,7 @@ def name(rng: random.Random, split: str, reach: float = 1.0) -> Example:
     if split != TEST and rng.random() < 0.3:
         kinds = rng.sample(list(_FACTS), rng.randint(1, 4))
     rng.shuffle(kinds)
-    told = {k: fresh(rng, split, lambda k=k: _FACTS[k][0](rng)) for k in kinds}
+    told = {k: fresh(rng, split, partial(_FACTS[k][0], rng)) for k in kinds}
     messages: list[dict] = []
     for kind in kinds:
         messages += _tell(rng, kind, told[kind])
@@ -227,7 +229,7 @@ def rule(rng: random.Random, split: str, reach: float = 1.0) -> Example:
         answer = f"I am {me}."
         return Example("rule", [system(text), user(question), assistant(answer)], answer)
 
-    def make():
+    def make() -> tuple[Any, ...]:
         i = rng.randrange(len(_RULES))
         return i, rng.choice(NOUNS if rng.random() < 0.8 else ADJECTIVES), _plain_answer(rng, split)
 

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from . import words
-from .render import dumps
-from .skills import Example, add, assistant, sub, system, user
-from .talk import chat
-from .words import TEST, fresh
+from tools.embedded_model import words
+from tools.embedded_model.render import dumps
+from tools.embedded_model.skills import Example, add, assistant, sub, system, user
+from tools.embedded_model.talk import chat
+from tools.embedded_model.words import TEST, fresh
 
 Make = Callable[[random.Random], Any]
 
@@ -277,7 +277,7 @@ def ask(rng: random.Random, offered: Offer, split: str) -> tuple[str, dict]:
     """A question for the offered tool, and the values that its call needs."""
     tool = offered.tool
 
-    def make():
+    def make() -> tuple[str, dict[str, Any]]:
         return tool.about, {s: make(rng) for s, (_, _, make) in tool.params.items()}
 
     _, values = fresh(rng, split, make)

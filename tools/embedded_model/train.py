@@ -10,15 +10,16 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from . import pack
-from .mix import SCORED
-from .net import Net
+from tools.embedded_model import pack
+from tools.embedded_model.mix import SCORED
+from tools.embedded_model.net import Net
 
 
 class Stream(torch.utils.data.IterableDataset):
@@ -27,7 +28,7 @@ class Stream(torch.utils.data.IterableDataset):
     def __init__(self, folder: Path, seed: int, steps: int, stage: int) -> None:
         self.args = folder, seed, steps, stage
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
         folder, seed, steps, stage = self.args
         info = torch.utils.data.get_worker_info()
         torch.set_num_threads(1)
@@ -92,7 +93,9 @@ def loss_of(net: nn.Module, b: dict[str, Tensor]) -> Tensor:
 @torch.no_grad()
 def exact(net: nn.Module, batches: list[dict[str, Tensor]]) -> dict[str, float]:
     """Share of held-out answers (the last turn) that greedy decoding would give exactly."""
-    names, right, total = list(SCORED), {}, {}
+    names = list(SCORED)
+    right: dict[str, int] = {}
+    total: dict[str, int] = {}
     for b in batches:
         with torch.autocast(b["ids"].device.type, torch.bfloat16, enabled=b["ids"].is_cuda):
             wrong = net(b).argmax(-1) != b["label"]

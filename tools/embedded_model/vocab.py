@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import random
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from .mix import SCORED
-from .render import render
-from .words import TRAIN, invented
+from tools.embedded_model.mix import SCORED
+from tools.embedded_model.render import render
+from tools.embedded_model.words import TRAIN, invented
 
 SIZE = 2048
 CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>",
@@ -23,7 +24,7 @@ SPLIT = (
 )
 
 
-def corpus(seed: int, count: int):
+def corpus(seed: int, count: int) -> Iterator[str]:
     """Rendered dialogues of all skills, and invented words for common syllables."""
     rng = random.Random(seed)
     names = list(SCORED)
