@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mlxrun.parsers.registry import families, thinkings
+from mlxrun.parsers.registry import REASONING_FAMILIES, TOOL_CALL_FAMILIES
 
 WORDS = "The quick brown fox jumps over the lazy dog, and then it rests a while near the river. "
 TEXT = WORDS * 6
@@ -70,7 +70,7 @@ def call_of(family: str) -> str:
 
 def thought_of(family: str) -> str:
     """A thought of about half a kilobyte."""
-    thinking = next(t for t in thinkings() if t.name == family)
+    thinking = next(t for t in REASONING_FAMILIES if t.name == family)
     if not thinking.pairs:
         return f"<|channel|>analysis<|message|>{TEXT}<|end|>"
     opener, ends = thinking.pairs[0]
@@ -79,4 +79,4 @@ def thought_of(family: str) -> str:
 
 def names() -> list[tuple[str, str]]:
     """Every parser: "tools" or "reasoning", and its name."""
-    return [("tools", f.name) for f in families()] + [("reasoning", t.name) for t in thinkings()]
+    return [("tools", f.name) for f in TOOL_CALL_FAMILIES] + [("reasoning", t.name) for t in REASONING_FAMILIES]

@@ -18,7 +18,9 @@ from rich.console import Console
 from benchmarks.parser_samples import TOOLS, WORDS, call_of, names, thought_of
 from mlxrun import __version__
 from mlxrun.bench.report import fitting, make_table
-from mlxrun.parsers import Parser, reasoning_parser, tool_parser
+from mlxrun.parsers.answer_parser import AnswerParser
+from mlxrun.parsers.delta import Parser
+from mlxrun.parsers.registry import find_reasoning_family, find_tool_call_family
 
 FORMAT = 1
 SIZES = (1, 4, 16, 64)
@@ -50,7 +52,9 @@ def run_parsers_bench(plan: ParsersPlan, say: Say, clock: Clock = time.process_t
 
 def _measure(plan: ParsersPlan, kind: str, name: str, clock: Clock) -> dict[str, Any]:
     def make() -> Parser:
-        return tool_parser(name, TOOLS) if kind == "tools" else reasoning_parser(name)
+        if kind == "tools":
+            return AnswerParser(find_tool_call_family(name), None, TOOLS)
+        return AnswerParser(None, find_reasoning_family(name))
 
     line = WORDS + "\n"
     plain = line * max(plan.length // len(line), 1)

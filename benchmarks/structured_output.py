@@ -68,7 +68,7 @@ class Ruled:
 
     def add(self, jobs: Sequence[Job]) -> None:
         """One request a job; its number is its seed."""
-        stops = self._engine.host.eos_ids
+        stops = self._engine.model_info.eos_ids
         for i, job in enumerate(jobs):
             ruled = job.id in self._grammars
             params = SamplingParams(job.output, 1.0, seed=i, stop_ids=stops if ruled else frozenset())
@@ -101,14 +101,14 @@ def workload(scale: float, vocab: int, seed: int) -> Workload:
 
 def run_masks_bench(plan: MasksPlan, say: Callable[[str], None]) -> dict[str, Any]:
     """Measure both sides in turn; the report, as `--json` writes it."""
-    from mlxrun.model.doctor import device_facts
+    from mlxrun.model.doctor import describe_device
     from mlxrun.model.machine import memory_meter as counters
-    from mlxrun.model.machine.device import resolve
-    from mlxrun.model.machine.versions import library_versions
+    from mlxrun.model.machine.device import resolve_config
+    from mlxrun.model.machine.versions import list_library_versions
 
-    config = resolve(plan.config)
+    config = resolve_config(plan.config)
     config = replace(config, cache=replace(config.cache, backend="none"))
-    meter = MemoryMeter(time.perf_counter, counters.settle, counters.peak)
+    meter = MemoryMeter(time.perf_counter, counters.start_measuring, counters.read_peak)
     with bench_model(plan.model, plan.seed) as model:
         if plan.model in PRESETS:
             write_byte_tokenizer(model.folder, model.vocab)
@@ -117,8 +117,8 @@ def run_masks_bench(plan: MasksPlan, say: Callable[[str], None]) -> dict[str, An
         sides = measure_workload(work, openers, plan.repeat, meter, say)
     return {
         "format": FORMAT,
-        "versions": {"mlxrun": __version__} | library_versions(),
-        "device": device_facts(),
+        "versions": {"mlxrun": __version__} | list_library_versions(),
+        "device": describe_device(),
         "model": {"name": model.name, "dtype": model.dtype, "vocab": model.vocab},
         "settings": {"scale": plan.scale, "repeat": plan.repeat, "seed": plan.seed},
         "workloads": {work.name: summary(work, sides)},
@@ -135,7 +135,7 @@ def _opener(side: str, model: BenchModel, config: Config, work: Workload) -> Cal
         engine = build_engine(replace(config, model=settings))
         ruled = work.jobs if side == SCHEMAS else ()
         grammars = {
-            job.id: compile_grammar("json_schema", schema(i), engine.host, param="schema")
+            job.id: compile_grammar("json_schema", schema(i), engine.model_info, param="schema")
             for i, job in enumerate(ruled)
         }
         return Ruled(engine, grammars)

@@ -114,7 +114,7 @@ class NotFound(RequestError):
     code = "not_found"
 
 
-class NotAllowed(RequestError):
+class MethodNotAllowed(RequestError):
     """The path is there, but has no such method. `methods`: those that it has."""
 
     http_status = 405
@@ -125,7 +125,7 @@ class NotAllowed(RequestError):
         self.methods = tuple(sorted(methods))
 
 
-class TooLarge(RequestError):
+class BodyTooLarge(RequestError):
     """The body is larger than the server takes."""
 
     http_status = 413
@@ -178,11 +178,11 @@ class EngineDead(MlxrunError):
     retry_after = 5
 
 
-def status_of(error: BaseException) -> int:
+def get_http_status(error: BaseException) -> int:
     """The HTTP status of any error."""
     return error.http_status if isinstance(error, MlxrunError) else 500
 
 
-def told_of(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """What the user is told: of a bug its class only, as its text may hold anything."""
     return str(error) if isinstance(error, MlxrunError) else f"internal error ({type(error).__name__})"

@@ -48,18 +48,18 @@ class CachePlan:
 def run_cache_bench(plan: CachePlan, say: Say) -> dict[str, Any]:
     """Measure everything; the report, as `--json` writes it."""
     from benchmarks.prefix_cache.lookup import measure_lookup
-    from mlxrun.model.doctor import device_facts
-    from mlxrun.model.machine.device import resolve
-    from mlxrun.model.machine.versions import library_versions
+    from mlxrun.model.doctor import describe_device
+    from mlxrun.model.machine.device import resolve_config
+    from mlxrun.model.machine.versions import list_library_versions
 
-    plan = replace(plan, config=resolve(plan.config))
+    plan = replace(plan, config=resolve_config(plan.config))
     if plan.config.cache.backend == "none":
         raise ConfigError("cache.backend: none leaves nothing to measure")
     measured = {family: _family(plan, family, say) for family in plan.families if _scenarios(plan, family)}
     return {
         "format": FORMAT,
-        "versions": {"mlxrun": __version__} | library_versions(),
-        "device": device_facts(),
+        "versions": {"mlxrun": __version__} | list_library_versions(),
+        "device": describe_device(),
         "settings": _settings(plan),
         "families": measured,
         "lookup": measure_lookup(plan.config, plan.seed, say) if LOOKUP in plan.scenarios else None,
@@ -146,7 +146,7 @@ def _scripts(plan: CachePlan, model: BenchModel, config: Config, ours: Any, fami
     if family == VISION:
         from benchmarks.prefix_cache.image import image_script
 
-        return lambda name, seed: image_script(ours.host, config, plan.scale, f"{plan.seed} {seed}")
+        return lambda name, seed: image_script(ours.model_info, config, plan.scale, f"{plan.seed} {seed}")
     return lambda name, seed: make_script(name, plan.scale, model.vocab, f"{plan.seed} {seed}")
 
 

@@ -70,15 +70,15 @@ def _picture(draw: random.Random) -> str:
 def _prepare(host: Any, config: Config, system: str, image: str, question: str) -> Any:
     """The Request that a front end makes of such a chat."""
     from mlxrun.api.context import ApiContext
-    from mlxrun.api.openai.request import prepare
+    from mlxrun.api.openai.request import prepare_request
     from mlxrun.text.images import MediaLoader
 
     content = [{"type": "image_url", "image_url": {"url": image}}, {"type": "text", "text": question}]
     messages = [{"role": "system", "content": system}, {"role": "user", "content": content}]
     body = {"messages": messages, "max_tokens": LEAST_OUTPUT}
     side = ApiContext(host, config, MediaLoader(config.media, None))
-    prepared = asyncio.run(prepare("/v1/chat/completions", body, side, default_seed=0))
+    prepared = asyncio.run(prepare_request("/v1/chat/completions", body, side, default_seed=0))
     (request,) = prepared.requests
-    if not request.spans:
+    if not request.image_spans:
         raise MlxrunError("bench: the model's processor made no image tokens")
     return request

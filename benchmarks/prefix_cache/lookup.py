@@ -50,7 +50,7 @@ def measure_lookup(config: Config, seed: int, say: Say, records: Sequence[int] =
     rows = []
     for count in records:
         cache = _filled(config.cache, known, common, count, draw)
-        held = cache.counts()["records"]
+        held = cache.read_counters()["records"]
         row: dict[str, Any] = {"records": held}
         for name, prompt in (("found", known), ("parted", parted)):
             row[f"{name}_s"], row[f"{name}_tokens"] = _median(cache, prompt + _tokens(draw, 1))
@@ -77,7 +77,7 @@ def _filled(
         memory_bytes=1 << 40,
     )
     _enter(cache, known)
-    for _ in range(count - cache.counts()["records"]):
+    for _ in range(count - cache.read_counters()["records"]):
         _enter(cache, common + _tokens(draw, OTHER - len(common)))
     return cache
 
@@ -85,14 +85,14 @@ def _filled(
 def _enter(cache: Any, tokens: tuple[int, ...]) -> None:
     """As the engine does for a prompt of these tokens and one more."""
     target = len(tokens)
-    cache.open(_request("fill", (*tokens, 0)))
-    cache.find("fill", (), target)
+    cache.track(_request("fill", (*tokens, 0)))
+    cache.lookup("fill", (), target)
     for start in range(0, target, CHUNK):
-        for save in cache.due("fill", start, min(start + CHUNK, target), target):
-            cache.put(SnapshotResult(save, object()))
-    for save in cache.release("fill", (0,), target):
-        cache.put(SnapshotResult(save, object()))
-    cache.close("fill")
+        for save in cache.plan_snapshots("fill", start, min(start + CHUNK, target), target):
+            cache.store_snapshot(SnapshotResult(save, object()))
+    for save in cache.plan_final_snapshots("fill", (0,), target):
+        cache.store_snapshot(SnapshotResult(save, object()))
+    cache.forget("fill")
 
 
 def _median(cache: Any, prompt: tuple[int, ...]) -> tuple[float, int]:
@@ -101,11 +101,11 @@ def _median(cache: Any, prompt: tuple[int, ...]) -> tuple[float, int]:
     for i in range(TIMES):
         request = _request(f"ask-{i}", prompt)
         start = time.perf_counter()
-        cache.open(request)
-        hit = cache.find(request.id, (), len(prompt) - 1)
+        cache.track(request)
+        hit = cache.lookup(request.id, (), len(prompt) - 1)
         times.append(time.perf_counter() - start)
         length = hit.length if hit else 0
-        cache.close(request.id)
+        cache.forget(request.id)
     return statistics.median(times), length
 
 

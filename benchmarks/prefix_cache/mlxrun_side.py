@@ -35,9 +35,9 @@ class OursCached:
         return cls(engine, count_calls(engine._runner._adapter.model) if count else None)
 
     @property
-    def host(self) -> Any:
-        """The model's host side."""
-        return self._engine.host
+    def model_info(self) -> Any:
+        """The model without its weights."""
+        return self._engine.model_info
 
     def ask(self, ask: Ask) -> Answer:
         """Add it, and step until nothing is left to do, copies for the cache included."""
@@ -55,7 +55,7 @@ class OursCached:
                 if event.tokens and first is None:
                     first = time.perf_counter()
                 tokens += event.tokens
-                cached, kind = max(cached, event.cached), event.hit or kind
+                cached, kind = max(cached, event.num_cached_tokens), event.hit_kind or kind
         if first is None or len(tokens) != ask.output:
             raise MlxrunError(
                 f"bench: {len(tokens)} tokens instead of {ask.output}: the run counts for nothing"
@@ -64,7 +64,7 @@ class OursCached:
         return Answer(tuple(tokens), first - start, cached, _name(kind), self._held(), tower)
 
     def _held(self) -> int:
-        return int(self._engine.prefixes.counts().get("memory_bytes", 0))
+        return int(self._engine.prefixes.read_counters().get("memory_bytes", 0))
 
     def forget(self) -> None:
         """Evict everything from memory."""

@@ -1,8 +1,8 @@
-"""What checks request bodies: every field of an endpoint is honoured, harmless, or refused by name.
+"""Checks request bodies: every field of an endpoint is honoured, harmless, or refused by name.
 
-`Body.check` returns the fields that were given (null is not given); an unknown field is an error with a
-suggestion. What needs more than a schema is checked where it is used. The fields themselves: openai_fields.py
-and its like for the other surfaces.
+`BodySchema.check` returns the fields that were given (null counts as not given); an unknown field is an error
+with a suggestion. What a schema cannot express is checked where it is used. The fields themselves are in the
+`fields.py` of each surface.
 """
 
 from __future__ import annotations
@@ -11,22 +11,38 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NoReturn
 
 from jsonschema import Draft202012Validator, ValidationError
 
-from mlxrun.text.field_errors import UNKNOWN, bad, field_of, kind, need, quote, shorten, suggest, unsupported
+from mlxrun.text.field_errors import (
+    UNKNOWN,
+    check_type,
+    get_json_type,
+    get_required,
+    quote,
+    reject,
+    reject_unsupported,
+    shorten,
+    suggest,
+)
 
 Schema = dict[str, Any]
 
+ANY: Schema = {}
+BOOL: Schema = {"type": "boolean"}
+STRING: Schema = {"type": "string"}
+OBJECT: Schema = {"type": "object"}
+TOOLS: Schema = {"type": "array", "maxItems": 1024}
+
 
 @dataclass(frozen=True)
-class Body:
+class BodySchema:
     """The body of one endpoint.
 
-    `honoured`: JSON schema by field. `harmless`: accepted because the given values change nothing in the
-    answer: schema of those values, and why. `refused`: known fields that are refused whatever they hold, and
-    why. `elsewhere`: fields of other endpoints, by name, and the URL where they belong.
+    `honoured`: JSON schema by field. `harmless`: fields that are accepted with values that do not change the
+    answer: the schema of those values, and the reason. `refused`: known fields that are always refused, and
+    the reason. `elsewhere`: fields of other endpoints, and the URL to which they belong.
     """
 
     honoured: Mapping[str, Schema]
@@ -51,91 +67,91 @@ class Body:
     def check(self, body: Any) -> dict[str, Any]:
         """The fields of a body that were given, each of the right type and range."""
         if not isinstance(body, dict):
-            raise bad("body", f"expected an object, got {kind(body)}", code="invalid_type")
+            reject("body", f"expected an object, got {get_json_type(body)}", code="invalid_type")
         given = {key: value for key, value in body.items() if value is not None}
         try:
             for key, value in given.items():
-                self._known(key, value)
+                self._check_known(key, value)
                 _check_count(key, value, self.honoured.get(key, {}))
-            _finite(given)
-            errors = sorted(self.validator.iter_errors(given), key=lambda error: path(error.absolute_path))
-        except RecursionError as exc:
-            raise bad("body", "is nested too deeply") from exc
+            _check_finite(given)
+            errors = list(self.validator.iter_errors(given))
+        except RecursionError:
+            reject("body", "is nested too deeply")
         if errors:
-            raise explain(errors[0])
+            raise_schema_error(min(errors, key=lambda error: format_path(error.absolute_path)))
         return given
 
-    def _known(self, key: str, value: Any) -> None:
+    def _check_known(self, key: str, value: Any) -> None:
         if key in self.honoured:
             return
         if key in self.refused:
-            raise unsupported(key, self.refused[key])
+            reject_unsupported(key, self.refused[key])
         if key in self.harmless:
             schema, reason = self.harmless[key]
             if not Draft202012Validator(schema).is_valid(value):
-                raise unsupported(key, f"only {_expected(schema)} is taken ({reason})")
+                reject_unsupported(key, f"only {_describe(schema)} is supported ({reason})")
             return
         if key in self.elsewhere:
-            raise bad(key, f"belongs to {self.elsewhere[key]}", code=UNKNOWN)
+            reject(key, f"belongs to {self.elsewhere[key]}", code=UNKNOWN)
         hint = suggest(key, [*self.honoured, *self.harmless])
-        raise bad(shorten(key), f"unknown parameter{hint}", code=UNKNOWN)
+        reject(shorten(key), f"unknown parameter{hint}", code=UNKNOWN)
 
 
 def _check_count(name: str, value: Any, schema: Schema) -> None:
-    """An entry costs some 40 us to check, and an error more, so entries are counted first."""
+    """Counts entries before they are checked: each takes some 40 us, and each error more."""
     if not isinstance(value, list | dict):
         return
     most = schema.get("maxItems" if isinstance(value, list) else "maxProperties")
     if most is not None and len(value) > most:
-        raise bad(name, f"has {len(value)} entries; at most {most} are taken", code="invalid_value")
+        reject(name, f"has {len(value)} entries; at most {most} are allowed", code="invalid_value")
 
 
-def _finite(given: dict[str, Any]) -> None:
-    """NaN and infinities pass every range of a JSON schema."""
+def _check_finite(given: dict[str, Any]) -> None:
+    """Refuses NaN and infinities, which pass every range of a JSON schema."""
     biases = given.get("logit_bias")
     fields = {f"logit_bias.{key}": value for key, value in biases.items()} if isinstance(biases, dict) else {}
     for key, value in (given | fields).items():
         if isinstance(value, float) and not math.isfinite(value):
-            raise bad(key, "must be a finite number")
+            reject(key, "must be a finite number")
 
 
-def explain(error: ValidationError) -> Exception:
-    """The error of a request for what a schema found."""
-    param = path(error.absolute_path)
+def raise_schema_error(error: ValidationError, prefix: str = "") -> NoReturn:
+    """Raises the RequestError for what a schema found in the value at the path `prefix`."""
+    param = format_path(error.absolute_path, prefix)
     if error.validator == "type":
-        return bad(
-            param, f"expected {error.validator_value}, got {kind(error.instance)}", code="invalid_type"
-        )
+        expected = error.validator_value
+        names = expected if isinstance(expected, str) else " or ".join(expected)
+        reject(param, f"expected {names}, got {get_json_type(error.instance)}", code="invalid_type")
     if "propertyNames" in error.absolute_schema_path:
-        return bad(param, f"{quote(error.instance)} is not a token id, such as '1234'", code="invalid_value")
-    return bad(param, shorten(error.message), code="invalid_value")
+        reject(param, f"{quote(error.instance)} is not a token id, such as '1234'", code="invalid_value")
+    reject(param, shorten(error.message), code="invalid_value")
 
 
-def _expected(schema: Schema) -> str:
+def _describe(schema: Schema) -> str:
     if "const" in schema:
         return repr(schema["const"])
     return " or ".join(map(repr, schema["enum"])) if "enum" in schema else f"{schema['type']}"
 
 
-def path(parts: Iterable[Any]) -> str:
-    """`a.b[3]` of jsonschema's list of keys and indices."""
-    text = ""
+def format_path(parts: Iterable[Any], prefix: str = "") -> str:
+    """`a.b[3]` for jsonschema's list of keys and indices."""
+    text = prefix
     for part in parts:
         text += f"[{part}]" if isinstance(part, int) else f".{part}"
     return text.removeprefix(".")
 
 
 def check_tools(tools: Any) -> list[dict[str, Any]]:
-    """Function tools as a template takes them."""
+    """Checks function tools, which templates take as they are."""
     for i, tool in enumerate(tools):
         where = f"tools[{i}]"
-        need(tool, dict, where)
-        if field_of(tool, "type", str, where) != "function":
-            raise unsupported(f"{where}.type", "only 'function' tools are taken")
-        function = field_of(tool, "function", dict, where)
-        if not field_of(function, "name", str, f"{where}.function"):
-            raise bad(f"{where}.function.name", "is empty")
-        for key, wanted in (("description", str), ("parameters", dict), ("strict", bool)):
+        check_type(tool, dict, where)
+        if get_required(tool, "type", str, where) != "function":
+            reject_unsupported(f"{where}.type", "only 'function' tools are supported")
+        function = get_required(tool, "function", dict, where)
+        if not get_required(function, "name", str, f"{where}.function"):
+            reject(f"{where}.function.name", "is empty")
+        for key, expected in (("description", str), ("parameters", dict), ("strict", bool)):
             if function.get(key) is not None:
-                need(function[key], wanted, f"{where}.function.{key}")
+                check_type(function[key], expected, f"{where}.function.{key}")
     return list(tools)

@@ -10,16 +10,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mlxrun.api.prepared import PreparedRequest
+from mlxrun.parsers.delta import Delta, Parser
 from mlxrun.scheduler.request import FinishReason, HitKind, TokenEvent, TokenLogprob
-from mlxrun.text.continuation import prompt_ids, tail_ids
+from mlxrun.text.continuation import get_continuation_tail_ids, get_prompt_tail_ids
 from mlxrun.text.detokenize import Detokenizer, TokenBytes
-from mlxrun.text.formats import Delta, Parser
 from mlxrun.text.model_info import ModelInfo
 from mlxrun.text.stops import StopMatcher
 
 
 @dataclass(frozen=True, slots=True)
-class LoggedToken:
+class AnswerToken:
     """A token of the answer with its probability, as bytes; `offset` is where it begins in the text."""
 
     text: bytes
@@ -40,8 +40,8 @@ class ToolCall:
 class Choice:
     """Collects one answer of a Prepared. `index` is its place in `prepared.requests` and in the response."""
 
-    def __init__(self, prepared: PreparedRequest, index: int, host: ModelInfo) -> None:
-        backend = host.tokenizer.backend_tokenizer
+    def __init__(self, prepared: PreparedRequest, index: int, model_info: ModelInfo) -> None:
+        backend = model_info.tokenizer.backend_tokenizer
         self.index = index
         self.stopped = False  # a stop string was found: nothing more is wanted
         self.stop: str | None = None  # the request's own stop string that was found
@@ -51,15 +51,15 @@ class Choice:
         self.calls: list[ToolCall] = []
         self.hit: HitKind | None = None  # how the prompt met the prefix cache
         self._stops = prepared.stops
-        parser = prepared.parser(index)
+        parser = prepared.make_parser(index)
         if prepared.kind == "completion":  # which goes on from its prompt, as a chat's answer does not
-            before = prompt_ids(host, prepared.requests[index].prompt)
+            before = get_prompt_tail_ids(model_info, prepared.requests[index].prompt)
         else:
-            before = tail_ids(host, prepared.prefill)
+            before = get_continuation_tail_ids(model_info, prepared.continuation)
         self._detokenizer = Detokenizer(backend, frozenset(parser.markers), before)
-        self._matcher = StopMatcher((*prepared.stops, *prepared.guards))
+        self._matcher = StopMatcher((*prepared.stops, *prepared.control_stops))
         self._parser: Parser | None = parser  # None once it has finished
-        self._one_call = prepared.one_call
+        self._one_call = prepared.single_tool_call
         self._parts: list[str] = []
         self._content: list[str] = []
         self._reasoning: list[str] = []
@@ -76,7 +76,7 @@ class Choice:
         """All text so far, as the model wrote it."""
         return "".join(self._parts)
 
-    def parts(self, start: int) -> Sequence[str]:
+    def get_text_deltas(self, start: int) -> Sequence[str]:
         """The pieces of `text` from the `start`th on: for who follows it as it grows."""
         return self._parts[start:]
 
@@ -115,8 +115,8 @@ class Choice:
         """The pieces that this event adds. With the final event, all that was held back comes too."""
         if event.error is not None:
             raise event.error
-        self.cached_tokens = max(self.cached_tokens, event.cached)
-        self.hit = event.hit or self.hit
+        self.cached_tokens = max(self.cached_tokens, event.num_cached_tokens)
+        self.hit = event.hit_kind or self.hit
         pieces: list[Delta] = []
         for i, token in enumerate(event.tokens):
             if self.ended:
@@ -140,16 +140,16 @@ class Choice:
         self._parts.append(rest)
         self._shown += len(rest)
         parser, self._parser = self._parser, None
-        return pieces + self._sort([*parser.feed(rest), *parser.finish()])
+        return pieces + self._collect([*parser.feed(rest), *parser.finish()])
 
-    def logged(self, start: int = 0) -> list[LoggedToken]:
+    def get_tokens_with_logprobs(self, start: int = 0) -> list[AnswerToken]:
         """The tokens from the `start`th on with their probabilities, without those that lie wholly behind the
         cut of a stop string; while the answer grows, those whose text is out."""
         if self._bytes is None:
             return []
         end = self._decoded + 1 if self._finish is not None and not self.stopped else self._shown
         return [
-            LoggedToken(self._bytes(token), lp.logprob, tuple((self._bytes(i), p) for i, p in lp.top), offset)
+            AnswerToken(self._bytes(token), lp.logprob, tuple((self._bytes(i), p) for i, p in lp.top), offset)
             for token, lp, offset in self._logged[start:]
             if offset < end
         ]
@@ -159,14 +159,14 @@ class Choice:
         text = self._matcher.feed(decoded)
         self._parts.append(text)
         self._shown += len(text)
-        pieces = self._sort(self._parser.feed(text)) if self._parser is not None else []
+        pieces = self._collect(self._parser.feed(text)) if self._parser is not None else []
         if self._matcher.matched is not None and not self.stopped:
             self.stopped = True
             self.stop = self._matcher.matched if self._matcher.matched in self._stops else None
             pieces += self.finish()
         return pieces
 
-    def _sort(self, pieces: Sequence[Delta]) -> list[Delta]:
+    def _collect(self, pieces: Sequence[Delta]) -> list[Delta]:
         """Collect each piece where it belongs."""
         taken: list[Delta] = []
         for piece in pieces:
@@ -180,6 +180,6 @@ class Choice:
                     self.calls.append(ToolCall(piece.id, piece.name))
                 self.calls[piece.index].arguments += piece.text
             else:
-                (self._content if piece.kind == "text" else self._reasoning).append(piece.text)
+                (self._content if piece.kind == "content" else self._reasoning).append(piece.text)
             taken.append(piece)
         return taken

@@ -1,11 +1,11 @@
-"""Everything that turns a request body into token ids, for one model: made once by each front end."""
+"""What turns request bodies into token ids, for one model. Each front end makes one."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from mlxrun.config.settings import Config
-from mlxrun.text.formats import PLAIN, AnswerFormats
+from mlxrun.parsers.model_formats import ModelFormats
 from mlxrun.text.images import MediaLoader
 from mlxrun.text.model_info import ModelInfo
 from mlxrun.text.template import check_template
@@ -13,14 +13,13 @@ from mlxrun.text.template import check_template
 
 @dataclass(frozen=True, slots=True)
 class ApiContext:
-    """`loader` decides which images may be read; `formats` how answers are split. ModelLoadError if the chat
-    template is broken."""
+    """`media_loader` decides which images may be read; `formats` how answers are parsed. Raises ModelLoadError
+    if the chat template is broken, so that it is found when a model is loaded."""
 
-    host: ModelInfo
+    model_info: ModelInfo
     config: Config
-    loader: MediaLoader
-    formats: AnswerFormats = PLAIN
+    media_loader: MediaLoader
+    formats: ModelFormats = ModelFormats()
 
     def __post_init__(self) -> None:
-        """What is wrong with a chat template is found when a model is loaded, not at the first request."""
-        check_template(self.host, self.config.model.chat_template)
+        check_template(self.model_info, self.config.model.chat_template)

@@ -1,26 +1,25 @@
-"""Thoughts that a client carries: it sends them back unread, so that the next turn has them.
+"""Encodes reasoning as text that clients send back unread, so that the next turn of a conversation has it.
 
-Anthropic's `signature` and the Responses API's `encrypted_content` are such texts. It is an encoding, and no
-secret. What another server made cannot be read, and conversations move: that is no error.
+Anthropic's `signature` and the Responses API's `encrypted_content` are such texts. It is an encoding, not
+encryption. A text of another server cannot be decoded; since conversations move, that is no error.
 """
 
 from __future__ import annotations
 
 import base64
 
-_OURS = "mlxrun."
+_PREFIX = "mlxrun."
 
 
-def carry(thought: str) -> str:
-    """A thought as a client carries it."""
-    return _OURS + base64.urlsafe_b64encode(thought.encode()).decode()
+def encode_reasoning(reasoning: str) -> str:
+    return _PREFIX + base64.urlsafe_b64encode(reasoning.encode()).decode()
 
 
-def carried(text: str) -> str | None:
-    """The thought in a text of `carry`; None if it is of another server, or broken."""
-    if not text.startswith(_OURS):
+def decode_reasoning(text: str) -> str | None:
+    """The reasoning in a text of `encode_reasoning`; None if it is another server's, or damaged."""
+    if not text.startswith(_PREFIX):
         return None
     try:
-        return base64.b64decode(text.removeprefix(_OURS), altchars=b"-_", validate=True).decode()
+        return base64.b64decode(text.removeprefix(_PREFIX), altchars=b"-_", validate=True).decode()
     except ValueError:
         return None

@@ -7,17 +7,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mlxrun.api.openai.fields import Kind
+from mlxrun.api.openai.fields import RequestKind
+from mlxrun.parsers.delta import Parser, PlainParser
+from mlxrun.parsers.model_formats import ModelFormats
 from mlxrun.scheduler.request import Request
-from mlxrun.text.continuation import PrefilledParser
-from mlxrun.text.formats import PLAIN, AnswerFormats, Parser, PlainParser
+from mlxrun.text.continuation import ContinuationParser
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedRequest:
     """One request of a front end: a Request for each choice, prompt by prompt, `n` to a prompt."""
 
-    kind: Kind
+    kind: RequestKind
     requests: tuple[Request, ...]
     stops: tuple[str, ...]
     """The request's stop strings."""
@@ -26,35 +27,35 @@ class PreparedRequest:
     model: str
     """The model's name for the response."""
     n: int = 1
-    guards: tuple[str, ...] = ()
+    control_stops: tuple[str, ...] = ()
     """Stop tokens that end the answer also where the model spells them as text."""
-    echoes: tuple[str, ...] = ()
+    echoed_prompts: tuple[str, ...] = ()
     """Text of each prompt, if the completion is to begin with it."""
     stream: bool = False
     include_usage: bool = False
     """Whether the last chunk of a stream has the usage."""
-    formats: AnswerFormats = PLAIN
+    formats: ModelFormats = ModelFormats()
     tools: tuple[Mapping[str, Any], ...] = ()
     """Tools that the answer may call, in OpenAI's form."""
-    one_call: bool = False
+    single_tool_call: bool = False
     """Whether the answer ends with its first call."""
     prompts: tuple[str, ...] = ()
     """Text of each prompt of a chat, from which parsers see how the answer begins."""
-    prefill: str = ""
+    continuation: str = ""
     """The end of the prompt that the answers go on from."""
 
-    def parser(self, index: int) -> Parser:
+    def make_parser(self, index: int) -> Parser:
         """A new parser for the answer at `index` of `requests`."""
         if self.kind != "chat":
             return PlainParser()
         prompt = self.prompts[index // self.n]
         name = hashlib.blake2b(f"{self.seed}:{index}:{prompt}".encode(), digest_size=16).hexdigest()
-        before = prompt.removesuffix(self.prefill)
+        before = prompt.removesuffix(self.continuation)
 
         def make() -> Parser:
-            return self.formats.parser(self.tools or None, before, name)
+            return self.formats.make_parser(self.tools or None, before, name)
 
-        return PrefilledParser(make, self.prefill) if self.prefill else make()
+        return ContinuationParser(make, self.continuation) if self.continuation else make()
 
     @property
     def prompt_tokens(self) -> int:

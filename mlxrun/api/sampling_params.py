@@ -1,8 +1,7 @@
-"""How an answer is drawn: the body's fields, the config, the model and built-in values, in this order.
+"""Reads sampling parameters: each from the body, else the config, else the model, else a built-in default.
 
-Temperature is taken from 0 to 2, as OpenAI does, and below 0.00001 it is 0, as logits divided by less leave
-float32; top_k 0 and -1 both mean all tokens. All ranges of a body were checked by schemas.py; here is what
-needs the model.
+Temperatures below 0.00001 count as 0, as logits divided by less overflow float32; top_k 0 and -1 both mean all
+tokens. body_schema.py has checked the ranges; what depends on the model is checked here.
 """
 
 from __future__ import annotations
@@ -14,114 +13,104 @@ from typing import Any
 from mlxrun.config.settings import Config
 from mlxrun.errors import PromptTooLong
 from mlxrun.scheduler.request import SamplingParams
-from mlxrun.text.field_errors import bad, kind, need
+from mlxrun.text.field_errors import check_type, get_json_type, reject
 from mlxrun.text.model_info import ModelInfo
 
 MAX_STOPS = 16
-MAX_STOP = 1024  # characters of one
+MAX_STOP_LENGTH = 1024  # characters of one
 _GREEDY = 1e-5
-_ALL = 2**24  # more than any vocabulary, and exact in float32
-_BUILT_IN = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+_MAX_TOP_K = 2**24  # more than any vocabulary, and exact in float32
+_DEFAULTS = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
 _MASK = 2**64 - 1
 
 
-def sampling_params(
-    body: Mapping[str, Any], host: ModelInfo, config: Config, logprobs: int | None
+def build_sampling_params(
+    body: Mapping[str, Any], model_info: ModelInfo, config: Config, logprobs: int | None
 ) -> SamplingParams:
     """Everything but `max_tokens` and `seed`, which depend on the prompt and the choice."""
-    drawn = {name: _first(name, body, host, config) for name in _BUILT_IN}
-    size = len(host.tokenizer)
+    values = {}
+    for name, default in _DEFAULTS.items():
+        candidates = (body.get(name), getattr(config.sampling, name), model_info.defaults.get(name))
+        values[name] = next((value for value in candidates if value is not None), default)
+    size = len(model_info.tokenizer)
     return SamplingParams(
-        temperature=float(drawn["temperature"]) if drawn["temperature"] >= _GREEDY else 0.0,
-        top_p=float(drawn["top_p"]),
-        top_k=min(max(0, int(drawn["top_k"])), _ALL),
-        min_p=float(drawn["min_p"]),
-        repetition_penalty=float(drawn["repetition_penalty"]),
+        temperature=float(values["temperature"]) if values["temperature"] >= _GREEDY else 0.0,
+        top_p=float(values["top_p"]),
+        top_k=min(max(0, int(values["top_k"])), _MAX_TOP_K),
+        min_p=float(values["min_p"]),
+        repetition_penalty=float(values["repetition_penalty"]),
         presence_penalty=float(body.get("presence_penalty", 0.0)),
         frequency_penalty=float(body.get("frequency_penalty", 0.0)),
-        logit_bias=_biases(body.get("logit_bias", {}), size),
+        logit_bias=_read_logit_bias(body.get("logit_bias", {}), size),
         logprobs=logprobs,
-        stop_ids=_stop_ids(body, host, size),
+        stop_ids=_read_stop_ids(body, model_info, size),
     )
 
 
-def _first(name: str, body: Mapping[str, Any], host: ModelInfo, config: Config) -> float:
-    configured = {
-        "temperature": config.sampling.temperature,
-        "top_p": config.sampling.top_p,
-        "top_k": config.sampling.top_k,
-        "min_p": config.sampling.min_p,
-        "repetition_penalty": config.sampling.repetition_penalty,
-    }
-    candidates = (body.get(name), configured[name], host.defaults.get(name))
-    return next((value for value in candidates if value is not None), _BUILT_IN[name])
-
-
-def _biases(biases: Mapping[str, float], size: int) -> dict[int, float]:
+def _read_logit_bias(biases: Mapping[str, float], size: int) -> dict[int, float]:
     for key in biases:
         if str(int(key)) != key:
-            raise bad(f"logit_bias.{key}", f"is not how a token id is written; write {str(int(key))!r}")
+            reject(f"logit_bias.{key}", f"is not a normalized token id; write {str(int(key))!r}")
         if int(key) >= size:
-            raise bad(f"logit_bias.{key}", f"is not a token id; the vocabulary has {size}")
+            reject(f"logit_bias.{key}", f"is not a token id; the vocabulary has {size} tokens")
     return {int(key): float(value) for key, value in biases.items()}
 
 
-def _stop_ids(body: Mapping[str, Any], host: ModelInfo, size: int) -> frozenset[int]:
-    asked = body.get("stop_token_ids", [])
-    for i, token in enumerate(asked):
+def _read_stop_ids(body: Mapping[str, Any], model_info: ModelInfo, size: int) -> frozenset[int]:
+    given = body.get("stop_token_ids", [])
+    for i, token in enumerate(given):
         if token >= size:
-            raise bad(f"stop_token_ids[{i}]", f"{token} is not a token id; the vocabulary has {size}")
-    eos = frozenset() if body.get("ignore_eos") else host.eos_ids
-    return eos | frozenset(map(int, asked))
+            reject(f"stop_token_ids[{i}]", f"{token} is not a token id; the vocabulary has {size} tokens")
+    eos = frozenset() if body.get("ignore_eos") else model_info.eos_ids
+    return eos | frozenset(map(int, given))
 
 
-def chat_logprobs(body: Mapping[str, Any]) -> int | None:
-    """How many alternatives a token: `top_logprobs` says, `logprobs` switches."""
+def read_chat_logprobs(body: Mapping[str, Any]) -> int | None:
+    """The number of alternatives per token, `top_logprobs`; None: no logprobs."""
     if body.get("logprobs"):
         return int(body.get("top_logprobs", 0))
     if "top_logprobs" in body:
-        raise bad("top_logprobs", 'needs "logprobs": true')
+        reject("top_logprobs", 'needs "logprobs": true')
     return None
 
 
-def stop_strings(value: Any) -> tuple[str, ...]:
+def read_stop_strings(value: Any) -> tuple[str, ...]:
     """`stop` as a tuple: one string or an array of them, none empty."""
     if value is None:
         return ()
     if isinstance(value, str):
         value = [value]
     if not isinstance(value, list):
-        raise bad("stop", f"expected a string or an array of strings, got {kind(value)}", code="invalid_type")
+        found = get_json_type(value)
+        reject("stop", f"expected a string or an array of strings, got {found}", code="invalid_type")
     if len(value) > MAX_STOPS:
-        raise bad("stop", f"at most {MAX_STOPS} stop strings are taken, got {len(value)}")
+        reject("stop", f"at most {MAX_STOPS} stop strings are allowed, got {len(value)}")
     for i, stop in enumerate(value):
-        if not need(stop, str, f"stop[{i}]"):
-            raise bad(f"stop[{i}]", "is empty, which would stop every answer at once")
-        if len(stop) > MAX_STOP:
-            raise bad(f"stop[{i}]", f"has {len(stop)} characters; at most {MAX_STOP} are taken")
+        if not check_type(stop, str, f"stop[{i}]"):
+            reject(f"stop[{i}]", "is empty, which would stop every answer at once")
+        if len(stop) > MAX_STOP_LENGTH:
+            reject(f"stop[{i}]", f"has {len(stop)} characters; at most {MAX_STOP_LENGTH} are allowed")
     return tuple(value)
 
 
-def answer_length(
-    body: Mapping[str, Any], prompt: int, host: ModelInfo, config: Config, default: int | None
+def compute_max_tokens(
+    body: Mapping[str, Any], prompt: int, model_info: ModelInfo, config: Config, default: int | None
 ) -> int:
-    """Most tokens of the answer. What was asked for must fit; a default is cut to what is left."""
-    asked = [name for name in ("max_completion_tokens", "max_tokens") if name in body]
-    values = {int(body[name]) for name in asked}
+    """The maximum number of answer tokens. A requested number must fit; a default is lowered to what fits."""
+    names = [name for name in ("max_completion_tokens", "max_tokens") if name in body]
+    values = {int(body[name]) for name in names}
     if len(values) > 1:
-        raise bad("max_tokens", "differs from max_completion_tokens; give one of them")
-    left = host.context_length - prompt
-    wanted = values.pop() if values else None
-    if left < (wanted or 1):
-        answer = f"{wanted} tokens of answer" if wanted else "at least one token of answer"
+        reject("max_tokens", "differs from max_completion_tokens; give one of them")
+    left = model_info.context_length - prompt
+    requested = values.pop() if values else None
+    if left < (requested or 1):
+        answer = f"{requested} tokens of answer" if requested else "at least one token of answer"
         raise PromptTooLong(
             f"the prompt has {prompt} tokens; with {answer} that is more than the context "
-            f"of {host.context_length} tokens",
-            param=asked[0] if asked and left > 0 else None,
+            f"of {model_info.context_length} tokens",
+            param=names[0] if names and left > 0 else None,
         )
-    if wanted is None:
-        wanted = config.sampling.max_tokens or default or left
-    return min(wanted, left)
+    return min(requested or config.sampling.max_tokens or default or left, left)
 
 
 def choose_seed(body: Mapping[str, Any], config: Config, default: int | None) -> int:
@@ -129,12 +118,11 @@ def choose_seed(body: Mapping[str, Any], config: Config, default: int | None) ->
     for seed in (body.get("seed"), config.sampling.seed, default):
         if seed is not None:
             return int(seed) & _MASK
-    return secrets.randbits(53)  # 53: readers that know doubles only, such as JavaScript, give it back whole
+    return secrets.randbits(53)  # exact as a double, so that JavaScript clients can send it back
 
 
-def choice_seed(seed: int, index: int) -> int:
-    """Seed of choice `index`: the first has the request's own, so that n=1 and n=3 begin alike
-    (splitmix64)."""
+def derive_choice_seed(seed: int, index: int) -> int:
+    """The seed of choice `index` (splitmix64). The first has the request's own, whatever `n` is."""
     if index == 0:
         return seed
     z = (seed + index * 0x9E3779B97F4A7C15) & _MASK

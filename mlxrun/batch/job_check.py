@@ -52,10 +52,10 @@ async def check_lines(index: Index, prepare: Prepare, end: int, report: Report) 
     return total
 
 
-def check_chats(index: Index, host: ModelInfo, end: int) -> None:
+def check_chats(index: Index, model_info: ModelInfo, end: int) -> None:
     """JobError if the first `end` lines are chats alone, or no requests, and the model has no template: all
     would fail, once its weights are loaded. Blocks, as the lines are read."""
-    if host.chat_template is not None:
+    if model_info.chat_template is not None:
         return
     chats = 0
     for position in range(end):
@@ -66,7 +66,7 @@ def check_chats(index: Index, host: ModelInfo, end: int) -> None:
             chats += 1
     if chats:
         raise JobError(
-            f"{index.path}: nothing was run: its requests are chats, and the model {host.name!r} has no chat "
+            f"{index.path}: nothing was run: its requests are chats, and the model {model_info.name!r} has no chat "
             "template; set model.chat_template, or give lines a prompt (/v1/completions)"
         )
 
@@ -89,7 +89,7 @@ async def _check(entry: Entry, prepare: Prepare) -> str | CheckedLines:
         prompt_tokens=prepared.prompt_tokens,
         longest=max(len(request.prompt) for request in prepared.requests),
         max_tokens=sum(request.params.max_tokens for request in prepared.requests),
-        images=sum(len(request.spans) for request in prepared.requests[:: prepared.n]),
+        images=sum(len(request.image_spans) for request in prepared.requests[:: prepared.n]),
     )
 
 

@@ -21,7 +21,7 @@ from mlxrun.batch import job_cache
 from mlxrun.batch.job_check import check_chats, check_lines, say_problem
 from mlxrun.batch.line_answerer import EngineClientInterface, LineAnswerer, Prepare, base_seed
 from mlxrun.batch.line_index import DONE, FAILED, TODO, Index
-from mlxrun.batch.line_keys import JobHost, LineKeys, settings_digest
+from mlxrun.batch.line_keys import LineKeys, settings_digest
 from mlxrun.batch.line_runner import BACKOFF, LineRunner, Watcher
 from mlxrun.batch.manifest import Facts, Manifest, Status, check_owner
 from mlxrun.batch.output_writer import Writer, sort_outputs
@@ -35,6 +35,7 @@ from mlxrun.batch.stop_signals import Interrupted, StopSignals
 from mlxrun.config.conversion import to_plain
 from mlxrun.config.settings import Config
 from mlxrun.errors import ConfigError, JobError, MlxrunError
+from mlxrun.text.model_info import ModelInfo
 
 log = logging.getLogger(__name__)
 Say = Callable[[str], None]
@@ -56,7 +57,7 @@ class JobSetup:
 
     config: Config
     config_hash: str
-    host: JobHost
+    model_info: ModelInfo
     prepare: Prepare
     start: Callable[[], Coroutine[Any, Any, EngineClientInterface]]
     device: Callable[[], Mapping[str, Any]]  # called once the engine runs
@@ -90,7 +91,7 @@ class JobRun:
         """Run the job. JobError, EngineDead, ModelLoadError or Interrupted if it cannot be finished."""
         stop = self.stop or StopSignals(self.say)
         config = self.setup.config
-        settings = settings_digest(config, self.setup.host)
+        settings = settings_digest(config, self.setup.model_info)
         keys = LineKeys(settings, self.setup.prepare.folder, config.media.max_bytes)
         index = Index(self.paths.job, keys)
         try:
@@ -111,7 +112,7 @@ class JobRun:
         if not self.options.fresh:
             await asyncio.to_thread(check_owner, self.paths, index.sha256)
         if self._commanded:
-            await asyncio.to_thread(check_chats, index, self.setup.host, end)
+            await asyncio.to_thread(check_chats, index, self.setup.model_info, end)
         if self.options.strict or config.batch.on_invalid == "fail":
             await stop.run(self._refuse_bad(index, end))
         if self.options.fresh:
@@ -160,7 +161,7 @@ class JobRun:
             run.status.write("loading", run.meter, force=True)
             client = started = await run.stop.run(self.setup.start())
             self._device = self.setup.device()
-            run.meter.counters = started.cache_counts
+            run.meter.counters = started.read_cache_counters
             answerer = LineAnswerer(started, self.setup.prepare, self.setup.config, run.meter, run.answers)
             runner = LineRunner(run.index, writer, answerer, self.setup.config, run.meter, run.scores)
             runner.backoff = self.backoff
@@ -178,7 +179,7 @@ class JobRun:
     def _facts(self) -> Facts:
         setup = self.setup
         names = {"model": "fingerprint", "tokenizer": "tokenizer_sha256", "template": "template_sha256"}
-        model = {new: setup.host.digests[old] for old, new in names.items()}
+        model = {new: setup.model_info.digests[old] for old, new in names.items()}
         model = {"path": setup.config.model.path, **model}
         return Facts(to_plain(setup.config), setup.config_hash, model, base_seed(setup.config))
 

@@ -20,17 +20,18 @@ from mlxrun.batch.job_file import BadLine, JobLine
 from mlxrun.batch.job_run import JobOptions, JobRun, JobSetup
 from mlxrun.batch.line_answerer import EngineClientInterface, Prepare, Preparer
 from mlxrun.batch.line_index import Index
-from mlxrun.batch.line_keys import JobHost, LineKeys
+from mlxrun.batch.line_keys import LineKeys
 from mlxrun.batch.progress import ProgressMeter
 from mlxrun.batch.run_paths import Paths
 from mlxrun.batch.stop_signals import Interrupted, StopSignals
 from mlxrun.config.settings import Config, ServerSettings
 from mlxrun.errors import JobError, PromptTooLong, RequestError
 from mlxrun.scheduler.request import Request, TokenEvent
+from mlxrun.text.model_info import ModelInfo
 
 if TYPE_CHECKING:
     from mlxrun.api.prepared import PreparedRequest
-    from mlxrun.text.formats import AnswerFormats
+    from mlxrun.parsers.model_formats import ModelFormats
 
 log = logging.getLogger(__name__)
 PREPARED_AT_ONCE = 2  # lines; the worker threads are for those who wait for their answers
@@ -48,12 +49,12 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class LineProblem:
-    """Why a line cannot be run."""
+    """Why a line, or the whole file (`line` is None), cannot be run."""
 
-    line: int
     code: str
     message: str
-    param: str | None
+    line: int | None = None
+    param: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +65,6 @@ class CheckedJob:
     problems: tuple[LineProblem, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class JobFiles:
-    """What a job leaves; any of them may not be there."""
-
-    output: Path
-    errors: Path
-    manifest: Path
-
-
 class SpareCapacityClient:
     """The server's engine as a job sees it: in the background, and it runs on when the job ends."""
 
@@ -80,14 +72,14 @@ class SpareCapacityClient:
         self._client = client
 
     @property
-    def host(self) -> JobHost:
-        return self._client.host
+    def model_info(self) -> ModelInfo:
+        return self._client.model_info
 
     def generate(self, request: Request) -> AsyncGenerator[TokenEvent, None]:
         return self._client.generate(replace(request, background=True))
 
-    def cache_counts(self) -> Mapping[str, int]:
-        return self._client.cache_counts()
+    def read_cache_counters(self) -> Mapping[str, int]:
+        return self._client.read_cache_counters()
 
     async def close(self) -> None:
         """Nothing: the engine is the server's."""
@@ -127,23 +119,25 @@ class JobService:
         config: Config,
         config_hash: str,
         device: Callable[[], Mapping[str, Any]],
-        formats: AnswerFormats | None = None,
+        formats: ModelFormats | None = None,
     ) -> None:
         self._client = SpareCapacityClient(client)
         self._config = config
-        host = client.host
-        lines_of = Preparer(host, config, None, formats=formats, max_tokens=None)
+        model_info = client.model_info
+        lines_of = Preparer(model_info, config, None, formats=formats, max_tokens=None)
         prepare = Bounded(lines_of, config.server)
         lines = config.batch.concurrency or config.scheduler.max_running
         batch = replace(config.batch, on_invalid="skip", concurrency=lines)  # `check` sees to on_invalid
-        self._setup = JobSetup(replace(config, batch=batch), config_hash, host, prepare, self._start, device)
+        self._setup = JobSetup(replace(config, batch=batch), config_hash, model_info, prepare, self._start, device)
 
     async def check(self, path: Path, url: str) -> CheckedJob:
         """Look at every line of a file whose lines are all to be for `url`; JobError if it cannot be read."""
         index = await asyncio.to_thread(Index, path, LineKeys("", None, 0), url)
         try:
-            with suppress(JobError):  # it has no lines, and is told so by its length
+            with suppress(JobError):  # raised if there are no lines
                 await asyncio.to_thread(index.scan)
+            if not len(index):
+                return CheckedJob(0, (LineProblem("empty_file", "the file has no lines"),))
             problems = await asyncio.to_thread(_bad_lines, index)
             if self._config.batch.on_invalid == "fail" and not problems:
                 problems = await self._refused(index)
@@ -159,14 +153,13 @@ class JobService:
         """
         return await self._session(path, JobOptions(), told)
 
-    async def settle(self, path: Path) -> Counts:
-        """Run nothing more: make what a kill may have torn whole, and count it."""
+    async def repair(self, path: Path) -> Counts:
+        """Run nothing more: complete what a kill may have torn, and count it."""
         return await self._session(path, JobOptions(limit=0), lambda counts: None)
 
-    def files(self, path: Path) -> JobFiles:
-        """Where the answers of a job are."""
-        paths = Paths.of(path)
-        return JobFiles(paths.out, paths.errors, paths.manifest)
+    def get_paths(self, path: Path) -> Paths:
+        """Where the output, the errors and the manifest of a job are; any of them may not exist."""
+        return Paths.of(path)
 
     async def _session(self, path: Path, options: JobOptions, told: Callable[[Counts], None]) -> Counts:
         def say(text: str) -> None:
@@ -194,7 +187,7 @@ class JobService:
 
         def report(number: int, reason: str) -> None:
             if len(problems) < MOST_PROBLEMS:
-                problems.append(LineProblem(number, "invalid_request", reason, None))
+                problems.append(LineProblem("invalid_request", reason, number))
 
         await check_lines(index, self._setup.prepare, len(index), report)
         return problems
@@ -222,7 +215,7 @@ def _bad_lines(index: Index) -> list[LineProblem]:
             continue
         line = index.load(position).line
         assert isinstance(line, BadLine)
-        problems.append(LineProblem(line.number, "invalid_line", line.reason, line.param))
+        problems.append(LineProblem("invalid_line", line.reason, line.number, line.param))
         if len(problems) == MOST_PROBLEMS:
             break
     return problems

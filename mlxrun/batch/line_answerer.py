@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mlxrun.batch.job_file import JobLine
-from mlxrun.batch.line_keys import JobHost
 from mlxrun.batch.output_records import CREATED, TokenWork, request_id
 from mlxrun.batch.partial_answer import Half
 from mlxrun.batch.partial_answers import Answers
@@ -28,8 +27,8 @@ from mlxrun.text.model_info import ModelInfo
 if TYPE_CHECKING:
     from mlxrun.api.choice import Choice
     from mlxrun.api.prepared import PreparedRequest
+    from mlxrun.parsers.model_formats import ModelFormats
     from mlxrun.scheduler.request import Request
-    from mlxrun.text.formats import AnswerFormats
 
 MAX_TOKENS = 1024  # of an answer, where neither the line nor the config says
 
@@ -38,11 +37,11 @@ class EngineClientInterface(Protocol):
     """The engine as a job sees it; `generate` raises instead of giving an ERROR event."""
 
     @property
-    def host(self) -> JobHost: ...
+    def model_info(self) -> ModelInfo: ...
 
     def generate(self, request: Request) -> AsyncGenerator[TokenEvent, None]: ...
 
-    def cache_counts(self) -> Mapping[str, int]:
+    def read_cache_counters(self) -> Mapping[str, int]:
         """What the prefix cache did, as cache/entry.py counts it; empty without one. Never raises."""
         ...
 
@@ -84,25 +83,25 @@ class Preparer:
         config: Config,
         folder: Path | None,
         *,
-        formats: AnswerFormats | None = None,
+        formats: ModelFormats | None = None,
         max_tokens: int | None = MAX_TOKENS,
     ) -> None:
         from mlxrun.api.context import ApiContext
-        from mlxrun.text.formats import PLAIN
+        from mlxrun.parsers.model_formats import ModelFormats
         from mlxrun.text.images import MediaLoader
 
         self.folder = folder
-        self._side = ApiContext(host, config, MediaLoader(config.media, folder), formats or PLAIN)
+        self._side = ApiContext(host, config, MediaLoader(config.media, folder), formats or ModelFormats())
         self._config = config
         self._max_tokens = max_tokens
 
     async def __call__(self, line: JobLine) -> PreparedRequest:
-        from mlxrun.api.openai.request import prepare
+        from mlxrun.api.openai.request import prepare_request
 
         body = line.body
         if body.get("seed") is None:
             body = {**body, "seed": line_seed(base_seed(self._config), line.custom_id)}
-        return await prepare(line.url, body, self._side, default_max_tokens=self._max_tokens)
+        return await prepare_request(line.url, body, self._side, default_max_tokens=self._max_tokens)
 
 
 @dataclass(slots=True)
@@ -146,7 +145,7 @@ class LineAnswerer:
 
     async def answer(self, line: JobLine, key: str, spent: Spent) -> dict[str, Any]:
         """The response body of `line`."""
-        from mlxrun.api.openai.request import response_body
+        from mlxrun.api.openai.request import build_response
 
         prepared = await self._prepare(line)
         most = sum(request.params.max_tokens for request in prepared.requests)
@@ -155,7 +154,7 @@ class LineAnswerer:
             choices = [await self._choice(prepared, 0, key, spent)]
         else:
             choices = await self._choices(prepared, key, spent)
-        return response_body(prepared, choices, request_id(key), CREATED)
+        return build_response(prepared, choices, request_id(key), CREATED)
 
     async def _choices(self, prepared: PreparedRequest, key: str, spent: Spent) -> list[Choice]:
         """All choices at once; if one fails the others are aborted."""
@@ -172,13 +171,13 @@ class LineAnswerer:
 
         request = prepared.requests[at]
         half = self.answers.half(key, at, request)
-        choice = Choice(prepared, at, self._client.host)
+        choice = Choice(prepared, at, self._client.model_info)
         choice.resume(half.tokens, half.logprobs)
-        ended = half.ended(request, self._client.host.context_length)
+        ended = half.ended(request, self._client.model_info.context_length)
         if ended is not None:
             choice.feed(TokenEvent(request.id, finish=ended))
         elif not choice.stopped:
-            await self._ask(replace(request, answered=tuple(half.tokens)), choice, half, spent)
+            await self._ask(replace(request, prior_output=tuple(half.tokens)), choice, half, spent)
         choice.finish()
         return choice
 
@@ -206,8 +205,8 @@ class _PromptProgress:
     def news(self, event: TokenEvent) -> tuple[int, int]:
         """Tokens computed and tokens reused since the event before. What a preempted prompt computes again
         counts once: events are merged, so not all of it is seen."""
-        more = max(0, event.computed - self.done)
-        reused = min(more, max(0, event.cached - self.reused))
+        more = max(0, event.num_computed_tokens - self.done)
+        reused = min(more, max(0, event.num_cached_tokens - self.reused))
         self.done += more
         self.reused += reused
         return more - reused, reused

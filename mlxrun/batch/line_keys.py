@@ -14,7 +14,7 @@ import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from mlxrun.batch.job_file import JobLine
 from mlxrun.batch.scoring import Eval
@@ -27,40 +27,28 @@ _SCHEME = re.compile("[A-Za-z][A-Za-z0-9+.-]+:")  # data:, http: and what is ref
 _REMEMBERED = 4096  # image files whose digest is kept while a job is read
 
 
-class JobHost(ModelInfo, Protocol):
-    """The model as a job sees it."""
-
-    @property
-    def digests(self) -> Mapping[str, str]:
-        """sha256 of `model`, `tokenizer` and `template`."""
-
-    @property
-    def processor_digest(self) -> bytes:
-        """Of how images become pixels; empty if the model sees none."""
-
-
 def canonical(value: Any) -> bytes:
     """JSON bytes that are equal for equal values, whatever the order of keys."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
 
-def settings_digest(config: Config, host: JobHost) -> str:
+def settings_digest(config: Config, model_info: ModelInfo) -> str:
     """Digest of everything besides the line that changes an answer."""
     model = {key: asdict(config.model)[key] for key in ("kind", "dtype", "chat_template_args")}
     engine: dict[str, Any] = {"reproducible": config.engine.reproducible}
     if config.engine.reproducible:
         engine["chunk"] = config.scheduler.chunk
     parts: dict[str, Any] = {
-        "model": {**host.digests, **model},
-        "context": host.context_length,
-        "ends": sorted(host.eos_ids),
-        "defaults": dict(host.defaults),
+        "model": {**model_info.digests, **model},
+        "context": model_info.context_length,
+        "ends": sorted(model_info.eos_ids),
+        "defaults": dict(model_info.defaults),
         "engine": engine,
         "parsers": asdict(config.parsers),
         "sampling": {key: value for key, value in asdict(config.sampling).items() if value is not None},
     }
-    if host.processor_digest:
-        parts["processor"] = host.processor_digest.hex()
+    if model_info.processor_digest:
+        parts["processor"] = model_info.processor_digest.hex()
     if config.cache.stored_bits is not None and config.cache.backend != "none":
         parts["stored_bits"] = config.cache.stored_bits
     return hashlib.sha256(canonical(parts)).hexdigest()

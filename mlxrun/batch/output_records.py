@@ -73,10 +73,10 @@ def bad_record(entry: Entry) -> dict[str, Any]:
 
 def error_record(entry: Entry, error: Exception) -> dict[str, Any]:
     """The error record of a request that was refused or failed, with what the server would answer."""
-    from mlxrun.api.openai.response import error_body
+    from mlxrun.api.openai.response import build_error
 
     status = error.http_status if isinstance(error, MlxrunError) else 500
-    body = error_body(error)
+    body = build_error(error)
     response = {"status_code": status, "request_id": request_id(entry.key), "body": body}
     return _error(entry, response, body["error"]["code"], body["error"]["message"], body["error"]["param"])
 

@@ -82,7 +82,7 @@ def asked(request: Request) -> str:
     """Digest of what the line's key does not fix: a template may put the date into a prompt."""
     digest = hashlib.blake2b(str(request.params.seed).encode(), digest_size=8)
     digest.update(array("q", request.prompt).tobytes())
-    for image in request.digests:
+    for image in request.image_digests:
         digest.update(image)
     return digest.hexdigest()
 

@@ -141,9 +141,9 @@ def bench_model(name: str, seed: int = 0, family: str | None = None) -> Iterator
 def _folder(name: str) -> Path:
     if name == "embedded":
         from mlxrun.config.settings import ModelSettings
-        from mlxrun.model.model_files import model_folder
+        from mlxrun.model.model_files import find_model_folder
 
-        return model_folder(ModelSettings())
+        return find_model_folder(ModelSettings())
     if (Path(name) / "config.json").is_file():
         return Path(name)
     raise ConfigError(

@@ -1,7 +1,7 @@
-"""Where record files are: FOLDER/<fingerprint of the model, hex>/<key, hex>.safetensors.
+"""The files of the disk tier: FOLDER/<fingerprint of the model, hex>/<key, hex>.safetensors.
 
-A file has its name only when it is complete. Names that are not of this form are never touched. The folder of
-a model is open to its user alone: prompts can be read out of what is kept. No thread and no state here.
+A file gets its name only when it is complete. Files with names of another form are never touched. The folder
+of a model is open to its user alone, because prompts can be read out of its files. There is no state here.
 """
 
 from __future__ import annotations
@@ -23,144 +23,137 @@ from mlxrun.cache.entry import Key
 from mlxrun.errors import ConfigError
 
 SUFFIX = ".safetensors"
-STALE_SECONDS = 3600  # no file is under way for so long
+STALE_SECONDS = 3600  # no write takes this long
 
 _MODEL = re.compile(r"(?:[0-9a-f]{2}){8,64}")
-_RECORD = re.compile(r"[0-9a-f]{32}\.safetensors")
-_TEMP = re.compile(r"[0-9a-f]{32}\.(?P<pid>[0-9]{1,10})\.(?P<session>[0-9a-f]{8})-[0-9]+\.tmp")
-# Tells our own temporary files from those of a dead process that had our number, as in containers.
-_SESSION = secrets.token_hex(4)
+_ENTRY = re.compile(r"[0-9a-f]{32}\.safetensors")
+_TEMP = re.compile(r"[0-9a-f]{32}\.(?P<pid>[0-9]{1,10})\.(?P<token>[0-9a-f]{8})-[0-9]+\.tmp")
+# Tells our own temporary files from those of a dead process that had our process id, as in containers.
+_PROCESS_TOKEN = secrets.token_hex(4)
 _NUMBERS = itertools.count()
-
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFolder:
-    """The files of one model. OSError from the disk, where nothing else is said."""
+    """The files of one model. Methods raise OSError from the disk, unless they say otherwise."""
 
     folder: Path
-    root: bytes
+    fingerprint: bytes
 
     @property
     def path(self) -> Path:
-        return self.folder / self.root.hex()
+        return self.folder / self.fingerprint.hex()
 
-    def file(self, key: Key) -> Path:
-        """Where the record of `key` is."""
+    def locate_file(self, key: Key) -> Path:
+        """Return the path of the entry with this key."""
         return self.path / f"{key.hex()}{SUFFIX}"
 
-    def files(self) -> Iterator[Path]:
-        """All record files; none if the folder is missing or cannot be read."""
-        yield from (self.path / entry.name for entry in _entries(self.path) if is_record(entry))
+    def list_files(self) -> Iterator[Path]:
+        """Yield the files of all entries; none if the folder is missing or cannot be read."""
+        for item in _scan_folder(self.path):
+            with suppress(OSError):
+                if _ENTRY.fullmatch(item.name) and item.is_file(follow_symlinks=False):
+                    yield self.path / item.name
 
-    def put(self, key: Key, pieces: Sequence[bytes]) -> int:
-        """Write a file as a whole, and say its size. FileNotFoundError: someone removed it meanwhile."""
-        temp = self.path / f"{key.hex()}.{os.getpid()}.{_SESSION}-{next(_NUMBERS)}.tmp"
+    def write_file(self, key: Key, chunks: Sequence[bytes]) -> int:
+        """Write a file atomically and return its size. FileNotFoundError if it was removed meanwhile."""
+        temp = self.path / f"{key.hex()}.{os.getpid()}.{_PROCESS_TOKEN}-{next(_NUMBERS)}.tmp"
         if not self.path.is_dir():
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
             with temp.open("xb") as file:
-                file.writelines(pieces)
-            temp.replace(self.file(key))
+                file.writelines(chunks)
+            temp.replace(self.locate_file(key))
         except OSError:
             with suppress(OSError):
                 temp.unlink()
             raise
-        return sum(map(len, pieces))
+        return sum(map(len, chunks))
 
-    def sweep(self) -> None:
-        """Remove what killed processes left half written. Never raises."""
-        for entry in _entries(self.path):
-            match = _TEMP.fullmatch(entry.name)
-            if match is not None and _is_left_over(entry, int(match["pid"]), match["session"]):
+    def remove_leftovers(self) -> None:
+        """Remove the temporary files of killed processes. Never raises."""
+        for item in _scan_folder(self.path):
+            match = _TEMP.fullmatch(item.name)
+            if match is not None and _is_leftover(item, int(match["pid"]), match["token"]):
                 with suppress(OSError):
-                    os.unlink(entry.path)
+                    os.unlink(item.path)
 
     def remove_if_empty(self) -> None:
-        """Remove left-over files and then the folder, if nothing else is in it. Never raises."""
-        self.sweep()
+        """Remove temporary files of killed processes and then the folder, if it is empty. Never raises."""
+        self.remove_leftovers()
         with suppress(OSError):
             self.path.rmdir()
 
 
-def models(folder: Path) -> list[ModelFolder]:
-    """The models that have a folder in `folder`, by fingerprint."""
-    names = [entry.name for entry in _entries(folder) if _MODEL.fullmatch(entry.name) and _is_folder(entry)]
+def list_models(folder: Path) -> list[ModelFolder]:
+    """Return the models that have a folder in `folder`, by fingerprint."""
+    names = []
+    for item in _scan_folder(folder):
+        with suppress(OSError):
+            if _MODEL.fullmatch(item.name) and item.is_dir(follow_symlinks=False):
+                names.append(item.name)
     return [ModelFolder(folder, bytes.fromhex(name)) for name in sorted(names)]
 
 
-def is_record(entry: os.DirEntry[str]) -> bool:
-    """Whether it has the name of a record and is a file."""
-    try:
-        return _RECORD.fullmatch(entry.name) is not None and entry.is_file(follow_symlinks=False)
-    except OSError:
-        return False
-
-
-def default_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """Where prefixes are kept if the config does not say."""
+def get_default_folder(environ: Mapping[str, str] = os.environ) -> Path:
+    """Return the folder that is used if the config names none."""
     base = environ.get("XDG_CACHE_HOME", "")
-    if os.path.isabs(base):  # a relative one is to be ignored, says the XDG specification
+    if os.path.isabs(base):  # the XDG specification says to ignore a relative path
         return Path(base, "mlxrun", "prefixes")
     caches = "~/Library/Caches" if sys.platform == "darwin" else "~/.cache"
-    return _expanded(f"{caches}/mlxrun/prefixes")
+    return _expand_home(f"{caches}/mlxrun/prefixes")
 
 
-def cache_folder(disk_path: str | None) -> Path:
-    """The folder that `cache.disk_path` means."""
-    return default_folder() if disk_path is None else _expanded(disk_path)
+def resolve_cache_folder(disk_path: str | None) -> Path:
+    """Return the folder that `cache.disk_path` means."""
+    return get_default_folder() if disk_path is None else _expand_home(disk_path)
 
 
 def check_folder(folder: Path) -> None:
-    """Make the folder; ConfigError if it cannot be made or written. A full disk is no mistake of the config:
-    what is there can be read, and saving says so itself."""
+    """Create the folder; ConfigError if it cannot be created or written to. A full disk is no error of the
+    config: existing entries can still be read, and the disk tier warns when it cannot write."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(b"x")
     except OSError as error:
-        if error.errno in _FULL and folder.is_dir():
+        if error.errno in (errno.ENOSPC, errno.EDQUOT) and folder.is_dir():
             return
         raise ConfigError(
-            f"cache.disk_path: {folder} cannot be written: {error.strerror or error}; "
-            "give a folder that can, or set cache.backend to memory"
+            f"cache.disk_path: {folder} cannot be written to: {error.strerror or error}; "
+            "give a folder that can be, or set cache.backend to memory"
         ) from error
 
 
-def _expanded(path: str) -> Path:
+def _expand_home(path: str) -> Path:
     try:
         return Path(path).expanduser()
     except RuntimeError as error:
-        raise ConfigError(f"cache.disk_path: {path}: no home folder is known; give a full path") from error
+        raise ConfigError(
+            f"cache.disk_path: {path}: the home folder is unknown; give an absolute path"
+        ) from error
 
 
-def _entries(folder: Path) -> list[os.DirEntry[str]]:
+def _scan_folder(folder: Path) -> list[os.DirEntry[str]]:
     try:
-        with os.scandir(folder) as found:
-            return list(found)
+        with os.scandir(folder) as items:
+            return list(items)
     except OSError:
         return []
 
 
-def _is_folder(entry: os.DirEntry[str]) -> bool:
+def _is_leftover(item: os.DirEntry[str], pid: int, token: str) -> bool:
+    """Whether the process that was writing this temporary file is gone."""
     try:
-        return entry.is_dir(follow_symlinks=False)
-    except OSError:
-        return False
-
-
-def _is_left_over(entry: os.DirEntry[str], pid: int, session: str) -> bool:
-    try:
-        if not entry.is_file(follow_symlinks=False):
+        if not item.is_file(follow_symlinks=False):
             return False
-        if time.time() - entry.stat().st_mtime > STALE_SECONDS:
+        if time.time() - item.stat().st_mtime > STALE_SECONDS:
             return True
         if pid == os.getpid():
-            return session != _SESSION
+            return token != _PROCESS_TOKEN
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):
         return True
-    except OSError:  # it is there, but not ours; or the file has just gone
+    except OSError:  # the process is another user's, or the file has just gone
         return False
     return False

@@ -1,8 +1,8 @@
-"""Names of content: equal ids mean equal content, and a key names all content up to a position.
+"""Keys of content: equal ids mean equal content, and a key names all content up to a position.
 
-Positions are cut by a grid of `chunk` tokens. The key of a grid point is made of the key of the one before
-and the ids between; a position off the grid hangs on the last grid point before it in the same way. A DELTA
-that ends at a position has that key, a STATE one derived from it.
+A grid point is a multiple of `chunk` tokens. Its key is made of the key of the grid point before it and the
+ids between the two; the key of a position off the grid is made of the last grid point before it in the same
+way. A DELTA that ends at a position has that key, a STATE one that is derived from it.
 """
 
 from __future__ import annotations
@@ -14,48 +14,51 @@ from hashlib import blake2b
 from mlxrun.cache.entry import CacheEntry, Key
 from mlxrun.scheduler.step_plan import SnapshotKind
 
-WORDS = 8  # ids that one hash yields
-LOW = (1 << 63) - 1
+IDS_PER_HASH = 8  # ids that one hash yields
+MASK = (1 << 63) - 1
 
 
-def digest(*parts: bytes) -> Key:
+def compute_digest(*parts: bytes) -> Key:
     return blake2b(b"".join(parts), digest_size=16).digest()
 
 
-def content(tokens: Sequence[int], spans: Sequence[tuple[int, int]], digests: Sequence[bytes]) -> array[int]:
-    """Token ids, where an image's are replaced by negative numbers made of its digest.
+def build_content_ids(
+    tokens: Sequence[int], spans: Sequence[tuple[int, int]], digests: Sequence[bytes]
+) -> array[int]:
+    """Return the token ids, where an image's are replaced by negative numbers derived from its digest.
 
-    ValueError if the images are not all named: such a prompt matches nothing.
+    ValueError if there is not one digest for each image: such a prompt matches nothing.
     """
     if len(spans) != len(digests):
         raise ValueError(f"{len(spans)} image spans, but {len(digests)} digests")
     ids = array("q", tokens)
-    for (start, stop), what in zip(spans, digests, strict=True):
-        ids[start:stop] = _image(what, ids[start:stop])
+    for (start, stop), image_digest in zip(spans, digests, strict=True):
+        ids[start:stop] = _build_image_ids(image_digest, ids[start:stop])
     return ids
 
 
-def _image(what: bytes, tokens: array[int]) -> array[int]:
-    """As many ids as the image has tokens; the tokens count too, should one image be laid out in two ways."""
-    seed = digest(digest(what), tokens.tobytes())
-    blocks = range(-(-len(tokens) // WORDS))
+def _build_image_ids(image_digest: bytes, tokens: array[int]) -> array[int]:
+    """Return one id for each token of the image; they depend on the tokens too, as the layout of an image may
+    differ."""
+    seed = compute_digest(compute_digest(image_digest), tokens.tobytes())
+    blocks = range(-(-len(tokens) // IDS_PER_HASH))
     words = array("q")
     words.frombytes(b"".join(blake2b(seed + i.to_bytes(8, "little")).digest() for i in blocks))
-    return array("q", [-1 - (word & LOW) for word in words[: len(tokens)]])
+    return array("q", [-1 - (word & MASK) for word in words[: len(tokens)]])
 
 
-def part_key(key: Key, part: SnapshotKind) -> Key:
-    """The key of the record of that part which ends where `key` does."""
-    return key if part is SnapshotKind.DELTA else digest(b"state", key)
+def derive_kind_key(key: Key, kind: SnapshotKind) -> Key:
+    """Return the key of the entry of that kind which ends where `key` does."""
+    return key if kind is SnapshotKind.DELTA else compute_digest(b"state", key)
 
 
-def record_key(record: CacheEntry) -> Key:
-    """What a record's key has to be."""
-    return part_key(digest(record.parent, record.ids.tobytes()), record.part)
+def compute_entry_key(entry: CacheEntry) -> Key:
+    """Return the key that the entry must have, by its content."""
+    return derive_kind_key(compute_digest(entry.parent, entry.ids.tobytes()), entry.kind)
 
 
 class KeyChain:
-    """The keys of one growing sequence, each computed when it is first asked for."""
+    """The keys of one growing sequence, each computed when it is first needed."""
 
     def __init__(self, root: Key, chunk: int, ids: array[int]) -> None:
         self.chunk = chunk
@@ -67,34 +70,36 @@ class KeyChain:
         return len(self.ids)
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Answer tokens, which are their own ids."""
+        """Append the tokens of an answer, which are their own ids."""
         self.ids.extend(tokens)
 
-    def grid(self, index: int) -> Key:
-        """The key after `index` whole chunks."""
+    def get_grid_key(self, index: int) -> Key:
+        """Return the key after `index` full chunks."""
         while len(self._grid) <= index:
             start = (len(self._grid) - 1) * self.chunk
-            piece = self.ids[start : start + self.chunk]
-            if len(piece) < self.chunk:
+            ids = self.ids[start : start + self.chunk]
+            if len(ids) < self.chunk:
                 raise IndexError(f"{len(self)} ids have no grid point {index}")
-            self._grid.append(digest(self._grid[-1], piece.tobytes()))
+            self._grid.append(compute_digest(self._grid[-1], ids.tobytes()))
         return self._grid[index]
 
-    def at(self, stop: int) -> Key:
-        """The key after `stop` ids."""
+    def get_key(self, stop: int) -> Key:
+        """Return the key after `stop` ids."""
         index, rest = divmod(stop, self.chunk)
         if not rest:
-            return self.grid(index)
+            return self.get_grid_key(index)
         if stop not in self._between:
-            self._between[stop] = digest(self.grid(index), self.ids[stop - rest : stop].tobytes())
+            ids = self.ids[stop - rest : stop]
+            self._between[stop] = compute_digest(self.get_grid_key(index), ids.tobytes())
         return self._between[stop]
 
-    def key(self, part: SnapshotKind, stop: int) -> Key:
-        """The key of the record of that part that ends at `stop`."""
-        return part_key(self.at(stop), part)
+    def get_entry_key(self, kind: SnapshotKind, stop: int) -> Key:
+        """Return the key of the entry of that kind that ends at `stop`."""
+        return derive_kind_key(self.get_key(stop), kind)
 
-    def draft(self, part: SnapshotKind, stop: int) -> CacheEntry:
-        """A record without its payload: of the chunk, or the part of one, that ends at `stop`."""
+    def draft_entry(self, kind: SnapshotKind, stop: int) -> CacheEntry:
+        """Return an entry without its payload: of the chunk, or the beginning of one, that ends at `stop`."""
         index = (stop - 1) // self.chunk
         start = index * self.chunk
-        return CacheEntry(self.key(part, stop), self.grid(index), part, start, stop, self.ids[start:stop])
+        parent = self.get_grid_key(index)
+        return CacheEntry(self.get_entry_key(kind, stop), parent, kind, start, stop, self.ids[start:stop])

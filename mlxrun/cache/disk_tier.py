@@ -1,8 +1,8 @@
-"""The disk tier of the prefix cache: Files (cache/entry.py) over one model's folder.
+"""The disk tier of the prefix cache: the entries of one model as files (entry_file.py) in its folder.
 
 The engine thread calls; one writer thread, which gets bytes only, writes and deletes. Reads go first: nothing
-is written while one is under way. Nothing is synced: after a power loss a torn file is a miss, which its
-checksum finds. Other processes may use the same folder: files may come and go, and each counts what it saw.
+is written while one is under way. Nothing is synced: after a power loss a torn file is a miss, found by its
+checksum. Other processes may use the same folder: files may come and go, and each counts what it saw.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlxrun.cache.cache_folder import ModelFolder
-from mlxrun.cache.entry import CacheCounters, CacheEntry, Key, SerializedPayload
-from mlxrun.cache.entry_file import BadFile, Check, dump, load, peek
+from mlxrun.cache.entry import CacheCounters, CacheEntry, Key
+from mlxrun.cache.entry_file import BadFile, encode_entry, load_entry, peek_entry
+from mlxrun.scheduler.payload import SerializedPayload
 
 logger = logging.getLogger(__name__)
 
@@ -29,38 +30,29 @@ CLOSE_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Write:
-    """A file that is not there yet."""
+    """A file that is yet to be written."""
 
-    record: CacheEntry
-    blob: SerializedPayload
+    entry: CacheEntry
+    payload: SerializedPayload
     nbytes: int
 
 
 class DiskTier:
-    """Files in FOLDER/<root hex>. The thread starts with the first write or delete.
+    """The files in FOLDER/<fingerprint, hex>. The writer thread starts with the first write or delete.
 
-    `dropped` counts records that were not written: the queue was full, or the disk was.
-    """
+    No method raises or waits for the disk, except `read` and `scan`, which read."""
 
     def __init__(
-        self,
-        folder: Path,
-        root: bytes,
-        *,
-        counters: CacheCounters,
-        check: Check | None = None,
-        queue_bytes: int = QUEUE_BYTES,
+        self, folder: Path, fingerprint: bytes, *, counters: CacheCounters, queue_bytes: int = QUEUE_BYTES
     ) -> None:
-        self.dropped = 0
-        self._home = ModelFolder(folder, root)
+        self._folder = ModelFolder(folder, fingerprint)
         self._counters = counters
-        self._check = check
         self._queue_bytes = queue_bytes
-        # All below is guarded by the lock of _changed.
+        # All below is protected by the lock of _changed.
         self._changed = threading.Condition()
-        self._sizes: dict[Key, int] = {}  # files
-        self._pending: dict[Key, _Write] = {}  # oldest first; stays here until it is a file
-        self._doomed: dict[Key, None] = {}  # files to delete, before anything is written
+        self._sizes: dict[Key, int] = {}  # of files
+        self._pending: dict[Key, _Write] = {}  # oldest first; a write stays here until it is a file
+        self._to_delete: dict[Key, None] = {}  # files that are deleted before anything is written
         self._on_disk = 0
         self._queued = 0
         self._reading = 0
@@ -71,210 +63,204 @@ class DiskTier:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the files, those under way included."""
+        """Bytes of the files, pending writes included."""
         with self._changed:
             return self._on_disk + self._queued
 
     def scan(self) -> Sequence[CacheEntry]:
-        """What is there, least recently used first. Reads headers and ids only; bad files are deleted."""
-        self._home.sweep()
+        """Return the entries on disk, least recently used first, without payloads. Only headers and ids are
+        read; bad files are deleted."""
+        self._folder.remove_leftovers()
         found = []
-        for path in self._home.files():
+        for path in self._folder.list_files():
             try:
-                record, stat = peek(path, self._home.root, check=self._check)
-            except BadFile as bad:
-                self._refuse(path, bad)
+                entry, stat = peek_entry(path, self._folder.fingerprint)
+            except BadFile as error:
+                self._delete_bad_file(path, error)
             except OSError as error:  # gone meanwhile, or not ours to read
                 logger.debug("%s: not read: %s", path, error)
             else:
-                found.append((stat.st_mtime_ns, -record.stop, record, stat.st_size))
-        found.sort(key=lambda entry: entry[:2])  # of equal age, what is longer is given up first
+                found.append((stat.st_mtime_ns, -entry.stop, entry, stat.st_size))
+        found.sort(key=lambda item: item[:2])  # of equal age, the longer one is evicted first
         with self._changed:
-            kept = [(record, size) for _, _, record, size in found if record.key not in self._doomed]
-            self._sizes = {record.key: size for record, size in kept}
+            usable = [(entry, size) for _, _, entry, size in found if entry.key not in self._to_delete]
+            self._sizes = {entry.key: size for entry, size in usable}
             self._on_disk = sum(self._sizes.values())
-            self._count()
-        return [record for record, _ in kept]
+            self._update_counters()
+        return [entry for entry, _ in usable]
 
-    def write(self, record: CacheEntry, blob: SerializedPayload) -> bool:
-        """Hand it to the writer thread; False if it is not taken: disk full or read-only, or queue full."""
-        write = _Write(record, blob, blob.nbytes + 8 * len(record.ids))
+    def write(self, entry: CacheEntry, payload: SerializedPayload) -> bool:
+        """Queue a file for the writer thread. False if it is not accepted: the disk is full or read-only, or
+        the queue is full."""
+        write = _Write(entry, payload, payload.nbytes + 8 * len(entry.ids))
         with self._changed:
-            if record.key in self._pending:
+            if entry.key in self._pending:
                 return True
             if self._closing or time.monotonic() < self._paused_until:
                 return False
             if self._pending and self._queued + write.nbytes > self._queue_bytes:
-                self.dropped += 1
                 return False
-            self._pending[record.key] = write
+            self._pending[entry.key] = write
             self._queued += write.nbytes
-            self._count()
-            self._wake()
+            self._update_counters()
+            self._wake_writer()
         return True
 
-    def stored(self, record: CacheEntry) -> bool:
-        """Whether it is a complete file."""
+    def is_stored(self, entry: CacheEntry) -> bool:
+        """Whether the entry is a complete file, and not a pending write."""
         with self._changed:
-            return record.key in self._sizes and record.key not in self._pending
+            return entry.key in self._sizes and entry.key not in self._pending
 
-    def read(self, record: CacheEntry) -> SerializedPayload | None:
-        """The bytes, checked, also of a write under way; None if the file is gone or bad (then deleted)."""
+    def read(self, entry: CacheEntry) -> SerializedPayload | None:
+        """Return the verified payload, also of a pending write; None if the file is gone or bad (then it is
+        deleted)."""
         with self._changed:
-            if record.key in self._pending:
-                return self._pending[record.key].blob
-            if record.key in self._doomed:
+            if entry.key in self._pending:
+                return self._pending[entry.key].payload
+            if entry.key in self._to_delete:
                 return None
             self._reading += 1
         try:
-            return self._load(record)
+            return self._load(entry)
         finally:
             with self._changed:
                 self._reading -= 1
                 self._changed.notify_all()
 
-    def delete(self, record: CacheEntry) -> None:
-        """Forget it, also if it is being written; nothing happens if it is not there."""
+    def delete(self, entry: CacheEntry) -> None:
+        """Delete a file, or cancel its pending write; nothing happens if there is neither."""
         with self._changed:
-            self._unqueue(record.key)
-            self._forget(record.key)
+            self._cancel_write(entry.key)
+            self._forget_file(entry.key)
             if not self._closing:
-                self._doomed[record.key] = None
-                self._wake()
+                self._to_delete[entry.key] = None
+                self._wake_writer()
                 return
-        self._unlink(record.key)
+        self._delete_file(entry.key)
 
     def close(self) -> None:
-        """Finish the writes under way and stop; a disk that hangs is not waited for forever."""
+        """Finish the pending writes and stop; a disk that hangs is waited for only CLOSE_SECONDS."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
         if self._thread is not None:
             self._thread.join(CLOSE_SECONDS)
             if self._thread.is_alive():
-                logger.warning("%s: the disk is too slow; not all prefixes were saved", self._home.path)
+                logger.warning("%s: the disk is too slow; not all prefixes were saved", self._folder.path)
 
-    def _load(self, record: CacheEntry) -> SerializedPayload | None:
-        path = self._home.file(record.key)
+    def _load(self, entry: CacheEntry) -> SerializedPayload | None:
+        path = self._folder.locate_file(entry.key)
         try:
-            found, blob = load(path, self._home.root, check=self._check)
-            if not _same(found, record):
-                raise BadFile("it holds another record than was asked for")
-        except BadFile as bad:
-            self._refuse(path, bad)
+            found, payload = load_entry(path, self._folder.fingerprint)
+            if not _is_same(found, entry):
+                raise BadFile("it holds another entry than expected")
+        except BadFile as error:
+            self._delete_bad_file(path, error)
         except OSError as error:
             logger.debug("%s: not read: %s", path, error)
         else:
             self._counters.read += 1
-            with suppress(OSError):  # the order of use is a help, not a need
+            with suppress(OSError):  # a wrong order of use does no harm
                 now = time.time_ns()
                 os.utime(path, ns=(now, now))
-            return blob
+            return payload
         with self._changed:
-            self._forget(record.key)
+            self._forget_file(entry.key)
         return None
 
-    def _refuse(self, path: Path, bad: BadFile) -> None:
-        logger.info("%s: deleted and computed again when needed: %s", path, bad)
+    def _delete_bad_file(self, path: Path, error: BadFile) -> None:
+        logger.info("%s: deleted, and computed again when needed: %s", path, error)
         self._counters.refused += 1
         with suppress(OSError):
             path.unlink()
 
-    # Under the lock.
+    # The caller of these methods holds the lock.
 
-    def _forget(self, key: Key) -> None:
+    def _forget_file(self, key: Key) -> None:
         self._on_disk -= self._sizes.pop(key, 0)
-        self._count()
+        self._update_counters()
 
-    def _unqueue(self, key: Key) -> None:
+    def _cancel_write(self, key: Key) -> None:
         write = self._pending.pop(key, None)
         if write is not None:
             self._queued -= write.nbytes
-            self._count()
+            self._update_counters()
 
-    def _count(self) -> None:
+    def _update_counters(self) -> None:
         self._counters.disk_bytes = self._on_disk + self._queued
 
-    def _wake(self) -> None:
+    def _wake_writer(self) -> None:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="mlxrun-cache-writer", daemon=True)
+            self._thread = threading.Thread(target=self._run_writer, name="mlxrun-cache-writer", daemon=True)
             self._thread.start()
         self._changed.notify_all()
 
-    def _has_work(self) -> bool:
-        return self._closing or (not self._reading and bool(self._doomed or self._pending))
+    def _has_task(self) -> bool:
+        return self._closing or (not self._reading and bool(self._to_delete or self._pending))
 
-    # The writer thread.
+    # These methods run in the writer thread.
 
-    def _work(self) -> None:
-        while (task := self._next()) is not None:
+    def _run_writer(self) -> None:
+        while (task := self._wait_for_task()) is not None:
             if isinstance(task, _Write):
-                self._save(task)
+                self._write_file(task)
             else:
-                self._unlink(task)
+                self._delete_file(task)
                 with self._changed:
-                    self._doomed.pop(task, None)
+                    self._to_delete.pop(task, None)
 
-    def _next(self) -> _Write | Key | None:
+    def _wait_for_task(self) -> _Write | Key | None:
         with self._changed:
-            self._changed.wait_for(self._has_work)
-            if self._doomed:
-                return next(iter(self._doomed))
+            self._changed.wait_for(self._has_task)
+            if self._to_delete:
+                return next(iter(self._to_delete))
             return next(iter(self._pending.values()), None)
 
-    def _unlink(self, key: Key) -> None:
+    def _delete_file(self, key: Key) -> None:
         try:
-            self._home.file(key).unlink(missing_ok=True)
+            self._folder.locate_file(key).unlink(missing_ok=True)
         except OSError as error:
-            logger.debug("%s: not deleted: %s", self._home.file(key), error)
+            logger.debug("%s: not deleted: %s", self._folder.locate_file(key), error)
 
-    def _save(self, write: _Write) -> None:
-        key = write.record.key
+    def _write_file(self, write: _Write) -> None:
+        key, size = write.entry.key, None
         try:
-            size = self._home.put(key, dump(write.record, write.blob, self._home.root))
-        except (FileNotFoundError, IsADirectoryError, ValueError) as error:  # cleared meanwhile, or odd
-            logger.debug("%s: not saved: %s", self._home.file(key), error)
-            with self._changed:
-                self.dropped += 1
-                self._drop(write)
-            return
+            chunks = encode_entry(write.entry, write.payload, self._folder.fingerprint)
+            size = self._folder.write_file(key, chunks)
+        except (FileNotFoundError, IsADirectoryError, ValueError) as error:  # the folder was cleared, or odd data
+            logger.debug("%s: not saved: %s", self._folder.locate_file(key), error)
         except OSError as error:
             self._pause(error)
             return
         with self._changed:
-            if self._drop(write):  # otherwise it was deleted meanwhile, and the file is doomed
-                self._forget(key)
+            if self._pending.get(key) is not write:  # it was deleted meanwhile, and its file will be
+                return
+            self._cancel_write(key)
+            if size is not None:
+                self._forget_file(key)
                 self._sizes[key] = size
                 self._on_disk += size
                 self._counters.written += 1
-                self._count()
-
-    def _drop(self, write: _Write) -> bool:
-        """Take it out of the queue, under the lock; False if it is no longer there."""
-        if self._pending.get(write.record.key) is not write:
-            return False
-        self._unqueue(write.record.key)
-        return True
+                self._update_counters()
 
     def _pause(self, error: OSError) -> None:
-        """The disk takes no more: give up what waits, and try again later."""
+        """Drop the pending writes of a disk that accepts no more, and try again later."""
         with self._changed:
-            self.dropped += len(self._pending)
             self._pending.clear()
             self._queued = 0
-            self._count()
+            self._update_counters()
             self._paused_until = time.monotonic() + RETRY_SECONDS
             first, self._warned = not self._warned, True
         if first:
             logger.warning(
-                "%s: prefixes cannot be saved: %s; requests go on, what is there is used, and saving is "
-                "tried again every %d s",
-                self._home.path,
+                "%s: prefixes cannot be saved: %s; requests go on, saved prefixes are still used, and saving "
+                "is tried again every %d s",
+                self._folder.path,
                 error.strerror or error,
                 RETRY_SECONDS,
             )
 
 
-def _same(found: CacheEntry, wanted: CacheEntry) -> bool:
-    facts = ("key", "parent", "part", "start", "stop", "ids")
-    return all(getattr(found, fact) == getattr(wanted, fact) for fact in facts)
+def _is_same(found: CacheEntry, wanted: CacheEntry) -> bool:
+    fields = ("key", "parent", "kind", "start", "stop", "ids")
+    return all(getattr(found, field) == getattr(wanted, field) for field in fields)

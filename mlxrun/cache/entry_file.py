@@ -1,11 +1,11 @@
-"""One record as one file, and back: safetensors, which other tools can read, with a digest over every byte.
+"""One entry as one file: safetensors, which other tools can read, with a digest over every byte.
 
     8 bytes  length of the header, little endian
-    header   JSON: "__metadata__", whose first entry is "digest"; then the table of tensors
-    data     the record's ids (int64), then the payload's tensors in the order of the table
+    header   JSON: "__metadata__", whose first item is "digest"; then the table of tensors
+    data     the entry's ids (int64), then the payload's tensors in the order of the table
 
-Written here and not by the safetensors package: its functions take raw pointers, differ between versions and
-copy everything. A reader believes nothing: what is torn, changed, of another model or version is a BadFile.
+The safetensors package is not used: its functions take raw pointers, differ between versions and copy all data.
+A reader trusts nothing: a torn or changed file, or one of another model or version, raises BadFile.
 """
 
 from __future__ import annotations
@@ -16,100 +16,87 @@ import json
 import math
 import os
 from array import array
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
-from mlxrun.cache.entry import CacheEntry, SerializedPayload, SerializedTensor
+from mlxrun.cache.content_keys import compute_entry_key
+from mlxrun.cache.entry import CacheEntry
+from mlxrun.scheduler.payload import SerializedPayload, SerializedTensor
 from mlxrun.scheduler.step_plan import SnapshotKind
 
 FORMAT = "1"
 HEADER_LIMIT = 4 << 20
-PEEK_BYTES = 1 << 15  # most headers with their ids, at once
+PEEK_BYTES = 1 << 15  # holds most headers with their ids, so that one read is enough
 IDS = "ids"
-PAYLOAD = "payload."  # before the names of the codec's tensors, so that none is called "ids"
-CODEC = "codec."  # the same for its meta
-FACTS = {"digest", "format", "root", "key", "parent", "part", "start", "stop", "boundary", "tokens"}
+PAYLOAD = "payload."  # prefix of the codec's tensor names, so that none is called "ids"
+CODEC = "codec."  # prefix of the codec's metadata
 ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1}
 ITEM_BYTES |= {"U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1}
 
 NO_IDS = "it has no token ids"
 WRONG_SIZE = "it is shorter or longer than its header says"
 
-_BEFORE = b'{"__metadata__":{"digest":"'
-_DIGEST = slice(8 + len(_BEFORE), 8 + len(_BEFORE) + 64)  # in the file
+_HEADER_START = b'{"__metadata__":{"digest":"'
+_DIGEST = slice(8 + len(_HEADER_START), 8 + len(_HEADER_START) + 64)  # its position in the file
 _NO_DIGEST = b"0" * 64
-
-Check = Callable[[CacheEntry], bool]
 
 
 class BadFile(Exception):
-    """This file cannot be used; the text says why."""
+    """The file cannot be used; the message says why."""
 
 
-def dump(record: CacheEntry, blob: SerializedPayload, root: bytes) -> list[bytes]:
-    """The file in pieces: header, then each tensor, which is not copied. ValueError for what cannot be read
-    back."""
-    ids = record.ids.tobytes()
-    tensors = {IDS: SerializedTensor("I64", (len(record.ids),), ids)}
-    tensors |= {PAYLOAD + name: tensor for name, tensor in blob.tensors.items()}
-    facts = {
-        "digest": _NO_DIGEST.decode(),
-        "format": FORMAT,
-        "root": root.hex(),
-        "key": record.key.hex(),
-        "parent": record.parent.hex(),
-        "part": record.part.value,
-        "start": str(record.start),
-        "stop": str(record.stop),
-        "boundary": "yes" if record.boundary else "no",
-        "tokens": _token_digest(ids),
-    }
-    facts |= {CODEC + name: value for name, value in blob.meta.items()}
-    head = _encode(facts, tensors)
+def encode_entry(entry: CacheEntry, payload: SerializedPayload, fingerprint: bytes) -> list[bytes]:
+    """Return the file as its header and the data of each tensor, which is not copied. ValueError if the file
+    could not be read back."""
+    tensors = {IDS: SerializedTensor("I64", (len(entry.ids),), entry.ids.tobytes())}
+    tensors |= {PAYLOAD + name: tensor for name, tensor in payload.tensors.items()}
+    fields = {"digest": _NO_DIGEST.decode(), **_describe_entry(entry, fingerprint)}
+    fields |= {CODEC + name: value for name, value in payload.meta.items()}
+    header = _encode_header(fields, tensors)
     data = [tensor.data for tensor in tensors.values()]
-    digest = _file_digest(head, data)
-    return [head[: _DIGEST.start] + digest + head[_DIGEST.stop :], *data]
+    digest = _hash_file(header, data)
+    return [header[: _DIGEST.start] + digest + header[_DIGEST.stop :], *data]
 
 
-def load(
-    source: Path | bytes, root: bytes, *, check: Check | None = None
-) -> tuple[CacheEntry, SerializedPayload]:
-    """Everything, checked to the last byte. The record has no payload. BadFile, or OSError from the disk."""
+def load_entry(source: Path | bytes, fingerprint: bytes) -> tuple[CacheEntry, SerializedPayload]:
+    """Return the entry, which has no payload, and its serialized payload. Every byte is verified: BadFile, or
+    OSError from the disk."""
     with source.open("rb") if isinstance(source, Path) else io.BytesIO(source) as file:
         size = os.fstat(file.fileno()).st_size if isinstance(source, Path) else len(source)
-        head = _read_head(file)
-        table = _table(head, size)
-        data = [_exactly(file, row.nbytes) for row in table]
-    if _file_digest(head.raw, data) != head.raw[_DIGEST]:
-        _bad("its checksum does not fit: it was changed or damaged")
-    record = _record(head.facts, data[0], root, source.stem if isinstance(source, Path) else None, check)
+        header = _read_header(file)
+        table = _read_table(headerer, size)
+        data = [_read_exactly(file, info.nbytes) for info in table]
+    if _hash_file(header.raw, data) != header.raw[_DIGEST]:
+        _fail("its checksum is wrong: it was changed or damaged")
+    name = source.stem if isinstance(source, Path) else None
+    entry = _decode_entry(header.fields, data[0], fingerprint, name)
     tensors = {
-        row.name.removeprefix(PAYLOAD): SerializedTensor(row.dtype, row.shape, bytes_)
-        for row, bytes_ in zip(table[1:], data[1:], strict=True)
+        info.name.removeprefix(PAYLOAD): SerializedTensor(info.dtype, info.shape, bytes_)
+        for info, bytes_ in zip(table[1:], data[1:], strict=True)
     }
-    meta = {name.removeprefix(CODEC): text for name, text in head.facts.items() if name.startswith(CODEC)}
-    return record, SerializedPayload(tensors, meta)
+    meta = {name.removeprefix(CODEC): text for name, text in header.fields.items() if name.startswith(CODEC)}
+    return entry, SerializedPayload(tensors, meta)
 
 
-def peek(path: Path, root: bytes, *, check: Check | None = None) -> tuple[CacheEntry, os.stat_result]:
-    """The record, from the header and the ids alone: the payload is not read, so neither it nor its table is
-    checked, but that the file is as long as it should be."""
+def peek_entry(path: Path, fingerprint: bytes) -> tuple[CacheEntry, os.stat_result]:
+    """Return the entry by its header and its ids. The payload is not read: neither it nor its table is
+    verified, except that the file has the right length."""
     with path.open("rb", buffering=PEEK_BYTES) as file:
         stat = os.fstat(file.fileno())
-        head = _read_head(file)
-        name, entry = next(reversed(head.tensors.items()))
-        first, end = _ids_row(head), _row(name, entry).end
-        if stat.st_size != len(head.raw) + end or first.end > end:
-            _bad(WRONG_SIZE)
-        ids = _exactly(file, first.nbytes)
-    return _record(head.facts, ids, root, path.stem, check), stat
+        header = _read_header(file)
+        name, description = next(reversed(header.tensors.items()))
+        ids_info, end = _parse_ids_info(header), _parse_tensor_info(name, description).end
+        if stat.st_size != len(header.raw) + end or ids_info.end > end:
+            _fail(WRONG_SIZE)
+        ids = _read_exactly(file, ids_info.nbytes)
+    return _decode_entry(header.fields, ids, fingerprint, path.stem), stat
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
-    """One line of the table of tensors."""
+class _TensorInfo:
+    """One row of the table of tensors; `start` and `end` are offsets in the data."""
 
     name: str
     dtype: str
@@ -123,161 +110,155 @@ class _Row:
 
 
 @dataclass(frozen=True, slots=True)
-class _Head:
-    """The part of a file before its data; `raw` begins with the length."""
+class _Header:
+    """What a file has before its data; `raw` begins with the length."""
 
     raw: bytes
-    facts: Mapping[str, str]
-    tensors: dict[str, Any]  # by name, as the header says it; at least one
+    fields: Mapping[str, str]
+    tensors: dict[str, Any]  # by name, as parsed from JSON; at least one
 
 
-def _encode(facts: Mapping[str, str], tensors: Mapping[str, SerializedTensor]) -> bytes:
-    header: dict[str, Any] = {"__metadata__": facts}
+def _encode_header(fields: Mapping[str, str], tensors: Mapping[str, SerializedTensor]) -> bytes:
+    header: dict[str, Any] = {"__metadata__": fields}
     end = 0
     for name, tensor in tensors.items():
         start, end = end, end + len(tensor.data)
-        if len(tensor.data) != _tensor_bytes(tensor.dtype, tensor.shape):
-            raise ValueError(f"{name}: {len(tensor.data)} bytes are no {tensor.dtype} {tensor.shape}")
+        if len(tensor.data) != _count_bytes(tensor.dtype, tensor.shape):
+            raise ValueError(f"{name}: {len(tensor.data)} bytes are not {tensor.dtype} of shape {tensor.shape}")
         header[name] = {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode("ascii")
-    text += b" " * (-len(text) % 8)  # as safetensors does: the data is aligned
+    text += b" " * (-len(text) % 8)  # aligns the data, as safetensors does
     if len(text) > HEADER_LIMIT:
-        raise ValueError(f"a header of {len(text)} bytes: at most {HEADER_LIMIT}")
+        raise ValueError(f"a header of {len(text)} bytes is longer than {HEADER_LIMIT}")
     return len(text).to_bytes(8, "little") + text
 
 
-def _read_head(file: IO[bytes]) -> _Head:
-    length = _exactly(file, 8)
+def _read_header(file: IO[bytes]) -> _Header:
+    length = _read_exactly(file, 8)
     count = int.from_bytes(length, "little")
-    if not len(_BEFORE) < count <= HEADER_LIMIT:
-        _bad(f"a header of {count} bytes cannot be")
-    text = _exactly(file, count)
-    if not text.startswith(_BEFORE):
-        _bad("its header is not one of mlxrun")
+    if not len(_HEADER_START) < count <= HEADER_LIMIT:
+        _fail(f"its header cannot have {count} bytes")
+    text = _read_exactly(file, count)
+    if not text.startswith(_HEADER_START):
+        _fail("its header was not written by mlxrun")
     try:
-        header = json.loads(text)
+        tensors = json.loads(text)
     except (ValueError, RecursionError):
-        _bad("its header is not JSON")
-    facts = header.pop("__metadata__")
-    if not isinstance(facts, dict) or not all(isinstance(value, str) for value in facts.values()):
-        _bad("its header has metadata that are no strings")
-    if not header:
-        _bad(NO_IDS)
-    return _Head(length + text, facts, header)
+        _fail("its header is not JSON")
+    fields = tensors.pop("__metadata__")
+    if not isinstance(fields, dict) or not all(isinstance(value, str) for value in fields.values()):
+        _fail("its header has metadata that are not strings")
+    if not tensors:
+        _fail(NO_IDS)
+    return _Header(length + text, fields, tensors)
 
 
-def _table(head: _Head, size: int) -> list[_Row]:
-    """The tensors, which follow each other without gaps and fill the file, the ids first."""
-    rows = [_ids_row(head)]
-    for name, entry in list(head.tensors.items())[1:]:
-        row = _row(name, entry)
-        if not name.startswith(PAYLOAD) or row.start != rows[-1].end:
-            _bad(f"tensor {name} is not where it should be")
-        rows.append(row)
-    if size != len(head.raw) + rows[-1].end:
-        _bad(WRONG_SIZE)
-    return rows
+def _read_table(header: _Header, size: int) -> list[_TensorInfo]:
+    """Return the tensors, the ids first; they follow each other without gaps and fill the file."""
+    table = [_parse_ids_info(header)]
+    for name, description in list(header.tensors.items())[1:]:
+        info = _parse_tensor_info(name, description)
+        if not name.startswith(PAYLOAD) or info.start != table[-1].end:
+            _fail(f"tensor {name} is not where it should be")
+        table.append(info)
+    if size != len(header.raw) + table[-1].end:
+        _fail(WRONG_SIZE)
+    return table
 
 
-def _ids_row(head: _Head) -> _Row:
-    row = _row(*next(iter(head.tensors.items())))
-    if (row.name, row.dtype, len(row.shape), row.start) != (IDS, "I64", 1, 0):
-        _bad(NO_IDS)
-    return row
+def _parse_ids_info(header: _Header) -> _TensorInfo:
+    info = _parse_tensor_info(*next(iter(header.tensors.items())))
+    if (info.name, info.dtype, len(info.shape), info.start) != (IDS, "I64", 1, 0):
+        _fail(NO_IDS)
+    return info
 
 
-def _row(name: str, entry: Any) -> _Row:
-    if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
-        _bad(f"the header's entry of tensor {name} is incomplete")
-    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+def _parse_tensor_info(name: str, description: Any) -> _TensorInfo:
+    if not isinstance(description, dict) or set(description) != {"dtype", "shape", "data_offsets"}:
+        _fail(f"the header's description of tensor {name} is incomplete")
+    dtype, shape, offsets = description["dtype"], description["shape"], description["data_offsets"]
     if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
-        _bad(f"tensor {name} has an unknown type")
-    if not _is_counts(shape) or not _is_counts(offsets) or len(offsets) != 2:
-        _bad(f"tensor {name} has no proper shape or place")
-    row = _Row(name, dtype, tuple(shape), *offsets)
-    if row.nbytes != _tensor_bytes(dtype, shape):
-        _bad(f"tensor {name} is not as long as its type and shape say")
-    return row
+        _fail(f"tensor {name} has an unknown type")
+    if not _are_counts(shape) or not _are_counts(offsets) or len(offsets) != 2:
+        _fail(f"tensor {name} has an invalid shape or position")
+    info = _TensorInfo(name, dtype, tuple(shape), *offsets)
+    if info.nbytes != _count_bytes(dtype, shape):
+        _fail(f"tensor {name} has another length than its type and shape say")
+    return info
 
 
-def _is_counts(value: Any) -> bool:
+def _are_counts(value: Any) -> bool:
     return isinstance(value, list) and all(type(item) is int and item >= 0 for item in value)
 
 
-def _tensor_bytes(dtype: str, shape: Iterable[int]) -> int:
+def _count_bytes(dtype: str, shape: Iterable[int]) -> int:
     if dtype not in ITEM_BYTES:
-        raise ValueError(f"no type {dtype} in these files")
+        raise ValueError(f"the type {dtype} cannot be written to these files")
     return math.prod(shape) * ITEM_BYTES[dtype]
 
 
-def _record(
-    facts: Mapping[str, str], data: bytes, root: bytes, name: str | None, check: Check | None
-) -> CacheEntry:
-    """The record that the header speaks of, if all it says agrees."""
-    if facts.get("format") != FORMAT:
-        _bad(f"its format is {facts.get('format')!r}; this version reads {FORMAT!r}")
-    if {fact for fact in facts if not fact.startswith(CODEC)} != FACTS:
-        _bad("its header lacks something, or has too much")
-    if facts["root"] != root.hex():
-        _bad("it belongs to another model")
-    if name is not None and facts["key"] != name:
-        _bad("its name is not its key: it was renamed or swapped")
-    if facts["boundary"] not in ("yes", "no"):
-        _bad("its header says neither yes nor no to boundary")
-    if facts["tokens"] != _token_digest(data):
-        _bad("its token ids are not those that its header names")
+def _describe_entry(entry: CacheEntry, fingerprint: bytes) -> dict[str, str]:
+    """Return the header's fields about an entry."""
+    return {
+        "format": FORMAT,
+        "root": fingerprint.hex(),
+        "key": entry.key.hex(),
+        "parent": entry.parent.hex(),
+        "part": entry.kind.value,
+        "start": str(entry.start),
+        "stop": str(entry.stop),
+        "boundary": "yes" if entry.boundary else "no",
+        "tokens": hashlib.blake2b(entry.ids.tobytes(), digest_size=16).hexdigest(),
+    }
+
+
+def _decode_entry(fields: Mapping[str, str], ids: bytes, fingerprint: bytes, name: str | None) -> CacheEntry:
+    """Return the entry that the header describes, if every field agrees with the content."""
+    if fields.get("format") != FORMAT:
+        _fail(f"its format is {fields.get('format')!r}; this version reads {FORMAT!r}")
+    if fields.get("root") != fingerprint.hex():
+        _fail("it belongs to another model")
     try:
-        record = CacheEntry(
-            key=_unhex(facts["key"]),
-            parent=_unhex(facts["parent"]),
-            part=SnapshotKind(facts["part"]),
-            start=_number(facts["start"]),
-            stop=_number(facts["stop"]),
-            ids=array("q", data),
-            boundary=facts["boundary"] == "yes",
+        entry = CacheEntry(
+            key=bytes.fromhex(fields["key"]),
+            parent=bytes.fromhex(fields["parent"]),
+            kind=SnapshotKind(fields["part"]),
+            start=int(fields["start"]),
+            stop=int(fields["stop"]),
+            ids=array("q", ids),
+            boundary=fields.get("boundary") == "yes",
             on_disk=True,
         )
-    except ValueError as error:
-        _bad(f"its header is wrong: {error}")
-    if not record.start < record.stop or record.stop - record.start != len(record.ids):
-        _bad(f"{len(record.ids)} token ids are not those of {record.start} to {record.stop}")
-    if check is not None and not check(record):
-        _bad("its key is not that of its content")
-    return record
+    except (KeyError, ValueError) as error:
+        _fail(f"its header is incomplete or wrong: {error}")
+    expected = _describe_entry(entry, fingerprint)
+    given = {field: text for field, text in fields.items() if field != "digest" and not field.startswith(CODEC)}
+    for field in sorted(expected.keys() | given.keys()):
+        if given.get(field) != expected.get(field):
+            _fail(f"its header says {field} {given.get(field)!r}, but it is {expected.get(field)!r}")
+    if name is not None and fields["key"] != name:
+        _fail("its name is not its key: it was renamed or swapped")
+    if not 0 <= entry.start < entry.stop or entry.stop - entry.start != len(entry.ids):
+        _fail(f"it has {len(entry.ids)} token ids for positions {entry.start} to {entry.stop}")
+    if entry.key != compute_entry_key(entry):
+        _fail("its key is not that of its content")
+    return entry
 
 
-def _unhex(text: str) -> bytes:
-    found = bytes.fromhex(text)
-    if found.hex() != text:
-        raise ValueError(f"{text!r} is not written as mlxrun does")
-    return found
+def _hash_file(header: bytes, data: Iterable[bytes]) -> bytes:
+    """Hash the whole file, with zeros in place of the digest itself."""
+    state = hashlib.blake2b(header[: _DIGEST.start] + _NO_DIGEST + header[_DIGEST.stop :], digest_size=32)
+    for tensor in data:
+        state.update(tensor)
+    return state.hexdigest().encode("ascii")
 
 
-def _number(text: str) -> int:
-    found = int(text)
-    if str(found) != text or found < 0:
-        raise ValueError(f"{text!r} is not written as mlxrun does")
-    return found
+def _read_exactly(file: IO[bytes], count: int) -> bytes:
+    data = file.read(count)
+    if len(data) != count:
+        _fail("it ends too early")
+    return data
 
 
-def _token_digest(ids: bytes) -> str:
-    return hashlib.blake2b(ids, digest_size=16).hexdigest()
-
-
-def _file_digest(head: bytes, data: Iterable[bytes]) -> bytes:
-    """Of the whole file, zeros where the digest itself is."""
-    found = hashlib.blake2b(head[: _DIGEST.start] + _NO_DIGEST + head[_DIGEST.stop :], digest_size=32)
-    for piece in data:
-        found.update(piece)
-    return found.hexdigest().encode("ascii")
-
-
-def _exactly(file: IO[bytes], count: int) -> bytes:
-    found = file.read(count)
-    if len(found) != count:
-        _bad("it ends too early")
-    return found
-
-
-def _bad(reason: str) -> NoReturn:
+def _fail(reason: str) -> NoReturn:
     raise BadFile(reason)

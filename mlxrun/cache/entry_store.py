@@ -1,320 +1,321 @@
-"""The records' payloads: in memory within a budget, and on disk, if there is one, within another.
+"""The payloads of the entries: in memory within a budget, and on disk, if there is a disk tier, within another.
 
-A record is in the index as long as it is in some tier. What it rests on is evicted after it, so nothing is
-kept that cannot be reached; what is removed for another reason takes with it all that rested on it.
+An entry is in the index as long as it is in one of the tiers. What it depends on is evicted after it, so that
+every entry can be reached; an entry that is removed for another reason takes with it all that depends on it.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from mlxrun.cache.content_keys import record_key
-from mlxrun.cache.entry import CacheCounters, CacheEntry, DiskTierInterface, PayloadCodec, SerializedPayload
+from mlxrun.cache.disk_tier import DiskTier
+from mlxrun.cache.entry import CacheCounters, CacheEntry, PayloadCodec
 from mlxrun.cache.eviction import EvictionOrder
 from mlxrun.cache.radix_index import RadixIndex
+from mlxrun.scheduler.payload import SerializedPayload
 from mlxrun.scheduler.step_plan import SnapshotKind
 
-# In a model with states, ticks by which what prompts need outlasts what only ended an answer.
-OUTLAST = 1024
+# In a model with states: ticks by which the states of prompts outlast those of the ends of answers.
+PROMPT_BONUS = 1024
 
 
 class EntryStore:
-    """The two tiers. `memory_bytes` and `disk_bytes`: the most that each may hold. What files read, write and
-    refuse they count themselves."""
+    """The two tiers. `memory_bytes` and `disk_bytes`: the most that each may hold. The disk tier itself counts
+    the files that it reads, writes and refuses."""
 
     def __init__(
         self,
         index: RadixIndex,
         codec: PayloadCodec,
-        files: DiskTierInterface | None,
+        disk_tier: DiskTier | None,
         memory_bytes: int,
         disk_bytes: int,
-        counters: CacheCounters | None = None,
+        counters: CacheCounters,
     ) -> None:
         self.index = index
-        self.counters = counters or CacheCounters()
+        self.counters = counters
         self.nbytes = 0  # in memory
         self._codec = codec
-        self._files = files
+        self._disk_tier = disk_tier
         self._memory_bytes = memory_bytes
         self._disk_bytes = disk_bytes
-        self._memory = EvictionOrder()
-        self._disk = EvictionOrder()
-        self._retired: list[
-            tuple[CacheEntry, CacheEntry]
-        ] = []  # parts whose files are there until the whole's are
+        self._memory_order = EvictionOrder()
+        self._disk_order = EvictionOrder()
+        # Entries with files, and the longer entries that contain them but have no file yet.
+        self._retired: list[tuple[CacheEntry, CacheEntry]] = []
         self._clock = 0
-        if files is not None:
-            self._scan(files)
+        if disk_tier is not None:
+            self._load_index(disk_tier)
 
-    def is_safe(self, record: CacheEntry) -> bool:
-        """Whether it would outlive the process, or nothing would."""
-        return self._files is None or not record.on_disk or self._files.stored(record)
+    def is_durable(self, entry: CacheEntry) -> bool:
+        """Whether the entry would outlive the process; True if none would."""
+        return self._disk_tier is None or not entry.on_disk or self._disk_tier.is_stored(entry)
 
-    # -- in ---------------------------------------------------------------------------------------------
+    # -- insertion --------------------------------------------------------------------------------------
 
-    def put(self, draft: CacheEntry, payload: Any) -> CacheEntry | None:
-        """Keep a payload; the record that holds it now, which may be a longer one, or None if none does."""
-        inside, draft.inside = draft.inside, None
-        kept = self._put(draft, payload)
-        if kept is not None and inside is not None and self.index.cover(inside) is not None:
-            self.index.mark(inside)
-        return kept
+    def insert(self, draft: CacheEntry, payload: Any) -> CacheEntry | None:
+        """Store a payload. Return the entry that holds it, which may be a longer one; None if there is none."""
+        prompt_end, draft.prompt_end = draft.prompt_end, None
+        entry = self._insert(draft, payload)
+        if entry is not None and prompt_end is not None and self.index.find_cover(prompt_end) is not None:
+            self.index.mark_end(prompt_end)
+        return entry
 
-    def _put(self, draft: CacheEntry, payload: Any) -> CacheEntry | None:
-        known = self.index.records.get(draft.key)
-        if known is None and self.index.reachable(draft):
-            known = self.index.cover(draft) if draft.part is SnapshotKind.DELTA else None
+    def _insert(self, draft: CacheEntry, payload: Any) -> CacheEntry | None:
+        known = self.index.entries.get(draft.key)
+        if known is None and self.index.is_reachable(draft):
+            known = self.index.find_cover(draft) if draft.kind is SnapshotKind.DELTA else None
             if known is None:
-                return self._enter(draft, payload)
-            self.index.mark(draft)
+                return self._insert_new(draft, payload)
+            self.index.mark_end(draft)
         if known is None:
             return None
-        self.touch([known], draft.prompt)
+        self.touch([known], draft.from_prompt)
         if known.key == draft.key:
             known.boundary |= draft.boundary
             if known.payload is None:
-                self._hold(known, payload)
+                self._add_to_memory(known, payload)
         if draft.durable:
             self._write(known)
-        self.enforce()
-        return self._if_kept(known)
+        self.enforce_budgets()
+        return known if self._is_present(known) else None
 
-    def _enter(self, record: CacheEntry, payload: Any) -> CacheEntry | None:
+    def _insert_new(self, entry: CacheEntry, payload: Any) -> CacheEntry | None:
         nbytes = self._codec.nbytes(payload)
-        if nbytes > self._memory_bytes and not (record.durable and self._files is not None):
+        if nbytes > self._memory_bytes and not (entry.durable and self._disk_tier is not None):
             return None
-        parts = self.index.add(record)
-        self.touch([record], record.prompt)
-        record.payload, record.nbytes = payload, nbytes
-        self._account(record, 1)
-        # A part is only deleted from disk once the whole is on it.
-        if record.durable or any(part.on_disk for part in parts):
-            self._write(record)
-        for part in parts:
-            record.tick = max(record.tick, part.tick)
-            self._retire(part, record)
-            self.forget(part)
+        contained = self.index.add(entry)
+        self.touch([entry], entry.from_prompt)
+        entry.payload, entry.nbytes = payload, nbytes
+        self._count_payload(entry, 1)
+        # A contained entry is deleted from disk only once this one is there.
+        if entry.durable or any(shorter.on_disk for shorter in contained):
+            self._write(entry)
+        for shorter in contained:
+            entry.last_used = max(entry.last_used, shorter.last_used)
+            self._retire(shorter, entry)
+            self.remove(shorter)
         if nbytes > self._memory_bytes:
-            self._drop(record)
-        self.enforce()
-        return self._if_kept(record)
+            self._evict_from_memory(entry)
+        self.enforce_budgets()
+        return entry if self._is_present(entry) else None
 
-    def thin(self, kept: CacheEntry, draft: CacheEntry) -> None:
-        """Forget the states that `draft` made superfluous, if `kept`, which holds it, would outlive them."""
-        gone, draft.thinned = draft.thinned, ()
-        if self.is_safe(kept):
-            for state in gone:
-                if not state.pins and self._if_kept(state) is not None:
-                    self.forget(state)
+    def remove_obsolete_states(self, entry: CacheEntry, draft: CacheEntry) -> None:
+        """Remove the states that `draft` made obsolete, if `entry`, which holds it, would outlive them."""
+        obsolete, draft.obsolete_states = draft.obsolete_states, ()
+        if self.is_durable(entry):
+            for state in obsolete:
+                if not state.pins and self._is_present(state):
+                    self.remove(state)
 
-    def _if_kept(self, record: CacheEntry) -> CacheEntry | None:
-        return record if self.index.records.get(record.key) is record else None
+    def _is_present(self, entry: CacheEntry) -> bool:
+        return self.index.entries.get(entry.key) is entry
 
-    def touch(self, records: list[CacheEntry], prompt: bool) -> None:
-        """They were used now, and with them all that they rest on."""
+    def touch(self, entries: list[CacheEntry], prompt: bool) -> None:
+        """Mark entries, and all that they depend on, as used now."""
         self._clock += 1
-        tick = self._clock + (OUTLAST if prompt and self.index.states else 0)
-        for record in records:
-            record.tick = max(record.tick, tick)
-            for above in self.index.ancestors(record):
-                if above.tick >= tick:  # then so are those above it
+        tick = self._clock + (PROMPT_BONUS if prompt and self.index.has_states else 0)
+        for entry in entries:
+            entry.last_used = max(entry.last_used, tick)
+            for above in self.index.iterate_ancestors(entry):
+                if above.last_used >= tick:  # then so have those above it
                     break
-                above.tick = tick
+                above.last_used = tick
 
-    # -- out ----------------------------------------------------------------------------------------------
+    # -- lookup -----------------------------------------------------------------------------------------
 
-    def load(self, record: CacheEntry) -> Any:
-        """A payload that can be restored, from memory or disk; None if it cannot, and the record is gone."""
-        payload, read = record.payload, record.payload is None
-        if read:
-            blob = self._files.read(record) if self._files is not None else None
-            if blob is None:  # files count what they could not read
-                self.forget(record)
+    def load(self, entry: CacheEntry) -> Any:
+        """Return a payload that can be restored, from memory or disk. None if there is none; the entry is then
+        removed."""
+        payload, from_disk = entry.payload, entry.payload is None
+        if from_disk:
+            serialized = self._disk_tier.read(entry) if self._disk_tier is not None else None
+            if serialized is None:  # the disk tier has counted what it could not read
+                self.remove(entry)
                 return None
-            payload = self._decode(blob)
-        tokens = record.stop - record.start if record.part is SnapshotKind.DELTA else 0
-        if payload is None or not self._codec.usable(payload, tokens):
-            self.refuse(record)
+            payload = self._decode(serialized)
+        tokens = entry.stop - entry.start if entry.kind is SnapshotKind.DELTA else 0
+        if payload is None or not self._codec.is_usable(payload, tokens):
+            self.reject(entry)
             return None
-        if read:
-            self._hold(record, payload)
+        if from_disk:
+            self._add_to_memory(entry, payload)
         return payload
 
-    def _decode(self, blob: SerializedPayload) -> Any:
+    def _decode(self, serialized: SerializedPayload) -> Any:
         try:
-            return self._codec.decode(blob)
+            return self._codec.decode(serialized)
         except ValueError:
             return None
 
-    def _hold(self, record: CacheEntry, payload: Any) -> None:
-        """Keep in memory what was only on disk, if others can make room for it."""
+    def _add_to_memory(self, entry: CacheEntry, payload: Any) -> None:
+        """Store the payload of an entry that was only on disk, if others can be evicted for it."""
         nbytes = self._codec.nbytes(payload)
         if nbytes > self._memory_bytes:
             return
-        record.payload, record.nbytes = payload, nbytes
-        self._account(record, 1)
+        entry.payload, entry.nbytes = payload, nbytes
+        self._count_payload(entry, 1)
         self.shrink(self._memory_bytes)
-        if self.nbytes > self._memory_bytes and record.payload is not None:
-            self._drop(record)
+        if self.nbytes > self._memory_bytes and entry.payload is not None:
+            self._evict_from_memory(entry)
 
-    def pin(self, records: list[CacheEntry]) -> None:
-        for record in records:
-            record.pins += 1
+    def pin(self, entries: list[CacheEntry]) -> None:
+        for entry in entries:
+            entry.pins += 1
 
-    def unpin(self, records: list[CacheEntry]) -> None:
-        for record in records:
-            record.pins -= 1
-            if not record.pins and self.index.records.get(record.key) is record:
-                if record.payload is not None:
-                    self._memory.add(record)
-                if record.on_disk:
-                    self._disk.add(record)
-        self.enforce()
+    def unpin(self, entries: list[CacheEntry]) -> None:
+        for entry in entries:
+            entry.pins -= 1
+            if not entry.pins and self._is_present(entry):
+                if entry.payload is not None:
+                    self._memory_order.add(entry)
+                if entry.on_disk:
+                    self._disk_order.add(entry)
+        self.enforce_budgets()
 
-    # -- eviction -----------------------------------------------------------------------------------------
+    # -- eviction ---------------------------------------------------------------------------------------
 
-    def enforce(self) -> None:
-        """Both budgets."""
+    def enforce_budgets(self) -> None:
         self._delete_retired()
         self.shrink(self._memory_bytes)
 
-    def shrink(self, most: int) -> None:
-        """Hold at most so many bytes in memory, or what is pinned."""
-        while self.nbytes > most:
-            record = self._memory.pop()
-            if record is None:
+    def shrink(self, max_bytes: int) -> None:
+        """Evict until memory holds at most so many bytes, or only pinned entries."""
+        while self.nbytes > max_bytes:
+            entry = self._memory_order.pop()
+            if entry is None:
                 break
-            self._drop(record)
+            self._evict_from_memory(entry)
             self.counters.evicted += 1
-        self._trim_disk()
-        self._report()
+        self._shrink_disk()
+        self._update_counters()
 
-    def _drop(self, record: CacheEntry) -> None:
-        """Out of memory; to disk, if it is not there, so that a prompt may be longer than memory holds."""
-        self._write(record)
-        if record.on_disk:
-            self._account(record, -1)
-            self._report()
+    def _evict_from_memory(self, entry: CacheEntry) -> None:
+        """Write the entry to disk first, if it is not there: so a prompt may be longer than memory holds."""
+        self._write(entry)
+        if entry.on_disk:
+            self._count_payload(entry, -1)
+            self._update_counters()
         else:
-            self.forget(record)
+            self.remove(entry)
 
-    def _trim_disk(self) -> None:
-        if self._files is not None and self._files.nbytes > self._disk_bytes:
+    def _shrink_disk(self) -> None:
+        if self._disk_tier is not None and self._disk_tier.nbytes > self._disk_bytes:
             self._delete_retired(now=True)
-        while self._files is not None and self._files.nbytes > self._disk_bytes:
-            record = self._disk.pop()
-            if record is None:
+        while self._disk_tier is not None and self._disk_tier.nbytes > self._disk_bytes:
+            entry = self._disk_order.pop()
+            if entry is None:
                 break
-            self._unlink(record)
+            self._delete_file(entry)
             self.counters.evicted_disk += 1
-            if record.payload is None:
-                self.forget(record)
+            if entry.payload is None:
+                self.remove(entry)
 
-    def refuse(self, *records: CacheEntry) -> None:
-        """They cannot be used: gone, from all tiers."""
-        self.counters.refused += len(records)
-        for record in records:
-            self.forget(record)
+    def reject(self, *entries: CacheEntry) -> None:
+        """Remove entries that cannot be used from all tiers."""
+        self.counters.refused += len(entries)
+        for entry in entries:
+            self.remove(entry)
 
     def clear(self) -> None:
-        """Forget all but what running requests use, and what that rests on."""
-        pinned = [record for record in self.index.records.values() if record.pins]
-        kept = {id(r) for record in pinned for r in (record, *self.index.ancestors(record))}
-        for record in list(self.index.records.values()):
-            if id(record) not in kept:
-                self.forget(record)
+        """Remove all entries but those that running requests use, and those that these depend on."""
+        pinned = [entry for entry in self.index.entries.values() if entry.pins]
+        needed = {id(e) for entry in pinned for e in (entry, *self.index.iterate_ancestors(entry))}
+        for entry in list(self.index.entries.values()):
+            if id(entry) not in needed:
+                self.remove(entry)
 
-    def forget(self, record: CacheEntry) -> None:
-        """Out of all tiers, with all that rests on it."""
-        gone = [record]
-        while gone:
-            record = gone.pop()
-            if self.index.records.get(record.key) is record:
-                gone += self.index.remove(record)
-                if record.payload is not None:
-                    self._account(record, -1)
-                self._unlink(record)
-        self._report()
+    def remove(self, entry: CacheEntry) -> None:
+        """Remove an entry from all tiers, with all that depend on it."""
+        pending = [entry]
+        while pending:
+            entry = pending.pop()
+            if self._is_present(entry):
+                pending += self.index.remove(entry)
+                if entry.payload is not None:
+                    self._count_payload(entry, -1)
+                self._delete_file(entry)
+        self._update_counters()
 
-    def _account(self, record: CacheEntry, sign: int) -> None:
-        """A payload came into memory, or leaves it."""
-        self.nbytes += sign * record.nbytes
+    def _count_payload(self, entry: CacheEntry, sign: int) -> None:
+        """Account for a payload that has come into memory (1), or drop it from there (-1)."""
+        self.nbytes += sign * entry.nbytes
         self.counters.records += sign
         if sign > 0:
-            self._memory.add(record)
+            self._memory_order.add(entry)
         else:
-            record.payload, record.nbytes = None, 0
-            self._memory.discard(record)
+            entry.payload, entry.nbytes = None, 0
+            self._memory_order.discard(entry)
 
-    def _report(self) -> None:
+    def _update_counters(self) -> None:
         self.counters.memory_bytes = self.nbytes
-        self.counters.disk_bytes = self._files.nbytes if self._files is not None else 0
+        self.counters.disk_bytes = self._disk_tier.nbytes if self._disk_tier is not None else 0
 
-    # -- disk ---------------------------------------------------------------------------------------------
+    # -- disk -------------------------------------------------------------------------------------------
 
-    def _write(self, record: CacheEntry) -> None:
-        """To disk, after all that it rests on."""
-        if self._files is None:
+    def _write(self, entry: CacheEntry) -> None:
+        """Write an entry to disk, after all that it depends on."""
+        if self._disk_tier is None:
             return
-        for part in [*reversed(list(self.index.ancestors(record))), record]:
-            if part.on_disk:
+        for each in [*reversed(list(self.index.iterate_ancestors(entry))), entry]:
+            if each.on_disk:
                 continue
-            if part.payload is None or not self._files.write(part, self._codec.encode(part.payload)):
+            if each.payload is None or not self._disk_tier.write(each, self._codec.encode(each.payload)):
                 return
-            part.on_disk = True
-            self._disk.add(part)
+            each.on_disk = True
+            self._disk_order.add(each)
 
-    def _retire(self, part: CacheEntry, whole: CacheEntry) -> None:
-        """The part's file goes once the whole has one: if that cannot be written, the next run finds it."""
-        if part.on_disk:
-            part.on_disk = False
-            self._disk.discard(part)
-            self._retired.append((part, whole))
+    def _retire(self, shorter: CacheEntry, longer: CacheEntry) -> None:
+        """Delete the file of `shorter` once `longer`, which contains it, has one. If that cannot be written, the
+        next run finds `shorter`."""
+        if shorter.on_disk:
+            shorter.on_disk = False
+            self._disk_order.discard(shorter)
+            self._retired.append((shorter, longer))
 
     def _delete_retired(self, *, now: bool = False) -> None:
-        if self._files is None or not self._retired:
+        if self._disk_tier is None or not self._retired:
             return
         waiting, self._retired = self._retired, []
-        for part, whole in waiting:
-            again = self.index.records.get(part.key)
+        for shorter, longer in waiting:
+            again = self.index.entries.get(shorter.key)
             if again is not None and again.on_disk:
                 continue
-            if now or self._files.stored(whole) or self.index.records.get(whole.key) is not whole:
-                self._files.delete(part)
+            if now or self._disk_tier.is_stored(longer) or not self._is_present(longer):
+                self._disk_tier.delete(shorter)
             else:
-                self._retired.append((part, whole))
+                self._retired.append((shorter, longer))
 
-    def _unlink(self, record: CacheEntry) -> None:
-        if record.on_disk and self._files is not None:
-            self._files.delete(record)
-            record.on_disk = False
-            self._disk.discard(record)
+    def _delete_file(self, entry: CacheEntry) -> None:
+        if entry.on_disk and self._disk_tier is not None:
+            self._disk_tier.delete(entry)
+            entry.on_disk = False
+            self._disk_order.discard(entry)
 
-    def _scan(self, files: DiskTierInterface) -> None:
-        """What an earlier run left, as far as all is there that it rests on."""
-        found = list(files.scan())
-        # Parents first; of what begins alike the longest first, which the others are parts of.
-        for record in sorted(found, key=lambda r: (r.start, r.part is SnapshotKind.STATE, -r.stop)):
-            if not self._sound(record):
+    def _load_index(self, disk_tier: DiskTier) -> None:
+        """Add the entries of earlier runs, if all that they depend on is there too."""
+        found = list(disk_tier.scan())
+        # Parents first; of entries with a common beginning the longest first, as it contains the others.
+        for entry in sorted(found, key=lambda e: (e.start, e.kind is SnapshotKind.STATE, -e.stop)):
+            if not self._is_valid(entry):
                 self.counters.refused += 1
-                files.delete(record)
-            elif not self.index.reachable(record) or (
-                record.part is SnapshotKind.DELTA and self.index.cover(record) is not None
+                disk_tier.delete(entry)
+            elif not self.index.is_reachable(entry) or (
+                entry.kind is SnapshotKind.DELTA and self.index.find_cover(entry) is not None
             ):
-                files.delete(record)
+                disk_tier.delete(entry)
             else:
-                self.index.add(record)
-        for record in found:
-            if self._if_kept(record) is not None:
-                self.touch([record], record.boundary)
-        for record in self.index.records.values():
-            self._disk.add(record)
-        self.enforce()
+                self.index.add(entry)
+        for entry in found:
+            if self._is_present(entry):
+                self.touch([entry], entry.boundary)
+        for entry in self.index.entries.values():
+            self._disk_order.add(entry)
+        self.enforce_budgets()
 
-    def _sound(self, record: CacheEntry) -> bool:
-        size, chunk = record.stop - record.start, self.index.chunk
-        known = self.index.deltas if record.part is SnapshotKind.DELTA else self.index.states
-        placed = record.start % chunk == 0 and 0 < size <= chunk
-        rooted = (record.parent == self.index.root) == (record.start == 0)
-        return known and placed and rooted and len(record.ids) == size and record.key == record_key(record)
+    def _is_valid(self, entry: CacheEntry) -> bool:
+        """Whether the model has such entries, and this one is on the grid. Its key is verified when it is read."""
+        size, chunk = entry.stop - entry.start, self.index.chunk
+        known = self.index.has_deltas if entry.kind is SnapshotKind.DELTA else self.index.has_states
+        on_grid = entry.start % chunk == 0 and 0 < size <= chunk
+        return known and on_grid and (entry.parent == self.index.root) == (entry.start == 0)

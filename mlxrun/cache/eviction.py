@@ -1,7 +1,7 @@
-"""Whose turn it is to be evicted from one tier: the least recently used, suffix before prefix.
+"""The order of eviction from one tier: least recently used first, suffix before prefix.
 
-A heap with old entries left in it. A record's tick only grows, so an entry's is a lower bound: one that is
-out of date is put back with the new tick when it comes up.
+This is a heap that is updated lazily. An entry's `last_used` only grows, so the tick in the heap is a lower
+bound: an entry whose tick is out of date goes back with its new one when it is popped.
 """
 
 from __future__ import annotations
@@ -12,45 +12,43 @@ from itertools import count
 from mlxrun.cache.entry import CacheEntry
 from mlxrun.scheduler.step_plan import SnapshotKind
 
-_Entry = tuple[int, bool, int, int, CacheEntry]
-
 
 class EvictionOrder:
-    """The records of a tier. Those that were pinned when they came up are out until they are added again."""
+    """The entries of a tier. An entry that is pinned when it is popped is out until it is added again."""
 
     def __init__(self) -> None:
-        self._heap: list[_Entry] = []
+        self._heap: list[tuple[int, bool, int, int, CacheEntry]] = []
         self._queued: set[CacheEntry] = set()
-        self._numbers = count()  # nothing compares records
+        self._numbers = count()  # unique, so that entries themselves are never compared
 
     def __len__(self) -> int:
         return len(self._heap)
 
-    def add(self, record: CacheEntry) -> None:
-        if record not in self._queued:
-            self._queued.add(record)
-            # At the same tick states go before the deltas that they rest on.
-            rank = (record.tick, record.part is SnapshotKind.DELTA, -record.stop, next(self._numbers))
-            heapq.heappush(self._heap, (*rank, record))
+    def add(self, entry: CacheEntry) -> None:
+        if entry not in self._queued:
+            self._queued.add(entry)
+            # At the same tick states go before the deltas that they depend on.
+            rank = (entry.last_used, entry.kind is SnapshotKind.DELTA, -entry.stop, next(self._numbers))
+            heapq.heappush(self._heap, (*rank, entry))
 
-    def discard(self, record: CacheEntry) -> None:
-        """It has left the tier."""
-        self._queued.discard(record)
+    def discard(self, entry: CacheEntry) -> None:
+        """Remove an entry that has left the tier."""
+        self._queued.discard(entry)
         if len(self._heap) > 2 * len(self._queued) + 64:
-            left, self._heap, self._queued = self._queued, [], set()
-            for other in left:
+            queued, self._heap, self._queued = self._queued, [], set()
+            for other in queued:
                 self.add(other)
 
     def pop(self) -> CacheEntry | None:
-        """The next to go, None if all are pinned."""
+        """Remove and return the entry to evict next; None if all are pinned."""
         while self._heap:
-            tick, _, _, _, record = heapq.heappop(self._heap)
-            if record not in self._queued:
+            last_used, _, _, _, entry = heapq.heappop(self._heap)
+            if entry not in self._queued:
                 continue
-            self._queued.discard(record)
-            if record.pins:
+            self._queued.discard(entry)
+            if entry.pins:
                 continue
-            if record.tick == tick:
-                return record
-            self.add(record)
+            if entry.last_used == last_used:
+                return entry
+            self.add(entry)
         return None

@@ -1,34 +1,60 @@
-"""The prefix cache: what the scheduler asks (scheduler/prefix_cache_interface.py), and what the engine brings back.
+"""The prefix cache, as the scheduler and the engine call it (scheduler/prefix_cache_interface.py). Engine thread only.
 
-Engine thread only. What cannot be used is a miss, a failure of the cache itself too: it may cost time, never
-an answer. What to save is decided by cache/save_planner.py and copied by the runner; cache/entry_store.py keeps it.
+Unusable entries count as cache misses, and so does a failure of the cache itself: it may cost time, but never
+an answer. snapshot_planner.py decides what to store, the runner copies it, and entry_store.py stores it.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, TypeVar
+from types import NoneType
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from mlxrun.cache.entry import CacheCounters, CacheEntry, DiskTierInterface, Key, PayloadCodec
+from mlxrun.cache.disk_tier import DiskTier
+from mlxrun.cache.entry import CacheCounters, CacheEntry, Key, PayloadCodec
 from mlxrun.cache.entry_store import EntryStore
 from mlxrun.cache.radix_index import RadixIndex, RadixMatch
-from mlxrun.cache.save_planner import SnapshotPlanner
-from mlxrun.cache.tracked_request import PlannedEntries, TrackedRequest
+from mlxrun.cache.snapshot_planner import SnapshotPlanner
+from mlxrun.cache.tracked_request import PlannedKeypoints, TrackedRequest
 from mlxrun.config.settings import CacheSettings
+from mlxrun.scheduler.prefix_cache_interface import PrefixCacheInterface
 from mlxrun.scheduler.request import HitKind, Request
 from mlxrun.scheduler.step_plan import CacheHit, SnapshotKind, SnapshotRequest, SnapshotResult
 
 log = logging.getLogger(__name__)
 
+P = ParamSpec("P")
 T = TypeVar("T")
+Method = Callable[Concatenate["PrefixCache", P], T]
 
 
-class PrefixCache:
-    """`root`: fingerprint of the model, and of all else that payloads depend on. `deltas`: some layers keep
-    the keys of all tokens. `states`: some do not. `grid_only`: hits and records end on the grid only, so that
-    a prompt is always cut the same way."""
+def contain_failures(make_default: Callable[[], Any]) -> Callable[[Method[P, T]], Method[P, T]]:
+    """Decorate a method so that a failure in it is logged, once, and the method returns `make_default()`."""
+
+    def decorate(method: Method[P, T]) -> Method[P, T]:
+        @functools.wraps(method)
+        def call(self: PrefixCache, *args: P.args, **kwargs: P.kwargs) -> T:
+            try:
+                return method(self, *args, **kwargs)
+            except Exception:
+                if not self._failed:
+                    log.exception("the prefix cache failed; requests go on without it (logged once)")
+                self._failed = True
+                default: T = make_default()
+                return default
+
+        return call
+
+    return decorate
+
+
+class PrefixCache(PrefixCacheInterface):
+    """`root`: fingerprint of the model, and of all else that payloads depend on. `deltas`: some layers keep the
+    keys of all tokens. `states`: some do not. `grid_only`: hits and entries end on the grid only, so that
+    prompts are always computed in the same chunks."""
 
     def __init__(
         self,
@@ -40,246 +66,226 @@ class PrefixCache:
         codec: PayloadCodec,
         settings: CacheSettings,
         memory_bytes: int,
-        files: DiskTierInterface | None = None,
+        disk_tier: DiskTier | None = None,
         grid_only: bool = False,
         counters: CacheCounters | None = None,
     ) -> None:
         self._root = root
         self._chunk = chunk
         self._grid_only = grid_only
-        self._files = files
-        self._index = RadixIndex(root, chunk, deltas=deltas, states=states)
-        self._store = EntryStore(self._index, codec, files, memory_bytes, settings.disk_bytes, counters)
-        self._saving = SnapshotPlanner(
-            self._index,
-            self._store,
-            settings.checkpoint_every,
-            grid_only=grid_only,
-            lasting=self.lasting,
+        self._disk_tier = disk_tier
+        self.counters = counters or CacheCounters()
+        self._index = index = RadixIndex(root, chunk, has_deltas=deltas, has_states=states)
+        self._store = EntryStore(
+            index, codec, disk_tier, memory_bytes, settings.disk_bytes, self.counters
         )
-        self._sessions: dict[str, TrackedRequest] = {}
-        self._ahead = PlannedEntries()
+        self._planner = SnapshotPlanner(
+            index, self._store, settings.checkpoint_every, grid_only=grid_only, on_disk=self.survives_restart
+        )
+        self._tracked: dict[str, TrackedRequest] = {}
+        self._planned = PlannedKeypoints()
         self._failed = False
 
     @property
-    def stops(self) -> bool:
-        return self._index.states and not self._grid_only
+    def needs_boundary_stops(self) -> bool:
+        return self._index.has_states and not self._grid_only
 
     @property
-    def lasting(self) -> bool:
-        return self._files is not None
+    def survives_restart(self) -> bool:
+        return self._disk_tier is not None
 
     @property
     def nbytes(self) -> int:
         return self._store.nbytes
 
-    @property
-    def counters(self) -> CacheCounters:
-        return self._store.counters
-
-    def counts(self) -> Mapping[str, int]:
-        """The counters by name; from any thread."""
+    def read_counters(self) -> Mapping[str, int]:
         return asdict(self.counters)
 
-    # -- the scheduler's side ---------------------------------------------------------------------------
+    # -- called by the scheduler ------------------------------------------------------------------------
 
-    def open(self, request: Request) -> None:
-        self._sessions[request.id] = TrackedRequest(request, self._root, self._chunk, self._grid_only)
+    def track(self, request: Request) -> None:
+        self._tracked[request.id] = TrackedRequest(request, self._root, self._chunk, self._grid_only)
 
-    def held(self, request_id: str) -> bool:
-        session = self._session(request_id)
-        if session is None or session.running or not self._ahead:
+    @contain_failures(bool)
+    def should_wait_for_prefix(self, request_id: str) -> bool:
+        tracked = self._get_tracked(request_id)
+        if tracked is None or tracked.running or not self._planned:
             return False
-        return self._safely(lambda: self._held(session), False)
-
-    def _held(self, session: TrackedRequest) -> bool:
-        points = session.keypoints(session.usable)
-        if not any(key in self._ahead for _, key in points):
+        points = tracked.list_keypoints(tracked.longest_useful_hit)
+        if not any(key in self._planned for _, key in points):
             return False
-        state = self._index.version, len(session.chain)
-        if session.matched[:2] != state:
-            match = self._index.match(session.chain, session.usable, session.floor)
-            session.matched = *state, match.length if match else 0
+        version = self._index.version, len(tracked.chain)
+        if tracked.matched[:2] != version:
+            match = self._index.match(tracked.chain, tracked.longest_useful_hit, tracked.round_down)
+            tracked.matched = *version, match.length if match else 0
         for stop, key in points:
-            if stop > session.matched[2]:
-                if key in self._ahead:
-                    for owner in self._ahead.owners(key):
-                        self._sessions[owner].wanted = True
+            if stop > tracked.matched[2]:
+                if key in self._planned:
+                    for owner in self._planned.get_owners(key):
+                        self._tracked[owner].awaited = True
                     return True
-                # Deltas are of no use without those before; of states any later one will do.
-                if stop % self._chunk == 0 and not self._index.states:
+                # A delta is of no use without those before it; a state is.
+                if stop % self._chunk == 0 and not self._index.has_states:
                     return False
         return False
 
-    def find(self, request_id: str, output: Sequence[int], most: int) -> CacheHit | None:
-        session = self._session(request_id)
+    def lookup(self, request_id: str, output: Sequence[int], max_tokens: int) -> CacheHit | None:
+        tracked = self._get_tracked(request_id)
         hit = None
-        if session is not None:
-            self._stop(session)
-            session.running = True
-            hit = self._safely(lambda: self._find(session, output, most), None)
-            session.state_at = session.written_at = hit.length if hit else 0
-            self._safely(lambda: self._announce(session, hit.length if hit else 0, most), None)
+        if tracked is not None:
+            self._stop(tracked)
+            tracked.running = True
+            hit = self._find_hit(tracked, output, max_tokens)
+            tracked.state_at = tracked.written_at = hit.length if hit else 0
+            self._register_keypoints(tracked, hit.length if hit else 0, max_tokens)
         kind = hit.kind if hit else HitKind.MISS
         setattr(self.counters, kind.value, getattr(self.counters, kind.value) + 1)
         self.counters.tokens += hit.length if hit else 0
         return hit
 
-    def _find(self, session: TrackedRequest, output: Sequence[int], most: int) -> CacheHit | None:
-        session.know(output)
-        while match := self._index.match(session.chain, most, session.floor):
-            session.pins = match.records
-            self._store.pin(session.pins)  # what is read now does not push out the rest of the hit
-            payloads = self._load(match)
+    @contain_failures(NoneType)
+    def _find_hit(self, tracked: TrackedRequest, output: Sequence[int], max_tokens: int) -> CacheHit | None:
+        tracked.extend(output)
+        while match := self._index.match(tracked.chain, max_tokens, tracked.round_down):
+            tracked.pins = match.entries
+            self._store.pin(tracked.pins)  # so that loading one entry does not evict another of this hit
+            payloads = self._load_payloads(match)
             if payloads is not None:
-                self._store.touch(match.records[-2:], True)
-                match.records[-1].uses += 1
+                self._store.touch(match.entries[-2:], True)
+                match.entries[-1].hit_count += 1
                 state = payloads.pop() if match.state else None
                 deltas = zip(match.deltas, payloads, strict=True)
-                parts = tuple((start, stop, payload) for (start, stop, _), payload in deltas)
-                return CacheHit(match.length, _kind(match, most), parts, state)
-            self._unpin(session)
+                restored = tuple((start, stop, payload) for (start, stop, _), payload in deltas)
+                return CacheHit(match.length, _classify(match, max_tokens), restored, state)
+            self._unpin(tracked)
         return None
 
-    def _load(self, match: RadixMatch) -> list[Any] | None:
-        """The payloads of a match; None if one of them cannot be used, which is then gone."""
+    def _load_payloads(self, match: RadixMatch) -> list[Any] | None:
+        """Return the payloads of a match; None if one of them cannot be used, whose entry is then removed."""
         payloads = []
-        for record in match.records:
-            payload = self._store.load(record)
+        for entry in match.entries:
+            payload = self._store.load(entry)
             if payload is None:
                 return None
             payloads.append(payload)
         return payloads
 
-    def _announce(self, session: TrackedRequest, length: int, most: int) -> None:
-        """Others may wait for what this request is going to compute."""
-        session.passed = length
-        self._ahead.register(session.request.id, self._saving.ahead(session, length, most))
+    @contain_failures(NoneType)
+    def _register_keypoints(self, tracked: TrackedRequest, length: int, max_tokens: int) -> None:
+        """Let others wait for what this request is going to compute."""
+        tracked.computed = length
+        points = self._planner.plan_keypoints(tracked, length, max_tokens)
+        self._planned.register(tracked.request.id, points)
 
-    def due(self, request_id: str, start: int, stop: int, target: int) -> list[SnapshotRequest]:
-        session = self._session(request_id)
-        if session is None or not session.running:
+    @contain_failures(list)
+    def plan_snapshots(self, request_id: str, start: int, stop: int, target: int) -> list[SnapshotRequest]:
+        tracked = self._get_tracked(request_id)
+        if tracked is None or not tracked.running:
             return []
-        return self._safely(lambda: self._due(session, start, stop, target), _none())
+        drafts = self._planner.plan_snapshots(tracked, start, stop, target)
+        if not drafts and not tracked.pending:
+            self._planned.mark_computed(request_id, tracked.computed)
+        return self._request_snapshots(tracked, drafts)
 
-    def _due(self, session: TrackedRequest, start: int, stop: int, target: int) -> list[SnapshotRequest]:
-        drafts = self._saving.due(session, start, stop, target)
-        if not drafts and not session.asked:
-            self._ahead.passed(session.request.id, session.passed)
-        return self._saves(session, drafts)
-
-    def release(self, request_id: str, output: Sequence[int], filled: int) -> list[SnapshotRequest]:
-        session = self._session(request_id)
-        if session is None or not session.running:
+    @contain_failures(list)
+    def plan_final_snapshots(
+        self, request_id: str, output: Sequence[int], num_cached: int
+    ) -> list[SnapshotRequest]:
+        tracked = self._get_tracked(request_id)
+        if tracked is None or not tracked.running:
             return []
-        saves = self._safely(
-            lambda: self._saves(session, self._saving.rest(session, output, filled)), _none()
-        )
-        self._stop(session)
-        return saves
+        try:
+            drafts = self._planner.plan_final_snapshots(tracked, output, num_cached)
+            return self._request_snapshots(tracked, drafts)
+        finally:
+            self._stop(tracked)
 
-    def close(self, request_id: str) -> None:
-        session = self._sessions.pop(request_id, None)
-        if session is not None:
-            self._stop(session)
+    def forget(self, request_id: str) -> None:
+        tracked = self._tracked.pop(request_id, None)
+        if tracked is not None:
+            self._stop(tracked)
 
-    def shrink(self, most: int) -> None:
-        self._safely(lambda: self._store.shrink(most), None)
+    @contain_failures(NoneType)
+    def shrink(self, max_bytes: int) -> None:
+        self._store.shrink(max_bytes)
 
-    # -- the engine's side ------------------------------------------------------------------------------
+    # -- called by the engine ---------------------------------------------------------------------------
 
-    def put(self, saved: SnapshotResult) -> None:
-        """A copy is ready: into memory, and at checkpoints to disk."""
-        draft: CacheEntry = saved.save.record
-        kept = None
-        if saved.payload is not None:
-            kept = self._safely(lambda: self._store.put(draft, saved.payload), None)
-            if kept is not None and draft.thinned:
-                self._safely(lambda: self._store.thin(kept, draft), None)
-        session = self._sessions.get(saved.save.request_id)
-        if session is None:
+    def store_snapshot(self, snapshot: SnapshotResult) -> None:
+        draft: CacheEntry = snapshot.request.entry
+        entry = self._insert(draft, snapshot.payload) if snapshot.payload is not None else None
+        tracked = self._tracked.get(snapshot.request.request_id)
+        if tracked is None:
             return
-        if session.running and draft.part is SnapshotKind.STATE and draft.prompt:
-            self._safely(lambda: self._replace_checkpoint(session, kept), None)
-        session.asked.discard(draft.key)
-        self._ahead.passed(session.request.id, draft.stop if session.asked else session.passed)
+        if entry is not None and tracked.running and draft.kind is SnapshotKind.STATE and draft.from_prompt:
+            self._replace_checkpoint(tracked, entry)
+        tracked.pending.discard(draft.key)
+        self._planned.mark_computed(tracked.request.id, draft.stop if tracked.pending else tracked.computed)
 
-    def _replace_checkpoint(self, session: TrackedRequest, state: CacheEntry | None) -> None:
-        """Of a prompt's states on the way only the newest is kept, and those that others use. The newest
-        counts once it is a file, where there are files: until then the last one that is stays."""
-        if state is None:
-            return
-        session.checkpoints.append((state, state.tick))
-        safe = [i for i, (s, _) in enumerate(session.checkpoints) if self._store.is_safe(s)]
-        first = safe[-1] if safe else 0
-        last = len(session.checkpoints) - 1
-        gone = [i for i in range(last) if i != first]
-        for old, tick in (session.checkpoints[i] for i in gone):
-            if not old.boundary and not old.pins and old.tick == tick:
-                self._store.forget(old)
-        session.checkpoints = [c for i, c in enumerate(session.checkpoints) if i not in gone]
+    @contain_failures(NoneType)
+    def _insert(self, draft: CacheEntry, payload: Any) -> CacheEntry | None:
+        entry = self._store.insert(draft, payload)
+        if entry is not None:
+            self._store.remove_obsolete_states(entry, draft)
+        return entry
 
-    def discard(self, request_id: str) -> None:
-        """The hit given to this request could not be restored."""
-        session = self._session(request_id)
-        if session is not None:
-            records = session.pins
-            self._unpin(session)
-            session.state_at = session.written_at = 0
-            self._safely(lambda: self._store.refuse(*records), None)
+    @contain_failures(NoneType)
+    def _replace_checkpoint(self, tracked: TrackedRequest, state: CacheEntry) -> None:
+        """Remove the earlier states of a running prompt, except those that others use. If there is a disk tier,
+        the newest state that is a file stays until a newer one is."""
+        tracked.checkpoints.append((state, state.last_used))
+        durable = [i for i, (entry, _) in enumerate(tracked.checkpoints) if self._store.is_durable(entry)]
+        stays = {durable[-1] if durable else 0, len(tracked.checkpoints) - 1}
+        for i, (old, tick) in enumerate(tracked.checkpoints):
+            if i not in stays and not old.boundary and not old.pins and old.last_used == tick:
+                self._store.remove(old)
+        tracked.checkpoints = [tracked.checkpoints[i] for i in sorted(stays)]
 
+    @contain_failures(NoneType)
+    def invalidate_hit(self, request_id: str) -> None:
+        tracked = self._get_tracked(request_id)
+        if tracked is not None:
+            entries = tracked.pins
+            self._unpin(tracked)
+            tracked.state_at = tracked.written_at = 0
+            self._store.reject(*entries)
+
+    @contain_failures(NoneType)
     def clear(self) -> None:
-        """Forget all that no running request uses, in memory and on disk."""
-        self._safely(self._store.clear, None)
+        self._store.clear()
         log.info("the prefix cache was cleared")
 
     def shutdown(self) -> None:
-        """Nothing is asked any more: finish the writes."""
-        if self._files is not None:
-            self._files.close()
+        if self._disk_tier is not None:
+            self._disk_tier.close()
 
-    # -- both -------------------------------------------------------------------------------------------
+    # -- shared -----------------------------------------------------------------------------------------
 
-    def _session(self, request_id: str) -> TrackedRequest | None:
-        session = self._sessions.get(request_id)
-        return session if session is not None and session.cacheable else None
+    def _get_tracked(self, request_id: str) -> TrackedRequest | None:
+        tracked = self._tracked.get(request_id)
+        return tracked if tracked is not None and tracked.cacheable else None
 
-    def _saves(self, session: TrackedRequest, drafts: list[CacheEntry]) -> list[SnapshotRequest]:
-        session.asked.update(draft.key for draft in drafts)
-        return [
-            SnapshotRequest(session.request.id, d.part, d.start, d.stop, d, self.lasting and d.durable)
-            for d in drafts
-        ]
+    def _request_snapshots(self, tracked: TrackedRequest, drafts: list[CacheEntry]) -> list[SnapshotRequest]:
+        tracked.pending.update(draft.key for draft in drafts)
+        request_id, on_disk = tracked.request.id, self.survives_restart
+        return [SnapshotRequest(request_id, d.kind, d.start, d.stop, d, on_disk and d.durable) for d in drafts]
 
-    def _unpin(self, session: TrackedRequest) -> None:
-        if session.pins:
-            pins, session.pins = session.pins, []
-            self._safely(lambda: self._store.unpin(pins), None)
+    @contain_failures(NoneType)
+    def _unpin(self, tracked: TrackedRequest) -> None:
+        if tracked.pins:
+            pins, tracked.pins = tracked.pins, []
+            self._store.unpin(pins)
 
-    def _stop(self, session: TrackedRequest) -> None:
-        """The request does not run, or not any more."""
-        self._unpin(session)
-        self._ahead.forget(session.request.id)
-        session.running = False
-        session.checkpoints = []
-        session.asked.clear()
-
-    def _safely(self, act: Callable[[], T], otherwise: T) -> T:
-        """What the cache does, or as if it had done nothing."""
-        try:
-            return act()
-        except Exception:
-            if not self._failed:
-                log.exception("the prefix cache failed; requests go on without it (logged once)")
-            self._failed = True
-            return otherwise
+    def _stop(self, tracked: TrackedRequest) -> None:
+        """Forget what is only known of a running request."""
+        self._unpin(tracked)
+        self._planned.remove(tracked.request.id)
+        tracked.running = False
+        tracked.checkpoints = []
+        tracked.pending.clear()
 
 
-def _none() -> list[SnapshotRequest]:
-    return []
-
-
-def _kind(match: RadixMatch, most: int) -> HitKind:
-    if match.length == most:
-        return HitKind.EXACT if match.whole else HitKind.SUPERSEQUENCE
-    return HitKind.PREFIX if match.whole else HitKind.LCP
+def _classify(match: RadixMatch, max_tokens: int) -> HitKind:
+    if match.length == max_tokens:
+        return HitKind.EXACT if match.ends_entry else HitKind.SUPERSEQUENCE
+    return HitKind.PREFIX if match.ends_entry else HitKind.LCP

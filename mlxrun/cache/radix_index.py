@@ -1,265 +1,267 @@
-"""Which record holds what: one radix tree of ids below each grid point, found by the point's key.
+"""The index of entries by content: one radix tree of ids below each grid point, found by the grid point's key.
 
-A whole chunk is found by its key alone; only in the chunk where a prompt ends, or parts from what is known,
-are ids compared. So a search takes time linear in the prompt, however many records there are.
-Where the model has deltas, every state is covered by one, and every delta's parent is there.
+A full chunk is found by its key alone. Ids are compared only in the chunk where a prompt ends or differs from
+what is known, so a search takes time linear in the prompt, however many entries there are.
+If the model has deltas, every state is covered by a delta, and the parent of every delta is in the index.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from mlxrun.cache.content_keys import KeyChain
 from mlxrun.cache.entry import CacheEntry, Key
 from mlxrun.scheduler.step_plan import SnapshotKind
 
 
+@dataclass(slots=True, eq=False)
 class RadixNode:
     """The end of an edge: `depth` tokens below the grid point, `ids` the last of them."""
 
-    __slots__ = ("delta", "deltas", "depth", "down", "ended", "ids", "state", "up")
+    ids: array[int]
+    depth: int
+    parent: RadixNode | None
+    children: dict[int, RadixNode] = field(default_factory=dict)
+    delta: CacheEntry | None = None
+    state: CacheEntry | None = None
+    delta_count: int = 0  # here and below
+    is_end: bool = False  # an entry ended here, if only before a longer one replaced it
 
-    def __init__(self, ids: array[int], depth: int, up: RadixNode | None) -> None:
-        self.ids = ids
-        self.depth = depth
-        self.up = up
-        self.down: dict[int, RadixNode] = {}
-        self.delta: CacheEntry | None = None
-        self.state: CacheEntry | None = None
-        self.deltas = 0  # here and below
-        self.ended = False  # some record ended here, if only before a longer one took its place
-
-    def lineage(self) -> Iterator[RadixNode]:
-        """This node and those above it, without the tree's root."""
+    def walk_up(self) -> Iterator[RadixNode]:
+        """Yield this node and those above it, without the tree's root."""
         node = self
-        while node.up is not None:
+        while node.parent is not None:
             yield node
-            node = node.up
+            node = node.parent
 
 
 @dataclass(frozen=True, slots=True)
 class RadixMatch:
-    """What is there of a prompt's first `length` tokens. `whole`: a record ends right there."""
+    """The entries of a prompt's first `length` tokens. `ends_entry`: an entry ends right there."""
 
     length: int
     deltas: list[tuple[int, int, CacheEntry]]
     state: CacheEntry | None
-    whole: bool
+    ends_entry: bool
 
     @property
-    def records(self) -> list[CacheEntry]:
-        return [record for _, _, record in self.deltas] + ([self.state] if self.state else [])
+    def entries(self) -> list[CacheEntry]:
+        return [entry for _, _, entry in self.deltas] + ([self.state] if self.state else [])
 
 
-def common(edge: array[int], ids: array[int], start: int, stop: int) -> int:
-    """How many ids an edge shares with ids[start:stop]."""
-    most = min(len(edge), stop - start)
-    piece = ids[start : start + most]
-    if edge[:most] == piece:
-        return most
-    return next(i for i in range(most) if edge[i] != piece[i])
+def count_common_ids(edge: array[int], ids: array[int], start: int, stop: int) -> int:
+    """Return how many ids an edge shares with ids[start:stop]."""
+    limit = min(len(edge), stop - start)
+    other = ids[start : start + limit]
+    if edge[:limit] == other:
+        return limit
+    return next(i for i in range(limit) if edge[i] != other[i])
 
 
 class RadixIndex:
-    """All records, of all tiers."""
+    """All entries, of both tiers. `has_deltas` and `has_states`: the kinds that the model has."""
 
-    def __init__(self, root: Key, chunk: int, *, deltas: bool, states: bool) -> None:
+    def __init__(self, root: Key, chunk: int, *, has_deltas: bool, has_states: bool) -> None:
         self.root = root
         self.chunk = chunk
-        self.deltas = deltas
-        self.states = states
-        self.records: dict[Key, CacheEntry] = {}
-        self.version = 0  # changes whenever records do
+        self.has_deltas = has_deltas
+        self.has_states = has_states
+        self.entries: dict[Key, CacheEntry] = {}
+        self.version = 0  # changes whenever the entries do
         self._trees: dict[Key, RadixNode] = {}
         self._nodes: dict[Key, RadixNode] = {}
 
     # -- search -----------------------------------------------------------------------------------------
 
-    def match(self, chain: KeyChain, most: int, floor: Callable[[int], int]) -> RadixMatch | None:
-        """The longest usable beginning, of at most `most` tokens, where `floor` allows it: it rounds a
-        length down to one that is allowed."""
-        most = min(most, len(chain))
-        chunks, path, covered = self._covered(chain, most) if self.deltas else ([], [], most)
-        state = self._last_state(chain, covered, floor) if self.states else None
-        length = floor(covered) if not self.states else state.stop if state else 0
+    def match(self, chain: KeyChain, limit: int, round_down: Callable[[int], int]) -> RadixMatch | None:
+        """Return the longest usable match of at most `limit` tokens; `round_down` rounds a length down to one
+        at which a match may end."""
+        limit = min(limit, len(chain))
+        chunks, path, covered = self._match_deltas(chain, limit) if self.has_deltas else ([], [], limit)
+        state = self._find_last_state(chain, covered, round_down) if self.has_states else None
+        length = round_down(covered) if not self.has_states else state.stop if state else 0
         if length <= 0:
             return None
         index, rest = divmod(length, self.chunk)
-        deltas = [(record.start, record.stop, record) for record in chunks[:index]]
-        if self.deltas and rest:
-            record = chunks[index] if index < len(chunks) else _any_delta(path[-1])
-            deltas.append((length - rest, length, record))
-        return RadixMatch(length, deltas, state, self.states or not rest or self._ended(chain, length))
+        deltas = [(entry.start, entry.stop, entry) for entry in chunks[:index]]
+        if self.has_deltas and rest:
+            entry = chunks[index] if index < len(chunks) else _find_delta(path[-1])
+            deltas.append((length - rest, length, entry))
+        ends_entry = self.has_states or not rest or self._is_end(chain, length)
+        return RadixMatch(length, deltas, state, ends_entry)
 
-    def _covered(self, chain: KeyChain, most: int) -> tuple[list[CacheEntry], list[RadixNode], int]:
-        """Whole chunks, then the way down the tree below the last of them, and the tokens of both."""
+    def _match_deltas(self, chain: KeyChain, limit: int) -> tuple[list[CacheEntry], list[RadixNode], int]:
+        """Return the full chunks, the path down the tree below the last one, and the tokens of both."""
         chunks: list[CacheEntry] = []
-        while (len(chunks) + 1) * self.chunk <= most:
-            record = self.records.get(chain.grid(len(chunks) + 1))
-            if record is None:
+        while (len(chunks) + 1) * self.chunk <= limit:
+            entry = self.entries.get(chain.get_grid_key(len(chunks) + 1))
+            if entry is None:
                 break
-            chunks.append(record)
-        path, depth = self._walk(chain, len(chunks), most)
+            chunks.append(entry)
+        path, depth = self._walk_down(chain, len(chunks), limit)
         return chunks, path, len(chunks) * self.chunk + depth
 
-    def _walk(self, chain: KeyChain, index: int, stop: int) -> tuple[list[RadixNode], int]:
-        """Down the tree of grid point `index`, not beyond token `stop`: the nodes, the last perhaps met in
-        part only, and how many tokens they share with the prompt."""
+    def _walk_down(self, chain: KeyChain, index: int, stop: int) -> tuple[list[RadixNode], int]:
+        """Walk down the tree of grid point `index`, at most to token `stop`. Return the nodes, of which the last
+        may match in part only, and how many tokens they share with the prompt."""
         start = position = index * self.chunk
         stop = min(stop, start + self.chunk)
         path: list[RadixNode] = []
-        node = self._trees.get(chain.grid(index))
+        node = self._trees.get(chain.get_grid_key(index))
         while node is not None and position < stop:
-            node = node.down.get(chain.ids[position])
+            node = node.children.get(chain.ids[position])
             if node is not None:
                 path.append(node)
-                shared = common(node.ids, chain.ids, position, stop)
+                shared = count_common_ids(node.ids, chain.ids, position, stop)
                 position += shared
                 if shared < len(node.ids):
                     break
         return path, position - start
 
-    def _last_state(self, chain: KeyChain, most: int, floor: Callable[[int], int]) -> CacheEntry | None:
-        for index in range((most - 1) // self.chunk, -1, -1):
-            path, depth = self._walk(chain, index, most)
+    def _find_last_state(
+        self, chain: KeyChain, limit: int, round_down: Callable[[int], int]
+    ) -> CacheEntry | None:
+        for index in range((limit - 1) // self.chunk, -1, -1):
+            path, depth = self._walk_down(chain, index, limit)
             for node in reversed(path):
                 state = node.state
-                if state is not None and node.depth <= depth and floor(state.stop) == state.stop:
+                if state is not None and node.depth <= depth and round_down(state.stop) == state.stop:
                     return state
         return None
 
-    def states_of(self, chain: KeyChain, most: int) -> list[CacheEntry]:
-        """The states of a prompt's first `most` tokens, the first one first."""
-        found: list[CacheEntry] = []
-        for index in range((most - 1) // self.chunk + 1):
-            path, depth = self._walk(chain, index, most)
-            found += [node.state for node in path if node.state is not None and node.depth <= depth]
-        return found
+    def find_states(self, chain: KeyChain, limit: int) -> list[CacheEntry]:
+        """Return the states of a prompt's first `limit` tokens in order of position."""
+        states: list[CacheEntry] = []
+        for index in range((limit - 1) // self.chunk + 1):
+            path, depth = self._walk_down(chain, index, limit)
+            states += [node.state for node in path if node.state is not None and node.depth <= depth]
+        return states
 
-    def _ended(self, chain: KeyChain, length: int) -> bool:
-        path, depth = self._walk(chain, length // self.chunk, length)
-        return bool(path) and path[-1].depth == depth and path[-1].ended
+    def _is_end(self, chain: KeyChain, length: int) -> bool:
+        path, depth = self._walk_down(chain, length // self.chunk, length)
+        return bool(path) and path[-1].depth == depth and path[-1].is_end
 
-    # -- what rests on what -------------------------------------------------------------------------------
+    # -- dependencies -----------------------------------------------------------------------------------
 
-    def cover(self, record: CacheEntry) -> CacheEntry | None:
-        """A delta that holds the record's tokens, and perhaps more."""
-        chain = KeyChain(record.parent, self.chunk, record.ids)
-        path, depth = self._walk(chain, 0, len(record.ids))
-        return _any_delta(path[-1]) if depth == len(record.ids) and path[-1].deltas else None
+    def find_cover(self, entry: CacheEntry) -> CacheEntry | None:
+        """Return a delta that holds the entry's tokens, and perhaps more."""
+        chain = KeyChain(entry.parent, self.chunk, entry.ids)
+        path, depth = self._walk_down(chain, 0, len(entry.ids))
+        return _find_delta(path[-1]) if depth == len(entry.ids) and path[-1].delta_count else None
 
-    def reachable(self, record: CacheEntry) -> bool:
-        """Whether all is there that a new record would rest on."""
-        if not self.deltas:
+    def is_reachable(self, entry: CacheEntry) -> bool:
+        """Whether the index has all that a new entry would depend on."""
+        if not self.has_deltas:
             return True
-        if record.parent != self.root and record.parent not in self.records:
+        if entry.parent != self.root and entry.parent not in self.entries:
             return False
-        return record.part is SnapshotKind.DELTA or self.cover(record) is not None
+        return entry.kind is SnapshotKind.DELTA or self.find_cover(entry) is not None
 
-    def ancestors(self, record: CacheEntry) -> Iterator[CacheEntry]:
-        """The deltas that a record rests on, the last first."""
-        above: CacheEntry | None = record
-        if record.part is SnapshotKind.STATE:
-            above = self.cover(record)
+    def iterate_ancestors(self, entry: CacheEntry) -> Iterator[CacheEntry]:
+        """Yield the deltas that an entry depends on, the last first."""
+        above: CacheEntry | None = entry
+        if entry.kind is SnapshotKind.STATE:
+            above = self.find_cover(entry)
             if above is not None:
                 yield above
         while above is not None and above.parent != self.root:
-            above = self.records.get(above.parent)
+            above = self.entries.get(above.parent)
             if above is not None:
                 yield above
 
-    # -- change -------------------------------------------------------------------------------------------
+    # -- changes ----------------------------------------------------------------------------------------
 
-    def add(self, record: CacheEntry) -> list[CacheEntry]:
-        """Enter a record; the deltas that are now a part of it, and not needed any more."""
-        node = self._node(record)
-        self.records[record.key] = record
-        self._nodes[record.key] = node
+    def add(self, entry: CacheEntry) -> list[CacheEntry]:
+        """Add an entry; return the deltas that it contains, which are not needed any more."""
+        node = self._make_node(entry)
+        self.entries[entry.key] = entry
+        self._nodes[entry.key] = node
         self.version += 1
-        if record.part is SnapshotKind.STATE:
-            node.state = record
+        if entry.kind is SnapshotKind.STATE:
+            node.state = entry
             return []
-        node.delta = record
-        for above in node.lineage():
-            above.deltas += 1
-        above_it = (above.delta for above in node.lineage() if above is not node)
-        return [part for part in above_it if part is not None]
+        node.delta = entry
+        for above in node.walk_up():
+            above.delta_count += 1
+        return [above.delta for above in node.walk_up() if above is not node and above.delta is not None]
 
-    def mark(self, record: CacheEntry) -> None:
-        """A record that is a part of another, and not entered, ends here."""
-        self._node(record)
+    def mark_end(self, entry: CacheEntry) -> None:
+        """Note that an entry ends here that is not added, because another one contains it."""
+        self._make_node(entry)
 
-    def remove(self, record: CacheEntry) -> list[CacheEntry]:
-        """Take a record out; those that rested on it, to be removed next."""
-        node = self._nodes.pop(record.key)
-        del self.records[record.key]
+    def remove(self, entry: CacheEntry) -> list[CacheEntry]:
+        """Remove an entry; return those that depended on it, which must be removed next."""
+        node = self._nodes.pop(entry.key)
+        del self.entries[entry.key]
         self.version += 1
         orphans: list[CacheEntry] = []
-        if record.part is SnapshotKind.STATE:
+        if entry.kind is SnapshotKind.STATE:
             node.state = None
         else:
             node.delta = None
-            for above in node.lineage():
-                above.deltas -= 1
-                if not above.deltas and above.state is not None:
+            for above in node.walk_up():
+                above.delta_count -= 1
+                if not above.delta_count and above.state is not None:
                     orphans.append(above.state)
-            orphans += _all_records(self._trees.get(record.key))
-        self._prune(record.parent, node)
+            orphans += _collect_entries(self._trees.get(entry.key))
+        self._prune(entry.parent, node)
         return orphans
 
-    def _node(self, record: CacheEntry) -> RadixNode:
-        """The node where a record ends, made if need be."""
-        node = self._trees.setdefault(record.parent, RadixNode(array("q"), 0, None))
-        ids, position = record.ids, 0
+    def _make_node(self, entry: CacheEntry) -> RadixNode:
+        """Return the node where an entry ends; it is created if there is none."""
+        node = self._trees.setdefault(entry.parent, RadixNode(array("q"), 0, None))
+        ids, position = entry.ids, 0
         while position < len(ids):
-            child = node.down.get(ids[position])
+            child = node.children.get(ids[position])
             if child is None:
-                child = node.down[ids[position]] = RadixNode(ids[position:], len(ids), node)
-            shared = common(child.ids, ids, position, len(ids))
+                child = node.children[ids[position]] = RadixNode(ids[position:], len(ids), node)
+            shared = count_common_ids(child.ids, ids, position, len(ids))
             node = child if shared == len(child.ids) else _split(child, shared)
             position += shared
-        node.ended = True
+        node.is_end = True
         return node
 
-    def _prune(self, parent: Key, node: RadixNode) -> None:
-        """Undo what the node was made for."""
-        while node.up is not None and not node.down and node.delta is None and node.state is None:
-            del node.up.down[node.ids[0]]
-            node = node.up
-        if node.up is None:
-            if not node.down:
-                del self._trees[parent]
-        elif len(node.down) == 1 and node.delta is None and node.state is None and not node.ended:
-            (child,) = node.down.values()
-            child.ids, child.up = node.ids + child.ids, node.up
-            node.up.down[child.ids[0]] = child
+    def _prune(self, tree: Key, node: RadixNode) -> None:
+        """Remove a node that holds no entry any more, with those above it that only led to it."""
+        while node.parent is not None and not node.children and node.delta is None and node.state is None:
+            del node.parent.children[node.ids[0]]
+            node = node.parent
+        if node.parent is None:
+            if not node.children:
+                del self._trees[tree]
+        elif len(node.children) == 1 and node.delta is None and node.state is None and not node.is_end:
+            (child,) = node.children.values()
+            child.ids, child.parent = node.ids + child.ids, node.parent
+            node.parent.children[child.ids[0]] = child
 
 
-def _any_delta(node: RadixNode) -> CacheEntry:
+def _find_delta(node: RadixNode) -> CacheEntry:
+    """Return a delta at this node or below it."""
     while node.delta is None:
-        node = next(child for child in node.down.values() if child.deltas)
+        node = next(child for child in node.children.values() if child.delta_count)
     return node.delta
 
 
-def _all_records(node: RadixNode | None) -> list[CacheEntry]:
-    found: list[CacheEntry] = []
+def _collect_entries(node: RadixNode | None) -> list[CacheEntry]:
+    """Return all entries at this node and below it."""
+    entries: list[CacheEntry] = []
     nodes = [node] if node is not None else []
     while nodes:
         node = nodes.pop()
-        found += [record for record in (node.delta, node.state) if record is not None]
-        nodes += node.down.values()
-    return found
+        entries += [entry for entry in (node.delta, node.state) if entry is not None]
+        nodes += node.children.values()
+    return entries
 
 
 def _split(child: RadixNode, shared: int) -> RadixNode:
-    """A node inside an edge, after its first `shared` ids."""
-    up = child.up
-    assert up is not None
-    middle = RadixNode(child.ids[:shared], child.depth - len(child.ids) + shared, up)
-    middle.deltas = child.deltas
-    up.down[middle.ids[0]] = middle
-    child.ids, child.up = child.ids[shared:], middle
-    middle.down[child.ids[0]] = child
+    """Insert a node into the edge of `child`, after its first `shared` ids."""
+    parent = child.parent
+    assert parent is not None
+    middle = RadixNode(child.ids[:shared], child.depth - len(child.ids) + shared, parent)
+    middle.delta_count = child.delta_count
+    parent.children[middle.ids[0]] = middle
+    child.ids, child.parent = child.ids[shared:], middle
+    middle.children[child.ids[0]] = child
     return middle

@@ -78,18 +78,18 @@ async def _run(loaded: Loaded, paths: Paths, options: JobOptions) -> int:
     from mlxrun.batch.line_answerer import Preparer
     from mlxrun.batch.score_table import count, print_scores, reasons
     from mlxrun.engine.client import EngineClient
-    from mlxrun.model.doctor import device_facts
-    from mlxrun.model.model_info import load_host
-    from mlxrun.parsers.model_formats import ModelFormats
+    from mlxrun.model.doctor import describe_device
+    from mlxrun.model.model_info import load_model_info
+    from mlxrun.parsers.registry import detect_formats
 
-    host = load_host(loaded.config.model, weights=True)
+    host = load_model_info(loaded.config.model, weights=True)
 
     async def start() -> EngineClient:
         return await EngineClient.start(engine_config(loaded.config, paths), host)
 
-    formats = ModelFormats.of(host, loaded.config.parsers)
+    formats = detect_formats(host.chat_template, host.tokenizer, loaded.config.parsers)
     prepare = Preparer(host, loaded.config, paths.job.parent, formats=formats)
-    setup = JobSetup(loaded.config, loaded.digest, host, prepare, start, device_facts)
+    setup = JobSetup(loaded.config, loaded.digest, host, prepare, start, describe_device)
     outcome = await JobRun(paths, setup, options, _say).run()
     print_scores(outcome.scores, sys.stdout)
     meter = outcome.meter
@@ -107,11 +107,11 @@ async def _dry_run(loaded: Loaded, paths: Paths, options: JobOptions) -> int:
     from mlxrun.batch.job_check import check_job
     from mlxrun.batch.line_answerer import Preparer
     from mlxrun.batch.score_table import count
-    from mlxrun.model.model_info import load_host
-    from mlxrun.parsers.model_formats import ModelFormats
+    from mlxrun.model.model_info import load_model_info
+    from mlxrun.parsers.registry import detect_formats
 
-    host = load_host(loaded.config.model)
-    formats = ModelFormats.of(host, loaded.config.parsers)
+    host = load_model_info(loaded.config.model)
+    formats = detect_formats(host.chat_template, host.tokenizer, loaded.config.parsers)
     prepare = Preparer(host, loaded.config, paths.job.parent, formats=formats)
     found = await check_job(paths.job, prepare, options.limit, _say)
     refused = f"{found.refused} would be refused" if found.refused else "none would be refused"

@@ -66,10 +66,10 @@ def ls(
     The fingerprint is of the weights, the adapter, the libraries, and how prefixes are computed and stored.
     Tokens are those whose keys and values are kept, or that states cover if the model has no other.
     """
-    from mlxrun.cache.inspection import survey
+    from mlxrun.cache.inspection import inspect_models
 
     where = _folder(folder, config_path, sets)
-    models = list(survey(where))
+    models = list(inspect_models(where))
     if as_json:
         _print_json(path=str(where), models=[_model_json(model, show_records) for model in models])
         return
@@ -80,7 +80,7 @@ def ls(
     click.echo(f"{where}:")
     for model in models:
         click.echo(_model_line(model))
-        for seen in model.seen if show_records else ():
+        for seen in model.entries if show_records else ():
             click.echo(_record_line(seen))
     if any(model.unreadable for model in models):
         click.echo("`mlxrun cache verify` says what is wrong with the unreadable files", err=True)
@@ -109,7 +109,7 @@ def verify(
     from mlxrun.cache import inspection
 
     where = _folder(folder, config_path, sets)
-    good, bad = inspection.verify(where, delete)
+    good, bad = inspection.verify_files(where, delete)
     if as_json:
         rows = [{"path": str(path), "reason": reason} for path, reason in bad]
         _print_json(path=str(where), good=good, bad=rows, deleted=delete)
@@ -149,13 +149,13 @@ def clear(
 
     where = _folder(folder, config_path, sets)
     models = _chosen(where, prefix)
-    files = [(path, size) for model in models for path, size in inspection.sized(model)]
+    files = [(path, size) for model in models for path, size in inspection.list_file_sizes(model)]
     total = sum(size for _, size in files)
     what = f"{_count(len(files), 'record')} ({_size(total)}) of {_count(len(models), 'model')} in {where}"
     if files and not yes and not _agreed(what):
         click.echo("nothing was deleted", err=True)
         return 1
-    deleted, freed, stuck = inspection.remove(files)
+    deleted, freed, stuck = inspection.delete_files(files)
     for model in models:
         model.remove_if_empty()
     if as_json:
@@ -168,27 +168,27 @@ def clear(
 
 
 def _folder(given: Path | None, config_path: Path | None, sets: Sequence[str]) -> Path:
-    from mlxrun.cache.cache_folder import cache_folder
+    from mlxrun.cache.cache_folder import resolve_cache_folder
     from mlxrun.cli.options import load
 
     # Whether a run with this config would write there does not matter: a folder may be left from another.
     config = load(config_path, ("cache.backend=disk", *sets)).config
-    return given if given is not None else cache_folder(config.cache.disk_path)
+    return given if given is not None else resolve_cache_folder(config.cache.disk_path)
 
 
 def _chosen(folder: Path, prefix: str | None) -> list[ModelFolder]:
-    from mlxrun.cache.cache_folder import models
+    from mlxrun.cache.cache_folder import list_models
     from mlxrun.errors import ConfigError
 
-    found = models(folder)
+    found = list_models(folder)
     if prefix is None:
         return found
-    found = [model for model in found if model.root.hex().startswith(prefix.lower())]
+    found = [model for model in found if model.fingerprint.hex().startswith(prefix.lower())]
     if len(found) == 1 and prefix:
         return found
     if not found:
         raise ConfigError(f"--model {prefix}: {folder} has no such model; see `mlxrun cache ls`")
-    names = ", ".join(model.root.hex()[:FINGERPRINT_SHOWN] for model in found)
+    names = ", ".join(model.fingerprint.hex()[:FINGERPRINT_SHOWN] for model in found)
     raise ConfigError(f"--model {prefix}: give more digits, several models begin so: {names}")
 
 
@@ -203,42 +203,44 @@ def _can_ask() -> bool:
 
 
 def _model_line(model: ModelInspection) -> str:
-    name = model.model.root.hex()[:FINGERPRINT_SHOWN]
-    counts = f"{_count(len(model.seen), 'record')}, {_count(model.tokens, 'token')}, {_size(model.nbytes)}"
-    ages = f", used {_time(model.seen[0].used)} to {_time(model.seen[-1].used)}" if model.seen else ""
+    name = model.folder.fingerprint.hex()[:FINGERPRINT_SHOWN]
+    counts = f"{_count(len(model.entries), 'record')}, {_count(model.tokens, 'token')}, {_size(model.nbytes)}"
+    ages = (
+        f", used {_time(model.entries[0].used)} to {_time(model.entries[-1].used)}" if model.entries else ""
+    )
     bad = f", {model.unreadable} unreadable" if model.unreadable else ""
     return f"  {name}  {counts}{ages}{bad}"
 
 
 def _record_line(seen: InspectedEntry) -> str:
-    record = seen.record
+    record = seen.entry
     span = f"{record.start}-{record.stop}"
     kept = "  kept longest" if record.boundary else ""
     return (
-        f"    {record.key.hex()}  {record.part:<5}  tokens {span:<15}  "
+        f"    {record.key.hex()}  {record.kind:<5}  tokens {span:<15}  "
         f"{_size(seen.nbytes):>9}  {_time(seen.used)}{kept}"
     )
 
 
 def _model_json(model: ModelInspection, records: bool) -> dict[str, Any]:
     found = {
-        "fingerprint": model.model.root.hex(),
-        "records": len(model.seen),
+        "fingerprint": model.folder.fingerprint.hex(),
+        "records": len(model.entries),
         "tokens": model.tokens,
         "bytes": model.nbytes,
         "unreadable": model.unreadable,
-        "oldest_use": model.seen[0].used if model.seen else None,
-        "newest_use": model.seen[-1].used if model.seen else None,
+        "oldest_use": model.entries[0].used if model.entries else None,
+        "newest_use": model.entries[-1].used if model.entries else None,
     }
-    return found | ({"record_list": [_record_json(seen) for seen in model.seen]} if records else {})
+    return found | ({"record_list": [_record_json(seen) for seen in model.entries]} if records else {})
 
 
 def _record_json(seen: InspectedEntry) -> dict[str, Any]:
-    record = seen.record
+    record = seen.entry
     return {
         "key": record.key.hex(),
         "parent": record.parent.hex(),
-        "part": record.part.value,
+        "part": record.kind.value,
         "start": record.start,
         "stop": record.stop,
         "boundary": record.boundary,

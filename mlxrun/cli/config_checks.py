@@ -23,12 +23,12 @@ def parser_problems(loaded: Loaded) -> list[ConfigProblem]:
     given = loaded.config.parsers
     if given.tools in ("auto", "none") and given.reasoning in ("auto", "none"):
         return []
-    from mlxrun.parsers import choose
+    from mlxrun.parsers.registry import choose_formats
 
     found = []
     for key, names in (("tools", (given.tools, "none")), ("reasoning", ("none", given.reasoning))):
         try:
-            choose(None, (), *names)
+            choose_formats(None, (), *names)
         except ConfigError as error:
             path = f"parsers.{key}"
             found.append(problem(loaded.origins[path], path, str(error)))
@@ -42,10 +42,10 @@ def template_problems(loaded: Loaded) -> list[ConfigProblem]:
     key, given = "model.chat_template", loaded.config.model.chat_template
     if given is None:
         return []
-    from mlxrun.text.template import broken_at
+    from mlxrun.text.template import find_syntax_error
 
     try:
-        broken = broken_at(Path(given).read_text(encoding="utf-8"))
+        broken = find_syntax_error(Path(given).read_text(encoding="utf-8"))
     except OSError as error:
         return [problem(loaded.origins[key], key, f"{given}: {error.strerror}")]
     except UnicodeDecodeError as error:

@@ -47,16 +47,16 @@ def command(as_json: bool, model: bool, config_path: Path | None, sets: tuple[st
 
 def examine(config: Config | None) -> Iterator[Finding]:
     """All findings; without a config none about a model. Where mlx does not work, that is the finding."""
-    from mlxrun.model.machine.versions import Finding, requirements, version_findings
+    from mlxrun.model.machine.versions import Finding, read_requirements, check_versions
 
-    yield from version_findings(requirements())
+    yield from check_versions(read_requirements())
     try:
-        from mlxrun.model.doctor import machine_findings
+        from mlxrun.model.doctor import check_machine
     except ImportError as error:
         advice = "pip install mlx (Linux: 'mlx[cpu]' or 'mlx[cuda13]')"
         yield Finding("device", "backend", "off", f"mlx cannot be imported: {error}", advice)
         return
-    yield from machine_findings()
+    yield from check_machine()
     if config is not None:
         yield from examine_model(config)
 
@@ -64,21 +64,21 @@ def examine(config: Config | None) -> Iterator[Finding]:
 def examine_model(config: Config) -> Iterator[Finding]:
     """Load the model as the engine does, and show what its probe said."""
     from mlxrun.engine.factory import build_engine
-    from mlxrun.model.doctor import host_finding, probe_findings
+    from mlxrun.model.doctor import report_model, report_probe
     from mlxrun.model.machine.versions import Finding
-    from mlxrun.model.model_info import load_host
+    from mlxrun.model.model_info import load_model_info
     from mlxrun.text.template import check_template
 
     try:
-        host = load_host(config.model)
+        host = load_model_info(config.model)
         check_template(host, config.model.chat_template)
-        yield host_finding(config.model.path, host)
+        yield report_model(config.model.path, host)
         probe = build_engine(replace(config, engine=replace(config.engine, probe=True))).probe
     except MlxrunError as error:
         yield Finding("model", config.model.path, "off", str(error), "see model.path in the config")
         return
     if probe is not None:
-        yield from probe_findings(probe)
+        yield from report_probe(probe)
 
 
 def show(findings: Sequence[Finding]) -> None:

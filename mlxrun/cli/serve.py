@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from mlxrun.api.context import ApiContext
     from mlxrun.config.loading import Loaded
     from mlxrun.engine.client import EngineClient
-    from mlxrun.server.state import Server
+    from mlxrun.server.engine_state import Server
 
 log = logging.getLogger(__name__)
 
@@ -57,8 +57,8 @@ def command(config_path: Path | None, sets: tuple[str, ...], host: str | None, p
 
 
 async def _serve(loaded: Loaded) -> int:
+    from mlxrun.server.engine_state import Server
     from mlxrun.server.lifecycle import run
-    from mlxrun.server.state import Server
 
     server = Server(loaded.config)
     _keep_files(server)
@@ -75,13 +75,13 @@ async def _load(loaded: Loaded, server: Server) -> tuple[EngineClient, ApiContex
 
     from mlxrun.api.context import ApiContext
     from mlxrun.engine.client import EngineClient
-    from mlxrun.model.model_info import load_host
-    from mlxrun.parsers.model_formats import ModelFormats
+    from mlxrun.model.model_info import load_model_info
+    from mlxrun.parsers.registry import detect_formats
     from mlxrun.text.images import MediaLoader
 
     config = loaded.config
-    host = await asyncio.to_thread(load_host, config.model, weights=True)
-    formats = ModelFormats.of(host, config.parsers)
+    host = await asyncio.to_thread(load_model_info, config.model, weights=True)
+    formats = detect_formats(host.chat_template, host.tokenizer, config.parsers)
     side = ApiContext(host, config, MediaLoader(config.media, None), formats)
     client = await EngineClient.start(config, host)
     try:
@@ -94,10 +94,10 @@ async def _load(loaded: Loaded, server: Server) -> tuple[EngineClient, ApiContex
 
 
 def _facts() -> Mapping[str, Any]:
-    from mlxrun.model.doctor import device_facts
-    from mlxrun.model.machine.versions import library_versions
+    from mlxrun.model.doctor import describe_device
+    from mlxrun.model.machine.versions import list_library_versions
 
-    return {"versions": library_versions(), "device": device_facts()}
+    return {"versions": list_library_versions(), "device": describe_device()}
 
 
 def _keep_files(server: Server) -> None:
@@ -114,7 +114,7 @@ def _keep_files(server: Server) -> None:
 async def _run_batches(loaded: Loaded, server: Server, client: EngineClient, side: ApiContext) -> None:
     """Batches run from now on, those that an earlier run left too. Without a folder all else is served."""
     from mlxrun.batch.job_service import JobService
-    from mlxrun.model.doctor import device_facts
+    from mlxrun.model.doctor import describe_device
     from mlxrun.server.batches.storage import StorageError
 
     if server.jobs is None:
@@ -123,4 +123,4 @@ async def _run_batches(loaded: Loaded, server: Server, client: EngineClient, sid
         await server.jobs.open()
     except StorageError as error:
         log.warning("no files and no batches: %s", error)
-    server.jobs.start(JobService(client, loaded.config, loaded.digest, device_facts, side.formats))
+    server.jobs.start(JobService(client, loaded.config, loaded.digest, describe_device, side.formats))

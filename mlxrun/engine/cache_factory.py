@@ -1,7 +1,7 @@
 """The prefix cache that a config asks for, made for one loaded model.
 
-Its fingerprint is everything that a record depends on besides the tokens: a record of another model, another
-library, another device or other cuts is never found.
+Its fingerprint covers everything that an entry depends on besides the tokens: an entry of another model, library,
+device or chunk size is never found.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import json
 import logging
 from dataclasses import asdict
 
-from mlxrun.cache.cache_folder import cache_folder, check_folder
+from mlxrun.cache.cache_folder import check_folder, resolve_cache_folder
 from mlxrun.cache.disk_tier import DiskTier
-from mlxrun.cache.entry import CacheCounters, DiskTierInterface
+from mlxrun.cache.entry import CacheCounters
 from mlxrun.cache.prefix_cache import PrefixCache
 from mlxrun.config.settings import Config
 from mlxrun.errors import ConfigError
-from mlxrun.model.doctor import backend
-from mlxrun.model.machine.versions import library_versions
+from mlxrun.model.doctor import get_backend
+from mlxrun.model.machine.versions import list_library_versions
 from mlxrun.model.model_info import LoadedModelInfo
 from mlxrun.model.snapshot.snapshots import SnapshotCodec
 from mlxrun.scheduler.memory_budget import MemoryBudget
@@ -26,13 +26,13 @@ from mlxrun.scheduler.prefix_cache_interface import NoPrefixCache, PrefixCacheIn
 
 log = logging.getLogger(__name__)
 
-FORMAT = 1  # of records: another number makes all old ones misses
-SHARE = 4  # of what weights leave of the memory, the default for the cache
-UNKNOWN = 2_000_000_000  # bytes, where nobody says how much memory there is
+FORMAT_VERSION = 1  # of entries: another number turns all old ones into misses
+MEMORY_SHARE = 4  # default size of the cache: one in so many bytes of the memory beside the weights
+FALLBACK_BYTES = 2_000_000_000  # default size if the amount of memory is unknown
 
 
-def make_prefixes(
-    config: Config, host: LoadedModelInfo, snapshots: SnapshotCodec, memory: MemoryBudget
+def build_prefix_cache(
+    config: Config, model_info: LoadedModelInfo, snapshots: SnapshotCodec, memory: MemoryBudget
 ) -> PrefixCacheInterface:
     """`config`: with the device's values filled in. ConfigError if the budget holds no chunk, or for a folder
     that cannot be written."""
@@ -42,50 +42,50 @@ def make_prefixes(
         return NoPrefixCache()
     if not snapshots.supported:
         return NoPrefixCache()  # which Snapshots has said, with the reason
-    size = _memory_bytes(config, snapshots, memory)
+    size = _resolve_memory_bytes(config, snapshots, memory)
     if size is None:
         log.warning("the prefix cache is off: the memory that is left holds no chunk of %d tokens", chunk)
         return NoPrefixCache()
-    root, counters = fingerprint(config, host, snapshots), CacheCounters()
-    files: DiskTierInterface | None = None
+    root, counters = compute_fingerprint(config, model_info, snapshots), CacheCounters()
+    disk_tier: DiskTier | None = None
     if settings.backend == "disk":
-        folder = cache_folder(settings.disk_path)
+        folder = resolve_cache_folder(settings.disk_path)
         check_folder(folder)
-        files = DiskTier(folder, root, counters=counters)
+        disk_tier = DiskTier(folder, root, counters=counters)
     return PrefixCache(
         root,
         chunk,
-        deltas=snapshots.deltas,
-        states=snapshots.states,
+        deltas=snapshots.has_deltas,
+        states=snapshots.has_states,
         codec=snapshots,
         settings=settings,
         memory_bytes=size,
-        files=files,
+        disk_tier=disk_tier,
         grid_only=config.engine.reproducible,
         counters=counters,
     )
 
 
-def fingerprint(config: Config, host: LoadedModelInfo, snapshots: SnapshotCodec) -> bytes:
-    """32 bytes: digest of all that decides what a record holds for given tokens."""
+def compute_fingerprint(config: Config, model_info: LoadedModelInfo, snapshots: SnapshotCodec) -> bytes:
+    """Return a digest (32 bytes) of all that decides what an entry holds for given tokens."""
     parts = {
-        "format": FORMAT,
-        "model": host.digests["model"],
+        "format": FORMAT_VERSION,
+        "model": model_info.digests["model"],
         "load": {key: asdict(config.model)[key] for key in ("kind", "dtype")},
         "layers": snapshots.describe(),
         "chunk": config.scheduler.chunk,
         "reproducible": config.engine.reproducible,
         "stored_bits": config.cache.stored_bits,
-        "backend": backend(),
-        "versions": {k: v for k, v in library_versions().items() if k.startswith("mlx")},
+        "backend": get_backend(),
+        "versions": {k: v for k, v in list_library_versions().items() if k.startswith("mlx")},
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).digest()
 
 
-def _memory_bytes(config: Config, snapshots: SnapshotCodec, memory: MemoryBudget) -> int | None:
+def _resolve_memory_bytes(config: Config, snapshots: SnapshotCodec, memory: MemoryBudget) -> int | None:
     """Bytes of the memory tier; None if by default there is no room for a single chunk."""
     assert config.scheduler.chunk is not None
-    least = snapshots.least(config.scheduler.chunk)
+    least = snapshots.count_min_bytes(config.scheduler.chunk)
     given = config.cache.memory_bytes
     if given is not None:
         if given < least:
@@ -94,5 +94,5 @@ def _memory_bytes(config: Config, snapshots: SnapshotCodec, memory: MemoryBudget
                 f"tokens ({least} bytes): give more, or lower scheduler.chunk, or set cache.backend: none"
             )
         return given
-    size = (memory.limit - memory.weights) // SHARE if memory.limit else UNKNOWN
+    size = (memory.limit - memory.weights) // MEMORY_SHARE if memory.limit else FALLBACK_BYTES
     return size if size >= least else None

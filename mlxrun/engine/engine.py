@@ -24,9 +24,9 @@ class Runner(Protocol):
     """What the engine needs of model.runner.ModelRunner; tests put a scripted one here."""
 
     @property
-    def pending(self) -> bool: ...
+    def has_pending_snapshots(self) -> bool: ...
     @property
-    def waited_for(self) -> bool: ...
+    def awaits_first_tokens(self) -> bool: ...
     def collect(self) -> StepResult: ...
     def execute(self, plan: StepPlan) -> StepResult: ...
     def reset(self) -> None: ...
@@ -38,29 +38,29 @@ class Engine:
 
     def __init__(
         self,
-        host: LoadedModelInfo,
+        model_info: LoadedModelInfo,
         scheduler: Scheduler,
         runner: Runner,
         settings: EngineSettings,
         probe: ProbeReport | None = None,
-        prefixes: PrefixCacheInterface | None = None,
+        prefix_cache: PrefixCacheInterface | None = None,
     ) -> None:
         """`prefixes`: the scheduler's; copies that the runner made go there."""
-        self.host = host
+        self.model_info = model_info
         self.scheduler = scheduler
         self.probe = probe
-        self.prefixes: PrefixCacheInterface = prefixes or NoPrefixCache()
+        self.prefix_cache: PrefixCacheInterface = prefix_cache or NoPrefixCache()
         self._runner = runner
         self._settings = settings
         self.steps = 0  # since the start
         self.errors = 0  # of these, those that failed
-        self._failures = 0  # steps that failed since a token last came out
+        self._failures_in_a_row = 0  # steps that failed since a token last came out
         self._aborted: list[TokenEvent] = []
 
     @property
     def busy(self) -> bool:
         """Whether `step` has anything to do."""
-        return self.scheduler.busy or bool(self._aborted) or self._runner.pending
+        return self.scheduler.busy or bool(self._aborted) or self._runner.has_pending_snapshots
 
     def add(self, request: Request) -> None:
         """Take a request in; Overloaded, PromptTooLong or RequestError if it cannot run."""
@@ -74,40 +74,40 @@ class Engine:
 
     def clear_cache(self) -> None:
         """Forget all prefixes that no running request uses."""
-        self.prefixes.clear()
+        self.prefix_cache.clear()
 
     def step(self) -> list[TokenEvent]:
         """Schedule, run, update; first tokens that somebody waits for are only read. EngineDead after
         `engine.max_errors` failed steps in a row."""
         self.steps += 1
-        only_read = self._runner.waited_for and not self.scheduler.freeing
+        only_read = self._runner.awaits_first_tokens and not self.scheduler.freeing
         plan = StepPlan() if only_read else self.scheduler.schedule()
         try:
             result = self._runner.collect() if only_read else self._runner.execute(plan)
         except Exception as error:  # the border: whatever a model does, requests get an answer
-            return self._failed(plan, error)
-        for saved in result.saved:
-            self.prefixes.put(saved)
-        for request_id in result.unusable:
-            self.prefixes.discard(request_id)
+            return self._handle_failed_step(plan, error)
+        for saved in result.snapshots:
+            self.prefix_cache.store_snapshot(saved)
+        for request_id in result.invalid_hits:
+            self.prefix_cache.invalidate_hit(request_id)
         if result.tokens:  # with decode-ahead, only what comes out shows that a step has worked
-            self._failures = 0
+            self._failures_in_a_row = 0
         events, self._aborted = self._aborted, []
         return events + self.scheduler.update(plan, result)
 
-    def _failed(self, plan: StepPlan, error: Exception) -> list[TokenEvent]:
+    def _handle_failed_step(self, plan: StepPlan, error: Exception) -> list[TokenEvent]:
         self.errors += 1
-        self._failures += 1
-        log.error("step failed (%d in a row): %s", self._failures, error, exc_info=error)
+        self._failures_in_a_row += 1
+        log.error("step failed (%d in a row): %s", self._failures_in_a_row, error, exc_info=error)
         self._runner.reset()
         events, self._aborted = self._aborted, []
-        if self._failures >= self._settings.max_errors:
-            raise EngineDead(f"{self._failures} steps failed in a row: {error}") from error
+        if self._failures_in_a_row >= self._settings.max_errors:
+            raise EngineDead(f"{self._failures_in_a_row} steps failed in a row: {error}") from error
         return events + self.scheduler.step_failed(plan, error)
 
     def close(self) -> None:
         """Drop all arrays, on the thread that made them."""
         try:
-            self.prefixes.shutdown()
+            self.prefix_cache.shutdown()
         finally:
             self._runner.close()

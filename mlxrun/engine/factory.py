@@ -8,14 +8,14 @@ from __future__ import annotations
 import logging
 
 from mlxrun.config.settings import Config
-from mlxrun.engine.cache_factory import make_prefixes
+from mlxrun.engine.cache_factory import build_prefix_cache
 from mlxrun.engine.engine import Engine
 from mlxrun.errors import ConfigError
-from mlxrun.model.adapter import first_look
-from mlxrun.model.footprint import budget
+from mlxrun.model.adapter import run_trial_forward
+from mlxrun.model.footprint import make_memory_budget
 from mlxrun.model.loader import load_adapter
-from mlxrun.model.machine.device import pace, resolve
-from mlxrun.model.model_info import LoadedModelInfo, load_host
+from mlxrun.model.machine.device import choose_step_costs, resolve_config
+from mlxrun.model.model_info import LoadedModelInfo, load_model_info
 from mlxrun.model.probe import choose_methods
 from mlxrun.model.runner import ModelRunner
 from mlxrun.model.snapshot.snapshots import SnapshotCodec
@@ -25,36 +25,36 @@ from mlxrun.scheduler.scheduler import Scheduler
 log = logging.getLogger(__name__)
 
 
-def build_engine(config: Config, host: LoadedModelInfo | None = None) -> Engine:
+def build_engine(config: Config, model_info: LoadedModelInfo | None = None) -> Engine:
     """An idle engine for this config. ModelLoadError if the model cannot be loaded. `host`: if loaded."""
-    cut = pace(config)
-    config = resolve(config)
-    host = host or load_host(config.model, weights=True)
+    cut = choose_step_costs(config)
+    config = resolve_config(config)
+    model_info = model_info or load_model_info(config.model, weights=True)
     reproducible = config.engine.reproducible
-    adapter = load_adapter(config.model, host, config.cache.image_bytes, whole_sets=reproducible)
-    cache, vocab = first_look(adapter)
+    adapter = load_adapter(config.model, model_info, config.cache.image_bytes, exact_sets_only=reproducible)
+    cache, vocab = run_trial_forward(adapter)
     probe = choose_methods(adapter, vocab, config)
-    memory = budget(config.scheduler, adapter.model, _hidden(host), cache, vocab)
+    memory = make_memory_budget(config.scheduler, adapter.model, _read_hidden_size(model_info), cache, vocab)
     if 0 < memory.limit < memory.weights:
-        raise ConfigError(f"scheduler.memory_limit: {memory.explain(1, 1)}: nothing could ever run")
+        raise ConfigError(f"scheduler.memory_limit: {memory.explain_shortage(1, 1)}: nothing could ever run")
     snapshots = SnapshotCodec(cache, config.cache.stored_bits)
-    prefixes = make_prefixes(config, host, snapshots, memory)
+    prefixes = build_prefix_cache(config, model_info, snapshots, memory)
     scheduler = Scheduler(
         config.scheduler,
-        RequestLimits(host.context_length, memory),
-        prefixes=prefixes,
-        whole_chunks=reproducible,
-        pace=cut,
+        RequestLimits(model_info.context_length, memory),
+        prefix_cache=prefixes,
+        aligned_chunks=reproducible,
+        costs=cut,
     )
-    log.info("loaded %s: decode %s", host.name, probe.methods.decode)
+    log.info("loaded %s: decode %s", model_info.name, probe.methods.decode)
     runner = ModelRunner(adapter, vocab, probe.methods, snapshots)
-    return Engine(host, scheduler, runner, config.engine, probe, prefixes)
+    return Engine(model_info, scheduler, runner, config.engine, probe, prefixes)
 
 
-def _hidden(host: LoadedModelInfo) -> int:
+def _read_hidden_size(model_info: LoadedModelInfo) -> int:
     """Width of the model; a guess where its config does not say."""
-    text = host.config.get("text_config") or {}
-    for source in (text, host.config):
+    text = model_info.config.get("text_config") or {}
+    for source in (text, model_info.config):
         for key in ("hidden_size", "d_model", "n_embd", "dim"):
             if isinstance(source.get(key), int):
                 return int(source[key])

@@ -53,9 +53,9 @@ class Listener:
     events; `dead` once when the engine ends by an error.
     """
 
-    ready: Callable[[Engine], None]
-    deliver: Callable[[list[TokenEvent]], None]
-    dead: Callable[[MlxrunError], None]
+    on_ready: Callable[[Engine], None]
+    on_events: Callable[[list[TokenEvent]], None]
+    on_dead: Callable[[MlxrunError], None]
 
 
 class EngineThread:
@@ -66,12 +66,12 @@ class EngineThread:
         self._listener = listener
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         # A daemon, so that a front end that dies without `stop` does not hang the process.
-        self._thread = threading.Thread(target=self._main, name="mlxrun-engine", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="mlxrun-engine", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
-    def put(self, message: Message) -> None:
+    def send(self, message: Message) -> None:
         """Hand a message over; never blocks."""
         self._inbox.put(message)
 
@@ -80,35 +80,35 @@ class EngineThread:
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
-    def _main(self) -> None:
+    def _run(self) -> None:
         try:
             engine = self._build()
         except MlxrunError as error:
-            self._listener.dead(error)
+            self._listener.on_dead(error)
             return
         except BaseException as error:  # the border: a thread that ends silently leaves everybody waiting
             log.exception("loading failed")
-            self._listener.dead(_dead(error))
+            self._listener.on_dead(_as_engine_dead(error))
             return
         try:
-            self._listener.ready(engine)
-            self._loop(engine)
+            self._listener.on_ready(engine)
+            self._run_steps(engine)
         except BaseException as error:  # a panic of a library in Rust is no Exception
             log.exception("the engine stops")
-            self._listener.dead(_dead(error))
+            self._listener.on_dead(_as_engine_dead(error))
         finally:
             engine.close()
 
-    def _loop(self, engine: Engine) -> None:
+    def _run_steps(self, engine: Engine) -> None:
         while True:
-            events = self._drain(engine)
+            events = self._handle_messages(engine)
             if events is None:
                 return
             events += engine.step() if engine.busy else []
             if events:
-                self._listener.deliver(events)
+                self._listener.on_events(events)
 
-    def _drain(self, engine: Engine) -> list[TokenEvent] | None:
+    def _handle_messages(self, engine: Engine) -> list[TokenEvent] | None:
         """Take in all messages; waits for one if there is nothing to do. None: stop."""
         events: list[TokenEvent] = []
         block = not engine.busy
@@ -121,13 +121,13 @@ class EngineThread:
                 case Abort(request_id):
                     engine.abort(request_id)
                 case Submit(request):
-                    events += _add(engine, request)
+                    events += _add_request(engine, request)
                 case CallEngine(call, done):
-                    _ask(engine, call, done)
+                    _call_engine(engine, call, done)
         return events
 
 
-def _add(engine: Engine, request: Request) -> list[TokenEvent]:
+def _add_request(engine: Engine, request: Request) -> list[TokenEvent]:
     """Add a request; a refusal is its final event."""
     try:
         engine.add(request)
@@ -136,7 +136,7 @@ def _add(engine: Engine, request: Request) -> list[TokenEvent]:
     return []
 
 
-def _ask(
+def _call_engine(
     engine: Engine, call: Callable[[Engine], object], done: Callable[[object, Exception | None], None]
 ) -> None:
     try:
@@ -147,7 +147,7 @@ def _ask(
         done(result, None)
 
 
-def _dead(error: BaseException) -> EngineDead:
+def _as_engine_dead(error: BaseException) -> EngineDead:
     if isinstance(error, EngineDead):
         return error
     dead = EngineDead(f"the engine has stopped: {type(error).__name__}: {error}")

@@ -15,11 +15,11 @@ import mlx.nn as nn
 import numpy as np
 
 from mlxrun.errors import ModelLoadError, RequestError
-from mlxrun.model.prompt_inputs import PLAIN as PLAIN
+from mlxrun.model.prompt_inputs import TEXT_ONLY as TEXT_ONLY
 from mlxrun.model.prompt_inputs import PromptInputs as PromptInputs
-from mlxrun.model.ragged.layer_caches import all_arrays
+from mlxrun.model.ragged.layer_caches import list_all_arrays
 from mlxrun.model.vision.embedder import Embedder
-from mlxrun.model.vision.features import ImagePrompts
+from mlxrun.model.vision.features import ImagePromptEmbedder
 
 
 class Adapter(Protocol):
@@ -27,11 +27,11 @@ class Adapter(Protocol):
 
     model: nn.Module
 
-    def new_cache(self) -> list[Any]:
+    def make_cache(self) -> list[Any]:
         """Empty single-row caches, one a layer."""
         ...
 
-    def inputs(self, prompt: Sequence[int], media: Any, computed: int = 0) -> PromptInputs:
+    def prepare_inputs(self, prompt: Sequence[int], media: Any, computed: int = 0) -> PromptInputs:
         """What the request needs beyond token ids. RequestError if the model cannot use `media`. `computed`:
         so many tokens are in the row's cache already, and `prefill` will not be called for them."""
         ...
@@ -45,11 +45,11 @@ class Adapter(Protocol):
         ...
 
 
-def first_look(adapter: Adapter) -> tuple[list[Any], int]:
+def run_trial_forward(adapter: Adapter) -> tuple[list[Any], int]:
     """Caches that hold two tokens, for their shapes; the width of the logits. ModelLoadError for NaN."""
-    cache = adapter.new_cache()
-    logits = adapter.prefill(mx.array([[1, 1]]), cache, 0, PLAIN)
-    mx.eval(all_arrays(cache))
+    cache = adapter.make_cache()
+    logits = adapter.prefill(mx.array([[1, 1]]), cache, 0, TEXT_ONLY)
+    mx.eval(list_all_arrays(cache))
     if mx.any(mx.isnan(logits)).item():
         raise ModelLoadError("the model computes NaN: its weights are damaged, or need another model.dtype")
     return cache, int(logits.shape[-1])
@@ -64,13 +64,13 @@ class TextAdapter:
         self.model = model
         self._make = make_prompt_cache
 
-    def new_cache(self) -> list[Any]:
+    def make_cache(self) -> list[Any]:
         return self._make(self.model)
 
-    def inputs(self, prompt: Sequence[int], media: Any, computed: int = 0) -> PromptInputs:
+    def prepare_inputs(self, prompt: Sequence[int], media: Any, computed: int = 0) -> PromptInputs:
         if media is not None:
             raise RequestError("this model takes no images")
-        return PLAIN
+        return TEXT_ONLY
 
     def prefill(self, ids: mx.array, cache: list[Any], start: int, inputs: PromptInputs) -> mx.array:
         logits: mx.array = self.model(ids, cache=cache)
@@ -88,7 +88,7 @@ class VisionAdapter:
     `whole_sets`: reuse them only where all images of a prompt are the same, which is exact bit by bit.
     """
 
-    def __init__(self, model: nn.Module, image_bytes: int = 0, whole_sets: bool = False) -> None:
+    def __init__(self, model: nn.Module, image_bytes: int = 0, exact_sets_only: bool = False) -> None:
         from mlx_vlm.models.cache import make_prompt_cache
 
         self.model = model
@@ -96,13 +96,13 @@ class VisionAdapter:
         self._language = model.language_model
         embedder = Embedder(model)
         self._mrope = embedder.mrope
-        self._images = ImagePrompts(embedder, image_bytes, whole_sets)
+        self._images = ImagePromptEmbedder(embedder, image_bytes, exact_sets_only)
 
-    def new_cache(self) -> list[Any]:
+    def make_cache(self) -> list[Any]:
         return self._make(self._language)
 
-    def inputs(self, prompt: Sequence[int], media: Any, computed: int = 0) -> PromptInputs:
-        return PLAIN if media is None else self._images.inputs(prompt, media, computed)
+    def prepare_inputs(self, prompt: Sequence[int], media: Any, computed: int = 0) -> PromptInputs:
+        return TEXT_ONLY if media is None else self._images.embed(prompt, media, computed)
 
     def prefill(self, ids: mx.array, cache: list[Any], start: int, inputs: PromptInputs) -> mx.array:
         stop = start + ids.shape[1]
@@ -110,27 +110,27 @@ class VisionAdapter:
         if start < prompt < stop:  # a preempted row: its answer so far has token ids alone
             self.prefill(ids[:, : prompt - start], cache, start, inputs)
             return self.prefill(ids[:, prompt - start :], cache, prompt, inputs)
-        extra = self._media(inputs, start, stop) if start < prompt else {}
+        extra = self._slice_inputs(inputs, start, stop) if start < prompt else {}
         if self._mrope and "position_ids" not in extra:
-            places = mx.arange(start + inputs.delta, stop + inputs.delta)
+            places = mx.arange(start + inputs.position_delta, stop + inputs.position_delta)
             extra["position_ids"] = mx.broadcast_to(places, (3, *ids.shape))
         logits: mx.array = self._language(ids, cache=cache, **extra).logits
         return logits
 
-    def _media(self, inputs: PromptInputs, start: int, stop: int) -> dict[str, Any]:
+    def _slice_inputs(self, inputs: PromptInputs, start: int, stop: int) -> dict[str, Any]:
         """A chunk of what replaces or goes with the token ids of a prompt with images."""
         extra: dict[str, Any] = {}
         if inputs.embeds is not None:
             extra["inputs_embeds"] = inputs.embeds[:, start:stop]
         if inputs.per_layer is not None:
             extra["per_layer_inputs"] = inputs.per_layer[:, start:stop]
-        if inputs.deepstack and inputs.visual is not None:
-            extra |= self._deepstack(inputs, inputs.visual, start, stop)
+        if inputs.deepstack and inputs.visual_mask is not None:
+            extra |= self._slice_deepstack(inputs, inputs.visual_mask, start, stop)
         if inputs.positions is not None:
             extra["position_ids"] = inputs.positions[..., start:stop]
         return extra
 
-    def _deepstack(
+    def _slice_deepstack(
         self, inputs: PromptInputs, visual: np.ndarray[Any, np.dtype[np.bool_]], start: int, stop: int
     ) -> dict[str, Any]:
         """Mask and features of the visual tokens in the chunk, cut together; nothing if it has none."""

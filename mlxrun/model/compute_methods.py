@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from mlxrun.model.prefill import PrefillSharing
+from mlxrun.model.chunk_grouping import PrefillSharing
 from mlxrun.model.ragged import layer_caches
 from mlxrun.model.ragged.decode_batch import DecodeBatch
 from mlxrun.model.ragged.layer_caches import LayerKind
 from mlxrun.model.ragged.row_by_row import RowByRowBatch
 
-Batch = DecodeBatch | RowByRowBatch
-Decode = Literal["ragged", "grouped", "alone"]
+AnyDecodeBatch = DecodeBatch | RowByRowBatch
+DecodeMethod = Literal["ragged", "grouped", "alone"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +27,15 @@ class ComputeMethods:
     `launch_first`: launch a step before the tokens of the last one are read (see docs/architecture.md).
     """
 
-    decode: Decode = "ragged"
+    decode: DecodeMethod = "ragged"
     sharing: PrefillSharing = field(default_factory=PrefillSharing)
     fixed_width: int = 0
     launch_first: bool = False
 
 
-def make_batch(template: Sequence[Any], methods: ComputeMethods, shortest: int | None = None) -> Batch:
+def make_decode_batch(
+    template: Sequence[Any], methods: ComputeMethods, shortest: int | None = None
+) -> AnyDecodeBatch:
     """An empty decode batch that works by these methods. `shortest`: see DecodeBatch."""
     if methods.decode == "alone" or not can_batch(template):
         return RowByRowBatch()
@@ -51,13 +53,19 @@ def make_batch(template: Sequence[Any], methods: ComputeMethods, shortest: int |
 
 def can_batch(template: Sequence[Any]) -> bool:
     """Whether every cache of the model is of a class that the decode batch knows."""
-    return all(layer_caches.kind(leaf) is not LayerKind.OTHER for leaf in layer_caches.flatten(template))
+    return all(
+        layer_caches.get_kind(leaf) is not LayerKind.OTHER for leaf in layer_caches.flatten_caches(template)
+    )
 
 
-def paddable(template: Sequence[Any], chunk: int) -> int:
+def find_padding_limit(template: Sequence[Any], chunk: int) -> int:
     """The longest first chunk that may be padded on the right: see model/prefill.py. 0: none."""
-    kinds = {layer_caches.kind(leaf) for leaf in layer_caches.flatten(template)}
+    kinds = {layer_caches.get_kind(leaf) for leaf in layer_caches.flatten_caches(template)}
     if not kinds <= {LayerKind.KV, LayerKind.WINDOW}:
         return 0
-    windows = [w for leaf in layer_caches.flatten(template) if (w := layer_caches.window(leaf)) is not None]
+    windows = [
+        w
+        for leaf in layer_caches.flatten_caches(template)
+        if (w := layer_caches.get_window(leaf)) is not None
+    ]
     return min([chunk, *windows])

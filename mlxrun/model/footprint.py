@@ -9,51 +9,52 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from mlxrun.config.settings import SchedulerSettings
-from mlxrun.model.machine.device import device_limit
+from mlxrun.model.machine.device import get_memory_limit
 from mlxrun.model.ragged import layer_caches
 from mlxrun.model.ragged.layer_caches import LayerKind
-from mlxrun.model.ragged.row_group import STEP
+from mlxrun.model.ragged.row_group import BUFFER_STEP
 from mlxrun.scheduler.memory_budget import Footprint, MemoryBudget
 
 # Activations of one prompt token in flight, in units of the hidden size: attention and MLP of one layer.
-ACTIVATIONS = 24
+ACTIVATION_FACTOR = 24
 # Padding to a group's longest row, and room for rows and tokens to come: measured 1.25 to 1.7 for rows of 300
 # tokens and more, up to 3.6 where most are far shorter than 256.
-GROUPED = 1.5
+PADDING_FACTOR = 1.5
 
 
-def weights_bytes(model: nn.Module) -> int:
+def count_weight_bytes(model: nn.Module) -> int:
     return sum(array.nbytes for _, array in tree_flatten(model.parameters()))
 
 
-def footprint(cache: Sequence[Any]) -> Footprint:
+def measure_footprint(cache: Sequence[Any]) -> Footprint:
     """Bytes of a row in the decode batch, read off caches [1, ...] that hold a few tokens."""
     per_token, fixed, windows = 0, 0, []
-    for leaf in layer_caches.flatten(cache):
-        kind = layer_caches.kind(leaf)
+    for leaf in layer_caches.flatten_caches(cache):
+        kind = layer_caches.get_kind(leaf)
         if kind in (LayerKind.KV, LayerKind.WINDOW):
             size = sum(a.shape[1] * a.shape[3] * a.itemsize for a in (leaf.keys, leaf.values))
-            window = layer_caches.window(leaf)
+            window = layer_caches.get_window(leaf)
             per_token += size if window is None else 0
             windows += [] if window is None else [(window, size)]
         else:
-            fixed += sum(a.nbytes for a in layer_caches.arrays(leaf))
-    windows = [(window, int(size * GROUPED)) for window, size in windows]
-    return Footprint(int(per_token * GROUPED), fixed, tuple(windows), STEP)
+            fixed += sum(a.nbytes for a in layer_caches.list_arrays(leaf))
+    windows = [(window, int(size * PADDING_FACTOR)) for window, size in windows]
+    return Footprint(int(per_token * PADDING_FACTOR), fixed, tuple(windows), BUFFER_STEP)
 
 
-def budget(
+def make_memory_budget(
     settings: SchedulerSettings, model: nn.Module, hidden: int, cache: Sequence[Any], vocab: int
 ) -> MemoryBudget:
     """The sum that admission checks. `hidden`: width of the model; `vocab`: of its logits."""
-    limit = settings.memory_limit or device_limit()
+    limit = settings.memory_limit or get_memory_limit()
     itemsize = max(
-        (a.itemsize for leaf in layer_caches.flatten(cache) for a in layer_caches.arrays(leaf)), default=4
+        (a.itemsize for leaf in layer_caches.flatten_caches(cache) for a in layer_caches.list_arrays(leaf)),
+        default=4,
     )
     logits = settings.max_running * vocab * 4 * 4
     return MemoryBudget(
         limit=int(limit * (1 - settings.memory_headroom)),
-        weights=weights_bytes(model) + logits,
-        transient=hidden * itemsize * ACTIVATIONS,
-        footprint=footprint(cache),
+        weights=count_weight_bytes(model) + logits,
+        transient=hidden * itemsize * ACTIVATION_FACTOR,
+        footprint=measure_footprint(cache),
     )

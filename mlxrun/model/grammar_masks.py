@@ -16,49 +16,49 @@ import numpy as np
 from mlxrun.errors import RequestError
 from mlxrun.scheduler.request import GrammarMatcher
 
-ALL = b"\xff"  # allows its eight tokens
+ALLOW_ALL = b"\xff"  # allows its eight tokens
 
 
 @dataclass(slots=True)
 class RowGrammar:
     """A row's constraint, and what it failed by."""
 
-    constraint: GrammarMatcher
+    matcher: GrammarMatcher
     error: Exception | None = None
 
-    def mask(self, size: int) -> bytes:
+    def compute_mask(self, size: int) -> bytes:
         """The mask in so many bytes; tokens that only the model has are forbidden."""
         if self.error is None:
             try:
-                return self.constraint.mask()[:size].ljust(size, b"\0")
+                return self.matcher.mask()[:size].ljust(size, b"\0")
             except Exception as error:  # the border: see above
                 self.error = error
-        return ALL * size
+        return ALLOW_ALL * size
 
     def accept(self, token: int) -> None:
         """Take a token in, or raise what failed."""
         if self.error is not None:
             raise self.error
-        self.constraint.accept(token)
+        self.matcher.accept(token)
 
 
-def allowed(guards: Sequence[RowGrammar | None], vocab: int) -> mx.array | None:
+def make_grammar_mask(guards: Sequence[RowGrammar | None], vocab: int) -> mx.array | None:
     """bool [rows, vocab]; None if no row has a constraint."""
     if not any(guards):
         return None
     size = (vocab + 7) // 8
-    rows = [ALL * size if guard is None else guard.mask(size) for guard in guards]
+    rows = [ALLOW_ALL * size if guard is None else guard.compute_mask(size) for guard in guards]
     packed = np.frombuffer(b"".join(rows), np.uint8).reshape(len(rows), size)
     mask = np.unpackbits(packed, axis=1, count=vocab, bitorder="little").view(np.bool_)
     for index in np.flatnonzero(~mask.any(axis=1)).tolist():
         guard = guards[index]
         assert guard is not None
-        guard.error = RequestError(_nothing(guard.constraint), code="grammar_failed")
+        guard.error = RequestError(_explain_empty_mask(guard.matcher), code="grammar_failed")
         mask[index] = True
     return mx.array(mask)
 
 
-def _nothing(constraint: GrammarMatcher) -> str:
+def _explain_empty_mask(constraint: GrammarMatcher) -> str:
     if constraint.done:
         return "the answer is complete by its grammar, and the request has no stop token to say so"
     return "the grammar allows no token that this model has"

@@ -23,34 +23,38 @@ log = logging.getLogger(__name__)
 
 
 def load_adapter(
-    settings: ModelSettings, host: LoadedModelInfo, image_bytes: int = 0, *, whole_sets: bool = False
+    settings: ModelSettings, info: LoadedModelInfo, image_bytes: int = 0, *, exact_sets_only: bool = False
 ) -> Adapter:
     """The model, its weights evaluated, its attention seam installed. The rest: see VisionAdapter."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    if not any(host.folder.glob("*.safetensors")):
-        raise ModelLoadError(f"no *.safetensors in {host.folder}: the model has no weights")
+    if not any(info.folder.glob("*.safetensors")):
+        raise ModelLoadError(f"no *.safetensors in {info.folder}: the model has no weights")
     try:
-        model = _load_vision(settings, host) if host.vision else _load_text(settings, host)
+        model = _load_vision(settings, info) if info.vision else _load_text(settings, info)
     except (OSError, ValueError, KeyError, TypeError, ImportError, RuntimeError, AttributeError) as error:
-        raise ModelLoadError(f"{host.folder}: {_hint(error)}") from error
-    dtype = _dtype(settings)
+        raise ModelLoadError(f"{info.folder}: {_describe_error(error)}") from error
+    dtype = _choose_dtype(settings)
     if dtype is not None:
         model.set_dtype(dtype)
     model.eval()
     mx.eval(model.parameters())
-    attention.install(model)
+    attention.route_attention(model)
     if mx.metal.is_available():
         mx.set_wired_limit(int(mx.device_info()["max_recommended_working_set_size"]))
-    return VisionAdapter(model, image_bytes, whole_sets=whole_sets) if host.vision else TextAdapter(model)
+    return (
+        VisionAdapter(model, image_bytes, exact_sets_only=exact_sets_only)
+        if info.vision
+        else TextAdapter(model)
+    )
 
 
-def _load_text(settings: ModelSettings, host: LoadedModelInfo) -> Any:
+def _load_text(settings: ModelSettings, info: LoadedModelInfo) -> Any:
     from mlx_lm.utils import load_adapters, load_model
 
-    strict = "vision_config" not in host.config  # a vision model's text part: its other weights are left out
-    model, _ = load_model(host.folder, lazy=True, strict=strict, trust_remote_code=settings.trust_remote_code)
+    strict = "vision_config" not in info.config  # a vision model's text part: its other weights are left out
+    model, _ = load_model(info.folder, lazy=True, strict=strict, trust_remote_code=settings.trust_remote_code)
     if not strict:
-        _check_complete(model, host.folder)
+        _check_complete(model, info.folder)
     return load_adapters(model, settings.adapter) if settings.adapter else model
 
 
@@ -64,26 +68,26 @@ def _check_complete(model: Any, folder: Path) -> None:
         raise ModelLoadError(f"{folder}: {len(missing)} parameters are missing, such as {min(missing)}")
 
 
-def _load_vision(settings: ModelSettings, host: LoadedModelInfo) -> Any:
+def _load_vision(settings: ModelSettings, info: LoadedModelInfo) -> Any:
     from mlx_vlm.utils import load_model
 
-    if "model_file" in host.config and not settings.trust_remote_code:  # mlx-vlm would run it unasked
+    if "model_file" in info.config and not settings.trust_remote_code:  # mlx-vlm would run it unasked
         raise ModelLoadError(
-            f"{host.folder}: config.json names Python code of its own (model_file): read it, and set "
+            f"{info.folder}: config.json names Python code of its own (model_file): read it, and set "
             "model.trust_remote_code to run it"
         )
-    model = load_model(host.folder, lazy=True, trust_remote_code=settings.trust_remote_code)
-    return _adapted(model, settings.adapter) if settings.adapter else model
+    model = load_model(info.folder, lazy=True, trust_remote_code=settings.trust_remote_code)
+    return _apply_lora(model, settings.adapter) if settings.adapter else model
 
 
-def _adapted(model: Any, adapter: str) -> Any:
+def _apply_lora(model: Any, adapter: str) -> Any:
     """The vision model with its LoRA adapter. The library takes any tensors there, and prints what it did."""
     from mlx_vlm.utils import apply_lora_layers
 
     load_weights = model.load_weights
 
     def checked(file: str, strict: bool) -> None:
-        load_weights(_fitting(model, file), strict=strict)
+        load_weights(_read_fitting_weights(model, file), strict=strict)
 
     model.load_weights = checked
     try:
@@ -96,7 +100,7 @@ def _adapted(model: Any, adapter: str) -> Any:
     return model
 
 
-def _fitting(model: Any, file: str) -> list[tuple[str, mx.array]]:
+def _read_fitting_weights(model: Any, file: str) -> list[tuple[str, mx.array]]:
     """The file's tensors, if all fit a parameter and no parameter that was made for them stays random."""
     tensors, places = mx.load(file), dict(tree_flatten(model.parameters()))
     wrong = [
@@ -114,14 +118,14 @@ def _fitting(model: Any, file: str) -> list[tuple[str, mx.array]]:
     return list(tensors.items())
 
 
-def _dtype(settings: ModelSettings) -> mx.Dtype | None:
+def _choose_dtype(settings: ModelSettings) -> mx.Dtype | None:
     """The type to cast to, or None to keep the file's: half precision is several times slower on a CPU."""
     if settings.dtype == "auto":
         return mx.float32 if mx.default_device() == mx.cpu else None
     return {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}[settings.dtype]
 
 
-def _hint(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     """The error, with the library versions if a model type is unknown to them."""
     text = f"the model cannot be loaded: {type(error).__name__}: {error}"
     if "not supported" in str(error):

@@ -17,7 +17,7 @@ _SAMPLES = 1024
 _TEXT_FILES = ["*.json", "*.jinja", "*.txt", "*.model", "*.py", "*.tiktoken"]
 
 
-def model_folder(settings: ModelSettings, weights: bool = True) -> Path:
+def find_model_folder(settings: ModelSettings, weights: bool = True) -> Path:
     """The folder of the model; a hub id is downloaded (without weights if they are not wanted)."""
     if settings.path == "embedded":
         return EMBEDDED
@@ -57,7 +57,7 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def digests(
+def compute_digests(
     folder: Path, adapter: Path | None, chat_template: str | None, *, code: bool = False
 ) -> dict[str, str]:
     """sha256 of `model` (config, weights, LoRA adapter), `tokenizer` and `template`. `code`: Python files of
@@ -66,22 +66,22 @@ def digests(
     weights += sorted(folder.rglob("*.py")) if code else []
     tokenizer = [folder / n for n in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")]
     return {
-        "model": _digest([folder / "config.json", *weights]),
-        "tokenizer": _digest(tokenizer),
+        "model": _hash_files([folder / "config.json", *weights]),
+        "tokenizer": _hash_files(tokenizer),
         "template": hashlib.sha256((chat_template or "").encode()).hexdigest(),
     }
 
 
-def _digest(paths: list[Path]) -> str:
+def _hash_files(paths: list[Path]) -> str:
     total = hashlib.sha256()
     for path in paths:
         if path.is_file():
             total.update(f"{path.name}:{path.stat().st_size}:".encode())
-            _update(total, path)
+            _hash_file(total, path)
     return total.hexdigest()
 
 
-def _update(total: hashlib._Hash, path: Path) -> None:
+def _hash_file(total: hashlib._Hash, path: Path) -> None:
     """The whole file, or, if that would take seconds, evenly spaced blocks of it."""
     size = path.stat().st_size
     with path.open("rb") as file:

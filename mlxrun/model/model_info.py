@@ -18,21 +18,11 @@ import numpy as np
 
 from mlxrun.config.settings import ModelSettings
 from mlxrun.errors import MediaError, ModelLoadError
-from mlxrun.model.model_files import digests, model_folder, read_json
+from mlxrun.model.model_files import compute_digests, find_model_folder, read_json
+from mlxrun.scheduler.request import ProcessedPrompt
 
 DEFAULT_CONTEXT = 32_768
 _DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessedPrompt:
-    """Tokens of a prompt with images: `spans`: where images lie; `media`: numpy arrays; `digests`: one a
-    span, of the pixels that decide what fills it and of how they are processed."""
-
-    ids: tuple[int, ...]
-    spans: tuple[tuple[int, int], ...]
-    media: Mapping[str, Any]
-    digests: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,21 +57,21 @@ class LoadedModelInfo:
                 raise MediaError(f"the model's image processor refused the images: {error}") from error
         ids = tuple(int(i) for i in arrays.pop("input_ids").reshape(-1))
         arrays.pop("attention_mask", None)
-        spans = self._spans(ids)
-        return ProcessedPrompt(ids, spans, arrays, self._digests(spans, ids, images))
+        spans = self._find_spans(ids)
+        return ProcessedPrompt(ids, spans, arrays, self._digest_spans(spans, ids, images))
 
-    def _digests(
+    def _digest_spans(
         self, spans: Sequence[tuple[int, int]], ids: Sequence[int], images: Sequence[Any]
     ) -> tuple[bytes, ...]:
         """One a span: of its own image where it is known which that is, else of all images in order."""
-        own = [image_digest(image, self.processor_digest) for image in images]
-        number = region_numbers(spans, ids, getattr(self.processor, "image_break_token_id", None))
+        own = [compute_image_digest(image, self.processor_digest) for image in images]
+        number = number_regions(spans, ids, getattr(self.processor, "image_break_token_id", None))
         if number and number[-1] + 1 == len(own):
             return tuple(own[n] for n in number)
         return (hashlib.blake2b(b"".join(own), digest_size=16).digest(),) * len(spans)
 
-    def _spans(self, ids: Sequence[int]) -> tuple[tuple[int, int], ...]:
-        token = _image_token(self.config)
+    def _find_spans(self, ids: Sequence[int]) -> tuple[tuple[int, int], ...]:
+        token = _find_image_token(self.config)
         spans, start = [], 0
         for is_image, run in groupby(ids, key=lambda i: i == token):
             length = len(list(run))
@@ -91,7 +81,7 @@ class LoadedModelInfo:
         return tuple(spans)
 
 
-def image_digest(image: Any, settings: bytes = b"") -> bytes:
+def compute_image_digest(image: Any, settings: bytes = b"") -> bytes:
     """16 bytes, of an image's decoded pixels and of the settings of the processor that takes them."""
     found = hashlib.blake2b(settings, digest_size=16)
     found.update(f"{image.mode} {image.size}".encode())
@@ -101,7 +91,7 @@ def image_digest(image: Any, settings: bytes = b"") -> bytes:
     return found.digest()
 
 
-def region_numbers(spans: Sequence[tuple[int, int]], ids: Sequence[int], line_break: int | None) -> list[int]:
+def number_regions(spans: Sequence[tuple[int, int]], ids: Sequence[int], line_break: int | None) -> list[int]:
     """For each span the number of its region: spans with only a token between them that ends a line of an
     image, and stands nowhere else, are of one image."""
     numbers: list[int] = []
@@ -113,34 +103,34 @@ def region_numbers(spans: Sequence[tuple[int, int]], ids: Sequence[int], line_br
     return numbers
 
 
-def load_host(settings: ModelSettings, weights: bool = False) -> LoadedModelInfo:
+def load_model_info(settings: ModelSettings, weights: bool = False) -> LoadedModelInfo:
     """Everything but the weights; `weights`: fetch them too if the model comes from the hub."""
-    folder = model_folder(settings, weights)
+    folder = find_model_folder(settings, weights)
     config = read_json(folder / "config.json")
     vision = _is_vision(settings, config)
     generation = read_json(folder / "generation_config.json")
-    tokenizer = _tokenizer(folder, settings)
-    template = _template(folder, settings, tokenizer)
+    tokenizer = _load_tokenizer(folder, settings)
+    template = _read_template(folder, settings, tokenizer)
     adapter = Path(settings.adapter) if settings.adapter else None
     return LoadedModelInfo(
         folder=folder,
         config=config,
         tokenizer=tokenizer,
         chat_template=template,
-        eos_ids=_eos_ids(config, generation, tokenizer),
-        context_length=_context_length(settings, config),
+        eos_ids=_collect_eos_ids(config, generation, tokenizer),
+        context_length=_read_context_length(settings, config),
         vision=vision,
-        defaults=_defaults(generation),
-        name=settings.names[0] if settings.names else _name(settings, folder),
-        names=(*settings.names, _name(settings, folder)) if settings.names else (),
+        defaults=_read_defaults(generation),
+        name=settings.names[0] if settings.names else _get_own_name(settings, folder),
+        names=(*settings.names, _get_own_name(settings, folder)) if settings.names else (),
         aliases=(settings.path,),
-        digests=digests(folder, adapter, template, code=settings.trust_remote_code),
-        processor=_processor(folder, config, settings) if vision else None,
-        processor_digest=_processor_digest(folder) if vision else b"",
+        digests=compute_digests(folder, adapter, template, code=settings.trust_remote_code),
+        processor=_load_processor(folder, config, settings) if vision else None,
+        processor_digest=_digest_processor(folder) if vision else b"",
     )
 
 
-def _name(settings: ModelSettings, folder: Path) -> str:
+def _get_own_name(settings: ModelSettings, folder: Path) -> str:
     """The model's own name: the hub id, or the folder's own name."""
     return folder.resolve().name if Path(settings.path).expanduser().is_dir() else settings.path
 
@@ -151,21 +141,21 @@ def _is_vision(settings: ModelSettings, config: Mapping[str, Any]) -> bool:
     return settings.kind != "text" and "vision_config" in config
 
 
-def _tokenizer(folder: Path, settings: ModelSettings) -> Any:
+def _load_tokenizer(folder: Path, settings: ModelSettings) -> Any:
     from transformers import AutoTokenizer
 
     _check_templates(folder)
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=settings.trust_remote_code)
     except Exception as error:  # a damaged file is a bare Exception of the library, as is much else
-        raise ModelLoadError(_no_tokenizer(folder, error)) from error
+        raise ModelLoadError(_explain_no_tokenizer(folder, error)) from error
     if not tokenizer.is_fast:
         raise ModelLoadError(f"{folder}: the model has no tokenizer.json (a fast tokenizer), which is needed")
     _check_vocabulary(folder, tokenizer)
     return tokenizer
 
 
-def _no_tokenizer(folder: Path, error: Exception) -> str:
+def _explain_no_tokenizer(folder: Path, error: Exception) -> str:
     """Why there is no tokenizer: the library's own words may be a bare key, or name no file."""
     from tokenizers import Tokenizer
 
@@ -204,7 +194,7 @@ def _check_templates(folder: Path) -> None:
             raise ModelLoadError(f"{path}: the chat template cannot be read: {error}") from error
 
 
-def _template(folder: Path, settings: ModelSettings, tokenizer: Any) -> str | None:
+def _read_template(folder: Path, settings: ModelSettings, tokenizer: Any) -> str | None:
     if settings.chat_template is not None:
         try:
             return Path(settings.chat_template).read_text(encoding="utf-8")
@@ -220,7 +210,9 @@ def _template(folder: Path, settings: ModelSettings, tokenizer: Any) -> str | No
     return found
 
 
-def _eos_ids(config: Mapping[str, Any], generation: Mapping[str, Any], tokenizer: Any) -> frozenset[int]:
+def _collect_eos_ids(
+    config: Mapping[str, Any], generation: Mapping[str, Any], tokenizer: Any
+) -> frozenset[int]:
     """Every token that any of the model's files calls an end."""
     found: set[Any] = {tokenizer.eos_token_id}
     for source in (generation, config, config.get("text_config") or {}):
@@ -229,7 +221,7 @@ def _eos_ids(config: Mapping[str, Any], generation: Mapping[str, Any], tokenizer
     return frozenset(i for i in found if isinstance(i, int))
 
 
-def _context_length(settings: ModelSettings, config: Mapping[str, Any]) -> int:
+def _read_context_length(settings: ModelSettings, config: Mapping[str, Any]) -> int:
     own = None
     for source in (config.get("text_config") or {}, config):
         for key in (
@@ -245,14 +237,14 @@ def _context_length(settings: ModelSettings, config: Mapping[str, Any]) -> int:
     return int(own) if own else DEFAULT_CONTEXT
 
 
-def _defaults(generation: Mapping[str, Any]) -> dict[str, float]:
+def _read_defaults(generation: Mapping[str, Any]) -> dict[str, float]:
     """Sampling values that the model's authors recommend; do_sample: false means greedy."""
     if generation.get("do_sample") is False:
         return {"temperature": 0.0}
     return {k: float(generation[k]) for k in _DEFAULTS if isinstance(generation.get(k), (int, float))}
 
 
-def _processor(folder: Path, config: Mapping[str, Any], settings: ModelSettings) -> Any:
+def _load_processor(folder: Path, config: Mapping[str, Any], settings: ModelSettings) -> Any:
     from mlx_vlm.utils import get_model_and_args, load_image_processor, load_processor
 
     try:
@@ -268,7 +260,7 @@ def _processor(folder: Path, config: Mapping[str, Any], settings: ModelSettings)
     return processor
 
 
-def _processor_digest(folder: Path) -> bytes:
+def _digest_processor(folder: Path) -> bytes:
     """Of all files that say how images become pixels."""
     found = hashlib.blake2b(digest_size=16)
     for path in sorted(folder.glob("*processor*.json")):
@@ -276,7 +268,7 @@ def _processor_digest(folder: Path) -> bytes:
     return found.digest()
 
 
-def _image_token(config: Mapping[str, Any]) -> int | None:
+def _find_image_token(config: Mapping[str, Any]) -> int | None:
     for key in ("image_token_id", "image_token_index"):
         if isinstance(config.get(key), int):
             return int(config[key])

@@ -1,72 +1,109 @@
-"""Which prompt chunks share a forward, and how: first chunks of plain text, equal in length or nearly so.
-
-A shared forward starts from empty caches, so it is exact without padding for every family. Rows that are
-padded on the right stay exact where attention is the only state (causal: no token sees what comes after
-it); recurrent layers would take the padding in, so there only equal lengths share. Chunks of one request
-that follow each other may go as one: the grid is for the prefix cache and for reproducible cuts.
-"""
+"""Prefill steps: chunks of prompts, alone or several in one forward, and the snapshots that are due after them."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
-from mlxrun.scheduler.step_plan import PrefillChunk
+import mlx.core as mx
 
-WASTE = 1.25  # a shared forward may compute this many times its useful tokens
+from mlxrun.model.adapter import Adapter
+from mlxrun.model.chunk_grouping import group_chunks
+from mlxrun.model.compute_methods import ComputeMethods
+from mlxrun.model.prompt_inputs import TEXT_ONLY, PromptInputs
+from mlxrun.model.ragged.attention import use_engine_attention
+from mlxrun.model.ragged.layer_caches import list_all_arrays, reserve_capacity, split_row
+from mlxrun.model.row_state import RowState
+from mlxrun.model.sampler import Sampler
+from mlxrun.model.snapshot.copier import DueSnapshots, SnapshotCopier
+from mlxrun.model.step_output import LogitsBatch
+from mlxrun.scheduler.step_plan import PrefillChunk, SnapshotRequest, SnapshotResult
 
-
-@dataclass(frozen=True, slots=True)
-class PrefillSharing:
-    """`rows`: most chunks in a forward. `padded`: longest chunk to pad to; 0: equal lengths only. `joined`:
-    consecutive chunks of a request go as one (faster on GPUs; without fused attention, small ones are).
-    """
-
-    rows: int = 1
-    padded: int = 0
-    joined: bool = False
-
-
-def shared(
-    chunks: Sequence[PrefillChunk],
-    plain: Collection[str],
-    sharing: PrefillSharing,
-    breaks: Collection[tuple[str, int]] = (),
-) -> list[list[PrefillChunk]]:
-    """Chunks as forwards, in an order that keeps each request's chunks in sequence.
-
-    `plain`: requests without images whose chunk does not sample. `breaks`: (request, position) where a
-    forward has to end, as the state after it is wanted.
-    """
-    if sharing.joined:
-        chunks = _joined(chunks, breaks)
-    first = [c for c in chunks if c.start == 0 and c.request_id in plain]
-    later = [[c] for c in chunks if c.start > 0 or c.request_id not in plain]
-    forwards: list[list[PrefillChunk]] = []
-    for chunk in sorted(first, key=lambda c: -c.stop):
-        if not (forwards and _fits(forwards[-1], chunk, sharing)):
-            forwards.append([])
-        forwards[-1].append(chunk)
-    return forwards + later
+LAYERS_PER_LAUNCH = 7  # layers of a prompt that are launched together where launching takes the time
+RECOMPUTE_CHUNK = 2048  # tokens of a forward that computes a prefix which could not be restored
 
 
-def _joined(chunks: Sequence[PrefillChunk], breaks: Collection[tuple[str, int]]) -> list[PrefillChunk]:
-    joined: list[PrefillChunk] = []
-    for chunk in chunks:
-        last = joined[-1] if joined else None
-        follows = last and last.request_id == chunk.request_id and last.stop == chunk.start
-        if last and follows and (last.request_id, last.stop) not in breaks:
-            joined[-1] = PrefillChunk(chunk.request_id, last.start, chunk.stop)
-        else:
-            joined.append(chunk)
-    return joined
+@dataclass(slots=True)
+class PrefillOutput:
+    """Logits of the rows whose prompt is complete, arrays to evaluate, and snapshots (lazy until then)."""
+
+    logits: list[LogitsBatch] = field(default_factory=list)
+    arrays: list[mx.array] = field(default_factory=list)
+    snapshots: list[SnapshotResult] = field(default_factory=list)
 
 
-def _fits(forward: Sequence[PrefillChunk], chunk: PrefillChunk, sharing: PrefillSharing) -> bool:
-    longest = forward[0].stop
-    if len(forward) >= sharing.rows:
-        return False
-    if chunk.stop == longest:
-        return True
-    useful = sum(c.stop for c in forward) + chunk.stop
-    return longest <= sharing.padded and longest * (len(forward) + 1) <= WASTE * useful
+class PrefillRunner:
+    """Fills the rows' own caches."""
+
+    def __init__(self, adapter: Adapter, vocab: int, methods: ComputeMethods, copier: SnapshotCopier) -> None:
+        self._adapter = adapter
+        self._vocab = vocab
+        self._methods = methods
+        self._copier = copier
+
+    def forward(
+        self,
+        chunks: Sequence[PrefillChunk],
+        requests: Sequence[SnapshotRequest],
+        rows: Mapping[str, RowState],
+    ) -> PrefillOutput:
+        """Compute the chunks, and copy what `requests` ask for as soon as a row has that many tokens."""
+        output, due = PrefillOutput(), DueSnapshots(requests)
+        shareable = {c.request_id for c in chunks if _is_shareable(c, rows[c.request_id])}
+        for group in group_chunks(chunks, shareable, self._methods.sharing, due.forward_ends):
+            if len(group) > 1:
+                self._forward_shared(group, [rows[chunk.request_id] for chunk in group])
+            else:
+                output.logits += self._forward_single(group[0], rows[group[0].request_id])
+            for chunk in group:
+                row = rows[chunk.request_id]
+                output.arrays += list_all_arrays(row.cache)
+                ready = due.pop_ready(chunk.request_id, chunk.stop)
+                output.snapshots += self._copier.copy_rows(ready, lambda rid: _view(rows[rid]))
+        output.arrays += self._copier.list_arrays(output.snapshots)
+        return output
+
+    def compute_prefix(self, row: RowState, length: int) -> None:
+        """Fill the row's empty cache with its first `length` tokens, and wait for them."""
+        for start in range(0, length, RECOMPUTE_CHUNK):
+            stop = min(start + RECOMPUTE_CHUNK, length)
+            self._call_model([row.tokens[start:stop]], row.cache, start, row.inputs)
+            mx.eval(list_all_arrays(row.cache))
+        row.cached = length
+
+    def _forward_single(self, chunk: PrefillChunk, row: RowState) -> list[LogitsBatch]:
+        """Logits if the chunk ends the row's tokens: then nothing is left for a decode step to compute."""
+        layers = LAYERS_PER_LAUNCH if self._methods.launch_first else 0
+        logits = self._call_model(
+            [row.tokens[chunk.start : chunk.stop]], row.cache, chunk.start, row.inputs, layers
+        )
+        row.cached = chunk.stop
+        if chunk.stop < len(row.tokens):
+            return []
+        sampler = Sampler([row.sampling], self._vocab)
+        return [LogitsBatch((chunk.request_id,), logits[:, -1], sampler, [chunk.stop])]
+
+    def _forward_shared(self, chunks: Sequence[PrefillChunk], rows: Sequence[RowState]) -> None:
+        """First chunks of several rows in one forward, padded on the right."""
+        longest = max(chunk.stop for chunk in chunks)
+        ids = [row.tokens[: c.stop] + [0] * (longest - c.stop) for row, c in zip(rows, chunks, strict=True)]
+        cache = reserve_capacity(self._adapter.make_cache(), longest)
+        self._call_model(ids, cache, 0, TEXT_ONLY)
+        for index, (row, chunk) in enumerate(zip(rows, chunks, strict=True)):
+            # A row that joins the decode batch in the next step is copied then, so it needs no copy now.
+            joins_next = self._methods.decode != "row_by_row" and chunk.stop == len(row.tokens) - 1
+            own = split_row(cache, index, chunk.stop, copied=not joins_next)
+            row.cache, row.cached = reserve_capacity(own, compute_capacity(row.tokens, row.params)), chunk.stop
+
+    def _call_model(
+        self, ids: list[list[int]], cache: list[Any], start: int, inputs: PromptInputs, layers: int = 0
+    ) -> mx.array:
+        """Logits of prompt tokens, which fill `cache`. `layers`: so many are launched together; 0: none yet."""
+        with use_engine_attention(layers):
+            return self._adapter.prefill(mx.array(ids), cache, start, inputs)
+
+
+def _is_shareable(chunk: PrefillChunk, row: RowState) -> bool:
+    """Whether the chunk needs token ids alone, and samples nothing."""
+    return row.inputs is TEXT_ONLY and chunk.stop < len(row.tokens)

@@ -16,18 +16,25 @@ import mlx.core as mx
 import numpy as np
 
 from mlxrun.config.settings import Config
-from mlxrun.model.adapter import PLAIN, Adapter
-from mlxrun.model.compute_methods import Batch, ComputeMethods, Decode, can_batch, make_batch, paddable
-from mlxrun.model.machine.device import on_cuda, on_gpu
-from mlxrun.model.prefill import PrefillSharing
+from mlxrun.model.adapter import TEXT_ONLY, Adapter
+from mlxrun.model.compute_methods import (
+    AnyDecodeBatch,
+    ComputeMethods,
+    DecodeMethod,
+    can_batch,
+    make_decode_batch,
+    find_padding_limit,
+)
+from mlxrun.model.machine.device import uses_cuda, uses_gpu
+from mlxrun.model.chunk_grouping import PrefillSharing
 from mlxrun.model.ragged import layer_caches
-from mlxrun.model.ragged.attention import engine_forward
-from mlxrun.model.ragged.decode_batch import Forward, Joining
-from mlxrun.scheduler.scheduler import CHUNK
+from mlxrun.model.ragged.attention import use_engine_attention
+from mlxrun.model.ragged.decode_batch import ModelCall, JoiningRow
+from mlxrun.scheduler.scheduler import DEFAULT_CHUNK
 
 log = logging.getLogger(__name__)
 
-Way = Callable[[], list[list[np.ndarray[Any, Any]]]]  # logits [V] of each prompt and step
+ProbeRun = Callable[[], list[list[np.ndarray[Any, Any]]]]  # logits [V] of each prompt and step
 LENGTHS = (12, 3, 23)  # tokens of the probe's prompts: ragged on purpose
 SHORTEST = 8  # so that these rows make two groups, and the first moves from one to the other
 STEPS = 4  # tokens decoded after each
@@ -53,50 +60,50 @@ class ProbeReport:
 
 def choose_methods(adapter: Adapter, vocab: int, config: Config) -> ProbeReport:
     """The fastest methods that this model passes; with `engine.probe` off, the fastest possible ones."""
-    template = adapter.new_cache()
-    wanted = _wanted(template, config)
+    template = adapter.make_cache()
+    wanted = _choose_candidate(template, config)
     if not config.engine.probe or wanted.decode == "alone":
         return ProbeReport(wanted, ())
     reference = _Reference(adapter, vocab)
     checks: list[ProbeCheck] = []
 
-    def passes(name: str, way: Way) -> bool:
+    def passes(name: str, way: ProbeRun) -> bool:
         checks.append(reference.check(name, way))
         return checks[-1].passed
 
     width = wanted.fixed_width
-    ways: tuple[Decode, ...] = ("ragged", "grouped")
-    decode: Decode = next(
+    ways: tuple[DecodeMethod, ...] = ("ragged", "grouped")
+    decode: DecodeMethod = next(
         (way for way in ways if passes(f"decode {way}", partial(reference.decode, way, width))), "alone"
     )
-    rows, padded = wanted.sharing.rows, wanted.sharing.padded
+    rows, padded = wanted.sharing.max_rows, wanted.sharing.max_padded
     if rows > 1 and not passes("prefill equal lengths", reference.prefill_equal):
         rows = 1
     if rows > 1 and padded and not passes("prefill padded", partial(reference.prefill_padded, padded)):
         padded = 0
-    _warn(checks)
+    _log_failures(checks)
     sharing = replace(wanted.sharing, rows=rows, padded=padded)
     return ProbeReport(replace(wanted, decode=decode, sharing=sharing), tuple(checks))
 
 
-def _wanted(template: Sequence[Any], config: Config) -> ComputeMethods:
+def _choose_candidate(template: Sequence[Any], config: Config) -> ComputeMethods:
     """The fastest methods, by the kinds of the model's caches and the config alone."""
     scheduler = config.scheduler
-    gpu = on_gpu()
+    gpu = uses_gpu()
     if config.engine.reproducible:
         # A CPU's BLAS rounds a row by its place among the others: there each row is computed alone.
         batched = gpu and can_batch(template)
         return ComputeMethods(
-            "ragged" if batched else "alone", PrefillSharing(), scheduler.max_running, on_cuda()
+            "ragged" if batched else "alone", PrefillSharing(), scheduler.max_running, uses_cuda()
         )
     if not can_batch(template):
         return ComputeMethods("alone")
-    padded = paddable(template, scheduler.prefill_budget if gpu else scheduler.chunk or CHUNK)
-    sharing = PrefillSharing(scheduler.prefill_rows, padded, joined=gpu)
-    return ComputeMethods("ragged", sharing, launch_first=on_cuda())
+    padded = find_padding_limit(template, scheduler.prefill_budget if gpu else scheduler.chunk or DEFAULT_CHUNK)
+    sharing = PrefillSharing(scheduler.prefill_rows, padded, merge_chunks=gpu)
+    return ComputeMethods("ragged", sharing, launch_first=uses_cuda())
 
 
-def _warn(checks: Sequence[ProbeCheck]) -> None:
+def _log_failures(checks: Sequence[ProbeCheck]) -> None:
     for check in checks:
         if not check.passed:
             reason = check.error or check.difference
@@ -115,10 +122,10 @@ class _Reference:
         self._answers = [ids[n : n + STEPS] for ids, n in zip(drawn, LENGTHS, strict=True)]
         self._alone = [self._continue(p, a) for p, a in zip(self._prompts, self._answers, strict=True)]
 
-    def check(self, name: str, way: Way) -> ProbeCheck:
+    def check(self, name: str, way: ProbeRun) -> ProbeCheck:
         """Run a way and compare what it gives; anything that it raises is a failed check."""
         try:
-            with engine_forward():
+            with use_engine_attention():
                 got = way()
         except Exception as error:  # the border: a library may fail in any manner on what it never saw
             log.debug("parity probe: %s raised", name, exc_info=True)
@@ -131,13 +138,13 @@ class _Reference:
         return min((TOLERANCE[d] for d in self._dtypes() if d in TOLERANCE), default=TOLERANCE[mx.bfloat16])
 
     def _dtypes(self) -> list[mx.Dtype]:
-        return [a.dtype for a in layer_caches.all_arrays(self._filled)][:1]
+        return [a.dtype for a in layer_caches.list_all_arrays(self._filled)][:1]
 
     def _fill(self, prompt: Sequence[int]) -> list[Any]:
         """A row's caches with all but the last token of the prompt."""
-        cache = self._adapter.new_cache()
-        self._adapter.prefill(mx.array([list(prompt[:-1])]), cache, 0, PLAIN)
-        mx.eval(layer_caches.all_arrays(cache))
+        cache = self._adapter.make_cache()
+        self._adapter.prefill(mx.array([list(prompt[:-1])]), cache, 0, TEXT_ONLY)
+        mx.eval(layer_caches.list_all_arrays(cache))
         self._filled = cache
         return cache
 
@@ -151,31 +158,35 @@ class _Reference:
         out = []
         for i, token in enumerate([prompt[-1], *answer]):
             position = len(prompt) - 1 + i
-            out.append(_numpy(self._adapter.decode(mx.array([[token]]), cache, [position])[0, -1]))
+            out.append(_to_numpy(self._adapter.decode(mx.array([[token]]), cache, [position])[0, -1]))
         return out
 
-    def decode(self, way: Decode, width: int) -> list[list[np.ndarray[Any, Any]]]:
+    def decode(self, way: DecodeMethod, width: int) -> list[list[np.ndarray[Any, Any]]]:
         """All rows in one batch; the second joins a step later than the others."""
-        batch = make_batch(self._adapter.new_cache(), ComputeMethods(way, fixed_width=width), SHORTEST)
+        batch = make_decode_batch(
+            self._adapter.make_cache(), ComputeMethods(way, fixed_width=width), SHORTEST
+        )
         fed = [[p[-1], *a] for p, a in zip(self._prompts, self._answers, strict=True)]
         got: list[list[np.ndarray[Any, Any]]] = [[] for _ in fed]
         late = 1
         for step in range(STEPS + 2):
             joining = [late] if step == 1 else [i for i in range(len(fed)) if i != late] if step == 0 else []
-            rows = [Joining(str(i), len(self._prompts[i]) - 1, self._fill(self._prompts[i])) for i in joining]
+            rows = [
+                JoiningRow(str(i), len(self._prompts[i]) - 1, self._fill(self._prompts[i])) for i in joining
+            ]
             alive = [i for i in range(len(fed)) if len(got[i]) <= STEPS and (i != late or step > 0)]
             batch.update({str(i) for i in alive}, rows)
             order, lengths = [int(rid) for rid in batch.ids], batch.lengths
 
             tokens = [fed[i][len(got[i])] for i in order]
-            logits = _numpy(batch.forward(self._caller(batch, tokens, lengths)))
+            logits = _to_numpy(batch.forward(self._caller(batch, tokens, lengths)))
             for row, i in enumerate(order):
                 got[i].append(logits[row])
         return got
 
-    def _caller(self, batch: Batch, tokens: list[int], lengths: list[int]) -> Forward:
+    def _caller(self, batch: AnyDecodeBatch, tokens: list[int], lengths: list[int]) -> ModelCall:
         def call(first: int, count: int, caches: list[Any]) -> mx.array:
-            zeros = [0] * batch.padding(count)
+            zeros = [0] * batch.count_padding(count)
             ids = mx.array(tokens[first : first + count] + zeros)[:, None]
             return self._adapter.decode(ids, caches, lengths[first : first + count] + zeros)
 
@@ -187,25 +198,25 @@ class _Reference:
         for i, (prompt, answer) in enumerate(zip(self._prompts, self._answers, strict=True)):
             both = [list(prompt[:-1])[::-1]] * 2
             both[i % 2] = list(prompt[:-1])
-            cache = self._adapter.new_cache()
-            self._adapter.prefill(mx.array(both), cache, 0, PLAIN)
-            got.append(self._steps(layer_caches.split(cache, i % 2, len(prompt) - 1), prompt, answer))
+            cache = self._adapter.make_cache()
+            self._adapter.prefill(mx.array(both), cache, 0, TEXT_ONLY)
+            got.append(self._steps(layer_caches.split_row(cache, i % 2, len(prompt) - 1), prompt, answer))
         return got
 
     def prefill_padded(self, limit: int) -> list[list[np.ndarray[Any, Any]]]:
         """The prompts' first `limit` tokens at most in one forward, padded on the right; the rest alone."""
         stops = [min(len(p) - 1, limit) for p in self._prompts]
         firsts = [p[:stop] + [0] * (max(stops) - stop) for p, stop in zip(self._prompts, stops, strict=True)]
-        shared = self._adapter.new_cache()
-        self._adapter.prefill(mx.array(firsts), shared, 0, PLAIN)
+        shared = self._adapter.make_cache()
+        self._adapter.prefill(mx.array(firsts), shared, 0, TEXT_ONLY)
         got = []
         for i, (prompt, stop) in enumerate(zip(self._prompts, stops, strict=True)):
-            cache = layer_caches.split(shared, i, stop)
+            cache = layer_caches.split_row(shared, i, stop)
             if stop < len(prompt) - 1:
-                self._adapter.prefill(mx.array([prompt[stop:-1]]), cache, stop, PLAIN)
+                self._adapter.prefill(mx.array([prompt[stop:-1]]), cache, stop, TEXT_ONLY)
             got.append(self._steps(cache, prompt, self._answers[i]))
         return got
 
 
-def _numpy(x: mx.array) -> np.ndarray[Any, Any]:
+def _to_numpy(x: mx.array) -> np.ndarray[Any, Any]:
     return np.array(x.astype(mx.float32))

@@ -20,14 +20,14 @@ class PromptInputs:
 
     embeds: mx.array | None = None
     positions: mx.array | None = None
-    delta: int = 0
-    visual: np.ndarray[Any, np.dtype[np.bool_]] | None = None
+    position_delta: int = 0
+    visual_mask: np.ndarray[Any, np.dtype[np.bool_]] | None = None
     deepstack: tuple[mx.array, ...] = ()
     per_layer: mx.array | None = None
 
-    def arrays(self) -> list[mx.array]:
+    def list_arrays(self) -> list[mx.array]:
         held = (self.embeds, self.positions, self.per_layer, *self.deepstack)
         return [a for a in held if a is not None]
 
 
-PLAIN = PromptInputs()
+TEXT_ONLY = PromptInputs()

@@ -35,9 +35,9 @@ class RowSampling:
         cls, params: SamplingParams, prompt: Sequence[int], output: Sequence[int], vocab: int
     ) -> RowSampling:
         row = cls(params)
-        if _penalised(params):
-            row.seen = _counted([*prompt, *output], vocab) > 0
-            row.counts = _counted(output, vocab)
+        if _has_penalty(params):
+            row.seen = _count_tokens([*prompt, *output], vocab) > 0
+            row.counts = _count_tokens(output, vocab)
         return row
 
 
@@ -50,7 +50,7 @@ class SampledBatch:
     top_ids: mx.array | None = None
     top_logprobs: mx.array | None = None
 
-    def arrays(self) -> list[mx.array]:
+    def list_arrays(self) -> list[mx.array]:
         return [a for a in (self.tokens, self.logprobs, self.top_ids, self.top_logprobs) if a is not None]
 
 
@@ -61,23 +61,23 @@ class Sampler:
         params = [row.params for row in rows]
         self.rows = list(rows)
         self._vocab = vocab
-        self._bias = _bias(params, vocab)
-        self._penalties = any(_penalised(p) for p in params)
+        self._bias = _make_bias(params, vocab)
+        self._penalties = any(_has_penalty(p) for p in params)
         if self._penalties:
             zeros = mx.zeros(vocab)
             self._seen = mx.stack([zeros > 0 if r.seen is None else r.seen for r in rows])
             self._counts = mx.stack([zeros if r.counts is None else r.counts for r in rows])
-            self._repetition = _column([p.repetition_penalty for p in params])
-            self._presence = _column([p.presence_penalty for p in params])
-            self._frequency = _column([p.frequency_penalty for p in params])
+            self._repetition = _make_column([p.repetition_penalty for p in params])
+            self._presence = _make_column([p.presence_penalty for p in params])
+            self._frequency = _make_column([p.frequency_penalty for p in params])
         self._random = any(p.temperature > 0 for p in params)
-        self._temperature = _column([p.temperature or 1.0 for p in params])
+        self._temperature = _make_column([p.temperature or 1.0 for p in params])
         self._greedy = mx.array([p.temperature == 0 for p in params])[:, None]
         self._filters = self._random and any(p.top_k or p.top_p < 1 or p.min_p for p in params)
-        self._top_k = _column([p.top_k or vocab for p in params])
+        self._top_k = _make_column([p.top_k or vocab for p in params])
         # Cumulated float32 probabilities reach 1 before the tail's end: 2 is what never cuts.
-        self._top_p = _column([p.top_p if p.top_p < 1 else 2.0 for p in params])
-        self._min_p = _column([p.min_p for p in params])
+        self._top_p = _make_column([p.top_p if p.top_p < 1 else 2.0 for p in params])
+        self._min_p = _make_column([p.min_p for p in params])
         asked = [p.logprobs for p in params if p.logprobs is not None]
         self._logprobs = max(asked, default=None)
 
@@ -88,9 +88,9 @@ class Sampler:
         `allowed`: bool [rows, V], None for all."""
         raw = logits.astype(mx.float32)
         adjusted = self._adjust(raw if allowed is None else mx.where(allowed, raw, _NEVER))
-        tokens = mx.argmax(self._noised(adjusted, positions), axis=-1)
+        tokens = mx.argmax(self._add_noise(adjusted, positions), axis=-1)
         if self._penalties:
-            self._remember(tokens)
+            self._record_tokens(tokens)
         if self._logprobs is None:
             return SampledBatch(tokens)
         logprobs = raw - mx.logsumexp(raw, axis=-1, keepdims=True)
@@ -110,19 +110,19 @@ class Sampler:
             x = x - self._presence * (self._counts > 0) - self._frequency * self._counts
         return x
 
-    def _noised(self, x: mx.array, positions: Sequence[int]) -> mx.array:
+    def _add_noise(self, x: mx.array, positions: Sequence[int]) -> mx.array:
         """Logits whose argmax is the draw: by the Gumbel trick for rows with a temperature."""
         if not self._random:
             return x
         y = x / self._temperature
         if self._filters:
-            y = self._filtered(y)
+            y = self._filter(y)
         seeds = [row.params.seed for row in self.rows]
-        keys = mx.array([_key(s, n) for s, n in zip(seeds, positions, strict=True)], dtype=mx.uint32)
+        keys = mx.array([_make_key(s, n) for s, n in zip(seeds, positions, strict=True)], dtype=mx.uint32)
         noise = mx.vmap(lambda key: mx.random.gumbel(shape=(self._vocab,), key=key))(keys)
         return mx.where(self._greedy, x, y + noise)
 
-    def _filtered(self, y: mx.array) -> mx.array:
+    def _filter(self, y: mx.array) -> mx.array:
         order = mx.argsort(-y, axis=-1)
         ranked = mx.take_along_axis(y, order, axis=-1)
         ranked = mx.where(mx.arange(self._vocab) < self._top_k, ranked, _NEVER)
@@ -131,7 +131,7 @@ class Sampler:
         keep = ((before < self._top_p) & (p >= self._min_p * p[:, :1])) | (mx.arange(self._vocab) == 0)
         return mx.put_along_axis(y, order, mx.where(keep, ranked, _NEVER), axis=-1)
 
-    def _remember(self, tokens: mx.array) -> None:
+    def _record_tokens(self, tokens: mx.array) -> None:
         rows = mx.arange(len(self.rows))
         self._seen = self._seen.astype(mx.float32).at[rows, tokens].add(1.0) > 0
         self._counts = self._counts.at[rows, tokens].add(1.0)
@@ -139,12 +139,12 @@ class Sampler:
             if row.seen is not None:
                 row.seen, row.counts = self._seen[i], self._counts[i]
 
-    def arrays(self) -> list[mx.array]:
+    def list_arrays(self) -> list[mx.array]:
         """State to evaluate with the step, so that its graph does not grow."""
         return [self._seen, self._counts] if self._penalties else []
 
 
-def read(draw: SampledBatch, params: Sequence[SamplingParams]) -> list[SampledToken]:
+def read_sampled(draw: SampledBatch, params: Sequence[SamplingParams]) -> list[SampledToken]:
     """The draw as Python numbers, one a row; waits for the step to be computed."""
     tokens: list[int] = draw.tokens.tolist()
     if draw.logprobs is None:
@@ -162,16 +162,16 @@ def read(draw: SampledBatch, params: Sequence[SamplingParams]) -> list[SampledTo
     return [SampledToken(token, told(row)) for row, token in enumerate(tokens)]
 
 
-def _penalised(p: SamplingParams) -> bool:
+def _has_penalty(p: SamplingParams) -> bool:
     return p.repetition_penalty != 1.0 or p.presence_penalty != 0.0 or p.frequency_penalty != 0.0
 
 
-def _counted(tokens: Sequence[int], vocab: int) -> mx.array:
+def _count_tokens(tokens: Sequence[int], vocab: int) -> mx.array:
     counts = mx.zeros(vocab)
     return counts.at[mx.array(list(tokens))].add(1.0) if tokens else counts
 
 
-def _bias(params: Sequence[SamplingParams], vocab: int) -> mx.array | None:
+def _make_bias(params: Sequence[SamplingParams], vocab: int) -> mx.array | None:
     if not any(p.logit_bias for p in params):
         return None
     rows = []
@@ -183,11 +183,11 @@ def _bias(params: Sequence[SamplingParams], vocab: int) -> mx.array | None:
     return mx.stack(rows)
 
 
-def _column(values: Sequence[float]) -> mx.array:
+def _make_column(values: Sequence[float]) -> mx.array:
     return mx.array(list(values), dtype=mx.float32)[:, None]
 
 
-def _key(seed: int, position: int) -> tuple[int, int]:
+def _make_key(seed: int, position: int) -> tuple[int, int]:
     """A random key from seed and position: SplitMix64 (Steele et al., 2014) over both."""
     mixed = _splitmix(_splitmix(seed & _MASK) ^ position)
     return mixed >> 32, mixed & 0xFFFFFFFF

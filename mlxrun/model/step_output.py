@@ -5,45 +5,23 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import mlx.core as mx
 
-from mlxrun.model.adapter import PromptInputs
-from mlxrun.model.grammar_masks import RowGrammar, allowed
-from mlxrun.model.sampler import RowSampling, SampledBatch, Sampler, read
+from mlxrun.model.grammar_masks import make_grammar_mask
+from mlxrun.model.row_state import RowState
+from mlxrun.model.sampler import SampledBatch, Sampler, read_sampled
 from mlxrun.scheduler.request import SamplingParams
 from mlxrun.scheduler.step_plan import SampledToken, SnapshotResult
 
 log = logging.getLogger(__name__)
 
-Drawn = tuple[tuple[str, ...], SampledBatch]  # rows, and what they drew
-
-
-@dataclass(slots=True, eq=False)
-class RowState:
-    """A request that runs. `cache` is its own until it joins the decode batch."""
-
-    tokens: list[int]  # prompt, and answer so far if it was preempted
-    inputs: PromptInputs
-    sampling: RowSampling
-    cache: list[Any]
-    newest: mx.array  # [1]: the token that the first decode step takes in
-    filled: int = 0  # tokens in `cache`
-    drew: bool = False  # a token of this row was launched
-    guard: RowGrammar | None = None  # of its grammar; knows all tokens that were read
-
-    @property
-    def params(self) -> SamplingParams:
-        return self.sampling.params
-
-
-Rows = Mapping[str, RowState]
+SampledRows = tuple[tuple[str, ...], SampledBatch]  # ids of the rows, and what was sampled for them
 
 
 @dataclass(frozen=True, slots=True)
-class LaunchedForward:
-    """Logits [rows, V] that are to be sampled, with their rows, and the positions that these draw for."""
+class LogitsBatch:
+    """Logits [rows, V] that are to be sampled, their rows, and the positions of the tokens to sample."""
 
     ids: tuple[str, ...]
     logits: mx.array
@@ -53,52 +31,47 @@ class LaunchedForward:
 
 @dataclass(frozen=True, slots=True)
 class LaunchedStep:
-    """Draws under way, with the rows that they are for, and prefilled arrays to wait for."""
+    """A step that the device computes: sampled tokens, prefilled arrays to wait for, and snapshots."""
 
-    draws: tuple[Drawn, ...] = ()
-    filled: tuple[mx.array, ...] = ()
-    saved: tuple[SnapshotResult, ...] = ()
-    first: bool = False  # every draw is the first of its request
-
-
-def guarded(forwards: Sequence[LaunchedForward], rows: Rows) -> bool:
-    """Whether a row has a grammar, so that its last token must be known before it can be sampled."""
-    return any(rows[rid].guard for forward in forwards for rid in forward.ids)
+    sampled: Sequence[SampledRows] = ()
+    prefilled: Sequence[mx.array] = ()
+    snapshots: tuple[SnapshotResult, ...] = ()
+    first_tokens: bool = False  # every sampled token is the first of its request
 
 
-def sample(forward: LaunchedForward, rows: Rows, vocab: int) -> SampledBatch:
+def sample(batch: LogitsBatch, rows: Sequence[RowState], vocab: int) -> SampledBatch:
     """Sample each row by its settings, as its grammar allows."""
-    drawing = [rows[rid] for rid in forward.ids]
-    for row in drawing:
-        row.drew = True
-    mask = allowed([row.guard for row in drawing], vocab)
-    return forward.sampler(forward.logits, forward.positions, mask)
+    for row in rows:
+        row.has_sampled = True
+    mask = make_grammar_mask([row.grammar for row in rows], vocab)
+    return batch.sampler(batch.logits, batch.positions, mask)
 
 
-def collect(
-    launched: LaunchedStep, rows: Rows, left: Mapping[str, SamplingParams | None]
+def collect_tokens(
+    launched: LaunchedStep, rows: Mapping[str, RowState], freed: Mapping[str, SamplingParams | None]
 ) -> tuple[dict[str, SampledToken], dict[str, Exception]]:
-    """Wait for a step and read it; the errors of rows whose grammar failed, in place of their tokens. `left`:
-    rows that were freed meanwhile, whose tokens count if they were preempted; None for ids that are back
-    already, as such a row or as another request: what was drawn before is not theirs."""
+    """Wait for a step and read its tokens; rows whose grammar failed have an error in place of a token.
+
+    `freed`: rows that were freed since the launch, whose tokens count if they were preempted. None for ids
+    that were admitted since: what was sampled before is not theirs.
+    """
     tokens: dict[str, SampledToken] = {}
     errors: dict[str, Exception] = {}
-    for ids, draw in launched.draws:
-        known = [left[rid] if rid in left else rows[rid].params if rid in rows else None for rid in ids]
-        found = read(draw, [SamplingParams() if params is None else params for params in known])
-        for rid, params, sampled in zip(ids, known, found, strict=True):
-            if params is None:
-                continue
-            row = None if rid in left else rows[rid]
+    for ids, batch in launched.sampled:
+        params = [freed[rid] if rid in freed else rows[rid].params if rid in rows else None for rid in ids]
+        found = read_sampled(batch, [p or SamplingParams() for p in params])
+        for rid, known, sampled in zip(ids, params, found, strict=True):
+            row = None if rid in freed else rows.get(rid)
             try:
-                if row is not None and row.guard is not None:
-                    row.guard.accept(sampled.token)
-                tokens[rid] = sampled
-            except Exception as error:  # the border: a grammar fails its own row alone
+                if row is not None and row.grammar is not None:
+                    row.grammar.accept(sampled.token)
+                if known is not None:
+                    tokens[rid] = sampled
+            except Exception as error:  # a grammar that raises fails its own row only
                 log.warning("request %s fails: %s", rid, error)
                 errors[rid] = error
                 if row is not None:
-                    row.guard = None
-    if launched.filled:
-        mx.eval(launched.filled)  # no more than two steps of prefill are ever in flight
+                    row.grammar = None
+    if launched.prefilled:
+        mx.eval(launched.prefilled)  # so that at most two steps of prefill are in flight
     return tokens, errors

@@ -33,7 +33,7 @@ class ArgumentWriter:
         self.name = name
         self.id = id  # the model's own; "": a new one is made
         self.schema = schema
-        self.begun = False
+        self.started = False
         self._out = out
         self._progress = progress  # told when something has gone out, and with True that it is closed
         self.index = 0
@@ -43,37 +43,37 @@ class ArgumentWriter:
 
     # -- whole members, for formats that tag each argument ------------------------------------------
 
-    def member(self, key: str, value: str) -> None:
+    def write_member(self, key: str, value: str) -> None:
         """An argument whose value is JSON."""
         self._root()
-        self.key(quoted(key))
-        self.atom(value)
+        self.write_key(quoted(key))
+        self.write_value(value)
 
-    def begin_text(self, key: str) -> None:
+    def open_text_member(self, key: str) -> None:
         """An argument that is a string, to come in pieces; `text` gives them, `end` ends it."""
         self._root()
-        self.key(quoted(key))
-        self.begin_string()
+        self.write_key(quoted(key))
+        self.open_string()
 
-    def text(self, piece: str) -> None:
+    def write_text(self, piece: str) -> None:
         """More of the open string, not yet escaped."""
         if piece:
-            self.chars(quoted(piece)[1:-1])
+            self.write_escaped(quoted(piece)[1:-1])
 
     def close(self) -> None:
         """Ends whatever is open; without any member the arguments are `{}`."""
         self._root()
         while self._closers:
-            self.end()
+            self.close_innermost()
         self._progress(True)
 
     def _root(self) -> None:
-        if not self._closers and not self.begun:
-            self.begin("{")
+        if not self._closers and not self.started:
+            self.open_container("{")
 
     # -- JSON, piece by piece -----------------------------------------------------------------------
 
-    def begin(self, bracket: str) -> None:
+    def open_container(self, bracket: str) -> None:
         """An object or an array begins."""
         if not self._closers:
             self._pending = bracket
@@ -82,30 +82,30 @@ class ArgumentWriter:
         self._closers.append("}" if bracket == "{" else "]")
         self._first.append(True)
 
-    def key(self, key: str) -> None:
+    def write_key(self, key: str) -> None:
         """The next member's key, as JSON."""
         self._pending += ("" if self._first[-1] else ", ") + key + ": "
         self._first[-1] = False
 
-    def atom(self, value: str) -> None:
+    def write_value(self, value: str) -> None:
         """A value that is written at once, as JSON."""
         self._value(value)
 
-    def begin_string(self) -> None:
+    def open_string(self) -> None:
         """A string value begins."""
         self._value('"')
         self._closers.append('"')
 
-    def chars(self, escaped: str) -> None:
+    def write_escaped(self, escaped: str) -> None:
         """More of it, escaped."""
         self._put(escaped)
 
-    def end(self) -> None:
+    def close_innermost(self) -> None:
         """Ends the innermost string, array or object."""
         closer = self._closers.pop()
         if closer != '"':
             self._first.pop()
-            self._pending = "" if self.begun else "{"  # without a key whose value never came
+            self._pending = "" if self.started else "{"  # without a key whose value never came
         self._put(closer)
 
     def _value(self, text: str) -> None:
@@ -115,9 +115,9 @@ class ArgumentWriter:
         self._put(text)
 
     def _put(self, text: str) -> None:
-        if not self.begun:
-            self.begun = True
-            self.index = self._out.call(self.name, self.id)
-        self._out.arguments(self.index, self._pending + text)
+        if not self.started:
+            self.started = True
+            self.index = self._out.begin_call(self.name, self.id)
+        self._out.add_arguments(self.index, self._pending + text)
         self._pending = ""
         self._progress(False)

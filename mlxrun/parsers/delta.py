@@ -1,26 +1,30 @@
-"""What parsers give: typed pieces of an answer, in the order in which the model wrote them.
+"""What parsers return: the typed deltas of an answer, in the order in which the model wrote them.
 
-`feed` takes text in any pieces and gives what is certain; `finish` gives the rest. The pieces of one kind
-concatenate to the same whatever the pieces of the input were. Text that cannot begin a marker flows at once.
+`feed` takes text in chunks of any size and returns what is certain; `finish` returns the rest. However the
+text was split, the deltas of each kind concatenate to the same text. Text that cannot begin a marker is
+returned at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
+
+TextKind = Literal["content", "reasoning"]
+DeltaKind = Literal["content", "reasoning", "call"]
 
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """A piece of an answer.
+    """One increment of an answer.
 
-    `text` and `reasoning`: more of either. `call`: the first piece of a call has `id` and `name` (and may
-    have arguments); all pieces of call `index` (from 0 in each answer) have in `text` a fragment of the
-    arguments, which concatenate to one JSON object.
+    `content` and `reasoning`: `text` continues the answer text or the reasoning. `call`: the first delta of a
+    tool call has its `id` and `name` (and may have arguments); in all deltas of call `index` (counted from 0
+    in each answer) `text` is a fragment of the arguments, which concatenate to one JSON object.
     """
 
-    kind: Literal["text", "reasoning", "call"]
+    kind: DeltaKind
     text: str = ""
     index: int = 0
     id: str = ""
@@ -28,10 +32,26 @@ class Delta:
 
 
 class Parser(Protocol):
-    """One answer's state. Not used again after `finish`."""
+    """The parser of one answer. Not used again after `finish`."""
+
+    @property
+    def markers(self) -> Collection[str]:
+        """Texts of special tokens that the parser reads: the detokenizer must not drop them."""
 
     def feed(self, text: str) -> Sequence[Delta]:
-        """What `text` makes certain."""
+        """Return the deltas that `text` makes certain."""
 
     def finish(self) -> Sequence[Delta]:
-        """The rest: a marker that was not completed is text, a call that was cut is closed where sound."""
+        """Return the rest: an incomplete marker is text, a tool call that was cut off is closed."""
+
+
+class PlainParser:
+    """A parser that returns all text as content."""
+
+    markers: tuple[str, ...] = ()
+
+    def feed(self, text: str) -> Sequence[Delta]:
+        return [Delta("content", text)] if text else []
+
+    def finish(self) -> Sequence[Delta]:
+        return []

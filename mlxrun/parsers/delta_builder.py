@@ -1,94 +1,44 @@
-"""What a parser has found so far: text, thought and calls, in order, neighbours of one kind joined.
+"""The deltas that a parser has found so far, in order, with neighbours of one kind joined.
 
-White space between a thought, text and calls only separates them and is dropped: what ends a part is held
-back until its kind goes on, what begins one is skipped after a change of kind. An answer's own first and
-last white space stays.
+White space between reasoning, content and calls only separates them and is dropped: what ends a section is
+held back until its kind continues, what begins one is skipped. An answer's own first and last white space
+stays.
 """
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
-from typing import Literal
 
-from mlxrun.parsers.delta import Delta
+from mlxrun.parsers.delta import Delta, TextKind
 
 SPACE = " \t\r\n"
-Kind = Literal["text", "reasoning"]
 
 
-def new_call_id() -> str:
-    """`call_` and 24 hexadecimal digits."""
+def make_call_id() -> str:
+    """Make an id: `call_` and 24 hexadecimal digits."""
     return f"call_{uuid.uuid4().hex[:24]}"
 
 
 class DeltaBuilder:
-    """Collects deltas; `take` hands them over."""
+    """Collects deltas; `take` returns them."""
 
-    def __init__(self, new_id: Callable[[], str] = new_call_id) -> None:
+    def __init__(self, new_id: Callable[[], str] = make_call_id) -> None:
         self._new_id = new_id
         self._ids: set[str] = set()  # of the calls so far
         self._done: list[Delta] = []
-        self._parts: list[str] = []  # of the newest delta, all of one kind and call
-        self._head = Delta("text")
-        self.kind: Kind = "text"
-        self.space: list[str] = []  # white space that ends the running part so far, in pieces
-        self.skip = False  # whether white space now would begin a part
-        self.fresh = True  # no text since the start, the last thought or the last call
+        self._parts: list[str] = []  # text of the newest delta
+        self._head = Delta("content")  # the newest delta, its text apart
+        self.kind: TextKind = "content"
+        self.space: list[str] = []  # the white space that ends the current section so far
+        self.skip = False  # whether white space now would begin a section
+        self.fresh = True  # whether no content came since the start, the last reasoning or the last call
         self.calls = 0
 
-    def text(self, text: str) -> None:
-        """More of the answer."""
-        self._flow("text", text)
-
-    def reasoning(self, text: str) -> None:
-        """More of a thought."""
-        self._flow("reasoning", text)
-
-    def flow(self, kind: Kind, text: str) -> None:
-        """More of either."""
-        self._flow(kind, text)
-
-    def flowing(self, kind: Kind) -> bool:
-        """Whether more of this kind would be passed on as it is, but for white space at its end."""
-        return kind == self.kind and not self.skip and not (self.fresh and kind == "text")
-
-    def part(self) -> None:
-        """A marker ends the running part."""
-        self.space, self.skip, self.fresh = [], True, True
-
-    def call(self, name: str, id: str = "") -> int:
-        """A call begins; its index. `id`: the model's own, taken if no call before has it."""
-        self.part()
-        if not id or id in self._ids:
-            id = self._new_id()
-        self._ids.add(id)
-        self._push(Delta("call", "", self.calls, id, name))
-        self.calls += 1
-        return self.calls - 1
-
-    def arguments(self, index: int, fragment: str) -> None:
-        """More of a call's arguments."""
-        head = self._head
-        if head.kind != "call" or head.index != index or not self._parts:
-            self._push(Delta("call", "", index))
-        self._parts.append(fragment)
-
-    def end(self) -> None:
-        """No more comes: white space at the very end is the answer's own."""
-        if self.space and not self.skip:
-            self._append(self.kind, "".join(self.space))
-        self.space = []
-
-    def take(self) -> list[Delta]:
-        """What was collected since the last time."""
-        self._close()
-        done, self._done = self._done, []
-        return done
-
-    def _flow(self, kind: Kind, text: str) -> None:
+    def add(self, kind: TextKind, text: str) -> None:
+        """Add content or reasoning."""
         if kind != self.kind:
-            self.part()
+            self.end_section()
             self.kind = kind
         if self.skip:
             text = text.lstrip(SPACE)
@@ -97,14 +47,50 @@ class DeltaBuilder:
         body = text.rstrip(SPACE)
         if body:
             self.skip = False
-            if kind == "text":
+            if kind == "content":
                 self.fresh = False
             self._append(kind, "".join(self.space) + body)
             self.space = [text[len(body) :]] if len(body) < len(text) else []
         else:
             self.space.append(text)
 
-    def _append(self, kind: Kind, text: str) -> None:
+    def continues(self, kind: TextKind) -> bool:
+        """Whether text of this kind would be added as it is, but for white space at its end."""
+        return kind == self.kind and not self.skip and not (self.fresh and kind == "content")
+
+    def end_section(self) -> None:
+        """End the current section: a marker was read."""
+        self.space, self.skip, self.fresh = [], True, True
+
+    def begin_call(self, name: str, id: str = "") -> int:
+        """Begin a call and return its index. `id`: the model's own, used if no earlier call has it."""
+        self.end_section()
+        if not id or id in self._ids:
+            id = self._new_id()
+        self._ids.add(id)
+        self._push(Delta("call", "", self.calls, id, name))
+        self.calls += 1
+        return self.calls - 1
+
+    def add_arguments(self, index: int, fragment: str) -> None:
+        """Add to the arguments of a call."""
+        if self._head.kind != "call" or self._head.index != index or not self._parts:
+            self._push(Delta("call", "", index))
+        self._parts.append(fragment)
+
+    def finish(self) -> None:
+        """End the answer: white space at its very end is its own."""
+        if self.space and not self.skip:
+            self._append(self.kind, "".join(self.space))
+        self.space = []
+
+    def take(self) -> list[Delta]:
+        """Return the deltas since the last time."""
+        self._close()
+        done, self._done = self._done, []
+        return done
+
+    def _append(self, kind: TextKind, text: str) -> None:
         if self._head.kind != kind or not self._parts:
             self._push(Delta(kind))
         self._parts.append(text)

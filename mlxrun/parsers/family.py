@@ -1,70 +1,63 @@
-"""What a format of calls, or of thoughts, is to the machine: one record each."""
+"""The description of a format: one record for each family of tool calls or of reasoning."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from mlxrun.parsers.delta_builder import SPACE
 from mlxrun.parsers.text_stream import Step, TextStream
 
 Reader = Callable[[TextStream, str], Step[None]]
-Detect = Callable[[str, frozenset[str]], bool]
+Detector = Callable[[str, frozenset[str]], bool]
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCallFamily:
     """A format of tool calls.
 
-    `openers` begin a call anywhere in the text; `read` is given the stream behind one, and the opener.
-    `start` is tried, with "" as opener, where text begins: formats without an opener. Both settle a call
-    (`stream.call`), or return having read for nothing: then the opener is text and what follows it is read
-    again. `whole` takes the place of all that, and of the thinking family: formats of one piece.
+    `openers` begin a call anywhere in the text; `read` gets the stream behind one, and the opener.
+    `read_start` is tried where text begins, with "" as the opener: for formats without one. Both begin a call
+    (`TextStream.begin_call`), or return without: then the opener is text, and what follows it is read again.
+    `read_answer` replaces all of that, and the reasoning family: for formats that structure the whole answer.
     """
 
     name: str
-    detect: Detect  # chat template, texts of all added tokens
+    detect: Detector  # gets the chat template and the texts of all added tokens
     openers: tuple[str, ...] = ()
     read: Reader | None = None
-    start: Reader | None = None
-    whole: Callable[[TextStream], Step[None]] | None = None
-    drops: tuple[str, ...] = ()  # markers that mean nothing where text is, and are left out
-    # Whether a call ends a thought that was never closed: openers are special tokens, which nobody writes in
-    # passing.
-    ends_thought: bool = False
-    # Makes of a new id (`call_` and hexadecimal digits) one that the template takes.
-    own_id: Callable[[str], str] | None = None
+    read_start: Reader | None = None
+    read_answer: Callable[[TextStream], Step[None]] | None = None
+    ignored: tuple[str, ...] = ()  # markers without a meaning of their own, which are left out of the text
+    # Whether a call ends reasoning that was not closed: for openers that are special tokens, which text that
+    # only mentions a call does not contain.
+    ends_reasoning: bool = False
+    # Turns a new id (`call_` and hexadecimal digits) into one that the model's template accepts.
+    convert_id: Callable[[str], str] | None = None
     aliases: tuple[str, ...] = ()
     markers: tuple[str, ...] = ()  # special tokens whose text the parser must see
-    # Text around the JSON of the arguments of a call, for a grammar; None: no JSON format.
-    frame: Callable[[str], tuple[str, str]] | None = None
+    # Makes of a tool's name the text before and after a call's JSON arguments, for grammars; None: no JSON.
+    prefix_suffix: Callable[[str], tuple[str, str]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ReasoningFamily:
-    """A format of thoughts: `pairs` of what opens one and what may end it.
+    """A format of reasoning: `pairs` of an opening tag and the tags that may close it.
 
-    `anywhere`: an opener is one also in the middle of text (special tokens); else only where text, or what
-    follows a thought or a call, begins. `opened`: whether a prompt leaves a thought open.
+    `anywhere`: the opening tag counts in the middle of text too (special tokens); else where text begins only:
+    at the start, behind reasoning or behind a call.
     """
 
     name: str
-    detect: Detect
-    pairs: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    detect: Detector
+    pairs: tuple[tuple[str, tuple[str, ...]], ...]
     anywhere: bool = False
-    opened: Callable[[str], bool] = lambda prompt: False
-    whole: Callable[[TextStream], Step[None]] | None = None
-    drops: tuple[str, ...] = ()
+    read_answer: Callable[[TextStream], Step[None]] | None = None
+    ignored: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
     markers: tuple[str, ...] = ()
-    closing: str = ""  # what to write to end a thought early, as the template ends one
-    span: tuple[str, tuple[str, ...]] | None = None  # of a format of one piece: what begins and may end one
+    closing: str = ""  # what ends reasoning early, written as the model's template writes it
 
-    @property
-    def bounds(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
-        """What begins a thought, and what may end it, in any format."""
-        return self.pairs or ((self.span,) if self.span is not None else ())
-
-    @property
-    def ends(self) -> tuple[str, ...]:
-        """All that may end a thought; empty for a format of one piece."""
-        return tuple(dict.fromkeys(end for _, ends in self.pairs for end in ends))
+    def is_opened_by(self, prompt: str) -> bool:
+        """Whether a rendered prompt ends with the opening tag, so that the answer begins within reasoning."""
+        return prompt.rstrip(SPACE).endswith(self.pairs[0][0])

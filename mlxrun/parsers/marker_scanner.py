@@ -22,14 +22,14 @@ class MarkerScanner:
         self._find = re.compile("|".join(map(re.escape, self.markers)) if markers else r"(?!)").search
         self._begin = frozenset(m[:n] for m in markers for n in range(1, len(m)))
         self._reach = max((len(m) for m in markers), default=1) - 1
-        self.first = "".join(sorted({m[0] for m in markers}))
-        self.quiet = _quiet(self.first)
-        self.quiet_string = _quiet(self.first + ESCAPED)
+        self.first_chars = "".join(sorted({m[0] for m in markers}))
+        self.is_plain = _make_plain_test(self.first_chars)
+        self.is_plain_string = _make_plain_test(self.first_chars + ESCAPED)
 
-    def held(self, text: str, at: int = 0) -> int:
+    def find_partial(self, text: str, at: int = 0) -> int:
         """Where the longest ending of `text` from `at` on starts that may become a marker, or its length."""
         for start in range(max(len(text) - self._reach, at), len(text)):
-            if text[start] in self.first and text[start:] in self._begin:
+            if text[start] in self.first_chars and text[start:] in self._begin:
                 return start
         return len(text)
 
@@ -40,19 +40,19 @@ class MarkerScanner:
         """
         match = self._find(text, at)
         if match is None:
-            return (len(text) if ended else self.held(text, at)), None
-        if not ended and (held := self.held(text, at)) <= match.start():
+            return (len(text) if ended else self.find_partial(text, at)), None
+        if not ended and (held := self.find_partial(text, at)) <= match.start():
             return held, None
         return match.start(), match[0]
 
 
 @functools.lru_cache(maxsize=256)
-def scanner(*markers: str) -> MarkerScanner:
+def get_scanner(*markers: str) -> MarkerScanner:
     """The scanner of these markers, made once."""
     return MarkerScanner(markers)
 
 
-def _quiet(first: str) -> Callable[[str], bool]:
+def _make_plain_test(first: str) -> Callable[[str], bool]:
     """A test that costs tens of nanoseconds: most families' markers begin with one character."""
     if not first:
         return lambda text: True

@@ -1,82 +1,65 @@
-"""The formats of one model, chosen once from its config and its template: what text/formats.py asks for."""
+"""The formats in which one model writes tool calls and reasoning."""
 
 from __future__ import annotations
 
 import hashlib
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
-from mlxrun.config.settings import ParserSettings
-from mlxrun.parsers.answer_parser import AnswerParser, opened_by
-from mlxrun.parsers.family import ReasoningFamily
-from mlxrun.parsers.registry import ChosenFamilies, choose
-
-
-class Host(Protocol):
-    """What of a model decides its formats."""
-
-    @property
-    def chat_template(self) -> str | None: ...
-    @property
-    def tokenizer(self) -> Any: ...
+from mlxrun.parsers.answer_parser import AnswerParser
+from mlxrun.parsers.delta import Parser, PlainParser
+from mlxrun.parsers.family import ReasoningFamily, ToolCallFamily
 
 
+@dataclass(frozen=True)
 class ModelFormats:
-    """Makes a parser for each answer of a model."""
+    """The families of one model (`registry.detect_formats` finds them). Without any, all text is content."""
 
-    def __init__(self, chosen: ChosenFamilies) -> None:
-        self.chosen = chosen
+    tool_calls: ToolCallFamily | None = None
+    reasoning: ReasoningFamily | None = None
 
-    @classmethod
-    def of(cls, host: Host, settings: ParserSettings) -> ModelFormats:
-        """As the config says; `auto`: by template and added tokens. ConfigError for an unknown name."""
-        added = host.tokenizer.backend_tokenizer.get_added_tokens_decoder().values()
-        tokens = [token.content for token in added]
-        return cls(choose(host.chat_template, tokens, settings.tools, settings.reasoning))
+    def make_parser(self, tools: Sequence[Mapping[str, Any]] | None, prompt: str, name: str) -> Parser:
+        """Make the parser of one answer to the rendered `prompt`, in which `tools` may be called. The ids of
+        tool calls follow from `name`, so that an answer that is generated again has the same ids."""
+        if self.tool_calls is None and self.reasoning is None:
+            return PlainParser()
+        opened = self.reasoning is not None and self.reasoning.is_opened_by(prompt)
+        return AnswerParser(self.tool_calls, self.reasoning, tools, opened=opened, new_id=_id_maker(name))
 
-    def parser(self, tools: Sequence[Mapping[str, Any]] | None, prompt: str, name: str) -> AnswerParser:
-        """A parser of one answer to the rendered `prompt`. The ids of calls follow from `name`, so that an
-        answer that is given again has the same."""
-        opened = opened_by(self.chosen, prompt)
-        return AnswerParser(self.chosen, tools, opened=opened, new_id=_ids(name))
+    def get_call_prefix_suffix(self, name: str) -> tuple[str, str] | None:
+        """Return the text before and after the JSON arguments of a call of tool `name`; None: the model's
+        format has no JSON."""
+        family = self.tool_calls
+        return None if family is None or family.prefix_suffix is None else family.prefix_suffix(name)
 
-    def frame(self, name: str) -> tuple[str, str] | None:
-        """The text before and after the JSON of the arguments of a call; None: the format is another."""
-        family = self.chosen.tools
-        return None if family is None or family.frame is None else family.frame(name)
-
-    def thought(self, prompt: str) -> tuple[str, str] | None:
-        """What begins and ends a thought that may come first in an answer to `prompt`; None: none may."""
-        thinking = self.chosen.reasoning
-        if thinking is None or not thinking.pairs:
+    def get_reasoning_tags(self, prompt: str) -> tuple[str, str] | None:
+        """Return the tags of reasoning that may begin an answer to `prompt`; the first is empty if the prompt
+        has opened it. None: the answer begins without reasoning."""
+        family = self.reasoning
+        if family is None or family.read_answer is not None:
             return None
-        opens, (closes, *_) = thinking.pairs[0]
-        if thinking.opened(prompt):
-            return "", closes
-        closed = prompt.rstrip().endswith(closes)  # the template has switched thoughts off
-        return None if closed else (opens, closes)
+        opening, (closing, *_) = family.pairs[0]
+        if family.is_opened_by(prompt):
+            return "", closing
+        closed = prompt.rstrip().endswith(closing)  # the template has switched reasoning off
+        return None if closed else (opening, closing)
 
     @property
-    def thinking(self) -> ReasoningFamily | None:
-        """How the model writes thoughts; None: it writes none that are known."""
-        return self.chosen.reasoning
-
-    @property
-    def opener(self) -> str:
-        """What every call begins with, and nothing else does; empty if the format has no such marker."""
-        family, frame = self.chosen.tools, self.frame("f")
-        if family is None or frame is None:
+    def call_opener(self) -> str:
+        """The marker that every tool call begins with, and nothing else; empty if the format has none."""
+        family, around = self.tool_calls, self.get_call_prefix_suffix("f")
+        if family is None or around is None:
             return ""
-        return next((opener for opener in family.openers if frame[0].startswith(opener)), "")
+        return next((opener for opener in family.openers if around[0].startswith(opener)), "")
 
     @property
-    def between(self) -> str | None:
-        """Text between two calls that follow each other; None: one is all that the format is sure of."""
-        family = self.chosen.tools
-        return "\n" if family is not None and family.name == "hermes" else None
+    def call_separator(self) -> str | None:
+        """The text between two consecutive calls; None: only one call is known to be valid."""
+        return "\n" if self.tool_calls is not None and self.tool_calls.name == "hermes" else None
 
 
-def _ids(name: str) -> Callable[[], str]:
+def _id_maker(name: str) -> Callable[[], str]:
     numbers = itertools.count()
     return lambda: "call_" + hashlib.blake2b(f"{name}:{next(numbers)}".encode(), digest_size=12).hexdigest()

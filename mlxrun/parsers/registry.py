@@ -1,145 +1,114 @@
-"""All families, and how one is chosen: by name, or from the chat template and the tokenizer's added tokens.
+"""All families, and how a model's are found: by name, or from its chat template and added tokens.
 
-`auto` takes the first family, in the order below, that knows the template; special formats stand before
-general ones. A new family is one file and one line here.
+`auto` takes the first family, in the order below, that recognises the template, so special formats stand
+before general ones. A new family is one module in `families/` and one line here.
 """
 
 from __future__ import annotations
 
 import difflib
-import functools
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
 
+from mlxrun.config.settings import ParserSettings
 from mlxrun.errors import ConfigError
+from mlxrun.parsers.families import (
+    deepseek,
+    gemma,
+    glm,
+    granite,
+    harmony,
+    hermes,
+    kimi,
+    llama,
+    longcat,
+    minimax,
+    mistral,
+    phi,
+    plain_json,
+    pythonic,
+    qwen3_coder,
+    reasoning_tags,
+    seed_oss,
+    step,
+    xlam,
+)
 from mlxrun.parsers.family import ReasoningFamily, ToolCallFamily
+from mlxrun.parsers.model_formats import ModelFormats
 
 AUTO, NONE = "auto", "none"
 
+TOOL_CALL_FAMILIES: tuple[ToolCallFamily, ...] = (
+    harmony.FAMILY,
+    *gemma.FAMILIES,
+    *deepseek.FAMILIES,
+    kimi.FAMILY,
+    minimax.FAMILY,
+    longcat.FAMILY,
+    glm.FAMILY,
+    *mistral.FAMILIES,
+    granite.FAMILY,
+    phi.FAMILY,
+    xlam.FAMILY,
+    step.FAMILY,
+    pythonic.FAMILY,
+    llama.FAMILY,
+    seed_oss.FAMILY,
+    qwen3_coder.FAMILY,
+    hermes.FAMILY,
+    plain_json.FAMILY,  # recognises no template: `auto` takes it where no other family matches
+)
+REASONING_FAMILIES: tuple[ReasoningFamily, ...] = (harmony.REASONING, *reasoning_tags.FAMILIES)
 
-@functools.lru_cache(maxsize=1)
-def families() -> tuple[ToolCallFamily, ...]:
-    """Formats of calls, in the order in which `auto` asks them."""
-    from mlxrun.parsers.families import (
-        deepseek,
-        gemma,
-        glm,
-        granite,
-        harmony,
-        hermes,
-        kimi,
-        llama,
-        longcat,
-        minimax,
-        mistral,
-        phi,
-        plain_json,
-        pythonic,
-        qwen3_coder,
-        seed_oss,
-        step,
-        xlam,
-    )
-
-    return (
-        harmony.FAMILY,
-        *gemma.FAMILIES,
-        *deepseek.FAMILIES,
-        kimi.FAMILY,
-        minimax.FAMILY,
-        longcat.FAMILY,
-        glm.FAMILY,
-        *mistral.FAMILIES,
-        granite.FAMILY,
-        phi.FAMILY,
-        xlam.FAMILY,
-        step.FAMILY,
-        pythonic.FAMILY,
-        llama.FAMILY,
-        seed_oss.FAMILY,
-        qwen3_coder.FAMILY,
-        hermes.FAMILY,
-        plain_json.FAMILY,  # knows no template: the last resort
-    )
+F = TypeVar("F", ToolCallFamily, ReasoningFamily)
 
 
-@functools.lru_cache(maxsize=1)
-def thinkings() -> tuple[ReasoningFamily, ...]:
-    """Formats of thoughts, in the order in which `auto` asks them."""
-    from mlxrun.parsers.families import harmony, reasoning_tags
-
-    return (
-        harmony.THINKING,
-        *reasoning_tags.FAMILIES,
-    )
+def detect_formats(template: str | None, tokenizer: Any, settings: ParserSettings) -> ModelFormats:
+    """Find the formats of a model, as the config says. Raises ConfigError for an unknown name."""
+    added = tokenizer.backend_tokenizer.get_added_tokens_decoder().values()
+    return choose_formats(template, [token.content for token in added], settings.tools, settings.reasoning)
 
 
-@dataclass(frozen=True, slots=True)
-class ChosenFamilies:
-    """The formats that a model's answers are read by."""
-
-    tools: ToolCallFamily | None
-    reasoning: ReasoningFamily | None
-
-    @property
-    def markers(self) -> tuple[str, ...]:
-        """Special tokens whose text the parsers must see."""
-        both = (
-            *(self.tools.markers if self.tools else ()),
-            *(self.reasoning.markers if self.reasoning else ()),
-        )
-        return tuple(dict.fromkeys(both))
-
-
-def choose(
+def choose_formats(
     template: str | None, tokens: Iterable[str], tools: str = AUTO, reasoning: str = AUTO
-) -> ChosenFamilies:
-    """The families for a model: "auto", "none" or a name each. Raises ConfigError for an unknown name.
+) -> ModelFormats:
+    """Choose the families: "auto", "none" or a name each. Raises ConfigError for an unknown name.
 
-    `tokens`: the texts of the tokenizer's added tokens. Where nothing knows the template, calls are looked
-    for by the last resort, and thoughts not at all.
+    `tokens`: the texts of the tokenizer's added tokens. Where no family recognises the template, tool calls
+    are read as plain JSON, and reasoning is not separated.
     """
     known = frozenset(tokens)
-    text = template or ""
-    family: ToolCallFamily | None = None
-    thinking: ReasoningFamily | None = None
-    if tools == AUTO:
-        family = next((f for f in families() if f.detect(text, known)), families()[-1])
-    elif tools != NONE:
-        family = tool_family(tools)
-    if reasoning == AUTO:
-        thinking = next((f for f in thinkings() if f.detect(text, known)), None)
-    elif reasoning != NONE:
-        thinking = thinking_family(reasoning)
-    return ChosenFamilies(family, thinking)
+    calls = _choose(tools, TOOL_CALL_FAMILIES, "tool parser", template or "", known)
+    if tools == AUTO and calls is None:
+        calls = plain_json.FAMILY
+    return ModelFormats(
+        calls, _choose(reasoning, REASONING_FAMILIES, "reasoning parser", template or "", known)
+    )
 
 
-def tool_family(name: str) -> ToolCallFamily:
-    """The format of calls of this name or alias."""
-    by_name = {n: f for f in families() for n in (f.name, *f.aliases)}
+def _choose(name: str, families: Sequence[F], what: str, template: str, tokens: frozenset[str]) -> F | None:
+    if name == NONE:
+        return None
+    if name != AUTO:
+        return _find_family(name, families, what)
+    return next((family for family in families if family.detect(template, tokens)), None)
+
+
+def _find_family(name: str, families: Sequence[F], what: str) -> F:
+    by_name = {known: family for family in families for known in (family.name, *family.aliases)}
     if name not in by_name:
-        raise _unknown("tool parser", name, by_name)
+        listed = sorted({*by_name, AUTO, NONE})
+        close = difflib.get_close_matches(name, listed, 1)
+        hint = f" (did you mean {close[0]!r}?)" if close else ""
+        raise ConfigError(f"{name!r} is no {what}{hint}; there are {', '.join(listed)}")
     return by_name[name]
 
 
-def thinking_family(name: str) -> ReasoningFamily:
-    """The format of thoughts of this name or alias."""
-    by_name = {n: f for f in thinkings() for n in (f.name, *f.aliases)}
-    if name not in by_name:
-        raise _unknown("reasoning parser", name, by_name)
-    return by_name[name]
+def find_tool_call_family(name: str) -> ToolCallFamily:
+    """Find a format of tool calls by its name or an alias. Raises ConfigError for an unknown name."""
+    return _find_family(name, TOOL_CALL_FAMILIES, "tool parser")
 
 
-def names() -> dict[str, tuple[str, ...]]:
-    """The names that a config may give, aliases left out, by what they choose."""
-    return {
-        "tools": (AUTO, NONE, *(f.name for f in families())),
-        "reasoning": (AUTO, NONE, *(f.name for f in thinkings())),
-    }
-
-
-def _unknown(what: str, name: str, options: Iterable[str]) -> ConfigError:
-    listed = sorted({*options, AUTO, NONE})
-    close = difflib.get_close_matches(name, listed, 1)
-    hint = f" (did you mean {close[0]!r}?)" if close else ""
-    return ConfigError(f"{name!r} is no {what}{hint}; there are {', '.join(listed)}")
+def find_reasoning_family(name: str) -> ReasoningFamily:
+    """Find a format of reasoning by its name or an alias. Raises ConfigError for an unknown name."""
+    return _find_family(name, REASONING_FAMILIES, "reasoning parser")

@@ -1,29 +1,34 @@
-"""What a format's reader sees: text that comes in pieces, taken by generators that wait by `yield`.
+"""The text of an answer as a family's reader sees it: readers are generators that `yield` to wait for more.
 
-A reader takes text only through the methods below; none of them lets the pieces show, so any split of the
-same text gives the same result. A reader that returns without a call has read for nothing: the machine goes
-back to behind the opener, which is text then.
+A reader takes text through the methods below only. None of them shows where the text was split, so any split
+of the same text gives the same result. If a reader returns without having begun a call, the parser goes back:
+the opener becomes text, and what follows it is read again.
 """
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Generator
 from typing import TypeVar
 
 from mlxrun.parsers.argument_writer import ArgumentWriter
-from mlxrun.parsers.delta_builder import SPACE, DeltaBuilder, Kind, new_call_id
-from mlxrun.parsers.marker_scanner import MarkerScanner, scanner
+from mlxrun.parsers.delta import TextKind
+from mlxrun.parsers.delta_builder import SPACE, DeltaBuilder, make_call_id
+from mlxrun.parsers.marker_scanner import MarkerScanner, get_scanner
 from mlxrun.parsers.tool_schemas import ToolSchemas
 
-NAME = 400  # characters of a name at most
-WASTE = 1_000_000  # characters read in vain, after which openers are text: an answer may consist of them
+MAX_NAME = 400  # characters of a name, a number or a word
+# Characters that may be read without finding a call; then openers are text, as an answer may be full of them.
+MAX_WASTED = 1_000_000
 T = TypeVar("T")
 Step = Generator[None, None, T]
+# Where text may go without running the reader, and the test that the text has to pass.
+PassThrough = tuple[TextKind | ArgumentWriter | Callable[[str], None], Callable[[str], bool]]
 
 
 class Malformed(Exception):
-    """The text is no call, or no longer one, here."""
+    """The text is not a call, or is one no longer."""
 
 
 class StreamCut(Exception):
@@ -31,69 +36,67 @@ class StreamCut(Exception):
 
 
 class TextStream:
-    """The text not yet read, and where findings go. `tools`: what the request offers."""
+    """The text not yet read, and the deltas found so far. `tools`: the tools that the request offers."""
 
     def __init__(
-        self, tools: ToolSchemas | None = None, new_id: Callable[[], str] = new_call_id, thinking: bool = True
+        self,
+        tools: ToolSchemas | None = None,
+        new_id: Callable[[], str] = make_call_id,
+        separates_reasoning: bool = True,
     ) -> None:
         self.tools = tools or ToolSchemas(None)
-        self.thinking = thinking  # whether thoughts are told from text (harmony: else they are text)
+        self.separates_reasoning = separates_reasoning  # for harmony: else reasoning is content
         self.out = DeltaBuilder(new_id)
         self.ended = False
-        # Where text may go without waking the reader, and the test that it has to pass.
-        self.flowing: tuple[Kind | ArgumentWriter | Callable[[str], None], Callable[[str], bool]] | None = (
-            None
-        )
+        self.pass_through: PassThrough | None = None
         self._text = ""
         self._at = 0
-        # What was taken and can still be given back: pieces that the text no longer holds, then this on.
-        self._past: list[str] = []
-        self._kept = 0
-        self._kind: Kind = "text"  # what it is when it is given back
-        self._settled = True
-        self._wasted = 0  # characters that attempts have read in vain
+        # Taken text that may yet be returned as text: these chunks, then `_text` from `_start` up to `_at`.
+        self._taken: list[str] = []
+        self._start = 0
+        self._kind: TextKind = "content"  # its kind if it is returned
+        self._settled = True  # whether the current attempt has found something
+        self._wasted = 0  # characters read in attempts that found nothing
         self._call: ArgumentWriter | None = None
-
-    @classmethod
-    def of(cls, text: str) -> TextStream:
-        """A text that has come as a whole."""
-        stream = cls()
-        stream._text, stream.ended = text, True
-        return stream
-
-    def run(self, step: Step[T]) -> T:
-        """What a step gives; only for text that has come as a whole, where nothing waits."""
-        try:
-            next(step)
-        except StopIteration as stop:
-            value: T = stop.value
-            return value
-        raise AssertionError("a reader waits for text after the end")
 
     # -- reading ------------------------------------------------------------------------------------
 
     def peek(self, count: int = 1) -> Step[str]:
-        """The next `count` characters, fewer only at the end; nothing is taken."""
+        """Return the next `count` characters, fewer only at the end, without taking them."""
         while len(self._text) - self._at < count and not self.ended:
             yield
         return self._text[self._at : self._at + count]
 
+    def peek_while(self, accepts: Callable[[str], bool], start: int = 0) -> Step[str]:
+        """Return the characters from `start` on up to the first that `accepts` refuses, without taking them.
+        Raises StreamCut if the text ends before that, Malformed if there are MAX_NAME of them."""
+        end = start
+        while True:
+            seen = yield from self.peek(end + 1)
+            if len(seen) <= end:
+                raise StreamCut
+            if not accepts(seen[end]):
+                return seen[start:end]
+            end += 1
+            if end - start == MAX_NAME:
+                raise Malformed
+
     def take(self, count: int) -> str:
-        """Take characters that were seen by `peek`."""
+        """Take characters that `peek` has shown."""
         taken = self._text[self._at : self._at + count]
         self._at += len(taken)
         return taken
 
-    def space(self) -> Step[str]:
-        """Take white space; the character after it, not taken, or "" at the end."""
+    def skip_space(self) -> Step[str]:
+        """Take white space; return the character after it, which is not taken, or "" at the end."""
         while True:
             char = yield from self.peek()
             if not char or char not in SPACE:
                 return char
             self._at += 1
 
-    def literal(self, *texts: str) -> Step[str]:
-        """Take whichever of `texts` comes now, the longest of several; "" if none does."""
+    def take_literal(self, *texts: str) -> Step[str]:
+        """Take whichever of `texts` comes now, the longest of several, and return it; "" if none does."""
         longest = sorted(texts, key=len, reverse=True)
         while True:
             for text in longest:
@@ -106,181 +109,198 @@ class TextStream:
                 return ""
             yield
 
-    def until(self, *markers: str) -> Step[tuple[str, str]]:
-        """Take all up to the next of `markers` and it too: what was before it, and it ("" at the end)."""
+    def skip(self, *texts: str) -> Step[str]:
+        """Take white space, then whichever of `texts` comes, and return that; "" if none does."""
+        yield from self.skip_space()
+        return (yield from self.take_literal(*texts))
+
+    def read_until(self, *markers: str, required: bool = True) -> Step[tuple[str, str]]:
+        """Take the text up to the next of `markers`, and the marker; return both. Raises StreamCut at the end
+        of the answer, where the marker is "" if it is not `required`."""
         parts: list[str] = []
-        marker = yield from self.each(scanner(*markers), parts.append)
+        scanner = get_scanner(*markers)
+
+        def collect(text: str) -> None:
+            self._taken.append(text)
+            parts.append(text)
+
+        def pass_to_collect() -> PassThrough:
+            self._keep_taken()
+            return collect, scanner.is_plain
+
+        marker = yield from self._scan(scanner, parts.append, pass_to_collect)
+        if required and not marker:
+            raise StreamCut
         return "".join(parts), marker
 
-    def name(self, *markers: str) -> Step[tuple[str, str]]:
-        """As `until`, for a name. Malformed if it is too long to be one: else a marker that means nothing
-        would hold back all that follows."""
-        find = scanner(*markers).find
+    def read_name(self, *markers: str, strip: bool = True) -> Step[tuple[str, str]]:
+        """Take a name up to the next of `markers`, and the marker; return both. Raises StreamCut at the end of
+        the answer, and Malformed if the text is too long for a name: else an opener that is not followed by a
+        call would hold back the rest of the answer."""
+        find = get_scanner(*markers).find
         while True:
             stop, marker = find(self._text, self._at, self.ended)
-            if stop - self._at > NAME:
+            if stop - self._at > MAX_NAME:
                 raise Malformed
-            if marker is not None or self.ended:
-                return self.take(stop - self._at), self.take(len(marker or ""))
+            if marker is not None:
+                name = self.take(stop - self._at)
+                return name.strip() if strip else name, self.take(len(marker))
+            if self.ended:
+                raise StreamCut
             yield
 
-    def each(
+    def stream_string(
+        self, markers: MarkerScanner, sink: Callable[[str], None], get_call: Callable[[], ArgumentWriter | None]
+    ) -> Step[str]:
+        """Take a string value up to the next of `markers`, which is returned; `sink` gets its text as it comes.
+        Raises StreamCut at the end of the answer; a partial marker of two or more characters there is no part
+        of the value. `get_call` returns the call whose open string may be continued without the sink, or None.
+        """
+
+        def pass_to_call() -> PassThrough | None:
+            call = get_call()
+            return None if call is None else (call, markers.is_plain_string)
+
+        marker = yield from self._scan(markers, sink, pass_to_call, drop_partial=True)
+        if not marker:
+            raise StreamCut
+        return marker
+
+    def pass_text(self, kind: TextKind, markers: MarkerScanner) -> Step[str]:
+        """Take text up to the next of `markers` into the answer, and return the marker; "" at the end."""
+
+        def pass_to_answer() -> PassThrough:
+            self._forget_taken()
+            return kind, markers.is_plain
+
+        return (yield from self._scan(markers, functools.partial(self.out.add, kind), pass_to_answer))
+
+    def _scan(
         self,
         markers: MarkerScanner,
         sink: Callable[[str], None],
-        string: Callable[[], ArgumentWriter | None] | None = None,
+        get_pass_through: Callable[[], PassThrough | None],
+        drop_partial: bool = False,
     ) -> Step[str]:
-        """As `until`, with the text before the marker given to `sink` piece by piece.
-
-        `string`: the text is a value, and a marker that a cut has left incomplete, but for its first
-        character, is no part of it. Asked when text has run out: the call into whose open string the sink
-        would pass text as it is, if it would.
-        """
+        """Take text into `sink` up to a marker, which is taken and returned; "" at the end of the answer."""
         while True:
             stop, marker = markers.find(self._text, self._at, self.ended)
-            if self.ended and marker is None and string is not None:
-                half = markers.held(self._text, self._at)
-                stop = half if stop - half > 1 else stop
+            if drop_partial and self.ended and marker is None:
+                partial = markers.find_partial(self._text, self._at)
+                stop = partial if stop - partial > 1 else stop
             if stop > self._at:
                 sink(self.take(stop - self._at))
             if marker is not None:
                 return self.take(len(marker))
             if self.ended:
                 return ""
-            if string is None:
-                self._rest()
-                self.flowing = (lambda text: self._hold(text, sink), markers.quiet)
-            elif (call := string()) is not None:
-                self.flowing = (call, markers.quiet_string)
+            self.pass_through = get_pass_through()
             yield
-            self.flowing = None
+            self.pass_through = None
 
-    def _rest(self) -> None:
-        """What was taken is kept apart from what comes."""
-        if self._kept < self._at:
-            self._past.append(self._text[self._kept : self._at])
-        self._text = self._text[self._at :]
-        self._at = self._kept = 0
-
-    def _hold(self, text: str, sink: Callable[[str], None]) -> None:
-        """Text that is taken as it comes."""
-        self._past.append(text)
-        sink(text)
-
-    def calm(self, call: ArgumentWriter) -> Step[None]:
-        """Wait for text, in an open string that it may go into as it is."""
-        if self.idle() and not self.ended:
-            self.flowing = (call, scanner().quiet_string)
+    def wait_in_string(self, call: ArgumentWriter) -> Step[None]:
+        """Wait for text in an open JSON string, which text without special characters may continue."""
+        if self.is_drained() and not self.ended:
+            self.pass_through = (call, get_scanner().is_plain_string)
             yield
-            self.flowing = None
-
-    def flow(self, kind: Kind, markers: MarkerScanner) -> Step[str]:
-        """As `each`, into the answer's text or thought, and at no cost while no marker can begin."""
-        sink = self.out.text if kind == "text" else self.out.reasoning
-        while True:
-            stop, marker = markers.find(self._text, self._at, self.ended)
-            if stop > self._at:
-                sink(self.take(stop - self._at))
-            if marker is not None:
-                return self.take(len(marker))
-            if self.ended:
-                return ""
-            self._keep()
-            self.flowing = (kind, markers.quiet)
-            yield
-            self.flowing = None
+            self.pass_through = None
 
     def match(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
-        """What the pattern matches in the text that has come, not taken. Its user sees to it that more text
-        would not change what is made of it."""
+        """Match the text that has come, without taking it. More text must not change what the caller does."""
         return pattern.match(self._text, self._at)
 
-    # -- going back ---------------------------------------------------------------------------------
+    # -- results ------------------------------------------------------------------------------------
 
-    def mark(self) -> None:
-        """All before is dealt with. Before the first call of a block this does nothing: until then the whole
-        block may still be text."""
+    def commit(self) -> None:
+        """Forget what was read, which is dealt with. Before the first call of an attempt this does nothing, as
+        all that the attempt has read may still be text."""
         if self._settled:
-            self._keep()
+            self._forget_taken()
 
-    def give_back(self) -> None:
-        """What was read since the mark is text, as it was written, or more of the thought it was found in."""
-        for part in (*self._past, self._text[self._kept : self._at]):
-            self.out.flow(self._kind, part)
+    def return_as_text(self) -> None:
+        """Add what was read since the last commit to the answer, as text of the kind that it was found in."""
+        for part in (*self._taken, self._text[self._start : self._at]):
+            self.out.add(self._kind, part)
         self._settled = True
-        self._keep()
+        self._forget_taken()
 
-    def call(self, name: str, id: str = "") -> ArgumentWriter:
-        """A call, to begin with its first argument, or its end. The name must be one of `tools`; `id`: the
-        model's own, where the format has one."""
-        self._call = ArgumentWriter(self.out, name, self.tools.schema(name), self._progress, id)
+    def begin_call(self, name: str, id: str = "") -> ArgumentWriter:
+        """Return the writer of a call, which is begun by its first argument or by its end.
+
+        `id`: the model's own, where the format has one. Raises Malformed if the tool is not offered."""
+        if name not in self.tools:
+            raise Malformed
+        self._call = ArgumentWriter(self.out, name, self.tools.get_schema(name), self._on_progress, id)
         return self._call
 
-    def _progress(self, closed: bool) -> None:
-        """What was read is in the arguments of a call, or with `closed` in a whole one."""
-        self._settled, self._kind = True, "text"
-        self._keep()
+    def _on_progress(self, closed: bool) -> None:
+        """Note that what was read is in the arguments of a call or, with `closed`, in a complete call."""
+        self._settled, self._kind = True, "content"
+        self._forget_taken()
         if closed:
             self._call = None
 
-    def _keep(self) -> None:
-        """Nothing of what was taken can be given back."""
-        self._past, self._kept = [], self._at
+    def _forget_taken(self) -> None:
+        self._taken, self._start = [], self._at
 
-    # -- for the machine ----------------------------------------------------------------------------
+    # -- for the parser -----------------------------------------------------------------------------
 
-    def attempt(self, opener: str, kind: Kind = "text") -> None:
-        """Remember what is taken from here on, and `opener`, which was, until something is settled. `kind`:
-        what all that is if it is no call."""
-        self._past, self._kept = [opener], self._at
+    def begin_attempt(self, opener: str, kind: TextKind = "content") -> None:
+        """Keep what is taken from here on, and `opener` before it, until a call is found. `kind`: of all that,
+        if it is none."""
+        self._taken, self._start = [opener], self._at
         self._settled, self._kind = False, kind
 
-    def abandon(self, cut: bool) -> None:
-        """A reader cannot go on: an open call is closed. What it did not pass on is text, but for the rest of
-        a call that was cut, which can be nothing."""
+    def abandon_attempt(self, cut: bool) -> None:
+        """Close an open call that the reader cannot complete. What is not in its arguments is text, but if the
+        answer was `cut` off it is dropped."""
         call, self._call = self._call, None
         if not self._settled:
             return
-        if call is not None and call.begun:
-            kept = self._past, self._kept
+        if call is not None and call.started:
+            taken = self._taken, self._start
             call.close()
             if cut:
                 self._at = len(self._text)
-                self._keep()
+                self._forget_taken()
             else:
-                self._past, self._kept = kept
-        self.give_back()
+                self._taken, self._start = taken
+        self.return_as_text()
 
-    def settled(self) -> bool:
-        """Whether the attempt found anything; else reading goes on behind the opener."""
+    def end_attempt(self) -> bool:
+        """Whether the attempt found anything. If not, the opener becomes text and reading resumes behind it."""
         self._call = None
         found = self._settled
         if not found:
-            opener, *parts = self._past
-            self._wasted += sum(map(len, parts)) + self._at - self._kept
+            opener, *parts = self._taken
+            self._wasted += sum(map(len, parts)) + self._at - self._start
             if parts:
-                self._text, self._kept = "".join((*parts, self._text[self._kept :])), 0
-            self._at = self._kept
+                self._text, self._start = "".join((*parts, self._text[self._start :])), 0
+            self._at = self._start
             self._settled = True
-            self.out.flow(self._kind, opener)
-        self._keep()
+            self.out.add(self._kind, opener)
+        self._forget_taken()
         return found
 
-    @property
-    def tired(self) -> bool:
-        """Whether so much was read in vain that openers are text from now on."""
-        return self._wasted > WASTE
+    def is_exhausted(self) -> bool:
+        """Whether so much was read without finding a call that openers are text from now on."""
+        return self._wasted > MAX_WASTED
 
-    @property
-    def called(self) -> bool:
-        """Whether what the attempt found is a call, and not only what is none."""
-        return self._kind == "text"
+    def found_call(self) -> bool:
+        """Whether the attempt found a call, and not only that the text is none."""
+        return self._kind == "content"
 
-    def add(self, text: str) -> None:
-        """More text has come. What was taken is not copied again, however long it is kept."""
-        self._rest()
+    def add_text(self, text: str) -> None:
+        """Add text that has come. Text that was taken is not copied again, however long it is kept."""
+        self._keep_taken()
         self._text += text
 
-    def idle(self) -> bool:
-        """Whether all that has come is taken."""
+    def _keep_taken(self) -> None:
+        if self._start < self._at:
+            self._taken.append(self._text[self._start : self._at])
+        self._text = self._text[self._at :]
+        self._at = self._start = 0
+
+    def is_drained(self) -> bool:
+        """Whether all text that has come is taken."""
         return self._at == len(self._text)

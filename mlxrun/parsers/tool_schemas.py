@@ -36,24 +36,24 @@ class ValueSchema:
 
     def __init__(self, schema: Any, root: Mapping[str, Any] | None = None) -> None:
         self._root = root if root is not None else (schema if isinstance(schema, Mapping) else {})
-        self._all = _branches(schema, self._root, _DEPTH)
-        self.types = _types(self._all)
-        self.options = tuple(_options(self._all))
+        self._branches = _find_branches(schema, self._root, _DEPTH)
+        self.types = _find_types(self._branches)
+        self.options = tuple(_find_options(self._branches))
 
-    def member(self, key: str) -> ValueSchema:
+    def get_member(self, key: str) -> ValueSchema:
         """The schema of a member."""
-        for part in self._all:
+        for part in self._branches:
             properties = part.get("properties")
             if isinstance(properties, Mapping) and key in properties:
                 return ValueSchema(properties[key], self._root)
-        for part in self._all:
+        for part in self._branches:
             if isinstance(part.get("additionalProperties"), Mapping):
                 return ValueSchema(part["additionalProperties"], self._root)
         return ValueSchema({}, self._root)
 
-    def item(self) -> ValueSchema:
+    def get_items(self) -> ValueSchema:
         """The schema of an array's items."""
-        for part in self._all:
+        for part in self._branches:
             if isinstance(part.get("items"), Mapping):
                 return ValueSchema(part["items"], self._root)
         return ValueSchema({}, self._root)
@@ -61,16 +61,16 @@ class ValueSchema:
     @property
     def keys(self) -> tuple[str, ...]:
         """The members it names, in order: what positional arguments stand for."""
-        named = (part["properties"] for part in self._all if isinstance(part.get("properties"), Mapping))
+        named = (part["properties"] for part in self._branches if isinstance(part.get("properties"), Mapping))
         return tuple(dict.fromkeys(key for properties in named for key in properties))
 
     @property
-    def text_only(self) -> bool:
+    def is_text_only(self) -> bool:
         """Whether a value can be nothing but a string, so that it may be written before it is whole."""
         return self.types == {"string"} and all(isinstance(option, str) for option in self.options)
 
     @property
-    def no_text(self) -> bool:
+    def excludes_text(self) -> bool:
         """Whether a string would break the schema."""
         if self.options:
             return not any(isinstance(option, str) for option in self.options)
@@ -94,12 +94,12 @@ class ToolSchemas:
     def __bool__(self) -> bool:
         return bool(self._parameters)
 
-    def schema(self, name: str) -> ValueSchema:
+    def get_schema(self, name: str) -> ValueSchema:
         """The schema of a function's arguments."""
         return ValueSchema(self._parameters.get(name, {}))
 
 
-def typed(text: str, schema: ValueSchema, *, guess: bool = False) -> str:
+def encode_bare_value(text: str, schema: ValueSchema, *, guess: bool = False) -> str:
     """JSON of a value that a model wrote as bare text.
 
     Of the types that the schema admits the most special one that fits counts, a string last; numbers stay as
@@ -109,9 +109,9 @@ def typed(text: str, schema: ValueSchema, *, guess: bool = False) -> str:
     types = schema.types
     bare = text.strip()
     if schema.options:
-        return _option(text, schema) or typed(text, _without_options(schema), guess=guess)
+        return _match_option(text, schema) or encode_bare_value(text, _drop_options(schema), guess=guess)
     if types == {"string"}:
-        return dump(text)
+        return encode_json(text)
     word = _WORDS.get(bare.lower())
     if word in ("true", "false") and ("boolean" in types or (guess and not types and bare == word)):
         return word
@@ -120,27 +120,27 @@ def typed(text: str, schema: ValueSchema, *, guess: bool = False) -> str:
     ):
         return word
     if "integer" in types and _INTEGER.fullmatch(bare):
-        return bare.split(".")[0].lstrip("+") if NUMBER.fullmatch(bare) else _plain(bare)
+        return bare.split(".")[0].lstrip("+") if NUMBER.fullmatch(bare) else _normalise_number(bare)
     if types & {"number", "integer"} or (guess and not types):
         if NUMBER.fullmatch(bare):
             return bare
         if types and _FLOAT.fullmatch(bare):
-            return _plain(bare)
+            return _normalise_number(bare)
     if bare.startswith(("[", "{", '"', "'", "(") if types else ("[", "{")) and (
         not types or types & {"object", "array"}
     ):
-        value = _container(bare, schema)
+        value = _encode_container(bare, schema)
         if value is not None:
             return value
-    return dump(text)
+    return encode_json(text)
 
 
-def mended(text: str, schema: ValueSchema) -> str:
+def repair_string(text: str, schema: ValueSchema) -> str:
     """JSON of a string that stands where the schema allows none: what the text says if it fits."""
-    return typed(text, schema) if schema.no_text else dump(text)
+    return encode_bare_value(text, schema) if schema.excludes_text else encode_json(text)
 
 
-def dump(value: Any) -> str:
+def encode_json(value: Any) -> str:
     """JSON as it stands in arguments: characters as they are, but for half a surrogate pair."""
     text = json.dumps(value, ensure_ascii=False)
     try:
@@ -150,29 +150,29 @@ def dump(value: Any) -> str:
     return text
 
 
-def retyped(value: Any, schema: ValueSchema) -> Any:
+def repair_value(value: Any, schema: ValueSchema) -> Any:
     """A parsed value with strings mended, and numbers spelt out, where the schema wants it; at all depths."""
     if isinstance(value, str):
-        return json.loads(mended(value, schema))
+        return json.loads(repair_string(value, schema))
     if isinstance(value, dict):
-        return {key: retyped(item, schema.member(key)) for key, item in value.items()}
+        return {key: repair_value(item, schema.get_member(key)) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        items = schema.item()
-        return [retyped(item, items) for item in value]
-    if schema.text_only and isinstance(value, (int, float)):
+        items = schema.get_items()
+        return [repair_value(item, items) for item in value]
+    if schema.is_text_only and isinstance(value, (int, float)):
         return json.dumps(value)
     return value
 
 
-def _plain(number: str) -> str:
+def _normalise_number(number: str) -> str:
     """A number in a form that JSON allows: no plus, no leading zeros, no bare point."""
     if _INTEGER.fullmatch(number):
-        return str(int(number.split(".")[0])) if len(number) < 4000 else dump(number)
+        return str(int(number.split(".")[0])) if len(number) < 4000 else encode_json(number)
     value = float(number)
-    return repr(value) if value - value == 0 else dump(number)
+    return repr(value) if value - value == 0 else encode_json(number)
 
 
-def read_python(text: str) -> ast.Expression:
+def parse_python(text: str) -> ast.Expression:
     """The source of a Python expression. SyntaxError and its like if it is none; a warning (of an escape that
     Python does not know and takes literally) is no matter."""
     with warnings.catch_warnings():
@@ -180,70 +180,70 @@ def read_python(text: str) -> ast.Expression:
         return ast.parse(text, mode="eval")
 
 
-def _literal(text: str) -> Any:
-    return ast.literal_eval(read_python(text))
+def _parse_literal(text: str) -> Any:
+    return ast.literal_eval(parse_python(text))
 
 
-def _container(text: str, schema: ValueSchema) -> str | None:
+def _encode_container(text: str, schema: ValueSchema) -> str | None:
     """JSON of an array or object, also of one that is written as Python or twice encoded."""
-    for read in (_json, _literal) if schema.types else (_json,):
+    for read in (_parse_json, _parse_literal) if schema.types else (_parse_json,):
         try:
             value = read(text)
             if isinstance(value, str) and schema.types:
-                value = _json(value)
+                value = _parse_json(value)
             if isinstance(value, tuple):
                 value = list(value)
             kind = "object" if isinstance(value, dict) else "array" if isinstance(value, list) else ""
             if kind and (not schema.types or kind in schema.types):
-                return dump(retyped(value, schema))
+                return encode_json(repair_value(value, schema))
         except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
             continue
     return None
 
 
-def _json(text: str) -> Any:
-    return json.loads(text, strict=False, parse_constant=_refuse)
+def _parse_json(text: str) -> Any:
+    return json.loads(text, strict=False, parse_constant=_reject_constant)
 
 
-def _refuse(word: str) -> Any:
+def _reject_constant(word: str) -> Any:
     raise ValueError(f"{word} is no JSON")
 
 
-def _option(text: str, schema: ValueSchema) -> str | None:
+def _match_option(text: str, schema: ValueSchema) -> str | None:
     """The member of an enum that the text is."""
     for form in (text, text.strip()):
         if form in [option for option in schema.options if isinstance(option, str)]:
-            return dump(form)
+            return encode_json(form)
     for option in schema.options:
         if not isinstance(option, str) and (
-            dump(option) == text.strip() or str(option).lower() == text.strip().lower()
+            encode_json(option) == text.strip() or str(option).lower() == text.strip().lower()
         ):
-            return dump(option)
+            return encode_json(option)
     return None
 
 
-def _without_options(schema: ValueSchema) -> ValueSchema:
-    kinds = sorted(schema.types or {_kind(option) for option in schema.options})
+def _drop_options(schema: ValueSchema) -> ValueSchema:
+    kinds = sorted(schema.types or {_get_type(option) for option in schema.options})
     return ValueSchema({"type": kinds})
 
 
-def _branches(schema: Any, root: Mapping[str, Any], depth: int) -> list[Mapping[str, Any]]:
+def _find_branches(schema: Any, root: Mapping[str, Any], depth: int) -> list[Mapping[str, Any]]:
     """The schema and all that it refers to or is composed of."""
     if not isinstance(schema, Mapping) or depth == 0:
         return []
     found: list[Mapping[str, Any]] = [schema]
     reference = schema.get("$ref")
     if isinstance(reference, str):
-        found += _branches(_resolve(reference, root), root, depth - 1)
+        found += _find_branches(_resolve_reference(reference, root), root, depth - 1)
     for word in ("anyOf", "oneOf", "allOf"):
         parts = schema.get(word)
         if isinstance(parts, Sequence) and not isinstance(parts, str):
             for part in parts:
-                found += _branches(part, root, depth - 1)
+                found += _find_branches(part, root, depth - 1)
     return found
 
 
-def _resolve(reference: str, root: Mapping[str, Any]) -> Any:
+def _resolve_reference(reference: str, root: Mapping[str, Any]) -> Any:
     place: Any = root
     if not reference.startswith("#"):
         return None
@@ -258,7 +258,7 @@ def _resolve(reference: str, root: Mapping[str, Any]) -> Any:
     return place
 
 
-def _types(parts: Sequence[Mapping[str, Any]]) -> frozenset[str]:
+def _find_types(parts: Sequence[Mapping[str, Any]]) -> frozenset[str]:
     types: set[str] = set()
     for part in parts:
         given = part.get("type")
@@ -270,11 +270,11 @@ def _types(parts: Sequence[Mapping[str, Any]]) -> frozenset[str]:
             types.add("array")
         if part.get("nullable") is True:
             types.add("null")
-        types |= {_kind(option) for option in _options([part])} if given is None else set()
+        types |= {_get_type(option) for option in _find_options([part])} if given is None else set()
     return frozenset(types)
 
 
-def _options(parts: Sequence[Mapping[str, Any]]) -> list[Any]:
+def _find_options(parts: Sequence[Mapping[str, Any]]) -> list[Any]:
     """What an enum or const admits; with a null beside it where the schema is a union with null."""
     options: list[Any] = []
     for part in parts:
@@ -285,7 +285,7 @@ def _options(parts: Sequence[Mapping[str, Any]]) -> list[Any]:
     return options
 
 
-def _kind(value: Any) -> str:
+def _get_type(value: Any) -> str:
     if value is None:
         return "null"
     kinds = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}

@@ -22,7 +22,7 @@ class Footprint:
     windows: tuple[tuple[int, int], ...] = ()
     step: int = 256
 
-    def row(self, tokens: int) -> int:
+    def compute_row_bytes(self, tokens: int) -> int:
         """Bytes of a row of `tokens` tokens."""
         rounded = -(-tokens // self.step) * self.step
         windowed = sum(min(rounded, window) * size for window, size in self.windows)
@@ -41,36 +41,36 @@ class MemoryBudget:
     transient: int = 0
     footprint: Footprint = Footprint()
 
-    def needed(self, lengths: Iterable[int], prefill_tokens: int) -> int:
+    def compute_needed_bytes(self, lengths: Iterable[int], prefill_tokens: int) -> int:
         """Bytes in use with rows of these lengths and a step of `prefill_tokens` prompt tokens.
 
         The longest row counts twice: joining or moving a row copies it.
         """
-        rows = [self.footprint.row(n) for n in lengths]
+        rows = [self.footprint.compute_row_bytes(n) for n in lengths]
         return self.weights + sum(rows) + max(rows, default=0) + self.transient * prefill_tokens
 
-    def spare(self, lengths: Iterable[int], prefill_tokens: int) -> int | None:
+    def compute_spare_bytes(self, lengths: Iterable[int], prefill_tokens: int) -> int | None:
         """Bytes that are left beside them, negative if they do not fit; None: unlimited."""
-        return None if self.limit == 0 else self.limit - self.needed(lengths, prefill_tokens)
+        return None if self.limit == 0 else self.limit - self.compute_needed_bytes(lengths, prefill_tokens)
 
     def fits(self, lengths: Iterable[int], prefill_tokens: int) -> bool:
-        spare = self.spare(lengths, prefill_tokens)
+        spare = self.compute_spare_bytes(lengths, prefill_tokens)
         return spare is None or spare >= 0
 
-    def longest(self, start: int, stop: int, piece: int) -> int:
+    def find_max_length(self, start: int, stop: int, chunk: int) -> int:
         """The most tokens, of start..stop, that a row alone may hold and compute again in pieces of that size
         if it is preempted; `start` is known to fit."""
         while start < stop:
             middle = (start + stop + 1) // 2
-            start, stop = (middle, stop) if self.fits([middle], min(middle, piece)) else (start, middle - 1)
+            start, stop = (middle, stop) if self.fits([middle], min(middle, chunk)) else (start, middle - 1)
         return start
 
-    def explain(self, tokens: int, prefill_tokens: int) -> str:
+    def explain_shortage(self, tokens: int, prefill_tokens: int) -> str:
         """The sum for one request alone, for an error that a user can act on."""
-        row = self.footprint.row(tokens)
+        row = self.footprint.compute_row_bytes(tokens)
         return (
-            f"weights {_size(self.weights)} + {tokens} tokens {_size(2 * row)} (twice: joining copies) "
-            f"+ transients {_size(self.transient * prefill_tokens)} > limit {_size(self.limit)}"
+            f"weights {_format_bytes(self.weights)} + {tokens} tokens {_format_bytes(2 * row)} (twice: joining copies) "
+            f"+ transients {_format_bytes(self.transient * prefill_tokens)} > limit {_format_bytes(self.limit)}"
         )
 
 
@@ -81,24 +81,24 @@ class RequestLimits:
     context: int
     memory: MemoryBudget = MemoryBudget()
 
-    def longest(self, request: Request, least: int) -> int:
+    def compute_max_length(self, request: Request, min_chunk: int) -> int:
         """Most tokens of prompt and answer. `least`: prompt tokens of the smallest step.
 
         RequestError, PromptTooLong or OutOfMemory if it could never run.
         """
         if not request.prompt:
             raise RequestError("the prompt is empty")
-        size = len(request.prompt) + len(request.answered)
+        size = len(request.prompt) + len(request.prior_output)
         if size >= self.context:
             raise PromptTooLong(f"the prompt has {size} tokens; the context holds {self.context}")
-        piece = max([least, *(end - start for start, end in request.spans)])
+        piece = max([min_chunk, *(end - start for start, end in request.image_spans)])
         if not self.memory.fits([size + 1], min(piece, size)):
-            reason = self.memory.explain(size + 1, min(piece, size))
+            reason = self.memory.explain_shortage(size + 1, min(piece, size))
             raise OutOfMemory(f"the prompt can never fit in memory: {reason}")
-        return self.memory.longest(size + 1, self.context, piece)
+        return self.memory.find_max_length(size + 1, self.context, piece)
 
 
-def _size(count: int) -> str:
+def _format_bytes(count: int) -> str:
     value, unit = float(count), "B"
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if value < 1000 or unit == "TB":

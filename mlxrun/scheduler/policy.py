@@ -33,28 +33,28 @@ class Policy:
         """Lower goes first; ties go by arrival."""
         return ()
 
-    def served(self, entry: Candidate, tokens: int) -> None:
+    def record_served(self, entry: Candidate, tokens: int) -> None:
         """Called once for each chunk that is handed out."""
 
-    def order(self, entries: Sequence[Candidate]) -> list[Candidate]:
+    def sort(self, entries: Sequence[Candidate]) -> list[Candidate]:
         return sorted(entries, key=lambda e: (*self.rank(e), e.arrival))
 
 
-class Priority(Policy):
+class PriorityPolicy(Policy):
     """Lower `priority` first."""
 
     def rank(self, entry: Candidate) -> tuple[int, ...]:
         return (entry.priority,)
 
 
-class Shortest(Policy):
+class ShortestPolicy(Policy):
     """Least prefill left first: the best mean time to first token."""
 
     def rank(self, entry: Candidate) -> tuple[int, ...]:
         return (entry.prefill_left,)
 
 
-class Fair(Policy):
+class FairPolicy(Policy):
     """The key that was handed the fewest prompt tokens first, so that nobody crowds out the others."""
 
     def __init__(self) -> None:
@@ -74,18 +74,18 @@ class Fair(Policy):
             self._tokens[key] = floor
         for key in self._tokens.keys() - keys:
             del self._tokens[key]
-        return super().order(entries)
+        return super().sort(entries)
 
 
 POLICIES: dict[str, Callable[[], Policy]] = {
     "fcfs": Policy,
-    "priority": Priority,
-    "shortest": Shortest,
-    "fair": Fair,
+    "priority": PriorityPolicy,
+    "shortest": ShortestPolicy,
+    "fair": FairPolicy,
 }
 
 
-def make_policy(name: str) -> Policy:
+def build_policy(name: str) -> Policy:
     """The policy of that name; ConfigError names the known ones."""
     if name not in POLICIES:
         raise ConfigError(f"scheduler.policy: {name!r} is not one of {', '.join(POLICIES)}")

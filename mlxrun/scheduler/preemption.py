@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from mlxrun.scheduler.request_state import RequestState
 
 
-def urgency(entry: RequestState, overdue: bool) -> tuple[bool, bool, int, int]:
+def rank_urgency(entry: RequestState, overdue: bool) -> tuple[bool, bool, int, int]:
     """Lower is more urgent. `overdue`: it has waited for too long (see Line)."""
-    return (entry.request.background, not overdue, entry.priority, entry.arrival)
+    return (entry.request.background, not overdue, entry.priority, entry.arrival_index)
 
 
-def choose(
+def choose_victims(
     rows: Sequence[RequestState], fits: Callable[[Sequence[RequestState]], bool]
 ) -> list[RequestState]:
     """Of `rows`, most urgent first, those to give up so that `fits(the others)`; all if nothing else does.

@@ -1,127 +1,81 @@
-"""What the scheduler asks of the prefix cache (cache/prefix_cache.py), and what stands in where there is none.
+"""What the scheduler and the engine ask of the prefix cache, which is in cache/prefix_cache.py.
 
-All calls come from the engine thread. A request is known from `open` to `close`; it is running from `find` to
-`release`. Nothing here may raise because of what the cache holds: what cannot be used is a miss.
+All methods are called on the engine thread. A request is known from `track` to `forget`, and has a row from
+`lookup` to `plan_final_snapshots`. No method raises because of an unusable entry: that is a cache miss.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
 from mlxrun.scheduler.request import Request
 from mlxrun.scheduler.step_plan import CacheHit, SnapshotRequest, SnapshotResult
 
 
-class PrefixCacheInterface(Protocol):
-    """The prefix cache, as the scheduler sees it."""
+class PrefixCacheInterface:
+    """The prefix cache as the scheduler sees it; the methods here are those of a cache without entries."""
 
     @property
-    def stops(self) -> bool:
-        """Whether chunks should also end at a request's boundaries: the model has states to keep there."""
-        ...
+    def needs_boundary_stops(self) -> bool:
+        """Whether chunks should also end at a request's boundaries, as the model has states to snapshot."""
+        return False
 
     @property
-    def lasting(self) -> bool:
-        """Whether what it keeps outlives the process: then a step takes one chunk of a prompt at most, so
-        that little is lost."""
-        ...
+    def survives_restart(self) -> bool:
+        """Whether entries outlive the process. A step then computes at most one chunk of each prompt, so that
+        a kill loses little."""
+        return False
 
     @property
     def nbytes(self) -> int:
-        """Bytes of device memory that it holds."""
-        ...
+        """Bytes of device memory that the entries take."""
+        return 0
 
-    def open(self, request: Request) -> None:
-        """A request waits from now on."""
-        ...
+    def track(self, request: Request) -> None:
+        """Called when a request starts to wait."""
 
-    def held(self, request_id: str) -> bool:
-        """Whether what this waiting request needs next is being computed by one that runs."""
-        ...
-
-    def find(self, request_id: str, output: Sequence[int], most: int) -> CacheHit | None:
-        """A request begins to run, with this much of its answer: the longest usable hit, of at most `most`
-        tokens. What a hit refers to is kept until `release`."""
-        ...
-
-    def due(self, request_id: str, start: int, stop: int, target: int) -> list[SnapshotRequest]:
-        """What to keep once tokens [start, stop) have been prefilled; prefill ends at `target`."""
-        ...
-
-    def release(self, request_id: str, output: Sequence[int], filled: int) -> list[SnapshotRequest]:
-        """A row is dropped (it ended, or is preempted) with `filled` tokens in its cache: what to keep of it.
-        `output`: the tokens after its prompt, its stop token included."""
-        ...
-
-    def close(self, request_id: str) -> None:
-        """A request has ended."""
-        ...
-
-    def shrink(self, most: int) -> None:
-        """Hold at most so many bytes of device memory: rows need it."""
-        ...
-
-    def put(self, saved: SnapshotResult) -> None:
-        """A copy is ready."""
-        ...
-
-    def discard(self, request_id: str) -> None:
-        """The hit of this running request could not be restored: forget what it was made of."""
-        ...
-
-    def clear(self) -> None:
-        """Forget all that no running request uses, in memory and on disk."""
-        ...
-
-    def counts(self) -> Mapping[str, int]:
-        """What it did since it started, by name; may be read from any thread."""
-        ...
-
-    def shutdown(self) -> None:
-        """Finish what is under way; nothing is called after this."""
-        ...
-
-
-class NoPrefixCache:
-    """No cache."""
-
-    stops = False
-    lasting = False
-    nbytes = 0
-
-    def open(self, request: Request) -> None:
-        pass
-
-    def held(self, request_id: str) -> bool:
+    def should_wait_for_prefix(self, request_id: str) -> bool:
+        """Whether a running request computes the part of the prompt that this waiting request needs next."""
         return False
 
-    def find(self, request_id: str, output: Sequence[int], most: int) -> CacheHit | None:
+    def lookup(self, request_id: str, output: Sequence[int], max_tokens: int) -> CacheHit | None:
+        """The longest usable hit of at most `max_tokens` tokens. Called when a request with this much of its
+        answer gets a row. The entries of the hit are pinned until `plan_final_snapshots`."""
         return None
 
-    def due(self, request_id: str, start: int, stop: int, target: int) -> list[SnapshotRequest]:
+    def plan_snapshots(self, request_id: str, start: int, stop: int, target: int) -> list[SnapshotRequest]:
+        """The snapshots to take once tokens [start, stop) have been prefilled; prefill ends at `target`."""
         return []
 
-    def release(self, request_id: str, output: Sequence[int], filled: int) -> list[SnapshotRequest]:
+    def plan_final_snapshots(
+        self, request_id: str, output: Sequence[int], num_cached: int
+    ) -> list[SnapshotRequest]:
+        """The snapshots to take of a row that is freed (the request ended or is preempted) with `num_cached`
+        tokens in its KV cache. `output`: the tokens after the prompt, the stop token included."""
         return []
 
-    def close(self, request_id: str) -> None:
-        pass
+    def forget(self, request_id: str) -> None:
+        """Called when a request has ended."""
 
-    def shrink(self, most: int) -> None:
-        pass
+    def shrink(self, max_bytes: int) -> None:
+        """Evict entries until at most this many bytes of device memory are used: rows need the rest."""
 
-    def put(self, saved: SnapshotResult) -> None:
-        pass
+    def store_snapshot(self, snapshot: SnapshotResult) -> None:
+        """Take in a snapshot that the runner has copied."""
 
-    def discard(self, request_id: str) -> None:
-        pass
+    def invalidate_hit(self, request_id: str) -> None:
+        """Drop the entries of this running request's hit, which could not be restored."""
 
     def clear(self) -> None:
-        pass
+        """Drop all entries, in memory and on disk, that no running request uses."""
 
-    def counts(self) -> Mapping[str, int]:
+    def read_counters(self) -> Mapping[str, int]:
+        """What the cache did since the start, by name. May be called from any thread."""
         return {}
 
     def shutdown(self) -> None:
-        pass
+        """Finish what is under way. No method is called after this one."""
+
+
+class NoPrefixCache(PrefixCacheInterface):
+    """A cache without entries, for `cache.backend: none`."""

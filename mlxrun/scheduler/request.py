@@ -57,9 +57,19 @@ class GrammarMatcher(Protocol):
 class Grammar(Protocol):
     """What an answer must look like. Immutable: one may serve many requests."""
 
-    def start(self, answered: Sequence[int], stop_ids: frozenset[int]) -> GrammarMatcher:
+    def start(self, output: Sequence[int], stop_ids: frozenset[int]) -> GrammarMatcher:
         """A constraint after these tokens of the answer; made each time that a row starts. A stop token is
         allowed only where the answer is complete. RequestError if the tokens do not fit."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessedPrompt:
+    """What a model's processor makes of a prompt with images. For the fields see `Request`."""
+
+    ids: tuple[int, ...]
+    spans: tuple[tuple[int, int], ...]
+    media: Any
+    digests: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +88,13 @@ class Request:
     id: str
     prompt: tuple[int, ...]
     params: SamplingParams
-    spans: tuple[tuple[int, int], ...] = ()
+    image_spans: tuple[tuple[int, int], ...] = ()
     media: Any = None
-    digests: tuple[bytes, ...] = ()
+    image_digests: tuple[bytes, ...] = ()
     boundaries: tuple[int, ...] = ()
-    answered: tuple[int, ...] = ()
+    prior_output: tuple[int, ...] = ()
     priority: int = 0  # policy `priority`: lower first
-    key: str = ""  # policy `fair`: round robin over these
+    fairness_key: str = ""  # policy `fair`: round robin over these
     grammar: Grammar | None = None
     background: bool = False  # served in idle room only: an offline batch beside live requests
 
@@ -126,17 +136,17 @@ class TokenEvent:
     request_id: str
     tokens: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()  # as long as `tokens`, or empty if not asked for
-    computed: int = 0  # prompt tokens in the cache so far: prefill progress
-    cached: int = 0  # of these, how many were not computed but found in the prefix cache
-    hit: HitKind | None = None  # how, once the request runs; None before, or without a cache
+    num_computed_tokens: int = 0  # prompt tokens in the cache so far: prefill progress
+    num_cached_tokens: int = 0  # of these, how many were not computed but found in the prefix cache
+    hit_kind: HitKind | None = None  # how, once the request runs; None before, or without a cache
     finish: FinishReason | None = None
     error: MlxrunError | None = None  # set if and only if finish is ERROR
 
     def merge(self, later: TokenEvent) -> TokenEvent:
         """This event followed by `later`, as one. Each merge copies all tokens."""
-        return self.passed(later, self.tokens + later.tokens, self.logprobs + later.logprobs)
+        return self.merge_progress(later, self.tokens + later.tokens, self.logprobs + later.logprobs)
 
-    def passed(
+    def merge_progress(
         self, later: TokenEvent, tokens: tuple[int, ...] = (), logprobs: tuple[TokenLogprob, ...] = ()
     ) -> TokenEvent:
         """This event followed by `later`, as one with these tokens instead of theirs."""
@@ -144,9 +154,9 @@ class TokenEvent:
             self.request_id,
             tokens,
             logprobs,
-            max(self.computed, later.computed),
-            max(self.cached, later.cached),
-            later.hit or self.hit,
+            max(self.num_computed_tokens, later.num_computed_tokens),
+            max(self.num_cached_tokens, later.num_cached_tokens),
+            later.hit_kind or self.hit_kind,
             later.finish,
             later.error,
         )

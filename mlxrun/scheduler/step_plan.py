@@ -38,18 +38,18 @@ class SnapshotRequest:
     """
 
     request_id: str
-    part: SnapshotKind
+    kind: SnapshotKind
     start: int
     stop: int
-    record: Any
-    at_once: bool = False
+    entry: Any
+    synchronous: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotResult:
     """What a Save asked for: evaluated arrays of its own, which pin nothing else; None if that failed."""
 
-    save: SnapshotRequest
+    request: SnapshotRequest
     payload: Any
 
 
@@ -90,8 +90,8 @@ class StepPlan:
     decode: tuple[str, ...] = ()
     prefill: tuple[PrefillChunk, ...] = ()
     clear_pool: bool = False  # give MLX's free buffers back first: memory is short
-    keep: tuple[SnapshotRequest, ...] = ()
-    save: tuple[SnapshotRequest, ...] = ()
+    final_snapshots: tuple[SnapshotRequest, ...] = ()
+    snapshots: tuple[SnapshotRequest, ...] = ()
 
     @property
     def empty(self) -> bool:
@@ -115,5 +115,5 @@ class StepResult:
 
     tokens: Mapping[str, SampledToken] = field(default_factory=dict)
     errors: Mapping[str, Exception] = field(default_factory=dict)
-    saved: tuple[SnapshotResult, ...] = ()
-    unusable: tuple[str, ...] = ()
+    snapshots: tuple[SnapshotResult, ...] = ()
+    invalid_hits: tuple[str, ...] = ()

@@ -1,66 +1,64 @@
 """The aiohttp application: the surfaces that the config switches on, behind one middleware.
 
-A surface is a module with a `SURFACE`: it is registered by its name in the list below, and by its switch.
+What handlers need is in the application by typed keys, each defined beside its class: CONFIG, ENGINE, ....
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 
 from aiohttp import web
 
-from mlxrun.config.settings import ApiSettings
-from mlxrun.server.batches import endpoints
-from mlxrun.server.endpoints import admin, anthropic, openai, responses, tokenize
+from mlxrun.config.conversion import config_hash
+from mlxrun.config.settings import Config
+from mlxrun.server.access import ALLOWED_SITES, API_KEYS, AllowedSites, ApiKeys
+from mlxrun.server.app_config import CONFIG, CONFIG_HASH
+from mlxrun.server.batches.batch_queue import BATCH_QUEUE, BatchQueue
+from mlxrun.server.endpoints import admin, anthropic, batches, openai, responses, tokenize
 from mlxrun.server.endpoints.admin import HEALTH
-from mlxrun.server.middleware import Next, Routes, add_headers, middleware
-from mlxrun.server.surface import Endpoint, Surface
+from mlxrun.server.engine_state import ENGINE, EngineState
+from mlxrun.server.live_requests import LIVE_REQUESTS, LiveRequests
+from mlxrun.server.metrics import METRICS, RequestMetrics
+from mlxrun.server.middleware import add_headers, handle_request
+from mlxrun.server.request_id import ACTIVE_IDS
+from mlxrun.server.response_store import RESPONSES, Responses
+from mlxrun.server.routes import ROUTES, Routes
+from mlxrun.server.status import StatusCollector
+from mlxrun.server.surface import Surface
 
-if TYPE_CHECKING:
-    from mlxrun.server.state import Server
+
+def list_surfaces() -> list[Surface]:
+    """Every surface, switched on or off."""
+    return [module.SURFACE for module in (openai, responses, anthropic, tokenize, batches, admin)]
 
 
-def all_surfaces() -> list[Surface]:
-    """Every surface that there is, switched on or off."""
-    return [module.SURFACE for module in (openai, responses, anthropic, tokenize, endpoints, admin)]
+def make_app(
+    config: Config,
+    batch_queue: BatchQueue | None = None,
+    *,
+    surfaces: Sequence[Surface] | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> web.Application:
+    """The application of a config; to be run with `handler_cancellation`. `surfaces`: other than all.
 
-
-def make_app(server: Server, surfaces: Sequence[Surface] | None = None) -> web.Application:
-    """The application of a server; to be run with `handler_cancellation`. `surfaces`: for tests."""
-    known = all_surfaces() if surfaces is None else list(surfaces)
-    switches = _switches(server.config.apis)
-    on = [surface for surface in known if switches.get(surface.name, True)]
-    routes = Routes([HEALTH, *on], [surface for surface in known if surface not in on])
-    server.surfaces = tuple(routes.surfaces)
-    app = web.Application(middlewares=[middleware(server, routes)])
-    for surface in routes.surfaces:
-        for endpoint in surface.endpoints:
-            for method in ("GET", "HEAD") if endpoint.method == "GET" else (endpoint.method,):
-                route = app.router.add_route(method, endpoint.path, _handler(endpoint, server))
-                routes.of[id(route)] = (surface, endpoint)
-
-    async def prepare(request: web.Request, response: web.StreamResponse) -> None:
-        await add_headers(request, response, server)
-
-    app.on_response_prepare.append(prepare)
+    Raises ConfigError if server.allowed_hosts has an item that is not a host name.
+    """
+    surfaces = list_surfaces() if surfaces is None else surfaces
+    switches = asdict(config.apis)
+    on = [surface for surface in surfaces if switches.get(surface.name, True)]
+    routes = Routes([HEALTH, *on], [surface for surface in surfaces if surface not in on])
+    app = web.Application(middlewares=[handle_request])
+    app[CONFIG], app[CONFIG_HASH] = config, config_hash(config)
+    app[API_KEYS], app[ALLOWED_SITES] = ApiKeys(config.server.api_keys), AllowedSites(config.server)
+    app[ENGINE], app[METRICS] = engine, metrics = EngineState(clock), RequestMetrics()
+    app[LIVE_REQUESTS] = LiveRequests(config, engine, metrics)
+    app[ACTIVE_IDS], app[ROUTES] = set(), routes
+    app[RESPONSES] = Responses(config.server)
+    if batch_queue is not None:
+        app[BATCH_QUEUE] = batch_queue
+    metrics.registry.register(StatusCollector(app))
+    routes.register(app.router)
+    app.on_response_prepare.append(add_headers)
     return app
-
-
-def _switches(apis: ApiSettings) -> dict[str, bool]:
-    """Which surfaces the config wants, by name."""
-    return {
-        "openai": apis.openai,
-        "responses": apis.responses,
-        "anthropic": apis.anthropic,
-        "tokenize": apis.tokenize,
-        "batches": apis.batches,
-        "admin": apis.admin,
-    }
-
-
-def _handler(endpoint: Endpoint, server: Server) -> Next:
-    async def handle(request: web.Request) -> web.StreamResponse:
-        return await endpoint.handler(request, server)
-
-    return handle

@@ -1,6 +1,6 @@
-"""What is answered where there is no request: to bytes that are not HTTP, and to a connection too many.
+"""The responses to bytes that are not an HTTP request, and to connections above the limit.
 
-Nobody knows for which API it was meant, so both have OpenAI's shape.
+They belong to no known surface, so both have the shape of OpenAI's errors.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ import asyncio
 from aiohttp import web
 
 from mlxrun import __version__
-from mlxrun.api.openai.response import error_body
+from mlxrun.api.openai.response import build_error
 from mlxrun.errors import MlxrunError, RequestError
-from mlxrun.server.access import ID_HEADER, give_id
-from mlxrun.server.request_body import json_reply
+from mlxrun.server.json_bodies import json_response
+from mlxrun.server.request_id import ID_HEADER, request_id
 from mlxrun.text.field_errors import shorten
 
 
 class HttpConnection(web.RequestHandler):
     """One connection. What aiohttp itself refuses, such as a broken request line, headers that are too long
-    or chunks that are none, gets JSON like every other error."""
+    or invalid chunks, is answered in JSON like every other error."""
 
     __slots__ = ()
 
@@ -30,18 +30,15 @@ class HttpConnection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """aiohttp's hook: the answer to what could not be read, or to what got past the middleware."""
+        """aiohttp's hook: answers unreadable requests, and errors outside the middleware."""
         super().handle_error(request, status, exc, message)  # logs; raises if an answer has begun
         error: MlxrunError = MlxrunError("internal error")
         if status < 500:
-            # aiohttp's text: the reason, and below it what was sent, with a mark at the place.
+            # aiohttp's message is the reason, and below it what was sent, with a mark at the mistake.
             reason = (message or "").strip().partition("\n")[0].rstrip(": ")
-            error = RequestError(f"this is no HTTP request that can be read: {shorten(reason)}")
-        headers = {
-            ID_HEADER: give_id(request, ()),
-            "Server": f"mlxrun/{__version__}",
-        }
-        response = json_reply(error_body(error), status, headers)
+            error = RequestError(f"the HTTP request cannot be read: {shorten(reason)}")
+        headers = {ID_HEADER: request_id(request), "Server": f"mlxrun/{__version__}"}
+        response = json_response(build_error(error), status, headers)
         response.force_close()
         return response
 
@@ -57,7 +54,7 @@ _FULL_BODY = (
 
 
 class RefusedConnection(asyncio.Protocol):
-    """A connection too many: it is told so, and closed."""
+    """A connection above server.max_connections: it gets a 503 and is closed."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)

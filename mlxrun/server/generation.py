@@ -1,134 +1,105 @@
-"""From a prepared request to the pieces of its answers: all choices at once, merged while nobody reads.
+"""From a live request to the deltas of its choices, which are generated and streamed at the same time.
 
-The token events of a choice go through its `Choice` (api/choice.py) here and nowhere else in the server.
+Token events become deltas by the choice they belong to (api/choice.py), here and nowhere else in the server.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from mlxrun.api.choice import Choice
 from mlxrun.errors import MlxrunError
+from mlxrun.parsers.delta import Delta
 from mlxrun.scheduler.request import Request, TokenEvent
-
-if TYPE_CHECKING:
-    from mlxrun.api.prepared import PreparedRequest
-    from mlxrun.server.live_requests import LiveRequest
-    from mlxrun.server.state import Server
-    from mlxrun.text.formats import Delta
+from mlxrun.server.live_requests import LiveRequest
 
 log = logging.getLogger(__name__)
-Pieces = tuple[Choice, "list[Delta]"]
+ChoiceDeltas = tuple[Choice, list[Delta]]
+ChoiceEvents = AsyncGenerator[tuple[Choice, TokenEvent], None]
 
 
-async def answers(
-    server: Server, live: LiveRequest, prepared: PreparedRequest
-) -> AsyncGenerator[Pieces, None]:
-    """The pieces of all choices as they come; a choice that ends gives its last ones with `finish_reason`.
+async def stream_deltas(live: LiveRequest) -> AsyncGenerator[ChoiceDeltas, None]:
+    """The deltas of all choices as they come; a choice that has ended comes with its `finish_reason` set.
 
-    Raises what the engine raises; then, and when it is closed, all that still runs is aborted.
+    Raises what the engine raises. Then, and when it is closed, everything that still runs is aborted.
     """
-    requests = _keyed(prepared.requests, live.key_name)
-    choices = [Choice(prepared, index, server.host) for index in range(len(requests))]
-    if len(requests) == 1:
-        source = _one(server, live, requests[0], choices[0])
-    else:
-        source = _many(server, live, requests, choices)
+    requests: Sequence[Request] = live.prepared.requests
+    if live.key_name:  # policy `fair` shares among the server's keys, or else among the bodies' users
+        requests = [replace(request, key=live.key_name) for request in requests]
+    choices = [Choice(live.prepared, index, live.engine.model) for index in range(len(requests))]
+    sources = [_read_events(live, *pair) for pair in zip(requests, choices, strict=True)]
+    unfinished = len(choices)
     try:
-        async with aclosing(source) as pieces:
-            async for piece in pieces:
-                yield piece
+        async with aclosing(sources[0] if len(sources) == 1 else _merge(sources)) as events:
+            async for choice, event in events:
+                live.record(choice.index, event)
+                deltas = choice.feed(event)
+                if deltas or choice.ended:
+                    yield choice, deltas
+                if choice.ended:
+                    unfinished -= 1
+                if not unfinished:
+                    break
     except MlxrunError as error:
-        live.failure = error
+        live.error = error
         raise
-    if server.config.log.prompts:
+    if live.config.log.prompts:
         for choice in choices:
             log.debug("%s answer %d %r", live.id, choice.index, choice.text)
 
 
-async def whole(server: Server, live: LiveRequest, prepared: PreparedRequest) -> list[Choice]:
+async def collect_choices(live: LiveRequest) -> list[Choice]:
     """All choices, once all have ended."""
     found: dict[int, Choice] = {}
-    async with aclosing(answers(server, live, prepared)) as pieces:
-        async for choice, _ in pieces:
+    async with aclosing(stream_deltas(live)) as stream:
+        async for choice, _ in stream:
             found[choice.index] = choice
-    return [found[index] for index in range(len(prepared.requests))]
+    return [found[index] for index in sorted(found)]
 
 
-def _keyed(requests: Sequence[Request], key: str) -> Sequence[Request]:
-    """Policy `fair` shares among the server's keys where it has some, else among the bodies' users."""
-    return [replace(request, key=key) for request in requests] if key else requests
-
-
-async def _events(server: Server, live: LiveRequest, request: Request) -> AsyncGenerator[TokenEvent, None]:
-    live.begin(request.id)
+async def _read_events(live: LiveRequest, request: Request, choice: Choice) -> ChoiceEvents:
+    """The engine's events for one choice, until the choice has ended."""
+    live.start_choice(request.id)
     try:
-        async with aclosing(server.client.generate(request)) as events:
+        async with aclosing(live.engine.client.generate(request)) as events:
             async for event in events:
-                yield event
+                yield choice, event
+                if choice.ended:
+                    return
     finally:
-        live.ended(request.id)
+        live.end_choice(request.id)
 
 
-async def _one(
-    server: Server, live: LiveRequest, request: Request, choice: Choice
-) -> AsyncGenerator[Pieces, None]:
-    async with aclosing(_events(server, live, request)) as events:
-        async for event in events:
-            live.take(choice.index, event)
-            pieces = choice.feed(event)
-            if pieces or choice.ended:
-                yield choice, pieces
-            if choice.ended:
-                return
+async def _merge(sources: Sequence[ChoiceEvents]) -> ChoiceEvents:
+    """The events of all sources as they come. A source is read on only when its last event was processed;
+    meanwhile the engine's client merges its events. The caller closes this once all choices have ended."""
+    ready: asyncio.Queue[tuple[Choice, TokenEvent, asyncio.Event] | Exception] = asyncio.Queue()
 
-
-async def _many(
-    server: Server, live: LiveRequest, requests: Sequence[Request], choices: Sequence[Choice]
-) -> AsyncGenerator[Pieces, None]:
-    """One pump a choice. A pump holds one event until it is taken; meanwhile the engine's client merges."""
-    ready: deque[tuple[int, TokenEvent | None, BaseException | None]] = deque()
-    news = asyncio.Event()
-    taken = [asyncio.Event() for _ in requests]
-
-    async def pump(index: int) -> None:
+    async def pump(source: ChoiceEvents) -> None:
+        processed = asyncio.Event()
         try:
-            async with aclosing(_events(server, live, requests[index])) as events:
-                async for event in events:
-                    taken[index].clear()
-                    ready.append((index, event, None))
-                    news.set()
-                    await taken[index].wait()
+            async with aclosing(source):
+                async for choice, event in source:
+                    processed.clear()
+                    ready.put_nowait((choice, event, processed))
+                    await processed.wait()
         except Exception as error:
-            ready.append((index, None, error))
-            news.set()
+            ready.put_nowait(error)
 
-    pumps = [asyncio.create_task(pump(index)) for index in range(len(requests))]
-    left = len(pumps)
+    tasks = [asyncio.create_task(pump(source)) for source in sources]
     try:
-        while left:
-            await news.wait()
-            news.clear()
-            while ready:
-                index, event, error = ready.popleft()
-                if error is not None:
-                    raise error
-                assert event is not None
-                live.take(index, event)
-                pieces = choices[index].feed(event)
-                if choices[index].ended:
-                    left -= 1
-                    pumps[index].cancel()
-                if pieces or choices[index].ended:
-                    yield choices[index], pieces
-                taken[index].set()
+        while True:
+            item = await ready.get()
+            if isinstance(item, Exception):
+                raise item
+            choice, event, processed = item
+            yield choice, event
+            processed.set()
     finally:
-        for task in pumps:
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*pumps, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,219 +1,231 @@
-"""The table of requests that are under way, as /v1/status shows them and as cancelling finds them.
+"""The requests in flight, as /v1/status shows them and as cancelling, time limits and shutdown end them.
 
-A `Live` is open while its handler serves it; when it closes, what the engine still does for it is aborted.
+A `LiveRequest` is open from its validated body to the last byte of its answer. When it closes, whatever the
+engine still does for it is aborted.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from aiohttp import web
 
+from mlxrun.api.prepared import PreparedRequest
+from mlxrun.config.settings import Config
 from mlxrun.errors import Cancelled, MlxrunError, PromptTooLong, TimedOut
 from mlxrun.scheduler.request import FinishReason, HitKind, TokenEvent
-from mlxrun.server.access import request_id
-from mlxrun.server.auth import key_name
+from mlxrun.server.access import key_name
+from mlxrun.server.engine_state import EngineState
+from mlxrun.server.metrics import RequestMetrics
+from mlxrun.server.request_id import request_id
 
-if TYPE_CHECKING:
-    from mlxrun.api.prepared import PreparedRequest
-    from mlxrun.server.state import Server
-
-log = logging.getLogger(__name__)
 Phase = Literal["queued", "prefill", "decode"]
-_ENDED = web.RequestKey("ended", MlxrunError)
+_ENGINE_ERROR = web.RequestKey("engine_error", MlxrunError)
 
 
-def ended_by(request: web.Request) -> MlxrunError | None:
-    """The error that ended what a request asked of the engine; it may have become a stream's last event."""
-    return request.get(_ENDED)
+def find_engine_error(request: web.Request) -> MlxrunError | None:
+    """The error that ended a request in the engine; a stream may have sent it as its last event."""
+    return request.get(_ENGINE_ERROR)
 
 
 class LiveRequest:
-    """One request of a client: all its choices together. Times are seconds of the server's clock."""
+    """One request of a client, all its choices together. Times are seconds of the engine state's clock."""
 
-    def __init__(self, server: Server, rid: str, surface: str, key: str, prepared: PreparedRequest) -> None:
+    def __init__(
+        self, requests: LiveRequests, rid: str, surface: str, key: str, prepared: PreparedRequest
+    ) -> None:
+        self.config = requests.config
+        self.engine = requests.engine
         self.id = rid
         self.surface = surface
         self.key_name = key
+        self.prepared = prepared
         self.phase: Phase = "queued"
-        self.prompt_tokens = prepared.prompt_tokens
-        self.cached = 0  # of these, found in the prefix cache
+        self.cached_tokens = 0  # of the prompt, found in the prefix cache
         self.output_tokens = 0
         self.hit: HitKind | None = None
         self.ttft: float | None = None
-        self.error: MlxrunError | None = None  # why it was ended from outside
-        self.failure: MlxrunError | None = None  # what the engine, or the parser, raised
-        self.opened = server.clock()
-        self._server = server
-        self._prepared = prepared
-        self._running: set[str] = set()  # engine requests that have not ended
-        self._computed: dict[int, int] = {}
-        self._first = self._last = 0.0  # of its tokens
+        self.aborted_by: MlxrunError | None = None  # the time limit, cancellation or shutdown that ended it
+        self.error: MlxrunError | None = None  # raised by the engine or the parser
+        self._metrics = requests.metrics
+        self._opened = self.engine.clock()
+        self._running: set[str] = set()  # ids of engine requests that have not ended
+        self._computed: dict[int, int] = {}  # prompt tokens, by choice
+        self._first_token = self._last_token = 0.0  # times
 
     @property
-    def computed(self) -> int:
-        """Prompt tokens that are done, the cached ones included; each prompt counts once."""
+    def prompt_tokens(self) -> int:
+        return self.prepared.prompt_tokens
+
+    @property
+    def computed_tokens(self) -> int:
+        """Prompt tokens that are computed or cached; the choices of a prompt count once."""
         return min(self.prompt_tokens, sum(self._computed.values()))
 
     @property
     def age(self) -> float:
-        """Seconds since it was checked."""
-        return self._server.clock() - self.opened
+        """Seconds since it was opened."""
+        return self.engine.clock() - self._opened
 
     @property
-    def rate(self) -> float | None:
+    def tokens_per_second(self) -> float | None:
         """Output tokens a second since the first one."""
-        seconds = self._last - self._first
+        seconds = self._last_token - self._first_token
         return (self.output_tokens - 1) / seconds if self.output_tokens > 1 and seconds > 0 else None
 
-    def progress(self) -> str:
-        """How far it is, for people: `prefill 2048/16384`."""
+    def describe_progress(self) -> str:
+        """The phase and its progress for people: `prefill 2048/16384`."""
         if self.phase == "queued":
             return "queued"
         if self.phase == "prefill":
-            return f"prefill {self.computed}/{self.prompt_tokens}"
+            return f"prefill {self.computed_tokens}/{self.prompt_tokens}"
         return f"decode {self.output_tokens}"
 
-    def begin(self, engine_id: str) -> None:
-        """A choice is handed to the engine. Raises what ended the request before."""
-        if self.error is not None:
-            raise self.error
+    def start_choice(self, engine_id: str) -> None:
+        """A choice is about to be sent to the engine. Raises the error that ended the request before."""
+        if self.aborted_by is not None:
+            raise self.aborted_by
         self._running.add(engine_id)
 
-    def ended(self, engine_id: str) -> None:
-        """The engine has nothing more for this choice, or was told so."""
+    def end_choice(self, engine_id: str) -> None:
+        """A choice has ended in the engine, or was aborted there."""
         self._running.discard(engine_id)
 
-    def take(self, index: int, event: TokenEvent) -> None:
-        """News of the choice at `index`."""
-        if event.hit is not None:
-            self._met(index, event)
-        if index % self._prepared.n == 0:
-            self._computed[index] = max(self._computed.get(index, 0), event.computed)
+    def record(self, index: int, event: TokenEvent) -> None:
+        """Count an event of the choice at `index`."""
+        is_first = index % self.prepared.n == 0  # of its prompt's choices
+        if event.hit_kind is not None:
+            if is_first and self.hit is None:
+                self.hit = event.hit_kind
+            if index == 0:
+                self.cached_tokens = max(self.cached_tokens, event.num_cached_tokens)
+        if is_first:
+            self._computed[index] = max(self._computed.get(index, 0), event.num_computed_tokens)
         if event.tokens:
-            self._tokens(len(event.tokens))
-        elif self.phase == "queued" and (event.computed or event.hit is not None):
+            self._record_tokens(len(event.tokens))
+        elif self.phase == "queued" and (event.num_computed_tokens or event.hit_kind is not None):
             self.phase = "prefill"
         if event.finish is not None and event.finish is not FinishReason.ERROR:
             self._running.discard(event.request_id)
 
-    def _met(self, index: int, event: TokenEvent) -> None:
-        if index % self._prepared.n == 0 and self.hit is None:
-            self.hit = event.hit
-        if index == 0:
-            self.cached = max(self.cached, event.cached)
-
-    def _tokens(self, count: int) -> None:
-        now, metrics = self._server.clock(), self._server.metrics
+    def _record_tokens(self, count: int) -> None:
+        now = self.engine.clock()
         self.output_tokens += count
         if self.ttft is None:
             self.phase = "decode"
-            self.ttft = now - self.opened
-            self._first = now
-            metrics.ttft.observe(self.ttft)
+            self.ttft = now - self._opened
+            self._first_token = now
+            self._metrics.ttft.observe(self.ttft)
         elif count == 1:
-            metrics.gap.observe(now - self._last)
-        self._last = now
+            self._metrics.inter_token.observe(now - self._last_token)
+        self._last_token = now
 
     def fail(self, error: MlxrunError) -> None:
         """End it from outside: its handler gets `error` as if the engine had raised it."""
-        if self.error is None:
-            self.error = error
+        if self.aborted_by is None:
+            self.aborted_by = error
             for engine_id in tuple(self._running):
-                self._server.client.fail(engine_id, error)
+                self.engine.client.fail(engine_id, error)
 
     def close(self) -> None:
-        """The handler is done with it."""
+        """The handler is done: abort what the engine still does, and count the request."""
         for engine_id in tuple(self._running):
-            self._server.client.abort(engine_id)
+            self.engine.client.abort(engine_id)
         self._running.clear()
+        self._metrics.count_answer(
+            self.age, prompt=self.computed_tokens, cached=self.cached_tokens, output=self.output_tokens
+        )
 
     def describe(self) -> dict[str, Any]:
-        """Its row of /v1/status."""
+        """Its entry in /v1/status."""
+        rate = self.tokens_per_second
         return {
             "id": self.id,
             "surface": self.surface,
             "key": self.key_name,
             "phase": self.phase,
-            "progress": round(self.computed / max(1, self.prompt_tokens), 4),
+            "progress": round(self.computed_tokens / max(1, self.prompt_tokens), 4),
             "age": round(self.age, 3),
             "ttft": None if self.ttft is None else round(self.ttft, 4),
-            "tokens_per_second": None if self.rate is None else round(self.rate, 2),
+            "tokens_per_second": None if rate is None else round(rate, 2),
             "prompt_tokens": self.prompt_tokens,
-            "computed_tokens": self.computed,
-            "cached_tokens": self.cached,
+            "computed_tokens": self.computed_tokens,
+            "cached_tokens": self.cached_tokens,
             "output_tokens": self.output_tokens,
             "hit": None if self.hit is None else self.hit.value,
         }
 
 
 class LiveRequests:
-    """All requests under way, by their ids."""
+    """All requests in flight, by their ids."""
 
-    def __init__(self, server: Server) -> None:
-        self._server = server
-        self._rows: dict[str, LiveRequest] = {}
+    def __init__(self, config: Config, engine: EngineState, metrics: RequestMetrics) -> None:
+        self.config = config
+        self.engine = engine
+        self.metrics = metrics
+        self._requests: dict[str, LiveRequest] = {}
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._requests)
 
     def __iter__(self) -> Iterator[LiveRequest]:
-        return iter(tuple(self._rows.values()))
+        return iter(tuple(self._requests.values()))
 
     def get(self, rid: str) -> LiveRequest | None:
-        return self._rows.get(rid)
+        return self._requests.get(rid)
 
     @contextmanager
     def open(self, request: web.Request, surface: str, prepared: PreparedRequest) -> Iterator[LiveRequest]:
-        """Enter a prepared request for as long as the block runs; then all of it is ended in the engine.
+        """List a request while the block runs; whatever is left of it in the engine is then aborted.
 
         PromptTooLong if a prompt is longer than server.max_prompt_tokens.
         """
-        server = self._server
-        _check_length(prepared, server.config.server.max_prompt_tokens)
+        settings = self.config.server
+        _check_prompt_length(prepared, settings.max_prompt_tokens)
         rid = request_id(request)
-        live = LiveRequest(server, rid, surface, key_name(request), prepared)
-        assert rid not in self._rows, "request ids are unique while they are under way"
-        self._rows[rid] = live
-        timer = _deadline(live, server.config.server.request_timeout)
+        live = LiveRequest(self, rid, surface, key_name(request), prepared)
+        assert rid not in self._requests, "the ids of requests in flight are unique"
+        self._requests[rid] = live
+        cancel_timer = _start_timer(live, settings.request_timeout)
         try:
             yield live
         finally:
-            timer()
+            cancel_timer()
+            del self._requests[rid]
             live.close()
-            del self._rows[rid]
-            server.metrics.close(live)
-            error = live.error or live.failure
+            error = live.aborted_by or live.error
             if error is not None:
-                request[_ENDED] = error
+                request[_ENGINE_ERROR] = error
 
     def cancel(self, rid: str) -> bool:
-        """End a request with Cancelled; False if it is not under way."""
-        live = self._rows.get(rid)
+        """End a request with Cancelled; False if it is not in flight."""
+        live = self._requests.get(rid)
         if live is None:
             return False
         live.fail(Cancelled("the request was cancelled"))
         return True
 
     def fail_all(self, error: MlxrunError) -> None:
-        """End all with this error."""
+        """End all requests with this error."""
         for live in self:
             live.fail(error)
 
 
-def _deadline(live: LiveRequest, seconds: float | None) -> Callable[[], None]:
-    """Ends the request after so long; what is returned calls that off."""
+LIVE_REQUESTS = web.AppKey("live_requests", LiveRequests)
+
+
+def _start_timer(live: LiveRequest, seconds: float | None) -> Callable[[], None]:
+    """End the request with TimedOut after so many seconds; call the result to stop the timer."""
     if seconds is None:
         return lambda: None
     error = TimedOut(f"the request took longer than {seconds:g} s (server.request_timeout) and was aborted")
     return asyncio.get_running_loop().call_later(seconds, live.fail, error).cancel
 
 
-def _check_length(prepared: PreparedRequest, most: int | None) -> None:
+def _check_prompt_length(prepared: PreparedRequest, most: int | None) -> None:
     longest = max(len(request.prompt) for request in prepared.requests)
     if most is not None and longest > most:
         raise PromptTooLong(f"the prompt has {longest} tokens; server.max_prompt_tokens is {most}")

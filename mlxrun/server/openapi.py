@@ -1,4 +1,4 @@
-"""/openapi.json, made of the endpoints that are on and of the schemas that check their bodies."""
+"""/openapi.json, made of the endpoints that are switched on and of the schemas that validate their bodies."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from mlxrun import __version__
 from mlxrun.server.surface import Endpoint, Surface
 
 
-def document(surfaces: Iterable[Surface], *, keys: bool) -> dict[str, Any]:
-    """The OpenAPI 3.1 document. `keys`: whether requests need one."""
+def make_document(surfaces: Iterable[Surface], *, needs_keys: bool) -> dict[str, Any]:
+    """The OpenAPI 3.1 document. `needs_keys`: whether requests need an API key."""
     paths: dict[str, dict[str, Any]] = {}
     for surface in surfaces:
         for endpoint in surface.endpoints:
-            operation = _operation(endpoint, surface.name, keys and not endpoint.public)
+            operation = _make_operation(endpoint, surface.name, needs_keys and not endpoint.public)
             paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = operation
     found: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {"title": "mlxrun", "version": __version__},
         "paths": paths,
     }
-    if keys:
+    if needs_keys:
         found["components"] = {
             "securitySchemes": {
                 "bearer": {"type": "http", "scheme": "bearer"},
@@ -32,7 +32,7 @@ def document(surfaces: Iterable[Surface], *, keys: bool) -> dict[str, Any]:
     return found
 
 
-def _operation(endpoint: Endpoint, tag: str, locked: bool) -> dict[str, Any]:
+def _make_operation(endpoint: Endpoint, tag: str, needs_key: bool) -> dict[str, Any]:
     found: dict[str, Any] = {
         "summary": endpoint.summary,
         "tags": [tag],
@@ -51,6 +51,6 @@ def _operation(endpoint: Endpoint, tag: str, locked: bool) -> dict[str, Any]:
     if endpoint.body is not None:
         content = {"application/json": {"schema": dict(endpoint.body)}}
         found["requestBody"] = {"required": True, "content": content}
-    if locked:
+    if needs_key:
         found["security"] = [{"bearer": []}, {"key": []}]
     return found

@@ -1,8 +1,8 @@
-"""Responses of /v1/responses: those being made, and those that clients may ask for again or go on from, which
-are kept in memory and bounded by count and bytes.
+"""Responses of /v1/responses: those being generated, and those that clients may retrieve or continue from,
+which are stored in memory within limits of count and bytes.
 
-The least recently used goes first. Items that responses of one conversation share are held and counted once.
-A response belongs to the API key that asked for it: for others it does not exist.
+The least recently used one is evicted first. Items that responses of one conversation share are stored and
+counted once. A response belongs to the API key that created it: for others it does not exist.
 """
 
 from __future__ import annotations
@@ -12,25 +12,21 @@ import logging
 import sys
 import threading
 import time
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
+from typing import Any
 
-from mlxrun.api.responses.request import Memory, ReadResponse
-from mlxrun.api.responses.response import new_response
-from mlxrun.api.responses.stream import Assembly
+from aiohttp import web
+
+from mlxrun.api.responses.request import ResponseLookup, ResponseRequest
+from mlxrun.api.responses.response import build_response
+from mlxrun.api.responses.stream import ResponseWriter
+from mlxrun.config.settings import ServerSettings
 from mlxrun.errors import NotFound
-from mlxrun.server.auth import key_name
+from mlxrun.server.access import key_name
+from mlxrun.server.live_requests import LiveRequest
 from mlxrun.text.field_errors import shorten
-
-if TYPE_CHECKING:
-    from aiohttp import web
-
-    from mlxrun.api.prepared import PreparedRequest
-    from mlxrun.server.live_requests import LiveRequest
-    from mlxrun.server.state import Server
 
 log = logging.getLogger(__name__)
 
@@ -39,108 +35,100 @@ Item = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """A finished response and the items that its prompt was made of; nobody changes either."""
+    """A finished response and the items of its prompt; neither is ever changed."""
 
     owner: str
     response: dict[str, Any]
     context: tuple[Item, ...]
-    shell: int  # bytes without the items
+    base_bytes: int  # without the items
+    item_bytes: tuple[int, ...]
+
+    @classmethod
+    def measure(cls, owner: str, response: dict[str, Any], context: Sequence[Item]) -> StoredResponse:
+        """Measure a response; for a long conversation this takes long, so call it on a worker thread."""
+        base_bytes = _count_bytes({**response, "output": None}) + 8 * len(context)
+        item_bytes = tuple(_count_bytes(item) for item in (*context, *response["output"]))
+        return cls(owner, response, tuple(context), base_bytes, item_bytes)
 
     @property
     def items(self) -> tuple[Item, ...]:
-        """What a response after this one begins with."""
+        """The items that a response after this one begins with."""
         return (*self.context, *self.response["output"])
+
+    def iterate_sizes(self) -> Iterator[tuple[Item, int]]:
+        """Every item with its bytes."""
+        return zip(self.items, self.item_bytes, strict=True)
 
 
 class ResponseStore:
-    """`most` responses of together `size` bytes. Any thread may call it, as bodies are read beside the event
-    loop; nothing here takes long."""
+    """At most `max_responses` of together `max_bytes`. Bodies are read on worker threads, so any thread may
+    call it; no method takes long."""
 
-    def __init__(self, most: int, size: int) -> None:
+    def __init__(self, max_responses: int, max_bytes: int) -> None:
         self.bytes = 0
-        self._most = most
-        self._size = size
+        self._max_responses = max_responses
+        self._max_bytes = max_bytes
         self._lock = threading.RLock()
-        self._entries: OrderedDict[str, StoredResponse] = OrderedDict()  # the next to go first
-        self._held: dict[int, list[int]] = {}  # by id() of an item: how many entries hold it, and its bytes
+        self._stored: OrderedDict[str, StoredResponse] = OrderedDict()  # the least recently used one first
+        self._references: Counter[int] = Counter()  # by id() of an item: how many responses have it
         self._index: dict[tuple[str, str], Item] = {}  # by owner and the item's own id: the newest such item
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._stored)
 
-    def put(self, owner: str, response: dict[str, Any], context: Sequence[Item]) -> bool:
-        """Keeps a response; False if it alone is more than there is room for."""
-        return self.add(*measured(owner, response, context))
-
-    def add(self, entry: StoredResponse, sizes: Sequence[int]) -> bool:
-        """The same of what was measured before, which takes long for a long conversation."""
-        name = entry.response["id"]
-        own = {id(item): size for item, size in zip(entry.items, sizes, strict=True)}
-        if entry.shell + sum(own.values()) > self._size:  # else all others would go before it
+    def add(self, stored: StoredResponse) -> bool:
+        """Store a response; False if it alone exceeds the limits."""
+        name = stored.response["id"]
+        own = {id(item): size for item, size in stored.iterate_sizes()}
+        if stored.base_bytes + sum(own.values()) > self._max_bytes:  # or all others would be evicted first
             log.warning("response %s is too large for server.store_bytes and was not stored", name)
             return False
         with self._lock:
-            self._entries[name] = entry
-            self.bytes += entry.shell
-            for item, size in zip(entry.items, sizes, strict=True):
-                self._hold(entry.owner, item, size)
-            while self._entries and (len(self._entries) > self._most or self.bytes > self._size):
-                self._drop(next(iter(self._entries)))
-            return name in self._entries
+            self._stored[name] = stored
+            self.bytes += stored.base_bytes
+            for item, size in stored.iterate_sizes():
+                self.bytes += 0 if self._references[id(item)] else size
+                self._references[id(item)] += 1
+                self._index[stored.owner, item["id"]] = item
+            while self._stored and (len(self) > self._max_responses or self.bytes > self._max_bytes):
+                self._remove(next(iter(self._stored)))
+            return name in self._stored
 
     def get(self, owner: str, response_id: str) -> StoredResponse | None:
-        """A response of this owner, which becomes the last to go."""
+        """A response of this owner, which becomes the most recently used one."""
         with self._lock:
-            entry = self._entries.get(response_id)
-            if entry is None or entry.owner != owner:
+            stored = self._stored.get(response_id)
+            if stored is None or stored.owner != owner:
                 return None
-            self._entries.move_to_end(response_id)
-            return entry
+            self._stored.move_to_end(response_id)
+            return stored
 
-    def item(self, owner: str, item_id: str) -> Item | None:
+    def get_item(self, owner: str, item_id: str) -> Item | None:
         """An item of a response of this owner."""
         with self._lock:
             return self._index.get((owner, item_id))
 
     def delete(self, owner: str, response_id: str) -> bool:
-        """Forgets a response; those that went on from it keep its items. False if there is none."""
+        """Delete a response; those that continued from it keep its items. False if there is none."""
         with self._lock:
             found = self.get(owner, response_id) is not None
             if found:
-                self._drop(response_id)
+                self._remove(response_id)
             return found
 
-    def _hold(self, owner: str, item: Item, size: int) -> None:
-        held = self._held.get(id(item))
-        if held is None:
-            held = self._held[id(item)] = [0, size]
-            self.bytes += held[1]
-        held[0] += 1
-        self._index[owner, item["id"]] = item
-
-    def _drop(self, response_id: str) -> None:
-        entry = self._entries.pop(response_id)
-        self.bytes -= entry.shell
-        for item in entry.items:
-            held = self._held[id(item)]
-            held[0] -= 1
-            if held[0] == 0:
-                self.bytes -= held[1]
-                del self._held[id(item)]
-                if self._index.get((entry.owner, item["id"])) is item:
-                    del self._index[entry.owner, item["id"]]
+    def _remove(self, response_id: str) -> None:
+        stored = self._stored.pop(response_id)
+        self.bytes -= stored.base_bytes
+        for item, size in stored.iterate_sizes():
+            self._references[id(item)] -= 1
+            if not self._references[id(item)]:
+                self.bytes -= size
+                del self._references[id(item)]
+                if self._index.get((stored.owner, item["id"])) is item:
+                    del self._index[stored.owner, item["id"]]
 
 
-def measured(
-    owner: str, response: dict[str, Any], context: Sequence[Item]
-) -> tuple[StoredResponse, list[int]]:
-    """A response as it is stored, and the bytes of each of its items."""
-    shell = _bytes({**response, "output": None}) + 8 * len(context)
-    entry = StoredResponse(owner, response, tuple(context), shell)
-    return entry, [_bytes(item) for item in entry.items]
-
-
-def _bytes(value: Any) -> int:
+def _count_bytes(value: Any) -> int:
     """Memory of a JSON value, without its keys, which are shared."""
     total, stack = 0, [value]
     while stack:
@@ -155,86 +143,75 @@ def _bytes(value: Any) -> int:
 
 @dataclass(eq=False)
 class RunningResponse:
-    """A response that is being made. `done` gets its body at the end."""
+    """A response that is being generated. `done` gets its body at the end."""
 
-    owner: str
     live: LiveRequest
-    asked: ReadResponse
-    prepared: PreparedRequest
-    assembly: Assembly
+    request: ResponseRequest
+    writer: ResponseWriter
     done: asyncio.Future[dict[str, Any]] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
 
     @property
     def context(self) -> tuple[Item, ...]:
-        return (*self.asked.history, *self.asked.items)
+        """The items of its prompt."""
+        return (*self.request.history, *self.request.items)
 
 
 class Responses:
-    """The responses of one server: those that run, by id, and those that are stored."""
+    """The responses of one server: the running ones by id, and the stored ones."""
 
-    def __init__(self, server: Server) -> None:
-        settings = server.config.server
+    def __init__(self, settings: ServerSettings) -> None:
         self.running: dict[str, RunningResponse] = {}
         self.store = ResponseStore(settings.store_responses, settings.store_bytes)
-        self._keeps = settings.store_responses > 0
+        self._stores_any = settings.store_responses > 0
 
-    def memory(self, owner: str) -> Memory:
+    def make_lookup(self, owner: str) -> ResponseLookup:
         """What a body of this owner may refer to."""
 
-        def history(name: str) -> Sequence[Item] | None:
-            entry = self.store.get(owner, name)
-            return None if entry is None else entry.items
+        def get_history(name: str) -> Sequence[Item] | None:
+            stored = self.store.get(owner, name)
+            return None if stored is None else stored.items
 
-        return Memory(history, lambda name: self.store.item(owner, name))
+        return ResponseLookup(get_history, lambda name: self.store.get_item(owner, name))
 
-    def begin(
-        self, live: LiveRequest, asked: ReadResponse, prepared: PreparedRequest, token: str
-    ) -> RunningResponse:
-        """Enter a response."""
-        response = new_response(f"resp_{token}", int(time.time()), asked, prepared)
-        response["store"] = asked.stored and self._keeps
-        run = RunningResponse(live.key_name, live, asked, prepared, Assembly(response, asked, prepared))
+    def start(self, live: LiveRequest, request: ResponseRequest, token: str) -> RunningResponse:
+        """List a response as running."""
+        response = build_response(f"resp_{token}", int(time.time()), request, live.prepared)
+        response["store"] = request.stored and self._stores_any
+        run = RunningResponse(live, request, ResponseWriter(response, request, live.prepared))
         self.running[response["id"]] = run
         return run
 
-    async def keep(self, run: RunningResponse) -> None:
-        """Store what is ended, before anybody is told of it."""
-        if run.assembly.response["store"]:
-            self.store.add(*await asyncio.to_thread(measured, run.owner, run.assembly.response, run.context))
+    async def save(self, run: RunningResponse) -> None:
+        """Store a finished response, if it is to be stored, before its client gets its end."""
+        response = run.writer.response
+        if response["store"]:
+            measure = StoredResponse.measure
+            self.store.add(await asyncio.to_thread(measure, run.live.key_name, response, run.context))
 
     def end(self, run: RunningResponse) -> None:
-        """Nothing more comes, be it because the client went away."""
-        del self.running[run.assembly.response["id"]]
-        if run.assembly.response["status"] == "in_progress":
-            run.assembly.cancel()
-        run.done.set_result(run.assembly.response)
+        """A response has ended; it is cancelled if its client disconnected before."""
+        del self.running[run.writer.response["id"]]
+        if run.writer.response["status"] == "in_progress":
+            run.writer.cancel()
+        run.done.set_result(run.writer.response)
 
     def find(self, request: web.Request) -> tuple[dict[str, Any], tuple[Item, ...]]:
-        """The body and the input of the response that is asked for. NotFound if this owner has none."""
+        """The body and the prompt's items of the response in the URL. NotFound if its owner has none."""
         name = request.match_info["id"]
         run = self.running.get(name)
-        if run is not None and run.owner == key_name(request):
-            return run.assembly.response, run.context
-        entry = self.store.get(key_name(request), name)
-        if entry is None:
-            raise missing(name)
-        return entry.response, entry.context
+        if run is not None and run.live.key_name == key_name(request):
+            return run.writer.response, run.context
+        stored = self.store.get(key_name(request), name)
+        if stored is None:
+            raise make_not_found(name)
+        return stored.response, stored.context
 
 
-# Weak: a server that is gone leaves nothing behind.
-_OF: WeakKeyDictionary[Server, Responses] = WeakKeyDictionary()
+RESPONSES = web.AppKey("responses", Responses)
 
 
-def responses_of(server: Server) -> Responses:
-    """The responses of a server."""
-    found = _OF.get(server)
-    if found is None:
-        found = _OF[server] = Responses(server)
-    return found
-
-
-def missing(name: str) -> NotFound:
-    """The error for a response that is not there."""
-    return NotFound(f"there is no response {shorten(name)!r}: not stored, deleted, or made room for others")
+def make_not_found(name: str) -> NotFound:
+    """The error for a response that does not exist."""
+    return NotFound(f"there is no response {shorten(name)!r}: not stored, deleted, or evicted for newer ones")

@@ -4,36 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from mlxrun.api.openai.response import error_body
-from mlxrun.errors import status_of
+from aiohttp import web
 
-if TYPE_CHECKING:
-    from aiohttp import web
+from mlxrun.api.openai.response import build_error
+from mlxrun.errors import get_http_status
 
-    from mlxrun.server.state import Server
-
-Handler = Callable[["web.Request", "Server"], Awaitable["web.StreamResponse"]]
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One path and method. `path` may have parts such as `{id}`; `body` is for /openapi.json only."""
+    """One path and method. `path` may have parts such as `{id}`; `body` is a schema for /openapi.json."""
 
     method: str
     path: str
     handler: Handler
     summary: str
     body: Mapping[str, Any] | None = None
-    public: bool = False  # needs no key
+    public: bool = False  # needs no API key
     engine: bool = True  # answered with 503 while the engine loads, drains or is dead
-    max_body: int | None = None  # bytes, where it is not server.max_body_bytes
-
-
-def openai_error(error: BaseException, request_id: str) -> dict[str, Any]:
-    """OpenAI's error object."""
-    return error_body(error)
+    max_body: int | None = None  # bytes, if not server.max_body_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,5 +34,5 @@ class Surface:
 
     name: str
     endpoints: tuple[Endpoint, ...]
-    error_body: Callable[[BaseException, str], dict[str, Any]] = openai_error
-    status: Callable[[BaseException], int] = status_of
+    error_body: Callable[[BaseException, str], dict[str, Any]] = lambda error, request_id: build_error(error)
+    status: Callable[[BaseException], int] = get_http_status

@@ -22,7 +22,7 @@ from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
 from mlxrun.structured.kept import Kept
 from mlxrun.structured.matcher import GrammarTokens, ReasoningBounds, RowMatcher, quoted, reason
 from mlxrun.structured.schema_keywords import check_schema
-from mlxrun.text.field_errors import bad, kind, need, shorten
+from mlxrun.text.field_errors import check_type, get_json_type, reject, shorten
 from mlxrun.text.model_info import ModelInfo
 
 Kind = Literal["json_object", "json_schema", "regex", "choice", "lark", "ebnf"]
@@ -52,11 +52,11 @@ class CompiledGrammar:
         """The same for an answer that thinks first: the grammar begins once the thought has ended."""
         return replace(self, thought=thought)
 
-    def start(self, answered: Sequence[int], stop_ids: frozenset[int]) -> RowMatcher:
+    def start(self, output: Sequence[int], stop_ids: frozenset[int]) -> RowMatcher:
         """A new row's constraint, after the tokens that it has said already."""
         own = self.matcher.deep_copy()
         constraint = RowMatcher(self.tokens, own, stop_ids, self.thought, self._forget)
-        for token in answered:
+        for token in output:
             constraint.accept(token)
         return constraint
 
@@ -161,7 +161,7 @@ def _tokens(backend: Any, eos_ids: frozenset[int]) -> GrammarTokens:
 
 def _json(schema: Any, strict: bool, param: str) -> str:
     if not isinstance(schema, bool):
-        need(schema, dict, param)
+        check_type(schema, dict, param)
     return llguidance.LLMatcher.grammar_from_json_schema(_inline_schema(schema, strict, param))
 
 
@@ -183,29 +183,29 @@ def _check_size(schema: Any, param: str) -> None:
     try:
         _check_length(len(json.dumps(schema)), param)
     except RecursionError as error:
-        raise bad(param, "is nested too deeply") from error
+        reject(param, "is nested too deeply")
 
 
 def _check_length(length: int, param: str) -> None:
     if length > LARGEST:
-        raise bad(param, f"has {length} characters; at most {LARGEST} are taken", code="invalid_grammar")
+        reject(param, f"has {length} characters; at most {LARGEST} are taken", code="invalid_grammar")
 
 
 def _text(value: Any, param: str) -> str:
-    text: str = need(value, str, param)
+    text: str = check_type(value, str, param)
     _check_length(len(text), param)
     if not text.strip():
-        raise bad(param, "is empty")
+        reject(param, "is empty")
     return text
 
 
 def _strings(value: Any, param: str) -> list[str]:
-    need(value, list, param)
+    check_type(value, list, param)
     if not value:
-        raise bad(param, "is empty; give at least one string to choose")
+        reject(param, "is empty; give at least one string to choose")
     for i, text in enumerate(value):
         if not isinstance(text, str):
-            raise bad(f"{param}[{i}]", f"expected string, got {kind(text)}", code="invalid_type")
+            reject(f"{param}[{i}]", f"expected string, got {get_json_type(text)}", code="invalid_type")
     return list(dict.fromkeys(value))
 
 
@@ -218,9 +218,9 @@ def _readable(param: str) -> Iterator[None]:
     try:
         yield
     except (GrammarError, GbnfToLarkError) as error:
-        raise bad(param, str(error), code="invalid_grammar") from error
+        reject(param, str(error), code="invalid_grammar")
     except ValueError as error:  # lone surrogates, NaN
-        raise bad(param, f"cannot be read: {shorten(str(error))}", code="invalid_grammar") from error
+        reject(param, f"cannot be read: {shorten(str(error))}", code="invalid_grammar")
 
 
 def _compile(source: str, host: ModelInfo) -> CompiledGrammar:

@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mlxrun.parsers.model_formats import ModelFormats
 from mlxrun.structured.grammar import CallFrame, CompiledGrammar, Kind, compile_calls, compile_grammar
 from mlxrun.structured.matcher import ReasoningBounds
-from mlxrun.text.field_errors import bad, known_keys, need, quote, unsupported
-from mlxrun.text.formats import AnswerFormats
+from mlxrun.text.field_errors import check_keys, check_type, quote, reject, reject_unsupported
 from mlxrun.text.model_info import ModelInfo
-from mlxrun.text.template import may_think
+from mlxrun.text.template import may_reason
 
 FORMATS = ("text", "json_object", "json_schema")
 # vLLM's fields, in their newer and their older form, which servers of open models have taken over.
@@ -43,7 +43,7 @@ def form_of(
     tools: Sequence[Mapping[str, Any]],
     prompt: str,
     host: ModelInfo,
-    formats: AnswerFormats,
+    formats: ModelFormats,
     arguments: Mapping[str, Any],
 ) -> CompiledGrammar | None:
     """The grammar of a checked body, None if anything may be said. `tools`: those that may be called;
@@ -51,7 +51,7 @@ def form_of(
     wanted, forced = wanted_of(given), forced_of(given, tools)
     if forced:
         if wanted is not None:
-            raise bad(wanted.param, "not together with a tool_choice that forces a call")
+            reject(wanted.param, "not together with a tool_choice that forces a call")
         found = _forced(given, forced, host, formats)
     elif wanted is not None:
         found = _text(wanted, tools, host, formats)
@@ -60,9 +60,9 @@ def form_of(
     else:
         return None
     if given.get("ignore_eos") and not given.get("stop_token_ids"):
-        raise bad("ignore_eos", "an answer that is held to a form has to end; give stop_token_ids")
-    thought = formats.thought(prompt)
-    if thought is None or (thought[0] and not may_think(host, arguments)):
+        reject("ignore_eos", "an answer that is held to a form has to end; give stop_token_ids")
+    thought = formats.get_reasoning_tags(prompt)
+    if thought is None or (thought[0] and not may_reason(host, arguments)):
         return found
     return found.after(_thought(thought, host))
 
@@ -71,19 +71,19 @@ def refuse_form(given: Mapping[str, Any], tools: Sequence[Mapping[str, Any]], re
     """The error for a body that asks for any form at all, which names the field that does."""
     wanted = wanted_of(given)
     if wanted is not None:
-        raise bad(wanted.param, reason)
+        reject(wanted.param, reason)
     if forced_of(given, tools):
-        raise bad("tool_choice", f"a forced call is {reason}")
+        reject("tool_choice", f"a forced call is {reason}")
     for i, tool in enumerate(tools):
         if _function(tool).get("strict"):
-            raise bad(f"tools[{i}].function.strict", reason)
+            reject(f"tools[{i}].function.strict", reason)
 
 
 def wanted_of(given: Mapping[str, Any]) -> ResponseFormat | None:
     """What the body's fields ask of the text; an error if two of them ask."""
     asks = [ask for ask in (_response_format(given), *_structured(given)) if ask is not None]
     if len(asks) > 1:
-        raise bad(asks[1].param, f"not together with {asks[0].param}: an answer has one form")
+        reject(asks[1].param, f"not together with {asks[0].param}: an answer has one form")
     return asks[0] if asks else None
 
 
@@ -94,21 +94,21 @@ def _response_format(given: Mapping[str, Any]) -> ResponseFormat | None:
     of = asked["type"]
     if of not in FORMATS:
         param = "response_format.type"
-        raise bad(param, f"{quote(of)} is not one of {', '.join(FORMATS)}")
-    known_keys(asked, ("type", "json_schema") if of == "json_schema" else ("type",), "response_format")
+        reject(param, f"{quote(of)} is not one of {', '.join(FORMATS)}")
+    check_keys(asked, ("type", "json_schema") if of == "json_schema" else ("type",), "response_format")
     if of == "text":
         return None
     if of == "json_object":
         return ResponseFormat("json_object", None, "response_format")
-    inner = need(asked.get("json_schema"), dict, "response_format.json_schema")
-    known_keys(inner, ("name", "description", "schema", "strict"), "response_format.json_schema")
+    inner = check_type(asked.get("json_schema"), dict, "response_format.json_schema")
+    check_keys(inner, ("name", "description", "schema", "strict"), "response_format.json_schema")
     strict = inner.get("strict")
     if strict is not None:
-        need(strict, bool, "response_format.json_schema.strict")
+        check_type(strict, bool, "response_format.json_schema.strict")
     schema = inner.get("schema")
     param = "response_format.json_schema.schema"
     if schema is None:
-        raise bad(param, "missing", code="missing_field")
+        reject(param, "missing", code="missing_field")
     # Not strict in OpenAI's words is best effort there; here the schema holds too, but unknown keywords pass.
     return ResponseFormat("json_schema", schema, param, strict=bool(strict))
 
@@ -117,7 +117,7 @@ def _structured(given: Mapping[str, Any]) -> list[ResponseFormat | None]:
     asks: list[ResponseFormat | None] = []
     inner = given.get("structured_outputs")
     if inner is not None:
-        known_keys(need(inner, dict, "structured_outputs"), STRUCTURED, "structured_outputs")
+        check_keys(check_type(inner, dict, "structured_outputs"), STRUCTURED, "structured_outputs")
         asks += [_ask(name, value, f"structured_outputs.{name}") for name, value in inner.items()]
     asks += [_ask(name, given[field], field) for field, name in GUIDED.items() if field in given]
     return asks
@@ -127,7 +127,7 @@ def _ask(name: str, value: Any, param: str) -> ResponseFormat | None:
     if value is None or (name == "json_object" and value is False):
         return None
     if name == "json_object":
-        need(value, bool, param)
+        check_type(value, bool, param)
     return ResponseFormat(STRUCTURED[name], value, param, strict=False)
 
 
@@ -136,65 +136,65 @@ def forced_of(given: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> l
     choice = given.get("tool_choice", "auto")
     if isinstance(choice, dict):
         return [_named(choice, tools)]
-    if need(choice, str, "tool_choice") not in ("auto", "none", "required"):
-        raise bad("tool_choice", f"{quote(choice)} is not one of auto, none, required")
+    if check_type(choice, str, "tool_choice") not in ("auto", "none", "required"):
+        reject("tool_choice", f"{quote(choice)} is not one of auto, none, required")
     if choice == "required" and not tools:
-        raise bad("tool_choice", "'required' needs tools")
+        reject("tool_choice", "'required' needs tools")
     return list(tools) if choice == "required" else []
 
 
 def _named(choice: dict[str, Any], tools: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    known_keys(choice, ("type", "function"), "tool_choice")
+    check_keys(choice, ("type", "function"), "tool_choice")
     if choice.get("type") != "function":
-        raise unsupported("tool_choice.type", "only 'function' is taken")
-    function = need(choice.get("function"), dict, "tool_choice.function")
-    known_keys(function, ("name",), "tool_choice.function")
-    name = need(function.get("name"), str, "tool_choice.function.name")
+        reject_unsupported("tool_choice.type", "only 'function' is taken")
+    function = check_type(choice.get("function"), dict, "tool_choice.function")
+    check_keys(function, ("name",), "tool_choice.function")
+    name = check_type(function.get("name"), str, "tool_choice.function.name")
     for tool in tools:
         if _function(tool)["name"] == name:
             return tool
-    raise bad("tool_choice.function.name", f"{quote(name)} is none of the tools")
+    reject("tool_choice.function.name", f"{quote(name)} is none of the tools")
 
 
 def _forced(
-    given: Mapping[str, Any], tools: Sequence[Mapping[str, Any]], host: ModelInfo, formats: AnswerFormats
+    given: Mapping[str, Any], tools: Sequence[Mapping[str, Any]], host: ModelInfo, formats: ModelFormats
 ) -> CompiledGrammar:
     frames = _frames(tools, formats, "tool_choice")
     several = given.get("tool_choice") == "required" and given.get("parallel_tool_calls") is not False
-    between = formats.between if several else None
+    between = formats.call_separator if several else None
     return compile_calls(frames, host, param="tools", between=between, strict=_strict(tools))
 
 
 def _text(
-    wanted: ResponseFormat, tools: Sequence[Mapping[str, Any]], host: ModelInfo, formats: AnswerFormats
+    wanted: ResponseFormat, tools: Sequence[Mapping[str, Any]], host: ModelInfo, formats: ModelFormats
 ) -> CompiledGrammar:
     """A text of that form; where tools are offered a call may come in its place."""
     if not tools:
         return compile_grammar(wanted.kind, wanted.value, host, param=wanted.param, strict=wanted.strict)
     if wanted.kind not in ("json_object", "json_schema"):
-        raise bad(wanted.param, "not together with tools that may be called; set tool_choice: none")
+        reject(wanted.param, "not together with tools that may be called; set tool_choice: none")
     schema = {"type": "object"} if wanted.kind == "json_object" else wanted.value
     frames = [*_frames(tools, formats, wanted.param), CallFrame("", schema, "")]
     return compile_calls(frames, host, param=wanted.param, strict=wanted.strict)
 
 
-def _offered(tools: Sequence[Mapping[str, Any]], host: ModelInfo, formats: AnswerFormats) -> CompiledGrammar:
+def _offered(tools: Sequence[Mapping[str, Any]], host: ModelInfo, formats: ModelFormats) -> CompiledGrammar:
     """Free text in which calls, if there are any, are held to the schemas of tools that ask for it."""
     first = next(i for i, tool in enumerate(tools) if _function(tool).get("strict"))
     param = f"tools[{first}].function.strict"
     frames = _frames(tools, formats, param)
-    if not formats.opener:
-        raise unsupported(param, "calls in this model's format are held to a schema only if one is forced")
-    return compile_calls(frames, host, param="tools", opener=formats.opener, strict=_strict(tools))
+    if not formats.call_opener:
+        reject_unsupported(param, "calls in this model's format are held to a schema only if one is forced")
+    return compile_calls(frames, host, param="tools", opener=formats.call_opener, strict=_strict(tools))
 
 
-def _frames(tools: Sequence[Mapping[str, Any]], formats: AnswerFormats, param: str) -> list[CallFrame]:
+def _frames(tools: Sequence[Mapping[str, Any]], formats: ModelFormats, param: str) -> list[CallFrame]:
     frames = []
     for tool in tools:
         function = _function(tool)
-        around = formats.frame(function["name"])
+        around = formats.get_call_prefix_suffix(function["name"])
         if around is None:
-            raise unsupported(param, "calls in this model's format cannot be held to a form")
+            reject_unsupported(param, "calls in this model's format cannot be held to a form")
         schema = function.get("parameters") or {"type": "object"}
         frames.append(CallFrame(around[0], {"type": "object", **schema}, around[1]))
     return frames

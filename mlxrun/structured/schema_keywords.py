@@ -19,7 +19,7 @@ from jsonschema import (
 )
 from jsonschema.validators import validator_for
 
-from mlxrun.text.field_errors import bad, shorten, suggest
+from mlxrun.text.field_errors import reject, shorten, suggest
 
 # Where schemas lie within a schema: one, a list of them, or an object of them.
 _ONE = {
@@ -45,9 +45,9 @@ def check_schema(schema: Any, param: str, strict: bool) -> None:
         validator_for(schema, default=Draft202012Validator).check_schema(schema)
     except SchemaError as error:
         at = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in error.absolute_path)
-        raise bad(param + at, f"is no valid JSON Schema: {shorten(error.message)}") from error
+        reject(param + at, f"is no valid JSON Schema: {shorten(error.message)}")
     except RecursionError as error:
-        raise bad(param, "is nested too deeply") from error
+        reject(param, "is nested too deeply")
     for path, each in _schemas(schema, param):
         _check_range(each, path)
         _check_count(each, path)
@@ -76,7 +76,7 @@ def _check_names(schema: dict[str, Any], path: str) -> None:
     for key in schema:
         if key not in KNOWN and not key.startswith("x-"):
             name = f"{path}.{shorten(key, 60)}"
-            raise bad(name, f"is no keyword of JSON Schema{suggest(key, KNOWN)}", code="unknown_parameter")
+            reject(name, f"is no keyword of JSON Schema{suggest(key, KNOWN)}", code="unknown_parameter")
 
 
 def _check_range(schema: dict[str, Any], path: str) -> None:
@@ -89,7 +89,7 @@ def _check_range(schema: dict[str, Any], path: str) -> None:
     (start, lower), (end, upper) = max(low), min(high)
     for bound, key, open_key in ((start, lower, _LOW[1]), (end, upper, _HIGH[1])):
         if key == open_key and bound % 1 == 0 and 0 < end - start < 1:
-            raise bad(f"{path}.{key}", f"{bound} cannot be enforced on a range less than 1 wide")
+            reject(f"{path}.{key}", f"{bound} cannot be enforced on a range less than 1 wide")
 
 
 def _check_count(schema: dict[str, Any], path: str) -> None:
@@ -97,7 +97,7 @@ def _check_count(schema: dict[str, Any], path: str) -> None:
     least, required = schema.get("minProperties", 0), schema.get("required", ())
     if least - len(required) > 1:
         reason = f"{least} cannot be enforced; all properties but one must be in 'required'"
-        raise bad(f"{path}.minProperties", reason)
+        reject(f"{path}.minProperties", reason)
 
 
 def _is_number(value: Any) -> bool:

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlxrun.errors import RequestError
+from mlxrun.parsers.family import ReasoningFamily
 from mlxrun.scheduler.request import Grammar, GrammarMatcher
 from mlxrun.structured.grammar import tokens_of
 from mlxrun.structured.matcher import GrammarTokens
-from mlxrun.text.field_errors import bad, need, unsupported
-from mlxrun.text.formats import Thinking
+from mlxrun.text.field_errors import check_type, reject, reject_unsupported
 from mlxrun.text.model_info import ModelInfo
 
 Pairs = tuple[tuple[bytes, tuple[bytes, ...]], ...]
@@ -38,11 +38,11 @@ class ThinkingBudget:
     prefill: bytes = b""
     """The text that the answer goes on from: its thoughts are thoughts, but cost nothing."""
 
-    def start(self, answered: Sequence[int], stop_ids: frozenset[int]) -> GrammarMatcher:
+    def start(self, output: Sequence[int], stop_ids: frozenset[int]) -> GrammarMatcher:
         """A row after the tokens that it has said already."""
         inner = self.inner.start((), stop_ids) if self.inner is not None else None
         row = _BudgetMatcher(self, stop_ids, inner)
-        for token in answered:
+        for token in output:
             row.accept(token)
         return row
 
@@ -54,17 +54,17 @@ def asked(given: Mapping[str, Any]) -> tuple[int, str] | None:
     inner = given.get("chat_template_kwargs", {}).get("thinking_budget")
     if inner is not None:
         param = "chat_template_kwargs.thinking_budget"
-        if need(inner, int, param) < 0:
-            raise bad(param, "must not be negative")
+        if check_type(inner, int, param) < 0:
+            reject(param, "must not be negative")
         found.append((inner, param))
     if len(found) > 1:
-        raise bad(found[1][1], f"not together with {found[0][1]}: an answer has one budget")
+        reject(found[1][1], f"not together with {found[0][1]}: an answer has one budget")
     return found[0] if found else None
 
 
 def budget_of(
     most: int,
-    thinking: Thinking | None,
+    reasoning: ReasoningFamily | None,
     prompt: str,
     host: ModelInfo,
     inner: Grammar | None = None,
@@ -75,19 +75,19 @@ def budget_of(
 
     `inner`: the request's own grammar. RequestError naming `param` if thoughts of this model are not known.
     """
-    if thinking is None:
-        raise unsupported(param, "this model has no format of thoughts that is known")
+    if reasoning is None:
+        reject_unsupported(param, "this model has no format of thoughts that is known")
     tokens = tokens_of(host)
-    ends = [end for _, ends in thinking.bounds for end in ends if end in thinking.closing]
+    ends = [end for _, ends in reasoning.pairs for end in ends if end in reasoning.closing]
     if not ends:
-        raise unsupported(param, "how this model ends a thought is not known")
+        reject_unsupported(param, "how this model ends a thought is not known")
     return ThinkingBudget(
         tokens=tokens,
         most=most,
-        pairs=tuple((a.encode(), tuple(b.encode() for b in ends)) for a, ends in thinking.bounds),
-        anywhere=thinking.anywhere,
-        open=thinking.opened(prompt),
-        closings=_closings(thinking.closing, ends[0], tokens, param),
+        pairs=tuple((a.encode(), tuple(b.encode() for b in ends)) for a, ends in reasoning.pairs),
+        anywhere=reasoning.anywhere,
+        open=reasoning.is_opened_by(prompt),
+        closings=_closings(reasoning.closing, ends[0], tokens, param),
         inner=inner,
     )
 
@@ -106,7 +106,7 @@ def _closings(closing: str, end: str, tokens: GrammarTokens, param: str) -> dict
         if tokens.tokenizer.decode_bytes(list(ids)) == text.encode():
             made[before.encode()] = ids
     if b"" not in made:
-        raise unsupported(param, "the tokenizer has no tokens for the end of a thought")
+        reject_unsupported(param, "the tokenizer has no tokens for the end of a thought")
     return made
 
 

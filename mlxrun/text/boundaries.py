@@ -1,8 +1,8 @@
-"""Where in a chat prompt other prompts are likely to part from it: positions in its token ids.
+"""Finds the positions in a chat prompt's tokens at which other prompts are likely to diverge from it.
 
-Found by rendering the conversation with another text in place of one message and taking the tokens that both
-have in common, so each is a true prefix of another prompt, whatever a template does to its messages and
-however a tokenizer merges across their borders. A poor guess costs a saved state, never correctness.
+Renders the conversation with another text in place of one message and counts the tokens that both share. So
+each position ends a true prefix of another prompt, whatever the template does to its messages and however the
+tokenizer merges across their borders. A poor guess costs a saved state, never correctness.
 """
 
 from __future__ import annotations
@@ -14,93 +14,93 @@ from typing import Any
 from mlxrun.errors import RequestError
 from mlxrun.text.messages import Message
 from mlxrun.text.model_info import ModelInfo
-from mlxrun.text.template import render
-from mlxrun.text.tokens import PromptTokens, shared, shared_tokens
+from mlxrun.text.template import render_chat
+from mlxrun.text.tokens import PromptTokens, count_shared_prefix, count_shared_tokens
 
 logger = logging.getLogger(__name__)
 
-LEAST = 16  # tokens that are worth a record
-_VARIANTS = 2  # besides the prompt itself: long conversations take their time to render
-_OTHERS = ("Zq", "0q")
-_KEPT = ("role", "name", "tool_call_id")  # reasoning and calls are what the message says
+MIN_TOKENS = 16  # shorter prefixes are not worth a cache entry
+_MAX_VARIANTS = 2  # besides the prompt itself: long conversations are slow to render
+_OTHER_TEXTS = ("Zq", "0q")
+_COPIED_FIELDS = ("role", "name", "tool_call_id")  # reasoning and calls belong to the content
 
 
-def boundaries(
-    host: ModelInfo,
+def find_boundaries(
+    model: ModelInfo,
     tokens: PromptTokens,
     messages: Sequence[Message],
     tools: Sequence[Message] | None,
     arguments: Mapping[str, Any],
 ) -> tuple[int, ...]:
     """Positions in `tokens`, the rendered messages, ascending: the end of system and tools, the start of the
-    last user turn, and of the last message if only one of these is elsewhere."""
+    last user turn, and the start of the last message if two of the three coincide."""
     found = set()
-    for variant in variants(messages):
+    for variant in make_variants(messages):
         try:
-            text = render(host, variant, tools, arguments)
+            text = render_chat(model, variant, tools, arguments)
         except RequestError:
-            logger.debug("no boundary: the chat template refuses %d messages of the chat", len(variant))
+            logger.debug("no boundary: the chat template rejects the first %d messages", len(variant))
         else:
-            found.add(shared_tokens(host, tokens, text))
-    return tuple(sorted(p for p in found if LEAST <= p < len(tokens.ids)))
+            found.add(count_shared_tokens(model, tokens, text))
+    return tuple(sorted(p for p in found if MIN_TOKENS <= p < len(tokens.ids)))
 
 
-def variants(messages: Sequence[Message]) -> list[list[Message]]:
-    """The conversation cut before a message that says something else: no two before the same one."""
+def make_variants(messages: Sequence[Message]) -> list[list[Message]]:
+    """The conversation up to a message that is replaced by another; each variant replaces another message."""
     users = [i for i, message in enumerate(messages) if message["role"] == "user"]
     system = int(messages[0]["role"] == "system")
-    ends = list(dict.fromkeys([system, *users[-1:], max(system, len(messages) - 1)]))[:_VARIANTS]
-    return [[*messages[:end], _stand_in(messages[end:], user=end == system)] for end in ends]
+    ends = list(dict.fromkeys([system, *users[-1:], max(system, len(messages) - 1)]))[:_MAX_VARIANTS]
+    return [[*messages[:end], _make_stand_in(messages[end:], user=end == system)] for end in ends]
 
 
-def _stand_in(rest: Sequence[Message], user: bool) -> Message:
-    """A message in place of the first of `rest`, of its shape; `user`: of a user in any case."""
+def _make_stand_in(rest: Sequence[Message], user: bool) -> Message:
+    """A message that replaces the first of `rest` and has its shape; `user`: it is a user's in any case."""
     if not rest or (user and rest[0]["role"] != "user"):
-        return {"role": "user", "content": _OTHERS[0]}
-    same = {key: value for key, value in rest[0].items() if key in _KEPT}
+        return {"role": "user", "content": _OTHER_TEXTS[0]}
+    same = {key: value for key, value in rest[0].items() if key in _COPIED_FIELDS}
     content = rest[0]["content"]
     if isinstance(content, str):
-        return {**same, "content": _other(content)}
-    return {**same, "content": [{"type": "text", "text": _other(content[0].get("text", ""))}]}
+        return {**same, "content": _choose_other_text(content)}
+    return {**same, "content": [{"type": "text", "text": _choose_other_text(content[0].get("text", ""))}]}
 
 
-def _other(text: str) -> str:
-    """A text that begins otherwise, also where a template strips it."""
-    return next(other for other in _OTHERS if not text.lstrip().startswith(other[0]))
+def _choose_other_text(text: str) -> str:
+    """A text with another first character, also if a template strips white space."""
+    return next(other for other in _OTHER_TEXTS if not text.lstrip().startswith(other[0]))
 
 
-def expand(
+def map_to_expanded(
     positions: Iterable[int], ids: Sequence[int], expanded: Sequence[int], spans: Sequence[tuple[int, int]]
 ) -> tuple[int, ...]:
-    """Where positions in `ids`, which has a mark for each image, are in `expanded`, where images fill
-    `spans`. Those that are within an image, or that cannot be told, are left out."""
-    pieces = list(_pieces(tuple(ids), tuple(expanded), spans))
-    found = {p + shift for p in positions for first, last, shift in pieces if first <= p <= last}
-    return tuple(sorted(p for p in found if LEAST <= p < len(expanded)))
+    """Maps positions in `ids`, which has one placeholder per image, to positions in `expanded`, where images
+    fill `spans`. Positions within an image, and those that cannot be mapped, are left out."""
+    ranges = list(_find_unchanged_ranges(tuple(ids), tuple(expanded), spans))
+    found = {p + shift for p in positions for first, last, shift in ranges if first <= p <= last}
+    return tuple(sorted(p for p in found if MIN_TOKENS <= p < len(expanded)))
 
 
-def _pieces(
+def _find_unchanged_ranges(
     ids: tuple[int, ...], expanded: tuple[int, ...], spans: Sequence[tuple[int, int]]
 ) -> Iterator[tuple[int, int, int]]:
-    """Ranges of `ids`, ends included, and what to add to a position in them: from the start on as long as
-    images fill the place of their marks, and from the last image on as long as the ends are alike.
+    """Ranges of `ids`, ends included, each with the shift of its positions: from the start on while images
+    replace exactly their placeholders, and from the last image on while both ends are equal.
 
-    Some processors write more than the image there, which can even merge with the text beside it.
+    Some processors write more than the image, which can even merge with the text beside it.
     """
     at, to = 0, 0
     for start, end in spans:
-        alike = shared(ids[at:], expanded[to:start])
-        yield at, at + alike, to - at
-        at += alike
-        if to + alike < start or at == len(ids) or ids[at] != expanded[start]:
+        same = count_shared_prefix(ids[at:], expanded[to:start])
+        yield at, at + same, to - at
+        at += same
+        if to + same < start or at == len(ids) or ids[at] != expanded[start]:
             break
         while at < len(ids) and ids[at] == expanded[start]:
             at += 1
         to = end
     else:
-        alike = shared(ids[at:], expanded[to:])
-        yield at, at + alike, to - at
-        at += alike
+        same = count_shared_prefix(ids[at:], expanded[to:])
+        yield at, at + same, to - at
+        at += same
     after = expanded[spans[-1][1] :] if spans else expanded
-    alike = shared(ids[::-1], after[::-1])
-    yield max(at + 1, len(ids) - alike), len(ids), len(expanded) - len(ids)
+    same = count_shared_prefix(ids[::-1], after[::-1])
+    yield max(at + 1, len(ids) - same), len(ids), len(expanded) - len(ids)

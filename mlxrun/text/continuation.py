@@ -1,7 +1,7 @@
-"""An answer that the request has begun: its prompt ends with that text, and the answer goes on from there.
+"""Answers that continue a text of the request: the prompt ends with that text and the answer follows it.
 
-The text stands at the prompt's very end, as it was sent, or the request is refused: what a template makes of
-it is never guessed. The answer does not repeat it, but for a call that it begins: half a call is none.
+The text ends the prompt exactly as it was sent, or the request is refused: what a template makes of it is
+never guessed. The answer does not repeat the text, except for a tool call that the text begins.
 """
 
 from __future__ import annotations
@@ -10,134 +10,139 @@ import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from mlxrun.text.detokenize import special_ids
-from mlxrun.text.field_errors import bad, quote, unsupported
-from mlxrun.text.formats import Delta, Kind, Parser, TextDelta
+from mlxrun.parsers.delta import Delta, DeltaKind, Parser
+from mlxrun.text.detokenize import get_special_ids
+from mlxrun.text.field_errors import quote, reject, reject_unsupported
 from mlxrun.text.messages import Message
 from mlxrun.text.model_info import ModelInfo
-from mlxrun.text.template import render
+from mlxrun.text.template import render_chat
 
-CONTINUE, BEGIN = "continue_final_message", "add_generation_prompt"
-_TAIL = 32  # characters, or tokens, that say how a tokenizer writes what follows them
+CONTINUE_FINAL_MESSAGE, ADD_GENERATION_PROMPT = "continue_final_message", "add_generation_prompt"
+_TAIL_LENGTH = 32  # characters, or tokens, that decide how a tokenizer writes what follows them
 
 
-def continued(given: Mapping[str, Any]) -> str | None:
-    """The path of the message that a chat body asks to be continued; None: the answer is a new message."""
-    if not given.get(CONTINUE):
-        if given.get(BEGIN) is False:
-            raise unsupported(BEGIN, f"false is taken only with {CONTINUE}: true")
+def get_continued_path(given: Mapping[str, Any]) -> str | None:
+    """The path of the message that a chat body asks to continue; None: the answer is a new message."""
+    if not given.get(CONTINUE_FINAL_MESSAGE):
+        if given.get(ADD_GENERATION_PROMPT) is False:
+            reason = f"false is supported only with {CONTINUE_FINAL_MESSAGE}: true"
+            reject_unsupported(ADD_GENERATION_PROMPT, reason)
         return None
-    if given.get(BEGIN):
-        raise bad(BEGIN, f"begins another message; not together with {CONTINUE}: true")
+    if given.get(ADD_GENERATION_PROMPT):
+        reject(ADD_GENERATION_PROMPT, f"cannot be true together with {CONTINUE_FINAL_MESSAGE}: true")
     messages = given.get("messages")
     if not isinstance(messages, list) or not messages or not isinstance(messages[-1], dict):
-        return "messages"  # the messages are refused, whatever is done with the last
+        return "messages"  # normalize_messages refuses them
     where, last = f"messages[{len(messages) - 1}]", messages[-1]
     if last.get("role") != "assistant":
-        found = quote(last.get("role"))
-        raise bad(CONTINUE, f"needs a last message of the assistant, but {where} is of {found}")
+        found = f"{where} has role {quote(last.get('role'))}"
+        reject(CONTINUE_FINAL_MESSAGE, f"the last message must be the assistant's, but {found}")
     if last.get("tool_calls"):
-        raise bad(f"{where}.tool_calls", f"a message with calls is whole; {CONTINUE} is for text")
+        reject(f"{where}.tool_calls", f"{CONTINUE_FINAL_MESSAGE} does not support tool calls")
     return f"{where}.content"
 
 
-def render_open(
-    host: ModelInfo,
+def render_continuation(
+    model: ModelInfo,
     messages: Sequence[Message],
     tools: Sequence[Message] | None,
     arguments: Mapping[str, Any],
     param: str,
 ) -> str:
-    """The prompt as text, up to the end of the last message's content; RequestError naming `param` if the
-    template has that otherwise than it was sent."""
+    """The prompt as text, up to the end of the last message's content. Raises RequestError naming `param` if
+    the template does not render that content as it was sent."""
     *before, last = messages
     text: str = last["content"]
-    mark = f"Zq{secrets.token_hex(8)}"  # which no message has; no template takes it for anything but text
+    mark = f"Zq{secrets.token_hex(8)}"  # occurs in no message, and templates treat it as ordinary text
 
-    def upto(content: str) -> str | None:
-        """What is rendered before the end of `content`; None: that is not there."""
+    def render_until_end_of(content: str) -> str | None:
+        """The prompt up to the end of `content`; None: the template does not render the end."""
         marked = [*before, {**last, "content": content + mark}]
-        whole = render(host, marked, tools, arguments, begin=False)
+        whole = render_chat(model, marked, tools, arguments, add_generation_prompt=False)
         return whole.rpartition(mark)[0] if mark in whole else None
 
-    found = upto(text)
+    found = render_until_end_of(text)
     if found is None or not found.endswith(text):
-        raise bad(param, "cannot be continued: the model's chat template changes this text, or leaves it out")
-    # White space that a template drops may be followed by the template's own: an end that is right by chance.
-    if text[:1].isspace() and upto("") != found[: -len(text)]:
-        raise bad(param, "cannot be continued: the model's chat template drops white space at its beginning")
+        reject(param, "cannot be continued: the model's chat template changes this text, or leaves it out")
+    # The template may replace white space that it drops by its own: an end that is equal by chance.
+    if text[:1].isspace() and render_until_end_of("") != found[: -len(text)]:
+        reject(param, "cannot be continued: the model's chat template drops white space at its beginning")
     return found
 
 
-class PrefilledParser:
-    """The parser of an answer that goes on from `prefill` (see formats.Parser): its state is as if it had
-    read that, and what it gives is new. Calls that `prefill` begins are given whole; what the model then
-    breaks of one is text."""
+class ContinuationParser:
+    """The parser of an answer that continues a text. It behaves as if it had parsed that text, and returns
+    only what is new. Calls that the text begins are returned whole; if the model breaks one of them off, the
+    rest is content."""
 
-    def __init__(self, make: Callable[[], Parser], prefill: str) -> None:
+    def __init__(self, make: Callable[[], Parser], continuation: str) -> None:
         self._parser = make()
-        given = self._parser.feed(prefill)
-        self._first = [delta for delta in given if delta.kind == "call"]
+        parsed = self._parser.feed(continuation)
+        self._begun_calls = [delta for delta in parsed if delta.kind == "call"]
         twin = make()
-        twin.feed(prefill)
+        twin.feed(continuation)
         rest = twin.finish()
-        self._held = ""  # what may come again, as it may be part of a marker; of these kinds:
-        self._kinds: tuple[Kind, ...] = ("text", "reasoning")
-        held = [delta for delta in rest if delta.kind != "call"]
-        if held:
-            self._kinds = (held[0].kind,)
-            self._held = "".join(delta.text for delta in held if delta.kind == held[0].kind)
-        elif rest and not self._first:  # a call, if nothing followed: else it is text
-            self._held = prefill[prefill.rfind(given[-1].text) + len(given[-1].text) :] if given else prefill
+        # The end of the text, which the parser withholds while it may begin a marker. If it does not, it is
+        # returned again as deltas of these kinds.
+        self._withheld = ""
+        self._kinds: tuple[DeltaKind, ...] = ("content", "reasoning")
+        texts = [delta for delta in rest if delta.kind != "call"]
+        if texts:
+            self._kinds = (texts[0].kind,)
+            self._withheld = "".join(delta.text for delta in texts if delta.kind == texts[0].kind)
+        elif rest and not self._begun_calls:  # a call if the text ends here, else content
+            last = parsed[-1].text if parsed else ""
+            self._withheld = continuation[continuation.rfind(last) + len(last) :] if parsed else continuation
         else:
-            self._held = prefill[len(prefill.rstrip()) :]  # which is dropped at the end of a thought
-        self._seen = ""
+            self._withheld = continuation[len(continuation.rstrip()) :]  # dropped at the end of reasoning
+        self._repeated = ""  # how much of it was returned again
 
     @property
     def markers(self) -> Collection[str]:
-        """See formats.Parser."""
+        """See delta.Parser."""
         return self._parser.markers
 
     def feed(self, text: str) -> Sequence[Delta]:
-        """What `text` makes certain."""
-        made = self._parser.feed(text)
-        return self._new(made) if self._held or self._first else made
+        """Return the deltas that `text` makes certain."""
+        deltas = self._parser.feed(text)
+        return self._select_new(deltas) if self._withheld or self._begun_calls else deltas
 
     def finish(self) -> Sequence[Delta]:
-        """The rest."""
-        made = self._new(self._parser.finish())
-        self._seen = ""  # a beginning of what was held back: nothing new
-        return made
+        """Return the rest."""
+        deltas = self._select_new(self._parser.finish())
+        self._repeated = ""  # a beginning of the withheld text: nothing new
+        return deltas
 
-    def _new(self, made: Sequence[Delta]) -> list[Delta]:
-        """The pieces without what was held back, if it turns out to be text."""
-        first, self._first = self._first, []
-        new = list(first)
-        for delta in made:
-            if self._held and delta.kind in self._kinds:
-                self._seen += delta.text
-                if self._held.startswith(self._seen) and self._seen != self._held:
+    def _select_new(self, deltas: Sequence[Delta]) -> list[Delta]:
+        """The deltas without the withheld text, if it turns out to be text."""
+        new, self._begun_calls = self._begun_calls, []
+        for delta in deltas:
+            if self._withheld and delta.kind in self._kinds:
+                self._repeated += delta.text
+                if self._withheld.startswith(self._repeated) and self._repeated != self._withheld:
                     continue
-                text = self._seen.removeprefix(self._held)
-                self._held = self._seen = ""
+                text = self._repeated.removeprefix(self._withheld)
+                self._withheld = self._repeated = ""
                 if text:
-                    new.append(TextDelta(text, delta.kind))
+                    new.append(Delta(delta.kind, text))
             else:
-                self._held = ""  # it was a marker
+                self._withheld = ""  # it began a marker
                 new.append(delta)
         return new
 
 
-def tail_ids(host: ModelInfo, prefill: str) -> tuple[int, ...]:
-    """Tokens of the end of a prefill, from which a detokenizer sees whether a space begins what follows."""
-    return tuple(host.tokenizer(prefill[-_TAIL:], add_special_tokens=False)["input_ids"]) if prefill else ()
+def get_continuation_tail_ids(model: ModelInfo, continuation: str) -> tuple[int, ...]:
+    """Tokens of the end of a continued text: a detokenizer needs them to know whether a space follows."""
+    if not continuation:
+        return ()
+    return tuple(model.tokenizer(continuation[-_TAIL_LENGTH:], add_special_tokens=False)["input_ids"])
 
 
-def prompt_ids(host: ModelInfo, prompt: Sequence[int]) -> tuple[int, ...]:
-    """Newest tokens of a prompt that are text, for the same; of a character that is not whole there, none."""
-    backend = host.tokenizer.backend_tokenizer
-    special = special_ids(backend)
-    ids = [token for token in prompt[-_TAIL:] if token not in special]
+def get_prompt_tail_ids(model: ModelInfo, prompt: Sequence[int]) -> tuple[int, ...]:
+    """The last text tokens of a prompt, for the same use, without those of an incomplete character."""
+    backend = model.tokenizer.backend_tokenizer
+    special = get_special_ids(backend)
+    ids = [token for token in prompt[-_TAIL_LENGTH:] if token not in special]
     while ids and backend.decode(ids, skip_special_tokens=True).endswith("\ufffd"):
         ids.pop()
     return tuple(ids)

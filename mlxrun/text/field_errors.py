@@ -1,4 +1,4 @@
-"""Words for what is wrong with a request: every text names the field and what was expected there.
+"""Errors about fields of a request: every text names the field and what was expected there.
 
 Paths look like `messages[3].content[1].type`; they are `RequestError.param` and start the message.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 from mlxrun.errors import RequestError
 
@@ -15,17 +15,24 @@ UNSUPPORTED = "unsupported_parameter"
 UNKNOWN = "unknown_parameter"
 
 
-def bad(param: str, text: str, *, code: str | None = None) -> RequestError:
-    """The error for one field."""
-    return RequestError(f"{param}: {text}", param=param, code=code)
+def reject(param: str, text: str, *, code: str | None = None) -> NoReturn:
+    """Raises the RequestError for one field."""
+    raise RequestError(f"{param}: {text}", param=param, code=code)
 
 
-def unsupported(param: str, reason: str) -> RequestError:
-    """The error for a field that is known, but that mlxrun cannot honour."""
-    return bad(param, f"not supported: {reason}", code=UNSUPPORTED)
+def reject_unsupported(param: str, reason: str) -> NoReturn:
+    """Raises the RequestError for a field that is known, but that mlxrun cannot honour."""
+    reject(param, f"not supported: {reason}", code=UNSUPPORTED)
 
 
-def kind(value: Any) -> str:
+def reject_choice(param: str, value: Any, options: Iterable[str]) -> NoReturn:
+    """Raises the RequestError for a value that is none of `options`, with a suggestion."""
+    names = list(options)
+    hint = suggest(value, names) if isinstance(value, str) else ""
+    reject(param, f"{quote(value)} is not one of {', '.join(names)}{hint}")
+
+
+def get_json_type(value: Any) -> str:
     """The JSON name of a value's type."""
     if value is None:
         return "null"
@@ -34,13 +41,13 @@ def kind(value: Any) -> str:
 
 
 def shorten(text: str, most: int = 160) -> str:
-    """`text`, cut so that an error about a large value stays readable."""
+    """`text`, shortened so that an error about a large value stays readable."""
     return text if len(text) <= most else f"{text[: most - 12]}... ({len(text)})"
 
 
 def quote(value: Any) -> str:
     """A short quoted form of a value, also of one that is nested too deeply for repr."""
-    return repr(shorten(value)) if isinstance(value, str) else kind(value)
+    return repr(shorten(value)) if isinstance(value, str) else get_json_type(value)
 
 
 def suggest(name: str, options: Iterable[str]) -> str:
@@ -49,31 +56,32 @@ def suggest(name: str, options: Iterable[str]) -> str:
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
-def need(value: Any, wanted: type, param: str) -> Any:
-    """`value` if it is of the wanted JSON type, else an error."""
-    if type(value) is not wanted:
-        raise bad(param, f"expected {kind(wanted())}, got {kind(value)}", code="invalid_type")
+def check_type(value: Any, expected: type, param: str) -> Any:
+    """Returns `value` if it has the expected JSON type."""
+    if type(value) is not expected:
+        found = get_json_type(value)
+        reject(param, f"expected {get_json_type(expected())}, got {found}", code="invalid_type")
     return value
 
 
-def field_of(value: dict[str, Any], key: str, wanted: type, param: str) -> Any:
-    """The field of an object that has to have it, of the wanted JSON type; null is not given."""
+def get_required(value: dict[str, Any], key: str, expected: type, param: str) -> Any:
+    """Returns the field of an object that must have it, of the expected JSON type; null counts as missing."""
     if value.get(key) is None:
-        raise bad(f"{param}.{key}", "missing", code="missing_field")
-    return need(value[key], wanted, f"{param}.{key}")
+        reject(f"{param}.{key}", "missing", code="missing_field")
+    return check_type(value[key], expected, f"{param}.{key}")
 
 
-def known_keys(value: dict[str, Any], allowed: Iterable[str], param: str) -> None:
+def check_keys(value: dict[str, Any], allowed: Iterable[str], param: str) -> None:
     """Refuses the first key that is not allowed, by name."""
     allowed = tuple(allowed)
     for key in value:
         if key not in allowed:
-            where = f"{param}.{shorten(key)}"
-            raise bad(where, f"unknown field{suggest(key, allowed)}", code=UNKNOWN)
+            hint = suggest(key, allowed)
+            reject(f"{param}.{shorten(key)}", f"unknown field{hint}", code=UNKNOWN)
 
 
-def strings(value: Any, param: str) -> Iterator[tuple[str, str]]:
-    """Every string in a JSON value, object keys included, with its path. Takes any depth."""
+def iterate_strings(value: Any, param: str) -> Iterator[tuple[str, str]]:
+    """Yields every string in a JSON value, object keys included, with its path. Takes any depth."""
     stack: list[tuple[str, Any]] = [(param, value)]
     while stack:
         path, item = stack.pop()

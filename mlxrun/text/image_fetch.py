@@ -1,8 +1,7 @@
-"""Fetching an image from a URL without letting the sender reach into our network (SSRF).
+"""Fetches an image from a URL without letting the sender reach into our network (SSRF).
 
-The address that was checked is the one that is connected to: names are resolved by a resolver that drops
-every address that is not public. No redirects, no cookies, no proxies from the environment, no compressed
-bodies.
+The address that was checked is the one that is connected to: the resolver drops every address that is not
+public. No redirects, no cookies, no proxies from the environment, no compressed bodies.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 
 
 def is_public(address: str) -> bool:
-    """Whether an address is on the public internet; addresses that carry another one are judged by that."""
+    """Whether an address is on the public internet; an address that embeds another one is judged by that."""
     ip = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(ip, ipaddress.IPv6Address):
         inner = ip.ipv4_mapped or ip.sixtofour or (ip.teredo[1] if ip.teredo else None)
@@ -35,12 +34,12 @@ def is_public(address: str) -> bool:
     return ip.is_global and not ip.is_multicast
 
 
-async def fetch(url: str, settings: MediaSettings, public: Callable[[str], bool] = is_public) -> bytes:
-    """The body behind an http(s) URL, within the limits of `settings`."""
+async def fetch_image(url: str, settings: MediaSettings, public: Callable[[str], bool] = is_public) -> bytes:
+    """Downloads the body of an http(s) URL within the limits of `settings`. Raises MediaError."""
     import aiohttp
 
-    target = _check(url, settings, public)
-    connector = aiohttp.TCPConnector(resolver=_resolver(public), use_dns_cache=False, force_close=True)
+    target = _check_url(url, settings, public)
+    connector = aiohttp.TCPConnector(resolver=_make_resolver(public), use_dns_cache=False, force_close=True)
     try:
         async with (
             aiohttp.ClientSession(
@@ -52,15 +51,15 @@ async def fetch(url: str, settings: MediaSettings, public: Callable[[str], bool]
             ) as session,
             session.get(target, allow_redirects=False) as response,
         ):
-            return await _body(response, settings.max_bytes)
+            return await _read_body(response, settings.max_bytes)
     except TimeoutError as exc:
         raise MediaError(f"the URL took longer than media.timeout ({settings.timeout:g} s)") from exc
     except (aiohttp.ClientError, OSError, ValueError) as exc:
         raise MediaError(f"the URL cannot be fetched ({type(exc).__name__})") from exc
 
 
-def _check(url: str, settings: MediaSettings, public: Callable[[str], bool]) -> URL:
-    """The URL as it will be requested: parsed once, by the same library that connects."""
+def _check_url(url: str, settings: MediaSettings, public: Callable[[str], bool]) -> URL:
+    """Checks and parses the URL, with the same library that connects to it."""
     from yarl import URL
 
     try:
@@ -73,15 +72,15 @@ def _check(url: str, settings: MediaSettings, public: Callable[[str], bool]) -> 
     if settings.allow_hosts and host.lower() not in {name.lower() for name in settings.allow_hosts}:
         raise MediaError(f"the host {host!r} is not among media.allow_hosts")
     try:
-        literal = public(host)  # the resolver never sees addresses that are written out
+        is_allowed = public(host)  # a literal address never reaches the resolver
     except ValueError:
         return target
-    if not literal:
+    if not is_allowed:
         raise MediaError(f"{host!r} is not a public address")
     return target
 
 
-async def _body(response: ClientResponse, most: int) -> bytes:
+async def _read_body(response: ClientResponse, most: int) -> bytes:
     if 300 <= response.status < 400:
         raise MediaError("the URL redirects, which is not followed; give the final address")
     if response.status != 200:
@@ -98,7 +97,7 @@ async def _body(response: ClientResponse, most: int) -> bytes:
     return bytes(data)
 
 
-def _resolver(public: Callable[[str], bool]) -> AbstractResolver:
+def _make_resolver(public: Callable[[str], bool]) -> AbstractResolver:
     from aiohttp.abc import AbstractResolver, ResolveResult
     from aiohttp.resolver import ThreadedResolver
 

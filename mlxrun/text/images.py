@@ -1,8 +1,8 @@
-"""Images of a request: data URLs, files under the allowed folders, and URLs where the config allows them.
+"""Loads the images of requests: data URLs, files under the allowed folders, and URLs if the config allows.
 
-Every image is limited in bytes before it is read and in pixels before it is decoded, and comes out as RGB,
-turned as its EXIF data says, transparency on white, the first frame of an animation. Anything wrong is a
-MediaError. At most `parallel` images are in memory half-done; reading and decoding run on worker threads.
+The bytes of an image are limited before it is read, its pixels before decoding. The result is RGB, rotated
+as the EXIF data says, transparency on white, the first frame of an animation. Every failure is a MediaError.
+At most `parallel` images are loaded at once; reading and decoding run on worker threads.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from mlxrun.config.settings import MediaSettings
 from mlxrun.errors import MediaError
 from mlxrun.text.field_errors import shorten
-from mlxrun.text.image_fetch import fetch, is_public
+from mlxrun.text.image_fetch import fetch_image, is_public
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -57,7 +57,7 @@ class MediaLoader:
         async with self._slots:
             try:
                 data = await self._read(url)
-                return await asyncio.to_thread(decode, data, self._settings.max_pixels)
+                return await asyncio.to_thread(decode_image, data, self._settings.max_pixels)
             except MediaError as exc:
                 raise MediaError(f"{param}: {exc}", param=param) from exc
 
@@ -70,10 +70,10 @@ class MediaLoader:
         if scheme[1].lower() in ("http", "https"):
             if not self._settings.allow_urls:
                 raise MediaError(
-                    "URLs are not fetched; send the image as data, or set media.allow_urls: true"
+                    "URLs are not fetched; send the image as a data: URL, or set media.allow_urls: true"
                 )
-            return await fetch(url, self._settings, self._public)
-        raise MediaError(f"{scheme[1]}: is not taken; give a data: URL, a path or an http(s) URL")
+            return await fetch_image(url, self._settings, self._public)
+        raise MediaError(f"{scheme[1]}: URLs are not supported; use a data: URL, a path or an http(s) URL")
 
     def _read_data(self, url: str) -> bytes:
         head = _DATA.match(url)
@@ -90,25 +90,25 @@ class MediaLoader:
         return data
 
     def _read_file(self, name: str) -> bytes:
-        """A file's bytes. Links are resolved before the check, so that none leads out of the roots."""
-        shown = shorten(name)
+        """Reads a file. Links are resolved before the check, so that none leads out of the roots."""
+        name_shown = shorten(name)
         if self._base is None:
-            raise MediaError("file paths are taken in jobs only; send the image as a data: URL")
+            raise MediaError("file paths are supported in jobs only; send the image as a data: URL")
         try:
             path = (self._base / name).resolve()
             if not any(path.is_relative_to(root) for root in self._roots):
-                raise MediaError(f"{shown!r} is outside media.roots")
+                raise MediaError(f"{name_shown!r} is outside media.roots")
             info = path.stat()
             if not stat.S_ISREG(info.st_mode):
-                raise MediaError(f"{shown!r} is not a file")
+                raise MediaError(f"{name_shown!r} is not a file")
             self._check_bytes(info.st_size)
             with path.open("rb") as file:
                 data = file.read(self._settings.max_bytes + 1)
         except FileNotFoundError as exc:
-            raise MediaError(f"{shown!r} does not exist (paths are relative to the job file)") from exc
+            raise MediaError(f"{name_shown!r} does not exist (paths are relative to the job file)") from exc
         except (OSError, ValueError, RuntimeError) as exc:  # unreadable, a NUL in the name, a loop of links
             reason = exc.strerror if isinstance(exc, OSError) else str(exc)
-            raise MediaError(f"{shown!r} cannot be read: {reason}") from exc
+            raise MediaError(f"{name_shown!r} cannot be read: {reason}") from exc
         self._check_bytes(len(data))
         return data
 
@@ -117,11 +117,11 @@ class MediaLoader:
             raise MediaError(f"the image has more than media.max_bytes ({self._settings.max_bytes})")
 
 
-def decode(data: bytes, max_pixels: int) -> Image:
-    """Encoded bytes as an RGB image. The size is checked from the header, before any pixel is decoded."""
+def decode_image(data: bytes, max_pixels: int) -> Image:
+    """Decodes an image to RGB. Its size is checked from the header, before any pixel is decoded."""
     from PIL import Image, ImageOps
 
-    Image.MAX_IMAGE_PIXELS = None  # PIL's own guard only warns, and at a size that it chooses; ours is below
+    Image.MAX_IMAGE_PIXELS = None  # PIL only warns, at a size of its own; the check is below
     try:
         with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
             pixels = image.width * image.height
@@ -129,24 +129,21 @@ def decode(data: bytes, max_pixels: int) -> Image:
                 size = f"{image.width} x {image.height}"
                 raise MediaError(f"the image has {size} pixels, more than media.max_pixels ({max_pixels})")
             image.load()
-            return _rgb(ImageOps.exif_transpose(image))
+            return _convert_to_rgb(ImageOps.exif_transpose(image))
     except MediaError:
         raise
-    except Exception as exc:  # a border: decoders of foreign bytes raise whatever they like
+    except Exception as exc:  # decoders of untrusted bytes raise exceptions of any class
         logger.debug("image cannot be decoded", exc_info=True)
-        raise MediaError(
-            f"not an image that can be read ({', '.join(_FORMATS[:6])}), or a broken one"
-        ) from exc
+        raise MediaError(f"not a readable image ({', '.join(_FORMATS[:6])}), or a damaged one") from exc
 
 
-def _rgb(image: Image) -> Image:
+def _convert_to_rgb(image: Image) -> Image:
     from PIL import Image as images
 
     if image.has_transparency_data:
         white = images.new("RGBA", image.size, "white")
         return images.alpha_composite(white, image.convert("RGBA")).convert("RGB")
     if image.mode.startswith("I"):
-        image = (
-            image.convert("I").point(lambda value: value / 256).convert("L")
-        )  # 16 bits; convert() alone clips
+        # 16 bits per pixel, which convert() alone would clip
+        image = image.convert("I").point(lambda value: value / 256).convert("L")
     return image.convert("RGB")

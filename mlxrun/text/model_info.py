@@ -1,4 +1,4 @@
-"""What the text side needs to know of a model. model/model_info.py builds it; tests use a fake.
+"""What the front ends need to know of a model. model/model_info.py implements it; tests use a fake.
 
 Only `process` may be slow; it is called on a worker thread, never on the event loop. Nothing here is mlx.
 """
@@ -8,32 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from mlxrun.scheduler.request import ProcessedPrompt
+
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 
-class ProcessedPromptInterface(Protocol):
-    """A prompt with images as the model's own processor sees it."""
-
-    @property
-    def ids(self) -> tuple[int, ...]:
-        """Every token, image placeholders expanded."""
-
-    @property
-    def spans(self) -> tuple[tuple[int, int], ...]:
-        """Half-open ranges of `ids` that images fill, in order, never overlapping."""
-
-    @property
-    def media(self) -> Any:
-        """What the runner needs to embed the images: numpy only, opaque here."""
-
-    @property
-    def digests(self) -> tuple[bytes, ...]:
-        """For each span, a digest of all that decides what fills it."""
-
-
 class ModelInfo(Protocol):
-    """The model as the host sees it: tokenizer, template, limits, image processor."""
+    """A model without its weights: tokenizer, template, limits, image processor."""
 
     @property
     def tokenizer(self) -> Any:
@@ -49,11 +31,11 @@ class ModelInfo(Protocol):
 
     @property
     def context_length(self) -> int:
-        """Most tokens of prompt and answer together."""
+        """The maximum number of tokens of prompt and answer together."""
 
     @property
     def vision(self) -> bool:
-        """Whether images can be given."""
+        """Whether the model accepts images."""
 
     @property
     def defaults(self) -> Mapping[str, float]:
@@ -65,11 +47,19 @@ class ModelInfo(Protocol):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names that requests may give besides `name`; empty: any."""
+        """Names that requests may use besides `name`; empty: any."""
 
     @property
     def aliases(self) -> tuple[str, ...]:
-        """Names that are taken too, but not shown in lists."""
+        """Names that are accepted too, but not listed."""
 
-    def process(self, text: str, images: Sequence[Image]) -> ProcessedPromptInterface:
-        """Tokens and pixels of a rendered prompt with one placeholder an image, at least one. Thread-safe."""
+    @property
+    def digests(self) -> Mapping[str, str]:
+        """sha256 of `model`, `tokenizer` and `template`."""
+
+    @property
+    def processor_digest(self) -> bytes:
+        """A digest of how images become pixels; empty if the model accepts none."""
+
+    def process(self, text: str, images: Sequence[Image]) -> ProcessedPrompt:
+        """Tokens and pixels of a rendered prompt with one placeholder per image. Thread-safe."""

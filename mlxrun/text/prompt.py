@@ -1,9 +1,8 @@
-"""From checked input to prompt tokens. Synchronous and slow for long texts: called on a worker thread.
+"""Turns checked messages or text into prompt tokens. Slow for long texts: called on a worker thread.
 
-Chat text is tokenised as rendered (the template writes its own special tokens), raw text with the
-tokenizer's. A special token spelled in a message counts as that token, as in every server that renders
-templates to text; only the ones that stand for images are refused, since they would shift every image after
-them.
+Chat text is tokenized as rendered (the template writes its special tokens), raw text with the tokenizer's.
+A special token that a message spells counts as that token, as in every server that renders templates to text.
+Only tokens that stand for images are refused, since they would shift every image after them.
 """
 
 from __future__ import annotations
@@ -14,13 +13,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mlxrun.errors import MediaError, MlxrunError
-from mlxrun.text.boundaries import boundaries, expand
-from mlxrun.text.continuation import render_open
-from mlxrun.text.field_errors import bad, shorten, strings
+from mlxrun.scheduler.request import ProcessedPrompt
+from mlxrun.text.boundaries import find_boundaries, map_to_expanded
+from mlxrun.text.continuation import render_continuation
+from mlxrun.text.field_errors import iterate_strings, reject, shorten
 from mlxrun.text.messages import Message
 from mlxrun.text.model_info import ModelInfo
-from mlxrun.text.template import Places, places, render
-from mlxrun.text.tokens import tokenise
+from mlxrun.text.template import ImageMarkers, get_image_markers, render_chat
+from mlxrun.text.tokens import tokenize
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -30,9 +30,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RenderedPrompt:
-    """Tokens; for images where they are, what fills them and the digests of that; and the positions where
-    other prompts are likely to part from this one. `text` is what was tokenised, or the ids' text; `prefill`
-    the end of it that the answer goes on from."""
+    """A prompt's text and tokens. `spans`, `media`, `digests` and `boundaries` are those of a Request;
+    `continuation` is the end of the text that the answer continues."""
 
     text: str
     ids: tuple[int, ...]
@@ -40,27 +39,24 @@ class RenderedPrompt:
     media: Any = None
     digests: tuple[bytes, ...] = ()
     boundaries: tuple[int, ...] = ()
-    prefill: str = ""
+    continuation: str = ""
 
     @property
-    def before(self) -> str:
-        """The text without `prefill`."""
-        return self.text.removesuffix(self.prefill)
+    def text_before_continuation(self) -> str:
+        return self.text.removesuffix(self.continuation)
 
 
-def check_text(value: Any, param: str, marks: Places) -> None:
-    """Refuses strings that cannot be tokenised, or that would be taken for an image."""
-    for path, text in strings(value, param):
-        if not text.isascii() and not _encodes(text):
-            raise bad(path, "has half of a surrogate pair, which is not Unicode text")
-        token = marks.reserved_in(text)
+def check_text(value: Any, param: str, markers: ImageMarkers) -> None:
+    """Refuses strings that cannot be tokenized, or that would be read as an image."""
+    for path, text in iterate_strings(value, param):
+        if not text.isascii() and not _is_encodable(text):
+            reject(path, "contains half of a surrogate pair, which is not Unicode text")
+        token = markers.find_reserved_token(text)
         if token is not None:
-            raise bad(
-                path, f"has the model's media token {token!r} as text; leave it out or write it otherwise"
-            )
+            reject(path, f"contains the model's media token {token!r}; remove it or spell it differently")
 
 
-def _encodes(text: str) -> bool:
+def _is_encodable(text: str) -> bool:
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -68,68 +64,69 @@ def _encodes(text: str) -> bool:
     return True
 
 
-def chat_prompt(
-    host: ModelInfo,
+def build_chat_prompt(
+    model: ModelInfo,
     messages: Sequence[Message],
     images: Sequence[Image],
     tools: Sequence[Message] | None,
     arguments: Mapping[str, Any],
-    open_at: str | None = None,
+    continued_path: str | None = None,
 ) -> RenderedPrompt:
-    """A conversation, rendered and tokenised; only with images does the model's processor see it. `open_at`:
-    the path of the last message's content if the answer goes on from that."""
-    if open_at is None:
-        text = render(host, messages, tools, arguments)
+    """Renders and tokenizes a conversation; the model's processor runs only if there are images.
+    `continued_path`: the path of the last message's content, if the answer continues it."""
+    if continued_path is None:
+        text = render_chat(model, messages, tools, arguments)
     else:
-        text = render_open(host, messages, tools, arguments, open_at)
-    tokens = tokenise(host, text, special=False)
-    places(host).check(tokens.ids, len(images))
-    if not images:
-        found = boundaries(host, tokens, messages, tools, arguments)
+        text = render_continuation(model, messages, tools, arguments, continued_path)
+    tokens = tokenize(model, text, add_special_tokens=False)
+    get_image_markers(model).check(tokens.ids, len(images))
+    processed = _process_images(model, text, images) if images else None
+    found = find_boundaries(model, tokens, messages, tools, arguments)
+    if processed is None:
         return RenderedPrompt(text, tokens.ids, boundaries=found)
+    found = map_to_expanded(found, tokens.ids, processed.ids, processed.spans)
+    return RenderedPrompt(
+        text, processed.ids, processed.spans, processed.media, processed.digests, boundaries=found
+    )
+
+
+def _process_images(model: ModelInfo, text: str, images: Sequence[Image]) -> ProcessedPrompt:
     try:
-        done = host.process(text, images)
+        return model.process(text, images)
     except MediaError as exc:
         if exc.param is not None:
             raise
         raise MediaError(f"messages: {exc}", param="messages") from exc
     except MlxrunError:
         raise
-    except Exception as exc:  # a border: the model's own processor, and images it was never tried with
+    except Exception as exc:  # the model's own processor may raise anything
         logger.warning("image processor failed", exc_info=True)
         reason = shorten(str(exc), 200) or type(exc).__name__
-        raise MediaError(
-            f"messages: the model's processor refuses the images: {reason}", param="messages"
-        ) from exc
-    found = boundaries(host, tokens, messages, tools, arguments)
-    found = expand(found, tokens.ids, done.ids, done.spans)
-    digests = getattr(done, "digests", ())
-    return RenderedPrompt(text, done.ids, done.spans, done.media, digests, found)
+        text = f"messages: the model's processor refuses the images: {reason}"
+        raise MediaError(text, param="messages") from exc
 
 
-def raw_prompt(host: ModelInfo, prompt: str | Sequence[int], param: str) -> RenderedPrompt:
-    """A prompt of /v1/completions: text, or token ids as they are."""
-    marks = places(host)
+def build_raw_prompt(model: ModelInfo, prompt: str | Sequence[int], param: str) -> RenderedPrompt:
+    """Builds a prompt of /v1/completions: a text, or token ids as they are."""
     if isinstance(prompt, str):
-        check_text(prompt, param, marks)
-        ids = tokenise(host, prompt, special=True).ids
-        text = prompt
+        check_text(prompt, param, get_image_markers(model))
+        text, ids = prompt, tokenize(model, prompt, add_special_tokens=True).ids
     else:
         ids = tuple(prompt)
-        check_ids(host, ids, param)
-        text = host.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        check_token_ids(model, ids, param)
+        text = model.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
     if not ids:
-        raise bad(param, "is empty; give at least one token")
+        reject(param, "is empty; give at least one token")
     return RenderedPrompt(text, ids)
 
 
-def check_ids(host: ModelInfo, ids: Sequence[int], param: str) -> None:
+def check_token_ids(model: ModelInfo, ids: Sequence[int], param: str) -> None:
     """Refuses ids outside the vocabulary, and those that stand for images."""
-    size, media = len(host.tokenizer), set(places(host).reserved.values())
+    size, media = len(model.tokenizer), set(get_image_markers(model).reserved.values())
     for i, token in enumerate(ids):
         if not 0 <= token < size:
-            raise bad(f"{param}[{i}]", f"{token} is not a token id; the vocabulary has {size}")
+            reject(f"{param}[{i}]", f"{token} is not a token id; the vocabulary has {size} tokens")
         if token in media:
-            raise bad(
-                f"{param}[{i}]", f"{token} is the model's token for media, which a raw prompt cannot hold"
+            reject(
+                f"{param}[{i}]", f"{token} is a media token of the model, which a raw prompt cannot contain"
             )

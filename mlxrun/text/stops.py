@@ -1,7 +1,7 @@
-"""Stop strings, found in text that comes in pieces; any split of the same text gives the same result.
+"""Finds stop strings in streamed text. The result does not depend on how the text was split.
 
-The match that is complete first wins, and of those that end together the longest. Text is held back only
-while it is the beginning of a stop string.
+The match that is complete first wins, and of those that end together the longest. Text is withheld only
+while it may begin a stop string.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from collections.abc import Iterable
 
 
 class StopMatcher:
-    """Feeds text through; after a match `matched` is the stop string and everything later is dropped."""
+    """Passes text through until a stop string matches; then `matched` is set, and later text is dropped."""
 
     def __init__(self, stops: Iterable[str]) -> None:
         longest_first = sorted(set(stops) - {""}, key=lambda stop: (-len(stop), stop))
-        self._stops = [(stop, _borders(stop)) for stop in longest_first]
-        self._at = [0] * len(self._stops)  # how much of each stop the text so far ends with
-        self._held = ""
+        self._stops = [(stop, _compute_borders(stop)) for stop in longest_first]
+        self._progress = [0] * len(self._stops)  # how many characters of each stop the text ends with
+        self._withheld = ""
         self.matched: str | None = None
 
     def feed(self, text: str) -> str:
@@ -29,34 +29,34 @@ class StopMatcher:
             match = self._advance(char)
             if match is not None:
                 self.matched = match
-                seen, self._held = self._held + text[:end], ""
-                return seen[: len(seen) - len(match)]
-        seen = self._held + text
-        keep = max(self._at)
-        self._held = seen[len(seen) - keep :]
-        return seen[: len(seen) - keep]
+                until, self._withheld = self._withheld + text[:end], ""
+                return until[: len(until) - len(match)]
+        text = self._withheld + text
+        certain = len(text) - max(self._progress)
+        self._withheld = text[certain:]
+        return text[:certain]
 
     def finish(self) -> str:
-        """What was held back; the text has ended without completing a stop string."""
-        held, self._held = self._held, ""
-        self._at = [0] * len(self._stops)
-        return held
+        """The withheld text: the answer has ended without completing a stop string."""
+        rest, self._withheld = self._withheld, ""
+        self._progress = [0] * len(self._stops)
+        return rest
 
     def _advance(self, char: str) -> str | None:
         found = None
         for i, (stop, borders) in enumerate(self._stops):
-            at = self._at[i]
-            while at and stop[at] != char:
-                at = borders[at - 1]
-            at += stop[at] == char
-            if at == len(stop):
+            length = self._progress[i]
+            while length and stop[length] != char:
+                length = borders[length - 1]
+            length += stop[length] == char
+            if length == len(stop):
                 found = found or stop
-                at = borders[at - 1]
-            self._at[i] = at
+                length = borders[length - 1]
+            self._progress[i] = length
         return found
 
 
-def _borders(stop: str) -> list[int]:
+def _compute_borders(stop: str) -> list[int]:
     """For each prefix of `stop`, the length of its longest border (Knuth, Morris, Pratt)."""
     borders = [0] * len(stop)
     for i in range(1, len(stop)):

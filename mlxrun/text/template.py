@@ -1,6 +1,6 @@
-"""The model's chat template: which variables it knows, how it marks an image, and rendering with it.
+"""Renders chat templates, and finds out which variables a template knows and how it marks an image.
 
-A template is foreign code: whatever it raises is a RequestError. Facts about one are found once.
+A template is foreign code: whatever it raises becomes a RequestError. Facts about a template are cached.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 
 from mlxrun.errors import ModelLoadError, RequestError
-from mlxrun.text.field_errors import bad, shorten, suggest, unsupported
+from mlxrun.text.field_errors import reject, reject_unsupported, shorten, suggest
 from mlxrun.text.messages import Message
 from mlxrun.text.model_info import ModelInfo
 
 logger = logging.getLogger(__name__)
 
-SWITCHES = ("enable_thinking", "thinking")  # what templates call the switch of thinking
-_HELPERS = frozenset(("messages", "raise_exception", "strftime_now"))
+REASONING_SWITCHES = ("enable_thinking", "thinking")  # names of the variable that switches reasoning
+_RESERVED_VARIABLES = frozenset(("messages", "raise_exception", "strftime_now"))
 _MEDIA_NAME = re.compile(r"image|img|vision|video|audio|boi|eoi", re.IGNORECASE)
 
 
 class _Generation(Extension):
-    """Lets `{% generation %}` parse; it only marks text for training."""
+    """Makes `{% generation %}` parse; it only marks text for training."""
 
     tags = {"generation"}
 
@@ -45,8 +45,8 @@ _EXTENSIONS = ("jinja2.ext.loopcontrols", _Generation)
 
 
 @functools.lru_cache(maxsize=16)
-def broken_at(template: str) -> tuple[int, str] | None:
-    """The line of a template that jinja does not understand, and the reason; None: there is none."""
+def find_syntax_error(template: str) -> tuple[int, str] | None:
+    """The line and the reason of a template's first syntax error; None: there is none."""
     try:
         Environment(extensions=_EXTENSIONS).compile(template)
     except TemplateSyntaxError as exc:
@@ -54,24 +54,25 @@ def broken_at(template: str) -> tuple[int, str] | None:
     return None
 
 
-def check_template(host: ModelInfo, configured: str | None) -> None:
-    """ModelLoadError, which names the file, if jinja does not understand the model's chat template.
-    `configured`: the file that the config gives instead of the model's own."""
-    broken = broken_at(host.chat_template) if host.chat_template is not None else None
+def check_template(model: ModelInfo, configured: str | None) -> None:
+    """Raises ModelLoadError, which names the file, if the model's chat template has a syntax error.
+    `configured`: the file that the config sets instead of the model's own."""
+    broken = find_syntax_error(model.chat_template) if model.chat_template is not None else None
     if broken is not None:
         line, reason = broken
-        where = configured or _own_file(Path(host.tokenizer.name_or_path)) or f"the model {host.name}"
+        own = _find_template_file(Path(model.tokenizer.name_or_path))
+        where = configured or own or f"the model {model.name}"
         raise ModelLoadError(f"{where}: the chat template is broken: line {line}: {reason}")
 
 
-def _own_file(folder: Path) -> Path | None:
+def _find_template_file(folder: Path) -> Path | None:
     """The file that a model's template is from; see model/model_info.py."""
     names = ("chat_template.json", "chat_template.jinja", "tokenizer_config.json")
     return next((folder / name for name in names if (folder / name).is_file()), None)
 
 
 @functools.lru_cache(maxsize=16)
-def variables(template: str) -> frozenset[str]:
+def find_template_variables(template: str) -> frozenset[str]:
     """Names that the template reads and does not define."""
     environment = Environment(extensions=_EXTENSIONS)
     try:
@@ -80,145 +81,144 @@ def variables(template: str) -> frozenset[str]:
         raise RequestError(f"the model's chat template is broken: line {exc.lineno}: {exc.message}") from exc
 
 
-def need_template(host: ModelInfo) -> str:
-    """The model's chat template, or the error for chat with a model that has none."""
-    if host.chat_template is None:
+def require_template(model: ModelInfo) -> str:
+    """The model's chat template. Raises RequestError if it has none."""
+    if model.chat_template is None:
         raise RequestError(
-            f"the model {host.name!r} has no chat template: use /v1/completions, or set model.chat_template",
+            f"the model {model.name!r} has no chat template: use /v1/completions, or set model.chat_template",
             param="messages",
         )
-    return host.chat_template
+    return model.chat_template
 
 
-def check_arguments(host: ModelInfo, asked: Mapping[str, str], configured: Iterable[str]) -> None:
-    """Refuses what the template would silently ignore; for the config's own arguments it only says so, once.
+def check_template_arguments(
+    model: ModelInfo, requested: Mapping[str, str], configured: Iterable[str]
+) -> None:
+    """Refuses variables that the template would silently ignore; for those of the config it warns, once.
 
-    `asked` maps each variable that a request sets to the field that sets it.
+    `requested` maps each variable that a request sets to the field that sets it.
     """
-    template = need_template(host)
-    known = variables(template)
-    signature = inspect.signature(host.tokenizer.apply_chat_template).parameters
-    for name, where in asked.items():
-        if name in _HELPERS or name in signature:
-            raise bad(where, "is set by mlxrun and cannot be given")
+    template = require_template(model)
+    known = find_template_variables(template)
+    signature = inspect.signature(model.tokenizer.apply_chat_template).parameters
+    for name, where in requested.items():
+        if name in _RESERVED_VARIABLES or name in signature:
+            reject(where, "is set by mlxrun and cannot be overridden")
         if name not in known:
-            raise unsupported(where, f"the model's chat template has no such variable{suggest(name, known)}")
+            reject_unsupported(where, f"the model's chat template has no such variable{suggest(name, known)}")
     _warn_unused(template, tuple(sorted(set(configured) - known)))
 
 
 @functools.lru_cache(maxsize=16)
 def _warn_unused(template: str, names: tuple[str, ...]) -> None:
-    """Cached, so that each template is complained about once."""
+    """Cached, so that the warning is logged once per template."""
     if names:
         logger.warning("model.chat_template_args: the chat template does not use %s", ", ".join(names))
 
 
-def render(
-    host: ModelInfo,
+def render_chat(
+    model: ModelInfo,
     messages: Sequence[Message],
     tools: Sequence[Message] | None,
     arguments: Mapping[str, Any],
     *,
-    begin: bool = True,
+    add_generation_prompt: bool = True,
 ) -> str:
-    """The prompt as text, up to where the assistant is to speak; `begin`: its message is begun."""
-    template = need_template(host)
+    """Renders the prompt as text; `add_generation_prompt`: with the start of the assistant's message."""
+    template = require_template(model)
     try:
-        text = host.tokenizer.apply_chat_template(
+        text = model.tokenizer.apply_chat_template(
             list(messages),
             tools=list(tools) if tools else None,
             chat_template=template,
-            add_generation_prompt=begin,
+            add_generation_prompt=add_generation_prompt,
             tokenize=False,
             **arguments,
         )
-    except Exception as exc:  # a border: templates are foreign code and raise anything
+    except Exception as exc:  # templates are foreign code and may raise anything
         reason = shorten(str(exc), 300) or type(exc).__name__
         raise RequestError(f"messages: the chat template refuses them: {reason}", param="messages") from exc
     return str(text)
 
 
-def may_think(host: ModelInfo, arguments: Mapping[str, Any]) -> bool:
-    """Whether an answer may begin a thought by itself: as the template's switch stands, else as the template
-    does without being asked. A template without a switch leaves it to the model."""
-    if host.chat_template is None:
+def may_reason(model: ModelInfo, arguments: Mapping[str, Any]) -> bool:
+    """Whether an answer may begin with reasoning: by the template's switch if it is set, else by its
+    default. A template without a switch leaves it to the model."""
+    if model.chat_template is None:
         return True
-    switches = [name for name in SWITCHES if name in variables(host.chat_template)]
-    asked = next((arguments[name] for name in switches if arguments.get(name) is not None), None)
-    if asked is not None or not switches:
-        return asked is None or bool(asked)
-    return _thinks_unasked(host.tokenizer, host.chat_template, switches[0])
+    switches = [name for name in REASONING_SWITCHES if name in find_template_variables(model.chat_template)]
+    given = next((arguments[name] for name in switches if arguments.get(name) is not None), None)
+    if given is not None or not switches:
+        return given is None or bool(given)
+    return _reasons_by_default(model.tokenizer, model.chat_template, switches[0])
 
 
 @functools.lru_cache(maxsize=16)
-def _thinks_unasked(tokenizer: Any, template: str, switch: str) -> bool:
-    """Whether a prompt without the switch is another than one with it off; yes if none can be rendered."""
+def _reasons_by_default(tokenizer: Any, template: str, switch: str) -> bool:
+    """Whether a prompt without the switch differs from one with it off; True if none can be rendered."""
     message = [{"role": "user", "content": "x"}]
     try:
-        unasked, off = (
+        default, off = (
             tokenizer.apply_chat_template(
                 message, chat_template=template, add_generation_prompt=True, tokenize=False, **arguments
             )
             for arguments in ({}, {switch: False})
         )
-    except Exception:  # a border: foreign code
+    except Exception:  # foreign code may raise anything
         logger.debug("chat template probe failed", exc_info=True)
         return True
-    return bool(unasked != off)
+    return bool(default != off)
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
-    """How a vision model's prompts mark an image, and which words of a user would be taken for one."""
+class ImageMarkers:
+    """How a vision model's prompts mark an image, and which texts of a user would be read as an image."""
 
-    images: bool = False  # whether the template writes anything for an image
-    per_image: Mapping[int, int] = field(default_factory=dict)  # token id -> how many of it an image brings
-    reserved: Mapping[str, int] = field(default_factory=dict)  # text -> id of tokens with a meaning in media
+    images: bool = False  # whether the template renders images
+    per_image: Mapping[int, int] = field(default_factory=dict)  # token id -> its count per image
+    reserved: Mapping[str, int] = field(default_factory=dict)  # text -> id of media tokens
 
-    def reserved_in(self, text: str) -> str | None:
-        """The first reserved token that `text` spells."""
+    def find_reserved_token(self, text: str) -> str | None:
+        """The first reserved token that `text` contains."""
         return next((token for token in self.reserved if token in text), None)
 
     def check(self, ids: Sequence[int], images: int) -> None:
         """Refuses a rendered prompt that does not mark exactly `images` images."""
         if images and not self.images:
-            raise unsupported("messages", "the model's chat template has no place for images")
+            reject_unsupported("messages", "the model's chat template does not render images")
         counts = Counter(ids)
         for token, each in self.per_image.items():
             if counts[token] != each * images:
                 found = counts[token] // each
-                raise bad("messages", f"{images} images were sent, but the chat template marks {found}")
+                reject("messages", f"{images} images were sent, but the chat template renders {found}")
 
 
-def places(host: ModelInfo) -> Places:
-    """The image marks of a vision model; empty for a text model."""
-    return _places(host.tokenizer, host.chat_template) if host.vision else Places()
+def get_image_markers(model: ModelInfo) -> ImageMarkers:
+    """The image markers of a vision model; empty for a text model."""
+    return _find_image_markers(model.tokenizer, model.chat_template) if model.vision else ImageMarkers()
 
 
 @functools.lru_cache(maxsize=8)
-def _places(tokenizer: Any, template: str | None) -> Places:
+def _find_image_markers(tokenizer: Any, template: str | None) -> ImageMarkers:
     added = tokenizer.backend_tokenizer.get_added_tokens_decoder()
-    plain, marked = _probe(tokenizer, template) if template is not None else ("", "")
+    plain, marked = _render_with_and_without_image(tokenizer, template) if template is not None else ("", "")
     count = [Counter(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in (plain, marked)]
-    brought = {
-        i: n for i, n in count[1].items() if i in added and not count[0][i] and added[i].content.strip()
-    }
-    special = {i: n for i, n in brought.items() if added[i].special}
-    per_image = special or brought
+    new = {i: n for i, n in count[1].items() if i in added and not count[0][i] and added[i].content.strip()}
+    per_image = {i: n for i, n in new.items() if added[i].special} or new
     if plain != marked and not per_image:
-        logger.warning("the chat template marks images with ordinary text; the marks are not counted")
+        logger.warning("the chat template marks images with ordinary text, so their number cannot be checked")
     media = {
         token.content: i
         for i, token in added.items()
         if i in per_image or (token.special and _MEDIA_NAME.search(token.content))
     }
-    return Places(plain != marked, per_image, media)
+    return ImageMarkers(plain != marked, per_image, media)
 
 
-def _probe(tokenizer: Any, template: str) -> tuple[str, str]:
+def _render_with_and_without_image(tokenizer: Any, template: str) -> tuple[str, str]:
     """A prompt without and with an image; both empty if the template cannot render parts.
 
-    The second try is for templates that insist on a system message.
+    The second attempt is for templates that require a system message.
     """
     text, image = {"type": "text", "text": "x"}, {"type": "image"}
     for before in ([], [{"role": "system", "content": "x"}]):
@@ -229,11 +229,9 @@ def _probe(tokenizer: Any, template: str) -> tuple[str, str]:
                 )
                 for parts in ([text], [image, text])
             )
-        except Exception:  # a border: foreign code
+        except Exception:  # foreign code may raise anything
             logger.debug("chat template probe failed", exc_info=True)
         else:
-            printed = (
-                "'type'" in marked or '"type"' in marked
-            )  # the list as it is: the template knows no parts
-            return ("", "") if printed else (plain, marked)
+            is_list = "'type'" in marked or '"type"' in marked  # printed as it is: parts are not supported
+            return ("", "") if is_list else (plain, marked)
     return "", ""

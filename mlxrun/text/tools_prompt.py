@@ -1,6 +1,7 @@
-"""Tools for models whose chat template knows none: the system prompt tells of them, and calls and results of
-earlier turns are written out, unless the template shows those. A call is answered in the form that the
-model's parser reads: JSON, where nothing else is known.
+"""Describes tools in the system prompt, for models whose chat template does not know tools.
+
+Earlier calls and their results are written as text, unless the template renders those. The model is asked to
+call a function in the format that its parser reads, or as JSON if no format is known.
 """
 
 from __future__ import annotations
@@ -9,50 +10,40 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mlxrun.text.messages import Message, merge
+from mlxrun.text.messages import Message, merge_neighbours
 
-_JSON = ('{"name": "NAME", "arguments": ', "}")
-_HOW = (
+_JSON_FORMAT = ('{"name": "NAME", "arguments": ', "}")
+_JSON_CALL = (
     'a JSON object {"name": ..., "arguments": {...}}, or with an array of such objects to call several. '
-    "The results come in the next message. The functions, one a line:"
 )
+_FAMILY_CALL = "this, with its name for NAME and its arguments as a JSON object for {{...}}:\n{}{{...}}{}\n"
+_REST = "The results come in the next message. The functions, one a line:"
 
 
-def told(
+def describe_tools_in_prompt(
     messages: Sequence[Message],
     tools: Sequence[Mapping[str, Any]],
-    frame: tuple[str, str] | None = None,
+    call_format: tuple[str, str] | None = None,
     *,
     native: bool = False,
 ) -> list[Message]:
-    """The conversation with the tools told of. `frame`: what stands before and after the arguments of a call
-    of NAME; None: JSON. `native`: the template shows calls and results itself."""
+    """The conversation with the tools in its system prompt. `call_format`: the text before and after the
+    arguments of a call of NAME; None: JSON. `native`: the template renders calls and results itself."""
     names: dict[str, str] = {}
-    turns = list(messages) if native else merge([_written(message, names) for message in messages])
-    return _introduced(turns, tools, frame or _JSON) if tools else turns
-
-
-def _introduced(
-    turns: list[Message], tools: Sequence[Mapping[str, Any]], frame: tuple[str, str]
-) -> list[Message]:
+    written = messages if native else merge_neighbours([_write_as_text(each, names) for each in messages])
+    if not tools:
+        return list(written)
+    call_format = call_format or _JSON_FORMAT
+    how = _JSON_CALL if call_format == _JSON_FORMAT else _FAMILY_CALL.format(*call_format)
     lines = [json.dumps(tool["function"], ensure_ascii=False) for tool in tools]
-    text = "\n".join([f"You can call functions. To call one, answer with nothing but {_how(frame)}", *lines])
-    if turns and turns[0]["role"] == "system":
-        return [{**turns[0], "content": f"{turns[0]['content']}\n\n{text}"}, *turns[1:]]
-    return [{"role": "system", "content": text}, *turns]
+    text = "\n".join([f"You can call functions. To call one, answer with nothing but {how}{_REST}", *lines])
+    if written and written[0]["role"] == "system":
+        return [{**written[0], "content": f"{written[0]['content']}\n\n{text}"}, *written[1:]]
+    return [{"role": "system", "content": text}, *written]
 
 
-def _how(frame: tuple[str, str]) -> str:
-    if frame == _JSON:
-        return _HOW
-    return (
-        "this, with its name for NAME and its arguments as a JSON object for {...}:\n"
-        f"{frame[0]}{{...}}{frame[1]}\nThe results come in the next message. The functions, one a line:"
-    )
-
-
-def _written(message: Message, names: dict[str, str]) -> Message:
-    """The message in words; `names`: which function each call id was of, as far as is known."""
+def _write_as_text(message: Message, names: dict[str, str]) -> Message:
+    """The message with its calls or result as text. `names` collects the function of each call id."""
     if message["role"] == "tool":
         name = message.get("name") or names.get(message.get("tool_call_id", ""), "the function")
         return {"role": "user", "content": f"Result of {name}: {message['content']}"}
@@ -60,6 +51,6 @@ def _written(message: Message, names: dict[str, str]) -> Message:
         return message
     calls = [call["function"] for call in message["tool_calls"]]
     names |= {call["id"]: call["function"]["name"] for call in message["tool_calls"] if "id" in call}
-    made = json.dumps(calls[0] if len(calls) == 1 else calls, ensure_ascii=False)
-    kept = {key: value for key, value in message.items() if key != "tool_calls"}
-    return {**kept, "content": f"{message['content']}\n{made}" if message["content"] else made}
+    text = json.dumps(calls[0] if len(calls) == 1 else calls, ensure_ascii=False)
+    rest = {key: value for key, value in message.items() if key != "tool_calls"}
+    return {**rest, "content": f"{message['content']}\n{text}" if message["content"] else text}

@@ -16,7 +16,8 @@ from mlxrun.batch.run_paths import Paths
 from mlxrun.config.settings import CacheSettings, Config
 from mlxrun.errors import EngineDead
 from mlxrun.scheduler.request import Request, TokenEvent
-from tests.helpers.batch_fakes import Bench, FakeClient, JobHost, chats, make_config, write_job
+from tests.helpers.batch_fakes import Bench, FakeClient, chats, make_config, write_job
+from tests.helpers.tokenizers import FakeModelInfo
 
 
 @pytest.fixture
@@ -50,7 +51,7 @@ def test_a_folder_that_cannot_be_written_stops_no_job(paths: Paths) -> None:
 
 def test_what_the_keys_depend_on() -> None:
     """Where prefixes are kept changes no answer; how exactly they are kept does."""
-    host = JobHost()
+    host = FakeModelInfo()
     plain = settings_digest(make_config(), host)
     for settings in ({"backend": "none"}, {"checkpoint_every": 64}, {"backend": "disk"}, {"memory_bytes": 9}):
         assert settings_digest(with_cache(**settings), host) == plain
@@ -143,14 +144,14 @@ def test_reused_tokens_are_told_apart() -> None:
     """What a prompt computes again after a preemption counts once, and nothing is ever taken back."""
     prompt = _PromptProgress()
     events = [(0, 0), (48, 32), (64, 32), (16, 32), (100, 32), (40, 90), (100, 90)]
-    news = [prompt.news(TokenEvent("r", computed=c, cached=k)) for c, k in events]
+    news = [prompt.news(TokenEvent("r", num_computed_tokens=c, num_cached_tokens=k)) for c, k in events]
     assert news == [(0, 0), (16, 32), (16, 0), (0, 0), (36, 0), (0, 0), (0, 0)]
 
 
 async def test_reused_tokens_reach_manifest_and_meter(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
     async def answer(self: FakeClient, request: Request, text: str) -> Any:
         size = len(request.prompt)
-        yield TokenEvent(request.id, computed=size - 2, cached=size - 5)
+        yield TokenEvent(request.id, num_computed_tokens=size - 2, num_cached_tokens=size - 5)
         async for event in plain(self, request, text):
             yield event
 

@@ -17,9 +17,7 @@ from mlxrun.batch.job_file import BadLine
 from mlxrun.config.settings import SamplingSettings
 from mlxrun.errors import EngineDead, JobError
 from tests.helpers.batch_fakes import (
-    DIGESTS,
     Bench,
-    JobHost,
     by_id,
     chat,
     chats,
@@ -27,6 +25,7 @@ from tests.helpers.batch_fakes import (
     read,
     write_job,
 )
+from tests.helpers.tokenizers import DIGESTS, FakeModelInfo
 
 MIXED = [
     chat("good", "hello", {"expected": "hello", "match": "contains", "group": "a"}),
@@ -155,8 +154,8 @@ async def test_changed_lines_run_again(tmp_path: Path) -> None:
     "change",
     [
         lambda bench: replace(bench.config, sampling=SamplingSettings(temperature=0.5)),
-        lambda bench: setattr(bench, "host", JobHost(digests={**DIGESTS, "model": "other"})),
-        lambda bench: setattr(bench, "host", JobHost(digests={**DIGESTS, "template": "other"})),
+        lambda bench: setattr(bench, "model_info", FakeModelInfo(digests={**DIGESTS, "model": "other"})),
+        lambda bench: setattr(bench, "model_info", FakeModelInfo(digests={**DIGESTS, "template": "other"})),
     ],
 )
 async def test_another_model_or_setting_runs_all_again(tmp_path: Path, change: Any) -> None:
@@ -206,7 +205,7 @@ async def test_a_changed_image_runs_its_line_again(tmp_path: Path) -> None:
 
     for name in "ab":
         Image.new("RGB", (4, 4), "red").save(tmp_path / f"{name}.png")
-    bench = Bench(write_job(tmp_path, [ask("a"), ask("b"), ask("missing")]), host=JobHost(vision=True))
+    bench = Bench(write_job(tmp_path, [ask("a"), ask("b"), ask("missing")]), model_info=FakeModelInfo(vision=True))
     assert (await bench.run()).exit_code == 1
     assert bench.ran == 2
     assert read(bench.paths.errors)[0]["error"]["code"] == "invalid_image"

@@ -21,7 +21,6 @@ from mlxrun.errors import JobError
 from tests.helpers.batch_fakes import (
     Bench,
     FakeClient,
-    JobHost,
     by_id,
     chat,
     chats,
@@ -29,6 +28,7 @@ from tests.helpers.batch_fakes import (
     read,
     write_job,
 )
+from tests.helpers.tokenizers import FakeModelInfo
 
 CHAT = "/v1/chat/completions"
 
@@ -40,11 +40,11 @@ def service(client: FakeClient, config: Config | None = None) -> JobService:
 async def test_run_tells_and_counts(tmp_path: Path) -> None:
     """Progress comes as counts; the end is what the files hold, and the engine runs on."""
     job = write_job(tmp_path, [*chats(5), "bad"])
-    client, told = FakeClient(JobHost()), list[Counts]()
+    client, told = FakeClient(FakeModelInfo()), list[Counts]()
     jobs = service(client)
     assert await jobs.run(job, told.append) == Counts(6, 5, 1) == told[-1]
-    files = jobs.files(job)
-    assert len(by_id(files.output)) == 5
+    files = jobs.get_paths(job)
+    assert len(by_id(files.out)) == 5
     assert files.errors.exists() and files.manifest.exists()
     assert not client.closed
     assert await jobs.run(job, told.append) == Counts(6, 5, 1)
@@ -55,7 +55,7 @@ async def test_cancelling_keeps_what_is_done(tmp_path: Path) -> None:
     """C10 without a signal: the next call goes on, in the middle of answers too, to the same bytes."""
     lines = chats(200)
     job = write_job(tmp_path, lines)
-    client = FakeClient(JobHost(), 0.01)
+    client = FakeClient(FakeModelInfo(), 0.01)
     jobs, enough = service(client), asyncio.Event()
 
     def told(counts: Counts) -> None:
@@ -70,8 +70,8 @@ async def test_cancelling_keeps_what_is_done(tmp_path: Path) -> None:
     assert client.busy == 0
     done = len(by_id(Paths.of(job).out))
     assert 3 <= done < 200
-    assert await jobs.settle(job) == Counts(200, done, 0)
-    after = FakeClient(JobHost())
+    assert await jobs.repair(job) == Counts(200, done, 0)
+    after = FakeClient(FakeModelInfo())
     assert await service(after).run(job, told) == Counts(200, 200, 0)
     assert sum(after.tries.values()) == 200 - done
     assert after.answered, "half answers are gone on with"
@@ -81,23 +81,23 @@ async def test_cancelling_keeps_what_is_done(tmp_path: Path) -> None:
     assert by_id(Paths.of(job).out) == by_id(bench.paths.out)
 
 
-async def test_settle_mends_what_a_kill_tore(tmp_path: Path) -> None:
+async def test_repair_mends_what_a_kill_tore(tmp_path: Path) -> None:
     """Nothing runs, half a record goes, and the counts are those of all lines."""
     job = write_job(tmp_path, chats(6))
-    jobs = service(FakeClient(JobHost()))
+    jobs = service(FakeClient(FakeModelInfo()))
     await jobs.run(job, lambda counts: None)
     out = Paths.of(job).out
     records = out.read_bytes().splitlines(keepends=True)
     out.write_bytes(b"".join(records[:4]) + records[4][:20])
-    client = FakeClient(JobHost())
-    assert await service(client).settle(job) == Counts(6, 4, 0)
+    client = FakeClient(FakeModelInfo())
+    assert await service(client).repair(job) == Counts(6, 4, 0)
     assert out.read_bytes() == b"".join(records[:4])
     assert not client.tries
 
 
 async def test_check_finds_what_no_line_may_be(tmp_path: Path) -> None:
     job = write_job(tmp_path, [chat("a", "x"), "bad", {"id": "b", "prompt": "x"}, chat("a", "y")])
-    checked = await service(FakeClient(JobHost())).check(job, CHAT)
+    checked = await service(FakeClient(FakeModelInfo())).check(job, CHAT)
     assert checked.total == 4
     assert [(each.line, each.code, each.param) for each in checked.problems] == [
         (2, "invalid_line", None),
@@ -106,19 +106,19 @@ async def test_check_finds_what_no_line_may_be(tmp_path: Path) -> None:
     ]
     assert not Paths.of(job).folder.exists()
     assert not (
-        await service(FakeClient(JobHost())).check(write_job(tmp_path, chats(2), "b.jsonl"), CHAT)
+        await service(FakeClient(FakeModelInfo())).check(write_job(tmp_path, chats(2), "b.jsonl"), CHAT)
     ).problems
     empty = write_job(tmp_path, ["", ""], "empty.jsonl")
-    assert (await service(FakeClient(JobHost())).check(empty, CHAT)).total == 0
+    assert (await service(FakeClient(FakeModelInfo())).check(empty, CHAT)).total == 0
     with pytest.raises(JobError, match="cannot read"):
-        await service(FakeClient(JobHost())).check(tmp_path / "none.jsonl", CHAT)
+        await service(FakeClient(FakeModelInfo())).check(tmp_path / "none.jsonl", CHAT)
 
 
 async def test_lines_are_prepared_a_few_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A27: a job in a server leaves the worker threads to those who wait; by itself it takes them all."""
     import mlxrun.api.openai.request
 
-    real, busy, seen = mlxrun.api.openai.request.prepare, 0, list[int]()
+    real, busy, seen = mlxrun.api.openai.request.prepare_request, 0, list[int]()
 
     async def prepare(*args: Any, **more: Any) -> Any:
         nonlocal busy
@@ -130,7 +130,7 @@ async def test_lines_are_prepared_a_few_at_a_time(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(mlxrun.api.openai.request, "prepare", prepare)
     config = make_config(concurrency=16)
-    await service(FakeClient(JobHost()), config).run(write_job(tmp_path, chats(40)), lambda counts: None)
+    await service(FakeClient(FakeModelInfo()), config).run(write_job(tmp_path, chats(40)), lambda counts: None)
     assert max(seen) == PREPARED_AT_ONCE
     seen.clear()
     await Bench(write_job(tmp_path, chats(40), "alone.jsonl"), config).run()
@@ -144,9 +144,9 @@ async def test_the_limits_of_the_server(tmp_path: Path) -> None:
     many["body"]["messages"] *= 9
     job = write_job(tmp_path, [*chats(2), long, many])
     limits = ServerSettings(max_messages=8, max_prompt_tokens=100)
-    jobs = service(FakeClient(JobHost()), replace(make_config(), server=limits))
+    jobs = service(FakeClient(FakeModelInfo()), replace(make_config(), server=limits))
     assert await jobs.run(job, lambda counts: None) == Counts(4, 2, 2)
-    errors = {record["custom_id"]: record["error"] for record in read(jobs.files(job).errors)}
+    errors = {record["custom_id"]: record["error"] for record in read(jobs.get_paths(job).errors)}
     assert (errors["long"]["code"], "server.max_prompt_tokens" in errors["long"]["message"]) == (
         "context_length_exceeded",
         True,
@@ -159,7 +159,7 @@ async def test_the_limits_of_the_server(tmp_path: Path) -> None:
 async def test_as_long_as_the_endpoint_would(tmp_path: Path) -> None:
     """C8: without max_tokens a line may fill the context, as a live request may; in a job it ends sooner."""
     line = JobLine(1, "a", CHAT, {"messages": [{"role": "user", "content": "hello"}]})
-    host, config = JobHost(), make_config()
+    host, config = FakeModelInfo(), make_config()
     for limit, wanted in ((None, host.context_length), (MAX_TOKENS, MAX_TOKENS)):
         (request,) = (await Preparer(host, config, tmp_path, max_tokens=limit)(line)).requests
         assert request.params.max_tokens == min(wanted, host.context_length - len(request.prompt))
@@ -203,7 +203,7 @@ async def test_a_stop_that_is_not_the_process(monkeypatch: pytest.MonkeyPatch) -
 
 async def test_two_jobs_at_once(tmp_path: Path) -> None:
     """Folders of their own, one engine: nothing mixes."""
-    client = FakeClient(JobHost(), 0.002)
+    client = FakeClient(FakeModelInfo(), 0.002)
     jobs = service(client, replace(make_config(), sampling=make_config().sampling))
     found = []
     for name in ("a", "b"):
@@ -213,4 +213,4 @@ async def test_two_jobs_at_once(tmp_path: Path) -> None:
     assert counts == [Counts(10, 10, 0)] * 2
     for job, name in zip(found, "ab", strict=True):
         assert by_id(Paths.of(job).out).keys() == {f"{name}{i}" for i in range(10)}
-        assert json.loads(jobs.files(job).manifest.read_bytes())["counts"]["done"] == 10
+        assert json.loads(jobs.get_paths(job).manifest.read_bytes())["counts"]["done"] == 10

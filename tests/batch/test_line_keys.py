@@ -18,7 +18,7 @@ import pytest
 
 from mlxrun.batch.line_keys import settings_digest
 from mlxrun.config.settings import Config
-from mlxrun.model.model_info import LoadedModelInfo, load_host
+from mlxrun.model.model_info import LoadedModelInfo, load_model_info
 from tests.helpers.byte_tokenizer import write_json
 from tests.helpers.model_fixtures import Zoo
 
@@ -31,7 +31,7 @@ def config_of(folder: Path, section: str = "model", **fields: Any) -> Config:
 
 
 def digest(config: Config, host: LoadedModelInfo | None = None) -> str:
-    return settings_digest(config, host or load_host(config.model))
+    return settings_digest(config, host or load_model_info(config.model))
 
 
 @pytest.fixture

@@ -139,19 +139,19 @@ async def test_only_what_still_belongs(tmp_path: Path, whole: tuple[bytes, Found
     """Another setting, another model, another line, another prompt under the same key: begun anew."""
     data = b"".join(cut(whole[1], 5))
     bench = Bench(write_job(tmp_path, LINES), make_config(order="input"))
-    config, host = bench.config, bench.host
+    config, host = bench.config, bench.model_info
     put(bench, data)
     bench.config = replace(config, sampling=SamplingSettings(seed=7))
     await bench.run()
     assert bench.client.answered == {}
     bench.paths.forget()
     put(bench, data)
-    bench.config, bench.host = config, replace(host, digests={**host.digests, "model": "x" * 64})
+    bench.config, bench.model_info = config, replace(host, digests={**host.digests, "model": "x" * 64})
     await bench.run()
     assert bench.client.answered == {}
     bench.paths.forget()
     put(bench, data)
-    bench.host = host
+    bench.model_info = host
     write_job(tmp_path, [chat("plain", "hello again"), *LINES[1:4]])
     await bench.run()
     assert set(bench.client.answered) == {"say it", "some of them", "a long one that is cut"}

@@ -11,32 +11,36 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
+from benchmarks.__main__ import command
 from benchmarks.parser_samples import CALLS, TEXT, TOOLS, call_of, names, thought_of
 from benchmarks.parsers import SIZES, ParsersPlan, print_parsers_report, run_parsers_bench
-from mlxrun.cli.bench import command
-from mlxrun.parsers import names as parser_names
-from mlxrun.parsers import reasoning_parser, tool_parser
+from mlxrun.parsers.answer_parser import AnswerParser
+from mlxrun.parsers.registry import (
+    REASONING_FAMILIES,
+    TOOL_CALL_FAMILIES,
+    find_reasoning_family,
+    find_tool_call_family,
+)
 
 PLAN = ParsersPlan(("hermes", "think"), length=2000, repeat=2)
 
 
 def test_every_parser_has_a_sample() -> None:
-    assert [name for kind, name in names() if kind == "tools"] == list(parser_names()["tools"][2:])
-    assert set(CALLS) == set(parser_names()["tools"][2:])
+    assert set(CALLS) == {family.name for family in TOOL_CALL_FAMILIES}
 
 
 @pytest.mark.parametrize("name", CALLS)
 def test_a_sample_is_a_call(name: str) -> None:
     """Else `marked` would measure plain text."""
-    parser = tool_parser(name, TOOLS)
+    parser = AnswerParser(find_tool_call_family(name), None, TOOLS)
     deltas = [*parser.feed(call_of(name)), *parser.finish()]
     assert [delta.name for delta in deltas if delta.name] == ["save"]
     assert json.loads("".join(delta.text for delta in deltas)) == {"path": "a.txt", "text": TEXT}
 
 
-@pytest.mark.parametrize("name", [name for kind, name in names() if kind == "reasoning"])
+@pytest.mark.parametrize("name", [family.name for family in REASONING_FAMILIES])
 def test_a_sample_is_a_thought(name: str) -> None:
-    parser = reasoning_parser(name)
+    parser = AnswerParser(None, find_reasoning_family(name))
     deltas = [*parser.feed(thought_of(name)), *parser.finish()]
     assert {delta.kind for delta in deltas} == {"reasoning"}
     assert "".join(delta.text for delta in deltas).strip() == TEXT.strip()

@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
+from benchmarks.__main__ import FAMILIES, command
 from benchmarks.prefix_cache.benchmark import CachePlan, compare, measure_rounds
 from benchmarks.prefix_cache.lookup import measure_lookup
 from benchmarks.prefix_cache.measurement import Answer, Record, numbers, play, same_tokens, shared, summary
@@ -20,7 +21,6 @@ from benchmarks.prefix_cache.workloads import SCENARIOS, SCRIPTS, TURNS, Ask, Sc
 from mlxrun.bench.engine.measurement import Output
 from mlxrun.bench.engine.workloads import Job
 from mlxrun.bench.models import families
-from mlxrun.cli.bench import FAMILIES, command
 from mlxrun.config.settings import Config
 from mlxrun.errors import ConfigError
 
@@ -280,15 +280,15 @@ def test_families_are_those_of_the_model(tmp_path: Path) -> None:
 
 def test_wrong_options_are_usage_errors() -> None:
     runner = CliRunner()
-    assert runner.invoke(command, ["cache", "--scenario", "nope"]).exit_code == 2
-    wrong = runner.invoke(command, ["cache", "--model", "qwen3-0.6b", "--family", "hybrid"])
+    assert runner.invoke(command, ["prefix-cache", "--scenario", "nope"]).exit_code == 2
+    wrong = runner.invoke(command, ["prefix-cache", "--model", "qwen3-0.6b", "--family", "hybrid"])
     assert wrong.exit_code == 2 and "is plain" in wrong.output
-    text = runner.invoke(command, ["cache", "--help"]).output
+    text = runner.invoke(command, ["prefix-cache", "--help"]).output
     assert all(name in text for name in SCENARIOS)
 
 
 def test_without_a_cache_there_is_nothing_to_measure() -> None:
-    args = ["cache", "--scenario", "lookup", "--set", "cache.backend=none"]
+    args = ["prefix-cache", "--scenario", "lookup", "--set", "cache.backend=none"]
     assert isinstance(CliRunner().invoke(command, args).exception, ConfigError)
 
 
@@ -305,7 +305,7 @@ def run_real(tmp_path: Path, *args: str) -> dict[str, Any]:
     path = tmp_path / "bench.json"
     # A small grid, so that prompts of a hundred tokens have several chunks.
     small = ["--set", "scheduler.chunk=32", "--set", "cache.checkpoint_every=64"]
-    options = ["cache", "--repeat", "1", "--json", str(path), *small, *args]
+    options = ["prefix-cache", "--repeat", "1", "--json", str(path), *small, *args]
     result = CliRunner().invoke(command, options, catch_exceptions=False)
     assert result.exit_code == 0, result.output
     assert "…" not in result.output

@@ -10,9 +10,9 @@ from click.testing import CliRunner
 from jsonschema import Draft202012Validator
 
 from benchmarks import structured_output
+from benchmarks.__main__ import command
 from mlxrun.bench.engine.benchmark import SideRuns
 from mlxrun.bench.engine.measurement import MEASURES
-from mlxrun.cli.bench import command
 
 
 def test_each_row_has_a_schema_of_its_own_that_never_ends() -> None:
@@ -47,10 +47,10 @@ def test_the_tokenizer_of_a_preset_spells_text(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_both_sides_run_for_real(tmp_path: Path) -> None:
     out = tmp_path / "masks.json"
-    given = ["masks", "--scale", "0.1", "--repeat", "1", "--json", str(out)]
+    given = ["structured-output", "--scale", "0.1", "--repeat", "1", "--json", str(out)]
     done = CliRunner().invoke(command, given, standalone_mode=False)
     assert done.exception is None, done.output
     assert "a schema each" in done.output
-    part = json.loads(out.read_text())["workloads"]["masks"]
+    part = json.loads(out.read_text())["workloads"]["structured-output"]
     assert set(part["sides"]) == {"free", "schemas"}
     assert part["ratio"]["decode_tps"] > 0

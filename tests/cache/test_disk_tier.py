@@ -26,11 +26,11 @@ import safetensors
 
 from mlxrun.cache import cache_folder as cache_folder_module
 from mlxrun.cache import disk_tier, entry_file
-from mlxrun.cache.cache_folder import ModelFolder, cache_folder, check_folder, default_folder
-from mlxrun.cache.content_keys import record_key
+from mlxrun.cache.cache_folder import ModelFolder, check_folder, get_default_folder, resolve_cache_folder
+from mlxrun.cache.content_keys import compute_entry_key
 from mlxrun.cache.disk_tier import DiskTier
 from mlxrun.cache.entry import CacheCounters, CacheEntry, SerializedPayload, SerializedTensor
-from mlxrun.cache.entry_file import BadFile, dump, load, peek
+from mlxrun.cache.entry_file import BadFile, encode_entry, load_entry, peek_entry
 from mlxrun.errors import ConfigError
 from mlxrun.scheduler.step_plan import SnapshotKind
 
@@ -44,7 +44,7 @@ def make(
     record = CacheEntry(
         b"", ROOT, part, 8, 12, array("q", [number, -1, 2**62, 0]), boundary=part is SnapshotKind.STATE
     )
-    record.key = record_key(record)
+    record.key = compute_entry_key(record)
     data = random.Random(number).randbytes(size)
     tensors = {
         "0.keys": SerializedTensor("BF16", (1, 2, size // 4), data),
@@ -56,7 +56,7 @@ def make(
 
 def whole(number: int = 1, **changes: Any) -> bytes:
     record, blob = make(number)
-    return b"".join(dump(replace(record, **changes), blob, ROOT))
+    return b"".join(encode_entry(replace(record, **changes), blob, ROOT))
 
 
 def same(found: CacheEntry, wanted: CacheEntry) -> bool:
@@ -99,8 +99,8 @@ def saved(
     """A record that is on disk, and its file."""
     record, blob = make(number, **options)
     home = ModelFolder(tmp_path, root)
-    home.put(record.key, dump(record, blob, root))
-    return record, blob, home.file(record.key)
+    home.write_file(record.key, encode_entry(record, blob, root))
+    return record, blob, home.locate_file(record.key)
 
 
 class Held:
@@ -109,7 +109,7 @@ class Held:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.begun = threading.Event()
         self._turns = threading.Semaphore(0)
-        put = ModelFolder.put
+        put = ModelFolder.write_file
 
         def held(home: ModelFolder, key: bytes, pieces: Any) -> int:
             self.begun.set()
@@ -136,11 +136,11 @@ def wait_for(condition: Callable[[], bool]) -> None:
 def test_a_record_comes_back_as_it_was(part: SnapshotKind, tmp_path: Path) -> None:
     record, blob, path = saved(tmp_path, part=part)
     for source in (path, path.read_bytes()):
-        found, payload = load(source, ROOT, check=lambda r: r.key == record_key(r))
+        found, payload = load_entry(source, ROOT, check=lambda r: r.key == compute_entry_key(r))
         assert same(found, record)
         assert payload == blob
         assert (found.on_disk, found.payload, found.nbytes) == (True, None, 0)
-    assert same(peek(path, ROOT)[0], record)
+    assert same(peek_entry(path, ROOT)[0], record)
 
 
 def test_other_tools_can_read_it() -> None:
@@ -153,11 +153,11 @@ def test_other_tools_can_read_it() -> None:
 
 def test_every_bit_counts() -> None:
     data = whole()
-    load(data, ROOT)
+    load_entry(data, ROOT)
     rng = random.Random(1)
     for place in range(len(data)):  # each class of positions, and every position in it
         with pytest.raises(BadFile):
-            load(data[:place] + bytes([data[place] ^ 1 << rng.randrange(8)]) + data[place + 1 :], ROOT)
+            load_entry(data[:place] + bytes([data[place] ^ 1 << rng.randrange(8)]) + data[place + 1 :], ROOT)
 
 
 def test_a_torn_file_is_bad(tmp_path: Path) -> None:
@@ -165,13 +165,13 @@ def test_a_torn_file_is_bad(tmp_path: Path) -> None:
     path = tmp_path / f"{make(1)[0].key.hex()}.safetensors"
     for cut in range(len(data)):
         with pytest.raises(BadFile):
-            load(data[:cut], ROOT)
+            load_entry(data[:cut], ROOT)
         path.write_bytes(data[:cut])
         with pytest.raises(BadFile):
-            peek(path, ROOT)
+            peek_entry(path, ROOT)
     for more in (b"x", bytes(8), data):
         with pytest.raises(BadFile):
-            load(data + more, ROOT)
+            load_entry(data + more, ROOT)
 
 
 def test_other_bytes_are_bad() -> None:
@@ -179,13 +179,13 @@ def test_other_bytes_are_bad() -> None:
     data = whole()
     for length in (0, 7, 8, 64, 5000):
         with pytest.raises(BadFile):
-            load(rng.randbytes(length), ROOT)
+            load_entry(rng.randbytes(length), ROOT)
     for count in (0, 1, 2**22 + 1, 2**63, 2**64 - 1):  # nothing is allocated for what a length claims
         with pytest.raises(BadFile):
-            load(count.to_bytes(8, "little") + data[8:], ROOT)
+            load_entry(count.to_bytes(8, "little") + data[8:], ROOT)
     deep = entry_file._BEFORE + b'","x":' + b"[" * 100_000
     with pytest.raises(BadFile):
-        load(len(deep).to_bytes(8, "little") + deep, ROOT)
+        load_entry(len(deep).to_bytes(8, "little") + deep, ROOT)
 
 
 FACTS = {
@@ -208,18 +208,18 @@ def test_a_header_that_lies_is_refused_even_if_signed(fact: str, value: str, tmp
     path.write_bytes(
         signed_again(path.read_bytes(), lambda header: header["__metadata__"].update({fact: value}))
     )
-    for read in (load, peek):
+    for read in (load_entry, peek_entry):
         with pytest.raises(BadFile):
-            read(path, ROOT, check=lambda r: r.key == record_key(r))
+            read(path, ROOT, check=lambda r: r.key == compute_entry_key(r))
     store = DiskTier(tmp_path, ROOT, counters=CacheCounters())
     assert store.read(record) is None
     assert not path.exists()
 
 
-@pytest.mark.parametrize("fact", sorted(entry_file.FACTS - {"digest"}))
+@pytest.mark.parametrize("fact", sorted(entry_file.FIELDS - {"digest"}))
 def test_a_header_that_lacks_something_is_refused(fact: str) -> None:
     with pytest.raises(BadFile):
-        load(signed_again(whole(), lambda header: header["__metadata__"].pop(fact)), ROOT)
+        load_entry(signed_again(whole(), lambda header: header["__metadata__"].pop(fact)), ROOT)
 
 
 @pytest.mark.parametrize(
@@ -247,7 +247,7 @@ def test_a_header_that_lacks_something_is_refused(fact: str) -> None:
 )
 def test_a_table_that_lies_is_refused_even_if_signed(change: Callable[[dict[str, Any]], None]) -> None:
     with pytest.raises(BadFile):
-        load(signed_again(whole(), change), ROOT)
+        load_entry(signed_again(whole(), change), ROOT)
 
 
 def test_a_peek_reads_no_more_than_there_is(tmp_path: Path) -> None:
@@ -255,26 +255,26 @@ def test_a_peek_reads_no_more_than_there_is(tmp_path: Path) -> None:
     lie = {"shape": [2**40], "data_offsets": [0, 2**43]}
     path.write_bytes(signed_again(path.read_bytes(), lambda header: header["ids"].update(lie)))
     with pytest.raises(BadFile, match="longer"):
-        peek(path, ROOT)
+        peek_entry(path, ROOT)
 
 
 def test_signing_again_is_not_what_is_refused() -> None:
-    load(signed_again(whole(), lambda header: None), ROOT)
-    load(signed_again(whole(), lambda header: header["__metadata__"].update({"codec.kind": "x"})), ROOT)
+    load_entry(signed_again(whole(), lambda header: None), ROOT)
+    load_entry(signed_again(whole(), lambda header: header["__metadata__"].update({"codec.kind": "x"})), ROOT)
 
 
 def test_a_key_that_is_not_of_the_content_is_refused() -> None:
     with pytest.raises(BadFile, match="key"):
-        load(whole(key=bytes(16)), ROOT, check=lambda r: r.key == record_key(r))
+        load_entry(whole(key=bytes(16)), ROOT, check=lambda r: r.key == compute_entry_key(r))
 
 
 def test_what_could_not_be_read_back_is_not_written() -> None:
     record, _ = make(1)
     for tensor in (SerializedTensor("BF16", (3,), b"1234"), SerializedTensor("F9", (4,), b"1234")):
         with pytest.raises(ValueError):
-            dump(record, SerializedPayload({"x": tensor}, {}), ROOT)
+            encode_entry(record, SerializedPayload({"x": tensor}, {}), ROOT)
     with pytest.raises(ValueError, match="header"):
-        dump(record, SerializedPayload({}, {"x": "y" * entry_file.HEADER_LIMIT}), ROOT)
+        encode_entry(record, SerializedPayload({}, {"x": "y" * entry_file.HEADER_LIMIT}), ROOT)
 
 
 # -- the store: what it takes and gives ----------------------------------------
@@ -286,7 +286,7 @@ def test_written_records_are_found_again(opened: Callable[..., DiskTier], tmp_pa
     assert all(first.write(record, blob) for record, blob in made)
     first.close()
     assert counters(first).written == 5
-    second = opened(check=lambda r: r.key == record_key(r))
+    second = opened(check=lambda r: r.key == compute_entry_key(r))
     assert {record.key for record in second.scan()} == {record.key for record, _ in made}
     on_disk = sum(path.stat().st_size for path in tmp_path.rglob("*.safetensors"))
     assert first.nbytes == second.nbytes == counters(second).disk_bytes == on_disk
@@ -387,7 +387,7 @@ def test_a_file_of_another_model_in_our_folder_is_deleted(
 ) -> None:
     """B28: copied there, or left by an older way to make fingerprints."""
     record, _, path = saved(tmp_path, root=OTHER)
-    moved = ModelFolder(tmp_path, ROOT).file(record.key)
+    moved = ModelFolder(tmp_path, ROOT).locate_file(record.key)
     moved.parent.mkdir()
     path.rename(moved)
     store = opened()
@@ -411,7 +411,7 @@ def test_left_overs_of_dead_processes_are_removed(opened: Callable[..., DiskTier
     name, pid, me = "ab" * 16, done.pid, os.getpid()
     gone = [home / f"{name}.{pid}.01234567-3.tmp", home / f"{name}.{me}.01234567-3.tmp"]
     kept = [
-        home / f"{name}.{me}.{cache_folder_module._SESSION}-3.tmp",
+        home / f"{name}.{me}.{cache_folder_module._PROCESS_TOKEN}-3.tmp",
         home / f"{name}.{os.getppid()}.01234567-3.tmp",
     ]
     old = home / f"{name}.{os.getppid()}.76543210-1.tmp"
@@ -495,7 +495,7 @@ def test_reads_go_before_writes(
 ) -> None:
     record, blob, _ = saved(tmp_path, 1)
     store, new = opened(), make(2)
-    real = disk_tier.load
+    real = disk_tier.load_entry
 
     def slow(*args: Any, **options: Any) -> Any:
         store.write(*new)
@@ -667,14 +667,14 @@ def test_two_processes_on_one_folder(opened: Callable[..., DiskTier], tmp_path: 
 def test_the_default_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr(cache_folder_module.sys, "platform", "linux")
-    assert default_folder({"XDG_CACHE_HOME": "/x"}) == Path("/x/mlxrun/prefixes")
-    assert default_folder({"XDG_CACHE_HOME": "x"}) == tmp_path / ".cache/mlxrun/prefixes"
-    assert default_folder({}) == tmp_path / ".cache/mlxrun/prefixes"
+    assert get_default_folder({"XDG_CACHE_HOME": "/x"}) == Path("/x/mlxrun/prefixes")
+    assert get_default_folder({"XDG_CACHE_HOME": "x"}) == tmp_path / ".cache/mlxrun/prefixes"
+    assert get_default_folder({}) == tmp_path / ".cache/mlxrun/prefixes"
     monkeypatch.setattr(cache_folder_module.sys, "platform", "darwin")
-    assert default_folder({}) == tmp_path / "Library/Caches/mlxrun/prefixes"
-    assert cache_folder("~/mine") == tmp_path / "mine"
+    assert get_default_folder({}) == tmp_path / "Library/Caches/mlxrun/prefixes"
+    assert resolve_cache_folder("~/mine") == tmp_path / "mine"
     with pytest.raises(ConfigError, match="cache.disk_path: ~nobody-here/x: no home folder"):
-        cache_folder("~nobody-here/x")
+        resolve_cache_folder("~nobody-here/x")
 
 
 def test_a_folder_that_cannot_be_used_is_a_config_error(tmp_path: Path) -> None:
@@ -698,8 +698,8 @@ def test_a_scan_of_many_files_is_quick(opened: Callable[..., DiskTier], tmp_path
     home = ModelFolder(tmp_path, ROOT)
     for number in range(1000):
         record = CacheEntry(b"", ROOT, SnapshotKind.DELTA, 0, 512, array("q", [number] * 512))
-        record.key = record_key(record)
-        home.put(record.key, dump(record, SerializedPayload(tensors, {}), ROOT))
+        record.key = compute_entry_key(record)
+        home.write_file(record.key, encode_entry(record, SerializedPayload(tensors, {}), ROOT))
     began = time.perf_counter()
     assert len(opened().scan()) == 1000
     assert time.perf_counter() - began < 2

@@ -23,11 +23,11 @@ from mlxrun.scheduler.step_plan import SnapshotKind
 from tests.helpers.cache_fakes import (
     STATE_BYTES,
     FakeCodec,
-    FakeFiles,
+    FakeDiskTier,
     Row,
     check_integrity,
-    make,
-    req,
+    make_cache,
+    make_request,
     serve,
 )
 
@@ -35,7 +35,7 @@ LONG = list(range(100, 130))
 
 
 def records(cache: PrefixCache, part: SnapshotKind | None = None) -> list[CacheEntry]:
-    return [r for r in cache._index.records.values() if part in (None, r.part)]
+    return [r for r in cache._index.entries.values() if part in (None, r.kind)]
 
 
 def stops(cache: PrefixCache, part: SnapshotKind) -> list[int]:
@@ -46,8 +46,8 @@ def stops(cache: PrefixCache, part: SnapshotKind) -> list[int]:
 
 
 def test_an_interrupted_prompt_keeps_its_work_a2_b14() -> None:
-    cache = make()
-    row = Row(cache, req("a", LONG))
+    cache = make_cache()
+    row = Row(cache, make_request("a", LONG))
     row.begin()
     for _ in range(3):
         row.prefill()
@@ -59,9 +59,9 @@ def test_an_interrupted_prompt_keeps_its_work_a2_b14() -> None:
 def test_a_prompt_that_is_always_interrupted_gets_done_b14() -> None:
     """B14, with states: each try goes on where the last one was given up, off the grid too."""
     for deltas in (True, False):
-        cache, found = make(states=True, deltas=deltas), []
+        cache, found = make_cache(states=True, deltas=deltas), []
         for n in range(7):
-            row = Row(cache, req(str(n), LONG))
+            row = Row(cache, make_request(str(n), LONG))
             hit = row.begin()
             found.append(hit.length if hit else 0)
             row.prefill(5)
@@ -70,7 +70,7 @@ def test_a_prompt_that_is_always_interrupted_gets_done_b14() -> None:
 
 
 def test_growing_turns_hold_the_last_one_a10() -> None:
-    cache = make()
+    cache = make_cache()
     prompt = list(LONG)
     for turn in range(10):
         hit = serve(cache, f"t{turn}", prompt, [1, 2, 3, 4])
@@ -82,7 +82,7 @@ def test_growing_turns_hold_the_last_one_a10() -> None:
 
 
 def test_branches_share_what_they_have_in_common() -> None:
-    cache = make()
+    cache = make_cache()
     serve(cache, "a", [*LONG[:16], 1, 2])
     serve(cache, "b", [*LONG[:16], 3, 4])
     assert cache.nbytes == 16 + 1 + 1
@@ -100,18 +100,18 @@ def turns(cache: PrefixCache, count: int) -> list[int]:
 
 def test_a_conversation_keeps_its_first_and_its_last_states_a10() -> None:
     """The system prompt's end for others, and its end to go on from: not a state for each turn."""
-    cache = make(states=True, every=1000)
+    cache = make_cache(states=True, every=1000)
     assert turns(cache, 10) == [0, *range(31, 67, 4)]
     assert stops(cache, SnapshotKind.STATE) == [11, 63, 65, 67]
     held = cache.nbytes
-    turns(other := make(states=True, every=1000), 3)
+    turns(other := make_cache(states=True, every=1000), 3)
     assert len(stops(other, SnapshotKind.STATE)) == 4 and held < 1.3 * (other.nbytes + 7 * 4)
     check_integrity(cache)
 
 
 def test_a_state_from_which_others_went_on_stays_b13() -> None:
     """Two conversations part at 35: it is there for a third, whatever came after."""
-    cache = make(states=True, every=1000)
+    cache = make_cache(states=True, every=1000)
     turns(cache, 2)
     for fork in (90, 91):
         hit = serve(cache, f"f{fork}", [*LONG, 1, 2, 200, 5, 1, fork, 7], [3, 4])
@@ -124,18 +124,18 @@ def test_a_state_from_which_others_went_on_stays_b13() -> None:
 
 def test_states_stay_until_the_new_one_is_safe() -> None:
     """A kill finds the older ones: with files, a state goes once the newer one is a file."""
-    cache = make(states=True, every=1000)
+    cache = make_cache(states=True, every=1000)
     turns(cache, 3)
     before = stops(cache, SnapshotKind.STATE)
-    cache._store.is_safe = lambda record: False  # type: ignore[method-assign]
+    cache._store.is_durable = lambda record: False  # type: ignore[method-assign]
     turns(cache, 4)
     assert set(before) < set(stops(cache, SnapshotKind.STATE))
 
 
 def test_only_the_newest_checkpoint_of_a_prompt_is_kept() -> None:
     """Every 24 tokens less the chunk that a kill may find half written."""
-    cache = make(states=True, every=24)
-    row = Row(cache, req("a", range(70)))
+    cache = make_cache(states=True, every=24)
+    row = Row(cache, make_request("a", range(70)))
     row.begin()
     seen = []
     while row.prefill():
@@ -144,23 +144,23 @@ def test_only_the_newest_checkpoint_of_a_prompt_is_kept() -> None:
 
 
 def test_a_checkpoint_that_another_uses_stays() -> None:
-    cache = make(states=True)
-    row = Row(cache, req("a", range(70)))
+    cache = make_cache(states=True)
+    row = Row(cache, make_request("a", range(70)))
     row.begin()
     for _ in range(2):
         row.prefill()
-    other = Row(cache, req("b", [*range(18), 5, 5]))
+    other = Row(cache, make_request("b", [*range(18), 5, 5]))
     hit = other.begin()
     assert hit is not None and hit.length == 16
-    other.leave()
+    other.preempt()
     while row.prefill():
         pass
     assert stops(cache, SnapshotKind.STATE) == [16, 69]
 
 
 def test_boundaries_are_kept_a3() -> None:
-    cache = make(states=True, every=16)
-    assert cache.stops and not make().stops
+    cache = make_cache(states=True, every=16)
+    assert cache.needs_boundary_stops and not make_cache().needs_boundary_stops
     serve(cache, "a", range(70), boundaries=(11, 50))
     assert {11, 50, 69} <= set(stops(cache, SnapshotKind.STATE))
     assert all(r.boundary for r in records(cache, SnapshotKind.STATE) if r.stop in (11, 50, 69))
@@ -168,23 +168,23 @@ def test_boundaries_are_kept_a3() -> None:
 
 def test_nothing_is_saved_twice() -> None:
     for states in (False, True):
-        cache = make(states=states)
+        cache = make_cache(states=states)
         serve(cache, "a", LONG, [1])
-        row = Row(cache, req("b", LONG))
+        row = Row(cache, make_request("b", LONG))
         row.begin()
-        assert cache.due("b", row.filled, row.filled, 29) == []
-        assert cache.release("b", (), row.filled) == []
+        assert cache.plan_snapshots("b", row.filled, row.filled, 29) == []
+        assert cache.plan_final_snapshots("b", (), row.filled) == []
 
 
 def test_a_preempted_row_goes_on_a20() -> None:
     for states in (False, True):
-        cache = make(states=states)
-        row = Row(cache, req("a", LONG))
+        cache = make_cache(states=states)
+        row = Row(cache, make_request("a", LONG))
         row.begin()
         while row.prefill():
             pass
         row.decode([1, 2, 3, 4])
-        row.leave()
+        row.preempt()
         hit = row.begin()
         assert hit is not None and (hit.length, hit.kind) == (33, HitKind.EXACT)
         row.end()
@@ -193,10 +193,10 @@ def test_a_preempted_row_goes_on_a20() -> None:
 def test_tokens_that_are_not_known_yet_are_not_kept() -> None:
     """Decode-ahead: the row may hold a token more than anybody knows."""
     for states in (False, True):
-        cache = make(states=states)
-        row = Row(cache, req("a", LONG))
+        cache = make_cache(states=states)
+        row = Row(cache, make_request("a", LONG))
         row.begin()
-        saves = cache.release("a", [1], 32)
+        saves = cache.plan_final_snapshots("a", [1], 32)
         assert [s.stop for s in saves] == ([] if states else [8, 16, 24, 31])
 
 
@@ -206,10 +206,10 @@ def test_tokens_that_are_not_known_yet_are_not_kept() -> None:
 @pytest.mark.parametrize("states", [False, True])
 @pytest.mark.parametrize("memory", [1, 10, 40, 100])
 def test_the_budget_holds_on_every_path_a15_b17(memory: int, states: bool) -> None:
-    for files in (None, FakeFiles()):
-        cache = make(states=states, memory=memory, files=files)
+    for files in (None, FakeDiskTier()):
+        cache = make_cache(states=states, memory=memory, files=files)
         for n in range(30):
-            row = Row(cache, req(str(n), [n % 7, *LONG]))
+            row = Row(cache, make_request(str(n), [n % 7, *LONG]))
             row.begin()
             while row.prefill():
                 check_integrity(cache, memory)
@@ -223,7 +223,7 @@ def test_the_budget_holds_on_every_path_a15_b17(memory: int, states: bool) -> No
 def test_everything_can_be_given_back_a17(deltas: bool, states: bool) -> None:
     if not deltas and not states:
         return
-    cache = make(deltas=deltas, states=states)
+    cache = make_cache(deltas=deltas, states=states)
     for n in range(10):
         serve(cache, str(n), [n % 3, *LONG], [n, n], boundaries=(5, 13))
     assert cache.nbytes > 0
@@ -233,19 +233,19 @@ def test_everything_can_be_given_back_a17(deltas: bool, states: bool) -> None:
 
 
 def test_the_least_recently_used_goes_first_b13() -> None:
-    cache = make(memory=90)
+    cache = make_cache(memory=90)
     for rid in range(3):
         serve(cache, str(rid), [rid, *LONG[:29]])
     assert serve(cache, "again", [0, *LONG[:29]]) is not None
     serve(cache, "new", [9, *LONG[:29]])
-    lengths = {n: Row(cache, req(f"l{n}", [n, *LONG[:29]])).begin() for n in (0, 1, 2, 9)}
+    lengths = {n: Row(cache, make_request(f"l{n}", [n, *LONG[:29]])).begin() for n in (0, 1, 2, 9)}
     assert all(lengths[n] is not None and lengths[n].length == 29 for n in (0, 2, 9))  # type: ignore[union-attr]
     one = lengths[1]
     assert one is None or one.length < 29
 
 
 def test_suffix_before_prefix() -> None:
-    cache = make()
+    cache = make_cache()
     serve(cache, "a", LONG)
     for most in (24, 20, 16, 8, 0):
         cache.shrink(most)
@@ -254,7 +254,7 @@ def test_suffix_before_prefix() -> None:
 
 def test_boundaries_outlast_answers() -> None:
     """A state at a prompt's end goes after one at a newer answer's end."""
-    cache = make(states=True, every=1000)
+    cache = make_cache(states=True, every=1000)
     serve(cache, "a", LONG)
     serve(cache, "b", [7, *LONG], [1, 2, 3])
     cache.shrink(cache.nbytes - 1)
@@ -264,7 +264,7 @@ def test_boundaries_outlast_answers() -> None:
 
 def test_a_full_cache_takes_new_prompts() -> None:
     """Old boundaries do not keep new prompts out."""
-    cache = make(states=True, memory=4 * (30 + 2 * STATE_BYTES), every=1000)
+    cache = make_cache(states=True, memory=4 * (30 + 2 * STATE_BYTES), every=1000)
     for n in range(20):
         serve(cache, str(n), [n, *LONG], boundaries=(9,))
         hit = serve(cache, f"again{n}", [n, *LONG], boundaries=(9,))
@@ -272,9 +272,9 @@ def test_a_full_cache_takes_new_prompts() -> None:
 
 
 def test_a_hit_is_kept_until_release() -> None:
-    cache = make()
+    cache = make_cache()
     serve(cache, "a", LONG)
-    row = Row(cache, req("b", LONG))
+    row = Row(cache, make_request("b", LONG))
     row.begin()
     cache.shrink(0)
     assert cache.nbytes == 29
@@ -284,16 +284,16 @@ def test_a_hit_is_kept_until_release() -> None:
 
 
 def test_evicted_while_waiting_a20() -> None:
-    cache = make()
+    cache = make_cache()
     serve(cache, "a", LONG)
-    row = Row(cache, req("b", LONG))
-    assert not cache.held("b")
+    row = Row(cache, make_request("b", LONG))
+    assert not cache.should_wait_for_prefix("b")
     cache.shrink(0)
     assert row.serve() is None
 
 
 def test_the_order_does_not_grow() -> None:
-    cache = make()
+    cache = make_cache()
     for n in range(500):
         serve(cache, str(n), LONG, [n % 5])
     assert len(cache._store._memory) < 200
@@ -305,26 +305,26 @@ def test_the_order_does_not_grow() -> None:
 @pytest.mark.parametrize("states", [False, True])
 def test_unusable_payloads_are_dropped_a12_b28(states: bool) -> None:
     codec = FakeCodec()
-    cache = make(codec=codec, states=states)
+    cache = make_cache(codec=codec, states=states)
     serve(cache, "a", LONG)
     middle = next(r for r in records(cache, SnapshotKind.DELTA) if r.stop == 16)
     codec.broken.add(middle.payload)
-    hit = Row(cache, req("b", LONG)).begin()
+    hit = Row(cache, make_request("b", LONG)).begin()
     assert cache.counters.refused >= 1
     assert (hit.length if hit else 0) == (0 if states else 8)
-    assert middle.key not in cache._index.records
+    assert middle.key not in cache._index.entries
     check_integrity(cache)
 
 
 def test_what_could_not_be_restored_is_dropped_a14() -> None:
-    files = FakeFiles()
-    cache = make(files=files)
+    files = FakeDiskTier()
+    cache = make_cache(files=files)
     serve(cache, "a", LONG)
-    row = Row(cache, req("b", LONG))
+    row = Row(cache, make_request("b", LONG))
     assert row.begin() is not None
-    cache.discard("b")
-    assert cache.counters.refused == 4 and not records(cache) and not files.blobs and cache.nbytes == 0
-    row.entry.computed, row.entry.decoding = 0, False
+    cache.invalidate_hit("b")
+    assert cache.counters.refused == 4 and not records(cache) and not files.files and cache.nbytes == 0
+    row.request_state.num_computed_tokens, row.request_state.decoding = 0, False
     while row.prefill():
         pass
     row.end()
@@ -333,7 +333,7 @@ def test_what_could_not_be_restored_is_dropped_a14() -> None:
 
 
 class Failing(FakeCodec):
-    def usable(self, payload: Any, tokens: int) -> bool:
+    def is_usable(self, payload: Any, tokens: int) -> bool:
         raise RuntimeError("boom")
 
     def nbytes(self, payload: Any) -> int:
@@ -341,7 +341,7 @@ class Failing(FakeCodec):
 
 
 def test_a_failure_of_the_cache_is_a_miss(caplog: pytest.LogCaptureFixture) -> None:
-    cache = make(codec=Failing())
+    cache = make_cache(codec=Failing())
     with caplog.at_level(logging.ERROR):
         for n in range(3):
             assert serve(cache, str(n), LONG, [1]) is None
@@ -349,11 +349,11 @@ def test_a_failure_of_the_cache_is_a_miss(caplog: pytest.LogCaptureFixture) -> N
 
 
 def test_stray_calls_do_nothing() -> None:
-    cache = make()
-    cache.discard("x")
-    cache.close("x")
-    assert cache.find("x", (), 5) is None and not cache.held("x")
-    assert cache.due("x", 0, 5, 5) == [] == cache.release("x", (), 5)
+    cache = make_cache()
+    cache.invalidate_hit("x")
+    cache.forget("x")
+    assert cache.lookup("x", (), 5) is None and not cache.should_wait_for_prefix("x")
+    assert cache.plan_snapshots("x", 0, 5, 5) == [] == cache.plan_final_snapshots("x", (), 5)
 
 
 # -- disk -----------------------------------------------------------------------------------------------
@@ -361,12 +361,12 @@ def test_stray_calls_do_nothing() -> None:
 
 @pytest.mark.parametrize(("deltas", "states"), [(True, False), (True, True), (False, True)])
 def test_a_restart_finds_it_again(deltas: bool, states: bool) -> None:
-    files = FakeFiles()
-    cache = make(files=files, deltas=deltas, states=states)
+    files = FakeDiskTier()
+    cache = make_cache(files=files, deltas=deltas, states=states)
     serve(cache, "a", LONG, [1, 2], boundaries=(11,))
     cache.shutdown()
     assert files.closed
-    again = make(files=files, deltas=deltas, states=states)
+    again = make_cache(files=files, deltas=deltas, states=states)
     check_integrity(again)
     hit = serve(again, "b", [*LONG, 1, 5, 6], boundaries=(11,))
     assert hit is not None and hit.length == 31
@@ -376,20 +376,20 @@ def test_a_restart_finds_it_again(deltas: bool, states: bool) -> None:
 
 def test_checkpoints_are_on_disk_before_the_prompt_is_done() -> None:
     """A2: a crash in the middle loses what came after the last checkpoint."""
-    files = FakeFiles()
-    row = Row(make(files=files, every=24), req("a", range(70)))
+    files = FakeDiskTier()
+    row = Row(make_cache(files=files, every=24), make_request("a", range(70)))
     row.begin()
     written = []
     while row.prefill():
-        written.append(max((r.stop for r, _ in files.blobs.values()), default=0))
+        written.append(max((r.stop for r, _ in files.files.values()), default=0))
     assert written == [0, 16, 16, 32, 32, 48, 48, 64, 69]
-    hit = serve(make(files=files), "b", range(70))
+    hit = serve(make_cache(files=files), "b", range(70))
     assert hit is not None and hit.length == 69
 
 
 def test_memory_is_only_in_front_of_the_disk() -> None:
-    files, codec = FakeFiles(), FakeCodec()
-    cache = make(files=files, codec=codec, memory=20)
+    files, codec = FakeDiskTier(), FakeCodec()
+    cache = make_cache(files=files, codec=codec, memory=20)
     serve(cache, "a", LONG)
     cache.shrink(0)
     assert cache.nbytes == 0 and records(cache)
@@ -401,14 +401,14 @@ def test_memory_is_only_in_front_of_the_disk() -> None:
 
 
 def test_the_disk_has_a_budget() -> None:
-    files = FakeFiles()
-    cache = make(files=files, disk=40)
+    files = FakeDiskTier()
+    cache = make_cache(files=files, disk=40)
     for n in range(5):
         serve(cache, str(n), [n, *LONG])
         assert files.nbytes <= 40
         check_integrity(cache)
     assert cache.counters.evicted_disk > 0 and cache.counters.disk_bytes == files.nbytes
-    reopened = make(files=files, disk=20)
+    reopened = make_cache(files=files, disk=20)
     assert files.nbytes <= 20
     check_integrity(reopened)
     hit = serve(reopened, "z", [4, *LONG])
@@ -417,46 +417,46 @@ def test_the_disk_has_a_budget() -> None:
 
 @pytest.mark.parametrize("harm", ["gone", "garbage"])
 def test_bad_files_shorten_the_hit_b28(harm: str) -> None:
-    files = FakeFiles()
-    serve(make(files=files), "a", LONG)
-    key = next(k for k, (r, _) in files.blobs.items() if r.stop == 16)
-    cache = make(files=files)
+    files = FakeDiskTier()
+    serve(make_cache(files=files), "a", LONG)
+    key = next(k for k, (r, _) in files.files.items() if r.stop == 16)
+    cache = make_cache(files=files)
     if harm == "gone":
-        del files.blobs[key]
+        del files.files[key]
     else:
-        files.blobs[key] = (files.blobs[key][0], SerializedPayload({}, {}))
-    hit = Row(cache, req("b", LONG)).begin()
+        files.files[key] = (files.files[key][0], SerializedPayload({}, {}))
+    hit = Row(cache, make_request("b", LONG)).begin()
     assert hit is not None and hit.length == 8
     assert cache.counters.refused == (harm == "garbage"), "files count what they cannot read"
     check_integrity(cache)
 
 
 def test_files_that_cannot_be_reached_or_lie_are_deleted_b28() -> None:
-    files = FakeFiles()
-    serve(make(files=files, states=True), "a", LONG)
-    by_stop = {(r.part, r.stop): r for r, _ in files.blobs.values()}
-    del files.blobs[by_stop[SnapshotKind.DELTA, 16].key]
+    files = FakeDiskTier()
+    serve(make_cache(files=files, states=True), "a", LONG)
+    by_stop = {(r.kind, r.stop): r for r, _ in files.files.values()}
+    del files.files[by_stop[SnapshotKind.DELTA, 16].key]
     by_stop[SnapshotKind.DELTA, 8].ids[0] += 1
-    cache = make(files=files, states=True)
-    assert not records(cache) and not files.blobs and cache.counters.refused == 1
+    cache = make_cache(files=files, states=True)
+    assert not records(cache) and not files.files and cache.counters.refused == 1
 
 
 def test_a_full_disk_is_only_memory() -> None:
-    files = FakeFiles()
+    files = FakeDiskTier()
     files.full = True
-    cache = make(files=files, memory=50)
+    cache = make_cache(files=files, memory=50)
     for n in range(5):
         serve(cache, str(n), [n, *LONG])
         check_integrity(cache, 50)
-    assert not files.blobs and serve(cache, "again", [4, *LONG]) is not None
+    assert not files.files and serve(cache, "again", [4, *LONG]) is not None
 
 
 def test_parts_leave_the_disk_once_the_whole_is_there_a10() -> None:
-    files = FakeFiles()
-    cache = make(files=files, every=1000)
+    files = FakeDiskTier()
+    cache = make_cache(files=files, every=1000)
     serve(cache, "a", range(13))
     assert files.nbytes == 12
-    row = Row(cache, req("b", range(70)))
+    row = Row(cache, make_request("b", range(70)))
     row.begin()
     row.prefill()
     assert files.nbytes == 16, "not at a checkpoint, but the part's file was the only one"
@@ -467,15 +467,15 @@ def test_parts_leave_the_disk_once_the_whole_is_there_a10() -> None:
 
 
 def test_a_shared_prefix_is_computed_once_c7() -> None:
-    cache = make()
-    first, second = Row(cache, req("a", [*LONG, 1, 2])), Row(cache, req("b", [*LONG, 3, 4]))
-    assert not cache.held("b"), "nobody runs"
+    cache = make_cache()
+    first, second = Row(cache, make_request("a", [*LONG, 1, 2])), Row(cache, make_request("b", [*LONG, 3, 4]))
+    assert not cache.should_wait_for_prefix("b"), "nobody runs"
     first.begin()
-    assert cache.held("b")
+    assert cache.should_wait_for_prefix("b")
     for stop in (8, 16, 24):
-        assert cache.held("b"), f"{stop} is still to come"
+        assert cache.should_wait_for_prefix("b"), f"{stop} is still to come"
         first.prefill()
-    assert not cache.held("b"), "from 30 on they differ, and the next grid point is beyond"
+    assert not cache.should_wait_for_prefix("b"), "from 30 on they differ, and the next grid point is beyond"
     hit = second.begin()
     assert hit is not None and hit.length == 24
 
@@ -483,59 +483,59 @@ def test_a_shared_prefix_is_computed_once_c7() -> None:
 def test_a_short_shared_prefix_is_computed_once() -> None:
     """A boundary before the first grid point, and two equal prompts."""
     for states in (False, True):
-        cache = make(chunk=512, states=states)
+        cache = make_cache(chunk=512, states=states)
         system = list(range(100))
-        a = Row(cache, req("a", [*system, 1, 2], boundaries=(100,)), 512)
-        Row(cache, req("b", [*system, 3, 4], boundaries=(100,)), 512)
-        Row(cache, req("c", [*system, 1, 2], boundaries=(100,)), 512)
-        Row(cache, req("d", [9, *system, 1, 2], boundaries=(101,)), 512)
+        a = Row(cache, make_request("a", [*system, 1, 2], boundaries=(100,)), 512)
+        Row(cache, make_request("b", [*system, 3, 4], boundaries=(100,)), 512)
+        Row(cache, make_request("c", [*system, 1, 2], boundaries=(100,)), 512)
+        Row(cache, make_request("d", [9, *system, 1, 2], boundaries=(101,)), 512)
         a.begin()
-        assert [cache.held(x) for x in "bcd"] == [True, True, False]
+        assert [cache.should_wait_for_prefix(x) for x in "bcd"] == [True, True, False]
         while a.prefill():
             pass
-        assert [cache.held(x) for x in "bcd"] == [False] * 3
-        hit = cache.find("b", (), 101)
+        assert [cache.should_wait_for_prefix(x) for x in "bcd"] == [False] * 3
+        hit = cache.lookup("b", (), 101)
         assert hit is not None and hit.length == 100
 
 
 def test_nobody_waits_for_a_few_tokens() -> None:
-    cache = make(chunk=512)
-    Row(cache, req("a", LONG), 512).begin()
-    Row(cache, req("b", LONG), 512)
-    assert not cache.held("b")
+    cache = make_cache(chunk=512)
+    Row(cache, make_request("a", LONG), 512).begin()
+    Row(cache, make_request("b", LONG), 512)
+    assert not cache.should_wait_for_prefix("b")
 
 
 @pytest.mark.parametrize("how", ["leave", "end"])
 def test_nobody_waits_for_who_has_gone(how: str) -> None:
-    cache = make()
-    first = Row(cache, req("a", LONG))
-    Row(cache, req("b", LONG))
+    cache = make_cache()
+    first = Row(cache, make_request("a", LONG))
+    Row(cache, make_request("b", LONG))
     first.begin()
-    assert cache.held("b")
+    assert cache.should_wait_for_prefix("b")
     getattr(first, how)()
-    assert not cache.held("b")
+    assert not cache.should_wait_for_prefix("b")
 
 
 def test_nobody_waits_for_what_is_not_kept() -> None:
     """The budget holds nothing: once it was computed, waiting has no use."""
-    cache = make(memory=1)
-    first = Row(cache, req("a", LONG))
-    Row(cache, req("b", [*LONG[:8], 1, 2]))
+    cache = make_cache(memory=1)
+    first = Row(cache, make_request("a", LONG))
+    Row(cache, make_request("b", [*LONG[:8], 1, 2]))
     first.begin()
-    assert cache.held("b")
+    assert cache.should_wait_for_prefix("b")
     first.prefill()
-    assert not cache.held("b")
+    assert not cache.should_wait_for_prefix("b")
 
 
 def test_waiting_is_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
     """Asked at every step, answered from memory until the cache changes."""
-    cache = make()
-    Row(cache, req("a", LONG)).begin()
-    Row(cache, req("b", [*LONG, 1, 2]))
+    cache = make_cache()
+    Row(cache, make_request("a", LONG)).begin()
+    Row(cache, make_request("b", [*LONG, 1, 2]))
     searched = []
     real = cache._index.match
     monkeypatch.setattr(cache._index, "match", lambda *a: searched.append(1) or real(*a))
-    assert all(cache.held("b") for _ in range(100))
+    assert all(cache.should_wait_for_prefix("b") for _ in range(100))
     assert len(searched) == 1
 
 
@@ -557,7 +557,7 @@ def some_request(draw: random.Random, number: int) -> Any:
     inside = {p for start, stop in spans for p in range(start + 1, stop)}
     ends = {draw.randint(1, 29) for _ in range(draw.randint(0, 2))} - inside
     boundaries = tuple(sorted(p for p in ends if p < len(prompt)))
-    return req(str(number), prompt, spans=tuple(spans), digests=digests, boundaries=boundaries)
+    return make_request(str(number), prompt, image_spans=tuple(spans), image_digests=digests, boundaries=boundaries)
 
 
 class Machine:
@@ -568,7 +568,7 @@ class Machine:
         self.deltas, self.states = draw.choice([(True, False), (True, True), (False, True)])
         self.chunk = draw.choice([3, 4, 8])
         self.memory = draw.choice([1, 12, 30, 60, 200, 10**6])
-        self.files = draw.choice([None, FakeFiles()])
+        self.files = draw.choice([None, FakeDiskTier()])
         self.grid_only = draw.random() < 0.2
         self.disk = draw.choice([10, 40, 100, 10**6])
         self.rows: dict[str, Row] = {}
@@ -577,7 +577,7 @@ class Machine:
 
     def start(self) -> None:
         self.codec = FakeCodec()
-        self.cache = make(
+        self.cache = make_cache(
             self.chunk,
             deltas=self.deltas,
             states=self.states,
@@ -596,8 +596,8 @@ class Machine:
         act = self.draw.choice(
             ["open", "open", "begin", "begin", "run", "run", "run", "leave", "end", "other"]
         )
-        running = [r for r in self.rows.values() if r.entry.running]
-        waiting = [r for r in self.rows.values() if not r.entry.running]
+        running = [r for r in self.rows.values() if r.request_state.running]
+        waiting = [r for r in self.rows.values() if not r.request_state.running]
         if act == "open":
             self.count += 1
             self.rows[str(self.count)] = Row(self.cache, some_request(self.draw, self.count), self.chunk)
@@ -607,7 +607,7 @@ class Machine:
             if not row.prefill(self.draw.randint(1, 9)):
                 row.decode([self.draw.randint(0, 1) for _ in range(self.draw.randint(0, 3))])
         elif act == "leave" and (row := self.pick(running)):
-            row.leave()
+            row.preempt()
         elif act == "end" and (row := self.pick(list(self.rows.values()))):
             del self.rows[row.request.id]
             row.end()
@@ -617,15 +617,15 @@ class Machine:
 
     def other(self, running: list[Row]) -> None:
         act = self.draw.choice(["shrink", "break", "discard", "restart", "full"])
-        held = [r for r in self.cache._index.records.values() if r.payload is not None]
+        held = [r for r in self.cache._index.entries.values() if r.payload is not None]
         if act == "shrink":
             self.cache.shrink(self.draw.randint(0, 40))
         elif act == "break" and held:
             self.codec.broken.add(self.draw.choice(held).payload)
         elif act == "discard" and (row := self.pick(running)) and row.hit and row.filled == row.hit.length:
-            self.cache.discard(row.request.id)
-            row.entry.computed = row.filled = 0
-            row.entry.decoding = False
+            self.cache.invalidate_hit(row.request.id)
+            row.request_state.num_computed_tokens = row.filled = 0
+            row.request_state.decoding = False
             row.hit = None
         elif act == "full" and self.files is not None:
             self.files.full = not self.files.full
@@ -638,18 +638,20 @@ class Machine:
         check_integrity(self.cache, self.memory)
         assert not self.cache._failed
         if self.files is not None:
-            pinned = sum(r.stop for r in self.cache._index.records.values() if r.pins)
+            pinned = sum(r.stop for r in self.cache._index.entries.values() if r.pins)
             assert self.files.nbytes <= self.disk + pinned
         counters = self.cache.counters
         assert counters.disk_bytes == (self.files.nbytes if self.files else 0)
         for row in self.rows.values():
-            if not row.entry.running and self.cache.held(row.request.id):
-                prefilling = [r for r in self.rows.values() if r.entry.running and not r.entry.decoding]
+            if not row.request_state.running and self.cache.should_wait_for_prefix(row.request.id):
+                prefilling = [
+                    r for r in self.rows.values() if r.request_state.running and not r.request_state.decoding
+                ]
                 assert prefilling, "held by nobody"
 
     def finish(self) -> None:
         for row in self.rows.values():
-            while row.entry.running and row.prefill():
+            while row.request_state.running and row.prefill():
                 self.check()
             row.end()
         self.cache.shrink(0)
@@ -681,7 +683,7 @@ def quick(cache: PrefixCache) -> None:
     """Image prompts that differ only in what the image shows, and prompts that part early."""
     prompt, spans = [1, 2, *[7] * 6, 3, 4, 5, 6], ((2, 8),)
     for what in (b"dog", b"cat", b"dog"):
-        serve(cache, repr(what), prompt, spans=spans, digests=(what,), chunk=4)
+        serve(cache, repr(what), prompt, image_spans=spans, image_digests=(what,), chunk=4)
     for n in range(4):
         serve(cache, str(n), [n, *LONG], chunk=4)
 
@@ -691,17 +693,17 @@ def forget_images(tokens: Sequence[int], spans: Sequence[tuple[int, int]], diges
 
 
 def test_the_tests_see_images_that_are_mixed_up_b8(monkeypatch: pytest.MonkeyPatch) -> None:
-    quick(make(4))
+    quick(make_cache(4))
     monkeypatch.setattr(tracked_request, "content", forget_images)
     with pytest.raises(AssertionError, match="wrong content"):
-        quick(make(4))
+        quick(make_cache(4))
 
 
 def test_the_tests_see_keys_that_forget_what_came_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = content_keys.digest
+    real = content_keys.compute_digest
     monkeypatch.setattr(content_keys, "digest", lambda *parts: real(parts[-1]))
     with pytest.raises(AssertionError, match="wrong content"):
-        quick(make(4))
+        quick(make_cache(4))
 
 
 def test_the_property_sees_images_that_are_mixed_up_b8(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -728,21 +730,21 @@ def test_the_property_sees_a_budget_that_is_not_kept(monkeypatch: pytest.MonkeyP
 def test_a_part_stays_on_disk_until_the_whole_is_there() -> None:
     """A disk that takes no more loses nothing that it has."""
 
-    class Slow(FakeFiles):
+    class Slow(FakeDiskTier):
         """Takes records, and writes none of them before `written` is set."""
 
         written = False
 
         def stored(self, record: CacheEntry) -> bool:
-            return self.written and super().stored(record)
+            return self.written and super().is_stored(record)
 
     files = Slow()
-    cache = make(files=files)
+    cache = make_cache(files=files)
     serve(cache, "a", range(13))
-    kept = set(files.blobs)
+    kept = set(files.files)
     assert kept
     serve(cache, "b", range(15))
-    assert kept < set(files.blobs), "the longer record is on its way, the shorter one still there"
+    assert kept < set(files.files), "the longer record is on its way, the shorter one still there"
     files.written = True
     serve(cache, "c", [9, 9, 9, 9, 9])
-    assert not kept <= set(files.blobs)
+    assert not kept <= set(files.files)

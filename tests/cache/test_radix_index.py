@@ -10,42 +10,42 @@ import pytest
 from mlxrun.cache import content_keys, radix_index
 from mlxrun.cache.prefix_cache import PrefixCache
 from mlxrun.scheduler.request import HitKind
-from tests.helpers.cache_fakes import Row, check_integrity, make, req, serve
+from tests.helpers.cache_fakes import Row, check_integrity, make_cache, make_request, serve
 
 DOG, CAT = b"d" * 32, b"c" * 32
 LONG = list(range(100, 130))
 
 
 def test_nothing_is_known_at_first() -> None:
-    cache = make()
+    cache = make_cache()
     assert serve(cache, "a", LONG) is None
     assert cache.counters.miss == 1
 
 
 def test_a_prompt_sent_again_leaves_one_token_b27() -> None:
     """B27, A5: also after its answer took the place of the prompt's own record."""
-    cache = make()
+    cache = make_cache()
     serve(cache, "a", LONG, [1, 2, 3])
     hit = serve(cache, "b", LONG)
     assert hit is not None and (hit.length, hit.kind) == (29, HitKind.EXACT)
 
 
 def test_prompt_and_answer_sent_again_b27() -> None:
-    cache = make()
+    cache = make_cache()
     serve(cache, "a", LONG, [1, 2, 3])
     hit = serve(cache, "b", [*LONG, 1, 2, 3])
     assert hit is not None and (hit.length, hit.kind) == (32, HitKind.EXACT)
 
 
 def test_a_prompt_that_goes_on_a5() -> None:
-    cache = make()
+    cache = make_cache()
     serve(cache, "a", LONG, [1, 2, 3])
     hit = serve(cache, "b", [*LONG, 1, 2, 50, 51, 52])
     assert hit is not None and (hit.length, hit.kind) == (32, HitKind.PREFIX)
 
 
 def test_a_part_of_a_longer_prompt_a8() -> None:
-    cache = make(chunk=64)
+    cache = make_cache(chunk=64)
     serve(cache, "a", LONG, chunk=64)
     hit = serve(cache, "b", LONG[:20], chunk=64)
     assert hit is not None and (hit.length, hit.kind) == (19, HitKind.SUPERSEQUENCE)
@@ -53,7 +53,7 @@ def test_a_part_of_a_longer_prompt_a8() -> None:
 
 @pytest.mark.parametrize("chunk", [4, 8, 64])
 def test_a_prompt_that_parts_inside_a_record_a9(chunk: int) -> None:
-    cache = make(chunk=chunk)
+    cache = make_cache(chunk=chunk)
     serve(cache, "a", LONG, chunk=chunk)
     hit = serve(cache, "b", [*LONG[:25], 1, 2, 3, 4, 5], chunk=chunk)
     assert hit is not None and (hit.length, hit.kind) == (25, HitKind.LCP)
@@ -61,18 +61,18 @@ def test_a_prompt_that_parts_inside_a_record_a9(chunk: int) -> None:
 
 
 def test_the_best_of_many_branches_a9() -> None:
-    cache = make(chunk=64)
+    cache = make_cache(chunk=64)
     for n in range(1, 30):
         serve(cache, f"a{n}", [*LONG[:n], 7, 8, 9], chunk=64)
     for n in range(3, 29):
-        hit = Row(cache, req(f"b{n}", [*LONG[:n], 5, 5]), 64).begin()
+        hit = Row(cache, make_request(f"b{n}", [*LONG[:n], 5, 5]), 64).begin()
         assert hit is not None and hit.length == n
     check_integrity(cache)
 
 
 def test_states_are_exact_positions_a7() -> None:
     """A6, A7: a part of another prompt finds no state, unless one was kept right there."""
-    cache = make(states=True, every=1000)
+    cache = make_cache(states=True, every=1000)
     serve(cache, "a", LONG)
     assert serve(cache, "b", LONG[:20]) is None
     hit = serve(cache, "c", LONG)
@@ -84,7 +84,7 @@ def test_states_are_exact_positions_a7() -> None:
 @pytest.mark.parametrize("deltas", [True, False])
 def test_states_at_boundaries_serve_others_a3(deltas: bool) -> None:
     """A3, B10: off the grid, with and without layers that keep all keys."""
-    cache = make(states=True, deltas=deltas, every=1000)
+    cache = make_cache(states=True, deltas=deltas, every=1000)
     serve(cache, "a", LONG, boundaries=(21,))
     hit = serve(cache, "b", [*LONG[:21], 1, 2, 3, 4], boundaries=(21,))
     assert hit is not None and (hit.length, hit.kind) == (21, HitKind.PREFIX)
@@ -94,7 +94,7 @@ def test_states_at_boundaries_serve_others_a3(deltas: bool) -> None:
 
 @pytest.mark.parametrize("deltas", [True, False])
 def test_every_turn_of_a_chat_is_found_b10(deltas: bool) -> None:
-    cache = make(states=True, deltas=deltas, every=1000)
+    cache = make_cache(states=True, deltas=deltas, every=1000)
     prompt, before = list(LONG), 0
     for turn in range(6):
         hit = serve(cache, f"t{turn}", prompt, [1, 2, 3])
@@ -105,55 +105,55 @@ def test_every_turn_of_a_chat_is_found_b10(deltas: bool) -> None:
 
 
 def test_without_the_keys_a_state_is_a_miss_a16() -> None:
-    cache = make(states=True, every=1000)
+    cache = make_cache(states=True, every=1000)
     serve(cache, "a", LONG)
-    first = next(r for r in cache._index.records.values() if r.start == 0)
-    cache._store.forget(first)
-    assert not cache._index.records, "what rests on it went with it"
+    first = next(r for r in cache._index.entries.values() if r.start == 0)
+    cache._store.remove(first)
+    assert not cache._index.entries, "what rests on it went with it"
     assert serve(cache, "b", LONG) is None
 
 
 def test_images_b8_a21() -> None:
     """B8, A21: the same tokens with another image match up to the image."""
-    cache = make()
+    cache = make_cache()
     prompt, spans = [1, 2, 3, *[9] * 10, 4, 5, 6], ((3, 13),)
-    serve(cache, "a", prompt, spans=spans, digests=(DOG,))
-    same = serve(cache, "b", prompt, spans=spans, digests=(DOG,))
+    serve(cache, "a", prompt, image_spans=spans, image_digests=(DOG,))
+    same = serve(cache, "b", prompt, image_spans=spans, image_digests=(DOG,))
     assert same is not None and (same.length, same.kind) == (15, HitKind.EXACT)
-    other = serve(cache, "c", prompt, spans=spans, digests=(CAT,))
+    other = serve(cache, "c", prompt, image_spans=spans, image_digests=(CAT,))
     assert other is not None and (other.length, other.kind) == (3, HitKind.LCP)
 
 
 def test_a_hit_never_ends_inside_an_image() -> None:
     """Only a part of the image's chunk is known: back to its start."""
-    cache = make(chunk=8)
+    cache = make_cache(chunk=8)
     prompt, spans = [1, 2, 3, *[9] * 10, 4, 5, 6], ((3, 13),)
-    serve(cache, "a", prompt, spans=spans, digests=(DOG,))
-    last = max(cache._index.records.values(), key=lambda r: r.stop)
-    cache._store.forget(last)
-    hit = serve(cache, "b", prompt, spans=spans, digests=(DOG,))
+    serve(cache, "a", prompt, image_spans=spans, image_digests=(DOG,))
+    last = max(cache._index.entries.values(), key=lambda r: r.stop)
+    cache._store.remove(last)
+    hit = serve(cache, "b", prompt, image_spans=spans, image_digests=(DOG,))
     assert hit is not None and hit.length == 3
 
 
 def test_images_without_digests_are_never_matched() -> None:
-    cache = make()
-    row_request = req("c", [1, 9, 9, 2, 3, 4], spans=((1, 3),))
+    cache = make_cache()
+    row_request = make_request("c", [1, 9, 9, 2, 3, 4], image_spans=((1, 3),))
     for _ in range(2):
-        cache.open(row_request)
-        assert cache.find("c", (), 5) is None
-        assert cache.due("c", 0, 5, 5) == []
-        assert cache.release("c", (), 5) == []
-        assert not cache.held("c")
-        cache.close("c")
+        cache.track(row_request)
+        assert cache.lookup("c", (), 5) is None
+        assert cache.plan_snapshots("c", 0, 5, 5) == []
+        assert cache.plan_final_snapshots("c", (), 5) == []
+        assert not cache.should_wait_for_prefix("c")
+        cache.forget("c")
 
 
 def test_on_the_grid_only() -> None:
     """engine.reproducible: every hit and every record ends on the grid."""
     for states in (False, True):
-        cache = make(states=states, grid_only=True, every=16)
-        assert not cache.stops
+        cache = make_cache(states=states, grid_only=True, every=16)
+        assert not cache.needs_boundary_stops
         serve(cache, "a", LONG, [1, 2, 3, 4], boundaries=(11,))
-        assert all(r.stop % 8 == 0 for r in cache._index.records.values())
+        assert all(r.stop % 8 == 0 for r in cache._index.entries.values())
         hit = serve(cache, "b", LONG)
         assert hit is not None and hit.length in (16, 24)
         short = serve(cache, "c", [*LONG[:13], 1, 1])
@@ -195,12 +195,12 @@ def test_lookup_does_not_grow_with_records_a15(monkeypatch: pytest.MonkeyPatch) 
     prompt = [*shared, *range(2000, 2000 + 16_000)]
     costs = []
     for records in (50, 5000):
-        cache = make(chunk=512, memory=10**9, every=10**6)
+        cache = make_cache(chunk=512, memory=10**9, every=10**6)
         fill(cache, records, shared)
         for n in range(records // 16):
             serve(cache, f"o{n}", [n + 60, *range(1600)], chunk=512)
         serve(cache, "a", prompt, chunk=512)
-        row = Row(cache, req("b", [*prompt[:-50], *range(60)]), 512)
+        row = Row(cache, make_request("b", [*prompt[:-50], *range(60)]), 512)
         costs.append(counted(monkeypatch, row.begin))
         assert row.hit is not None and row.hit.length == len(prompt) - 50
     assert costs[0] == costs[1]
@@ -210,9 +210,9 @@ def test_lookup_does_not_grow_with_records_a15(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_branching_chunk_is_walked_once_a15(monkeypatch: pytest.MonkeyPatch) -> None:
     shared = [n % 50 for n in range(300)]
-    cache = make(chunk=512, memory=10**9)
+    cache = make_cache(chunk=512, memory=10**9)
     fill(cache, 3000, shared)
-    row = Row(cache, req("b", [*shared, 1, 2, 3]), 512)
+    row = Row(cache, make_request("b", [*shared, 1, 2, 3]), 512)
     _, compared = counted(monkeypatch, row.begin)
     assert row.hit is not None and row.hit.length == 300
     assert compared <= 6

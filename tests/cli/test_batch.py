@@ -15,7 +15,8 @@ from mlxrun.config.settings import Config
 from mlxrun.errors import ModelLoadError
 from mlxrun.scheduler.request import Request, TokenEvent
 from tests.batch.test_job_run import MIXED
-from tests.helpers.batch_fakes import Bench, FakeClient, JobHost, by_id, chat, chats, write_job
+from tests.helpers.batch_fakes import Bench, FakeClient, by_id, chat, chats, write_job
+from tests.helpers.tokenizers import FakeModelInfo
 
 
 @pytest.fixture
@@ -27,10 +28,10 @@ def fake_engine(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
         started.append(config)
         if config.model.path == "broken":
             raise ModelLoadError("model.path: broken")
-        return FakeClient(JobHost())
+        return FakeClient(FakeModelInfo())
 
     monkeypatch.setattr(
-        "mlxrun.model.model_info.load_host", lambda settings, weights=False: JobHost(vision=True)
+        "mlxrun.model.model_info.load_model_info", lambda settings, weights=False: FakeModelInfo(vision=True)
     )
     monkeypatch.setattr("mlxrun.engine.client.EngineClient.start", start)
     return started
@@ -70,7 +71,7 @@ def test_the_engine_of_a_job(
     answer = FakeClient._answer
 
     async def reusing(self: FakeClient, request: Request, text: str) -> Any:
-        yield TokenEvent(request.id, computed=len(request.prompt), cached=len(request.prompt) // 2)
+        yield TokenEvent(request.id, num_computed_tokens=len(request.prompt), num_cached_tokens=len(request.prompt) // 2)
         async for event in answer(self, request, text):
             yield event
 
@@ -182,8 +183,8 @@ def test_chats_without_a_template(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Nothing is loaded for chats alone, and the reason is given. The twin: a prompt among them runs."""
-    host = JobHost(chat_template=None)
-    monkeypatch.setattr("mlxrun.model.model_info.load_host", lambda settings, weights=False: host)
+    host = FakeModelInfo(chat_template=None)
+    monkeypatch.setattr("mlxrun.model.model_info.load_model_info", lambda settings, weights=False: host)
     job = write_job(tmp_path, ["bad", *chats(3)])
     assert main(["batch", str(job)]) == 2
     out, err = capsys.readouterr()

@@ -19,7 +19,7 @@ def _nothing_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("loaded")
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("mlxrun.model.model_info.load_host", load)
+    monkeypatch.setattr("mlxrun.model.model_info.load_model_info", load)
     monkeypatch.setattr("mlxrun.cli.serve._serve", load)
     Path("job.jsonl").write_text('{"id": "a", "prompt": "x"}\n')
 

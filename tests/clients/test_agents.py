@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from mlxrun.api.openai.request import prepare
+from mlxrun.api.openai.request import prepare_request
 from tests.helpers.served_model import Served, picture
 
 Json = dict[str, Any]
@@ -316,7 +316,7 @@ def test_the_history_is_all_there(served: Served) -> None:
     """A49, A50, A58: two system messages, results, parts and consecutive users reach the prompt in order, and
     arguments as objects."""
     side = served.server.side
-    prepared = served.call(prepare("/v1/chat/completions", OPENCODE_MORE, side, stream=True))
+    prepared = served.call(prepare_request("/v1/chat/completions", OPENCODE_MORE, side, stream=True))
     prompt, at = prepared.prompts[0], 0
     for text in (
         *("interactive CLI tool.", "<env>", "context7_resolve-library-id", "list the files"),

@@ -24,12 +24,12 @@ from mlxrun.cli.main import main
 from mlxrun.config.conversion import config_hash
 from mlxrun.config.settings import Config, EngineSettings, ServerSettings
 from mlxrun.engine.client import EngineClient
-from mlxrun.parsers.model_formats import ModelFormats
+from mlxrun.parsers.registry import detect_formats
 from mlxrun.server.app import make_app
 from mlxrun.server.batches.batch_queue import BatchQueue
 from mlxrun.server.batches.storage import Storage
+from mlxrun.server.engine_state import Server
 from mlxrun.server.lifecycle import listening
-from mlxrun.server.state import Server
 from mlxrun.text.images import MediaLoader
 from tests.helpers.batch_fakes import chat, chats, write_job
 from tests.helpers.batches_server import CHAT, Place, serve
@@ -151,8 +151,8 @@ async def live_and_batch(tmp_path: Path) -> tuple[dict[str, Any], dict[str, Any]
     config = Config(server=ServerSettings(port=0), engine=EngineSettings(reproducible=True))
     client = await EngineClient.start(config)
     server = Server(config)
-    formats = ModelFormats.of(client.host, config.parsers)
-    server.attach(client, ApiContext(client.host, config, MediaLoader(config.media, None), formats))
+    formats = detect_formats(client.model_info.chat_template, client.model_info.tokenizer, config.parsers)
+    server.attach(client, ApiContext(client.model_info, config, MediaLoader(config.media, None), formats))
     server.jobs = BatchQueue(Storage(tmp_path / "data"))
     server.jobs.start(JobService(client, config, config_hash(config), dict, formats))
     try:

@@ -15,7 +15,7 @@ import pytest
 from anthropic import Anthropic
 from openai import OpenAI
 
-from mlxrun.api.openai.request import prepare
+from mlxrun.api.openai.request import prepare_request
 from mlxrun.cli.main import main
 from tests.helpers.batch_fakes import by_id, write_job
 from tests.helpers.served_model import Served
@@ -149,7 +149,7 @@ def test_calls_that_are_forbidden_do_not_come(openai_client: OpenAI) -> None:
 def test_the_history_reaches_the_template_natively(openai_client: OpenAI, served: Served) -> None:
     """A58: arguments as an object, written once; results behind the calls they answer."""
     _, asked = converse(openai_client)
-    prepared = served.call(prepare("/v1/chat/completions", body(asked[-1]), served.server.side))
+    prepared = served.call(prepare_request("/v1/chat/completions", body(asked[-1]), served.server.side))
     prompt = prepared.prompts[0]
     at = 0
     for name, arguments in CALLS:

@@ -32,13 +32,13 @@ class Bench:
         self.engine = engine
         self.runner = runner
         self.sent: list[Message] = []
-        put = client._thread.put
+        put = client._thread.send
 
         def record(message: Message) -> None:
             self.sent.append(message)
             put(message)
 
-        client._thread.put = record  # type: ignore[method-assign]
+        client._thread.send = record  # type: ignore[method-assign]
 
     async def answer(self, request: Request) -> tuple[tuple[int, ...], FinishReason | None]:
         """The whole answer."""
@@ -57,7 +57,7 @@ class Bench:
             self.runner.before.open()
         assert await self.answer(BARRIER) == answer(BARRIER)
         assert self.client._collectors == {}
-        assert self.engine.scheduler.entries == ()
+        assert self.engine.scheduler.requests == ()
         assert self.runner.rows.keys() <= {BARRIER.id}
         assert self.runner.broken == []
 
@@ -74,7 +74,7 @@ async def bench(
         made.append(make_engine(runner, settings, **options))
         return made[0]
 
-    client = await EngineClient.of(build)
+    client = await EngineClient.start_with(build)
     try:
         yield Bench(client, made[0], runner)
     finally:
@@ -122,9 +122,9 @@ async def test_many_requests_get_their_own_answers() -> None:
 
 async def test_the_host_is_there_after_start() -> None:
     async with bench() as b:
-        assert b.client.host == b.engine.host
-        assert b.client.host.name == fake_host().name
-        assert b.client.dead is None
+        assert b.client.model_info == b.engine.model_info
+        assert b.client.model_info.name == fake_host().name
+        assert b.client.dead_error is None
 
 
 async def test_a_slow_reader_gets_everything_in_one_event() -> None:
@@ -161,8 +161,8 @@ class Counted(tuple[int, ...]):
 def _stalled(count: int) -> tuple[TokenEvent, list[TokenEvent]]:
     """What a reader gets that has let so many events pass, and these."""
     said = [TokenLogprob(-float(i)) for i in range(count)]
-    events = [TokenEvent("a", Counted((i,)), (said[i],), computed=i // 2, cached=3) for i in range(count)]
-    events[count // 2] = replace(events[count // 2], hit=HitKind.LCP)
+    events = [TokenEvent("a", Counted((i,)), (said[i],), num_computed_tokens=i // 2, num_cached_tokens=3) for i in range(count)]
+    events[count // 2] = replace(events[count // 2], hit_kind=HitKind.LCP)
     events[-1] = replace(events[-1], finish=FinishReason.LENGTH)
     collector = Collector()
     Counted.copied = 0
@@ -181,8 +181,8 @@ def test_what_a_stalled_reader_lets_pass_costs_the_same_for_each_token() -> None
         one_by_one = reduce(TokenEvent.merge, events)
         merged[count] = Counted.copied
         assert got == one_by_one
-        assert (got.tokens, got.hit, got.finish) == (tuple(range(count)), HitKind.LCP, FinishReason.LENGTH)
-        assert len(got.logprobs) == count and (got.computed, got.cached) == ((count - 1) // 2, 3)
+        assert (got.tokens, got.hit_kind, got.finish) == (tuple(range(count)), HitKind.LCP, FinishReason.LENGTH)
+        assert len(got.logprobs) == count and (got.num_computed_tokens, got.num_cached_tokens) == ((count - 1) // 2, 3)
     assert stalled[400] == 4 * stalled[100]
     assert merged[400] > 15 * merged[100]
 
@@ -190,13 +190,13 @@ def test_what_a_stalled_reader_lets_pass_costs_the_same_for_each_token() -> None
 def test_a_slot_is_empty_once_it_was_read() -> None:
     """Nothing comes twice; an error in place of what was not read leaves nothing of it."""
     collector = Collector()
-    first, second = TokenEvent("a", (1,), computed=4), TokenEvent("a", (2, 3), computed=4)
+    first, second = TokenEvent("a", (1,), num_computed_tokens=4), TokenEvent("a", (2, 3), num_computed_tokens=4)
     collector.put(first)
     assert asyncio.run(collector.get()) == first
     collector.put(second)
     assert asyncio.run(collector.get()) == second
     collector.put(first)
-    collector.end(error := RequestError("lost"))
+    collector.replace_with_error(error := RequestError("lost"))
     assert asyncio.run(collector.get()) == TokenEvent("", finish=FinishReason.ERROR, error=error)
 
 
@@ -413,7 +413,7 @@ async def test_a_dead_engine_tells_everybody(late: bool) -> None:
         assert all(isinstance(error, MlxrunError) and error.http_status >= 500 for error in results)
         assert sum(isinstance(error, EngineDead) for error in results) >= 4
         await until(lambda: engine_threads() == [])
-        assert isinstance(b.client.dead, EngineDead)
+        assert isinstance(b.client.dead_error, EngineDead)
         with pytest.raises(EngineDead, match="3 steps failed in a row"):
             await b.answer(make_request("later"))
         assert len(runner.plans) - before < 12
@@ -444,7 +444,7 @@ async def test_a_failed_load_is_raised_by_start(error: Exception) -> None:
         raise error
 
     with pytest.raises(MlxrunError, match=str(error)) as caught:
-        await EngineClient.of(build)
+        await EngineClient.start_with(build)
     assert caught.value is error or caught.value.__cause__ is error
     assert engine_threads() == []
 
@@ -457,7 +457,7 @@ async def test_start_can_be_cancelled() -> None:
         go.wait(10)
         return make_engine(runner)
 
-    start = asyncio.create_task(EngineClient.of(build))
+    start = asyncio.create_task(EngineClient.start_with(build))
     await until(lambda: engine_threads() != [])
     start.cancel()
     await asyncio.sleep(0)
@@ -509,13 +509,13 @@ def test_a_loop_that_is_gone_does_not_stop_the_thread() -> None:
     clients: list[EngineClient] = []
 
     async def use() -> None:
-        client = await EngineClient.of(lambda: make_engine(runner))
+        client = await EngineClient.start_with(lambda: make_engine(runner))
         clients.append(client)
         asyncio.create_task(anext(client.generate(make_request("a", 5, 3))))  # noqa: RUF006
         await until(lambda: gate.waiting == 1)
 
     asyncio.run(use())
     gate.open()
-    clients[0]._thread.put(StopEngine())
+    clients[0]._thread.send(StopEngine())
     assert clients[0]._thread.join(10)
     assert runner.closed

@@ -181,7 +181,7 @@ def test_a_broken_device_stops_the_engine(
         pytest.raises(EngineDead, match="in a row: the device is gone") as dead,
     ):
         for _ in range(50):
-            while len(engine.scheduler.entries) < count:
+            while len(engine.scheduler.requests) < count:
                 sent += 1
                 engine.add(make_request(f"r{sent}"))
             answers.take(engine.step())
@@ -212,8 +212,8 @@ def test_progress_counts_the_prompt_once() -> None:
         engine.add(request)
     answers = finish_all(engine)
     for request in CROWD[:2]:
-        assert max(e.computed for e in answers.events[request.id]) == len(request.prompt)
-        assert answers.events[request.id][-1].computed == len(request.prompt)
+        assert max(e.num_computed_tokens for e in answers.events[request.id]) == len(request.prompt)
+        assert answers.events[request.id][-1].num_computed_tokens == len(request.prompt)
 
 
 def test_an_idle_engine_has_nothing_to_do() -> None:
@@ -224,7 +224,7 @@ def test_an_idle_engine_has_nothing_to_do() -> None:
         engine.add(make_request("a"))
         assert engine.busy
         finish_all(engine, steps=10)
-        assert engine.scheduler.entries == ()
+        assert engine.scheduler.requests == ()
         assert runner.rows == {}
 
 

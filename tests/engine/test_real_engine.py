@@ -43,7 +43,7 @@ def test_a_prompt_is_always_computed_in_chunks(zoo: Zoo, backend: str) -> None:
     events = []
     while engine.busy:
         events += engine.step()
-    progress = [event.computed for event in events if not event.tokens and event.finish is None]
+    progress = [event.num_computed_tokens for event in events if not event.tokens and event.finish is None]
     assert len(progress) >= 8 and progress == sorted(set(progress))
     assert all(b - a <= 5 for a, b in zip([0, *progress], progress, strict=False))
     whole = events[0]
@@ -107,7 +107,7 @@ class Watched:
                 (ModelRunner, "collect"),
                 (ModelRunner, "reset"),
                 (ModelRunner, "close"),
-                (SnapshotCopier, "make"),
+                (SnapshotCopier, "copy_row"),
                 (SnapshotCodec, "restore"),
                 (SnapshotCodec, "encode"),
                 (SnapshotCodec, "decode"),
@@ -158,7 +158,7 @@ async def test_all_of_mlx_is_on_one_thread(zoo: Zoo, tmp_path: Any) -> None:
         for _ in range(2):  # the second engine finds on disk what the first one left
             owner.clear()
             watched.calls.clear()
-            client = await EngineClient.of(build)
+            client = await EngineClient.start_with(build)
             try:
                 make = partial(engine_driver.seen, client._ready.result())
                 requests = [
@@ -185,7 +185,7 @@ async def test_all_of_mlx_is_on_one_thread(zoo: Zoo, tmp_path: Any) -> None:
         assert tokens(events) == tuple(zoo.see("qwen3_vl", prompt, [image], 12).tokens)
     assert tokens(found[2]) == tuple(zoo.see("qwen3_vl", BASE, (), 12).tokens)
     assert tokens(again) == tokens(found[0])
-    assert again[-1].cached == len(requests[0].prompt) - 1
+    assert again[-1].num_cached_tokens == len(requests[0].prompt) - 1
 
 
 async def test_work_on_another_thread_is_seen(zoo: Zoo) -> None:
@@ -197,7 +197,7 @@ async def test_work_on_another_thread_is_seen(zoo: Zoo) -> None:
         return build_engine(engine_driver.config(zoo.text("llama")))
 
     with watched.watching():
-        client = await EngineClient.of(build)
+        client = await EngineClient.start_with(build)
         await collect(client, engine_driver.text("a", BASE, max_tokens=2))
         mx.eval(mx.array([1]) + 1)
         await client.close()

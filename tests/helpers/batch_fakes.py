@@ -28,9 +28,8 @@ from mlxrun.config.conversion import config_hash
 from mlxrun.config.settings import BatchSettings, Config, MediaSettings, SchedulerSettings
 from mlxrun.errors import EngineDead, MlxrunError, Overloaded, PromptTooLong
 from mlxrun.scheduler.request import FinishReason, HitKind, Request, TokenEvent, TokenLogprob
-from tests.helpers.tokenizers import FakeHost, byte_tokenizer
+from tests.helpers.tokenizers import FakeModelInfo, byte_tokenizer
 
-DIGESTS = {"model": "m" * 64, "tokenizer": "t" * 64, "template": "c" * 64}
 # What an answer may begin with, and what the engine then does.
 TROUBLE = {
     "BUSY": Overloaded,
@@ -41,17 +40,11 @@ TROUBLE = {
 }
 
 
-@dataclass(frozen=True)
-class JobHost(FakeHost):
-    digests: Mapping[str, str] = field(default_factory=lambda: DIGESTS)
-    processor_digest: bytes = b""
-
-
 class FakeClient:
     """An engine that echoes. `pause` is the longest sleep between two tokens; tries are counted by text."""
 
-    def __init__(self, host: JobHost, pause: float = 0.0, tokens: Path | None = None) -> None:
-        self.host = host
+    def __init__(self, model_info: FakeModelInfo, pause: float = 0.0, tokens: Path | None = None) -> None:
+        self.model_info = model_info
         self.pause = pause
         self.tries: Counter[str] = Counter()
         self.busy = 0
@@ -71,14 +64,14 @@ class FakeClient:
     async def close(self) -> None:
         self.closed = True
 
-    def cache_counts(self) -> Mapping[str, int]:
+    def read_cache_counters(self) -> Mapping[str, int]:
         return self.counts
 
     async def generate(self, request: Request) -> AsyncGenerator[TokenEvent, None]:
         text = asked(request)
         self.tries[text] += 1
-        if request.answered:
-            self.answered[text] = len(request.answered)
+        if request.prior_output:
+            self.answered[text] = len(request.prior_output)
         self.counts["miss"] += 1
         word = word_of(text)
         if word in TROUBLE and (word != "BUSY" or self.tries[text] <= int(text.split(" ")[1])):
@@ -98,9 +91,9 @@ class FakeClient:
         rng = random.Random(request.params.seed)
         answer = text + "".join(rng.choices("xyz", k=2))
         ids = byte_tokenizer()(answer, add_special_tokens=False)["input_ids"][: request.params.max_tokens]
-        known, half = len(request.answered), len(request.prompt) // 2
-        assert tuple(ids[:known]) == request.answered, "these tokens are not of this answer"
-        yield TokenEvent(request.id, computed=half, hit=HitKind.MISS)
+        known, half = len(request.prior_output), len(request.prompt) // 2
+        assert tuple(ids[:known]) == request.prior_output, "these tokens are not of this answer"
+        yield TokenEvent(request.id, num_computed_tokens=half, hit_kind=HitKind.MISS)
         for at, token in list(enumerate(ids))[known:]:
             await asyncio.sleep(random.random() * self.pause)
             self.output += 1
@@ -112,7 +105,7 @@ class FakeClient:
                 raise Overloaded("in the middle of it")
         cut = len(ids) == request.params.max_tokens
         finish = FinishReason.LENGTH if cut else FinishReason.STOP
-        yield TokenEvent(request.id, computed=len(request.prompt), finish=finish)
+        yield TokenEvent(request.id, num_computed_tokens=len(request.prompt), finish=finish)
 
 
 def word_of(text: str) -> str:
@@ -186,14 +179,14 @@ class Bench:
 
     job: Path
     config: Config = field(default_factory=make_config)
-    host: JobHost = field(default_factory=JobHost)
+    model_info: FakeModelInfo = field(default_factory=FakeModelInfo)
     said: list[str] = field(default_factory=list)
     client: FakeClient = field(init=False)
     no_sleep: bool = False  # tries follow at once
     tokens: Path | None = None
 
     def __post_init__(self) -> None:
-        self.client = FakeClient(self.host)
+        self.client = FakeClient(self.model_info)
 
     @property
     def paths(self) -> Paths:
@@ -201,11 +194,11 @@ class Bench:
 
     async def run(self, **options: Any) -> JobOutcome:
         """One run; `client` is the engine it had, `said` what it told the user."""
-        self.client = FakeClient(self.host, self.client.pause, self.tokens)
+        self.client = FakeClient(self.model_info, self.client.pause, self.tokens)
         self.said.clear()
-        prepare = Preparer(self.host, self.config, self.job.parent)
+        prepare = Preparer(self.model_info, self.config, self.job.parent)
         digest, start = config_hash(self.config), self.client.start
-        setup = JobSetup(self.config, digest, self.host, prepare, start, lambda: {"name": "fake"})
+        setup = JobSetup(self.config, digest, self.model_info, prepare, start, lambda: {"name": "fake"})
         with open(os.devnull, "w") as nowhere:
             view = partial(make_view, stream=nowhere)
             session = JobRun(self.paths, setup, JobOptions(**options), self.said.append, view)

@@ -18,13 +18,13 @@ from mlxrun.batch.job_service import JobService
 from mlxrun.config.conversion import config_hash
 from mlxrun.config.settings import Config, ServerSettings
 from mlxrun.server.app import make_app
-from mlxrun.server.batches import endpoints
+from mlxrun.server.batches.batch import OVER
 from mlxrun.server.batches.batch_queue import BatchQueue
-from mlxrun.server.batches.jobs import OVER
 from mlxrun.server.batches.storage import Storage
-from mlxrun.server.endpoints import admin
-from mlxrun.server.state import Server
-from tests.helpers.batch_fakes import FakeClient, JobHost, make_config
+from mlxrun.server.endpoints import admin, batches
+from mlxrun.server.engine_state import Server
+from tests.helpers.batch_fakes import FakeClient, make_config
+from tests.helpers.tokenizers import FakeModelInfo
 
 CHAT = "/v1/chat/completions"
 
@@ -101,7 +101,7 @@ class Place:
     @asynccontextmanager
     async def run(self, client: FakeClient | None = None) -> AsyncIterator[Site]:
         """One server from start to end."""
-        client = client or FakeClient(JobHost(), self.pause)
+        client = client or FakeClient(FakeModelInfo(), self.pause)
         config = replace(self.config, server=replace(self.config.server, data_path=str(self.root)))
         jobs = JobService(client, config, config_hash(config), lambda: {"name": "fake"})
         queue = BatchQueue(Storage(self.root, self.clock), pause=0.01)
@@ -109,7 +109,7 @@ class Place:
         server.jobs = queue
         if self.engine:
             queue.start(jobs)
-        app: web.Application = make_app(server, [endpoints.SURFACE, admin.SURFACE])
+        app: web.Application = make_app(server, [batches.SURFACE, admin.SURFACE])
         async with TestServer(app, handler_cancellation=True) as http_server:
             url = str(http_server.make_url("/"))
             async with aiohttp.ClientSession(url, headers=self.headers) as http:

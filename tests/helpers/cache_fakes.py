@@ -23,12 +23,12 @@ STATE_BYTES = 6
 def truth(request: Request, output: Sequence[int] = ()) -> tuple[Any, ...]:
     """What each position of a request holds."""
     content: list[Any] = [*request.prompt, *output]
-    for (start, stop), what in zip(request.spans, request.digests, strict=True):
+    for (start, stop), what in zip(request.image_spans, request.image_digests, strict=True):
         content[start:stop] = [(what, i) for i in range(stop - start)]
     return tuple(content)
 
 
-def req(rid: str, prompt: Sequence[int], **more: Any) -> Request:
+def make_request(rid: str, prompt: Sequence[int], **more: Any) -> Request:
     return Request(rid, tuple(prompt), SamplingParams(), **more)
 
 
@@ -54,57 +54,57 @@ class FakeCodec:
             raise ValueError("not a payload")
         return ast.literal_eval(blob.meta["payload"])
 
-    def usable(self, payload: Any, tokens: int) -> bool:
+    def is_usable(self, payload: Any, tokens: int) -> bool:
         return payload not in self.broken and (payload[0] == "state" or len(payload[1]) >= tokens)
 
 
-class FakeFiles:
+class FakeDiskTier:
     """A disk. `drop`: reads of these keys fail."""
 
     def __init__(self) -> None:
-        self.blobs: dict[bytes, tuple[CacheEntry, SerializedPayload]] = {}
+        self.files: dict[bytes, tuple[CacheEntry, SerializedPayload]] = {}
         self.full = False
         self.closed = False
 
     @property
     def nbytes(self) -> int:
-        return sum(blob.nbytes for _, blob in self.blobs.values())
+        return sum(blob.nbytes for _, blob in self.files.values())
 
     def scan(self) -> list[CacheEntry]:
         return [
             CacheEntry(
                 r.key,
                 r.parent,
-                r.part,
+                r.kind,
                 r.start,
                 r.stop,
                 array("q", r.ids),
                 boundary=r.boundary,
                 on_disk=True,
             )
-            for r, _ in self.blobs.values()
+            for r, _ in self.files.values()
         ]
 
     def write(self, record: CacheEntry, blob: SerializedPayload) -> bool:
         if not self.full:
-            self.blobs[record.key] = (record, blob)
+            self.files[record.key] = (record, blob)
         return not self.full
 
-    def stored(self, record: CacheEntry) -> bool:
-        return record.key in self.blobs
+    def is_stored(self, record: CacheEntry) -> bool:
+        return record.key in self.files
 
     def read(self, record: CacheEntry) -> SerializedPayload | None:
-        found = self.blobs.get(record.key)
+        found = self.files.get(record.key)
         return found[1] if found else None
 
     def delete(self, record: CacheEntry) -> None:
-        self.blobs.pop(record.key, None)
+        self.files.pop(record.key, None)
 
     def close(self) -> None:
         self.closed = True
 
 
-def make(
+def make_cache(
     chunk: int = 8, *, deltas: bool = True, states: bool = False, memory: int = 10**6, **more: Any
 ) -> PrefixCache:
     settings = CacheSettings(
@@ -123,28 +123,28 @@ class Row:
         self.cache = cache
         self.request = request
         self.chunk = chunk
-        self.entry = RequestState(request, 0, 0.0, 10**6)
+        self.request_state = RequestState(request, 0, 0.0, 10**6)
         self.hit: CacheHit | None = None
         self.filled = 0
-        cache.open(request)
+        cache.track(request)
 
     @property
     def content(self) -> tuple[Any, ...]:
-        return truth(self.request, self.entry.output)
+        return truth(self.request, self.request_state.output)
 
     def begin(self) -> CacheHit | None:
-        self.hit = self.cache.find(self.request.id, self.entry.output, self.entry.target)
+        self.hit = self.cache.lookup(self.request.id, self.request_state.output, self.request_state.prefill_target)
         if self.hit is not None:
             self.check(self.hit)
-        self.entry.computed = self.filled = self.hit.length if self.hit else 0
-        self.entry.running = True
-        self.entry.decoding = self.filled == self.entry.target
+        self.request_state.num_computed_tokens = self.filled = self.hit.length if self.hit else 0
+        self.request_state.running = True
+        self.request_state.decoding = self.filled == self.request_state.prefill_target
         return self.hit
 
     def check(self, hit: CacheHit) -> None:
         """The hit holds exactly what the request's first tokens are."""
-        assert 0 < hit.length <= self.entry.target
-        assert not any(start < hit.length < stop for start, stop in self.request.spans)
+        assert 0 < hit.length <= self.request_state.prefill_target
+        assert not any(start < hit.length < stop for start, stop in self.request.image_spans)
         at = 0
         for start, stop, payload in hit.deltas:
             assert start == at, "deltas follow each other"
@@ -157,42 +157,42 @@ class Row:
             assert hit.state == ("state", self.content[: hit.length]), "wrong content in a state"
 
     def saved(self, save: SnapshotRequest) -> SnapshotResult:
-        start = save.start if save.part is SnapshotKind.DELTA else 0
+        start = save.start if save.kind is SnapshotKind.DELTA else 0
         assert save.stop <= self.filled
-        assert save.part is SnapshotKind.DELTA or save.stop == self.filled
-        return SnapshotResult(save, (save.part.value, self.content[start : save.stop]))
+        assert save.kind is SnapshotKind.DELTA or save.stop == self.filled
+        return SnapshotResult(save, (save.kind.value, self.content[start : save.stop]))
 
     def prefill(self, most: int = 10**6) -> bool:
         """One chunk; whether there was one."""
-        if self.entry.decoding:
+        if self.request_state.decoding:
             return False
-        start, stop = self.entry.computed, self.entry.next_stop(self.chunk, most)
-        if self.cache.stops:
+        start, stop = self.request_state.num_computed_tokens, self.request_state.find_chunk_end(self.chunk, most)
+        if self.cache.needs_boundary_stops:
             stop = next((b for b in self.request.boundaries if start < b < stop), stop)
-        target = self.entry.target
-        self.entry.advance(stop)
+        target = self.request_state.prefill_target
+        self.request_state.record_prefill(stop)
         self.filled = stop
-        for save in self.cache.due(self.request.id, start, stop, target):
-            self.cache.put(self.saved(save))
+        for save in self.cache.plan_snapshots(self.request.id, start, stop, target):
+            self.cache.store_snapshot(self.saved(save))
         return True
 
     def decode(self, tokens: Sequence[int]) -> None:
         for token in tokens:
             self.filled = len(self.content)
-            self.entry.output.append(token)
+            self.request_state.output.append(token)
 
-    def leave(self) -> None:
+    def preempt(self) -> None:
         """Out of the batch: it may come back."""
-        saves = self.cache.release(self.request.id, self.entry.output, self.filled)
+        saves = self.cache.plan_final_snapshots(self.request.id, self.request_state.output, self.filled)
         for save in saves:
-            self.cache.put(self.saved(save))
-        self.entry.reset()
+            self.cache.store_snapshot(self.saved(save))
+        self.request_state.reset()
         self.filled = 0
 
     def end(self) -> None:
-        if self.entry.running:
-            self.leave()
-        self.cache.close(self.request.id)
+        if self.request_state.running:
+            self.preempt()
+        self.cache.forget(self.request.id)
 
     def serve(self, answer: Sequence[int] = ()) -> CacheHit | None:
         """All of it."""
@@ -208,30 +208,31 @@ def serve(
     cache: PrefixCache, rid: str, prompt: Sequence[int], answer: Sequence[int] = (), **more: Any
 ) -> CacheHit | None:
     chunk = more.pop("chunk", 8)
-    return Row(cache, req(rid, prompt, **more), chunk).serve(answer)
+    return Row(cache, make_request(rid, prompt, **more), chunk).serve(answer)
 
 
 def check_integrity(cache: PrefixCache, memory: int | None = None) -> None:
     """What must hold between any two calls: sums, budgets, and that everything kept can be reached."""
     index, store = cache._index, cache._store
-    records = index.records.values()
+    records = index.entries.values()
     held = [r for r in records if r.payload is not None]
     assert store.nbytes == sum(r.nbytes for r in held) == cache.counters.memory_bytes
     assert cache.counters.records == len(held)
-    assert set(index.records) == set(index._nodes)
+    assert set(index.entries) == set(index._nodes)
     if memory is not None:
         assert store.nbytes <= max(memory, sum(r.nbytes for r in held if r.pins))
     for record in records:
         assert record.payload is not None or record.on_disk, "in no tier"
-        assert index.reachable(record)
+        assert index.is_reachable(record)
         assert all(
-            a.tick >= record.tick for a in list(index.ancestors(record))[record.part is SnapshotKind.STATE :]
+            a.last_used >= record.last_used
+            for a in list(index.iterate_ancestors(record))[record.kind is SnapshotKind.STATE :]
         )
     files = cache._files
     if files is not None:
         retired = {part.key for part, _ in store._retired}
         assert {r.key for r in records if r.on_disk} | retired == set(files.blobs)  # type: ignore[attr-defined]
     live = set(index._nodes.values())
-    assert all(any(n is node or n in live for n in node.lineage()) for node in live)
+    assert all(any(n is node or n in live for n in node.walk_up()) for node in live)
     if not records:
         assert not index._trees

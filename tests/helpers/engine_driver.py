@@ -26,7 +26,7 @@ from mlxrun.config.settings import (
 from mlxrun.engine.engine import Engine
 from mlxrun.engine.factory import build_engine
 from mlxrun.model.compute_methods import ComputeMethods
-from mlxrun.model.prefill import PrefillSharing
+from mlxrun.model.chunk_grouping import PrefillSharing
 from mlxrun.model.probe import ProbeReport
 from mlxrun.model.ragged import decode_batch, row_group
 from mlxrun.scheduler.request import FinishReason, Request, SamplingParams, TokenEvent
@@ -45,7 +45,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "grouped": {"methods": ComputeMethods("grouped", PrefillSharing(4))},
     "decode alone": {"methods": ComputeMethods("alone", PrefillSharing(4))},
     "chunks joined, launched first": {
-        "methods": ComputeMethods("ragged", PrefillSharing(4, joined=True), launch_first=True)
+        "methods": ComputeMethods("ragged", PrefillSharing(4, merge_chunks=True), launch_first=True)
     },
     "reproducible": {"reproducible": True, "max_running": 4},
 }
@@ -91,8 +91,8 @@ def engine(folder: Path, methods: ComputeMethods | None = None, **options: Any) 
 def small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     """Groups for up to 15, 31, 63, ... tokens, buffers that grow by 16: a few short prompts fill several."""
     monkeypatch.setattr(decode_batch, "SHORTEST_BUCKET", 8)
-    monkeypatch.setattr(row_group, "STEP", 16)
-    monkeypatch.setattr(row_group, "SPARE", 64)
+    monkeypatch.setattr(row_group, "BUFFER_STEP", 16)
+    monkeypatch.setattr(row_group, "SPARE_TOKENS", 64)
 
 
 def runner(engine: Engine) -> Any:
@@ -109,10 +109,10 @@ def seen(
 ) -> Request:
     """A request to a vision model, through its processor if it has images."""
     if not images:
-        ids = engine.host.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        ids = engine.model_info.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         return text(name, ids, **params)
     assert isinstance(prompt, str)
-    made = engine.host.process(prompt, images)
+    made = engine.model_info.process(prompt, images)
     return Request(name, made.ids, _params(params), made.spans, made.media, made.digests)
 
 

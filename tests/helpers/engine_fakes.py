@@ -116,8 +116,8 @@ class FakeRunner:
     _launched: list[tuple[str, int]] = field(default_factory=list)  # (id, position) under way
     trouble: str | None = None
 
-    pending = False
-    waited_for = False
+    has_pending_snapshots = False
+    awaits_first_tokens = False
 
     def collect(self) -> StepResult:
         raise AssertionError("nothing is waited for")
@@ -190,8 +190,8 @@ class FakeRunner:
             return False
         if not chunk.start == row.filled < chunk.stop <= row.length:
             self._break(f"{chunk} with {row.filled} of {row.length} tokens in the cache")
-        if any(start < chunk.stop < end for start, end in row.request.spans):
-            self._break(f"{chunk} ends inside an image: {row.request.spans}")
+        if any(start < chunk.stop < end for start, end in row.request.image_spans):
+            self._break(f"{chunk} ends inside an image: {row.request.image_spans}")
         row.filled = chunk.stop
         samples = chunk.stop == row.length
         row.length += int(samples)
@@ -224,7 +224,7 @@ class FakeRunner:
         if self.memory is None:
             return
         prompt = sum(c.stop - c.start for c in plan.prefill)
-        used = self.memory.needed([row.filled for row in self.rows.values()], prompt)
+        used = self.memory.compute_needed_bytes([row.filled for row in self.rows.values()], prompt)
         self.peak = max(self.peak, used)
         if used > self.memory.limit:
             self._break(f"{used} bytes are needed of {self.memory.limit}")
@@ -275,7 +275,7 @@ def make_engine(
 ) -> Engine:
     """An Engine over a FakeRunner (one that has never been told anything, if none is given)."""
     limits = RequestLimits(context, memory or MemoryBudget())
-    scheduler = Scheduler(settings or small(), limits, whole_chunks=whole, clock=clock or Clock())
+    scheduler = Scheduler(settings or small(), limits, aligned_chunks=whole, clock=clock or Clock())
     host = fake_host(context)
     return Engine(host, scheduler, runner or FakeRunner(), EngineSettings(max_errors=max_errors))
 
@@ -314,4 +314,4 @@ def finish_all(engine: Engine, answers: Answers | None = None, steps: int = 5000
         if not engine.busy:
             return answers
         answers.take(engine.step())
-    raise AssertionError(f"not idle after {steps} steps: {[e.id for e in engine.scheduler.entries]}")
+    raise AssertionError(f"not idle after {steps} steps: {[e.id for e in engine.scheduler.requests]}")

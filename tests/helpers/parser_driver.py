@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
 
-from mlxrun.parsers import AnswerParser, ChosenFamilies, Parser
-from mlxrun.parsers.delta import Delta
-from mlxrun.parsers.registry import thinking_family, tool_family
+from mlxrun.parsers.answer_parser import AnswerParser
+from mlxrun.parsers.delta import Delta, Parser
+from mlxrun.parsers.delta_builder import make_call_id
+from mlxrun.parsers.registry import find_reasoning_family, find_tool_call_family
 
 
 class Thought(NamedTuple):
@@ -104,12 +105,19 @@ TOOLS = [
 def parser(case: Case) -> Parser:
     """The parser of a case; ids are id0, id1, ..."""
     count = itertools.count()
-    chosen = ChosenFamilies(
-        tool_family(case.family) if case.family else None,
-        thinking_family(case.think) if case.think else None,
-    )
     tools = TOOLS if case.tools is None else case.tools
-    return AnswerParser(chosen, tools, opened=case.opened, new_id=lambda: f"id{next(count)}")
+    return AnswerParser(
+        find_tool_call_family(case.family) if case.family else None,
+        find_reasoning_family(case.think) if case.think else None,
+        tools,
+        opened=case.opened,
+        new_id=lambda: f"id{next(count)}",
+    )
+
+
+def make_tool_call_parser(name: str, new_id: Callable[[], str] = make_call_id) -> AnswerParser:
+    """A parser of tool calls alone, in the format of this name."""
+    return AnswerParser(find_tool_call_family(name), None, TOOLS, new_id=new_id)
 
 
 def play(make: Callable[[], Parser], pieces: Iterable[str]) -> list[Item]:
@@ -177,7 +185,7 @@ def exact(items: Sequence[Item]) -> list[tuple[str, ...]]:
 def _exact(item: Item) -> tuple[str, ...]:
     if isinstance(item, Call):
         return ("call", item.name, json.dumps(item.arguments))
-    return ("reasoning", item.text) if isinstance(item, Thought) else ("text", item)
+    return ("reasoning", item.text) if isinstance(item, Thought) else ("content", item)
 
 
 def pieces(text: str, size: int) -> list[str]:
@@ -267,10 +275,13 @@ def _markers(case: Case) -> list[str]:
     """All that may vanish, longest first."""
     found: set[str] = set()
     if case.family:
-        found |= {*tool_family(case.family).markers, *tool_family(case.family).drops}
+        found |= {*find_tool_call_family(case.family).markers, *find_tool_call_family(case.family).ignored}
     if case.think:
-        thinking = thinking_family(case.think)
-        found |= {*thinking.markers, *thinking.drops, *dict(thinking.pairs), *thinking.ends}
+        reasoning = find_reasoning_family(case.think)
+        found |= {*reasoning.markers, *reasoning.ignored}
+        if reasoning.read_answer is None:
+            for opener, closers in reasoning.pairs:
+                found |= {opener, *closers}
     return sorted(found, key=len, reverse=True)
 
 

@@ -17,10 +17,10 @@ from PIL import Image, ImageDraw
 from mlxrun.api.context import ApiContext
 from mlxrun.config.settings import Config
 from mlxrun.engine.client import EngineClient
-from mlxrun.model.model_info import load_host
-from mlxrun.parsers.model_formats import ModelFormats
+from mlxrun.model.model_info import load_model_info
+from mlxrun.parsers.registry import detect_formats
 from mlxrun.server.app import make_app
-from mlxrun.server.state import Server
+from mlxrun.server.engine_state import Server
 from mlxrun.text.images import MediaLoader
 
 HELLO = [{"role": "user", "content": "What is 12 + 30?"}]
@@ -57,10 +57,10 @@ def serve(config: Config) -> Iterator[Served]:
     started = threading.Event()
 
     async def run() -> None:
-        host = load_host(config.model, weights=True)
+        host = load_model_info(config.model, weights=True)
         client = await EngineClient.start(config, host)
         server = Server(config)
-        formats = ModelFormats.of(host, config.parsers)
+        formats = detect_formats(host.chat_template, host.tokenizer, config.parsers)
         server.attach(client, ApiContext(host, config, MediaLoader(config.media, None), formats))
         runner = web.AppRunner(make_app(server), handler_cancellation=True)
         await runner.setup()

@@ -19,23 +19,23 @@ from typing import Any
 
 import aiohttp
 from aiohttp import web
+from mlxrun.server.request_body import json_reply, read_json
 
 from mlxrun.api.context import ApiContext
-from mlxrun.api.openai.request import prepare
+from mlxrun.api.openai.request import prepare_request
 from mlxrun.config.settings import Config, ServerSettings
 from mlxrun.engine.client import Collector
 from mlxrun.errors import EngineDead, MlxrunError
+from mlxrun.parsers.model_formats import ModelFormats
 from mlxrun.scheduler.request import FinishReason, HitKind, Request, TokenEvent, TokenLogprob
 from mlxrun.server.app import make_app
+from mlxrun.server.engine_state import Server
 from mlxrun.server.generation import answers, whole
 from mlxrun.server.lifecycle import listening
-from mlxrun.server.request_body import json_reply, read_json
 from mlxrun.server.sse import EventStream
-from mlxrun.server.state import Server
 from mlxrun.server.surface import Endpoint, Surface
-from mlxrun.text.formats import PLAIN, AnswerFormats
 from mlxrun.text.images import MediaLoader
-from tests.helpers.tokenizers import FakeHost, ids_of
+from tests.helpers.tokenizers import FakeModelInfo, ids_of
 
 Act = str | TokenEvent | MlxrunError | FinishReason | Callable[[], Awaitable[Any]]
 Script = Callable[[Request], Iterable[Act]]
@@ -53,7 +53,7 @@ def tokens_of(text: str, request: Request) -> list[TokenEvent]:
         wanted = request.params.logprobs
         top = () if wanted is None else tuple((65 + i, -1.0 - i) for i in range(wanted))
         logprobs = () if wanted is None else (TokenLogprob(-0.5 - at % 3, top),)
-        events.append(TokenEvent(request.id, (token,), logprobs, len(request.prompt), hit=HitKind.MISS))
+        events.append(TokenEvent(request.id, (token,), logprobs, len(request.prompt), hit_kind=HitKind.MISS))
     return events
 
 
@@ -61,13 +61,13 @@ class FakeEngine:
     """Stands for EngineClient. `requests`: all that came; `aborted`: ids that were ended early; `running`:
     ids under way, empty once all is over. Events merge while they are not read, as the real client's do."""
 
-    def __init__(self, host: Any = None, script: Script | None = None) -> None:
-        self.host = host or FakeHost()
+    def __init__(self, model_info: Any = None, script: Script | None = None) -> None:
+        self.model_info = model_info or FakeModelInfo()
         self.script = script or says("Hello", " world", "!")
         self.requests: list[Request] = []
         self.aborted: list[str] = []
         self.running: dict[str, Collector] = {}
-        self.dead: MlxrunError | None = None
+        self.dead_error: MlxrunError | None = None
         self.closed = False
         self.cleared = 0
         self.scripts_done = 0
@@ -76,8 +76,8 @@ class FakeEngine:
         self._died = asyncio.Event()
 
     async def generate(self, request: Request) -> AsyncGenerator[TokenEvent, None]:
-        if self.dead is not None:
-            raise EngineDead(str(self.dead)) from self.dead
+        if self.dead_error is not None:
+            raise EngineDead(str(self.dead_error)) from self.dead_error
         assert request.id not in self.running, "request ids are unique"
         self.requests.append(request)
         collector = self.running[request.id] = Collector()
@@ -129,7 +129,7 @@ class FakeEngine:
         if self.running.get(request.id) is not collector:
             return
         collector.put(
-            TokenEvent(request.id, computed=len(request.prompt), finish=finish or FinishReason.STOP)
+            TokenEvent(request.id, num_computed_tokens=len(request.prompt), finish=finish or FinishReason.STOP)
         )
 
     def abort(self, request_id: str) -> None:
@@ -148,21 +148,21 @@ class FakeEngine:
 
     def die(self, error: MlxrunError | None = None) -> None:
         """What the end of the engine thread does."""
-        self.dead = error or EngineDead("the engine has stopped: as scripted")
+        self.dead_error = error or EngineDead("the engine has stopped: as scripted")
         for rid, collector in list(self.running.items()):
             self.running[rid] = Collector()  # what the script still does is not read
-            collector.put(TokenEvent(rid, finish=FinishReason.ERROR, error=self.dead))
+            collector.put(TokenEvent(rid, finish=FinishReason.ERROR, error=self.dead_error))
         self._died.set()
 
-    async def died(self) -> MlxrunError:
+    async def wait_until_dead(self) -> MlxrunError:
         await self._died.wait()
-        assert self.dead is not None
-        return self.dead
+        assert self.dead_error is not None
+        return self.dead_error
 
-    def cache_counts(self) -> Mapping[str, int]:
+    def read_cache_counters(self) -> Mapping[str, int]:
         return self.counts
 
-    async def stats(self) -> Mapping[str, Any]:
+    async def read_stats(self) -> Mapping[str, Any]:
         return self.numbers
 
     async def clear_cache(self) -> None:
@@ -246,7 +246,7 @@ async def _mini(request: web.Request, server: Server) -> web.StreamResponse:
     """The least that a surface does, as every surface does it. Events can be made large by ?pad=N."""
     pad = "x" * int(request.query.get("pad", 0))
     body = await read_json(request, server)
-    prepared = await prepare("/v1/chat/completions", body, server.side, stream=True)
+    prepared = await prepare_request("/v1/chat/completions", body, server.side, stream=True)
     with server.live.open(request, "mini", prepared) as live:
         if not prepared.stream:
             choices = await whole(server, live, prepared)
@@ -289,7 +289,7 @@ async def serving(
     script: Script | None = None,
     engine: Any = None,
     host: Any = None,
-    formats: AnswerFormats = PLAIN,
+    formats: ModelFormats = ModelFormats(),
     surfaces: Sequence[Surface] | None = None,
     clock: Callable[[], float] | None = None,
     loaded: bool = True,
@@ -301,7 +301,7 @@ async def serving(
     server = Server(config, **({} if clock is None else {"clock": clock}))
     engine = engine or FakeEngine(host, script)
     if loaded:
-        server.attach(engine, ApiContext(engine.host, config, MediaLoader(config.media, None), formats))
+        server.attach(engine, ApiContext(engine.model_info, config, MediaLoader(config.media, None), formats))
     app = make_app(server, surfaces)
     async with (
         listening(app, config.server) as address,

@@ -1,4 +1,4 @@
-"""F7: tokenizers made in the test process, hand-written chat templates, and a host model without a model.
+"""Tokenizers made in the test process, hand-written chat templates, and a model info without a model.
 
 `byte_tokenizer()` has ids 0 to 255 for the bytes themselves, a few merges, special tokens and added ones that
 are not special (`<think>`); `metaspace_tokenizer()` is like Llama's: U+2581 for spaces and byte fallback.
@@ -13,6 +13,8 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
+
+from mlxrun.scheduler.request import ProcessedPrompt
 
 SPECIAL = (
     *("<|begin|>", "<|im_start|>", "<|im_end|>", "</s>"),
@@ -138,18 +140,12 @@ def ids_of(text: str, tokenizer: Any = None) -> tuple[int, ...]:
     return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-@dataclass(frozen=True)
-class FakeProcessed:
-    """What FakeHost makes of a prompt with images."""
-
-    ids: tuple[int, ...]
-    spans: tuple[tuple[int, int], ...]
-    media: Any
+DIGESTS = {"model": "m" * 64, "tokenizer": "t" * 64, "template": "c" * 64}
 
 
 @dataclass(frozen=True)
-class FakeHost:
-    """A HostModel. An image becomes four `<|image_pad|>`, its colour (the first pixel) is the media."""
+class FakeModelInfo:
+    """A ModelInfo. An image becomes four `<|image_pad|>`, its colour (the first pixel) is the media."""
 
     tokenizer: Any = field(default_factory=byte_tokenizer)
     chat_template: str | None = CHATML
@@ -159,13 +155,15 @@ class FakeHost:
     name: str = "fake"
     names: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
+    digests: Mapping[str, str] = field(default_factory=lambda: DIGESTS)
+    processor_digest: bytes = b""
     calls: list[str] = field(default_factory=list)
 
     @property
     def eos_ids(self) -> frozenset[int]:
         return frozenset({self.tokenizer.eos_token_id})
 
-    def process(self, text: str, images: Sequence[Any]) -> FakeProcessed:
+    def process(self, text: str, images: Sequence[Any]) -> ProcessedPrompt:
         self.calls.append(text)
         pad = self.tokenizer.convert_tokens_to_ids("<|image_pad|>")
         ids: list[int] = []
@@ -174,4 +172,4 @@ class FakeHost:
             if token == pad:
                 spans.append((len(ids), len(ids) + 4))
             ids.extend([token] * (4 if token == pad else 1))
-        return FakeProcessed(tuple(ids), tuple(spans), tuple(image.getpixel((0, 0)) for image in images))
+        return ProcessedPrompt(tuple(ids), tuple(spans), tuple(image.getpixel((0, 0)) for image in images))

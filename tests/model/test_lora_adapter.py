@@ -81,9 +81,9 @@ def test_prefixes_of_other_weights_are_not_used(zoo: Zoo, adapter: Make, tmp_pat
         for way in ways:
             engine = engine_driver.engine(folder, backend="disk", disk_path=disk, **way)
             event = engine_driver.run(engine, [engine_driver.text("a", BASE)])["a"]
-            engine.prefixes.shutdown()
-            found.append((event.cached, event.tokens))
-            assert (event.hit is HitKind.MISS) == (len(found) <= len(ways))
+            engine.prefix_cache.shutdown()
+            found.append((event.num_cached_tokens, event.tokens))
+            assert (event.hit_kind is HitKind.MISS) == (len(found) <= len(ways))
     assert found[:3] == [(0, tokens) for _, tokens in found[3:]]
     assert len({tokens for _, tokens in found}) == 3
 
@@ -150,7 +150,7 @@ def test_a_vision_adapter_is_applied(zoo: Zoo, seeing: Make) -> None:
         engine_driver.run(each, [engine_driver.seen(each, "a", ids, max_tokens=6)])["a"]
         for each in (engine, engine_driver.engine(folder))
     )
-    tokens = list(engine.host.tokenizer.encode(ids))
+    tokens = list(engine.model_info.tokenizer.encode(ids))
     for token in event.tokens:
         logits = model.language_model(mx.array([tokens])).logits
         assert int(mx.argmax(logits[0, -1])) == token

@@ -18,7 +18,7 @@ import pytest
 from mlxrun.config.settings import ModelSettings
 from mlxrun.errors import ModelLoadError
 from mlxrun.model.loader import load_adapter
-from mlxrun.model.model_info import DEFAULT_CONTEXT, LoadedModelInfo, load_host
+from mlxrun.model.model_info import DEFAULT_CONTEXT, LoadedModelInfo, load_model_info
 from tests.helpers import engine_driver, text_models, vision_models
 from tests.helpers.byte_tokenizer import EOS, PAD, write_json
 from tests.helpers.model_fixtures import Zoo
@@ -49,7 +49,7 @@ def folder(zoo: Zoo, tmp_path: Path) -> Folder:
 
 
 def host(path: Path, **settings: Any) -> LoadedModelInfo:
-    return load_host(ModelSettings(path=str(path), **settings))
+    return load_model_info(ModelSettings(path=str(path), **settings))
 
 
 # -- ends of answers ------------------------------------------------------------------------------------
@@ -78,7 +78,7 @@ def test_an_end_from_a_list_ends_an_answer(zoo: Zoo, folder: Folder) -> None:
     end = next(token for i, token in enumerate(said) if i > 3 and token not in said[:i])
     for generation, wanted in (({"eos_token_id": [1, end]}, said[: said.index(end)]), (None, said)):
         engine = engine_driver.engine(folder(generation=generation))
-        request = engine_driver.text("a", ids, stop_ids=engine.host.eos_ids)
+        request = engine_driver.text("a", ids, stop_ids=engine.model_info.eos_ids)
         assert engine_driver.run(engine, [request])["a"].tokens == tuple(wanted)
 
 
@@ -257,4 +257,4 @@ def test_weights_are_loaded_once(
     assert calls == ["mlx_vlm.utils" if kind == "vision" and read_as == "auto" else "mlx_lm.utils"]
     assert held > 100_000
     assert mx.get_peak_memory() - before < 1.2 * held
-    assert adapter.new_cache()
+    assert adapter.make_cache()

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from mlxrun.api.openai.request import check_model
+from mlxrun.api.openai.request import check_model_name
 from mlxrun.config.settings import ModelSettings
 from mlxrun.errors import NotFound
 from mlxrun.model.model_files import EMBEDDED
-from mlxrun.model.model_info import LoadedModelInfo, load_host
+from mlxrun.model.model_info import LoadedModelInfo, load_model_info
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def host(path: Path | str, *names: str) -> LoadedModelInfo:
-    return load_host(ModelSettings(path=str(path), names=names))
+    return load_model_info(ModelSettings(path=str(path), names=names))
 
 
 def test_names_do_not_hide_the_models_own(folder: Path) -> None:
@@ -31,19 +31,19 @@ def test_names_do_not_hide_the_models_own(folder: Path) -> None:
     found = host(folder, "foo", "bar")
     assert (found.name, found.names) == ("foo", ("foo", "bar", "tiny-9b"))
     for name in ("foo", "bar", "tiny-9b", str(folder), None):
-        check_model(name, found)
+        check_model_name(name, found)
     for name in ("baz", folder.parent.name, "embedded", ""):
         with pytest.raises(NotFound, match="is not served here, but foo, bar, tiny-9b$"):
-            check_model(name, found)
+            check_model_name(name, found)
 
 
 def test_without_names_any_will_do(folder: Path) -> None:
     found = host(folder)
     assert (found.name, found.names) == ("tiny-9b", ())
-    check_model("gpt-4o", found)
+    check_model_name("gpt-4o", found)
 
 
 def test_the_built_in_model_is_called_embedded() -> None:
     found = host("embedded", "foo")
     assert (found.name, found.names) == ("foo", ("foo", "embedded"))
-    check_model("embedded", found)
+    check_model_name("embedded", found)

@@ -16,7 +16,7 @@ from mlxrun.engine.engine import Engine
 from mlxrun.model import probe
 from mlxrun.model.adapter import TextAdapter
 from mlxrun.model.compute_methods import ComputeMethods
-from mlxrun.model.prefill import PrefillSharing
+from mlxrun.model.chunk_grouping import PrefillSharing
 from mlxrun.model.probe import ProbeCheck
 from mlxrun.model.ragged import attention, decode_batch, layer_caches, row_group
 from mlxrun.model.runner import ModelRunner
@@ -55,7 +55,7 @@ def ragged_masks_dropped(monkeypatch: Patch) -> None:
 
     def attend(self: Any, queries: mx.array, scale: float, mask: Any, **more: Any) -> mx.array:
         with monkeypatch.context() as inner:
-            inner.setattr(row_group.RowGroup, "mask", lambda self, width, window: None)
+            inner.setattr(row_group.RowGroup, "make_mask", lambda self, width, window: None)
             return original(self, queries, scale, mask, **more)
 
     monkeypatch.setattr(attention.RaggedKeys, "attend", attend)
@@ -68,7 +68,7 @@ def ragged_queries_of_the_first_group(monkeypatch: Patch) -> None:
         window = None if mask is None else mask.window
         outputs = []
         for rows_, (keys, values) in zip(self._groups, self._pairs, strict=True):
-            allowed = rows_.mask(keys.shape[2], window)
+            allowed = rows_.make_mask(keys.shape[2], window)
             part = queries[: len(rows_.ids)]
             outputs.append(
                 mx.fast.scaled_dot_product_attention(part, keys, values, scale=scale, mask=allowed, **more)
@@ -98,7 +98,7 @@ def offsets_one_short(*stand_ins: Any) -> Callable[[Patch], None]:
             original = stand_in.begin
             monkeypatch.setattr(
                 stand_in,
-                "begin",
+                "begin_step",
                 lambda self, groups, offsets, longest, original=original: original(
                     self, groups, offsets - 1, longest
                 ),
@@ -108,7 +108,7 @@ def offsets_one_short(*stand_ins: Any) -> Callable[[Patch], None]:
 
 
 def all_masks_dropped(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(row_group.RowGroup, "mask", lambda self, width, window: None)
+    monkeypatch.setattr(row_group.RowGroup, "make_mask", lambda self, width, window: None)
 
 
 def states_not_reordered(monkeypatch: Patch) -> None:
@@ -116,18 +116,18 @@ def states_not_reordered(monkeypatch: Patch) -> None:
         filled = [p for p in parts if p is not None]
         return mx.concatenate(filled, axis=0)[: order.size] if filled else None
 
-    monkeypatch.setattr(decode_batch, "_stacked", keep_order)
+    monkeypatch.setattr(decode_batch, "_reorder_state", keep_order)
 
 
 def moved_rows_lose_a_token(monkeypatch: Patch) -> None:
     """A row that outgrows its group loses its oldest key."""
-    original = row_group.Buffer.row
+    original = row_group.KVBuffer.copy_row
 
     def row(self: Any, index: int, width: int) -> Any:
         part = original(self, index, width)
         return part._replace(keys=mx.roll(part.keys, 1, axis=2))
 
-    monkeypatch.setattr(row_group.Buffer, "row", row)
+    monkeypatch.setattr(row_group.KVBuffer, "copy_row", row)
 
 
 BROKEN = {
@@ -184,31 +184,31 @@ def test_what_the_probe_finds_would_have_been_wrong(zoo: Zoo, case: str, monkeyp
 @pytest.mark.parametrize("family", ["llama", "mamba2"])
 def test_rows_of_a_shared_forward_that_differ(zoo: Zoo, family: str, index: int, monkeypatch: Patch) -> None:
     """A shared forward that gives every row what one of them should have is not shared again."""
-    original = layer_caches.split
+    original = layer_caches.split_row
     monkeypatch.setattr(
         layer_caches,
-        "split",
+        "split_row",
         lambda cache, row, length: original(cache, min(index, batch_of(cache) - 1), length),
     )
     engine = engine_driver.engine(zoo.text(family))
     assert not checks(engine)["prefill equal lengths"].passed
-    assert methods(engine).sharing.rows == 1
+    assert methods(engine).sharing.max_rows == 1
     right(zoo, family, engine)
 
 
 def batch_of(cache: Sequence[Any]) -> int:
-    return layer_caches.all_arrays(cache)[0].shape[0]
+    return layer_caches.list_all_arrays(cache)[0].shape[0]
 
 
 def test_padding_that_a_row_keeps(zoo: Zoo, monkeypatch: Patch) -> None:
     """Padding stays in the cache: equal lengths may still share."""
-    original = layer_caches.split
+    original = layer_caches.split_row
 
     def split(cache: Any, index: int, length: int) -> Any:
-        longest = max(c.offset for c in layer_caches.flatten(cache))
+        longest = max(c.offset for c in layer_caches.flatten_caches(cache))
         return original(cache, index, longest)
 
-    monkeypatch.setattr(layer_caches, "split", split)
+    monkeypatch.setattr(layer_caches, "split_row", split)
     engine = engine_driver.engine(zoo.text("llama"))
     found = checks(engine)
     assert found["prefill equal lengths"].passed and not found["prefill padded"].passed
@@ -230,7 +230,7 @@ def test_recurrent_families_are_not_padded(zoo: Zoo, family: str) -> None:
 def test_one_row_a_forward_needs_no_prefill_checks(zoo: Zoo) -> None:
     engine = engine_driver.engine(zoo.text("llama"), prefill_rows=1)
     assert set(checks(engine)) == {"decode ragged"}
-    assert methods(engine).sharing.rows == 1
+    assert methods(engine).sharing.max_rows == 1
 
 
 # -- what it reports ----------------------------------------------------------------------------------------
@@ -268,7 +268,7 @@ def test_unknown_cache_classes_run_alone_unprobed(zoo: Zoo, monkeypatch: Patch) 
     class Special(KVCache):
         pass
 
-    monkeypatch.setattr(TextAdapter, "new_cache", lambda self: [Special() for _ in self.model.layers])
+    monkeypatch.setattr(TextAdapter, "make_cache", lambda self: [Special() for _ in self.model.layers])
     engine = engine_driver.engine(zoo.text("llama"))
     assert methods(engine) == ComputeMethods("alone") and checks(engine) == {}
     right(zoo, "llama", engine)

@@ -10,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlxrun.model.sampler import RowSampling, SampledBatch, Sampler, read
+from mlxrun.model.sampler import RowSampling, SampledBatch, Sampler, read_sampled
 from mlxrun.scheduler.request import SamplingParams
 from tests.helpers import engine_driver, text_models
 from tests.helpers.model_fixtures import Zoo
@@ -155,7 +155,7 @@ def test_a_filter_beside_it_takes_nothing_from_a_row_without_one() -> None:
     sampler = Sampler(
         [RowSampling(SamplingParams(temperature=1.0)), RowSampling(replace(WARM, top_k=2))], 4000
     )
-    kept = np.array(sampler._filtered(mx.array(x)))
+    kept = np.array(sampler._filter(mx.array(x)))
     assert np.array_equal(kept[0], x[0])
     assert np.isfinite(kept[1]).sum() == 2
 
@@ -209,7 +209,7 @@ def test_every_step_of_the_filters_is_the_references(index: int) -> None:
             assert int(mx.argmax(y)) == int(allowed(x, params, prompt, output).argmax())
             continue
         y = y / sampler._temperature
-        y = sampler._filtered(y) if sampler._filters else y
+        y = sampler._filter(y) if sampler._filters else y
         got = np.array(mx.softmax(y, axis=-1))[0]
         assert np.allclose(got, allowed(x, params, prompt, output), atol=2e-6)
 
@@ -222,7 +222,7 @@ def test_noise_differs_by_seed_and_position_alone() -> None:
     for seed in seeds:
         sampler = Sampler([RowSampling(SamplingParams(temperature=1.0, seed=seed))], VOCAB)
         for position in range(5):
-            noise = np.array(sampler._noised(x, [position]))[0]
+            noise = np.array(sampler._add_noise(x, [position]))[0]
             seen[seed, position] = tuple(noise.tolist())
             assert np.isfinite(noise).all()
     assert len(set(seen.values())) == len(seen)
@@ -241,7 +241,7 @@ def test_noise_differs_by_seed_and_position_alone() -> None:
 def test_at_the_edges_at_least_one_token_stays(params: dict[str, Any], kept: int) -> None:
     x = logits(1, 1)
     sampler = Sampler([RowSampling(replace(WARM, **params))], VOCAB)
-    y = np.array(sampler._filtered(mx.array(x)))[0]
+    y = np.array(sampler._filter(mx.array(x)))[0]
     assert np.isfinite(y).sum() == kept
     assert np.isfinite(y[x.argmax()])
 
@@ -259,7 +259,7 @@ def test_logprobs_are_float32_and_of_the_model_itself() -> None:
     wanted = exact - np.log(np.exp(exact).sum(-1, keepdims=True))
     draw = Sampler([started(p, [1], [2]) for p in params], VOCAB)(x, [4] * len(params))
     assert draw.logprobs is not None and draw.logprobs.dtype == mx.float32
-    for row, (sampled, p) in enumerate(zip(read(draw, params), params, strict=True)):
+    for row, (sampled, p) in enumerate(zip(read_sampled(draw, params), params, strict=True)):
         if p.logprobs is None:
             assert sampled.logprob is None
             continue
@@ -275,7 +275,7 @@ def test_logprobs_are_float32_and_of_the_model_itself() -> None:
 def test_more_logprobs_than_tokens_are_all_tokens() -> None:
     params = SamplingParams(logprobs=VOCAB + 5)
     draw = Sampler([RowSampling(params)], VOCAB)(mx.array(logits(1, 1)), [0])
-    (sampled,) = read(draw, [params])
+    (sampled,) = read_sampled(draw, [params])
     assert sampled.logprob is not None
     assert sorted(token for token, _ in sampled.logprob.top) == list(range(VOCAB))
 
@@ -283,7 +283,7 @@ def test_more_logprobs_than_tokens_are_all_tokens() -> None:
 def test_without_logprobs_none_are_made() -> None:
     draw = Sampler([started(GREEDY), started(WARM)], VOCAB)(mx.array(logits(1, 2)), [0, 0])
     assert draw.logprobs is None and draw.top_ids is None
-    assert len(draw.arrays()) == 1
+    assert len(draw.list_arrays()) == 1
 
 
 # -- in the engine ------------------------------------------------------------------------------------------
@@ -317,7 +317,7 @@ def test_a_seeded_request_gives_the_same_text_in_any_batch(zoo: Zoo, family: str
     ]
 
     def preempt(step: int) -> None:
-        for entry in engine.scheduler.entries:
+        for entry in engine.scheduler.requests:
             if step == 9 + 4 * int(entry.id) and entry.running:
                 engine.scheduler._preempt(entry)  # type: ignore[arg-type]
 

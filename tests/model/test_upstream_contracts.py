@@ -20,7 +20,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from mlxrun.errors import ModelLoadError
-from mlxrun.model.machine.versions import installed, requirements
+from mlxrun.model.machine.versions import find_version, read_requirements
 from mlxrun.model.ragged import attention
 from tests.helpers import engine_driver, text_models, vision_models
 from tests.helpers.model_fixtures import Zoo
@@ -32,9 +32,9 @@ BOTH = pytest.mark.parametrize("library", [LM, VLM])
 def versions(library: str) -> str:
     """What is installed, and what the package asks for."""
     name = library.split(".")[0].replace("_", "-")
-    asked = [Requirement(line) for line in requirements()]
+    asked = [Requirement(line) for line in read_requirements()]
     ranges = sorted({f"{r.name} {r.specifier}" for r in asked if r.name == name})
-    return f"{name} {installed(name)} is installed; mlxrun was tested with {', '.join(ranges)}"
+    return f"{name} {find_version(name)} is installed; mlxrun was tested with {', '.join(ranges)}"
 
 
 def need(fulfilled: bool, library: str, what: str) -> None:
@@ -77,9 +77,9 @@ def test_functions_take_what_we_pass(call: tuple[str, str, int, tuple[str, ...]]
 # The seam: these names and this order (queries, keys first) in both libraries.
 @pytest.mark.parametrize("library", ["mlx_lm.models.base", "mlx_vlm.models.base"])
 def test_the_attention_seam(library: str) -> None:
-    given = list(inspect.signature(get(library, attention.SEAM)).parameters)
+    given = list(inspect.signature(get(library, attention.ATTENTION_FUNCTION)).parameters)
     wanted = ["queries", "keys", "values", "cache", "scale", "mask", "sinks"]
-    need(given == wanted, library, f"{attention.SEAM} takes {given}, not {wanted}")
+    need(given == wanted, library, f"{attention.ATTENTION_FUNCTION} takes {given}, not {wanted}")
 
 
 NO_SEAM = ("mamba2", "gemma2")  # no attention; softcapped scores of its own
@@ -92,21 +92,25 @@ NO_SEAM = ("mamba2", "gemma2")  # no attention; softcapped scores of its own
 def test_models_attend_through_the_seam(zoo: Zoo, family: str) -> None:
     """Each family's module binds the name, unless it has no attention; installing twice is once."""
     adapter = engine_driver.runner(engine_driver.engine(zoo.text(family), probe=False))._adapter
-    bound = attention.install(adapter.model)
-    need((bound > 0) is (family not in NO_SEAM), "mlx_lm", f"{family} binds {attention.SEAM} {bound} times")
-    assert attention.install(adapter.model) == bound
-    for module in attention._modules(adapter.model):
-        assert vars(module)[attention.SEAM].routes_ragged_keys
-        inner = inspect.getclosurevars(vars(module)[attention.SEAM]).nonlocals["original"]
+    bound = attention.route_attention(adapter.model)
+    need(
+        (bound > 0) is (family not in NO_SEAM),
+        "mlx_lm",
+        f"{family} binds {attention.ATTENTION_FUNCTION} {bound} times",
+    )
+    assert attention.route_attention(adapter.model) == bound
+    for module in attention._find_modules(adapter.model):
+        assert vars(module)[attention.ATTENTION_FUNCTION].routes_ragged_keys
+        inner = inspect.getclosurevars(vars(module)[attention.ATTENTION_FUNCTION]).nonlocals["original"]
         assert not hasattr(inner, "routes_ragged_keys")
 
 
 def test_a_seam_that_is_no_function_is_refused(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
     adapter = engine_driver.runner(engine_driver.engine(zoo.text("llama"), probe=False))._adapter
-    module = next(iter(attention._modules(adapter.model)))
-    monkeypatch.setattr(module, attention.SEAM, "gone")
+    module = next(iter(attention._find_modules(adapter.model)))
+    monkeypatch.setattr(module, attention.ATTENTION_FUNCTION, "gone")
     with pytest.raises(ModelLoadError, match="untested mlx-lm or mlx-vlm"):
-        attention.install(adapter.model)
+        attention.route_attention(adapter.model)
 
 
 # -- caches -------------------------------------------------------------------------------------------------
@@ -206,7 +210,7 @@ def test_caches_of_text_models(zoo: Zoo, family: str) -> None:
         "qwen3_next": {"KVCache", "ArraysCache"},
         "mamba2": {"ArraysCache"},
     }[family]
-    made = engine_driver.runner(engine_driver.engine(zoo.text(family), probe=False))._adapter.new_cache()
+    made = engine_driver.runner(engine_driver.engine(zoo.text(family), probe=False))._adapter.make_cache()
     need({type(c).__name__ for c in made} == names, "mlx_lm", f"{family} uses {made}")
     need(isinstance(made, list), "mlx_lm", "make_prompt_cache gives a list")
 
@@ -247,7 +251,7 @@ def test_a_vision_model(zoo: Zoo, family: str) -> None:
     engine = engine_driver.engine(zoo.vision(family), probe=False)
     model = engine_driver.runner(engine)._adapter.model
     (image,) = vision_models.images(1, 1)
-    made = engine.host.process(vision_models.prompt(family, "a", None), [image])
+    made = engine.model_info.process(vision_models.prompt(family, "a", None), [image])
     need("pixel_values" in made.media, "mlx_vlm", f"processor gives {sorted(made.media)}")
     need(all(isinstance(v, np.ndarray) for v in made.media.values()), "mlx_vlm", "media is numpy only")
     given = {key: mx.array(value) for key, value in made.media.items()}
@@ -368,9 +372,9 @@ def test_a_prompt_can_be_launched_in_pieces(zoo: Zoo, monkeypatch: pytest.Monkey
     from mlx_lm import load
 
     model, _ = load(str(zoo.text("llama")))
-    attention.install(model)
+    attention.route_attention(model)
     ids = mx.array([[1, 2, 3, 4, 5]])
-    with attention.engine_forward():
+    with attention.use_engine_attention():
         whole = model(ids)
     launched: list[int] = []
     original = mx.async_eval
@@ -380,10 +384,10 @@ def test_a_prompt_can_be_launched_in_pieces(zoo: Zoo, monkeypatch: pytest.Monkey
         original(*arrays)
 
     monkeypatch.setattr(attention.mx, "async_eval", count)
-    with attention.engine_forward():
+    with attention.use_engine_attention():
         model(ids)
     own = len(launched)  # on a CPU attention launches what it computes
-    with attention.engine_forward(1):
+    with attention.use_engine_attention(1):
         pieces = model(ids)
     assert len(launched) - 2 * own == len(model.layers) > 1
     assert mx.array_equal(whole, pieces).item()

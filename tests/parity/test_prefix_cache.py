@@ -77,10 +77,10 @@ def test_every_kind_of_hit_gives_the_cold_answer(zoo: Zoo, family: str) -> None:
         event = once(engine, ask(name, ids, [BOUNDARY]))
         engine_driver.same(event, zoo.answer(family, ids, COUNT))
         if is_sliceable(family):
-            assert event.cached >= cached, name
-            assert kind is None or event.hit is kind, name
+            assert event.num_cached_tokens >= cached, name
+            assert kind is None or event.hit_kind is kind, name
         elif name in ("exact", "longer", "system"):
-            assert event.cached >= cached, name
+            assert event.num_cached_tokens >= cached, name
     engine_driver.same(once(engine, ask("again", BASE)), zoo.answer(family, BASE, COUNT))
 
 
@@ -91,7 +91,7 @@ def test_turns_of_a_conversation_go_on_from_the_last_answer(zoo: Zoo, family: st
     for turn in range(6):
         event = once(engine, ask(f"turn {turn}", ids, [BOUNDARY, len(ids) - 5]))
         engine_driver.same(event, zoo.answer(family, ids, COUNT))
-        assert event.cached >= before
+        assert event.num_cached_tokens >= before
         before = len(ids) - 1
         ids = (*ids, *event.tokens, *OTHER[turn * 9 : turn * 9 + 9])
 
@@ -104,7 +104,7 @@ def test_what_an_aborted_prompt_has_computed_serves_the_next_try(zoo: Zoo, famil
     assert left.finish is FinishReason.ABORT
     event = once(engine, ask("again", BASE))
     engine_driver.same(event, zoo.answer(family, BASE, COUNT))
-    assert event.cached >= 3 * CHUNK
+    assert event.num_cached_tokens >= 3 * CHUNK
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -115,7 +115,7 @@ def test_preempted_rows_come_back_through_the_cache(zoo: Zoo, family: str) -> No
 
     def disturb(step: int) -> None:
         if step in (4, 9):
-            running = [e for e in engine.scheduler.entries if e.running]
+            running = [e for e in engine.scheduler.requests if e.running]
             engine.scheduler._preempt(running[-1])
 
     events = engine_driver.run(engine, [ask(name, ids, count=16) for name, ids in prompts.items()], disturb)
@@ -138,7 +138,7 @@ def test_every_way_of_computing_makes_records_for_every_prompt(zoo: Zoo, family:
         for name, ids in prompts.items():
             engine_driver.same(events[f"{name}{round_}"], zoo.answer(family, ids, COUNT))
             if round_ and is_sliceable(family):
-                assert events[f"{name}1"].cached == len(ids) - 1
+                assert events[f"{name}1"].num_cached_tokens == len(ids) - 1
 
 
 # -- any order --------------------------------------------------------------------------------------
@@ -180,7 +180,7 @@ def test_any_order_of_turns_joins_and_aborts(zoo: Zoo, family: str, memory: int 
             engine_driver.beginning(events[f"{i}"], zoo.answer(family, TURNS[which], COUNT))
 
     check()
-    counts = engine.prefixes.counts()
+    counts = engine.prefix_cache.read_counters()
     assert counts["memory_bytes"] <= (memory or 1 << 40)
 
 
@@ -190,20 +190,20 @@ def test_an_engine_goes_on_with_what_another_left_on_disk(zoo: Zoo, family: str,
     options = {"backend": "disk", "disk_path": str(tmp_path), "checkpoint_every": CHUNK}
     first = engine_driver.engine(zoo.text(family), **options)
     once(first, ask("a", BASE, [BOUNDARY]))
-    first.prefixes.shutdown()
+    first.prefix_cache.shutdown()
     second = engine_driver.engine(zoo.text(family), **options)
     for name, ids in (("same", BASE), ("longer", (*BASE, *OTHER[:20]))):
         event = once(second, ask(name, ids, [BOUNDARY]))
         engine_driver.same(event, zoo.answer(family, ids, COUNT))
-        assert event.cached >= len(BASE) - 1
-    second.prefixes.shutdown()
+        assert event.num_cached_tokens >= len(BASE) - 1
+    second.prefix_cache.shutdown()
 
 
 # -- once is enough ---------------------------------------------------------------------------------
 
 
 def computed(event: TokenEvent) -> int:
-    return event.computed - event.cached
+    return event.num_computed_tokens - event.num_cached_tokens
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -224,7 +224,7 @@ def test_choices_of_one_prompt_compute_it_once(zoo: Zoo) -> None:
     engine = engine_driver.engine(zoo.text("llama"))
     events = engine_driver.run(engine, [ask(f"{i}", BASE) for i in range(5)])
     assert all(e.tokens == events["0"].tokens for e in events.values())
-    assert sorted(e.cached for e in events.values()) == [0, 74, 74, 74, 74]
+    assert sorted(e.num_cached_tokens for e in events.values()) == [0, 74, 74, 74, 74]
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3_next"])
@@ -234,7 +234,7 @@ def test_a_client_that_drops_again_and_again_gets_through(zoo: Zoo, family: str)
     left = []
     for i in range(4):
         event = engine_driver.run(engine, [Ask(ask(f"{i}", BASE), leaves=1)])[f"{i}"]
-        left.append(event.cached)
+        left.append(event.num_cached_tokens)
     assert left == sorted(set(left)), left
     engine_driver.same(once(engine, ask("last", BASE)), zoo.answer(family, BASE, COUNT))
 
@@ -257,11 +257,11 @@ def test_a_hit_that_cannot_be_restored_is_computed(
         patch.setattr(SnapshotCodec, "restore", broken)
         event = once(engine, ask("second", BASE))
     engine_driver.same(event, zoo.answer(family, BASE, COUNT))
-    assert engine.prefixes.counts()["refused"] > 0
+    assert engine.prefix_cache.read_counters()["refused"] > 0
     engine_driver.same(once(engine, ask("third", BASE)), zoo.answer(family, BASE, COUNT))
 
 
-@pytest.mark.parametrize("name", ["delta", "state", "restore"])
+@pytest.mark.parametrize("name", ["copy_delta", "copy_state", "restore"])
 def test_copies_that_fail_cost_nothing_but_time(zoo: Zoo, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """A cache failure never fails a request, nor does it leave those waiting that share the prompt."""
 
@@ -283,12 +283,12 @@ def test_memory_stays_within_its_budget_and_ends_empty(zoo: Zoo) -> None:
     engine_driver.run(
         engine,
         [ask(f"{i}", ids) for i, ids in enumerate(prompts)],
-        lambda _: seen.append(engine.prefixes.nbytes),
+        lambda _: seen.append(engine.prefix_cache.nbytes),
     )
     assert 0 < max(seen) <= 100_000
-    assert engine.prefixes.counts()["evicted"] > 0
-    engine.prefixes.shrink(0)
-    assert engine.prefixes.nbytes == engine.prefixes.counts()["records"] == 0
+    assert engine.prefix_cache.read_counters()["evicted"] > 0
+    engine.prefix_cache.shrink(0)
+    assert engine.prefix_cache.nbytes == engine.prefix_cache.read_counters()["records"] == 0
 
 
 @pytest.mark.parametrize("bits", [8, 4])
@@ -300,9 +300,9 @@ def test_stored_bits_hold_less_and_nearly_the_same(zoo: Zoo, bits: int) -> None:
     )
     for one in (exact, engine):
         once(one, ask("cold", BASE))
-    assert engine.prefixes.nbytes < exact.prefixes.nbytes * (bits + 8) / 32
+    assert engine.prefix_cache.nbytes < exact.prefix_cache.nbytes * (bits + 8) / 32
     event = once(engine, ask("warm", (*BASE, *OTHER[:3]), count=1))
-    assert event.cached >= len(BASE) - 1
+    assert event.num_cached_tokens >= len(BASE) - 1
     wanted = zoo.answer("llama", (*BASE, *OTHER[:3]), 1)
     assert abs(event.logprobs[0].logprob - wanted.logprobs[0][event.tokens[0]]) < 1.0
 
@@ -317,8 +317,8 @@ def test_reproducible_bytes_do_not_depend_on_the_cache(zoo: Zoo, family: str) ->
             asks = [ask(f"{n}", BASE[:n], [BOUNDARY]) for n in (40, 75, 33)]
             events = engine_driver.run(engine, asks)
             found.append([(e.tokens, [p.logprob for p in e.logprobs]) for _, e in sorted(events.items())])
-        assert (sum(e.cached for e in events.values()) > 0) == (backend == "memory")
-        assert all(e.cached % CHUNK == 0 for e in events.values())
+        assert (sum(e.num_cached_tokens for e in events.values()) > 0) == (backend == "memory")
+        assert all(e.num_cached_tokens % CHUNK == 0 for e in events.values())
     assert found[0] == found[1] == found[2] == found[3]
 
 
@@ -343,11 +343,11 @@ def test_images_are_part_of_the_content(zoo: Zoo, family: str) -> None:
         prompt = vision_models.prompt(family, "what is ", *[None] * len(images), question)
         event = once(engine, request)
         engine_driver.same(event, zoo.see(family, prompt, images, COUNT))
-        before = request.spans[0][0]
+        before = request.image_spans[0][0]
         if i in (0, 2):
-            assert event.cached <= before
+            assert event.num_cached_tokens <= before
         if i in (1, 4) and family not in ("qwen3_5", "gemma3"):
-            assert event.cached >= request.spans[0][1]
+            assert event.num_cached_tokens >= request.image_spans[0][1]
 
 
 @st.composite
@@ -395,7 +395,7 @@ def warm(zoo: Zoo) -> Iterator[Callable[[str], bool]]:
         engine = engine_driver.engine(zoo.text(family))
         once(engine, ask("cold", BASE))
         event = once(engine, ask("warm", (*BASE, *OTHER[:9])))
-        assert event.cached > 0
+        assert event.num_cached_tokens > 0
         return engine_driver.differs(event, zoo.answer(family, (*BASE, *OTHER[:9]), COUNT))
 
     yield differs
@@ -406,8 +406,8 @@ def test_a_dropped_state_is_noticed(warm: Callable[[str], bool], monkeypatch: py
 
     def without(self: Any, hit: Any, room: int, new: list[Any]) -> list[Any]:
         cache = restore(self, hit, room, new)
-        for leaf in layer_caches.flatten(cache):
-            if layer_caches.kind(leaf) is LayerKind.STATE:
+        for leaf in layer_caches.flatten_caches(cache):
+            if layer_caches.get_kind(leaf) is LayerKind.STATE:
                 leaf.cache = [a if a is None else a * 0 for a in leaf.cache]
         return cache
 
@@ -420,13 +420,13 @@ def test_a_dropped_state_is_noticed(warm: Callable[[str], bool], monkeypatch: py
 def test_a_wrong_delta_is_noticed(
     warm: Callable[[str], bool], monkeypatch: pytest.MonkeyPatch, family: str
 ) -> None:
-    delta = SnapshotCodec.delta
+    delta = SnapshotCodec.copy_delta
 
     def shifted(self: Any, view: Any, start: int, stop: int) -> Any:
         return delta(self, view, max(start - 1, 0), stop - int(start > 0))
 
     assert not warm(family)
-    monkeypatch.setattr(SnapshotCodec, "delta", shifted)
+    monkeypatch.setattr(SnapshotCodec, "copy_delta", shifted)
     assert warm(family)
 
 

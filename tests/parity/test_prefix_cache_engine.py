@@ -44,7 +44,7 @@ def test_the_next_turn_goes_on_from_the_answer(zoo: Zoo, family: str) -> None:
     for turn in range(6):
         event = once(engine, engine_driver.text(f"turn {turn}", ids, max_tokens=9))
         engine_driver.same(event, zoo.answer(family, ids, 9))
-        assert event.cached >= known, turn
+        assert event.num_cached_tokens >= known, turn
         known = len(ids) + len(event.tokens) - 1  # the last token was never computed on
         ids = (*ids, *event.tokens, *OTHER[turn * 9 : turn * 9 + 9])
 
@@ -54,9 +54,9 @@ def test_an_aborted_prompt_keeps_all_of_its_work(zoo: Zoo, family: str) -> None:
     """A2: also where no checkpoint is due: hybrids keep the state at which they were stopped."""
     engine = engine_driver.engine(zoo.text(family), prefill_budget=CHUNK, checkpoint_every=1 << 20)
     left = engine_driver.run(engine, [Ask(engine_driver.text("gone", BASE), leaves=3)])["gone"]
-    assert left.finish is FinishReason.ABORT and left.computed == 3 * CHUNK
+    assert left.finish is FinishReason.ABORT and left.num_computed_tokens == 3 * CHUNK
     event = once(engine, engine_driver.text("again", BASE))
-    assert event.cached == 3 * CHUNK
+    assert event.num_cached_tokens == 3 * CHUNK
     engine_driver.same(event, zoo.answer(family, BASE))
 
 
@@ -70,7 +70,7 @@ def test_an_aborted_answer_is_kept(zoo: Zoo, family: str) -> None:
     assert left.finish is FinishReason.ABORT and len(left.tokens) > 6
     ids = (*BASE[:40], *left.tokens, *OTHER[:5])
     event = once(engine, engine_driver.text("again", ids, max_tokens=9))
-    assert event.cached >= 40 + len(left.tokens) - 1
+    assert event.num_cached_tokens >= 40 + len(left.tokens) - 1
     engine_driver.same(event, zoo.answer(family, ids, 9))
 
 
@@ -92,7 +92,7 @@ def test_a_row_that_was_pushed_out_computes_no_prompt_again(zoo: Zoo, family: st
     pushed = []
 
     def look(step: int) -> None:
-        a = next((e for e in engine.scheduler.entries if e.id == "a"), None)
+        a = next((e for e in engine.scheduler.requests if e.id == "a"), None)
         if a is not None and not a.running and a.output:
             pushed.append(len(a.output))
 
@@ -120,10 +120,10 @@ SAMPLING: list[dict[str, Any]] = [
 def test_other_sampling_finds_the_same_prefix(zoo: Zoo, family: str) -> None:
     """A11: what was computed for a greedy request serves a drawn one, and the other way round."""
     engine = engine_driver.engine(zoo.text(family))
-    assert once(engine, engine_driver.text("greedy", BASE)).hit is HitKind.MISS
+    assert once(engine, engine_driver.text("greedy", BASE)).hit_kind is HitKind.MISS
     for i, params in enumerate(SAMPLING):
         event = once(engine, engine_driver.text(f"{i}", BASE, **params))
-        assert (event.hit, event.cached) == (HitKind.EXACT, len(BASE) - 1), params
+        assert (event.hit_kind, event.num_cached_tokens) == (HitKind.EXACT, len(BASE) - 1), params
         cold = once(
             engine_driver.engine(zoo.text(family), backend="none"),
             engine_driver.text(f"{i}", BASE, **params),
@@ -157,7 +157,7 @@ def test_the_cache_survives_a_failed_step(zoo: Zoo, monkeypatch: pytest.MonkeyPa
     engine_driver.same(events["second"], zoo.answer(family, (*BASE, *OTHER[:9])))
     engine_driver.same(events["third"], zoo.answer(family, OTHER))
     event = once(engine, engine_driver.text("fourth", BASE))
-    assert event.hit is HitKind.EXACT or event.cached == len(BASE) - 1
+    assert event.hit_kind is HitKind.EXACT or event.num_cached_tokens == len(BASE) - 1
     engine_driver.same(event, zoo.answer(family, BASE))
 
 
@@ -170,7 +170,7 @@ def test_a_cleared_cache_is_logged(zoo: Zoo, caplog: pytest.LogCaptureFixture) -
         assert "cleared" not in caplog.text
         engine.clear_cache()
     assert caplog.text.count("the prefix cache was cleared") == 1
-    assert once(engine, engine_driver.text("third", BASE)).hit is HitKind.MISS
+    assert once(engine, engine_driver.text("third", BASE)).hit_kind is HitKind.MISS
 
 
 def doubled(stack: Stack) -> Stack:
@@ -190,16 +190,16 @@ def test_an_entry_of_two_rows_is_a_miss(zoo: Zoo, family: str) -> None:
     """A12: planted in the cache. Nothing of it is used, the answer is right, and the next one hits again."""
     engine = engine_driver.engine(zoo.text(family))
     once(engine, engine_driver.text("first", BASE))
-    held = engine.prefixes._index.records.values()  # type: ignore[attr-defined]
+    held = engine.prefix_cache._index.records.values()  # type: ignore[attr-defined]
     assert held
     for record in held:
         record.payload = planted(record.payload)
     event = once(engine, engine_driver.text("second", BASE))
-    assert (event.hit, event.cached) == (HitKind.MISS, 0)
-    assert engine.prefixes.counts()["refused"] > 0 and engine.errors == 0
+    assert (event.hit_kind, event.num_cached_tokens) == (HitKind.MISS, 0)
+    assert engine.prefix_cache.read_counters()["refused"] > 0 and engine.errors == 0
     engine_driver.same(event, zoo.answer(family, BASE))
     event = once(engine, engine_driver.text("third", BASE))
-    assert event.hit is HitKind.EXACT
+    assert event.hit_kind is HitKind.EXACT
     engine_driver.same(event, zoo.answer(family, BASE))
 
 
@@ -208,19 +208,19 @@ def test_evicted_between_waiting_and_running(zoo: Zoo, family: str) -> None:
     """A20: a request that waits is promised nothing: what is gone when it runs is a miss, and right."""
     engine = engine_driver.engine(zoo.text(family), max_running=1)
     once(engine, engine_driver.text("first", BASE))
-    assert engine.prefixes.nbytes > 0
+    assert engine.prefix_cache.nbytes > 0
     engine.add(engine_driver.text("long", OTHER[:40]))
     engine.step()
     engine.add(engine_driver.text("second", BASE))
     engine.step()
-    assert [e.running for e in engine.scheduler.entries] == [True, False]
-    engine.prefixes.shrink(0)
+    assert [e.running for e in engine.scheduler.requests] == [True, False]
+    engine.prefix_cache.shrink(0)
     events: dict[str, TokenEvent] = {}
     while engine.busy:
         for event in engine.step():
             old = events.get(event.request_id)
             events[event.request_id] = event if old is None else old.merge(event)
-    assert events["second"].hit is HitKind.MISS
+    assert events["second"].hit_kind is HitKind.MISS
     engine_driver.same(events["second"], zoo.answer(family, BASE))
 
 
@@ -234,7 +234,7 @@ def test_a_prompt_of_thousands_of_tokens_is_found_in_the_next_turn(zoo: Zoo, fam
     first = once(engine, engine_driver.text("first", ids, max_tokens=4))
     turn = (*ids, *first.tokens, *OTHER[:9])
     second = once(engine, engine_driver.text("second", turn, max_tokens=4))
-    assert second.cached >= len(ids) - 1
+    assert second.num_cached_tokens >= len(ids) - 1
     cold = engine_driver.engine(zoo.text(family), backend="none", **sizes)
     assert second.tokens == once(cold, engine_driver.text("cold", turn, max_tokens=4)).tokens
 
@@ -247,7 +247,7 @@ def cost_of_a_hit(zoo: Zoo, spoilt: bool) -> tuple[int, int]:
     engine = engine_driver.engine(zoo.text("llama"), chunk=512, prefill_budget=512, context_length=8000)
     ids = text_models.prompts(45, [1500])[0]
     once(engine, engine_driver.text("first", ids, max_tokens=1))
-    entry, seen, restore = engine.prefixes.nbytes, list[int](), SnapshotCodec.restore
+    entry, seen, restore = engine.prefix_cache.nbytes, list[int](), SnapshotCodec.restore
 
     def measured(self: Any, hit: Any, *given: Any) -> Any:
         gc.collect()
@@ -267,7 +267,7 @@ def cost_of_a_hit(zoo: Zoo, spoilt: bool) -> tuple[int, int]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(SnapshotCodec, "restore", measured)
         event = once(engine, engine_driver.text("second", (*ids, 1), max_tokens=1))
-    assert event.cached >= len(ids) - 1 and engine.prefixes.nbytes >= entry > 500_000
+    assert event.num_cached_tokens >= len(ids) - 1 and engine.prefix_cache.nbytes >= entry > 500_000
     (peak,) = seen
     return peak, entry
 
@@ -289,4 +289,4 @@ def test_parts_of_the_cache_that_the_tests_look_at(zoo: Zoo) -> None:
     ):
         engine = engine_driver.engine(zoo.text(family))
         once(engine, engine_driver.text("a", BASE))
-        assert {r.part for r in engine.prefixes._index.records.values()} == wanted  # type: ignore[attr-defined]
+        assert {r.part for r in engine.prefix_cache._index.records.values()} == wanted  # type: ignore[attr-defined]

@@ -207,9 +207,9 @@ def test_a_graph_that_grows_is_seen(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -
     def remember(self: Sampler, tokens: mx.array) -> None:
         self._counts = self._counts + 1.0
 
-    monkeypatch.setattr(Sampler, "_remember", remember)
+    monkeypatch.setattr(Sampler, "_record_tokens", remember)
     monkeypatch.setattr(Sampler, "_adjust", lambda self, x: x)
-    monkeypatch.setattr(Sampler, "arrays", lambda self: [])
+    monkeypatch.setattr(Sampler, "list_arrays", lambda self: [])
     early, late = graph_growth(engine_driver.engine(zoo.text("llama")), 110)
     assert late > early + 40
 

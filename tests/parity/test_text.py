@@ -64,7 +64,7 @@ def test_together(zoo: Zoo, family: str, small: None) -> None:
     engine = engine_driver.engine(zoo.text(family))
     assert engine.probe is not None
     chosen = engine.probe.methods
-    assert (chosen.decode, chosen.sharing.rows, chosen.sharing.padded) == expected(family)
+    assert (chosen.decode, chosen.sharing.max_rows, chosen.sharing.max_padded) == expected(family)
     which = range(len(PROMPTS)) if family in text_models.CORE else PICKED
     all_same(engine_driver.run(engine, asks(which)), zoo, family)
     joins = [Ask(a.request, joins=(0, 30, 1, 3, 3, 12, 2, 9, 0, 20)[int(a.id)]) for a in asks(which)]
@@ -140,17 +140,19 @@ def test_prompts_share_a_forward_where_that_is_exact(
 ) -> None:
     """Rows are split off forwards of several, padded on the right only where attention is the only state."""
     split: list[tuple[int, int]] = []
-    original = layer_caches.split
+    original = layer_caches.split_row
 
     def watched(cache: Any, index: int, length: int, **options: Any) -> Any:
         keyed = [
-            leaf for leaf in layer_caches.flatten(cache) if layer_caches.kind(leaf) is not LayerKind.STATE
+            leaf
+            for leaf in layer_caches.flatten_caches(cache)
+            if layer_caches.get_kind(leaf) is not LayerKind.STATE
         ]
         split.append((length, max(leaf.offset for leaf in keyed)))
         return original(cache, index, length, **options)
 
     engine = engine_driver.engine(zoo.text(family))
-    monkeypatch.setattr(layer_caches, "split", watched)
+    monkeypatch.setattr(layer_caches, "split_row", watched)
     prompts = text_models.prompts(4, (8, 7, 9, 15, 15, 14, 33))
     events = engine_driver.run(engine, [engine_driver.text(str(i), p) for i, p in enumerate(prompts)])
     for i, prompt in enumerate(prompts):
@@ -187,7 +189,7 @@ def test_fuzz(zoo: Zoo, family: str, seed: int, small: None) -> None:
     )
 
     def preempt(step: int) -> None:
-        for entry in engine.scheduler.entries:
+        for entry in engine.scheduler.requests:
             if entry.running and rng.random() < 0.02:
                 engine.scheduler._preempt(entry)  # type: ignore[arg-type]
 
@@ -205,12 +207,12 @@ def test_rows_that_memory_pushes_out_and_back(
     zoo: Zoo, family: str, small: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """B16: memory for two or three rows: some are preempted while they decode, nothing is lost or doubled."""
-    monkeypatch.setattr(footprint, "STEP", 16)
-    monkeypatch.setattr(footprint, "ACTIVATIONS", 0)
+    monkeypatch.setattr(footprint, "BUFFER_STEP", 16)
+    monkeypatch.setattr(footprint, "ACTIVATION_FACTOR", 0)
     monkeypatch.setattr(token_budget, "DECODE_RESERVE", 1)
     preempted = count_calls(monkeypatch, Scheduler, "_preempt")
     engine = engine_driver.engine(zoo.text(family))
-    limit = engine.scheduler.memory.needed([40, 40, 60, 96], 16)
+    limit = engine.scheduler.memory.compute_needed_bytes([40, 40, 60, 96], 16)
     engine = engine_driver.engine(zoo.text(family), memory_limit=limit, memory_headroom=0.0)
     events = engine_driver.run(engine, asks(SHORT))
     assert len(events) == len(SHORT)
@@ -239,7 +241,7 @@ def test_all_rows_pushed_out_at_once_and_at_any_step(zoo: Zoo, family: str, ever
 
     def preempt(step: int) -> None:
         if step % 4 == 3 and step < 40:
-            for entry in engine.scheduler.entries[::every]:
+            for entry in engine.scheduler.requests[::every]:
                 if entry.running:
                     engine.scheduler._preempt(entry)  # type: ignore[arg-type]
                     last["step"] = step

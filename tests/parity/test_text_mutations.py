@@ -13,8 +13,8 @@ import pytest
 
 from mlxrun.engine.engine import Engine
 from mlxrun.model import runner
-from mlxrun.model.compute_methods import ComputeMethods, paddable
-from mlxrun.model.prefill import PrefillSharing
+from mlxrun.model.compute_methods import ComputeMethods, find_padding_limit
+from mlxrun.model.chunk_grouping import PrefillSharing
 from mlxrun.model.ragged import attention, decode_batch, layer_caches, row_group
 from mlxrun.model.runner import ModelRunner
 from mlxrun.model.sampler import Sampler
@@ -47,7 +47,7 @@ def none(monkeypatch: Patch) -> None:
 
 def mask_of_a_group_dropped(monkeypatch: Patch) -> None:
     """Rows see the left padding of their group."""
-    monkeypatch.setattr(row_group.RowGroup, "mask", lambda self, width, window: None)
+    monkeypatch.setattr(row_group.RowGroup, "make_mask", lambda self, width, window: None)
 
 
 def mask_of_the_first_group_for_all(monkeypatch: Patch) -> None:
@@ -55,7 +55,7 @@ def mask_of_the_first_group_for_all(monkeypatch: Patch) -> None:
     wraps(
         monkeypatch,
         row_group.RowGroup,
-        "mask",
+        "make_mask",
         lambda original: (
             lambda self, width, window: (
                 None
@@ -69,7 +69,7 @@ def mask_of_the_first_group_for_all(monkeypatch: Patch) -> None:
 def window_ignored(monkeypatch: Patch) -> None:
     """A row attends to twice what its layer should keep. (In one group, where all of that is still there.)"""
     monkeypatch.setattr(decode_batch, "SHORTEST_BUCKET", 256)
-    for name in ("width", "mask"):
+    for name in ("get_width", "make_mask"):
         wraps(
             monkeypatch,
             row_group.RowGroup,
@@ -84,7 +84,7 @@ def offsets_off_by_one(monkeypatch: Patch) -> None:
         wraps(
             monkeypatch,
             stand_in,
-            "begin",
+            "begin_step",
             lambda original: (
                 lambda self, groups, offsets, longest: original(self, groups, offsets + 1, longest)
             ),
@@ -97,7 +97,7 @@ def offsets_of_the_longest_row(monkeypatch: Patch) -> None:
         wraps(
             monkeypatch,
             stand_in,
-            "begin",
+            "begin_step",
             lambda original: (
                 lambda self, groups, offsets, longest: original(
                     self, groups, mx.full(offsets.shape, longest, dtype=mx.int32), longest
@@ -113,13 +113,15 @@ def state_not_reordered(monkeypatch: Patch) -> None:
         filled = [p for p in parts if p is not None]
         return mx.concatenate(filled, axis=0)[: order.size] if filled else None
 
-    monkeypatch.setattr(decode_batch, "_stacked", keep_order)
+    monkeypatch.setattr(decode_batch, "_reorder_state", keep_order)
 
 
 def state_of_a_step_ago(monkeypatch: Patch) -> None:
     """What the model leaves in its cache is not taken over."""
     monkeypatch.setattr(
-        decode_batch, "_joined", lambda slot: mx.zeros_like(slot[0]) if slot[0] is not None else None
+        decode_batch,
+        "_concatenate_states",
+        lambda slot: mx.zeros_like(slot[0]) if slot[0] is not None else None,
     )
 
 
@@ -169,7 +171,7 @@ def rows_joined_one_token_short(monkeypatch: Patch) -> None:
 
         return part
 
-    wraps(monkeypatch, layer_caches, "part", make)
+    wraps(monkeypatch, layer_caches, "read_keys_values", make)
 
 
 def padding_taken_for_prompt(monkeypatch: Patch) -> None:
@@ -179,21 +181,21 @@ def padding_taken_for_prompt(monkeypatch: Patch) -> None:
         def split(cache: Any, index: int, length: int, **options: Any) -> Any:
             offsets = [
                 c.offset
-                for c in layer_caches.flatten(cache)
-                if layer_caches.kind(c) is not layer_caches.LayerKind.STATE
+                for c in layer_caches.flatten_caches(cache)
+                if layer_caches.get_kind(c) is not layer_caches.LayerKind.STATE
             ]
             return original(cache, index, max(offsets, default=length), **options)
 
         return split
 
-    wraps(monkeypatch, layer_caches, "split", make)
+    wraps(monkeypatch, layer_caches, "split_row", make)
 
 
 def another_row_of_a_shared_forward(monkeypatch: Patch) -> None:
     wraps(
         monkeypatch,
         layer_caches,
-        "split",
+        "split_row",
         lambda original: lambda cache, index, length, **options: original(cache, 0, length, **options),
     )
 
@@ -274,7 +276,7 @@ def test_padded_prefill_of_recurrent_state(zoo: Zoo, family: str) -> None:
     todo = [Ask(engine_driver.text(str(i), p)) for i, p in enumerate(prompts)]
     for padded in (0, 16):
         engine = engine_driver.engine(zoo.text(family), ComputeMethods("ragged", PrefillSharing(4, padded)))
-        assert paddable(engine_driver.runner(engine)._adapter.new_cache(), 16) == 0
+        assert find_padding_limit(engine_driver.runner(engine)._adapter.make_cache(), 16) == 0
         assert parity(engine, zoo, family, todo) is (padded == 0)
 
 

@@ -91,7 +91,7 @@ def test_together(zoo: Zoo, family: str) -> None:
     engine, answers = engine_driver.engine(zoo.vision(family)), wanted(zoo, family)
     assert engine.probe is not None
     chosen, padded = engine.probe.methods, {"gemma3": 8, "qwen3_5": 0}.get(family, 16)
-    assert (chosen.decode, chosen.sharing.rows, chosen.sharing.padded) == ("ragged", 8, padded)
+    assert (chosen.decode, chosen.sharing.max_rows, chosen.sharing.max_padded) == ("ragged", 8, padded)
     made = asks(engine, family)
     for ask in made:
         assert ask.request.prompt == answers[ask.id].ids
@@ -123,9 +123,9 @@ def test_chunk_boundaries_around_an_image(zoo: Zoo, family: str) -> None:
         answers[str(before)] = zoo.see(family, text, [TALL, BLOCKS], count=6)
     all_same(engine_driver.run(engine, requests), answers)
     for request in requests:
-        assert len(request.spans) >= 2
+        assert len(request.image_spans) >= 2
         stops = {stop for name, stop in chunks if name == request.id}
-        for start, end in request.spans:
+        for start, end in request.image_spans:
             assert not any(start < stop < end for stop in stops)
             edges |= {"before"} if start in stops else set()
             edges |= {"after"} if end in stops else set()
@@ -165,7 +165,7 @@ def push_out(engine: Engine) -> Any:
 
     def preempt(step: int) -> None:
         if step % 7 == 5 and step < 30:
-            for entry in engine.scheduler.entries:
+            for entry in engine.scheduler.requests:
                 if entry.running:
                     engine.scheduler._preempt(entry)  # type: ignore[arg-type]
 
@@ -199,7 +199,7 @@ def test_fuzz(zoo: Zoo, family: str) -> None:
         todo.append(Ask(made, joins, joins + int(rng.integers(0, 30)) if rng.random() < 0.3 else None))
 
     def preempt(step: int) -> None:
-        for entry in engine.scheduler.entries:
+        for entry in engine.scheduler.requests:
             if entry.running and rng.random() < 0.02:
                 engine.scheduler._preempt(entry)  # type: ignore[arg-type]
 
@@ -284,7 +284,7 @@ def test_a_request_whose_images_fail_fails_alone(zoo: Zoo, family: str) -> None:
     good = asks(engine, family)
     broken = good[0].request
     media = {key: value[..., :1] for key, value in broken.media.items()}
-    bad = replace(broken, id="bad", media=media, digests=(b"other",) * len(broken.digests))
+    bad = replace(broken, id="bad", media=media, image_digests=(b"other",) * len(broken.image_digests))
     events = engine_driver.run(engine, [*good[:3], Ask(bad, joins=1), *good[3:]])
     event = events.pop("bad")
     assert event.finish is FinishReason.ERROR

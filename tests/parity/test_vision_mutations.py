@@ -34,7 +34,7 @@ def looks_at_images(monkeypatch: Patch, change: Callable[[PromptInputs], PromptI
 
         return inputs
 
-    wraps(monkeypatch, "inputs", make)
+    wraps(monkeypatch, "prepare_inputs", make)
 
 
 def none(monkeypatch: Patch) -> None:
@@ -52,7 +52,7 @@ def delta_of_another_row(monkeypatch: Patch) -> None:
     deltas = [0]
 
     def change(inputs: PromptInputs) -> PromptInputs:
-        deltas.append(inputs.delta)
+        deltas.append(inputs.position_delta)
         return replace(inputs, delta=deltas[-2])
 
     looks_at_images(monkeypatch, change)
@@ -70,7 +70,7 @@ def positions_of_the_first_chunk(monkeypatch: Patch) -> None:
 
         return media
 
-    wraps(monkeypatch, "_media", make)
+    wraps(monkeypatch, "_slice_inputs", make)
 
 
 def deepstack_of_the_first_tokens(monkeypatch: Patch) -> None:
@@ -86,7 +86,7 @@ def deepstack_of_the_first_tokens(monkeypatch: Patch) -> None:
 
         return deepstack
 
-    wraps(monkeypatch, "_deepstack", make)
+    wraps(monkeypatch, "_slice_deepstack", make)
 
 
 def deepstack_of_another_row(monkeypatch: Patch) -> None:

@@ -7,13 +7,12 @@ import json
 import pytest
 
 from mlxrun.parsers import text_stream as streams
-from mlxrun.parsers import tool_parser
 from mlxrun.parsers.text_stream import TextStream
 from tests.helpers.parser_corpus.core import CASES as CALLS
 from tests.helpers.parser_corpus.core import coder, hermes
 from tests.helpers.parser_corpus.malformed import CASES as MENDED
 from tests.helpers.parser_corpus.reasoning import CASES as THOUGHTS
-from tests.helpers.parser_driver import TOOLS, Case, exact, parser, pieces, play
+from tests.helpers.parser_driver import Case, exact, make_tool_call_parser, parser, pieces, play
 
 _LONG = "word " * 20_000
 # What has to be kept while it is read: values that are typed as a whole, arguments before their name, a name
@@ -47,7 +46,7 @@ _KEPT = {
 def _copied(monkeypatch: pytest.MonkeyPatch, name: str, text: str) -> int:
     """Characters of the text that a stream holds, added up over all times that more comes: what is copied."""
     copied = 0
-    add = TextStream.add
+    add = TextStream.add_text
 
     def count(stream: TextStream, piece: str) -> None:
         nonlocal copied
@@ -55,7 +54,7 @@ def _copied(monkeypatch: pytest.MonkeyPatch, name: str, text: str) -> int:
         copied += len(stream._text)
 
     monkeypatch.setattr(TextStream, "add", count)
-    parser = tool_parser(name, TOOLS, new_id=lambda: "id0")
+    parser = make_tool_call_parser(name, new_id=lambda: "id0")
     for at in range(0, len(text), 4):
         parser.feed(text[at : at + 4])
     parser.finish()
@@ -77,7 +76,7 @@ def test_a_megabyte_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_copies_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """The twin: a stream that keeps all it has read in one text."""
-    rest = TextStream._rest
+    rest = TextStream._keep_taken
     monkeypatch.setattr(TextStream, "_rest", lambda stream: rest(stream) if stream._settled else None)
     assert _copied(monkeypatch, *_KEPT["no call at all"]) > 1000 * len(_LONG)
 

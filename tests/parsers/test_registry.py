@@ -13,18 +13,17 @@ from mlx_lm.tool_parsers import json_tools
 from mlx_lm.tool_parsers import qwen3_coder as upstream_coder
 
 from mlxrun.errors import ConfigError
-from mlxrun.parsers import (
-    AnswerParser,
-    ChosenFamilies,
-    choose,
-    names,
-    opened_by,
-    reasoning_parser,
-    tool_parser,
+from mlxrun.parsers.answer_parser import AnswerParser
+from mlxrun.parsers.model_formats import ModelFormats
+from mlxrun.parsers.registry import (
+    REASONING_FAMILIES,
+    TOOL_CALL_FAMILIES,
+    choose_formats,
+    find_reasoning_family,
+    find_tool_call_family,
 )
-from mlxrun.parsers.registry import families, thinking_family, thinkings, tool_family
 from tests.helpers.parser_corpus.core import CASES
-from tests.helpers.parser_driver import TOOLS, Call, Case, Thought, merged
+from tests.helpers.parser_driver import TOOLS, Call, Case, Thought, make_tool_call_parser, merged
 
 # -- against mlx-lm ---------------------------------------------------------------------------------
 
@@ -76,38 +75,38 @@ SEED = "{{ '<seed:tool_call>\\n<function=' }}<seed:think>"
     ],
 )
 def test_auto(template: str | None, tokens: list[str], tools: str, reasoning: str | None) -> None:
-    chosen = choose(template, tokens)
-    assert chosen.tools is tool_family(tools)
-    assert chosen.reasoning is (thinking_family(reasoning) if reasoning else None)
+    chosen = choose_formats(template, tokens)
+    assert chosen.tool_calls is find_tool_call_family(tools)
+    assert chosen.reasoning is (find_reasoning_family(reasoning) if reasoning else None)
 
 
 @pytest.mark.parametrize("excerpt", [HERMES, CODER, SEED])
 def test_a_template_is_known_by_one_family(excerpt: str) -> None:
-    assert len([f.name for f in families() if f.detect(excerpt, frozenset())]) == 1
+    assert len([f.name for f in TOOL_CALL_FAMILIES if f.detect(excerpt, frozenset())]) == 1
 
 
 def test_names() -> None:
-    assert choose(HERMES, [], tools="none", reasoning="none") == ChosenFamilies(None, None)
-    assert choose(None, [], tools="qwen3_xml", reasoning="deepseek_r1") == ChosenFamilies(
-        tool_family("qwen3_coder"), thinking_family("think")
+    assert choose_formats(HERMES, [], tools="none", reasoning="none") == ModelFormats()
+    assert choose_formats(None, [], tools="qwen3_xml", reasoning="deepseek_r1") == ModelFormats(
+        find_tool_call_family("qwen3_coder"), find_reasoning_family("think")
     )
-    for kind, known in names().items():
-        assert known[:2] == ("auto", "none")
-        assert len(set(known)) == len(known), kind
-    for records in (families(), thinkings()):
-        every = [name for record in records for name in (record.name, *record.aliases)]
+    for records in (TOOL_CALL_FAMILIES, REASONING_FAMILIES):
+        every = ["auto", "none", *(name for record in records for name in (record.name, *record.aliases))]
         assert len(set(every)) == len(every)
 
 
 def test_the_page_lists_every_format() -> None:
     """docs/tools.md, in the order in which `auto` asks."""
     text = (Path(__file__).parents[2] / "docs" / "tools.md").read_text(encoding="utf-8")
-    for kind, title in (("tools", "## Formats of tool calls"), ("reasoning", "## Formats of reasoning")):
-        rows = re.findall(r"^\| `(\w+)` \|", text.split(title)[1].split("\n## ")[0], re.MULTILINE)
-        assert tuple(rows) == names()[kind][2:]
     for records, title in (
-        (families(), "Other names of tool calls"),
-        (thinkings(), "Other names of reasoning"),
+        (TOOL_CALL_FAMILIES, "## Formats of tool calls"),
+        (REASONING_FAMILIES, "## Formats of reasoning"),
+    ):
+        rows = re.findall(r"^\| `(\w+)` \|", text.split(title)[1].split("\n## ")[0], re.MULTILINE)
+        assert rows == [record.name for record in records]
+    for records, title in (
+        (TOOL_CALL_FAMILIES, "Other names of tool calls"),
+        (REASONING_FAMILIES, "Other names of reasoning"),
     ):
         line = re.search(rf"^{title}: (.*?)\n\n", text, re.MULTILINE | re.DOTALL)
         assert line is not None
@@ -118,19 +117,20 @@ def test_the_page_lists_every_format() -> None:
 
 def test_unknown_names() -> None:
     with pytest.raises(ConfigError, match=r"'hermess' is no tool parser \(did you mean 'hermes'\?\)"):
-        choose(None, [], tools="hermess")
+        choose_formats(None, [], tools="hermess")
     with pytest.raises(ConfigError, match=r"'thinks' is no reasoning parser \(did you mean 'think'\?\)"):
-        reasoning_parser("thinks")
+        find_reasoning_family("thinks")
     with pytest.raises(ConfigError, match="'zzz' is no tool parser; there are"):
-        tool_parser("zzz", TOOLS)
+        find_tool_call_family("zzz")
 
 
 def test_markers() -> None:
     """A53: the detokenizer lets through what the parsers of this request take out again, and nothing else."""
-    chosen = choose(HERMES, ["<think>"])
-    assert AnswerParser(chosen, TOOLS).markers == ("<tool_call>", "</tool_call>", "<think>", "</think>")
-    assert AnswerParser(chosen, None).markers == ("<think>", "</think>")
-    assert AnswerParser(choose(HERMES, [], reasoning="none"), []).markers == ()
+    chosen = choose_formats(HERMES, ["<think>"])
+    every = ("<tool_call>", "</tool_call>", "<think>", "</think>")
+    assert chosen.make_parser(TOOLS, "", "a").markers == every
+    assert chosen.make_parser(None, "", "a").markers == ("<think>", "</think>")
+    assert choose_formats(HERMES, [], reasoning="none").make_parser([], "", "a").markers == ()
 
 
 @pytest.mark.parametrize(
@@ -143,28 +143,31 @@ def test_markers() -> None:
         ("Say <think>\n twice", False),
     ],
 )
-def test_opened_by(prompt: str, opened: bool) -> None:
+def test_a_prompt_may_end_within_reasoning(prompt: str, opened: bool) -> None:
     """B26: whether the prompt leaves a thought open."""
-    assert opened_by(choose(None, ["<think>"]), prompt) is opened
-    assert opened_by(ChosenFamilies(None, None), prompt) is False
+    assert find_reasoning_family("think").is_opened_by(prompt) is opened
+    parser = choose_formats(None, ["<think>"]).make_parser(None, prompt, "a")
+    found = [*parser.feed("hm</think>Yes"), *parser.finish()]
+    assert merged(found) == ([Thought("hm"), "Yes"] if opened else ["hm</think>Yes"])
+    assert merged([*ModelFormats().make_parser(None, prompt, "a").feed("hm")]) == ["hm"]
 
 
-@pytest.mark.parametrize("thinking", thinkings(), ids=lambda thinking: thinking.name)
+@pytest.mark.parametrize("thinking", REASONING_FAMILIES, ids=lambda thinking: thinking.name)
 def test_a_thought_is_closed_in_the_model_s_own_way(thinking: Any) -> None:
     """What a budget writes ends the thought, and none of it is text."""
-    opener = thinking.pairs[0][0] if thinking.pairs else "<|channel|>analysis<|message|>"
-    parser = reasoning_parser(thinking.name)
+    opener, closers = thinking.pairs[0]
+    parser = AnswerParser(None, thinking)
     deltas = [*parser.feed(f"{opener}\nhm{thinking.closing}Yes."), *parser.finish()]
     assert merged(deltas) == [Thought("hm"), "Yes."]
-    assert all(end in thinking.closing for end in thinking.ends[:1])
+    assert closers[0] in thinking.closing
 
 
 def test_frames() -> None:
     """What a grammar needs for `tool_choice: required`: the frame around arguments reads as the call."""
-    for family in families():
-        if family.frame is None:
+    for family in TOOL_CALL_FAMILIES:
+        if family.prefix_suffix is None:
             continue
-        before, after = family.frame("add")
-        parser = tool_parser(family.name, TOOLS, new_id=lambda: "id0")
+        before, after = family.prefix_suffix("add")
+        parser = make_tool_call_parser(family.name, new_id=lambda: "id0")
         deltas = [*parser.feed(f'{before}{{"a": 1, "b": 2.5}}{after}'), *parser.finish()]
         assert merged(deltas) == [Call("add", {"a": 1, "b": 2.5})], family.name

@@ -11,20 +11,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxrun.parsers import AnswerParser, choose, tool_parser
-from mlxrun.parsers.marker_scanner import scanner
-from mlxrun.parsers.registry import families, tool_family
-from mlxrun.parsers.state_machine import AnswerStateMachine
-from mlxrun.parsers.tool_schemas import ToolSchemas, ValueSchema, mended, retyped, typed
+from mlxrun.parsers.answer_parser import AnswerParser
+from mlxrun.parsers.marker_scanner import get_scanner
+from mlxrun.parsers.registry import TOOL_CALL_FAMILIES, find_reasoning_family, find_tool_call_family
+from mlxrun.parsers.tool_schemas import ToolSchemas, ValueSchema, repair_string, repair_value, encode_bare_value
 from tests.helpers.parser_corpus.core import coder, hermes
-from tests.helpers.parser_driver import TOOLS, Call, function, merged, splits
+from tests.helpers.parser_driver import TOOLS, Call, function, make_tool_call_parser, merged, splits
 
 # -- markers ----------------------------------------------------------------------------------------
 
 
 def _scan(markers: tuple[str, ...], pieces: list[str]) -> list[tuple[str, str | None]]:
     """All that a scanner finds, as the stream uses it: text, and the marker behind it."""
-    scan, text, found, plain = scanner(*markers), "", [], ""
+    scan, text, found, plain = get_scanner(*markers), "", [], ""
     for i, piece in enumerate([*pieces, ""]):
         text += piece
         ended = i == len(pieces)
@@ -53,7 +52,7 @@ def test_markers_do_not_depend_on_pieces(data: st.DataObject) -> None:
 
 
 def test_only_what_may_become_a_marker_is_held() -> None:
-    scan = scanner("<tool_call>", "<|x|>")
+    scan = get_scanner("<tool_call>", "<|x|>")
     for text, held in [("a <", 2), ("a <t", 2), ("a <to", 2), ("a <tool_call", 2), ("a <b", 4), ("a <|", 2)]:
         assert scan.find(text, 0, False) == (held, None)
         assert scan.find(text, 0, True) == (len(text), None)
@@ -134,7 +133,7 @@ ROOT = {"$defs": {"n": {"type": "number"}, "list": {"type": "array", "items": {"
 )
 def test_typed(text: str, schema: Any, want: str) -> None:
     """A58: numbers stay as written, strings stay strings, arrays and objects are parsed once."""
-    assert typed(text, ValueSchema(schema, ROOT)) == want
+    assert encode_bare_value(text, ValueSchema(schema, ROOT)) == want
 
 
 @pytest.mark.parametrize(
@@ -143,22 +142,22 @@ def test_typed(text: str, schema: Any, want: str) -> None:
 )
 def test_guessed(text: str, want: str) -> None:
     """Formats whose templates write all but strings as JSON."""
-    assert typed(text, ValueSchema({}), guess=True) == want
+    assert encode_bare_value(text, ValueSchema({}), guess=True) == want
 
 
 def test_mended() -> None:
     """A58: a string where the schema has none is what it says; where strings are allowed it stays one."""
-    assert mended("[1]", ValueSchema({"type": "array"})) == "[1]"
-    assert mended("[1]", ValueSchema({"type": ["array", "string"]})) == '"[1]"'
-    assert mended("[1]", ValueSchema({})) == '"[1]"'
+    assert repair_string("[1]", ValueSchema({"type": "array"})) == "[1]"
+    assert repair_string("[1]", ValueSchema({"type": ["array", "string"]})) == '"[1]"'
+    assert repair_string("[1]", ValueSchema({})) == '"[1]"'
     schema = ValueSchema(
         {"type": "array", "items": {"type": "object", "properties": {"n": {"type": "integer"}}}}
     )
-    assert retyped([{"n": "1"}, {"n": 2}, {"m": "3"}], schema) == [{"n": 1}, {"n": 2}, {"m": "3"}]
+    assert repair_value([{"n": "1"}, {"n": 2}, {"m": "3"}], schema) == [{"n": 1}, {"n": 2}, {"m": "3"}]
 
 
 def test_half_a_surrogate_is_valid_utf8_all_the_same() -> None:
-    assert typed('["\\ud800"]', ValueSchema({"type": "array"})) == '["\\ud800"]'
+    assert encode_bare_value('["\\ud800"]', ValueSchema({"type": "array"})) == '["\\ud800"]'
 
 
 def test_tools_of_odd_forms_offer_nothing() -> None:
@@ -172,42 +171,42 @@ def test_tools_of_odd_forms_offer_nothing() -> None:
 PLAIN = [f" word{i}" if i % 7 else "\n" for i in range(10_000)]
 
 
-@pytest.mark.parametrize("name", [family.name for family in families()])
+@pytest.mark.parametrize("name", [family.name for family in TOOL_CALL_FAMILIES])
 def test_plain_text_wakes_nobody(name: str) -> None:
     """A54, A61: of ten thousand plain tokens only the first few are looked at, and no space is eaten.
 
     Families whose markers begin with a letter look up where that letter comes.
     """
-    machine = AnswerStateMachine(tool_family(name), None, ToolSchemas(TOOLS))
-    begun = {marker[0] for marker in tool_family(name).openers} & set("".join(PLAIN))
+    machine = make_tool_call_parser(name)
+    begun = {marker[0] for marker in find_tool_call_family(name).openers} & set("".join(PLAIN))
     deltas = [delta for token in PLAIN for delta in machine.feed(token)]
     assert "".join(delta.text for delta in deltas) == "".join(PLAIN).rstrip()
-    assert machine.woken <= 3 or begun
+    assert machine.reads <= 3 or begun
     assert [*machine.finish()] == []
 
 
 def test_a_marker_wakes() -> None:
     """The twin of the test above: the counter counts."""
-    machine = AnswerStateMachine(tool_family("hermes"), None, ToolSchemas(TOOLS))
+    machine = make_tool_call_parser("hermes")
     for token in ["a"] * 10 + ["<"] * 10:
         machine.feed(token)
-    assert machine.woken == 11
+    assert machine.reads == 11
 
 
 @pytest.mark.parametrize("opened", [False, True])
 def test_a_thought_flows_too(opened: bool) -> None:
     """A61, A62."""
-    parser = AnswerParser(choose(None, ["<think>"]), opened=opened)
+    parser = AnswerParser(None, find_reasoning_family("think"), opened=opened)
     before = [] if opened else [*parser.feed("<think>")]
     deltas = [delta for token in PLAIN[1:] for delta in parser.feed(token)]
     assert not before
     assert {delta.kind for delta in deltas} == {"reasoning"}
-    assert parser.woken <= 3
+    assert parser.reads <= 3
 
 
 def test_text_is_not_held_back() -> None:
     """Only white space and what may become a marker wait; every other character is given at once."""
-    parser = tool_parser("hermes", TOOLS)
+    parser = make_tool_call_parser("hermes")
     given = ""
     text = "a < b, x<tool_x> and </tool_call> <fun\n\nend <tool_call"
     for i, char in enumerate(text, 1):
@@ -229,7 +228,7 @@ def test_a_string_comes_as_it_is_written(write: Any) -> None:
     content = "line one\n" * 50
     text = write("write_file", {"path": "p", "content": content})
     start, end = text.index("line one"), text.rindex("line one")
-    parser = tool_parser("hermes", TOOLS)
+    parser = make_tool_call_parser("hermes")
     fragments, name = "", ""
     for i, char in enumerate(text, 1):
         for delta in parser.feed(char):
@@ -266,26 +265,26 @@ def test_ids_of_mistral(text: str, ids: list[str]) -> None:
     """The model's own; else nine letters and digits, as its templates refuse any other."""
     for name in ("mistral", "mistral_v3"):
         count = itertools.count()
-        parser = tool_parser(name, TOOLS, new_id=lambda: f"call_0123456789abcdef01234{next(count) + 50}")  # noqa: B023
+        parser = make_tool_call_parser(name, new_id=lambda: f"call_0123456789abcdef01234{next(count) + 50}")  # noqa: B023
         deltas = [*parser.feed(text), *parser.finish()]
         assert [delta.id for delta in deltas if delta.id] == ids
 
 
 def test_ids_of_others_are_as_they_were_made() -> None:
-    parser = tool_parser("hermes", TOOLS, new_id=lambda: "call_0123456789abcdef01234567")
+    parser = make_tool_call_parser("hermes", new_id=lambda: "call_0123456789abcdef01234567")
     deltas = parser.feed('<tool_call>{"id": "abcdef123", "name": "now"}</tool_call>')
     assert [delta.id for delta in deltas if delta.id] == ["call_0123456789abcdef01234567"]
 
 
 def test_a_call_in_one_piece_is_whole() -> None:
     """A56: complete in one coarse piece, before the end."""
-    deltas = tool_parser("hermes", TOOLS, new_id=lambda: "id0").feed(hermes("add", {"a": 1, "b": 2.0}))
+    deltas = make_tool_call_parser("hermes", new_id=lambda: "id0").feed(hermes("add", {"a": 1, "b": 2.0}))
     assert merged(deltas) == [Call("add", {"a": 1, "b": 2.0})]
 
 
 def test_ids() -> None:
     """`call_` and 24 hexadecimal digits, all different."""
-    parser = tool_parser("hermes", TOOLS)
+    parser = make_tool_call_parser("hermes")
     deltas = [*parser.feed(hermes("now", {}) * 20), *parser.finish()]
     ids = [delta.id for delta in deltas if delta.id]
     assert len(set(ids)) == 20
@@ -300,5 +299,5 @@ def test_long_arguments_are_read_in_linear_time() -> None:
         hermes("write_file", {"content": content}),
         coder("write_file", {"content": content}),
     ):
-        parser = tool_parser("hermes", TOOLS, new_id=lambda: "id0")
+        parser = make_tool_call_parser("hermes", new_id=lambda: "id0")
         assert merged([*parser.feed(text), *parser.finish()]) == [Call("write_file", {"content": content})]

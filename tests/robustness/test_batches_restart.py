@@ -12,8 +12,9 @@ import pytest
 from mlxrun.batch.run_paths import Paths
 from mlxrun.errors import EngineDead
 from mlxrun.scheduler.request import Request
-from tests.helpers.batch_fakes import Bench, FakeClient, JobHost, chat, chats
+from tests.helpers.batch_fakes import Bench, FakeClient, chat, chats
 from tests.helpers.batches_server import CHAT, Place
+from tests.helpers.tokenizers import FakeModelInfo
 
 
 @pytest.fixture
@@ -100,7 +101,7 @@ async def test_a_dead_engine_loses_nothing(place: Place) -> None:
             except EngineDead as error:
                 raise KeyError("healed enough to fail alone") from error
 
-    async with place.run(Healed(JobHost())) as site:
+    async with place.run(Healed(FakeModelInfo())) as site:
         done = await site.over(made["id"])
         assert (done["status"], done["request_counts"]["completed"]) == ("completed", 3)
 

@@ -52,7 +52,7 @@ execute, names = ModelRunner.execute, {}
 def logged(runner, plan):
     for one in plan.admit:
         request = one.request
-        what = repr((request.prompt, request.digests, request.params.seed)).encode()
+        what = repr((request.prompt, request.image_digests, request.params.seed)).encode()
         names[request.id] = hashlib.sha256(what).hexdigest()[:16]
     result = execute(runner, plan)
     assert not result.unusable, result.unusable

@@ -63,7 +63,7 @@ class Filled:
             engine_driver.same(event, self.zoo.answer(self.family, ids, COUNT))
             events.append(event)
         engine.prefixes.shutdown()
-        return Answered(events, engine.prefixes.counts())
+        return Answered(events, engine.prefixes.read_counters())
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Answered:
 
     @property
     def cached(self) -> list[int]:
-        return [event.cached for event in self.events]
+        return [event.num_cached_tokens for event in self.events]
 
 
 def open_engine(zoo: Zoo, family: str, disk: Path, seed: int | None = None) -> Any:

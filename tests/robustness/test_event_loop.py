@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 from tests.helpers.server_fakes import Serving, server_config
-from tests.helpers.tokenizers import TOOLS, FakeHost
+from tests.helpers.tokenizers import TOOLS, FakeModelInfo
 from tests.robustness.test_server_fuzz import site
 from tests.robustness.test_server_fuzz_bodies import CHAT, COMPLETION, COUNT, MESSAGES, RESPONSES
 
-HOST = FakeHost(chat_template=TOOLS, context_length=1_000_000)
+HOST = FakeModelInfo(chat_template=TOOLS, context_length=1_000_000)
 CONFIG = server_config()
 SAID = ("user", "assistant")
 LARGE, SMALL = 3000, 2

@@ -15,7 +15,7 @@ from mlxrun.config.loading import load_config
 from mlxrun.config.settings import Config, ModelSettings, SchedulerSettings
 from mlxrun.engine.factory import build_engine
 from mlxrun.errors import ConfigError, JobError, ModelLoadError
-from mlxrun.model.model_info import load_host
+from mlxrun.model.model_info import load_model_info
 from tests.helpers.model_fixtures import Zoo
 
 
@@ -80,10 +80,10 @@ def test_a_tokenizer_that_is_none(model: Path, harm: Callable[[Path], object], s
     """A33: no model that reads nothing and answers nothing; the error names folder and file. The twin: the
     folder as it was loads."""
     settings = ModelSettings(path=str(model))
-    assert load_host(settings).tokenizer.encode("a b", add_special_tokens=False)
+    assert load_model_info(settings).tokenizer.encode("a b", add_special_tokens=False)
     harm(model / "tokenizer.json")
     with pytest.raises(ModelLoadError, match=said):
-        load_host(settings)
+        load_model_info(settings)
 
 
 @pytest.mark.parametrize("kind", ["text", "vision"])

@@ -18,7 +18,7 @@ import pytest
 from mlxrun.config.settings import Config, ModelSettings, SchedulerSettings, ServerSettings
 from mlxrun.engine.client import EngineClient
 from mlxrun.errors import EngineDead, MlxrunError
-from mlxrun.model.model_info import load_host
+from mlxrun.model.model_info import load_model_info
 from mlxrun.model.runner import ModelRunner
 from tests.engine.test_client import engine_threads
 from tests.helpers.engine_fakes import FakeRunner, make_engine
@@ -39,7 +39,7 @@ class Panic(BaseException):
 
 @pytest.fixture(scope="module")
 def host() -> Any:
-    return load_host(ModelSettings(), weights=True)
+    return load_model_info(ModelSettings(), weights=True)
 
 
 @asynccontextmanager
@@ -170,7 +170,7 @@ async def test_a_load_that_fails_is_told(error: BaseException) -> None:
         raise error
 
     with pytest.raises(MlxrunError, match="odd weights"):
-        await asyncio.wait_for(EngineClient.of(build), NEVER)
+        await asyncio.wait_for(EngineClient.start_with(build), NEVER)
     assert engine_threads() == []
 
 
@@ -222,7 +222,7 @@ async def test_the_tests_see_a_waiter_that_is_forgotten(host: Any, monkeypatch: 
     """Mutation: an engine thread that ends and says nothing leaves a request behind."""
     monkeypatch.setattr("mlxrun.engine.client.EngineClient._on_dead", lambda self, error: None)
     runner = FakeRunner(dead=True)
-    client = await EngineClient.of(lambda: make_engine(runner, max_errors=1))
+    client = await EngineClient.start_with(lambda: make_engine(runner, max_errors=1))
     async with serving(engine=FakeEngine()) as s:
         s.server._client = client
         asked = asyncio.create_task(s.post(CHAT, {"messages": HI}))

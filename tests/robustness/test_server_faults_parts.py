@@ -12,14 +12,14 @@ import pytest
 
 from mlxrun.config.settings import ModelSettings
 from mlxrun.engine.client import Collector, EngineClient
-from mlxrun.model.model_info import load_host
+from mlxrun.model.model_info import load_model_info
 from mlxrun.model.runner import ModelRunner
 from mlxrun.model.snapshot.snapshots import SnapshotCodec
 from mlxrun.scheduler.request import TokenEvent
 from tests.helpers.engine_fakes import FakeRunner, make_engine
 from tests.helpers.served_model import HELLO, looking, picture
 from tests.helpers.server_fakes import FakeEngine, serving
-from tests.helpers.tokenizers import FakeHost
+from tests.helpers.tokenizers import FakeModelInfo
 from tests.robustness.test_server_faults import LONG, ask, site, text
 from tests.robustness.test_server_fuzz import nothing_left
 from tests.robustness.test_server_fuzz_bodies import CHAT, HI, MESSAGES, RESPONSES
@@ -29,7 +29,7 @@ from tests.server.test_live_requests import until
 
 @pytest.fixture(scope="module")
 def host() -> Any:
-    return load_host(ModelSettings(), weights=True)
+    return load_model_info(ModelSettings(), weights=True)
 
 
 # -- the prefix cache -----------------------------------------------------------------------------------
@@ -45,8 +45,8 @@ async def test_copies_that_fail_are_only_missing(host: Any, monkeypatch: pytest.
             raise RuntimeError("no copy")
 
         with monkeypatch.context() as patched:
-            patched.setattr(SnapshotCodec, "delta", failing)
-            patched.setattr(SnapshotCodec, "state", failing)
+            patched.setattr(SnapshotCodec, "copy_delta", failing)
+            patched.setattr(SnapshotCodec, "copy_state", failing)
             for _ in range(2):
                 reply = await ask(s, LONG)
                 assert text(reply) == right
@@ -57,7 +57,7 @@ async def test_copies_that_fail_are_only_missing(host: Any, monkeypatch: pytest.
         await nothing_left(s)
 
 
-@pytest.mark.parametrize("where", ["restore", "_filled"])
+@pytest.mark.parametrize("where", ["restore", "_restore_keys"])
 async def test_a_hit_that_cannot_be_restored_is_computed(
     host: Any, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
@@ -92,7 +92,7 @@ async def test_an_event_that_cannot_be_delivered(monkeypatch: pytest.MonkeyPatch
         put(self, event)
 
     runner, doomed = FakeRunner(), set[str]()
-    client = await EngineClient.of(lambda: engine_of(runner))
+    client = await EngineClient.start_with(lambda: engine_of(runner))
     try:
         async with serving(engine=client) as s:
             right = text(await ask(s, HI))
@@ -120,7 +120,7 @@ async def test_an_event_that_cannot_be_delivered(monkeypatch: pytest.MonkeyPatch
 
 async def test_a_thread_that_cannot_deliver_says_so() -> None:
     """B1: what goes wrong between the engine's thread and the loop ends the engine, and all hear of it."""
-    client = await EngineClient.of(lambda: make_engine(FakeRunner()))
+    client = await EngineClient.start_with(lambda: make_engine(FakeRunner()))
     thread = client._thread
 
     def failing(events: Any) -> None:
@@ -142,7 +142,7 @@ async def test_a_thread_that_cannot_deliver_says_so() -> None:
 
 async def test_a_template_that_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     """A31, A50: 400 for the one request, whatever it is that a template raises."""
-    fake = FakeHost()
+    fake = FakeModelInfo()
     apply = type(fake.tokenizer).apply_chat_template
 
     def failing(self: Any, messages: Any, *args: Any, **more: Any) -> Any:

@@ -25,21 +25,21 @@ from mlxrun.server.batches.batch_queue import BatchQueue
 from mlxrun.server.batches.storage import Storage
 from mlxrun.server.response_store import responses_of
 from tests.helpers.server_fakes import FakeEngine, Serving, says, server_config, serving
-from tests.helpers.tokenizers import TOOLS, FakeHost
+from tests.helpers.tokenizers import TOOLS, FakeModelInfo
 from tests.robustness.test_server_fuzz_bodies import CHAT, HI, Shot, judge, shots
 
 # aiohttp warns of forms that are none, besides raising.
 pytestmark = pytest.mark.filterwarnings("ignore::aiohttp.multipart.BadContentDispositionHeader")
 
 CONFIG = server_config(max_body_bytes=100_000, store_responses=20)
-TEXT, VISION = FakeHost(chat_template=TOOLS), FakeHost(vision=True)
+TEXT, VISION = FakeModelInfo(chat_template=TOOLS), FakeModelInfo(vision=True)
 ANSWER_WITHIN = 20  # seconds: a hang, on whatever machine
 LANES = 16
 
 
 @asynccontextmanager
 async def site(
-    folder: Path, engine: Any = None, config: Config = CONFIG, host: FakeHost = TEXT
+    folder: Path, engine: Any = None, config: Config = CONFIG, host: FakeModelInfo = TEXT
 ) -> AsyncIterator[Serving]:
     """A server with all surfaces, files and batches included."""
     async with serving(config, engine=engine, host=host, script=says("An answer.")) as s:
@@ -107,15 +107,15 @@ async def empty(client: EngineClient) -> None:
         if not engine.busy and not client._collectors:
             break
         await asyncio.sleep(0.005)
-    assert not engine.busy and client._collectors == {} and client._asked == set()
+    assert not engine.busy and client._collectors == {} and client._pending_calls == set()
     scheduler = engine.scheduler
-    assert scheduler.entries == () and client.dead is None
-    stats = await client.stats()
+    assert scheduler.requests == () and client.dead_error is None
+    stats = await client.read_stats()
     assert (stats["running"], stats["waiting"]) == (0, 0)
 
 
 @pytest.mark.parametrize("host", [TEXT, VISION], ids=["text", "vision"])
-async def test_bad_requests(tmp_path: Path, host: FakeHost) -> None:
+async def test_bad_requests(tmp_path: Path, host: FakeModelInfo) -> None:
     """A51: a fixed part of the sweep below."""
     async with site(tmp_path, host=host) as s:
         found = await volley(s, shots(1, 400))
@@ -142,10 +142,10 @@ async def test_ten_thousand_bad_requests(tmp_path: Path, seed: int) -> None:
 
 
 async def embedded() -> EngineClient:
-    from mlxrun.model.model_info import load_host
+    from mlxrun.model.model_info import load_model_info
 
     config = Config(model=ModelSettings(), scheduler=SchedulerSettings(chunk=32))
-    return await EngineClient.start(config, load_host(config.model, weights=True))
+    return await EngineClient.start(config, load_model_info(config.model, weights=True))
 
 
 @pytest.mark.parametrize("count", [60, pytest.param(800, marks=pytest.mark.sweep)])

@@ -18,7 +18,7 @@ import pytest
 
 from mlxrun.config.settings import Config, ServerSettings
 from tests.helpers.server_fakes import Serving, hello
-from tests.helpers.tokenizers import STRICT, FakeHost
+from tests.helpers.tokenizers import STRICT, FakeModelInfo
 from tests.robustness.test_server_fuzz import CONFIG, VISION, nothing_left, site
 from tests.robustness.test_server_fuzz_bodies import CHAT, COMPLETION, COUNT, HI, MESSAGES, RESPONSES
 
@@ -222,10 +222,10 @@ MISTAKES |= {
     for name, url in IMAGES.items()
     for path, body in shows(url).items()
 }
-NAMED = FakeHost(names=("served",))
+NAMED = FakeModelInfo(names=("served",))
 
 
-def host_of(name: str) -> FakeHost:
+def host_of(name: str) -> FakeModelInfo:
     """Names are only asked for where a mistake is about them."""
     return NAMED if name.startswith("a model") else VISION
 
@@ -260,7 +260,7 @@ async def test_a_template_that_refuses_the_roles(tmp_path: Path, path: str) -> N
     body = (
         {"input": turns} if path == RESPONSES else {"messages": turns} | (CLAUDE if path == MESSAGES else {})
     )
-    async with site(tmp_path, host=FakeHost(chat_template=STRICT)) as s:
+    async with site(tmp_path, host=FakeModelInfo(chat_template=STRICT)) as s:
         reply = await s.post(path, body)
         assert reply.status == 400
         assert "Roles must alternate" in told(path, reply.body)

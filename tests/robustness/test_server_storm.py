@@ -20,7 +20,7 @@ import pytest
 
 from mlxrun.config.settings import Config, SchedulerSettings, ServerSettings
 from mlxrun.engine.client import EngineClient
-from mlxrun.model.model_info import load_host
+from mlxrun.model.model_info import load_model_info
 from tests.helpers.server_fakes import Serving, serving
 from tests.robustness.test_server_fuzz import empty, nothing_left
 from tests.robustness.test_server_fuzz_bodies import CHAT, MESSAGES, RESPONSES
@@ -37,7 +37,7 @@ LANES = 12
 
 @asynccontextmanager
 async def site() -> AsyncIterator[Serving]:
-    client = await EngineClient.start(CONFIG, load_host(CONFIG.model, weights=True))
+    client = await EngineClient.start(CONFIG, load_model_info(CONFIG.model, weights=True))
     try:
         async with serving(CONFIG, engine=client) as s:
             yield s

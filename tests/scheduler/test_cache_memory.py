@@ -16,16 +16,18 @@ MEMORY = MemoryBudget(limit=LIMIT, footprint=Footprint(per_token=1, step=1))
 class Held(NoPrefixCache):
     """A cache of so many bytes, of which `pinned` cannot go."""
 
+    nbytes = 0
+
     def __init__(self, nbytes: int, pinned: int = 0) -> None:
         self.nbytes = nbytes
         self.pinned = pinned
 
-    def shrink(self, most: int) -> None:
-        self.nbytes = max(min(self.nbytes, most), self.pinned)
+    def shrink(self, max_bytes: int) -> None:
+        self.nbytes = max(min(self.nbytes, max_bytes), self.pinned)
 
 
 def made(cache: Held) -> Scheduler:
-    return Scheduler(small(max_running=8), RequestLimits(10_000, MEMORY), prefixes=cache)
+    return Scheduler(small(max_running=8), RequestLimits(10_000, MEMORY), prefix_cache=cache)
 
 
 def step(scheduler: Scheduler) -> StepPlan:
@@ -35,11 +37,11 @@ def step(scheduler: Scheduler) -> StepPlan:
 
 
 def running(scheduler: Scheduler) -> list[str]:
-    return [entry.id for entry in scheduler.entries if entry.running]
+    return [entry.id for entry in scheduler.requests if entry.running]
 
 
 def used(scheduler: Scheduler) -> int:
-    return MEMORY.needed([entry.length for entry in scheduler.entries if entry.running], 0)
+    return MEMORY.compute_needed_bytes([entry.projected_length for entry in scheduler.requests if entry.running], 0)
 
 
 def test_the_cache_gives_way_before_anybody_waits() -> None:
@@ -71,11 +73,11 @@ def test_the_cache_gives_way_before_a_row_does() -> None:
         scheduler.add(make_request(rid, 100, 200))
     seen = []
     while scheduler.busy:
-        before, both = used(scheduler), len(scheduler.entries) == 2
+        before, both = used(scheduler), len(scheduler.requests) == 2
         assert not step(scheduler).clear_pool, "nobody has to go"
         seen.append(cache.nbytes)
         assert before + cache.nbytes <= LIMIT
-        assert not both or len(scheduler.entries) < 2 or running(scheduler) == ["a", "b"]
+        assert not both or len(scheduler.requests) < 2 or running(scheduler) == ["a", "b"]
     assert seen == sorted(seen, reverse=True) and seen[0] > seen[-1] >= LIMIT - 3 * 300
 
 
@@ -90,4 +92,4 @@ def test_what_running_requests_use_is_not_promised_twice() -> None:
     for _ in range(30):
         step(scheduler)
         assert len(running(scheduler)) <= 1
-    assert not scheduler.entries
+    assert not scheduler.requests

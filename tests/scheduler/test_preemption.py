@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from mlxrun.scheduler import scheduler as module
 from mlxrun.scheduler.memory_budget import Footprint, MemoryBudget, RequestLimits
-from mlxrun.scheduler.preemption import choose, urgency
+from mlxrun.scheduler.preemption import choose_victims, rank_urgency
 from mlxrun.scheduler.prefix_cache_interface import NoPrefixCache
 from mlxrun.scheduler.request import Request
 from mlxrun.scheduler.request_state import RequestState
@@ -66,14 +66,14 @@ def check(case: Case) -> None:
     for _ in range(case.steps):
         step(scheduler)
     scheduler.add(case.late)
-    before = [e for e in scheduler.entries if e.running]
-    waits = [e for e in scheduler.entries if not e.running and not e.request.background and e.id != "late"]
+    before = [e for e in scheduler.requests if e.running]
+    waits = [e for e in scheduler.requests if not e.running and not e.request.background and e.id != "late"]
     if waits or not _fits(case, before):  # others are before it, or rows are given up for those that run
         return
-    late = scheduler.entries[-1]
+    late = scheduler.requests[-1]
     assert late.id == "late"
-    lengths = {e.id: e.length for e in before}
-    wanted = late.length + min(late.room, DECODE_RESERVE)
+    lengths = {e.id: e.projected_length for e in before}
+    wanted = late.projected_length + min(late.remaining_output, DECODE_RESERVE)
     freed = set(scheduler.schedule().free)
     victims = [e for e in before if e.id in freed]
 
@@ -89,13 +89,13 @@ def check(case: Case) -> None:
         rest = [e for e in before if e not in victims or e is victim]
         assert not enters(rest), f"{victim.id} need not have gone"
     if victims:
-        first = min(urgency(e, False) for e in victims)
-        rest = [e for e in before if not e.request.background or urgency(e, False) <= first]
+        first = min(rank_urgency(e, False) for e in victims)
+        rest = [e for e in before if not e.request.background or rank_urgency(e, False) <= first]
         assert not enters(rest), "less urgent rows would have been enough"
 
 
 def _fits(case: Case, rows: Sequence[RequestState]) -> bool:
-    return len(rows) < 2 or case.memory.fits([e.length for e in rows], 0)
+    return len(rows) < 2 or case.memory.fits([e.projected_length for e in rows], 0)
 
 
 @settings(max_examples=300, derandomize=True, deadline=None, phases=[Phase.generate])
@@ -116,7 +116,7 @@ def _all(rows: Sequence[RequestState], fits: Callable[[Sequence[RequestState]], 
 def _most_urgent(
     rows: Sequence[RequestState], fits: Callable[[Sequence[RequestState]], bool]
 ) -> list[RequestState]:
-    return choose(list(rows)[::-1], fits)
+    return choose_victims(list(rows)[::-1], fits)
 
 
 def _unpruned(
@@ -138,11 +138,11 @@ def test_the_property_sees_rows_given_up_for_nothing(monkeypatch: pytest.MonkeyP
     """The twin: whoever asks first and looks afterwards."""
 
     def ask(self: Scheduler, entry: RequestState, running: list[RequestState]) -> bool:
-        for row in [e for e in self._by_urgency(running)[::-1] if e.request.background]:
-            if not self._may_run(entry, running, self._room):
+        for row in [e for e in self._sort_by_urgency(running)[::-1] if e.request.background]:
+            if not self._can_run(entry, running, self._token_budget):
                 running.remove(row)
                 self._preempt(row)
-        return self._may_run(entry, running, self._room)
+        return self._can_run(entry, running, self._token_budget)
 
     monkeypatch.setattr(Scheduler, "_give_way", ask)
     with pytest.raises(AssertionError):
@@ -176,11 +176,11 @@ class Pinning(NoPrefixCache):
     def nbytes(self) -> int:  # type: ignore[override]
         return self.each * len(self.pinned)
 
-    def find(self, request_id: str, output: Sequence[int], most: int) -> CacheHit | None:
+    def lookup(self, request_id: str, output: Sequence[int], max_tokens: int) -> CacheHit | None:
         self.pinned.add(request_id)
         return None
 
-    def release(self, request_id: str, output: Sequence[int], filled: int) -> list[Any]:
+    def plan_final_snapshots(self, request_id: str, output: Sequence[int], num_cached: int) -> list[Any]:
         self.pinned.discard(request_id)
         return []
 
@@ -188,11 +188,11 @@ class Pinning(NoPrefixCache):
 def test_what_the_cache_keeps_for_rows_goes_with_them() -> None:
     """B18: bytes that are pinned for a row in the background are no reason to let a request wait."""
     memory = MemoryBudget(limit=200, footprint=Footprint(per_token=1, step=1))
-    scheduler = Scheduler(small(), RequestLimits(300, memory), prefixes=Pinning(25), clock=Clock())
+    scheduler = Scheduler(small(), RequestLimits(300, memory), prefix_cache=Pinning(25), clock=Clock())
     for number in range(3):
         scheduler.add(background(f"b{number}", 5, 3))
     step(scheduler)
-    assert sum(e.running for e in scheduler.entries) == 3
+    assert sum(e.running for e in scheduler.requests) == 3
     scheduler.add(make_request("a", 60, 4))
     freed = step(scheduler)
-    assert [e.id for e in scheduler.entries if e.running] == ["b0", "b1", "a"] and freed == ["b2"]
+    assert [e.id for e in scheduler.requests if e.running] == ["b0", "b1", "a"] and freed == ["b2"]

@@ -70,9 +70,9 @@ def requests(draw: st.DrawFn, rid: str) -> Request:
         size,
         draw(st.integers(1, 12)),
         stop_ids=draw(st.sets(st.integers(0, 49), max_size=3)),
-        spans=tuple(spans),
+        image_spans=tuple(spans),
         priority=draw(st.integers(-1, 1)),
-        key=draw(st.sampled_from("xyz")),
+        fairness_key=draw(st.sampled_from("xyz")),
     )
     return replace(request, background=draw(st.booleans()))
 
@@ -92,12 +92,12 @@ class Run:
 
     def _every_row_decodes(self, plan: StepPlan) -> None:
         """B20: whatever prefills, each row that is filled and has tokens to come is in the plan."""
-        entries = {e.id: e for e in self.engine.scheduler.entries}
+        entries = {e.id: e for e in self.engine.scheduler.requests}
         self.budgets.append(self._budget(len(plan.decode), len(entries) - len(plan.decode)))
         for rid, row in self.runner.rows.items():
-            if rid not in entries or rid in plan.free or row.filled < entries[rid].target:
+            if rid not in entries or rid in plan.free or row.filled < entries[rid].prefill_target:
                 continue
-            end = min(entries[rid].limit, len(row.request.prompt) + row.request.params.max_tokens)
+            end = min(entries[rid].max_length, len(row.request.prompt) + row.request.params.max_tokens)
             if row.length < end and rid not in plan.decode:
                 self.runner.broken.append(f"{rid} is left out of {plan}")
 
@@ -157,7 +157,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(index=st.integers(0, 100))
     def abort(self, index: int) -> None:
         rid = f"r{index % (self.count + 1)}"
-        if any(e.id == rid for e in self.run_.engine.scheduler.entries):
+        if any(e.id == rid for e in self.run_.engine.scheduler.requests):
             self.aborted.add(rid)
         self._do("abort", rid)
 
@@ -191,17 +191,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         for plan, budget in list(zip(run.runner.plans, run.budgets, strict=True))[self.checked :]:
             self._check(plan, budget)
         self.checked = len(run.runner.plans)
-        entries = run.engine.scheduler.entries
+        entries = run.engine.scheduler.requests
         assert sum(e.running for e in entries) <= self.setup["settings"].max_running
         assert {e.id for e in entries}.isdisjoint(r for r in run.sent if run.answers.finish(r))
-        assert all(e.pending >= 0 and len(e.output) < e.request.params.max_tokens for e in entries)
+        assert all(e.num_in_flight >= 0 and len(e.output) < e.request.params.max_tokens for e in entries)
 
     def _check(self, plan: StepPlan, budget: int) -> None:
         limits = self.setup["settings"]
         sizes = [c.stop - c.start for c in plan.prefill]
         assert sum(sizes) <= budget or (len(sizes) == 1 and self._is_image(plan))
         for chunk in plan.prefill:
-            spans = self.run_.sent[chunk.request_id].spans
+            spans = self.run_.sent[chunk.request_id].image_spans
             over = (chunk.start // limits.chunk + 1) * limits.chunk < chunk.stop
             assert not over or any(s == chunk.start and e == chunk.stop for s, e in spans)
             if self.setup["whole"] and chunk.stop % limits.chunk:
@@ -211,7 +211,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def _is_image(self, plan: StepPlan) -> bool:
         (chunk,) = plan.prefill
-        return (chunk.start, chunk.stop) in self.run_.sent[chunk.request_id].spans
+        return (chunk.start, chunk.stop) in self.run_.sent[chunk.request_id].image_spans
 
     def teardown(self) -> None:
         if not hasattr(self, "run_"):
@@ -235,10 +235,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         run = self.run_
         tokens, finish = run.answers.got(rid)
         scheduler = run.engine.scheduler
-        limit = scheduler.limits.longest(request, scheduler._room.least)
+        limit = scheduler.limits.compute_max_length(request, scheduler._token_budget.min_chunk)
         right, reason = answer(request, limit)
         assert tokens == right[: len(tokens)]
-        assert max(e.computed for e in run.answers.events[rid]) <= len(request.prompt)
+        assert max(e.num_computed_tokens for e in run.answers.events[rid]) <= len(request.prompt)
         if finish is FinishReason.ABORT:
             assert rid in self.aborted
         elif finish is FinishReason.ERROR:

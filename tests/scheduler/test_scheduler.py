@@ -14,7 +14,7 @@ from mlxrun.config.settings import SchedulerSettings
 from mlxrun.engine.engine import Engine
 from mlxrun.errors import ConfigError, Overloaded, PromptTooLong, RequestError
 from mlxrun.scheduler.memory_budget import Footprint, MemoryBudget, RequestLimits
-from mlxrun.scheduler.policy import make_policy
+from mlxrun.scheduler.policy import build_policy
 from mlxrun.scheduler.request import FinishReason, Request, TokenEvent
 from mlxrun.scheduler.scheduler import Scheduler
 from mlxrun.scheduler.step_plan import SampledToken, StepPlan, StepResult
@@ -75,7 +75,7 @@ def test_one_request_step_by_step() -> None:
     request = make_request("a", size=10, max_tokens=3)
     engine.add(request)
     tokens, _ = answer(request)
-    news = [[(e.tokens, e.computed, e.finish) for e in engine.step()] for _ in range(6)]
+    news = [[(e.tokens, e.num_computed_tokens, e.finish) for e in engine.step()] for _ in range(6)]
     assert news == [
         [((), 9, None)],
         [],
@@ -105,7 +105,7 @@ def test_one_request_step_by_step() -> None:
 )
 def test_any_prompt_gets_its_answer(size: int, spans: Any, max_tokens: int) -> None:
     """Design 3, 5: prompts of one token and prompts that end in an image have no token to hand to decode."""
-    requests = [make_request(rid, size, max_tokens, spans=spans) for rid in "ab"]
+    requests = [make_request(rid, size, max_tokens, image_spans=spans) for rid in "ab"]
     runner, answers = run(*requests)
     for request in requests:
         assert answers.got(request.id) == answer(request)
@@ -143,10 +143,10 @@ def test_events_carry_logprobs_where_asked() -> None:
 
 def test_events_merge_into_one() -> None:
     """Design 9: the collector's slot holds the sum of the news."""
-    merged = TokenEvent("a", (1, 2), computed=8, cached=4).merge(
-        TokenEvent("a", (3,), computed=6, finish=FinishReason.STOP)
+    merged = TokenEvent("a", (1, 2), num_computed_tokens=8, num_cached_tokens=4).merge(
+        TokenEvent("a", (3,), num_computed_tokens=6, finish=FinishReason.STOP)
     )
-    assert merged == TokenEvent("a", (1, 2, 3), computed=8, cached=4, finish=FinishReason.STOP)
+    assert merged == TokenEvent("a", (1, 2, 3), num_computed_tokens=8, num_cached_tokens=4, finish=FinishReason.STOP)
 
 
 # -- chunks and budgets ---------------------------------------------------------------------------------
@@ -203,14 +203,14 @@ def test_events_merge_into_one() -> None:
 def test_chunks_lie_on_the_grid(spans: Any, budget: int, whole: bool, expected: Any) -> None:
     """Design 5: boundaries at multiples of the chunk counted from 0, never inside an image."""
     settings = small(prefill_budget=budget, prefill_budget_busy=budget)
-    runner, answers = run(make_request("a", 20, 1, spans=spans), settings=settings, whole=whole)
+    runner, answers = run(make_request("a", 20, 1, image_spans=spans), settings=settings, whole=whole)
     assert all_chunks(runner) == expected
     assert answers.finish("a") is FinishReason.LENGTH
 
 
 def test_the_grid_is_the_same_whatever_else_runs() -> None:
     """Design 5, 8: with whole chunks a prompt is cut at the same places alone and in company."""
-    request = make_request("a", 37, 1, spans=((6, 11),))
+    request = make_request("a", 37, 1, image_spans=((6, 11),))
     alone, _ = run(request, whole=True)
     others = [make_request(f"b{i}", 3 + 5 * i, 9) for i in range(6)]
     for policy in POLICIES:
@@ -257,10 +257,10 @@ def test_the_budget_follows_who_decodes_and_who_waits(decoding: int, waiting: in
 # -- who is next ----------------------------------------------------------------------------------------
 
 CROWD = (
-    make_request("a", 30, 2, priority=1, key="x"),
-    make_request("b", 10, 2, priority=0, key="x"),
-    make_request("c", 20, 2, priority=1, key="y"),
-    make_request("d", 5, 2, priority=0, key="y"),
+    make_request("a", 30, 2, priority=1, fairness_key="x"),
+    make_request("b", 10, 2, priority=0, fairness_key="x"),
+    make_request("c", 20, 2, priority=1, fairness_key="y"),
+    make_request("d", 5, 2, priority=0, fairness_key="y"),
 )
 
 
@@ -280,10 +280,10 @@ def test_policies_order_prompts_that_run(policy: str, first: str) -> None:
     """A34: also between chunks. A short, urgent request of another key comes when a long one has begun."""
     runner = FakeRunner()
     engine = make_engine(runner, small(policy=policy))
-    engine.add(make_request("a", 60, 2, priority=1, key="x"))
-    engine.add(make_request("c", 60, 2, priority=1, key="y"))
+    engine.add(make_request("a", 60, 2, priority=1, fairness_key="x"))
+    engine.add(make_request("c", 60, 2, priority=1, fairness_key="y"))
     engine.step()
-    engine.add(make_request("b", 5, 2, priority=0, key="z"))
+    engine.add(make_request("b", 5, 2, priority=0, fairness_key="z"))
     engine.step()
     engine.step()
     assert [rid for plan in runner.plans[1:] for rid, *_ in chunks(plan)][0] == (
@@ -302,22 +302,22 @@ class Waiting:
 
 def test_fair_gives_no_credit_for_idle_time() -> None:
     """A34: a key that comes late starts level with the one that got least, not at nothing."""
-    policy = make_policy("fair")
+    policy = build_policy("fair")
     x, y, z = Waiting(0, "x"), Waiting(1, "y"), Waiting(2, "z")
-    assert policy.order([x, y]) == [x, y]
-    policy.served(x, 100)
-    policy.served(y, 90)
-    assert policy.order([z, y, x]) == [y, z, x]
-    policy.served(z, 5)
-    assert policy.order([x, y, z]) == [y, z, x]
-    assert policy.order([x, z]) == [z, x]  # y is idle ...
-    policy.served(z, 50)
-    assert policy.order([x, y, z]) == [x, y, z]  # ... and starts at x's count
+    assert policy.sort([x, y]) == [x, y]
+    policy.record_served(x, 100)
+    policy.record_served(y, 90)
+    assert policy.sort([z, y, x]) == [y, z, x]
+    policy.record_served(z, 5)
+    assert policy.sort([x, y, z]) == [y, z, x]
+    assert policy.sort([x, z]) == [z, x]  # y is idle ...
+    policy.record_served(z, 50)
+    assert policy.sort([x, y, z]) == [x, y, z]  # ... and starts at x's count
 
 
 def test_an_unknown_policy_is_named_with_the_known_ones() -> None:
     with pytest.raises(ConfigError, match="'fcsf' is not one of fcfs, priority, shortest, fair"):
-        make_policy("fcsf")
+        build_policy("fcsf")
 
 
 def crowded(settings: SchedulerSettings, memory: MemoryBudget | None = None, every: int = 1) -> int | None:
@@ -326,11 +326,11 @@ def crowded(settings: SchedulerSettings, memory: MemoryBudget | None = None, eve
     runner = FakeRunner(memory=memory)
     engine = make_engine(runner, replace(settings, max_queue=1000), memory=memory, clock=clock)
     engine.add(make_request("new", 3, 20))
-    engine.add(make_request("old", 50, 4, priority=9, key="crowd"))
+    engine.add(make_request("old", 50, 4, priority=9, fairness_key="crowd"))
     for step in range(300):
         clock.now += 1
         if step % every == 0:
-            engine.add(make_request(f"n{step}", 3, 20, priority=0, key=f"k{step}"))
+            engine.add(make_request(f"n{step}", 3, 20, priority=0, fairness_key=f"k{step}"))
         if any(e.request_id == "old" and e.finish for e in engine.step()):
             assert runner.broken == []
             return step
@@ -422,7 +422,7 @@ def test_an_image_that_cannot_be_computed_in_memory_is_refused() -> None:
     engine = make_engine(FakeRunner(memory=memory), memory=memory)
     engine.add(make_request("text", 60))
     with pytest.raises(PromptTooLong, match="can never fit in memory"):
-        engine.add(make_request("image", 60, spans=((5, 50),)))
+        engine.add(make_request("image", 60, image_spans=((5, 50),)))
     assert finish_all(engine).finish("text") is FinishReason.LENGTH
 
 
@@ -451,13 +451,13 @@ def test_requests_that_cannot_run_are_refused(request_: Request, match: str) -> 
 def test_footprint_rounds_up_and_windows_stop_growing() -> None:
     """B16: the arithmetic that admission stands on."""
     footprint = Footprint(per_token=3, fixed=100, windows=((8, 5), (20, 1)), step=4)
-    assert [footprint.row(n) for n in (0, 1, 4, 5, 9, 100)] == [100, 136, 136, 172, 188, 460]
+    assert [footprint.compute_row_bytes(n) for n in (0, 1, 4, 5, 9, 100)] == [100, 136, 136, 172, 188, 460]
 
 
 def test_memory_counts_the_longest_row_twice() -> None:
     """B16: joining the batch, or moving to another group, copies a row."""
     budget = MemoryBudget(limit=100, weights=10, transient=2, footprint=Footprint(per_token=1, step=1))
-    assert budget.needed([5, 20, 7], 4) == 10 + 32 + 20 + 8
+    assert budget.compute_needed_bytes([5, 20, 7], 4) == 10 + 32 + 20 + 8
     assert budget.fits([5, 20, 7], 4) and budget.fits([5, 20, 7], 19) and not budget.fits([5, 20, 7], 20)
     assert MemoryBudget().fits([10**12], 10**12)
 
@@ -469,7 +469,7 @@ def test_longest_is_the_last_length_that_fits(piece: int) -> None:
         budget = MemoryBudget(limit, 10, 2, Footprint(per_token=1, fixed=3, windows=((6, 2),), step=4))
         fitting = [n for n in range(2, 60) if budget.fits([n], min(n, piece))]
         if 2 in fitting:
-            assert budget.longest(2, 59, piece) == max(fitting)
+            assert budget.find_max_length(2, 59, piece) == max(fitting)
 
 
 def test_max_tokens_does_not_count_against_memory() -> None:
@@ -511,9 +511,9 @@ def test_the_sum_is_never_over_the_limit(seed: int) -> None:
         image = draw.randint(0, size - 1)
         spans = draw.choice([(), ((image, min(size, image + 25)),)])
         tokens = draw.choice([5, 40])
-        requests.append(make_request(rid, size, tokens, spans=spans, priority=draw.randint(0, 1), key=rid))
+        requests.append(make_request(rid, size, tokens, image_spans=spans, priority=draw.randint(0, 1), fairness_key=rid))
     transient = draw.choice([0, 1, 4])
-    least = 20 + 2 * footprint.row(100) + transient * 64
+    least = 20 + 2 * footprint.compute_row_bytes(100) + transient * 64
     memory = MemoryBudget(draw.randint(least, 2 * least), 20, transient, footprint)
     runner, answers = run(*requests, settings=settings, memory=memory)
     assert [answers.got(r.id) for r in requests] == [answer(r) for r in requests]
@@ -543,7 +543,7 @@ def test_rows_that_outgrow_the_memory_wait_and_go_on_with_the_same_tokens(policy
     memory = MemoryBudget(
         limit=260, weights=20, transient=1, footprint=Footprint(per_token=1, fixed=2, step=4)
     )
-    requests = [make_request(rid, 10 + i, 60, priority=i % 2, key=rid) for i, rid in enumerate("abcd")]
+    requests = [make_request(rid, 10 + i, 60, priority=i % 2, fairness_key=rid) for i, rid in enumerate("abcd")]
     runner, answers = run(*requests, memory=memory, settings=small(policy=policy))
     assert all(answers.got(r.id) == answer(r) for r in requests)
     assert len(runner.admissions) > 4
@@ -575,12 +575,12 @@ def test_a_token_under_way_counts_though_its_row_gives_way() -> None:
     engine.add(long)
     while len(answers.tokens("a")) < 3:
         answers.take(engine.step())
-    (entry,) = scheduler.entries
-    assert (entry.filled, entry.known, entry.pending) == (13, 13, 1)
+    (entry,) = scheduler.requests
+    assert (entry.kv_length, entry.num_tokens, entry.num_in_flight) == (13, 13, 1)
     scheduler._preempt(entry)
     scheduler._admit = lambda order: ()  # type: ignore[method-assign]
     answers.take(engine.step())
-    assert len(answers.tokens("a")) == 4 and entry.pending == 0 and not entry.running
+    assert len(answers.tokens("a")) == 4 and entry.num_in_flight == 0 and not entry.running
     del scheduler._admit  # type: ignore[method-assign]
     while len(answers.tokens("a")) < 6:
         answers.take(engine.step())
@@ -709,7 +709,7 @@ def test_a_long_answer_costs_the_same_for_each_token(monkeypatch: pytest.MonkeyP
     for length in (1000, 4000):
         scheduler = Scheduler(small(), RequestLimits(10_000), clock=Clock())
         scheduler.add(make_request("a", 10, length))
-        scheduler.entries[0].output = output = Counted()
+        scheduler.requests[0].output = output = Counted()
         cost[length] = calls(lambda s=scheduler: decode_all(s))
         assert len(output) == length
     assert 3.9 * cost[1000] < cost[4000] < 4.1 * cost[1000]
@@ -726,7 +726,7 @@ def test_a_step_costs_the_same_for_each_request(policy: str, late: bool) -> None
         settings = small(policy=policy, max_running=count, max_queue=2 * count, prefill_budget=10 * count)
         scheduler = Scheduler(settings, RequestLimits(10_000), clock=clock)
         for number in range(2 * count):
-            scheduler.add(make_request(f"r{number}", 10, 50, key=str(number)))
+            scheduler.add(make_request(f"r{number}", 10, 50, fairness_key=str(number)))
         scheduler.update(plan := scheduler.schedule(), StepResult())
         assert len(plan.admit) == count
         clock.now += 100 * late

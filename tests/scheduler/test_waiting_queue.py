@@ -174,22 +174,22 @@ def test_aging_moves_no_background_request_forward() -> None:
 def test_pieces_shrink_where_attention_is_the_cost() -> None:
     """Issue 4: what decoding rows feel of a long prompt does not grow with it; alone it is not slowed."""
     room = TokenBudget(
-        small(chunk=512, prefill_budget=512), 512, MemoryBudget(), NoPrefixCache(), whole_chunks=False
+        small(chunk=512, prefill_budget=512), 512, MemoryBudget(), NoPrefixCache(), aligned_chunks=False
     )
     deep = TokenBudget(
         small(chunk=512, prefill_budget=4096, prefill_budget_busy=256),
         512,
         MemoryBudget(),
         NoPrefixCache(),
-        whole_chunks=False,
-        pace=StepCosts(deep=1024),
+        aligned_chunks=False,
+        costs=StepCosts(deep_prompt=1024),
     )
-    assert [deep.budget([], 16, 1, depth) for depth in (0, 1024, 2048, 16384, 10**6)] == [
+    assert [deep.compute_prefill_budget([], 16, 1, depth) for depth in (0, 1024, 2048, 16384, 10**6)] == [
         256,
         256,
         128,
         16,
         4,
     ]
-    assert deep.budget([], 0, 1, 16384) == 4096
-    assert room.budget([], 0, 1, 16384) == 512
+    assert deep.compute_prefill_budget([], 0, 1, 16384) == 4096
+    assert room.compute_prefill_budget([], 0, 1, 16384) == 512

@@ -13,13 +13,13 @@ import pytest
 from mlxrun.config.settings import CacheSettings, Config, ModelSettings, SchedulerSettings, ServerSettings
 from mlxrun.engine.client import EngineClient
 from mlxrun.engine.engine import Engine
-from mlxrun.engine.stats import read_stats
+from mlxrun.engine.stats import collect_stats
 from mlxrun.errors import Cancelled, EngineDead
 from mlxrun.server.endpoints import admin
 from tests.engine.test_client import after_steps, bench
 from tests.helpers.engine_fakes import FakeRunner, Gate, answer, make_engine, make_request
 from tests.helpers.server_fakes import MINI, hello, serving
-from tests.helpers.tokenizers import FakeHost
+from tests.helpers.tokenizers import FakeModelInfo
 from tests.server.test_live_requests import connect, cut, until
 
 ONLY = [MINI, admin.SURFACE]
@@ -69,10 +69,10 @@ async def test_an_error_is_not_lost_in_what_comes_after_it() -> None:
         task = asyncio.create_task(anext(events))
         await after_steps(b.runner, gate, 4)
         await task
-        put, b.client._thread.put = b.client._thread.put, lambda message: None  # type: ignore[method-assign]
+        put, b.client._thread.send = b.client._thread.send, lambda message: None  # type: ignore[method-assign]
         b.client.fail("a", Cancelled("enough"))  # the thread does not hear of it
         await after_steps(b.runner, gate, 3)
-        b.client._thread.put = put  # type: ignore[method-assign]
+        b.client._thread.send = put  # type: ignore[method-assign]
         with pytest.raises(Cancelled):
             async for _ in events:
                 pass
@@ -83,16 +83,16 @@ async def test_an_error_is_not_lost_in_what_comes_after_it() -> None:
 async def test_the_engine_is_asked_between_two_steps() -> None:
     """On its own thread, also while it is idle."""
     async with bench() as b:
-        stats = await b.client.stats()
+        stats = await b.client.read_stats()
         assert (stats["running"], stats["waiting"], stats["probe"]) == (0, 0, None)
         assert set(stats["memory"]) == {"active", "cache", "peak", "limit"}
         threads: list[int] = []
-        await b.client._ask(lambda engine: threads.append(threading.get_ident()))
+        await b.client._call_engine(lambda engine: threads.append(threading.get_ident()))
         assert threads == list(b.runner.threads)
         await b.answer(make_request("a", 10, 4))
-        assert (await b.client.stats())["steps"] > stats["steps"]
+        assert (await b.client.read_stats())["steps"] > stats["steps"]
         with pytest.raises(KeyError):
-            await b.client._ask(lambda engine: {}["nothing"])
+            await b.client._call_engine(lambda engine: {}["nothing"])
         await b.settle()
 
 
@@ -100,7 +100,7 @@ def test_rows_of_batches_are_counted_apart() -> None:
     engine = make_engine()
     for rid, background in (("a", False), ("b", True), ("c", True)):
         engine.add(make_request(rid, background=background))
-    stats = read_stats(engine)
+    stats = collect_stats(engine)
     assert (stats["running"], stats["waiting"]) == (0, 3)
     assert stats["background"] == {"running": 0, "waiting": 2}
 
@@ -108,11 +108,11 @@ def test_rows_of_batches_are_counted_apart() -> None:
 async def test_who_asks_a_dead_engine_hears_of_it() -> None:
     gate = Gate()
     runner = FakeRunner(dead=True, before=gate)
-    engine = await EngineClient.of(lambda: make_engine(runner, max_errors=1))
-    died = asyncio.create_task(engine.died())
+    engine = await EngineClient.start_with(lambda: make_engine(runner, max_errors=1))
+    died = asyncio.create_task(engine.wait_until_dead())
     task = asyncio.create_task(anext(engine.generate(make_request("a"))))
     await until(lambda: gate.waiting == 1)
-    asked = asyncio.create_task(engine.stats())
+    asked = asyncio.create_task(engine.read_stats())
     await asyncio.sleep(0)
     assert not died.done()
     gate.open()
@@ -121,7 +121,7 @@ async def test_who_asks_a_dead_engine_hears_of_it() -> None:
             await waiting
     assert "steps failed in a row" in str(await died)
     with pytest.raises(EngineDead):
-        await engine.stats()
+        await engine.read_stats()
     await engine.close()
 
 
@@ -138,9 +138,9 @@ async def test_closing_answers_who_asks() -> None:
 def engine_of(runner: FakeRunner, **options: Any) -> Engine:
     """An engine whose host has a tokenizer, so that its tokens are text."""
     engine = make_engine(runner, **options)
-    host = FakeHost()
-    engine.host = dataclasses.replace(
-        engine.host, tokenizer=host.tokenizer, chat_template=host.chat_template, context_length=1000
+    host = FakeModelInfo()
+    engine.model_info = dataclasses.replace(
+        engine.model_info, tokenizer=host.tokenizer, chat_template=host.chat_template, context_length=1000
     )
     return engine
 
@@ -150,7 +150,7 @@ async def test_the_event_loop_is_never_blocked() -> None:
     at a gate; a health check that waited for it would never end."""
     gate = Gate()
     runner = FakeRunner(before=gate)
-    client = await EngineClient.of(lambda: engine_of(runner))
+    client = await EngineClient.start_with(lambda: engine_of(runner))
     try:
         async with serving(surfaces=ONLY, engine=client) as s:
             asked = [asyncio.create_task(s.post("/mini", hello(max_tokens=3))) for _ in range(4)]
@@ -172,7 +172,7 @@ async def test_bodies_are_prepared_beside_the_event_loop(monkeypatch: pytest.Mon
     gate = threading.Event()
     from mlxrun.api.openai import request as openai
 
-    original = openai.chat_prompt
+    original = openai.build_chat_prompt
 
     def slow(*args: Any, **kwargs: Any) -> Any:
         assert threading.current_thread() is not threading.main_thread()
@@ -193,7 +193,7 @@ async def test_an_engine_that_dies_in_a_step() -> None:
     """B1: through the real client and thread, waiters of all kinds."""
     gate = Gate()
     runner = FakeRunner(before=gate)
-    client = await EngineClient.of(lambda: engine_of(runner, max_errors=1))
+    client = await EngineClient.start_with(lambda: engine_of(runner, max_errors=1))
     try:
         async with serving(surfaces=ONLY, engine=client) as s:
             asked = [
@@ -224,7 +224,7 @@ async def test_clients_vanish_before_a_real_client() -> None:
         made.append(engine_of(runner))
         return made[0]
 
-    client = await EngineClient.of(build)
+    client = await EngineClient.start_with(build)
     try:
         async with serving(surfaces=ONLY, engine=client) as s:
 
@@ -236,7 +236,7 @@ async def test_clients_vanish_before_a_real_client() -> None:
             for _ in range(4):
                 await asyncio.gather(*(one(number) for number in range(12)))
             await s.settle()
-            await until(lambda: made[0].scheduler.entries == ())
+            await until(lambda: made[0].scheduler.requests == ())
             await until(lambda: client._collectors == {})
             reply = await s.post("/mini", hello(max_tokens=5))
             assert reply.status == 200
@@ -251,9 +251,9 @@ async def test_clients_vanish_before_a_real_client() -> None:
 
 @pytest.fixture(scope="module")
 def embedded() -> Any:
-    from mlxrun.model.model_info import load_host
+    from mlxrun.model.model_info import load_model_info
 
-    return load_host(ModelSettings(), weights=True)
+    return load_model_info(ModelSettings(), weights=True)
 
 
 async def real(host: Any, cache: CacheSettings) -> EngineClient:
@@ -270,9 +270,9 @@ async def test_the_cache_is_cleared(embedded: Any, tmp_path: Path, backend: Any)
             body = hello(messages=[{"role": "user", "content": "What is 2 + 3? " * 12}], max_tokens=2)
 
             async def ask() -> int:
-                before = client.cache_counts()["tokens"]
+                before = client.read_cache_counters()["tokens"]
                 assert (await s.post("/mini", body)).status == 200
-                return client.cache_counts()["tokens"] - before
+                return client.read_cache_counters()["tokens"] - before
 
             assert await ask() == 0
             assert await ask() > 32
@@ -281,7 +281,7 @@ async def test_the_cache_is_cleared(embedded: Any, tmp_path: Path, backend: Any)
             reply = (await s.request("DELETE", "/v1/cache")).json
             assert reply["freed"]["records"] == held["records"]
             assert (reply["cache"]["records"], reply["cache"]["memory_bytes"]) == (0, 0)
-            await until(lambda: client.cache_counts()["disk_bytes"] == 0)
+            await until(lambda: client.read_cache_counters()["disk_bytes"] == 0)
             assert await ask() == 0
             assert await ask() > 32
     finally:

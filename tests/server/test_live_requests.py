@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from mlxrun.errors import EngineDead
+from mlxrun.parsers.delta import PlainParser
+from mlxrun.parsers.model_formats import ModelFormats
 from mlxrun.scheduler.request import HitKind, Request, TokenEvent
 from mlxrun.server.endpoints import admin
-from mlxrun.text.formats import PlainFormats, PlainParser
 from tests.helpers.server_fakes import MINI, FakeEngine, Serving, hello, says, server_config, serving
 
 ONLY = [MINI, admin.SURFACE]
@@ -57,7 +58,7 @@ def cut(writer: asyncio.StreamWriter) -> None:
 
 # -- disconnects ----------------------------------------------------------------------------------------
 
-PREFILL = TokenEvent("", computed=5)
+PREFILL = TokenEvent("", num_computed_tokens=5)
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
@@ -165,9 +166,9 @@ async def test_a_reader_that_never_reads_is_cut_off() -> None:
 
 
 def _long() -> Any:
-    from tests.helpers.tokenizers import FakeHost
+    from tests.helpers.tokenizers import FakeModelInfo
 
-    return FakeHost(context_length=8_000_000)
+    return FakeModelInfo(context_length=8_000_000)
 
 
 # -- keep-alive -----------------------------------------------------------------------------------------
@@ -176,7 +177,7 @@ def _long() -> Any:
 async def test_keep_alives_say_how_far_it_is() -> None:
     """B15, A65: while nothing comes the stream tells the phase and the progress."""
     gates = [asyncio.Event() for _ in range(3)]
-    script = says(gates[0].wait, TokenEvent("", computed=5), gates[1].wait, "ab", gates[2].wait, "c")
+    script = says(gates[0].wait, TokenEvent("", num_computed_tokens=5), gates[1].wait, "ab", gates[2].wait, "c")
     async with serving(server_config(keepalive=0.1), surfaces=ONLY, script=script) as s:
         reader, writer = await connect(s, hello(stream=True))
         for gate, said in zip(gates, (b": queued\n", b": prefill 5/20\n", b": decode 2\n"), strict=True):
@@ -228,8 +229,8 @@ async def test_tokens_without_pieces_keep_the_stream_alive_until_it_times_out() 
         def feed(self, text: str) -> list[Any]:
             return []
 
-    class Swallowing(PlainFormats):
-        def parser(self, *_: Any) -> Any:
+    class Swallowing(ModelFormats):
+        def make_parser(self, *_: Any) -> Any:
             return Swallow()
 
     tick = asyncio.Event()
@@ -346,7 +347,7 @@ async def test_the_status_of_each_phase() -> None:
     """A65: phase, progress, TTFT, tokens a second, hit kind, by a scripted clock."""
     clock = Clock()
     gates = [asyncio.Event() for _ in range(4)]
-    hit = TokenEvent("", computed=8, cached=8, hit=HitKind.PREFIX)
+    hit = TokenEvent("", num_computed_tokens=8, num_cached_tokens=8, hit_kind=HitKind.PREFIX)
     script = says(gates[0].wait, hit, gates[1].wait, "a", gates[2].wait, "bcd", gates[3].wait)
     async with serving(surfaces=ONLY, script=script, clock=clock) as s:
         asked = asyncio.create_task(s.post("/mini", hello(), x_request_id="it"))
@@ -388,7 +389,7 @@ async def test_the_status_of_each_phase() -> None:
 
 async def test_choices_count_their_prompt_once() -> None:
     gate = asyncio.Event()
-    script = says(TokenEvent("", computed=20, cached=16, hit=HitKind.EXACT), "ab", gate.wait)
+    script = says(TokenEvent("", num_computed_tokens=20, num_cached_tokens=16, hit_kind=HitKind.EXACT), "ab", gate.wait)
     async with serving(surfaces=ONLY, script=script) as s:
         asked = asyncio.create_task(s.post("/mini", hello(n=3)))
         await until(lambda: len(s.server.live) == 1 and next(iter(s.server.live)).output_tokens == 6)
@@ -402,9 +403,9 @@ async def test_events_that_come_while_nobody_reads_are_one() -> None:
     """The fake merges as the real client does, so that the tests above mean something."""
     engine = FakeEngine(script=says("abcdef"))
     async with serving(surfaces=ONLY, engine=engine) as s:
-        from mlxrun.api.openai.request import prepare
+        from mlxrun.api.openai.request import prepare_request
 
-        prepared = await prepare("/v1/chat/completions", hello(), s.server.side)
+        prepared = await prepare_request("/v1/chat/completions", hello(), s.server.side)
         events = engine.generate(prepared.requests[0])
         first = await anext(events)
         await asyncio.sleep(0.05)

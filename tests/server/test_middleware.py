@@ -440,7 +440,7 @@ async def test_a_bug_is_a_500_and_the_log_says_where_but_not_what(caplog: pytest
         reply = await s.get("/broken")
         assert (reply.status, reply.json["mini"]) == (500, "KeyError")
         assert "KeyError" in caplog.text
-        assert "test_server_core.py" in caplog.text
+        assert "test_middleware.py" in caplog.text
         assert "TOP SECRET" not in caplog.text
         assert (await s.get("/health")).status == 200
 

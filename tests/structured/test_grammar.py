@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from mlxrun.errors import RequestError
-from mlxrun.model.grammar_masks import RowGrammar, allowed
+from mlxrun.model.grammar_masks import RowGrammar, make_grammar_mask
 from mlxrun.scheduler.request import GrammarMatcher
 from mlxrun.structured import grammar
 from mlxrun.structured.grammar import CallFrame, CompiledGrammar, compile_calls, compile_grammar
@@ -427,7 +427,7 @@ class Fixed:
 
 
 def rows(guards: list[RowGrammar | None], vocab: int) -> list[list[int]]:
-    mask = allowed(guards, vocab)
+    mask = make_grammar_mask(guards, vocab)
     assert mask is not None and mask.shape == (len(guards), vocab)
     return [np.flatnonzero(np.array(row)).tolist() for row in mask]
 
@@ -445,4 +445,4 @@ def test_logits_may_be_narrower_than_the_vocabulary() -> None:
 
 
 def test_no_masks_without_grammars() -> None:
-    assert allowed([None, None], 300) is None
+    assert make_grammar_mask([None, None], 300) is None

@@ -29,7 +29,7 @@ STOP = frozenset({EOS})
 
 
 def compiled(engine: Engine, schema: Any) -> CompiledGrammar:
-    return compile_grammar("json_schema", schema, engine.host, param="schema")
+    return compile_grammar("json_schema", schema, engine.model_info, param="schema")
 
 
 def bound(engine: Engine, name: str, schema: Any = schema_cases.PERSON, **params: Any) -> Request:
@@ -90,7 +90,7 @@ def test_rows_without_a_grammar_are_the_oracle_s_beside_rows_with_one(zoo: Zoo, 
 
 def test_masks_on_the_wrong_rows_are_seen(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
     """The twin: each row has its neighbour's mask."""
-    made = step_output.allowed
+    made = step_output.make_grammar_mask
 
     def shifted(guards: Sequence[Any], vocab: int) -> mx.array | None:
         mask = made(guards, vocab)
@@ -193,7 +193,7 @@ def test_other_shapes(zoo: Zoo, shape: str) -> None:
     """Issue 5.6: a regular expression, a choice, a grammar in Lark or EBNF, any JSON object."""
     kind, value, check = SHAPES[shape]
     engine = engine_driver.engine(zoo.text("llama", ends=True))
-    made = compile_grammar(kind, value, engine.host, param="p")
+    made = compile_grammar(kind, value, engine.model_info, param="p")
     todo = [replace(bound(engine, str(i), seed=i), grammar=made) for i in range(4)]
     for event in engine_driver.run(engine, todo).values():
         assert event.finish is FinishReason.STOP
@@ -251,7 +251,7 @@ def test_preempted_rows_follow_their_grammar_again(zoo: Zoo, backend: str) -> No
 
     def preempt(step: int) -> None:
         nonlocal dropped
-        running = [e for e in engine.scheduler.entries if e.running and e.output]
+        running = [e for e in engine.scheduler.requests if e.running and e.output]
         if step % 5 == 4 and running and dropped < 12:
             engine.scheduler._preempt(running[dropped % len(running)])
             dropped += 1
@@ -284,7 +284,7 @@ def test_an_answer_is_resumed(zoo: Zoo, known: int) -> None:
     """Batch resume: the tokens of an earlier run are replayed; the rest is the same."""
     expected = wanted(zoo)
     engine = engine_driver.engine(zoo.text("llama", ends=True))
-    todo = [replace(r, answered=expected[r.id][:known]) for r in ruled(engine) if len(expected[r.id]) > 6]
+    todo = [replace(r, prior_output=expected[r.id][:known]) for r in ruled(engine) if len(expected[r.id]) > 6]
     assert todo
     for name, event in engine_driver.run(engine, todo).items():
         assert event.tokens == expected[name][known:]
@@ -293,7 +293,7 @@ def test_an_answer_is_resumed(zoo: Zoo, known: int) -> None:
 
 def test_an_earlier_answer_that_does_not_fit_fails_alone(zoo: Zoo) -> None:
     engine = engine_driver.engine(zoo.text("llama", ends=True))
-    wrong = replace(bound(engine, "0"), answered=tuple(b"no"))
+    wrong = replace(bound(engine, "0"), prior_output=tuple(b"no"))
     events = engine_driver.run(engine, [wrong, engine_driver.text("a", PROMPTS[1])])
     assert "does not allow" in str(events["0"].error)
     engine_driver.same(events["a"], zoo.answer("llama", PROMPTS[1], ends=True))
@@ -357,7 +357,7 @@ def test_a_broken_matcher_fails_its_row_alone(zoo: Zoo, how: str, reason: str) -
 def test_a_complete_answer_needs_a_stop_token(zoo: Zoo) -> None:
     """ignore_eos with a grammar: nothing may follow, and nothing can end it."""
     engine = engine_driver.engine(zoo.text("llama", ends=True))
-    made = compile_grammar("choice", ["ab"], engine.host, param="p")
+    made = compile_grammar("choice", ["ab"], engine.model_info, param="p")
     events = engine_driver.run(engine, [replace(bound(engine, "0", stop_ids=frozenset()), grammar=made)])
     assert events["0"].tokens == tuple(b"ab")
     assert "no stop token" in str(events["0"].error)
@@ -367,7 +367,7 @@ def test_a_matcher_that_runs_out_of_its_limits(zoo: Zoo, monkeypatch: pytest.Mon
     """B23: the time of a mask is bounded; what needs more fails alone, with llguidance's reason."""
     monkeypatch.setattr("mlxrun.structured.grammar.STEP_ITEMS", 40)
     engine = engine_driver.engine(zoo.text("llama", ends=True))
-    hard = compile_grammar("lark", 'start: a\na: a a | "x" | "xx" | b\nb: b b | "x"', engine.host, param="p")
+    hard = compile_grammar("lark", 'start: a\na: a a | "x" | "xx" | b\nb: b b | "x"', engine.model_info, param="p")
     todo = [
         replace(bound(engine, "0", stop_ids=frozenset({99})), grammar=hard),
         engine_driver.text("a", PROMPTS[1]),

@@ -14,13 +14,13 @@ import pytest
 
 from mlxrun.api.choice import Choice
 from mlxrun.api.context import ApiContext
-from mlxrun.api.openai.request import prepare
+from mlxrun.api.openai.request import prepare_request
 from mlxrun.api.prepared import PreparedRequest
 from mlxrun.config.settings import Config, ModelSettings
 from mlxrun.engine.client import EngineClient
 from mlxrun.errors import RequestError
-from mlxrun.model.model_info import load_host
-from mlxrun.parsers.model_formats import ModelFormats
+from mlxrun.model.model_info import load_model_info
+from mlxrun.parsers.registry import detect_formats
 from mlxrun.scheduler.request import Grammar
 from mlxrun.structured.thinking_budget import ThinkingBudget
 from mlxrun.text.images import MediaLoader
@@ -50,19 +50,24 @@ def call(name: str, arguments: str) -> str:
 @cache
 def side() -> ApiContext:
     config = Config()
-    host = load_host(config.model)
-    return ApiContext(host, config, MediaLoader(config.media, None), ModelFormats.of(host, config.parsers))
+    host = load_model_info(config.model)
+    return ApiContext(
+        host,
+        config,
+        MediaLoader(config.media, None),
+        detect_formats(host.chat_template, host.tokenizer, config.parsers),
+    )
 
 
 def made(url: str = CHAT, side_: ApiContext | None = None, **fields: Any) -> PreparedRequest:
     of = {"messages": [{"role": "user", "content": "Hi"}]} if url == CHAT else {"prompt": "Hi"}
-    return asyncio.run(prepare(url, {**of, "max_tokens": 60, **fields}, side_ or side()))
+    return asyncio.run(prepare_request(url, {**of, "max_tokens": 60, **fields}, side_ or side()))
 
 
 def allows(grammar: Grammar | None, text: str) -> str | None:
     """None if an answer may be `text` and end there, else the part of it that may not come, or "end"."""
     assert grammar is not None
-    host: Any = side().host
+    host: Any = side().model_info
     row = grammar.start((), host.eos_ids)
     ids = host.tokenizer(text, add_special_tokens=False)["input_ids"]
     for at, token in enumerate((*ids, *sorted(host.eos_ids)[:1])):
@@ -100,8 +105,8 @@ def test_forms_of_the_text(fields: Mapping[str, Any], right: list[str], wrong: l
 def test_without_a_form_anything_goes() -> None:
     for fields in ({}, {"response_format": {"type": "text"}}, {"tools": [tool("f")]}, {"guided_json": None}):
         assert made(**fields).requests[0].grammar is None
-    assert made().guards and not made(**FORM).guards  # which could cut inside a JSON string
-    assert made(thinking_budget=5).guards and not made(thinking_budget=5, **FORM).guards
+    assert made().control_stops and not made(**FORM).control_stops  # which could cut inside a JSON string
+    assert made(thinking_budget=5).control_stops and not made(thinking_budget=5, **FORM).control_stops
 
 
 def test_a_required_call_is_one_of_the_tools() -> None:
@@ -144,15 +149,15 @@ def test_the_form_begins_after_the_thought() -> None:
     assert allows(free, '<think>\nHm, {"age"\n</think>\n\n{"age": 5}') is None
     assert allows(free, "<think>\nHm\n</think>\n\nfive") is not None
     formats = side().formats
-    assert formats.thought("<|im_start|>assistant\n<think>\n") == ("", "</think>")
-    assert formats.thought("<|im_start|>assistant\n<think>\n\n</think>\n\n") is None
+    assert formats.get_reasoning_tags("<|im_start|>assistant\n<think>\n") == ("", "</think>")
+    assert formats.get_reasoning_tags("<|im_start|>assistant\n<think>\n\n</think>\n\n") is None
 
 
 def configured(template: str | None = None, **arguments: bool) -> ApiContext:
     """The built-in model's tokenizer with another template, or other variables for it in the config."""
     config = Config(model=ModelSettings(chat_template_args=arguments))
-    host = side().host if template is None else dataclasses.replace(side().host, chat_template=template)  # type: ignore[type-var]
-    return ApiContext(host, config, side().loader, side().formats)
+    host = side().model_info if template is None else dataclasses.replace(side().model_info, chat_template=template)  # type: ignore[type-var]
+    return ApiContext(host, config, side().media_loader, side().formats)
 
 
 CHOICE = {"guided_choice": ["yes", "no"]}
@@ -221,11 +226,11 @@ def test_what_cannot_be_held_is_refused(fields: Mapping[str, Any], param: str) -
 
 async def answers(*bodies: Mapping[str, Any]) -> list[Choice]:
     """All at once on the built-in model."""
-    client = await EngineClient.start(Config(), load_host(Config().model, weights=True))
+    client = await EngineClient.start(Config(), load_model_info(Config().model, weights=True))
 
     async def one(body: Mapping[str, Any]) -> Choice:
-        prepared = await prepare(CHAT, {"max_tokens": 80, "temperature": 0, **body}, side())
-        choice = Choice(prepared, 0, client.host)
+        prepared = await prepare_request(CHAT, {"max_tokens": 80, "temperature": 0, **body}, side())
+        choice = Choice(prepared, 0, client.model_info)
         async for event in client.generate(prepared.requests[0]):
             choice.feed(event)
         return choice
@@ -305,27 +310,32 @@ def test_names_of_the_budget() -> None:
 
 
 def test_a_budget_needs_a_known_format() -> None:
-    plain = ApiContext(side().host, side().config, side().loader)
+    plain = ApiContext(side().model_info, side().config, side().media_loader)
     body = {"messages": [{"role": "user", "content": "Hi"}], "thinking_budget": 5}
     with pytest.raises(RequestError) as caught:
-        asyncio.run(prepare(CHAT, body, plain))
+        asyncio.run(prepare_request(CHAT, body, plain))
     assert caught.value.param == "thinking_budget"
 
 
 async def test_tools_without_a_template_for_them() -> None:
     """Issue 5.4: told of in words; a forced call comes as JSON, and the history is written out."""
     host = dataclasses.replace(
-        load_host(Config().model),
+        load_model_info(Config().model),
         chat_template="{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
         "{% endfor %}"
         "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
     )
     config = Config()
-    plain = ApiContext(host, config, MediaLoader(config.media, None), ModelFormats.of(host, config.parsers))
+    plain = ApiContext(
+        host,
+        config,
+        MediaLoader(config.media, None),
+        detect_formats(host.chat_template, host.tokenizer, config.parsers),
+    )
     body = {"messages": [{"role": "user", "content": "Hi"}], "tools": [tool("f")], "tool_choice": "required"}
-    prepared = await prepare(CHAT, {**body, "max_tokens": 60}, plain)
+    prepared = await prepare_request(CHAT, {**body, "max_tokens": 60}, plain)
     assert "You can call functions." in prepared.prompts[0] and '"name": "f"' in prepared.prompts[0]
     assert allows(prepared.requests[0].grammar, '{"name": "f", "arguments": {"age": 5}}') is None
-    parser = prepared.parser(0)
+    parser = prepared.make_parser(0)
     pieces = [*parser.feed('{"name": "f", "arguments": {"age": 5}}'), *parser.finish()]
     assert [piece.kind for piece in pieces] == ["call"] and pieces[0].name == "f"

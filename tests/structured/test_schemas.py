@@ -49,7 +49,7 @@ def try_all(zoo: Zoo, schemas: Sequence[Schema], max_tokens: int = 400) -> Tried
     tried, requests = Tried(), list[Request]()
     for i, schema in enumerate(schemas):
         try:
-            made = compile_grammar("json_schema", schema, engine.host, param="schema", strict=False)
+            made = compile_grammar("json_schema", schema, engine.model_info, param="schema", strict=False)
         except RequestError as error:
             tried.refused.append(str(error))
             continue

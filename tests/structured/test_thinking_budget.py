@@ -14,14 +14,13 @@ import pytest
 
 from mlxrun.api.choice import Choice
 from mlxrun.api.context import ApiContext
-from mlxrun.api.openai.request import prepare
+from mlxrun.api.openai.request import prepare_request
 from mlxrun.config.settings import Config
 from mlxrun.engine.client import EngineClient
 from mlxrun.errors import RequestError
-from mlxrun.model.model_info import load_host
-from mlxrun.parsers import AnswerParser, ChosenFamilies
-from mlxrun.parsers.model_formats import ModelFormats
-from mlxrun.parsers.registry import thinking_family, thinkings
+from mlxrun.model.model_info import load_model_info
+from mlxrun.parsers.answer_parser import AnswerParser
+from mlxrun.parsers.registry import REASONING_FAMILIES, detect_formats, find_reasoning_family
 from mlxrun.scheduler.request import Grammar, GrammarMatcher
 from mlxrun.structured import matcher as rows
 from mlxrun.structured.grammar import compile_grammar
@@ -51,7 +50,7 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def budget(
     host: Any, most: int, prompt: str = OPENED, inner: Grammar | None = None, think: str = "think"
 ) -> ThinkingBudget:
-    return budget_of(most, thinking_family(think), prompt, host, inner)
+    return budget_of(most, find_reasoning_family(think), prompt, host, inner)
 
 
 def open_to(row: GrammarMatcher) -> set[int]:
@@ -207,15 +206,15 @@ def test_a_grammar_whose_thought_the_model_may_begin(host: Any) -> None:
 
 
 def read(think: str, opened: bool, said: Iterable[int], host: Any) -> list[Item]:
-    parser = AnswerParser(ChosenFamilies(None, thinking_family(think)), opened=opened)
+    parser = AnswerParser(None, find_reasoning_family(think), opened=opened)
     text = host.tokenizer.decode([*said], skip_special_tokens=False)
     return merged([*parser.feed(text), *parser.finish()])
 
 
-@pytest.mark.parametrize("think", [thinking.name for thinking in thinkings()])
+@pytest.mark.parametrize("think", [family.name for family in REASONING_FAMILIES])
 def test_every_format_is_closed_in_its_own_way(host: Any, think: str) -> None:
     """What the row says is a thought and an answer to the parser of the format."""
-    opener, _ = thinking_family(think).bounds[0]
+    opener, _ = find_reasoning_family(think).pairs[0]
     ids = host.tokenizer(opener, add_special_tokens=False)["input_ids"]
     row = say(budget(host, 6, ASKED, think=think).start((), STOP), [*ids, *b"hm so"])
     assert everything(row)
@@ -226,7 +225,7 @@ def test_every_format_is_closed_in_its_own_way(host: Any, think: str) -> None:
 
 @pytest.mark.parametrize("name", ["gemma4", "mistral", "cohere", "harmony"])
 def test_special_tokens_open_anywhere(host: Any, name: str) -> None:
-    opener, _ = thinking_family(name).bounds[0]
+    opener, _ = find_reasoning_family(name).pairs[0]
     ids = host.tokenizer(opener, add_special_tokens=False)["input_ids"]
     row = say(budget(host, 2, ASKED, think=name).start((), STOP), [*b"First text. ", *ids, *b"h"])
     assert everything(row)
@@ -239,7 +238,7 @@ def test_a_model_without_thoughts_refuses_the_field(host: Any) -> None:
     assert caught.value.param == "chat_template_kwargs.thinking_budget"
     assert "no format of thoughts" in str(caught.value)
     with pytest.raises(RequestError, match="^thinking_budget: .*ends a thought is not known"):
-        budget_of(5, replace(thinking_family("think"), closing=""), ASKED, host)
+        budget_of(5, replace(find_reasoning_family("think"), closing=""), ASKED, host)
 
 
 # -- the engine -------------------------------------------------------------------------------------------
@@ -252,7 +251,7 @@ def config() -> Config:
 
 @pytest.fixture(scope="module")
 def embedded(config: Config) -> Iterator[Any]:
-    yield load_host(config.model, weights=True)
+    yield load_model_info(config.model, weights=True)
 
 
 Ask = Callable[[int | None], Any]
@@ -260,7 +259,7 @@ Ask = Callable[[int | None], Any]
 
 async def ask(config: Config, host: Any, most: int | None, schema: Any = None) -> Choice:
     """The embedded model's answer to a question that it thinks about."""
-    formats = ModelFormats.of(host, config.parsers)
+    formats = detect_formats(host.chat_template, host.tokenizer, config.parsers)
     side = ApiContext(host, config, MediaLoader(config.media, None), formats)
     body: dict[str, Any] = {
         "messages": QUESTION,
@@ -268,13 +267,13 @@ async def ask(config: Config, host: Any, most: int | None, schema: Any = None) -
         "temperature": 0,
         "chat_template_kwargs": {"enable_thinking": True},
     }
-    prepared = await prepare("/v1/chat/completions", body, side)
+    prepared = await prepare_request("/v1/chat/completions", body, side)
     (request,) = prepared.requests
     inner = None if schema is None else compile_grammar("json_schema", schema, host, param="schema")
     if inner is not None:
         inner = inner.after(rows.ReasoningBounds("</think>"))
     if most is not None:
-        made = budget_of(most, formats.thinking, prepared.prompts[0], host, inner)
+        made = budget_of(most, formats.reasoning, prepared.prompts[0], host, inner)
         request = replace(request, grammar=made)
         prepared = replace(prepared, requests=(request,))
     choice = Choice(prepared, 0, host)

@@ -15,13 +15,14 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from transformers import PreTrainedTokenizerFast
 
 from mlxrun.errors import RequestError
+from mlxrun.scheduler.request import ProcessedPrompt
 from mlxrun.text import boundaries as module
 from mlxrun.text import tokens as tokens_module
-from mlxrun.text.boundaries import LEAST, boundaries, expand, variants
-from mlxrun.text.messages import normalise
-from mlxrun.text.prompt import RenderedPrompt, chat_prompt, raw_prompt
-from mlxrun.text.template import render
-from mlxrun.text.tokens import PromptTokens, shared, shared_tokens, tokenise
+from mlxrun.text.boundaries import MIN_TOKENS, find_boundaries, make_variants, map_to_expanded
+from mlxrun.text.messages import normalize_messages
+from mlxrun.text.prompt import RenderedPrompt, build_chat_prompt, build_raw_prompt
+from mlxrun.text.template import render_chat
+from mlxrun.text.tokens import PromptTokens, count_shared_prefix, count_shared_tokens, tokenize
 from tests.helpers.tokenizers import (
     CHATML,
     STRICT,
@@ -29,8 +30,7 @@ from tests.helpers.tokenizers import (
     TEXT_ONLY,
     THINKING,
     TOOLS,
-    FakeHost,
-    FakeProcessed,
+    FakeModelInfo,
     byte_chars,
     byte_tokenizer,
     ids_of,
@@ -152,21 +152,21 @@ def true_lcp(a: Sequence[int], b: Sequence[int]) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
-def prompt_of(host: FakeHost, messages: list[Any], tools: Any = None) -> RenderedPrompt:
-    return chat_prompt(host, normalise(messages).messages, [], tools, {})
+def prompt_of(host: FakeModelInfo, messages: list[Any], tools: Any = None) -> RenderedPrompt:
+    return build_chat_prompt(host, normalize_messages(messages).messages, [], tools, {})
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.sampled_from(sorted(TOKENIZERS)), TEXTS, TEXTS, TEXTS)
 def test_shared_tokens_are_those_of_both_whole_texts(name: str, start: str, one: str, two: str) -> None:
     """A4: although only the end of the second text is tokenised."""
-    host = FakeHost(tokenizer=TOKENIZERS[name]())
+    host = FakeModelInfo(tokenizer=TOKENIZERS[name]())
     for prefix in (start, f"<|im_start|>{start}<|im_end|>\n<|im_start|>user\n"):
-        tokens = tokenise(host, prefix + one, special=False)
+        tokens = tokenize(host, prefix + one, add_special_tokens=False)
         assert tokens.ids == ids_of(prefix + one, host.tokenizer)
-        found = shared_tokens(host, tokens, prefix + two)
+        found = count_shared_tokens(host, tokens, prefix + two)
         assert found == true_lcp(tokens.ids, ids_of(prefix + two, host.tokenizer))
-        assert shared_tokens(host, tokens, tokens.text) == len(tokens.ids)
+        assert count_shared_tokens(host, tokens, tokens.text) == len(tokens.ids)
 
 
 @pytest.mark.parametrize(
@@ -191,39 +191,39 @@ def test_a_token_that_depends_on_what_follows_is_no_cut(added: AddedToken, one: 
     tokenizer.normalizer = normalizers.Replace("k>b", "k b")
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.add_tokens([added])
-    host = FakeHost(tokenizer=PreTrainedTokenizerFast(tokenizer_object=tokenizer))
+    host = FakeModelInfo(tokenizer=PreTrainedTokenizerFast(tokenizer_object=tokenizer))
     for first, second in ((one, two), (two, one)):
-        tokens = tokenise(host, "hello " + first, special=False)
+        tokens = tokenize(host, "hello " + first, add_special_tokens=False)
         whole = ids_of("hello " + second, host.tokenizer)
-        assert shared_tokens(host, tokens, "hello " + second) == true_lcp(tokens.ids, whole)
+        assert count_shared_tokens(host, tokens, "hello " + second) == true_lcp(tokens.ids, whole)
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.sampled_from(sorted(TOKENIZERS)), st.sampled_from(TEMPLATES), CHATS.filter(bool), st.booleans())
 def test_a_boundary_is_a_true_common_prefix(name: str, template: str, chat: list[Any], tools: bool) -> None:
     """A4: never behind the point where the tokens of two whole conversations part."""
-    host = FakeHost(tokenizer=TOKENIZERS[name](), chat_template=template)
-    messages, given_tools = normalise(chat).messages, [TOOL] if tools and template == TOOLS else None
+    host = FakeModelInfo(tokenizer=TOKENIZERS[name](), chat_template=template)
+    messages, given_tools = normalize_messages(chat).messages, [TOOL] if tools and template == TOOLS else None
     try:
-        text = render(host, messages, given_tools, {})
+        text = render_chat(host, messages, given_tools, {})
     except RequestError:
         return
     ids = ids_of(text, host.tokenizer)
     lcps = set()
-    for variant in variants(messages):
+    for variant in make_variants(messages):
         try:
-            other = render(host, variant, given_tools, {})
+            other = render_chat(host, variant, given_tools, {})
         except RequestError:
             continue
         lcps.add(true_lcp(ids, ids_of(other, host.tokenizer)))
     found = prompt_of(host, chat, given_tools).boundaries
-    assert found == tuple(sorted(p for p in lcps if LEAST <= p < len(ids)))
+    assert found == tuple(sorted(p for p in lcps if MIN_TOKENS <= p < len(ids)))
 
 
 def test_the_same_system_and_another_user() -> None:
     """A3: the boundary is where two such prompts part, and both have it; also after the tools."""
     for template, tools in ((CHATML, None), (TOOLS, [TOOL]), (STRICT, None)):
-        host = FakeHost(chat_template=template)
+        host = FakeModelInfo(chat_template=template)
         one, two = (
             prompt_of(host, [SYSTEM, {"role": "user", "content": text}], tools)
             for text in ("what is one?", "and two?")
@@ -235,7 +235,7 @@ def test_the_same_system_and_another_user() -> None:
 
 def test_a_prefix_alone_would_have_other_tokens() -> None:
     """A4: the end of a prefix merges with what follows, so its own tokens are not those of the prompt."""
-    host = FakeHost(tokenizer=nasty_tokenizer(split=False, normalise=False))
+    host = FakeModelInfo(tokenizer=nasty_tokenizer(split=False, normalise=False))
     prompt = prompt_of(host, [SYSTEM, {"role": "user", "content": "\nall"}])
     alone = ids_of(prompt.text[: prompt.text.index("\nall")], host.tokenizer)
     assert alone[-1] == host.tokenizer.convert_tokens_to_ids("r\u010a")
@@ -247,7 +247,7 @@ def test_a_prefix_alone_would_have_other_tokens() -> None:
 @pytest.mark.parametrize("template", [CHATML, STRIPS, REWRITES, STRICT])
 def test_every_turn_of_a_chat_has_the_boundary_of_the_one_before(template: str) -> None:
     """B10: what is saved at a turn's boundary is a prefix of the next turn's prompt, thoughts gone or not."""
-    host = FakeHost(chat_template=template)
+    host = FakeModelInfo(chat_template=template)
     chat: list[Any] = [SYSTEM]
     before: RenderedPrompt | None = None
     for i in range(6):
@@ -282,7 +282,7 @@ def agent(turns: int) -> list[Any]:
 @pytest.mark.parametrize("last", ["tool", "assistant"])
 def test_an_agent_has_the_start_of_the_last_message(last: str) -> None:
     """After one user turn come many of the agent's own."""
-    host = FakeHost(chat_template=TOOLS)
+    host = FakeModelInfo(chat_template=TOOLS)
     chat = agent(3)[: None if last == "tool" else -1]
     prompt = prompt_of(host, chat, [TOOL])
     starts = [
@@ -316,7 +316,7 @@ def test_which_messages_are_replaced(roles: str, cuts: list[int]) -> None:
     """System, last user turn, and the last message if there is time for it: two more renderings at most."""
     names = {"s": "system", "u": "user", "a": "assistant", "t": "tool"}
     messages = [{"role": names[r], "content": f"{i} said"} for i, r in enumerate(roles)]
-    found = variants(messages)
+    found = make_variants(messages)
     assert [len(variant) - 1 for variant in found] == cuts
     for cut, variant in zip(cuts, found, strict=True):
         assert variant[:-1] == messages[:cut]
@@ -329,18 +329,21 @@ def test_which_messages_are_replaced(roles: str, cuts: list[int]) -> None:
 def test_the_other_text_begins_otherwise(content: str) -> None:
     """Also where a template strips it, and for parts; the name stays, the reasoning does not."""
     for shape in (content, [{"type": "text", "text": content}, {"type": "image"}]):
-        (variant,) = variants([{"role": "user", "name": "me", "content": shape}])
+        (variant,) = make_variants([{"role": "user", "name": "me", "content": shape}])
         said = variant[0]["content"]
         assert type(said) is type(shape) and variant[0]["name"] == "me"
         assert (said if isinstance(said, str) else said[0]["text"])[0] != (content.strip() or " ")[0]
     last = {"role": "assistant", "content": "x", "reasoning": "so", "tool_calls": [1]}
-    assert variants([SYSTEM, {"role": "user", "content": "x"}, last])[1][-1].keys() == {"role", "content"}
+    assert make_variants([SYSTEM, {"role": "user", "content": "x"}, last])[1][-1].keys() == {
+        "role",
+        "content",
+    }
 
 
 def test_a_template_that_refuses_a_variant_gives_no_boundary(caplog: pytest.LogCaptureFixture) -> None:
     """The prompt itself is as good as before, and nothing of it is in the log."""
     needs = "{% if 'hello' not in messages[-1].content %}{{ raise_exception('say hello') }}{% endif %}"
-    host = FakeHost(chat_template=needs + CHATML)
+    host = FakeModelInfo(chat_template=needs + CHATML)
     with caplog.at_level(logging.DEBUG, logger="mlxrun"):
         prompt = prompt_of(host, [SYSTEM, {"role": "user", "content": "hello, secret"}])
     assert prompt.boundaries == () and prompt.ids == ids_of(prompt.text)
@@ -349,11 +352,11 @@ def test_a_template_that_refuses_a_variant_gives_no_boundary(caplog: pytest.LogC
 
 
 def test_short_prefixes_and_whole_prompts_are_no_boundaries() -> None:
-    host = FakeHost()
+    host = FakeModelInfo()
     assert prompt_of(host, [{"role": "user", "content": "x" * 50}]).boundaries == ()
-    constant = FakeHost(chat_template="the same whatever is said to it")
+    constant = FakeModelInfo(chat_template="the same whatever is said to it")
     assert prompt_of(constant, [{"role": "user", "content": "hi"}]).boundaries == ()
-    assert raw_prompt(host, "<|im_start|>user\n" * 9, "prompt").boundaries == ()
+    assert build_raw_prompt(host, "<|im_start|>user\n" * 9, "prompt").boundaries == ()
 
 
 def test_a_long_chat_is_rendered_three_times_and_tokenised_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -363,18 +366,18 @@ def test_a_long_chat_is_rendered_three_times_and_tokenised_once(monkeypatch: pyt
 
     def counting_render(*args: Any) -> str:
         rendered.append(1)
-        return render(*args)
+        return render_chat(*args)
 
     def counting_tokenise(host: Any, text: str, *, special: bool) -> PromptTokens:
         tokenised.append(len(text))
-        return tokenise(host, text, special=special)
+        return tokenize(host, text, add_special_tokens=special)
 
     monkeypatch.setattr(module, "render", counting_render)
     monkeypatch.setattr(tokens_module, "tokenise", counting_tokenise)
     chat = [SYSTEM]
     for i in range(100):
         chat += [{"role": "user", "content": f"{i} " * 40}, {"role": "assistant", "content": f"a{i} " * 40}]
-    prompt = prompt_of(FakeHost(), [*chat, {"role": "user", "content": "and now?"}])
+    prompt = prompt_of(FakeModelInfo(), [*chat, {"role": "user", "content": "and now?"}])
     assert len(prompt.boundaries) == 2 and len(prompt.text) > 20_000
     assert len(rendered) == 2
     assert sum(tokenised) < 600
@@ -383,17 +386,17 @@ def test_a_long_chat_is_rendered_three_times_and_tokenised_once(monkeypatch: pyt
 # Images.
 
 
-class Wide(FakeHost):
+class Wide(FakeModelInfo):
     """Writes empty lines around an image, as Gemma 3's processor does."""
 
-    def process(self, text: str, images: Sequence[Any]) -> FakeProcessed:
+    def process(self, text: str, images: Sequence[Any]) -> ProcessedPrompt:
         return super().process(text.replace(MARK, f"\n\n{MARK}\n\n"), images)
 
 
-class Rows(FakeHost):
+class Rows(FakeModelInfo):
     """Two spans an image with a token between them, as tiling processors write."""
 
-    def process(self, text: str, images: Sequence[Any]) -> FakeProcessed:
+    def process(self, text: str, images: Sequence[Any]) -> ProcessedPrompt:
         return super().process(text.replace(MARK, f"{MARK}+{MARK}"), [*images, *images])
 
 
@@ -403,8 +406,8 @@ IMAGE_TURN = st.lists(st.sampled_from(["image", "hi", "\n", "Zq"]), min_size=1, 
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.sampled_from([FakeHost, Wide, Rows]), st.lists(IMAGE_TURN, min_size=1, max_size=4), st.booleans())
-def test_boundaries_among_images(kind: type[FakeHost], turns: list[Any], system: bool) -> None:
+@given(st.sampled_from([FakeModelInfo, Wide, Rows]), st.lists(IMAGE_TURN, min_size=1, max_size=4), st.booleans())
+def test_boundaries_among_images(kind: type[FakeModelInfo], turns: list[Any], system: bool) -> None:
     """A4 with images: true common prefixes of the expanded tokens, never within an image."""
     host = kind(vision=True)
     messages: list[Any] = [SYSTEM] if system else []
@@ -412,23 +415,23 @@ def test_boundaries_among_images(kind: type[FakeHost], turns: list[Any], system:
         messages += [{"role": "user", "content": content}, {"role": "assistant", "content": "I see"}]
     messages.pop()
     prompt, lcps = image_prompt(host, messages), set()
-    for variant in variants(messages):
+    for variant in make_variants(messages):
         lcps.add(true_lcp(prompt.ids, image_prompt(host, variant).ids))
-    expected = tuple(sorted(p for p in lcps if LEAST <= p < len(prompt.ids)))
-    if kind is FakeHost:
+    expected = tuple(sorted(p for p in lcps if MIN_TOKENS <= p < len(prompt.ids)))
+    if kind is FakeModelInfo:
         assert prompt.boundaries == expected
     for p in prompt.boundaries:
         assert any(p <= lcp for lcp in expected)
         assert not any(start < p < end for start, end in prompt.spans)
 
 
-def image_prompt(host: FakeHost, messages: list[Any]) -> RenderedPrompt:
+def image_prompt(host: FakeModelInfo, messages: list[Any]) -> RenderedPrompt:
     parts = [part for m in messages if not isinstance(m["content"], str) for part in m["content"]]
-    return chat_prompt(host, messages, [RED] * sum(part["type"] == "image" for part in parts), None, {})
+    return build_chat_prompt(host, messages, [RED] * sum(part["type"] == "image" for part in parts), None, {})
 
 
-@pytest.mark.parametrize("kind", [FakeHost, Wide, Rows])
-def test_a_question_after_an_image(kind: type[FakeHost]) -> None:
+@pytest.mark.parametrize("kind", [FakeModelInfo, Wide, Rows])
+def test_a_question_after_an_image(kind: type[FakeModelInfo]) -> None:
     """The start of the last user turn lies behind the image, so it moves with what the image takes."""
     host = kind(vision=True)
     first = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "what is it?"}]}
@@ -443,27 +446,36 @@ def test_positions_that_cannot_be_told_are_left_out() -> None:
     ids = (*range(20), 99, 99, *range(30, 50), 99, *range(60, 80))
     wide = (*range(20), *[99] * 10, *range(30, 50), 7, *[99] * 5, 8, *range(60, 80))
     spans = ((20, 30), (51, 56))
-    assert expand((15,), ids, wide, spans) == ()
-    assert expand((16, 20), ids, wide, spans) == (16, 20)
-    assert expand((21,), ids, wide, spans) == ()
-    assert expand((22, 42), ids, wide, spans) == (30, 50)
-    assert expand((43, 50, 63), ids, wide, spans) == (57, 64)
+    assert map_to_expanded((15,), ids, wide, spans) == ()
+    assert map_to_expanded((16, 20), ids, wide, spans) == (16, 20)
+    assert map_to_expanded((21,), ids, wide, spans) == ()
+    assert map_to_expanded((22, 42), ids, wide, spans) == (30, 50)
+    assert map_to_expanded((43, 50, 63), ids, wide, spans) == (57, 64)
     # The text itself again behind the image; a mark that is not what fills the span.
-    assert expand((16,), ids, (*ids[:20], 7, 8, 8, *ids), ((21, 23),)) == (16,)
+    assert map_to_expanded((16,), ids, (*ids[:20], 7, 8, 8, *ids), ((21, 23),)) == (16,)
     other = (*range(20), 98, *range(30, 50))
-    assert expand((20,), other, (*range(20), 99, 99, *range(30, 50)), ((20, 22),)) == (20,)
-    assert expand((16, 40), ids, ids, ()) == (16, 40)
-    assert expand((16, 30), ids, (1, 2, 3), ((0, 3),)) == ()
+    assert map_to_expanded((20,), other, (*range(20), 99, 99, *range(30, 50)), ((20, 22),)) == (20,)
+    assert map_to_expanded((16, 40), ids, ids, ()) == (16, 40)
+    assert map_to_expanded((16, 30), ids, (1, 2, 3), ((0, 3),)) == ()
 
 
 def test_shared_is_the_length_of_the_common_start() -> None:
     for a, b, expected in (("", "", 0), ("abc", "abd", 2), ("ab", "abc", 2), ("x", "y", 0)):
-        assert shared(a, b) == shared(tuple(a), tuple(b)) == shared(b, a) == expected
+        assert (
+            count_shared_prefix(a, b)
+            == count_shared_prefix(tuple(a), tuple(b))
+            == count_shared_prefix(b, a)
+            == expected
+        )
 
 
 def test_boundaries_of_a_text_without_positions() -> None:
     """Without an encoding (tokenizers that are not fast) all is tokenised, and the result is the same."""
-    host, messages = FakeHost(), normalise([SYSTEM, {"role": "user", "content": "hi"}]).messages
-    tokens = tokenise(host, render(host, messages, None, {}), special=False)
+    host, messages = FakeModelInfo(), normalize_messages([SYSTEM, {"role": "user", "content": "hi"}]).messages
+    tokens = tokenize(host, render_chat(host, messages, None, {}), add_special_tokens=False)
     plain = PromptTokens(tokens.text, tokens.ids)
-    assert boundaries(host, plain, messages, None, {}) == boundaries(host, tokens, messages, None, {}) != ()
+    assert (
+        find_boundaries(host, plain, messages, None, {})
+        == find_boundaries(host, tokens, messages, None, {})
+        != ()
+    )

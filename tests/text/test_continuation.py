@@ -14,19 +14,18 @@ import pytest
 from mlxrun.api.anthropic.fields import BODY as MESSAGES
 from mlxrun.api.choice import Choice
 from mlxrun.api.context import ApiContext
-from mlxrun.api.openai.request import chat_prompt_of, offered
+from mlxrun.api.openai.request import prepare_chat_prompt, read_offered_tools
 from mlxrun.api.prepared import PreparedRequest
 from mlxrun.api.responses.fields import BODY as RESPONSES
 from mlxrun.batch.job_file import JobLine
 from mlxrun.batch.line_answerer import Preparer
 from mlxrun.config.settings import Config
 from mlxrun.errors import RequestError
-from mlxrun.parsers import choose
-from mlxrun.parsers.model_formats import ModelFormats
+from mlxrun.parsers.delta import PlainParser
+from mlxrun.parsers.registry import choose_formats
 from mlxrun.scheduler.request import FinishReason, TokenEvent
 from mlxrun.server.endpoints.tokenize import _raw
-from mlxrun.text.continuation import PrefilledParser, continued
-from mlxrun.text.formats import PlainParser
+from mlxrun.text.continuation import ContinuationParser, get_continued_path
 from tests.api.anthropic.test_request import ADD, CALL, body, count, text, user
 from tests.api.anthropic.test_request import make as message
 from tests.api.anthropic.test_request import refused as message_refused
@@ -42,14 +41,14 @@ from tests.helpers.tokenizers import (
     TEXT_ONLY,
     THINKING,
     TOOLS,
-    FakeHost,
+    FakeModelInfo,
     byte_tokenizer,
     ids_of,
     metaspace_tokenizer,
 )
 
 Json = dict[str, Any]
-FORMATS = ModelFormats(choose(None, [], "hermes", "think"))
+FORMATS = choose_formats(None, [], "hermes", "think")
 # As Qwen3's: a thought in the content is written anew, and the last answer always has one.
 REWRITES = CHATML.replace(
     "{{ text(m.content) }}",
@@ -66,7 +65,7 @@ def begun(content: Any, **fields: Any) -> Json:
 
 
 def prompt(given: Json, template: str = CHATML) -> str:
-    return prepared(CHAT, given, FakeHost(chat_template=template)).prompts[0]
+    return prepared(CHAT, given, FakeModelInfo(chat_template=template)).prompts[0]
 
 
 # -- the prompt -----------------------------------------------------------------------------------------
@@ -79,8 +78,8 @@ def test_the_prompt_ends_with_the_text(template: str, content: str) -> None:
     asked = prompt({"messages": HI}, template)
     assert prompt(begun(content), template) == asked + content
     assert prompt(begun(content, add_generation_prompt=None), template) == asked + content
-    made = prepared(CHAT, begun(content), FakeHost(chat_template=template))
-    assert made.prefill == content
+    made = prepared(CHAT, begun(content), FakeModelInfo(chat_template=template))
+    assert made.continuation == content
     assert made.requests[0].prompt == ids_of(asked + content)
 
 
@@ -88,7 +87,7 @@ def test_without_the_flag_it_is_a_turn_that_is_over() -> None:
     """The twin: as the APIs have it, the next message begins behind it."""
     given = begun("The", continue_final_message=False, add_generation_prompt=True)
     assert prompt(given).endswith("assistant\nThe<|im_end|>\n<|im_start|>assistant\n")
-    assert prepared(CHAT, given).prefill == ""
+    assert prepared(CHAT, given).continuation == ""
 
 
 def test_what_stands_before_the_text_is_the_template_s() -> None:
@@ -126,7 +125,7 @@ CHANGES = {
 )
 def test_a_template_that_changes_the_text(template: str, content: str) -> None:
     """A clear 400 that names the message; the same template without the flag renders."""
-    host = FakeHost(chat_template=CHANGES[template])
+    host = FakeModelInfo(chat_template=CHANGES[template])
     error = refused(CHAT, begun(content), host)
     assert error.param == "messages[1].content" and "cannot be continued" in str(error)
     assert prepared(CHAT, begun(content, continue_final_message=None, add_generation_prompt=None), host)
@@ -162,7 +161,10 @@ def test_what_cannot_be_continued() -> None:
         assert (error.param, words in str(error)) == (param, True), error
     error = refused(COMPLETION, {"prompt": "x", "continue_final_message": True})
     assert error.param == "continue_final_message" and CHAT in str(error)
-    assert continued({"messages": HI, "add_generation_prompt": True, "continue_final_message": False}) is None
+    assert (
+        get_continued_path({"messages": HI, "add_generation_prompt": True, "continue_final_message": False})
+        is None
+    )
 
 
 def test_where_the_fields_belong() -> None:
@@ -174,19 +176,19 @@ def test_where_the_fields_belong() -> None:
             assert caught.value.param == name
     for fields in ({"continue_final_message": True}, {"add_generation_prompt": False}):
         with pytest.raises(RequestError, match="goes with messages") as caught:
-            _raw({"prompt": "x", **fields}, FakeHost())
+            _raw({"prompt": "x", **fields}, FakeModelInfo())
         assert caught.value.param in fields
-    assert _raw({"prompt": "x", "add_generation_prompt": True}, FakeHost()) == _raw(
-        {"prompt": "x"}, FakeHost()
+    assert _raw({"prompt": "x", "add_generation_prompt": True}, FakeModelInfo()) == _raw(
+        {"prompt": "x"}, FakeModelInfo()
     )
 
 
 # -- the answer -----------------------------------------------------------------------------------------
 
 
-def answered(given: Json, *said: str, host: FakeHost | None = None) -> Choice:
+def answered(given: Json, *said: str, host: FakeModelInfo | None = None) -> Choice:
     """The answer to a body, with the formats of Hermes and of think tags."""
-    host = host or FakeHost(chat_template=TOOLS)
+    host = host or FakeModelInfo(chat_template=TOOLS)
     made = dataclasses.replace(prepared(CHAT, given, host), formats=FORMATS)
     choice = Choice(made, 0, host)
     for part in said:
@@ -242,14 +244,14 @@ def test_a_parser_that_has_not_read_the_text_is_wrong() -> None:
     for start, rest in (("<think>\nFirst", ", hm</think>Yes"), (CALLING[:9], CALLING[9:])):
         given = begun(start, tools=[TOOL])
         right = told(answered(given, rest))
-        made = dataclasses.replace(prepared(CHAT, given, FakeHost(chat_template=TOOLS)), formats=FORMATS)
+        made = dataclasses.replace(prepared(CHAT, given, FakeModelInfo(chat_template=TOOLS)), formats=FORMATS)
         blind = dataclasses.replace(made, prefill="")
-        choice = Choice(blind, 0, FakeHost(chat_template=TOOLS))
+        choice = Choice(blind, 0, FakeModelInfo(chat_template=TOOLS))
         choice.feed(TokenEvent("r", ids_of(rest), finish=FinishReason.STOP))
         assert told(choice) != right and told(choice) == (rest, "", [])
     repeated = PlainParser()
     assert "".join(d.text for d in [*repeated.feed("The"), *repeated.feed(" end")]) == "The end"
-    parser = PrefilledParser(PlainParser, "The")
+    parser = ContinuationParser(PlainParser, "The")
     assert "".join(d.text for d in [*parser.feed(" end"), *parser.finish()]) == " end"
 
 
@@ -271,14 +273,14 @@ def test_text_that_was_held_back_comes_once() -> None:
             return super().feed(self.kept)
 
     for rest in ("", "d", "def", "defghi"):
-        parser = PrefilledParser(Slow, "abc")
+        parser = ContinuationParser(Slow, "abc")
         made = [d for char in rest for d in parser.feed(char)] + [*parser.finish()]
         assert "".join(d.text for d in made) == rest
 
 
 def test_a_space_goes_on_from_the_text() -> None:
     """A tokenizer that drops a text's first space keeps it in the middle: A54."""
-    host = FakeHost(tokenizer=metaspace_tokenizer(), chat_template=TEXT_ONLY)
+    host = FakeModelInfo(tokenizer=metaspace_tokenizer(), chat_template=TEXT_ONLY)
     world = (metaspace_tokenizer().convert_tokens_to_ids("\u2581world"),)
     for given, expected in ((begun("hello"), " world"), ({"messages": HI}, "world")):
         choice = Choice(prepared(CHAT, given, host), 0, host)
@@ -289,7 +291,7 @@ def test_a_space_goes_on_from_the_text() -> None:
 def test_a_completion_goes_on_from_its_prompt() -> None:
     """A54: the space that parts the first word of a completion from its prompt, text or ids, is text."""
     tokenizer = metaspace_tokenizer()
-    host = FakeHost(tokenizer=tokenizer)
+    host = FakeModelInfo(tokenizer=tokenizer)
     hello, world, end = tokenizer.convert_tokens_to_ids(["\u2581hello", "\u2581world", "</s>"])
     byte = tokenizer.convert_tokens_to_ids("<0xC5>")
 
@@ -306,7 +308,7 @@ def test_a_completion_goes_on_from_its_prompt() -> None:
 
 def test_a_budget_counts_in_the_open_thought() -> None:
     """A thought that the text has begun is closed when the answer's own tokens of it are used up."""
-    host = FakeHost(chat_template=TOOLS)
+    host = FakeModelInfo(chat_template=TOOLS)
     side = ApiContext(host, Config(), None, FORMATS)  # type: ignore[arg-type]
     stop = frozenset({byte_tokenizer().eos_token_id})
 
@@ -325,9 +327,9 @@ def test_a_budget_counts_in_the_open_thought() -> None:
 def prepare_with(side: ApiContext, given: Json) -> PreparedRequest:
     import asyncio
 
-    from mlxrun.api.openai.request import prepare
+    from mlxrun.api.openai.request import prepare_request
 
-    return asyncio.run(prepare(CHAT, given, side))
+    return asyncio.run(prepare_request(CHAT, given, side))
 
 
 # -- Anthropic ------------------------------------------------------------------------------------------
@@ -342,7 +344,7 @@ def test_the_last_message_begins_the_answer() -> None:
     asked = message(body(user(text("hi")))).prepared.prompts[0]
     for last in (ends(text("The")), ends(text("T"), text("he")), body([*user(text("hi")), said("The")])):
         made = message(last).prepared
-        assert made.prompts[0] == asked + "The" and made.prefill == "The"
+        assert made.prompts[0] == asked + "The" and made.continuation == "The"
         assert prompt(begun("The")) == made.prompts[0]
     for nothing in (ends(), body([*user(text("hi")), said("")]), ends(text(""))):
         assert message(nothing).prepared.prompts[0] == asked
@@ -386,10 +388,10 @@ SCHEMA = {"format": {"type": "json_schema", "schema": {"type": "object"}}}
 )
 def test_what_begins_no_answer(given: Json, param: str, words: str) -> None:
     """A51: by name, in Anthropic's words where it has some. Counting takes it as a turn that is over."""
-    error = message_refused(given, FakeHost(chat_template=TOOLS))
+    error = message_refused(given, FakeModelInfo(chat_template=TOOLS))
     assert error.param == param and words in str(error)
     counted = {key: value for key, value in given.items() if key != "max_tokens"}
-    assert count(counted, FakeHost(chat_template=TOOLS)) > 5
+    assert count(counted, FakeModelInfo(chat_template=TOOLS)) > 5
     assert message({**given, "thinking": {"type": "disabled"}} if param == "thinking" else body())
 
 
@@ -397,16 +399,16 @@ def test_an_empty_message_behind_another_of_the_assistant() -> None:
     """A51: the one before it is what is judged, also where tokens are only counted."""
     turns = [*user(text("hi")), said("The"), said("")]
     made = message(body(turns)).prepared
-    assert made.prefill == "The" and made.prompts[0] == message(ends(text("The"))).prepared.prompts[0]
+    assert made.continuation == "The" and made.prompts[0] == message(ends(text("The"))).prepared.prompts[0]
     error = message_refused(body([*user(text("hi")), said("The "), said("")]))
     assert error.param == "messages.1.content" and "trailing whitespace" in str(error)
-    host = FakeHost(chat_template=TOOLS)
+    host = FakeModelInfo(chat_template=TOOLS)
     called = {"model": "m", "messages": [*user(text("hi")), {"role": "assistant", "content": [CALL]}]}
     assert count({**called, "messages": [*called["messages"], said("")]}, host) == count(called, host)
 
 
 def test_a_template_that_changes_the_text_is_led_back() -> None:
-    error = message_refused(ends(text("The")), FakeHost(chat_template=CHANGES["shouts"]))
+    error = message_refused(ends(text("The")), FakeModelInfo(chat_template=CHANGES["shouts"]))
     assert error.param == "messages.1.content" and "cannot be continued" in str(error)
 
 
@@ -415,9 +417,9 @@ def test_a_template_that_changes_the_text_is_led_back() -> None:
 
 async def test_a_job_takes_it_too(tmp_path: Path) -> None:
     """The same text side: the same prompt as the server's."""
-    preparer = Preparer(FakeHost(), Config(), tmp_path)
+    preparer = Preparer(FakeModelInfo(), Config(), tmp_path)
     made = await preparer(JobLine(1, "a", CHAT, begun("The")))
-    assert made.prefill == "The" and made.prompts[0].endswith("<|im_start|>assistant\nThe")
+    assert made.continuation == "The" and made.prompts[0].endswith("<|im_start|>assistant\nThe")
 
 
 async def test_checked_once() -> None:
@@ -428,10 +430,10 @@ async def test_checked_once() -> None:
     with pytest.MonkeyPatch.context() as patch:
         check = request.check_tools
         patch.setattr(request, "check_tools", lambda tools: seen.append(1) or check(tools))
-        side = ApiContext(FakeHost(chat_template=TOOLS), Config(), None)  # type: ignore[arg-type]
-        await request.prepare(CHAT, {"messages": HI, "tools": [TOOL]}, side)
+        side = ApiContext(FakeModelInfo(chat_template=TOOLS), Config(), None)  # type: ignore[arg-type]
+        await request.prepare_request(CHAT, {"messages": HI, "tools": [TOOL]}, side)
         assert seen == [1]
-        await chat_prompt_of({"messages": HI}, offered({"messages": HI, "tools": [TOOL]}), side)
+        await prepare_chat_prompt({"messages": HI}, read_offered_tools({"messages": HI, "tools": [TOOL]}), side)
         assert seen == [1, 1]
 
 
@@ -443,7 +445,7 @@ def test_every_format_goes_on() -> None:
         size = len(case.text)
         for at in {size // 5, size // 2, size * 4 // 5, size}:
             start, rest = case.text[:at], case.text[at:]
-            make = partial(PrefilledParser, partial(parser_of, case), start)
+            make = partial(ContinuationParser, partial(parser_of, case), start)
             found = sorted_out(play(make, [rest] if rest else []))
             assert found[2] == whole[2], (case.id, start)
             assert whole[0].endswith(found[0]) and whole[1].endswith(found[1]), (case.id, start)

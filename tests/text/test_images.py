@@ -18,7 +18,7 @@ from PIL import Image
 
 from mlxrun.config.settings import MediaSettings
 from mlxrun.errors import MediaError
-from mlxrun.text.images import MediaLoader, decode
+from mlxrun.text.images import MediaLoader, decode_image
 
 MANY = 10**9
 
@@ -59,31 +59,31 @@ def test_formats_come_out_as_rgb(form: str) -> None:
 def test_exif_orientation_is_applied() -> None:
     exif = Image.Exif()
     exif[0x0112] = 6  # turn by 90 degrees
-    assert decode(encoded(plain(), "JPEG", exif=exif.tobytes()), MANY).size == (2, 3)
+    assert decode_image(encoded(plain(), "JPEG", exif=exif.tobytes()), MANY).size == (2, 3)
 
 
 def test_transparency_lies_on_white() -> None:
     clear = Image.new("RGBA", (1, 1), (0, 0, 0, 0))
     half = Image.new("LA", (1, 1), (0, 128))
     palette = Image.new("P", (1, 1), 0)
-    assert decode(encoded(clear), MANY).getpixel((0, 0)) == (255, 255, 255)
-    assert decode(encoded(half), MANY).getpixel((0, 0)) == (127, 127, 127)
-    assert decode(encoded(palette, transparency=0), MANY).getpixel((0, 0)) == (255, 255, 255)
+    assert decode_image(encoded(clear), MANY).getpixel((0, 0)) == (255, 255, 255)
+    assert decode_image(encoded(half), MANY).getpixel((0, 0)) == (127, 127, 127)
+    assert decode_image(encoded(palette, transparency=0), MANY).getpixel((0, 0)) == (255, 255, 255)
 
 
 def test_first_frame_of_an_animation() -> None:
     data = encoded(plain(colour="red"), "GIF", save_all=True, append_images=[plain(colour="blue")])
-    assert decode(data, MANY).getpixel((0, 0)) == (255, 0, 0)
+    assert decode_image(data, MANY).getpixel((0, 0)) == (255, 0, 0)
 
 
 def test_sixteen_bits_are_scaled_not_clipped() -> None:
     grey = Image.new("I;16", (1, 1), 0x4000)
-    assert decode(encoded(grey), MANY).getpixel((0, 0)) == (64, 64, 64)
+    assert decode_image(encoded(grey), MANY).getpixel((0, 0)) == (64, 64, 64)
 
 
 def test_the_same_bytes_give_the_same_pixels() -> None:
     data = encoded(plain((40, 30)), "JPEG", quality=50)
-    assert decode(data, MANY).tobytes() == decode(data, MANY).tobytes()
+    assert decode_image(data, MANY).tobytes() == decode_image(data, MANY).tobytes()
 
 
 def test_pixels_are_counted_from_the_header_before_decoding() -> None:
@@ -114,7 +114,7 @@ def test_no_damage_crashes_the_decoder(data: st.DataObject) -> None:
     for _ in range(data.draw(st.integers(1, 4))):
         raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
     try:
-        image = decode(bytes(raw), 10_000)
+        image = decode_image(bytes(raw), 10_000)
     except MediaError:
         return
     assert image.mode == "RGB"

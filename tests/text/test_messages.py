@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlxrun.errors import RequestError
-from mlxrun.text.messages import ImageRef, normalise
+from mlxrun.text.messages import ImageRef, normalize_messages
 
 URL = "data:image/png;base64,AA=="
 
@@ -29,14 +29,14 @@ def text(value: str) -> dict[str, Any]:
 
 def refused(messages: Any) -> RequestError:
     with pytest.raises(RequestError) as caught:
-        normalise(messages)
+        normalize_messages(messages)
     assert str(caught.value).startswith(f"{caught.value.param}: ")
     return caught.value
 
 
 def test_system_messages_become_one_in_front() -> None:
     """A49: developer is system; several, also late ones, become one in front; their neighbours merge."""
-    chat = normalise(
+    chat = normalize_messages(
         [
             {"role": "system", "content": "one"},
             user("a"),
@@ -53,7 +53,7 @@ def test_system_messages_become_one_in_front() -> None:
 def test_only_plain_strings_of_one_role_merge() -> None:
     """A49: multimodal lists, tool results, and assistant messages with calls stay what they are."""
     call = {"type": "function", "function": {"name": "f", "arguments": "{}"}}
-    chat = normalise(
+    chat = normalize_messages(
         [
             user("a"),
             user([text("b"), image()]),
@@ -74,7 +74,7 @@ def test_only_plain_strings_of_one_role_merge() -> None:
 
 
 def test_images_keep_the_senders_order() -> None:
-    chat = normalise([user([image("a"), text("x"), image("b")]), user([image("c")])])
+    chat = normalize_messages([user([image("a"), text("x"), image("b")]), user([image("c")])])
     assert chat.images == (
         ImageRef("a", "messages[0].content[0].image_url.url"),
         ImageRef("b", "messages[0].content[2].image_url.url"),
@@ -95,7 +95,7 @@ def test_tool_arguments_become_objects(arguments: Any, expected: Any) -> None:
         "refusal": None,
         "tool_calls": [{"id": "t", "type": "function", "function": {"name": "f", "arguments": arguments}}],
     }
-    (turn,) = normalise([message]).messages
+    (turn,) = normalize_messages([message]).messages
     assert turn == {
         "role": "assistant",
         "content": "",
@@ -199,7 +199,7 @@ LIKELY = st.fixed_dictionaries({"role": WORDS, "content": ANY}, optional={"tool_
 def test_any_json_is_normalised_or_refused(messages: Any) -> None:
     """A51, fuzzed: the result is what templates can take, or a RequestError with a path."""
     try:
-        chat = normalise(messages)
+        chat = normalize_messages(messages)
     except RequestError as error:
         assert error.param is not None and error.param.startswith("messages")
         return

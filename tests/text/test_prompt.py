@@ -9,10 +9,15 @@ import pytest
 from PIL import Image
 
 from mlxrun.errors import MediaError, RequestError
-from mlxrun.text.messages import normalise
-from mlxrun.text.prompt import chat_prompt, check_text, raw_prompt
-from mlxrun.text.template import check_arguments, places, render, variables
-from mlxrun.text.tools_prompt import told
+from mlxrun.text.messages import normalize_messages
+from mlxrun.text.prompt import build_chat_prompt, build_raw_prompt, check_text
+from mlxrun.text.template import (
+    check_template_arguments,
+    find_template_variables,
+    get_image_markers,
+    render_chat,
+)
+from mlxrun.text.tools_prompt import describe_tools_in_prompt
 from tests.helpers.tokenizers import (
     CHATML,
     STRICT,
@@ -20,7 +25,7 @@ from tests.helpers.tokenizers import (
     TEXT_ONLY,
     THINKING,
     TOOLS,
-    FakeHost,
+    FakeModelInfo,
     byte_tokenizer,
     ids_of,
 )
@@ -31,13 +36,13 @@ TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "
 RED = Image.new("RGB", (2, 2), "red")
 
 
-def rendered(host: FakeHost, messages: list[Any], tools: Any = None, **arguments: Any) -> str:
-    return render(host, normalise(messages).messages, tools, arguments)
+def rendered(host: FakeModelInfo, messages: list[Any], tools: Any = None, **arguments: Any) -> str:
+    return render_chat(host, normalize_messages(messages).messages, tools, arguments)
 
 
 def test_strict_template_gets_what_it_insists_on() -> None:
     """A49, B25: system, system, user, user and a developer in mid-chat suit a template that is strict."""
-    host = FakeHost(chat_template=STRICT)
+    host = FakeModelInfo(chat_template=STRICT)
     messages = [
         SYSTEM,
         SYSTEM,
@@ -57,7 +62,7 @@ def test_strict_template_gets_what_it_insists_on() -> None:
 
 def test_what_a_template_raises_is_a_bad_request() -> None:
     """A50: with the template's own words."""
-    host = FakeHost(chat_template=STRICT)
+    host = FakeModelInfo(chat_template=STRICT)
     with pytest.raises(RequestError, match="Roles must alternate"):
         rendered(host, [{"role": "assistant", "content": "1"}])
     for broken in (
@@ -67,13 +72,13 @@ def test_what_a_template_raises_is_a_bad_request() -> None:
         "{% if %}",
     ):
         with pytest.raises(RequestError) as caught:
-            rendered(FakeHost(chat_template=broken), HI)
+            rendered(FakeModelInfo(chat_template=broken), HI)
         assert caught.value.param == "messages"
 
 
 def test_a_model_without_template_takes_no_chat() -> None:
     with pytest.raises(RequestError, match="has no chat template: use /v1/completions"):
-        rendered(FakeHost(chat_template=None), HI)
+        rendered(FakeModelInfo(chat_template=None), HI)
 
 
 def test_tool_history_reaches_the_template() -> None:
@@ -84,37 +89,37 @@ def test_tool_history_reaches_the_template() -> None:
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "1", "content": "3"},
     ]
-    text = rendered(FakeHost(chat_template=TOOLS), messages, [TOOL])
+    text = rendered(FakeModelInfo(chat_template=TOOLS), messages, [TOOL])
     assert '<|im_start|>assistant\n<tool_call>add(a=1;b="x";)</tool_call><|im_end|>' in text
     assert "<|im_start|>tool\n3<|im_end|>" in text
     assert '"name": "add"' in text
 
 
 def test_variables_of_a_template() -> None:
-    assert variables(THINKING) == {"messages", "add_generation_prompt", "enable_thinking"}
-    assert variables(
+    assert find_template_variables(THINKING) == {"messages", "add_generation_prompt", "enable_thinking"}
+    assert find_template_variables(
         "{% set x = x | default(1) %}{% for m in messages %}{% generation %}{{ y }}{% endgeneration %}"
         "{% break %}{% endfor %}"
     ) == {"x", "y", "messages"}
     with pytest.raises(RequestError, match="chat template is broken: line 1"):
-        variables("{% if %}")
+        find_template_variables("{% if %}")
 
 
 def test_template_variables_are_honoured_or_refused(caplog: pytest.LogCaptureFixture) -> None:
     """A50: from a request an unknown one is an error; from the config it is said once and left out."""
-    host = FakeHost(chat_template=THINKING)
-    check_arguments(host, {"enable_thinking": "here"}, ())
+    host = FakeModelInfo(chat_template=THINKING)
+    check_template_arguments(host, {"enable_thinking": "here"}, ())
     assert rendered(host, HI, enable_thinking=False).endswith("<think>\n\n</think>\n\n")
     assert rendered(host, HI).endswith("assistant\n")
     with pytest.raises(RequestError, match=r"kw.enable_thinkin: .*did you mean 'enable_thinking'") as caught:
-        check_arguments(host, {"enable_thinkin": "kw.enable_thinkin"}, ())
+        check_template_arguments(host, {"enable_thinkin": "kw.enable_thinkin"}, ())
     assert caught.value.param == "kw.enable_thinkin"
     for name in ("tokenize", "messages", "chat_template", "raise_exception"):
         with pytest.raises(RequestError, match="set by mlxrun"):
-            check_arguments(host, {name: "kw"}, ())
+            check_template_arguments(host, {name: "kw"}, ())
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
-            check_arguments(host, {}, ["nonsense", "enable_thinking"])
+            check_template_arguments(host, {}, ["nonsense", "enable_thinking"])
     assert [record.getMessage() for record in caplog.records if "nonsense" in record.getMessage()] == [
         "model.chat_template_args: the chat template does not use nonsense"
     ]
@@ -131,7 +136,7 @@ def test_tools_are_told_where_the_template_knows_none() -> None:
         {"role": "user", "content": "Sure?"},
     ]
     tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
-    system, first, made, rest = told(turns, [tool])
+    system, first, made, rest = describe_tools_in_prompt(turns, [tool])
     assert system["content"].startswith("Be brief.\n\nYou can call functions.")
     assert system["content"].endswith('{"name": "add", "parameters": {"type": "object"}}')
     assert first == turns[1] and made == {
@@ -139,29 +144,31 @@ def test_tools_are_told_where_the_template_knows_none() -> None:
         "content": '{"name": "add", "arguments": {"a": 1}}',
     }
     assert rest == {"role": "user", "content": "Result of add: 2\n\nSure?"}
-    assert told(turns[:2], []) == turns[:2]
+    assert describe_tools_in_prompt(turns[:2], []) == turns[:2]
     both = {**turns[2], "content": "Well.", "tool_calls": [call, call]}
-    assert told([both], [])[0]["content"].startswith('Well.\n[{"name": "add"')
-    assert told(turns[1:2], [tool])[0]["role"] == "system"
-    assert told(turns, [tool], ('{"name": "NAME", "arguments": ', "}")) == told(turns, [tool])
-    tagged, *same = told(turns, [tool], ("<call>NAME:", "</call>"), native=True)
+    assert describe_tools_in_prompt([both], [])[0]["content"].startswith('Well.\n[{"name": "add"')
+    assert describe_tools_in_prompt(turns[1:2], [tool])[0]["role"] == "system"
+    assert describe_tools_in_prompt(
+        turns, [tool], ('{"name": "NAME", "arguments": ', "}")
+    ) == describe_tools_in_prompt(turns, [tool])
+    tagged, *same = describe_tools_in_prompt(turns, [tool], ("<call>NAME:", "</call>"), native=True)
     assert "<call>NAME:{...}</call>" in tagged["content"] and same == turns[1:]
 
 
 def test_text_prompts_never_see_the_image_processor() -> None:
     """A41: also of a vision model; chat text gets no special tokens besides the template's, raw text does."""
-    host = FakeHost(vision=True)
-    prompt = chat_prompt(host, HI, [], None, {})
+    host = FakeModelInfo(vision=True)
+    prompt = build_chat_prompt(host, HI, [], None, {})
     assert prompt.ids == ids_of("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n")
     assert (prompt.spans, prompt.media, host.calls) == ((), None, [])
     begin = byte_tokenizer().convert_tokens_to_ids("<|begin|>")
-    assert raw_prompt(host, "hi", "prompt").ids == (begin, *ids_of("hi"))
+    assert build_raw_prompt(host, "hi", "prompt").ids == (begin, *ids_of("hi"))
     assert host.calls == []
 
 
 def test_images_are_marked_where_the_sender_put_them() -> None:
     """A42: one mark an image, in order, between the words it was sent between."""
-    host = FakeHost(vision=True)
+    host = FakeModelInfo(vision=True)
     content = [
         {"type": "text", "text": "a"},
         {"type": "image"},
@@ -169,7 +176,7 @@ def test_images_are_marked_where_the_sender_put_them() -> None:
         {"type": "text", "text": "b"},
     ]
     blue = Image.new("RGB", (2, 2), "blue")
-    prompt = chat_prompt(host, [SYSTEM, {"role": "user", "content": content}], [RED, blue], None, {})
+    prompt = build_chat_prompt(host, [SYSTEM, {"role": "user", "content": content}], [RED, blue], None, {})
     mark = "<|vision_start|><|image_pad|><|vision_end|>"
     assert f"<|im_start|>user\na{mark}{mark}b<|im_end|>" in host.calls[0]
     assert prompt.text == host.calls[0] and "be brief" in prompt.text
@@ -180,39 +187,39 @@ def test_images_are_marked_where_the_sender_put_them() -> None:
 
 @pytest.mark.parametrize("template", [CHATML, SYSTEM_ONLY_FIRST])
 def test_image_marks_are_found_in_the_template(template: str) -> None:
-    marks = places(FakeHost(vision=True, chat_template=template))
+    marks = get_image_markers(FakeModelInfo(vision=True, chat_template=template))
     names = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>")
     assert marks.per_image == {byte_tokenizer().convert_tokens_to_ids(name): 1 for name in names}
     assert set(marks.reserved) == {*names, "<|video_pad|>"}
-    assert places(FakeHost(vision=False)).reserved == {}
+    assert get_image_markers(FakeModelInfo(vision=False)).reserved == {}
 
 
 @pytest.mark.parametrize("template", [TEXT_ONLY, "{{ messages[0].content + '' }}"])
 def test_a_template_without_images_takes_none(template: str) -> None:
-    host = FakeHost(vision=True, chat_template=template)
+    host = FakeModelInfo(vision=True, chat_template=template)
     messages = [{"role": "user", "content": [{"type": "image"}]}]
     with pytest.raises(RequestError):
-        chat_prompt(host, messages, [RED], None, {})
+        build_chat_prompt(host, messages, [RED], None, {})
     assert host.calls == []
-    assert chat_prompt(host, HI, [], None, {}).ids
+    assert build_chat_prompt(host, HI, [], None, {}).ids
 
 
 def test_a_lost_or_extra_mark_is_an_error() -> None:
     """A template that shows the newest image only would give every image the wrong place."""
     last = CHATML.replace("{% for m in messages %}", "{% for m in messages[-1:] %}")
-    host = FakeHost(vision=True, chat_template=last)
+    host = FakeModelInfo(vision=True, chat_template=last)
     turn = {"role": "user", "content": [{"type": "image"}]}
     with pytest.raises(RequestError, match="2 images were sent, but the chat template marks 1"):
-        chat_prompt(host, [turn, turn], [RED, RED], None, {})
+        build_chat_prompt(host, [turn, turn], [RED, RED], None, {})
     parts = [{"type": "image"}, {"type": "text", "text": "<|image"}, {"type": "text", "text": "_pad|>"}]
     split = {"role": "user", "content": parts}
     with pytest.raises(RequestError, match="1 images were sent, but the chat template marks 2"):
-        chat_prompt(FakeHost(vision=True), [split], [RED], None, {})
+        build_chat_prompt(FakeModelInfo(vision=True), [split], [RED], None, {})
 
 
 def test_image_tokens_in_text_are_refused_by_name() -> None:
     """Words of a user are never taken for an image, wherever they stand; a text model may hear of them."""
-    marks = places(FakeHost(vision=True))
+    marks = get_image_markers(FakeModelInfo(vision=True))
     messages = [*HI, {"role": "assistant", "content": "", "tool_calls": [{"x": {"y": "<|image_pad|>"}}]}]
     with pytest.raises(RequestError, match=r"media token '<\|image_pad\|>'") as caught:
         check_text(messages, "messages", marks)
@@ -220,40 +227,42 @@ def test_image_tokens_in_text_are_refused_by_name() -> None:
     with pytest.raises(RequestError) as caught:
         check_text({"<|video_pad|>": 1}, "tools", marks)
     assert caught.value.param == "tools"
-    check_text(messages, "messages", places(FakeHost()))
+    check_text(messages, "messages", get_image_markers(FakeModelInfo()))
     check_text("<|im_end|>", "messages", marks)
     for prompt in ("<|image_pad|>", [byte_tokenizer().convert_tokens_to_ids("<|image_pad|>")]):
         with pytest.raises(RequestError, match="media"):
-            raw_prompt(FakeHost(vision=True), prompt, "prompt")
+            build_raw_prompt(FakeModelInfo(vision=True), prompt, "prompt")
 
 
 @pytest.mark.parametrize("value", ["a\ud800", ["x", "\udfff"], {"a": {"b\udc00": 1}}])
 def test_half_surrogates_are_refused(value: Any) -> None:
     with pytest.raises(RequestError, match="surrogate"):
-        check_text(value, "x", places(FakeHost()))
+        check_text(value, "x", get_image_markers(FakeModelInfo()))
 
 
 def test_a_failing_processor_fails_this_request_only() -> None:
     """A31: whatever the model's processor raises is a MediaError."""
 
-    class Failing(FakeHost):
+    class Failing(FakeModelInfo):
         def process(self, text: str, images: Any) -> Any:
             raise AttributeError("no such size")
 
     with pytest.raises(MediaError, match="no such size"):
-        chat_prompt(Failing(vision=True), [{"role": "user", "content": [{"type": "image"}]}], [RED], None, {})
+        build_chat_prompt(
+            Failing(vision=True), [{"role": "user", "content": [{"type": "image"}]}], [RED], None, {}
+        )
 
 
 @pytest.mark.parametrize("param", [None, "messages[0].content[0]"])
 def test_an_image_that_the_processor_refuses(param: str | None) -> None:
     """A51: the error names `messages`, unless the processor's side knows better."""
 
-    class Refusing(FakeHost):
+    class Refusing(FakeModelInfo):
         def process(self, text: str, images: Any) -> Any:
             raise MediaError("refused: too small", param=param)
 
     with pytest.raises(MediaError, match="refused: too small") as caught:
-        chat_prompt(
+        build_chat_prompt(
             Refusing(vision=True), [{"role": "user", "content": [{"type": "image"}]}], [RED], None, {}
         )
     assert caught.value.param == (param or "messages")
@@ -261,10 +270,10 @@ def test_an_image_that_the_processor_refuses(param: str | None) -> None:
 
 
 def test_raw_prompts_as_ids() -> None:
-    host = FakeHost()
-    prompt = raw_prompt(host, list(ids_of("hello<|im_end|>")), "prompt")
+    host = FakeModelInfo()
+    prompt = build_raw_prompt(host, list(ids_of("hello<|im_end|>")), "prompt")
     assert (prompt.text, prompt.ids) == ("hello<|im_end|>", ids_of("hello<|im_end|>"))
     for ids, param in (([], "prompt"), ([1, 99_999], "prompt[1]"), ([-1], "prompt[0]")):
         with pytest.raises(RequestError) as caught:
-            raw_prompt(host, ids, "prompt")
+            build_raw_prompt(host, ids, "prompt")
         assert caught.value.param == param

@@ -25,11 +25,11 @@ from mlxrun.api.anthropic.fields import (
     REFUSED_DOCUMENTS,
     SOURCES,
     TRANSFORMATIONS,
-    checked,
-    fields,
+    check_tagged,
+    check_fields,
 )
-from mlxrun.api.opaque_reasoning import carried
-from mlxrun.text.field_errors import bad, kind, shorten, unsupported
+from mlxrun.api.opaque_reasoning import decode_reasoning
+from mlxrun.text.field_errors import get_json_type, reject, reject_unsupported, shorten
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class PromptPart:
     value: str
 
 
-class ChatMessages:
+class ChatMessagesBuilder:
     """Collects the messages of a chat. `trail` learns where each comes from.
 
     `whole`: they are to be answered, so calls need their results. The user speaks last, or the assistant with
@@ -67,12 +67,12 @@ class ChatMessages:
 
     def add(self, messages: Sequence[Any]) -> None:
         """All messages of a body."""
-        read = [checked(m, f"messages[{i}]", MESSAGE, tag="role") for i, m in enumerate(messages)]
+        read = [check_tagged(m, f"messages[{i}]", MESSAGE, tag="role") for i, m in enumerate(messages)]
         last_user = max((i for i, (role, _) in enumerate(read) if role == "user"), default=-1)
         for i, (role, given) in enumerate(read):
             where = f"messages[{i}]"
             if role == "system":
-                fields(given.get("output_config", {}), f"{where}.output_config", OUTPUT)
+                check_fields(given.get("output_config", {}), f"{where}.output_config", OUTPUT)
                 if given.get("clear_at") == "next_user_message" and i < last_user:
                     continue
                 self.system(given.get("content", ""), f"{where}.content")
@@ -85,7 +85,7 @@ class ChatMessages:
         if read and read[-1][0] == "assistant":
             self._begin(f"messages[{len(read) - 1}].content", read[-1][1]["content"])
         elif self._whole and self._last == "assistant":
-            raise unsupported("messages", "a system message behind the assistant's; the user speaks last")
+            reject_unsupported("messages", "a system message behind the assistant's; the user speaks last")
         self._check_results()
 
     def system(self, content: Any, where: str) -> None:
@@ -106,7 +106,7 @@ class ChatMessages:
             if of != "tool_result":
                 said.append(_part(of, block, path))
             elif said:
-                raise bad(path, "`tool_result` blocks come first in a message, all others after them")
+                reject(path, "`tool_result` blocks come first in a message, all others after them")
             else:
                 images += self._result(block, path)
         if images or said:
@@ -117,7 +117,7 @@ class ChatMessages:
         called = block["tool_use_id"]
         if self._open.pop(called, None) is None and self._whole:
             text = "unexpected: each `tool_result` needs a `tool_use` block of this id in the message before"
-            raise bad(f"{path}.tool_use_id", text)
+            reject(f"{path}.tool_use_id", text)
         parts = _parts(block.get("content", ""), f"{path}.content", "tool_result")
         texts = [part for part in parts if "text" in part.body]
         if block.get("is_error"):
@@ -138,7 +138,7 @@ class ChatMessages:
             if of == "text":
                 text += block["text"]
             elif of == "thinking":
-                thought += block["thinking"] or carried(block["signature"]) or ""
+                thought += block["thinking"] or decode_reasoning(block["signature"]) or ""
             elif of == "tool_use":
                 call = f"{at}.tool_calls[{len(calls)}]"
                 self._paths |= {call: path, f"{call}.function": path}
@@ -172,7 +172,7 @@ class ChatMessages:
         if other is not None:
             if self._whole:
                 self._check_results()
-                raise unsupported(where, f"an answer can be begun with text, and here is a {other!r} block")
+                reject_unsupported(where, f"an answer can be begun with text, and here is a {other!r} block")
             return
         if not self.messages[-1]["content"]:
             self.messages.pop()  # which begins nothing; what the assistant said before it may
@@ -181,26 +181,26 @@ class ChatMessages:
             self.begun = last["content"] == last["content"].rstrip()
             if self._whole and not self.begun:
                 where = f"{self._paths[f'messages[{len(self.messages) - 1}]']}.content"
-                raise bad(where, "the final assistant content cannot end with trailing whitespace")
+                reject(where, "the final assistant content cannot end with trailing whitespace")
 
     def _check_results(self) -> None:
         if self._whole and self._open:
             path = next(iter(self._open.values()))
             ids = shorten(", ".join(self._open))
-            raise bad(path, f"`tool_use` ids without `tool_result` blocks in the next message: {ids}")
+            reject(path, f"`tool_use` ids without `tool_result` blocks in the next message: {ids}")
 
 
 def _blocks(content: Any, where: str, within: str) -> list[tuple[str, Json, str]]:
     """Type, fields and path of each block, checked."""
     if not isinstance(content, list):
-        raise bad(where, f"expected string or array, got {kind(content)}", code="invalid_type")
+        reject(where, f"expected string or array, got {get_json_type(content)}", code="invalid_type")
     if not content and within == "user":
-        raise bad(where, "is empty; give at least one block")
+        reject(where, "is empty; give at least one block")
     taken = {name: BLOCKS[name] for name in ALLOWED[within]}
     elsewhere = f"not in {_PLACES.get(within, f'messages of the {within}')}"
     refused = REFUSED_BLOCKS | dict.fromkeys(BLOCKS.keys() - taken.keys(), elsewhere)
     paths = [f"{where}[{i}]" for i in range(len(content))]
-    return [(*checked(block, path, taken, refused), path) for block, path in zip(content, paths, strict=True)]
+    return [(*check_tagged(block, path, taken, refused), path) for block, path in zip(content, paths, strict=True)]
 
 
 def _parts(content: Any, where: str, within: str) -> list[PromptPart]:
@@ -215,8 +215,8 @@ def _part(of: str, block: Json, path: str) -> PromptPart:
         return _text(block["text"], path, f"{path}.text")
     if of in ("document", "search_result"):
         return _text(_document(block, path) if of == "document" else _found(block, path), path, path)
-    source, given = checked(block["source"], f"{path}.source", SOURCES, {"file": "send it as base64"})
-    fields(block.get("transformations", {}), f"{path}.transformations", TRANSFORMATIONS)
+    source, given = check_tagged(block["source"], f"{path}.source", SOURCES, {"file": "send it as base64"})
+    check_fields(block.get("transformations", {}), f"{path}.transformations", TRANSFORMATIONS)
     if source == "url":
         return PromptPart({"type": "image_url", "image_url": given}, path, f"{path}.source.url")
     url = f"data:{given['media_type']};base64,{given['data']}"
@@ -225,7 +225,7 @@ def _part(of: str, block: Json, path: str) -> PromptPart:
 
 def _document(block: Json, path: str) -> str:
     """A document as the model reads it."""
-    of, source = checked(block["source"], f"{path}.source", DOCUMENTS, REFUSED_DOCUMENTS)
+    of, source = check_tagged(block["source"], f"{path}.source", DOCUMENTS, REFUSED_DOCUMENTS)
     text = source["data"] if of == "text" else _texts(source["content"], f"{path}.source.content", "document")
     return _tagged("document", {name: block.get(name) for name in ("title", "context")}, text)
 

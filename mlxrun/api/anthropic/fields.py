@@ -13,9 +13,18 @@ from typing import Any
 
 from jsonschema import Draft202012Validator
 
-from mlxrun.api.body_schema import Body, Schema, path
+from mlxrun.api.body_schema import BodySchema, Schema, format_path
 from mlxrun.api.sampling_params import MAX_STOPS
-from mlxrun.text.field_errors import UNKNOWN, bad, kind, need, quote, shorten, suggest, unsupported
+from mlxrun.text.field_errors import (
+    UNKNOWN,
+    check_type,
+    get_json_type,
+    quote,
+    reject,
+    reject_unsupported,
+    shorten,
+    suggest,
+)
 
 MESSAGES, COUNT_TOKENS = "/v1/messages", "/v1/messages/count_tokens"
 EXTRA = "Extra inputs are not permitted"
@@ -183,8 +192,8 @@ _REFUSED = {
     "output_format": "deprecated; use output_config.format",
     "thread": "conversations are not stored; send all messages",
 }
-BODY = Body(_HONOURED | _GENERATION, _HARMLESS | _HARMLESS_GENERATION, _REFUSED)
-COUNT_BODY = Body(_HONOURED, _HARMLESS, _REFUSED)
+BODY = BodySchema(_HONOURED | _GENERATION, _HARMLESS | _HARMLESS_GENERATION, _REFUSED)
+COUNT_BODY = BodySchema(_HONOURED, _HARMLESS, _REFUSED)
 REQUIRED = ("model", "max_tokens", "messages")
 
 
@@ -194,11 +203,11 @@ def check_body(body: Any, count: bool) -> dict[str, Any]:
     given = of.check(body)
     for name in REQUIRED:
         if name not in given and name in of.honoured:
-            raise bad(name, "Field required", code="missing_field")
+            reject(name, "Field required", code="missing_field")
     return given
 
 
-def checked(
+def check_tagged(
     value: Any,
     param: str,
     kinds: Mapping[str, Schema],
@@ -207,29 +216,29 @@ def checked(
     tag: str = "type",
 ) -> tuple[str, dict[str, Any]]:
     """Which of `kinds` an object is, as its field `tag` says, and its other fields."""
-    need(value, dict, param)
+    check_type(value, dict, param)
     of, where = value.get(tag), f"{param}.{tag}"
     if of is None:
-        raise bad(where, "Field required", code="missing_field")
-    need(of, str, where)
+        reject(where, "Field required", code="missing_field")
+    check_type(of, str, where)
     if refused and of in refused:
-        raise unsupported(where, f"{of!r}: {refused[of]}")
+        reject_unsupported(where, f"{of!r}: {refused[of]}")
     if of not in kinds:
-        raise bad(where, f"{quote(of)} is not one of {', '.join(kinds)}{suggest(of, kinds)}")
-    return of, fields({key: item for key, item in value.items() if key != tag}, param, kinds[of])
+        reject(where, f"{quote(of)} is not one of {', '.join(kinds)}{suggest(of, kinds)}")
+    return of, check_fields({key: item for key, item in value.items() if key != tag}, param, kinds[of])
 
 
-def fields(value: Any, param: str, schema: Schema) -> dict[str, Any]:
+def check_fields(value: Any, param: str, schema: Schema) -> dict[str, Any]:
     """The fields of an object that were given, but `cache_control`, held to a schema of `_exactly`."""
-    given = {key: item for key, item in need(value, dict, param).items() if item is not None}
-    need(given.pop("cache_control", {}), dict, f"{param}.cache_control")
+    given = {key: item for key, item in check_type(value, dict, param).items() if item is not None}
+    check_type(given.pop("cache_control", {}), dict, f"{param}.cache_control")
     for key, item in given.items():
         if key not in schema["properties"]:
-            raise bad(f"{param}.{shorten(key)}", EXTRA, code=UNKNOWN)
+            reject(f"{param}.{shorten(key)}", EXTRA, code=UNKNOWN)
         _hold(item, f"{param}.{key}", schema["properties"][key])
     for key in schema["required"]:
         if key not in given:
-            raise bad(f"{param}.{key}", "Field required", code="missing_field")
+            reject(f"{param}.{key}", "Field required", code="missing_field")
     return given
 
 
@@ -240,18 +249,18 @@ def _hold(value: Any, param: str, schema: Schema) -> None:
     error = next(Draft202012Validator(schema).iter_errors(value), None)
     if error is None:
         return
-    where = path(error.absolute_path)
+    where = format_path(error.absolute_path)
     where = f"{param}.{where}" if where and not where.startswith("[") else param + where
     wanted = error.validator_value
     if error.validator == "type":
         words = wanted if isinstance(wanted, str) else " or ".join(wanted)
-        raise bad(where, f"expected {words}, got {kind(error.instance)}", code="invalid_type")
+        reject(where, f"expected {words}, got {get_json_type(error.instance)}", code="invalid_type")
     if error.validator == "const":
-        raise unsupported(where, f"only {json.dumps(wanted)} is taken")
+        reject_unsupported(where, f"only {json.dumps(wanted)} is taken")
     if error.validator == "additionalProperties":
         extra = next(key for key in error.instance if key not in error.schema["properties"])
-        raise bad(f"{where}.{shorten(extra)}", EXTRA, code=UNKNOWN)
-    raise bad(where, shorten(error.message), code="invalid_value")
+        reject(f"{where}.{shorten(extra)}", EXTRA, code=UNKNOWN)
+    reject(where, shorten(error.message), code="invalid_value")
 
 
 def _fits(value: Any, schema: Schema) -> bool:

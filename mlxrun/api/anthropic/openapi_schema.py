@@ -20,12 +20,12 @@ from mlxrun.api.anthropic.fields import (
     TOOL_CHOICES,
     TOOLS,
 )
-from mlxrun.api.body_schema import Body, Schema
+from mlxrun.api.body_schema import BodySchema, Schema
 
 _OBJECT: Schema = {"type": "object"}
 
 
-def document(of: Body) -> Schema:
+def build_schema(of: BodySchema) -> Schema:
     """The body as one JSON schema, the objects inside it included."""
     whole = of.schema
     parts = {

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mlxrun.api.anthropic.chat_messages import ChatMessages
+from mlxrun.api.anthropic.chat_messages import ChatMessagesBuilder
 from mlxrun.api.anthropic.error_paths import ErrorPaths, rename
 from mlxrun.api.anthropic.fields import (
     CONTEXT,
@@ -27,18 +27,18 @@ from mlxrun.api.anthropic.fields import (
     TOOL_CHOICES,
     TOOLS,
     check_body,
-    checked,
-    fields,
+    check_tagged,
+    check_fields,
 )
 from mlxrun.api.context import ApiContext
 from mlxrun.api.openai import request
 from mlxrun.api.openai.fields import BODIES
 from mlxrun.api.prepared import PreparedRequest
-from mlxrun.errors import Draining, NotReady, PromptTooLong, RequestError, status_of, told_of
-from mlxrun.text.continuation import CONTINUE
-from mlxrun.text.field_errors import bad, need, quote, suggest, unsupported
+from mlxrun.errors import Draining, NotReady, PromptTooLong, RequestError, get_http_status, describe_error
+from mlxrun.text.continuation import CONTINUE_FINAL_MESSAGE
+from mlxrun.text.field_errors import check_type, quote, reject, reject_unsupported, suggest
 from mlxrun.text.model_info import ModelInfo
-from mlxrun.text.template import SWITCHES, variables
+from mlxrun.text.template import REASONING_SWITCHES, find_template_variables
 
 Json = dict[str, Any]
 
@@ -48,14 +48,14 @@ _EFFORTS = {"xhigh": "high", "max": "high"}  # templates know low, medium and hi
 
 
 @dataclass(frozen=True, slots=True)
-class ReadMessage:
+class MessageRequest:
     """A checked body. `chat` is the same for /v1/chat/completions; `trail` leads its errors back."""
 
     chat: Json
-    trail: ErrorPaths
+    error_paths: ErrorPaths
     max_tokens: int
-    hide_thought: bool = False
-    edits: bool = False  # whether the response is to say which context edits were applied
+    hide_reasoning: bool = False
+    reports_edits: bool = False  # whether the response is to say which context edits were applied
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,46 +63,46 @@ class PreparedMessage:
     """A request of /v1/messages: what the engine is asked, and what the response needs besides."""
 
     prepared: PreparedRequest
-    asked: ReadMessage
+    message: MessageRequest
 
     @property
-    def cut(self) -> bool:
+    def limited_by_context(self) -> bool:
         """Whether the context holds fewer tokens than were asked for."""
-        return self.prepared.requests[0].params.max_tokens < self.asked.max_tokens
+        return self.prepared.requests[0].params.max_tokens < self.message.max_tokens
 
 
-async def prepare_message(body: Any, side: ApiContext, *, interleaved: bool = False) -> PreparedMessage:
+async def prepare_message(body: Any, context: ApiContext, *, interleaved: bool = False) -> PreparedMessage:
     """Checks a body of /v1/messages and makes its prompt. `interleaved`: the client's header says so;
     a budget is then for all thoughts between calls, and may be more than one answer's tokens."""
-    asked = await asyncio.to_thread(ask, body, side)
+    asked = await asyncio.to_thread(read_message, body, context)
     _check_budget(body, interleaved)
-    sampling = dataclasses.replace(side.config.sampling, max_tokens=None)  # the body's own is always there
-    ceiling = dataclasses.replace(side, config=dataclasses.replace(side.config, sampling=sampling))
+    sampling = dataclasses.replace(context.config.sampling, max_tokens=None)  # the body's own is always there
+    ceiling = dataclasses.replace(context, config=dataclasses.replace(context.config, sampling=sampling))
     try:
-        prepared = await request.prepare(
+        prepared = await request.prepare_request(
             CHAT, asked.chat, ceiling, default_max_tokens=asked.max_tokens, stream=True
         )
     except RequestError as error:
-        asked.trail.lead_back(error)
+        asked.error_paths.lead_back(error)
         raise
     return PreparedMessage(prepared, asked)
 
 
-async def count_tokens(body: Any, side: ApiContext) -> Json:
+async def count_tokens(body: Any, context: ApiContext) -> Json:
     """The response of count_tokens: the tokens that the engine would prefill, images included. The prompt may
     be longer than the context."""
-    asked = await asyncio.to_thread(ask, body, side, count=True)
+    asked = await asyncio.to_thread(read_message, body, context, count=True)
     try:
         given = BODIES["chat"].check(asked.chat)
-        request.check_model(given["model"], side.host)
-        prompt = await request.chat_prompt_of(given, request.offered(given), side)
+        request.check_model_name(given["model"], context.model_info)
+        prompt = await request.prepare_chat_prompt(given, request.read_offered_tools(given), context)
     except RequestError as error:
-        asked.trail.lead_back(error)
+        asked.error_paths.lead_back(error)
         raise
     return {"input_tokens": len(prompt.ids)}
 
 
-def ask(body: Any, side: ApiContext, *, count: bool = False) -> ReadMessage:
+def read_message(body: Any, side: ApiContext, *, count: bool = False) -> MessageRequest:
     """A checked body, as one of chat/completions."""
     try:
         return _ask(check_body(body, count), side, count)
@@ -111,10 +111,10 @@ def ask(body: Any, side: ApiContext, *, count: bool = False) -> ReadMessage:
         raise
 
 
-def _ask(given: Json, side: ApiContext, count: bool) -> ReadMessage:
+def _ask(given: Json, side: ApiContext, count: bool) -> MessageRequest:
     trail = ErrorPaths()
     strip = side.config.server.strip_billing_header
-    messages = ChatMessages(trail, strip_billing=strip, whole=not count)
+    messages = ChatMessagesBuilder(trail, strip_billing=strip, whole=not count)
     if "system" in given:
         messages.system(given["system"], "system")
     messages.add(given["messages"])
@@ -124,15 +124,15 @@ def _ask(given: Json, side: ApiContext, count: bool) -> ReadMessage:
         chat["stop"] = given["stop_sequences"]
         trail.paths["stop"] = "stop_sequences"
     chat |= _user(given, trail) | _tools(given, trail) | _thinking(given, side, trail)
-    chat |= _output(given, side.host, trail)
+    chat |= _output(given, side.model_info, trail)
     if messages.begun and _may_begin(given, count):
-        chat[CONTINUE] = True
-    return ReadMessage(
+        chat[CONTINUE_FINAL_MESSAGE] = True
+    return MessageRequest(
         chat,
         trail,
         given.get("max_tokens", 1),
-        hide_thought=given.get("thinking", {}).get("display") == "omitted",
-        edits=_context(given),
+        hide_reasoning=given.get("thinking", {}).get("display") == "omitted",
+        reports_edits=_context(given),
     )
 
 
@@ -147,12 +147,12 @@ def _may_begin(given: Json, count: bool) -> bool:
     }
     against = next((name for name, asked in found.items() if asked), None)
     if against is not None and not count:
-        raise bad(against, "not together with a last message of the assistant, which begins the answer")
+        reject(against, "not together with a last message of the assistant, which begins the answer")
     return against is None
 
 
 def _user(given: Json, trail: ErrorPaths) -> Json:
-    metadata = fields(given.get("metadata", {}), "metadata", METADATA)
+    metadata = check_fields(given.get("metadata", {}), "metadata", METADATA)
     trail.paths["user"] = "metadata.user_id"
     return {"user": metadata["user_id"]} if "user_id" in metadata else {}
 
@@ -167,13 +167,13 @@ def _tools(given: Json, trail: ErrorPaths) -> Json:
     made: Json = {"tools": tools} if tools else {}
     if "tool_choice" not in given:
         return made
-    of, choice = checked(given["tool_choice"], "tool_choice", TOOL_CHOICES)
+    of, choice = check_tagged(given["tool_choice"], "tool_choice", TOOL_CHOICES)
     names = [tool["function"]["name"] for tool in tools]
     if of in ("any", "tool") and not tools:
-        raise bad("tool_choice", f"{of!r} needs `tools`")
+        reject("tool_choice", f"{of!r} needs `tools`")
     if of == "tool" and choice["name"] not in names:
         text = f"{quote(choice['name'])} is not among the tools{suggest(choice['name'], names)}"
-        raise bad("tool_choice.name", text)
+        reject("tool_choice.name", text)
     made["tool_choice"] = {
         "auto": "auto",
         "none": "none",
@@ -188,11 +188,11 @@ def _tools(given: Json, trail: ErrorPaths) -> Json:
 
 def _tool(value: Any, where: str) -> Json:
     """A tool as a function. Examples are told to the model at the end of the description."""
-    need(value, dict, where)
+    check_type(value, dict, where)
     of = value.get("type")
     if isinstance(of, str) and of != "custom":
-        raise unsupported(f"{where}.type", f"{quote(of)} has no schema here; describe it as a custom tool")
-    _, tool = checked({**value, "type": "custom" if of is None else of}, where, TOOLS)
+        reject_unsupported(f"{where}.type", f"{quote(of)} has no schema here; describe it as a custom tool")
+    _, tool = check_tagged({**value, "type": "custom" if of is None else of}, where, TOOLS)
     function: Json = {"name": tool["name"]}
     description = tool.get("description", "")
     if tool.get("input_examples"):
@@ -211,13 +211,13 @@ def _thinking(given: Json, side: ApiContext, trail: ErrorPaths) -> Json:
     leaves both to the template and the config; a template without a switch always does the same."""
     if "thinking" not in given:
         return {}
-    of, thinking = checked(given["thinking"], "thinking", THINKING)
+    of, thinking = check_tagged(given["thinking"], "thinking", THINKING)
     made: Json = {}
-    if "budget_tokens" in thinking and side.formats.thinking is not None:
+    if "budget_tokens" in thinking and side.formats.reasoning is not None:
         made["thinking_budget"] = thinking["budget_tokens"]
         trail.paths["thinking_budget"] = "thinking.budget_tokens"
-    known = _variables(side.host)
-    switch = next((name for name in SWITCHES if name in known), None)
+    known = _variables(side.model_info)
+    switch = next((name for name in REASONING_SWITCHES if name in known), None)
     if switch is not None and of != "adaptive":
         trail.paths[f"chat_template_kwargs.{switch}"] = "thinking"
         made["chat_template_kwargs"] = {switch: of == "enabled"}
@@ -231,17 +231,17 @@ def _check_budget(body: Json, interleaved: bool) -> None:
         text = (
             f"`max_tokens` must be greater than `thinking.budget_tokens`: {most} is not greater than {budget}"
         )
-        raise bad("thinking.budget_tokens", text)
+        reject("thinking.budget_tokens", text)
 
 
 def _output(given: Json, host: ModelInfo, trail: ErrorPaths) -> Json:
-    output = fields(given.get("output_config", {}), "output_config", OUTPUT)
+    output = check_fields(given.get("output_config", {}), "output_config", OUTPUT)
     made: Json = {}
     if "effort" in output and "reasoning_effort" in _variables(host):
         made["reasoning_effort"] = _EFFORTS.get(output["effort"], output["effort"])
         trail.paths["reasoning_effort"] = "output_config.effort"
     if "format" in output:
-        _, wanted = checked(output["format"], "output_config.format", FORMATS)
+        _, wanted = check_tagged(output["format"], "output_config.format", FORMATS)
         form = {"name": "output", "schema": wanted["schema"], "strict": True}
         made["response_format"] = {"type": "json_schema", "json_schema": form}
         trail.paths["response_format"] = "output_config.format"
@@ -250,28 +250,28 @@ def _output(given: Json, host: ModelInfo, trail: ErrorPaths) -> Json:
 
 
 def _variables(host: ModelInfo) -> frozenset[str]:
-    return variables(host.chat_template) if host.chat_template is not None else frozenset()
+    return find_template_variables(host.chat_template) if host.chat_template is not None else frozenset()
 
 
 def _context(given: Json) -> bool:
     """Whether context edits were asked for: only one that removes nothing is taken."""
     if "context_management" not in given:
         return False
-    context = fields(given["context_management"], "context_management", CONTEXT)
+    context = check_fields(given["context_management"], "context_management", CONTEXT)
     for i, edit in enumerate(context.get("edits", [])):
         where = f"context_management.edits[{i}]"
-        need(edit, dict, where)
+        check_type(edit, dict, where)
         of = edit.get("type")
         if isinstance(of, str) and of not in EDITS:
-            raise unsupported(f"{where}.type", f"{quote(of)}; the conversation is taken as it is sent")
-        checked(edit, where, EDITS)
+            reject_unsupported(f"{where}.type", f"{quote(of)}; the conversation is taken as it is sent")
+        check_tagged(edit, where, EDITS)
     return True
 
 
 # Responses that are not answers.
 
 
-def models_page(names: Sequence[str]) -> Json:
+def build_models_page(names: Sequence[str]) -> Json:
     """The response of /v1/models in Anthropic's form."""
     return {
         "data": [_model(name) for name in names],
@@ -286,11 +286,11 @@ def _model(name: str) -> Json:
     return {"type": "model", "id": name, "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
 
 
-def error_status(error: BaseException) -> int:
+def get_error_status(error: BaseException) -> int:
     """The HTTP status of an error: Anthropic's own where a server is too busy for the moment."""
     if isinstance(error, (Draining, NotReady)):
         return _OVERLOADED
-    return status_of(error)
+    return get_http_status(error)
 
 
 _TYPES: Mapping[int, str] = {
@@ -304,10 +304,10 @@ _TYPES: Mapping[int, str] = {
 }
 
 
-def error_body(error: BaseException, request_id: str) -> Json:
+def build_error(error: BaseException, request_id: str) -> Json:
     """Anthropic's error object. What is not meant for the user is named by its class only."""
-    status = error_status(error)
-    text = told_of(error)
+    status = get_error_status(error)
+    text = describe_error(error)
     if isinstance(error, PromptTooLong):
         text = f"prompt is too long: {text}"  # clients look for these words, and shorten the conversation
     usual = "invalid_request_error" if 400 <= status < 500 else "api_error"

@@ -12,8 +12,8 @@ from typing import Any
 
 from mlxrun.api.anthropic.request import PreparedMessage
 from mlxrun.api.choice import Choice
-from mlxrun.api.opaque_reasoning import carry
-from mlxrun.text.formats import Delta
+from mlxrun.api.opaque_reasoning import encode_reasoning
+from mlxrun.parsers.delta import Delta
 
 Json = dict[str, Any]
 Event = tuple[str, Json]
@@ -43,12 +43,12 @@ class MessageWriter:
             events += self._more(piece)
         return events + self._end(choice) if choice.ended else events
 
-    def ping(self, cached: int) -> Event:
+    def write_ping(self, cached: int) -> Event:
         """What says that the server is there; the first event if nothing was sent yet. `cached`: tokens of
         the prompt that were found, as far as is known."""
         return next(iter(self._start(cached)), _event("ping"))
 
-    def message(self, choice: Choice) -> Json:
+    def build_message(self, choice: Choice) -> Json:
         """The whole message of an answer that has ended."""
         usage = {**self._final_usage(choice), "service_tier": "standard"}
         return self._message(self._blocks, *self._stop(choice), usage)
@@ -64,7 +64,7 @@ class MessageWriter:
         events = self._close()
         reason, sequence = self._stop(choice)
         delta = {"stop_reason": reason, "stop_sequence": sequence}
-        more: Json = {"context_management": {"applied_edits": []}} if self._of.asked.edits else {}
+        more: Json = {"context_management": {"applied_edits": []}} if self._of.message.reports_edits else {}
         events.append(_event("message_delta", delta=delta, usage=self._final_usage(choice), **more))
         return [*events, _event("message_stop")]
 
@@ -72,7 +72,7 @@ class MessageWriter:
 
     def _open(self, piece: Delta) -> list[Event]:
         self._kind = piece.kind
-        if piece.kind == "text":
+        if piece.kind == "content":
             shown: Json = {"type": "text", "text": ""}
         elif piece.kind == "reasoning":
             shown = {"type": "thinking", "thinking": "", "signature": ""}
@@ -89,14 +89,14 @@ class MessageWriter:
         block = self._blocks[-1]
         if not piece.text:
             return []
-        if piece.kind == "text":
+        if piece.kind == "content":
             block["text"] += piece.text
             return [self._delta({"type": "text_delta", "text": piece.text})]
         if piece.kind == "call":
             self._calls[-1] += piece.text
             return [self._delta({"type": "input_json_delta", "partial_json": piece.text})]
         block["thinking"] += piece.text
-        if self._of.asked.hide_thought:
+        if self._of.message.hide_reasoning:
             return []
         return [self._delta({"type": "thinking_delta", "thinking": piece.text})]
 
@@ -105,12 +105,12 @@ class MessageWriter:
             return []
         block, events = self._blocks[-1], []
         if self._kind == "reasoning":
-            hidden = self._of.asked.hide_thought
-            block["signature"] = carry(block["thinking"] if hidden else "")
+            hidden = self._of.message.hide_reasoning
+            block["signature"] = encode_reasoning(block["thinking"] if hidden else "")
             block["thinking"] = "" if hidden else block["thinking"]
             events = [self._delta({"type": "signature_delta", "signature": block["signature"]})]
         elif self._kind == "call":
-            block["input"] = arguments(self._calls[-1])
+            block["input"] = parse_arguments(self._calls[-1])
         events.append(_event("content_block_stop", index=len(self._blocks) - 1))
         self._kind = ""
         return events
@@ -131,7 +131,7 @@ class MessageWriter:
             "stop_sequence": sequence,
             "usage": usage,
         }
-        if self._of.asked.edits:
+        if self._of.message.reports_edits:
             message["context_management"] = {"applied_edits": []}
         return message
 
@@ -140,7 +140,7 @@ class MessageWriter:
         if choice.stop is not None:
             return "stop_sequence", choice.stop
         if choice.finish_reason == "length":
-            return ("model_context_window_exceeded" if self._of.cut else "max_tokens"), None
+            return ("model_context_window_exceeded" if self._of.limited_by_context else "max_tokens"), None
         return ("tool_use" if choice.calls else "end_turn"), None
 
     def _final_usage(self, choice: Choice) -> Json:
@@ -157,7 +157,7 @@ class MessageWriter:
         }
 
 
-def arguments(text: str) -> Json:
+def parse_arguments(text: str) -> Json:
     """The input of a call. A number that Python or JSON cannot hold stays the text that it was."""
     found = json.loads(text or "{}", parse_int=_int, parse_float=_float)
     assert isinstance(found, dict), "parsers give an object"

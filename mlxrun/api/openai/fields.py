@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-from mlxrun.api.body_schema import Body, Schema
+from mlxrun.api.body_schema import BodySchema, Schema
 
-Kind = Literal["chat", "completion"]
-URLS: dict[str, Kind] = {"/v1/chat/completions": "chat", "/v1/completions": "completion"}
+RequestKind = Literal["chat", "completion"]
+URLS: dict[str, RequestKind] = {"/v1/chat/completions": "chat", "/v1/completions": "completion"}
 
-MANY = 1024  # most entries where each is checked
+MAX_ENTRIES = 1024  # most entries where each is checked
 _BOOL: Schema = {"type": "boolean"}
 _STRING: Schema = {"type": "string"}
 _OBJECT: Schema = {"type": "object"}
@@ -28,7 +28,7 @@ _COMMON: dict[str, Schema] = {
     "frequency_penalty": _PENALTY,
     "logit_bias": {
         "type": "object",
-        "maxProperties": MANY,
+        "maxProperties": MAX_ENTRIES,
         "propertyNames": {"pattern": "^[0-9]{1,9}$"},
         "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
     },
@@ -50,12 +50,12 @@ _COMMON: dict[str, Schema] = {
     "guided_regex": _STRING,
     "guided_choice": _ANY,
     "guided_grammar": _STRING,
-    "stop_token_ids": {"type": "array", "items": {"type": "integer", "minimum": 0}, "maxItems": MANY},
+    "stop_token_ids": {"type": "array", "items": {"type": "integer", "minimum": 0}, "maxItems": MAX_ENTRIES},
     "ignore_eos": _BOOL,
     "priority": {"type": "integer", "minimum": -(2**31), "maximum": 2**31 - 1},
     "user": _STRING,
 }
-HONOURED: dict[Kind, dict[str, Schema]] = {
+HONOURED: dict[RequestKind, dict[str, Schema]] = {
     "chat": _COMMON
     | {
         "messages": _ANY,
@@ -81,7 +81,7 @@ _HARMLESS: dict[str, tuple[Schema, str]] = {
     "skip_special_tokens": ({"const": True}, "special tokens are no text"),
     "include_stop_str_in_output": ({"const": False}, "stop strings are no part of an answer"),
 }
-HARMLESS: dict[Kind, dict[str, tuple[Schema, str]]] = {
+HARMLESS: dict[RequestKind, dict[str, tuple[Schema, str]]] = {
     "chat": _HARMLESS
     | {
         "include_reasoning": ({"const": True}, "thoughts are part of the answer"),
@@ -120,7 +120,7 @@ _REFUSED = {  # of vLLM's fields
     "truncate_prompt_tokens": "a prompt that does not fit is refused, not cut",
     "use_beam_search": "answers are drawn, not searched",
 }
-REFUSED: dict[Kind, dict[str, str]] = {
+REFUSED: dict[RequestKind, dict[str, str]] = {
     "chat": _REFUSED
     | {
         "audio": "answers are text",
@@ -139,8 +139,8 @@ REFUSED: dict[Kind, dict[str, str]] = {
 }
 
 _URL = {of: url for url, of in URLS.items()}
-BODIES: dict[Kind, Body] = {
-    of: Body(
+BODIES: dict[RequestKind, BodySchema] = {
+    of: BodySchema(
         HONOURED[of],
         HARMLESS[of],
         REFUSED[of],
@@ -150,7 +150,7 @@ BODIES: dict[Kind, Body] = {
 }
 
 # Counting: a prompt as the engine would get it, and back.
-TOKENIZE = Body(
+TOKENIZE = BodySchema(
     {
         "model": _STRING,
         "prompt": _STRING,
@@ -166,4 +166,4 @@ TOKENIZE = Body(
         "tool_choice": {"enum": ["auto", "none"]},
     },
 )
-DETOKENIZE = Body({"model": _STRING, "tokens": {"type": "array"}})  # a million tokens are checked elsewhere
+DETOKENIZE = BodySchema({"model": _STRING, "tokens": {"type": "array"}})  # a million tokens are checked elsewhere

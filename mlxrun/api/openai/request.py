@@ -17,46 +17,54 @@ from typing import TYPE_CHECKING, Any
 from mlxrun.api.body_schema import check_tools
 from mlxrun.api.choice import Choice
 from mlxrun.api.context import ApiContext
-from mlxrun.api.openai.fields import BODIES, URLS, Kind
-from mlxrun.api.openai.response import error_body, response_body
+from mlxrun.api.openai.fields import BODIES, URLS, RequestKind
+from mlxrun.api.openai.response import build_error, build_response
 from mlxrun.api.prepared import PreparedRequest
 from mlxrun.api.sampling_params import (
-    answer_length,
-    chat_logprobs,
-    choice_seed,
+    compute_max_tokens,
+    read_chat_logprobs,
+    derive_choice_seed,
     choose_seed,
-    sampling_params,
-    stop_strings,
+    build_sampling_params,
+    read_stop_strings,
 )
 from mlxrun.config.settings import Config
 from mlxrun.errors import MediaError, NotFound
+from mlxrun.parsers.model_formats import ModelFormats
 from mlxrun.scheduler.request import Grammar, Request, SamplingParams
 from mlxrun.structured.response_format import form_of, refuse_form
 from mlxrun.structured.thinking_budget import ThinkingBudget, asked, budget_of
-from mlxrun.text.continuation import CONTINUE, continued
-from mlxrun.text.field_errors import UNSUPPORTED, bad, kind, need, quote, suggest, unsupported
-from mlxrun.text.formats import PLAIN, AnswerFormats
+from mlxrun.text.continuation import CONTINUE_FINAL_MESSAGE, get_continued_path
+from mlxrun.text.field_errors import (
+    UNSUPPORTED,
+    check_type,
+    get_json_type,
+    quote,
+    reject,
+    reject_unsupported,
+    suggest,
+)
 from mlxrun.text.images import MediaLoader
-from mlxrun.text.messages import ImageRef, Message, normalise
+from mlxrun.text.messages import ImageRef, Message, normalize_messages
 from mlxrun.text.model_info import ModelInfo
-from mlxrun.text.prompt import RenderedPrompt, chat_prompt, check_text, raw_prompt
-from mlxrun.text.template import check_arguments, need_template, places
-from mlxrun.text.template import variables as template_variables
-from mlxrun.text.tools_prompt import told
+from mlxrun.text.prompt import RenderedPrompt, build_chat_prompt, build_raw_prompt, check_text
+from mlxrun.text.template import check_template_arguments, get_image_markers, require_template
+from mlxrun.text.template import find_template_variables as template_variables
+from mlxrun.text.tools_prompt import describe_tools_in_prompt
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["URLS", "Choice", "PreparedRequest", "error_body", "prepare", "response_body"]
+__all__ = ["URLS", "Choice", "PreparedRequest", "build_error", "prepare_request", "build_response"]
 
 MAX_CHOICES = 2048
 _CONTROL = re.compile(r"<.*[|_\uff5c].*>")  # <|im_end|>, <end_of_turn>; not </s>, which is HTML too
 
 
-async def prepare(
+async def prepare_request(
     url: str,
     body: Mapping[str, Any],
-    side: ApiContext,
+    context: ApiContext,
     *,
     default_seed: int | None = None,
     default_max_tokens: int | None = None,
@@ -66,26 +74,26 @@ async def prepare(
     config says, and whether it can stream."""
     of = URLS.get(url)
     if of is None:
-        raise bad("url", f"{quote(url)} is not one of {', '.join(URLS)}{suggest(str(url), URLS)}")
-    host, config = side.host, side.config
+        reject("url", f"{quote(url)} is not one of {', '.join(URLS)}{suggest(str(url), URLS)}")
+    host, config = context.model_info, context.config
     given = await asyncio.to_thread(BODIES[of].check, body)
     _check_fields(of, given, host, config, stream)
-    logprobs = chat_logprobs(given) if of == "chat" else given.get("logprobs")
-    params = sampling_params(given, host, config, logprobs)
-    stops = stop_strings(given.get("stop"))
+    logprobs = read_chat_logprobs(given) if of == "chat" else given.get("logprobs")
+    params = build_sampling_params(given, host, config, logprobs)
+    stops = read_stop_strings(given.get("stop"))
     seed = choose_seed(given, config, default_seed)
     tools: Sequence[Message] = ()
     if of == "chat":
-        tools = offered(given)
-        prompts = [await chat_prompt_of(given, tools, side)]
+        tools = read_offered_tools(given)
+        prompts = [await prepare_chat_prompt(given, tools, context)]
     else:
         prompts = await asyncio.to_thread(_raw, given, host)
     n = int(given.get("n", 1))
     if len(prompts) * n > MAX_CHOICES:
-        raise bad("n", f"{len(prompts)} prompts with {n} choices are more than {MAX_CHOICES} answers")
-    formats = side.formats if of == "chat" else PLAIN
-    grammar = await asyncio.to_thread(_grammar, given, tools, prompts[0], side, formats)
-    lengths = [answer_length(given, len(p.ids), host, config, default_max_tokens) for p in prompts]
+        reject("n", f"{len(prompts)} prompts with {n} choices are more than {MAX_CHOICES} answers")
+    formats = context.formats if of == "chat" else ModelFormats()
+    grammar = await asyncio.to_thread(_grammar, given, tools, prompts[0], context, formats)
+    lengths = [compute_max_tokens(given, len(p.ids), host, config, default_max_tokens) for p in prompts]
     per_prompt = [dataclasses.replace(params, max_tokens=length) for length in lengths]
     return PreparedRequest(
         kind=of,
@@ -94,19 +102,19 @@ async def prepare(
         seed=seed,
         model=host.name,
         n=n,
-        guards=_guards(host, params.stop_ids) if _says_anything(grammar) else (),
-        echoes=tuple(p.text for p in prompts) if given.get("echo") else (),
+        control_stops=_guards(host, params.stop_ids) if _says_anything(grammar) else (),
+        echoed_prompts=tuple(p.text for p in prompts) if given.get("echo") else (),
         stream=bool(given.get("stream")),
         include_usage=bool(given.get("stream_options", {}).get("include_usage")),
         formats=formats,
         tools=tuple(tools),
-        one_call=given.get("parallel_tool_calls") is False,
+        single_tool_call=given.get("parallel_tool_calls") is False,
         prompts=tuple(p.text for p in prompts) if of == "chat" else (),
-        prefill=prompts[0].prefill,
+        continuation=prompts[0].continuation,
     )
 
 
-def check_model(name: str | None, host: ModelInfo) -> None:
+def check_model_name(name: str | None, host: ModelInfo) -> None:
     """Refuses a name that is not served. A config without names serves any: clients have theirs built in."""
     names = tuple(dict.fromkeys((host.name, *host.names)))
     if name is not None and host.names and name not in (*names, *host.aliases):
@@ -114,21 +122,21 @@ def check_model(name: str | None, host: ModelInfo) -> None:
         raise NotFound(text, param="model", code="model_not_found")
 
 
-def _check_fields(of: Kind, given: dict[str, Any], host: ModelInfo, config: Config, stream: bool) -> None:
+def _check_fields(of: RequestKind, given: dict[str, Any], host: ModelInfo, config: Config, stream: bool) -> None:
     """What depends on more than one field, on the model, or on the caller."""
-    check_model(given.get("model"), host)
+    check_model_name(given.get("model"), host)
     if given.get("stream") and not stream:
-        raise unsupported("stream", "a batch has no streams; leave it out")
+        reject_unsupported("stream", "a batch has no streams; leave it out")
     if "stream_options" in given and not given.get("stream"):
-        raise bad("stream_options", 'needs "stream": true')
+        reject("stream_options", 'needs "stream": true')
     if "priority" in given and config.scheduler.policy != "priority":
         reason = "has no effect with this config; set scheduler.policy: priority"
-        raise bad("priority", reason, code=UNSUPPORTED)
+        reject("priority", reason, code=UNSUPPORTED)
     if of == "completion" and given.get("echo") and "logprobs" in given:
-        raise unsupported("echo", "not together with logprobs, as prompts are not scored")
+        reject_unsupported("echo", "not together with logprobs, as prompts are not scored")
     required = "messages" if of == "chat" else "prompt"
     if required not in given:
-        raise bad(required, "missing", code="missing_field")
+        reject(required, "missing", code="missing_field")
 
 
 def _grammar(
@@ -136,17 +144,17 @@ def _grammar(
     tools: Sequence[Mapping[str, Any]],
     prompt: RenderedPrompt,
     side: ApiContext,
-    formats: AnswerFormats,
+    formats: ModelFormats,
 ) -> Grammar | None:
     """What the answer is held to: its form, and the length of its thought."""
     budget = asked(given)
     arguments = {**side.config.model.chat_template_args, **given.get("chat_template_kwargs", {})}
-    form = form_of(given, tools, prompt.text, side.host, formats, arguments)
+    form = form_of(given, tools, prompt.text, side.model_info, formats, arguments)
     if budget is None:
         return form
     most, param = budget
-    begun = budget_of(most, formats.thinking, prompt.before, side.host, form, param=param)
-    return dataclasses.replace(begun, prefill=prompt.prefill.encode())
+    begun = budget_of(most, formats.reasoning, prompt.text_before_continuation, side.model_info, form, param=param)
+    return dataclasses.replace(begun, prefill=prompt.continuation.encode())
 
 
 def _requests(
@@ -162,13 +170,13 @@ def _requests(
         Request(
             id=f"{name}-{at * n + i}",
             prompt=prompt.ids,
-            params=dataclasses.replace(params[at], seed=choice_seed(seed, i)),
-            spans=prompt.spans,
+            params=dataclasses.replace(params[at], seed=derive_choice_seed(seed, i)),
+            image_spans=prompt.spans,
             media=prompt.media,
-            digests=prompt.digests,
+            image_digests=prompt.digests,
             boundaries=prompt.boundaries,
             priority=int(given.get("priority", 0)),
-            key=str(given.get("user", "")),
+            fairness_key=str(given.get("user", "")),
             grammar=grammar,
         )
         for at, prompt in enumerate(prompts)
@@ -191,23 +199,27 @@ def _guards(host: ModelInfo, stop_ids: Iterable[int]) -> tuple[str, ...]:
 # Chat.
 
 
-async def chat_prompt_of(
+async def prepare_chat_prompt(
     given: Mapping[str, Any], tools: Sequence[Message], side: ApiContext
 ) -> RenderedPrompt:
     """The prompt of a checked chat body in which `tools` are offered, as the engine gets it: images loaded,
     tokens in place."""
-    open_at = continued(given)
+    open_at = get_continued_path(given)
     if open_at is not None:
-        refuse_form(given, tools, f"not together with {CONTINUE}: a form holds from an answer's beginning on")
-    messages, refs, arguments = await asyncio.to_thread(_read_chat, given, side.host, side.config)
+        refuse_form(
+            given,
+            tools,
+            f"not together with {CONTINUE_FINAL_MESSAGE}: a form holds from an answer's beginning on",
+        )
+    messages, refs, arguments = await asyncio.to_thread(_read_chat, given, side.model_info, side.config)
     prefill = str(messages[-1]["content"]) if open_at is not None else ""
-    template = need_template(side.host)
+    template = require_template(side.model_info)
     if "tools" not in template_variables(template):
-        native, frame = "tool_calls" in template, side.formats.frame("NAME")
-        messages = await asyncio.to_thread(told, messages, tools, frame, native=native)
+        native, frame = "tool_calls" in template, side.formats.get_call_prefix_suffix("NAME")
+        messages = await asyncio.to_thread(describe_tools_in_prompt, messages, tools, frame, native=native)
         tools = ()
-    images = await _load(refs, side.host, side.config, side.loader)
-    made = await asyncio.to_thread(chat_prompt, side.host, messages, images, tools, arguments, open_at)
+    images = await _load(refs, side.model_info, side.config, side.media_loader)
+    made = await asyncio.to_thread(build_chat_prompt, side.model_info, messages, images, tools, arguments, open_at)
     return dataclasses.replace(made, prefill=prefill)
 
 
@@ -215,22 +227,22 @@ def _read_chat(
     given: Mapping[str, Any], host: ModelInfo, config: Config
 ) -> tuple[list[Message], tuple[ImageRef, ...], dict[str, Any]]:
     """Messages, images and template variables, checked."""
-    chat = normalise(given["messages"])
+    chat = normalize_messages(given["messages"])
     variables = dict(given.get("chat_template_kwargs", {}))
-    if "thinking_budget" not in template_variables(need_template(host)):
+    if "thinking_budget" not in template_variables(require_template(host)):
         variables.pop("thinking_budget", None)  # then it is for us alone
     fields = {name: f"chat_template_kwargs.{name}" for name in variables}
     if "reasoning_effort" in given:
         variables = {**variables, "reasoning_effort": given["reasoning_effort"]}
         fields["reasoning_effort"] = "reasoning_effort"
-    check_arguments(host, fields, config.model.chat_template_args)
-    marks = places(host)
+    check_template_arguments(host, fields, config.model.chat_template_args)
+    marks = get_image_markers(host)
     for name in ("messages", "tools", "chat_template_kwargs", "reasoning_effort"):
         check_text(given.get(name), name, marks)
     return chat.messages, chat.images, {**config.model.chat_template_args, **variables}
 
 
-def offered(given: Mapping[str, Any]) -> list[Message]:
+def read_offered_tools(given: Mapping[str, Any]) -> list[Message]:
     """The tools that the model is told of: none if it may not call any."""
     tools = check_tools(given.get("tools", []))
     return tools if given.get("tool_choice") != "none" else []
@@ -241,7 +253,7 @@ async def _load(
 ) -> list[Image]:
     """All images at once; of several errors the first in the messages' order is raised."""
     if refs and not host.vision:
-        raise bad(refs[0].param, f"the model {host.name!r} takes no images")
+        reject(refs[0].param, f"the model {host.name!r} takes no images")
     most = config.media.max_images
     if len(refs) > most:
         raise MediaError(
@@ -261,7 +273,7 @@ async def _load(
 
 
 def _raw(given: Mapping[str, Any], host: ModelInfo) -> list[RenderedPrompt]:
-    return [raw_prompt(host, prompt, param) for prompt, param in _split(given["prompt"])]
+    return [build_raw_prompt(host, prompt, param) for prompt, param in _split(given["prompt"])]
 
 
 def _split(prompt: Any) -> list[tuple[str | list[int], str]]:
@@ -269,22 +281,22 @@ def _split(prompt: Any) -> list[tuple[str | list[int], str]]:
     if isinstance(prompt, str):
         return [(prompt, "prompt")]
     if not isinstance(prompt, list):
-        raise bad("prompt", f"expected a string or an array, got {kind(prompt)}", code="invalid_type")
+        reject("prompt", f"expected a string or an array, got {get_json_type(prompt)}", code="invalid_type")
     if not prompt:
-        raise bad("prompt", "is empty; give at least one prompt")
+        reject("prompt", "is empty; give at least one prompt")
     if type(prompt[0]) is int:
         return [(_ids(prompt, "prompt"), "prompt")]
     if len(prompt) > MAX_CHOICES:
-        raise bad("prompt", f"has {len(prompt)} prompts; at most {MAX_CHOICES} are taken")
+        reject("prompt", f"has {len(prompt)} prompts; at most {MAX_CHOICES} are taken")
     if isinstance(prompt[0], str):
-        return [(need(text, str, f"prompt[{i}]"), f"prompt[{i}]") for i, text in enumerate(prompt)]
+        return [(check_type(text, str, f"prompt[{i}]"), f"prompt[{i}]") for i, text in enumerate(prompt)]
     return [
-        (_ids(need(ids, list, f"prompt[{i}]"), f"prompt[{i}]"), f"prompt[{i}]")
+        (_ids(check_type(ids, list, f"prompt[{i}]"), f"prompt[{i}]"), f"prompt[{i}]")
         for i, ids in enumerate(prompt)
     ]
 
 
 def _ids(ids: list[Any], param: str) -> list[int]:
     for i, token in enumerate(ids):
-        need(token, int, f"{param}[{i}]")
+        check_type(token, int, f"{param}[{i}]")
     return ids

@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mlxrun.api.choice import Choice, LoggedToken, ToolCall
+from mlxrun.api.choice import Choice, AnswerToken, ToolCall
 from mlxrun.api.prepared import PreparedRequest
-from mlxrun.errors import MlxrunError, RequestError, status_of, told_of
+from mlxrun.errors import MlxrunError, RequestError, get_http_status, describe_error
 
 Json = dict[str, Any]
 
 _LOWEST = -9999.0  # OpenAI's stand-in for a probability of zero, whose logarithm is not JSON
 
 
-def response_body(
+def build_response(
     prepared: PreparedRequest,
     choices: Sequence[Choice],
     request_id: str,
@@ -35,12 +35,12 @@ def response_body(
         "model": prepared.model,
         "system_fingerprint": fingerprint,
         "choices": [render(prepared, choice) for choice in choices],
-        "usage": usage(prepared, choices),
+        "usage": build_usage(prepared, choices),
         "mlxrun": {"seed": prepared.seed},
     }
 
 
-def usage(prepared: PreparedRequest, choices: Sequence[Choice]) -> Json:
+def build_usage(prepared: PreparedRequest, choices: Sequence[Choice]) -> Json:
     """Token counts; a prompt counts once, and as cached only what its first choice found in the cache."""
     prompt = prepared.prompt_tokens
     completion = sum(choice.completion_tokens for choice in choices)
@@ -60,7 +60,7 @@ def _chat_choice(prepared: PreparedRequest, choice: Choice) -> Json:
     return {
         "index": choice.index,
         "message": _message(choice),
-        "logprobs": chat_logprobs(choice.logged()) if wanted else None,
+        "logprobs": build_chat_logprobs(choice.get_tokens_with_logprobs()) if wanted else None,
         "finish_reason": choice.finish_reason,
     }
 
@@ -72,11 +72,11 @@ def _message(choice: Choice) -> Json:
         message["reasoning_content"] = choice.reasoning
     if choice.calls:
         message["content"] = choice.content or None
-        message["tool_calls"] = [call_body(call) for call in choice.calls]
+        message["tool_calls"] = [build_tool_call(call) for call in choice.calls]
     return message
 
 
-def call_body(call: ToolCall) -> Json:
+def build_tool_call(call: ToolCall) -> Json:
     """A tool call as messages have it."""
     return {
         "id": call.id,
@@ -87,16 +87,16 @@ def call_body(call: ToolCall) -> Json:
 
 def _completion_choice(prepared: PreparedRequest, choice: Choice) -> Json:
     wanted = prepared.requests[choice.index].params.logprobs is not None
-    echo = prepared.echoes[choice.index // prepared.n] if prepared.echoes else ""
+    echo = prepared.echoed_prompts[choice.index // prepared.n] if prepared.echoed_prompts else ""
     return {
         "index": choice.index,
         "text": echo + choice.text,
-        "logprobs": completion_logprobs(choice.logged()) if wanted else None,
+        "logprobs": build_completion_logprobs(choice.get_tokens_with_logprobs()) if wanted else None,
         "finish_reason": choice.finish_reason,
     }
 
 
-def chat_logprobs(tokens: Sequence[LoggedToken]) -> Json:
+def build_chat_logprobs(tokens: Sequence[AnswerToken]) -> Json:
     """The `logprobs` of a chat choice."""
     content = [
         _chat_token(t.text, t.logprob) | {"top_logprobs": [_chat_token(text, p) for text, p in t.top]}
@@ -109,7 +109,7 @@ def _chat_token(text: bytes, logprob: float) -> Json:
     return {"token": _readable(text, ""), "logprob": max(logprob, _LOWEST), "bytes": list(text)}
 
 
-def completion_logprobs(tokens: Sequence[LoggedToken]) -> Json:
+def build_completion_logprobs(tokens: Sequence[AnswerToken]) -> Json:
     """The `logprobs` of a completion choice."""
     return {
         "tokens": [_readable(t.text, "bytes:") for t in tokens],
@@ -127,14 +127,14 @@ def _readable(text: bytes, mark: str) -> str:
         return mark + "".join(f"\\x{byte:02x}" for byte in text)
 
 
-def error_body(error: BaseException) -> Json:
+def build_error(error: BaseException) -> Json:
     """OpenAI's error object. What is not meant for the user is named by its class only."""
-    status = status_of(error)
+    status = get_http_status(error)
     kinds = {403: "permission_error", 429: "rate_limit_error"}
     usual = "invalid_request_error" if 400 <= status < 500 else "server_error"
     return {
         "error": {
-            "message": told_of(error),
+            "message": describe_error(error),
             "type": kinds.get(status, usual),
             "param": error.param if isinstance(error, RequestError) else None,
             "code": error.code if isinstance(error, MlxrunError) else "internal_error",

@@ -10,16 +10,16 @@ import json
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from mlxrun.api.choice import Choice, LoggedToken
-from mlxrun.api.openai.response import Json, chat_logprobs, completion_logprobs, usage
+from mlxrun.api.choice import Choice, AnswerToken
+from mlxrun.api.openai.response import Json, build_chat_logprobs, build_completion_logprobs, build_usage
 from mlxrun.api.prepared import PreparedRequest
-from mlxrun.text.formats import Delta, TextDelta
+from mlxrun.parsers.delta import Delta
 
 _dumps = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
 _HOLE = "\0"  # where the piece goes; nothing that is not ours comes after it in a chunk
 
 
-class Chunks:
+class ChunkWriter:
     """Makes the chunks of one request's stream; one object a stream."""
 
     def __init__(
@@ -41,7 +41,7 @@ class Chunks:
         self._frames: dict[tuple[int, str, int], tuple[str, str]] = {}
         self._choices: dict[int, Choice] = {}
 
-    def of(self, choice: Choice, pieces: Sequence[Delta]) -> list[str]:
+    def write(self, choice: Choice, pieces: Sequence[Delta]) -> list[str]:
         """The chunks that say what came of a choice; with `finish_reason` set, the last of them too."""
         if not pieces and choice.finish_reason is None:
             return []
@@ -51,17 +51,17 @@ class Chunks:
         elif len(pieces) == 1 and pieces[0].text and not pieces[0].id:
             made.append(self._framed(choice.index, pieces[0]))
         else:
-            made += [self._framed(choice.index, piece) for piece in joined(pieces)]
+            made += [self._framed(choice.index, piece) for piece in join_deltas(pieces)]
         if choice.finish_reason is not None:
             made.append(self._last(choice))
         return made
 
-    def usage(self) -> str:
+    def write_usage(self) -> str:
         """The chunk after the last choice's end, if `include_usage` was asked for."""
         choices = [self._choices[index] for index in sorted(self._choices)]
-        return _dumps({**self._head, "choices": [], "usage": usage(self._prepared, choices)})
+        return _dumps({**self._head, "choices": [], "usage": build_usage(self._prepared, choices)})
 
-    def chunk(
+    def make_chunk(
         self,
         index: int,
         content: Json,
@@ -72,12 +72,12 @@ class Chunks:
         choice = {"index": index, **content, "logprobs": logprobs, "finish_reason": finish}
         return {**self._head, "choices": [choice], **self._tail}
 
-    def content(self, piece: Delta) -> Json:
+    def make_content(self, piece: Delta) -> Json:
         """What a chunk says of a piece. A call's id and name come without arguments, its fragments alone."""
         if not self._chat:
             return {"text": piece.text}
         if piece.kind != "call":
-            return {"delta": {"content" if piece.kind == "text" else "reasoning_content": piece.text}}
+            return {"delta": {"content" if piece.kind == "content" else "reasoning_content": piece.text}}
         call: Json = {"index": piece.index, "function": {"arguments": piece.text}}
         if piece.id:
             function = {"name": piece.name, "arguments": piece.text}
@@ -88,57 +88,57 @@ class Chunks:
         """The role, or the prompt where it is echoed."""
         self._choices[choice.index] = choice
         if not self._chat:
-            echoes = self._prepared.echoes
+            echoes = self._prepared.echoed_prompts
             text = echoes[choice.index // self._prepared.n] if echoes else ""
-            return [_dumps(self.chunk(choice.index, {"text": text}))] if text else []
+            return [_dumps(self.make_chunk(choice.index, {"text": text}))] if text else []
         content = None if pieces and pieces[0].kind == "call" else ""
         delta = {"role": "assistant", "content": content, "refusal": None}
-        return [_dumps(self.chunk(choice.index, {"delta": delta}))]
+        return [_dumps(self.make_chunk(choice.index, {"delta": delta}))]
 
     def _with_logprobs(self, choice: Choice, pieces: Sequence[Delta]) -> list[str]:
         """The last chunk has the logprobs of all tokens that became certain with these pieces."""
-        contents = [self.content(piece) for piece in joined(pieces)]
+        contents = [self.make_content(piece) for piece in join_deltas(pieces)]
         if not contents:
             return []
-        last = self.chunk(choice.index, contents.pop(), self._logprobs(choice))
-        return [_dumps(self.chunk(choice.index, content)) for content in contents] + [_dumps(last)]
+        last = self.make_chunk(choice.index, contents.pop(), self._logprobs(choice))
+        return [_dumps(self.make_chunk(choice.index, content)) for content in contents] + [_dumps(last)]
 
     def _last(self, choice: Choice) -> str:
         """Why it ended, the seed that was used, and the logprobs of tokens that are no text."""
         logprobs = self._logprobs(choice) if self._logs else None
         content: Json = {"delta": {}} if self._chat else {"text": ""}
-        chunk = self.chunk(choice.index, content, logprobs, choice.finish_reason)
+        chunk = self.make_chunk(choice.index, content, logprobs, choice.finish_reason)
         return _dumps({**chunk, "mlxrun": {"seed": self._prepared.seed}})
 
     def _framed(self, index: int, piece: Delta) -> str:
         if piece.id:
-            return _dumps(self.chunk(index, self.content(piece)))
+            return _dumps(self.make_chunk(index, self.make_content(piece)))
         key = (index, piece.kind, piece.index)
         frame = self._frames.get(key)
         if frame is None:
-            hole = self.content(TextDelta(_HOLE, piece.kind, piece.index))
-            before, _, after = _dumps(self.chunk(index, hole)).rpartition(_dumps(_HOLE))
+            hole = self.make_content(Delta(piece.kind, _HOLE, piece.index))
+            before, _, after = _dumps(self.make_chunk(index, hole)).rpartition(_dumps(_HOLE))
             frame = self._frames[key] = (before, after)
         return f"{frame[0]}{_dumps(piece.text)}{frame[1]}"
 
     def _logprobs(self, choice: Choice) -> Json | None:
         """Of the tokens that are certain by now and were not given yet."""
         start = self._logged.get(choice.index, 0)
-        tokens: list[LoggedToken] = choice.logged(start)
+        tokens: list[AnswerToken] = choice.get_tokens_with_logprobs(start)
         self._logged[choice.index] = start + len(tokens)
         if not tokens:
             return None
-        return chat_logprobs(tokens) if self._chat else completion_logprobs(tokens)
+        return build_chat_logprobs(tokens) if self._chat else build_completion_logprobs(tokens)
 
 
-def joined(pieces: Sequence[Delta]) -> Iterator[Delta]:
+def join_deltas(pieces: Sequence[Delta]) -> Iterator[Delta]:
     """Pieces as chunks have them: neighbours of a kind as one, so that a slow reader gets few large chunks;
     a call's id and name apart from its arguments; none that says nothing."""
     for _, group in groupby(pieces, key=lambda piece: (piece.kind, piece.index)):
         same = list(group)
         first = same[0]
         if first.id:
-            yield TextDelta("", first.kind, first.index, first.id, first.name)
+            yield Delta(first.kind, "", first.index, first.id, first.name)
         text = "".join(piece.text for piece in same)
         if text:
-            yield TextDelta(text, first.kind, first.index)
+            yield Delta(first.kind, text, first.index)

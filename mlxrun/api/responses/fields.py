@@ -6,7 +6,7 @@ responses_body.py.
 
 from __future__ import annotations
 
-from mlxrun.api.body_schema import Body, Schema
+from mlxrun.api.body_schema import BodySchema, Schema
 from mlxrun.api.openai.fields import HONOURED as CHAT
 
 _BOOL: Schema = {"type": "boolean"}
@@ -109,7 +109,7 @@ _ELSEWHERE = (
     *("response_format", "functions", "continue_final_message", "add_generation_prompt"),
 )
 
-BODY = Body(HONOURED, HARMLESS, REFUSED, dict.fromkeys(_ELSEWHERE, _CHAT_URL))
+BODY = BodySchema(HONOURED, HARMLESS, REFUSED, dict.fromkeys(_ELSEWHERE, _CHAT_URL))
 
 # Tools that the original runs itself and adds by default for some clients. The model is not told of them, the
 # response's `tools` lacks them, and the log says so.

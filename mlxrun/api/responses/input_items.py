@@ -10,9 +10,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mlxrun.api.opaque_reasoning import carried
+from mlxrun.api.opaque_reasoning import decode_reasoning
 from mlxrun.api.responses.tools import warn_once
-from mlxrun.text.field_errors import bad, kind, known_keys, need, quote, suggest, unsupported
+from mlxrun.text.field_errors import (
+    check_keys,
+    check_type,
+    get_json_type,
+    quote,
+    reject,
+    reject_unsupported,
+    suggest,
+)
 
 Item = dict[str, Any]
 
@@ -49,49 +57,49 @@ _REFUSED_PARTS = ("input_file", "input_audio", "input_video", "computer_screensh
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class InputItem:
     """An item and the field of the body that it came from."""
 
     item: Item
     param: str
 
 
-def read_input(value: Any, token: str, lookup: Callable[[str], Item | None]) -> list[Placed]:
+def read_input_items(value: Any, token: str, lookup: Callable[[str], Item | None]) -> list[InputItem]:
     """The items of `input`. `token` is what new ids are made of, `lookup` finds what a reference means."""
     if isinstance(value, str):
         parts = [{"type": "input_text", "text": value}]
         item = {"id": f"msg_{token}in00", "type": "message", "status": "completed"}
-        return [Placed(item | {"role": "user", "content": parts}, "input")]
+        return [InputItem(item | {"role": "user", "content": parts}, "input")]
     return [_item(item, f"input[{i}]", f"{token}in{i:02d}", lookup) for i, item in enumerate(value)]
 
 
-def _item(value: Any, param: str, token: str, lookup: Callable[[str], Item | None]) -> Placed:
-    given = {key: each for key, each in need(value, dict, param).items() if each is not None}
-    of = need(given.get("type", "message" if "role" in given else None), str, f"{param}.type")
+def _item(value: Any, param: str, token: str, lookup: Callable[[str], Item | None]) -> InputItem:
+    given = {key: each for key, each in check_type(value, dict, param).items() if each is not None}
+    of = check_type(given.get("type", "message" if "role" in given else None), str, f"{param}.type")
     if of in _REFUSED:
-        raise unsupported(f"{param}.type", f"{of!r} items; tools of the original are not run here")
+        reject_unsupported(f"{param}.type", f"{of!r} items; tools of the original are not run here")
     if of not in _KEYS:
-        raise bad(f"{param}.type", f"{quote(of)} is not one of {', '.join(_KEYS)}{suggest(of, _KEYS)}")
-    known_keys(given, _KEYS[of], param)
-    name = need(given.get("id", f"{_PREFIX.get(of, '')}_{token}"), str, f"{param}.id")
+        reject(f"{param}.type", f"{quote(of)} is not one of {', '.join(_KEYS)}{suggest(of, _KEYS)}")
+    check_keys(given, _KEYS[of], param)
+    name = check_type(given.get("id", f"{_PREFIX.get(of, '')}_{token}"), str, f"{param}.id")
     if of == "item_reference":
         found = lookup(name)
         if found is None:
-            raise bad(f"{param}.id", f"there is no stored item {quote(name)}")
-        return Placed(found, param)
+            reject(f"{param}.id", f"there is no stored item {quote(name)}")
+        return InputItem(found, param)
     head: Item = {"id": name, "type": of}
     if of != "reasoning":
         status = given.get("status", "completed")
-        head["status"] = need(status, str, f"{param}.status")
-    return Placed(head | _READERS[of](given, param), param)
+        head["status"] = check_type(status, str, f"{param}.status")
+    return InputItem(head | _READERS[of](given, param), param)
 
 
 def _message(given: Mapping[str, Any], param: str) -> Item:
     role = given.get("role")
     if role is None:
-        raise bad(f"{param}.role", "missing", code="missing_field")
-    if need(role, str, f"{param}.role") not in ROLES:
-        raise bad(f"{param}.role", f"{quote(role)} is not one of {', '.join(ROLES)}{suggest(role, ROLES)}")
+        reject(f"{param}.role", "missing", code="missing_field")
+    if check_type(role, str, f"{param}.role") not in ROLES:
+        reject(f"{param}.role", f"{quote(role)} is not one of {', '.join(ROLES)}{suggest(role, ROLES)}")
     content = given.get("content")
     if isinstance(content, str):
         return {"role": role, "content": [_text(content, role)]}
@@ -106,59 +114,63 @@ def _text(text: str, role: str) -> Item:
 
 def _parts(content: Any, param: str, role: str) -> list[Item]:
     if content is None:
-        raise bad(param, "missing", code="missing_field")
+        reject(param, "missing", code="missing_field")
     if not isinstance(content, list):
-        raise bad(param, f"expected a string or an array of parts, got {kind(content)}", code="invalid_type")
+        reject(
+            param,
+            f"expected a string or an array of parts, got {get_json_type(content)}",
+            code="invalid_type",
+        )
     return [_part(part, f"{param}[{i}]", role) for i, part in enumerate(content)]
 
 
 def _part(part: Any, param: str, role: str) -> Item:
-    given = {key: value for key, value in need(part, dict, param).items() if value is not None}
+    given = {key: value for key, value in check_type(part, dict, param).items() if value is not None}
     of = given.get("type")
     if of is None:
-        raise bad(f"{param}.type", "missing", code="missing_field")
-    need(of, str, f"{param}.type")
+        reject(f"{param}.type", "missing", code="missing_field")
+    check_type(of, str, f"{param}.type")
     if of in _REFUSED_PARTS:
-        raise unsupported(f"{param}.type", f"{of!r} parts; text and input_image are taken")
+        reject_unsupported(f"{param}.type", f"{of!r} parts; text and input_image are taken")
     if of == "input_image":
         return _image(given, param)
     if of == "refusal":
-        known_keys(given, ("type", "refusal"), param)
-        return {"type": "refusal", "refusal": need(given.get("refusal"), str, f"{param}.refusal")}
+        check_keys(given, ("type", "refusal"), param)
+        return {"type": "refusal", "refusal": check_type(given.get("refusal"), str, f"{param}.refusal")}
     if of not in ("input_text", "output_text", "text", "summary_text", "reasoning_text"):
         if not isinstance(given.get("text"), str):
-            raise bad(f"{param}.type", f"{quote(of)} parts are not known; use input_text or input_image")
+            reject(f"{param}.type", f"{quote(of)} parts are not known; use input_text or input_image")
         warn_once(f"/v1/responses: content parts of the unknown type {quote(of)} are taken as text")
     else:
-        known_keys(
+        check_keys(
             given, ("type", "text", "annotations", "logprobs", "parsed", "prompt_cache_breakpoint"), param
         )
-    return _text(need(given.get("text"), str, f"{param}.text"), role)
+    return _text(check_type(given.get("text"), str, f"{param}.text"), role)
 
 
 def _image(given: Item, param: str) -> Item:
-    known_keys(given, ("type", "image_url", "detail", "file_id", "prompt_cache_breakpoint"), param)
+    check_keys(given, ("type", "image_url", "detail", "file_id", "prompt_cache_breakpoint"), param)
     if "file_id" in given:
-        raise unsupported(f"{param}.file_id", "send the image in image_url, as a data URL")
-    url = need(given.get("image_url"), str, f"{param}.image_url")
-    detail = need(given.get("detail", "auto"), str, f"{param}.detail")
+        reject_unsupported(f"{param}.file_id", "send the image in image_url, as a data URL")
+    url = check_type(given.get("image_url"), str, f"{param}.image_url")
+    detail = check_type(given.get("detail", "auto"), str, f"{param}.detail")
     return {"type": "input_image", "image_url": url, "detail": detail}
 
 
 def _reasoning(given: Mapping[str, Any], param: str) -> Item:
     item: Item = {"summary": [], "content": []}
     for key, of in (("summary", "summary_text"), ("content", "reasoning_text")):
-        for i, part in enumerate(need(given.get(key, []), list, f"{param}.{key}")):
+        for i, part in enumerate(check_type(given.get(key, []), list, f"{param}.{key}")):
             where = f"{param}.{key}[{i}]"
-            need(part, dict, where)
+            check_type(part, dict, where)
             if part.get("type") not in (of, "text"):
-                raise bad(f"{where}.type", f"{quote(part.get('type'))} is not {of!r}")
-            item[key].append({"type": of, "text": need(part.get("text"), str, f"{where}.text")})
+                reject(f"{where}.type", f"{quote(part.get('type'))} is not {of!r}")
+            item[key].append({"type": of, "text": check_type(part.get("text"), str, f"{where}.text")})
     encrypted = given.get("encrypted_content")
     if encrypted is None:
         return item
-    need(encrypted, str, f"{param}.encrypted_content")
-    thought = carried(encrypted)
+    check_type(encrypted, str, f"{param}.encrypted_content")
+    thought = decode_reasoning(encrypted)
     if thought is None:
         warn_once("/v1/responses: encrypted_content of another server cannot be read; it is left out")
     elif not item["content"]:
@@ -169,12 +181,12 @@ def _reasoning(given: Mapping[str, Any], param: str) -> Item:
 def _call(given: Mapping[str, Any], param: str) -> Item:
     text = "arguments" if given.get("type") == "function_call" else "input"
     item = {
-        "call_id": need(given.get("call_id"), str, f"{param}.call_id"),
-        "name": need(given.get("name"), str, f"{param}.name"),
-        text: need(given.get(text), str, f"{param}.{text}"),
+        "call_id": check_type(given.get("call_id"), str, f"{param}.call_id"),
+        "name": check_type(given.get("name"), str, f"{param}.name"),
+        text: check_type(given.get(text), str, f"{param}.{text}"),
     }
     if "namespace" in given:
-        item["namespace"] = need(given["namespace"], str, f"{param}.namespace")
+        item["namespace"] = check_type(given["namespace"], str, f"{param}.namespace")
     return item
 
 
@@ -183,8 +195,8 @@ def _output(given: Mapping[str, Any], param: str) -> Item:
     if isinstance(output, list):
         output = _parts(output, f"{param}.output", "tool")
     elif not isinstance(output, str):
-        raise bad(f"{param}.output", f"expected a string or an array of parts, got {kind(output)}")
-    return {"call_id": need(given.get("call_id"), str, f"{param}.call_id"), "output": output}
+        reject(f"{param}.output", f"expected a string or an array of parts, got {get_json_type(output)}")
+    return {"call_id": check_type(given.get("call_id"), str, f"{param}.call_id"), "output": output}
 
 
 _READERS: dict[str, Callable[[Mapping[str, Any], str], Item]] = {

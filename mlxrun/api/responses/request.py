@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mlxrun.api.responses.fields import BODY, ENCRYPTED, LOGPROBS, SAME
-from mlxrun.api.responses.input_items import Item, Placed, read_input
-from mlxrun.api.responses.tools import ResponseTools, read_tools, visible, warn_once
+from mlxrun.api.responses.input_items import Item, InputItem, read_input_items
+from mlxrun.api.responses.tools import ResponseTools, read_tools, make_visible_name, warn_once
 from mlxrun.errors import RequestError
-from mlxrun.text.field_errors import bad, need, quote, unsupported
+from mlxrun.text.field_errors import check_type, quote, reject, reject_unsupported
 from mlxrun.text.model_info import ModelInfo
-from mlxrun.text.template import SWITCHES, variables
+from mlxrun.text.template import REASONING_SWITCHES, find_template_variables
 
 _DEEPEST = 100  # of nested JSON: well below what encoders, templates and schemas take
 _INNER = re.compile(r"(?<=\.image_url)\.url$|^\.function(?=\.|$)")  # levels that only the chat form has
@@ -29,11 +29,11 @@ _RENAMED = {
     "response_format": "text.format",
     "response_format.json_schema": "text.format",
     "logprobs": "include",
-} | {f"chat_template_kwargs.{switch}": "reasoning.effort" for switch in SWITCHES}
+} | {f"chat_template_kwargs.{switch}": "reasoning.effort" for switch in REASONING_SWITCHES}
 
 
 @dataclass(frozen=True, slots=True)
-class ReadResponse:
+class ResponseRequest:
     """A checked Responses body. `chat` is the body to prepare; `items` are the new input items, `history`
     those of the responses before; `paths` lead from fields of `chat` to those of the sender."""
 
@@ -60,7 +60,7 @@ class ReadResponse:
 
 
 @dataclass(slots=True)
-class Memory:
+class ResponseLookup:
     """What was stored: the items of a response with all before it, and single items, by id; None if there is
     no such thing."""
 
@@ -68,18 +68,18 @@ class Memory:
     item: Callable[[str], Item | None] = lambda _: None
 
 
-def read(body: Any, host: ModelInfo, memory: Memory, token: str) -> ReadResponse:
+def read_response_request(body: Any, host: ModelInfo, memory: ResponseLookup, token: str) -> ResponseRequest:
     """Checks a body and translates it. `token` is what new ids are made of."""
     _check_depth(body)
     given = BODY.check(body)
     if "stream_options" in given and not given.get("stream"):
-        raise bad("stream_options", 'needs "stream": true')
+        reject("stream_options", 'needs "stream": true')
     tools = read_tools(given)
     if not any(name in given for name in ("input", "instructions", "previous_response_id")):
-        raise bad("input", "missing", code="missing_field")
+        reject("input", "missing", code="missing_field")
     history = _history(given, memory)
-    placed = read_input(given.get("input", []), token, memory.item)
-    before = [Placed(item, "previous_response_id") for item in history]
+    placed = read_input_items(given.get("input", []), token, memory.item)
+    before = [InputItem(item, "previous_response_id") for item in history]
     turns = _turns([*before, *placed], given.get("instructions"))
     chat = {name: given[name] for name in SAME if name in given}
     chat["messages"] = turns.messages
@@ -94,7 +94,7 @@ def read(body: Any, host: ModelInfo, memory: Memory, token: str) -> ReadResponse
         chat |= {"logprobs": True, "top_logprobs": given.get("top_logprobs", 0)}
     chat |= _format(given.get("text", {}))
     effort = _effort(given, chat, host)
-    return ReadResponse(given, chat, tuple(p.item for p in placed), tuple(history), tools, effort, paths)
+    return ResponseRequest(given, chat, tuple(p.item for p in placed), tuple(history), tools, effort, paths)
 
 
 def _check_depth(body: Any) -> None:
@@ -102,12 +102,12 @@ def _check_depth(body: Any) -> None:
     while stack:
         level += 1
         if level > _DEEPEST:
-            raise bad("body", f"is nested too deeply: more than {_DEEPEST} levels")
+            reject("body", f"is nested too deeply: more than {_DEEPEST} levels")
         values = [list(v.values()) if isinstance(v, dict) else v for v in stack if isinstance(v, dict | list)]
         stack = [each for value in values for each in value]
 
 
-def _history(given: Mapping[str, Any], memory: Memory) -> Sequence[Item]:
+def _history(given: Mapping[str, Any], memory: ResponseLookup) -> Sequence[Item]:
     name = given.get("previous_response_id")
     if name is None:
         return ()
@@ -116,7 +116,7 @@ def _history(given: Mapping[str, Any], memory: Memory) -> Sequence[Item]:
         text = (
             f"there is no stored response {quote(name)}; it was not stored, deleted, or made room for others"
         )
-        raise bad("previous_response_id", text, code="previous_response_not_found")
+        reject("previous_response_id", text, code="previous_response_not_found")
     return found
 
 
@@ -125,9 +125,9 @@ def _format(text: Mapping[str, Any]) -> dict[str, Any]:
     form = text.get("format")
     if form is None:
         return {}
-    of = need(form.get("type"), str, "text.format.type")
+    of = check_type(form.get("type"), str, "text.format.type")
     if of not in ("json_schema", "json_object", "text"):
-        raise bad("text.format.type", f"{quote(of)} is not one of text, json_schema, json_object")
+        reject("text.format.type", f"{quote(of)} is not one of text, json_schema, json_object")
     if of != "json_schema":
         return {"response_format": {"type": of}}
     return {"response_format": {"type": of, of: {key: form[key] for key in form if key != "type"}}}
@@ -142,9 +142,9 @@ def _effort(given: Mapping[str, Any], chat: dict[str, Any], host: ModelInfo) -> 
     effort: str | None = given.get("reasoning", {}).get("effort")
     if effort is None:
         return None
-    known = variables(host.chat_template or "")
+    known = find_template_variables(host.chat_template or "")
     arguments = chat.get("chat_template_kwargs", {})
-    switch = next((name for name in SWITCHES if name in known), None)
+    switch = next((name for name in REASONING_SWITCHES if name in known), None)
     if switch is not None and (effort == "none" or "reasoning_effort" not in known):
         chat["chat_template_kwargs"] = {switch: effort != "none", **arguments}
     elif "reasoning_effort" in known and "reasoning_effort" not in arguments:
@@ -177,7 +177,7 @@ class _Turns:
         return self.messages[-1]
 
 
-def _turns(items: Sequence[Placed], instructions: str | None) -> _Turns:
+def _turns(items: Sequence[InputItem], instructions: str | None) -> _Turns:
     turns = _Turns()
     if instructions:
         turns.add({"role": "system", "content": instructions}, "instructions")
@@ -218,7 +218,7 @@ def _call(turns: _Turns, item: Item, param: str) -> None:
     arguments = item.get("arguments")
     if item["type"] == "custom_tool_call":
         arguments = json.dumps({"input": item["input"]}, ensure_ascii=False)
-    function = {"name": visible(item["name"], item.get("namespace")), "arguments": arguments}
+    function = {"name": make_visible_name(item["name"], item.get("namespace")), "arguments": arguments}
     calls.append({"id": item["call_id"], "type": "function", "function": function})
 
 
@@ -241,7 +241,7 @@ def _content(turns: _Turns, parts: Sequence[Item], param: str) -> str | list[dic
 def _plain(parts: Sequence[Item], param: str) -> str:
     for i, part in enumerate(parts):
         if part["type"] == "input_image":
-            raise unsupported(f"{param}[{i}].type", "images are taken in user messages only")
+            reject_unsupported(f"{param}[{i}].type", "images are taken in user messages only")
     return "".join(_words(part) for part in parts)
 
 
@@ -252,7 +252,7 @@ def _words(part: Item) -> str:
 # Errors.
 
 
-def blame(error: RequestError, paths: Mapping[str, str]) -> RequestError:
+def rename_error_field(error: RequestError, paths: Mapping[str, str]) -> RequestError:
     """The same error with the sender's field in place of the chat body's."""
     if error.param is None:
         return error

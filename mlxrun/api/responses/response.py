@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mlxrun.api.choice import Choice, LoggedToken
-from mlxrun.api.openai.response import chat_logprobs, error_body
+from mlxrun.api.choice import Choice, AnswerToken
+from mlxrun.api.openai.response import build_chat_logprobs, build_error
 from mlxrun.api.prepared import PreparedRequest
-from mlxrun.api.responses.request import ReadResponse
+from mlxrun.api.responses.request import ResponseRequest
 from mlxrun.errors import MlxrunError, Overloaded, RequestError
 
 Json = dict[str, Any]
 
 
-def new_response(response_id: str, created: int, asked: ReadResponse, prepared: PreparedRequest) -> Json:
+def build_response(response_id: str, created: int, asked: ResponseRequest, prepared: PreparedRequest) -> Json:
     """The response as it is when its answer begins."""
     given, params = asked.given, prepared.requests[0].params
     return {
@@ -59,7 +59,7 @@ def new_response(response_id: str, created: int, asked: ReadResponse, prepared: 
     }
 
 
-def usage(prepared: PreparedRequest, choice: Choice) -> Json:
+def build_usage(prepared: PreparedRequest, choice: Choice) -> Json:
     """Token counts. What the prefix cache takes in is not counted, as nobody pays for it."""
     prompt = prepared.prompt_tokens
     return {
@@ -71,17 +71,17 @@ def usage(prepared: PreparedRequest, choice: Choice) -> Json:
     }
 
 
-def logprobs(tokens: Sequence[LoggedToken]) -> list[Json]:
+def build_logprobs(tokens: Sequence[AnswerToken]) -> list[Json]:
     """The `logprobs` of a text."""
-    content: list[Json] = chat_logprobs(tokens)["content"]
+    content: list[Json] = build_chat_logprobs(tokens)["content"]
     return content
 
 
-def failure(error: BaseException) -> Json:
+def build_error(error: BaseException) -> Json:
     """A response's `error`. The code is one of the original's, or what its clients look for."""
     code = "server_error"
     if isinstance(error, Overloaded):
         code = "rate_limit_exceeded"
     elif isinstance(error, RequestError):
         code = error.code if error.code != MlxrunError.code else "invalid_prompt"
-    return {"code": code, "message": error_body(error)["error"]["message"]}
+    return {"code": code, "message": build_error(error)["error"]["message"]}

@@ -11,19 +11,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mlxrun.api.choice import Choice, LoggedToken
-from mlxrun.api.opaque_reasoning import carry
+from mlxrun.api.choice import Choice, AnswerToken
+from mlxrun.api.opaque_reasoning import encode_reasoning
 from mlxrun.api.prepared import PreparedRequest
-from mlxrun.api.responses.request import ReadResponse
-from mlxrun.api.responses.response import Json, failure, logprobs, usage
-from mlxrun.api.responses.tools import Named, call_item, free_text
-from mlxrun.text.formats import Delta
+from mlxrun.api.responses.request import ResponseRequest
+from mlxrun.api.responses.response import Json, build_error, build_logprobs, build_usage
+from mlxrun.api.responses.tools import ToolName, build_call_item, extract_free_text
+from mlxrun.parsers.delta import Delta
 
 _PREFIX = {"text": "msg", "reasoning": "rs", "function": "fc", "custom": "ctc"}
 
 
 @dataclass(slots=True)
-class _Open:
+class _OpenItem:
     """The item that is being written."""
 
     kind: str  # text, reasoning, function or custom
@@ -39,11 +39,11 @@ class _Open:
         return "".join(self.pieces)
 
 
-class Assembly:
+class ResponseWriter:
     """Makes the events of one response; `response` is its body so far. `choice` is to be set once there is
     one, before its pieces are fed. The first events of all come with those of whatever is called first."""
 
-    def __init__(self, response: Json, asked: ReadResponse, prepared: PreparedRequest) -> None:
+    def __init__(self, response: Json, asked: ResponseRequest, prepared: PreparedRequest) -> None:
         self.response = response
         self.choice: Choice | None = None
         self._asked = asked
@@ -51,10 +51,10 @@ class Assembly:
         self._started = False
         self._token = response["id"].removeprefix("resp_")
         self._output: list[Json] = []
-        self._open: _Open | None = None
+        self._open: _OpenItem | None = None
         self._number = 0  # of the next event
         self._seen = 0  # tokens with logprobs that were taken from the choice
-        self._pending: list[LoggedToken] = []  # of these, no piece has come of yet
+        self._pending: list[AnswerToken] = []  # of these, no piece has come of yet
         self._parts = 0  # pieces of what the model wrote that were taken from the choice
         self._read = 0  # where the last piece ended in all that the model wrote
         self._rest = ""  # what it wrote behind that
@@ -85,7 +85,7 @@ class Assembly:
         cut = self.choice.finish_reason == "length"
         events = self.start()
         if self._open is None and not self._output and not cut:
-            events += self._begin_item(_Open("text", self._id("text")))  # an answer has a message, if empty
+            events += self._begin_item(_OpenItem("text", self._id("text")))  # an answer has a message, if empty
         events += self._close("incomplete" if cut else "completed")
         if cut:
             self._finish("incomplete", incomplete_details={"reason": "max_output_tokens"})
@@ -102,11 +102,11 @@ class Assembly:
     def fail(self, error: BaseException) -> list[Json]:
         """The events if the answer cannot be ended."""
         events = self.start() + self._close("incomplete")
-        self._finish("failed", error=failure(error))
+        self._finish("failed", error=build_error(error))
         return [*events, self._whole("response.failed")]
 
     def _finish(self, status: str, **fields: Any) -> None:
-        counts = None if self.choice is None else usage(self._prepared, self.choice)
+        counts = None if self.choice is None else build_usage(self._prepared, self.choice)
         self.response = {**self.response, "status": status, "output": self._output, "usage": counts, **fields}
 
     # Events.
@@ -137,18 +137,18 @@ class Assembly:
 
     def _begin(self, piece: Delta) -> list[Json]:
         if piece.kind != "call":
-            return self._begin_item(_Open(piece.kind, self._id(piece.kind)))
-        kind = self._asked.tools.by_name.get(piece.name, Named("function", piece.name)).kind
-        return self._begin_item(_Open(kind, self._id(kind), piece.index, piece.name, piece.id))
+            return self._begin_item(_OpenItem(piece.kind, self._id(piece.kind)))
+        kind = self._asked.tools.by_name.get(piece.name, ToolName("function", piece.name)).kind
+        return self._begin_item(_OpenItem(kind, self._id(kind), piece.index, piece.name, piece.id))
 
-    def _begin_item(self, item: _Open) -> list[Json]:
+    def _begin_item(self, item: _OpenItem) -> list[Json]:
         self._open = item
         added = self._event(
             "response.output_item.added",
             output_index=len(self._output),
             item=self._item(item, "in_progress"),
         )
-        if item.kind not in ("text", "reasoning"):
+        if item.kind not in ("content", "reasoning"):
             return [added]
         part = _part(item.kind, "", [])
         return [added, self._of("response.content_part.added", content_index=0, part=part)]
@@ -185,10 +185,10 @@ class Assembly:
                 arguments = item.text
                 events = [self._of("response.function_call_arguments.done", arguments=arguments)]
             case _:
-                given = free_text(item.text)
+                given = extract_free_text(item.text)
                 events = [self._of("response.custom_tool_call_input.delta", delta=given)]
                 events.append(self._of("response.custom_tool_call_input.done", input=given))
-        if item.kind in ("text", "reasoning"):
+        if item.kind in ("content", "reasoning"):
             part = _part(item.kind, item.text, found)
             events.append(self._of("response.content_part.done", content_index=0, part=part))
         events.append(
@@ -198,29 +198,29 @@ class Assembly:
         self._open = None
         return events
 
-    def _item(self, item: _Open, status: str) -> Json:
+    def _item(self, item: _OpenItem, status: str) -> Json:
         head = {"id": item.id, "status": status}
         begun = status == "in_progress"
-        if item.kind == "text":
+        if item.kind == "content":
             content = [] if begun else [_part("text", item.text, item.logprobs)]
             return head | {"type": "message", "role": "assistant", "content": content}
         if item.kind == "reasoning":
             content = [] if begun else [_part("reasoning", item.text, [])]
             thought: Json = head | {"type": "reasoning", "summary": [], "content": content}
             if self._asked.encrypted:
-                thought["encrypted_content"] = None if begun else carry(item.text)
+                thought["encrypted_content"] = None if begun else encode_reasoning(item.text)
             return thought
-        return head | call_item(item.name, item.call_id, item.text, self._asked.tools)
+        return head | build_call_item(item.name, item.call_id, item.text, self._asked.tools)
 
     def _logprobs(self, text: str, last: bool) -> list[Json]:
         """Of the tokens of a piece of text. They are found by where it is in what the model wrote since the
         piece before: at the end if it is the last piece so far, as only markers stand before it. Only that
         much is looked at: the whole answer for every piece would be quadratic."""
         assert self.choice is not None
-        logged = self.choice.logged(self._seen)
+        logged = self.choice.get_tokens_with_logprobs(self._seen)
         self._seen += len(logged)
         self._pending += logged
-        parts = self.choice.parts(self._parts)
+        parts = self.choice.get_text_deltas(self._parts)
         self._parts += len(parts)
         self._rest += "".join(parts)
         at = self._rest.rfind(text) if last else self._rest.find(text)
@@ -230,7 +230,7 @@ class Assembly:
         self._read, self._rest = end, self._rest[at + len(text) :]
         mine = [token for token in self._pending if start <= token.offset < end]
         self._pending = [token for token in self._pending if token.offset >= end]
-        return logprobs(mine)
+        return build_logprobs(mine)
 
 
 def _part(kind: str, text: str, found: list[Json]) -> Json:

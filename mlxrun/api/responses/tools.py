@@ -15,7 +15,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mlxrun.api.responses.fields import ABSENT_TOOLS, REFUSED_TOOLS
-from mlxrun.text.field_errors import bad, field_of, known_keys, need, quote, suggest, unsupported
+from mlxrun.text.field_errors import (
+    check_keys,
+    check_type,
+    get_required,
+    quote,
+    reject,
+    reject_unsupported,
+    suggest,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +52,7 @@ _KEYS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class ToolName:
     """A tool that the model can call: what the client calls it."""
 
     kind: str  # function or custom
@@ -59,12 +67,12 @@ class ResponseTools:
 
     chat: list[Json] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
-    by_name: dict[str, Named] = field(default_factory=dict)
+    by_name: dict[str, ToolName] = field(default_factory=dict)
     echo: list[Json] = field(default_factory=list)
     choice: str | Json | None = None
 
 
-def visible(name: str, namespace: str | None) -> str:
+def make_visible_name(name: str, namespace: str | None) -> str:
     """A tool's name as the model sees it."""
     if not namespace:
         return name
@@ -80,38 +88,38 @@ def read_tools(given: Mapping[str, Any]) -> ResponseTools:
 
 
 def _read(tool: Any, param: str, namespace: str | None, tools: ResponseTools) -> None:
-    need(tool, dict, param)
-    kind = field_of(tool, "type", str, param)
+    check_type(tool, dict, param)
+    kind = get_required(tool, "type", str, param)
     if kind in ABSENT_TOOLS and namespace is None:
         warn_once(f"/v1/responses: there is no {kind} tool here; the model is not told of it")
         return
     if kind in REFUSED_TOOLS:
-        raise unsupported(f"{param}.type", f"{kind!r} is not run here; function and custom tools are taken")
+        reject_unsupported(f"{param}.type", f"{kind!r} is not run here; function and custom tools are taken")
     if kind not in _KINDS or (namespace is not None and kind == "namespace"):
-        raise bad(f"{param}.type", f"{quote(kind)} is not one of {', '.join(_KINDS)}{suggest(kind, _KINDS)}")
+        reject(f"{param}.type", f"{quote(kind)} is not one of {', '.join(_KINDS)}{suggest(kind, _KINDS)}")
     tool = {key: value for key, value in tool.items() if value is not None}
-    known_keys(tool, _KEYS[kind], param)
+    check_keys(tool, _KEYS[kind], param)
     for key in _LATER:
         if tool.get(key) and tool[key] != ["direct"]:
-            raise unsupported(f"{param}.{key}", "leave it out")
-    name = field_of(tool, "name", str, param)
+            reject_unsupported(f"{param}.{key}", "leave it out")
+    name = get_required(tool, "name", str, param)
     if not name:
-        raise bad(f"{param}.name", "is empty")
-    need(tool.get("description", ""), str, f"{param}.description")
+        reject(f"{param}.name", "is empty")
+    check_type(tool.get("description", ""), str, f"{param}.description")
     if kind == "namespace":
-        inner = need(tool.get("tools"), list, f"{param}.tools")
+        inner = check_type(tool.get("tools"), list, f"{param}.tools")
         for j, each in enumerate(inner):
             _read(each, f"{param}.tools[{j}]", name, tools)
     else:
-        _add(tool, param, Named(kind, name, namespace), tools)
+        _add(tool, param, ToolName(kind, name, namespace), tools)
     if namespace is None:
         tools.echo.append(_SHOWN | tool if kind == "function" else tool)
 
 
-def _add(tool: Json, param: str, named: Named, tools: ResponseTools) -> None:
-    name = visible(named.name, named.namespace)
+def _add(tool: Json, param: str, named: ToolName, tools: ResponseTools) -> None:
+    name = make_visible_name(named.name, named.namespace)
     if name in tools.by_name:
-        raise bad(f"{param}.name", f"there are two tools called {quote(name)}")
+        reject(f"{param}.name", f"there are two tools called {quote(name)}")
     function: Json = {"name": name}
     if named.kind == "custom":
         function |= _free_text(tool, param)
@@ -124,16 +132,16 @@ def _add(tool: Json, param: str, named: Named, tools: ResponseTools) -> None:
 
 def _free_text(tool: Json, param: str) -> Json:
     """A function that takes one text. A grammar is told to the model, which is not held to it."""
-    form = need(tool.get("format", {"type": "text"}), dict, f"{param}.format")
+    form = check_type(tool.get("format", {"type": "text"}), dict, f"{param}.format")
     text = "The whole input, as plain text."
     if form.get("type") == "grammar":
-        known_keys(form, ("type", "syntax", "definition"), f"{param}.format")
-        syntax = need(form.get("syntax"), str, f"{param}.format.syntax")
-        definition = need(form.get("definition"), str, f"{param}.format.definition")
+        check_keys(form, ("type", "syntax", "definition"), f"{param}.format")
+        syntax = check_type(form.get("syntax"), str, f"{param}.format.syntax")
+        definition = check_type(form.get("definition"), str, f"{param}.format.definition")
         text = f"The whole input, as plain text of this {syntax} grammar:\n{definition}"
         warn_once("/v1/responses: the model is told the grammar of custom tools, but not held to it")
     elif form != {"type": "text"}:
-        raise unsupported(f"{param}.format", "text and grammar are taken")
+        reject_unsupported(f"{param}.format", "text and grammar are taken")
     schema = {"type": "object", "properties": {"input": {"type": "string", "description": text}}}
     described = {"description": tool["description"]} if tool.get("description") else {}
     return described | {"parameters": schema | {"required": ["input"]}}
@@ -142,33 +150,33 @@ def _free_text(tool: Json, param: str) -> Json:
 def _chosen(tools: ResponseTools, choice: Any) -> ResponseTools:
     if isinstance(choice, str):
         if choice not in ("auto", "none", "required"):
-            raise bad("tool_choice", f"{quote(choice)} is not one of auto, none, required")
+            reject("tool_choice", f"{quote(choice)} is not one of auto, none, required")
         return _with(tools, choice, None)
-    kind = need(need(choice, dict, "tool_choice").get("type"), str, "tool_choice.type")
+    kind = check_type(check_type(choice, dict, "tool_choice").get("type"), str, "tool_choice.type")
     if kind in ("function", "custom"):
-        known_keys(choice, ("type", "name", "namespace"), "tool_choice")
+        check_keys(choice, ("type", "name", "namespace"), "tool_choice")
         name = _named(choice, "tool_choice", tools)
         return _with(tools, {"type": "function", "function": {"name": name}}, None)
     if kind == "allowed_tools":
-        known_keys(choice, ("type", "mode", "tools"), "tool_choice")
+        check_keys(choice, ("type", "mode", "tools"), "tool_choice")
         mode = choice.get("mode")
         if mode not in ("auto", "required"):
-            raise bad("tool_choice.mode", "is not one of auto, required")
-        allowed = need(choice.get("tools"), list, "tool_choice.tools")
+            reject("tool_choice.mode", "is not one of auto, required")
+        allowed = check_type(choice.get("tools"), list, "tool_choice.tools")
         names = {_named(tool, f"tool_choice.tools[{i}]", tools) for i, tool in enumerate(allowed)}
         return _with(tools, mode, names)
-    raise unsupported("tool_choice.type", f"{quote(kind)}; function, custom and allowed_tools are taken")
+    reject_unsupported("tool_choice.type", f"{quote(kind)}; function, custom and allowed_tools are taken")
 
 
 def _named(value: Any, param: str, tools: ResponseTools) -> str:
     """The visible name of the tool that a choice means."""
-    need(value, dict, param)
+    check_type(value, dict, param)
     namespace = value.get("namespace")
     if namespace is not None:
-        need(namespace, str, f"{param}.namespace")
-    name = visible(need(value.get("name"), str, f"{param}.name"), namespace)
+        check_type(namespace, str, f"{param}.namespace")
+    name = make_visible_name(check_type(value.get("name"), str, f"{param}.name"), namespace)
     if name not in tools.by_name or value.get("type") != tools.by_name[name].kind:
-        raise bad(f"{param}.name", f"there is no such tool: {quote(name)}{suggest(name, tools.by_name)}")
+        reject(f"{param}.name", f"there is no such tool: {quote(name)}{suggest(name, tools.by_name)}")
     return name
 
 
@@ -181,18 +189,18 @@ def _with(tools: ResponseTools, choice: str | Json, only: set[str] | None) -> Re
     return ResponseTools([t for t, _ in kept], [p for _, p in kept], tools.by_name, tools.echo, choice)
 
 
-def call_item(name: str, call_id: str, arguments: str, tools: ResponseTools) -> Json:
+def build_call_item(name: str, call_id: str, arguments: str, tools: ResponseTools) -> Json:
     """An output item for a call of the model, without id and status."""
-    named = tools.by_name.get(name, Named("function", name))
+    named = tools.by_name.get(name, ToolName("function", name))
     if named.kind == "custom":
         item: Json = {"type": "custom_tool_call", "call_id": call_id, "name": named.name}
-        item["input"] = free_text(arguments)
+        item["input"] = extract_free_text(arguments)
     else:
         item = {"type": "function_call", "call_id": call_id, "name": named.name, "arguments": arguments}
     return item | ({"namespace": named.namespace} if named.namespace else {})
 
 
-def free_text(arguments: str) -> str:
+def extract_free_text(arguments: str) -> str:
     """The text that a custom tool was called with; as the model wrote it if it is not of our form."""
     try:
         value = json.loads(arguments)

@@ -25,7 +25,7 @@ from mlxrun.bench.engine.measurement import (
 from mlxrun.bench.engine.workloads import Workload, make_workload
 from mlxrun.bench.models import BenchModel, bench_model
 from mlxrun.config.settings import Config
-from mlxrun.scheduler.scheduler import CHUNK
+from mlxrun.scheduler.scheduler import DEFAULT_CHUNK
 
 FORMAT = 1
 OURS, PEER = "mlxrun", "mlx-lm"
@@ -66,14 +66,14 @@ class SideRuns:
 
 def run_bench(plan: BenchPlan, say: Say) -> dict[str, Any]:
     """Measure everything; the report, as `--json` writes it."""
-    from mlxrun.model.doctor import device_facts
+    from mlxrun.model.doctor import describe_device
     from mlxrun.model.machine import memory_meter as counters
-    from mlxrun.model.machine.device import resolve
-    from mlxrun.model.machine.versions import library_versions
+    from mlxrun.model.machine.device import resolve_config
+    from mlxrun.model.machine.versions import list_library_versions
 
-    config = resolve(plan.config)  # every prompt is computed: the peer has no prefix cache here
+    config = resolve_config(plan.config)  # every prompt is computed: the peer has no prefix cache here
     plan = replace(plan, config=replace(config, cache=replace(config.cache, backend="none")))
-    meter = MemoryMeter(time.perf_counter, counters.settle, counters.peak)
+    meter = MemoryMeter(time.perf_counter, counters.start_measuring, counters.read_peak)
     with bench_model(plan.model, plan.seed) as model:
         openers = _openers(plan, model)
         workloads = {}
@@ -83,8 +83,8 @@ def run_bench(plan: BenchPlan, say: Say) -> dict[str, Any]:
             workloads[name] = summary(workload, sides) | _chunk(plan, model, workload, sides)
     return {
         "format": FORMAT,
-        "versions": {"mlxrun": __version__} | library_versions(),
-        "device": device_facts(),
+        "versions": {"mlxrun": __version__} | list_library_versions(),
+        "device": describe_device(),
         "model": {"name": model.name, "dtype": model.dtype, "vocab": model.vocab},
         "settings": _settings(plan),
         "workloads": workloads,
@@ -130,7 +130,7 @@ def _chunk(
         return {}
     from mlxrun.bench.engine.mlx_lm_contender import chunk_seconds
 
-    prompt, chunk = workload.job(workload.long_id).prompt, plan.config.scheduler.chunk or CHUNK
+    prompt, chunk = workload.job(workload.long_id).prompt, plan.config.scheduler.chunk or DEFAULT_CHUNK
     seconds = chunk_seconds(Path(model.folder), prompt, chunk)
     gaps = {name: medians(side.runs)["long_gap_p99_s"] for name, side in sides.items()}
     over = {name: None if gap is None else gap / seconds for name, gap in gaps.items()}

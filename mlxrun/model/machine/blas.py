@@ -23,17 +23,17 @@ def load_blas() -> str | None:
     """Load OpenBLAS for all libraries that come later; its path, or None (none found, or mlx came first)."""
     if not sys.platform.startswith("linux") or "mlx.core" in sys.modules:
         return None
-    for name in _candidates():
+    for name in _iterate_names():
         try:
             ctypes.CDLL(name, mode=ctypes.RTLD_GLOBAL)
         except OSError:
             continue
-        return loaded_blas() or name
+        return find_loaded_blas() or name
     log.debug("no OpenBLAS found: %s", ADVICE)
     return None
 
 
-def _candidates() -> Iterator[str]:
+def _iterate_names() -> Iterator[str]:
     """Names to try; the search for others runs programs, so it comes last."""
     yield from NAMES
     found = ctypes.util.find_library("openblas")
@@ -41,7 +41,7 @@ def _candidates() -> Iterator[str]:
         yield found
 
 
-def loaded_blas() -> str | None:
+def find_loaded_blas() -> str | None:
     """Path of the OpenBLAS in this process, other than NumPy's and SciPy's own, which MLX cannot use."""
     maps = Path("/proc/self/maps")
     if not maps.is_file():

@@ -7,7 +7,7 @@ import gc
 import mlx.core as mx
 
 
-def settle(drop_pool: bool) -> int:
+def start_measuring(drop_pool: bool) -> int:
     """Drop garbage, and the pool of free buffers if asked; start a new peak; bytes of living arrays."""
     gc.collect()
     mx.synchronize()
@@ -17,11 +17,11 @@ def settle(drop_pool: bool) -> int:
     return mx.get_active_memory()
 
 
-def peak() -> int:
+def read_peak() -> int:
     """Most bytes that were alive at once since `settle`; the pool of free buffers is not counted."""
     return max(mx.get_peak_memory(), mx.get_active_memory())
 
 
-def device_memory() -> dict[str, int]:
+def read_device_memory() -> dict[str, int]:
     """Bytes of living arrays, of the pool of free buffers, and the most that were alive so far."""
-    return {"active": mx.get_active_memory(), "cache": mx.get_cache_memory(), "peak": peak()}
+    return {"active": mx.get_active_memory(), "cache": mx.get_cache_memory(), "peak": read_peak()}

@@ -32,13 +32,13 @@ class Finding:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
-def library_versions() -> dict[str, str]:
+def list_library_versions() -> dict[str, str]:
     """What is installed of the libraries that decide results and speed, and Python."""
-    found = {name: installed(name) for name in (*SHOWN, *BACKENDS)}
+    found = {name: find_version(name) for name in (*SHOWN, *BACKENDS)}
     return {"python": platform.python_version()} | {n: v for n, v in found.items() if v is not None}
 
 
-def installed(name: str) -> str | None:
+def find_version(name: str) -> str | None:
     """Version of a distribution; None if it is not there."""
     try:
         return metadata.version(name)
@@ -46,7 +46,7 @@ def installed(name: str) -> str | None:
         return None
 
 
-def requirements() -> list[str]:
+def read_requirements() -> list[str]:
     """The dependencies as they are written, extras left out; empty if nobody knows them."""
     try:
         return metadata.requires("mlxrun") or []
@@ -58,17 +58,17 @@ def requirements() -> list[str]:
     return [str(line) for line in project.get("dependencies", [])]
 
 
-def version_findings(lines: Iterable[str]) -> list[Finding]:
+def check_versions(lines: Iterable[str]) -> list[Finding]:
     """One finding a requirement that applies to this platform."""
     from packaging.requirements import Requirement
 
     parsed = [Requirement(line) for line in lines]
     wanted = [r for r in parsed if r.marker is None or r.marker.evaluate({"extra": ""})]
-    return [_finding(r.name, str(r.specifier), r.specifier.contains) for r in wanted]
+    return [_check_version(r.name, str(r.specifier), r.specifier.contains) for r in wanted]
 
 
-def _finding(name: str, wanted: str, fits: Any) -> Finding:
-    version = installed(name)
+def _check_version(name: str, wanted: str, fits: Any) -> Finding:
+    version = find_version(name)
     facts = {"installed": version, "tested": wanted}
     if version is None:
         return Finding("versions", name, "off", "not installed", f"pip install '{name}{wanted}'", facts)

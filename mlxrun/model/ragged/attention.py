@@ -23,7 +23,7 @@ from mlxrun.errors import ModelLoadError
 from mlxrun.model.ragged import cpu_attention
 from mlxrun.model.ragged.row_group import RowGroup
 
-SEAM = "scaled_dot_product_attention"
+ATTENTION_FUNCTION = "scaled_dot_product_attention"
 _KNOWN = ("queries", "keys", "values", "cache", "scale", "mask")  # the rest (sinks) goes to the kernel
 _BASES = ("mlx_lm.models.base", "mlx_vlm.models.base")
 
@@ -69,8 +69,8 @@ class RaggedKeys:
         outputs, row = [], 0
         for group, (keys, values) in zip(self._groups, self._pairs, strict=True):
             part = queries if len(group.ids) == queries.shape[0] else queries[row : row + len(group.ids)]
-            allowed = group.mask(keys.shape[2], window)
-            outputs.append(_attention(part, keys, values, scale, allowed, **kwargs))
+            allowed = group.make_mask(keys.shape[2], window)
+            outputs.append(_attend(part, keys, values, scale, allowed, **kwargs))
             row += len(group.ids)
         if row < queries.shape[0]:  # dummy rows of a fixed decode width
             shape = (queries.shape[0] - row, *outputs[0].shape[1:])
@@ -92,12 +92,12 @@ class RaggedCache:
         self.offset: mx.array = mx.array([], dtype=mx.int32)
         self._offset = 0
 
-    def begin(self, groups: list[RowGroup], offsets: mx.array, longest: int) -> None:
+    def begin_step(self, groups: list[RowGroup], offsets: mx.array, longest: int) -> None:
         """Start a step: every group has advanced, `offsets` are the new tokens' positions."""
         self._groups, self.offset, self._offset = groups, offsets, longest
         self._fetched = None
 
-    def end(self) -> None:
+    def end_step(self) -> None:
         """Drop the step's views, so that buffers can be updated in place and go with their rows."""
         self._groups, self._fetched = [], None
 
@@ -110,7 +110,7 @@ class RaggedCache:
             count = len(group.ids)
             whole = count == keys.shape[0]
             k, v = (keys, values) if whole else (keys[row : row + count], values[row : row + count])
-            pairs.append(group.buffers[self._leaf].append(k, v, group.width(self._window)))
+            pairs.append(group.buffers[self._leaf].append(k, v, group.get_width(self._window)))
             row += count
         self._fetched = RaggedKeys(self._groups, pairs, keys.shape[0])
         return self._fetched, self._fetched
@@ -145,21 +145,21 @@ class GroupCache:
         self.offset: mx.array = mx.array([], dtype=mx.int32)
         self._offset = 0
 
-    def begin(self, groups: list[RowGroup], offsets: mx.array, longest: int) -> None:
+    def begin_step(self, groups: list[RowGroup], offsets: mx.array, longest: int) -> None:
         (self._group,) = groups
         self.offset, self._offset = offsets, longest
 
-    def end(self) -> None:
+    def end_step(self) -> None:
         """Nothing is held beyond the step."""
         self._group = None
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         assert self._group is not None
-        return self._group.buffers[self._leaf].append(keys, values, self._group.width(self._window))
+        return self._group.buffers[self._leaf].append(keys, values, self._group.get_width(self._window))
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
         assert self._group is not None
-        return self._group.buffers[self._leaf].view(self._group.width(self._window))
+        return self._group.buffers[self._leaf].view(self._group.get_width(self._window))
 
     @property
     def state(self) -> tuple[mx.array, mx.array]:
@@ -170,36 +170,38 @@ class GroupCache:
     ) -> mx.array | None:
         """Bool [rows, 1, 1, width], or None where every row sees everything."""
         assert self._group is not None
-        width = self._group.width(self._window)
-        mask = self._group.mask(width, window_size)
+        width = self._group.get_width(self._window)
+        mask = self._group.make_mask(width, window_size)
         if mask is None and return_array:
             mask = mx.ones((len(self._group.ids), 1, 1, width), dtype=mx.bool_)
         return mask
 
 
-def install(model: nn.Module) -> int:
+def route_attention(model: nn.Module) -> int:
     """Route the seam in each module that defines a part of this model; returns how many have it.
 
     Idempotent. ModelLoadError if a module binds the name to something that is not the library's function.
     """
-    modules = list(_modules(model))
+    modules = list(_find_modules(model))
     for module in modules:
-        original = vars(module)[SEAM]
+        original = vars(module)[ATTENTION_FUNCTION]
         if not getattr(original, "routes_ragged_keys", False):
             if not callable(original):
                 raise ModelLoadError(
-                    f"{module.__name__}.{SEAM} is not a function: untested mlx-lm or mlx-vlm"
+                    f"{module.__name__}.{ATTENTION_FUNCTION} is not a function: untested mlx-lm or mlx-vlm"
                 )
-            setattr(module, SEAM, _routed(original))
+            setattr(module, ATTENTION_FUNCTION, _make_routed(original))
     return len(modules)
 
 
-def _modules(model: nn.Module) -> Iterator[ModuleType]:
+def _find_modules(model: nn.Module) -> Iterator[ModuleType]:
     names = {base.__module__ for m in model.modules() for base in type(m).__mro__}
     for name in sorted(names):
-        if name.startswith(("mlx_lm.models.", "mlx_vlm.models.")) or SEAM in vars(sys.modules[name]):
+        if name.startswith(("mlx_lm.models.", "mlx_vlm.models.")) or ATTENTION_FUNCTION in vars(
+            sys.modules[name]
+        ):
             module = sys.modules[name]
-            if SEAM in vars(module):
+            if ATTENTION_FUNCTION in vars(module):
                 yield module
 
 
@@ -221,29 +223,29 @@ _forward = _EngineForward()
 
 
 @contextmanager
-def engine_forward(launched: int = 0) -> Iterator[None]:
+def use_engine_attention(calls_per_launch: int = 0) -> Iterator[None]:
     """What a model computes in this block is the engine's: it attends as model/ragged/cpu_attention.py does on a CPU.
 
     What it builds is launched at each `launched`th attention over plain arrays (0: at none), so that a device
     computes the first layers of a prompt while Python builds the later ones.
     """
-    _forward.own, _forward.every, _forward.seen = True, launched, 0
+    _forward.own, _forward.every, _forward.seen = True, calls_per_launch, 0
     try:
         yield
     finally:
         _forward.own, _forward.every = False, 0
 
 
-def _attention(
+def _attend(
     queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: Any, **kwargs: Any
 ) -> mx.array:
     """The engine's own: on a CPU ours, where it knows all that is given, else the library's kernel."""
     if not kwargs and mx.default_device() == mx.cpu and queries.dtype in cpu_attention.FLOATS:
-        return cpu_attention.attention(queries, keys, values, scale, mask)
+        return cpu_attention.compute_attention(queries, keys, values, scale, mask)
     return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask, **kwargs)
 
 
-def _routed(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
+def _make_routed(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
     names = tuple(inspect.signature(original).parameters)
     known = original.__module__ in _BASES  # a model's own function may do more than the kernel does
 
@@ -255,7 +257,7 @@ def _routed(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
         extra = {name: value for name, value in given.items() if name not in _KNOWN and value is not None}
         if ragged:
             return keys.attend(queries, given["scale"], given.get("mask"), **extra)
-        out = _attention(queries, keys, given["values"], given["scale"], given.get("mask"), **extra)
+        out = _attend(queries, keys, given["values"], given["scale"], given.get("mask"), **extra)
         _forward.after(out)
         return out
 

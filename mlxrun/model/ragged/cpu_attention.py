@@ -14,18 +14,20 @@ from typing import TypeAlias
 import mlx.core as mx
 import numpy as np
 
-BLOCK = 1 << 21  # scores that are computed together: 8 MB
-LEAST = 8  # queries in a block: products of fewer are slow
-CACHED = 1 << 17  # scores that NumPy passes over several times
-EAGER = 1 << 15  # scores of a decode step from which leaving the graph pays
-MASKED = -1e30  # of a score that does not count; finite, so that a row which sees nothing is no NaN
+BLOCK_SCORES = 1 << 21  # scores that are computed together: 8 MB
+MIN_QUERIES = 8  # queries in a block: products of fewer are slow
+NUMPY_SCORES = 1 << 17  # scores that NumPy passes over several times
+GRAPH_SCORES = 1 << 15  # scores of a decode step from which leaving the graph pays
+MASKED_SCORE = -1e30  # of a score that does not count; finite, so that a row which sees nothing is no NaN
 LOG2E = math.log2(math.e)
 FLOATS = (mx.float32, mx.float16, mx.bfloat16)
 
 Mask: TypeAlias = mx.array | str | None
 
 
-def attention(queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: Mask) -> mx.array:
+def compute_attention(
+    queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: Mask
+) -> mx.array:
     """What mx.fast.scaled_dot_product_attention computes: queries [B, Hq, L, D], keys [B, H, N, D], values
     [B, H, N, Dv] -> [B, Hq, L, Dv], of the queries' dtype, one of FLOATS.
 
@@ -35,41 +37,41 @@ def attention(queries: mx.array, keys: mx.array, values: mx.array, scale: float,
     q, k, v = (x.astype(mx.float32) for x in (queries, keys, values))
     rows, heads, length, _ = q.shape
     seen = None if length == 1 and isinstance(mask, str) else mask  # the last query sees all keys
-    few = length == 1 and rows * heads * k.shape[2] < EAGER
-    out = _in_graph(q, k, v, scale, seen) if few else _in_blocks(q, k, v, scale, seen)
+    few = length == 1 and rows * heads * k.shape[2] < GRAPH_SCORES
+    out = _attend_in_graph(q, k, v, scale, seen) if few else _attend_in_blocks(q, k, v, scale, seen)
     return out.astype(queries.dtype)
 
 
-def _in_graph(q: mx.array, k: mx.array, v: mx.array, scale: float, mask: mx.array | None) -> mx.array:
-    scores = _scores(q * (scale * LOG2E), k, mask, LOG2E)
+def _attend_in_graph(q: mx.array, k: mx.array, v: mx.array, scale: float, mask: mx.array | None) -> mx.array:
+    scores = _compute_scores(q * (scale * LOG2E), k, mask, LOG2E)
     weights = mx.power(2.0, scores - scores.max(axis=-1, keepdims=True))
-    return _weighed(weights, v) / weights.sum(axis=-1, keepdims=True)
+    return _sum_values(weights, v) / weights.sum(axis=-1, keepdims=True)
 
 
-def _in_blocks(q: mx.array, k: mx.array, v: mx.array, scale: float, mask: Mask) -> mx.array:
+def _attend_in_blocks(q: mx.array, k: mx.array, v: mx.array, scale: float, mask: Mask) -> mx.array:
     done = list[mx.array]()
-    for scores in _blocks(q * scale, k, mask):
+    for scores in _iterate_blocks(q * scale, k, mask):
         if done:
             mx.async_eval(done[-1])  # its scores go with it; what comes next does not need it
-        sums = _exp(scores, causal=isinstance(mask, str))
-        done.append(_weighed(scores, v[:, :, : scores.shape[-1]]) / mx.array(sums))
+        sums = _exponentiate(scores, causal=isinstance(mask, str))
+        done.append(_sum_values(scores, v[:, :, : scores.shape[-1]]) / mx.array(sums))
     return done[0] if len(done) == 1 else mx.concatenate(done, axis=2)
 
 
-def _blocks(q: mx.array, k: mx.array, mask: Mask) -> Iterator[mx.array]:
+def _iterate_blocks(q: mx.array, k: mx.array, mask: Mask) -> Iterator[mx.array]:
     """Scores [B, Hq, l, n] of some queries at a time; causal: only of keys that one of them sees."""
     (batch, heads, length, _), width = q.shape, k.shape[2]
-    rows = max(LEAST, BLOCK // (batch * heads * width))
+    rows = max(MIN_QUERIES, BLOCK_SCORES // (batch * heads * width))
     for start in range(0, length, rows):
         stop = min(start + rows, length)
         seen = width - length + stop if isinstance(mask, str) else width
         part = mask if isinstance(mask, mx.array) else None
         if part is not None and part.ndim > 1 and part.shape[-2] > 1:
             part = part[..., start:stop, :]
-        yield _scores(q[:, :, start:stop], k[:, :, :seen], part)
+        yield _compute_scores(q[:, :, start:stop], k[:, :, :seen], part)
 
 
-def _scores(q: mx.array, k: mx.array, mask: mx.array | None, unit: float = 1.0) -> mx.array:
+def _compute_scores(q: mx.array, k: mx.array, mask: mx.array | None, unit: float = 1.0) -> mx.array:
     """[B, Hq, l, n], masked. `unit`: what one of an added mask counts."""
     batch, heads, length, _ = q.shape
     groups = k.shape[1]
@@ -78,20 +80,20 @@ def _scores(q: mx.array, k: mx.array, mask: mx.array | None, unit: float = 1.0) 
     if mask is None:
         return scores
     if mask.dtype == mx.bool_:
-        return mx.where(mask, scores, MASKED)
+        return mx.where(mask, scores, MASKED_SCORE)
     return scores + mask.astype(mx.float32) * unit
 
 
-def _exp(scores: mx.array, *, causal: bool) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+def _exponentiate(scores: mx.array, *, causal: bool) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
     """Turns scores [B, H, l, n] into weights, in place; returns the weights' sums [B, H, l, 1]."""
     mx.eval(scores)
     view = np.array(scores, copy=False)  # the same memory, and writable: MLX's documented way
     rows, width = view.shape[2:]
     if causal and rows > 1:
-        view[..., -rows:][..., ~np.tri(rows, dtype=np.bool_)] = MASKED
+        view[..., -rows:][..., ~np.tri(rows, dtype=np.bool_)] = MASKED_SCORE
     lines = view.reshape(-1, width, copy=False)
     sums = np.empty((len(lines), 1), np.float32)
-    count = max(1, CACHED // width)
+    count = max(1, NUMPY_SCORES // width)
     for first in range(0, len(lines), count):
         part = lines[first : first + count]
         part -= part.max(axis=-1, keepdims=True)
@@ -100,7 +102,7 @@ def _exp(scores: mx.array, *, causal: bool) -> np.ndarray[tuple[int, ...], np.dt
     return sums.reshape(*view.shape[:-1], 1)
 
 
-def _weighed(weights: mx.array, v: mx.array) -> mx.array:
+def _sum_values(weights: mx.array, v: mx.array) -> mx.array:
     """Sums of the values by these weights, [B, Hq, l, Dv]."""
     batch, heads, length, width = weights.shape
     folded = weights.reshape(batch, v.shape[1], -1, width)

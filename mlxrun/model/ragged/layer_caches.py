@@ -15,7 +15,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlxrun.model.ragged.row_group import STEP, RowGroupSlice
+from mlxrun.model.ragged.row_group import BUFFER_STEP, RowKeysValues
 
 _LIBRARIES = ("mlx_lm.models.cache", "mlx_vlm.models.cache")
 
@@ -27,15 +27,15 @@ class LayerKind(enum.Enum):
     OTHER = "other"
 
 
-def flatten(cache: Sequence[Any]) -> list[Any]:
+def flatten_caches(cache: Sequence[Any]) -> list[Any]:
     """The leaves of a model's cache list, in order."""
     leaves: list[Any] = []
     for entry in cache:
-        leaves.extend(flatten(entry.caches) if _is(entry, "CacheList") else [entry])
+        leaves.extend(flatten_caches(entry.caches) if _is(entry, "CacheList") else [entry])
     return leaves
 
 
-def unflatten(cache: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
+def unflatten_caches(cache: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
     """A list shaped like `cache` with these leaves; a real list, as models slice and extend it."""
     return _filled(cache, iter(leaves))
 
@@ -53,7 +53,7 @@ def _filled(cache: Sequence[Any], rest: Iterator[Any]) -> list[Any]:
     return filled
 
 
-def kind(leaf: Any) -> LayerKind:
+def get_kind(leaf: Any) -> LayerKind:
     """Exact classes only: a subclass may mean something else by the same fields."""
     if _is(leaf, "KVCache"):
         return LayerKind.KV
@@ -64,20 +64,20 @@ def kind(leaf: Any) -> LayerKind:
     return LayerKind.OTHER
 
 
-def window(leaf: Any) -> int | None:
+def get_window(leaf: Any) -> int | None:
     """Tokens that a WINDOW leaf keeps; None for the others."""
-    return int(leaf.max_size) if kind(leaf) is LayerKind.WINDOW else None
+    return int(leaf.max_size) if get_kind(leaf) is LayerKind.WINDOW else None
 
 
-def part(leaf: Any) -> RowGroupSlice:
+def read_keys_values(leaf: Any) -> RowKeysValues:
     """Keys and values of a filled KV or WINDOW leaf of one row, oldest first."""
-    if kind(leaf) is LayerKind.KV:
-        return RowGroupSlice(leaf.keys, leaf.values, leaf.offset)
+    if get_kind(leaf) is LayerKind.KV:
+        return RowKeysValues(leaf.keys, leaf.values, leaf.offset)
     merged = type(leaf).merge([leaf])  # the public way to temporal order
-    return RowGroupSlice(merged.keys, merged.values, merged.keys.shape[2])
+    return RowKeysValues(merged.keys, merged.values, merged.keys.shape[2])
 
 
-Held = Any  # Part of a KV or WINDOW leaf, a tuple of arrays of a STATE; any other leaf as it is
+LayerView = Any  # Part of a KV or WINDOW leaf, a tuple of arrays of a STATE; any other leaf as it is
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,41 +85,41 @@ class RowView:
     """A row as the snapshots see it, leaf by leaf: to be used before the row computes on, as nothing is
     copied and the arrays' objects are written into."""
 
-    held: tuple[Held, ...]
+    layers: tuple[LayerView, ...]
 
 
-def view(cache: Sequence[Any]) -> RowView:
+def view_row(cache: Sequence[Any]) -> RowView:
     """A row in single-row caches."""
-    return RowView(tuple(_held(leaf) for leaf in flatten(cache)))
+    return RowView(tuple(_held(leaf) for leaf in flatten_caches(cache)))
 
 
-def _held(leaf: Any) -> Held:
-    if kind(leaf) is LayerKind.STATE:
+def _held(leaf: Any) -> LayerView:
+    if get_kind(leaf) is LayerKind.STATE:
         return tuple(leaf.cache)
-    return leaf if kind(leaf) is LayerKind.OTHER else part(leaf)
+    return leaf if get_kind(leaf) is LayerKind.OTHER else read_keys_values(leaf)
 
 
-def reserve(cache: Sequence[Any], tokens: int) -> list[Any]:
+def reserve_capacity(cache: Sequence[Any], tokens: int) -> list[Any]:
     """Let KV leaves grow by that many tokens at once: a prompt's length is known, and new memory is slow."""
-    for leaf in flatten(cache):
-        if kind(leaf) is LayerKind.KV:
-            leaf.step = -(-tokens // STEP) * STEP
+    for leaf in flatten_caches(cache):
+        if get_kind(leaf) is LayerKind.KV:
+            leaf.step = -(-tokens // BUFFER_STEP) * BUFFER_STEP
     return list(cache)
 
 
-def arrays(leaf: Any) -> list[mx.array]:
+def list_arrays(leaf: Any) -> list[mx.array]:
     """All arrays that a leaf holds: what has to be evaluated after a chunk."""
-    if kind(leaf) is LayerKind.STATE:
+    if get_kind(leaf) is LayerKind.STATE:
         return [a for a in leaf.cache if a is not None]
     state = leaf.state
     return [a for a in _walk(state) if isinstance(a, mx.array)]
 
 
-def all_arrays(cache: Sequence[Any]) -> list[mx.array]:
-    return [a for leaf in flatten(cache) for a in arrays(leaf)]
+def list_all_arrays(cache: Sequence[Any]) -> list[mx.array]:
+    return [a for leaf in flatten_caches(cache) for a in list_arrays(leaf)]
 
 
-def split(cache: Sequence[Any], index: int, length: int, *, copied: bool = True) -> list[Any]:
+def split_row(cache: Sequence[Any], index: int, length: int, *, copied: bool = True) -> list[Any]:
     """Row `index` of a prefilled batch of single-row-class caches, cut to its first `length` tokens.
 
     Only for caches whose rows were filled together from empty, unpadded or padded on the right. Not
@@ -128,7 +128,7 @@ def split(cache: Sequence[Any], index: int, length: int, *, copied: bool = True)
 
     def one(leaf: Any) -> Any:
         row = copy.copy(leaf)
-        if kind(leaf) is LayerKind.STATE:
+        if get_kind(leaf) is LayerKind.STATE:
             row.cache = [a if a is None else a[index : index + 1] for a in leaf.cache]
             return row
         row.keys, row.values = leaf.keys[index : index + 1], leaf.values[index : index + 1]
@@ -137,7 +137,7 @@ def split(cache: Sequence[Any], index: int, length: int, *, copied: bool = True)
         row.trim(leaf.offset - length)  # a ring has not turned yet, so it can be trimmed too
         return row
 
-    return unflatten(cache, [one(leaf) for leaf in flatten(cache)])
+    return unflatten_caches(cache, [one(leaf) for leaf in flatten_caches(cache)])
 
 
 def _is(entry: Any, name: str) -> bool:

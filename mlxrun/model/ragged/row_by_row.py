@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 import mlx.core as mx
 
 from mlxrun.model.ragged import layer_caches
-from mlxrun.model.ragged.decode_batch import Forward, Joining
+from mlxrun.model.ragged.decode_batch import ModelCall, JoiningRow
 from mlxrun.model.ragged.layer_caches import RowView
 
 
@@ -18,7 +18,7 @@ class RowByRowBatch:
     """Rows in the order in which they joined."""
 
     def __init__(self) -> None:
-        self._rows: dict[str, Joining] = {}
+        self._rows: dict[str, JoiningRow] = {}
         self._steps: dict[str, int] = {}
 
     @property
@@ -31,27 +31,29 @@ class RowByRowBatch:
 
     @property
     def nbytes(self) -> int:
-        return sum(a.nbytes for a in self.state_arrays())
+        return sum(a.nbytes for a in self.list_state_arrays())
 
-    def update(self, keep: Collection[str], joining: Sequence[Joining], coming: Sequence[int] = ()) -> None:
+    def update(
+        self, keep: Collection[str], joining: Sequence[JoiningRow], coming: Sequence[int] = ()
+    ) -> None:
         self._rows = {rid: row for rid, row in self._rows.items() if rid in keep}
         self._rows |= {row.id: row for row in joining}
         self._steps = {rid: self._steps.get(rid, 0) for rid in self._rows}
 
-    def row(self, rid: str) -> tuple[int, RowView]:
+    def view_row(self, rid: str) -> tuple[int, RowView]:
         """Tokens in a row's cache, and what it holds; valid until the next `update` or `forward`."""
         row = self._rows[rid]
-        return row.length + self._steps[rid], layer_caches.view(row.cache)
+        return row.length + self._steps[rid], layer_caches.view_row(row.cache)
 
-    def forward(self, call: Forward) -> mx.array:
+    def forward(self, call: ModelCall) -> mx.array:
         outputs = []
         for first, (rid, row) in enumerate(self._rows.items()):
             outputs.append(call(first, 1, row.cache)[:, -1])
             self._steps[rid] += 1
         return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=0)
 
-    def padding(self, count: int) -> int:
+    def count_padding(self, count: int) -> int:
         return 0
 
-    def state_arrays(self) -> list[mx.array]:
-        return [a for row in self._rows.values() for a in layer_caches.all_arrays(row.cache)]
+    def list_state_arrays(self) -> list[mx.array]:
+        return [a for row in self._rows.values() for a in layer_caches.list_all_arrays(row.cache)]

@@ -19,13 +19,13 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-STEP = 256  # buffers grow by this many tokens, as the libraries' caches do
-SPARE = 2048  # a buffer has room for more rows of up to this many tokens in all, or for a quarter more
+BUFFER_STEP = 256  # buffers grow by this many tokens, as the libraries' caches do
+SPARE_TOKENS = 2048  # a buffer has room for more rows of up to this many tokens in all, or for a quarter more
 
-Pair = tuple[mx.array, mx.array]
+KeysValues = tuple[mx.array, mx.array]
 
 
-class RowGroupSlice(NamedTuple):
+class RowKeysValues(NamedTuple):
     """Keys and values of one row, [1, H, capacity, D]; the first `length` tokens are filled."""
 
     keys: mx.array
@@ -33,7 +33,7 @@ class RowGroupSlice(NamedTuple):
     length: int
 
 
-class Buffer:
+class KVBuffer:
     """Keys and values of one leaf for the rows of a group. `window`: how many tokens count; None: all."""
 
     def __init__(self, window: int | None) -> None:
@@ -43,7 +43,7 @@ class Buffer:
         self.rows = 0
         self.end = 0
 
-    def append(self, keys: mx.array, values: mx.array, width: int) -> Pair:
+    def append(self, keys: mx.array, values: mx.array, width: int) -> KeysValues:
         """Add one token [rows, H, 1, D] to each row; returns the newest `width` tokens of all rows."""
         assert self.keys is not None and self.values is not None
         if self.end == self.keys.shape[2]:
@@ -53,18 +53,18 @@ class Buffer:
         self.end += 1
         return self.view(width)
 
-    def view(self, width: int) -> Pair:
+    def view(self, width: int) -> KeysValues:
         """The newest `width` tokens of all rows, [rows, H, width, D]."""
         assert self.keys is not None and self.values is not None
         span = slice(self.end - width, self.end)
         return self.keys[: self.rows, :, span], self.values[: self.rows, :, span]
 
-    def row(self, index: int, width: int) -> RowGroupSlice:
+    def copy_row(self, index: int, width: int) -> RowKeysValues:
         """Copy of one row's newest `width` tokens."""
         keys, values = (mx.contiguous(x[index : index + 1]) for x in self.view(width))
-        return RowGroupSlice(keys, values, width)
+        return RowKeysValues(keys, values, width)
 
-    def join(self, parts: Sequence[RowGroupSlice], width: int, coming: int = 0) -> None:
+    def add_rows(self, parts: Sequence[RowKeysValues], width: int, coming: int = 0) -> None:
         """Add rows. `width`: tokens that the longest present row needs; `coming`: rows that join later."""
         longest = max(part.length for part in parts)
         full = self.keys is None or self.rows + len(parts) > self.keys.shape[0]
@@ -73,9 +73,9 @@ class Buffer:
         elif full or longest > self.end:
             self._rebuild(parts, width, max(longest, width), coming)
         else:
-            self._write(parts)
+            self._write_rows(parts)
 
-    def leave(self, index: int) -> None:
+    def remove_row(self, index: int) -> None:
         """Drop a row; the last row takes its place."""
         assert self.keys is not None and self.values is not None
         self.rows -= 1
@@ -85,14 +85,16 @@ class Buffer:
 
     def trim(self, width: int) -> None:
         """Give memory back where most rows have left."""
-        if self.keys is not None and self.keys.shape[0] > 2 * (self.rows + self._spare(self.rows, width)):
+        if self.keys is not None and self.keys.shape[0] > 2 * (
+            self.rows + self._count_spare_rows(self.rows, width)
+        ):
             self._rebuild([], width, width)
 
     @property
     def nbytes(self) -> int:
         return 0 if self.keys is None or self.values is None else self.keys.nbytes + self.values.nbytes
 
-    def _write(self, parts: Sequence[RowGroupSlice]) -> None:
+    def _write_rows(self, parts: Sequence[RowKeysValues]) -> None:
         assert self.keys is not None and self.values is not None
         for keys, values, length in parts:
             start = self.end - length
@@ -100,31 +102,31 @@ class Buffer:
             self.values[self.rows, :, start : self.end] = values[0, :, :length]
             self.rows += 1
 
-    def _rebuild(self, parts: Sequence[RowGroupSlice], width: int, end: int, coming: int = 0) -> None:
+    def _rebuild(self, parts: Sequence[RowKeysValues], width: int, end: int, coming: int = 0) -> None:
         """Move to a new buffer that ends rows at `end`, with room; keeps `width` tokens of present rows."""
         present = None if self.rows == 0 else self.view(width)
         rows = self.rows + len(parts)
         end = min(end, max([width if self.rows else 0, *(part.length for part in parts)]))
-        tokens = _rounded(end + 1 + end // 16)  # new memory is slow to get on a GPU: grow in proportion
-        shape = (rows + max(coming, self._spare(rows, tokens)) if parts else rows, tokens)
+        tokens = _round_up(end + 1 + end // 16)  # new memory is slow to get on a GPU: grow in proportion
+        shape = (rows + max(coming, self._count_spare_rows(rows, tokens)) if parts else rows, tokens)
         keys, values = present or parts[0][:2]
-        self.keys, self.values = _room(keys, shape), _room(values, shape)
+        self.keys, self.values = _make_zeros(keys, shape), _make_zeros(values, shape)
         if present is not None:
             self.keys[: self.rows, :, end - width : end] = keys
             self.values[: self.rows, :, end - width : end] = values
         self.end = end
-        self._write(parts)
+        self._write_rows(parts)
 
-    def _spare(self, rows: int, tokens: int) -> int:
+    def _count_spare_rows(self, rows: int, tokens: int) -> int:
         """Rows to keep room for: none for the first, which may well stay alone."""
-        return max(rows // 4, SPARE // tokens if rows > 1 else 0)
+        return max(rows // 4, SPARE_TOKENS // tokens if rows > 1 else 0)
 
 
-def _rounded(tokens: int) -> int:
-    return -(-tokens // STEP) * STEP
+def _round_up(tokens: int) -> int:
+    return -(-tokens // BUFFER_STEP) * BUFFER_STEP
 
 
-def _room(like: mx.array, shape: tuple[int, int]) -> mx.array:
+def _make_zeros(like: mx.array, shape: tuple[int, int]) -> mx.array:
     """Zeros for `shape` (rows, tokens) of keys or values like these."""
     return mx.zeros((shape[0], like.shape[1], shape[1], like.shape[3]), like.dtype)
 
@@ -139,18 +141,18 @@ class RowGroup:
         self.bucket = bucket
         self.ids: list[str] = []
         self.lengths: list[int] = []
-        self.buffers = [Buffer(window) for window in windows]
+        self.buffers = [KVBuffer(window) for window in windows]
         self._masks: dict[tuple[int | None, int], mx.array | None] = {}
 
-    def join(self, rid: str, length: int) -> None:
+    def add_row(self, rid: str, length: int) -> None:
         """Enter a row's name; its keys are given to the buffers."""
         self.ids.append(rid)
         self.lengths.append(length)
 
-    def leave(self, index: int) -> None:
+    def remove_row(self, index: int) -> None:
         """Drop a row; the last one takes its place."""
         for buffer in self.buffers:
-            buffer.leave(index)
+            buffer.remove_row(index)
         self.ids[index], self.lengths[index] = self.ids[-1], self.lengths[-1]
         self.ids.pop()
         self.lengths.pop()
@@ -159,19 +161,19 @@ class RowGroup:
         """Give memory back after rows have left."""
         for buffer in self.buffers:
             if self.ids:
-                buffer.trim(self.width(buffer.window))
+                buffer.trim(self.get_width(buffer.window))
 
     def advance(self) -> None:
         """Every row gets one token in this step."""
         self.lengths = [n + 1 for n in self.lengths]
         self._masks.clear()
 
-    def width(self, window: int | None) -> int:
+    def get_width(self, window: int | None) -> int:
         """Tokens that the longest row attends to in a leaf with this window."""
         longest = max(self.lengths, default=0)
         return longest if window is None else min(longest, window)
 
-    def mask(self, width: int, window: int | None) -> mx.array | None:
+    def make_mask(self, width: int, window: int | None) -> mx.array | None:
         """Bool [rows, 1, 1, width], True where a row may look; None if all may look everywhere.
 
         `window`: the model's own limit for this layer, which may be tighter than the leaf's.

@@ -16,7 +16,7 @@ from mlxrun.scheduler.step_plan import CacheHit, SnapshotKind, SnapshotRequest, 
 
 log = logging.getLogger(__name__)
 
-Place = tuple[str, int]  # request, tokens
+RowPosition = tuple[str, int]  # request, tokens
 
 
 class SnapshotCopier:
@@ -25,15 +25,15 @@ class SnapshotCopier:
     def __init__(self, snapshots: SnapshotCodec | None) -> None:
         self._snapshots = snapshots
 
-    def make(self, save: SnapshotRequest, length: int, view: RowView) -> SnapshotResult:
+    def copy_row(self, save: SnapshotRequest, length: int, view: RowView) -> SnapshotResult:
         """What is asked for of a row of `length` tokens, lazy; no payload if the row does not hold it."""
         snapshots = self._snapshots
         try:
             assert snapshots is not None
-            if save.part is SnapshotKind.DELTA and length >= save.stop:
-                return SnapshotResult(save, snapshots.delta(view, save.start, save.stop))
-            if save.part is SnapshotKind.STATE and length == save.stop:
-                return SnapshotResult(save, snapshots.state(view, length))
+            if save.kind is SnapshotKind.DELTA and length >= save.stop:
+                return SnapshotResult(save, snapshots.copy_delta(view, save.start, save.stop))
+            if save.kind is SnapshotKind.STATE and length == save.stop:
+                return SnapshotResult(save, snapshots.copy_state(view, length))
         except Exception:  # the border: see above
             log.warning("a copy for the prefix cache failed", exc_info=True)
         return SnapshotResult(save, None)
@@ -47,29 +47,29 @@ class SnapshotCopier:
             log.warning("a prefix cannot be restored and is computed: %s: %s", type(error).__name__, error)
             return None
 
-    def arrays(self, saved: Iterable[SnapshotResult]) -> list[mx.array]:
+    def list_arrays(self, saved: Iterable[SnapshotResult]) -> list[mx.array]:
         """What has to be evaluated."""
         snapshots = self._snapshots
         made = [s.payload for s in saved if s.payload is not None]
-        return [] if snapshots is None else [a for payload in made for a in snapshots.arrays(payload)]
+        return [] if snapshots is None else [a for payload in made for a in snapshots.list_arrays(payload)]
 
 
 class DueSnapshots:
     """The copies that a step wants of rows that prefill in it."""
 
     def __init__(self, saves: Sequence[SnapshotRequest]) -> None:
-        self._at: dict[Place, list[SnapshotRequest]] = {}
+        self._at: dict[RowPosition, list[SnapshotRequest]] = {}
         for save in saves:
             self._at.setdefault((save.request_id, save.stop), []).append(save)
 
     @property
-    def breaks(self) -> set[Place]:
+    def forward_ends(self) -> set[RowPosition]:
         """Where a forward has to end, because a state is that of one moment."""
         return {
-            place for place, saves in self._at.items() if any(s.part is SnapshotKind.STATE for s in saves)
+            place for place, saves in self._at.items() if any(s.kind is SnapshotKind.STATE for s in saves)
         }
 
-    def take(self, request_id: str, filled: int) -> list[SnapshotRequest]:
+    def pop_ready(self, request_id: str, filled: int) -> list[SnapshotRequest]:
         """What can be copied now of a row with so many tokens, first things first."""
         places = sorted(p for p in self._at if p[0] == request_id and p[1] <= filled)
         return [save for place in places for save in self._at.pop(place)]

@@ -13,7 +13,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlxrun.model.snapshot.packing import copied
+from mlxrun.model.snapshot.packing import copy_stacked
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,27 +24,27 @@ class LibraryCacheState:
     arrays: tuple[mx.array, ...]
 
 
-def take(leaf: Any) -> LibraryCacheState:
+def capture_state(leaf: Any) -> LibraryCacheState:
     """Copies of all that a cache holds. ValueError if it holds what cannot be stored."""
     arrays: list[mx.array] = []
-    tree = _folded([leaf.state, *([leaf.meta_state] if _has_meta(leaf) else [])], arrays)
+    tree = _encode_tree([leaf.state, *([leaf.meta_state] if _has_meta(leaf) else [])], arrays)
     return LibraryCacheState(json.dumps(tree), tuple(_copy(a) for a in arrays))
 
 
-def give(like: Any, whole: LibraryCacheState) -> Any:
+def restore_cache(like: Any, whole: LibraryCacheState) -> Any:
     """A cache of the same class as `like`. ValueError if `whole` is not of such a one."""
     try:
-        return type(like).from_state(*_unfolded(json.loads(whole.tree), whole.arrays))
+        return type(like).from_state(*_decode_tree(json.loads(whole.tree), whole.arrays))
     except (TypeError, AttributeError, IndexError, KeyError, json.JSONDecodeError) as error:
         raise ValueError(f"not the state of a {type(like).__name__}: {error}") from error
 
 
-def survives(leaf: Any) -> bool:
+def can_round_trip(leaf: Any) -> bool:
     """Whether a filled cache comes back as it was, with all its attributes."""
     try:
-        whole = take(leaf)
-        again = give(leaf, whole)
-        back = take(again)
+        whole = capture_state(leaf)
+        again = restore_cache(leaf, whole)
+        back = capture_state(again)
         same = vars(again).keys() == vars(leaf).keys() and back.tree == whole.tree
     except (ValueError, NotImplementedError, TypeError, AttributeError):
         return False
@@ -53,7 +53,7 @@ def survives(leaf: Any) -> bool:
     )
 
 
-def like(whole: LibraryCacheState, template: LibraryCacheState) -> bool:
+def has_same_layout(whole: LibraryCacheState, template: LibraryCacheState) -> bool:
     """Whether both may be states of one cache: as many arrays, of the same types, of one row each."""
     return len(whole.arrays) == len(template.arrays) and all(
         a.dtype == b.dtype and a.ndim == b.ndim and a.shape[:1] == b.shape[:1]
@@ -65,30 +65,30 @@ def _has_meta(leaf: Any) -> bool:
     return hasattr(type(leaf), "meta_state")
 
 
-def _folded(node: Any, arrays: list[mx.array]) -> Any:
+def _encode_tree(node: Any, arrays: list[mx.array]) -> Any:
     if isinstance(node, mx.array):
         arrays.append(node)
         return {"array": len(arrays) - 1}
     if isinstance(node, (list, tuple)):
-        return {type(node).__name__: [_folded(item, arrays) for item in node]}
+        return {type(node).__name__: [_encode_tree(item, arrays) for item in node]}
     if isinstance(node, dict) and all(isinstance(key, str) for key in node):
-        return {"dict": {key: _folded(item, arrays) for key, item in node.items()}}
+        return {"dict": {key: _encode_tree(item, arrays) for key, item in node.items()}}
     if node is None or isinstance(node, (bool, int, float, str)):
         return {"value": node}
     raise ValueError(f"a cache that holds a {type(node).__name__} cannot be stored")
 
 
-def _unfolded(node: Any, arrays: Sequence[mx.array]) -> Any:
+def _decode_tree(node: Any, arrays: Sequence[mx.array]) -> Any:
     ((kind, inside),) = node.items()
     if kind == "array":
         return arrays[inside][...]  # an object of its own: a cache writes into its arrays by item assignment
     if kind == "dict":
-        return {key: _unfolded(item, arrays) for key, item in inside.items()}
+        return {key: _decode_tree(item, arrays) for key, item in inside.items()}
     if kind == "value":
         return inside
-    items = [_unfolded(item, arrays) for item in inside]
+    items = [_decode_tree(item, arrays) for item in inside]
     return tuple(items) if kind == "tuple" else items
 
 
 def _copy(array: mx.array) -> mx.array:
-    return copied([array]) if array.ndim else copied([array[None]])[0]
+    return copy_stacked([array]) if array.ndim else copy_stacked([array[None]])[0]

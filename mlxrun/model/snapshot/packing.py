@@ -19,7 +19,7 @@ Stack = tuple[mx.array, ...]  # one array, or three: quantised values, scales, b
 _FLOATS = (mx.float32, mx.float16, mx.bfloat16)
 
 
-class Plane(NamedTuple):
+class ArrayLayout(NamedTuple):
     """What is known of an array [1, ...] of a row. `window`: tokens, on its axis 2, that it has at most; 0:
     as many as there are; None: its shape is always the same."""
 
@@ -28,63 +28,63 @@ class Plane(NamedTuple):
     window: int | None
 
     @staticmethod
-    def of(array: mx.array, window: int | None) -> Plane:
-        return Plane(tuple(array.shape), array.dtype, window)
+    def from_array(array: mx.array, window: int | None) -> ArrayLayout:
+        return ArrayLayout(tuple(array.shape), array.dtype, window)
 
-    def sized(self, tokens: int) -> tuple[int, ...]:
+    def get_shape(self, tokens: int) -> tuple[int, ...]:
         """Its shape when the row has so many tokens."""
         if self.window is None:
             return self.shape
         return (*self.shape[:2], min(tokens, self.window or tokens), *self.shape[3:])
 
     @property
-    def group(self) -> tuple[tuple[int, ...], mx.Dtype, int | None]:
+    def stack_key(self) -> tuple[tuple[int, ...], mx.Dtype, int | None]:
         """Planes that agree in this are of equal shape at any length."""
-        return self.sized(1), self.dtype, self.window
+        return self.get_shape(1), self.dtype, self.window
 
     def __str__(self) -> str:
-        sizes = "x".join(str(n) for n in self.sized(1))
+        sizes = "x".join(str(n) for n in self.get_shape(1))
         return f"{sizes} {self.dtype} window {self.window}"
 
 
-class Stacks:
+class StackPacker:
     """How arrays like `planes` are packed; `bits`: of each value, None for exact."""
 
-    def __init__(self, planes: Sequence[Plane], bits: int | None = None) -> None:
-        self.planes = tuple(planes)
+    def __init__(self, layouts: Sequence[ArrayLayout], bits: int | None = None) -> None:
+        self.planes = tuple(layouts)
         groups: dict[tuple[tuple[int, ...], mx.Dtype, int | None], list[int]] = {}
         for index, plane in enumerate(self.planes):
             if not plane.shape or plane.shape[0] != 1:
                 raise ValueError(f"an array of shape {plane.shape} is not of one row")
-            groups.setdefault(plane.group, []).append(index)
+            groups.setdefault(plane.stack_key, []).append(index)
         self.groups = tuple(groups.values())
         firsts = [self.planes[members[0]] for members in self.groups]
-        self._quantisers = [None if bits is None else Quantiser.of(plane, bits) for plane in firsts]
+        self._quantisers = [None if bits is None else Quantiser.for_layout(plane, bits) for plane in firsts]
 
     def pack(self, arrays: Sequence[mx.array], tokens: int) -> tuple[Stack, ...]:
         """The arrays as stacks. ValueError if they are not what a row of so many tokens has."""
         for array, plane in zip(arrays, self.planes, strict=True):
-            if tuple(array.shape) != plane.sized(tokens) or array.dtype != plane.dtype:
-                wanted = f"{plane.sized(tokens)} {plane.dtype}"
+            if tuple(array.shape) != plane.get_shape(tokens) or array.dtype != plane.dtype:
+                wanted = f"{plane.get_shape(tokens)} {plane.dtype}"
                 raise ValueError(f"{tuple(array.shape)} {array.dtype} where {wanted} should be")
         packed = []
         for members, quantiser in zip(self.groups, self._quantisers, strict=True):
-            stack = copied([arrays[i] for i in members])
+            stack = copy_stacked([arrays[i] for i in members])
             packed.append((stack,) if quantiser is None else quantiser.quantise(stack))
         return tuple(packed)
 
     def unpack(self, stacks: Sequence[Stack]) -> list[mx.array]:
         """New array objects in the order of `planes`, that share the stacks' memory if it is exact."""
-        return self.apart(self.exact(stacks))
+        return self.unstack(self.dequantise(stacks))
 
-    def exact(self, stacks: Sequence[Stack]) -> list[mx.array]:
+    def dequantise(self, stacks: Sequence[Stack]) -> list[mx.array]:
         """Each stack as one array [planes, ...] of the row's own type."""
         return [
             stack[0] if quantiser is None else quantiser.dequantise(stack)
             for quantiser, stack in zip(self._quantisers, stacks, strict=True)
         ]
 
-    def apart(self, wholes: Sequence[mx.array]) -> list[mx.array]:
+    def unstack(self, wholes: Sequence[mx.array]) -> list[mx.array]:
         """New array objects [1, ...] in the order of `planes`, that share memory with `wholes`."""
         found: dict[int, mx.array] = {}
         for members, whole in zip(self.groups, wholes, strict=True):
@@ -95,21 +95,21 @@ class Stacks:
         """Whether these are stacks of a row of exactly so many tokens."""
         return len(stacks) == len(self.groups) and all(
             [(tuple(a.shape), a.dtype) for a in stack] == expected
-            for stack, expected in zip(stacks, self._expected(tokens), strict=True)
+            for stack, expected in zip(stacks, self._list_expected(tokens), strict=True)
         )
 
-    def nbytes(self, tokens: int) -> int:
+    def count_bytes(self, tokens: int) -> int:
         """Bytes of the stacks of a row of so many tokens."""
         return sum(
-            math.prod(shape) * dtype.size for stack in self._expected(tokens) for shape, dtype in stack
+            math.prod(shape) * dtype.size for stack in self._list_expected(tokens) for shape, dtype in stack
         )
 
-    def _expected(self, tokens: int) -> list[list[tuple[tuple[int, ...], mx.Dtype]]]:
+    def _list_expected(self, tokens: int) -> list[list[tuple[tuple[int, ...], mx.Dtype]]]:
         expected = []
         for members, quantiser in zip(self.groups, self._quantisers, strict=True):
             plane = self.planes[members[0]]
-            shape = (len(members), *plane.sized(tokens)[1:])
-            expected.append([(shape, plane.dtype)] if quantiser is None else quantiser.shapes(shape))
+            shape = (len(members), *plane.get_shape(tokens)[1:])
+            expected.append([(shape, plane.dtype)] if quantiser is None else quantiser.list_shapes(shape))
         return expected
 
 
@@ -125,7 +125,7 @@ class Quantiser:
     dtype: mx.Dtype
 
     @staticmethod
-    def of(plane: Plane, bits: int) -> Quantiser:
+    def for_layout(plane: ArrayLayout, bits: int) -> Quantiser:
         """ConfigError if the model's dimensions allow none."""
         _, heads, _, size = plane.shape
         if plane.dtype in _FLOATS and size > 0:
@@ -150,7 +150,7 @@ class Quantiser:
             whole = mx.unflatten(whole, 2, (self.heads, self.size)).transpose(0, 2, 1, 3)
         return whole.astype(self.dtype)
 
-    def shapes(self, shape: tuple[int, ...]) -> list[tuple[tuple[int, ...], mx.Dtype]]:
+    def list_shapes(self, shape: tuple[int, ...]) -> list[tuple[tuple[int, ...], mx.Dtype]]:
         """What `quantise` makes of a stack of this shape."""
         planes, _, tokens, _ = shape
         lead = (planes, tokens) if self.joined else (planes, self.heads, tokens)
@@ -159,7 +159,7 @@ class Quantiser:
         return [((*lead, last * self.bits // 32), mx.uint32), groups, groups]
 
 
-def copied(arrays: Sequence[mx.array]) -> mx.array:
+def copy_stacked(arrays: Sequence[mx.array]) -> mx.array:
     """Arrays one after the other along the first axis, in new memory: a copy even of a single one."""
     if len(arrays) > 1:
         return mx.concatenate(list(arrays), axis=0)

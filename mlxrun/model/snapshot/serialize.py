@@ -38,13 +38,13 @@ def name(dtype: mx.Dtype) -> str:
     return _NAMES[dtype]
 
 
-def to_tensor(array: mx.array) -> SerializedTensor:
+def serialize_array(array: mx.array) -> SerializedTensor:
     """The array's bytes."""
     raw = array.view(mx.uint16) if array.dtype == mx.bfloat16 else array
     return SerializedTensor(name(array.dtype), tuple(array.shape), np.asarray(raw).tobytes())
 
 
-def to_array(tensor: SerializedTensor) -> mx.array:
+def deserialize_array(tensor: SerializedTensor) -> mx.array:
     """The array again, in memory of its own."""
     if tensor.dtype not in _DTYPES:
         raise ValueError(f"unknown dtype {tensor.dtype!r}")

@@ -20,11 +20,11 @@ import mlx.core as mx
 
 from mlxrun.model.ragged import layer_caches
 from mlxrun.model.ragged.layer_caches import LayerKind, RowView
-from mlxrun.model.ragged.row_group import STEP, RowGroupSlice
+from mlxrun.model.ragged.row_group import BUFFER_STEP, RowKeysValues
 from mlxrun.model.snapshot import library_caches
 from mlxrun.model.snapshot.library_caches import LibraryCacheState
-from mlxrun.model.snapshot.packing import Plane, Stack, Stacks
-from mlxrun.model.snapshot.serialize import to_array, to_tensor
+from mlxrun.model.snapshot.packing import ArrayLayout, Stack, StackPacker
+from mlxrun.model.snapshot.serialize import deserialize_array, serialize_array
 from mlxrun.scheduler.payload import SerializedPayload
 from mlxrun.scheduler.step_plan import CacheHit
 
@@ -63,26 +63,28 @@ class SnapshotCodec:
 
     def __init__(self, caches: Sequence[Any], stored_bits: int | None = None) -> None:
         self.bits = stored_bits
-        flat = layer_caches.flatten(caches)
-        self._kinds = [layer_caches.kind(leaf) for leaf in flat]
-        self._windows = [layer_caches.window(leaf) for leaf in flat]
-        self.deltas = LayerKind.KV in self._kinds
-        self.states = any(k is not LayerKind.KV for k in self._kinds)
-        self.problem = _problem(flat)
+        flat = layer_caches.flatten_caches(caches)
+        self._kinds = [layer_caches.get_kind(leaf) for leaf in flat]
+        self._windows = [layer_caches.get_window(leaf) for leaf in flat]
+        self.has_deltas = LayerKind.KV in self._kinds
+        self.has_states = any(k is not LayerKind.KV for k in self._kinds)
+        self.problem = _find_problem(flat)
         if self.problem is not None:
             log.warning("the prefix cache is off: %s", self.problem)
             return
-        view = layer_caches.view(caches)
-        length = max((h.length for h in view.held if isinstance(h, RowGroupSlice)), default=0)
+        view = layer_caches.view_row(caches)
+        length = max((h.length for h in view.layers if isinstance(h, RowKeysValues)), default=0)
         self._slots = [
             [a is not None for a in held] if kind is LayerKind.STATE else []
-            for held, kind in zip(view.held, self._kinds, strict=True)
+            for held, kind in zip(view.layers, self._kinds, strict=True)
         ]
         self._classes = [f"{type(leaf).__module__}.{type(leaf).__name__}" for leaf in flat]
-        self._keys = Stacks([Plane.of(a, 0) for a in self._spans(view, 0, length)], stored_bits)
-        fixed = [Plane.of(a, w) for a, w in self._fixed(view)]
-        self._rest = Stacks(fixed)
-        self._others = [library_caches.take(leaf) for leaf in self._other(view)]
+        self._keys = StackPacker(
+            [ArrayLayout.from_array(a, 0) for a in self._slice_keys(view, 0, length)], stored_bits
+        )
+        fixed = [ArrayLayout.from_array(a, w) for a, w in self._list_state_arrays(view)]
+        self._rest = StackPacker(fixed)
+        self._others = [library_caches.capture_state(leaf) for leaf in self._list_library_caches(view)]
         self._layout = hashlib.blake2b("\n".join(self.describe()).encode(), digest_size=16).hexdigest()
 
     @property
@@ -100,46 +102,48 @@ class SnapshotCodec:
 
     # -- out of a row -----------------------------------------------------------------------------------
 
-    def delta(self, view: RowView, start: int, stop: int) -> DeltaPayload:
+    def copy_delta(self, view: RowView, start: int, stop: int) -> DeltaPayload:
         """Copy of tokens [start, stop), which the row holds."""
         if not 0 <= start < stop:
             raise ValueError(f"no tokens {start} to {stop}")
-        return DeltaPayload(stop - start, self._keys.pack(self._spans(view, start, stop), stop - start))
+        return DeltaPayload(stop - start, self._keys.pack(self._slice_keys(view, start, stop), stop - start))
 
-    def state(self, view: RowView, length: int) -> StatePayload:
+    def copy_state(self, view: RowView, length: int) -> StatePayload:
         """Copy of everything else of a row that holds exactly `length` tokens."""
-        for part, window in self._parts(view):
+        for part, window in self._list_keys_values(view):
             if part.length != (length if window is None else min(length, window)):
                 raise ValueError(f"the row does not hold {length} tokens")
-        arrays = [a for a, _ in self._fixed(view)]
-        others = tuple(library_caches.take(leaf) for leaf in self._other(view))
+        arrays = [a for a, _ in self._list_state_arrays(view)]
+        others = tuple(library_caches.capture_state(leaf) for leaf in self._list_library_caches(view))
         return StatePayload(length, self._rest.pack(arrays, length), others)
 
-    def arrays(self, payload: Payload) -> list[mx.array]:
+    def list_arrays(self, payload: Payload) -> list[mx.array]:
         """What has to be evaluated before the payload is kept."""
         others = payload.others if isinstance(payload, StatePayload) else ()
         return [a for s in payload.stacks for a in s] + [a for o in others for a in o.arrays]
 
-    def _parts(self, view: RowView) -> list[tuple[RowGroupSlice, int | None]]:
+    def _list_keys_values(self, view: RowView) -> list[tuple[RowKeysValues, int | None]]:
         """Keys and values of each KV and WINDOW leaf, with its window."""
-        if [_sort(h) for h in view.held] != [_sorts[k] for k in self._kinds]:
+        if [_sort(h) for h in view.layers] != [_sorts[k] for k in self._kinds]:
             raise ValueError("the row has other caches than this model")
-        pairs = zip(view.held, self._windows, strict=True)
-        return [(held, window) for held, window in pairs if isinstance(held, RowGroupSlice)]
+        pairs = zip(view.layers, self._windows, strict=True)
+        return [(held, window) for held, window in pairs if isinstance(held, RowKeysValues)]
 
-    def _spans(self, view: RowView, start: int, stop: int) -> list[mx.array]:
+    def _slice_keys(self, view: RowView, start: int, stop: int) -> list[mx.array]:
         spans = []
-        for part, window in self._parts(view):
+        for part, window in self._list_keys_values(view):
             if window is None:
                 if part.length < stop:
                     raise ValueError(f"the row holds {part.length} tokens, not {stop}")
                 spans += [part.keys[:, :, start:stop], part.values[:, :, start:stop]]
         return spans
 
-    def _fixed(self, view: RowView) -> list[tuple[mx.array, int | None]]:
+    def _list_state_arrays(self, view: RowView) -> list[tuple[mx.array, int | None]]:
         """Arrays of WINDOW and STATE leaves, leaf by leaf, and the most tokens that they hold."""
         found: list[tuple[mx.array, int | None]] = []
-        for held, kind, window, slots in zip(view.held, self._kinds, self._windows, self._slots, strict=True):
+        for held, kind, window, slots in zip(
+            view.layers, self._kinds, self._windows, self._slots, strict=True
+        ):
             if kind is LayerKind.WINDOW:
                 found += [
                     (held.keys[:, :, : held.length], window),
@@ -151,8 +155,8 @@ class SnapshotCodec:
                 found += [(a, None) for a in held if a is not None]
         return found
 
-    def _other(self, view: RowView) -> list[Any]:
-        return [h for h, kind in zip(view.held, self._kinds, strict=True) if kind is LayerKind.OTHER]
+    def _list_library_caches(self, view: RowView) -> list[Any]:
+        return [h for h, kind in zip(view.layers, self._kinds, strict=True) if kind is LayerKind.OTHER]
 
     # -- into a row -------------------------------------------------------------------------------------
 
@@ -163,13 +167,13 @@ class SnapshotCodec:
         ValueError if the payloads do not fit the model, the hit or each other.
         """
         self._check(hit)
-        fresh = layer_caches.reserve(new_cache, max(room, hit.length + 1))
-        flat = layer_caches.flatten(fresh)
-        if [layer_caches.kind(leaf) for leaf in flat] != self._kinds:
+        fresh = layer_caches.reserve_capacity(new_cache, max(room, hit.length + 1))
+        flat = layer_caches.flatten_caches(fresh)
+        if [layer_caches.get_kind(leaf) for leaf in flat] != self._kinds:
             raise ValueError("the payloads are for other caches")
-        spans = iter(self._filled(hit, max(room, hit.length + 1)) if self.deltas else ())
-        rest = iter(self._rest.unpack(hit.state.stacks) if self.states else ())
-        others = iter(hit.state.others if self.states else ())
+        spans = iter(self._restore_keys(hit, max(room, hit.length + 1)) if self.has_deltas else ())
+        rest = iter(self._rest.unpack(hit.state.stacks) if self.has_states else ())
+        others = iter(hit.state.others if self.has_states else ())
         for index, leaf in enumerate(flat):
             kind = self._kinds[index]
             if kind is LayerKind.KV:
@@ -180,15 +184,15 @@ class SnapshotCodec:
             elif kind is LayerKind.STATE:
                 leaf.cache = [next(rest) if filled else None for filled in self._slots[index]]
             else:
-                flat[index] = library_caches.give(leaf, next(others))
-        return layer_caches.unflatten(fresh, flat)
+                flat[index] = library_caches.restore_cache(leaf, next(others))
+        return layer_caches.unflatten_caches(fresh, flat)
 
-    def _filled(self, hit: CacheHit, room: int) -> Iterable[mx.array]:
+    def _restore_keys(self, hit: CacheHit, room: int) -> Iterable[mx.array]:
         """Keys and values of each KV leaf. Layers of a shape are put together at once: a copy a chunk, not a
         copy a chunk and layer, which is what a GPU's time would go into. A row's first step takes its layers
         apart, as it may not write into what they share."""
-        parts = [(stop - start, self._keys.exact(payload.stacks)) for start, stop, payload in hit.deltas]
-        spare = -(-room // STEP) * STEP - hit.length
+        parts = [(stop - start, self._keys.dequantise(payload.stacks)) for start, stop, payload in hit.deltas]
+        spare = -(-room // BUFFER_STEP) * BUFFER_STEP - hit.length
         wholes = []
         for pieces in zip(*(stacks for _, stacks in parts), strict=True):
             cut = [s if s.shape[2] == n else s[:, :, :n] for s, (n, _) in zip(pieces, parts, strict=True)]
@@ -196,26 +200,26 @@ class SnapshotCodec:
             wholes.append(
                 mx.concatenate([*cut, mx.zeros((planes, heads, spare, size), cut[0].dtype)], axis=2)
             )
-        return self._keys.apart(wholes)
+        return self._keys.unstack(wholes)
 
     def _check(self, hit: CacheHit) -> None:
         if not self.supported or hit.length < 1:
             raise ValueError("there is nothing to restore")
-        if bool(hit.deltas) != self.deltas or (hit.state is not None) != self.states:
+        if bool(hit.deltas) != self.has_deltas or (hit.state is not None) != self.has_states:
             raise ValueError("a part of the row is missing, or there is one that this model has not")
         reached = 0
         for start, stop, payload in hit.deltas:
             if start != reached or stop <= start or not isinstance(payload, DeltaPayload):
                 raise ValueError(f"a delta of tokens {start} to {stop} after token {reached}")
-            if not self.usable(payload, stop - start):
+            if not self.is_usable(payload, stop - start):
                 raise ValueError(f"the delta of tokens {start} to {stop} is not one of this model")
             reached = stop
-        if self.deltas and reached != hit.length:
+        if self.has_deltas and reached != hit.length:
             raise ValueError(f"deltas up to token {reached}, not {hit.length}")
-        if self.states and not (
+        if self.has_states and not (
             isinstance(hit.state, StatePayload)
             and hit.state.length == hit.length
-            and self.usable(hit.state, 0)
+            and self.is_usable(hit.state, 0)
         ):
             raise ValueError(f"the state is not one of this model after {hit.length} tokens")
 
@@ -223,14 +227,14 @@ class SnapshotCodec:
 
     def nbytes(self, payload: Payload) -> int:
         """Bytes of device memory, from shapes alone: nothing is evaluated."""
-        return sum(a.nbytes for a in self.arrays(payload))
+        return sum(a.nbytes for a in self.list_arrays(payload))
 
-    def least(self, tokens: int) -> int:
+    def count_min_bytes(self, tokens: int) -> int:
         """Bytes of a delta of so many tokens and of a state after them, the smallest useful content."""
         others = sum(a.nbytes for other in self._others for a in other.arrays)
-        return self._keys.nbytes(tokens) + self._rest.nbytes(tokens) + others
+        return self._keys.count_bytes(tokens) + self._rest.count_bytes(tokens) + others
 
-    def usable(self, payload: Any, tokens: int) -> bool:
+    def is_usable(self, payload: Any, tokens: int) -> bool:
         """Whether it can be restored: of one row, with the right shapes and types; a delta of `tokens` tokens
         at least."""
         if not self.supported:
@@ -240,7 +244,7 @@ class SnapshotCodec:
         if not isinstance(payload, StatePayload) or payload.length < 1:
             return False
         same = len(payload.others) == len(self._others) and all(
-            library_caches.like(own, template)
+            library_caches.has_same_layout(own, template)
             for own, template in zip(payload.others, self._others, strict=True)
         )
         return same and self._rest.fits(payload.stacks, payload.length)
@@ -248,13 +252,15 @@ class SnapshotCodec:
     def encode(self, payload: Payload) -> SerializedPayload:
         """The payload as bytes; waits for its arrays."""
         tensors = {
-            f"{i}.{j}": to_tensor(a) for i, stack in enumerate(payload.stacks) for j, a in enumerate(stack)
+            f"{i}.{j}": serialize_array(a)
+            for i, stack in enumerate(payload.stacks)
+            for j, a in enumerate(stack)
         }
         meta = {"layout": self._layout}
         if isinstance(payload, DeltaPayload):
             return SerializedPayload(tensors, meta | {"part": "delta", "tokens": str(payload.tokens)})
         for i, other in enumerate(payload.others):
-            tensors |= {f"other {i}.{j}": to_tensor(a) for j, a in enumerate(other.arrays)}
+            tensors |= {f"other {i}.{j}": serialize_array(a) for j, a in enumerate(other.arrays)}
             meta[f"other {i}"] = other.tree
         return SerializedPayload(tensors, meta | {"part": "state", "tokens": str(payload.length)})
 
@@ -266,21 +272,21 @@ class SnapshotCodec:
         if meta.get("part") not in ("delta", "state") or not meta.get("tokens", "").isdecimal():
             raise ValueError("a payload without its part or its tokens")
         tokens, delta = int(meta["tokens"]), meta["part"] == "delta"
-        arrays = {name: to_array(tensor) for name, tensor in blob.tensors.items()}
+        arrays = {name: deserialize_array(tensor) for name, tensor in blob.tensors.items()}
         stacks = tuple(
-            _series(arrays, str(i)) for i in range(len((self._keys if delta else self._rest).groups))
+            _pop_series(arrays, str(i)) for i in range(len((self._keys if delta else self._rest).groups))
         )
         others = tuple(
-            LibraryCacheState(meta.get(f"other {i}", ""), _series(arrays, f"other {i}"))
+            LibraryCacheState(meta.get(f"other {i}", ""), _pop_series(arrays, f"other {i}"))
             for i in range(0 if delta else len(self._others))
         )
         payload = DeltaPayload(tokens, stacks) if delta else StatePayload(tokens, stacks, others)
-        if arrays or not self.usable(payload, 0):
+        if arrays or not self.is_usable(payload, 0):
             raise ValueError("arrays are missing, or of the wrong shape, or too many")
         return payload
 
 
-def _series(arrays: dict[str, mx.array], prefix: str) -> tuple[mx.array, ...]:
+def _pop_series(arrays: dict[str, mx.array], prefix: str) -> tuple[mx.array, ...]:
     """Take `prefix`.0, .1, ... out of the arrays."""
     found: list[mx.array] = []
     while (array := arrays.pop(f"{prefix}.{len(found)}", None)) is not None:
@@ -289,23 +295,23 @@ def _series(arrays: dict[str, mx.array], prefix: str) -> tuple[mx.array, ...]:
 
 
 _sorts: dict[LayerKind, type] = {
-    LayerKind.KV: RowGroupSlice,
-    LayerKind.WINDOW: RowGroupSlice,
+    LayerKind.KV: RowKeysValues,
+    LayerKind.WINDOW: RowKeysValues,
     LayerKind.STATE: tuple,
     LayerKind.OTHER: object,
 }
 
 
 def _sort(held: Any) -> type:
-    return RowGroupSlice if isinstance(held, RowGroupSlice) else tuple if isinstance(held, tuple) else object
+    return RowKeysValues if isinstance(held, RowKeysValues) else tuple if isinstance(held, tuple) else object
 
 
-def _problem(flat: Sequence[Any]) -> str | None:
+def _find_problem(flat: Sequence[Any]) -> str | None:
     """Why rows of this model cannot be kept; None if they can."""
     for leaf in flat:
-        kind, name = layer_caches.kind(leaf), f"{type(leaf).__module__}.{type(leaf).__name__}"
+        kind, name = layer_caches.get_kind(leaf), f"{type(leaf).__module__}.{type(leaf).__name__}"
         if kind in (LayerKind.KV, LayerKind.WINDOW) and leaf.keys is None:
             return f"a {name} of the model stays empty"
-        if kind is LayerKind.OTHER and not library_caches.survives(leaf):
+        if kind is LayerKind.OTHER and not library_caches.can_round_trip(leaf):
             return f"caches of {name} do not come back as they were"
     return None if flat else "the model keeps nothing"

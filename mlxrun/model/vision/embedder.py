@@ -26,7 +26,7 @@ class Embedder:
         tokens = [getattr(model.config, name, None) for name in ("image_token_id", "image_token_index")]
         self.image_token = next((t for t in tokens if isinstance(t, int)), None)
 
-    def whole(self, prompt: Sequence[int], media: Mapping[str, Any]) -> PromptInputs:
+    def embed_prompt(self, prompt: Sequence[int], media: Mapping[str, Any]) -> PromptInputs:
         """The model's own way, through its vision tower."""
         ids = mx.array([list(prompt)])
         given = {key: mx.array(value) for key, value in media.items()}
@@ -36,17 +36,17 @@ class Embedder:
             if getattr(features, name) is not None:
                 raise RequestError(f"models that need {name} are not supported")
         visual, deepstack = features.visual_pos_masks, features.deepstack_visual_embeds
-        positions, delta = self._places(features.position_ids, features.rope_deltas, len(prompt))
+        positions, delta = self._read_positions(features.position_ids, features.rope_deltas, len(prompt))
         return PromptInputs(
             embeds=features.inputs_embeds,
             positions=positions,
-            delta=delta,
-            visual=None if visual is None else np.array(visual).reshape(-1)[: len(prompt)],
+            position_delta=delta,
+            visual_mask=None if visual is None else np.array(visual).reshape(-1)[: len(prompt)],
             deepstack=() if deepstack is None else tuple(deepstack),
             per_layer=features.per_layer_inputs,
         )
 
-    def text(self, prompt: Sequence[int], media: Mapping[str, Any]) -> PromptInputs:
+    def embed_text(self, prompt: Sequence[int], media: Mapping[str, Any]) -> PromptInputs:
         """All of a prompt that does not depend on what its images show."""
         ids = mx.array([list(prompt)])
         mask = mx.ones_like(ids)
@@ -55,10 +55,10 @@ class Embedder:
         grid = media.get("image_grid_thw")
         if grid is not None and hasattr(self._model.language_model, "get_rope_index"):
             place, delta = self._model.language_model.get_rope_index(ids, mx.array(grid), None, mask)
-        positions, shift = self._places(place, delta, len(prompt))
+        positions, shift = self._read_positions(place, delta, len(prompt))
         return PromptInputs(features.inputs_embeds, positions, shift, per_layer=features.per_layer_inputs)
 
-    def _places(self, positions: Any, delta: Any, length: int) -> tuple[mx.array | None, int]:
+    def _read_positions(self, positions: Any, delta: Any, length: int) -> tuple[mx.array | None, int]:
         """Positions [3, 1, L] of a model that has such, and what later tokens' are off by."""
         if not self.mrope:
             positions = None

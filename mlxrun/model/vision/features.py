@@ -23,7 +23,7 @@ import mlx.core as mx
 import numpy as np
 
 from mlxrun.model.prompt_inputs import PromptInputs
-from mlxrun.model.vision.image_units import ImageUnits, Media, cut
+from mlxrun.model.vision.image_units import ImageUnits, Media, split_images
 
 log = logging.getLogger(__name__)
 
@@ -48,35 +48,35 @@ class Embeds(Protocol):
 class ImageFeatures:
     """Image tokens: embeddings [n, D], and deepstack features of the same tokens; memory of their own."""
 
-    rows: mx.array
+    embeddings: mx.array
     deepstack: tuple[mx.array, ...]
 
     @staticmethod
-    def of(inputs: PromptInputs, places: np.ndarray) -> ImageFeatures:
+    def from_prompt(inputs: PromptInputs, places: np.ndarray) -> ImageFeatures:
         """What lies at these places of a prompt, which are all its image tokens."""
         assert inputs.embeds is not None
         numbers = mx.arange(len(places))  # gathering copies: nothing else is held on to
         return ImageFeatures(inputs.embeds[0, mx.array(places)], tuple(d[numbers] for d in inputs.deepstack))
 
     @staticmethod
-    def joined(parts: Sequence[ImageFeatures]) -> ImageFeatures:
+    def concatenate(parts: Sequence[ImageFeatures]) -> ImageFeatures:
         if len(parts) == 1:
             return parts[0]
         layers = zip(*(part.deepstack for part in parts), strict=True)
         return ImageFeatures(
-            mx.concatenate([p.rows for p in parts]), tuple(mx.concatenate(layer) for layer in layers)
+            mx.concatenate([p.embeddings for p in parts]), tuple(mx.concatenate(layer) for layer in layers)
         )
 
     @property
     def count(self) -> int:
-        return int(self.rows.shape[0])
+        return int(self.embeddings.shape[0])
 
-    def arrays(self) -> list[mx.array]:
-        return [self.rows, *self.deepstack]
+    def list_arrays(self) -> list[mx.array]:
+        return [self.embeddings, *self.deepstack]
 
     @property
     def nbytes(self) -> int:
-        return sum(a.nbytes for a in self.arrays())
+        return sum(a.nbytes for a in self.list_arrays())
 
 
 class FeatureCache:
@@ -85,34 +85,34 @@ class FeatureCache:
     def __init__(self, budget: int) -> None:
         self.budget = budget
         self.nbytes = 0
-        self._kept: OrderedDict[tuple[bytes, ...], ImageFeatures] = OrderedDict()
+        self._entries: OrderedDict[tuple[bytes, ...], ImageFeatures] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._entries)
 
     def get(self, names: Sequence[bytes]) -> ImageFeatures | None:
-        found = self._kept.get(tuple(names))
+        found = self._entries.get(tuple(names))
         if found is not None:
-            self._kept.move_to_end(tuple(names))
+            self._entries.move_to_end(tuple(names))
         return found
 
-    def put(self, names: Sequence[bytes], seen: ImageFeatures) -> None:
+    def add(self, names: Sequence[bytes], seen: ImageFeatures) -> None:
         """Keep it if it fits at all; its arrays are evaluated."""
-        old = self._kept.pop(tuple(names), None)
+        old = self._entries.pop(tuple(names), None)
         self.nbytes -= 0 if old is None else old.nbytes
         if seen.nbytes > self.budget:
             return
-        self._kept[tuple(names)] = seen
+        self._entries[tuple(names)] = seen
         self.nbytes += seen.nbytes
         while self.nbytes > self.budget:
-            self.nbytes -= self._kept.popitem(last=False)[1].nbytes
+            self.nbytes -= self._entries.popitem(last=False)[1].nbytes
 
-    def beginning(self, names: Sequence[bytes]) -> tuple[int, list[ImageFeatures]]:
+    def match_prefix(self, names: Sequence[bytes]) -> tuple[int, list[ImageFeatures]]:
         """How many of the first images are known, and what is known of them."""
         reached, found = 0, []
         while reached < len(names):
             stops = range(len(names), reached, -1)
-            stop = next((s for s in stops if tuple(names[reached:s]) in self._kept), None)
+            stop = next((s for s in stops if tuple(names[reached:s]) in self._entries), None)
             if stop is None:
                 break
             seen = self.get(names[reached:stop])
@@ -122,7 +122,7 @@ class FeatureCache:
         return reached, found
 
 
-class ImagePrompts:
+class ImagePromptEmbedder:
     """Embeds prompts of one model. `budget`: bytes of features that are kept; 0: none."""
 
     def __init__(self, embeds: Embeds, budget: int, whole_sets: bool = False) -> None:
@@ -132,16 +132,16 @@ class ImagePrompts:
         self._proven = False  # that parts give the whole
         self._alone: bool | None = False if whole_sets else None  # that the tower looks at each image alone
 
-    def inputs(self, prompt: Sequence[int], media: Media, computed: int = 0) -> PromptInputs:
+    def embed(self, prompt: Sequence[int], media: Media, computed: int = 0) -> PromptInputs:
         """`computed`: so many tokens are in the row's cache already, and nothing will be asked of them."""
-        units = cut(media) if self._on else None
+        units = split_images(media) if self._on else None
         if units is None:
             return _evaluated(self._embeds.whole(prompt, media))
         places = np.flatnonzero(np.array(prompt) == self._embeds.image_token)
         if self._proven and (len(places) == 0 or computed > places[-1]):
-            return PromptInputs(delta=self._embeds.text(prompt, media).delta)
-        names = units.names()
-        reached, known = self.features.beginning(names)
+            return PromptInputs(position_delta=self._embeds.text(prompt, media).position_delta)
+        names = units.compute_digests()
+        reached, known = self.features.match_prefix(names)
         if (reached == len(names) and len(known) == 1) or (known and self._alone):
             try:
                 return self._reused(prompt, media, units, names, places, reached, known)
@@ -166,7 +166,7 @@ class ImagePrompts:
             rest = self._look(prompt, units, reached, others)
             self._keep(names[reached:], rest, others)
             known = [*known, rest]
-        return self._put_together(prompt, media, places, ImageFeatures.joined(known))
+        return self._put_together(prompt, media, places, ImageFeatures.concatenate(known))
 
     def _looked_at(
         self,
@@ -183,7 +183,7 @@ class ImagePrompts:
         if len(places) == 0 or inputs.embeds is None:
             return inputs
         try:
-            seen = ImageFeatures.of(inputs, places)
+            seen = ImageFeatures.from_prompt(inputs, places)
             self._on = _equal(self._put_together(prompt, media, places, seen), inputs)
         except _MISFITS as error:
             log.debug("a prompt cannot be put together: %s", error)
@@ -198,16 +198,16 @@ class ImagePrompts:
         return inputs
 
     def _keep(self, names: Sequence[bytes], seen: ImageFeatures, places: np.ndarray) -> None:
-        mx.eval(seen.arrays())
+        mx.eval(seen.list_arrays())
         runs = np.split(np.arange(len(places)), np.flatnonzero(np.diff(places) > 1) + 1)
         if not self._alone or len(runs) != len(names):
-            self.features.put(names, seen)
+            self.features.add(names, seen)
             return
         for name, run in zip(names, runs, strict=True):
             numbers = mx.array(run)
-            own = ImageFeatures(seen.rows[numbers], tuple(d[numbers] for d in seen.deepstack))
-            mx.eval(own.arrays())
-            self.features.put([name], own)
+            own = ImageFeatures(seen.embeddings[numbers], tuple(d[numbers] for d in seen.deepstack))
+            mx.eval(own.list_arrays())
+            self.features.add([name], own)
 
     def _looks_alone(
         self,
@@ -221,8 +221,8 @@ class ImagePrompts:
         """Whether images give the same without the others: those known from before, and the rest."""
         try:
             rest = self._look(prompt, units, reached, places[sum(s.count for s in known) :])
-            again = ImageFeatures.joined([*known, rest])
-            return all(_close(a, b) for a, b in zip(again.arrays(), seen.arrays(), strict=True))
+            again = ImageFeatures.concatenate([*known, rest])
+            return all(_close(a, b) for a, b in zip(again.list_arrays(), seen.list_arrays(), strict=True))
         except _MISFITS as error:
             log.info("the images of a prompt cannot be looked at one by one: %s", error)
             return False
@@ -232,7 +232,9 @@ class ImagePrompts:
     ) -> ImageFeatures:
         """Image tokens of the units from `first` on, from the part of the prompt that they are in."""
         start, stop = max(int(places[0]) - 1, 0), int(places[-1]) + 2
-        return ImageFeatures.of(self._embeds.whole(prompt[start:stop], units.joined(first)), places - start)
+        return ImageFeatures.from_prompt(
+            self._embeds.whole(prompt[start:stop], units.concatenate_from(first)), places - start
+        )
 
     def _put_together(
         self, prompt: Sequence[int], media: Media, places: np.ndarray, seen: ImageFeatures
@@ -241,16 +243,16 @@ class ImagePrompts:
         assert text.embeds is not None
         if seen.count != len(places):
             raise ValueError(f"{seen.count} image features for {len(places)} image tokens")
-        embeds = text.embeds.astype(seen.rows.dtype)[...]
-        embeds[0, mx.array(places)] = seen.rows
+        embeds = text.embeds.astype(seen.embeddings.dtype)[...]
+        embeds[0, mx.array(places)] = seen.embeddings
         visual = np.zeros(len(prompt), dtype=np.bool_)
         visual[places] = True
         return _evaluated(
             PromptInputs(
                 embeds=embeds,
                 positions=text.positions,
-                delta=text.delta,
-                visual=visual if seen.deepstack else None,
+                position_delta=text.position_delta,
+                visual_mask=visual if seen.deepstack else None,
                 deepstack=seen.deepstack,
                 per_layer=text.per_layer,
             )
@@ -258,16 +260,16 @@ class ImagePrompts:
 
 
 def _evaluated(inputs: PromptInputs) -> PromptInputs:
-    mx.eval(inputs.arrays())
+    mx.eval(inputs.list_arrays())
     return inputs
 
 
 def _equal(one: PromptInputs, other: PromptInputs) -> bool:
     """Bit by bit; the mask counts only where there is something that it is for."""
-    ours, theirs = one.arrays(), other.arrays()
-    masks = [None if i.visual is None else i.visual.tolist() for i in (one, other)]
+    ours, theirs = one.list_arrays(), other.list_arrays()
+    masks = [None if i.visual_mask is None else i.visual_mask.tolist() for i in (one, other)]
     return (
-        one.delta == other.delta
+        one.position_delta == other.position_delta
         and (not other.deepstack or masks[0] == masks[1])
         and len(ours) == len(theirs)
         and all(

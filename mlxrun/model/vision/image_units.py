@@ -19,25 +19,25 @@ Media = Mapping[str, Any]
 class ImageUnits:
     """Pixels image by image; `axis`: along which they lie after each other when they are joined."""
 
-    media: tuple[Media, ...]
+    units: tuple[Media, ...]
     axis: int
 
-    def names(self) -> list[bytes]:
+    def compute_digests(self) -> list[bytes]:
         """A digest of each unit, 16 bytes."""
-        return [_digest(unit) for unit in self.media]
+        return [_compute_digest(unit) for unit in self.units]
 
-    def joined(self, first: int) -> Media:
+    def concatenate_from(self, first: int) -> Media:
         """Units from `first` on, as the processor would have made them."""
-        rest = self.media[first:]
+        rest = self.units[first:]
         return {key: np.concatenate([unit[key] for unit in rest], axis=self.axis) for key in rest[0]}
 
 
-def cut(media: Media) -> ImageUnits | None:
+def split_images(media: Media) -> ImageUnits | None:
     """None where images cannot be told apart by their bytes."""
     arrays = {key: np.asarray(value) for key, value in media.items()}
     if "pixel_values" not in arrays or any(a.dtype.hasobject for a in arrays.values()):
         return None
-    axis, lengths = _layout(arrays)
+    axis, lengths = _find_layout(arrays)
     if lengths is None:
         return ImageUnits((arrays,), 0)
     edges = {key: np.cumsum(of)[:-1] for key, of in lengths.items()}
@@ -46,7 +46,7 @@ def cut(media: Media) -> ImageUnits | None:
     return ImageUnits(tuple({key: part[i] for key, part in parts.items()} for i in range(count)), axis)
 
 
-def _layout(arrays: Mapping[str, np.ndarray]) -> tuple[int, dict[str, Sequence[int]] | None]:
+def _find_layout(arrays: Mapping[str, np.ndarray]) -> tuple[int, dict[str, Sequence[int]] | None]:
     """The axis and how much of it belongs to each image, by array. None: not known."""
     pixels, grid = arrays["pixel_values"], arrays.get("image_grid_thw")
     if grid is not None:
@@ -61,7 +61,7 @@ def _layout(arrays: Mapping[str, np.ndarray]) -> tuple[int, dict[str, Sequence[i
     return axis, {key: [1] * pixels.shape[axis] for key in arrays}
 
 
-def _digest(media: Media) -> bytes:
+def _compute_digest(media: Media) -> bytes:
     found = hashlib.blake2b(digest_size=16)
     for key in sorted(media):
         array = np.ascontiguousarray(media[key])

@@ -22,12 +22,12 @@ def _reader(fenced: bool) -> Reader:
     """The reader of V3's form (`fenced`) or V3.1's; each reads the other's where it cannot mean its own."""
 
     def read(s: TextStream, opener: str) -> Step[None]:
-        head, mark = yield from s.name(_SEP, _BEGIN, _END, *_SECTION)
+        head, mark = yield from s.read_name(_SEP, _BEGIN, _END, *_SECTION)
         if not mark:
             raise StreamCut
         name = head.strip()
         if name == _TYPE and (fenced or name not in s.tools):
-            name, mark = yield from s.name("\n", _FENCE, "{", _BEGIN, _END, *_SECTION)
+            name, mark = yield from s.read_name("\n", _FENCE, "{", _BEGIN, _END, *_SECTION)
             name = name.strip()
             if not mark:
                 raise StreamCut
@@ -37,14 +37,14 @@ def _reader(fenced: bool) -> Reader:
             raise Malformed
         if name not in s.tools:
             raise Malformed
-        yield from s.space()
-        yield from s.literal(_FENCE)
-        yield from s.literal("json")
-        yield from read_arguments(s, s.call(name))
-        yield from s.space()
-        yield from s.literal(_FENCE)
-        yield from s.space()
-        yield from s.literal(_END)
+        yield from s.skip_space()
+        yield from s.take_literal(_FENCE)
+        yield from s.take_literal("json")
+        yield from read_arguments(s, s.begin_call(name))
+        yield from s.skip_space()
+        yield from s.take_literal(_FENCE)
+        yield from s.skip_space()
+        yield from s.take_literal(_END)
 
     return read
 
@@ -56,9 +56,9 @@ V3 = ToolCallFamily(
     read=_reader(fenced=True),
     aliases=("deepseek_r1", "deepseek"),
     markers=(_BEGIN, _SEP, _END, *_SECTION),
-    drops=_SECTION,
-    ends_thought=True,
-    frame=lambda name: (
+    ignored=_SECTION,
+    ends_reasoning=True,
+    prefix_suffix=lambda name: (
         f"{_SECTION[0]}{_BEGIN}{_TYPE}{_SEP}{name}\n{_FENCE}json\n",
         f"\n{_FENCE}{_END}{_SECTION[1]}",
     ),
@@ -70,9 +70,9 @@ V31 = ToolCallFamily(
     read=_reader(fenced=False),
     aliases=("deepseek_v3_1",),
     markers=(_BEGIN, _SEP, _END, *_SECTION),
-    drops=_SECTION,
-    ends_thought=True,
-    frame=lambda name: (f"{_SECTION[0]}{_BEGIN}{name}{_SEP}", f"{_END}{_SECTION[1]}"),
+    ignored=_SECTION,
+    ends_reasoning=True,
+    prefix_suffix=lambda name: (f"{_SECTION[0]}{_BEGIN}{name}{_SEP}", f"{_END}{_SECTION[1]}"),
 )
 _TAGS = InvokeTags("｜DSML｜")
 _BLOCK = ("<｜DSML｜function_calls>", "</｜DSML｜function_calls>")
@@ -87,8 +87,8 @@ V32 = ToolCallFamily(
     detect=lambda template, tokens: _TAGS.prefix in template or _TAGS.prefix in tokens,
     openers=(_TAGS.invoke,),
     read=_read_tags,
-    drops=_BLOCK,
-    ends_thought=True,
+    ignored=_BLOCK,
+    ends_reasoning=True,
     aliases=("deepseek_v3_2",),
     markers=(_TAGS.prefix, *_BLOCK),
 )

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from mlxrun.parsers.argument_writer import ArgumentWriter, quoted
 from mlxrun.parsers.family import Reader, ToolCallFamily
-from mlxrun.parsers.marker_scanner import scanner
+from mlxrun.parsers.marker_scanner import get_scanner
 from mlxrun.parsers.readers.json_text import expect, read_string, read_value
 from mlxrun.parsers.text_stream import Malformed, Step, StreamCut, TextStream
-from mlxrun.parsers.tool_schemas import ValueSchema, mended, typed
+from mlxrun.parsers.tool_schemas import ValueSchema, repair_string, encode_bare_value
 
 _DEPTH = 64
 
@@ -36,19 +36,19 @@ _FUNCTION = _Format("<start_function_call>", "<end_function_call>", "<escape>")
 
 def _reader(form: _Format) -> Reader:
     def read(s: TextStream, opener: str) -> Step[None]:
-        yield from s.space()
-        yield from s.literal("call:")
-        name, end = yield from s.name("{", "\n", form.end)
+        yield from s.skip_space()
+        yield from s.take_literal("call:")
+        name, end = yield from s.read_name("{", "\n", form.end)
         if not end:
             raise StreamCut
         if end != "{" or name.strip() not in s.tools:
             raise Malformed
-        call = s.call(name.strip())
-        call.begin("{")
+        call = s.begin_call(name.strip())
+        call.open_container("{")
         yield from _members(s, call, call.schema, form.quote, _DEPTH)
         call.close()
-        yield from s.space()
-        yield from s.literal(form.end)
+        yield from s.skip_space()
+        yield from s.take_literal(form.end)
 
     return read
 
@@ -57,12 +57,12 @@ def _members(s: TextStream, call: ArgumentWriter, schema: ValueSchema, quote: st
     """All behind the opening brace of an object, with the closing one."""
     end = ","
     while end == ",":
-        if (yield from s.space()) == "}":
+        if (yield from s.skip_space()) == "}":
             s.take(1)
             return
         key = yield from _key(s, quote)
-        call.key(quoted(key))
-        end = yield from _value(s, call, schema.member(key), quote, depth)
+        call.write_key(quoted(key))
+        end = yield from _value(s, call, schema.get_member(key), quote, depth)
         end = end or (yield from expect(s, ",}"))
     if end != "}":
         raise Malformed
@@ -71,7 +71,7 @@ def _members(s: TextStream, call: ArgumentWriter, schema: ValueSchema, quote: st
 def _items(s: TextStream, call: ArgumentWriter, schema: ValueSchema, quote: str, depth: int) -> Step[None]:
     end = ","
     while end == ",":
-        if (yield from s.space()) == "]":
+        if (yield from s.skip_space()) == "]":
             s.take(1)
             return
         end = yield from _value(s, call, schema, quote, depth)
@@ -82,12 +82,12 @@ def _items(s: TextStream, call: ArgumentWriter, schema: ValueSchema, quote: str,
 
 def _key(s: TextStream, quote: str) -> Step[str]:
     """A key, bare or as a string, with the colon behind it."""
-    mark = yield from s.literal(quote, '"')
+    mark = yield from s.take_literal(quote, '"')
     if mark == '"':
         key = yield from read_string(s)
         yield from expect(s, ":")
         return key
-    key, end = yield from s.name(*((mark,) if mark else (":", ",", "{", "}", "\n")))
+    key, end = yield from s.read_name(*((mark,) if mark else (":", ",", "{", "}", "\n")))
     if not end:
         raise StreamCut
     if mark:
@@ -99,7 +99,7 @@ def _key(s: TextStream, quote: str) -> Step[str]:
 
 def _value(s: TextStream, call: ArgumentWriter, schema: ValueSchema, quote: str, depth: int) -> Step[str]:
     """A value into `call`; what ended it, if that was taken: a bare one goes up to a comma or bracket."""
-    char = yield from s.space()
+    char = yield from s.skip_space()
     if not char:
         raise StreamCut
     if char == '"':
@@ -108,38 +108,38 @@ def _value(s: TextStream, call: ArgumentWriter, schema: ValueSchema, quote: str,
         if not depth:
             raise Malformed
         s.take(1)
-        call.begin(char)
+        call.open_container(char)
         if char == "{":
             yield from _members(s, call, schema, quote, depth - 1)
         else:
-            yield from _items(s, call, schema.item(), quote, depth - 1)
-        call.end()
-    elif (yield from s.literal(quote)):
+            yield from _items(s, call, schema.get_items(), quote, depth - 1)
+        call.close_innermost()
+    elif (yield from s.take_literal(quote)):
         yield from _text(s, call, schema, quote)
     else:
-        text, end = yield from s.until(",", "}", "]")
+        text, end = yield from s.read_until(",", "}", "]")
         if not end:
             raise StreamCut
         if not text.strip():
             raise Malformed
-        call.atom(typed(text.strip(), schema, guess=True))
-        s.mark()
+        call.write_value(encode_bare_value(text.strip(), schema, guess=True))
+        s.commit()
         return end
-    s.mark()
+    s.commit()
     return ""
 
 
 def _text(s: TextStream, call: ArgumentWriter, schema: ValueSchema, quote: str) -> Step[None]:
     """A string, behind what begins it."""
-    if schema.no_text:
-        text, end = yield from s.until(quote)
+    if schema.excludes_text:
+        text, end = yield from s.read_until(quote)
         if end:
-            call.atom(mended(text, schema))
+            call.write_value(repair_string(text, schema))
     else:
-        call.begin_string()
-        end = yield from s.each(scanner(quote), call.text, lambda: call)
+        call.open_string()
+        end = yield from s.stream_string(get_scanner(quote), call.write_text, lambda: call)
         if end:
-            call.end()
+            call.close_innermost()
     if not end:
         raise StreamCut
 
@@ -149,7 +149,7 @@ GEMMA4 = ToolCallFamily(
     detect=lambda template, tokens: _GEMMA4.start in template,
     openers=(_GEMMA4.start,),
     read=_reader(_GEMMA4),
-    ends_thought=True,
+    ends_reasoning=True,
     aliases=("gemma",),
     markers=_GEMMA4.all,
 )

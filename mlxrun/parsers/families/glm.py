@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from mlxrun.parsers.families.minimax import next_tag
 from mlxrun.parsers.family import ToolCallFamily
-from mlxrun.parsers.marker_scanner import scanner
+from mlxrun.parsers.marker_scanner import get_scanner
 from mlxrun.parsers.readers.json_call import read_calls
 from mlxrun.parsers.readers.tagged_arguments import read_tagged
 from mlxrun.parsers.text_stream import Malformed, Step, StreamCut, TextStream
@@ -52,21 +52,21 @@ def closing(tag: str) -> str:
 
 def read_pairs(s: TextStream, tags: PairTags) -> Step[None]:
     """What stands behind `tags.start`, with the end tag. Raises Malformed if the tool is not offered."""
-    if (yield from s.space()) in ("{", "["):
+    if (yield from s.skip_space()) in ("{", "["):
         if not (yield from read_calls(s)):
             return
-        yield from s.space()
-        yield from s.literal(tags.end)
+        yield from s.skip_space()
+        yield from s.take_literal(tags.end)
         return
-    name, tag = yield from s.name("\n", tags.key, tags.end)
+    name, tag = yield from s.read_name("\n", tags.key, tags.end)
     if name.strip() not in s.tools:
         raise Malformed
-    call = s.call(name.strip())
-    ends = scanner(closing(tags.value))
+    call = s.begin_call(name.strip())
+    ends = get_scanner(closing(tags.value))
     while tag != tags.end:
         if tag != tags.key and (yield from next_tag(s, tags.key, tags.end)) == tags.end:
             break
-        key, end = yield from s.name(closing(tags.key))
+        key, end = yield from s.read_name(closing(tags.key))
         if not end:
             raise StreamCut
         yield from next_tag(s, tags.value)
@@ -87,7 +87,7 @@ FAMILY = ToolCallFamily(
     detect=lambda template, tokens: _TAGS.key in template,
     openers=(_TAGS.start,),
     read=_read,
-    ends_thought=True,
+    ends_reasoning=True,
     aliases=("glm45", "glm4_moe", "glm47", "laguna"),
     markers=_TAGS.all,
 )

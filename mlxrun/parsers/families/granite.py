@@ -16,10 +16,10 @@ _ENDS = {_START: "<|/tool_call|>", _PLAIN: "</tool_call>", _OLD: "</function_cal
 
 
 def _read(s: TextStream, opener: str) -> Step[None]:
-    yield from s.space()
+    yield from s.skip_space()
     if (yield from read_calls(s)):
-        yield from s.space()
-        yield from s.literal(_ENDS[opener])
+        yield from s.skip_space()
+        yield from s.take_literal(_ENDS[opener])
 
 
 def _detect(template: str, tokens: frozenset[str]) -> bool:
@@ -34,5 +34,5 @@ FAMILY = ToolCallFamily(
     read=_read,
     aliases=("granite_20b_fc",),
     markers=(_START, _PLAIN, "</tool_call>", _OLD),
-    frame=lambda name: (f'{_START}[{{"name": {quoted(name)}, "arguments": ', "}]"),
+    prefix_suffix=lambda name: (f'{_START}[{{"name": {quoted(name)}, "arguments": ', "}]"),
 )

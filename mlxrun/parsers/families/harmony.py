@@ -10,17 +10,17 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from mlxrun.parsers.delta_builder import Kind
+from mlxrun.parsers.delta import TextKind
 from mlxrun.parsers.family import ReasoningFamily, ToolCallFamily
-from mlxrun.parsers.marker_scanner import scanner
+from mlxrun.parsers.marker_scanner import get_scanner
 from mlxrun.parsers.readers.json_call import read_arguments
 from mlxrun.parsers.text_stream import Malformed, Step, StreamCut, TextStream
 
 _START, _CHANNEL, _CONSTRAIN, _MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
 _ENDS = ("<|end|>", "<|call|>", "<|return|>")
 _MARKERS = (_START, _CHANNEL, _CONSTRAIN, _MESSAGE, *_ENDS)
-_BODY = scanner(_START, _CHANNEL, *_ENDS)
-_TEXT = scanner(*_MARKERS)
+_BODY = get_scanner(_START, _CHANNEL, *_ENDS)
+_TEXT = get_scanner(*_MARKERS)
 # What may stand where a message begins: models forget `<|start|>`, and repeat the role or the channel.
 _WORDS = ("assistant", "analysis", "commentary", "final")
 _LEADS = (*_MARKERS, "to=", *(w + m for w in _WORDS for m in (_CHANNEL, _MESSAGE, " to=")))
@@ -44,8 +44,8 @@ class _Header:
     extra: str = ""  # text of a header that was not completed
 
     @property
-    def kind(self) -> Kind:
-        return "reasoning" if self.channel == "analysis" else "text"
+    def kind(self) -> TextKind:
+        return "reasoning" if self.channel == "analysis" else "content"
 
 
 def read(s: TextStream) -> Step[None]:
@@ -53,13 +53,13 @@ def read(s: TextStream) -> Step[None]:
     lead = ""
     while True:
         if lead not in (_START, _CHANNEL):
-            s.mark()
-            if not (yield from s.space()) and lead:
+            s.commit()
+            if not (yield from s.skip_space()) and lead:
                 return
-            lead = yield from s.literal(*_LEADS)
+            lead = yield from s.take_literal(*_LEADS)
         if not lead:
-            s.give_back()
-            lead = yield from s.flow("text", _TEXT)
+            s.return_as_text()
+            lead = yield from s.pass_text("content", _TEXT)
         if not lead:
             return
         if lead not in _ENDS:
@@ -71,7 +71,7 @@ def _header(s: TextStream, lead: str) -> Step[_Header]:
     mark = next((m for m in _MARKERS if lead.endswith(m)), "")
     raw, channel, text, extra = lead, lead.removesuffix(mark), lead, "" if mark else lead
     while mark != _MESSAGE:
-        part, following = yield from s.until(*_MARKERS)
+        part, following = yield from s.read_until(*_MARKERS)
         raw += part + following
         text += part
         if mark == _CHANNEL:
@@ -89,45 +89,45 @@ def _header(s: TextStream, lead: str) -> Step[_Header]:
 def _message(s: TextStream, header: _Header) -> Step[str]:
     """What stands behind a header; the marker that ended it, "" if that was text."""
     if header.end != _MESSAGE:
-        s.out.part()
-        s.out.flow(_kind(s, header), header.extra)
+        s.out.end_section()
+        s.out.add(_kind(s, header), header.extra)
         return header.end
     name = header.recipient if header.recipient in s.tools else header.recipient.removeprefix("functions.")
     if name in s.tools:
-        s.attempt(header.raw)
+        s.begin_attempt(header.raw)
         try:
             end = yield from _call(s, name)
         except (Malformed, StreamCut) as error:
             end = ""
-            s.abandon(isinstance(error, StreamCut))
-        if s.settled():
-            return end or (yield from s.flow("text", _BODY))
+            s.abandon_attempt(isinstance(error, StreamCut))
+        if s.end_attempt():
+            return end or (yield from s.pass_text("content", _BODY))
     elif not header.recipient or header.kind == "reasoning":
-        s.out.part()
-        return (yield from s.flow(_kind(s, header), _BODY))
+        s.out.end_section()
+        return (yield from s.pass_text(_kind(s, header), _BODY))
     else:
-        s.out.text(header.raw)
-    end = yield from s.flow("text", _BODY)
+        s.out.add("content", header.raw)
+    end = yield from s.pass_text("content", _BODY)
     if end not in _ENDS:
         return end
-    s.out.text(end)
+    s.out.add("content", end)
     return ""
 
 
 def _call(s: TextStream, name: str) -> Step[str]:
-    call = s.call(name)
-    yield from s.space()
-    end = yield from s.literal(*_ENDS)
+    call = s.begin_call(name)
+    yield from s.skip_space()
+    end = yield from s.take_literal(*_ENDS)
     if end:
         call.close()
         return end
     yield from read_arguments(s, call)
-    yield from s.space()
-    return (yield from s.literal(*_ENDS))
+    yield from s.skip_space()
+    return (yield from s.take_literal(*_ENDS))
 
 
-def _kind(s: TextStream, header: _Header) -> Kind:
-    return header.kind if s.thinking else "text"
+def _kind(s: TextStream, header: _Header) -> TextKind:
+    return header.kind if s.separates_reasoning else "content"
 
 
 def _detect(template: str, tokens: frozenset[str]) -> bool:
@@ -141,18 +141,18 @@ def _frame(name: str) -> tuple[str, str]:
 FAMILY = ToolCallFamily(
     name="harmony",
     detect=_detect,
-    whole=read,
+    read_answer=read,
     aliases=("gpt_oss", "gptoss", "openai"),
     markers=_MARKERS,
-    frame=_frame,
+    prefix_suffix=_frame,
 )
-THINKING = ReasoningFamily(
+REASONING = ReasoningFamily(
     name="harmony",
     detect=_detect,
-    whole=read,
+    read_answer=read,
     aliases=("gpt_oss", "gptoss", "openai"),
     markers=_MARKERS,
     anywhere=True,
-    span=(f"{_CHANNEL}analysis{_MESSAGE}", (*_ENDS, _START, _CHANNEL)),
+    pairs=((f"{_CHANNEL}analysis{_MESSAGE}", (*_ENDS, _START, _CHANNEL)),),
     closing=f"<|end|>{_START}assistant{_CHANNEL}final{_MESSAGE}",
 )

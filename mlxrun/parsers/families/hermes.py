@@ -21,15 +21,15 @@ def read(s: TextStream, opener: str) -> Step[None]:
     if opener == OPENER:
         yield from read_function(s)
     else:
-        char = yield from s.space()
+        char = yield from s.skip_space()
         if char == "<":
-            if not (yield from s.literal(OPENER)):
+            if not (yield from s.take_literal(OPENER)):
                 raise Malformed
             yield from read_function(s)
         elif not (yield from read_calls(s)):
             return
-    yield from s.space()
-    yield from s.literal(_ENDS.get(opener, END))
+    yield from s.skip_space()
+    yield from s.take_literal(_ENDS.get(opener, END))
 
 
 FAMILY = ToolCallFamily(
@@ -43,5 +43,5 @@ FAMILY = ToolCallFamily(
     read=read,
     aliases=("qwen", "qwen2_5", "qwen3", "nemotron"),
     markers=(START, END),
-    frame=lambda name: (f'{START}\n{{"name": {quoted(name)}, "arguments": ', f"}}\n{END}"),
+    prefix_suffix=lambda name: (f'{START}\n{{"name": {quoted(name)}, "arguments": ', f"}}\n{END}"),
 )

@@ -20,19 +20,19 @@ _ID = re.compile(r"(?:functions[.]?)?(.+?)(?::?\d+)?")
 
 
 def _read(s: TextStream, opener: str) -> Step[None]:
-    head, mark = yield from s.name(_ARGUMENTS, _BEGIN, _END, *_SECTIONS)
+    head, mark = yield from s.read_name(_ARGUMENTS, _BEGIN, _END, *_SECTIONS)
     if not mark:
         raise StreamCut
     if mark != _ARGUMENTS:
         raise Malformed
     id = head.strip()
     name = _name(id, s)
-    if (yield from s.space()) == "<" and (yield from s.literal(_END)):
-        s.call(name, id).close()
+    if (yield from s.skip_space()) == "<" and (yield from s.take_literal(_END)):
+        s.begin_call(name, id).close()
         return
-    yield from read_arguments(s, s.call(name, id))
-    yield from s.space()
-    yield from s.literal(_END)
+    yield from read_arguments(s, s.begin_call(name, id))
+    yield from s.skip_space()
+    yield from s.take_literal(_END)
 
 
 def _name(id: str, s: TextStream) -> str:
@@ -57,7 +57,7 @@ FAMILY = ToolCallFamily(
     read=_read,
     aliases=("kimi",),
     markers=(_BEGIN, _ARGUMENTS, _END, *_SECTIONS),
-    drops=_SECTIONS,
-    ends_thought=True,
-    frame=_frame,
+    ignored=_SECTIONS,
+    ends_reasoning=True,
+    prefix_suffix=_frame,
 )

@@ -20,7 +20,7 @@ _FUNCTION, _CLOSE = "<function=", "</function>"
 
 
 def _start(s: TextStream, opener: str) -> Step[None]:
-    yield from s.space()
+    yield from s.skip_space()
     seen = yield from s.peek(2)
     if seen.startswith("[") and not seen.endswith(_JSON):  # the small models of 3.2 write Python too
         yield from read_list(s)
@@ -31,10 +31,10 @@ def _start(s: TextStream, opener: str) -> Step[None]:
 def _more(s: TextStream) -> Step[None]:
     """Objects behind semicolons."""
     while True:
-        yield from s.space()
-        if not (yield from s.literal(";")):
+        yield from s.skip_space()
+        if not (yield from s.take_literal(";")):
             return
-        if (yield from s.space()) != "{" or not (yield from read_calls(s)):
+        if (yield from s.skip_space()) != "{" or not (yield from read_calls(s)):
             return
 
 
@@ -42,7 +42,7 @@ def _read(s: TextStream, opener: str) -> Step[None]:
     if opener == _FUNCTION:
         yield from _function(s)
         return
-    yield from s.space()
+    yield from s.skip_space()
     seen = yield from s.peek(2)
     if seen.startswith("{") or seen == "[{":
         if (yield from read_calls(s)):
@@ -51,19 +51,19 @@ def _read(s: TextStream, opener: str) -> Step[None]:
         yield from read_list(s)
     elif not (yield from read_call(s)):
         return
-    yield from s.space()
-    yield from s.literal(_TAGS[opener])
+    yield from s.skip_space()
+    yield from s.take_literal(_TAGS[opener])
 
 
 def _function(s: TextStream) -> Step[None]:
-    name, end = yield from s.name(">", "\n")
+    name, end = yield from s.read_name(">", "\n")
     if not end:
         raise StreamCut
     if end == "\n" or name.strip() not in s.tools:
         raise Malformed
-    yield from read_arguments(s, s.call(name.strip()))
-    yield from s.space()
-    yield from s.literal(_CLOSE)
+    yield from read_arguments(s, s.begin_call(name.strip()))
+    yield from s.skip_space()
+    yield from s.take_literal(_CLOSE)
 
 
 def _detect(template: str, tokens: frozenset[str]) -> bool:
@@ -75,8 +75,8 @@ FAMILY = ToolCallFamily(
     detect=_detect,
     openers=(*_TAGS, _FUNCTION),
     read=_read,
-    start=_start,
+    read_start=_start,
     aliases=("llama3", "llama3_json", "llama4", "llama4_json"),
     markers=tuple(part for pair in _TAGS.items() for part in pair),
-    frame=lambda name: (f'{{"name": {quoted(name)}, "parameters": ', "}"),
+    prefix_suffix=lambda name: (f'{{"name": {quoted(name)}, "parameters": ', "}"),
 )

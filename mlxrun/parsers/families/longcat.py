@@ -18,7 +18,7 @@ FAMILY = ToolCallFamily(
     detect=lambda template, tokens: _TAGS.start in template,
     openers=(_TAGS.start,),
     read=_read,
-    ends_thought=True,
+    ends_reasoning=True,
     aliases=("longcat_flash",),
     markers=_TAGS.all,
 )

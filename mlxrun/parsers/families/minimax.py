@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mlxrun.parsers.family import ToolCallFamily
-from mlxrun.parsers.marker_scanner import scanner
+from mlxrun.parsers.marker_scanner import get_scanner
 from mlxrun.parsers.readers.tagged_arguments import TEXT, read_tagged
 from mlxrun.parsers.text_stream import Malformed, Step, StreamCut, TextStream
 
@@ -37,12 +37,12 @@ def read_invoke(s: TextStream, tags: InvokeTags) -> Step[None]:
     name = yield from _attribute(s)
     if name not in s.tools:
         raise Malformed
-    call = s.call(name)
-    ends = scanner(f"</{tags.prefix}parameter>")
+    call = s.begin_call(name)
+    ends = get_scanner(f"</{tags.prefix}parameter>")
     while (yield from next_tag(s, tags.parameter, f"</{tags.prefix}invoke>")) == tags.parameter:
         key, quoted = yield from _parameter(s)
-        schema = call.schema.member(key)
-        if quoted and not schema.no_text:
+        schema = call.schema.get_member(key)
+        if quoted and not schema.excludes_text:
             schema = TEXT
         yield from read_tagged(s, call, key, ends, layout=False, guess=True, schema=schema)
     call.close()
@@ -50,8 +50,8 @@ def read_invoke(s: TextStream, tags: InvokeTags) -> Step[None]:
 
 def next_tag(s: TextStream, *tags: str) -> Step[str]:
     """Which of `tags` comes next, behind white space. Raises Malformed, or Cut if the text ends in it."""
-    yield from s.space()
-    tag = yield from s.literal(*tags)
+    yield from s.skip_space()
+    tag = yield from s.take_literal(*tags)
     if not tag:
         rest = yield from s.peek(max(map(len, tags)))
         raise StreamCut if any(tag.startswith(rest) for tag in tags) else Malformed
@@ -69,7 +69,7 @@ def _parameter(s: TextStream) -> Step[tuple[str, bool]]:
 
 def _attribute(s: TextStream) -> Step[str]:
     """The rest of a tag that names something, with quotes or without."""
-    name, end = yield from s.name(">", "\n")
+    name, end = yield from s.read_name(">", "\n")
     if not end:
         raise StreamCut
     if end == "\n":
@@ -91,5 +91,5 @@ FAMILY = ToolCallFamily(
     read=_read,
     aliases=("minimax",),
     markers=(START, END),
-    drops=(START, END),
+    ignored=(START, END),
 )

@@ -12,7 +12,7 @@ import re
 from mlxrun.parsers.argument_writer import quoted
 from mlxrun.parsers.family import ToolCallFamily
 from mlxrun.parsers.readers.json_call import read_arguments, read_calls
-from mlxrun.parsers.text_stream import NAME, Malformed, Step, StreamCut, TextStream
+from mlxrun.parsers.text_stream import MAX_NAME, Malformed, Step, StreamCut, TextStream
 
 _START, _ID, _ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 _IDS = re.compile(r"[A-Za-z0-9]{9}")
@@ -23,20 +23,20 @@ def _short(id: str) -> str:
 
 
 def _read(s: TextStream, opener: str) -> Step[None]:
-    if (yield from s.space()) in ("[", "{"):
+    if (yield from s.skip_space()) in ("[", "{"):
         yield from read_calls(s, _IDS)
         return
     name = yield from _name(s)
     if name not in s.tools:
         raise Malformed
     id = ""
-    if (yield from s.literal(_ID)):
-        id, mark = yield from s.name(_ARGUMENTS)
+    if (yield from s.take_literal(_ID)):
+        id, mark = yield from s.read_name(_ARGUMENTS)
         if not mark:
             raise StreamCut
-    elif not (yield from s.literal(_ARGUMENTS)) and (yield from s.peek()) != "{":
+    elif not (yield from s.take_literal(_ARGUMENTS)) and (yield from s.peek()) != "{":
         raise Malformed
-    yield from read_arguments(s, s.call(name, id.strip()))
+    yield from read_arguments(s, s.begin_call(name, id.strip()))
 
 
 def _name(s: TextStream) -> Step[str]:
@@ -44,7 +44,7 @@ def _name(s: TextStream) -> Step[str]:
     count = 1
     while (seen := (yield from s.peek(count)))[-1:] not in ("", "[", "{", "\n") and len(seen) == count:
         count += 1
-        if count > NAME:
+        if count > MAX_NAME:
             raise Malformed
     if len(seen) < count:
         raise StreamCut
@@ -56,11 +56,11 @@ OLD = ToolCallFamily(
     detect=lambda template, tokens: _START in template and _ARGUMENTS not in template,
     openers=(_START,),
     read=_read,
-    ends_thought=True,
-    own_id=_short,
+    ends_reasoning=True,
+    convert_id=_short,
     aliases=("mistral_old", "mixtral"),
     markers=(_START, _ID, _ARGUMENTS),
-    frame=lambda name: (f'{_START}[{{"name": {quoted(name)}, "arguments": ', "}]"),
+    prefix_suffix=lambda name: (f'{_START}[{{"name": {quoted(name)}, "arguments": ', "}]"),
 )
 NEW = ToolCallFamily(
     name="mistral",
@@ -69,10 +69,10 @@ NEW = ToolCallFamily(
     ),
     openers=(_START,),
     read=_read,
-    ends_thought=True,
-    own_id=_short,
+    ends_reasoning=True,
+    convert_id=_short,
     aliases=("mistral_v11", "magistral", "devstral"),
     markers=(_START, _ID, _ARGUMENTS),
-    frame=lambda name: (f"{_START}{name}{_ARGUMENTS}", ""),
+    prefix_suffix=lambda name: (f"{_START}{name}{_ARGUMENTS}", ""),
 )
 FAMILIES = (OLD, NEW)

@@ -16,12 +16,12 @@ _WRONG = "</|tool_call|>"  # the model's own slip, as seen in the wild
 
 def _read(s: TextStream, opener: str) -> Step[None]:
     if opener == _START:
-        yield from s.space()
+        yield from s.skip_space()
     elif (yield from s.peek()) != "[":
         raise Malformed
     if (yield from read_calls(s)):
-        yield from s.space()
-        yield from s.literal(_END, _WRONG)
+        yield from s.skip_space()
+        yield from s.take_literal(_END, _WRONG)
 
 
 FAMILY = ToolCallFamily(
@@ -31,5 +31,5 @@ FAMILY = ToolCallFamily(
     read=_read,
     aliases=("phi4", "phi4_mini_json"),
     markers=(_START, _END),
-    frame=lambda name: (f'{_START}[{{"name": {quoted(name)}, "arguments": ', f"}}]{_END}"),
+    prefix_suffix=lambda name: (f'{_START}[{{"name": {quoted(name)}, "arguments": ', f"}}]{_END}"),
 )

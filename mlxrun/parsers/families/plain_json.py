@@ -13,7 +13,7 @@ from mlxrun.parsers.family import ToolCallFamily
 from mlxrun.parsers.readers.json_call import whole_arguments
 from mlxrun.parsers.readers.json_text import expect, read_string
 from mlxrun.parsers.text_stream import Malformed, Step, TextStream
-from mlxrun.parsers.tool_schemas import dump
+from mlxrun.parsers.tool_schemas import encode_json
 
 _KEYS = frozenset(("name", "arguments", "parameters", "type", "function", "id"))
 _FENCE = "```"
@@ -22,25 +22,25 @@ _FENCE = "```"
 def read(s: TextStream, opener: str) -> Step[None]:
     """The whole answer."""
     head = ""
-    if (yield from s.space()) == "`":
-        head = yield from s.literal("```json\n", "```\n")
+    if (yield from s.skip_space()) == "`":
+        head = yield from s.take_literal("```json\n", "```\n")
         if not head:
             return
-        yield from s.space()
-    head += yield from s.literal("[")
+        yield from s.skip_space()
+    head += yield from s.take_literal("[")
     yield from expect(s, "{")
     yield from expect(s, '"')
     key = yield from read_string(s)
     if key not in _KEYS:
         return
-    rest, _ = yield from s.until()
-    text = f"{head}{{{dump(key)}{rest}".strip()
+    rest, _ = yield from s.read_until()
+    text = f"{head}{{{encode_json(key)}{rest}".strip()
     if text.startswith(_FENCE):
         if not text.endswith(_FENCE):
             raise Malformed
         text = text.removeprefix(_FENCE).removeprefix("json").removesuffix(_FENCE)
     for name, arguments in _calls(text, s):
-        whole_arguments(s.call(name), arguments)
+        whole_arguments(s.begin_call(name), arguments)
 
 
 def _calls(text: str, s: TextStream) -> list[tuple[str, str]]:
@@ -52,7 +52,7 @@ def _calls(text: str, s: TextStream) -> list[tuple[str, str]]:
     found = [_call(item) for item in (value if isinstance(value, list) else [value])]
     if any(name not in s.tools for name, _ in found):
         raise Malformed
-    return [(name, dump(arguments)) for name, arguments in found]
+    return [(name, encode_json(arguments)) for name, arguments in found]
 
 
 def _call(item: Any) -> tuple[str, Any]:
@@ -69,7 +69,7 @@ def _call(item: Any) -> tuple[str, Any]:
 FAMILY = ToolCallFamily(
     name="json",
     detect=lambda template, tokens: False,
-    start=read,
+    read_start=read,
     aliases=("plain",),
-    frame=lambda name: (f'{{"name": {dump(name)}, "arguments": ', "}"),
+    prefix_suffix=lambda name: (f'{{"name": {encode_json(name)}, "arguments": ', "}"),
 )

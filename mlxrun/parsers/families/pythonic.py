@@ -14,8 +14,8 @@ from typing import Any
 from mlxrun.parsers.argument_writer import ArgumentWriter
 from mlxrun.parsers.family import ToolCallFamily
 from mlxrun.parsers.readers.json_call import read_calls
-from mlxrun.parsers.text_stream import NAME, Malformed, Step, StreamCut, TextStream
-from mlxrun.parsers.tool_schemas import ValueSchema, dump, read_python, retyped, typed
+from mlxrun.parsers.text_stream import MAX_NAME, Malformed, Step, StreamCut, TextStream
+from mlxrun.parsers.tool_schemas import ValueSchema, encode_json, parse_python, repair_value, encode_bare_value
 
 _ENDS = {"<|tool_call_start|>": "<|tool_call_end|>", "<|python_start|>": "<|python_end|>"}
 _STOPS = ("(", ")", "[", "]", "{", "}", ",", '"', "'")
@@ -26,20 +26,20 @@ _WORDS = {"true": True, "false": False, "null": None}
 
 def read_list(s: TextStream) -> Step[bool]:
     """All of a list of calls. What is no call is given back as text; False: there was such."""
-    if (yield from s.literal("[")) != "[":
+    if (yield from s.take_literal("[")) != "[":
         raise Malformed
     whole = True
     while True:
-        yield from s.space()
+        yield from s.skip_space()
         whole &= yield from read_call(s)
-        char = yield from s.space()
+        char = yield from s.skip_space()
         if char not in (",", "]"):
             raise Malformed if char else StreamCut
         s.take(1)
         if char == "]":
             break
     if not whole:
-        s.give_back()
+        s.return_as_text()
     return whole
 
 
@@ -49,15 +49,15 @@ def read_call(s: TextStream) -> Step[bool]:
     if name not in s.tools and name.removesuffix(".call") in s.tools:
         name = name.removesuffix(".call")  # Llama 3.1 calls its built-in tools so
     s.take(1)
-    call = s.call(name) if name in s.tools else None
+    call = s.begin_call(name) if name in s.tools else None
     count, end = 0, ","
     while end == ",":
         text, end = yield from _argument(s)
         if call is None:
-            s.give_back()
+            s.return_as_text()
         elif text.strip():
             _write(call, text, count)
-            s.mark()
+            s.commit()
         elif end == ",":
             raise Malformed
         count += 1
@@ -76,7 +76,7 @@ def _name(s: TextStream) -> Step[str]:
         if not (seen[-1].isalnum() or seen[-1] in "_.-"):
             break
         count += 1
-        if count > NAME:
+        if count > MAX_NAME:
             raise Malformed
     if seen[-1] != "(" or count == 1:
         raise Malformed
@@ -88,7 +88,7 @@ def _argument(s: TextStream) -> Step[tuple[str, str]]:
     parts: list[str] = []
     depth = 0
     while True:
-        text, mark = yield from s.until(*_STOPS)
+        text, mark = yield from s.read_until(*_STOPS)
         parts.append(text)
         if not mark:
             raise StreamCut
@@ -105,11 +105,11 @@ def _argument(s: TextStream) -> Step[tuple[str, str]]:
 
 def _string(s: TextStream, quote: str) -> Step[str]:
     """The source of a string, behind its first quote. Newlines that Python would not allow are escaped."""
-    long = yield from s.literal(quote * 2)
+    long = yield from s.take_literal(quote * 2)
     end = quote + long
     parts = [end]
     while True:
-        text, mark = yield from s.until(end, "\\")
+        text, mark = yield from s.read_until(end, "\\")
         parts.append(text if long else text.replace("\r", "\\r").replace("\n", "\\n"))
         if not mark:
             raise StreamCut
@@ -128,21 +128,21 @@ def _write(call: ArgumentWriter, text: str, position: int) -> None:
     if named is None and position >= len(keys):
         raise Malformed
     key = named[1] if named else keys[position]
-    schema = call.schema.member(key)
+    schema = call.schema.get_member(key)
     source = (named[2] if named else text).strip()
-    call.member(key, _json(source, schema))
+    call.write_member(key, _json(source, schema))
 
 
 def _json(source: str, schema: ValueSchema) -> str:
     """JSON of a literal. A bare word is a string, as models write them."""
     try:
-        node = _Words().visit(read_python(source))
+        node = _Words().visit(parse_python(source))
         value = _plain(ast.literal_eval(node))
     except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
         if _BARE.fullmatch(source) is None:
             raise Malformed from None
-        return typed(source, schema)
-    return dump(retyped(value, schema))
+        return encode_bare_value(source, schema)
+    return encode_json(repair_value(value, schema))
 
 
 class _Words(ast.NodeTransformer):
@@ -168,17 +168,17 @@ def _plain(value: Any) -> Any:
 
 
 def _start(s: TextStream, opener: str) -> Step[None]:
-    if (yield from s.space()) != "[":
+    if (yield from s.skip_space()) != "[":
         raise Malformed
     yield from read_list(s)
 
 
 def _read(s: TextStream, opener: str) -> Step[None]:
-    yield from s.space()
+    yield from s.skip_space()
     seen = yield from s.peek(2)
     if (yield from (read_calls(s) if "{" in seen else read_list(s))):
-        yield from s.space()
-        yield from s.literal(_ENDS[opener])
+        yield from s.skip_space()
+        yield from s.take_literal(_ENDS[opener])
 
 
 def _detect(template: str, tokens: frozenset[str]) -> bool:
@@ -191,7 +191,7 @@ FAMILY = ToolCallFamily(
     detect=_detect,
     openers=tuple(_ENDS),
     read=_read,
-    start=_start,
+    read_start=_start,
     aliases=("llama3_2_pythonic", "llama4_pythonic", "lfm2"),
     markers=(*_ENDS, *_ENDS.values()),
 )

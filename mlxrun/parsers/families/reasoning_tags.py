@@ -1,43 +1,34 @@
-"""Thoughts between two tags, in the tags of each family.
+"""Reasoning between two tags: the families that differ only in their tags.
 
-A tag of plain characters opens a thought only where text begins: an answer may speak of `<think>`. A tag
-that is a special token does so anywhere.
+A tag of plain characters opens reasoning only where text begins, as an answer may mention `<think>`. A tag that
+is a special token opens it anywhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from mlxrun.parsers.delta_builder import SPACE
 from mlxrun.parsers.family import ReasoningFamily
-
-
-def left_open(opener: str) -> Callable[[str], bool]:
-    """Whether a prompt ends with the opening tag, and white space."""
-    return lambda prompt: prompt.rstrip(SPACE).endswith(opener)
 
 
 def _tags(
     name: str,
     opener: str,
-    end: str,
+    closer: str,
     *aliases: str,
     anywhere: bool = False,
-    token: str = "",
-    drops: tuple[str, ...] = (),
+    detected_by: str = "",
+    ignored: tuple[str, ...] = (),
 ) -> ReasoningFamily:
-    """A family of one pair of tags. `token`: what tells it, if not the opening tag."""
-    mark = token or opener
+    """Make the family of one pair of tags. `detected_by`: what shows that a model has it, if not `opener`."""
+    marker = detected_by or opener
     return ReasoningFamily(
         name=name,
-        detect=lambda template, tokens: mark in tokens or mark in template,
-        pairs=((opener, (end,)),),
+        detect=lambda template, tokens: marker in tokens or marker in template,
+        pairs=((opener, (closer,)),),
         anywhere=anywhere,
-        opened=left_open(opener),
-        drops=drops,
+        ignored=ignored,
         aliases=aliases,
-        markers=(opener, end, *drops),
-        closing=f"\n{end}\n\n" if end.startswith("</") else end,
+        markers=(opener, closer, *ignored),
+        closing=f"\n{closer}\n\n" if closer.startswith("</") else closer,
     )
 
 
@@ -46,9 +37,9 @@ _RESPONSE = ("<|START_RESPONSE|>", "<|END_RESPONSE|>")
 
 FAMILIES = (
     _tags("seed_oss", "<seed:think>", "</seed:think>", "seed"),
-    _tags("gemma4", "<|channel>thought", "<channel|>", "gemma", anywhere=True, token="<|channel>"),
+    _tags("gemma4", "<|channel>thought", "<channel|>", "gemma", anywhere=True, detected_by="<|channel>"),
     _tags("mistral", "[THINK]", "[/THINK]", "magistral", anywhere=True),
-    _tags("cohere", "<|START_THINKING|>", "<|END_THINKING|>", anywhere=True, drops=_RESPONSE),
+    _tags("cohere", "<|START_THINKING|>", "<|END_THINKING|>", anywhere=True, ignored=_RESPONSE),
     _tags("longcat", "<longcat_think>", "</longcat_think>"),
     _tags("kimi_vl", "◁think▷", "◁/think▷"),
     ReasoningFamily(
@@ -57,7 +48,7 @@ FAMILIES = (
         pairs=(("Here is my thought process:", _GRANITE), ("Here's my thought process:", _GRANITE)),
         closing=f"\n\n{_GRANITE[0]}\n",
     ),
-    _tags("granite3_3", "<think>", "</think>", token="<response>", drops=("<response>", "</response>")),
+    _tags("granite3_3", "<think>", "</think>", detected_by="<response>", ignored=("<response>", "</response>")),
     _tags(
         "think",
         "<think>",

@@ -12,12 +12,12 @@ START, END = "<seed:tool_call>", "</seed:tool_call>"
 def read(s: TextStream, opener: str) -> Step[None]:
     """One block, or a function whose block's tag was forgotten."""
     if opener == START:
-        yield from s.space()
-        if not (yield from s.literal(OPENER)):
+        yield from s.skip_space()
+        if not (yield from s.take_literal(OPENER)):
             raise Malformed
     yield from read_function(s)
-    while (yield from s.space()) == "<":
-        if (yield from s.literal(END, OPENER)) != OPENER:
+    while (yield from s.skip_space()) == "<":
+        if (yield from s.take_literal(END, OPENER)) != OPENER:
             return
         yield from read_function(s)
 

@@ -34,5 +34,5 @@ FAMILY = ToolCallFamily(
     read=_read,
     aliases=("step3", "step3p5", "step3_5"),
     markers=(hermes.START, hermes.END, *_DROPS),
-    drops=_DROPS,
+    ignored=_DROPS,
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from mlxrun.parsers.argument_writer import quoted
 from mlxrun.parsers.family import ToolCallFamily
 from mlxrun.parsers.readers.json_call import read_calls
-from mlxrun.parsers.text_stream import NAME, Malformed, Step, StreamCut, TextStream
+from mlxrun.parsers.text_stream import MAX_NAME, Malformed, Step, StreamCut, TextStream
 
 _FENCE = "```"
 _ENDS = {"<tool_call>": "</tool_call>", "[TOOL_CALLS]": ""}
@@ -38,7 +38,7 @@ def _plausible(s: TextStream) -> Step[None]:
 
 def _skipped(s: TextStream, at: int, char: str, must: bool = False) -> Step[int]:
     """Where the text goes on behind white space and `char`."""
-    while (yield from s.peek(at + 1))[at:].isspace() and at < NAME:
+    while (yield from s.peek(at + 1))[at:].isspace() and at < MAX_NAME:
         at += 1
     seen = yield from s.peek(at + 1)
     if len(seen) <= at:
@@ -60,27 +60,27 @@ def _word(s: TextStream, at: int) -> Step[tuple[str, int]]:
             raise StreamCut
         if seen[end] == '"':
             return seen[at - 1 : end + 1], end + 1
-        if seen[end] in "\n\\" or end > NAME:
+        if seen[end] in "\n\\" or end > MAX_NAME:
             raise Malformed
         end += 1
 
 
 def _start(s: TextStream, opener: str) -> Step[None]:
-    yield from s.space()
-    fence = yield from s.literal(_FENCE)
+    yield from s.skip_space()
+    fence = yield from s.take_literal(_FENCE)
     if fence:
-        yield from s.literal("json")
-        yield from s.space()
+        yield from s.take_literal("json")
+        yield from s.skip_space()
     if (yield from read_naked(s)) and fence:
-        yield from s.space()
-        yield from s.literal(_FENCE)
+        yield from s.skip_space()
+        yield from s.take_literal(_FENCE)
 
 
 def _read(s: TextStream, opener: str) -> Step[None]:
-    yield from s.space()
+    yield from s.skip_space()
     if (yield from read_calls(s)):
-        yield from s.space()
-        yield from s.literal(_ENDS[opener])
+        yield from s.skip_space()
+        yield from s.take_literal(_ENDS[opener])
 
 
 FAMILY = ToolCallFamily(
@@ -88,8 +88,8 @@ FAMILY = ToolCallFamily(
     detect=lambda template, tokens: "xLAM" in template or '"tool_call_name"' in template,
     openers=tuple(_ENDS),
     read=_read,
-    start=_start,
+    read_start=_start,
     aliases=("xlam2",),
     markers=("<tool_call>", "</tool_call>"),
-    frame=lambda name: (f'[{{"name": {quoted(name)}, "arguments": ', "}]"),
+    prefix_suffix=lambda name: (f'[{{"name": {quoted(name)}, "arguments": ', "}]"),
 )

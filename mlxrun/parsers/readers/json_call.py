@@ -19,15 +19,15 @@ ARGUMENTS = ("arguments", "parameters")
 def read_calls(s: TextStream, ids: re.Pattern[str] | None = None) -> Step[bool]:
     """One object, or several in an array or one behind the other. What is no call is given back as text, with
     all that follows the last object; False: there was such."""
-    array = yield from s.literal("[")
+    array = yield from s.take_literal("[")
     whole = True
     while True:
         if array:
-            yield from s.space()
+            yield from s.skip_space()
         if not (yield from read_call(s, ids)):
-            s.give_back()
+            s.return_as_text()
             whole = False
-        char = yield from s.space()
+        char = yield from s.skip_space()
         if array and char == ",":
             s.take(1)
         elif array or char != "{":
@@ -35,7 +35,7 @@ def read_calls(s: TextStream, ids: re.Pattern[str] | None = None) -> Step[bool]:
     if array and char == "]":
         s.take(1)
     if not whole:
-        s.give_back()
+        s.return_as_text()
     return whole
 
 
@@ -49,21 +49,21 @@ def read_call(s: TextStream, ids: re.Pattern[str] | None = None, id: str = "") -
     name: str | None = None
     held: str | None = None
     call: ArgumentWriter | None = None
-    if (yield from s.space()) == "}":
+    if (yield from s.skip_space()) == "}":
         s.take(1)
         return False
     while True:
         yield from expect(s, '"')
         key = yield from read_string(s)
         yield from expect(s, ":")
-        char = yield from s.space()
+        char = yield from s.skip_space()
         if key == "name" and name is None and char == '"':
             s.take(1)
             name = yield from read_string(s)
         elif key == "function" and name is None and char == "{":
             return (yield from _nested(s, ids, id))
         elif key in ARGUMENTS and call is None and held is None and name is not None and name in s.tools:
-            call = s.call(name, id)
+            call = s.begin_call(name, id)
             yield from read_arguments(s, call)
         elif key in ARGUMENTS and call is None and held is None:
             held = yield from raw_value(s)
@@ -74,25 +74,25 @@ def read_call(s: TextStream, ids: re.Pattern[str] | None = None, id: str = "") -
         else:
             yield from raw_value(s)
         if held is not None and call is None and name is not None and name in s.tools:
-            call = s.call(name, id)
+            call = s.begin_call(name, id)
             whole_arguments(call, held)
-        char = yield from s.space()
+        char = yield from s.skip_space()
         if call is not None and (char == "" or char not in ",}"):
             return True
         if (yield from expect(s, ",}")) == "}":
             break
     if call is None and name is not None and name in s.tools:
-        call = s.call(name, id)
+        call = s.begin_call(name, id)
         call.close()
     if call is not None:
-        s.mark()
+        s.commit()
     return call is not None
 
 
 def _nested(s: TextStream, ids: re.Pattern[str] | None, id: str) -> Step[bool]:
     """The call within `{"type": "function", "function": {...}}`, and what follows it there."""
     made = yield from read_call(s, ids, id)
-    while (yield from s.space()) not in ("", "}"):
+    while (yield from s.skip_space()) not in ("", "}"):
         yield from expect(s, ",")
         yield from expect(s, '"')
         yield from read_string(s)
@@ -100,13 +100,13 @@ def _nested(s: TextStream, ids: re.Pattern[str] | None, id: str) -> Step[bool]:
         yield from raw_value(s)
     s.take(1)
     if made:
-        s.mark()
+        s.commit()
     return made
 
 
 def read_arguments(s: TextStream, call: ArgumentWriter) -> Step[None]:
     """The arguments themselves, into `call`, which is closed."""
-    char = yield from s.space()
+    char = yield from s.skip_space()
     if char == "{":
         yield from read_value(s, call, call.schema)
         call.close()
@@ -121,11 +121,11 @@ def whole_arguments(call: ArgumentWriter, text: str) -> None:
         if text.startswith('"'):
             whole_arguments(call, json.loads(text))
         elif text.startswith("{"):
-            check = TextStream.of(text)
+            check = TextStream.from_text(text)
             check.run(raw_value(check))
-            if not check.idle():
+            if not check.is_drained():
                 raise Malformed
-            again = TextStream.of(text)
+            again = TextStream.from_text(text)
             again.run(read_value(again, call, call.schema))
             call.close()
         elif text in ("", "null", "[]"):

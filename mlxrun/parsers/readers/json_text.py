@@ -11,7 +11,7 @@ import re
 
 from mlxrun.parsers.argument_writer import ArgumentWriter, quoted
 from mlxrun.parsers.text_stream import Malformed, Step, StreamCut, TextStream
-from mlxrun.parsers.tool_schemas import NUMBER, ValueSchema, dump, mended
+from mlxrun.parsers.tool_schemas import NUMBER, ValueSchema, encode_json, repair_string
 
 _SAFE = re.compile(  # characters of a string, escapes, and both halves of a surrogate pair together
     r"""(?:[^"\\\x00-\x1f]+|\\["\\/bfnrt]|\\u(?![dD][89a-fA-F])[0-9a-fA-F]{4}"""
@@ -30,7 +30,7 @@ _DEPTH = 64
 
 def read_value(s: TextStream, call: ArgumentWriter, schema: ValueSchema, depth: int = _DEPTH) -> Step[None]:
     """A JSON value into `call`. Raises Malformed or Cut; what was passed on stays closable."""
-    char = yield from s.space()
+    char = yield from s.skip_space()
     if not char:
         raise StreamCut
     if char == '"':
@@ -39,20 +39,20 @@ def read_value(s: TextStream, call: ArgumentWriter, schema: ValueSchema, depth: 
         if not depth:
             raise Malformed
         s.take(1)
-        call.begin(char)
+        call.open_container(char)
         if char == "{":
             yield from _members(s, call, schema, depth - 1)
         else:
-            yield from _items(s, call, schema.item(), depth - 1)
-        call.end()
+            yield from _items(s, call, schema.get_items(), depth - 1)
+        call.close_innermost()
     else:
         atom = yield from read_atom(s)
-        call.atom(dump(atom) if schema.text_only and atom != "null" else atom)
+        call.write_value(encode_json(atom) if schema.is_text_only and atom != "null" else atom)
 
 
 def _members(s: TextStream, call: ArgumentWriter, schema: ValueSchema, depth: int) -> Step[None]:
     """All behind the opening brace of an object, with the closing one."""
-    char = yield from s.space()
+    char = yield from s.skip_space()
     if char == "}":
         s.take(1)
         return
@@ -60,14 +60,14 @@ def _members(s: TextStream, call: ArgumentWriter, schema: ValueSchema, depth: in
         yield from expect(s, '"')
         key = yield from read_string(s)
         yield from expect(s, ":")
-        call.key(quoted(key))
-        yield from read_value(s, call, schema.member(key), depth)
+        call.write_key(quoted(key))
+        yield from read_value(s, call, schema.get_member(key), depth)
         if (yield from expect(s, ",}")) == "}":
             return
 
 
 def _items(s: TextStream, call: ArgumentWriter, schema: ValueSchema, depth: int) -> Step[None]:
-    char = yield from s.space()
+    char = yield from s.skip_space()
     if char == "]":
         s.take(1)
         return
@@ -79,16 +79,16 @@ def _items(s: TextStream, call: ArgumentWriter, schema: ValueSchema, depth: int)
 
 def _string_value(s: TextStream, call: ArgumentWriter, schema: ValueSchema) -> Step[None]:
     s.take(1)
-    if schema.no_text:
+    if schema.excludes_text:
         text = yield from read_string(s)
-        call.atom(mended(text, schema))
+        call.write_value(repair_string(text, schema))
         return
-    call.begin_string()
-    yield from s.calm(call)
+    call.open_string()
+    yield from s.wait_in_string(call)
     while piece := (yield from _piece(s)):
-        call.chars(piece)
-        yield from s.calm(call)
-    call.end()
+        call.write_escaped(piece)
+        yield from s.wait_in_string(call)
+    call.close_innermost()
 
 
 def read_string(s: TextStream) -> Step[str]:
@@ -120,24 +120,24 @@ def read_atom(s: TextStream) -> Step[str]:
 
 def raw_value(s: TextStream, depth: int = _DEPTH) -> Step[str]:
     """A whole value as JSON."""
-    char = yield from s.space()
+    char = yield from s.skip_space()
     if not char:
         raise StreamCut
     if char == '"':
         s.take(1)
-        return dump((yield from read_string(s)))
+        return encode_json((yield from read_string(s)))
     if char not in "{[":
         return (yield from read_atom(s))
     if not depth:
         raise Malformed
     parts = [s.take(1)]
     closer = "}" if char == "{" else "]"
-    if (yield from s.space()) == closer:
+    if (yield from s.skip_space()) == closer:
         return char + s.take(1)
     while True:
         if char == "{":
             yield from expect(s, '"')
-            parts.append(dump((yield from read_string(s))))
+            parts.append(encode_json((yield from read_string(s))))
             yield from expect(s, ":")
             parts.append(": ")
         parts.append((yield from raw_value(s, depth - 1)))
@@ -148,7 +148,7 @@ def raw_value(s: TextStream, depth: int = _DEPTH) -> Step[str]:
 
 def expect(s: TextStream, chars: str) -> Step[str]:
     """Take one of these characters, after white space."""
-    char = yield from s.space()
+    char = yield from s.skip_space()
     if not char:
         raise StreamCut
     if char not in chars:

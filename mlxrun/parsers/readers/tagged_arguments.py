@@ -9,7 +9,7 @@ from __future__ import annotations
 from mlxrun.parsers.argument_writer import ArgumentWriter
 from mlxrun.parsers.marker_scanner import MarkerScanner
 from mlxrun.parsers.text_stream import Step, StreamCut, TextStream
-from mlxrun.parsers.tool_schemas import ValueSchema, typed
+from mlxrun.parsers.tool_schemas import ValueSchema, encode_bare_value
 
 TEXT = ValueSchema({"type": "string"})
 
@@ -26,24 +26,24 @@ def read_tagged(
 ) -> Step[str]:
     """One argument; gives the marker that ended it. Raises Cut. `layout`: newlines around are no part of the
     value; `guess`: without a schema numbers and words are what they look like; `schema`: the value's own."""
-    schema = call.schema.member(key) if schema is None else schema
-    if schema.text_only and not schema.options:
-        call.begin_text(key)
+    schema = call.schema.get_member(key) if schema is None else schema
+    if schema.is_text_only and not schema.options:
+        call.open_text_member(key)
         if layout:
             trim = _Trimmed(call)
-            end = yield from s.each(ends, trim.add, trim.string)
+            end = yield from s.stream_string(ends, trim.add, trim.string)
         else:
-            end = yield from s.each(ends, call.text, lambda: call)
+            end = yield from s.stream_string(ends, call.write_text, lambda: call)
         if not end:
             raise StreamCut
-        call.end()
+        call.close_innermost()
     else:
         parts: list[str] = []
-        end = yield from s.each(ends, parts.append)
+        end = yield from s.stream_string(ends, parts.append)
         if not end:
             raise StreamCut
         text = "".join(parts)
-        call.member(key, typed(trimmed(text) if layout else text, schema, guess=guess))
+        call.write_member(key, encode_bare_value(trimmed(text) if layout else text, schema, guess=guess))
     return end
 
 
@@ -66,7 +66,7 @@ class _Trimmed:
             text = text.removeprefix("\n")
         text = self._held + text
         self._held = "\n" if text.endswith("\n") else ""
-        self._call.text(text.removesuffix("\n"))
+        self._call.write_text(text.removesuffix("\n"))
 
     def string(self) -> ArgumentWriter | None:
         """The call, where text would go into it as it is: a newline is never such text."""

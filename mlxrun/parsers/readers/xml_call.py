@@ -5,13 +5,13 @@ A value ends at `</parameter>`; where a model forgets that, at the layout that c
 
 from __future__ import annotations
 
-from mlxrun.parsers.marker_scanner import scanner
+from mlxrun.parsers.marker_scanner import get_scanner
 from mlxrun.parsers.readers.tagged_arguments import read_tagged
 from mlxrun.parsers.text_stream import Malformed, Step, StreamCut, TextStream
 
 OPENER = "<function="
 _PARAMETER, _CLOSE = "<parameter=", "</function>"
-_ENDS = scanner("</parameter>", "\n" + _PARAMETER, "\n" + _CLOSE)
+_ENDS = get_scanner("</parameter>", "\n" + _PARAMETER, "\n" + _CLOSE)
 
 
 def read_function(s: TextStream) -> Step[None]:
@@ -19,7 +19,7 @@ def read_function(s: TextStream) -> Step[None]:
     name = yield from _tag(s)
     if name not in s.tools:
         raise Malformed
-    call = s.call(name)
+    call = s.begin_call(name)
     tag = yield from _next(s)
     while tag == _PARAMETER:
         key = yield from _tag(s)
@@ -29,9 +29,9 @@ def read_function(s: TextStream) -> Step[None]:
 
 
 def _next(s: TextStream) -> Step[str]:
-    if not (yield from s.space()):
+    if not (yield from s.skip_space()):
         raise StreamCut
-    tag = yield from s.literal(_PARAMETER, _CLOSE)
+    tag = yield from s.take_literal(_PARAMETER, _CLOSE)
     if not tag:
         rest = yield from s.peek(len(_PARAMETER))
         raise StreamCut if _PARAMETER.startswith(rest) or _CLOSE.startswith(rest) else Malformed
@@ -40,7 +40,7 @@ def _next(s: TextStream) -> Step[str]:
 
 def _tag(s: TextStream) -> Step[str]:
     """The rest of a tag: a name and `>`, which some models forget at a line's end."""
-    name, end = yield from s.name(">", "\n", "<")
+    name, end = yield from s.read_name(">", "\n", "<")
     if not end:
         raise StreamCut
     if end == "<" or not name.strip():

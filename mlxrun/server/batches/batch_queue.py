@@ -1,80 +1,80 @@
-"""The batches of a server: what is said of each on disk, and who runs next. Files are looked at as they come;
-then one batch runs at a time, the oldest first.
+"""The batches of a server. Each is validated when it is created; then one batch runs at a time, oldest first.
 
     validating -> failed | in_progress -> finalizing -> completed; or cancelling -> cancelled; or expired
 
-What is unfinished when the server stops, however it stops, goes on at the next start. What a batch did not
-run when it was cancelled or expired has no record in its files.
+A batch that is unfinished when the server stops, or is killed, continues at the next start. Lines that did
+not run when their batch was cancelled or expired have no record in its files.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import shutil
-import threading
 import traceback
-from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mlxrun.errors import Draining, EngineDead, JobError, RequestError, told_of
-from mlxrun.server.batches.jobs import OVER, Batch, Checked, JobFiles, Jobs, Problem
-from mlxrun.server.batches.storage import Storage, StorageError, link, read_json, write_json
+from aiohttp import web
+
+from mlxrun.batch.job_service import JobService, LineProblem
+from mlxrun.errors import Draining, EngineDead, JobError, RequestError, describe_error
+from mlxrun.server.batches.batch import FINAL_STATUSES, Batch
+from mlxrun.server.batches.durable_files import StorageError
+from mlxrun.server.batches.storage import Storage
 
 log = logging.getLogger(__name__)
-PAUSE = 30.0  # seconds before a batch whose files cannot be written is tried again
-_ENDS = {"completed": "completed_at", "expired": "expired_at", "cancelled": "cancelled_at"}
+RETRY_SECONDS = 30.0  # before a batch whose files cannot be written is tried again
 
 
-class Conflict(RequestError):
-    """The batch is in a state in which this cannot be done."""
+class InvalidState(RequestError):
+    """The status of the batch does not allow the operation."""
 
     http_status = 409
     code = "invalid_state"
 
 
 class BatchQueue:
-    """All batches of one server. They run once `start` was told who runs them, until `close`."""
+    """All batches of one server. They run from `start`, which gets the job service, to `close`."""
 
-    def __init__(self, storage: Storage, pause: float = PAUSE) -> None:
+    def __init__(self, storage: Storage, retry_seconds: float = RETRY_SECONDS) -> None:
         self.storage = storage
-        self._pause = pause
+        self._retry_seconds = retry_seconds
         self._batches: dict[str, Batch] = {}
-        self._jobs: Jobs | None = None
-        self._tasks: dict[str, asyncio.Task[None]] = {}  # one for each batch that is not over
-        self._works: dict[str, asyncio.Task[None]] = {}  # what cancelling a batch cuts short
+        self._service: JobService | None = None
+        self._tasks: dict[str, asyncio.Task[None]] = {}  # one for each batch that has not ended
+        self._work: dict[str, asyncio.Task[None]] = {}  # what cancelling a batch interrupts
         self._opening = asyncio.Lock()
         self._open = self._closed = False
-        self._starting: asyncio.Task[None] | None = None
-        self._checking = asyncio.Lock()
-        self._turn = asyncio.Lock()  # who waits longest goes first
-        self._running: Batch | None = None  # whose turn it is
-        self._saving = threading.Lock()
+        self._opening_task: asyncio.Task[None] | None = None
+        self._check_lock = asyncio.Lock()
+        self._run_lock = asyncio.Lock()  # taken in the order of arrival
+        self._running: Batch | None = None
 
     async def open(self) -> None:
-        """Take the folder and read what is there; StorageError if that cannot be. Does nothing twice.
-        Whoever asks for a batch calls it: a folder that another process held may be free by then."""
+        """Lock the storage and load its batches; StorageError if that fails. Does nothing if it is open.
+
+        Each request calls it, since a folder that another process had locked may be free by then.
+        """
         if self._closed:
             raise Draining("the server is shutting down: try again soon")
         async with self._opening:
             if not self._open:
-                await asyncio.to_thread(self._read)
+                await asyncio.to_thread(self.storage.open)
+                self._batches = await asyncio.to_thread(self.storage.batches.load)
                 self._open = True
-                self._go_on()
+                self._start_tasks()
 
-    def start(self, jobs: Jobs) -> None:
-        """From now on batches run, those that an earlier server left too."""
-        self._jobs = jobs
-        self._go_on()
+    def start(self, service: JobService) -> None:
+        """Run batches from now on, those of an earlier server included."""
+        self._service = service
+        self._start_tasks()
         if not self._open:
-            self._starting = asyncio.create_task(self._try_to_open())
+            self._opening_task = asyncio.create_task(self._try_to_open())
 
     async def close(self) -> None:
-        """Stop what runs, keeping what is finished, and let go of the folder."""
-        self._closed, self._jobs = True, None
-        tasks = [*self._tasks.values(), *([self._starting] if self._starting else [])]
+        """Stop the running batch, keep what it has finished, and unlock the storage."""
+        self._closed, self._service = True, None
+        tasks = [*self._tasks.values(), *([self._opening_task] if self._opening_task else [])]
         for task in tasks:
             task.cancel()
         if tasks:
@@ -86,96 +86,98 @@ class BatchQueue:
         try:
             await self.open()
         except StorageError as error:
-            log.warning("%s. Files and batches are not served", error)
+            log.warning("files and batches are not served: %s", error)
 
     def find(self, batch_id: str) -> Batch | None:
         return self._batches.get(batch_id)
 
-    def newest(self) -> list[Batch]:
-        """All batches, the newest first."""
+    def list_batches(self) -> list[Batch]:
+        """All batches, newest first."""
         return sorted(self._batches.values(), key=lambda batch: batch.id, reverse=True)
 
-    def summary(self) -> dict[str, Any]:
-        """For /v1/status: how far the one that runs is (None: there is none), and how many wait."""
-        now, batches = self._running, self._batches.values()
-        waiting = sum(each.status in ("validating", "in_progress") for each in batches if each is not now)
-        return {"running": None if now is None else now.summary(), "waiting": waiting}
+    def describe(self) -> dict[str, Any]:
+        """For /v1/status: the progress of the running batch (None without one), and how many wait."""
+        running = self._running
+        waiting = [batch for batch in self._batches.values() if batch is not running]
+        count = sum(batch.status in ("validating", "in_progress") for batch in waiting)
+        return {"running": None if running is None else running.describe_progress(), "waiting": count}
 
     async def add(self, batch: Batch) -> None:
-        """Take a new batch in; its input file may be deleted from here on. Done as a whole, even if whoever
-        asked for it goes away."""
+        """Add a new batch; its input file may be deleted from then on. Completes even if the client
+        disconnects meanwhile."""
         await asyncio.shield(self._add(batch))
 
     async def _add(self, batch: Batch) -> None:
-        await asyncio.to_thread(self._make, batch)
+        content = self.storage.find_content(batch.input_file_id)
+        await asyncio.to_thread(self.storage.batches.create, batch, content)
+        await asyncio.to_thread(self.storage.measure_batches)
         self._batches[batch.id] = batch
-        self._go_on()
+        self._start_tasks()
 
     async def cancel(self, batch: Batch) -> None:
-        """End a batch early; what is finished is kept. Conflict if it is over. Done as a whole."""
+        """End a batch early and keep what is finished; InvalidState if it has ended. Completes even if the
+        client disconnects meanwhile."""
         await asyncio.shield(self._cancel(batch))
 
     async def _cancel(self, batch: Batch) -> None:
-        if batch.status in (*OVER, "finalizing"):
-            raise Conflict(f"the batch is {batch.status} and cannot be cancelled any more")
+        if batch.status in (*FINAL_STATUSES, "finalizing"):
+            raise InvalidState(f"the batch is {batch.status} and cannot be cancelled any more")
         if batch.status != "cancelling":
-            batch.status, batch.cancelling_at = "cancelling", int(self.storage.now())
+            batch.status, batch.cancelling_at = "cancelling", self.storage.get_time()
             await self._save(batch)
-        if batch.id in self._works:
-            self._works[batch.id].cancel()
-        self._go_on()
+        if batch.id in self._work:
+            self._work[batch.id].cancel()
+        self._start_tasks()
 
     # -- one batch ----------------------------------------------------------------------------------------
 
-    def _go_on(self) -> None:
-        if self._jobs is None or not self._open:
+    def _start_tasks(self) -> None:
+        """Start a task for each unfinished batch that has none."""
+        if self._service is None or not self._open:
             return
-        for batch in reversed(self.newest()):
-            if not batch.over and batch.id not in self._tasks:
-                task = asyncio.create_task(self._drive(self._jobs, batch))
+        for batch in reversed(self.list_batches()):
+            if not batch.ended and batch.id not in self._tasks:
+                task = asyncio.create_task(self._process(self._service, batch))
                 self._tasks[batch.id] = task
-                task.add_done_callback(partial(self._forget, batch.id))
+                task.add_done_callback(lambda _, name=batch.id: self._tasks.pop(name, None))  # type: ignore[misc]
 
-    def _forget(self, batch_id: str, _: asyncio.Task[None]) -> None:
-        self._tasks.pop(batch_id, None)
-
-    async def _drive(self, jobs: Jobs, batch: Batch) -> None:
-        """Bring a batch to its end, whatever is in the way. The border at which errors of one batch end."""
-        while not batch.over:
+    async def _process(self, service: JobService, batch: Batch) -> None:
+        """Bring a batch to its end. The errors of one batch end here, so that they do not affect others."""
+        while not batch.ended:
             try:
-                await self._once(jobs, batch)
+                await self._try_to_end(service, batch)
             except EngineDead as error:
-                log.warning("%s: %s; it goes on when the server is started again", batch.id, error)
+                log.warning("%s: %s; it continues when the server is started again", batch.id, error)
                 return
             except (JobError, StorageError, OSError) as error:
-                log.warning("%s: %s; tried again in %g s", batch.id, error, self._pause)
-                await asyncio.sleep(self._pause)
+                log.warning("%s: %s; it is tried again in %g s", batch.id, error, self._retry_seconds)
+                await asyncio.sleep(self._retry_seconds)
             except Exception as error:
-                where = "".join(traceback.format_tb(error.__traceback__))
-                log.error("%s: a bug in mlxrun: %s\n%s", batch.id, type(error).__name__, where)
-                await self._give_up(jobs, batch, error)
+                trace = "".join(traceback.format_tb(error.__traceback__))
+                log.error("%s: a bug in mlxrun: %s\n%s", batch.id, type(error).__name__, trace)
+                await self._fail(service, batch, error)
 
-    async def _once(self, jobs: Jobs, batch: Batch) -> None:
-        """One try. Where it was cut short is taken from the batch's status."""
-        ended = {"cancelling": "cancelled", "finalizing": "completed"}.get(batch.status)
-        if ended is None:
-            ended = await self._worked(jobs, batch)
-        if ended is not None:
-            await self._end(jobs, batch, ended)
+    async def _try_to_end(self, service: JobService, batch: Batch) -> None:
+        """One try, which continues from the batch's status."""
+        final = {"cancelling": "cancelled", "finalizing": "completed"}.get(batch.status)
+        final = final or await self._work_until_expiry(service, batch)
+        if final is not None:
+            await self._end(service, batch, final)
         else:
-            await self._tidy(batch)
+            await self._remove_job(batch)
 
-    async def _worked(self, jobs: Jobs, batch: Batch) -> str | None:
-        """How the work on a batch ended; None if it was refused."""
+    async def _work_until_expiry(self, service: JobService, batch: Batch) -> str | None:
+        """Validate and run a batch until it is finished, cancelled or expired, and return its final status;
+        None if it failed validation."""
         left = batch.expires_at - self.storage.now()
         if left <= 0:
             return "expired"
-        work = self._works[batch.id] = asyncio.create_task(self._work(jobs, batch))
+        work = self._work[batch.id] = asyncio.create_task(self._validate_and_run(service, batch))
         try:
             await asyncio.wait((work,), timeout=left)
             late = not work.done()
         finally:
-            self._works.pop(batch.id)
+            self._work.pop(batch.id)
             work.cancel()
             await asyncio.wait((work,))
         if work.cancelled():
@@ -183,71 +185,71 @@ class BatchQueue:
         work.result()
         if batch.status == "cancelling":
             return "cancelled"
-        return None if batch.over else "completed"
+        return None if batch.ended else "completed"
 
-    async def _work(self, jobs: Jobs, batch: Batch) -> None:
-        job = self._job(batch)
+    async def _validate_and_run(self, service: JobService, batch: Batch) -> None:
+        job = self.storage.batches.find_job(batch)
         if batch.status == "validating":
-            async with self._checking:
-                checked = await jobs.check(job, batch.endpoint)
+            async with self._check_lock:
+                checked = await service.check(job, batch.endpoint)
             if batch.status != "validating":
                 return
-            problems = [_problem(each) for each in checked.problems] or _empty(checked)
             batch.request_counts["total"] = checked.total
-            now = int(self.storage.now())
-            if problems:
-                batch.refuse(problems, now)
-                log.info("%s: failed validation; the first problem: %s", batch.id, _brief(problems[0]))
+            if checked.problems:
+                first = checked.problems[
+                    0
+                ]  # its message may quote the file, which does not belong in the log
+                where = first.code if first.line is None else f"{first.code} in line {first.line}"
+                batch.fail(checked.problems, self.storage.get_time())
+                log.info("%s: failed validation; the first problem: %s", batch.id, where)
             else:
-                batch.status, batch.in_progress_at = "in_progress", now
+                batch.status, batch.in_progress_at = "in_progress", self.storage.get_time()
             await self._save(batch)
         if batch.status == "in_progress":
-            async with self._turn:
+            async with self._run_lock:
                 self._running = batch
-                log.info("%s: begins: %s", batch.id, batch.tally)
+                log.info("%s: started: %s", batch.id, batch.format_counts())
                 try:
-                    batch.count(await jobs.run(job, batch.count))
+                    batch.set_counts(await service.run(job, batch.set_counts))
                 finally:
                     self._running = None
 
-    async def _end(self, jobs: Jobs, batch: Batch, status: str) -> None:
-        """Hand out what there is, and tidy up."""
-        files = jobs.files(self._job(batch))
+    async def _end(self, service: JobService, batch: Batch, status: str) -> None:
+        """Publish the files of a batch that was completed, cancelled or expired."""
         if status == "completed":
             if batch.status != "finalizing":
-                batch.status, batch.finalizing_at = "finalizing", int(self.storage.now())
+                batch.status, batch.finalizing_at = "finalizing", self.storage.get_time()
                 await self._save(batch)
-        elif files.manifest.exists():  # it was begun
-            batch.count(await jobs.settle(self._job(batch)))
-        await asyncio.to_thread(self._hand_out, batch, files)
-        setattr(batch, _ENDS[status], int(self.storage.now()))
+        elif service.get_paths(self.storage.batches.find_job(batch)).manifest.exists():  # it was started
+            batch.set_counts(await service.repair(self.storage.batches.find_job(batch)))
+        await asyncio.to_thread(self._publish_files, service, batch)
+        setattr(batch, f"{status}_at", self.storage.get_time())
         batch.status = status
-        log.info("%s: %s: %s", batch.id, status, batch.tally)
+        log.info("%s: %s: %s", batch.id, status, batch.format_counts())
         await self._save(batch)
-        await self._tidy(batch)
+        await self._remove_job(batch)
 
-    async def _give_up(self, jobs: Jobs, batch: Batch, error: Exception) -> None:
-        """A bug: nothing says that another try would do better. What is finished is handed out."""
-        problem = {"code": "internal_error", "message": told_of(error), "line": None, "param": None}
-        batch.refuse([problem], int(self.storage.now()))
+    async def _fail(self, service: JobService, batch: Batch, error: Exception) -> None:
+        """End a batch after a bug, which another try would meet again. Its finished lines are published."""
+        problem = LineProblem("internal_error", describe_error(error))
+        batch.fail([problem], self.storage.get_time())
         try:
-            await asyncio.to_thread(self._hand_out, batch, jobs.files(self._job(batch)))
+            await asyncio.to_thread(self._publish_files, service, batch)
             await self._save(batch)
-            await self._tidy(batch)
+            await self._remove_job(batch)
         except (StorageError, OSError) as second:
             log.warning("%s: %s", batch.id, second)
 
-    async def _tidy(self, batch: Batch) -> None:
-        """Remove the job of a batch that is over: what stays of it is among the server's files."""
-        await asyncio.to_thread(shutil.rmtree, self._job(batch).parent, ignore_errors=True)
-        await asyncio.to_thread(self.storage.measure)
+    async def _remove_job(self, batch: Batch) -> None:
+        await asyncio.to_thread(self.storage.batches.remove_job, batch)
+        await asyncio.to_thread(self.storage.measure_batches)
 
-    # -- on disk, on worker threads -----------------------------------------------------------------------
+    async def _save(self, batch: Batch) -> None:
+        await asyncio.to_thread(self.storage.batches.save, batch)
 
-    def _job(self, batch: Batch) -> Path:
-        return self.storage.batch_folder(batch.id) / "job" / f"{batch.id}.jsonl"
-
-    def _hand_out(self, batch: Batch, files: JobFiles) -> None:
+    def _publish_files(self, service: JobService, batch: Batch) -> None:
+        """Make the job's output and errors files of the server. Blocks."""
+        paths = service.get_paths(self.storage.batches.find_job(batch))
         stem = batch.id.removeprefix("batch_")
 
         def adopt(path: Path, kind: str) -> str | None:
@@ -255,60 +257,18 @@ class BatchQueue:
             file = self.storage.adopt(path, f"file-{stem}-{kind}", name, batch.owner)
             return None if file is None else file.id
 
-        batch.output_file_id = adopt(files.output, "output")
-        batch.error_file_id = adopt(files.errors, "error")
-        if files.manifest.exists():
-            link(files.manifest, self.storage.batch_folder(batch.id) / "manifest.json")
-
-    def _make(self, batch: Batch) -> None:
-        job = self._job(batch)
-        try:
-            job.parent.mkdir(mode=0o700, parents=True)
-            link(self.storage.content(batch.input_file_id), job)
-            write_json(self._document(batch), asdict(batch))
-            self.storage.measure()
-        except OSError as error:
-            shutil.rmtree(job.parent.parent, ignore_errors=True)
-            raise StorageError(f"{job.parent}: cannot be written: {error.strerror or error}") from error
-
-    def _document(self, batch: Batch) -> Path:
-        return self.storage.batch_folder(batch.id) / "batch.json"
-
-    async def _save(self, batch: Batch) -> None:
-        def write() -> None:
-            with self._saving:  # what is said last is what stays
-                write_json(self._document(batch), asdict(batch))
-
-        await asyncio.to_thread(write)
-
-    def _read(self) -> None:
-        self.storage.open()
-        self._batches.clear()
-        for folder in self.storage.batch_folders():
-            document = folder / "batch.json"
-            if not document.exists():  # killed before anybody was told of it
-                shutil.rmtree(folder, ignore_errors=True)
-                continue
-            try:
-                batch = Batch(**read_json(document))
-            except TypeError:
-                log.warning("%s: not a batch of this version; it is passed over", document)
-                continue
-            self._batches[batch.id] = batch
-            if batch.over:
-                shutil.rmtree(folder / "job", ignore_errors=True)
+        batch.output_file_id = adopt(paths.out, "output")
+        batch.error_file_id = adopt(paths.errors, "error")
+        self.storage.batches.add_manifest(batch, paths.manifest)
 
 
-def _problem(found: Problem) -> dict[str, Any]:
-    return {"code": found.code, "message": found.message, "line": found.line, "param": found.param}
+BATCH_QUEUE = web.AppKey("batch_queue", BatchQueue)
 
 
-def _brief(problem: dict[str, Any]) -> str:
-    """Its message may quote the file, which is not for the log."""
-    return problem["code"] if problem["line"] is None else f"{problem['code']} in line {problem['line']}"
-
-
-def _empty(checked: Checked) -> list[dict[str, Any]]:
-    if checked.total:
-        return []
-    return [{"code": "empty_file", "message": "the file has no lines", "line": None, "param": None}]
+async def get_open_queue(request: web.Request) -> BatchQueue:
+    """The server's batches and their files. StorageError if the storage cannot be opened."""
+    queue = request.app.get(BATCH_QUEUE)
+    if queue is None:
+        raise StorageError("this server was started without a folder for files and batches")
+    await queue.open()
+    return queue

@@ -1,147 +1,144 @@
-"""What an operator asks: is it healthy, what runs, what does it cost; and what an operator can do.
+"""Health checks, status, metrics, cancelling requests and clearing the cache, for operators.
 
-/health is there always and needs no key; the rest is the surface `admin`.
+/health is always on and needs no API key; the rest is the surface `admin`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aiohttp import web
+from prometheus_client import generate_latest
 
 from mlxrun import __version__
 from mlxrun.errors import EngineDead, MlxrunError, NotFound
-from mlxrun.server.batches.files import mine
-from mlxrun.server.openapi import document
-from mlxrun.server.request_body import json_reply, read_nothing
+from mlxrun.server.access import API_KEYS, may_access
+from mlxrun.server.app_config import CONFIG, CONFIG_HASH
+from mlxrun.server.engine_state import ENGINE
+from mlxrun.server.json_bodies import json_response, read_empty_body
+from mlxrun.server.live_requests import LIVE_REQUESTS
+from mlxrun.server.metrics import METRICS
+from mlxrun.server.openapi import make_document
+from mlxrun.server.routes import OPENAPI_PATH, ROUTES
+from mlxrun.server.status import count_phases, describe_batches, describe_files, describe_limits
 from mlxrun.server.surface import Endpoint, Surface
-
-if TYPE_CHECKING:
-    from mlxrun.server.state import Server
 
 _STATUS = {"loading": "loading", "shutting_down": "draining", "engine_unavailable": "dead"}
 
 
-async def health(request: web.Request, server: Server) -> web.StreamResponse:
-    """Whether requests are served: 503 while the model loads, during a shutdown, and once the engine died."""
-    return _health(server.trouble())
+async def check_readiness(request: web.Request) -> web.StreamResponse:
+    """200 while requests are served; 503 while the model loads, in a shutdown, and with a dead engine."""
+    return _respond_with_health(request.app[ENGINE].find_unavailability())
 
 
-async def alive(request: web.Request, server: Server) -> web.StreamResponse:
-    """Whether the process is worth keeping: 503 only once the engine has died."""
-    trouble = server.trouble()
-    return _health(trouble if isinstance(trouble, EngineDead) else None)
+async def check_liveness(request: web.Request) -> web.StreamResponse:
+    """200 until the engine has died and the process is to be restarted; then 503."""
+    error = request.app[ENGINE].find_unavailability()
+    return _respond_with_health(error if isinstance(error, EngineDead) else None)
 
 
-def _health(trouble: MlxrunError | None) -> web.Response:
-    body: dict[str, Any] = {"status": "ok", "version": __version__}
-    if trouble is None:
-        return json_reply(body)
-    body["status"] = _STATUS.get(trouble.code, trouble.code)
-    body["reason"] = str(trouble)
-    headers = {"Retry-After": str(trouble.retry_after)} if trouble.retry_after is not None else None
-    return json_reply(body, trouble.http_status, headers)
+def _respond_with_health(error: MlxrunError | None) -> web.Response:
+    body: dict[str, Any] = {"status": _name_status(error), "version": __version__}
+    if error is None:
+        return json_response(body)
+    headers = {"Retry-After": str(error.retry_after)} if error.retry_after is not None else None
+    return json_response({**body, "reason": str(error)}, error.http_status, headers)
 
 
-async def status(request: web.Request, server: Server) -> web.StreamResponse:
-    """Each request with its phase, and what engine, memory and cache are at."""
-    stats = dict(await server.read_stats())
+def _name_status(error: MlxrunError | None) -> str:
+    return "ok" if error is None else _STATUS.get(error.code, error.code)
+
+
+async def get_status(request: web.Request) -> web.StreamResponse:
+    """Describe each request with its phase, and the state of engine, memory and cache."""
+    app, engine = request.app, request.app[ENGINE]
+    stats = dict(await engine.read_stats())
     background = {name: stats.pop(name) for name in ("running", "waiting", "background")}["background"]
-    trouble, age = server.trouble(), server.stats_age
-    rows = [live.describe() for live in server.live]
-    return json_reply(
+    age, phases = engine.stats_age, count_phases(app)
+    clients = {"running": phases["prefill"] + phases["decode"], "waiting": phases["queued"]}
+    return json_response(
         {
-            "status": "ok" if trouble is None else _STATUS.get(trouble.code, trouble.code),
+            "status": _name_status(engine.find_unavailability()),
             "version": __version__,
-            "uptime": round(server.clock() - server.started, 3),
-            "config_hash": server.digest,
-            "model": server.model_facts(),
-            "requests": rows,
-            "queue": {**_queue([row["phase"] for row in rows]), "background": background},
-            "limits": server.limits(),
-            "batches": server.batches(),
-            "files": server.files(),
-            "cache": _cache(server),
+            "uptime": round(engine.clock() - engine.started, 3),
+            "config_hash": app[CONFIG_HASH],
+            "model": engine.describe_model(),
+            "requests": [live.describe() for live in app[LIVE_REQUESTS]],
+            "queue": {**phases, **clients, "background": background},
+            "limits": describe_limits(app),
+            "batches": describe_batches(app),
+            "files": describe_files(app),
+            "cache": _describe_cache(app),
             "age": None if age is None else round(age, 3),
             **stats,
-            **server.facts,
+            **engine.facts,
         }
     )
 
 
-def _queue(phases: Sequence[str]) -> dict[str, int]:
-    """Clients' requests by phase, and summed up. All from the same table, so that they agree."""
-    queued, prefill, decode = (phases.count(phase) for phase in ("queued", "prefill", "decode"))
-    return {
-        "queued": queued,
-        "prefill": prefill,
-        "decode": decode,
-        "running": prefill + decode,
-        "waiting": queued,
-    }
-
-
-async def metrics(request: web.Request, server: Server) -> web.StreamResponse:
+async def get_metrics(request: web.Request) -> web.StreamResponse:
     """Prometheus' text format."""
-    await server.read_stats()
+    await request.app[ENGINE].read_stats()
     headers = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
-    return web.Response(body=server.metrics.text(), headers=headers)
+    return web.Response(body=generate_latest(request.app[METRICS].registry), headers=headers)
 
 
-async def cancel(request: web.Request, server: Server) -> web.StreamResponse:
-    """Ends a request that is under way; another key's is as one that is not there."""
-    await read_nothing(request, server)
-    rid = request.match_info["id"]
-    live = server.live.get(rid)
-    if live is None or not mine(request, live.key_name) or not server.live.cancel(rid):
-        raise NotFound(f"no request {rid[:128]!r} is under way")
-    return json_reply({"id": rid, "cancelled": True})
+async def cancel_request(request: web.Request) -> web.StreamResponse:
+    """End a request in flight. A request of another API key is not found."""
+    await read_empty_body(request)
+    requests, rid = request.app[LIVE_REQUESTS], request.match_info["id"]
+    live = requests.get(rid)
+    if live is None or not may_access(request, live.key_name) or not requests.cancel(rid):
+        raise NotFound(f"there is no request {rid[:128]!r} in flight")
+    return json_response({"id": rid, "cancelled": True})
 
 
-async def cache(request: web.Request, server: Server) -> web.StreamResponse:
-    """What the prefix cache holds, and what it did."""
-    return json_reply(_cache(server))
+async def get_cache(request: web.Request) -> web.StreamResponse:
+    """The size and the counters of the prefix cache."""
+    return json_response(_describe_cache(request.app))
 
 
-async def clear(request: web.Request, server: Server) -> web.StreamResponse:
-    """Forgets all prefixes that no running request uses."""
-    await read_nothing(request, server)
-    before = dict(server.cache_counts())
-    await server.client.clear_cache()
-    after = dict(server.cache_counts())
-    freed = {
-        name: before.get(name, 0) - after.get(name, 0) for name in ("records", "memory_bytes", "disk_bytes")
-    }
-    return json_reply({"cleared": True, "freed": freed, "cache": _cache(server)})
+async def clear_cache(request: web.Request) -> web.StreamResponse:
+    """Remove all entries of the prefix cache that no running request uses."""
+    await read_empty_body(request)
+    engine = request.app[ENGINE]
+    before = dict(engine.read_cache_counts())
+    await engine.client.clear_cache()
+    after = engine.read_cache_counts()
+    names = ("records", "memory_bytes", "disk_bytes")
+    freed = {name: before.get(name, 0) - after.get(name, 0) for name in names}
+    return json_response({"cleared": True, "freed": freed, "cache": _describe_cache(request.app)})
 
 
-async def openapi(request: web.Request, server: Server) -> web.StreamResponse:
-    """The OpenAPI document of what is switched on."""
-    return json_reply(document(server.surfaces, keys=bool(server.keys)))
+async def get_openapi(request: web.Request) -> web.StreamResponse:
+    """The OpenAPI document of the endpoints that are switched on."""
+    document = make_document(request.app[ROUTES].surfaces, needs_keys=bool(request.app[API_KEYS]))
+    return json_response(document)
 
 
-def _cache(server: Server) -> dict[str, Any]:
-    return {"backend": server.config.cache.backend, **server.cache_counts()}
+def _describe_cache(app: web.Application) -> dict[str, Any]:
+    return {"backend": app[CONFIG].cache.backend, **app[ENGINE].read_cache_counts()}
 
 
 HEALTH = Surface(
     "health",
     (
-        Endpoint("GET", "/health", health, "Whether requests are served", public=True, engine=False),
-        Endpoint("GET", "/health/ready", health, "The same", public=True, engine=False),
-        Endpoint("GET", "/health/live", alive, "Whether the process is of use", public=True, engine=False),
+        Endpoint("GET", "/health", check_readiness, "Whether requests are served", public=True, engine=False),
+        Endpoint("GET", "/health/ready", check_readiness, "The same as /health", public=True, engine=False),
+        Endpoint(
+            "GET", "/health/live", check_liveness, "Whether the engine is alive", public=True, engine=False
+        ),
     ),
 )
 SURFACE = Surface(
     "admin",
     (
-        Endpoint("GET", "/v1/status", status, "What runs, and what it costs", engine=False),
-        Endpoint("GET", "/metrics", metrics, "Metrics for Prometheus", engine=False),
-        Endpoint("POST", "/v1/requests/{id}/cancel", cancel, "End a running request", engine=False),
-        Endpoint("GET", "/v1/cache", cache, "Counters of the prefix cache", engine=False),
-        Endpoint("DELETE", "/v1/cache", clear, "Clear the prefix cache"),
-        Endpoint("POST", "/v1/cache/clear", clear, "Clear the prefix cache"),
-        Endpoint("GET", "/openapi.json", openapi, "This interface", engine=False),
+        Endpoint("GET", "/v1/status", get_status, "Requests, engine, memory and cache", engine=False),
+        Endpoint("GET", "/metrics", get_metrics, "Metrics for Prometheus", engine=False),
+        Endpoint("POST", "/v1/requests/{id}/cancel", cancel_request, "End a running request", engine=False),
+        Endpoint("GET", "/v1/cache", get_cache, "Counters of the prefix cache", engine=False),
+        Endpoint("DELETE", "/v1/cache", clear_cache, "Clear the prefix cache"),
+        Endpoint("POST", "/v1/cache/clear", clear_cache, "Clear the prefix cache"),
+        Endpoint("GET", OPENAPI_PATH, get_openapi, "This document", engine=False),
     ),
 )

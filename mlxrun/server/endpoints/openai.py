@@ -1,114 +1,123 @@
-"""OpenAI's models, chat/completions and completions: bodies go to api/openai/request.py, answers come from there."""
+"""OpenAI's models, chat completions and completions; api/openai reads the bodies and builds the responses."""
 
 from __future__ import annotations
 
 import time
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from mlxrun.api.anthropic.request import models_page
+from aiohttp import web
+
+from mlxrun.api.anthropic.request import build_models_page
 from mlxrun.api.openai.fields import BODIES, URLS
-from mlxrun.api.openai.request import check_model, error_body, prepare, response_body
-from mlxrun.api.openai.stream import Chunks
+from mlxrun.api.openai.request import build_error, build_response, check_model_name, prepare_request
+from mlxrun.api.openai.stream import ChunkWriter
+from mlxrun.api.prepared import PreparedRequest
 from mlxrun.errors import MlxrunError
-from mlxrun.server.generation import answers, whole
-from mlxrun.server.request_body import json_reply, read_json
+from mlxrun.server.app_config import CONFIG, CONFIG_HASH
+from mlxrun.server.engine_state import ENGINE, EngineState
+from mlxrun.server.generation import collect_choices, stream_deltas
+from mlxrun.server.json_bodies import json_response, read_json
+from mlxrun.server.live_requests import LIVE_REQUESTS, LiveRequest
 from mlxrun.server.sse import EventStream
 from mlxrun.server.surface import Endpoint, Surface
-from mlxrun.text.field_errors import bad
-
-if TYPE_CHECKING:
-    from aiohttp import web
-
-    from mlxrun.api.prepared import PreparedRequest
-    from mlxrun.server.live_requests import LiveRequest
-    from mlxrun.server.state import Server
+from mlxrun.text.field_errors import reject
 
 DONE = "[DONE]"
-_BORN = int(time.time())  # when the model began to be served, about
+_CREATED = int(time.time())  # `created` of the models: about when the server was started
 
 
-async def complete(request: web.Request, server: Server) -> web.StreamResponse:
-    """Answers a body of chat/completions or completions: one object, or a stream of chunks."""
-    body = await read_json(request, server)
-    prepared = await prepare(request.path, body, server.side, stream=True)
-    _check_count(prepared, server.config.scheduler.max_queue)
-    with server.live.open(request, "openai", prepared) as live:
+async def create_completion(request: web.Request) -> web.StreamResponse:
+    """Answer a body of chat/completions or completions: with one object, or with a stream of chunks."""
+    app = request.app
+    body = await read_json(request)
+    prepared = await prepare_request(request.path, body, app[ENGINE].context, stream=True)
+    _check_count(prepared, app[CONFIG].scheduler.max_queue)
+    with app[LIVE_REQUESTS].open(request, "openai", prepared) as live:
         if prepared.stream:
-            return await _stream(request, server, live, prepared)
-        choices = await whole(server, live, prepared)
-    made = response_body(prepared, choices, _id(prepared), int(time.time()), server.fingerprint)
-    return json_reply(made)
+            return await _stream(request, live)
+        choices = await collect_choices(live)
+    body = build_response(prepared, choices, _get_id(prepared), int(time.time()), _make_fingerprint(request))
+    return json_response(body)
 
 
 def _check_count(prepared: PreparedRequest, most: int) -> None:
-    """All answers of a request wait at once: more than the queue holds would be refused at every try."""
+    """All choices of a request wait at once: more than the queue holds would be refused at every try."""
     count = len(prepared.requests)
     if count > most:
-        name = "n" if prepared.n > 1 else "prompt"  # as many answers as prompts, where no `n` was sent
-        raise bad(name, f"{count} answers in one request are more than scheduler.max_queue ({most})")
+        name = "n" if prepared.n > 1 else "prompt"  # one choice for each prompt, if no `n` was sent
+        reject(name, f"{count} choices in one request are more than scheduler.max_queue ({most})")
 
 
-async def _stream(
-    request: web.Request, server: Server, live: LiveRequest, prepared: PreparedRequest
-) -> web.StreamResponse:
+async def _stream(request: web.Request, live: LiveRequest) -> web.StreamResponse:
     """An error before the first chunk has its own status; a later one is the last event, without [DONE]."""
-    chunks = Chunks(prepared, _id(prepared), int(time.time()), server.fingerprint)
-    async with EventStream(request, server, live) as events:
+    prepared = live.prepared
+    chunks = ChunkWriter(prepared, _get_id(prepared), int(time.time()), _make_fingerprint(request))
+    async with EventStream(request, live) as events:
         try:
-            async with aclosing(answers(server, live, prepared)) as pieces:
-                async for choice, deltas in pieces:
-                    for chunk in chunks.of(choice, deltas):
+            async with aclosing(stream_deltas(live)) as stream:
+                async for choice, deltas in stream:
+                    for chunk in chunks.write(choice, deltas):
                         await events.send(chunk)
         except MlxrunError as error:
             if not events.started:
                 raise
-            await events.send(error_body(error))
+            await events.send(build_error(error))
             return events.response
         if prepared.include_usage:
-            await events.send(chunks.usage())
+            await events.send(chunks.write_usage())
         await events.send(DONE)
     return events.response
 
 
-def _id(prepared: PreparedRequest) -> str:
-    """What the engine's requests of this one have in common."""
+def _make_fingerprint(request: web.Request) -> str:
+    return f"fp_{request.app[CONFIG_HASH][:10]}"
+
+
+def _get_id(prepared: PreparedRequest) -> str:
+    """The common part of the ids of the engine's requests."""
     return prepared.requests[0].id.rpartition("-")[0]
 
 
-async def models(request: web.Request, server: Server) -> web.Response:
-    """What is served, under each of its names. Anthropic's clients ask at the same path."""
-    names = server.model_names()
+async def list_models(request: web.Request) -> web.Response:
+    """List the names of the model. Anthropic's clients use the same path."""
+    engine = request.app[ENGINE]
+    names = engine.list_model_names()
     if "anthropic-version" in request.headers:
-        return json_reply(models_page(names))
-    return json_reply({"object": "list", "data": [_model(name, server) for name in names]})
+        return json_response(build_models_page(names))
+    return json_response({"object": "list", "data": [_describe_model(name, engine) for name in names]})
 
 
-async def model(request: web.Request, server: Server) -> web.Response:
-    """One name. If the config has no names any will do, and what comes back says which model it is."""
+async def get_model(request: web.Request) -> web.Response:
+    """Describe the model by one name. If the config has no names, any name is accepted, and the real one is
+    returned."""
+    engine = request.app[ENGINE]
     name = "/".join(request.match_info.values())
-    check_model(name, server.host)
-    return json_reply(_model(name if name in server.model_names() else server.host.name, server))
+    check_model_name(name, engine.model)
+    known = name if name in engine.list_model_names() else engine.model.name
+    return json_response(_describe_model(known, engine))
 
 
-def _model(name: str, server: Server) -> dict[str, Any]:
+def _describe_model(name: str, engine: EngineState) -> dict[str, Any]:
     return {
         "id": name,
         "object": "model",
-        "created": _BORN,
+        "created": _CREATED,
         "owned_by": "mlxrun",
-        "max_model_len": server.host.context_length,
+        "max_model_len": engine.model.context_length,
     }
 
 
 SURFACE = Surface(
     "openai",
     (
-        Endpoint("GET", "/v1/models", models, "The names of the model"),
-        Endpoint("GET", "/v1/models/{id}", model, "One name of the model"),
-        Endpoint("GET", "/v1/models/{owner}/{id}", model, "The same, of a name with a slash"),
+        Endpoint("GET", "/v1/models", list_models, "The names of the model"),
+        Endpoint("GET", "/v1/models/{id}", get_model, "One name of the model"),
+        Endpoint("GET", "/v1/models/{owner}/{id}", get_model, "One name of the model that has a slash"),
         *(
-            Endpoint("POST", url, complete, f"Answer a {of}, whole or as a stream", BODIES[of].schema)
+            Endpoint(
+                "POST", url, create_completion, f"Answer a {of}, whole or as a stream", BODIES[of].schema
+            )
             for url, of in URLS.items()
         ),
     ),

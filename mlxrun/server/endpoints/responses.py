@@ -1,7 +1,7 @@
-"""OpenAI's /v1/responses: bodies become chat bodies in api/responses/request.py, answers become events in
-api/responses/stream.py; here is what runs, what is stored, and who may see it.
+"""OpenAI's /v1/responses: which responses run, which are stored, and who may see them. api/responses turns
+bodies into chat bodies, and answers into events.
 
-An answer is made while its request is open, so there is no background mode; a running one can be cancelled.
+A response is generated while its request is open. So there is no background mode, but it can be cancelled.
 """
 
 from __future__ import annotations
@@ -11,95 +11,89 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from mlxrun.api.openai.request import prepare
+from aiohttp import web
+
+from mlxrun.api.openai.request import prepare_request
+from mlxrun.api.prepared import PreparedRequest
 from mlxrun.api.responses.fields import BODY, INCLUDES
-from mlxrun.api.responses.request import ReadResponse, blame, read
+from mlxrun.api.responses.request import ResponseRequest, read_response_request, rename_error_field
 from mlxrun.errors import Cancelled, MlxrunError, RequestError
-from mlxrun.server.auth import key_name
-from mlxrun.server.generation import Pieces, answers
-from mlxrun.server.pagination import in_order, page, read_query
-from mlxrun.server.request_body import json_reply, read_json
-from mlxrun.server.response_store import RunningResponse, missing, responses_of
+from mlxrun.server.access import key_name
+from mlxrun.server.engine_state import ENGINE
+from mlxrun.server.generation import ChoiceDeltas, stream_deltas
+from mlxrun.server.json_bodies import json_response, read_json
+from mlxrun.server.live_requests import LIVE_REQUESTS
+from mlxrun.server.pagination import make_page, read_query, sort_by_order
+from mlxrun.server.response_store import RESPONSES, RunningResponse, make_not_found
 from mlxrun.server.sse import EventStream
 from mlxrun.server.surface import Endpoint, Surface
-from mlxrun.text.field_errors import bad, quote, unsupported
+from mlxrun.text.field_errors import quote, reject, reject_unsupported
 
-if TYPE_CHECKING:
-    from aiohttp import web
-
-    from mlxrun.api.prepared import PreparedRequest
-    from mlxrun.server.state import Server
-
-DONE = "[DONE]"  # the original sends none; its clients skip it, and others wait for it
-GRACE = 0.5  # seconds in which a refusal of the engine still gets its own status, as no event went out
+DONE = "[DONE]"  # OpenAI sends none; its clients ignore it, and others wait for it
+FIRST_EVENT_SECONDS = 0.5  # an error of the engine within this time has its own status, as no event was sent
 _CHAT = "/v1/chat/completions"
 
 
-async def _prepare(request: web.Request, server: Server, token: str) -> tuple[ReadResponse, PreparedRequest]:
-    body = await read_json(request, server)
-    memory = responses_of(server).memory(key_name(request))
-    asked = await asyncio.to_thread(read, body, server.host, memory, token)
+async def _prepare(request: web.Request, token: str) -> tuple[ResponseRequest, PreparedRequest]:
+    engine, body = request.app[ENGINE], await read_json(request)
+    lookup = request.app[RESPONSES].make_lookup(key_name(request))
+    wanted = await asyncio.to_thread(read_response_request, body, engine.model, lookup, token)
     try:
-        return asked, await prepare(_CHAT, asked.chat, server.side, stream=True)
-    except RequestError as exc:
-        raise blame(exc, asked.paths) from exc
+        return wanted, await prepare_request(_CHAT, wanted.chat, engine.context, stream=True)
+    except RequestError as error:
+        raise rename_error_field(error, wanted.paths) from error
 
 
-# Making one.
-
-
-async def create(request: web.Request, server: Server) -> web.StreamResponse:
-    """Answers a body: one object, or a stream of events."""
+async def create_response(request: web.Request) -> web.StreamResponse:
+    """Answer a body: with one object, or with a stream of events."""
     token = secrets.token_hex(16)
-    asked, prepared = await _prepare(request, server, token)
-    responses = responses_of(server)
-    with server.live.open(request, "responses", prepared) as live:
-        run = responses.begin(live, asked, prepared, token)
+    wanted, prepared = await _prepare(request, token)
+    responses = request.app[RESPONSES]
+    with request.app[LIVE_REQUESTS].open(request, "responses", prepared) as live:
+        run = responses.start(live, wanted, token)
         try:
-            if prepared.stream:
-                return await _stream(request, server, run)
-            return await _whole(server, run)
+            return await (_stream(request, run) if prepared.stream else _complete(request, run))
         finally:
             responses.end(run)
 
 
-async def _whole(server: Server, run: RunningResponse) -> web.Response:
+async def _complete(request: web.Request, run: RunningResponse) -> web.Response:
     try:
-        async with aclosing(answers(server, run.live, run.prepared)) as pieces:
-            async for choice, deltas in pieces:
-                run.assembly.choice = choice
-                run.assembly.feed(deltas)
-        run.assembly.end(int(time.time()))
+        async with aclosing(stream_deltas(run.live)) as stream:
+            async for choice, deltas in stream:
+                run.writer.choice = choice
+                run.writer.feed(deltas)
+        run.writer.end(int(time.time()))
     except Cancelled:
-        run.assembly.cancel()
-    await responses_of(server).keep(run)
-    return json_reply(run.assembly.response)
+        run.writer.cancel()
+    await request.app[RESPONSES].save(run)
+    return json_response(run.writer.response)
 
 
-async def _stream(request: web.Request, server: Server, run: RunningResponse) -> web.StreamResponse:
-    assembly = run.assembly
-    async with EventStream(request, server, run.live) as stream:
+async def _stream(request: web.Request, run: RunningResponse) -> web.StreamResponse:
+    writer = run.writer
+    async with EventStream(request, run.live) as events:
         try:
-            async with aclosing(_patient(answers(server, run.live, run.prepared))) as pieces:
-                async for piece in pieces:
-                    if piece is None:
-                        await _send(stream, assembly.start())
+            async with aclosing(_announce_delay(stream_deltas(run.live))) as stream:
+                async for item in stream:
+                    if item is None:
+                        await _send(events, writer.start())
                         continue
-                    assembly.choice, deltas = piece
-                    await _send(stream, assembly.feed(deltas))
-            last = assembly.end(int(time.time()))
+                    writer.choice, deltas = item
+                    await _send(events, writer.feed(deltas))
+            last = writer.end(int(time.time()))
         except Cancelled:
-            last = assembly.cancel()
+            last = writer.cancel()
         except MlxrunError as error:
-            if not stream.started:
+            if not events.started:
                 raise
-            last = assembly.fail(error)
-        await responses_of(server).keep(run)
-        await _send(stream, last)
-        await stream.send(DONE)
-    return stream.response
+            last = writer.fail(error)
+        await request.app[RESPONSES].save(run)
+        await _send(events, last)
+        await events.send(DONE)
+    return events.response
 
 
 async def _send(stream: EventStream, events: Sequence[Mapping[str, Any]]) -> None:
@@ -107,115 +101,106 @@ async def _send(stream: EventStream, events: Sequence[Mapping[str, Any]]) -> Non
         await stream.send(event, event["type"])
 
 
-async def _patient(pieces: AsyncGenerator[Pieces, None]) -> AsyncGenerator[Pieces | None, None]:
-    """The pieces; before them None, if the first one takes long."""
-    async with aclosing(pieces):
-        first = asyncio.ensure_future(anext(pieces, None))
+async def _announce_delay(
+    stream: AsyncGenerator[ChoiceDeltas, None],
+) -> AsyncGenerator[ChoiceDeltas | None, None]:
+    """The items of `stream`, after None if the first one takes longer than FIRST_EVENT_SECONDS."""
+    async with aclosing(stream):
+        first = asyncio.ensure_future(anext(stream, None))
         try:
-            await asyncio.wait({first}, timeout=GRACE)
+            await asyncio.wait({first}, timeout=FIRST_EVENT_SECONDS)
             if not first.done():
                 yield None
-            piece = await first
-            if piece is not None:
-                yield piece
+            item = await first
+            if item is not None:
+                yield item
         finally:
-            await _over(first)
-        async for piece in pieces:
-            yield piece
+            first.cancel()
+            await asyncio.gather(first, return_exceptions=True)
+        async for item in stream:
+            yield item
 
 
-async def _over(task: asyncio.Future[Any]) -> None:
-    """Ends a task that nobody waits for any more."""
-    if not task.done():
-        task.cancel()
-        await asyncio.wait({task})
-    if not task.cancelled():
-        task.exception()  # was seen, or does not matter
+async def count_input_tokens(request: web.Request) -> web.Response:
+    """Count the tokens that the engine would get for a body, images included."""
+    _, prepared = await _prepare(request, "count")
+    return json_response({"object": "response.input_tokens", "input_tokens": prepared.prompt_tokens})
 
 
-async def count(request: web.Request, server: Server) -> web.Response:
-    """How many tokens the engine would read for a body, images included."""
-    _, prepared = await _prepare(request, server, "count")
-    return json_reply({"object": "response.input_tokens", "input_tokens": prepared.prompt_tokens})
-
-
-# Those that are there.
-
-
-async def retrieve(request: web.Request, server: Server) -> web.Response:
-    """A response as it was sent; one that still runs as it began."""
-    query = _query(request, ("stream", "include_obfuscation", "starting_after"))
+async def get_response(request: web.Request) -> web.Response:
+    """Retrieve a response as it was sent, or as it began if it is still running."""
+    query = _read_query(request, ("stream", "include_obfuscation", "starting_after"))
     if query.get("stream", "false") != "false" or "starting_after" in query:
-        raise unsupported("stream", "a response can be streamed while it is made, by its own request")
-    response, _ = responses_of(server).find(request)
-    return json_reply(response)
+        reject_unsupported("stream", "a response can only be streamed by the request that creates it")
+    response, _ = request.app[RESPONSES].find(request)
+    return json_response(response)
 
 
-async def delete(request: web.Request, server: Server) -> web.Response:
-    """Forgets a stored response. Those that went on from it stay as they are."""
+async def delete_response(request: web.Request) -> web.Response:
+    """Delete a stored response. Those that continued from it stay as they are."""
     name = request.match_info["id"]
-    responses = responses_of(server)
+    responses = request.app[RESPONSES]
     if not responses.store.delete(key_name(request), name):
         if name in responses.running:
             responses.find(request)
-            raise RequestError(f"the response {name} is still being made: cancel it first")
-        raise missing(name)
-    return json_reply({"id": name, "object": "response", "deleted": True})
+            raise RequestError(f"the response {name} is still running: cancel it first")
+        raise make_not_found(name)
+    return json_response({"id": name, "object": "response", "deleted": True})
 
 
-async def cancel(request: web.Request, server: Server) -> web.Response:
-    """Ends a response that is being made; it keeps what it has, and its own request ends with it."""
-    responses = responses_of(server)
+async def cancel_response(request: web.Request) -> web.Response:
+    """End a running response; it keeps what was generated, and its own request ends with it."""
+    responses = request.app[RESPONSES]
     response, _ = responses.find(request)
     run = responses.running.get(response["id"])
     if run is not None:
-        server.live.cancel(run.live.id)
+        request.app[LIVE_REQUESTS].cancel(run.live.id)
         response = await asyncio.shield(run.done)
     if response["status"] != "cancelled":
-        raise RequestError(
-            f"the response {response['id']} is {response['status']}: nothing is left to cancel"
-        )
-    return json_reply(response)
+        raise RequestError(f"the response {response['id']} is {response['status']} and cannot be cancelled")
+    return json_response(response)
 
 
-async def input_items(request: web.Request, server: Server) -> web.Response:
-    """The items that a response was made from, those of the responses before it included; the newest first
-    unless `order` says asc."""
-    query = _query(request, ("limit", "order", "after"))
-    _, items = responses_of(server).find(request)
-    rows = in_order(items[::-1], query)
-    return json_reply(page(rows, query, dict, usual=20, most=100))
+async def list_input_items(request: web.Request) -> web.Response:
+    """List the items that a response was generated from, with those of the responses before it; newest first
+    unless `order` is asc."""
+    query = _read_query(request, ("limit", "order", "after"))
+    _, items = request.app[RESPONSES].find(request)
+    return json_response(make_page(sort_by_order(items[::-1], query), query, dict, default=20, most=100))
 
 
-def _query(request: web.Request, known: Sequence[str]) -> dict[str, str]:
-    """The query; `include` may name what bodies may include, all of which is there anyway."""
+def _read_query(request: web.Request, known: Sequence[str]) -> dict[str, str]:
+    """The query; its `include` may name what bodies may include, all of which is always returned."""
     query = read_query(request, (*known, "include", "include[]"))
     for name in ("include", "include[]"):
         for value in request.query.getall(name, ()):
             if value not in INCLUDES:
-                raise bad("include", f"{quote(value)} is not one of {', '.join(INCLUDES)}")
+                reject("include", f"{quote(value)} is not one of {', '.join(INCLUDES)}")
     return query
 
 
-_COUNTED = (
+_COUNTED_FIELDS = (
     *("input", "instructions", "model", "parallel_tool_calls", "previous_response_id"),
     *("reasoning", "text", "tool_choice", "tools"),
 )
+_COUNT_BODY = {"type": "object", "properties": {name: BODY.honoured[name] for name in _COUNTED_FIELDS}}
 _ONE = "/v1/responses/{id}"
 SURFACE = Surface(
     "responses",
     (
-        Endpoint("POST", "/v1/responses", create, "Answer an input, whole or as a stream", BODY.schema),
+        Endpoint(
+            "POST", "/v1/responses", create_response, "Answer an input, whole or as a stream", BODY.schema
+        ),
         Endpoint(
             "POST",
             "/v1/responses/input_tokens",
-            count,
+            count_input_tokens,
             "Count the tokens of an input",
-            {"type": "object", "properties": {name: BODY.honoured[name] for name in _COUNTED}},
+            _COUNT_BODY,
         ),
-        Endpoint("GET", _ONE, retrieve, "A stored response", engine=False),
-        Endpoint("DELETE", _ONE, delete, "Forget a stored response", engine=False),
-        Endpoint("POST", f"{_ONE}/cancel", cancel, "End a response that is being made", engine=False),
-        Endpoint("GET", f"{_ONE}/input_items", input_items, "What a response was made from", engine=False),
+        Endpoint("GET", _ONE, get_response, "Retrieve a stored response", engine=False),
+        Endpoint("DELETE", _ONE, delete_response, "Delete a stored response", engine=False),
+        Endpoint("POST", f"{_ONE}/cancel", cancel_response, "End a running response", engine=False),
+        Endpoint("GET", f"{_ONE}/input_items", list_input_items, "List a response's input", engine=False),
     ),
 )

@@ -12,8 +12,8 @@ from jsonschema import Draft202012Validator
 
 from mlxrun.api.anthropic import fields
 from mlxrun.api.anthropic.fields import BODY, COUNT_BODY
-from mlxrun.api.anthropic.openapi_schema import document
-from mlxrun.api.anthropic.request import error_body
+from mlxrun.api.anthropic.openapi_schema import build_schema
+from mlxrun.api.anthropic.request import build_error
 from mlxrun.errors import RequestError
 from tests.api.anthropic.test_fields import REFUSED
 from tests.api.anthropic.test_request import EYES, SAME, TOOL_HOST, body, claude_code, make
@@ -23,7 +23,7 @@ from tests.api.anthropic.test_request import EYES, SAME, TOOL_HOST, body, claude
 
 def test_documented_schemas_take_what_is_taken() -> None:
     """/openapi.json and the checks agree on the bodies above, where their shape is right or wrong."""
-    schema, counting = document(BODY), document(COUNT_BODY)
+    schema, counting = build_schema(BODY), build_schema(COUNT_BODY)
     for made in (schema, counting):
         Draft202012Validator.check_schema(made)
     whole = Draft202012Validator(schema)
@@ -84,7 +84,7 @@ def test_any_body_is_taken_or_refused(data: st.DataObject) -> None:
         assert make(given_body, host).prepared.requests
     except RequestError as error:
         assert error.http_status in (400, 404)
-        assert error_body(error, "r")["error"]["message"]
+        assert build_error(error, "r")["error"]["message"]
 
 
 CONSTANTS = {

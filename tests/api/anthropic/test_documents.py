@@ -9,7 +9,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from mlxrun.api.anthropic.fields import BODY
-from mlxrun.api.anthropic.openapi_schema import document
+from mlxrun.api.anthropic.openapi_schema import build_schema
 from tests.api.anthropic.test_request import (
     CALLED,
     EYES,
@@ -117,7 +117,7 @@ def test_only_where_they_belong() -> None:
 
 def test_the_document_of_the_body_says_the_same() -> None:
     """/openapi.json has the blocks, and refuses what they do not hold."""
-    checks = Draft202012Validator(document(BODY))
+    checks = Draft202012Validator(build_schema(BODY))
     assert checks.is_valid(body(user(doc(PLAIN, title="T"), doc(BLOCKS), found())))
     for block in (
         doc({"type": "url", "url": "x"}),

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mlxrun.api.anthropic.request import error_body, error_status, models_page
+from mlxrun.api.anthropic.request import build_error, get_error_status, build_models_page
 from mlxrun.config.settings import Config, MediaSettings
 from mlxrun.errors import (
     Draining,
@@ -17,7 +17,7 @@ from mlxrun.errors import (
     Overloaded,
     PromptTooLong,
     RequestError,
-    TooLarge,
+    BodyTooLarge,
     Unauthorized,
 )
 from tests.api.anthropic.test_request import (
@@ -38,7 +38,7 @@ from tests.api.anthropic.test_request import (
     text,
     user,
 )
-from tests.helpers.tokenizers import FakeHost
+from tests.helpers.tokenizers import FakeModelInfo
 
 # -- what is refused ------------------------------------------------------------------------------------
 
@@ -170,7 +170,7 @@ def test_what_is_refused_is_named(case: int) -> None:
     error = refused(given, TOOL_HOST)
     assert error.param == param
     assert str(error).startswith(f"{param}: ") and words in str(error)
-    assert error_body(error, "req_1")["error"]["type"] == "invalid_request_error"
+    assert build_error(error, "req_1")["error"]["type"] == "invalid_request_error"
 
 
 @pytest.mark.parametrize("given", [None, [], "x", 1])
@@ -209,10 +209,10 @@ def test_images_need_a_model_that_sees() -> None:
 
 
 def test_names_of_the_model() -> None:
-    host = FakeHost(name="m", names=("claude-x",))
+    host = FakeModelInfo(name="m", names=("claude-x",))
     assert make(body(model="claude-x"), host).prepared.model == "m"
     error = refused(body(model="gpt"), host)
-    assert error.param == "model" and error_status(error) == 404
+    assert error.param == "model" and get_error_status(error) == 404
     with pytest.raises(NotFound, match="'gpt' is not served here"):
         count({"model": "gpt", "messages": [USER]}, host)
 
@@ -227,7 +227,7 @@ def test_names_of_the_model() -> None:
         (Unauthorized("x"), 401, "authentication_error"),
         (Forbidden("x"), 403, "permission_error"),
         (NotFound("x"), 404, "not_found_error"),
-        (TooLarge("x"), 413, "request_too_large"),
+        (BodyTooLarge("x"), 413, "request_too_large"),
         (Overloaded("x"), 429, "rate_limit_error"),
         (Draining("x"), 529, "overloaded_error"),
         (EngineDead("x"), 503, "api_error"),
@@ -235,8 +235,8 @@ def test_names_of_the_model() -> None:
     ],
 )
 def test_errors(error: BaseException, status: int, kind: str) -> None:
-    made = error_body(error, "req_7")
-    assert error_status(error) == status
+    made = build_error(error, "req_7")
+    assert get_error_status(error) == status
     assert made == {
         "type": "error",
         "error": {"type": kind, "message": made["error"]["message"]},
@@ -247,13 +247,13 @@ def test_errors(error: BaseException, status: int, kind: str) -> None:
 
 def test_agents_recognise_a_prompt_that_is_too_long() -> None:
     """They look for these words to shorten the conversation."""
-    error = refused(body([{"role": "user", "content": "x" * 99}]), FakeHost(context_length=64))
+    error = refused(body([{"role": "user", "content": "x" * 99}]), FakeModelInfo(context_length=64))
     assert isinstance(error, PromptTooLong)
-    assert error_body(error, "r")["error"]["message"].startswith("prompt is too long: the prompt has")
+    assert build_error(error, "r")["error"]["message"].startswith("prompt is too long: the prompt has")
 
 
 def test_models() -> None:
-    page = models_page(["a", "b"])
+    page = build_models_page(["a", "b"])
     assert [model["id"] for model in page["data"]] == ["a", "b"]
     assert (page["first_id"], page["last_id"], page["has_more"]) == ("a", "b", False)
-    assert models_page([])["first_id"] is None
+    assert build_models_page([])["first_id"] is None

@@ -14,24 +14,24 @@ import pytest
 from PIL import Image
 
 from mlxrun.api.anthropic import chat_messages
-from mlxrun.api.anthropic.request import PreparedMessage, ask, count_tokens, prepare_message
+from mlxrun.api.anthropic.request import PreparedMessage, read_message, count_tokens, prepare_message
 from mlxrun.api.context import ApiContext
-from mlxrun.api.opaque_reasoning import carried, carry
-from mlxrun.api.openai.request import prepare
+from mlxrun.api.opaque_reasoning import decode_reasoning, encode_reasoning
+from mlxrun.api.openai.request import prepare_request
 from mlxrun.config.settings import Config, SamplingSettings, ServerSettings
 from mlxrun.errors import (
     RequestError,
 )
 from mlxrun.text.images import MediaLoader
-from tests.helpers.tokenizers import CHATML, STRICT, THINKING, TOOLS, FakeHost
+from tests.helpers.tokenizers import CHATML, STRICT, THINKING, TOOLS, FakeModelInfo
 
 Json = dict[str, Any]
 
-HOST = FakeHost()
-TOOL_HOST = FakeHost(chat_template=TOOLS)
+HOST = FakeModelInfo()
+TOOL_HOST = FakeModelInfo(chat_template=TOOLS)
 # As TOOLS, with parts and thoughts.
 REASONING = TOOLS.replace("m.content }}", "(m.reasoning_content or '') + m.content }}")
-EYES = FakeHost(vision=True)
+EYES = FakeModelInfo(vision=True)
 USER = {"role": "user", "content": "hi"}
 ADD = {"name": "add", "description": "adds", "input_schema": {"type": "object", "properties": {"a": {}}}}
 ADD_CHAT = {
@@ -65,7 +65,7 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
 IMAGE_CHAT = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{RED}"}}
 
 
-def side(host: FakeHost = HOST, config: Config | None = None) -> ApiContext:
+def side(host: FakeModelInfo = HOST, config: Config | None = None) -> ApiContext:
     config = config or Config()
     return ApiContext(host, config, MediaLoader(config.media, None))
 
@@ -78,14 +78,14 @@ def body(messages: Any = None, **fields: Any) -> Json:
     return {"model": "m", "max_tokens": 9, "messages": [USER] if messages is None else messages, **fields}
 
 
-def make(given: Any, host: FakeHost = HOST, config: Config | None = None) -> PreparedMessage:
+def make(given: Any, host: FakeModelInfo = HOST, config: Config | None = None) -> PreparedMessage:
     async def run() -> PreparedMessage:
         return await prepare_message(given, side(host, config))
 
     return asyncio.run(run())
 
 
-def count(given: Json, host: FakeHost = HOST, config: Config | None = None) -> int:
+def count(given: Json, host: FakeModelInfo = HOST, config: Config | None = None) -> int:
     async def run() -> Json:
         return await count_tokens(given, side(host, config))
 
@@ -94,18 +94,18 @@ def count(given: Json, host: FakeHost = HOST, config: Config | None = None) -> i
     return found["input_tokens"]
 
 
-def prompt(given: Json, host: FakeHost = HOST, config: Config | None = None) -> str:
+def prompt(given: Json, host: FakeModelInfo = HOST, config: Config | None = None) -> str:
     return make(given, host, config).prepared.prompts[0]
 
 
-def chat_prompt(given: Json, host: FakeHost = HOST) -> str:
+def chat_prompt(given: Json, host: FakeModelInfo = HOST) -> str:
     async def run() -> str:
-        return (await prepare("/v1/chat/completions", given, side(host))).prompts[0]
+        return (await prepare_request("/v1/chat/completions", given, side(host))).prompts[0]
 
     return asyncio.run(run())
 
 
-def refused(given: Any, host: FakeHost = HOST, config: Config | None = None) -> RequestError:
+def refused(given: Any, host: FakeModelInfo = HOST, config: Config | None = None) -> RequestError:
     with pytest.raises(RequestError) as caught:
         make(given, host, config)
     return caught.value
@@ -113,7 +113,7 @@ def refused(given: Any, host: FakeHost = HOST, config: Config | None = None) -> 
 
 # -- one conversation, one prompt -----------------------------------------------------------------------
 
-SAME: list[tuple[FakeHost, Json, Json]] = [
+SAME: list[tuple[FakeModelInfo, Json, Json]] = [
     (HOST, body(), {"messages": [USER]}),
     (
         HOST,
@@ -131,7 +131,7 @@ SAME: list[tuple[FakeHost, Json, Json]] = [
         },
     ),
     (  # B25, A49: system in the middle, two users in a row, under a strict template
-        FakeHost(chat_template=STRICT),
+        FakeModelInfo(chat_template=STRICT),
         body(
             [USER, {"role": "system", "content": "late"}, USER, {"role": "assistant", "content": "yo"}, USER]
         ),
@@ -198,7 +198,7 @@ SAME: list[tuple[FakeHost, Json, Json]] = [
         },
     ),
     (  # thoughts go where the template may use them
-        FakeHost(chat_template=REASONING),
+        FakeModelInfo(chat_template=REASONING),
         body(
             [
                 USER,
@@ -245,12 +245,12 @@ SAME: list[tuple[FakeHost, Json, Json]] = [
         },
     ),
     (
-        FakeHost(chat_template=THINKING),
+        FakeModelInfo(chat_template=THINKING),
         body(thinking={"type": "disabled"}),
         {"messages": [USER], "chat_template_kwargs": {"enable_thinking": False}},
     ),
     (
-        FakeHost(chat_template=CHATML + "{{ reasoning_effort }}"),
+        FakeModelInfo(chat_template=CHATML + "{{ reasoning_effort }}"),
         body(output_config={"effort": "xhigh"}),
         {"messages": [USER], "reasoning_effort": "high"},
     ),
@@ -286,7 +286,7 @@ def test_the_count_has_the_images_in_it() -> None:
 
 def test_any_part_of_a_conversation_can_be_counted() -> None:
     """Agents count prompts that are longer than the context, answers, and calls without their results."""
-    host = FakeHost(chat_template=TOOLS, context_length=64)
+    host = FakeModelInfo(chat_template=TOOLS, context_length=64)
     long = {"model": "m", "messages": [{"role": "user", "content": "x" * 500}]}
     assert count(long, host) > 500
     assert refused({**long, "max_tokens": 5}, host).code == "context_length_exceeded"
@@ -313,23 +313,23 @@ def test_sampling() -> None:
     params = message.prepared.requests[0].params
     assert (params.max_tokens, params.temperature, params.top_p, params.top_k) == (7, 0.5, 0.2, 4)
     assert message.prepared.stops == ("a", "\n\n")
-    assert message.prepared.requests[0].key == "u"
+    assert message.prepared.requests[0].fairness_key == "u"
     assert message.prepared.stream and not make(body()).prepared.stream
 
 
 def test_max_tokens_is_a_ceiling() -> None:
     """Clients send the same for every model: what the context does not hold is cut off it."""
-    host = FakeHost(context_length=50)
+    host = FakeModelInfo(context_length=50)
     whole, cut = make(body(max_tokens=5), host), make(body(max_tokens=64_000), host)
     prompt_tokens = whole.prepared.prompt_tokens
-    assert whole.prepared.requests[0].params.max_tokens == 5 and not whole.cut
-    assert cut.prepared.requests[0].params.max_tokens == 50 - prompt_tokens and cut.cut
+    assert whole.prepared.requests[0].params.max_tokens == 5 and not whole.limited_by_context
+    assert cut.prepared.requests[0].params.max_tokens == 50 - prompt_tokens and cut.limited_by_context
 
 
 def test_thinking_is_switched_where_the_template_can() -> None:
     """A50: no name of a switch is taken for granted."""
-    host = FakeHost(chat_template=THINKING)
-    other = FakeHost(chat_template=CHATML + "{% if thinking %}<think>{% endif %}")
+    host = FakeModelInfo(chat_template=THINKING)
+    other = FakeModelInfo(chat_template=CHATML + "{% if thinking %}<think>{% endif %}")
     off, enabled = {"type": "disabled"}, {"type": "enabled", "budget_tokens": 1024}
     plain = prompt(body(), host)
     assert prompt(body(thinking=enabled, max_tokens=1025), host) == plain
@@ -360,17 +360,17 @@ def test_a_failed_call_says_so() -> None:
 
 def test_examples_of_a_tool_are_told() -> None:
     tool = {**ADD, "input_examples": [{"a": 1}, {"a": "č"}]}
-    told = ask(body(tools=[tool]), side(TOOL_HOST)).chat["tools"][0]["function"]["description"]
+    told = read_message(body(tools=[tool]), side(TOOL_HOST)).chat["tools"][0]["function"]["description"]
     assert told == 'adds\n\nExamples of input:\n{"a": 1}\n{"a": "č"}'
     del tool["description"]
-    told = ask(body(tools=[tool]), side(TOOL_HOST)).chat["tools"][0]["function"]["description"]
+    told = read_message(body(tools=[tool]), side(TOOL_HOST)).chat["tools"][0]["function"]["description"]
     assert told.startswith("Examples of input:")
 
 
 def test_one_call_at_most() -> None:
     choice = {"type": "auto", "disable_parallel_tool_use": True}
-    assert make(body(tools=[ADD], tool_choice=choice), TOOL_HOST).prepared.one_call
-    assert not make(body(tools=[ADD], tool_choice={"type": "auto"}), TOOL_HOST).prepared.one_call
+    assert make(body(tools=[ADD], tool_choice=choice), TOOL_HOST).prepared.single_tool_call
+    assert not make(body(tools=[ADD], tool_choice={"type": "auto"}), TOOL_HOST).prepared.single_tool_call
 
 
 def test_a_reminder_is_shown_for_one_turn() -> None:
@@ -535,7 +535,7 @@ def test_bodies_of_claude_code() -> None:
     message = make(claude_code("fa690"), TOOL_HOST)
     other = make(claude_code("aa114"), TOOL_HOST)
     assert message.prepared.requests[0].prompt == other.prepared.requests[0].prompt
-    assert message.asked.edits and not make(body()).asked.edits
+    assert message.message.reports_edits and not make(body()).message.reports_edits
     rendered = message.prepared.prompts[0]
     assert '<tool_call>Bash(command="ls";)</tool_call>' in rendered
     assert "cch=" not in rendered and "mid-conversation reminder" in rendered
@@ -554,14 +554,14 @@ def test_bodies_of_claude_code() -> None:
 
 def test_a_hidden_thought_comes_back() -> None:
     """thinking.display omitted: the client sees nothing of it, the next turn has it."""
-    host = FakeHost(chat_template=REASONING)
+    host = FakeModelInfo(chat_template=REASONING)
 
     def turn(block: Json) -> str:
         return prompt(body([USER, {"role": "assistant", "content": [block, text("yo")]}, USER]), host)
 
-    shown = {"type": "thinking", "thinking": "čau 🙂", "signature": carry("")}
-    hidden = {"type": "thinking", "thinking": "", "signature": carry("čau 🙂")}
+    shown = {"type": "thinking", "thinking": "čau 🙂", "signature": encode_reasoning("")}
+    hidden = {"type": "thinking", "thinking": "", "signature": encode_reasoning("čau 🙂")}
     assert turn(shown) == turn(hidden) and "čau 🙂" in turn(shown)
     assert "čau" not in hidden["signature"] and len(shown["signature"]) < 10
     for foreign in ("", "ErUB", "mlxrun.!", "mlxrun.gICA", "mlxrun.č"):
-        assert carried(foreign) is None
+        assert decode_reasoning(foreign) is None

@@ -18,9 +18,9 @@ from mlxrun.api.responses import fields as responses_fields
 from mlxrun.batch.line_answerer import Preparer
 from mlxrun.config.settings import Config, ModelSettings
 from mlxrun.errors import ModelLoadError
-from mlxrun.model.model_info import load_host
+from mlxrun.model.model_info import load_model_info
 from mlxrun.text.images import MediaLoader
-from tests.helpers.tokenizers import FakeHost
+from tests.helpers.tokenizers import FakeModelInfo
 
 CLIENTS = Path(__file__).parents[3] / "docs" / "clients.md"
 
@@ -73,22 +73,22 @@ def test_a_broken_template_in_the_model_s_folder(tmp_path: Path, name: str, text
     """The error names the file and the line, for the server's side and for a job's. Its twin is whole."""
     folder = spoiled(tmp_path / "model", name, text)
     config = Config(model=ModelSettings(path=str(folder)))
-    host = load_host(config.model)
+    host = load_model_info(config.model)
     said = rf"^{re.escape(str(folder / name))}: the chat template is broken: line \d+: "
     with pytest.raises(ModelLoadError, match=said):
         ApiContext(host, config, MediaLoader(config.media, None))
     with pytest.raises(ModelLoadError, match=said):
         Preparer(host, config, None)
-    whole = load_host(ModelSettings())
-    assert ApiContext(whole, Config(), MediaLoader(Config().media, None)).host is whole
+    whole = load_model_info(ModelSettings())
+    assert ApiContext(whole, Config(), MediaLoader(Config().media, None)).model_info is whole
 
 
 def test_a_broken_template_of_the_config() -> None:
     """It is the config's file that is named; a model from elsewhere has at least its name."""
-    host = FakeHost(chat_template="{{ x", name="org/m")
+    host = FakeModelInfo(chat_template="{{ x", name="org/m")
     loader = MediaLoader(Config().media, None)
     with pytest.raises(ModelLoadError, match=r"^my\.jinja: the chat template is broken"):
         ApiContext(host, Config(model=ModelSettings(chat_template="my.jinja")), loader)
     with pytest.raises(ModelLoadError, match="^the model org/m: the chat template is broken"):
         ApiContext(host, Config(), loader)
-    assert ApiContext(FakeHost(chat_template=None), Config(), loader)
+    assert ApiContext(FakeModelInfo(chat_template=None), Config(), loader)

@@ -19,8 +19,8 @@ from PIL import Image
 
 from mlxrun.api.context import ApiContext
 from mlxrun.api.openai.fields import HARMLESS, HONOURED, REFUSED
-from mlxrun.api.openai.request import Choice, PreparedRequest, error_body, prepare, response_body
-from mlxrun.api.sampling_params import choice_seed
+from mlxrun.api.openai.request import Choice, PreparedRequest, build_error, prepare_request, build_response
+from mlxrun.api.sampling_params import derive_choice_seed
 from mlxrun.config.settings import (
     Config,
     MediaSettings,
@@ -36,16 +36,16 @@ from mlxrun.errors import (
     Overloaded,
     PromptTooLong,
     RequestError,
-    TooLarge,
+    BodyTooLarge,
     Unauthorized,
 )
+from mlxrun.parsers.delta import Delta
 from mlxrun.scheduler.request import FinishReason, HitKind, TokenEvent, TokenLogprob
-from mlxrun.text.formats import Delta
 from mlxrun.text.images import MediaLoader
 from tests.helpers.tokenizers import (
     THINKING,
     TOOLS,
-    FakeHost,
+    FakeModelInfo,
     FakeProcessed,
     byte_tokenizer,
     ids_of,
@@ -58,13 +58,13 @@ TOOL = {
     "type": "function",
     "function": {"name": "add", "description": "adds", "parameters": {"type": "object"}},
 }
-HOST = FakeHost()
+HOST = FakeModelInfo()
 
 
 def make(
     url: str,
     body: Any,
-    host: FakeHost = HOST,
+    host: FakeModelInfo = HOST,
     config: Config | None = None,
     base: Path | None = None,
     **options: Any,
@@ -72,21 +72,21 @@ def make(
     config = config or Config()
 
     async def run() -> PreparedRequest:
-        return await prepare(url, body, ApiContext(host, config, MediaLoader(config.media, base)), **options)
+        return await prepare_request(url, body, ApiContext(host, config, MediaLoader(config.media, base)), **options)
 
     return asyncio.run(run())
 
 
-def chat(host: FakeHost = HOST, config: Config | None = None, **fields: Any) -> PreparedRequest:
+def chat(host: FakeModelInfo = HOST, config: Config | None = None, **fields: Any) -> PreparedRequest:
     return make(CHAT, {"messages": HI, **fields}, host, config)
 
 
-def complete(host: FakeHost = HOST, config: Config | None = None, **fields: Any) -> PreparedRequest:
+def complete(host: FakeModelInfo = HOST, config: Config | None = None, **fields: Any) -> PreparedRequest:
     return make(COMPLETION, {"prompt": "hi", **fields}, host, config)
 
 
 def refused(
-    url: str, body: Any, host: FakeHost = HOST, config: Config | None = None, **options: Any
+    url: str, body: Any, host: FakeModelInfo = HOST, config: Config | None = None, **options: Any
 ) -> RequestError:
     with pytest.raises(RequestError) as caught:
         make(url, body, host, config, **options)
@@ -114,7 +114,7 @@ def answer(prepared: PreparedRequest, *texts: str, finish: FinishReason = Finish
 
 def test_defaults_go_from_body_to_config_to_model() -> None:
     """A67: each value from the first that has one."""
-    host = FakeHost(defaults={"temperature": 0.3, "top_k": 20.0, "top_p": 0.9})
+    host = FakeModelInfo(defaults={"temperature": 0.3, "top_k": 20.0, "top_p": 0.9})
     config = Config(sampling=SamplingSettings(temperature=0.5, min_p=0.1))
     params = chat(host, config, top_p=0.5).requests[0].params
     assert (params.temperature, params.top_p, params.top_k, params.min_p) == (0.5, 0.5, 20, 0.1)
@@ -207,14 +207,14 @@ def test_seeds() -> None:
     three = chat(seed=5, n=3)
     seeds = [request.params.seed for request in three.requests]
     assert seeds[0] == 5 and len(set(seeds)) == 3
-    assert seeds == [choice_seed(5, i) for i in range(3)]
+    assert seeds == [derive_choice_seed(5, i) for i in range(3)]
     assert [r.params.seed for r in complete(prompt=["a", "b"], seed=5).requests] == [5, 5]
-    assert response_body(three, answer(three, "a", "b", "c"), "x", 0)["mlxrun"] == {"seed": 5}
+    assert build_response(three, answer(three, "a", "b", "c"), "x", 0)["mlxrun"] == {"seed": 5}
 
 
 def test_length_of_the_answer() -> None:
     """A33: what was asked for must fit, with the numbers said; a default is cut to what is left."""
-    host = FakeHost(context_length=50)
+    host = FakeModelInfo(context_length=50)
     prompt = len(chat(host).requests[0].prompt)
     left = 50 - prompt
     assert chat(host).requests[0].params.max_tokens == left
@@ -347,7 +347,7 @@ def test_bad_chat_fields_are_named(fields: Mapping[str, Any], param: str) -> Non
     """B23 and the issue: what cannot be honoured is refused, never ignored."""
     error = refused(CHAT, {"messages": HI, **fields})
     assert error.param == param
-    assert error_body(error)["error"]["param"] == param
+    assert build_error(error)["error"]["param"] == param
 
 
 @pytest.mark.parametrize(
@@ -415,18 +415,18 @@ def test_harmless_fields_are_taken() -> None:
         stream=False,
         tools=[],
     )
-    assert complete(best_of=1, user="u").requests[0].key == "u"
+    assert complete(best_of=1, user="u").requests[0].fairness_key == "u"
 
 
 def test_model_names() -> None:
-    host = FakeHost(name="m", names=("m", "other"))
+    host = FakeModelInfo(name="m", names=("m", "other"))
     for model in ("m", "other"):
         assert chat(host, model=model).model == "m"
     error = refused(CHAT, {"messages": HI, "model": "gpt"}, host)
     assert (error.param, error.code, error.http_status) == ("model", "model_not_found", 404)
     assert "m, other" in str(error)
-    assert chat(FakeHost(name="m"), model="anything").model == "m"
-    placed = FakeHost(name="m", names=("m", "other"), aliases=("/models/x",))
+    assert chat(FakeModelInfo(name="m"), model="anything").model == "m"
+    placed = FakeModelInfo(name="m", names=("m", "other"), aliases=("/models/x",))
     assert chat(placed, model="/models/x").model == "m"
     assert refused(CHAT, {"messages": HI, "model": "/models/y"}, placed).code == "model_not_found"
 
@@ -450,7 +450,7 @@ def test_deep_nesting_is_refused_not_a_crash() -> None:
     assert refused(CHAT, {"messages": deep})
     assert refused(COMPLETION, {"prompt": deep})
     tool = {"type": "function", "function": {"name": "f", "parameters": {"a": deep}}}
-    assert refused(CHAT, {"messages": HI, "tools": [tool]}, FakeHost(chat_template=TOOLS))
+    assert refused(CHAT, {"messages": HI, "tools": [tool]}, FakeModelInfo(chat_template=TOOLS))
 
 
 FIELDS = st.sampled_from(sorted({*HONOURED["chat"], *HARMLESS["chat"], *REFUSED["chat"], "prompt", "echo"}))
@@ -472,7 +472,7 @@ def test_any_body_is_prepared_or_refused(url: str, fields: dict[str, Any]) -> No
             url, {"messages" if url == CHAT else "prompt": HI if url == CHAT else "hi", **fields}, stream=True
         )
     except RequestError as error:
-        json.dumps(error_body(error), allow_nan=False)
+        json.dumps(build_error(error), allow_nan=False)
         assert error.param is not None
     else:
         assert prepared.requests
@@ -482,17 +482,17 @@ def test_any_body_is_prepared_or_refused(url: str, fields: dict[str, Any]) -> No
 
 
 def test_tools_and_template_variables_reach_the_prompt() -> None:
-    host = FakeHost(chat_template=TOOLS)
+    host = FakeModelInfo(chat_template=TOOLS)
     with_tools = chat(host, tools=[TOOL])
     assert '"name": "add"' in host.tokenizer.decode(with_tools.requests[0].prompt)
     assert chat(host, tools=[TOOL], tool_choice="none").requests[0].prompt == chat(host).requests[0].prompt
-    thinking = FakeHost(chat_template=THINKING)
+    thinking = FakeModelInfo(chat_template=THINKING)
     off = Config(model=ModelSettings(chat_template_args={"enable_thinking": False}))
     default, silent = chat(thinking), chat(thinking, off)
     assert silent.requests[0].prompt != default.requests[0].prompt
     again = chat(thinking, off, chat_template_kwargs={"enable_thinking": True})
     assert again.requests[0].prompt == default.requests[0].prompt
-    effort = FakeHost(chat_template="{{ messages[0].content }} {{ reasoning_effort }}")
+    effort = FakeModelInfo(chat_template="{{ messages[0].content }} {{ reasoning_effort }}")
     assert chat(effort, reasoning_effort="low").requests[0].prompt == ids_of("hi low")
 
 
@@ -516,13 +516,13 @@ def image_part(colour: str) -> dict[str, Any]:
 
 def test_images() -> None:
     """In the sender's order, shared by all choices; refused by text models, and beyond the limit."""
-    host = FakeHost(vision=True)
+    host = FakeModelInfo(vision=True)
     messages = [
         {"role": "user", "content": [image_part("red"), {"type": "text", "text": "?"}, image_part("blue")]}
     ]
     prepared = chat(host, messages=messages, n=2)
     assert [request.media for request in prepared.requests] == [((255, 0, 0), (0, 0, 255))] * 2
-    assert len(prepared.requests[0].spans) == 2
+    assert len(prepared.requests[0].image_spans) == 2
     error = refused(CHAT, {"messages": messages})
     assert error.param == "messages[0].content[0].image_url.url" and "takes no images" in str(error)
     few = Config(media=MediaSettings(max_images=1))
@@ -535,7 +535,7 @@ class Digested(FakeProcessed):
     digests: tuple[bytes, ...] = ()
 
 
-class DigestingHost(FakeHost):
+class DigestingHost(FakeModelInfo):
     """Says what fills each span."""
 
     def process(self, text: str, images: Sequence[Any]) -> Digested:
@@ -549,11 +549,11 @@ def test_what_the_prefix_cache_needs_reaches_every_choice() -> None:
     parts = [image_part("red"), {"type": "text", "text": "?"}, image_part("blue")]
     messages = [long, {"role": "user", "content": parts}]
     for request in chat(DigestingHost(vision=True), messages=messages, n=2).requests:
-        assert request.digests == (b"\xff\x00\x00", b"\x00\x00\xff")
-        assert len(request.spans) == 2
-        assert request.boundaries == (request.spans[0][0] - 1,)  # before <|vision_start|>
+        assert request.image_digests == (b"\xff\x00\x00", b"\x00\x00\xff")
+        assert len(request.image_spans) == 2
+        assert request.boundaries == (request.image_spans[0][0] - 1,)  # before <|vision_start|>
     one, two = chat(messages=[long, *HI], n=2).requests
-    assert one.boundaries == two.boundaries != () and one.digests == ()
+    assert one.boundaries == two.boundaries != () and one.image_digests == ()
     other = chat(messages=[long, {"role": "user", "content": "else"}]).requests[0]
     assert other.boundaries == one.boundaries
     assert other.prompt[: one.boundaries[0]] == one.prompt[: one.boundaries[0]]
@@ -572,7 +572,7 @@ def test_the_first_bad_image_is_the_one_named() -> None:
     body = {"messages": [{"role": "user", "content": parts}]}
     with pytest.raises(MediaError) as caught:
         asyncio.run(
-            prepare(CHAT, body, ApiContext(FakeHost(vision=True), Config(), Late(MediaSettings(), None)))
+            prepare_request(CHAT, body, ApiContext(FakeModelInfo(vision=True), Config(), Late(MediaSettings(), None)))
         )
     assert caught.value.param == "messages[0].content[0].image_url.url"
 
@@ -599,7 +599,7 @@ def test_chat_response() -> None:
     (choice,) = answer(prepared, "hello")
     prompt = len(prepared.requests[0].prompt)
     tokens = len(ids_of("hello"))
-    assert response_body(prepared, [choice], "abc", 5) == {
+    assert build_response(prepared, [choice], "abc", 5) == {
         "id": "chatcmpl-abc",
         "object": "chat.completion",
         "created": 5,
@@ -629,7 +629,7 @@ def test_completion_response_with_echo() -> None:
     choices = answer(prepared, "a", "b", "c", "d", finish=FinishReason.LENGTH)
     choices[2].cached_tokens = 3
     choices[3].cached_tokens = 4
-    body = response_body(prepared, choices, "abc", 5)
+    body = build_response(prepared, choices, "abc", 5)
     assert (body["id"], body["object"]) == ("cmpl-abc", "text_completion")
     assert [c["text"] for c in body["choices"]] == ["one a", "one b", "two c", "two d"]
     assert [c["index"] for c in body["choices"]] == [0, 1, 2, 3]
@@ -637,7 +637,7 @@ def test_completion_response_with_echo() -> None:
     assert body["usage"]["prompt_tokens"] == 10
     assert body["usage"]["prompt_tokens_details"] == {"cached_tokens": 3}
     ids = complete(prompt=[104, 105], echo=True)
-    assert response_body(ids, answer(ids, "!"), "x", 0)["choices"][0]["text"] == "hi!"
+    assert build_response(ids, answer(ids, "!"), "x", 0)["choices"][0]["text"] == "hi!"
 
 
 def logged(text: str) -> tuple[TokenLogprob, ...]:
@@ -649,7 +649,7 @@ def test_chat_logprobs() -> None:
     prepared = chat(logprobs=True, top_logprobs=2)
     choice = Choice(prepared, 0, HOST)
     choice.feed(TokenEvent("r", ids_of("a\u4f60"), logged("a\u4f60"), finish=FinishReason.STOP))
-    body = response_body(prepared, [choice], "x", 0)
+    body = build_response(prepared, [choice], "x", 0)
     content = body["choices"][0]["logprobs"]["content"]
     assert [entry["token"] for entry in content] == ["a", "\\xe4", "\\xbd", "\\xa0"]
     assert bytes(b for entry in content for b in entry["bytes"]).decode() == "a\u4f60"
@@ -673,7 +673,7 @@ def test_completion_logprobs_are_cut_with_the_text() -> None:
     shown = joined(choice.feed(TokenEvent("r", ids_of(text), logged(text))))
     assert (shown, choice.stopped, choice.stop, choice.finish_reason) == ("ab \u4f60", True, "END", "stop")
     assert choice.feed(TokenEvent("r", ids_of("x"), logged("x"), finish=FinishReason.LENGTH)) == []
-    result = response_body(prepared, [choice], "x", 0)["choices"][0]["logprobs"]
+    result = build_response(prepared, [choice], "x", 0)["choices"][0]["logprobs"]
     assert result == {
         "tokens": ["a", "b", " ", "bytes:\\xe4", "bytes:\\xbd", "bytes:\\xa0"],
         "token_logprobs": [-0.5, -1.5, -2.5, -3.5, -4.5, -5.5],
@@ -705,7 +705,7 @@ def test_events_may_be_merged_in_any_way(text: str, cuts: list[int]) -> None:
             last = FinishReason.LENGTH if end == bounds[-1] and start == bounds[-2] else None
             shown += joined(choice.feed(TokenEvent("r", ids[start:end], lps[start:end], finish=last)))
         assert shown == choice.text
-        return choice.text, choice.stop, choice.finish_reason, choice.completion_tokens, choice.logged()
+        return choice.text, choice.stop, choice.finish_reason, choice.completion_tokens, choice.get_tokens_with_logprobs()
 
     one_by_one = run([*range(len(ids) + 1), len(ids)])
     assert run([0, *sorted(min(cut, len(ids)) for cut in cuts), len(ids), len(ids)]) == one_by_one
@@ -745,13 +745,13 @@ def resumed(
     shown = joined(choice.resume(ids[:k], logprobs[:k])) if k else ""
     assert shown == choice.text
     for token, logprob in zip(ids[k:], logprobs[k:], strict=True):
-        event = TokenEvent("r", (token,), (logprob,), computed=9, cached=4, hit=HitKind.LCP)
+        event = TokenEvent("r", (token,), (logprob,), num_computed_tokens=9, num_cached_tokens=4, hit_kind=HitKind.LCP)
         shown += joined(choice.feed(event))
-    last = TokenEvent("r", computed=9, cached=4, hit=HitKind.LCP, finish=FinishReason.LENGTH)
+    last = TokenEvent("r", num_computed_tokens=9, num_cached_tokens=4, hit_kind=HitKind.LCP, finish=FinishReason.LENGTH)
     shown += joined(choice.feed(last))
     assert shown == choice.text
-    body = response_body(prepared, [choice], "x", 0)
-    return body, choice.stop, choice.stopped, choice.logged(), choice.cached_tokens, choice.hit
+    body = build_response(prepared, [choice], "x", 0)
+    return body, choice.stop, choice.stopped, choice.get_tokens_with_logprobs(), choice.cached_tokens, choice.hit
 
 
 def test_an_answer_that_was_complete_stays_complete() -> None:
@@ -775,14 +775,14 @@ def test_what_was_found_in_the_cache_is_reported() -> None:
         choices = []
         for index, cached in enumerate((5, 6, 7, 8)[: len(prepared.requests)]):
             choice = Choice(prepared, index, HOST)
-            choice.feed(TokenEvent("r", computed=3, cached=3))
+            choice.feed(TokenEvent("r", num_computed_tokens=3, num_cached_tokens=3))
             assert choice.hit is None
-            choice.feed(TokenEvent("r", cached=3, hit=HitKind.PREFIX))
-            choice.feed(TokenEvent("r", cached=cached, hit=HitKind.SUPERSEQUENCE))
+            choice.feed(TokenEvent("r", num_cached_tokens=3, hit_kind=HitKind.PREFIX))
+            choice.feed(TokenEvent("r", num_cached_tokens=cached, hit_kind=HitKind.SUPERSEQUENCE))
             choice.feed(TokenEvent("r", ids_of("x"), finish=FinishReason.LENGTH))
             assert (choice.cached_tokens, choice.hit) == (cached, HitKind.SUPERSEQUENCE)
             choices.append(choice)
-        usage = response_body(prepared, choices, "x", 0)["usage"]
+        usage = build_response(prepared, choices, "x", 0)["usage"]
         assert usage["prompt_tokens_details"] == {"cached_tokens": expected}
 
 
@@ -799,8 +799,8 @@ def test_special_tokens_never_reach_content() -> None:
     free = chat(ignore_eos=True)
     shown = Choice(free, 0, HOST)
     assert joined(shown.feed(TokenEvent("r", pieces, finish=FinishReason.LENGTH))) == "ok<|im_end|>more"
-    html = FakeHost(tokenizer=metaspace_tokenizer(), chat_template="{{ messages[0].content }}")
-    assert chat(html).guards == ()  # </s> is also HTML
+    html = FakeModelInfo(tokenizer=metaspace_tokenizer(), chat_template="{{ messages[0].content }}")
+    assert chat(html).control_stops == ()  # </s> is also HTML
 
 
 def test_held_back_text_comes_at_the_end() -> None:
@@ -808,7 +808,7 @@ def test_held_back_text_comes_at_the_end() -> None:
     choice = Choice(prepared, 0, HOST)
     assert joined(choice.feed(TokenEvent("r", ids_of("a<e")))) == "a"
     assert choice.finish_reason is None
-    assert joined(choice.feed(TokenEvent("r", finish=FinishReason.LENGTH, cached=2))) == "<e"
+    assert joined(choice.feed(TokenEvent("r", finish=FinishReason.LENGTH, num_cached_tokens=2))) == "<e"
     assert (choice.text, choice.finish_reason, choice.cached_tokens, choice.finish()) == (
         "a<e",
         "length",
@@ -833,14 +833,14 @@ def test_an_error_event_is_raised() -> None:
         (Unauthorized("key"), ("key", "invalid_request_error", None, "invalid_api_key")),
         (Forbidden("no"), ("no", "permission_error", None, "forbidden")),
         (NotFound("m", param="model"), ("m", "invalid_request_error", "model", "not_found")),
-        (TooLarge("big"), ("big", "invalid_request_error", None, "request_too_large")),
+        (BodyTooLarge("big"), ("big", "invalid_request_error", None, "request_too_large")),
         (Overloaded("full"), ("full", "rate_limit_error", None, "overloaded")),
         (EngineDead("gone"), ("gone", "server_error", None, "engine_unavailable")),
         (KeyError("secret"), ("internal error (KeyError)", "server_error", None, "internal_error")),
     ],
 )
 def test_error_bodies(error: Exception, expected: tuple[Any, ...]) -> None:
-    body = error_body(error)["error"]
+    body = build_error(error)["error"]
     assert (body["message"], body["type"], body["param"], body["code"]) == expected
 
 

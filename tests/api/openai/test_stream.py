@@ -13,24 +13,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxrun.api.context import ApiContext
-from mlxrun.api.openai.request import Choice, PreparedRequest, prepare, response_body
-from mlxrun.api.openai.stream import Chunks, joined
+from mlxrun.api.openai.request import Choice, PreparedRequest, prepare_request, build_response
+from mlxrun.api.openai.stream import ChunkWriter, join_deltas
 from mlxrun.config.settings import Config
+from mlxrun.parsers.delta import Delta, DeltaKind
+from mlxrun.parsers.model_formats import ModelFormats
 from mlxrun.scheduler.request import FinishReason, TokenEvent, TokenLogprob
-from mlxrun.text.formats import Delta, TextDelta
 from mlxrun.text.images import MediaLoader
-from tests.helpers.tokenizers import TOOLS, FakeHost, ids_of
+from tests.helpers.tokenizers import TOOLS, FakeModelInfo, ids_of
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
-HOST = FakeHost(chat_template=TOOLS)
+HOST = FakeModelInfo(chat_template=TOOLS)
 
 
-class Brackets:
+class Brackets(ModelFormats):
     """A scripted format: `[thought]`, `(arguments of a call)`, else text; a `~` is held back until the next
     character, as half a marker would be."""
 
-    def parser(self, tools: Sequence[Mapping[str, Any]] | None, prompt: str, name: str) -> BracketParser:
+    def make_parser(self, tools: Sequence[Mapping[str, Any]] | None, prompt: str, name: str) -> BracketParser:
         return BracketParser()
 
 
@@ -38,7 +39,8 @@ class BracketParser:
     markers: tuple[str, ...] = ()
 
     def __init__(self) -> None:
-        self.kind, self.calls, self.held = "text", -1, ""
+        self.kind: DeltaKind = "content"
+        self.calls, self.held = -1, ""
 
     def feed(self, text: str) -> list[Delta]:
         made: list[Delta] = []
@@ -46,29 +48,29 @@ class BracketParser:
             if char == "~":
                 self.held += char
             elif char in "[])":
-                self.kind = "reasoning" if char == "[" else "text"
+                self.kind = "reasoning" if char == "[" else "content"
             elif char == "(":
                 self.kind, self.calls = "call", self.calls + 1
-                made.append(TextDelta("", "call", self.calls, f"call_{self.calls}", "f"))
+                made.append(Delta("call", "", self.calls, f"call_{self.calls}", "f"))
             else:
                 at = self.calls if self.kind == "call" else 0
-                made.append(TextDelta(self.held + char, self.kind, at))
+                made.append(Delta(self.kind, self.held + char, at))
                 self.held = ""
         return made
 
     def finish(self) -> list[Delta]:
-        return [TextDelta(self.held)] if self.held else []
+        return [Delta("content", self.held)] if self.held else []
 
 
 def make(url: str = CHAT, **fields: Any) -> PreparedRequest:
     body = {"messages": [{"role": "user", "content": "hi"}]} if url == CHAT else {"prompt": "hi"}
     side = ApiContext(HOST, Config(), MediaLoader(Config().media, None), Brackets())
-    return asyncio.run(prepare(url, {"stream": True, "seed": 1, **body, **fields}, side, stream=True))
+    return asyncio.run(prepare_request(url, {"stream": True, "seed": 1, **body, **fields}, side, stream=True))
 
 
 def stream(prepared: PreparedRequest, cuts: Sequence[int], *texts: str) -> tuple[list[Any], list[Choice]]:
     """The chunks as objects, and the choices. Each text's tokens come in events that end at `cuts`."""
-    chunks = Chunks(prepared, "x", 5, "fp_1")
+    chunks = ChunkWriter(prepared, "x", 5, "fp_1")
     choices, made = [], []
     for index, text in enumerate(texts):
         choice, ids = Choice(prepared, index, HOST), ids_of(text)
@@ -77,14 +79,14 @@ def stream(prepared: PreparedRequest, cuts: Sequence[int], *texts: str) -> tuple
             logs = ()
         bounds = [0, *sorted(min(cut, len(ids)) for cut in cuts), len(ids)]
         for start, end in zip(bounds, bounds[1:], strict=False):
-            made += chunks.of(choice, choice.feed(TokenEvent("r", ids[start:end], logs[start:end])))
+            made += chunks.write(choice, choice.feed(TokenEvent("r", ids[start:end], logs[start:end])))
             if choice.stopped:
                 break
         else:
-            made += chunks.of(choice, choice.feed(TokenEvent("r", finish=FinishReason.LENGTH)))
+            made += chunks.write(choice, choice.feed(TokenEvent("r", finish=FinishReason.LENGTH)))
         choices.append(choice)
     if prepared.include_usage:
-        made.append(chunks.usage())
+        made.append(chunks.write_usage())
     return [json.loads(chunk) for chunk in made], choices
 
 
@@ -197,40 +199,46 @@ def test_an_answer_of_nothing_has_its_role_and_its_end() -> None:
 
 
 PIECES = st.builds(
-    TextDelta,
+    Delta,
+    st.sampled_from(["content", "reasoning", "call"]),
     st.text(max_size=6) | st.sampled_from(["\0", '"', "\\u0000", "\u2028", "</s>", "\x7f"]),
-    st.sampled_from(["text", "reasoning", "call"]),
     st.integers(0, 3),
 )
 
 
 @given(PIECES.filter(lambda piece: piece.text), st.booleans(), st.sampled_from([CHAT, COMPLETION]))
-def test_a_written_chunk_is_the_object(piece: TextDelta, usage: bool, url: str) -> None:
+def test_a_written_chunk_is_the_object(piece: Delta, usage: bool, url: str) -> None:
     """The cheap way gives, byte for byte, what the object gives, whatever the piece is."""
     if url == COMPLETION:
-        piece = dataclasses.replace(piece, kind="text", index=0)
+        piece = dataclasses.replace(piece, kind="content", index=0)
     prepared = make(url, n=2, **({"stream_options": {"include_usage": True}} if usage else {}))
     for model in ("m", '"', "\0", '"\\u0000"'):
-        chunks = Chunks(dataclasses.replace(prepared, model=model), "x", 5)
+        chunks = ChunkWriter(dataclasses.replace(prepared, model=model), "x", 5)
         choice = Choice(prepared, 1, HOST)
         for _ in range(2):  # the frame is made, then used again
-            *_, made = chunks.of(choice, [piece])
-            expected = chunks.chunk(1, chunks.content(piece))
+            *_, made = chunks.write(choice, [piece])
+            expected = chunks.make_chunk(1, chunks.make_content(piece))
             assert made == json.dumps(expected, ensure_ascii=False, separators=(",", ":"))
     assert "\n" not in made and "\r" not in made  # nothing that would end a line of an event stream
 
 
 def test_pieces_are_joined_but_never_across_kinds_or_calls() -> None:
-    call = TextDelta("", "call", 0, "id0", "f")
+    call = Delta("call", "", 0, "id0", "f")
     pieces = [
-        *(TextDelta("a"), TextDelta("b"), TextDelta(""), TextDelta("c", "reasoning"), TextDelta("d")),
-        *(call, TextDelta("1", "call", 0), TextDelta("2", "call", 0)),
-        *(dataclasses.replace(call, index=1, text="{"), TextDelta("}", "call", 1)),
+        *(
+            Delta("content", "a"),
+            Delta("content", "b"),
+            Delta("content", ""),
+            Delta("reasoning", "c"),
+            Delta("content", "d"),
+        ),
+        *(call, Delta("call", "1", 0), Delta("call", "2", 0)),
+        *(dataclasses.replace(call, index=1, text="{"), Delta("call", "}", 1)),
     ]
-    assert list(joined(pieces)) == [
-        *(TextDelta("ab"), TextDelta("c", "reasoning"), TextDelta("d")),
-        *(call, TextDelta("12", "call", 0)),
-        *(dataclasses.replace(call, index=1), TextDelta("{}", "call", 1)),
+    assert list(join_deltas(pieces)) == [
+        *(Delta("content", "ab"), Delta("reasoning", "c"), Delta("content", "d")),
+        *(call, Delta("call", "12", 0)),
+        *(dataclasses.replace(call, index=1), Delta("call", "{}", 1)),
     ]
 
 
@@ -249,7 +257,7 @@ def test_a_stream_says_what_the_response_says(
     url = CHAT if chat else COMPLETION
     prepared = make(url, n=2, stop="aE", stream_options={"include_usage": True}, **wanted)
     made, choices = stream(prepared, cuts, one, two)
-    whole = response_body(prepared, choices, "x", 5, "fp_1")
+    whole = build_response(prepared, choices, "x", 5, "fp_1")
     for choice in whole["choices"]:
         if choice["logprobs"] and not choice["logprobs"]["content" if chat else "tokens"]:
             choice["logprobs"] = None  # no token, so no chunk says so
@@ -265,7 +273,7 @@ def test_the_comparison_sees_a_lost_piece() -> None:
     """Mutation: without one of the chunks it does not hold."""
     prepared = make(logprobs=True)
     made, choices = stream(prepared, [1, 2], "abc")
-    expected = response_body(prepared, choices, "x", 5)["choices"]
+    expected = build_response(prepared, choices, "x", 5)["choices"]
     assert gathered(made, prepared) == expected
     for at in range(1, 4):
         assert gathered(made[:at] + made[at + 1 :], prepared) != expected

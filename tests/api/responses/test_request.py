@@ -7,6 +7,7 @@ import json
 import logging
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -14,19 +15,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlxrun.api.context import ApiContext
-from mlxrun.api.opaque_reasoning import carry
-from mlxrun.api.openai.request import Choice, PreparedRequest, prepare
+from mlxrun.api.opaque_reasoning import encode_reasoning
+from mlxrun.api.openai.request import Choice, PreparedRequest, prepare_request
 from mlxrun.api.responses.fields import ABSENT_TOOLS, HARMLESS, HONOURED, LOGPROBS, REFUSED, REFUSED_TOOLS
-from mlxrun.api.responses.request import Memory, ReadResponse, blame, read
-from mlxrun.api.responses.response import new_response
-from mlxrun.api.responses.stream import Assembly
+from mlxrun.api.responses.request import ResponseLookup, ResponseRequest, rename_error_field, read_response_request
+from mlxrun.api.responses.response import build_response
+from mlxrun.api.responses.stream import ResponseWriter
 from mlxrun.api.responses.tools import warn_once
 from mlxrun.config.settings import Config
 from mlxrun.errors import EngineDead, Overloaded, PromptTooLong, RequestError
+from mlxrun.parsers.delta import Delta, Parser
+from mlxrun.parsers.model_formats import ModelFormats
 from mlxrun.scheduler.request import FinishReason, TokenEvent, TokenLogprob
-from mlxrun.text.formats import PLAIN, Delta, Parser
 from mlxrun.text.images import MediaLoader
-from tests.helpers.tokenizers import THINKING, TOOLS, FakeHost, ids_of
+from tests.helpers.tokenizers import THINKING, TOOLS, FakeModelInfo, ids_of
 
 
 @pytest.fixture(autouse=True)
@@ -35,8 +37,8 @@ def _warn_again() -> None:
 
 
 CHAT = "/v1/chat/completions"
-HOST = FakeHost()
-TOOL_HOST = FakeHost(chat_template=TOOLS)
+HOST = FakeModelInfo()
+TOOL_HOST = FakeModelInfo(chat_template=TOOLS)
 ADD = {"type": "function", "name": "add", "description": "adds", "parameters": {"type": "object"}}
 PNG = (
     "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1Pe"
@@ -44,35 +46,35 @@ PNG = (
 )
 
 
-def asked(host: FakeHost = HOST, memory: Memory | None = None, **body: Any) -> ReadResponse:
-    return read({"input": "hi", **body}, host, memory or Memory(), "t")
+def asked(host: FakeModelInfo = HOST, memory: ResponseLookup | None = None, **body: Any) -> ResponseRequest:
+    return read_response_request({"input": "hi", **body}, host, memory or ResponseLookup(), "t")
 
 
-def chat(host: FakeHost = HOST, **body: Any) -> dict[str, Any]:
+def chat(host: FakeModelInfo = HOST, **body: Any) -> dict[str, Any]:
     return asked(host, **body).chat
 
 
-def messages(host: FakeHost = HOST, **body: Any) -> list[dict[str, Any]]:
+def messages(host: FakeModelInfo = HOST, **body: Any) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = chat(host, **body)["messages"]
     return found
 
 
-def run(body: Mapping[str, Any], host: FakeHost = HOST) -> tuple[ReadResponse, PreparedRequest]:
+def run(body: Mapping[str, Any], host: FakeModelInfo = HOST) -> tuple[ResponseRequest, PreparedRequest]:
     """All the way to the prompt; errors name the sender's fields."""
     config = Config()
-    what = read(body, host, Memory(), "t")
+    what = read_response_request(body, host, ResponseLookup(), "t")
 
     async def go() -> PreparedRequest:
-        side = ApiContext(host, config, MediaLoader(config.media, None), PLAIN)
-        return await prepare(CHAT, what.chat, side, stream=True)
+        side = ApiContext(host, config, MediaLoader(config.media, None), ModelFormats())
+        return await prepare_request(CHAT, what.chat, side, stream=True)
 
     try:
         return what, asyncio.run(go())
     except RequestError as exc:
-        raise blame(exc, what.paths) from exc
+        raise rename_error_field(exc, what.paths) from exc
 
 
-def refused(host: FakeHost = HOST, **body: Any) -> RequestError:
+def refused(host: FakeModelInfo = HOST, **body: Any) -> RequestError:
     with pytest.raises(RequestError) as caught:
         run({"input": "hi", **body}, host)
     told = str(caught.value)
@@ -163,10 +165,10 @@ def test_a_conversation_has_the_prompt_of_the_same_chat() -> None:
         ],
     }
     side = ApiContext(TOOL_HOST, Config(), MediaLoader(Config().media, None))
-    theirs = asyncio.run(prepare(CHAT, body, side))
+    theirs = asyncio.run(prepare_request(CHAT, body, side))
     assert ours.requests[0].prompt == theirs.requests[0].prompt
     body["messages"][1]["content"] = "p"  # the twin: another prompt has other tokens
-    assert ours.requests[0].prompt != asyncio.run(prepare(CHAT, body, side)).requests[0].prompt
+    assert ours.requests[0].prompt != asyncio.run(prepare_request(CHAT, body, side)).requests[0].prompt
 
 
 @pytest.mark.parametrize(
@@ -174,7 +176,7 @@ def test_a_conversation_has_the_prompt_of_the_same_chat() -> None:
     [
         ({"summary": [text("s", "summary_text")], "content": [text("c", "reasoning_text")]}, "c"),
         ({"summary": [text("s", "summary_text")]}, "s"),
-        ({"summary": [], "encrypted_content": carry("d\u00e9j\u00e0")}, "d\u00e9j\u00e0"),
+        ({"summary": [], "encrypted_content": encode_reasoning("d\u00e9j\u00e0")}, "d\u00e9j\u00e0"),
         ({"summary": [], "content": None, "encrypted_content": None}, None),
     ],
 )
@@ -206,13 +208,13 @@ def test_images_go_to_the_chat_form() -> None:
     part = {"type": "input_image", "image_url": PNG, "detail": "auto"}
     content = messages(input=[user(text("a"), part)])[0]["content"]
     assert content == [text("a", "text"), {"type": "image_url", "image_url": {"url": PNG, "detail": "auto"}}]
-    _, prepared = run({"input": [user(text("a"), part)]}, FakeHost(vision=True))
-    assert len(prepared.requests[0].spans) == 1
+    _, prepared = run({"input": [user(text("a"), part)]}, FakeModelInfo(vision=True))
+    assert len(prepared.requests[0].image_spans) == 1
 
 
 def test_references_and_history_come_from_the_store() -> None:
     stored = {"id": "msg_1", "type": "message", "role": "user", "content": [text("old")]}
-    memory = Memory({"resp_1": (stored,)}.get, {"msg_1": stored}.get)
+    memory = ResponseLookup({"resp_1": (stored,)}.get, {"msg_1": stored}.get)
     what = asked(memory=memory, input=[{"type": "item_reference", "id": "msg_1"}])
     assert what.items == (stored,)
     assert what.items[0] is stored, "items are shared, not copied"
@@ -327,7 +329,7 @@ def test_bad_bodies_say_where(body: dict[str, Any], param: str) -> None:
     ],
 )  # fmt: skip
 def test_errors_of_the_chat_side_name_the_senders_field(body: dict[str, Any], param: str) -> None:
-    assert refused(FakeHost(chat_template=TOOLS, vision=True), **body).param == param
+    assert refused(FakeModelInfo(chat_template=TOOLS, vision=True), **body).param == param
 
 
 def test_a_prompt_that_is_too_long_is_told_so() -> None:
@@ -340,10 +342,10 @@ def test_a_prompt_that_is_too_long_is_told_so() -> None:
 def test_a_body_without_anything() -> None:
     """A51: what is missing is called so; a response may go on without new input."""
     with pytest.raises(RequestError) as caught:
-        read({}, HOST, Memory(), "t")
+        read_response_request({}, HOST, ResponseLookup(), "t")
     error = caught.value
     assert (str(error), error.param, error.code) == ("input: missing", "input", "missing_field")
-    assert read({"instructions": "x"}, HOST, Memory(), "t").chat["messages"]
+    assert read_response_request({"instructions": "x"}, HOST, ResponseLookup(), "t").chat["messages"]
     assert str(refused(tools=[{"type": "function"}])) == "tools[0].name: missing"
     assert str(refused(tools=[{}])) == "tools[0].type: missing"
 
@@ -358,11 +360,11 @@ def test_deep_nesting_is_refused() -> None:
 
 def test_effort_goes_where_the_template_has_it(caplog: pytest.LogCaptureFixture) -> None:
     """A50: and is null in the response, with a warning, where there is no such thing."""
-    thinking = FakeHost(chat_template=THINKING)
-    levels = FakeHost(chat_template=HOST.chat_template + "{{ reasoning_effort }}")  # type: ignore[operator]
+    thinking = FakeModelInfo(chat_template=THINKING)
+    levels = FakeModelInfo(chat_template=HOST.chat_template + "{{ reasoning_effort }}")  # type: ignore[operator]
     assert chat(thinking, reasoning={"effort": "high"})["chat_template_kwargs"] == {"enable_thinking": True}
     assert chat(thinking, reasoning={"effort": "none"})["chat_template_kwargs"] == {"enable_thinking": False}
-    other = FakeHost(chat_template=THINKING.replace("enable_thinking", "thinking"))
+    other = FakeModelInfo(chat_template=THINKING.replace("enable_thinking", "thinking"))
     assert chat(other, reasoning={"effort": "none"})["chat_template_kwargs"] == {"thinking": False}
     assert chat(levels, reasoning={"effort": "high"})["reasoning_effort"] == "high"
     assert asked(levels, reasoning={"effort": "high"}).effort == "high"
@@ -421,7 +423,7 @@ def test_tool_choice() -> None:
 
 
 def pieces_of(*pairs: tuple[str, str]) -> list[Delta]:
-    """`("text", "a")`, `("reasoning", "b")`, `("call:0:add", '{"a"')`."""
+    """`("content", "a")`, `("reasoning", "b")`, `("call:0:add", '{"a"')`."""
     found: list[Delta] = []
     for kind, value in pairs:
         name, _, rest = kind.partition(":")
@@ -435,16 +437,21 @@ class Piece:
         self.kind, self.text, self.index, self.id, self.name = kind, value, index, name, tool
 
 
-class Script:
-    """A parser that gives the same pieces whatever the model writes."""
+@dataclass(frozen=True)
+class ScriptedFormats(ModelFormats):
+    """Formats whose parser returns the same deltas whatever the model writes."""
 
+    deltas: Sequence[Delta] = ()
+
+    def make_parser(self, tools: Any, prompt: str, name: str) -> Parser:
+        return ScriptedParser(self.deltas)
+
+
+class ScriptedParser:
     markers: frozenset[str] = frozenset()
 
     def __init__(self, pieces: Sequence[Delta]) -> None:
         self.pieces = pieces
-
-    def parser(self, tools: Any, prompt: str, name: str) -> Parser:
-        return self
 
     def feed(self, text: str) -> Sequence[Delta]:
         return []
@@ -457,12 +464,12 @@ def assemble(
     pieces: Sequence[Delta], finish: FinishReason = FinishReason.STOP, **body: Any
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """All events of an answer of these pieces, each fed alone, and the response."""
-    what = read({"input": "hi", **body}, TOOL_HOST, Memory(), "t")
+    what = read_response_request({"input": "hi", **body}, TOOL_HOST, ResponseLookup(), "t")
     config = Config()
-    side = ApiContext(TOOL_HOST, config, MediaLoader(config.media, None), Script(pieces))
-    prepared = asyncio.run(prepare(CHAT, what.chat, side))
+    side = ApiContext(TOOL_HOST, config, MediaLoader(config.media, None), ScriptedFormats(deltas=pieces))
+    prepared = asyncio.run(prepare_request(CHAT, what.chat, side))
     choice = Choice(prepared, 0, TOOL_HOST)
-    assembly = Assembly(new_response("resp_t", 5, what, prepared), what, prepared)
+    assembly = ResponseWriter(build_response("resp_t", 5, what, prepared), what, prepared)
     assembly.choice = choice
     events = assembly.start()
     for piece in choice.feed(TokenEvent("r", ids_of("ab"), finish=finish)):
@@ -474,13 +481,13 @@ def assemble(
 @pytest.mark.parametrize("size", [1, 3, 1000])
 def test_probabilities_are_found_without_the_whole_answer(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each token's is with the piece that has it, and no piece costs a look at all that was written."""
-    what = read({"input": "hi", "include": [LOGPROBS]}, HOST, Memory(), "t")
+    what = read_response_request({"input": "hi", "include": [LOGPROBS]}, HOST, ResponseLookup(), "t")
     config = Config()
     prepared = asyncio.run(
-        prepare(CHAT, what.chat, ApiContext(HOST, config, MediaLoader(config.media, None), PLAIN))
+        prepare_request(CHAT, what.chat, ApiContext(HOST, config, MediaLoader(config.media, None), ModelFormats()))
     )
     choice = Choice(prepared, 0, HOST)
-    assembly = Assembly(new_response("resp_t", 5, what, prepared), what, prepared)
+    assembly = ResponseWriter(build_response("resp_t", 5, what, prepared), what, prepared)
     assembly.choice = choice
     monkeypatch.setattr(Choice, "text", property(lambda _: pytest.fail("the whole answer was joined")))
     ids = ids_of("abab" * 100)
@@ -498,7 +505,7 @@ def test_probabilities_are_found_without_the_whole_answer(size: int, monkeypatch
 def test_events_of_a_thought_a_text_and_a_call() -> None:
     """A64: the exact order, numbered, with the full text at the end."""
     pieces = pieces_of(
-        ("reasoning", "h"), ("reasoning", "m"), ("text", "I "), ("text", "add"),
+        ("reasoning", "h"), ("reasoning", "m"), ("content", "I "), ("content", "add"),
         ("call:0:add", ""), ("call:0:", '{"a"'), ("call:0:", ": 1}"), ("call:1:add", "{}"),
     )  # fmt: skip
     events, response = assemble(pieces, tools=[ADD])
@@ -547,7 +554,7 @@ def test_events_have_the_fields_of_their_type_alone() -> None:
         "completed": {"response"},
     }
     custom = {"type": "custom", "name": "patch"}
-    pieces = pieces_of(("reasoning", "h"), ("text", "t"), ("call:0:add", "{}"), ("call:1:patch", "{}"))
+    pieces = pieces_of(("reasoning", "h"), ("content", "t"), ("call:0:add", "{}"), ("call:1:patch", "{}"))
     events, _ = assemble(pieces, tools=[ADD, custom])
     seen = set()
     for event in events:
@@ -574,14 +581,14 @@ def test_custom_and_namespaced_calls_have_their_own_names() -> None:
 
 
 def test_an_answer_that_was_cut_is_incomplete() -> None:
-    events, response = assemble(pieces_of(("text", "a")), FinishReason.LENGTH)
+    events, response = assemble(pieces_of(("content", "a")), FinishReason.LENGTH)
     assert events[-1]["type"] == "response.incomplete"
     assert response["incomplete_details"] == {"reason": "max_output_tokens"}
     assert response["output"][0]["status"] == "incomplete"
 
 
 def test_an_answer_that_the_engine_aborted_is_cancelled() -> None:
-    events, response = assemble(pieces_of(("text", "a")), FinishReason.ABORT)
+    events, response = assemble(pieces_of(("content", "a")), FinishReason.ABORT)
     assert (events[-1]["type"], response["status"]) == ("response.cancelled", "cancelled")
 
 
@@ -594,7 +601,7 @@ def test_a_failure_keeps_what_there_is() -> None:
     what, prepared = run({"input": "hi"})
     for error, code in ((EngineDead("e"), "server_error"), (Overloaded("e"), "rate_limit_exceeded")):
         choice = Choice(prepared, 0, HOST)
-        assembly = Assembly(new_response("resp_t", 5, what, prepared), what, prepared)
+        assembly = ResponseWriter(build_response("resp_t", 5, what, prepared), what, prepared)
         assembly.choice = choice
         assembly.feed(choice.feed(TokenEvent("r", ids_of("half"))))
         last = assembly.fail(error)[-1]
@@ -608,12 +615,12 @@ def test_encrypted_thoughts_are_given_if_asked_for() -> None:
     _, plain = assemble(pieces)
     _, response = assemble(pieces, include=["reasoning.encrypted_content"])
     assert "encrypted_content" not in plain["output"][0]
-    assert response["output"][0]["encrypted_content"] == carry("h")
+    assert response["output"][0]["encrypted_content"] == encode_reasoning("h")
 
 
 def test_the_response_has_what_was_used() -> None:
     _, response = assemble(
-        pieces_of(("text", "a")), temperature=0.5, metadata={"a": "b"}, tools=[ADD], seed=7, user="u"
+        pieces_of(("content", "a")), temperature=0.5, metadata={"a": "b"}, tools=[ADD], seed=7, user="u"
     )
     wanted = {"temperature": 0.5, "top_p": 1.0, "metadata": {"a": "b"}, "user": "u", "mlxrun": {"seed": 7}}
     assert response.items() >= wanted.items()
@@ -674,14 +681,14 @@ BODIES = st.fixed_dictionaries(
 @given(BODIES)
 def test_any_body_is_answered_or_refused(body: dict[str, Any]) -> None:
     """A51: and what is refused says where, in the sender's words."""
-    host = FakeHost(chat_template=TOOLS, vision=True)
+    host = FakeModelInfo(chat_template=TOOLS, vision=True)
     try:
         what, prepared = run(body, host)
     except RequestError as exc:
         assert exc.param is None or not exc.param.startswith(("messages", "max_completion_tokens"))
         return
     choice = Choice(prepared, 0, host)
-    assembly = Assembly(new_response("resp_t", 5, what, prepared), what, prepared)
+    assembly = ResponseWriter(build_response("resp_t", 5, what, prepared), what, prepared)
     assembly.choice = choice
     assembly.feed(choice.feed(TokenEvent("r", ids_of("answer"), finish=FinishReason.STOP)))
     assembly.end(7)

@@ -315,7 +315,7 @@ class FakeEngine:
 
 
 def test_our_engine_is_asked_for_greedy_answers_of_a_fixed_length() -> None:
-    progress = TokenEvent("a", computed=1)
+    progress = TokenEvent("a", num_computed_tokens=1)
     last = TokenEvent("a", (5,), finish=FinishReason.LENGTH)
     engine = FakeEngine([[progress], [TokenEvent("a", (4,))], [last]])
     trace = drive(MlxrunContender(engine), Workload("w", (Job("a", (1, 2), 2),)), lambda: 0.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mlxrun.parsers.registry import tool_family
+from mlxrun.parsers.registry import find_tool_call_family
 from tests.helpers.parser_corpus.call_formats import FORMS
 from tests.helpers.parser_corpus.core import VALUES
 from tests.helpers.parser_driver import Call, Case, Item
@@ -15,7 +15,7 @@ SECOND: tuple[str, dict[str, Any]] = ("add", {"a": 1, "b": 2.0})
 
 def kept(family: str, text: str) -> str:
     """Text as it stays: without the markers that mean nothing."""
-    for marker in tool_family(family).drops:
+    for marker in find_tool_call_family(family).ignored:
         text = text.replace(marker, "")
     return text.strip()
 

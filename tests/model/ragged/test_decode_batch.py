@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, QuantizedKVCache, RotatingKVCache
 
-from mlxrun.model.compute_methods import ComputeMethods, can_batch, make_batch, paddable
+from mlxrun.model.compute_methods import ComputeMethods, can_batch, make_decode_batch, find_padding_limit
 from mlxrun.model.ragged import layer_caches
 from mlxrun.model.ragged.attention import GroupCache, NotRaggedError, RaggedCache, RaggedKeys, RaggedMask
-from mlxrun.model.ragged.decode_batch import DecodeBatch, Joining, bucket
+from mlxrun.model.ragged.decode_batch import DecodeBatch, JoiningRow, find_bucket
 from mlxrun.model.ragged.layer_caches import LayerKind
 from mlxrun.model.ragged.row_by_row import RowByRowBatch
 from mlxrun.model.ragged.row_group import RowGroup
@@ -72,10 +72,10 @@ def expected(row: str, length: int) -> np.ndarray:
     return np.concatenate([p.reshape(-1) for p in (*parts, *states)])
 
 
-def prefilled(row: str, length: int, dtype: mx.Dtype = mx.float32) -> Joining:
+def prefilled(row: str, length: int, dtype: mx.Dtype = mx.float32) -> JoiningRow:
     """A row in single-row caches, filled in uneven pieces, as chunked prefill leaves them."""
     cache = template()
-    flat = layer_caches.flatten(cache)
+    flat = layer_caches.flatten_caches(cache)
     for start in range(0, length, 5):
         span = range(start, min(start + 5, length))
         for leaf in KEYED:
@@ -86,7 +86,7 @@ def prefilled(row: str, length: int, dtype: mx.Dtype = mx.float32) -> Joining:
             flat[leaf].update_and_fetch(keys, values)
     for leaf in (2, 3):
         flat[leaf].cache[0] = mx.array(state_after(row, length, leaf))[None]
-    return Joining(row, length, cache)
+    return JoiningRow(row, length, cache)
 
 
 class Toy:
@@ -100,7 +100,7 @@ class Toy:
         order, lengths = self.batch.ids, self.batch.lengths
 
         def call(first: int, count: int, caches: list[Any]) -> mx.array:
-            padding = self.batch.padding(count)
+            padding = self.batch.count_padding(count)
             names = [*order[first : first + count], *(["dummy"] * padding)]
             places = [*lengths[first : first + count], *([0] * padding)]
             self.widths.append(len(names))
@@ -115,7 +115,7 @@ class Toy:
         assert self.batch.lengths == [n + 1 for n in lengths]
 
     def _forward(self, names: Sequence[str], places: Sequence[int], caches: list[Any]) -> mx.array:
-        flat = layer_caches.flatten(caches)
+        flat = layer_caches.flatten_caches(caches)
         outputs = []
         for leaf in KEYED:
             offset = flat[leaf].offset
@@ -162,7 +162,7 @@ def test_rows_join_leave_and_grow(way: str, size: str, seed: int, monkeypatch: p
     if size == "small groups":
         engine_driver.small_groups(monkeypatch)
     rng = np.random.default_rng(seed)
-    batch = make_batch(template(), WAYS[way])
+    batch = make_decode_batch(template(), WAYS[way])
     toy, born, most = Toy(batch), 0, 0
     for _ in range(120):
         keep = {rid for rid in batch.ids if rng.random() > 0.04}
@@ -196,14 +196,14 @@ def check_groups(batch: DecodeBatch, split: bool) -> None:
     else:
         assert len(set(buckets)) == len(buckets)
     for group in batch.groups:
-        assert all(bucket(n) == group.bucket for n in group.lengths)
+        assert all(find_bucket(n) == group.bucket for n in group.lengths)
 
 
 @pytest.mark.parametrize("way", ["ragged", "grouped"])
 def test_every_length_around_a_buffers_growth(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One row of each length from 1 to 35 grows by 20 tokens: past windows, buckets and buffers' ends."""
     engine_driver.small_groups(monkeypatch)
-    batch = make_batch(template(), WAYS[way])
+    batch = make_decode_batch(template(), WAYS[way])
     toy = Toy(batch)
     batch.update(set(), [prefilled(f"row {n}", n) for n in range(1, 36)])
     for _ in range(20):
@@ -214,7 +214,7 @@ def test_every_length_around_a_buffers_growth(way: str, monkeypatch: pytest.Monk
 def test_a_row_that_leaves_and_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """Preemption: the same name with new caches and more tokens."""
     engine_driver.small_groups(monkeypatch)
-    batch = make_batch(template(), WAYS["ragged"])
+    batch = make_decode_batch(template(), WAYS["ragged"])
     toy = Toy(batch)
     batch.update(set(), [prefilled("a", 3), prefilled("b", 20), prefilled("c", 4)])
     toy.step()
@@ -243,7 +243,7 @@ def test_memory_follows_the_sum_of_the_lengths() -> None:
     """One row of 16k beside 31 of 300 tokens: far from 32 x 16k."""
     batch = DecodeBatch([KVCache()])
     lengths = [16_000, *[300] * 31]
-    batch.update(set(), [Joining(str(i), n, plain(n)) for i, n in enumerate(lengths)])
+    batch.update(set(), [JoiningRow(str(i), n, plain(n)) for i, n in enumerate(lengths)])
     assert batch.nbytes >= sum(lengths) * TOKEN
     assert batch.nbytes < 2 * sum(lengths) * TOKEN
     assert batch.nbytes < 0.12 * len(lengths) * max(lengths) * TOKEN
@@ -258,7 +258,7 @@ def test_memory_stays_bounded_while_rows_come_and_go() -> None:
         joining = []
         for _ in range(int(rng.integers(0, 12 - len(keep)))):
             length = int(rng.choice([10, 255, 256, 600, 1500, 3000]))
-            joining.append(Joining(str(born), length, plain(length)))
+            joining.append(JoiningRow(str(born), length, plain(length)))
             born += 1
         batch.update(keep, joining)
         rows = sum(2 * max(n, 256) + 256 for n in batch.lengths)
@@ -274,7 +274,7 @@ def test_memory_stays_bounded_while_rows_come_and_go() -> None:
 def test_the_dtype_is_kept(dtype: mx.Dtype, one_pass: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     engine_driver.small_groups(monkeypatch)
     batch = DecodeBatch([KVCache()], one_pass=one_pass)
-    batch.update(set(), [Joining(str(n), n, plain(n, dtype)) for n in (3, 12, 40)])
+    batch.update(set(), [JoiningRow(str(n), n, plain(n, dtype)) for n in (3, 12, 40)])
     seen = []
 
     def call(first: int, count: int, caches: list[Any]) -> mx.array:
@@ -303,20 +303,20 @@ def test_a_groups_mask_is_each_rows_own(window: int | None) -> None:
     group.ids, group.lengths = [str(n) for n in lengths], [n - 1 for n in lengths]
     group.advance()
     assert group.lengths == lengths
-    mask = group.mask(8, window)
+    mask = group.make_mask(8, window)
     assert mask is not None
     wanted = [[8 - place <= min(n, window or n) for place in range(8)] for n in lengths]
     assert mask.squeeze((1, 2)).tolist() == wanted
-    assert group.mask(8, window) is mask  # made once a step, for all layers
+    assert group.make_mask(8, window) is mask  # made once a step, for all layers
 
 
 def test_rows_of_one_length_need_no_mask() -> None:
     group = RowGroup(9, [None, 4])
     group.ids, group.lengths = ["a", "b"], [6, 6]
     group.advance()
-    assert group.mask(7, None) is None
-    assert group.mask(4, 4) is None
-    assert group.mask(7, 4) is not None
+    assert group.make_mask(7, None) is None
+    assert group.make_mask(4, 4) is None
+    assert group.make_mask(7, 4) is not None
 
 
 # -- what a model sees --------------------------------------------------------------------------------------
@@ -358,7 +358,7 @@ def test_kinds_of_caches() -> None:
     class Special(KVCache):
         pass
 
-    assert [layer_caches.kind(leaf) for leaf in layer_caches.flatten(template())] == [
+    assert [layer_caches.get_kind(leaf) for leaf in layer_caches.flatten_caches(template())] == [
         LayerKind.KV,
         LayerKind.WINDOW,
         LayerKind.STATE,
@@ -366,28 +366,28 @@ def test_kinds_of_caches() -> None:
         LayerKind.KV,
     ]
     others = [Special(), RotatingKVCache(8, keep=4), QuantizedKVCache()]
-    assert {layer_caches.kind(leaf) for leaf in others} == {LayerKind.OTHER}
+    assert {layer_caches.get_kind(leaf) for leaf in others} == {LayerKind.OTHER}
     assert can_batch(template()) and not any(can_batch([KVCache(), other]) for other in others)
-    assert isinstance(make_batch([KVCache(), Special()], ComputeMethods("ragged")), RowByRowBatch)
-    assert layer_caches.window(RotatingKVCache(8)) == 8 and layer_caches.window(KVCache()) is None
+    assert isinstance(make_decode_batch([KVCache(), Special()], ComputeMethods("ragged")), RowByRowBatch)
+    assert layer_caches.get_window(RotatingKVCache(8)) == 8 and layer_caches.get_window(KVCache()) is None
 
 
 def test_what_may_be_padded() -> None:
     """B7: attention only, and not past a ring."""
-    assert paddable([KVCache(), KVCache()], 512) == 512
-    assert paddable([KVCache(), RotatingKVCache(64), RotatingKVCache(32)], 512) == 32
-    assert paddable([RotatingKVCache(1024)], 512) == 512
-    assert paddable([KVCache(), ArraysCache(2)], 512) == 0
-    assert paddable([KVCache(), RotatingKVCache(64, keep=4)], 512) == 0
+    assert find_padding_limit([KVCache(), KVCache()], 512) == 512
+    assert find_padding_limit([KVCache(), RotatingKVCache(64), RotatingKVCache(32)], 512) == 32
+    assert find_padding_limit([RotatingKVCache(1024)], 512) == 512
+    assert find_padding_limit([KVCache(), ArraysCache(2)], 512) == 0
+    assert find_padding_limit([KVCache(), RotatingKVCache(64, keep=4)], 512) == 0
 
 
 def test_a_cache_list_keeps_its_shape() -> None:
     cache = template()
-    flat = layer_caches.flatten(cache)
+    flat = layer_caches.flatten_caches(cache)
     assert len(flat) == 5
-    again = layer_caches.unflatten(cache, flat)
+    again = layer_caches.unflatten_caches(cache, flat)
     assert isinstance(again, list) and isinstance(again[3], CacheList)
-    assert layer_caches.flatten(again) == flat
+    assert layer_caches.flatten_caches(again) == flat
     assert again[3] is not cache[3]
 
 
@@ -400,7 +400,7 @@ def test_keys_of_a_ring_come_out_in_order(length: int) -> None:
             new = mx.arange(start, min(start + piece, length), dtype=mx.float32)
             new = mx.broadcast_to(new[None, None, :, None], (1, 1, new.size, 2))
             ring.update_and_fetch(new, -new)
-        part = layer_caches.part(ring)
+        part = layer_caches.read_keys_values(ring)
         kept = list(range(max(0, length - WINDOW), length))
         assert part.length == len(kept)
         assert part.keys[0, 0, : part.length, 0].tolist() == kept

@@ -13,12 +13,12 @@ import pytest
 
 from mlxrun.config.settings import ModelSettings
 from mlxrun.errors import ConfigError
-from mlxrun.model.adapter import PLAIN, Adapter, TextAdapter, VisionAdapter, first_look
-from mlxrun.model.compute_methods import ComputeMethods, make_batch
-from mlxrun.model.model_info import load_host
+from mlxrun.model.adapter import TEXT_ONLY, Adapter, TextAdapter, VisionAdapter, run_trial_forward
+from mlxrun.model.compute_methods import ComputeMethods, make_decode_batch
+from mlxrun.model.model_info import load_model_info
 from mlxrun.model.ragged import attention, layer_caches
-from mlxrun.model.ragged.decode_batch import Joining
-from mlxrun.model.snapshot.serialize import to_array, to_tensor
+from mlxrun.model.ragged.decode_batch import JoiningRow
+from mlxrun.model.snapshot.serialize import deserialize_array, serialize_array
 from mlxrun.model.snapshot.snapshots import DeltaPayload, SnapshotCodec, StatePayload
 from mlxrun.scheduler.payload import SerializedPayload, SerializedTensor
 from mlxrun.scheduler.request import HitKind
@@ -36,17 +36,19 @@ class Bench:
 
     def __init__(self, adapter: Adapter, bits: int | None = None) -> None:
         self.adapter = adapter
-        self.snapshots = SnapshotCodec(first_look(adapter)[0], bits)
+        self.snapshots = SnapshotCodec(run_trial_forward(adapter)[0], bits)
         assert self.snapshots.supported
 
     def fill(self, ids: Sequence[int], cache: list[Any] | None = None, start: int = 0, chunk: int = 7) -> Any:
         """Prefill on; returns cache and the last logits."""
-        cache = layer_caches.reserve(self.adapter.new_cache(), len(ids) + 8) if cache is None else cache
+        cache = (
+            layer_caches.reserve_capacity(self.adapter.make_cache(), len(ids) + 8) if cache is None else cache
+        )
         logits = None
         for first in range(start, len(ids), chunk):
             part = mx.array([list(ids[first : first + chunk])])
-            logits = self.adapter.prefill(part, cache, first, PLAIN)[:, -1]
-            mx.eval(layer_caches.all_arrays(cache), logits)
+            logits = self.adapter.prefill(part, cache, first, TEXT_ONLY)[:, -1]
+            mx.eval(layer_caches.list_all_arrays(cache), logits)
         return cache, logits
 
     def decode(self, cache: list[Any], logits: mx.array, length: int, count: int = 6) -> Any:
@@ -68,16 +70,16 @@ class Bench:
         """Payloads of a whole row, evaluated; deltas between the cuts."""
         edges = [0, *(c for c in cuts if c < length), length]
         deltas: list[tuple[int, int, Any]] = []
-        if self.snapshots.deltas:
+        if self.snapshots.has_deltas:
             spans = list(zip(edges, edges[1:], strict=False))
-            deltas = [(a, b, self.snapshots.delta(view, a, b)) for a, b in spans]
-        state = self.snapshots.state(view, length) if self.snapshots.states else None
+            deltas = [(a, b, self.snapshots.copy_delta(view, a, b)) for a, b in spans]
+        state = self.snapshots.copy_state(view, length) if self.snapshots.has_states else None
         payloads = [p for _, _, p in deltas] + ([] if state is None else [state])
-        mx.eval([a for p in payloads for a in self.snapshots.arrays(p)])
+        mx.eval([a for p in payloads for a in self.snapshots.list_arrays(p)])
         return CacheHit(length, HitKind.PREFIX, tuple(deltas), state)
 
     def restore(self, hit: CacheHit, room: int = LENGTH) -> list[Any]:
-        return self.snapshots.restore(hit, room, self.adapter.new_cache())
+        return self.snapshots.restore(hit, room, self.adapter.make_cache())
 
     def through_bytes(self, hit: CacheHit) -> CacheHit:
         def again(payload: Any) -> Any:
@@ -110,7 +112,7 @@ def adapter(zoo: Zoo, family: str, kind: str = "text") -> Adapter:
 
 
 def routed(model: Any) -> Any:
-    attention.install(model)
+    attention.route_attention(model)
     return model
 
 
@@ -137,7 +139,7 @@ def test_a_restored_row_computes_on(benches: Callable[..., Bench], family: str, 
     wanted = bench.answer(ids)
     for place in PLACES:
         cache, _ = bench.fill(ids[:place])
-        hit = bench.save(layer_caches.view(cache), place, (4, 16))
+        hit = bench.save(layer_caches.view_row(cache), place, (4, 16))
         bench.fill(ids, cache, place)  # the row goes on, in place
         for found in (hit, bench.through_bytes(hit)):
             assert same(bench.answer(ids, bench.restore(found), place, 7), wanted), place
@@ -155,18 +157,18 @@ def test_a_row_of_the_decode_batch_is_saved(
     """Rows among others, past their windows; the batch goes on and loses rows after the copies are made."""
     bench = benches(family, kind=kind)
     way = WAYS.get(family, way) if way == "ragged" else way
-    batch = make_batch(bench.adapter.new_cache(), ComputeMethods(way), shortest=8)
+    batch = make_decode_batch(bench.adapter.make_cache(), ComputeMethods(way), shortest=8)
     prompts = dict(zip("abc", text_models.prompts(4, [6, 21, 30]), strict=True))
     rows = []
     for rid, ids in prompts.items():
         cache, _ = bench.fill(ids)
-        rows.append(Joining(rid, len(ids), cache))
+        rows.append(JoiningRow(rid, len(ids), cache))
     batch.update(set(prompts), rows)
     lived = {rid: list(ids) for rid, ids in prompts.items()}
     step(bench, batch, lived, 11)
     hits = {}
     for rid in "abc":
-        length, view = batch.row(rid)
+        length, view = batch.view_row(rid)
         assert length == len(lived[rid])
         hits[rid] = bench.save(view, length, (4, 16))
     then = {rid: list(ids) for rid, ids in lived.items()}
@@ -183,10 +185,10 @@ def test_a_row_of_the_decode_batch_is_saved(
 def test_a_prompt_with_images_is_cut_anywhere(benches: Callable[..., Bench], zoo: Zoo, family: str) -> None:
     """Before, inside and after an image; positions and embeddings are the request's, keys the payloads'."""
     bench = benches(family, kind="vision")
-    host = load_host(ModelSettings(path=str(zoo.vision(family))))
+    host = load_model_info(ModelSettings(path=str(zoo.vision(family))))
     prompt = vision_models.prompt(family, "look ", None, " and at ", None, " and tell me")
     made = host.process(prompt, vision_models.images(6, 2))
-    inputs = bench.adapter.inputs(made.ids, made.media)
+    inputs = bench.adapter.prepare_inputs(made.ids, made.media)
     ids, (first, *_, last) = list(made.ids), made.spans
 
     def fill(cache: list[Any], start: int, stop: int) -> mx.array:
@@ -194,17 +196,17 @@ def test_a_prompt_with_images_is_cut_anywhere(benches: Callable[..., Bench], zoo
         for at in range(start, stop, 5):
             part = mx.array([ids[at : min(at + 5, stop)]])
             logits = bench.adapter.prefill(part, cache, at, inputs)[:, -1]
-            mx.eval(logits, layer_caches.all_arrays(cache))
+            mx.eval(logits, layer_caches.list_all_arrays(cache))
         return logits
 
     def answer(cache: list[Any], start: int) -> Any:
-        return bench.decode(cache, fill(cache, start, len(ids)), len(ids) + inputs.delta)
+        return bench.decode(cache, fill(cache, start, len(ids)), len(ids) + inputs.position_delta)
 
-    wanted = answer(bench.adapter.new_cache(), 0)
+    wanted = answer(bench.adapter.make_cache(), 0)
     for place in (first[0] - 1, first[0] + 2, first[1], last[0] + 1, last[1] + 1):
-        cache = bench.adapter.new_cache()
+        cache = bench.adapter.make_cache()
         fill(cache, 0, place)
-        hit = bench.through_bytes(bench.save(layer_caches.view(cache), place, (4, 16)))
+        hit = bench.through_bytes(bench.save(layer_caches.view_row(cache), place, (4, 16)))
         assert same(answer(bench.restore(hit), place), wanted), place
 
 
@@ -230,13 +232,13 @@ def test_a_payload_is_of_the_moment_when_it_was_asked_for(benches: Callable[...,
     """Evaluated only after the row and its group have gone on, it still holds what was there before."""
     bench = benches(family)
     (ids,) = text_models.prompts(3, [21])
-    batch = make_batch(bench.adapter.new_cache(), ComputeMethods("ragged"), shortest=8)
+    batch = make_decode_batch(bench.adapter.make_cache(), ComputeMethods("ragged"), shortest=8)
     cache = bench.fill(ids)[0]
-    batch.update({"a"}, [Joining("a", 21, cache)])
-    length, view = batch.row("a")
+    batch.update({"a"}, [JoiningRow("a", 21, cache)])
+    length, view = batch.view_row("a")
     now = bench.save(view, length)
-    delta = bench.snapshots.delta(view, 0, length)
-    state = bench.snapshots.state(view, length) if bench.snapshots.states else None
+    delta = bench.snapshots.copy_delta(view, 0, length)
+    state = bench.snapshots.copy_state(view, length) if bench.snapshots.has_states else None
     step(bench, batch, {"a": list(ids)}, 5)
     late = replace(now, deltas=((0, length, delta),), state=state)
     for one, other in zip(payload_arrays(bench, late), payload_arrays(bench, now), strict=True):
@@ -245,7 +247,7 @@ def test_a_payload_is_of_the_moment_when_it_was_asked_for(benches: Callable[...,
 
 def payload_arrays(bench: Bench, hit: CacheHit) -> list[mx.array]:
     payloads = [p for *_, p in hit.deltas] + ([] if hit.state is None else [hit.state])
-    return [a for p in payloads for a in bench.snapshots.arrays(p)]
+    return [a for p in payloads for a in bench.snapshots.list_arrays(p)]
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "gpt_oss"])
@@ -254,11 +256,11 @@ def test_rows_that_were_prefilled_together(benches: Callable[..., Bench], family
     """Padded on the right and split: what is beyond a row's end never gets into a payload."""
     bench = benches(family)
     (ids,) = text_models.prompts(3, [LENGTH])
-    cache = bench.adapter.new_cache()
-    bench.adapter.prefill(mx.array([ids[:8], [*ids[:5], 0, 0, 0]]), cache, 0, PLAIN)
+    cache = bench.adapter.make_cache()
+    bench.adapter.prefill(mx.array([ids[:8], [*ids[:5], 0, 0, 0]]), cache, 0, TEXT_ONLY)
     for index, length in enumerate((8, 5)):
-        row = layer_caches.split(cache, index, length, copied=copied)
-        hit = bench.through_bytes(bench.save(layer_caches.view(row), length))
+        row = layer_caches.split_row(cache, index, length, copied=copied)
+        hit = bench.through_bytes(bench.save(layer_caches.view_row(row), length))
         assert same(bench.answer(ids, bench.restore(hit), length), bench.answer(ids)), length
 
 
@@ -268,13 +270,13 @@ def test_half_precision_comes_back_bit_by_bit(zoo: Zoo, family: str) -> None:
     made.model.set_dtype(mx.bfloat16)
     bench = Bench(made)
     cache, _ = bench.fill(text_models.prompts(3, [21])[0])
-    hit = bench.save(layer_caches.view(cache), 21, (16,))
+    hit = bench.save(layer_caches.view_row(cache), 21, (16,))
     again = bench.restore(bench.through_bytes(hit))
     for one, other in zip(
-        layer_caches.all_arrays(bench.restore(hit)), layer_caches.all_arrays(again), strict=True
+        layer_caches.list_all_arrays(bench.restore(hit)), layer_caches.list_all_arrays(again), strict=True
     ):
         assert one.dtype == other.dtype and mx.array_equal(one, other).item()
-    assert any(a.dtype == mx.bfloat16 for a in layer_caches.all_arrays(again))
+    assert any(a.dtype == mx.bfloat16 for a in layer_caches.list_all_arrays(again))
 
 
 @pytest.mark.parametrize("family", ["qwen3_next", "mamba2", "falcon_h1", "lfm2", "gemma3_text"])
@@ -284,7 +286,7 @@ def test_a_lost_state_shows(benches: Callable[..., Bench], family: str) -> None:
     (ids,) = text_models.prompts(3, [LENGTH])
     wanted = bench.answer(ids)
     cache, _ = bench.fill(ids[:21])
-    hit = bench.save(layer_caches.view(cache), 21)
+    hit = bench.save(layer_caches.view_row(cache), 21)
     for lost in range(len(hit.state.stacks)):
         stacks = [(mx.zeros_like(s[0]),) if i == lost else s for i, s in enumerate(hit.state.stacks)]
         twin = replace(hit, state=replace(hit.state, stacks=tuple(stacks)))
@@ -296,9 +298,9 @@ def test_swapped_deltas_and_other_lengths_show(benches: Callable[..., Bench]) ->
     (ids,) = text_models.prompts(3, [LENGTH])
     wanted = bench.answer(ids)
     cache, _ = bench.fill(ids[:32])
-    hit = bench.save(layer_caches.view(cache), 32, (8, 16))
+    hit = bench.save(layer_caches.view_row(cache), 32, (8, 16))
     (a, b, one), (c, d, two), last = hit.deltas
-    stranger = bench.save(layer_caches.view(bench.fill(ids[1:33])[0]), 32, (8, 16)).deltas
+    stranger = bench.save(layer_caches.view_row(bench.fill(ids[1:33])[0]), 32, (8, 16)).deltas
     for twin in (((a, b, two), (c, d, two), last), ((a, b, one), stranger[1], last)):
         assert not same(bench.answer(ids, bench.restore(replace(hit, deltas=twin)), 32), wanted)
     short = replace(hit, length=31, deltas=(*hit.deltas[:2], (16, 31, last[2])))
@@ -311,10 +313,10 @@ def test_what_does_not_fit_is_refused(benches: Callable[..., Bench], family: str
     bench, other = benches(family), benches("mamba2")
     (ids,) = text_models.prompts(3, [LENGTH])
     cache, _ = bench.fill(ids[:21])
-    view = layer_caches.view(cache)
+    view = layer_caches.view_row(cache)
     hit = bench.save(view, 21, (8,))
     foreign, _ = other.fill(ids[:21])
-    stranger = other.snapshots.state(layer_caches.view(foreign), 21)
+    stranger = other.snapshots.copy_state(layer_caches.view_row(foreign), 21)
     (a, b, one), (c, d, two) = hit.deltas
     doubled = DeltaPayload(one.tokens, tuple((mx.concatenate([s[0], s[0]]),) for s in one.stacks))
     wrong = [
@@ -326,25 +328,25 @@ def test_what_does_not_fit_is_refused(benches: Callable[..., Bench], family: str
         replace(hit, deltas=((a, b + 1, one), (c + 1, d, two))),
         replace(hit, deltas=((a, b, doubled), (c, d, two))),
         replace(hit, deltas=((a, b, None), (c, d, two))),
-        replace(hit, state=None if bench.snapshots.states else stranger),
+        replace(hit, state=None if bench.snapshots.has_states else stranger),
         replace(hit, state=stranger),
     ]
     for twin in wrong:
         with pytest.raises(ValueError):
             bench.restore(twin)
     with pytest.raises(ValueError):
-        bench.snapshots.delta(view, 8, 22)
+        bench.snapshots.copy_delta(view, 8, 22)
     with pytest.raises(ValueError):
-        bench.snapshots.state(view, 22)
+        bench.snapshots.copy_state(view, 22)
     with pytest.raises(ValueError):
-        bench.snapshots.delta(layer_caches.view(foreign), 0, 8)
-    assert bench.snapshots.usable(one, 8) and not bench.snapshots.usable(one, 9)
-    assert not bench.snapshots.usable(doubled, 8)
-    assert not bench.snapshots.usable(stranger, 0)
-    if bench.snapshots.states:
-        assert bench.snapshots.usable(hit.state, 0)
+        bench.snapshots.copy_delta(layer_caches.view_row(foreign), 0, 8)
+    assert bench.snapshots.is_usable(one, 8) and not bench.snapshots.is_usable(one, 9)
+    assert not bench.snapshots.is_usable(doubled, 8)
+    assert not bench.snapshots.is_usable(stranger, 0)
+    if bench.snapshots.has_states:
+        assert bench.snapshots.is_usable(hit.state, 0)
         lying = replace(hit.state, length=7)
-        assert family != "gemma3_text" or not bench.snapshots.usable(lying, 0)
+        assert family != "gemma3_text" or not bench.snapshots.is_usable(lying, 0)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3_next"])
@@ -352,7 +354,7 @@ def test_bytes_that_are_not_a_payload_are_refused(benches: Callable[..., Bench],
     bench = benches(family)
     cache, _ = bench.fill(text_models.prompts(3, [12])[0])
     snapshots = bench.snapshots
-    hit = bench.save(layer_caches.view(cache), 12)
+    hit = bench.save(layer_caches.view_row(cache), 12)
     payloads = [p for p in (hit.deltas[0][2], hit.state) if p is not None]
     for payload in payloads:
         blob = snapshots.encode(payload)
@@ -383,9 +385,9 @@ def test_bytes_that_are_not_a_payload_are_refused(benches: Callable[..., Bench],
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16, mx.float32, mx.uint32, mx.bool_, mx.int8])
 def test_every_dtype_survives_as_bytes(dtype: mx.Dtype) -> None:
     array = mx.array([[0, 1, 3], [250, 7, 1]]).astype(dtype)
-    again = to_array(to_tensor(array))
+    again = deserialize_array(serialize_array(array))
     assert again.dtype == array.dtype and mx.array_equal(again, array).item()
-    empty = to_array(SerializedTensor("F32", (0, 3), b""))
+    empty = deserialize_array(SerializedTensor("F32", (0, 3), b""))
     assert empty.shape == (0, 3)
 
 
@@ -404,12 +406,14 @@ def test_a_payload_pins_nothing(
     gc.collect()
     before = mx.get_active_memory()
     cache = bench.fill(ids, chunk=100)[0]
-    hit = bench.save(layer_caches.view(cache), 300)
+    hit = bench.save(layer_caches.view_row(cache), 300)
     parts = [p for *_, p in hit.deltas] + ([hit.state] if hit.state else [])
     size = sum(bench.snapshots.nbytes(p) for p in parts)
     del cache
     gc.collect()
-    assert mx.get_active_memory() - before <= size + 4096 * sum(len(bench.snapshots.arrays(p)) for p in parts)
+    assert mx.get_active_memory() - before <= size + 4096 * sum(
+        len(bench.snapshots.list_arrays(p)) for p in parts
+    )
     del hit, parts
     gc.collect()
     assert mx.get_active_memory() <= before + 1024
@@ -420,9 +424,9 @@ def test_estimates_evaluate_nothing(benches: Callable[..., Bench]) -> None:
     bench = benches("llama")
     cache, _ = bench.fill(text_models.prompts(3, [32])[0])
     before = mx.get_active_memory()
-    payload = bench.snapshots.delta(layer_caches.view(cache), 0, 32)
-    assert bench.snapshots.nbytes(payload) == bench.snapshots.least(32) == 3 * 2 * 2 * 16 * 32 * 4
-    assert bench.snapshots.usable(payload, 32)
+    payload = bench.snapshots.copy_delta(layer_caches.view_row(cache), 0, 32)
+    assert bench.snapshots.nbytes(payload) == bench.snapshots.count_min_bytes(32) == 3 * 2 * 2 * 16 * 32 * 4
+    assert bench.snapshots.is_usable(payload, 32)
     assert mx.get_active_memory() == before
 
 
@@ -430,7 +434,7 @@ def test_a_restored_row_has_room(benches: Callable[..., Bench]) -> None:
     bench = benches("llama")
     (ids,) = text_models.prompts(3, [30])
     cache, _ = bench.fill(ids)
-    again = bench.restore(bench.save(layer_caches.view(cache), 30, (16,)), 700)
+    again = bench.restore(bench.save(layer_caches.view_row(cache), 30, (16,)), 700)
     assert {leaf.keys.shape[2] for leaf in again} == {768}
     bench.fill(ids * 20, again, 30, 200)
     assert {leaf.keys.shape[2] for leaf in again} == {768}
@@ -448,19 +452,19 @@ def test_quantised_storage(benches: Callable[..., Bench], family: str, bits: int
         return
     (ids,) = text_models.prompts(3, [LENGTH])
     cache, _ = bench.fill(ids[:32])
-    hit, plain = (b.save(layer_caches.view(cache), 32, (16,)) for b in (bench, exact))
+    hit, plain = (b.save(layer_caches.view_row(cache), 32, (16,)) for b in (bench, exact))
     delta, whole = hit.deltas[0][2], plain.deltas[0][2]
     assert bench.snapshots.nbytes(delta) < exact.snapshots.nbytes(whole) * (0.32 if bits == 8 else 0.2)
     restored = bench.through_bytes(hit)
     for one, other in zip(
-        layer_caches.all_arrays(bench.restore(restored)),
-        layer_caches.all_arrays(exact.restore(plain)),
+        layer_caches.list_all_arrays(bench.restore(restored)),
+        layer_caches.list_all_arrays(exact.restore(plain)),
         strict=True,
     ):
         off = mx.abs(one - other).max() / mx.abs(other).max()
         assert off.item() < (0.01 if bits == 8 else 0.12)
-    assert not exact.snapshots.usable(delta, 16)
-    assert not bench.snapshots.usable(whole, 16)
+    assert not exact.snapshots.is_usable(delta, 16)
+    assert not bench.snapshots.is_usable(whole, 16)
     with pytest.raises(ValueError):
         exact.snapshots.decode(bench.snapshots.encode(delta))
 
@@ -469,11 +473,11 @@ class Other:
     """A llama with caches of other classes."""
 
     def __init__(self, inner: Adapter, make: Callable[[], Any]) -> None:
-        self.model, self.inputs, self.prefill = inner.model, inner.inputs, inner.prefill
+        self.model, self.inputs, self.prefill = inner.model, inner.prepare_inputs, inner.prefill
         self.decode, self._inner, self._make = inner.decode, inner, make
 
-    def new_cache(self) -> list[Any]:
-        return [self._make() for _ in self._inner.new_cache()]
+    def make_cache(self) -> list[Any]:
+        return [self._make() for _ in self._inner.make_cache()]
 
 
 def others() -> list[Any]:
@@ -494,15 +498,15 @@ def others() -> list[Any]:
 def test_other_classes_are_kept_whole(zoo: Zoo, make: Callable[[], Any]) -> None:
     """A13: through the class's own state and from_state; a class that forgets something is found out."""
     made = Other(adapter(zoo, "llama"), make)
-    snapshots = SnapshotCodec(first_look(made)[0])
+    snapshots = SnapshotCodec(run_trial_forward(made)[0])
     if not snapshots.supported:
         pytest.fail(str(snapshots.problem))
     bench = Bench(made)
-    assert not bench.snapshots.deltas and bench.snapshots.states
+    assert not bench.snapshots.has_deltas and bench.snapshots.has_states
     (ids,) = text_models.prompts(3, [LENGTH])
     for place in PLACES:
         cache, _ = bench.fill(ids[:place])
-        hit = bench.save(layer_caches.view(cache), place)
+        hit = bench.save(layer_caches.view_row(cache), place)
         wanted = bench.answer(ids, cache, place)  # with the same cuts: kept first tokens depend on them
         bench.answer(ids, bench.restore(hit), place, 1)
         assert same(bench.answer(ids, bench.restore(bench.through_bytes(hit)), place), wanted), place
@@ -516,9 +520,9 @@ def test_a_class_that_forgets_turns_the_cache_off(zoo: Zoo, caplog: pytest.LogCa
             super().__init__()
             self.note = mx.array([1])
 
-    snapshots = SnapshotCodec(first_look(Other(adapter(zoo, "llama"), Forgetful))[0])
+    snapshots = SnapshotCodec(run_trial_forward(Other(adapter(zoo, "llama"), Forgetful))[0])
     assert not snapshots.supported and "Forgetful" in caplog.text
-    assert not snapshots.usable(StatePayload(3, ()), 0)
+    assert not snapshots.is_usable(StatePayload(3, ()), 0)
     with pytest.raises(ValueError):
         snapshots.restore(CacheHit(3, HitKind.PREFIX), 8, [])
 
@@ -533,4 +537,4 @@ def test_the_fingerprint_tells_models_apart(benches: Callable[..., Bench]) -> No
 def test_no_bits_for_small_heads(zoo: Zoo) -> None:
     """A19: said when the cache is made, by the name of the setting."""
     with pytest.raises(ConfigError, match="cache.stored_bits"):
-        SnapshotCodec(first_look(adapter(zoo, "gpt_bigcode"))[0], 4)
+        SnapshotCodec(run_trial_forward(adapter(zoo, "gpt_bigcode"))[0], 4)

@@ -12,11 +12,11 @@ from PIL import Image
 
 from mlxrun.config.settings import ModelSettings
 from mlxrun.model.adapter import VisionAdapter
-from mlxrun.model.model_info import LoadedModelInfo, image_digest, load_host, region_numbers
+from mlxrun.model.model_info import LoadedModelInfo, compute_image_digest, load_model_info, number_regions
 from mlxrun.model.prompt_inputs import PromptInputs
 from mlxrun.model.ragged import layer_caches
 from mlxrun.model.vision.features import FeatureCache, ImageFeatures
-from mlxrun.model.vision.image_units import cut
+from mlxrun.model.vision.image_units import split_images
 from tests.helpers import vision_models
 from tests.helpers.model_fixtures import Zoo
 
@@ -30,7 +30,7 @@ class Eyes:
     def __init__(self, folder: Any, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
         from mlx_vlm import load
 
-        self.host: LoadedModelInfo = load_host(ModelSettings(path=str(folder)))
+        self.host: LoadedModelInfo = load_model_info(ModelSettings(path=str(folder)))
         self.model = load(str(folder))[0]
         self.cold = VisionAdapter(self.model)
         self.adapter = VisionAdapter(self.model, **{"image_bytes": MANY} | options)
@@ -57,19 +57,19 @@ class Eyes:
         """How often the tower ran for this prompt; what came out is what it is without any memory."""
         made = self.made(*parts)
         self.looks = 0
-        found = self.adapter.inputs(made.ids, made.media)
+        found = self.adapter.prepare_inputs(made.ids, made.media)
         looks = self.looks
-        wanted = self.cold.inputs(made.ids, made.media)
-        assert found.delta == wanted.delta
+        wanted = self.cold.prepare_inputs(made.ids, made.media)
+        assert found.position_delta == wanted.position_delta
         assert equal(found.positions, wanted.positions)
         assert len(found.deepstack) == len(wanted.deepstack)
-        for one, other in zip(found.arrays(), wanted.arrays(), strict=True):
+        for one, other in zip(found.list_arrays(), wanted.list_arrays(), strict=True):
             assert one.dtype == other.dtype and one.shape == other.shape
             assert mx.abs(one - other).max().item() <= (
                 0 if exact else 1e-4 * max(1, mx.abs(other).max().item())
             )
         if wanted.deepstack:
-            assert np.array_equal(found.visual, wanted.visual)
+            assert np.array_equal(found.visual_mask, wanted.visual_mask)
         return looks
 
 
@@ -105,7 +105,9 @@ def test_a_growing_conversation(zoo: Zoo, family: str, monkeypatch: pytest.Monke
     embedder = eyes.adapter._images._embeds
     whole = embedder.whole
     monkeypatch.setattr(
-        embedder, "whole", lambda ids, media: looked.append(len(cut(media).media)) or whole(ids, media)
+        embedder,
+        "embed_prompt",
+        lambda ids, media: looked.append(len(split_images(media).units)) or whole(ids, media),
     )
     assert eyes.check("a", one, "b", two, "c", three, "d", exact=False) == 1
     assert eyes.check("a", one, "b", two, "c", three, "d", four, exact=False) == 1
@@ -116,7 +118,7 @@ def test_a_growing_conversation(zoo: Zoo, family: str, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "gemma3"])
 def test_whole_sets_only(zoo: Zoo, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    eyes = Eyes(zoo.vision(family), monkeypatch, whole_sets=True)
+    eyes = Eyes(zoo.vision(family), monkeypatch, exact_sets_only=True)
     for _ in range(2):
         eyes.check("a", A)
         eyes.check("a", A, "b", B)
@@ -168,20 +170,20 @@ def test_images_that_lie_in_the_cache_are_not_needed(
     eyes.check("warm ", B)
     made = eyes.made("look ", A, " and tell me more")
     stop = max(span[1] for span in made.spans)
-    wanted = eyes.cold.inputs(made.ids, made.media)
+    wanted = eyes.cold.prepare_inputs(made.ids, made.media)
     logits = []
     for inputs in (wanted, None):
-        cache = eyes.cold.new_cache()
+        cache = eyes.cold.make_cache()
         eyes.cold.prefill(mx.array([made.ids[:stop]]), cache, 0, wanted)
-        mx.eval(layer_caches.all_arrays(cache))
+        mx.eval(layer_caches.list_all_arrays(cache))
         if inputs is None:
             eyes.looks = 0
-            inputs = eyes.adapter.inputs(made.ids, made.media, stop)
+            inputs = eyes.adapter.prepare_inputs(made.ids, made.media, stop)
             assert eyes.looks == 0 and inputs.embeds is None
         logits.append(eyes.adapter.prefill(mx.array([made.ids[stop:]]), cache, stop, inputs))
     assert mx.abs(logits[0] - logits[1]).max().item() < 1e-5
     eyes.looks = 0
-    assert eyes.adapter.inputs(made.ids, made.media, stop - 1).embeds is not None and eyes.looks == 1
+    assert eyes.adapter.prepare_inputs(made.ids, made.media, stop - 1).embeds is not None and eyes.looks == 1
 
 
 def test_none_are_kept_by_default(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,24 +197,24 @@ def test_the_budget_holds() -> None:
 
     features = FeatureCache(10 * 32)
     for name, rows in ((b"a", 4), (b"b", 4), (b"a", 2), (b"c", 4)):
-        features.put([name], seen(rows))
+        features.add([name], seen(rows))
     assert len(features) == 3 and features.nbytes == 320
     features.get([b"b"])
-    features.put([b"d"], seen(3))
+    features.add([b"d"], seen(3))
     assert features.get([b"a"]) is None and features.get([b"b"]) is not None
-    features.put([b"big"], seen(11))
+    features.add([b"big"], seen(11))
     assert features.get([b"big"]) is None and features.nbytes <= features.budget
-    assert features.beginning([b"b", b"d", b"x", b"c"])[0] == 2
+    assert features.match_prefix([b"b", b"d", b"x", b"c"])[0] == 2
 
 
 def test_features_pin_nothing(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
     eyes = Eyes(zoo.vision("qwen3_vl"), monkeypatch)
     text = "x" * 2000
-    eyes.adapter.inputs(*(lambda m: (m.ids, m.media))(eyes.made(text, A)))
+    eyes.adapter.prepare_inputs(*(lambda m: (m.ids, m.media))(eyes.made(text, A)))
     gc.collect()
     before = mx.get_active_memory()
     made = eyes.made(text, B)
-    eyes.adapter.inputs(made.ids, made.media)
+    eyes.adapter.prepare_inputs(made.ids, made.media)
     gc.collect()
     assert mx.get_active_memory() - before <= eyes.adapter._images.features.nbytes + 4096
 
@@ -220,39 +222,47 @@ def test_features_pin_nothing(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize("family", vision_models.VISION)
 def test_digests_name_pixels(zoo: Zoo, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """B8: one a span, of decoded pixels; an image keeps its digest beside others."""
-    host = load_host(ModelSettings(path=str(zoo.vision(family))))
+    host = load_model_info(ModelSettings(path=str(zoo.vision(family))))
 
     def digests(*images: Image.Image) -> list[bytes]:
         made = host.process(vision_models.prompt(family, *[None] * len(images)), list(images))
         assert len(made.digests) == len(made.spans)
         return list(dict.fromkeys(made.digests))
 
-    assert digests(A) == digests(A.copy()) == [image_digest(A, host.processor_digest)]
+    assert digests(A) == digests(A.copy()) == [compute_image_digest(A, host.processor_digest)]
     assert digests(A, B) == [*digests(A), *digests(B)]
     changed = A.copy()
     changed.putpixel((3, 3), (1, 2, 3))
     assert digests(changed) != digests(A)
-    assert image_digest(A, b"other settings") != image_digest(A, host.processor_digest)
-    assert image_digest(Image.new("RGB", (2, 8))) != image_digest(Image.new("RGB", (8, 2)))
+    assert compute_image_digest(A, b"other settings") != compute_image_digest(A, host.processor_digest)
+    assert compute_image_digest(Image.new("RGB", (2, 8))) != compute_image_digest(Image.new("RGB", (8, 2)))
 
 
 def test_spans_of_one_image() -> None:
     ids = [7, 7, 5, 7, 7, 5, 7, 9, 7, 5, 1, 7]
     spans = [(0, 2), (3, 5), (6, 7), (8, 9), (11, 12)]
-    assert region_numbers(spans, ids, 5) == [0, 0, 0, 1, 2]
-    assert region_numbers(spans, ids, None) == [0, 1, 2, 3, 4]
-    assert region_numbers([], ids, 5) == []
+    assert number_regions(spans, ids, 5) == [0, 0, 0, 1, 2]
+    assert number_regions(spans, ids, None) == [0, 1, 2, 3, 4]
+    assert number_regions([], ids, 5) == []
 
 
 def test_layouts_that_are_not_known_stay_whole() -> None:
     pixels = np.zeros((2, 3, 4, 4))
-    assert len(cut({"pixel_values": pixels}).media) == 2
-    assert len(cut({"pixel_values": pixels[None], "pixel_attention_mask": np.zeros((1, 2, 4, 4))}).media) == 2
-    assert len(cut({"pixel_values": pixels, "more": np.zeros(3)}).media) == 1
-    assert len(cut({"pixel_values": np.zeros((5, 6)), "image_grid_thw": np.ones((2, 3), int)}).media) == 1
-    assert cut({"pixel_values": np.array([object()])}) is None
-    assert cut({}) is None
+    assert len(split_images({"pixel_values": pixels}).units) == 2
+    assert (
+        len(
+            split_images({"pixel_values": pixels[None], "pixel_attention_mask": np.zeros((1, 2, 4, 4))}).units
+        )
+        == 2
+    )
+    assert len(split_images({"pixel_values": pixels, "more": np.zeros(3)}).units) == 1
+    assert (
+        len(split_images({"pixel_values": np.zeros((5, 6)), "image_grid_thw": np.ones((2, 3), int)}).units)
+        == 1
+    )
+    assert split_images({"pixel_values": np.array([object()])}) is None
+    assert split_images({}) is None
 
 
 def test_inputs_list_their_arrays() -> None:
-    assert PromptInputs().arrays() == []
+    assert PromptInputs().list_arrays() == []

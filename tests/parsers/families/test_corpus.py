@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlxrun.parsers.delta import Delta
-from mlxrun.parsers.registry import tool_family
+from mlxrun.parsers.registry import find_tool_call_family
 from tests.helpers.parser_corpus.call_formats import FORMS
 from tests.helpers.parser_corpus.malformed import CASES as MENDED
 from tests.helpers.parser_corpus.well_formed import CASES as WELL
@@ -75,7 +75,7 @@ def _headless(case: Case, items: list[Item]) -> tuple[Case, list[Item]]:
 def _bare(case: Case, items: list[Item]) -> tuple[Case, list[Item]]:
     """A case without white space, and without the markers that are dropped in the middle of text."""
     assert case.family is not None
-    drops = "|".join(map(re.escape, tool_family(case.family).drops))
+    drops = "|".join(map(re.escape, find_tool_call_family(case.family).ignored))
     nothing = re.compile(rf"\s+|{drops}" if drops else r"\s+")
 
     def cut(text: str) -> str:

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 import pytest
 
-from mlxrun.parsers import AnswerParser, ChosenFamilies, choose, tool_parser
+from mlxrun.parsers.answer_parser import AnswerParser
 from mlxrun.parsers.delta import Delta
-from mlxrun.parsers.registry import families, tool_family
+from mlxrun.parsers.registry import TOOL_CALL_FAMILIES, choose_formats, find_tool_call_family
 from tests.helpers.parser_corpus.call_formats import FORMS
 from tests.helpers.parser_corpus.templates import TEMPLATES
 from tests.helpers.parser_corpus.well_formed import FIRST
-from tests.helpers.parser_driver import TOOLS, Call, Case, parser, play
+from tests.helpers.parser_driver import TOOLS, Call, Case, make_tool_call_parser, parser, play
 
 # One reader reads both; the order of the registry says whose the template is.
 _SHARED = {("step", "qwen3_coder")}
@@ -22,12 +22,12 @@ _SHARED = {("step", "qwen3_coder")}
 @pytest.mark.parametrize(("family", "which", "template", "tokens"), TEMPLATES, ids=[t[1] for t in TEMPLATES])
 def test_a_template_has_one_family(family: str, which: str, template: str, tokens: tuple[str, ...]) -> None:
     """`auto` knows the family by its template, and no other family claims it."""
-    claims = [f.name for f in families() if f.detect(template, frozenset(tokens))]
+    claims = [f.name for f in TOOL_CALL_FAMILIES if f.detect(template, frozenset(tokens))]
     assert claims[0] == family, which
     assert all((family, other) in _SHARED for other in claims[1:]), (which, claims)
-    chosen = choose(template, tokens)
-    assert chosen.tools is not None
-    assert chosen.tools.name == family
+    chosen = choose_formats(template, tokens)
+    assert chosen.tool_calls is not None
+    assert chosen.tool_calls.name == family
 
 
 def test_every_family_here_has_a_template() -> None:
@@ -38,17 +38,17 @@ def test_another_template_is_nobodys() -> None:
     """The twin: what these families tell each other by is not what every template has."""
     chatml = "{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' }}"
     ours = {family for family, _, _ in FORMS.values()}
-    assert not [f.name for f in families() if f.name in ours and f.detect(chatml, frozenset(("<|im_end|>",)))]
+    assert not [f.name for f in TOOL_CALL_FAMILIES if f.name in ours and f.detect(chatml, frozenset(("<|im_end|>",)))]
 
 
 def test_harmony_is_one_machine_for_both() -> None:
     """A62: `auto` finds it twice, and a thought needs no other parser, tools or not."""
     _, _, template, tokens = next(line for line in TEMPLATES if line[0] == "harmony")
-    chosen = choose(template, tokens)
-    assert chosen.tools is not None and chosen.reasoning is not None
-    assert chosen.tools.whole is chosen.reasoning.whole is not None
+    chosen = choose_formats(template, tokens)
+    assert chosen.tool_calls is not None and chosen.reasoning is not None
+    assert chosen.tool_calls.read_answer is chosen.reasoning.read_answer is not None
     for tools in (TOOLS, None):
-        answer = AnswerParser(chosen, tools)
+        answer = AnswerParser(chosen.tool_calls, chosen.reasoning, tools)
         found = [*answer.feed("<|channel|>analysis<|message|>hm<|end|><|start|>assistant"), *answer.finish()]
         assert [(d.kind, d.text) for d in found] == [("reasoning", "hm")]
 
@@ -56,12 +56,12 @@ def test_harmony_is_one_machine_for_both() -> None:
 def test_harmony_without_thoughts_is_all_text() -> None:
     """Where the config asks for no reasoning, the analysis is text, and nothing is lost."""
     text = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>x"
-    answer = AnswerParser(ChosenFamilies(tool_family("harmony"), None), TOOLS)
-    assert "".join(d.text for d in [*answer.feed(text), *answer.finish()] if d.kind == "text") == "hmx"
+    answer = make_tool_call_parser("harmony")
+    assert "".join(d.text for d in [*answer.feed(text), *answer.finish()] if d.kind == "content") == "hmx"
 
 
 def _ids(family: str, text: str) -> list[str]:
-    one = tool_parser(family, TOOLS, new_id=lambda: "new")
+    one = make_tool_call_parser(family, new_id=lambda: "new")
     return [delta.id for delta in [*one.feed(text), *one.finish()] if delta.id]
 
 
@@ -101,7 +101,7 @@ def test_arguments_come_as_soon_as_they_are_certain(family: str) -> None:
     """A55: long before the call ends its name and the beginning of a string are out."""
     text = STREAMED[family]
     arguments = '{"city": "Paris"' if family == "pythonic" else '{"city": "Par'
-    one = tool_parser(family, TOOLS)
+    one = make_tool_call_parser(family)
     found = [delta for piece in text for delta in one.feed(piece)]
     assert [delta.name for delta in found if delta.name] == ["get_weather"]
     assert "".join(delta.text for delta in found) == arguments
@@ -110,28 +110,28 @@ def test_arguments_come_as_soon_as_they_are_certain(family: str) -> None:
 @pytest.mark.parametrize("family", sorted(STREAMED))
 def test_plain_text_wakes_no_reader(family: str) -> None:
     """A61: 10,000 plain tokens, and the readers sleep through all but the first few."""
-    answer = AnswerParser(ChosenFamilies(tool_family(family), None), TOOLS)
+    answer = make_tool_call_parser(family)
     found: list[Delta] = []
     for _ in range(10_000):
         found += answer.feed("word")
     assert "".join(delta.text for delta in found) == "word" * 10_000
-    assert answer.woken <= 4
+    assert answer.reads <= 4
 
 
 def _framed(family: str) -> Sequence[object]:
-    frame = tool_family(family).frame
+    frame = find_tool_call_family(family).prefix_suffix
     assert frame is not None
     before, after = frame(FIRST[0])
     text = f"{before}{json.dumps(FIRST[1])}{after}"
     return play(lambda: parser(Case("frame", family, text, [])), [text])
 
 
-@pytest.mark.parametrize("family", sorted({f.name for f in families() if f.frame and f.name in STREAMED}))
+@pytest.mark.parametrize("family", sorted({f.name for f in TOOL_CALL_FAMILIES if f.prefix_suffix and f.name in STREAMED}))
 def test_a_frame_makes_a_call(family: str) -> None:
     """What a grammar for `tool_choice: required` is built from is what the parser reads."""
     assert _framed(family) == [Call(*FIRST)]
 
 
 def test_formats_without_json_have_no_frame() -> None:
-    without = {f.name for f in families() if f.name in STREAMED and f.frame is None}
+    without = {f.name for f in TOOL_CALL_FAMILIES if f.name in STREAMED and f.prefix_suffix is None}
     assert without == {"glm", "longcat", "minimax_m2", "gemma4", "function_gemma", "step", "pythonic"}

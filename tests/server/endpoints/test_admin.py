@@ -26,8 +26,8 @@ from mlxrun.errors import ConfigError, EngineDead, ModelLoadError
 from mlxrun.scheduler.request import HitKind, Request, TokenEvent
 from mlxrun.server import lifecycle
 from mlxrun.server.endpoints import admin
+from mlxrun.server.engine_state import Server
 from mlxrun.server.lifecycle import Address, Signals, drain, run
-from mlxrun.server.state import Server
 from mlxrun.text.images import MediaLoader
 from tests.helpers.server_fakes import MINI, FakeEngine, Serving, hello, says, server_config, serving
 from tests.server.test_live_requests import connect, cut, until
@@ -60,7 +60,7 @@ async def test_while_the_model_loads() -> None:
         for path in ("/v1/status", "/v1/cache", "/metrics", "/openapi.json"):
             assert (await s.get(path)).status == 200
         s.server.attach(
-            s.engine, ApiContext(s.engine.host, s.server.config, MediaLoader(s.server.config.media, None))
+            s.engine, ApiContext(s.engine.model_info, s.server.config, MediaLoader(s.server.config.media, None))
         )
         assert (await s.post("/mini", hello())).status == 200
 
@@ -77,7 +77,7 @@ async def metric(s: Serving) -> dict[str, float]:
 
 
 async def test_metrics() -> None:
-    hit = TokenEvent("", computed=16, cached=16, hit=HitKind.LCP)
+    hit = TokenEvent("", num_computed_tokens=16, num_cached_tokens=16, hit_kind=HitKind.LCP)
     gate = asyncio.Event()
     async with serving(surfaces=ONLY, script=says(hit, gate.wait, "abc")) as s:
         s.engine.counts = {"lcp": 1, "miss": 2, "memory_bytes": 77, "evicted": 3}
@@ -174,7 +174,7 @@ async def test_the_status_has_what_the_engine_says() -> None:
 
 async def test_the_status_does_not_wait_for_a_long_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Older numbers with their age, by a scripted clock; what comes late is what the next one is shown."""
-    monkeypatch.setattr("mlxrun.server.state.STATS_WAIT", 0.01)
+    monkeypatch.setattr("mlxrun.server.engine_state.STATS_WAIT", 0.01)
     now, gate = [100.0], asyncio.Event()
     async with serving(surfaces=ONLY, clock=lambda: now[0]) as s:
         first = (await s.get("/v1/status")).json
@@ -215,7 +215,7 @@ async def test_no_key_of_the_status_is_ever_absent() -> None:
 async def test_the_queue_agrees_with_the_requests() -> None:
     """A65: whatever the engine says of its rows, running and waiting are those of the table."""
     gates = {"computed": asyncio.Event(), "queued": asyncio.Event()}
-    hit = TokenEvent("", computed=4, hit=HitKind.MISS)
+    hit = TokenEvent("", num_computed_tokens=4, hit_kind=HitKind.MISS)
 
     def script(request: Request) -> list[Any]:
         return [hit, gates["computed"].wait] if len(s.engine.requests) == 1 else [gates["queued"].wait]
@@ -280,7 +280,7 @@ class Life:
         await self.load_gate.wait()
         if self.load_error is not None:
             raise self.load_error
-        side = ApiContext(self.engine.host, self.config, MediaLoader(self.config.media, None))
+        side = ApiContext(self.engine.model_info, self.config, MediaLoader(self.config.media, None))
         return self.engine, side
 
     async def _run(self) -> int:

@@ -21,8 +21,7 @@ from hypothesis import strategies as st
 
 from mlxrun.config.settings import ApiSettings, Config, ServerSettings
 from mlxrun.errors import EngineDead, Overloaded
-from mlxrun.parsers.model_formats import ModelFormats
-from mlxrun.parsers.registry import choose
+from mlxrun.parsers.registry import choose_formats
 from mlxrun.scheduler.request import FinishReason, HitKind, TokenEvent
 from mlxrun.server.endpoints.anthropic import SURFACE
 from mlxrun.server.sse import dumps
@@ -35,7 +34,7 @@ Json = dict[str, Any]
 URL, COUNT = "/v1/messages", "/v1/messages/count_tokens"
 GOLDEN = Path(__file__).parents[2] / "helpers" / "golden"
 WRITE = os.environ.get("MLXRUN_GOLDEN") == "write"
-FORMATS = ModelFormats(choose(None, [], "hermes", "think"))
+FORMATS = choose_formats(None, [], "hermes", "think")
 THOUGHT = ("<think>", "hm", ", 1", "</think>")
 CALL = ("<tool_call>", '{"name": "add", "arguments": {"a": 1, ', '"b": "x"}}', "</tool_call>")
 MULTIPLY = {"name": "multiply", "input_schema": {"type": "object"}}
@@ -56,7 +55,7 @@ CASES: dict[str, tuple[Script, Json]] = {
     "window": (says("x" * 99), {"max_tokens": 32_000}),
     "cut_thought": (says("<think>", "so long a thought"), {"max_tokens": 9}),
     "cut_call": (says(*CALL), TOOLS | {"max_tokens": 48}),
-    "cached": (says(TokenEvent("", cached=7, hit=HitKind.PREFIX), "Hi"), {}),
+    "cached": (says(TokenEvent("", num_cached_tokens=7, hit_kind=HitKind.PREFIX), "Hi"), {}),
     "edits": (says("Hi"), {"context_management": {"edits": []}}),
 }
 

@@ -19,12 +19,12 @@ from mlxrun.errors import EngineDead, Overloaded, PromptTooLong
 from mlxrun.scheduler.request import FinishReason, HitKind, TokenEvent
 from tests.api.openai.test_stream import TOOL, Brackets
 from tests.helpers.server_fakes import FakeEngine, Reply, Serving, says, server_config, serving
-from tests.helpers.tokenizers import TOOLS, FakeHost
+from tests.helpers.tokenizers import TOOLS, FakeModelInfo
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 HI = [{"role": "user", "content": "hi"}]
 GOLDEN = Path(__file__).parents[2] / "helpers" / "golden"
-HOST = FakeHost(chat_template=TOOLS)
+HOST = FakeModelInfo(chat_template=TOOLS)
 SAYS = says("[y] a~b(", '{"x":1}', ")", FinishReason.STOP)
 
 
@@ -131,7 +131,7 @@ async def test_choices_of_a_stream_come_as_they_are_made() -> None:
 
 
 async def test_cached_tokens_and_the_seed_are_told() -> None:
-    hit = TokenEvent("", computed=4, cached=3, hit=HitKind.PREFIX)
+    hit = TokenEvent("", num_computed_tokens=4, num_cached_tokens=3, hit_kind=HitKind.PREFIX)
     async with serving(script=says(hit, "x")) as s:
         body = {"messages": HI, "stream": True, "stream_options": {"include_usage": True}}
         *_, last, usage, done = [data for _, data in (await s.post(CHAT, body)).events]
@@ -187,7 +187,7 @@ async def test_a_stop_string_ends_the_row() -> None:
 
 async def test_names() -> None:
     """With names in the config only these are served; the response has the model's own."""
-    host = FakeHost(name="m", names=("alias", "org/other"))
+    host = FakeModelInfo(name="m", names=("alias", "org/other"))
     async with serving(server_config(), host=host) as s:
         listed = (await s.get("/v1/models")).json
         assert [model["id"] for model in listed["data"]] == ["m", "alias", "org/other"]

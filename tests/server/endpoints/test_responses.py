@@ -21,25 +21,24 @@ from hypothesis import strategies as st
 import mlxrun.server.endpoints.responses as module
 from mlxrun.config.settings import SamplingSettings
 from mlxrun.errors import EngineDead, Overloaded
+from mlxrun.parsers.delta import Delta, Parser
+from mlxrun.parsers.model_formats import ModelFormats
 from mlxrun.scheduler.request import FinishReason
 from mlxrun.server import response_store
 from mlxrun.server.response_store import ResponseStore, responses_of
-from mlxrun.text.formats import Delta, Parser
 from tests.api.responses.test_request import ADD, BODIES, PNG, Piece
 from tests.helpers.server_fakes import FakeEngine, Serving, says, server_config, serving
-from tests.helpers.tokenizers import TOOLS, FakeHost
+from tests.helpers.tokenizers import TOOLS, FakeModelInfo
 
 GOLDEN = Path(__file__).parents[2] / "helpers" / "golden"
-HOST = FakeHost(chat_template=TOOLS)
+HOST = FakeModelInfo(chat_template=TOOLS)
 URL = "/v1/responses"
 
 
-class Marks:
+class Marks(ModelFormats):
     """Formats of a model that writes `<think>a</think>` and `<tool_call>name(arguments)</tool_call>`."""
 
-    markers: frozenset[str] = frozenset()
-
-    def parser(self, tools: Any, prompt: str, name: str = "") -> Parser:
+    def make_parser(self, tools: Any, prompt: str, name: str = "") -> Parser:
         return _MarksParser()
 
 
@@ -47,7 +46,7 @@ class _MarksParser:
     markers: frozenset[str] = frozenset()
 
     def __init__(self) -> None:
-        self._kind, self._text, self._calls = "text", "", -1
+        self._kind, self._text, self._calls = "content", "", -1
 
     def feed(self, text: str) -> Sequence[Delta]:
         """Each marker is in a piece of its own, as the fake engine's tokens are."""
@@ -55,9 +54,9 @@ class _MarksParser:
         self._text += text
         for mark, kind in (
             ("<think>", "reasoning"),
-            ("</think>", "text"),
+            ("</think>", "content"),
             ("<tool_call>", "call"),
-            ("</tool_call>", "text"),
+            ("</tool_call>", "content"),
         ):
             if self._text == mark:
                 self._kind, self._text = kind, ""
@@ -334,7 +333,7 @@ async def test_a_response_is_its_owners_alone() -> None:
 
 
 async def test_tokens_are_counted_as_the_engine_reads_them() -> None:
-    host = FakeHost(vision=True)
+    host = FakeModelInfo(vision=True)
     parts = [{"type": "input_image", "image_url": PNG}, {"type": "input_text", "text": "what?"}]
     body = {"input": [{"role": "user", "content": parts}], "instructions": "x"}
     async with serving(host=host) as s:
@@ -561,7 +560,7 @@ async def test_what_codex_sends_is_answered() -> None:
 @given(bodies=st.lists(BODIES, min_size=10, max_size=20))
 async def test_no_body_breaks_the_server(bodies: list[dict[str, Any]]) -> None:
     """A51: never a 5xx, never a request that stays. Single bodies: tests/api/responses/test_request.py."""
-    async with serving(host=FakeHost(chat_template=TOOLS, vision=True), formats=Marks()) as s:
+    async with serving(host=FakeModelInfo(chat_template=TOOLS, vision=True), formats=Marks()) as s:
         for body in bodies:
             reply = await s.post(URL, json.dumps(body))
             assert reply.status in (200, 400, 404), (body, reply.body)

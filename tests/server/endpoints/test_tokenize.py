@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from mlxrun.server.endpoints.tokenize import _raw, _text
 from tests.api.openai.test_stream import TOOL
 from tests.helpers.server_fakes import serving
-from tests.helpers.tokenizers import CHATML, THINKING, TOOLS, FakeHost, byte_tokenizer, ids_of
+from tests.helpers.tokenizers import CHATML, THINKING, TOOLS, FakeModelInfo, byte_tokenizer, ids_of
 
 HI = [{"role": "user", "content": "hi"}]
 BEGIN = byte_tokenizer().convert_tokens_to_ids("<|begin|>")
@@ -43,7 +43,7 @@ async def test_messages_are_what_the_engine_gets() -> None:
         (THINKING, {"chat_template_kwargs": {"enable_thinking": False}}),
     ]
     for template, fields in cases:
-        async with serving(host=FakeHost(chat_template=template)) as s:
+        async with serving(host=FakeModelInfo(chat_template=template)) as s:
             counted = (await s.post("/tokenize", {"messages": HI, **fields})).json
             await s.post("/v1/chat/completions", {"messages": HI, **fields})
             (request,) = s.engine.requests
@@ -69,7 +69,7 @@ async def test_what_is_refused() -> None:
         ("/detokenize", {"tokens": [1, True]}, "tokens[1]"),
         ("/detokenize", {"tokens": "x"}, "tokens"),
     ]
-    async with serving(host=FakeHost(chat_template=TOOLS)) as s:
+    async with serving(host=FakeModelInfo(chat_template=TOOLS)) as s:
         for path, body, param in cases:
             reply = await s.post(path, body)
             assert (reply.status, reply.json["error"]["param"]) == (400, param), body
@@ -80,6 +80,6 @@ async def test_what_is_refused() -> None:
 @given(st.text(max_size=30) | st.sampled_from(["<|im_end|>", "a <think> b", " \n\t"]))
 def test_there_and_back(text: str) -> None:
     """A52: every text comes back as it was."""
-    host = FakeHost()
+    host = FakeModelInfo()
     ids = _raw({"prompt": text, "add_special_tokens": False}, host)
     assert _text(list(ids), host) == text

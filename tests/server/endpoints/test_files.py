@@ -13,8 +13,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from mlxrun.server.batches import files, storage
+from mlxrun.server.batches import storage
 from mlxrun.server.batches.storage import Storage, StorageError, data_folder, link
+from mlxrun.server.endpoints import files
 from tests.helpers.batch_fakes import chats, make_config
 from tests.helpers.batches_server import Place
 

@@ -13,10 +13,11 @@ from typing import Any
 import aiohttp
 import pytest
 
-from mlxrun.server.batches import files, storage
+from mlxrun.server.batches import storage
+from mlxrun.server.endpoints import files
 from tests.helpers.batch_fakes import chats, make_config
 from tests.helpers.batches_server import Place, Site
-from tests.server.batches.test_files import form, in_folder
+from tests.server.endpoints.test_files import form, in_folder
 
 QUOTA = 20_000
 LEAST = storage.LEAST

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from mlxrun.scheduler.request import Request
-from tests.helpers.batch_fakes import Bench, FakeClient, JobHost, chat, chats, make_config, read, write_job
+from tests.helpers.batch_fakes import Bench, FakeClient, chat, chats, make_config, read, write_job
 from tests.helpers.batches_server import CHAT, Place, Site, with_keys
+from tests.helpers.tokenizers import FakeModelInfo
 
 MIXED = [*chats(5), chat("param", "hello", temprature=1), chat("long", "LONG 1")]
 
@@ -163,7 +164,7 @@ async def test_rows_are_in_the_background(place: Place) -> None:
             assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
             return super().generate(request)
 
-    async with place.run(Watched(JobHost())) as site:
+    async with place.run(Watched(FakeModelInfo())) as site:
         await site.over((await site.create(await site.upload(chats(9))))["id"])
     assert len(seen) == 9
     assert all(request.background for request in seen)
@@ -272,7 +273,7 @@ async def test_no_file_of_this_machine_is_read(place: Place, tmp_path: Path) -> 
     stat = Path.stat
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Path, "stat", watch)
-        async with place.run(FakeClient(replace(JobHost(), vision=True))) as site:
+        async with place.run(FakeClient(replace(FakeModelInfo(), vision=True))) as site:
             done = await site.over((await site.create(await site.upload([line])))["id"])
             (record,) = await site.records(done["error_file_id"])
     assert "data: URL" in record["error"]["message"]

@@ -1,0 +1,145 @@
+"""The engine as requests find it: loading, ready, draining or dead; and its newest statistics."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from aiohttp import web
+
+from mlxrun.api.context import ApiContext
+from mlxrun.engine.client import EngineClient
+from mlxrun.errors import Draining, EngineDead, MlxrunError, NotReady
+from mlxrun.text.model_info import ModelInfo
+
+log = logging.getLogger(__name__)
+STATS_TIMEOUT = 2.0  # seconds to wait for the engine's statistics: a step may take most of that
+UNREAD_STATS: Mapping[str, Any] = {  # before the first reading; every key is always present
+    "running": 0,
+    "waiting": 0,
+    "background": {"running": 0, "waiting": 0},
+    "steps": 0,
+    "errors": 0,
+    "memory": None,
+    "probe": None,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedEngine:
+    """An engine with a model, and what turns request bodies into requests for it. `facts`: the versions and
+    the device that /v1/status shows."""
+
+    client: EngineClient
+    context: ApiContext
+    facts: Mapping[str, Any]
+
+
+class EngineState:
+    """Handlers take `client`, `context` and `model` from here; they raise NotReady until the model is loaded.
+
+    `clock` returns seconds, for all times of the server.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock
+        self.started = clock()
+        self.draining = False
+        self.facts: Mapping[str, Any] = {"versions": None, "device": None}
+        self.stats = UNREAD_STATS
+        self._stats_time: float | None = None
+        self._reading: asyncio.Task[None] | None = None  # shared by all callers of read_stats
+        self._loaded: LoadedEngine | None = None
+        self._active = 0  # requests that need the engine, counted before their bodies are read
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def attach(self, loaded: LoadedEngine) -> None:
+        """The model is loaded: requests are served from now on."""
+        self._loaded, self.facts = loaded, loaded.facts or self.facts
+
+    @property
+    def client(self) -> EngineClient:
+        return self._get_loaded().client
+
+    @property
+    def context(self) -> ApiContext:
+        return self._get_loaded().context
+
+    @property
+    def model(self) -> ModelInfo:
+        return self.context.model_info
+
+    def _get_loaded(self) -> LoadedEngine:
+        if self._loaded is None:
+            raise NotReady("the model is being loaded: try again soon")
+        return self._loaded
+
+    def list_model_names(self) -> tuple[str, ...]:
+        """What `model` of a body may be, the real name first."""
+        return tuple(dict.fromkeys((self.model.name, *self.model.names)))
+
+    def describe_model(self) -> Mapping[str, Any] | None:
+        """The model for /v1/status; None while it is being loaded."""
+        if self._loaded is None:
+            return None
+        model = self.model
+        return {"name": model.name, "context_length": model.context_length, "vision": model.vision}
+
+    def find_unavailability(self) -> MlxrunError | None:
+        """The error of requests that need the engine while it cannot serve them; None while it can."""
+        if self._loaded is not None and self._loaded.client.dead_error is not None:
+            return EngineDead(str(self._loaded.client.dead_error))
+        if self.draining:
+            return Draining("the server is shutting down: try again soon")
+        return None if self._loaded is not None else NotReady("the model is being loaded: try again soon")
+
+    @contextmanager
+    def count_request(self) -> Iterator[None]:
+        """Have `wait_idle` wait for the block."""
+        self._active += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._active -= 1
+            if not self._active:
+                self._idle.set()
+
+    async def wait_idle(self) -> None:
+        """Wait until no request that needs the engine is being answered."""
+        await self._idle.wait()
+
+    def read_cache_counts(self) -> Mapping[str, int]:
+        """The counters of the prefix cache; empty until the model is loaded."""
+        return self._loaded.client.read_cache_counters() if self._loaded is not None else {}
+
+    async def read_stats(self) -> Mapping[str, Any]:
+        """The engine's statistics; the previous ones if it does not answer in time or is not there. An answer
+        that comes late is returned by the next call."""
+        if self._loaded is not None and self._loaded.client.dead_error is None:
+            if self._reading is None or self._reading.done():
+                self._reading = asyncio.create_task(self._update_stats(self._loaded.client))
+            await asyncio.wait((self._reading,), timeout=STATS_TIMEOUT)
+            if self._reading.done():
+                self._reading.result()
+        return self.stats
+
+    @property
+    def stats_age(self) -> float | None:
+        """Seconds since `stats` were read; None if they never were."""
+        return None if self._stats_time is None else self.clock() - self._stats_time
+
+    async def _update_stats(self, client: EngineClient) -> None:
+        try:
+            self.stats, self._stats_time = {**UNREAD_STATS, **await client.read_stats()}, self.clock()
+        except EngineDead as error:
+            log.debug("the engine's statistics cannot be read: %r", error)
+
+
+ENGINE = web.AppKey("engine", EngineState)

@@ -1,0 +1,140 @@
+"""JSON bodies. Requests are read strictly: limited size, UTF-8, no duplicate key, no NaN, no Infinity.
+
+Large bodies are parsed on a worker thread; the callback for objects lets the event loop run meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import math
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from aiohttp import web
+
+from mlxrun.errors import RequestError, TimedOut, BodyTooLarge
+from mlxrun.server.app_config import CONFIG
+from mlxrun.server.request_id import request_id
+from mlxrun.text.field_errors import UNKNOWN, check_type, reject, shorten
+
+log = logging.getLogger(__name__)
+
+SMALL_BODY = 65_536  # bytes that are parsed on the event loop
+BODY_TIMEOUT = 60.0  # seconds without a byte of a body that is announced
+_MESSAGE_FIELDS = ("messages", "input")
+_encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+
+
+async def read_json(request: web.Request) -> Any:
+    """Read the body. Raises TooLarge, or RequestError that says where it is not JSON."""
+    config = request.app[CONFIG]
+    raw = await _read_bytes(request, config.server.max_body_bytes)
+    body = parse_json(raw) if len(raw) <= SMALL_BODY else await asyncio.to_thread(parse_json, raw)
+    _check_message_counts(body, config.server.max_messages)
+    if config.log.prompts:
+        log.debug("%s body %s", request_id(request), raw.decode())
+    return body
+
+
+async def read_empty_body(request: web.Request) -> None:
+    """Read the body of an endpoint without fields: none, or `{}`. RequestError names any field."""
+    raw = await _read_bytes(request, request.app[CONFIG].server.max_body_bytes)
+    for key in check_type(parse_json(raw), dict, "body") if raw.strip() else ():
+        reject(shorten(key), "unknown parameter: this endpoint takes none", code=UNKNOWN)
+
+
+def encode_json(data: Any) -> str:
+    """Compact JSON."""
+    return _encoder.encode(data)
+
+
+def encode_utf8(text: str) -> bytes:
+    """JSON text as UTF-8; a lone surrogate, which UTF-8 cannot encode, becomes its JSON escape."""
+    return text.encode("utf-8", "backslashreplace")
+
+
+def json_response(data: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
+    """A response of compact JSON."""
+    body = encode_utf8(encode_json(data))
+    return web.Response(body=body, status=status, headers=headers, content_type="application/json")
+
+
+async def _read_bytes(request: web.Request, most: int) -> bytes:
+    """The body as it was sent, of at most so many bytes."""
+    check_length(request, most)
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        try:
+            async with asyncio.timeout(BODY_TIMEOUT):
+                part = await request.content.readany()
+        except TimeoutError as error:
+            raise TimedOut(f"nothing more of the body arrived for {BODY_TIMEOUT:g} s") from error
+        if not part:
+            return b"".join(parts)
+        size += len(part)
+        if size > most:
+            raise _make_too_large(size, most)
+        parts.append(part)
+
+
+def check_length(request: web.Request, most: int) -> None:
+    """Raise TooLarge if the request says that its body has more than `most` bytes."""
+    if request.content_length is not None and request.content_length > most:
+        raise _make_too_large(request.content_length, most)
+
+
+def _make_too_large(size: int, most: int) -> BodyTooLarge:
+    return BodyTooLarge(f"the body has {size} bytes or more; at most {most} are taken (server.max_body_bytes)")
+
+
+def parse_json(raw: bytes) -> Any:
+    """Parse strict JSON."""
+    if not raw.strip():
+        raise RequestError("the body is empty; it must be JSON", code="invalid_json")
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise RequestError(f"the body is not UTF-8 at byte {error.start}", code="invalid_json") from error
+    try:
+        return json.loads(
+            text, object_pairs_hook=_make_object, parse_constant=_refuse_constant, parse_float=_parse_float
+        )
+    except RecursionError as error:
+        raise RequestError("the body is nested too deeply", code="invalid_json") from error
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno} column {error.colno}"
+        raise RequestError(f"the body is not JSON: {error.msg} at {where}", code="invalid_json") from error
+    except ValueError as error:  # a number of thousands of digits
+        raise RequestError(f"the body is not JSON: {error}", code="invalid_json") from error
+
+
+def _make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
+        raise RequestError(f"the key {twice[:80]!r} occurs twice in one object", code="invalid_json")
+    return found
+
+
+def _refuse_constant(name: str) -> float:
+    raise RequestError(f"{name} is not a JSON number", code="invalid_json")
+
+
+def _parse_float(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise RequestError(f"the number {text[:40]} is too large", code="invalid_json")
+    return value
+
+
+def _check_message_counts(body: Any, most: int) -> None:
+    """Limit the number of messages before any of them is processed."""
+    for name in _MESSAGE_FIELDS:
+        items = body.get(name) if isinstance(body, dict) else None
+        if isinstance(items, list) and len(items) > most:
+            text = f"{name}: {len(items)} items are more than {most} (server.max_messages)"
+            raise RequestError(text, param=name)

@@ -1,0 +1,62 @@
+"""What the log says of requests.
+
+The text of prompts is logged with `log.prompts` only. Else the log has the code and the field of an error,
+and the type and traceback of a bug.
+"""
+
+from __future__ import annotations
+
+import logging
+import traceback
+
+from aiohttp import web
+
+from mlxrun.errors import MlxrunError, RequestError
+from mlxrun.server.access import key_name
+from mlxrun.server.live_requests import find_engine_error
+from mlxrun.server.request_id import request_id
+from mlxrun.server.surface import Endpoint, Surface
+
+log = logging.getLogger(__name__)
+CLIENT_GONE = 499  # the status, in the log and in metrics, of a request whose client disconnected
+
+
+def log_error(request: web.Request, error: Exception, *, with_text: bool) -> None:
+    """Log an error that the client gets. The text of a bug's exception may quote a prompt."""
+    rid = request_id(request)
+    if not isinstance(error, MlxrunError):
+        trace = "".join(traceback.format_tb(error.__traceback__))
+        log.error("%s %s%s\n%s", rid, type(error).__name__, f": {error}" if with_text else "", trace)
+        return
+    param = error.param if isinstance(error, RequestError) else None
+    text = str(error) if with_text else param or "-"
+    level = logging.WARNING if error.http_status >= 500 else logging.INFO
+    # Escaped, because the client chooses field names, and they must not forge lines of the log.
+    log.log(level, "%s %s: %s", rid, error.code, repr(text)[1:-1])
+
+
+def log_end(
+    request: web.Request, endpoint: Endpoint | None, status: int | None, took: float, end: str
+) -> None:
+    """Log the one line of a request. `took`: seconds; `end`: from `describe_end`."""
+    level = logging.DEBUG if endpoint is not None and endpoint.public else logging.INFO
+    path = repr(request.path[:100]) if endpoint is None else endpoint.path
+    shown, key = status or CLIENT_GONE, key_name(request) or "-"
+    log.log(level, "%s %s %s %d %s %.3fs%s", request_id(request), request.method, path, shown, key, took, end)
+
+
+def describe_end(request: web.Request, surface: Surface, status: int | None) -> tuple[int, str]:
+    """The status that a request counts with in the metrics, and how its line in the log ends.
+
+    `status` is what was sent, None if the client disconnected. A stream sends 200 long before it fails, so it
+    counts with the status of the error that ended it.
+    """
+    error = find_engine_error(request)
+    if status is None:
+        transport = request.transport
+        gone = transport is None or transport.is_closing()
+        end = "client gone" if gone and error is None else "connection cut"
+        return (CLIENT_GONE, f" {end}") if error is None else (surface.status(error), f" {end}: {error.code}")
+    if error is None or status >= 400:
+        return status, ""
+    return surface.status(error), f" stream ended: {error.code}"

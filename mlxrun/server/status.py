@@ -1,0 +1,128 @@
+"""What a server is doing at the moment, for /v1/status and for the gauges of /metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from aiohttp import web
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from mlxrun import __version__
+from mlxrun.server.app_config import CONFIG, CONFIG_HASH
+from mlxrun.server.batches.batch_queue import BATCH_QUEUE
+from mlxrun.server.engine_state import ENGINE
+from mlxrun.server.live_requests import LIVE_REQUESTS
+
+_HITS = ("exact", "prefix", "supersequence", "lcp", "miss")
+
+
+def describe_limits(app: web.Application) -> Mapping[str, int]:
+    """How many requests may run, and how many may wait; the next one is refused."""
+    settings = app[CONFIG].scheduler
+    return {"max_running": settings.max_running, "max_queue": settings.max_queue}
+
+
+def describe_batches(app: web.Application) -> Mapping[str, Any]:
+    """The batch that runs, and how many wait."""
+    queue = app.get(BATCH_QUEUE)
+    return {"running": None, "waiting": 0} if queue is None else queue.describe()
+
+
+def describe_files(app: web.Application) -> Mapping[str, int]:
+    """The number and bytes of stored files; 0 until the storage is open."""
+    queue = app.get(BATCH_QUEUE)
+    count, used = (0, 0) if queue is None else (len(queue.storage.list_files()), queue.storage.used_bytes)
+    return {"count": count, "bytes": used, "max_bytes": app[CONFIG].server.files_max_bytes}
+
+
+def count_phases(app: web.Application) -> dict[str, int]:
+    """Clients' requests by phase."""
+    phases = [live.phase for live in app[LIVE_REQUESTS]]
+    return {phase: phases.count(phase) for phase in ("queued", "prefill", "decode")}
+
+
+class StatusCollector(Collector):
+    """The metrics that are read at the moment of a scrape."""
+
+    def __init__(self, app: web.Application) -> None:
+        self._app = app
+
+    def collect(self) -> Iterable[Metric]:
+        app, engine = self._app, self._app[ENGINE]
+        yield _fill(
+            GaugeMetricFamily("mlxrun_requests_live", "Requests in flight.", labels=["phase"]),
+            count_phases(app),
+        )
+        yield _fill(
+            GaugeMetricFamily("mlxrun_limits", "Most requests that may run, and wait.", labels=["name"]),
+            describe_limits(app),
+        )
+        ready = float(engine.find_unavailability() is None)
+        yield GaugeMetricFamily("mlxrun_ready", "Whether requests are served.", ready)
+        labels = {"version": __version__, "config_hash": app[CONFIG_HASH]}
+        labels["model"] = (engine.describe_model() or {"name": ""})["name"]
+        info = GaugeMetricFamily("mlxrun_info", "What is served; always 1.", labels=list(labels))
+        info.add_metric(list(labels.values()), 1)
+        yield info
+        yield from _collect_storage(app)
+        yield from _collect_cache(engine.read_cache_counts())
+        yield from _collect_engine(engine.stats, engine.stats_age)
+
+
+def _collect_storage(app: web.Application) -> Iterable[Metric]:
+    batches, files = describe_batches(app), describe_files(app)
+    states = {"running": int(batches["running"] is not None), "waiting": batches["waiting"]}
+    yield _fill(GaugeMetricFamily("mlxrun_batches", "Batches that have not ended.", labels=["state"]), states)
+    text = "Bytes of files and of running batches."
+    yield GaugeMetricFamily("mlxrun_files_bytes", text, files["bytes"])
+    text = "Limit of mlxrun_files_bytes (server.files_max_bytes)."
+    yield GaugeMetricFamily("mlxrun_files_max_bytes", text, files["max_bytes"])
+
+
+def _collect_cache(counts: Mapping[str, int]) -> Iterable[Metric]:
+    text = "Prompts by their kind of prefix-cache hit."
+    yield _fill(
+        CounterMetricFamily("mlxrun_cache_lookups", text, labels=["hit"]),
+        {name: counts.get(name, 0) for name in _HITS},
+    )
+    text = "Prompt tokens that were found in the prefix cache."
+    yield CounterMetricFamily("mlxrun_cache_tokens", text, counts.get("tokens", 0))
+    sizes = {"memory": counts.get("memory_bytes", 0), "disk": counts.get("disk_bytes", 0)}
+    yield _fill(
+        GaugeMetricFamily("mlxrun_cache_bytes", "Bytes that the prefix cache holds.", labels=["tier"]), sizes
+    )
+    evicted = {"memory": counts.get("evicted", 0), "disk": counts.get("evicted_disk", 0)}
+    yield _fill(
+        CounterMetricFamily(
+            "mlxrun_cache_evicted", "Entries evicted from the prefix cache.", labels=["tier"]
+        ),
+        evicted,
+    )
+
+
+def _collect_engine(stats: Mapping[str, Any], age: float | None) -> Iterable[Metric]:
+    text = "Seconds since the engine's statistics were read."
+    yield GaugeMetricFamily("mlxrun_engine_age_seconds", text, age)
+    yield CounterMetricFamily("mlxrun_engine_steps", "Steps of the engine.", stats["steps"])
+    yield CounterMetricFamily("mlxrun_engine_errors", "Steps that failed.", stats["errors"])
+    rows = {name: stats[name] for name in ("running", "waiting")}
+    yield _fill(
+        GaugeMetricFamily(
+            "mlxrun_engine_requests", "Rows that run, and requests that wait.", labels=["state"]
+        ),
+        rows,
+    )
+    text = "Of mlxrun_engine_requests, the background requests (lines of batches)."
+    yield _fill(GaugeMetricFamily("mlxrun_engine_background", text, labels=["state"]), stats["background"])
+    memory = {k: v for k, v in (stats["memory"] or {}).items() if v is not None}
+    text = "Memory of the device as MLX counts it; cache: freed, and kept for later allocations."
+    yield _fill(GaugeMetricFamily("mlxrun_memory_bytes", text, labels=["kind"]), memory)
+
+
+def _fill(family: GaugeMetricFamily | CounterMetricFamily, values: Mapping[str, float]) -> Metric:
+    """Add one sample for each value of the family's only label."""
+    for label, value in values.items():
+        family.add_metric([label], value)
+    return family
