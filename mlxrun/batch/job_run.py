@@ -3,7 +3,7 @@
     lock -> scan -> (--strict) -> (--fresh) -> journal, manifest, cut -> engine -> lines -> order -> manifest
 
 The engine starts only if a line is to be run. Whatever ends the run, finished lines stay finished; once none
-is left to do, half answers and the job's cache are removed.
+is left to do, partial answers and the job's cache are removed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from mlxrun.batch.line_keys import LineKeys, settings_digest
 from mlxrun.batch.line_runner import BACKOFF, LineRunner, Watcher
 from mlxrun.batch.manifest import Facts, Manifest, Status, check_owner
 from mlxrun.batch.output_writer import Writer, sort_outputs
-from mlxrun.batch.partial_answers import Answers
+from mlxrun.batch.partial_answers import PartialAnswers
 from mlxrun.batch.progress import ProgressMeter, View, make_view
 from mlxrun.batch.reconciliation import Reconciler, Resumed
 from mlxrun.batch.run_paths import Paths, locked
@@ -123,7 +123,7 @@ class JobRun:
         manifest = Manifest(self.paths, self._facts())
         await asyncio.to_thread(manifest.begin, index, reconciler.found.runs)
         found = await asyncio.to_thread(reconciler.rewrite, settings)
-        answers = Answers(self.paths.answers, keep=not config.engine.reproducible)
+        answers = PartialAnswers(self.paths.answers, keep=not config.engine.reproducible)
         await asyncio.to_thread(answers.read, index)
         self._tell(found, settings, index, len(answers))
         meter = _meter(index, end, found, self.clock)
@@ -183,7 +183,7 @@ class JobRun:
         model = {"path": setup.config.model.path, **model}
         return Facts(to_plain(setup.config), setup.config_hash, model, base_seed(setup.config))
 
-    def _tell(self, found: Resumed, settings: str, index: Index, halves: int) -> None:
+    def _tell(self, found: Resumed, settings: str, index: Index, partial: int) -> None:
         """What earlier runs left, in a line each."""
         for problem in found.problems:
             self.say(f"{problem}: this entry of the journal is skipped; its record is checked by itself")
@@ -196,8 +196,8 @@ class JobRun:
             self.say(
                 f"going on: {found.done} of {count(len(index), 'line')} done, {found.failed} failed{again}"
             )
-        if halves:
-            self.say(f"{count(halves, 'answer')} under way when the last run ended: not begun anew")
+        if partial:
+            self.say(f"{count(partial, 'partial answer')} of the last run: continued, not begun anew")
 
     async def _end_badly(
         self, error: MlxrunError, index: Index, meter: ProgressMeter, manifest: Manifest, status: Status
@@ -228,7 +228,7 @@ class Run:
     scores: Scores
     status: Status
     stop: StopSignals
-    answers: Answers
+    answers: PartialAnswers
 
     @contextmanager
     def watched(self, make: Callable[[ProgressMeter], View]) -> Iterator[Watcher]:

@@ -128,7 +128,9 @@ class JobService:
         prepare = Bounded(lines_of, config.server)
         lines = config.batch.concurrency or config.scheduler.max_running
         batch = replace(config.batch, on_invalid="skip", concurrency=lines)  # `check` sees to on_invalid
-        self._setup = JobSetup(replace(config, batch=batch), config_hash, model_info, prepare, self._start, device)
+        self._setup = JobSetup(
+            replace(config, batch=batch), config_hash, model_info, prepare, self._start, device
+        )
 
     async def check(self, path: Path, url: str) -> CheckedJob:
         """Look at every line of a file whose lines are all to be for `url`; JobError if it cannot be read."""

@@ -11,20 +11,21 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from mlxrun.errors import JobError
 
 FORMAT = 1
-State = Literal["done", "failed"]
+MOST_PROBLEMS = 20
+_TYPES = (int, str, str | None, int | None, str, str, str, int, int)
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class JournalEntry:
     """One finished line. `line` is given for bad lines only, which may have no usable custom_id."""
 
     run: int
-    state: State
+    state: str  # done or failed
     custom_id: str | None
     line: int | None
     key: str
@@ -34,32 +35,8 @@ class Entry:
     reused: int = 0
 
     def dump(self) -> bytes:
-        return json.dumps(asdict(self), separators=(",", ":")).encode() + b"\n"
-
-    @classmethod
-    def parse(cls, value: Any) -> Entry:
-        """ValueError if `value` is not what `dump` writes."""
-        if not isinstance(value, dict) or value.keys() != _TYPES.keys():
-            raise ValueError("these are not the keys of a journal entry")
-        for key, kinds in _TYPES.items():
-            if not isinstance(value[key], kinds) or isinstance(value[key], bool):
-                raise ValueError(f"{key} has the wrong type")
-        if value["state"] not in ("done", "failed"):
-            raise ValueError("state is neither done nor failed")
-        return cls(**value)
-
-
-_TYPES: dict[str, tuple[type, ...]] = {
-    "run": (int,),
-    "state": (str,),
-    "custom_id": (str, type(None)),
-    "line": (int, type(None)),
-    "key": (str,),
-    "check": (str,),
-    "eval": (str,),
-    "computed": (int,),
-    "reused": (int,),
-}
+        """The entry as a line of the journal."""
+        return dump_line(asdict(self))
 
 
 class Journal:
@@ -70,48 +47,60 @@ class Journal:
         self.settings: str | None = None
         self.problems: list[str] = []
 
-    def entries(self) -> Iterator[Entry]:
+    def entries(self) -> Iterator[JournalEntry]:
         """All valid entries in order; later ones of the same line count."""
+        if not self.path.exists():
+            return
         try:
             file = self.path.open("rb")
-        except FileNotFoundError:
-            return
         except OSError as error:
             raise JobError(f"{self.path}: cannot be read: {error.strerror}; --fresh starts over") from error
         with file:
             for number, data in enumerate(file, 1):
-                if not data.endswith(b"\n"):
-                    return  # torn by a kill: never promised
-                if number == 1:
-                    self.settings = self._header(data)
-                elif (entry := self._entry(number, data)) is not None:
-                    yield entry
+                try:
+                    if not data.endswith(b"\n"):
+                        return  # torn by a kill: never promised
+                    if number == 1:
+                        self.settings = self._parse_head(data)
+                    else:
+                        yield parse_entry(data)
+                except ValueError as error:
+                    if len(self.problems) < MOST_PROBLEMS:
+                        self.problems.append(f"{self.path}:{number}: {error}")
 
-    def _header(self, data: bytes) -> str | None:
-        try:
-            head = json.loads(data.decode())
-            found, settings = head["format"], head["settings"]
-        except (ValueError, RecursionError, KeyError, TypeError):
-            self.problems.append(f"{self.path}:1: not the head of a journal")
-            return None
-        if found != FORMAT:
+    def _parse_head(self, data: bytes) -> str:
+        head = _parse_json(data)
+        if not isinstance(head, dict) or not head.keys() >= {"format", "settings"}:
+            raise ValueError("not the head of a journal")
+        if head["format"] != FORMAT:
             raise JobError(
-                f"{self.path}:1: the journal has format {found!r}, this mlxrun writes {FORMAT}; finish the "
-                "job with the version that began it, or start over with --fresh"
+                f"{self.path}:1: the journal has format {head['format']!r}, this mlxrun writes {FORMAT}; "
+                "finish the job with the version that began it, or start over with --fresh"
             )
-        return str(settings)
-
-    def _entry(self, number: int, data: bytes) -> Entry | None:
-        try:
-            return Entry.parse(json.loads(data.decode()))
-        except (ValueError, RecursionError) as error:
-            unreadable = isinstance(error, json.JSONDecodeError | UnicodeDecodeError | RecursionError)
-            reason = "not JSON" if unreadable else str(error)
-            if len(self.problems) < 20:
-                self.problems.append(f"{self.path}:{number}: {reason}")
-            return None
+        return str(head["settings"])
 
 
-def header(settings: str) -> bytes:
-    """The first line of a journal."""
-    return json.dumps({"format": FORMAT, "settings": settings}).encode() + b"\n"
+def dump_line(value: dict[str, Any]) -> bytes:
+    """The head of a journal, or an entry."""
+    return json.dumps(value, separators=(",", ":")).encode() + b"\n"
+
+
+def parse_entry(data: bytes) -> JournalEntry:
+    """ValueError if `data` is not what `dump` writes."""
+    value = _parse_json(data)
+    names = JournalEntry.__slots__
+    if not isinstance(value, dict) or tuple(value) != names:
+        raise ValueError("these are not the keys of a journal entry")
+    for name, kind in zip(names, _TYPES, strict=True):
+        if not isinstance(value[name], kind) or isinstance(value[name], bool):
+            raise ValueError(f"{name} has the wrong type")
+    if value["state"] not in ("done", "failed"):
+        raise ValueError("state is neither done nor failed")
+    return JournalEntry(**value)
+
+
+def _parse_json(data: bytes) -> Any:
+    try:
+        return json.loads(data.decode())
+    except (ValueError, RecursionError) as error:
+        raise ValueError("not JSON") from error

@@ -1,6 +1,6 @@
 """Answers one line: body -> Requests -> engine -> response body. Engine and text side are used here only.
 
-Each choice goes on from the tokens that `Answers` has of it, from an earlier run or an earlier try.
+Each choice goes on from the tokens that `PartialAnswers` has of it, from an earlier run or an earlier try.
 
 The seed of a line that gives none comes from the job's base seed and its custom_id: a rerun draws the same.
 """
@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from mlxrun.batch.job_file import JobLine
 from mlxrun.batch.output_records import CREATED, TokenWork, request_id
-from mlxrun.batch.partial_answer import Half
-from mlxrun.batch.partial_answers import Answers
+from mlxrun.batch.partial_answers import PartialAnswer, PartialAnswers
 from mlxrun.batch.progress import ProgressMeter
 from mlxrun.config.settings import Config
 from mlxrun.scheduler.request import TokenEvent
@@ -135,7 +134,7 @@ class LineAnswerer:
         prepare: Prepare,
         config: Config,
         meter: ProgressMeter,
-        answers: Answers,
+        answers: PartialAnswers,
     ) -> None:
         self.answers = answers
         self._client = client
@@ -170,18 +169,18 @@ class LineAnswerer:
         from mlxrun.api.openai.request import Choice
 
         request = prepared.requests[at]
-        half = self.answers.half(key, at, request)
+        partial = self.answers.find(key, at, request)
         choice = Choice(prepared, at, self._client.model_info)
-        choice.resume(half.tokens, half.logprobs)
-        ended = half.ended(request, self._client.model_info.context_length)
+        choice.resume(partial.tokens, partial.logprobs)
+        ended = partial.ended(request, self._client.model_info.context_length)
         if ended is not None:
             choice.feed(TokenEvent(request.id, finish=ended))
         elif not choice.stopped:
-            await self._ask(replace(request, prior_output=tuple(half.tokens)), choice, half, spent)
+            await self._ask(replace(request, prior_output=tuple(partial.tokens)), choice, partial, spent)
         choice.finish()
         return choice
 
-    async def _ask(self, request: Request, choice: Choice, half: Half, spent: Spent) -> None:
+    async def _ask(self, request: Request, choice: Choice, partial: PartialAnswer, spent: Spent) -> None:
         """Have the engine answer, or answer on."""
         prompt = _PromptProgress()
         async with self._slots, aclosing(self._client.generate(request)) as events:
@@ -189,7 +188,7 @@ class LineAnswerer:
                 computed, reused = prompt.news(event)
                 spent.add(computed, reused, len(event.tokens))
                 self._meter.progress(computed, reused, len(event.tokens))
-                half.add(event)
+                partial.add(event)
                 choice.feed(event)
                 if choice.stopped:
                     return

@@ -1,14 +1,55 @@
-"""Rewrites of line files in bounded memory: the old content or the new one, never a mix."""
+"""Files of whole lines: appended to, filtered and sorted, in bounded memory.
+
+Whatever the disk does, a file holds its old content or the new one, never a mix.
+"""
 
 from __future__ import annotations
 
 import os
+import shutil
 from array import array
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import BinaryIO
 
-from mlxrun.batch.run_paths import sync_folder
+from mlxrun.batch.run_paths import sync_folder, writing
+
+
+class Appender:
+    """A file that is made at the first `append`. JobError if it cannot be written; nothing of what failed
+    stays in it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._handle: int | None = None
+
+    def append(self, data: bytes) -> None:
+        """Write `data` at the end, as a whole or not at all."""
+        with writing(self.path):
+            if self._handle is None:
+                self._handle = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+                sync_folder(self.path.parent)
+            size = os.fstat(self._handle).st_size
+            try:
+                rest = memoryview(data)
+                while rest:
+                    rest = rest[os.write(self._handle, rest) :]
+            except OSError:
+                os.ftruncate(self._handle, size)  # no torn line stays behind a full disk
+                raise
+
+    def sync(self) -> None:
+        """Make what was written durable."""
+        if self._handle is not None:
+            with writing(self.path):
+                os.fsync(self._handle)
+
+    def close(self) -> None:
+        """Let go of the file; the next `append` opens it again."""
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
 
 
 def filter_lines(path: Path, temp: Path, verdict: Callable[[bytes], bytes | None]) -> None:
@@ -20,33 +61,21 @@ def filter_lines(path: Path, temp: Path, verdict: Callable[[bytes], bytes | None
         return
     new: BinaryIO | None = None
     good = 0  # bytes of the old file that stay as they are
-    try:
-        with path.open("rb") as old:
-            for data in old:
-                kept = verdict(data)
-                if new is None and kept != data:
-                    if kept is None and not data.endswith(b"\n"):
-                        os.truncate(path, good)
-                        return
-                    new = _copy_head(path, temp, good)
-                if new is not None and kept is not None:
-                    new.write(kept)
-                good += len(data)
+    with path.open("rb") as old, ExitStack() as files:
+        for data in old:
+            kept = verdict(data)
+            if new is None and kept != data:
+                if kept is None and not data.endswith(b"\n"):
+                    return os.truncate(path, good)
+                shutil.copyfile(path, temp)
+                new = files.enter_context(temp.open("r+b"))
+                new.truncate(good)
+                new.seek(good)
+            if new is not None:
+                new.write(kept or b"")
+            good += len(data)
         if new is not None:
-            _put(new, temp, path)
-    finally:
-        if new is not None:
-            new.close()
-
-
-def _copy_head(path: Path, temp: Path, size: int) -> BinaryIO:
-    new = temp.open("wb")
-    with path.open("rb") as old:
-        left = size
-        while block := old.read(min(left, 1 << 20)):
-            new.write(block)
-            left -= len(block)
-    return new
+            replace_file(new, temp, path)
 
 
 def sort_lines(path: Path, temp: Path, place: Callable[[bytes], int], size: int) -> None:
@@ -69,10 +98,11 @@ def sort_lines(path: Path, temp: Path, place: Callable[[bytes], int], size: int)
                 if start:
                     old.seek(start - 1)
                     new.write(old.readline())
-            _put(new, temp, path)
+            replace_file(new, temp, path)
 
 
-def _put(new: BinaryIO, temp: Path, path: Path) -> None:
+def replace_file(new: BinaryIO, temp: Path, path: Path) -> None:
+    """Give `temp`, open as `new`, the name of `path` once it is safe on disk."""
     new.flush()
     os.fsync(new.fileno())
     temp.replace(path)

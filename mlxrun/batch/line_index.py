@@ -1,16 +1,17 @@
-"""What is kept of every line of a job while it runs: about 70 bytes, whatever the line holds.
+"""What is kept of every line of a job while it runs: about 180 bytes, whatever the line holds.
 
 `scan` reads the file once: digest, line keys, bad lines, duplicates. `load` reads one line again. The two
-agree, or JobError says that the file changed. A duplicate custom_id is told by 64 bits of its digest.
+agree, or JobError says that the file changed. A custom_id is recognised by 64 bits of its hash.
 """
 
 from __future__ import annotations
 
 import hashlib
-from array import array
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from mlxrun.batch.job_file import BadLine, JobLine, RawLine, open_job, parse_line, read_lines
 from mlxrun.batch.line_keys import KEY_BYTES, SHORT_BYTES, LineKeys, eval_digest
@@ -19,6 +20,7 @@ from mlxrun.errors import JobError
 
 TODO, DONE, FAILED = 0, 1, 2
 _LINE, _BAD, _TWICE = 0, 1, 2
+_ROW = struct.Struct(f"<IQBQ{KEY_BYTES}s{SHORT_BYTES}s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,28 +32,33 @@ class Entry:
     line: JobLine | BadLine
 
 
+class IndexRow(NamedTuple):
+    """What is kept of one line. `eval`: digest of what its answer is compared with."""
+
+    number: int
+    offset: int
+    kind: int
+    likeness: int
+    key: bytes
+    eval: bytes
+
+
 class Index:
     """All lines of one job file by position (0-based, empty lines not counted). `url`: the only one that
     lines may have, None for any."""
 
     def __init__(self, path: Path, keys: LineKeys, url: str | None = None) -> None:
         self.path = path
-        self._url = url
         self.sha256 = ""
         self.state = bytearray()
-        self._evals = bytearray()
+        self._url = url
         self._keys = keys
-        self._numbers = array("I")
-        self._offsets = array("Q")
-        self._kinds = bytearray()
-        self._line_keys = bytearray()
-        self._ids = array("Q")
-        self._likeness = array("Q")
-        self._slots = array("I", bytes(4 * 1024))  # open addressing: position + 1 in _ids, 0 free
+        self._rows = bytearray()
+        self._positions: dict[int, int] = {}  # by hash of the custom_id, or of a bad line's number
         self._file = open_job(path)
 
     def __len__(self) -> int:
-        return len(self._numbers)
+        return len(self.state)
 
     def close(self) -> None:
         self._file.close()
@@ -69,45 +76,37 @@ class Index:
 
     def load(self, position: int) -> Entry:
         """Read one line again."""
-        number, offset = self._numbers[position], self._offsets[position]
-        raw = next(read_lines(self._file, number, offset), RawLine(number, offset, b""))
+        row = self.row(position)
+        raw = next(read_lines(self._file, row.number, row.offset), RawLine(row.number, row.offset, b""))
         line, key = self._parse(raw)
-        if key != self.key(position):
+        if key != row.key:
             what = "the line, or an image it names, changed while the job was running"
-            raise JobError(f"{self.path}:{number}: {what}; run the job again")
-        if self._kinds[position] == _TWICE and isinstance(line, JobLine):
-            first = self._numbers[self._find(_hash_id(line.custom_id))]
+            raise JobError(f"{self.path}:{row.number}: {what}; run the job again")
+        if row.kind == _TWICE and isinstance(line, JobLine):
+            first = self.row(self._positions[hash(line.custom_id)]).number
             reason = f"custom_id {line.custom_id!r} is already used by line {first}"
-            line = BadLine(number, line.custom_id, reason, "custom_id", line.eval)
+            line = BadLine(row.number, line.custom_id, reason, "custom_id", line.eval)
         return Entry(position, key.hex(), line)
 
-    def key(self, position: int) -> bytes:
-        return bytes(self._line_keys[position * KEY_BYTES : (position + 1) * KEY_BYTES])
-
-    def eval(self, position: int) -> bytes:
-        """Digest of what the line's answer is compared with."""
-        return bytes(self._evals[position * SHORT_BYTES : (position + 1) * SHORT_BYTES])
+    def row(self, position: int) -> IndexRow:
+        """What is kept of one line."""
+        return IndexRow._make(_ROW.unpack_from(self._rows, position * _ROW.size))
 
     def likeness(self, position: int) -> int:
         """What the line begins with, as `order` sees it."""
-        return self._likeness[position]
-
-    def number(self, position: int) -> int:
-        return self._numbers[position]
+        return self.row(position).likeness
 
     def is_bad(self, position: int) -> bool:
         """Whether `load` gives a BadLine there."""
-        return self._kinds[position] != _LINE
+        return self.row(position).kind != _LINE
 
     def find(self, custom_id: str) -> int | None:
         """The position of the line that has this custom_id first."""
-        found = self._find(_hash_id(custom_id))
-        return found if found >= 0 else None
+        return self._positions.get(hash(custom_id))
 
     def find_bad(self, number: int) -> int | None:
         """The position of line `number` if it is a bad one."""
-        found = self._find(_hash_bad(number))
-        return found if found >= 0 else None
+        return self._positions.get(hash(("bad", number)))
 
     def _parse(self, raw: RawLine) -> tuple[JobLine | BadLine, bytes]:
         line = parse_line(raw)
@@ -120,53 +119,11 @@ class Index:
 
     def _add(self, raw: RawLine) -> None:
         line, key = self._parse(raw)
-        kind, hashed = _BAD, _hash_bad(raw.number)
+        kind, like, name = _BAD, 0, hash(("bad", raw.number))
         if isinstance(line, JobLine):
-            kind, hashed = _LINE, _hash_id(line.custom_id)
-            if self._find(hashed) >= 0:
-                kind, hashed = _TWICE, _hash_bad(raw.number)
-        self._numbers.append(raw.number)
-        self._offsets.append(raw.offset)
-        self._kinds.append(kind)
-        self._line_keys += key
-        self._ids.append(hashed)
-        self._likeness.append(likeness(line) if isinstance(line, JobLine) else 0)
-        self._evals += eval_digest(line.eval)
+            twice = self.find(line.custom_id) is not None
+            kind, like = _TWICE if twice else _LINE, likeness(line)
+            name = name if twice else hash(line.custom_id)
+        self._positions[name] = len(self)
+        self._rows += _ROW.pack(raw.number, raw.offset, kind, like, key, eval_digest(line.eval))
         self.state.append(TODO)
-        if 2 * len(self) > len(self._slots):
-            self._grow()
-        else:
-            self._place(len(self) - 1)
-
-    def _find(self, hashed: int) -> int:
-        mask = len(self._slots) - 1
-        slot = hashed & mask
-        while position := self._slots[slot]:
-            if self._ids[position - 1] == hashed:
-                return position - 1
-            slot = (slot + 1) & mask
-        return -1
-
-    def _place(self, position: int) -> None:
-        mask = len(self._slots) - 1
-        slot = self._ids[position] & mask
-        while self._slots[slot]:
-            slot = (slot + 1) & mask
-        self._slots[slot] = position + 1
-
-    def _grow(self) -> None:
-        self._slots = array("I", bytes(8 * len(self._slots)))
-        for position in range(len(self)):
-            self._place(position)
-
-
-def _hash_id(custom_id: str) -> int:
-    return _hash(custom_id.encode("utf-8", "surrogatepass"), b"line")
-
-
-def _hash_bad(number: int) -> int:
-    return _hash(str(number).encode(), b"bad line")
-
-
-def _hash(data: bytes, kind: bytes) -> int:
-    return int.from_bytes(hashlib.blake2b(data, digest_size=8, person=kind).digest(), "big")

@@ -69,7 +69,7 @@ class LineRunner:
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._commit_now_and_then())
-                group.create_task(self._keep_halves())
+                group.create_task(self._write_partial_answers())
                 group.create_task(self._watch(watcher))
                 async with asyncio.TaskGroup() as workers:
                     for _ in range(window):
@@ -96,7 +96,7 @@ class LineRunner:
         spent = Spent()
         record = await self._record(entry, spent)
         self._writer.add(entry, record, spent.work)
-        if isinstance(entry.line, JobLine):  # a bad one may be the copy, key and all, of one under way
+        if isinstance(entry.line, JobLine):  # a bad one may be the copy, key and all, of one in flight
             self._answerer.answers.drop(entry.key)
         self._scores.add(record)
         usage = output_records.usage(record)
@@ -148,7 +148,7 @@ class LineRunner:
         finally:
             over.cancel()
 
-    async def _keep_halves(self) -> None:
+    async def _write_partial_answers(self) -> None:
         while not self._over.is_set():
             self._answerer.answers.write()
             with suppress(TimeoutError):

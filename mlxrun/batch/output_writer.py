@@ -11,10 +11,10 @@ import threading
 from collections import deque
 from typing import Any
 
-from mlxrun.batch import journal, output_records
-from mlxrun.batch.append_file import Appender
+from mlxrun.batch import output_records
 from mlxrun.batch.job_file import BadLine
-from mlxrun.batch.line_files import sort_lines
+from mlxrun.batch.journal import JournalEntry
+from mlxrun.batch.line_files import Appender, sort_lines
 from mlxrun.batch.line_index import DONE, FAILED, Entry, Index
 from mlxrun.batch.line_keys import short_digest
 from mlxrun.batch.output_records import TokenWork
@@ -29,7 +29,7 @@ class Writer:
         self._run = run
         self._files = {DONE: Appender(paths.out), FAILED: Appender(paths.errors)}
         self._journal = Appender(paths.journal)
-        self._pending: deque[journal.Entry] = deque()
+        self._pending: deque[JournalEntry] = deque()
         self._lock = threading.Lock()
 
     @property
@@ -44,14 +44,14 @@ class Writer:
         self._files[FAILED if failed else DONE].append(data)
         self._index.state[entry.index] = FAILED if failed else DONE
         self._pending.append(
-            journal.Entry(
+            JournalEntry(
                 run=self._run,
                 state="failed" if failed else "done",
                 custom_id=entry.line.custom_id,
                 line=entry.line.number if isinstance(entry.line, BadLine) else None,
                 key=entry.key,
                 check=short_digest(data).hex(),
-                eval=self._index.eval(entry.index).hex(),
+                eval=self._index.row(entry.index).eval.hex(),
                 computed=work.computed,
                 reused=work.reused,
             )

@@ -62,7 +62,7 @@ class Paths:
 
     @property
     def answers(self) -> Path:
-        """Answers under way; only there while lines are left."""
+        """Partial answers; only there while lines are left."""
         return self.folder / "answers.jsonl"
 
     @property

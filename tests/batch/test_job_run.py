@@ -205,7 +205,9 @@ async def test_a_changed_image_runs_its_line_again(tmp_path: Path) -> None:
 
     for name in "ab":
         Image.new("RGB", (4, 4), "red").save(tmp_path / f"{name}.png")
-    bench = Bench(write_job(tmp_path, [ask("a"), ask("b"), ask("missing")]), model_info=FakeModelInfo(vision=True))
+    bench = Bench(
+        write_job(tmp_path, [ask("a"), ask("b"), ask("missing")]), model_info=FakeModelInfo(vision=True)
+    )
     assert (await bench.run()).exit_code == 1
     assert bench.ran == 2
     assert read(bench.paths.errors)[0]["error"]["code"] == "invalid_image"

@@ -74,7 +74,7 @@ async def test_cancelling_keeps_what_is_done(tmp_path: Path) -> None:
     after = FakeClient(FakeModelInfo())
     assert await service(after).run(job, told) == Counts(200, 200, 0)
     assert sum(after.tries.values()) == 200 - done
-    assert after.answered, "half answers are gone on with"
+    assert after.answered, "partial answers are continued"
     (tmp_path / "whole").mkdir()
     bench = Bench(write_job(tmp_path / "whole", lines))
     await bench.run()
@@ -82,7 +82,7 @@ async def test_cancelling_keeps_what_is_done(tmp_path: Path) -> None:
 
 
 async def test_repair_mends_what_a_kill_tore(tmp_path: Path) -> None:
-    """Nothing runs, half a record goes, and the counts are those of all lines."""
+    """Nothing runs, a torn record goes, and the counts are those of all lines."""
     job = write_job(tmp_path, chats(6))
     jobs = service(FakeClient(FakeModelInfo()))
     await jobs.run(job, lambda counts: None)
@@ -130,7 +130,9 @@ async def test_lines_are_prepared_a_few_at_a_time(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(mlxrun.api.openai.request, "prepare", prepare)
     config = make_config(concurrency=16)
-    await service(FakeClient(FakeModelInfo()), config).run(write_job(tmp_path, chats(40)), lambda counts: None)
+    await service(FakeClient(FakeModelInfo()), config).run(
+        write_job(tmp_path, chats(40)), lambda counts: None
+    )
     assert max(seen) == PREPARED_AT_ONCE
     seen.clear()
     await Bench(write_job(tmp_path, chats(40), "alone.jsonl"), config).run()

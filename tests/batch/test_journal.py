@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxrun.batch.journal import Entry, Journal
+from mlxrun.batch.journal import Journal, JournalEntry, parse_entry
 from mlxrun.batch.line_files import filter_lines, sort_lines
 from mlxrun.batch.run_paths import Paths
 from mlxrun.errors import JobError
@@ -114,7 +114,7 @@ async def test_damage_is_repaired(tmp_path: Path, name: str) -> None:
 
 async def test_a_journal_of_another_format_is_refused(tmp_path: Path) -> None:
     bench = await finished(tmp_path)
-    edit(bench.paths.journal, 0, lambda line: line.replace(b'"format": 1', b'"format": 99'))
+    edit(bench.paths.journal, 0, lambda line: line.replace(b'"format":1', b'"format":99'))
     before = bench.paths.out.read_bytes()
     with pytest.raises(
         JobError, match=r"journal.jsonl:1: the journal has format 99, this mlxrun writes 1.*--fresh"
@@ -122,6 +122,17 @@ async def test_a_journal_of_another_format_is_refused(tmp_path: Path) -> None:
         await bench.run()
     assert bench.paths.out.read_bytes() == before
     assert (await bench.run(fresh=True)).exit_code == 1
+
+
+async def test_a_journal_with_other_spaces_is_the_same(tmp_path: Path) -> None:
+    """Earlier versions wrote some after each colon and comma."""
+    bench = await finished(tmp_path)
+    values = [json.loads(line) for line in bench.paths.journal.read_bytes().splitlines()]
+    bench.paths.journal.write_text("".join(json.dumps(value) + "\n" for value in values))
+    edit(bench.paths.out, 4, lambda line: line.replace(b"say", b"SAY"))
+    await bench.run()
+    assert bench.ran == 1
+    assert bench.said[0].startswith("1 line edited")
 
 
 async def test_any_cut_of_any_file(tmp_path: Path) -> None:
@@ -187,8 +198,8 @@ async def test_the_journal_never_runs_ahead(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_entries_survive_a_round_trip() -> None:
-    entry = Entry(3, "failed", None, 7, "k", "c", "e", 1, 2)
-    assert Entry.parse(json.loads(entry.dump())) == entry
+    entry = JournalEntry(3, "failed", None, 7, "k", "c", "e", 1, 2)
+    assert parse_entry(entry.dump()) == entry
 
 
 def test_rewriting_lines(tmp_path: Path) -> None:

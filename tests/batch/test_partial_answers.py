@@ -1,4 +1,4 @@
-"""Answers under way: kept token by token, taken up again anywhere, and only where they still belong (C1)."""
+"""Partial answers: kept token by token, taken up again anywhere, and only where they still belong (C1)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from mlxrun.batch import partial_answers as answers_module
-from mlxrun.batch.append_file import Appender
-from mlxrun.batch.line_index import DONE, TODO
-from mlxrun.batch.partial_answer import Half, collect, parse
-from mlxrun.batch.partial_answers import Answers
+from mlxrun.batch import partial_answers
+from mlxrun.batch.line_files import Appender
+from mlxrun.batch.line_index import DONE, TODO, IndexRow
+from mlxrun.batch.partial_answers import PartialAnswer, PartialAnswers, parse_records
 from mlxrun.config.settings import SamplingSettings
 from mlxrun.errors import JobError
 from mlxrun.scheduler.request import FinishReason, Request, SamplingParams, TokenEvent, TokenLogprob
@@ -32,7 +31,7 @@ LINES = [
     chat("bytes", "ř😀ř"),
     {"id": "raw", "prompt": ["one", "two"], "n": 2, "logprobs": 1},
 ]
-Found = dict[str, dict[int, Half]]
+Found = dict[str, dict[int, PartialAnswer]]
 
 
 @pytest.fixture
@@ -42,22 +41,30 @@ def whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[bytes, Found
     bench = Bench(write_job(tmp_path / "whole", LINES), make_config(order="input"))
     with monkeypatch.context() as patch:
         for name in ("drop", "remove"):
-            patch.setattr(Answers, name, lambda *args: None)
+            patch.setattr(PartialAnswers, name, lambda *args: None)
 
         assert asyncio.run(bench.run()).exit_code == 0
     with bench.paths.answers.open("rb") as file:
-        return bench.paths.out.read_bytes(), collect(file)
+        return bench.paths.out.read_bytes(), parse_records(file)
 
 
 def cut(found: Found, most: int) -> Iterator[bytes]:
     """Records of at most `most` tokens of each choice, in two pieces where there are two."""
-    for key, halves in found.items():
-        for choice, half in halves.items():
-            part = Half(half.of)
+    for key, choices in found.items():
+        for choice, answer in choices.items():
+            part = PartialAnswer(answer.of)
             for tokens in (most // 2, most):
-                part.tokens, part.logprobs = half.tokens[:tokens], half.logprobs[:tokens]
-                yield part.news(key, choice)
-                part.keep()
+                part.tokens, part.logprobs = answer.tokens[:tokens], answer.logprobs[:tokens]
+                yield part.take_record(key, choice)
+
+
+def take_whole(found: Found) -> bytes:
+    """Records of all there is, though others may hold it already."""
+    return b"".join(
+        replace(answer, stored=0).take_record(key, choice)
+        for key, choices in found.items()
+        for choice, answer in choices.items()
+    )
 
 
 def put(bench: Bench, data: bytes) -> None:
@@ -68,7 +75,7 @@ def put(bench: Bench, data: bytes) -> None:
 async def test_taken_up_anywhere(tmp_path: Path, whole: tuple[bytes, Found]) -> None:
     """The same bytes wherever all answers were cut, and no token is computed twice."""
     out, found = whole
-    sizes = [len(half.tokens) for halves in found.values() for half in halves.values()]
+    sizes = [len(each.tokens) for choices in found.values() for each in choices.values()]
     assert len(sizes) == 1 + 1 + 3 + 1 + 1 + 1 + 2 + 1 + 4
     bench = Bench(write_job(tmp_path, LINES), make_config(order="input"))
     for most in range(max(sizes) + 1):
@@ -90,7 +97,7 @@ async def test_what_is_complete_is_not_asked_again(tmp_path: Path, whole: tuple[
     ended = 1 + 1 + 2  # cut, stop, both: the others stopped by a token that is not in the answer
     assert bench.ran == 14 + 1 - ended
     bench.paths.forget()
-    put(bench, b"".join(h.whole().news(key, i) for key, halves in found.items() for i, h in halves.items()))
+    put(bench, take_whole(found))
     await bench.run()
     assert (bench.paths.out.read_bytes(), bench.ran) == (out, 0)
 
@@ -181,9 +188,9 @@ async def test_lines_beyond_the_limit_keep_theirs(tmp_path: Path, whole: tuple[b
     await bench.run(limit=2)
     assert len(bench.client.answered) == 2
     with bench.paths.answers.open("rb") as file:
-        assert len(collect(file)) >= len(LINES) - 2
+        assert len(parse_records(file)) >= len(LINES) - 2
     await bench.run()
-    assert f"{len(LINES) - 2} answers under way when the last run ended: not begun anew" in bench.said
+    assert f"{len(LINES) - 2} partial answers of the last run: continued, not begun anew" in bench.said
     assert set(bench.client.answered) >= {"some of them", "ř😀ř", "one"}
     assert bench.paths.out.read_bytes() == whole[0]
     assert not bench.paths.answers.exists()
@@ -197,7 +204,7 @@ async def test_a_try_goes_on_where_the_one_before_broke_off(tmp_path: Path) -> N
 
 
 async def test_the_copy_of_a_line_costs_it_nothing(tmp_path: Path, whole: tuple[bytes, Found]) -> None:
-    """A line that is there twice is refused under the key of the first, which is still under way."""
+    """A line that is there twice is refused under the key of the first, which still runs."""
     bench = Bench(write_job(tmp_path, [LINES[0], LINES[0], *chats(3)]), make_config(concurrency=1))
     put(bench, b"".join(cut(whole[1], 5)))
     await bench.run()
@@ -207,8 +214,11 @@ async def test_the_copy_of_a_line_costs_it_nothing(tmp_path: Path, whole: tuple[
 async def test_a_file_that_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It costs half answers, said once, and nothing else."""
+    """It costs partial answers, said once, and nothing else."""
     append = Appender.append
+
+    def full_too(path: Path, data: bytes, *, durable: bool) -> None:
+        raise OSError("no space left")
 
     def full(self: Appender, data: bytes) -> None:
         if self.path.name == "answers.jsonl":
@@ -216,12 +226,34 @@ async def test_a_file_that_cannot_be_written(
         append(self, data)
 
     monkeypatch.setattr(Appender, "append", full)
+    monkeypatch.setattr(partial_answers, "replace", full_too)
     monkeypatch.setattr("mlxrun.batch.line_runner.WRITE_EVERY", 0.001)
     bench = Bench(write_job(tmp_path, chats(30)))
     bench.client.pause = 0.002
     with caplog.at_level(logging.WARNING):
         assert (await bench.run()).exit_code == 0
-    assert len([r for r in caplog.records if "half answers are not kept" in r.getMessage()]) == 1
+    assert len([r for r in caplog.records if "partial answers are not kept" in r.getMessage()]) == 1
+
+
+def test_what_a_failed_write_lost_is_written_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Records join on to each other again once there is room."""
+    path, request = tmp_path / "answers.jsonl", Request("r", (1, 2), SamplingParams(max_tokens=9))
+    answers = PartialAnswers(path)
+
+    def full(self: Appender, data: bytes) -> None:
+        raise JobError("no space left")
+
+    for token in range(4):
+        answers.find("k", 0, request).add(TokenEvent("r", (token,)))
+        with monkeypatch.context() as patch:
+            if token == 1:
+                patch.setattr(Appender, "append", full)
+            answers.write()
+        wanted = [0] if token == 1 else list(range(token + 1))
+        assert parse_records(path.read_bytes().splitlines(keepends=True))["k"][0].tokens == wanted
+    answers.close()
 
 
 class Lines:
@@ -233,31 +265,31 @@ class Lines:
     def __len__(self) -> int:
         return len(self.state)
 
-    def key(self, position: int) -> bytes:
-        return position.to_bytes(16, "big")
+    def row(self, position: int) -> IndexRow:
+        return IndexRow(position + 1, 0, 0, 0, position.to_bytes(16, "big"), b"")
 
 
 def test_the_file_stays_small_and_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Any order of growth, ends and starts: it gives back what was written, and is never mostly garbage."""
-    monkeypatch.setattr(answers_module, "COMPACT_FROM", 2000)
+    monkeypatch.setattr(partial_answers, "COMPACT_FROM", 2000)
     rng, path, index = random.Random(3), tmp_path / "answers.jsonl", Lines(400)
-    answers, current = Answers(path), list(range(8))
+    answers, current = PartialAnswers(path), list(range(8))
     request = Request("r", (1, 2, 3), SamplingParams(max_tokens=500, logprobs=1))
     truth: dict[tuple[str, int], list[int]] = {}
     for step in range(1500):
         line, choice = rng.choice(current), rng.randrange(2)
-        key = index.key(line).hex()
-        half = answers.half(key, choice, request)
-        assert half.tokens == truth.setdefault((key, choice), [])
+        key = index.row(line).key.hex()
+        answer = answers.find(key, choice, request)
+        assert answer.tokens == truth.setdefault((key, choice), [])
         token, p = rng.randrange(50_000), -rng.random()
-        half.add(TokenEvent("r", (token,), (TokenLogprob(p, ((token, p), (7, -1e300))),)))
+        answer.add(TokenEvent("r", (token,), (TokenLogprob(p, ((token, p), (7, -1e300))),)))
         truth[key, choice].append(token)
         if step % 7 == 0:
             answers.write()
             with path.open("rb") as file:
-                stored = {(k, i): h for k, v in collect(file).items() for i, h in v.items()}
+                stored = {(k, i): h for k, v in parse_records(file).items() for i, h in v.items()}
             assert all(stored[at].tokens == tokens for at, tokens in truth.items())
-            live = sum(len(h.whole().news(*at)) for at, h in stored.items() if at in truth)
+            live = sum(len(replace(h, stored=0).take_record(*at)) for at, h in stored.items() if at in truth)
             assert path.stat().st_size < 2 * max(2000, 3 * live)
         if step % 11 == 0:
             answers.drop(key)
@@ -266,7 +298,7 @@ def test_the_file_stays_small_and_right(tmp_path: Path, monkeypatch: pytest.Monk
             current[current.index(line)] = max(current) + 1
         if step % 100 == 99:
             answers.close()
-            answers = Answers(path)
+            answers = PartialAnswers(path)
             answers.read(index)  # type: ignore[arg-type]
             assert len(answers) == len({key for key, _ in truth})
     answers.remove()
@@ -276,23 +308,23 @@ def test_the_file_stays_small_and_right(tmp_path: Path, monkeypatch: pytest.Monk
 def test_records_hold_every_digit() -> None:
     p = [0.1 + 0.2, -1e-300, float("-inf"), -123456.789012345]
     logprobs = [TokenLogprob(x, ((1, x), (2, -x / 3))) for x in p]
-    half = Half("d" * 16, [1, 2, 3, 4], logprobs, FinishReason.LENGTH)
-    assert parse(half.news("k", 2)) == ("k", 2, 0, half.whole())
-    half.keep()
-    assert half.news("k", 2) == b""
-    assert parse(half.whole().news("k", 2)[:-1]) is None
+    answer = PartialAnswer("d" * 16, [1, 2, 3, 4], logprobs, FinishReason.LENGTH)
+    data = answer.take_record("k", 2)
+    assert parse_records([data]) == {"k": {2: replace(answer, stored=0)}}
+    assert answer.take_record("k", 2) == b""
+    assert parse_records([data[:-1]]) == {}
 
 
 def test_when_an_answer_is_complete() -> None:
     """By the length that was asked for, by the context's end, or as recorded; an abort is no end."""
     request = Request("r", tuple(range(10)), SamplingParams(max_tokens=5))
     tokens = [1, 2, 3, 4]
-    assert Half("", tokens).ended(request, 100) is None
-    assert Half("", [*tokens, 5]).ended(request, 100) is FinishReason.LENGTH
-    assert Half("", tokens).ended(request, 14) is FinishReason.LENGTH
-    assert Half("", []).ended(request, 10) is None  # the engine says that this prompt is too long
+    assert PartialAnswer("", tokens).ended(request, 100) is None
+    assert PartialAnswer("", [*tokens, 5]).ended(request, 100) is FinishReason.LENGTH
+    assert PartialAnswer("", tokens).ended(request, 14) is FinishReason.LENGTH
+    assert PartialAnswer("", []).ended(request, 10) is None  # the engine says that this prompt is too long
     for finish, kept in ((FinishReason.STOP, True), (FinishReason.LENGTH, True), (FinishReason.ABORT, False)):
-        half = Half("")
-        half.add(TokenEvent("r", finish=finish))
-        assert half.ended(request, 100) is (finish if kept else None)
-        assert bool(half.news("k", 0)) is kept
+        answer = PartialAnswer("")
+        answer.add(TokenEvent("r", finish=finish))
+        assert answer.ended(request, 100) is (finish if kept else None)
+        assert bool(answer.take_record("k", 0)) is kept

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from mlxrun.batch.partial_answer import Half, collect
-from mlxrun.batch.partial_answers import Answers
+from mlxrun.batch.partial_answers import PartialAnswer, PartialAnswers, parse_records
 from mlxrun.batch.run_paths import Paths
 from mlxrun.cli.main import main
 from tests.helpers.batch_fakes import by_id, chat, write_job
@@ -34,7 +33,7 @@ def test_alone_together_and_in_another_order(
 
 
 @pytest.mark.parametrize("most", [1, 5, 11])
-def test_half_answers_go_on(
+def test_partial_answers_go_on(
     tmp_path: Path, zoo: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], most: int
 ) -> None:
     """C3: the engine goes on from known tokens, drawn ones too, to the bytes of an uninterrupted run."""
@@ -45,15 +44,17 @@ def test_half_answers_go_on(
     args = ["--set", f"model.path={zoo.text('llama')}", "--set", "batch.order=input"]
     with monkeypatch.context() as patch:
         for name in ("drop", "remove"):
-            patch.setattr(Answers, name, lambda *args: None)
+            patch.setattr(PartialAnswers, name, lambda *args: None)
         assert main(["batch", str(write_job(tmp_path, lines, "whole.jsonl")), *args]) == 0
     whole = Paths.of(tmp_path / "whole.jsonl")
     paths = Paths.of(write_job(tmp_path, lines))
     paths.folder.mkdir()
     with whole.answers.open("rb") as file:
-        found = [(key, i, half) for key, halves in collect(file).items() for i, half in halves.items()]
-    cut = [(key, i, Half(half.of, half.tokens[:most])) for key, i, half in found]
-    paths.answers.write_bytes(b"".join(half.news(key, i) for key, i, half in cut))
+        found = [
+            (key, i, each) for key, choices in parse_records(file).items() for i, each in choices.items()
+        ]
+    cut = [(key, i, PartialAnswer(each.of, each.tokens[:most])) for key, i, each in found]
+    paths.answers.write_bytes(b"".join(each.take_record(key, i) for key, i, each in cut))
     assert main(["batch", str(paths.job), *args]) == 0
-    assert "6 answers under way" in capsys.readouterr().err
+    assert "6 partial answers of the last run" in capsys.readouterr().err
     assert paths.out.read_bytes() == whole.out.read_bytes()

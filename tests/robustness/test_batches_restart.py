@@ -108,9 +108,9 @@ async def test_a_dead_engine_loses_nothing(place: Place) -> None:
 
 async def test_a_full_disk_is_waited_for(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """What cannot be written is tried again: nothing is lost, and others get their turn."""
-    from mlxrun.batch import append_file
+    from mlxrun.batch import line_files as lines
 
-    write, fails = append_file.os.write, [3]
+    write, fails = lines.os.write, [3]
 
     def full(handle: int, data: bytes) -> int:
         if bytes(data).startswith(b'{"id"') and fails[0]:
@@ -118,7 +118,7 @@ async def test_a_full_disk_is_waited_for(place: Place, monkeypatch: pytest.Monke
             raise OSError(28, "No space left on device")
         return write(handle, data)
 
-    monkeypatch.setattr(append_file.os, "write", full)
+    monkeypatch.setattr(lines.os, "write", full)
     async with place.run() as site:
         done = await site.over((await site.create(await site.upload(chats(6))))["id"])
         assert (done["status"], done["request_counts"]["completed"]) == ("completed", 6)

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from mlxrun.batch.journal import Journal
-from mlxrun.batch.partial_answer import collect
+from mlxrun.batch.partial_answers import parse_records
 from mlxrun.batch.run_paths import Paths
 from tests.helpers.batch_fakes import Bench, by_id, chat, chats, run_in_process, write_job
 
@@ -110,17 +110,19 @@ def long_lines() -> list[dict[str, Any]]:
 
 
 def held(paths: Paths) -> int:
-    """Answer tokens that the next start finds: of finished lines, and of those under way."""
+    """Answer tokens that the next start finds: of finished lines, and of partial answers."""
     records = [json.loads(line) for line in read_whole(paths.out)]
     over = {record["id"].removeprefix("batch_req_") for record in records}
     tokens = sum(record["response"]["body"]["usage"]["completion_tokens"] for record in records)
     lines = paths.answers.read_bytes().splitlines(keepends=True) if paths.answers.exists() else []
-    halves = [h for key, found in collect(lines).items() if key not in over for h in found.values()]
-    return tokens + sum(len(half.tokens) for half in halves)
+    partial = [
+        each for key, found in parse_records(lines).items() if key not in over for each in found.values()
+    ]
+    return tokens + sum(len(each.tokens) for each in partial)
 
 
 def test_kills_in_the_middle_of_answers(tmp_path: Path, start: Any) -> None:
-    """C1: half answers go on: the same bytes, and only tokens that no file held are computed again."""
+    """Partial answers are continued: the same bytes, and only tokens that no file held are computed again."""
     whole = write_job(tmp_path, long_lines(), "whole.jsonl")
     assert code(start(whole, 0.0, "input")) == 0
     needed = whole.with_suffix(".tokens").stat().st_size
@@ -145,7 +147,7 @@ def test_kills_in_the_middle_of_answers(tmp_path: Path, start: Any) -> None:
     assert not paths.answers.exists()
 
 
-def test_a_signal_keeps_half_answers(tmp_path: Path, start: Any) -> None:
+def test_a_signal_keeps_partial_answers(tmp_path: Path, start: Any) -> None:
     """C10: what came since the last record is written before the end, however long ago that was."""
     job = write_job(tmp_path, long_lines())
     paths, tokens = Paths.of(job), job.with_suffix(".tokens")
