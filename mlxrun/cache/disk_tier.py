@@ -227,7 +227,11 @@ class DiskTier:
         try:
             chunks = encode_entry(write.entry, write.payload, self._folder.fingerprint)
             size = self._folder.write_file(key, chunks)
-        except (FileNotFoundError, IsADirectoryError, ValueError) as error:  # the folder was cleared, or odd data
+        except (
+            FileNotFoundError,
+            IsADirectoryError,
+            ValueError,
+        ) as error:  # cleared meanwhile, or odd data
             logger.debug("%s: not saved: %s", self._folder.locate_file(key), error)
         except OSError as error:
             self._pause(error)

@@ -1,4 +1,4 @@
-"""The entries and the counters of the prefix cache, and what it asks of a codec (model/snapshot/snapshots.py).
+"""Entries and counters of the prefix cache, and what it asks of a codec (model/snapshot/snapshots.py).
 
 An entry is found by its content. Token ids inside an image's span are replaced by numbers derived from the
 image's digest, so that equal ids mean equal content, in text and images alike (content_keys.py).

@@ -4,7 +4,7 @@
     header   JSON: "__metadata__", whose first item is "digest"; then the table of tensors
     data     the entry's ids (int64), then the payload's tensors in the order of the table
 
-The safetensors package is not used: its functions take raw pointers, differ between versions and copy all data.
+The safetensors package is not used: its functions take raw pointers, differ between versions and copy data.
 A reader trusts nothing: a torn or changed file, or one of another model or version, raises BadFile.
 """
 
@@ -66,7 +66,7 @@ def load_entry(source: Path | bytes, fingerprint: bytes) -> tuple[CacheEntry, Se
     with source.open("rb") if isinstance(source, Path) else io.BytesIO(source) as file:
         size = os.fstat(file.fileno()).st_size if isinstance(source, Path) else len(source)
         header = _read_header(file)
-        table = _read_table(headerer, size)
+        table = _read_table(header, size)
         data = [_read_exactly(file, info.nbytes) for info in table]
     if _hash_file(header.raw, data) != header.raw[_DIGEST]:
         _fail("its checksum is wrong: it was changed or damaged")
@@ -124,7 +124,7 @@ def _encode_header(fields: Mapping[str, str], tensors: Mapping[str, SerializedTe
     for name, tensor in tensors.items():
         start, end = end, end + len(tensor.data)
         if len(tensor.data) != _count_bytes(tensor.dtype, tensor.shape):
-            raise ValueError(f"{name}: {len(tensor.data)} bytes are not {tensor.dtype} of shape {tensor.shape}")
+            raise ValueError(f"{name}: {len(tensor.data)} bytes do not fit {tensor.dtype} {tensor.shape}")
         header[name] = {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode("ascii")
     text += b" " * (-len(text) % 8)  # aligns the data, as safetensors does
@@ -232,10 +232,9 @@ def _decode_entry(fields: Mapping[str, str], ids: bytes, fingerprint: bytes, nam
     except (KeyError, ValueError) as error:
         _fail(f"its header is incomplete or wrong: {error}")
     expected = _describe_entry(entry, fingerprint)
-    given = {field: text for field, text in fields.items() if field != "digest" and not field.startswith(CODEC)}
-    for field in sorted(expected.keys() | given.keys()):
-        if given.get(field) != expected.get(field):
-            _fail(f"its header says {field} {given.get(field)!r}, but it is {expected.get(field)!r}")
+    for field in sorted(expected.keys() | fields.keys() - {"digest"}):
+        if not field.startswith(CODEC) and fields.get(field) != expected.get(field):
+            _fail(f"its header says {field} {fields.get(field)!r}, but it is {expected.get(field)!r}")
     if name is not None and fields["key"] != name:
         _fail("its name is not its key: it was renamed or swapped")
     if not 0 <= entry.start < entry.stop or entry.stop - entry.start != len(entry.ids):

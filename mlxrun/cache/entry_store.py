@@ -1,4 +1,4 @@
-"""The payloads of the entries: in memory within a budget, and on disk, if there is a disk tier, within another.
+"""The payloads of the entries: in memory and, if there is a disk tier, on disk, each within a budget.
 
 An entry is in the index as long as it is in one of the tiers. What it depends on is evicted after it, so that
 every entry can be reached; an entry that is removed for another reason takes with it all that depends on it.
@@ -6,13 +6,13 @@ every entry can be reached; an entry that is removed for another reason takes wi
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from mlxrun.cache.disk_tier import DiskTier
 from mlxrun.cache.entry import CacheCounters, CacheEntry, PayloadCodec
 from mlxrun.cache.eviction import EvictionOrder
 from mlxrun.cache.radix_index import RadixIndex
-from mlxrun.scheduler.payload import SerializedPayload
 from mlxrun.scheduler.step_plan import SnapshotKind
 
 # In a model with states: ticks by which the states of prompts outlast those of the ends of answers.
@@ -20,8 +20,8 @@ PROMPT_BONUS = 1024
 
 
 class EntryStore:
-    """The two tiers. `memory_bytes` and `disk_bytes`: the most that each may hold. The disk tier itself counts
-    the files that it reads, writes and refuses."""
+    """The two tiers. `memory_bytes` and `disk_bytes`: the most that each may hold. The disk tier counts the
+    files that it reads, writes and refuses."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class EntryStore:
     # -- insertion --------------------------------------------------------------------------------------
 
     def insert(self, draft: CacheEntry, payload: Any) -> CacheEntry | None:
-        """Store a payload. Return the entry that holds it, which may be a longer one; None if there is none."""
+        """Store a payload. Return the entry that holds it, perhaps a longer one; None if none does."""
         prompt_end, draft.prompt_end = draft.prompt_end, None
         entry = self._insert(draft, payload)
         if entry is not None and prompt_end is not None and self.index.find_cover(prompt_end) is not None:
@@ -78,7 +78,7 @@ class EntryStore:
         if draft.durable:
             self._write(known)
         self.enforce_budgets()
-        return known if self._is_present(known) else None
+        return known if known in self.index else None
 
     def _insert_new(self, entry: CacheEntry, payload: Any) -> CacheEntry | None:
         nbytes = self._codec.nbytes(payload)
@@ -98,18 +98,15 @@ class EntryStore:
         if nbytes > self._memory_bytes:
             self._evict_from_memory(entry)
         self.enforce_budgets()
-        return entry if self._is_present(entry) else None
+        return entry if entry in self.index else None
 
     def remove_obsolete_states(self, entry: CacheEntry, draft: CacheEntry) -> None:
         """Remove the states that `draft` made obsolete, if `entry`, which holds it, would outlive them."""
         obsolete, draft.obsolete_states = draft.obsolete_states, ()
         if self.is_durable(entry):
             for state in obsolete:
-                if not state.pins and self._is_present(state):
+                if not state.pins and state in self.index:
                     self.remove(state)
-
-    def _is_present(self, entry: CacheEntry) -> bool:
-        return self.index.entries.get(entry.key) is entry
 
     def touch(self, entries: list[CacheEntry], prompt: bool) -> None:
         """Mark entries, and all that they depend on, as used now."""
@@ -125,15 +122,15 @@ class EntryStore:
     # -- lookup -----------------------------------------------------------------------------------------
 
     def load(self, entry: CacheEntry) -> Any:
-        """Return a payload that can be restored, from memory or disk. None if there is none; the entry is then
-        removed."""
+        """Return a payload that can be restored, from memory or disk; else remove the entry, return None."""
         payload, from_disk = entry.payload, entry.payload is None
         if from_disk:
             serialized = self._disk_tier.read(entry) if self._disk_tier is not None else None
             if serialized is None:  # the disk tier has counted what it could not read
                 self.remove(entry)
                 return None
-            payload = self._decode(serialized)
+            with suppress(ValueError):
+                payload = self._codec.decode(serialized)
         tokens = entry.stop - entry.start if entry.kind is SnapshotKind.DELTA else 0
         if payload is None or not self._codec.is_usable(payload, tokens):
             self.reject(entry)
@@ -141,12 +138,6 @@ class EntryStore:
         if from_disk:
             self._add_to_memory(entry, payload)
         return payload
-
-    def _decode(self, serialized: SerializedPayload) -> Any:
-        try:
-            return self._codec.decode(serialized)
-        except ValueError:
-            return None
 
     def _add_to_memory(self, entry: CacheEntry, payload: Any) -> None:
         """Store the payload of an entry that was only on disk, if others can be evicted for it."""
@@ -166,7 +157,7 @@ class EntryStore:
     def unpin(self, entries: list[CacheEntry]) -> None:
         for entry in entries:
             entry.pins -= 1
-            if not entry.pins and self._is_present(entry):
+            if not entry.pins and entry in self.index:
                 if entry.payload is not None:
                     self._memory_order.add(entry)
                 if entry.on_disk:
@@ -181,10 +172,7 @@ class EntryStore:
 
     def shrink(self, max_bytes: int) -> None:
         """Evict until memory holds at most so many bytes, or only pinned entries."""
-        while self.nbytes > max_bytes:
-            entry = self._memory_order.pop()
-            if entry is None:
-                break
+        while self.nbytes > max_bytes and (entry := self._memory_order.pop()) is not None:
             self._evict_from_memory(entry)
             self.counters.evicted += 1
         self._shrink_disk()
@@ -200,12 +188,11 @@ class EntryStore:
             self.remove(entry)
 
     def _shrink_disk(self) -> None:
-        if self._disk_tier is not None and self._disk_tier.nbytes > self._disk_bytes:
-            self._delete_retired(now=True)
-        while self._disk_tier is not None and self._disk_tier.nbytes > self._disk_bytes:
-            entry = self._disk_order.pop()
-            if entry is None:
-                break
+        tier = self._disk_tier
+        if tier is None or tier.nbytes <= self._disk_bytes:
+            return
+        self._delete_retired(now=True)
+        while tier.nbytes > self._disk_bytes and (entry := self._disk_order.pop()) is not None:
             self._delete_file(entry)
             self.counters.evicted_disk += 1
             if entry.payload is None:
@@ -220,9 +207,9 @@ class EntryStore:
     def clear(self) -> None:
         """Remove all entries but those that running requests use, and those that these depend on."""
         pinned = [entry for entry in self.index.entries.values() if entry.pins]
-        needed = {id(e) for entry in pinned for e in (entry, *self.index.iterate_ancestors(entry))}
+        needed = {e for entry in pinned for e in (entry, *self.index.iterate_ancestors(entry))}
         for entry in list(self.index.entries.values()):
-            if id(entry) not in needed:
+            if entry not in needed:
                 self.remove(entry)
 
     def remove(self, entry: CacheEntry) -> None:
@@ -230,7 +217,7 @@ class EntryStore:
         pending = [entry]
         while pending:
             entry = pending.pop()
-            if self._is_present(entry):
+            if entry in self.index:
                 pending += self.index.remove(entry)
                 if entry.payload is not None:
                     self._count_payload(entry, -1)
@@ -266,8 +253,7 @@ class EntryStore:
             self._disk_order.add(each)
 
     def _retire(self, shorter: CacheEntry, longer: CacheEntry) -> None:
-        """Delete the file of `shorter` once `longer`, which contains it, has one. If that cannot be written, the
-        next run finds `shorter`."""
+        """Delete the file of `shorter` once `longer`, which contains it, is a file."""
         if shorter.on_disk:
             shorter.on_disk = False
             self._disk_order.discard(shorter)
@@ -281,7 +267,7 @@ class EntryStore:
             again = self.index.entries.get(shorter.key)
             if again is not None and again.on_disk:
                 continue
-            if now or self._disk_tier.is_stored(longer) or not self._is_present(longer):
+            if now or self._disk_tier.is_stored(longer) or longer not in self.index:
                 self._disk_tier.delete(shorter)
             else:
                 self._retired.append((shorter, longer))
@@ -297,25 +283,18 @@ class EntryStore:
         found = list(disk_tier.scan())
         # Parents first; of entries with a common beginning the longest first, as it contains the others.
         for entry in sorted(found, key=lambda e: (e.start, e.kind is SnapshotKind.STATE, -e.stop)):
-            if not self._is_valid(entry):
+            if not self.index.fits(entry):
                 self.counters.refused += 1
                 disk_tier.delete(entry)
-            elif not self.index.is_reachable(entry) or (
-                entry.kind is SnapshotKind.DELTA and self.index.find_cover(entry) is not None
+            elif self.index.is_reachable(entry) and (
+                entry.kind is SnapshotKind.STATE or self.index.find_cover(entry) is None
             ):
-                disk_tier.delete(entry)
-            else:
                 self.index.add(entry)
+            else:
+                disk_tier.delete(entry)
         for entry in found:
-            if self._is_present(entry):
+            if entry in self.index:
                 self.touch([entry], entry.boundary)
         for entry in self.index.entries.values():
             self._disk_order.add(entry)
         self.enforce_budgets()
-
-    def _is_valid(self, entry: CacheEntry) -> bool:
-        """Whether the model has such entries, and this one is on the grid. Its key is verified when it is read."""
-        size, chunk = entry.stop - entry.start, self.index.chunk
-        known = self.index.has_deltas if entry.kind is SnapshotKind.DELTA else self.index.has_states
-        on_grid = entry.start % chunk == 0 and 0 < size <= chunk
-        return known and on_grid and (entry.parent == self.index.root) == (entry.start == 0)

@@ -1,4 +1,4 @@
-"""The prefix cache, as the scheduler and the engine call it (scheduler/prefix_cache_interface.py). Engine thread only.
+"""The prefix cache, as the scheduler and the engine call it on the engine thread.
 
 Unusable entries count as cache misses, and so does a failure of the cache itself: it may cost time, but never
 an answer. snapshot_planner.py decides what to store, the runner copies it, and entry_store.py stores it.
@@ -36,7 +36,7 @@ def contain_failures(make_default: Callable[[], Any]) -> Callable[[Method[P, T]]
 
     def decorate(method: Method[P, T]) -> Method[P, T]:
         @functools.wraps(method)
-        def call(self: PrefixCache, *args: P.args, **kwargs: P.kwargs) -> T:
+        def call(self: PrefixCache, /, *args: P.args, **kwargs: P.kwargs) -> T:
             try:
                 return method(self, *args, **kwargs)
             except Exception:
@@ -52,8 +52,8 @@ def contain_failures(make_default: Callable[[], Any]) -> Callable[[Method[P, T]]
 
 
 class PrefixCache(PrefixCacheInterface):
-    """`root`: fingerprint of the model, and of all else that payloads depend on. `deltas`: some layers keep the
-    keys of all tokens. `states`: some do not. `grid_only`: hits and entries end on the grid only, so that
+    """`root`: fingerprint of the model, and of all else that payloads depend on. `deltas`: some layers have
+    the keys of all tokens. `states`: some do not. `grid_only`: hits and entries end on the grid only, so that
     prompts are always computed in the same chunks."""
 
     def __init__(
@@ -76,9 +76,7 @@ class PrefixCache(PrefixCacheInterface):
         self._disk_tier = disk_tier
         self.counters = counters or CacheCounters()
         self._index = index = RadixIndex(root, chunk, has_deltas=deltas, has_states=states)
-        self._store = EntryStore(
-            index, codec, disk_tier, memory_bytes, settings.disk_bytes, self.counters
-        )
+        self._store = EntryStore(index, codec, disk_tier, memory_bytes, settings.disk_bytes, self.counters)
         self._planner = SnapshotPlanner(
             index, self._store, settings.checkpoint_every, grid_only=grid_only, on_disk=self.survives_restart
         )
@@ -231,8 +229,8 @@ class PrefixCache(PrefixCacheInterface):
 
     @contain_failures(NoneType)
     def _replace_checkpoint(self, tracked: TrackedRequest, state: CacheEntry) -> None:
-        """Remove the earlier states of a running prompt, except those that others use. If there is a disk tier,
-        the newest state that is a file stays until a newer one is."""
+        """Remove the earlier states of a running prompt, except those that others use. With a disk tier, the
+        newest state that is a file stays until a newer one is."""
         tracked.checkpoints.append((state, state.last_used))
         durable = [i for i, (entry, _) in enumerate(tracked.checkpoints) if self._store.is_durable(entry)]
         stays = {durable[-1] if durable else 0, len(tracked.checkpoints) - 1}
@@ -268,7 +266,9 @@ class PrefixCache(PrefixCacheInterface):
     def _request_snapshots(self, tracked: TrackedRequest, drafts: list[CacheEntry]) -> list[SnapshotRequest]:
         tracked.pending.update(draft.key for draft in drafts)
         request_id, on_disk = tracked.request.id, self.survives_restart
-        return [SnapshotRequest(request_id, d.kind, d.start, d.stop, d, on_disk and d.durable) for d in drafts]
+        return [
+            SnapshotRequest(request_id, d.kind, d.start, d.stop, d, on_disk and d.durable) for d in drafts
+        ]
 
     @contain_failures(NoneType)
     def _unpin(self, tracked: TrackedRequest) -> None:

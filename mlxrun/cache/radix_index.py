@@ -1,4 +1,4 @@
-"""The index of entries by content: one radix tree of ids below each grid point, found by the grid point's key.
+"""The index of entries by content: one radix tree of ids below each grid point, found by its key.
 
 A full chunk is found by its key alone. Ids are compared only in the chunk where a prompt ends or differs from
 what is known, so a search takes time linear in the prompt, however many entries there are.
@@ -73,6 +73,9 @@ class RadixIndex:
         self._trees: dict[Key, RadixNode] = {}
         self._nodes: dict[Key, RadixNode] = {}
 
+    def __contains__(self, entry: CacheEntry) -> bool:
+        return self.entries.get(entry.key) is entry
+
     # -- search -----------------------------------------------------------------------------------------
 
     def match(self, chain: KeyChain, limit: int, round_down: Callable[[int], int]) -> RadixMatch | None:
@@ -104,8 +107,8 @@ class RadixIndex:
         return chunks, path, len(chunks) * self.chunk + depth
 
     def _walk_down(self, chain: KeyChain, index: int, stop: int) -> tuple[list[RadixNode], int]:
-        """Walk down the tree of grid point `index`, at most to token `stop`. Return the nodes, of which the last
-        may match in part only, and how many tokens they share with the prompt."""
+        """Walk down the tree of grid point `index`, at most to token `stop`. Return the nodes, of which the
+        last may match in part only, and how many tokens they share with the prompt."""
         start = position = index * self.chunk
         stop = min(stop, start + self.chunk)
         path: list[RadixNode] = []
@@ -150,6 +153,12 @@ class RadixIndex:
         chain = KeyChain(entry.parent, self.chunk, entry.ids)
         path, depth = self._walk_down(chain, 0, len(entry.ids))
         return _find_delta(path[-1]) if depth == len(entry.ids) and path[-1].delta_count else None
+
+    def fits(self, entry: CacheEntry) -> bool:
+        """Whether the model has entries of this kind, and this one is on the grid."""
+        known = self.has_deltas if entry.kind is SnapshotKind.DELTA else self.has_states
+        on_grid = entry.start % self.chunk == 0 and 0 < entry.stop - entry.start <= self.chunk
+        return known and on_grid and (entry.parent == self.root) == (entry.start == 0)
 
     def is_reachable(self, entry: CacheEntry) -> bool:
         """Whether the index has all that a new entry would depend on."""

@@ -19,7 +19,7 @@ FORK_HITS = 2  # a state from which this many requests went on stays as well
 
 
 class SnapshotPlanner:
-    """`interval`: tokens between two writes to disk, and between two states of a prompt. `on_disk`: entries may
+    """`interval`: tokens between two writes to disk, and between two states of a prompt. `on_disk`: entries
     outlive the process, so the end of a prompt is stored at once; else it can wait for the answer."""
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What the prefix cache knows of a request until it ends, and the keypoints that running requests will compute.
+"""What the prefix cache knows of a request until it ends, and the keypoints that requests will compute.
 
 A keypoint is a position that other requests may share with a request: a grid point, one of its boundaries, or
 the end of its prompt.
@@ -67,7 +67,7 @@ class TrackedRequest:
 
     @property
     def longest_useful_hit(self) -> int:
-        """Tokens of the longest useful hit: one token is left to compute, as in scheduler/request_state.py."""
+        """Tokens of the longest useful hit: one is left to compute, as in scheduler/request_state.py."""
         known = len(self.chain)
         ends_in_image = any(start < known <= stop for start, stop in self.request.image_spans)
         return known if ends_in_image else known - 1

@@ -1,4 +1,4 @@
-"""Names of content (cache/content_keys.py). A39/B8: images count by what they show; design 7: rolling keys."""
+"""Keys of content (cache/content_keys.py): images count by what they show, and a key names all before it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_text_is_its_own_content() -> None:
     assert list(build_content_ids([5, 0, 7], (), ())) == [5, 0, 7]
 
 
-def test_an_image_is_what_it_shows_b8() -> None:
+def test_an_image_is_what_it_shows() -> None:
     tokens, spans = [1, 9, 9, 9, 2], ((1, 4),)
     first, again, other = (build_content_ids(tokens, spans, (d,)) for d in (A, A, B))
     assert first == again
@@ -31,7 +31,7 @@ def test_an_image_is_what_it_shows_b8() -> None:
     assert not set(first[1:4]) & set(other[1:4])
 
 
-def test_the_order_of_images_counts_b8() -> None:
+def test_the_order_of_images_counts() -> None:
     tokens, spans = [9, 9, 1, 9, 9], ((0, 2), (3, 5))
     assert build_content_ids(tokens, spans, (A, B)) != build_content_ids(tokens, spans, (B, A))
 
@@ -97,7 +97,7 @@ def test_equal_keys_mean_equal_content(one: list[int], other: list[int]) -> None
 def test_each_key_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
     real = content_keys.compute_digest
-    monkeypatch.setattr(content_keys, "digest", lambda *parts: made.append(parts) or real(*parts))
+    monkeypatch.setattr(content_keys, "compute_digest", lambda *parts: made.append(parts) or real(*parts))
     ids = chain(list(range(100)))
     for _ in range(3):
         ids.get_grid_key(25), ids.get_key(98), ids.get_key(99)

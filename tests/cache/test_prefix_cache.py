@@ -1,7 +1,4 @@
-"""What the prefix cache keeps, for how long, and that it is never wrong (cache/prefix_cache.py, cache/entry_store.py).
-
-A2, A3, A10, A12, A14 to A17, A20, B8, B14, B17, B28; design 7.
-"""
+"""What the prefix cache stores and for how long, and that no hit ever has wrong content."""
 
 from __future__ import annotations
 
@@ -15,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlxrun.cache import content_keys, tracked_request
-from mlxrun.cache.entry import CacheEntry, SerializedPayload
+from mlxrun.cache.entry import CacheEntry
 from mlxrun.cache.entry_store import EntryStore
 from mlxrun.cache.prefix_cache import PrefixCache
+from mlxrun.scheduler.payload import SerializedPayload
 from mlxrun.scheduler.request import HitKind
 from mlxrun.scheduler.step_plan import SnapshotKind
 from tests.helpers.cache_fakes import (
@@ -45,7 +43,7 @@ def stops(cache: PrefixCache, part: SnapshotKind) -> list[int]:
 # -- what is kept ------------------------------------------------------------------------------------
 
 
-def test_an_interrupted_prompt_keeps_its_work_a2_b14() -> None:
+def test_an_interrupted_prompt_keeps_its_work() -> None:
     cache = make_cache()
     row = Row(cache, make_request("a", LONG))
     row.begin()
@@ -56,7 +54,7 @@ def test_an_interrupted_prompt_keeps_its_work_a2_b14() -> None:
     assert hit is not None and hit.length == 24
 
 
-def test_a_prompt_that_is_always_interrupted_gets_done_b14() -> None:
+def test_a_prompt_that_is_always_interrupted_gets_done() -> None:
     """B14, with states: each try goes on where the last one was given up, off the grid too."""
     for deltas in (True, False):
         cache, found = make_cache(states=True, deltas=deltas), []
@@ -69,7 +67,7 @@ def test_a_prompt_that_is_always_interrupted_gets_done_b14() -> None:
         assert found == [0, 5, 8, 13, 16, 21, 24]
 
 
-def test_growing_turns_hold_the_last_one_a10() -> None:
+def test_growing_turns_hold_the_last_one() -> None:
     cache = make_cache()
     prompt = list(LONG)
     for turn in range(10):
@@ -98,7 +96,7 @@ def turns(cache: PrefixCache, count: int) -> list[int]:
     return found
 
 
-def test_a_conversation_keeps_its_first_and_its_last_states_a10() -> None:
+def test_a_conversation_keeps_its_first_and_its_last_states() -> None:
     """The system prompt's end for others, and its end to go on from: not a state for each turn."""
     cache = make_cache(states=True, every=1000)
     assert turns(cache, 10) == [0, *range(31, 67, 4)]
@@ -109,7 +107,7 @@ def test_a_conversation_keeps_its_first_and_its_last_states_a10() -> None:
     check_integrity(cache)
 
 
-def test_a_state_from_which_others_went_on_stays_b13() -> None:
+def test_a_state_from_which_others_went_on_stays() -> None:
     """Two conversations part at 35: it is there for a third, whatever came after."""
     cache = make_cache(states=True, every=1000)
     turns(cache, 2)
@@ -158,7 +156,7 @@ def test_a_checkpoint_that_another_uses_stays() -> None:
     assert stops(cache, SnapshotKind.STATE) == [16, 69]
 
 
-def test_boundaries_are_kept_a3() -> None:
+def test_boundaries_are_kept() -> None:
     cache = make_cache(states=True, every=16)
     assert cache.needs_boundary_stops and not make_cache().needs_boundary_stops
     serve(cache, "a", range(70), boundaries=(11, 50))
@@ -176,7 +174,7 @@ def test_nothing_is_saved_twice() -> None:
         assert cache.plan_final_snapshots("b", (), row.filled) == []
 
 
-def test_a_preempted_row_goes_on_a20() -> None:
+def test_a_preempted_row_goes_on() -> None:
     for states in (False, True):
         cache = make_cache(states=states)
         row = Row(cache, make_request("a", LONG))
@@ -205,9 +203,9 @@ def test_tokens_that_are_not_known_yet_are_not_kept() -> None:
 
 @pytest.mark.parametrize("states", [False, True])
 @pytest.mark.parametrize("memory", [1, 10, 40, 100])
-def test_the_budget_holds_on_every_path_a15_b17(memory: int, states: bool) -> None:
+def test_the_budget_holds_on_every_path(memory: int, states: bool) -> None:
     for files in (None, FakeDiskTier()):
-        cache = make_cache(states=states, memory=memory, files=files)
+        cache = make_cache(states=states, memory=memory, disk_tier=files)
         for n in range(30):
             row = Row(cache, make_request(str(n), [n % 7, *LONG]))
             row.begin()
@@ -220,7 +218,7 @@ def test_the_budget_holds_on_every_path_a15_b17(memory: int, states: bool) -> No
 
 @pytest.mark.parametrize("states", [False, True])
 @pytest.mark.parametrize("deltas", [False, True])
-def test_everything_can_be_given_back_a17(deltas: bool, states: bool) -> None:
+def test_everything_can_be_given_back(deltas: bool, states: bool) -> None:
     if not deltas and not states:
         return
     cache = make_cache(deltas=deltas, states=states)
@@ -229,10 +227,10 @@ def test_everything_can_be_given_back_a17(deltas: bool, states: bool) -> None:
     assert cache.nbytes > 0
     cache.shrink(0)
     assert cache.nbytes == 0 and cache.counters.records == 0
-    assert not cache._index._trees and not cache._sessions and not cache._ahead
+    assert not cache._index._trees and not cache._tracked and not cache._planned
 
 
-def test_the_least_recently_used_goes_first_b13() -> None:
+def test_the_least_recently_used_goes_first() -> None:
     cache = make_cache(memory=90)
     for rid in range(3):
         serve(cache, str(rid), [rid, *LONG[:29]])
@@ -283,7 +281,7 @@ def test_a_hit_is_kept_until_release() -> None:
     assert cache.nbytes == 0
 
 
-def test_evicted_while_waiting_a20() -> None:
+def test_evicted_while_waiting() -> None:
     cache = make_cache()
     serve(cache, "a", LONG)
     row = Row(cache, make_request("b", LONG))
@@ -296,14 +294,14 @@ def test_the_order_does_not_grow() -> None:
     cache = make_cache()
     for n in range(500):
         serve(cache, str(n), LONG, [n % 5])
-    assert len(cache._store._memory) < 200
+    assert len(cache._store._memory_order) < 200
 
 
 # -- what cannot be used --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("states", [False, True])
-def test_unusable_payloads_are_dropped_a12_b28(states: bool) -> None:
+def test_unusable_payloads_are_dropped(states: bool) -> None:
     codec = FakeCodec()
     cache = make_cache(codec=codec, states=states)
     serve(cache, "a", LONG)
@@ -316,15 +314,15 @@ def test_unusable_payloads_are_dropped_a12_b28(states: bool) -> None:
     check_integrity(cache)
 
 
-def test_what_could_not_be_restored_is_dropped_a14() -> None:
+def test_what_could_not_be_restored_is_dropped() -> None:
     files = FakeDiskTier()
-    cache = make_cache(files=files)
+    cache = make_cache(disk_tier=files)
     serve(cache, "a", LONG)
     row = Row(cache, make_request("b", LONG))
     assert row.begin() is not None
     cache.invalidate_hit("b")
     assert cache.counters.refused == 4 and not records(cache) and not files.files and cache.nbytes == 0
-    row.request_state.num_computed_tokens, row.request_state.decoding = 0, False
+    row.state.num_computed_tokens, row.state.decoding = 0, False
     while row.prefill():
         pass
     row.end()
@@ -362,11 +360,11 @@ def test_stray_calls_do_nothing() -> None:
 @pytest.mark.parametrize(("deltas", "states"), [(True, False), (True, True), (False, True)])
 def test_a_restart_finds_it_again(deltas: bool, states: bool) -> None:
     files = FakeDiskTier()
-    cache = make_cache(files=files, deltas=deltas, states=states)
+    cache = make_cache(disk_tier=files, deltas=deltas, states=states)
     serve(cache, "a", LONG, [1, 2], boundaries=(11,))
     cache.shutdown()
     assert files.closed
-    again = make_cache(files=files, deltas=deltas, states=states)
+    again = make_cache(disk_tier=files, deltas=deltas, states=states)
     check_integrity(again)
     hit = serve(again, "b", [*LONG, 1, 5, 6], boundaries=(11,))
     assert hit is not None and hit.length == 31
@@ -377,19 +375,19 @@ def test_a_restart_finds_it_again(deltas: bool, states: bool) -> None:
 def test_checkpoints_are_on_disk_before_the_prompt_is_done() -> None:
     """A2: a crash in the middle loses what came after the last checkpoint."""
     files = FakeDiskTier()
-    row = Row(make_cache(files=files, every=24), make_request("a", range(70)))
+    row = Row(make_cache(disk_tier=files, every=24), make_request("a", range(70)))
     row.begin()
     written = []
     while row.prefill():
         written.append(max((r.stop for r, _ in files.files.values()), default=0))
     assert written == [0, 16, 16, 32, 32, 48, 48, 64, 69]
-    hit = serve(make_cache(files=files), "b", range(70))
+    hit = serve(make_cache(disk_tier=files), "b", range(70))
     assert hit is not None and hit.length == 69
 
 
 def test_memory_is_only_in_front_of_the_disk() -> None:
     files, codec = FakeDiskTier(), FakeCodec()
-    cache = make_cache(files=files, codec=codec, memory=20)
+    cache = make_cache(disk_tier=files, codec=codec, memory=20)
     serve(cache, "a", LONG)
     cache.shrink(0)
     assert cache.nbytes == 0 and records(cache)
@@ -402,13 +400,13 @@ def test_memory_is_only_in_front_of_the_disk() -> None:
 
 def test_the_disk_has_a_budget() -> None:
     files = FakeDiskTier()
-    cache = make_cache(files=files, disk=40)
+    cache = make_cache(disk_tier=files, disk=40)
     for n in range(5):
         serve(cache, str(n), [n, *LONG])
         assert files.nbytes <= 40
         check_integrity(cache)
     assert cache.counters.evicted_disk > 0 and cache.counters.disk_bytes == files.nbytes
-    reopened = make_cache(files=files, disk=20)
+    reopened = make_cache(disk_tier=files, disk=20)
     assert files.nbytes <= 20
     check_integrity(reopened)
     hit = serve(reopened, "z", [4, *LONG])
@@ -416,11 +414,11 @@ def test_the_disk_has_a_budget() -> None:
 
 
 @pytest.mark.parametrize("harm", ["gone", "garbage"])
-def test_bad_files_shorten_the_hit_b28(harm: str) -> None:
+def test_bad_files_shorten_the_hit(harm: str) -> None:
     files = FakeDiskTier()
-    serve(make_cache(files=files), "a", LONG)
+    serve(make_cache(disk_tier=files), "a", LONG)
     key = next(k for k, (r, _) in files.files.items() if r.stop == 16)
-    cache = make_cache(files=files)
+    cache = make_cache(disk_tier=files)
     if harm == "gone":
         del files.files[key]
     else:
@@ -431,29 +429,29 @@ def test_bad_files_shorten_the_hit_b28(harm: str) -> None:
     check_integrity(cache)
 
 
-def test_files_that_cannot_be_reached_or_lie_are_deleted_b28() -> None:
+def test_files_that_cannot_be_reached_or_lie_are_deleted() -> None:
     files = FakeDiskTier()
-    serve(make_cache(files=files, states=True), "a", LONG)
+    serve(make_cache(disk_tier=files, states=True), "a", LONG)
     by_stop = {(r.kind, r.stop): r for r, _ in files.files.values()}
     del files.files[by_stop[SnapshotKind.DELTA, 16].key]
-    by_stop[SnapshotKind.DELTA, 8].ids[0] += 1
-    cache = make_cache(files=files, states=True)
+    by_stop[SnapshotKind.DELTA, 8].parent = b"x" * 16
+    cache = make_cache(disk_tier=files, states=True)
     assert not records(cache) and not files.files and cache.counters.refused == 1
 
 
 def test_a_full_disk_is_only_memory() -> None:
     files = FakeDiskTier()
     files.full = True
-    cache = make_cache(files=files, memory=50)
+    cache = make_cache(disk_tier=files, memory=50)
     for n in range(5):
         serve(cache, str(n), [n, *LONG])
         check_integrity(cache, 50)
     assert not files.files and serve(cache, "again", [4, *LONG]) is not None
 
 
-def test_parts_leave_the_disk_once_the_whole_is_there_a10() -> None:
+def test_parts_leave_the_disk_once_the_whole_is_there() -> None:
     files = FakeDiskTier()
-    cache = make_cache(files=files, every=1000)
+    cache = make_cache(disk_tier=files, every=1000)
     serve(cache, "a", range(13))
     assert files.nbytes == 12
     row = Row(cache, make_request("b", range(70)))
@@ -466,7 +464,7 @@ def test_parts_leave_the_disk_once_the_whole_is_there_a10() -> None:
 # -- held -----------------------------------------------------------------------------------------------
 
 
-def test_a_shared_prefix_is_computed_once_c7() -> None:
+def test_a_shared_prefix_is_computed_once() -> None:
     cache = make_cache()
     first, second = Row(cache, make_request("a", [*LONG, 1, 2])), Row(cache, make_request("b", [*LONG, 3, 4]))
     assert not cache.should_wait_for_prefix("b"), "nobody runs"
@@ -505,7 +503,7 @@ def test_nobody_waits_for_a_few_tokens() -> None:
     assert not cache.should_wait_for_prefix("b")
 
 
-@pytest.mark.parametrize("how", ["leave", "end"])
+@pytest.mark.parametrize("how", ["preempt", "end"])
 def test_nobody_waits_for_who_has_gone(how: str) -> None:
     cache = make_cache()
     first = Row(cache, make_request("a", LONG))
@@ -557,7 +555,9 @@ def some_request(draw: random.Random, number: int) -> Any:
     inside = {p for start, stop in spans for p in range(start + 1, stop)}
     ends = {draw.randint(1, 29) for _ in range(draw.randint(0, 2))} - inside
     boundaries = tuple(sorted(p for p in ends if p < len(prompt)))
-    return make_request(str(number), prompt, image_spans=tuple(spans), image_digests=digests, boundaries=boundaries)
+    return make_request(
+        str(number), prompt, image_spans=tuple(spans), image_digests=digests, boundaries=boundaries
+    )
 
 
 class Machine:
@@ -582,7 +582,7 @@ class Machine:
             deltas=self.deltas,
             states=self.states,
             memory=self.memory,
-            files=self.files,
+            disk_tier=self.files,
             disk=self.disk,
             codec=self.codec,
             grid_only=self.grid_only,
@@ -596,8 +596,8 @@ class Machine:
         act = self.draw.choice(
             ["open", "open", "begin", "begin", "run", "run", "run", "leave", "end", "other"]
         )
-        running = [r for r in self.rows.values() if r.request_state.running]
-        waiting = [r for r in self.rows.values() if not r.request_state.running]
+        running = [r for r in self.rows.values() if r.state.running]
+        waiting = [r for r in self.rows.values() if not r.state.running]
         if act == "open":
             self.count += 1
             self.rows[str(self.count)] = Row(self.cache, some_request(self.draw, self.count), self.chunk)
@@ -624,8 +624,8 @@ class Machine:
             self.codec.broken.add(self.draw.choice(held).payload)
         elif act == "discard" and (row := self.pick(running)) and row.hit and row.filled == row.hit.length:
             self.cache.invalidate_hit(row.request.id)
-            row.request_state.num_computed_tokens = row.filled = 0
-            row.request_state.decoding = False
+            row.state.num_computed_tokens = row.filled = 0
+            row.state.decoding = False
             row.hit = None
         elif act == "full" and self.files is not None:
             self.files.full = not self.files.full
@@ -643,19 +643,17 @@ class Machine:
         counters = self.cache.counters
         assert counters.disk_bytes == (self.files.nbytes if self.files else 0)
         for row in self.rows.values():
-            if not row.request_state.running and self.cache.should_wait_for_prefix(row.request.id):
-                prefilling = [
-                    r for r in self.rows.values() if r.request_state.running and not r.request_state.decoding
-                ]
+            if not row.state.running and self.cache.should_wait_for_prefix(row.request.id):
+                prefilling = [r for r in self.rows.values() if r.state.running and not r.state.decoding]
                 assert prefilling, "held by nobody"
 
     def finish(self) -> None:
         for row in self.rows.values():
-            while row.request_state.running and row.prefill():
+            while row.state.running and row.prefill():
                 self.check()
             row.end()
         self.cache.shrink(0)
-        assert self.cache.nbytes == 0 and self.cache.counters.records == 0 and not self.cache._ahead
+        assert self.cache.nbytes == 0 and self.cache.counters.records == 0 and not self.cache._planned
         if self.files is None:
             assert not self.cache._index._trees
 
@@ -692,36 +690,36 @@ def forget_images(tokens: Sequence[int], spans: Sequence[tuple[int, int]], diges
     return content_keys.array("q", tokens)  # type: ignore[attr-defined]
 
 
-def test_the_tests_see_images_that_are_mixed_up_b8(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tests_see_images_that_are_mixed_up(monkeypatch: pytest.MonkeyPatch) -> None:
     quick(make_cache(4))
-    monkeypatch.setattr(tracked_request, "content", forget_images)
+    monkeypatch.setattr(tracked_request, "build_content_ids", forget_images)
     with pytest.raises(AssertionError, match="wrong content"):
         quick(make_cache(4))
 
 
 def test_the_tests_see_keys_that_forget_what_came_before(monkeypatch: pytest.MonkeyPatch) -> None:
     real = content_keys.compute_digest
-    monkeypatch.setattr(content_keys, "digest", lambda *parts: real(parts[-1]))
+    monkeypatch.setattr(content_keys, "compute_digest", lambda *parts: real(parts[-1]))
     with pytest.raises(AssertionError, match="wrong content"):
         quick(make_cache(4))
 
 
-def test_the_property_sees_images_that_are_mixed_up_b8(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracked_request, "content", forget_images)
+def test_the_property_sees_images_that_are_mixed_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracked_request, "build_content_ids", forget_images)
     with pytest.raises(AssertionError, match="wrong content"):
         for seed in range(200):
             drive(seed)
 
 
 def test_the_property_sees_parts_of_images(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracked_request.TrackedRequest, "floor", lambda self, length: length)
+    monkeypatch.setattr(tracked_request.TrackedRequest, "round_down", lambda self, length: length)
     with pytest.raises(AssertionError):
         for seed in range(200):
             drive(seed)
 
 
 def test_the_property_sees_a_budget_that_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(EntryStore, "enforce", lambda self: self._report())
+    monkeypatch.setattr(EntryStore, "enforce_budgets", lambda self: self._update_counters())
     with pytest.raises(AssertionError):
         for seed in range(50):
             drive(seed)
@@ -735,11 +733,11 @@ def test_a_part_stays_on_disk_until_the_whole_is_there() -> None:
 
         written = False
 
-        def stored(self, record: CacheEntry) -> bool:
-            return self.written and super().is_stored(record)
+        def is_stored(self, entry: CacheEntry) -> bool:
+            return self.written and super().is_stored(entry)
 
     files = Slow()
-    cache = make_cache(files=files)
+    cache = make_cache(disk_tier=files)
     serve(cache, "a", range(13))
     kept = set(files.files)
     assert kept

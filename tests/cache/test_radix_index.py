@@ -1,4 +1,4 @@
-"""How prompts meet the prefix cache (cache/radix_index.py, PrefixCache.find): A5 to A10, A15, A21, B8, B10, B27."""
+"""How prompts meet the prefix cache (cache/radix_index.py, PrefixCache.lookup), and what a lookup costs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_nothing_is_known_at_first() -> None:
     assert cache.counters.miss == 1
 
 
-def test_a_prompt_sent_again_leaves_one_token_b27() -> None:
+def test_a_prompt_sent_again_leaves_one_token() -> None:
     """B27, A5: also after its answer took the place of the prompt's own record."""
     cache = make_cache()
     serve(cache, "a", LONG, [1, 2, 3])
@@ -30,21 +30,21 @@ def test_a_prompt_sent_again_leaves_one_token_b27() -> None:
     assert hit is not None and (hit.length, hit.kind) == (29, HitKind.EXACT)
 
 
-def test_prompt_and_answer_sent_again_b27() -> None:
+def test_prompt_and_answer_sent_again() -> None:
     cache = make_cache()
     serve(cache, "a", LONG, [1, 2, 3])
     hit = serve(cache, "b", [*LONG, 1, 2, 3])
     assert hit is not None and (hit.length, hit.kind) == (32, HitKind.EXACT)
 
 
-def test_a_prompt_that_goes_on_a5() -> None:
+def test_a_prompt_that_goes_on() -> None:
     cache = make_cache()
     serve(cache, "a", LONG, [1, 2, 3])
     hit = serve(cache, "b", [*LONG, 1, 2, 50, 51, 52])
     assert hit is not None and (hit.length, hit.kind) == (32, HitKind.PREFIX)
 
 
-def test_a_part_of_a_longer_prompt_a8() -> None:
+def test_a_part_of_a_longer_prompt() -> None:
     cache = make_cache(chunk=64)
     serve(cache, "a", LONG, chunk=64)
     hit = serve(cache, "b", LONG[:20], chunk=64)
@@ -52,7 +52,7 @@ def test_a_part_of_a_longer_prompt_a8() -> None:
 
 
 @pytest.mark.parametrize("chunk", [4, 8, 64])
-def test_a_prompt_that_parts_inside_a_record_a9(chunk: int) -> None:
+def test_a_prompt_that_parts_inside_a_record(chunk: int) -> None:
     cache = make_cache(chunk=chunk)
     serve(cache, "a", LONG, chunk=chunk)
     hit = serve(cache, "b", [*LONG[:25], 1, 2, 3, 4, 5], chunk=chunk)
@@ -60,7 +60,7 @@ def test_a_prompt_that_parts_inside_a_record_a9(chunk: int) -> None:
     check_integrity(cache)
 
 
-def test_the_best_of_many_branches_a9() -> None:
+def test_the_best_of_many_branches() -> None:
     cache = make_cache(chunk=64)
     for n in range(1, 30):
         serve(cache, f"a{n}", [*LONG[:n], 7, 8, 9], chunk=64)
@@ -70,7 +70,7 @@ def test_the_best_of_many_branches_a9() -> None:
     check_integrity(cache)
 
 
-def test_states_are_exact_positions_a7() -> None:
+def test_states_are_exact_positions() -> None:
     """A6, A7: a part of another prompt finds no state, unless one was kept right there."""
     cache = make_cache(states=True, every=1000)
     serve(cache, "a", LONG)
@@ -82,7 +82,7 @@ def test_states_are_exact_positions_a7() -> None:
 
 
 @pytest.mark.parametrize("deltas", [True, False])
-def test_states_at_boundaries_serve_others_a3(deltas: bool) -> None:
+def test_states_at_boundaries_serve_others(deltas: bool) -> None:
     """A3, B10: off the grid, with and without layers that keep all keys."""
     cache = make_cache(states=True, deltas=deltas, every=1000)
     serve(cache, "a", LONG, boundaries=(21,))
@@ -93,7 +93,7 @@ def test_states_at_boundaries_serve_others_a3(deltas: bool) -> None:
 
 
 @pytest.mark.parametrize("deltas", [True, False])
-def test_every_turn_of_a_chat_is_found_b10(deltas: bool) -> None:
+def test_every_turn_of_a_chat_is_found(deltas: bool) -> None:
     cache = make_cache(states=True, deltas=deltas, every=1000)
     prompt, before = list(LONG), 0
     for turn in range(6):
@@ -104,7 +104,7 @@ def test_every_turn_of_a_chat_is_found_b10(deltas: bool) -> None:
         prompt += [1, 2, 3, *range(turn * 10 + 200, turn * 10 + 207)]
 
 
-def test_without_the_keys_a_state_is_a_miss_a16() -> None:
+def test_without_the_keys_a_state_is_a_miss() -> None:
     cache = make_cache(states=True, every=1000)
     serve(cache, "a", LONG)
     first = next(r for r in cache._index.entries.values() if r.start == 0)
@@ -113,7 +113,7 @@ def test_without_the_keys_a_state_is_a_miss_a16() -> None:
     assert serve(cache, "b", LONG) is None
 
 
-def test_images_b8_a21() -> None:
+def test_images() -> None:
     """B8, A21: the same tokens with another image match up to the image."""
     cache = make_cache()
     prompt, spans = [1, 2, 3, *[9] * 10, 4, 5, 6], ((3, 13),)
@@ -177,8 +177,8 @@ def counted(monkeypatch: pytest.MonkeyPatch, act: Callable[[], Any]) -> tuple[in
         monkeypatch.setattr(module, name, spy)
 
     with monkeypatch.context():
-        wrap(content_keys, "digest", 0)
-        wrap(radix_index, "common", 1)
+        wrap(content_keys, "compute_digest", 0)
+        wrap(radix_index, "count_common_ids", 1)
         act()
     monkeypatch.undo()
     return counts[0], counts[1]
@@ -189,7 +189,7 @@ def fill(cache: PrefixCache, records: int, shared: list[int]) -> None:
         serve(cache, f"s{n}", [*shared, n + 1000, n * 7, n], chunk=512)
 
 
-def test_lookup_does_not_grow_with_records_a15(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lookup_does_not_grow_with_records(monkeypatch: pytest.MonkeyPatch) -> None:
     """A15: 5,000 records that share 300 tokens within a chunk, and the chunks of other prompts."""
     shared = [n % 50 for n in range(300)]
     prompt = [*shared, *range(2000, 2000 + 16_000)]
@@ -208,7 +208,7 @@ def test_lookup_does_not_grow_with_records_a15(monkeypatch: pytest.MonkeyPatch) 
     assert costs[1][1] <= 16
 
 
-def test_a_branching_chunk_is_walked_once_a15(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_branching_chunk_is_walked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     shared = [n % 50 for n in range(300)]
     cache = make_cache(chunk=512, memory=10**9)
     fill(cache, 3000, shared)

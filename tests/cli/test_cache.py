@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from mlxrun.cli import cache
 from mlxrun.cli.main import main
 from mlxrun.scheduler.step_plan import SnapshotKind
-from tests.cache.test_disk_tier import OTHER, ROOT, make, saved
+from tests.helpers.cache_files import OTHER, ROOT, make_entry, write_entry
 
 PATH = "big.out.jsonl.run/cache"
 
@@ -36,9 +36,9 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     where = tmp_path / PATH
     for number, part in enumerate((SnapshotKind.DELTA, SnapshotKind.DELTA, SnapshotKind.STATE)):
-        path = saved(where, number, part=part)[2]
+        path = write_entry(where, number, kind=part)[2]
         os.utime(path, (1000 + number, 1000 + number))
-    saved(where, 9, root=OTHER, part=SnapshotKind.STATE)
+    write_entry(where, 9, root=OTHER, kind=SnapshotKind.STATE)
     (where / "readme.txt").write_text("mine")
     (where / ROOT.hex() / "model.safetensors").write_text("mine")
     return where
@@ -66,8 +66,8 @@ def test_ls_is_one_line_a_model(capsys: pytest.CaptureFixture[str]) -> None:
 def test_ls_records_are_one_line_each(capsys: pytest.CaptureFixture[str]) -> None:
     lines = run(capsys, "ls", "--records", "--path", PATH)[1].splitlines()
     assert len(lines) == 7
-    assert lines[2].split()[:4] == [make(0)[0].key.hex(), "delta", "tokens", "8-12"]
-    assert lines[4].split()[:2] == [make(2, part=SnapshotKind.STATE)[0].key.hex(), "state"]
+    assert lines[2].split()[:4] == [make_entry(0)[0].key.hex(), "delta", "tokens", "8-12"]
+    assert lines[4].split()[:2] == [make_entry(2, kind=SnapshotKind.STATE)[0].key.hex(), "state"]
     assert lines[4].endswith("kept longest") and not lines[3].endswith("kept longest")
 
 
@@ -164,7 +164,7 @@ def test_clear_of_one_model(kept: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert len(records(kept)) == 3 and not (kept / OTHER.hex()).exists()
     code, _, err = run(capsys, "clear", "--yes", "--model", "ffff", "--path", PATH)
     assert code == 2 and "no such model; see `mlxrun cache ls`" in err
-    saved(kept, 9, root=OTHER)
+    write_entry(kept, 9, root=OTHER)
     for prefix in ("0", ""):
         code, _, err = run(capsys, "clear", "--yes", "--model", prefix, "--path", PATH)
         assert code == 2 and "give more digits" in err

@@ -1,6 +1,6 @@
-"""What the prefix cache is tested with: payloads that say what they hold, files in a dict, and no model.
+"""Fakes for tests of the prefix cache: payloads that say what they hold, a disk tier in a dict, and no model.
 
-What a row holds is written down here without the cache's own keys, so a hit with wrong content is seen.
+The content of a row is described here without the cache's own keys, so that a hit with wrong content fails.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ from array import array
 from collections.abc import Sequence
 from typing import Any
 
-from mlxrun.cache.entry import CacheEntry, SerializedPayload, SerializedTensor
+from mlxrun.cache.disk_tier import DiskTier
+from mlxrun.cache.entry import CacheEntry
 from mlxrun.cache.prefix_cache import PrefixCache
 from mlxrun.config.settings import CacheSettings
+from mlxrun.scheduler.payload import SerializedPayload, SerializedTensor
 from mlxrun.scheduler.request import Request, SamplingParams
 from mlxrun.scheduler.request_state import RequestState
 from mlxrun.scheduler.step_plan import CacheHit, SnapshotKind, SnapshotRequest, SnapshotResult
@@ -20,8 +22,8 @@ from mlxrun.scheduler.step_plan import CacheHit, SnapshotKind, SnapshotRequest, 
 STATE_BYTES = 6
 
 
-def truth(request: Request, output: Sequence[int] = ()) -> tuple[Any, ...]:
-    """What each position of a request holds."""
+def list_content(request: Request, output: Sequence[int] = ()) -> tuple[Any, ...]:
+    """Return the content of each position of a request."""
     content: list[Any] = [*request.prompt, *output]
     for (start, stop), what in zip(request.image_spans, request.image_digests, strict=True):
         content[start:stop] = [(what, i) for i in range(stop - start)]
@@ -33,7 +35,7 @@ def make_request(rid: str, prompt: Sequence[int], **more: Any) -> Request:
 
 
 class FakeCodec:
-    """A payload is (part, content); a byte a token, or some for a state."""
+    """A payload is (kind, content); it has one byte a token, a state STATE_BYTES."""
 
     def __init__(self) -> None:
         self.broken: set[Any] = set()
@@ -48,18 +50,18 @@ class FakeCodec:
             {"x": SerializedTensor("U8", (size,), bytes(size))}, {"payload": repr(payload)}
         )
 
-    def decode(self, blob: SerializedPayload) -> Any:
+    def decode(self, serialized: SerializedPayload) -> Any:
         self.decoded += 1
-        if "payload" not in blob.meta:
+        if "payload" not in serialized.meta:
             raise ValueError("not a payload")
-        return ast.literal_eval(blob.meta["payload"])
+        return ast.literal_eval(serialized.meta["payload"])
 
     def is_usable(self, payload: Any, tokens: int) -> bool:
         return payload not in self.broken and (payload[0] == "state" or len(payload[1]) >= tokens)
 
 
-class FakeDiskTier:
-    """A disk. `drop`: reads of these keys fail."""
+class FakeDiskTier(DiskTier):
+    """A disk tier in a dict; while `full` is set it accepts nothing."""
 
     def __init__(self) -> None:
         self.files: dict[bytes, tuple[CacheEntry, SerializedPayload]] = {}
@@ -68,37 +70,37 @@ class FakeDiskTier:
 
     @property
     def nbytes(self) -> int:
-        return sum(blob.nbytes for _, blob in self.files.values())
+        return sum(payload.nbytes for _, payload in self.files.values())
 
     def scan(self) -> list[CacheEntry]:
         return [
             CacheEntry(
-                r.key,
-                r.parent,
-                r.kind,
-                r.start,
-                r.stop,
-                array("q", r.ids),
-                boundary=r.boundary,
+                e.key,
+                e.parent,
+                e.kind,
+                e.start,
+                e.stop,
+                array("q", e.ids),
+                boundary=e.boundary,
                 on_disk=True,
             )
-            for r, _ in self.files.values()
+            for e, _ in self.files.values()
         ]
 
-    def write(self, record: CacheEntry, blob: SerializedPayload) -> bool:
+    def write(self, entry: CacheEntry, payload: SerializedPayload) -> bool:
         if not self.full:
-            self.files[record.key] = (record, blob)
+            self.files[entry.key] = (entry, payload)
         return not self.full
 
-    def is_stored(self, record: CacheEntry) -> bool:
-        return record.key in self.files
+    def is_stored(self, entry: CacheEntry) -> bool:
+        return entry.key in self.files
 
-    def read(self, record: CacheEntry) -> SerializedPayload | None:
-        found = self.files.get(record.key)
+    def read(self, entry: CacheEntry) -> SerializedPayload | None:
+        found = self.files.get(entry.key)
         return found[1] if found else None
 
-    def delete(self, record: CacheEntry) -> None:
-        self.files.pop(record.key, None)
+    def delete(self, entry: CacheEntry) -> None:
+        self.files.pop(entry.key, None)
 
     def close(self) -> None:
         self.closed = True
@@ -123,27 +125,27 @@ class Row:
         self.cache = cache
         self.request = request
         self.chunk = chunk
-        self.request_state = RequestState(request, 0, 0.0, 10**6)
+        self.state = RequestState(request, 0, 0.0, 10**6)
         self.hit: CacheHit | None = None
         self.filled = 0
         cache.track(request)
 
     @property
     def content(self) -> tuple[Any, ...]:
-        return truth(self.request, self.request_state.output)
+        return list_content(self.request, self.state.output)
 
     def begin(self) -> CacheHit | None:
-        self.hit = self.cache.lookup(self.request.id, self.request_state.output, self.request_state.prefill_target)
+        self.hit = self.cache.lookup(self.request.id, self.state.output, self.state.prefill_target)
         if self.hit is not None:
             self.check(self.hit)
-        self.request_state.num_computed_tokens = self.filled = self.hit.length if self.hit else 0
-        self.request_state.running = True
-        self.request_state.decoding = self.filled == self.request_state.prefill_target
+        self.state.num_computed_tokens = self.filled = self.hit.length if self.hit else 0
+        self.state.running = True
+        self.state.decoding = self.filled == self.state.prefill_target
         return self.hit
 
     def check(self, hit: CacheHit) -> None:
-        """The hit holds exactly what the request's first tokens are."""
-        assert 0 < hit.length <= self.request_state.prefill_target
+        """Check that the hit holds exactly the content of the request's first tokens."""
+        assert 0 < hit.length <= self.state.prefill_target
         assert not any(start < hit.length < stop for start, stop in self.request.image_spans)
         at = 0
         for start, stop, payload in hit.deltas:
@@ -156,46 +158,48 @@ class Row:
         if hit.state is not None:
             assert hit.state == ("state", self.content[: hit.length]), "wrong content in a state"
 
-    def saved(self, save: SnapshotRequest) -> SnapshotResult:
-        start = save.start if save.kind is SnapshotKind.DELTA else 0
-        assert save.stop <= self.filled
-        assert save.kind is SnapshotKind.DELTA or save.stop == self.filled
-        return SnapshotResult(save, (save.kind.value, self.content[start : save.stop]))
+    def take_snapshot(self, wanted: SnapshotRequest) -> SnapshotResult:
+        start = wanted.start if wanted.kind is SnapshotKind.DELTA else 0
+        assert wanted.stop <= self.filled
+        assert wanted.kind is SnapshotKind.DELTA or wanted.stop == self.filled
+        return SnapshotResult(wanted, (wanted.kind.value, self.content[start : wanted.stop]))
 
     def prefill(self, most: int = 10**6) -> bool:
-        """One chunk; whether there was one."""
-        if self.request_state.decoding:
+        """Prefill one chunk; whether there was one."""
+        if self.state.decoding:
             return False
-        start, stop = self.request_state.num_computed_tokens, self.request_state.find_chunk_end(self.chunk, most)
+        start, stop = (
+            self.state.num_computed_tokens,
+            self.state.find_chunk_end(self.chunk, most),
+        )
         if self.cache.needs_boundary_stops:
             stop = next((b for b in self.request.boundaries if start < b < stop), stop)
-        target = self.request_state.prefill_target
-        self.request_state.record_prefill(stop)
+        target = self.state.prefill_target
+        self.state.record_prefill(stop)
         self.filled = stop
-        for save in self.cache.plan_snapshots(self.request.id, start, stop, target):
-            self.cache.store_snapshot(self.saved(save))
+        for wanted in self.cache.plan_snapshots(self.request.id, start, stop, target):
+            self.cache.store_snapshot(self.take_snapshot(wanted))
         return True
 
     def decode(self, tokens: Sequence[int]) -> None:
         for token in tokens:
             self.filled = len(self.content)
-            self.request_state.output.append(token)
+            self.state.output.append(token)
 
     def preempt(self) -> None:
-        """Out of the batch: it may come back."""
-        saves = self.cache.plan_final_snapshots(self.request.id, self.request_state.output, self.filled)
-        for save in saves:
-            self.cache.store_snapshot(self.saved(save))
-        self.request_state.reset()
+        """Free the row; the request may get one again."""
+        for wanted in self.cache.plan_final_snapshots(self.request.id, self.state.output, self.filled):
+            self.cache.store_snapshot(self.take_snapshot(wanted))
+        self.state.reset()
         self.filled = 0
 
     def end(self) -> None:
-        if self.request_state.running:
+        if self.state.running:
             self.preempt()
         self.cache.forget(self.request.id)
 
     def serve(self, answer: Sequence[int] = ()) -> CacheHit | None:
-        """All of it."""
+        """Serve the request from its lookup to its end."""
         hit = self.begin()
         while self.prefill():
             pass
@@ -212,27 +216,27 @@ def serve(
 
 
 def check_integrity(cache: PrefixCache, memory: int | None = None) -> None:
-    """What must hold between any two calls: sums, budgets, and that everything kept can be reached."""
+    """Check what must be true between any two calls: sums, budgets, and that every entry can be reached."""
     index, store = cache._index, cache._store
-    records = index.entries.values()
-    held = [r for r in records if r.payload is not None]
-    assert store.nbytes == sum(r.nbytes for r in held) == cache.counters.memory_bytes
-    assert cache.counters.records == len(held)
+    entries = index.entries.values()
+    in_memory = [e for e in entries if e.payload is not None]
+    assert store.nbytes == sum(e.nbytes for e in in_memory) == cache.counters.memory_bytes
+    assert cache.counters.records == len(in_memory)
     assert set(index.entries) == set(index._nodes)
     if memory is not None:
-        assert store.nbytes <= max(memory, sum(r.nbytes for r in held if r.pins))
-    for record in records:
-        assert record.payload is not None or record.on_disk, "in no tier"
-        assert index.is_reachable(record)
+        assert store.nbytes <= max(memory, sum(e.nbytes for e in in_memory if e.pins))
+    for entry in entries:
+        assert entry.payload is not None or entry.on_disk, "in no tier"
+        assert index.is_reachable(entry)
         assert all(
-            a.last_used >= record.last_used
-            for a in list(index.iterate_ancestors(record))[record.kind is SnapshotKind.STATE :]
+            above.last_used >= entry.last_used
+            for above in list(index.iterate_ancestors(entry))[entry.kind is SnapshotKind.STATE :]
         )
-    files = cache._files
-    if files is not None:
-        retired = {part.key for part, _ in store._retired}
-        assert {r.key for r in records if r.on_disk} | retired == set(files.blobs)  # type: ignore[attr-defined]
+    disk_tier = cache._disk_tier
+    if disk_tier is not None:
+        retired = {shorter.key for shorter, _ in store._retired}
+        assert {e.key for e in entries if e.on_disk} | retired == set(disk_tier.files)  # type: ignore[attr-defined]
     live = set(index._nodes.values())
     assert all(any(n is node or n in live for n in node.walk_up()) for node in live)
-    if not records:
+    if not entries:
         assert not index._trees

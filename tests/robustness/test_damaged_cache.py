@@ -447,12 +447,12 @@ def test_files_that_may_not_be_read(filled: Filled, monkeypatch: pytest.MonkeyPa
     disk = filled.copy()
     paths = files(disk)
     with monkeypatch.context() as patch:
-        patch.setattr("mlxrun.cache.disk_tier.peek", denied)
+        patch.setattr("mlxrun.cache.disk_tier.peek_entry", denied)
         done = filled.answer(disk, [STRANGER])
     assert done.counts["refused"] == 0
     assert all(path.exists() for path in paths)
     with monkeypatch.context() as patch:
-        patch.setattr("mlxrun.cache.disk_tier.load", denied)
+        patch.setattr("mlxrun.cache.disk_tier.load_entry", denied)
         assert filled.answer(disk).cached[0] == 0
     check_mended(filled, disk)
 
@@ -473,7 +473,7 @@ def test_files_without_permissions(filled: Filled) -> None:
 def test_a_digest_that_is_not_compared_is_noticed(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a digest that fits everything, damaged payloads come through to the answers."""
     monkeypatch.setattr("mlxrun.cache.entry_file._DIGEST", slice(0, 0))
-    monkeypatch.setattr("mlxrun.cache.entry_file._file_digest", lambda head, data: b"")
+    monkeypatch.setattr("mlxrun.cache.entry_file._hash_file", lambda head, data: b"")
 
     def spoil(paths: list[Path]) -> None:
         for path in paths:
