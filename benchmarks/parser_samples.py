@@ -79,4 +79,6 @@ def thought_of(family: str) -> str:
 
 def names() -> list[tuple[str, str]]:
     """Every parser: "tools" or "reasoning", and its name."""
-    return [("tools", f.name) for f in TOOL_CALL_FAMILIES] + [("reasoning", t.name) for t in REASONING_FAMILIES]
+    return [("tools", f.name) for f in TOOL_CALL_FAMILIES] + [
+        ("reasoning", t.name) for t in REASONING_FAMILIES
+    ]

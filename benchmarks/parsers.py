@@ -17,7 +17,7 @@ from rich.console import Console
 
 from benchmarks.parser_samples import TOOLS, WORDS, call_of, names, thought_of
 from mlxrun import __version__
-from mlxrun.bench.report import fitting, make_table
+from mlxrun.bench.report import make_console, make_table
 from mlxrun.parsers.answer_parser import AnswerParser
 from mlxrun.parsers.delta import Parser
 from mlxrun.parsers.registry import find_reasoning_family, find_tool_call_family
@@ -84,7 +84,7 @@ def _rate(make: Callable[[], Parser], answers: Sequence[str], size: int, clock: 
 
 def print_parsers_report(report: Mapping[str, Any], console: Console | None = None) -> None:
     """One table: rows are parsers, columns pieces of plain text, then of calls or thoughts."""
-    console = fitting(console)
+    console = make_console(console)
     sizes = [str(size) for size in report["settings"]["sizes"]]
     columns = ["kind", "parser", *(f"{what} {size}" for what in KINDS for size in sizes)]
     cells = [

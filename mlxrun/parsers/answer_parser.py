@@ -171,7 +171,7 @@ class AnswerParser:
     def _try_call(self, read: Reader, opener: str, kind: TextKind = "content") -> Step[bool]:
         """Try to read a call. False: there is none, and the opener has become text of this kind."""
         s = self._stream
-        if s.is_exhausted():
+        if s.exhausted:
             s.out.add(kind, opener)
             return False
         s.begin_attempt(opener, kind)

@@ -1,123 +1,115 @@
-"""Arguments of one call as JSON that is written in pieces and can be closed at any moment.
+"""The JSON arguments of one call, written as they come, which can be closed at any moment.
 
-Nothing is written before it is certain to stay: a key goes out with the beginning of its value, the opening
-brace with the first member. So a call that is cut has, closed, the members that were whole and as much of an
-open string, array or object as had come.
+Nothing is written before it is certain to stay: a key with the beginning of its value, the opening brace with
+the first member. So the arguments of a call that is cut off, once closed, have the members that were complete
+and as much of an open string, array or object as had come.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 
 from mlxrun.parsers.delta_builder import DeltaBuilder
-from mlxrun.parsers.tool_schemas import ValueSchema
-
-
-def quoted(text: str) -> str:
-    """A JSON string."""
-    return json.dumps(text, ensure_ascii=False)
+from mlxrun.parsers.tool_schemas import ValueSchema, encode_json
 
 
 class ArgumentWriter:
-    """A JSON encoder. `begun`: whether the call is out, as number `index`; `schema`: of its arguments."""
+    """Writes the arguments of the call of tool `name`, whose JSON Schema is `schema`, into `out`.
+
+    `on_progress` is called after each write, with True when the call is closed. `id`: the model's own id of
+    the call; without it a new one is made.
+    """
 
     def __init__(
         self,
         out: DeltaBuilder,
         name: str,
         schema: ValueSchema,
-        progress: Callable[[bool], None],
+        on_progress: Callable[[bool], None],
         id: str = "",
     ) -> None:
-        self.name = name
-        self.id = id  # the model's own; "": a new one is made
         self.schema = schema
-        self.started = False
-        self._out = out
-        self._progress = progress  # told when something has gone out, and with True that it is closed
+        self.started = False  # whether the call has been added to `out`, as number `index`
         self.index = 0
-        self._closers: list[str] = []
-        self._first: list[bool] = []  # of each open object or array: nothing in it yet
+        self._out = out
+        self._name = name
+        self._id = id
+        self._on_progress = on_progress
+        self._closers: list[str] = []  # of the open strings, arrays and objects
+        self._empty: list[bool] = []  # of each open object or array: nothing in it yet
         self._pending = ""
 
-    # -- whole members, for formats that tag each argument ------------------------------------------
+    # -- complete members, for formats that tag each argument ---------------------------------------
 
     def write_member(self, key: str, value: str) -> None:
-        """An argument whose value is JSON."""
-        self._root()
-        self.write_key(quoted(key))
+        """Write an argument whose value is JSON."""
+        self._open_root()
+        self.write_key(key)
         self.write_value(value)
 
     def open_text_member(self, key: str) -> None:
-        """An argument that is a string, to come in pieces; `text` gives them, `end` ends it."""
-        self._root()
-        self.write_key(quoted(key))
+        """Begin a string argument, which `write_text` continues and `close_innermost` ends."""
+        self._open_root()
+        self.write_key(key)
         self.open_string()
 
-    def write_text(self, piece: str) -> None:
-        """More of the open string, not yet escaped."""
-        if piece:
-            self.write_escaped(quoted(piece)[1:-1])
+    def write_text(self, text: str) -> None:
+        """Continue the open string with text that is not yet escaped."""
+        if text:
+            self.write_escaped(encode_json(text)[1:-1])
 
     def close(self) -> None:
-        """Ends whatever is open; without any member the arguments are `{}`."""
-        self._root()
+        """Close all that is open; without any member the arguments are `{}`."""
+        self._open_root()
         while self._closers:
             self.close_innermost()
-        self._progress(True)
+        self._on_progress(True)
 
-    def _root(self) -> None:
+    def _open_root(self) -> None:
         if not self._closers and not self.started:
             self.open_container("{")
 
-    # -- JSON, piece by piece -----------------------------------------------------------------------
+    # -- JSON as it comes ---------------------------------------------------------------------------
 
     def open_container(self, bracket: str) -> None:
-        """An object or an array begins."""
+        """Begin an object or an array."""
         if not self._closers:
             self._pending = bracket
         else:
-            self._value(bracket)
+            self.write_value(bracket)
         self._closers.append("}" if bracket == "{" else "]")
-        self._first.append(True)
+        self._empty.append(True)
 
     def write_key(self, key: str) -> None:
-        """The next member's key, as JSON."""
-        self._pending += ("" if self._first[-1] else ", ") + key + ": "
-        self._first[-1] = False
-
-    def write_value(self, value: str) -> None:
-        """A value that is written at once, as JSON."""
-        self._value(value)
+        """Write the key of the next member; it goes out with the member's value."""
+        self._pending += f"{'' if self._empty[-1] else ', '}{encode_json(key)}: "
+        self._empty[-1] = False
 
     def open_string(self) -> None:
-        """A string value begins."""
-        self._value('"')
+        """Begin a string value."""
+        self.write_value('"')
         self._closers.append('"')
 
-    def write_escaped(self, escaped: str) -> None:
-        """More of it, escaped."""
-        self._put(escaped)
+    def write_value(self, json: str) -> None:
+        """Write a value, or the beginning of one, as JSON."""
+        if self._closers and self._closers[-1] == "]":
+            self._pending += "" if self._empty[-1] else ", "
+            self._empty[-1] = False
+        self.write_escaped(json)
 
     def close_innermost(self) -> None:
-        """Ends the innermost string, array or object."""
+        """End the innermost string, array or object."""
         closer = self._closers.pop()
         if closer != '"':
-            self._first.pop()
+            self._empty.pop()
             self._pending = "" if self.started else "{"  # without a key whose value never came
-        self._put(closer)
+        self.write_escaped(closer)
 
-    def _value(self, text: str) -> None:
-        if self._closers and self._closers[-1] == "]":
-            self._pending += "" if self._first[-1] else ", "
-            self._first[-1] = False
-        self._put(text)
-
-    def _put(self, text: str) -> None:
+    def write_escaped(self, text: str) -> None:
+        """Continue the open string with text that is escaped already."""
         if not self.started:
             self.started = True
-            self.index = self._out.begin_call(self.name, self.id)
+            self.index = self._out.begin_call(self._name, self._id)
         self._out.add_arguments(self.index, self._pending + text)
         self._pending = ""
-        self._progress(False)
+        self._on_progress(False)

@@ -44,7 +44,7 @@ class ToolCallFamily:
 class ReasoningFamily:
     """A format of reasoning: `pairs` of an opening tag and the tags that may close it.
 
-    `anywhere`: the opening tag counts in the middle of text too (special tokens); else where text begins only:
+    `anywhere`: the opening tag counts in the middle of text too (special tokens); else where text begins:
     at the start, behind reasoning or behind a call.
     """
 

@@ -60,7 +60,7 @@ TOOL_CALL_FAMILIES: tuple[ToolCallFamily, ...] = (
 )
 REASONING_FAMILIES: tuple[ReasoningFamily, ...] = (harmony.REASONING, *reasoning_tags.FAMILIES)
 
-F = TypeVar("F", ToolCallFamily, ReasoningFamily)
+F = TypeVar("F", bound=ToolCallFamily | ReasoningFamily)
 
 
 def detect_formats(template: str | None, tokenizer: Any, settings: ParserSettings) -> ModelFormats:

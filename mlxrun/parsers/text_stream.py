@@ -19,11 +19,10 @@ from mlxrun.parsers.marker_scanner import MarkerScanner, get_scanner
 from mlxrun.parsers.tool_schemas import ToolSchemas
 
 MAX_NAME = 400  # characters of a name, a number or a word
-# Characters that may be read without finding a call; then openers are text, as an answer may be full of them.
-MAX_WASTED = 1_000_000
+MAX_WASTED = 1_000_000  # characters read without finding a call, as an answer may be full of openers
 T = TypeVar("T")
 Step = Generator[None, None, T]
-# Where text may go without running the reader, and the test that the text has to pass.
+# Where text goes without running the reader, and the test that it has to pass.
 PassThrough = tuple[TextKind | ArgumentWriter | Callable[[str], None], Callable[[str], bool]]
 
 
@@ -39,15 +38,13 @@ class TextStream:
     """The text not yet read, and the deltas found so far. `tools`: the tools that the request offers."""
 
     def __init__(
-        self,
-        tools: ToolSchemas | None = None,
-        new_id: Callable[[], str] = make_call_id,
-        separates_reasoning: bool = True,
+        self, tools: ToolSchemas, new_id: Callable[[], str] = make_call_id, separates_reasoning: bool = True
     ) -> None:
-        self.tools = tools or ToolSchemas(None)
+        self.tools = tools
         self.separates_reasoning = separates_reasoning  # for harmony: else reasoning is content
         self.out = DeltaBuilder(new_id)
         self.ended = False
+        self.exhausted = False  # whether so much was read without finding a call that openers are text now
         self.pass_through: PassThrough | None = None
         self._text = ""
         self._at = 0
@@ -134,9 +131,8 @@ class TextStream:
         return "".join(parts), marker
 
     def read_name(self, *markers: str, strip: bool = True) -> Step[tuple[str, str]]:
-        """Take a name up to the next of `markers`, and the marker; return both. Raises StreamCut at the end of
-        the answer, and Malformed if the text is too long for a name: else an opener that is not followed by a
-        call would hold back the rest of the answer."""
+        """Take a name up to the next of `markers`, and the marker; return both. Raises StreamCut at the end,
+        and Malformed if the text is too long for a name: it shall not hold back the rest of the answer."""
         find = get_scanner(*markers).find
         while True:
             stop, marker = find(self._text, self._at, self.ended)
@@ -150,12 +146,14 @@ class TextStream:
             yield
 
     def stream_string(
-        self, markers: MarkerScanner, sink: Callable[[str], None], get_call: Callable[[], ArgumentWriter | None]
+        self,
+        markers: MarkerScanner,
+        sink: Callable[[str], None],
+        get_call: Callable[[], ArgumentWriter | None],
     ) -> Step[str]:
-        """Take a string value up to the next of `markers`, which is returned; `sink` gets its text as it comes.
-        Raises StreamCut at the end of the answer; a partial marker of two or more characters there is no part
-        of the value. `get_call` returns the call whose open string may be continued without the sink, or None.
-        """
+        """Take a string up to the next of `markers`, which is returned; `sink` gets its text as it comes.
+        Raises StreamCut at the end of the answer, and drops a partial marker of two or more characters there.
+        `get_call` returns the call whose open string may be continued without the sink, or None."""
 
         def pass_to_call() -> PassThrough | None:
             call = get_call()
@@ -212,8 +210,7 @@ class TextStream:
     # -- results ------------------------------------------------------------------------------------
 
     def commit(self) -> None:
-        """Forget what was read, which is dealt with. Before the first call of an attempt this does nothing, as
-        all that the attempt has read may still be text."""
+        """Forget what was read. Before an attempt's first call this does nothing: all may still be text."""
         if self._settled:
             self._forget_taken()
 
@@ -246,14 +243,12 @@ class TextStream:
     # -- for the parser -----------------------------------------------------------------------------
 
     def begin_attempt(self, opener: str, kind: TextKind = "content") -> None:
-        """Keep what is taken from here on, and `opener` before it, until a call is found. `kind`: of all that,
-        if it is none."""
+        """Keep `opener` and what is taken from here on, to return it as text of `kind` if it is no call."""
         self._taken, self._start = [opener], self._at
         self._settled, self._kind = False, kind
 
     def abandon_attempt(self, cut: bool) -> None:
-        """Close an open call that the reader cannot complete. What is not in its arguments is text, but if the
-        answer was `cut` off it is dropped."""
+        """Close a call that the reader cannot complete. The rest is text, or is dropped if it was `cut`."""
         call, self._call = self._call, None
         if not self._settled:
             return
@@ -268,12 +263,13 @@ class TextStream:
         self.return_as_text()
 
     def end_attempt(self) -> bool:
-        """Whether the attempt found anything. If not, the opener becomes text and reading resumes behind it."""
+        """Whether the attempt found anything; else the opener becomes text, and reading resumes behind it."""
         self._call = None
         found = self._settled
         if not found:
             opener, *parts = self._taken
             self._wasted += sum(map(len, parts)) + self._at - self._start
+            self.exhausted = self._wasted > MAX_WASTED
             if parts:
                 self._text, self._start = "".join((*parts, self._text[self._start :])), 0
             self._at = self._start
@@ -281,10 +277,6 @@ class TextStream:
             self.out.add(self._kind, opener)
         self._forget_taken()
         return found
-
-    def is_exhausted(self) -> bool:
-        """Whether so much was read without finding a call that openers are text from now on."""
-        return self._wasted > MAX_WASTED
 
     def found_call(self) -> bool:
         """Whether the attempt found a call, and not only that the text is none."""

@@ -1,7 +1,7 @@
 """The request's tools, and values typed by their JSON Schema.
 
 Formats that tag each argument write values as bare text: the schema says what `3.0` or `[1]` is. Formats of
-JSON say it themselves; there the schema only mends what it excludes (an array written into a string).
+JSON say it themselves; there only what the schema excludes is repaired (an array written as a string).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ValueSchema:
         self.options = tuple(_find_options(self._branches))
 
     def get_member(self, key: str) -> ValueSchema:
-        """The schema of a member."""
+        """Return the schema of a member."""
         for part in self._branches:
             properties = part.get("properties")
             if isinstance(properties, Mapping) and key in properties:
@@ -52,7 +52,7 @@ class ValueSchema:
         return ValueSchema({}, self._root)
 
     def get_items(self) -> ValueSchema:
-        """The schema of an array's items."""
+        """Return the schema of an array's items."""
         for part in self._branches:
             if isinstance(part.get("items"), Mapping):
                 return ValueSchema(part["items"], self._root)
@@ -60,13 +60,13 @@ class ValueSchema:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The members it names, in order: what positional arguments stand for."""
+        """The members that it names, in order, by which positional arguments are named."""
         named = (part["properties"] for part in self._branches if isinstance(part.get("properties"), Mapping))
         return tuple(dict.fromkeys(key for properties in named for key in properties))
 
     @property
     def is_text_only(self) -> bool:
-        """Whether a value can be nothing but a string, so that it may be written before it is whole."""
+        """Whether a value can only be a string, so that it may be written before it is complete."""
         return self.types == {"string"} and all(isinstance(option, str) for option in self.options)
 
     @property
@@ -78,7 +78,7 @@ class ValueSchema:
 
 
 class ToolSchemas:
-    """What a request offers, from its OpenAI form. Entries that are no functions offer nothing."""
+    """The tools that a request offers, as OpenAI's API has them. Tools that are no functions are left out."""
 
     def __init__(self, tools: Sequence[Mapping[str, Any]] | None) -> None:
         self._parameters: dict[str, Any] = {}
@@ -95,12 +95,12 @@ class ToolSchemas:
         return bool(self._parameters)
 
     def get_schema(self, name: str) -> ValueSchema:
-        """The schema of a function's arguments."""
+        """Return the schema of a function's arguments."""
         return ValueSchema(self._parameters.get(name, {}))
 
 
 def encode_bare_value(text: str, schema: ValueSchema, *, guess: bool = False) -> str:
-    """JSON of a value that a model wrote as bare text.
+    """Encode a value that a model wrote as bare text as JSON.
 
     Of the types that the schema admits the most special one that fits counts, a string last; numbers stay as
     they are written. Without types, arrays and objects are what they look like, with `guess` numbers and
@@ -136,12 +136,12 @@ def encode_bare_value(text: str, schema: ValueSchema, *, guess: bool = False) ->
 
 
 def repair_string(text: str, schema: ValueSchema) -> str:
-    """JSON of a string that stands where the schema allows none: what the text says if it fits."""
+    """Encode a string; where the schema excludes strings, what the text stands for."""
     return encode_bare_value(text, schema) if schema.excludes_text else encode_json(text)
 
 
 def encode_json(value: Any) -> str:
-    """JSON as it stands in arguments: characters as they are, but for half a surrogate pair."""
+    """Encode a value as JSON without escaping characters, unless there is a lone surrogate."""
     text = json.dumps(value, ensure_ascii=False)
     try:
         text.encode()
@@ -151,7 +151,7 @@ def encode_json(value: Any) -> str:
 
 
 def repair_value(value: Any, schema: ValueSchema) -> Any:
-    """A parsed value with strings mended, and numbers spelt out, where the schema wants it; at all depths."""
+    """Repair the strings in a parsed value, and turn numbers into strings where the schema asks for these."""
     if isinstance(value, str):
         return json.loads(repair_string(value, schema))
     if isinstance(value, dict):
@@ -165,7 +165,7 @@ def repair_value(value: Any, schema: ValueSchema) -> Any:
 
 
 def _normalise_number(number: str) -> str:
-    """A number in a form that JSON allows: no plus, no leading zeros, no bare point."""
+    """Rewrite a number as JSON allows it: without plus, leading zeros and bare point."""
     if _INTEGER.fullmatch(number):
         return str(int(number.split(".")[0])) if len(number) < 4000 else encode_json(number)
     value = float(number)
@@ -173,8 +173,8 @@ def _normalise_number(number: str) -> str:
 
 
 def parse_python(text: str) -> ast.Expression:
-    """The source of a Python expression. SyntaxError and its like if it is none; a warning (of an escape that
-    Python does not know and takes literally) is no matter."""
+    """Parse the source of a Python expression, without warnings of unknown escapes.
+    Raises SyntaxError or ValueError if it is none."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return ast.parse(text, mode="eval")
@@ -185,7 +185,7 @@ def _parse_literal(text: str) -> Any:
 
 
 def _encode_container(text: str, schema: ValueSchema) -> str | None:
-    """JSON of an array or object, also of one that is written as Python or twice encoded."""
+    """Encode an array or object as JSON, also one that is written as Python or encoded twice."""
     for read in (_parse_json, _parse_literal) if schema.types else (_parse_json,):
         try:
             value = read(text)
@@ -210,7 +210,7 @@ def _reject_constant(word: str) -> Any:
 
 
 def _match_option(text: str, schema: ValueSchema) -> str | None:
-    """The member of an enum that the text is."""
+    """Return the member of an enum that the text stands for, as JSON."""
     for form in (text, text.strip()):
         if form in [option for option in schema.options if isinstance(option, str)]:
             return encode_json(form)
@@ -228,7 +228,7 @@ def _drop_options(schema: ValueSchema) -> ValueSchema:
 
 
 def _find_branches(schema: Any, root: Mapping[str, Any], depth: int) -> list[Mapping[str, Any]]:
-    """The schema and all that it refers to or is composed of."""
+    """Return the schema and all schemas that it refers to or is composed of."""
     if not isinstance(schema, Mapping) or depth == 0:
         return []
     found: list[Mapping[str, Any]] = [schema]
@@ -275,7 +275,7 @@ def _find_types(parts: Sequence[Mapping[str, Any]]) -> frozenset[str]:
 
 
 def _find_options(parts: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """What an enum or const admits; with a null beside it where the schema is a union with null."""
+    """Return the values that enum and const admit."""
     options: list[Any] = []
     for part in parts:
         if isinstance(part.get("enum"), (list, tuple)):

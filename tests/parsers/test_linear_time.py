@@ -53,7 +53,7 @@ def _copied(monkeypatch: pytest.MonkeyPatch, name: str, text: str) -> int:
         add(stream, piece)
         copied += len(stream._text)
 
-    monkeypatch.setattr(TextStream, "add", count)
+    monkeypatch.setattr(TextStream, "add_text", count)
     parser = make_tool_call_parser(name, new_id=lambda: "id0")
     for at in range(0, len(text), 4):
         parser.feed(text[at : at + 4])
@@ -77,7 +77,7 @@ def test_a_megabyte_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_copies_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """The twin: a stream that keeps all it has read in one text."""
     rest = TextStream._keep_taken
-    monkeypatch.setattr(TextStream, "_rest", lambda stream: rest(stream) if stream._settled else None)
+    monkeypatch.setattr(TextStream, "_keep_taken", lambda stream: rest(stream) if stream._settled else None)
     assert _copied(monkeypatch, *_KEPT["no call at all"]) > 1000 * len(_LONG)
 
 
@@ -102,7 +102,7 @@ def _read(monkeypatch: pytest.MonkeyPatch, family: str, text: str, waste: int) -
         return found
 
     monkeypatch.setattr(TextStream, "take", count)
-    monkeypatch.setattr(streams, "WASTE", waste)
+    monkeypatch.setattr(streams, "MAX_WASTED", waste)
     case = Case("openers", family, text, [])
     assert play(lambda: parser(case), [text]) == [text]
     return taken
@@ -126,7 +126,7 @@ def test_reading_again_is_seen(monkeypatch: pytest.MonkeyPatch, family: str, uni
 
 def test_what_is_tried_does_not_depend_on_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """A56: also where nothing is tried after the first failure."""
-    monkeypatch.setattr(streams, "WASTE", 0)
+    monkeypatch.setattr(streams, "MAX_WASTED", 0)
     changed = 0
     for case in (*CALLS, *THOUGHTS, *MENDED):
         whole = exact(play(lambda case=case: parser(case), [case.text]))  # type: ignore[misc]

@@ -14,9 +14,15 @@ from hypothesis import strategies as st
 from mlxrun.parsers.answer_parser import AnswerParser
 from mlxrun.parsers.marker_scanner import get_scanner
 from mlxrun.parsers.registry import TOOL_CALL_FAMILIES, find_reasoning_family, find_tool_call_family
-from mlxrun.parsers.tool_schemas import ToolSchemas, ValueSchema, repair_string, repair_value, encode_bare_value
+from mlxrun.parsers.tool_schemas import (
+    ToolSchemas,
+    ValueSchema,
+    encode_bare_value,
+    repair_string,
+    repair_value,
+)
 from tests.helpers.parser_corpus.core import coder, hermes
-from tests.helpers.parser_driver import TOOLS, Call, function, make_tool_call_parser, merged, splits
+from tests.helpers.parser_driver import Call, function, make_tool_call_parser, merged, splits
 
 # -- markers ----------------------------------------------------------------------------------------
 

@@ -6,9 +6,8 @@ are read too.
 
 from __future__ import annotations
 
-from mlxrun.parsers.argument_writer import quoted
 from mlxrun.parsers.family import ToolCallFamily
-from mlxrun.parsers.readers.json_call import read_calls
+from mlxrun.parsers.readers.json_call import make_prefix_suffix, read_calls
 from mlxrun.parsers.text_stream import Step, TextStream
 
 _START, _PLAIN, _OLD = "<|tool_call|>", "<tool_call>", "<function_call>"
@@ -18,13 +17,12 @@ _ENDS = {_START: "<|/tool_call|>", _PLAIN: "</tool_call>", _OLD: "</function_cal
 def _read(s: TextStream, opener: str) -> Step[None]:
     yield from s.skip_space()
     if (yield from read_calls(s)):
-        yield from s.skip_space()
-        yield from s.take_literal(_ENDS[opener])
+        yield from s.skip(_ENDS[opener])
 
 
 def _detect(template: str, tokens: frozenset[str]) -> bool:
-    ours = "<|start_of_role|>" in template and _START in template
-    return ours or "<|function_call_library|>" in template or _OLD in template
+    granite_3 = "<|start_of_role|>" in template and _START in template
+    return granite_3 or "<|function_call_library|>" in template or _OLD in template
 
 
 FAMILY = ToolCallFamily(
@@ -34,5 +32,5 @@ FAMILY = ToolCallFamily(
     read=_read,
     aliases=("granite_20b_fc",),
     markers=(_START, _PLAIN, "</tool_call>", _OLD),
-    prefix_suffix=lambda name: (f'{_START}[{{"name": {quoted(name)}, "arguments": ', "}]"),
+    prefix_suffix=make_prefix_suffix(f"{_START}[", "]"),
 )

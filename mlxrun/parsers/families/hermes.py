@@ -6,9 +6,8 @@ forgotten.
 
 from __future__ import annotations
 
-from mlxrun.parsers.argument_writer import quoted
 from mlxrun.parsers.family import ToolCallFamily
-from mlxrun.parsers.readers.json_call import read_calls
+from mlxrun.parsers.readers.json_call import make_prefix_suffix, read_calls
 from mlxrun.parsers.readers.xml_call import OPENER, read_function
 from mlxrun.parsers.text_stream import Malformed, Step, TextStream
 
@@ -17,19 +16,16 @@ _ENDS = {"<TOOLCALL>": "</TOOLCALL>"}
 
 
 def read(s: TextStream, opener: str) -> Step[None]:
-    """One block, of one call or several. What is no call in it is text, its end tag then too."""
+    """Read one block, of one call or several. What is no call in it is text, and so is its end tag then."""
     if opener == OPENER:
         yield from read_function(s)
-    else:
-        char = yield from s.skip_space()
-        if char == "<":
-            if not (yield from s.take_literal(OPENER)):
-                raise Malformed
-            yield from read_function(s)
-        elif not (yield from read_calls(s)):
-            return
-    yield from s.skip_space()
-    yield from s.take_literal(_ENDS.get(opener, END))
+    elif (yield from s.skip_space()) == "<":
+        if not (yield from s.take_literal(OPENER)):
+            raise Malformed
+        yield from read_function(s)
+    elif not (yield from read_calls(s)):
+        return
+    yield from s.skip(_ENDS.get(opener, END))
 
 
 FAMILY = ToolCallFamily(
@@ -43,5 +39,5 @@ FAMILY = ToolCallFamily(
     read=read,
     aliases=("qwen", "qwen2_5", "qwen3", "nemotron"),
     markers=(START, END),
-    prefix_suffix=lambda name: (f'{START}\n{{"name": {quoted(name)}, "arguments": ', f"}}\n{END}"),
+    prefix_suffix=make_prefix_suffix(f"{START}\n", f"\n{END}"),
 )

@@ -1,24 +1,18 @@
-"""LongCat: `<longcat_tool_call>` with JSON (Flash Chat), or with keys and values in tags of their own."""
+"""LongCat: `<longcat_tool_call>` with JSON (Flash Chat), or GLM's pairs in tags of its own."""
 
 from __future__ import annotations
 
-from mlxrun.parsers.families.glm import PairTags, read_pairs
 from mlxrun.parsers.family import ToolCallFamily
-from mlxrun.parsers.text_stream import Step, TextStream
+from mlxrun.parsers.readers.pair_tags import PairTags
 
 _TAGS = PairTags("longcat_")
 
-
-def _read(s: TextStream, opener: str) -> Step[None]:
-    yield from read_pairs(s, _TAGS)
-
-
 FAMILY = ToolCallFamily(
     name="longcat",
-    detect=lambda template, tokens: _TAGS.start in template,
-    openers=(_TAGS.start,),
-    read=_read,
+    detect=lambda template, tokens: _TAGS.opener in template,
+    openers=(_TAGS.opener,),
+    read=_TAGS.read,
     ends_reasoning=True,
     aliases=("longcat_flash",),
-    markers=_TAGS.all,
+    markers=_TAGS.markers,
 )

@@ -1,24 +1,23 @@
 """Mistral: `[TOOL_CALLS][{"name": ..., "arguments": {...}}]`, since v11 `[TOOL_CALLS]name[ARGS]{...}`.
 
-The new form has one marker a call, and in v13 `[CALL_ID]` and an id behind the name. One reader reads both,
+The new format has one marker a call, and in v13 `[CALL_ID]` and an id behind the name. One reader reads both,
 also where `[ARGS]` was dropped as a special token; the two families differ in what a template asks for.
-Templates take ids of nine letters and digits only.
+Templates accept ids of nine letters and digits only.
 """
 
 from __future__ import annotations
 
 import re
 
-from mlxrun.parsers.argument_writer import quoted
 from mlxrun.parsers.family import ToolCallFamily
-from mlxrun.parsers.readers.json_call import read_arguments, read_calls
-from mlxrun.parsers.text_stream import MAX_NAME, Malformed, Step, StreamCut, TextStream
+from mlxrun.parsers.readers.json_call import make_prefix_suffix, read_arguments, read_calls
+from mlxrun.parsers.text_stream import Malformed, Step, TextStream
 
 _START, _ID, _ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 _IDS = re.compile(r"[A-Za-z0-9]{9}")
 
 
-def _short(id: str) -> str:
+def _shorten_id(id: str) -> str:
     return id[-9:]
 
 
@@ -26,29 +25,15 @@ def _read(s: TextStream, opener: str) -> Step[None]:
     if (yield from s.skip_space()) in ("[", "{"):
         yield from read_calls(s, _IDS)
         return
-    name = yield from _name(s)
+    head = yield from s.peek_while(lambda char: char not in "[{\n")
+    name, id = s.take(len(head)).strip(), ""
     if name not in s.tools:
         raise Malformed
-    id = ""
     if (yield from s.take_literal(_ID)):
-        id, mark = yield from s.read_name(_ARGUMENTS)
-        if not mark:
-            raise StreamCut
+        id, _ = yield from s.read_name(_ARGUMENTS)
     elif not (yield from s.take_literal(_ARGUMENTS)) and (yield from s.peek()) != "{":
         raise Malformed
-    yield from read_arguments(s, s.begin_call(name, id.strip()))
-
-
-def _name(s: TextStream) -> Step[str]:
-    """The characters up to a bracket, which is not taken."""
-    count = 1
-    while (seen := (yield from s.peek(count)))[-1:] not in ("", "[", "{", "\n") and len(seen) == count:
-        count += 1
-        if count > MAX_NAME:
-            raise Malformed
-    if len(seen) < count:
-        raise StreamCut
-    return s.take(count - 1).strip()
+    yield from read_arguments(s, s.begin_call(name, id))
 
 
 OLD = ToolCallFamily(
@@ -57,10 +42,10 @@ OLD = ToolCallFamily(
     openers=(_START,),
     read=_read,
     ends_reasoning=True,
-    convert_id=_short,
+    convert_id=_shorten_id,
     aliases=("mistral_old", "mixtral"),
     markers=(_START, _ID, _ARGUMENTS),
-    prefix_suffix=lambda name: (f'{_START}[{{"name": {quoted(name)}, "arguments": ', "}]"),
+    prefix_suffix=make_prefix_suffix(f"{_START}[", "]"),
 )
 NEW = ToolCallFamily(
     name="mistral",
@@ -70,7 +55,7 @@ NEW = ToolCallFamily(
     openers=(_START,),
     read=_read,
     ends_reasoning=True,
-    convert_id=_short,
+    convert_id=_shorten_id,
     aliases=("mistral_v11", "magistral", "devstral"),
     markers=(_START, _ID, _ARGUMENTS),
     prefix_suffix=lambda name: (f"{_START}{name}{_ARGUMENTS}", ""),

@@ -5,13 +5,12 @@ The first is what the model's own template shows, the second what its published 
 
 from __future__ import annotations
 
-from mlxrun.parsers.argument_writer import quoted
 from mlxrun.parsers.family import ToolCallFamily
-from mlxrun.parsers.readers.json_call import read_calls
+from mlxrun.parsers.readers.json_call import make_prefix_suffix, read_calls
 from mlxrun.parsers.text_stream import Malformed, Step, TextStream
 
 _START, _END, _WORD = "<|tool_call|>", "<|/tool_call|>", "functools"
-_WRONG = "</|tool_call|>"  # the model's own slip, as seen in the wild
+_WRONG = "</|tool_call|>"  # which the model also writes
 
 
 def _read(s: TextStream, opener: str) -> Step[None]:
@@ -20,8 +19,7 @@ def _read(s: TextStream, opener: str) -> Step[None]:
     elif (yield from s.peek()) != "[":
         raise Malformed
     if (yield from read_calls(s)):
-        yield from s.skip_space()
-        yield from s.take_literal(_END, _WRONG)
+        yield from s.skip(_END, _WRONG)
 
 
 FAMILY = ToolCallFamily(
@@ -31,5 +29,5 @@ FAMILY = ToolCallFamily(
     read=_read,
     aliases=("phi4", "phi4_mini_json"),
     markers=(_START, _END),
-    prefix_suffix=lambda name: (f'{_START}[{{"name": {quoted(name)}, "arguments": ', f"}}]{_END}"),
+    prefix_suffix=make_prefix_suffix(f"{_START}[", f"]{_END}"),
 )

@@ -1,7 +1,7 @@
-"""The last resort for models of no known format: an answer that is nothing but JSON of offered calls.
+"""For models of no known format: an answer that is nothing but JSON calls of offered tools.
 
-One object or an array of them, in a code fence or not. An answer that begins so is waited for to its end;
-other JSON flows on from its first key.
+One object or an array of them, in a code fence or not. An answer that begins so is held back to its end;
+other JSON is passed on from its first key.
 """
 
 from __future__ import annotations
@@ -10,17 +10,16 @@ import json
 from typing import Any
 
 from mlxrun.parsers.family import ToolCallFamily
-from mlxrun.parsers.readers.json_call import whole_arguments
+from mlxrun.parsers.readers.json_call import make_prefix_suffix, write_arguments
 from mlxrun.parsers.readers.json_text import expect, read_string
 from mlxrun.parsers.text_stream import Malformed, Step, TextStream
-from mlxrun.parsers.tool_schemas import encode_json
+from mlxrun.parsers.tool_schemas import ToolSchemas, encode_json
 
 _KEYS = frozenset(("name", "arguments", "parameters", "type", "function", "id"))
 _FENCE = "```"
 
 
-def read(s: TextStream, opener: str) -> Step[None]:
-    """The whole answer."""
+def _read(s: TextStream, opener: str) -> Step[None]:
     head = ""
     if (yield from s.skip_space()) == "`":
         head = yield from s.take_literal("```json\n", "```\n")
@@ -33,43 +32,43 @@ def read(s: TextStream, opener: str) -> Step[None]:
     key = yield from read_string(s)
     if key not in _KEYS:
         return
-    rest, _ = yield from s.read_until()
+    rest, _ = yield from s.read_until(required=False)
     text = f"{head}{{{encode_json(key)}{rest}".strip()
     if text.startswith(_FENCE):
         if not text.endswith(_FENCE):
             raise Malformed
         text = text.removeprefix(_FENCE).removeprefix("json").removesuffix(_FENCE)
-    for name, arguments in _calls(text, s):
-        whole_arguments(s.begin_call(name), arguments)
+    for name, arguments in _parse_calls(text, s.tools):
+        write_arguments(s.begin_call(name), arguments)
 
 
-def _calls(text: str, s: TextStream) -> list[tuple[str, str]]:
-    """Name and arguments of each call; Malformed if anything else is there."""
+def _parse_calls(text: str, tools: ToolSchemas) -> list[tuple[str, str]]:
+    """Return name and arguments of each call. Raises Malformed if there is anything else."""
     try:
         value = json.loads(text, strict=False)
     except (ValueError, RecursionError):
         raise Malformed from None
-    found = [_call(item) for item in (value if isinstance(value, list) else [value])]
-    if any(name not in s.tools for name, _ in found):
+    found = [_parse_call(item) for item in (value if isinstance(value, list) else [value])]
+    if any(name not in tools for name, _ in found):
         raise Malformed
     return [(name, encode_json(arguments)) for name, arguments in found]
 
 
-def _call(item: Any) -> tuple[str, Any]:
-    """One call; the name is "" if it is none."""
+def _parse_call(item: Any) -> tuple[str, Any]:
+    """Return name and arguments of one call; the name is "" if it is none."""
     if isinstance(item, dict) and isinstance(item.get("function"), dict):
         item = item["function"]
     if not isinstance(item, dict) or not isinstance(item.get("name"), str):
         return "", None
     arguments = item.get("arguments", item.get("parameters"))
-    well = arguments is None or isinstance(arguments, (dict, str))
-    return (item["name"], arguments) if well else ("", None)
+    valid = arguments is None or isinstance(arguments, (dict, str))
+    return (item["name"], arguments) if valid else ("", None)
 
 
 FAMILY = ToolCallFamily(
     name="json",
     detect=lambda template, tokens: False,
-    read_start=read,
+    read_start=_read,
     aliases=("plain",),
-    prefix_suffix=lambda name: (f'{{"name": {encode_json(name)}, "arguments": ', "}"),
+    prefix_suffix=make_prefix_suffix(),
 )

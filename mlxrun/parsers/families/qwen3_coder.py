@@ -1,6 +1,6 @@
 """Qwen3-Coder, Qwen 3.5, Nemotron 3: `<function=name><parameter=key>value</parameter></function>` in tags.
 
-Read as Hermes is, which knows both forms: models that were trained on one write the other now and then.
+Hermes' reader knows both formats, as models that were trained on one sometimes write the other.
 """
 
 from __future__ import annotations

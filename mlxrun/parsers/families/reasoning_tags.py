@@ -1,7 +1,7 @@
 """Reasoning between two tags: the families that differ only in their tags.
 
-A tag of plain characters opens reasoning only where text begins, as an answer may mention `<think>`. A tag that
-is a special token opens it anywhere.
+A tag of plain characters opens reasoning only where text begins, as an answer may mention `<think>`. A tag
+that is a special token opens it anywhere.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ FAMILIES = (
         pairs=(("Here is my thought process:", _GRANITE), ("Here's my thought process:", _GRANITE)),
         closing=f"\n\n{_GRANITE[0]}\n",
     ),
-    _tags("granite3_3", "<think>", "</think>", detected_by="<response>", ignored=("<response>", "</response>")),
+    _tags(
+        "granite3_3", "<think>", "</think>", detected_by="<response>", ignored=("<response>", "</response>")
+    ),
     _tags(
         "think",
         "<think>",

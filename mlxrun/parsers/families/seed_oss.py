@@ -9,24 +9,21 @@ from mlxrun.parsers.text_stream import Malformed, Step, TextStream
 START, END = "<seed:tool_call>", "</seed:tool_call>"
 
 
-def read(s: TextStream, opener: str) -> Step[None]:
-    """One block, or a function whose block's tag was forgotten."""
-    if opener == START:
-        yield from s.skip_space()
-        if not (yield from s.take_literal(OPENER)):
-            raise Malformed
-    yield from read_function(s)
-    while (yield from s.skip_space()) == "<":
-        if (yield from s.take_literal(END, OPENER)) != OPENER:
-            return
+def _read(s: TextStream, opener: str) -> Step[None]:
+    """Read one block, or a function whose block's tag was forgotten."""
+    if opener == START and not (yield from s.skip(OPENER)):
+        raise Malformed
+    more = True
+    while more:
         yield from read_function(s)
+        more = (yield from s.skip(END, OPENER)) == OPENER
 
 
 FAMILY = ToolCallFamily(
     name="seed_oss",
     detect=lambda template, tokens: START in template or START in tokens,
     openers=(START, OPENER),
-    read=read,
+    read=_read,
     aliases=("seed",),
     markers=(START, END),
 )

@@ -3,36 +3,33 @@
 from __future__ import annotations
 
 from mlxrun.parsers.families import hermes
-from mlxrun.parsers.families.minimax import InvokeTags, read_invoke
 from mlxrun.parsers.family import ToolCallFamily
+from mlxrun.parsers.readers.invoke_tags import InvokeTags
 from mlxrun.parsers.readers.xml_call import OPENER
 from mlxrun.parsers.text_stream import Step, TextStream
 
 _TAGS = InvokeTags("steptml:")
-_DROPS = (
+_IGNORED = (
     *("<｜tool_calls_begin｜>", "<｜tool_calls_end｜>"),
     *("<｜tool_call_begin｜>function<｜tool_sep｜>", "<｜tool_call_begin｜>", "<｜tool_call_end｜>"),
 )
 
 
 def _read(s: TextStream, opener: str) -> Step[None]:
-    if opener == _TAGS.invoke:
-        yield from read_invoke(s, _TAGS)
-    else:
-        yield from hermes.read(s, opener)
+    yield from (_TAGS.read if opener == _TAGS.opener else hermes.read)(s, opener)
 
 
 def _detect(template: str, tokens: frozenset[str]) -> bool:
-    newer = OPENER in template and "functions in JSONSchema format" in template
-    return newer or "<steptml:" in template
+    step_3_5 = OPENER in template and "functions in JSONSchema format" in template
+    return step_3_5 or "<steptml:" in template
 
 
 FAMILY = ToolCallFamily(
     name="step",
     detect=_detect,
-    openers=(hermes.START, OPENER, _TAGS.invoke),
+    openers=(hermes.START, OPENER, _TAGS.opener),
     read=_read,
     aliases=("step3", "step3p5", "step3_5"),
-    markers=(hermes.START, hermes.END, *_DROPS),
-    ignored=_DROPS,
+    markers=(hermes.START, hermes.END, *_IGNORED),
+    ignored=_IGNORED,
 )

@@ -1,32 +1,42 @@
 """A call that is one JSON object, `{"name": ..., "arguments": {...}}`, in the variants that models write.
 
-Members come in any order; arguments that come before the name wait for it. `arguments` may be missing, null
-or JSON in a string. The object around them may lack its last brace.
+Members come in any order; arguments that come before the name are kept until it comes. `arguments` may be
+missing, null or JSON in a string. The object around the arguments may lack its last brace.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
+from typing import Any
 
 from mlxrun.parsers.argument_writer import ArgumentWriter
-from mlxrun.parsers.readers.json_text import expect, raw_value, read_string, read_value
+from mlxrun.parsers.readers.json_text import expect, read_key, read_raw_value, read_string, read_value
 from mlxrun.parsers.text_stream import Malformed, Step, StreamCut, TextStream
+from mlxrun.parsers.tool_schemas import ToolSchemas, encode_json
 
 ARGUMENTS = ("arguments", "parameters")
 
 
+def make_prefix_suffix(
+    before: str = "", after: str = "", arguments: str = "arguments"
+) -> Callable[[str], tuple[str, str]]:
+    """Make the `prefix_suffix` of a format that writes an object of this kind between two texts."""
+    return lambda name: (f'{before}{{"name": {encode_json(name)}, "{arguments}": ', "}" + after)
+
+
 def read_calls(s: TextStream, ids: re.Pattern[str] | None = None) -> Step[bool]:
-    """One object, or several in an array or one behind the other. What is no call is given back as text, with
-    all that follows the last object; False: there was such."""
+    """Read one object or several, in an array or one after the other. What is no call becomes text, as does
+    all behind the last object then. False: there was such."""
     array = yield from s.take_literal("[")
-    whole = True
+    all_calls = True
     while True:
         if array:
             yield from s.skip_space()
         if not (yield from read_call(s, ids)):
             s.return_as_text()
-            whole = False
+            all_calls = False
         char = yield from s.skip_space()
         if array and char == ",":
             s.take(1)
@@ -34,48 +44,47 @@ def read_calls(s: TextStream, ids: re.Pattern[str] | None = None) -> Step[bool]:
             break
     if array and char == "]":
         s.take(1)
-    if not whole:
+    if not all_calls:
         s.return_as_text()
-    return whole
+    return all_calls
 
 
 def read_call(s: TextStream, ids: re.Pattern[str] | None = None, id: str = "") -> Step[bool]:
-    """One object. False: it is no call of an offered tool; all of it is taken and nothing was found.
+    """Read one object. False: it is no call of an offered tool; all of it was taken.
 
-    `ids`: what an `id` must look like to be the call's, if the format has one. It counts where it comes
-    before the arguments: they do not wait for it. `id`: one that was found around the object.
+    `ids`: the form of an `id` that is used as the call's, if the format has ids. It is used if it comes
+    before the arguments, which do not wait for it. `id`: one that was found outside the object.
     """
     yield from expect(s, "{")
     name: str | None = None
-    held: str | None = None
+    arguments: str | None = None
     call: ArgumentWriter | None = None
     if (yield from s.skip_space()) == "}":
         s.take(1)
         return False
     while True:
-        yield from expect(s, '"')
-        key = yield from read_string(s)
-        yield from expect(s, ":")
+        key = yield from read_key(s)
         char = yield from s.skip_space()
+        first = key in ARGUMENTS and call is None and arguments is None
         if key == "name" and name is None and char == '"':
             s.take(1)
             name = yield from read_string(s)
         elif key == "function" and name is None and char == "{":
-            return (yield from _nested(s, ids, id))
-        elif key in ARGUMENTS and call is None and held is None and name is not None and name in s.tools:
+            return (yield from _read_nested(s, ids, id))
+        elif first and name is not None and name in s.tools:
             call = s.begin_call(name, id)
             yield from read_arguments(s, call)
-        elif key in ARGUMENTS and call is None and held is None:
-            held = yield from raw_value(s)
+        elif first:
+            arguments = yield from read_raw_value(s)
         elif key == "id" and ids is not None and char == '"':
             s.take(1)
             found = yield from read_string(s)
             id = found if ids.fullmatch(found) else id
         else:
-            yield from raw_value(s)
-        if held is not None and call is None and name is not None and name in s.tools:
+            yield from read_raw_value(s)
+        if arguments is not None and call is None and name is not None and name in s.tools:
             call = s.begin_call(name, id)
-            whole_arguments(call, held)
+            write_arguments(call, arguments)
         char = yield from s.skip_space()
         if call is not None and (char == "" or char not in ",}"):
             return True
@@ -89,44 +98,38 @@ def read_call(s: TextStream, ids: re.Pattern[str] | None = None, id: str = "") -
     return call is not None
 
 
-def _nested(s: TextStream, ids: re.Pattern[str] | None, id: str) -> Step[bool]:
-    """The call within `{"type": "function", "function": {...}}`, and what follows it there."""
-    made = yield from read_call(s, ids, id)
+def _read_nested(s: TextStream, ids: re.Pattern[str] | None, id: str) -> Step[bool]:
+    """Read the call within `{"type": "function", "function": {...}}`, and the members that follow it."""
+    found = yield from read_call(s, ids, id)
     while (yield from s.skip_space()) not in ("", "}"):
         yield from expect(s, ",")
-        yield from expect(s, '"')
-        yield from read_string(s)
-        yield from expect(s, ":")
-        yield from raw_value(s)
+        yield from read_key(s)
+        yield from read_raw_value(s)
     s.take(1)
-    if made:
+    if found:
         s.commit()
-    return made
+    return found
 
 
 def read_arguments(s: TextStream, call: ArgumentWriter) -> Step[None]:
-    """The arguments themselves, into `call`, which is closed."""
-    char = yield from s.skip_space()
-    if char == "{":
+    """Read the arguments themselves into `call`, and close it."""
+    if (yield from s.skip_space()) == "{":
         yield from read_value(s, call, call.schema)
         call.close()
     else:
-        whole_arguments(call, (yield from raw_value(s)))
+        write_arguments(call, (yield from read_raw_value(s)))
 
 
-def whole_arguments(call: ArgumentWriter, text: str) -> None:
-    """Arguments that are there as a whole: an object, null, or either of them in a string. Else Malformed."""
+def write_arguments(call: ArgumentWriter, text: str) -> None:
+    """Write complete arguments into `call`, and close it: an object, null, or either of them as a string.
+    Raises Malformed, before anything is written, if they are anything else."""
     text = text.strip()
     try:
         if text.startswith('"'):
-            whole_arguments(call, json.loads(text))
+            write_arguments(call, json.loads(text))
         elif text.startswith("{"):
-            check = TextStream.from_text(text)
-            check.run(raw_value(check))
-            if not check.is_drained():
-                raise Malformed
-            again = TextStream.from_text(text)
-            again.run(read_value(again, call, call.schema))
+            _read_complete(text, read_raw_value)
+            _read_complete(text, lambda s: read_value(s, call, call.schema))
             call.close()
         elif text in ("", "null", "[]"):
             call.close()
@@ -134,3 +137,14 @@ def whole_arguments(call: ArgumentWriter, text: str) -> None:
             raise Malformed
     except (StreamCut, ValueError):
         raise Malformed from None
+
+
+def _read_complete(text: str, read: Callable[[TextStream], Step[Any]]) -> None:
+    """Run a reader on a text that has come to its end. Raises Malformed if the reader does not take all."""
+    s = TextStream(ToolSchemas(None))
+    s.add_text(text)
+    s.ended = True
+    for _ in read(s):
+        raise AssertionError("a reader waits for text after the end")
+    if not s.is_drained():
+        raise Malformed

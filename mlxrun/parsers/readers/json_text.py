@@ -1,7 +1,7 @@
-"""JSON that a model writes, read as it comes and passed on as soon as it is certain.
+"""JSON that a model writes, passed on as soon as it is certain.
 
-What is passed on is valid JSON again: raw newlines in strings are escaped, escapes that JSON does not know
-are taken literally, Python's True, False and None are mended, and so is what the schema excludes.
+What is passed on is valid JSON: raw newlines in strings are escaped, escapes that JSON does not know are
+taken literally, Python's True, False and None become JSON's, values that the schema excludes are repaired.
 """
 
 from __future__ import annotations
@@ -9,11 +9,13 @@ from __future__ import annotations
 import json
 import re
 
-from mlxrun.parsers.argument_writer import ArgumentWriter, quoted
+from mlxrun.parsers.argument_writer import ArgumentWriter
 from mlxrun.parsers.text_stream import Malformed, Step, StreamCut, TextStream
 from mlxrun.parsers.tool_schemas import NUMBER, ValueSchema, encode_json, repair_string
 
-_SAFE = re.compile(  # characters of a string, escapes, and both halves of a surrogate pair together
+MAX_DEPTH = 64
+CLOSERS = {"{": "}", "[": "]"}
+_SAFE = re.compile(  # characters of a string, escapes, and the two escapes of a surrogate pair together
     r"""(?:[^"\\\x00-\x1f]+|\\["\\/bfnrt]|\\u(?![dD][89a-fA-F])[0-9a-fA-F]{4}"""
     r"""|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})+"""
 )
@@ -24,60 +26,48 @@ _PART = re.compile(  # what may become one of these
 _QUOTE = re.compile("'")
 _ESCAPE = re.compile(r"\\u[0-9a-fA-F]{4}")
 _WORDS = {"true": "true", "false": "false", "null": "null", "True": "true", "False": "false", "None": "null"}
-_ATOM = 400  # characters of a number at most
-_DEPTH = 64
 
 
-def read_value(s: TextStream, call: ArgumentWriter, schema: ValueSchema, depth: int = _DEPTH) -> Step[None]:
-    """A JSON value into `call`. Raises Malformed or Cut; what was passed on stays closable."""
+def read_value(
+    s: TextStream, call: ArgumentWriter, schema: ValueSchema, depth: int = MAX_DEPTH
+) -> Step[None]:
+    """Read a JSON value into `call`. After Malformed or StreamCut what was passed on can still be closed."""
     char = yield from s.skip_space()
-    if not char:
-        raise StreamCut
     if char == '"':
-        yield from _string_value(s, call, schema)
-    elif char in "{[":
-        if not depth:
-            raise Malformed
-        s.take(1)
-        call.open_container(char)
-        if char == "{":
-            yield from _members(s, call, schema, depth - 1)
-        else:
-            yield from _items(s, call, schema.get_items(), depth - 1)
-        call.close_innermost()
+        yield from _read_string_value(s, call, schema)
+    elif char in CLOSERS:
+        yield from _read_container(s, call, schema, depth - 1)
     else:
         atom = yield from read_atom(s)
         call.write_value(encode_json(atom) if schema.is_text_only and atom != "null" else atom)
 
 
-def _members(s: TextStream, call: ArgumentWriter, schema: ValueSchema, depth: int) -> Step[None]:
-    """All behind the opening brace of an object, with the closing one."""
-    char = yield from s.skip_space()
-    if char == "}":
+def open_container(s: TextStream, call: ArgumentWriter, depth: int) -> str:
+    """Take an opening bracket into `call` and return it. Raises Malformed if it is nested too deeply."""
+    if depth < 0:
+        raise Malformed
+    bracket = s.take(1)
+    call.open_container(bracket)
+    return bracket
+
+
+def _read_container(s: TextStream, call: ArgumentWriter, schema: ValueSchema, depth: int) -> Step[None]:
+    bracket = open_container(s, call, depth)
+    closer, inner = CLOSERS[bracket], schema.get_items()
+    more = (yield from s.skip_space()) != closer
+    if not more:
         s.take(1)
-        return
-    while True:
-        yield from expect(s, '"')
-        key = yield from read_string(s)
-        yield from expect(s, ":")
-        call.write_key(quoted(key))
-        yield from read_value(s, call, schema.get_member(key), depth)
-        if (yield from expect(s, ",}")) == "}":
-            return
+    while more:
+        if bracket == "{":
+            key = yield from read_key(s)
+            call.write_key(key)
+            inner = schema.get_member(key)
+        yield from read_value(s, call, inner, depth)
+        more = (yield from expect(s, "," + closer)) == ","
+    call.close_innermost()
 
 
-def _items(s: TextStream, call: ArgumentWriter, schema: ValueSchema, depth: int) -> Step[None]:
-    char = yield from s.skip_space()
-    if char == "]":
-        s.take(1)
-        return
-    while True:
-        yield from read_value(s, call, schema, depth)
-        if (yield from expect(s, ",]")) == "]":
-            return
-
-
-def _string_value(s: TextStream, call: ArgumentWriter, schema: ValueSchema) -> Step[None]:
+def _read_string_value(s: TextStream, call: ArgumentWriter, schema: ValueSchema) -> Step[None]:
     s.take(1)
     if schema.excludes_text:
         text = yield from read_string(s)
@@ -85,69 +75,61 @@ def _string_value(s: TextStream, call: ArgumentWriter, schema: ValueSchema) -> S
         return
     call.open_string()
     yield from s.wait_in_string(call)
-    while piece := (yield from _piece(s)):
-        call.write_escaped(piece)
+    while part := (yield from _read_string_part(s)):
+        call.write_escaped(part)
         yield from s.wait_in_string(call)
     call.close_innermost()
 
 
+def read_key(s: TextStream) -> Step[str]:
+    """Read a key in quotes, with the colon behind it."""
+    yield from expect(s, '"')
+    key = yield from read_string(s)
+    yield from expect(s, ":")
+    return key
+
+
 def read_string(s: TextStream) -> Step[str]:
-    """A whole string, its opening quote taken already."""
+    """Read a string to its end, behind its opening quote."""
     parts: list[str] = []
-    while piece := (yield from _piece(s)):
-        parts.append(piece)
+    while part := (yield from _read_string_part(s)):
+        parts.append(part)
     return str(json.loads(f'"{"".join(parts)}"'))
 
 
 def read_atom(s: TextStream) -> Step[str]:
-    """A number or a word, which are certain when something follows them."""
-    count = 1
-    while True:
-        seen = yield from s.peek(count)
-        if len(seen) < count:
-            raise StreamCut
-        if not (seen[-1].isalnum() or seen[-1] in "+-."):
-            break
-        count += 1
-        if count > _ATOM:
-            raise Malformed
-    atom = seen[:-1]
+    """Read a number or a word. Either is certain once something follows it."""
+    atom = yield from s.peek_while(lambda char: char.isalnum() or char in "+-.")
     if NUMBER.fullmatch(atom) is None and atom not in _WORDS:
         raise Malformed
     s.take(len(atom))
     return _WORDS.get(atom, atom)
 
 
-def raw_value(s: TextStream, depth: int = _DEPTH) -> Step[str]:
-    """A whole value as JSON."""
+def read_raw_value(s: TextStream, depth: int = MAX_DEPTH) -> Step[str]:
+    """Read a value to its end and return it as JSON."""
     char = yield from s.skip_space()
-    if not char:
-        raise StreamCut
     if char == '"':
         s.take(1)
         return encode_json((yield from read_string(s)))
-    if char not in "{[":
+    if char not in CLOSERS:
         return (yield from read_atom(s))
     if not depth:
         raise Malformed
-    parts = [s.take(1)]
-    closer = "}" if char == "{" else "]"
-    if (yield from s.skip_space()) == closer:
-        return char + s.take(1)
-    while True:
-        if char == "{":
-            yield from expect(s, '"')
-            parts.append(encode_json((yield from read_string(s))))
-            yield from expect(s, ":")
-            parts.append(": ")
-        parts.append((yield from raw_value(s, depth - 1)))
-        if (yield from expect(s, "," + closer)) == closer:
-            return "".join(parts) + closer
-        parts.append(", ")
+    s.take(1)
+    closer, members = CLOSERS[char], []
+    more = (yield from s.skip_space()) != closer
+    if not more:
+        s.take(1)
+    while more:
+        key = encode_json((yield from read_key(s))) + ": " if char == "{" else ""
+        members.append(key + (yield from read_raw_value(s, depth - 1)))
+        more = (yield from expect(s, "," + closer)) == ","
+    return char + ", ".join(members) + closer
 
 
 def expect(s: TextStream, chars: str) -> Step[str]:
-    """Take one of these characters, after white space."""
+    """Take white space and one of these characters, and return that."""
     char = yield from s.skip_space()
     if not char:
         raise StreamCut
@@ -156,8 +138,8 @@ def expect(s: TextStream, chars: str) -> Step[str]:
     return s.take(1)
 
 
-def _piece(s: TextStream) -> Step[str]:
-    """More of a string, escaped; "" when its closing quote was taken."""
+def _read_string_part(s: TextStream) -> Step[str]:
+    """Read more of a string, in escaped form; "" once its closing quote was taken."""
     while True:
         safe = s.match(_SAFE)
         if safe is not None:
@@ -170,23 +152,21 @@ def _piece(s: TextStream) -> Step[str]:
             return ""
         if char != "\\":
             if s.match(_SAFE) is None:
-                return quoted(s.take(1))[1:-1]
+                return encode_json(s.take(1))[1:-1]
         elif s.match(_PART) is None:
             if s.match(_SAFE) is None:
-                return _mend(s)
+                return _repair_escape(s)
         elif s.ended:
             raise StreamCut
         else:
             yield
 
 
-def _mend(s: TextStream) -> str:
-    """An escape that JSON does not know: a quote is one, half of a surrogate pair cannot be saved, else the
-    backslash is meant."""
+def _repair_escape(s: TextStream) -> str:
+    """Take an escape that JSON does not know: an escaped single quote is a quote, a lone surrogate becomes
+    U+FFFD, and in all others the backslash is meant literally."""
     if s.match(_ESCAPE):
         s.take(6)
         return "\\ufffd"
     s.take(1)
-    if s.match(_QUOTE):
-        return s.take(1)
-    return "\\\\"
+    return s.take(1) if s.match(_QUOTE) else "\\\\"

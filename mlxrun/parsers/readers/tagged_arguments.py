@@ -1,17 +1,27 @@
-"""Arguments that a format tags one by one, with the value as bare text up to an end marker.
+"""Arguments that a format tags one by one, each value as bare text up to an end marker.
 
-A string is passed on as it comes; other values when they are whole. One newline behind the opening tag and
-one before the end belong to the layout.
+A string is passed on as it comes, other values when they are complete. One newline behind the opening tag and
+one before the end marker belong to the layout.
 """
 
 from __future__ import annotations
 
 from mlxrun.parsers.argument_writer import ArgumentWriter
 from mlxrun.parsers.marker_scanner import MarkerScanner
-from mlxrun.parsers.text_stream import Step, StreamCut, TextStream
+from mlxrun.parsers.text_stream import Malformed, Step, StreamCut, TextStream
 from mlxrun.parsers.tool_schemas import ValueSchema, encode_bare_value
 
 TEXT = ValueSchema({"type": "string"})
+
+
+def take_tag(s: TextStream, *tags: str) -> Step[str]:
+    """Take white space and one of `tags`, which is returned. Raises Malformed, or StreamCut if the text ends
+    in it."""
+    tag = yield from s.skip(*tags)
+    if not tag:
+        rest = yield from s.peek(max(map(len, tags)))
+        raise StreamCut if any(tag.startswith(rest) for tag in tags) else Malformed
+    return tag
 
 
 def read_tagged(
@@ -24,50 +34,38 @@ def read_tagged(
     guess: bool = False,
     schema: ValueSchema | None = None,
 ) -> Step[str]:
-    """One argument; gives the marker that ended it. Raises Cut. `layout`: newlines around are no part of the
-    value; `guess`: without a schema numbers and words are what they look like; `schema`: the value's own."""
+    """Read one argument and return the marker that ended it. `layout`: newlines around the value are no part
+    of it; `guess`: without a schema numbers and words are no strings; `schema`: the value's own."""
     schema = call.schema.get_member(key) if schema is None else schema
     if schema.is_text_only and not schema.options:
         call.open_text_member(key)
-        if layout:
-            trim = _Trimmed(call)
-            end = yield from s.stream_string(ends, trim.add, trim.string)
-        else:
-            end = yield from s.stream_string(ends, call.write_text, lambda: call)
-        if not end:
-            raise StreamCut
+        writer = _TrimmingWriter(call)
+        write, get_call = (writer.write, writer.get_call) if layout else (call.write_text, lambda: call)
+        end = yield from s.stream_string(ends, write, get_call)
         call.close_innermost()
     else:
-        parts: list[str] = []
-        end = yield from s.stream_string(ends, parts.append)
-        if not end:
-            raise StreamCut
-        text = "".join(parts)
-        call.write_member(key, encode_bare_value(trimmed(text) if layout else text, schema, guess=guess))
+        text, end = yield from s.read_until(*ends.markers)
+        text = text.removeprefix("\n").removesuffix("\n") if layout else text
+        call.write_member(key, encode_bare_value(text, schema, guess=guess))
     return end
 
 
-def trimmed(text: str) -> str:
-    """Without the newline that begins it and the one that ends it."""
-    return text.removeprefix("\n").removesuffix("\n")
-
-
-class _Trimmed:
-    """A sink that leaves out the first newline, if it is the first character, and one that is the last."""
+class _TrimmingWriter:
+    """Writes a string without a newline that begins it and one that ends it."""
 
     def __init__(self, call: ArgumentWriter) -> None:
         self._call = call
-        self._begun = False
-        self._held = ""
+        self._started = False
+        self._newline = ""  # the last character, if it is a newline: it may end the string
 
-    def add(self, text: str) -> None:
-        if not self._begun and text:
-            self._begun = True
+    def write(self, text: str) -> None:
+        if not self._started and text:
+            self._started = True
             text = text.removeprefix("\n")
-        text = self._held + text
-        self._held = "\n" if text.endswith("\n") else ""
+        text = self._newline + text
+        self._newline = "\n" if text.endswith("\n") else ""
         self._call.write_text(text.removesuffix("\n"))
 
-    def string(self) -> ArgumentWriter | None:
-        """The call, where text would go into it as it is: a newline is never such text."""
-        return self._call if self._begun and not self._held else None
+    def get_call(self) -> ArgumentWriter | None:
+        """The call, if text without newlines may be added to it without this writer."""
+        return self._call if self._started and not self._newline else None

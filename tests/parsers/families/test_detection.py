@@ -38,7 +38,9 @@ def test_another_template_is_nobodys() -> None:
     """The twin: what these families tell each other by is not what every template has."""
     chatml = "{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' }}"
     ours = {family for family, _, _ in FORMS.values()}
-    assert not [f.name for f in TOOL_CALL_FAMILIES if f.name in ours and f.detect(chatml, frozenset(("<|im_end|>",)))]
+    assert not [
+        f.name for f in TOOL_CALL_FAMILIES if f.name in ours and f.detect(chatml, frozenset(("<|im_end|>",)))
+    ]
 
 
 def test_harmony_is_one_machine_for_both() -> None:
@@ -126,7 +128,9 @@ def _framed(family: str) -> Sequence[object]:
     return play(lambda: parser(Case("frame", family, text, [])), [text])
 
 
-@pytest.mark.parametrize("family", sorted({f.name for f in TOOL_CALL_FAMILIES if f.prefix_suffix and f.name in STREAMED}))
+@pytest.mark.parametrize(
+    "family", sorted({f.name for f in TOOL_CALL_FAMILIES if f.prefix_suffix and f.name in STREAMED})
+)
 def test_a_frame_makes_a_call(family: str) -> None:
     """What a grammar for `tool_choice: required` is built from is what the parser reads."""
     assert _framed(family) == [Call(*FIRST)]
