@@ -1,24 +1,25 @@
-"""The one tree of errors; front ends turn them into exit codes, HTTP statuses and error records.
+"""All errors of mlxrun. Front ends turn them into exit codes, HTTP statuses and error objects.
 
-MlxrunError                exit 3  http 500  anything that mlxrun says on purpose
+MlxrunError                exit 3  http 500  base class of all errors that mlxrun raises on purpose
 |- ConfigError             exit 2            a config file, variable or flag is wrong
 |- JobError                exit 2            a job file, its output or its journal cannot be used
 |- ModelLoadError          exit 3  http 503  the model cannot be loaded, or a library is too old
-|- RequestError            exit 1  http 400  this request cannot be served; no other is touched
+|- RequestError            exit 1  http 400  one request cannot be served; no other is affected
 |  |- PromptTooLong                          prompt and answer do not fit the context
 |  |  `- OutOfMemory               http 503  they fit the context, but never the memory of this machine
 |  |- MediaError                             an image is missing, refused or not an image
-|  |- Unauthorized                 http 401  no key, or a wrong one
-|  |- Forbidden                    http 403  not from there
-|  |- NotFound                     http 404  no such path, model or object
-|  |- NotAllowed                   http 405  the path has other methods
-|  `- TooLarge                     http 413  the body is larger than the server takes
-|- Cancelled               exit 3  http 499  somebody cancelled this request
-|- TimedOut                exit 3  http 504  the request took longer than it may
+|  |- Unauthorized                 http 401  the API key is missing or wrong
+|  |- Forbidden                    http 403  the host or origin is not allowed
+|  |- NotFound                     http 404  there is no such path, model or object
+|  |- MethodNotAllowed             http 405  the path has other methods
+|  |- BodyTooLarge                 http 413  the body is larger than the server accepts
+|  `- InternalError                http 500  mlxrun or the model failed on this request
+|- Cancelled               exit 3  http 499  the request was cancelled
+|- TimedOut                exit 3  http 504  the request took longer than allowed
 |- Overloaded              exit 3  http 429  the queue is full; the same request may be sent again
 |- NotReady                exit 3  http 503  the model is being loaded
 |- Draining                exit 3  http 503  the server is about to stop
-`- EngineDead              exit 3  http 503  the engine has stopped; nothing more is served
+`- EngineDead              exit 3  http 503  the engine has stopped, and serves nothing more
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from collections.abc import Collection
 
 
 class MlxrunError(Exception):
-    """Base of every error that mlxrun raises on purpose; its text is meant for the user."""
+    """Base class of all errors that mlxrun raises on purpose. The text is meant for the user."""
 
     exit_code = 3
     http_status = 500
@@ -36,7 +37,7 @@ class MlxrunError(Exception):
 
 
 class ConfigError(MlxrunError):
-    """A config is wrong. The text holds every problem found, one a line."""
+    """A config is wrong. The text lists all problems, one per line."""
 
     exit_code = 2
     http_status = 400
@@ -44,14 +45,14 @@ class ConfigError(MlxrunError):
 
 
 class JobError(MlxrunError):
-    """A job cannot start or go on: its file, its output folder or its journal is unusable."""
+    """A job cannot start or continue: its file, its output folder or its journal is unusable."""
 
     exit_code = 2
     code = "invalid_job"
 
 
 class ModelLoadError(MlxrunError):
-    """The model folder cannot be loaded here."""
+    """The model folder cannot be loaded on this machine."""
 
     http_status = 503
     code = "model_load_failed"
@@ -94,14 +95,14 @@ class MediaError(RequestError):
 
 
 class Unauthorized(RequestError):
-    """The request has no key, or one that nobody has."""
+    """The request has no API key, or an unknown one."""
 
     http_status = 401
     code = "invalid_api_key"
 
 
 class Forbidden(RequestError):
-    """The request may not come from there."""
+    """The host or origin of the request is not allowed."""
 
     http_status = 403
     code = "forbidden"
@@ -115,7 +116,7 @@ class NotFound(RequestError):
 
 
 class MethodNotAllowed(RequestError):
-    """The path is there, but has no such method. `methods`: those that it has."""
+    """The path has no such method. `methods`: the methods that it has."""
 
     http_status = 405
     code = "method_not_allowed"
@@ -126,21 +127,32 @@ class MethodNotAllowed(RequestError):
 
 
 class BodyTooLarge(RequestError):
-    """The body is larger than the server takes."""
+    """The body is larger than the server accepts."""
 
     http_status = 413
     code = "request_too_large"
 
 
-class Cancelled(MlxrunError):
-    """Somebody cancelled the request while it ran."""
+class InternalError(RequestError):
+    """mlxrun or the model failed on one request; `cause` is the reason."""
 
-    http_status = 499  # as nginx has it; clients do not send it again
+    http_status = 500
+    code = "internal_error"
+
+    def __init__(self, message: str, cause: BaseException, *, code: str | None = None) -> None:
+        super().__init__(message, code=code)
+        self.__cause__ = cause
+
+
+class Cancelled(MlxrunError):
+    """The request was cancelled while it ran."""
+
+    http_status = 499  # as in nginx; clients do not retry it
     code = "request_cancelled"
 
 
 class TimedOut(MlxrunError):
-    """The request took longer than it may, and was aborted."""
+    """The request took longer than allowed, and was aborted."""
 
     http_status = 504
     code = "request_timeout"
@@ -184,5 +196,5 @@ def get_http_status(error: BaseException) -> int:
 
 
 def describe_error(error: BaseException) -> str:
-    """What the user is told: of a bug its class only, as its text may hold anything."""
+    """The text for the user. Of a bug only its class, since its text may contain anything."""
     return str(error) if isinstance(error, MlxrunError) else f"internal error ({type(error).__name__})"

@@ -1,7 +1,7 @@
 """The prefix cache that a config asks for, made for one loaded model.
 
-Its fingerprint covers everything that an entry depends on besides the tokens: an entry of another model, library,
-device or chunk size is never found.
+Its fingerprint covers everything that an entry depends on besides the tokens: an entry of another model,
+library, device or chunk size is never found.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The asyncio side of the engine: submit a request, iterate over its events.
 
-Closing or cancelling the iteration aborts the request within one step. A slow reader costs nothing: its
-events merge in a single slot. All methods belong to the event loop that called `start`.
+Closing or cancelling the iteration aborts the request within one step. A slow reader delays nobody: its
+events merge in a single slot. All methods must be called on the event loop that called `start`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -17,8 +18,8 @@ from mlxrun.config.settings import Config
 from mlxrun.engine.engine import Engine
 from mlxrun.engine.factory import build_engine
 from mlxrun.engine.stats import collect_stats
-from mlxrun.engine.thread import Abort, CallEngine, EngineThread, Listener, Message, StopEngine, Submit
-from mlxrun.errors import EngineDead, MlxrunError, RequestError
+from mlxrun.engine.thread import Abort, CallEngine, EngineThread, Listener, StopEngine, Submit
+from mlxrun.errors import EngineDead, InternalError, MlxrunError, RequestError
 from mlxrun.model.model_info import LoadedModelInfo
 from mlxrun.scheduler.request import FinishReason, Request, TokenEvent, TokenLogprob
 
@@ -27,23 +28,23 @@ T = TypeVar("T")
 
 
 class Collector:
-    """One slot for one request's news: `put` merges what has not been read yet, `get` waits."""
+    """One slot for the events of one request: `put` merges those that were not read yet, `get` waits."""
 
     def __init__(self) -> None:
-        self._event: TokenEvent | None = None  # all that has not been read; of several all but the tokens
+        self._event: TokenEvent | None = None  # the unread events as one, without the tokens of merged ones
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprob] = []
         self._filled = asyncio.Event()
 
     def put(self, event: TokenEvent) -> None:
-        # Tokens are copied now and once they are read; merging event by event would copy all each time.
+        # Tokens are copied here and when they are read. Merging whole events would copy all each time.
         self._tokens += event.tokens
         self._logprobs += event.logprobs
         self._event = event if self._event is None else self._event.merge_progress(event)
         self._filled.set()
 
     def replace_with_error(self, error: MlxrunError) -> None:
-        """In place of whatever has not been read."""
+        """Put an error in place of the unread events."""
         self._take_unread()
         self.put(TokenEvent("", finish=FinishReason.ERROR, error=error))
 
@@ -61,16 +62,15 @@ class Collector:
 
 
 class EngineClient:
-    """A running engine on a thread of its own; made by `start`."""
+    """A running engine on its own thread. Use `start` to make one."""
 
     def __init__(self, build: Callable[[], Engine]) -> None:
-        loop = asyncio.get_running_loop()
-        self._collectors: dict[str, Collector] = {}  # requests whose final event has not come yet
-        self._ready: asyncio.Future[Engine] = loop.create_future()
+        self._loop = asyncio.get_running_loop()
+        self._collectors: dict[str, Collector] = {}  # of requests whose final event has not come yet
+        self._ready: asyncio.Future[Engine] = self._loop.create_future()
         self._dead_error: MlxrunError | None = None
         self._dead_event = asyncio.Event()
-        self._pending_calls: set[asyncio.Future[Any]] = set()  # questions that the thread has not answered yet
-        self._loop = loop
+        self._pending_calls: set[Future[Any]] = set()  # calls of the engine without a result yet
         listener = Listener(
             on_ready=partial(self._call_on_loop, self._on_ready),
             on_events=partial(self._call_on_loop, self._on_events),
@@ -80,12 +80,12 @@ class EngineClient:
 
     @classmethod
     async def start(cls, config: Config, model_info: LoadedModelInfo | None = None) -> EngineClient:
-        """Load the model and start; ModelLoadError or ConfigError if that fails. `host`: if it is loaded."""
+        """Load the model and start. Raises ModelLoadError or ConfigError. `model_info`: if already loaded."""
         return await cls.start_with(partial(build_engine, config, model_info))
 
     @classmethod
     async def start_with(cls, build: Callable[[], Engine]) -> EngineClient:
-        """Start an engine that `build` makes, on the engine thread."""
+        """Start with the engine that `build` makes on the engine thread."""
         client = cls(build)
         client._thread.start()
         try:
@@ -97,99 +97,96 @@ class EngineClient:
 
     @property
     def model_info(self) -> LoadedModelInfo:
-        """The model's host side."""
         return self._ready.result().model_info
-
-    def read_cache_counters(self) -> Mapping[str, int]:
-        """What the prefix cache did so far, by the names of cache.records.Counters; empty without one."""
-        return self._ready.result().prefix_cache.read_counters()
 
     @property
     def dead_error(self) -> MlxrunError | None:
-        """Why the engine has stopped, or None while it serves."""
+        """Why the engine has stopped, or None while it runs."""
         return self._dead_error
 
     async def wait_until_dead(self) -> MlxrunError:
-        """Wait until the engine has stopped, and why."""
+        """Wait until the engine has stopped. Returns the reason."""
         await self._dead_event.wait()
         assert self._dead_error is not None
         return self._dead_error
+
+    def read_cache_counters(self) -> Mapping[str, int]:
+        """The counters of the prefix cache (cache.entry.CacheCounters) by name; empty without a cache."""
+        return self._ready.result().prefix_cache.read_counters()
 
     async def read_stats(self) -> Mapping[str, Any]:
         """The engine's numbers (engine/stats.py), read between two steps. EngineDead if it has stopped."""
         return await self._call_engine(collect_stats)
 
     async def clear_cache(self) -> None:
-        """Forget all prefixes that no running request uses. EngineDead if the engine has stopped."""
-        await self._call_engine(lambda engine: engine.clear_cache())
+        """Drop all prefix cache entries that no running request uses. EngineDead if it has stopped."""
+        await self._call_engine(lambda engine: engine.prefix_cache.clear())
 
     def abort(self, request_id: str) -> None:
-        """End a request whose events nobody reads any more; nothing happens if it has ended."""
+        """End a request whose events nobody reads any more. Does nothing if it has already ended."""
         if request_id in self._collectors:
-            self._send(Abort(request_id))
+            self._thread.send(Abort(request_id))
 
     def fail(self, request_id: str, error: MlxrunError) -> None:
-        """End a request: who reads its events gets what has come, and then `error`."""
+        """End a request with `error`, which its reader gets after the events that have already come."""
         collector = self._collectors.get(request_id)
         if collector is None:
             return
-        self._collectors[request_id] = Collector()  # what still comes is not read
+        self._collectors[request_id] = Collector()  # nobody reads the events that are still to come
         collector.put(TokenEvent(request_id, finish=FinishReason.ERROR, error=error))
-        self._send(Abort(request_id))
+        self._thread.send(Abort(request_id))
 
     async def generate(self, request: Request) -> AsyncGenerator[TokenEvent, None]:
-        """Events of one request, merged while they are not read; the last has `finish`.
+        """The events of one request, merged while they are not read; the last one has `finish`.
 
-        Raises RequestError, Overloaded or EngineDead in place of an event that says so.
+        Raises the error of an event that has one: RequestError, Overloaded or EngineDead.
         """
-        if self._dead_error is not None:
-            raise EngineDead(str(self._dead_error)) from self._dead_error
+        self._raise_if_dead()
         if request.id in self._collectors:
-            raise RequestError(f"a request with id {request.id!r} is under way")
+            raise RequestError(f"a request with id {request.id!r} is already running")
         collector = self._collectors[request.id] = Collector()
-        self._send(Submit(request))
+        self._thread.send(Submit(request))
         finished = False
         try:
             while not finished:
                 event = await collector.get()
                 finished = event.finish is not None
                 if event.error is not None:
-                    if event.tokens:  # they came before the error, and merged with it
+                    if event.tokens:  # they came before the error, and were merged with it
                         yield replace(event, finish=None, error=None)
                     raise event.error
                 yield event
         finally:
-            # The collector stays until the engine has said that this request, and not the next of the same
-            # id, has ended.
+            # The engine deletes the collector with the final event. Another one belongs to a later request.
             if self._collectors.get(request.id) is collector:
-                self._send(Abort(request.id))
+                self._thread.send(Abort(request.id))
 
     async def close(self) -> None:
-        """Stop the engine and wait for its thread; requests under way end with EngineDead."""
-        self._send(StopEngine())
+        """Stop the engine and wait for its thread. Unfinished requests end with EngineDead."""
+        self._thread.send(StopEngine())
         try:
             await asyncio.to_thread(self._thread.join)
         finally:
             self._on_dead(EngineDead("the engine was closed"))
 
-    def _send(self, message: Message) -> None:
-        self._thread.send(message)
-
-    async def _call_engine(self, call: Callable[[Engine], T]) -> T:
-        """What `call` says of the engine, on the engine's thread between two steps."""
+    def _raise_if_dead(self) -> None:
         if self._dead_error is not None:
             raise EngineDead(str(self._dead_error)) from self._dead_error
-        answer: asyncio.Future[T] = self._loop.create_future()
-        self._pending_calls.add(answer)
-        answer.add_done_callback(self._pending_calls.discard)
-        self._send(CallEngine(call, partial(self._call_on_loop, _set_answer, answer)))
-        return await answer
+
+    async def _call_engine(self, function: Callable[[Engine], T]) -> T:
+        """The result of `function(engine)`, called on the engine thread between two steps."""
+        self._raise_if_dead()
+        result: Future[T] = Future()
+        self._pending_calls.add(result)
+        result.add_done_callback(self._pending_calls.discard)
+        self._thread.send(CallEngine(function, result))
+        return await asyncio.wrap_future(result)
 
     # -- called on the loop, by the thread ----------------------------------------------------------------
 
-    def _call_on_loop(self, call: Callable[..., None], *args: object) -> None:
+    def _call_on_loop(self, function: Callable[..., None], *args: object) -> None:
         if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(call, *args)
+            self._loop.call_soon_threadsafe(function, *args)
 
     def _on_ready(self, engine: Engine) -> None:
         if not self._ready.done():
@@ -199,43 +196,32 @@ class EngineClient:
         for event in events:
             try:
                 self._deliver(event)
-            except Exception as error:  # the border: one request's event must not cost the others theirs
+            except Exception as error:  # an event that cannot be delivered must not affect other requests
                 log.exception("an event of request %s cannot be delivered", event.request_id)
                 self._fail_undelivered(event, error)
 
     def _deliver(self, event: TokenEvent) -> None:
-        if event.request_id in self._collectors:  # else it ended with the engine
+        if event.request_id in self._collectors:  # otherwise it ended with the engine
             self._collectors[event.request_id].put(event)
             if event.finish is not None:
                 del self._collectors[event.request_id]
 
     def _fail_undelivered(self, event: TokenEvent, error: Exception) -> None:
-        """End the request with an error: what it waits for will not come."""
-        failed = RequestError(f"the answer was lost: {type(error).__name__}", code="internal_error")
-        failed.http_status = 500
-        failed.__cause__ = error
+        """End the request with an error, since its reader would wait for the event forever."""
+        failed = InternalError(f"the answer was lost: {type(error).__name__}", error)
         self._collectors.pop(event.request_id).replace_with_error(failed)
         if event.finish is None:
-            self._collectors[event.request_id] = Collector()  # what still comes is not read
-            self._send(Abort(event.request_id))
+            self._collectors[event.request_id] = Collector()  # nobody reads the events that are still to come
+            self._thread.send(Abort(event.request_id))
 
     def _on_dead(self, error: MlxrunError) -> None:
         self._dead_error = self._dead_error or error
         if not self._ready.done():
             self._ready.set_exception(error)
-            self._ready.exception()  # mark as seen: start() may be gone
+            self._ready.exception()  # marked as retrieved: `start` may have been cancelled
         for request_id, collector in self._collectors.items():
             collector.put(TokenEvent(request_id, finish=FinishReason.ERROR, error=error))
         self._collectors.clear()
-        for answer in tuple(self._pending_calls):
-            _set_answer(answer, None, EngineDead(str(self._dead_error)))
+        for result in tuple(self._pending_calls):
+            result.set_exception(EngineDead(str(self._dead_error)))
         self._dead_event.set()
-
-
-def _set_answer(answer: asyncio.Future[Any], result: object, error: Exception | None) -> None:
-    if answer.done():  # nobody waits any more
-        return
-    if error is not None:
-        answer.set_exception(error)
-    else:
-        answer.set_result(result)

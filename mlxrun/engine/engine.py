@@ -1,6 +1,6 @@
-"""The engine: one synchronous step after the other. Front ends reach it through engine/client.py.
+"""The engine: a scheduler and a model runner, joined by `step`. Front ends reach it through engine/client.py.
 
-Knows token ids, not text. Every request that `add` took in ends with exactly one event with `finish` set.
+It knows token ids, not text. Every request that `add` accepted gets exactly one event with `finish` set.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 class Runner(Protocol):
-    """What the engine needs of model.runner.ModelRunner; tests put a scripted one here."""
+    """The part of model.runner.ModelRunner that the engine needs. Tests use a scripted runner instead."""
 
     @property
     def has_pending_snapshots(self) -> bool: ...
@@ -34,7 +34,7 @@ class Runner(Protocol):
 
 
 class Engine:
-    """Scheduler and runner, joined. Not thread-safe: one thread builds, steps and closes it."""
+    """Not thread-safe: one thread builds, steps and closes it. `prefix_cache` is the scheduler's."""
 
     def __init__(
         self,
@@ -45,7 +45,6 @@ class Engine:
         probe: ProbeReport | None = None,
         prefix_cache: PrefixCacheInterface | None = None,
     ) -> None:
-        """`prefixes`: the scheduler's; copies that the runner made go there."""
         self.model_info = model_info
         self.scheduler = scheduler
         self.probe = probe
@@ -53,9 +52,9 @@ class Engine:
         self._runner = runner
         self._settings = settings
         self.steps = 0  # since the start
-        self.errors = 0  # of these, those that failed
-        self._failures_in_a_row = 0  # steps that failed since a token last came out
-        self._aborted: list[TokenEvent] = []
+        self.errors = 0  # failed steps since the start
+        self._failures_in_a_row = 0  # failed steps since the last token
+        self._aborted: list[TokenEvent] = []  # final events that the next step returns
 
     @property
     def busy(self) -> bool:
@@ -63,50 +62,53 @@ class Engine:
         return self.scheduler.busy or bool(self._aborted) or self._runner.has_pending_snapshots
 
     def add(self, request: Request) -> None:
-        """Take a request in; Overloaded, PromptTooLong or RequestError if it cannot run."""
+        """Queue a request. Raises Overloaded, PromptTooLong or RequestError if it cannot run."""
         self.scheduler.add(request)
 
     def abort(self, request_id: str) -> None:
-        """End a request; its final event comes with the next step. Nothing happens if it has ended."""
+        """End a request; its final event comes with the next step. Does nothing if it has already ended."""
         event = self.scheduler.abort(request_id)
         if event is not None:
             self._aborted.append(event)
 
-    def clear_cache(self) -> None:
-        """Forget all prefixes that no running request uses."""
-        self.prefix_cache.clear()
-
     def step(self) -> list[TokenEvent]:
-        """Schedule, run, update; first tokens that somebody waits for are only read. EngineDead after
-        `engine.max_errors` failed steps in a row."""
+        """Schedule, execute, update: run one step, and return the events of the requests that got further.
+
+        `execute` launches a step and returns the tokens of the one before. If those are first tokens only,
+        this step just collects them: clients wait for a first token, and no decoding row is delayed by
+        reading it before the next launch. Raises EngineDead after `engine.max_errors` failed steps in a row.
+        """
         self.steps += 1
-        only_read = self._runner.awaits_first_tokens and not self.scheduler.freeing
-        plan = StepPlan() if only_read else self.scheduler.schedule()
+        collect_only = self._runner.awaits_first_tokens and not self.scheduler.has_rows_to_free
+        plan = StepPlan() if collect_only else self.scheduler.schedule()
         try:
-            result = self._runner.collect() if only_read else self._runner.execute(plan)
-        except Exception as error:  # the border: whatever a model does, requests get an answer
+            result = self._runner.collect() if collect_only else self._runner.execute(plan)
+        except Exception as error:  # whatever the model raises, each request must get an answer
             return self._handle_failed_step(plan, error)
-        for saved in result.snapshots:
-            self.prefix_cache.store_snapshot(saved)
+        for snapshot in result.snapshots:
+            self.prefix_cache.store_snapshot(snapshot)
         for request_id in result.invalid_hits:
             self.prefix_cache.invalidate_hit(request_id)
-        if result.tokens:  # with decode-ahead, only what comes out shows that a step has worked
+        if result.tokens:  # only tokens prove that a step has succeeded, since a device reports errors late
             self._failures_in_a_row = 0
-        events, self._aborted = self._aborted, []
-        return events + self.scheduler.update(plan, result)
+        return self._take_aborted() + self.scheduler.update(plan, result)
 
     def _handle_failed_step(self, plan: StepPlan, error: Exception) -> list[TokenEvent]:
         self.errors += 1
         self._failures_in_a_row += 1
         log.error("step failed (%d in a row): %s", self._failures_in_a_row, error, exc_info=error)
         self._runner.reset()
-        events, self._aborted = self._aborted, []
+        aborted = self._take_aborted()
         if self._failures_in_a_row >= self._settings.max_errors:
             raise EngineDead(f"{self._failures_in_a_row} steps failed in a row: {error}") from error
-        return events + self.scheduler.step_failed(plan, error)
+        return aborted + self.scheduler.step_failed(plan, error)
+
+    def _take_aborted(self) -> list[TokenEvent]:
+        events, self._aborted = self._aborted, []
+        return events
 
     def close(self) -> None:
-        """Drop all arrays, on the thread that made them."""
+        """Release all arrays, on the thread that made them."""
         try:
             self.prefix_cache.shutdown()
         finally:

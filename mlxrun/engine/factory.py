@@ -1,6 +1,6 @@
-"""From a config to a running engine: loads the model, probes it, and puts the parts together.
+"""Builds an engine from a config: loads the model, probes it, and joins the parts.
 
-To be called on the thread that will step the engine: MLX's streams belong to threads.
+Must be called on the thread that will step the engine, because MLX's streams belong to threads.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ log = logging.getLogger(__name__)
 
 
 def build_engine(config: Config, model_info: LoadedModelInfo | None = None) -> Engine:
-    """An idle engine for this config. ModelLoadError if the model cannot be loaded. `host`: if loaded."""
-    cut = choose_step_costs(config)
+    """An idle engine. Raises ModelLoadError or ConfigError. `model_info`: if it is already loaded."""
+    costs = choose_step_costs(config)
     config = resolve_config(config)
     model_info = model_info or load_model_info(config.model, weights=True)
     reproducible = config.engine.reproducible
@@ -36,23 +36,23 @@ def build_engine(config: Config, model_info: LoadedModelInfo | None = None) -> E
     probe = choose_methods(adapter, vocab, config)
     memory = make_memory_budget(config.scheduler, adapter.model, _read_hidden_size(model_info), cache, vocab)
     if 0 < memory.limit < memory.weights:
-        raise ConfigError(f"scheduler.memory_limit: {memory.explain_shortage(1, 1)}: nothing could ever run")
+        raise ConfigError(f"scheduler.memory_limit: {memory.explain_shortage(1, 1)}: no request can ever run")
     snapshots = SnapshotCodec(cache, config.cache.stored_bits)
-    prefixes = build_prefix_cache(config, model_info, snapshots, memory)
+    prefix_cache = build_prefix_cache(config, model_info, snapshots, memory)
     scheduler = Scheduler(
         config.scheduler,
         RequestLimits(model_info.context_length, memory),
-        prefix_cache=prefixes,
+        prefix_cache=prefix_cache,
         aligned_chunks=reproducible,
-        costs=cut,
+        costs=costs,
     )
     log.info("loaded %s: decode %s", model_info.name, probe.methods.decode)
     runner = ModelRunner(adapter, vocab, probe.methods, snapshots)
-    return Engine(model_info, scheduler, runner, config.engine, probe, prefixes)
+    return Engine(model_info, scheduler, runner, config.engine, probe, prefix_cache)
 
 
 def _read_hidden_size(model_info: LoadedModelInfo) -> int:
-    """Width of the model; a guess where its config does not say."""
+    """The hidden size of the model; a guess if its config does not give it."""
     text = model_info.config.get("text_config") or {}
     for source in (text, model_info.config):
         for key in ("hidden_size", "d_model", "n_embd", "dim"):

@@ -1,4 +1,4 @@
-"""The engine's numbers, for /v1/status and /metrics. To be read on the engine thread, between two steps."""
+"""The engine's numbers for /v1/status and /metrics. Read them on the engine thread, between two steps."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ if TYPE_CHECKING:
 
 
 def collect_stats(engine: Engine) -> Mapping[str, Any]:
-    """JSON-ready: rows running and requests waiting, of either those in the background, steps and failed
-    steps since the start, bytes of memory, and what the probe found (None: there was none)."""
-    entries = engine.scheduler.requests
+    """JSON-ready: running and waiting requests, in all and in the background; steps and failed steps since
+    the start; bytes of memory; and the result of the probe, or None if there was none."""
+    requests = engine.scheduler.requests
     return {
-        **_count_requests(entries),
-        "background": _count_requests([entry for entry in entries if entry.request.background]),
+        **_count_requests(requests),
+        "background": _count_requests([state for state in requests if state.request.background]),
         "steps": engine.steps,
         "errors": engine.errors,
-        "memory": {**read_device_memory(), "limit": engine.scheduler.memory.limit or None},
+        "memory": {**read_device_memory(), "limit": engine.scheduler.limits.memory.limit or None},
         "probe": None if engine.probe is None else _describe_probe(engine.probe),
     }
 
 
-def _count_requests(entries: Collection[RequestState]) -> dict[str, int]:
-    running = sum(entry.running for entry in entries)
-    return {"running": running, "waiting": len(entries) - running}
+def _count_requests(requests: Collection[RequestState]) -> dict[str, int]:
+    running = sum(state.running for state in requests)
+    return {"running": running, "waiting": len(requests) - running}
 
 
 def _describe_probe(probe: ProbeReport) -> Mapping[str, Any]:

@@ -1,7 +1,7 @@
-"""The thread that owns the engine: it loads the model, steps while there is work, and closes what it made.
+"""The thread that owns the engine: it loads the model, steps while there is work, and closes the engine.
 
-In: one queue of tagged messages. Out: one call of `deliver` a step with that step's events. MLX's streams
-belong to threads, so nothing of the engine is touched from anywhere else.
+Messages come in by one queue; the events of each step go out by one call of `on_events`. MLX's streams belong
+to threads, so no other thread touches the engine.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ import logging
 import queue
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import Any
 
 from mlxrun.engine.engine import Engine
 from mlxrun.errors import EngineDead, MlxrunError
@@ -31,15 +33,15 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class CallEngine:
-    """Call `call` with the engine between two steps, and `done` with what it gave or raised."""
+    """Set `result` to what `function(engine)` returns or raises, called between two steps."""
 
-    call: Callable[[Engine], object]
-    done: Callable[[object, Exception | None], None]
+    function: Callable[[Engine], Any]
+    result: Future[Any]
 
 
 @dataclass(frozen=True, slots=True)
 class StopEngine:
-    """End the thread; what runs is dropped without events."""
+    """End the thread. Unfinished requests get no events."""
 
 
 Message = Submit | Abort | CallEngine | StopEngine
@@ -47,10 +49,10 @@ Message = Submit | Abort | CallEngine | StopEngine
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """What the thread calls, on itself: each must only hand the news over.
+    """Callbacks of the engine thread, called on that thread; they must not block.
 
-    `ready` once after loading, with the idle engine, or `dead` instead; `deliver` after each step that has
-    events; `dead` once when the engine ends by an error.
+    `on_ready` is called once after loading, with the idle engine; `on_events` after each step that has
+    events; `on_dead` once if loading fails or the engine stops by an error.
     """
 
     on_ready: Callable[[Engine], None]
@@ -65,20 +67,19 @@ class EngineThread:
         self._build = build
         self._listener = listener
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        # A daemon, so that a front end that dies without `stop` does not hang the process.
+        # A daemon thread does not keep the process alive if a front end dies without sending StopEngine.
         self._thread = threading.Thread(target=self._run, name="mlxrun-engine", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
     def send(self, message: Message) -> None:
-        """Hand a message over; never blocks."""
+        """Queue a message. Never blocks."""
         self._inbox.put(message)
 
-    def join(self, timeout: float | None = None) -> bool:
-        """Wait for the thread to end; whether it did."""
-        self._thread.join(timeout)
-        return not self._thread.is_alive()
+    def join(self) -> None:
+        """Wait for the thread to end."""
+        self._thread.join()
 
     def _run(self) -> None:
         try:
@@ -86,14 +87,14 @@ class EngineThread:
         except MlxrunError as error:
             self._listener.on_dead(error)
             return
-        except BaseException as error:  # the border: a thread that ends silently leaves everybody waiting
+        except BaseException as error:  # if the thread ended silently, its callers would wait forever
             log.exception("loading failed")
             self._listener.on_dead(_as_engine_dead(error))
             return
         try:
             self._listener.on_ready(engine)
             self._run_steps(engine)
-        except BaseException as error:  # a panic of a library in Rust is no Exception
+        except BaseException as error:  # a panic of a Rust library is not an Exception
             log.exception("the engine stops")
             self._listener.on_dead(_as_engine_dead(error))
         finally:
@@ -109,7 +110,8 @@ class EngineThread:
                 self._listener.on_events(events)
 
     def _handle_messages(self, engine: Engine) -> list[TokenEvent] | None:
-        """Take in all messages; waits for one if there is nothing to do. None: stop."""
+        """Handle all queued messages, waiting for one if the engine is idle. Returns the events of refused
+        requests, or None for StopEngine."""
         events: list[TokenEvent] = []
         block = not engine.busy
         while block or not self._inbox.empty():
@@ -121,30 +123,22 @@ class EngineThread:
                 case Abort(request_id):
                     engine.abort(request_id)
                 case Submit(request):
-                    events += _add_request(engine, request)
-                case CallEngine(call, done):
-                    _call_engine(engine, call, done)
+                    try:
+                        engine.add(request)
+                    except MlxrunError as error:
+                        events.append(TokenEvent(request.id, finish=FinishReason.ERROR, error=error))
+                case CallEngine():
+                    _call_engine(engine, message)
         return events
 
 
-def _add_request(engine: Engine, request: Request) -> list[TokenEvent]:
-    """Add a request; a refusal is its final event."""
+def _call_engine(engine: Engine, message: CallEngine) -> None:
+    if not message.result.set_running_or_notify_cancel():
+        return
     try:
-        engine.add(request)
-    except MlxrunError as error:
-        return [TokenEvent(request.id, finish=FinishReason.ERROR, error=error)]
-    return []
-
-
-def _call_engine(
-    engine: Engine, call: Callable[[Engine], object], done: Callable[[object, Exception | None], None]
-) -> None:
-    try:
-        result = call(engine)
-    except Exception as error:  # the border: it belongs to who asked
-        done(None, error)
-    else:
-        done(result, None)
+        message.result.set_result(message.function(engine))
+    except Exception as error:  # it belongs to the caller
+        message.result.set_exception(error)
 
 
 def _as_engine_dead(error: BaseException) -> EngineDead:

@@ -1,4 +1,4 @@
-"""How many bytes a row holds, as arithmetic on integers, so that admission can be tested without a device."""
+"""How many bytes rows take, as arithmetic on integers, so that admission can be tested without a device."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from mlxrun.scheduler.request import Request
 class Footprint:
     """Bytes of one row's cache.
 
-    `per_token` grows with the row's length; `windows` are (window, bytes per token) of layers that stop
-    growing there; `fixed` is what every row holds (recurrent state); lengths round up to `step` tokens.
+    `per_token`: bytes for each token; `windows`: (window, bytes per token) of layers that keep at most a
+    window of tokens; `fixed`: bytes of every row (recurrent state). Lengths are rounded up to `step` tokens.
     """
 
     per_token: int = 0
@@ -31,9 +31,9 @@ class Footprint:
 
 @dataclass(frozen=True, slots=True)
 class MemoryBudget:
-    """The sum that admission checks: weights + rows + transients <= limit. All in bytes.
+    """The sum that admission checks, in bytes: weights + rows + transients <= limit.
 
-    `transient` is what one prompt token in flight needs for activations; `limit` 0 means unlimited.
+    `transient` is what one prompt token of a step needs for activations; `limit` 0 means unlimited.
     """
 
     limit: int = 0
@@ -42,15 +42,13 @@ class MemoryBudget:
     footprint: Footprint = Footprint()
 
     def compute_needed_bytes(self, lengths: Iterable[int], prefill_tokens: int) -> int:
-        """Bytes in use with rows of these lengths and a step of `prefill_tokens` prompt tokens.
-
-        The longest row counts twice: joining or moving a row copies it.
-        """
+        """Bytes in use with rows of these lengths and a step of `prefill_tokens` prompt tokens. The longest
+        row counts twice, because a row is copied when it joins the decode batch or moves in it."""
         rows = [self.footprint.compute_row_bytes(n) for n in lengths]
         return self.weights + sum(rows) + max(rows, default=0) + self.transient * prefill_tokens
 
     def compute_spare_bytes(self, lengths: Iterable[int], prefill_tokens: int) -> int | None:
-        """Bytes that are left beside them, negative if they do not fit; None: unlimited."""
+        """Bytes left beside such rows and such a step, negative if they do not fit; None if unlimited."""
         return None if self.limit == 0 else self.limit - self.compute_needed_bytes(lengths, prefill_tokens)
 
     def fits(self, lengths: Iterable[int], prefill_tokens: int) -> bool:
@@ -58,19 +56,20 @@ class MemoryBudget:
         return spare is None or spare >= 0
 
     def find_max_length(self, start: int, stop: int, chunk: int) -> int:
-        """The most tokens, of start..stop, that a row alone may hold and compute again in pieces of that size
-        if it is preempted; `start` is known to fit."""
+        """The most tokens, from `start` (which is known to fit) to `stop`, that a lone row may hold and,
+        after a preemption, compute again in chunks of that size."""
         while start < stop:
             middle = (start + stop + 1) // 2
             start, stop = (middle, stop) if self.fits([middle], min(middle, chunk)) else (start, middle - 1)
         return start
 
     def explain_shortage(self, tokens: int, prefill_tokens: int) -> str:
-        """The sum for one request alone, for an error that a user can act on."""
-        row = self.footprint.compute_row_bytes(tokens)
+        """The sum for a lone request, for an error that a user can act on."""
+        rows = _format_bytes(2 * self.footprint.compute_row_bytes(tokens))
+        transients = _format_bytes(self.transient * prefill_tokens)
         return (
-            f"weights {_format_bytes(self.weights)} + {tokens} tokens {_format_bytes(2 * row)} (twice: joining copies) "
-            f"+ transients {_format_bytes(self.transient * prefill_tokens)} > limit {_format_bytes(self.limit)}"
+            f"weights {_format_bytes(self.weights)} + {tokens} tokens {rows} (twice: joining copies) "
+            f"+ transients {transients} > limit {_format_bytes(self.limit)}"
         )
 
 
@@ -82,20 +81,18 @@ class RequestLimits:
     memory: MemoryBudget = MemoryBudget()
 
     def compute_max_length(self, request: Request, min_chunk: int) -> int:
-        """Most tokens of prompt and answer. `least`: prompt tokens of the smallest step.
-
-        RequestError, PromptTooLong or OutOfMemory if it could never run.
-        """
+        """Most tokens of prompt and answer. `min_chunk`: prompt tokens of the smallest step. Raises
+        RequestError, PromptTooLong or OutOfMemory if the request can never run."""
         if not request.prompt:
             raise RequestError("the prompt is empty")
         size = len(request.prompt) + len(request.prior_output)
         if size >= self.context:
             raise PromptTooLong(f"the prompt has {size} tokens; the context holds {self.context}")
-        piece = max([min_chunk, *(end - start for start, end in request.image_spans)])
-        if not self.memory.fits([size + 1], min(piece, size)):
-            reason = self.memory.explain_shortage(size + 1, min(piece, size))
+        chunk = max([min_chunk, *(end - start for start, end in request.image_spans)])
+        if not self.memory.fits([size + 1], min(chunk, size)):
+            reason = self.memory.explain_shortage(size + 1, min(chunk, size))
             raise OutOfMemory(f"the prompt can never fit in memory: {reason}")
-        return self.memory.find_max_length(size + 1, self.context, piece)
+        return self.memory.find_max_length(size + 1, self.context, chunk)
 
 
 def _format_bytes(count: int) -> str:

@@ -1,80 +1,67 @@
-"""In which order prompts are computed: one small class a policy, one registry.
+"""The order in which prompts are computed: one small class per policy, and their registry.
 
-A policy sorts; what fits and how much of it runs is the scheduler's business. Sorting is stable and
-depends on the entries and the policy's own counters alone, so the same calls give the same plans.
+A policy only sorts; the scheduler decides what fits and how much of it runs. The order depends on the
+requests and on the policy's own counters alone, so the same calls give the same plans.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from mlxrun.errors import ConfigError
-
-
-class Candidate(Protocol):
-    """What a policy may look at."""
-
-    @property
-    def arrival(self) -> int: ...  # counts up with each request
-    @property
-    def priority(self) -> int: ...
-    @property
-    def key(self) -> str: ...
-    @property
-    def prefill_left(self) -> int: ...
+from mlxrun.scheduler.request_state import RequestState
 
 
 class Policy:
-    """First come, first served; the base of the others."""
+    """First come, first served; the base class of the others."""
 
-    def rank(self, entry: Candidate) -> tuple[int, ...]:
-        """Lower goes first; ties go by arrival."""
+    def rank(self, state: RequestState) -> tuple[int, ...]:
+        """A sort key: lower goes first, ties go by arrival."""
         return ()
 
-    def record_served(self, entry: Candidate, tokens: int) -> None:
-        """Called once for each chunk that is handed out."""
+    def record_served(self, state: RequestState, tokens: int) -> None:
+        """Called for each chunk that is scheduled."""
 
-    def sort(self, entries: Sequence[Candidate]) -> list[Candidate]:
-        return sorted(entries, key=lambda e: (*self.rank(e), e.arrival))
+    def sort(self, states: Sequence[RequestState]) -> list[RequestState]:
+        return sorted(states, key=lambda s: (*self.rank(s), s.arrival_index))
 
 
 class PriorityPolicy(Policy):
     """Lower `priority` first."""
 
-    def rank(self, entry: Candidate) -> tuple[int, ...]:
-        return (entry.priority,)
+    def rank(self, state: RequestState) -> tuple[int, ...]:
+        return (state.request.priority,)
 
 
 class ShortestPolicy(Policy):
-    """Least prefill left first: the best mean time to first token."""
+    """Least remaining prefill first, which gives the best mean time to first token."""
 
-    def rank(self, entry: Candidate) -> tuple[int, ...]:
-        return (entry.prefill_left,)
+    def rank(self, state: RequestState) -> tuple[int, ...]:
+        return (state.remaining_prefill,)
 
 
 class FairPolicy(Policy):
-    """The key that was handed the fewest prompt tokens first, so that nobody crowds out the others."""
+    """The key that has been served the fewest prompt tokens first, so that no client crowds out others."""
 
     def __init__(self) -> None:
         self._tokens: Counter[str] = Counter()
 
-    def rank(self, entry: Candidate) -> tuple[int, ...]:
-        return (self._tokens[entry.key],)
+    def rank(self, state: RequestState) -> tuple[int, ...]:
+        return (self._tokens[state.request.fairness_key],)
 
-    def served(self, entry: Candidate, tokens: int) -> None:
-        self._tokens[entry.key] += tokens
+    def record_served(self, state: RequestState, tokens: int) -> None:
+        self._tokens[state.request.fairness_key] += tokens
 
-    def order(self, entries: Sequence[Candidate]) -> list[Candidate]:
-        """A key that comes (back) starts at the least count present: idle time earns no credit."""
-        keys = {e.key for e in entries}
-        floor = min((self._tokens[k] for k in keys if k in self._tokens), default=0)
+    def sort(self, states: Sequence[RequestState]) -> list[RequestState]:
+        """A new or returning key starts at the lowest count of those present: idle time earns no credit."""
+        keys = {s.request.fairness_key for s in states}
+        lowest = min((self._tokens[k] for k in keys if k in self._tokens), default=0)
         for key in keys - self._tokens.keys():
-            self._tokens[key] = floor
+            self._tokens[key] = lowest
         for key in self._tokens.keys() - keys:
             del self._tokens[key]
-        return super().sort(entries)
+        return super().sort(states)
 
 
 POLICIES: dict[str, Callable[[], Policy]] = {
@@ -86,7 +73,7 @@ POLICIES: dict[str, Callable[[], Policy]] = {
 
 
 def build_policy(name: str) -> Policy:
-    """The policy of that name; ConfigError names the known ones."""
+    """The policy of that name; ConfigError lists the known ones."""
     if name not in POLICIES:
         raise ConfigError(f"scheduler.policy: {name!r} is not one of {', '.join(POLICIES)}")
     return POLICIES[name]()

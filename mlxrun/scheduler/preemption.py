@@ -1,4 +1,4 @@
-"""Which rows are given up so that others fit: the least urgent, and none that need not go."""
+"""Chooses the rows to preempt so that others fit: the least urgent ones, and as few as necessary."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from collections.abc import Callable, Sequence
 from mlxrun.scheduler.request_state import RequestState
 
 
-def rank_urgency(entry: RequestState, overdue: bool) -> tuple[bool, bool, int, int]:
-    """Lower is more urgent. `overdue`: it has waited for too long (see Line)."""
-    return (entry.request.background, not overdue, entry.priority, entry.arrival_index)
+def rank_urgency(state: RequestState, overdue: bool) -> tuple[bool, bool, int, int]:
+    """A sort key; lower is more urgent. `overdue`: see WaitingQueue.is_overdue."""
+    return (state.request.background, not overdue, state.request.priority, state.arrival_index)
 
 
 def choose_victims(
     rows: Sequence[RequestState], fits: Callable[[Sequence[RequestState]], bool]
 ) -> list[RequestState]:
-    """Of `rows`, most urgent first, those to give up so that `fits(the others)`; all if nothing else does.
+    """Of `rows`, most urgent first, those to preempt so that `fits(the others)`; all if nothing less fits.
 
-    `fits` never turns false as rows go. Asks it about as often as rows are given up.
+    `fits` must stay true when rows are removed. It is called about twice for each preempted row.
     """
-    kept, given = list(rows), []
+    kept, removed = list(rows), []
     while kept and not fits(kept):
-        given.append(kept.pop())
-    # The last one had to go; what went before it may be too small to matter.
-    victims = given[-1:]
-    for row in reversed(given[:-1]):
+        removed.append(kept.pop())
+    # Removing the last one was necessary. Those removed before it may have been too small to matter.
+    victims = removed[-1:]
+    for row in reversed(removed[:-1]):
         if fits([*kept, row]):
             kept.append(row)
         else:

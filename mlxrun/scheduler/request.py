@@ -1,7 +1,7 @@
 """What a front end asks of the engine, and what it gets back. Pure data, shared by all packages.
 
-A Request can only hold token ids and numbers that were checked before (parse, don't validate);
-text, images and JSON stay on the front end's side, except `media`, which is opaque here.
+A Request holds only token ids and numbers that were validated before. Text, images and JSON stay in the front
+end; `media` and `grammar` are opaque to the scheduler.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from mlxrun.errors import MlxrunError
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the tokens of one request are drawn. Ranges are checked where bodies are parsed.
+    """How the tokens of one request are sampled. Ranges are validated where bodies are parsed.
 
     Order of application, on float32 logits of the last position: grammar, logit_bias, repetition penalty
     (CTRL, arXiv:1909.05858: over prompt and answer), presence and frequency penalty (OpenAI: over the answer
-    only), temperature, top_k, top_p, min_p. `temperature` 0 is greedy. `seed` decides all randomness of a
-    request together with the token's position, whatever else runs in the batch.
+    only), temperature, top_k, top_p, min_p. `temperature` 0 is greedy. `seed` and the token's position decide
+    all randomness of a request, whatever else runs in the batch.
     """
 
     max_tokens: int = 256
@@ -34,32 +34,32 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     seed: int = 0
-    logprobs: int | None = None  # None: none; n: the chosen token's and the n likeliest ones'
-    stop_ids: frozenset[int] = frozenset()  # end the answer; not part of it
+    logprobs: int | None = None  # None: none; n: of the sampled token and of the n likeliest ones
+    stop_ids: frozenset[int] = frozenset()  # end the answer, and are not part of it
 
 
 class GrammarMatcher(Protocol):
-    """What one row may say: follows its answer token by token, on the engine thread alone. Whatever a method
-    raises fails that row, and no other."""
+    """Follows the answer of one row token by token, on the engine thread only. An error that a method raises
+    fails that row and no other."""
 
     @property
     def done(self) -> bool:
-        """Whether nothing but a stop token may follow."""
+        """Whether only a stop token may follow."""
 
     def mask(self) -> bytes:
-        """The tokens that may follow, stop tokens included: token i is bit i % 8 of byte i // 8; what the
-        bytes do not reach is forbidden."""
+        """The tokens that may follow, stop tokens included, as a bitmask: token i is bit i % 8 of byte i //
+        8. Tokens beyond the end of the bytes are forbidden."""
 
     def accept(self, token: int) -> None:
-        """The row has said this token, which the last mask allowed."""
+        """Take in a sampled token, which the last mask allowed."""
 
 
 class Grammar(Protocol):
-    """What an answer must look like. Immutable: one may serve many requests."""
+    """What an answer must match. Immutable: one object may serve many requests."""
 
     def start(self, output: Sequence[int], stop_ids: frozenset[int]) -> GrammarMatcher:
-        """A constraint after these tokens of the answer; made each time that a row starts. A stop token is
-        allowed only where the answer is complete. RequestError if the tokens do not fit."""
+        """A matcher for an answer that begins with `output`; called each time a row starts. A stop token is
+        allowed only where the answer is complete. Raises RequestError if `output` does not match."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,22 +67,22 @@ class ProcessedPrompt:
     """What a model's processor makes of a prompt with images. For the fields see `Request`."""
 
     ids: tuple[int, ...]
-    spans: tuple[tuple[int, int], ...]
+    image_spans: tuple[tuple[int, int], ...]
     media: Any
-    digests: tuple[bytes, ...] = ()
+    image_digests: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
     """One prompt to be answered.
 
-    `prompt` holds every token, image placeholders expanded. `spans` are the half-open ranges of `prompt`
-    that an image fills, in order, never overlapping; a prefill chunk does not end inside one. `media` is
-    what the model's processor made of the images (numpy only); the scheduler never looks at it. `digests`
-    say, for each span, what fills it. `boundaries` are positions in `prompt`, ascending, where other prompts
-    are likely to part from this one: the end of system and tools, the start of the last user turn. `answered`
-    are tokens of the answer that are known from an earlier run; events do not repeat them. `grammar` is what
-    the answer must look like, None for anything; the scheduler never looks at it.
+    `prompt`: all tokens, with image placeholders expanded. `image_spans`: the half-open ranges of `prompt`
+    that images fill, in order and without overlap; a prefill chunk does not end inside one. `media`: the
+    images as the model's processor returns them (numpy only). `image_digests`: for each span, a digest of its
+    content. `boundaries`: ascending positions in `prompt` where other prompts are likely to diverge from this
+    one, such as the end of the system prompt and tools, or the start of the last user turn. `prior_output`:
+    tokens of the answer that are known from an earlier run; events do not repeat them. `grammar`: what the
+    answer must match.
     """
 
     id: str
@@ -94,9 +94,9 @@ class Request:
     boundaries: tuple[int, ...] = ()
     prior_output: tuple[int, ...] = ()
     priority: int = 0  # policy `priority`: lower first
-    fairness_key: str = ""  # policy `fair`: round robin over these
+    fairness_key: str = ""  # policy `fair`: these get equal shares
     grammar: Grammar | None = None
-    background: bool = False  # served in idle room only: an offline batch beside live requests
+    background: bool = False  # served on spare capacity only: an offline batch beside live requests
 
 
 class FinishReason(enum.StrEnum):
@@ -109,12 +109,12 @@ class FinishReason(enum.StrEnum):
 
 
 class HitKind(enum.StrEnum):
-    """How a prompt met the prefix cache."""
+    """What a lookup of the prefix cache found."""
 
-    EXACT = "exact"  # all that can be reused of the same prompt
-    PREFIX = "prefix"  # whole records that the prompt goes beyond
-    SUPERSEQUENCE = "supersequence"  # the prompt is a part of a longer record
-    LCP = "lcp"  # a part of a record, from which the prompt then differs
+    EXACT = "exact"  # the same prompt: all that can be reused of it
+    PREFIX = "prefix"  # complete entries, which the prompt continues
+    SUPERSEQUENCE = "supersequence"  # the prompt is a part of a longer entry
+    LCP = "lcp"  # a part of an entry, after which the prompt differs
     MISS = "miss"
 
 
@@ -128,35 +128,28 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class TokenEvent:
-    """News of one request. Events of one request merge: tokens concatenate, the rest is the newest.
+    """Progress of one request. Events of a request can be merged: tokens concatenate, other fields take the
+    latest.
 
-    Exactly one event of each request has `finish` set, and it is the last. A stop id is not among `tokens`.
+    Exactly one event of each request has `finish` set, and it is the last one. `tokens` never has a stop id.
     """
 
     request_id: str
     tokens: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()  # as long as `tokens`, or empty if not asked for
-    num_computed_tokens: int = 0  # prompt tokens in the cache so far: prefill progress
-    num_cached_tokens: int = 0  # of these, how many were not computed but found in the prefix cache
-    hit_kind: HitKind | None = None  # how, once the request runs; None before, or without a cache
+    num_computed_tokens: int = 0  # prompt tokens in the row's cache: prefill progress
+    num_cached_tokens: int = 0  # of these, how many were found in the prefix cache
+    hit_kind: HitKind | None = None  # None until the request runs
     finish: FinishReason | None = None
     error: MlxrunError | None = None  # set if and only if finish is ERROR
 
-    def merge(self, later: TokenEvent) -> TokenEvent:
-        """This event followed by `later`, as one. Each merge copies all tokens."""
-        return self.merge_progress(later, self.tokens + later.tokens, self.logprobs + later.logprobs)
-
-    def merge_progress(
-        self, later: TokenEvent, tokens: tuple[int, ...] = (), logprobs: tuple[TokenLogprob, ...] = ()
-    ) -> TokenEvent:
-        """This event followed by `later`, as one with these tokens instead of theirs."""
+    def merge_progress(self, later: TokenEvent) -> TokenEvent:
+        """This event followed by `later`, as one event without the tokens of either."""
         return TokenEvent(
             self.request_id,
-            tokens,
-            logprobs,
-            max(self.num_computed_tokens, later.num_computed_tokens),
-            max(self.num_cached_tokens, later.num_cached_tokens),
-            later.hit_kind or self.hit_kind,
-            later.finish,
-            later.error,
+            num_computed_tokens=max(self.num_computed_tokens, later.num_computed_tokens),
+            num_cached_tokens=max(self.num_cached_tokens, later.num_cached_tokens),
+            hit_kind=later.hit_kind or self.hit_kind,
+            finish=later.finish,
+            error=later.error,
         )

@@ -1,4 +1,4 @@
-"""What the scheduler tells the runner to do in a step, and what the runner tells back. Integers only."""
+"""What the scheduler asks of the runner in a step, and what the runner returns. Payloads are opaque here."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from mlxrun.scheduler.request import HitKind, Request, TokenLogprob
 
 @dataclass(frozen=True, slots=True)
 class PrefillChunk:
-    """Compute tokens [start, stop) of a request's tokens (prompt, then answer so far, if it was preempted).
+    """Compute tokens [start, stop) of a request: its prompt and, after a preemption, its output so far.
 
-    A chunk that reaches the end of the tokens also samples the next one; others only fill the cache.
+    A chunk that reaches the last token also samples the next one; others only fill the cache.
     """
 
     request_id: str
@@ -23,7 +23,7 @@ class PrefillChunk:
 
 
 class SnapshotKind(enum.StrEnum):
-    """What a record of the prefix cache holds."""
+    """What an entry of the prefix cache holds."""
 
     DELTA = "delta"  # keys and values of tokens start..stop, of the layers that keep all of them
     STATE = "state"  # everything else a row holds after `stop` tokens: windows, recurrent states
@@ -31,10 +31,10 @@ class SnapshotKind(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SnapshotRequest:
-    """Copy something out of a row for the prefix cache, which alone knows what `record` means.
+    """Copy a part of a row's cache for the prefix cache. `entry` means something to the prefix cache only.
 
     DELTA: tokens [start, stop), which the row's cache holds. STATE: the row holds exactly `stop` tokens.
-    `at_once`: the step waits for the copy. There is a Saved for each Save, in order.
+    `synchronous`: the step waits for the copy. Each request gets one SnapshotResult, in the same order.
     """
 
     request_id: str
@@ -47,7 +47,7 @@ class SnapshotRequest:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotResult:
-    """What a Save asked for: evaluated arrays of its own, which pin nothing else; None if that failed."""
+    """A snapshot: evaluated arrays that share no memory with the row; `payload` None if copying failed."""
 
     request: SnapshotRequest
     payload: Any
@@ -55,11 +55,11 @@ class SnapshotResult:
 
 @dataclass(frozen=True, slots=True)
 class CacheHit:
-    """The first `length` tokens of a request need not be computed.
+    """The first `length` tokens of a request are in the prefix cache.
 
-    `deltas`: (start, stop, payload), one after the other from 0 to `length`; the last payload may hold tokens
-    beyond its `stop`. Empty if no layer keeps all keys. `state`: the payload at exactly `length` tokens, None
-    if the model has none.
+    `deltas`: consecutive (start, stop, payload) from 0 to `length`, of which the last payload may hold tokens
+    beyond its `stop`; empty if no layer keeps all keys. `state`: the payload at exactly `length` tokens; None
+    if the model has no states.
     """
 
     length: int
@@ -70,7 +70,7 @@ class CacheHit:
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """A request that starts to run: `output` is what it had answered before it was preempted."""
+    """A request that gets a row. `output`: its tokens from before a preemption or from an earlier run."""
 
     request: Request
     output: tuple[int, ...] = ()
@@ -79,28 +79,24 @@ class Admission:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step. Order of execution: keep, free, admit, decode, prefill, save.
+    """One step, in the order of execution: final_snapshots, free, admit, decode, prefill with snapshots.
 
-    `decode`: requests that get one more token; all tokens but the newest are in their cache. `keep`: of rows
-    that are freed now; `save`: of rows that have prefilled.
+    `decode`: requests that get one more token; all their tokens but the newest are in their row's cache.
+    `final_snapshots`: of rows that are freed now. `snapshots`: of rows that have prefilled.
     """
 
     free: tuple[str, ...] = ()
     admit: tuple[Admission, ...] = ()
     decode: tuple[str, ...] = ()
     prefill: tuple[PrefillChunk, ...] = ()
-    clear_pool: bool = False  # give MLX's free buffers back first: memory is short
+    clear_pool: bool = False  # memory is short: free the buffers of MLX's pool first
     final_snapshots: tuple[SnapshotRequest, ...] = ()
     snapshots: tuple[SnapshotRequest, ...] = ()
-
-    @property
-    def empty(self) -> bool:
-        return not (self.free or self.admit or self.decode or self.prefill)
 
 
 @dataclass(frozen=True, slots=True)
 class SampledToken:
-    """A token that was drawn; `launched` counts the request's drawn tokens, this one included."""
+    """The token that a row got in a step."""
 
     token: int
     logprob: TokenLogprob | None = None
@@ -108,9 +104,10 @@ class SampledToken:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """Tokens that became known, and requests that failed alone. With decode-ahead, tokens lag one step.
+    """Sampled tokens and failed requests, by request id. With decode-ahead, tokens lag one step behind.
 
-    `saved`: copies that are ready. `unusable`: requests whose hit could not be restored; they were computed.
+    `snapshots`: copies that are ready. `invalid_hits`: requests whose hit could not be restored, so that the
+    runner computed those tokens.
     """
 
     tokens: Mapping[str, SampledToken] = field(default_factory=dict)

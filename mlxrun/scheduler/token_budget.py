@@ -1,7 +1,7 @@
-"""What fits: rows, the transients of a step and the prefix cache, against the memory's limit.
+"""How many prompt tokens a step may compute, and which rows fit in memory beside them and the prefix cache.
 
-The prefix cache gives way to rows, the budget of a step shrinks before anybody waits, and rows that outgrow
-the memory are given up by the scheduler, least urgent first.
+The prefix cache gives way to rows, and the budget of a step shrinks before a request has to wait. Rows that
+outgrow the memory are preempted by the scheduler, least urgent first.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from mlxrun.scheduler.memory_budget import MemoryBudget
 from mlxrun.scheduler.prefix_cache_interface import PrefixCacheInterface
 from mlxrun.scheduler.request_state import RequestState
 
-# A row is admitted with room for this many answer tokens; if rows outgrow the memory later, one has to wait.
+# Admission reserves memory for this many output tokens. If rows outgrow the memory later, some are preempted.
 DECODE_RESERVE = 256
-MIN_DEEP_CHUNK = 4  # tokens; smaller pieces would cost more forwards than they spare
-MIN_CHUNK = 64  # memory shortage does not cut chunks smaller than this
+MIN_DEEP_CHUNK = 4  # tokens; smaller chunks would cost more forwards than they save
+MIN_CHUNK = 64  # tokens; a shortage of memory does not make chunks smaller than this
 
 
 @dataclass(frozen=True, slots=True)
 class StepCosts:
-    """What the device makes of a step. All numbers are tokens, but `hurry`.
+    """What the parts of a step cost on this device.
 
-    `sampling`: so many after a hit go through one forward, which samples, where a forward costs more than its
-    tokens. `hurry`: how much a waiting prompt counts beside a row that decodes; more where each forward costs
-    much by itself. `deep`: beside decoding rows a prompt of more tokens than this is computed in smaller
-    pieces the longer it is, where attention is most of the cost; 0: never.
+    `max_sampling_chunk`: after a hit, up to this many tokens are computed by one forward that also samples,
+    if a forward costs more than its tokens. `waiting_weight`: how much a waiting prompt counts beside a
+    decoding row; more if each forward is expensive. `deep_prompt`: beside decoding rows, chunks shrink once
+    this many tokens of a prompt are computed, because attention is then most of the cost; 0: never.
     """
 
     max_sampling_chunk: int = 0
@@ -36,67 +36,73 @@ class StepCosts:
 
 
 class TokenBudget:
-    """`least`: prompt tokens of the smallest step that a shortage of memory may lead to."""
+    """`min_chunk`: prompt tokens of the smallest step that a shortage of memory may lead to."""
 
     def __init__(
         self,
         settings: SchedulerSettings,
         chunk: int,
+        min_chunk: int,
         memory: MemoryBudget,
         prefix_cache: PrefixCacheInterface,
-        *,
-        aligned_chunks: bool,
-        costs: StepCosts | None = None,
+        costs: StepCosts,
     ) -> None:
-        self.memory = memory
+        self.min_chunk = min_chunk
+        self._memory = memory
         self._prefix_cache = prefix_cache
         self._max_tokens = settings.prefill_budget
         self._max_tokens_busy = settings.prefill_budget_busy or chunk
-        self._costs = costs or StepCosts()
-        self.min_chunk = chunk if aligned_chunks else min(chunk, MIN_CHUNK)
+        self._costs = costs
 
-    def fits_memory(self, lengths: Sequence[int], prefill_tokens: int) -> bool:
-        """Whether rows of these lengths fit beside a step of so many prompt tokens; shrinks the prefix cache
-        if that is what it takes."""
-        spare = self.memory.compute_spare_bytes(lengths, prefill_tokens)
-        if spare is None:
-            return True
+    def can_admit(self, running: Sequence[RequestState], state: RequestState, use_cache: bool = True) -> bool:
+        """Whether it fits beside the running requests. `use_cache`: see fits_memory."""
+        reserve = min(state.remaining_output, DECODE_RESERVE)
+        lengths = [s.projected_length for s in running] + [state.projected_length + reserve]
+        return self.fits_memory(lengths, self._compute_min_prefill([*running, state]), use_cache)
+
+    def fits_next_step(self, running: Sequence[RequestState]) -> bool:
+        """Whether the running requests can take one more step."""
+        return self.fits_memory([s.projected_length for s in running], self._compute_min_prefill(running))
+
+    def fits_memory(self, lengths: Sequence[int], prefill_tokens: int, use_cache: bool = True) -> bool:
+        """Whether rows of these lengths fit beside a step of that many prompt tokens and the prefix cache,
+        which is shrunk if necessary. `use_cache` False: as if the cache were empty, and without shrinking
+        it."""
+        spare = self._memory.compute_spare_bytes(lengths, prefill_tokens)
+        if spare is None or not use_cache:
+            return spare is None or spare >= 0
         if self._prefix_cache.nbytes > spare >= 0:
             self._prefix_cache.shrink(spare)
         return self._prefix_cache.nbytes <= spare
 
-    def can_admit(self, running: Sequence[RequestState], entry: RequestState) -> bool:
-        """Whether `entry` may run beside those that do."""
-        lengths = [e.projected_length for e in running] + [entry.projected_length + min(entry.remaining_output, DECODE_RESERVE)]
-        return self.fits_memory(lengths, self._compute_min_prefill([*running, entry]))
+    def compute_prefill_budget(
+        self, running: Sequence[RequestState], decoding: int, waiting: int, depth: int = 0
+    ) -> int:
+        """Prompt tokens of this step. `decoding`: number of rows; `waiting`: number of prompts that are not
+        computed yet; `depth`: how many tokens of the step's first prompt are computed.
 
-    def fits_next_step(self, running: Sequence[RequestState]) -> bool:
-        """Whether those that run can take one more step."""
-        return self.fits_memory([e.projected_length for e in running], self._compute_min_prefill(running))
-
-    def compute_prefill_budget(self, running: Sequence[RequestState], decoding: int, waiting: int, depth: int = 0) -> int:
-        """Prompt tokens of this step: the more rows decode, for each prompt that waits, the fewer. `depth`:
-        how much is computed of the step's first prompt.
-
-        A step holds up every decoding row and gets every waiting prompt on, so what is best for all of them
-        depends on how many there are of each. Shrinks where memory is short, so far as a chunk may.
+        A step delays all decoding rows and serves the waiting prompts, so its size follows the ratio of the
+        two. It shrinks if memory is short, down to `min_chunk`.
         """
         budget = self._max_tokens
         if decoding:
-            shared = self._max_tokens_busy * max(waiting * self._costs.waiting_weight, decoding) // decoding
-            budget = min(budget, self._limit_for_depth(shared, depth))
-        lengths = [e.projected_length for e in running]
+            weight = max(waiting * self._costs.waiting_weight, decoding)
+            budget = min(budget, self._limit_for_depth(self._max_tokens_busy * weight // decoding, depth))
+        lengths = [s.projected_length for s in running]
         while budget > self.min_chunk and not self.fits_memory(lengths, budget):
             budget = max(budget // 2, self.min_chunk)
         return budget
 
     def _limit_for_depth(self, budget: int, depth: int) -> int:
-        """The budget for a prompt so deep: its pieces cost about the same all along."""
+        """The budget with which chunks of a deep prompt cost about the same at every depth."""
         deep = self._costs.deep_prompt
-        return budget if not deep or depth <= deep else max(min(budget, MIN_DEEP_CHUNK), budget * deep // depth)
+        if not deep or depth <= deep:
+            return budget
+        return max(min(budget, MIN_DEEP_CHUNK), budget * deep // depth)
 
     def _compute_min_prefill(self, running: Sequence[RequestState]) -> int:
-        """Prompt tokens of a step whose budget has shrunk: the least chunk, or an image that is larger."""
-        left = [e for e in running if e.remaining_prefill]
-        images = (stop - start for e in left for start, stop in e.request.image_spans if stop > e.num_computed_tokens)
-        return max([min(self.min_chunk, sum(e.remaining_prefill for e in left)), *images])
+        """Prompt tokens of the smallest step: a minimal chunk, or an image if that is larger."""
+        left = [s for s in running if s.remaining_prefill]
+        spans = ((s, span) for s in left for span in s.request.image_spans)
+        images = [stop - start for s, (start, stop) in spans if stop > s.num_computed_tokens]
+        return max([min(self.min_chunk, sum(s.remaining_prefill for s in left)), *images])

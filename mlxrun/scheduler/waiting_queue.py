@@ -1,74 +1,70 @@
-"""In which order prompts are computed, and whose turn a step is.
+"""The order in which prompts are computed, and which of them get the tokens of a step.
 
-The policy's order is the line; who waits too long goes to its front; background requests stand behind all
-others. Where prompts wait that are much shorter than what the head of the line has left, steps of a chunk
-alternate between the line and them, shortest first: a short prompt has its first token two chunks after the
-step in which it came, whatever computes before it, and a long one keeps every other step.
+The policy sorts; overdue requests go to the front, and background requests go behind all others. If prompts
+wait that are much shorter than what is left of the first one, steps of one chunk alternate between the first
+and the short ones. A short prompt is then computed within two chunks, and the long one keeps every other
+step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import cast
 
 from mlxrun.config.settings import SchedulerSettings
 from mlxrun.scheduler.policy import build_policy
 from mlxrun.scheduler.request_state import RequestState
 
-SHORT_RATIO = 4  # a prompt is short beside one that has so many times as much left
+SHORT_RATIO = 4  # a prompt is short beside one with at least this many times as much prefill left
 
 
 class WaitingQueue:
-    """Sorts entries that have prompt left; knows no memory and no rows."""
+    """Sorts the requests that have prefill left. Memory and rows are not its concern."""
 
     def __init__(self, settings: SchedulerSettings, clock: Callable[[], float]) -> None:
-        self._aging = settings.aging
+        self._max_wait = settings.aging
         self._policy_name = settings.policy
         self._policy = build_policy(settings.policy)
         self._clock = clock
-        self._head_was_served = False  # the last step was the line's, and short prompts waited behind its head
+        self._served_head_last = False  # the last step went to the first request while short prompts waited
 
-    def order_requests(self, entries: Iterable[RequestState], freeing: bool) -> list[RequestState]:
-        """Entries with prompt left, as they are served. `freeing`: rows are dropped in this step."""
-        entries = list(entries)
-        suspects = [e for e in entries if e.suspect]
-        if suspects:  # quarantine: one at a time, and nobody beside it or under way
+    def order_requests(self, requests: Iterable[RequestState], freeing: bool) -> list[RequestState]:
+        """The requests with prefill left, in the order of service. `freeing`: this step also frees rows."""
+        requests = list(requests)
+        suspects = [s for s in requests if s.suspect]
+        if suspects:  # each must complete a step alone, with no other row in it or in flight
             return suspects[:1] if suspects[0].remaining_prefill and not freeing else []
         now = self._clock()
-        line = cast("list[RequestState]", self._policy.sort([e for e in entries if e.remaining_prefill]))
-        overdue = [e for e in entries if e.remaining_prefill and self.is_overdue(e, now)]
-        line = overdue + [e for e in line if not self.is_overdue(e, now)]
-        return sorted(line, key=lambda e: e.request.background)  # stable
+        queue = self._policy.sort([s for s in requests if s.remaining_prefill])
+        overdue = [s for s in requests if self.is_overdue(s, now)]
+        queue = overdue + [s for s in queue if not self.is_overdue(s, now)]
+        return sorted(queue, key=lambda s: s.request.background)  # stable
 
-    def is_overdue(self, entry: RequestState, now: float) -> bool:
-        """Came longer than `aging` ago, in seconds of the clock, and its prompt is not computed."""
-        return entry.remaining_prefill > 0 and 0 < self._aging < now - entry.arrival_time
+    def is_overdue(self, state: RequestState, now: float) -> bool:
+        """Whether it came more than `aging` seconds ago and still has prefill left."""
+        return state.remaining_prefill > 0 and 0 < self._max_wait < now - state.arrival_time
 
-    def pick_for_step(self, order: Sequence[RequestState], chunk: int) -> tuple[list[RequestState], bool]:
-        """The entries of this step, of those that run, in order; and whether the step is shared with others,
-        so that it is to take a chunk at most."""
-        head = order[0] if order else None
-        behind = order[1:] if head is not None and head.remaining_prefill > chunk else ()
-        short = [e for e in behind if head is not None and self._may_overtake(e, head)]
-        self._head_was_served = bool(short) and not self._head_was_served
-        if not short or self._head_was_served:
-            return list(order), bool(short)
-        return sorted(short, key=lambda e: (e.remaining_prefill, e.arrival_index)), True
+    def pick_for_step(self, queue: Sequence[RequestState], chunk: int) -> tuple[list[RequestState], bool]:
+        """Of the running requests in `queue`, those that this step prefills, in order; and whether the steps
+        alternate, so that this one may take at most one chunk."""
+        head = queue[0] if queue else None
+        behind = queue[1:] if head is not None and head.remaining_prefill > chunk else ()
+        short = [s for s in behind if head is not None and self._may_overtake(s, head)]
+        self._served_head_last = bool(short) and not self._served_head_last
+        if not short or self._served_head_last:
+            return list(queue), bool(short)
+        return sorted(short, key=lambda s: (s.remaining_prefill, s.arrival_index)), True
 
-    def _may_overtake(self, entry: RequestState, head: RequestState) -> bool:
-        if entry.request.background and not head.request.background:
+    def _may_overtake(self, state: RequestState, head: RequestState) -> bool:
+        """Whether a much shorter prompt may pass the first one. It may not if that defeats the policy: a less
+        urgent request passes nobody, and keys that get equal shares need no overtaking."""
+        if state.request.background and not head.request.background:
             return False
-        if self._policy_forbids_overtaking(entry, head):
+        if self._policy_name == "fair" and state.request.fairness_key != head.request.fairness_key:
             return False
-        return entry.remaining_prefill * SHORT_RATIO <= head.remaining_prefill
+        if self._policy_name == "priority" and state.request.priority > head.request.priority:
+            return False
+        return state.remaining_prefill * SHORT_RATIO <= head.remaining_prefill
 
-    def _policy_forbids_overtaking(self, entry: RequestState, head: RequestState) -> bool:
-        """Whether passing would undo what the policy is for: urgent before less urgent; and keys that are
-        handed as much as each other need no passing."""
-        if self._policy_name == "fair":
-            return entry.key != head.key
-        return self._policy_name == "priority" and entry.priority > head.priority
-
-    def record_served(self, entry: RequestState, tokens: int) -> None:
-        """A chunk of so many tokens was handed out."""
-        self._policy.record_served(entry, tokens)
+    def record_served(self, state: RequestState, tokens: int) -> None:
+        """A chunk of this many tokens was scheduled."""
+        self._policy.record_served(state, tokens)

@@ -28,7 +28,7 @@ def error_of(answers: Answers, rid: str) -> MlxrunError:
 
 
 def test_a_request_that_cannot_start_fails_alone() -> None:
-    """A31: of three requests one has a broken image; the error is its own, the others notice nothing."""
+    """Of three requests one has a broken image; the error is its own, the others notice nothing."""
     refused = MediaError("not an image")
     runner = FakeRunner(refuse={"b": refused})
     engine = make_engine(runner)
@@ -44,7 +44,7 @@ def test_a_request_that_cannot_start_fails_alone() -> None:
 
 @pytest.mark.parametrize("error", [TypeError("bad media"), ValueError("odd")])
 def test_what_the_runner_raises_becomes_a_request_error(error: Exception) -> None:
-    """A31, A32: with its cause; the request's own, so not to be tried again, but no fault of the client."""
+    """With its cause; the request's own, so not to be tried again, but no fault of the client."""
     engine = make_engine(FakeRunner(refuse={"a": error}))
     engine.add(make_request("a"))
     shown = error_of(finish_all(engine), "a")
@@ -58,7 +58,7 @@ def test_what_the_runner_raises_becomes_a_request_error(error: Exception) -> Non
 @pytest.mark.parametrize("culprit", range(5))
 @pytest.mark.parametrize("position", [1, 4, 18, 22])
 def test_one_poisoned_request_fails_alone(culprit: int, position: int, late: bool) -> None:
-    """B2: whatever it breaks on (prompt, first token, a later one), and if the device says so a step late."""
+    """Whatever it breaks on (prompt, first token, a later one), and if the device says so a step late."""
     bad = CROWD[culprit]
     runner = FakeRunner(poison={bad.id: position}, late=late)
     engine = make_engine(runner, small(max_running=5))
@@ -81,7 +81,7 @@ def test_one_poisoned_request_fails_alone(culprit: int, position: int, late: boo
 
 @pytest.mark.parametrize("step", range(1, 16))
 def test_a_step_that_fails_once_costs_no_request(step: int) -> None:
-    """B2, B3: at every step of a busy engine: all are rebuilt from their tokens, the answers are right."""
+    """At every step of a busy engine: all are rebuilt from their tokens, the answers are right."""
     runner = FakeRunner(fail_steps=[step])
     engine = make_engine(runner, small(max_running=3, policy="shortest"))
     for request in CROWD:
@@ -93,7 +93,7 @@ def test_a_step_that_fails_once_costs_no_request(step: int) -> None:
 
 
 def test_a_late_error_is_not_put_on_the_one_that_is_left() -> None:
-    """B2: the culprit was aborted, or preempted, while its token was under way; who is left is innocent."""
+    """The culprit was aborted, or preempted, while its token was under way; who is left is innocent."""
     for position in range(2, 12):
         runner = FakeRunner(poison={"b": position}, late=True)
         engine = make_engine(runner)
@@ -110,7 +110,7 @@ def test_a_late_error_is_not_put_on_the_one_that_is_left() -> None:
 
 
 def test_two_culprits_in_a_row_do_not_stop_the_engine() -> None:
-    """A32: a suspect is tried when nothing of the one before is under way, so one failure tells."""
+    """A suspect is tried when nothing of the one before is under way, so one failure tells."""
     runner = FakeRunner(poison={"b": 1, "c": 1})
     engine = make_engine(runner, max_errors=3)
     for request in CROWD[:3]:
@@ -122,7 +122,7 @@ def test_two_culprits_in_a_row_do_not_stop_the_engine() -> None:
 
 
 def test_a_failure_leaves_no_step_behind() -> None:
-    """A32: the rows are gone already; a step that only frees them would be one too many."""
+    """The rows are gone already; a step that only frees them would be one too many."""
     engine = make_engine(FakeRunner(poison={"a": 1}))
     engine.add(make_request("a"))
     assert [event.finish for event in engine.step()] == [FinishReason.ERROR]
@@ -130,7 +130,7 @@ def test_a_failure_leaves_no_step_behind() -> None:
 
 
 def test_requests_that_come_during_a_quarantine_wait_for_its_end() -> None:
-    """B2: a suspect computes alone, so that a failure tells who is to blame."""
+    """A suspect computes alone, so that a failure tells who is to blame."""
     runner = FakeRunner(fail_steps=[4])
     engine = make_engine(runner)
     answers = Answers()
@@ -148,7 +148,7 @@ def test_requests_that_come_during_a_quarantine_wait_for_its_end() -> None:
 @pytest.mark.parametrize("abort", "abc")
 @pytest.mark.parametrize("after", range(8))
 def test_suspects_can_be_aborted(abort: str, after: int) -> None:
-    """A23, B2: at any point of a quarantine; the others go on."""
+    """At any point of a quarantine; the others go on."""
     runner = FakeRunner(fail_steps=[3])
     engine = make_engine(runner)
     answers = Answers()
@@ -171,7 +171,7 @@ def test_suspects_can_be_aborted(abort: str, after: int) -> None:
 def test_a_broken_device_stops_the_engine(
     limit: int, count: int, late: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A32, B1: K failed steps without a token between them, with K log lines; requests may come meanwhile."""
+    """K failed steps without a token between them, with K log lines; requests may come meanwhile."""
     runner = FakeRunner(dead=True, late=late)
     engine = make_engine(runner, max_errors=limit)
     answers = Answers()
@@ -193,7 +193,7 @@ def test_a_broken_device_stops_the_engine(
 
 
 def test_failures_far_apart_do_not_add_up() -> None:
-    """A32: a token that came out between them shows that the engine works."""
+    """A token that came out between them shows that the engine works."""
     runner = FakeRunner(fail_steps=range(5, 200, 12))
     engine = make_engine(runner, max_errors=3)
     request = make_request("a", 5, 60)
@@ -217,7 +217,7 @@ def test_progress_counts_the_prompt_once() -> None:
 
 
 def test_an_idle_engine_has_nothing_to_do() -> None:
-    """A32: no step is left over after the last event, whatever ended the request."""
+    """No step is left over after the last event, whatever ended the request."""
     for runner in (FakeRunner(), FakeRunner(refuse={"a": ValueError()}), FakeRunner(poison={"a": 1})):
         engine = make_engine(runner)
         assert not engine.busy

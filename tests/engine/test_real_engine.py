@@ -25,6 +25,7 @@ from mlxrun.model.snapshot.copier import SnapshotCopier
 from mlxrun.model.snapshot.snapshots import SnapshotCodec
 from mlxrun.scheduler.request import Request, TokenEvent
 from tests.helpers import engine_driver, text_models, vision_models
+from tests.helpers.engine_fakes import merge_events
 from tests.helpers.model_fixtures import Zoo
 
 BASE = tuple(text_models.prompts(41, [75])[0])
@@ -36,7 +37,7 @@ OTHER = tuple(text_models.prompts(42, [75])[0])
 
 @pytest.mark.parametrize("backend", ["memory", "none"])
 def test_a_prompt_is_always_computed_in_chunks(zoo: Zoo, backend: str) -> None:
-    """A1: 40 tokens in chunks of 5, each with news of its progress; the answer is the ORACLE's."""
+    """40 tokens in chunks of 5, each with news of its progress; the answer is the ORACLE's."""
     sizes = {"chunk": 5, "prefill_budget": 5, "prefill_budget_busy": 5}
     engine = engine_driver.engine(zoo.text("llama"), backend=backend, **sizes)
     engine.add(engine_driver.text("a", BASE[:40]))
@@ -48,13 +49,13 @@ def test_a_prompt_is_always_computed_in_chunks(zoo: Zoo, backend: str) -> None:
     assert all(b - a <= 5 for a, b in zip([0, *progress], progress, strict=False))
     whole = events[0]
     for event in events[1:]:
-        whole = whole.merge(event)
+        whole = merge_events(whole, event)
     engine_driver.same(whole, zoo.answer("llama", BASE[:40]))
 
 
 @pytest.mark.parametrize("family", ["gemma3_text", "gpt_oss"])
 def test_a_prompt_of_ten_windows(zoo: Zoo, family: str) -> None:
-    """A48: windows of 8, prompts of 80 and more in chunks of 5, alone and beside each other."""
+    """Windows of 8, prompts of 80 and more in chunks of 5, alone and beside each other."""
     engine = engine_driver.engine(zoo.text(family), chunk=5, prefill_budget=20, prefill_budget_busy=5)
     prompts = {str(n): ids for n, ids in enumerate(text_models.prompts(43, [80, 83, 97]))}
     for name, event in engine_driver.run(
@@ -67,7 +68,7 @@ def test_a_prompt_of_ten_windows(zoo: Zoo, family: str) -> None:
 
 
 def test_free_buffers_are_given_back_rarely(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A35: not every few steps: at most once in 256, and only if there is much to give back."""
+    """Not every few steps: at most once in 256, and only if there is much to give back."""
     cleared: list[int] = []
     monkeypatch.setattr(mx, "clear_cache", lambda: cleared.append(1))
     engine = engine_driver.engine(zoo.text("llama"))
@@ -80,7 +81,7 @@ def test_free_buffers_are_given_back_rarely(zoo: Zoo, monkeypatch: pytest.Monkey
     cleared.clear()
     engine_driver.run(engine, [engine_driver.text("a", BASE, max_tokens=300)], count)
     assert steps > 256 and not cleared  # a tiny model's pool is not worth it
-    monkeypatch.setattr(runner_module, "POOL", -1)
+    monkeypatch.setattr(runner_module, "POOL_LIMIT", -1)
     engine_driver.run(engine, [engine_driver.text("b", BASE, max_tokens=300)], count)
     assert 1 <= len(cleared) <= steps // 256 + 1
 
@@ -107,7 +108,7 @@ class Watched:
                 (ModelRunner, "collect"),
                 (ModelRunner, "reset"),
                 (ModelRunner, "close"),
-                (SnapshotCopier, "copy_row"),
+                (SnapshotCopier, "copy_rows"),
                 (SnapshotCodec, "restore"),
                 (SnapshotCodec, "encode"),
                 (SnapshotCodec, "decode"),
@@ -142,7 +143,7 @@ def tokens(events: Sequence[TokenEvent]) -> tuple[int, ...]:
 
 
 async def test_all_of_mlx_is_on_one_thread(zoo: Zoo, tmp_path: Any) -> None:
-    """A22, A28, B4, B5: load, probe, images, steps, aborts, hits from disk, saves and the end of it all, with
+    """Load, probe, images, steps, aborts, hits from disk, saves and the end of it all, with
     several streams at once, text and images. Images are prepared beside it, as a server does."""
     config = engine_driver.config(zoo.vision("qwen3_vl"), backend="disk", disk_path=str(tmp_path))
     watched = Watched()
@@ -205,7 +206,7 @@ async def test_work_on_another_thread_is_seen(zoo: Zoo) -> None:
 
 
 async def test_answers_to_images_come_token_by_token(zoo: Zoo) -> None:
-    """A44: five events or more, each as soon as its token is known, and together the whole answer."""
+    """Five events or more, each as soon as its token is known, and together the whole answer."""
     client = await EngineClient.start(engine_driver.config(zoo.vision("gemma3")))
     try:
         image = vision_models.images(8, 1)

@@ -25,11 +25,12 @@ from mlxrun.config.settings import (
 )
 from mlxrun.engine.engine import Engine
 from mlxrun.engine.factory import build_engine
-from mlxrun.model.compute_methods import ComputeMethods
 from mlxrun.model.chunk_grouping import PrefillSharing
+from mlxrun.model.compute_methods import ComputeMethods
 from mlxrun.model.probe import ProbeReport
 from mlxrun.model.ragged import decode_batch, row_group
 from mlxrun.scheduler.request import FinishReason, Request, SamplingParams, TokenEvent
+from tests.helpers.engine_fakes import merge_events
 from tests.helpers.oracle import Answer
 
 COUNT = 24  # tokens of an answer
@@ -43,7 +44,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "chunk 64": {"chunk": 64, "prefill_budget": 256, "prefill_budget_busy": 64},
     "chunk 512": {"chunk": 512, "prefill_budget": 2048, "prefill_budget_busy": 512},
     "grouped": {"methods": ComputeMethods("grouped", PrefillSharing(4))},
-    "decode alone": {"methods": ComputeMethods("alone", PrefillSharing(4))},
+    "decode row by row": {"methods": ComputeMethods("row_by_row", PrefillSharing(4))},
     "chunks joined, launched first": {
         "methods": ComputeMethods("ragged", PrefillSharing(4, merge_chunks=True), launch_first=True)
     },
@@ -113,7 +114,7 @@ def seen(
         return text(name, ids, **params)
     assert isinstance(prompt, str)
     made = engine.model_info.process(prompt, images)
-    return Request(name, made.ids, _params(params), made.spans, made.media, made.digests)
+    return Request(name, made.ids, _params(params), made.image_spans, made.media, made.image_digests)
 
 
 def _params(given: dict[str, Any]) -> SamplingParams:
@@ -136,7 +137,7 @@ def run(
         for event in engine.step():
             old = events.get(event.request_id)
             assert old is None or old.finish is None, f"{event} after the end"
-            events[event.request_id] = event if old is None else old.merge(event)
+            events[event.request_id] = event if old is None else merge_events(old, event)
         each(step)
         step += 1
         assert step < 20_000, "the engine does not come to an end"

@@ -10,7 +10,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -278,6 +278,12 @@ def make_engine(
     scheduler = Scheduler(settings or small(), limits, aligned_chunks=whole, clock=clock or Clock())
     host = fake_host(context)
     return Engine(host, scheduler, runner or FakeRunner(), EngineSettings(max_errors=max_errors))
+
+
+def merge_events(first: TokenEvent, later: TokenEvent) -> TokenEvent:
+    """Two events of a request as one. Copies all tokens."""
+    tokens, logprobs = first.tokens + later.tokens, first.logprobs + later.logprobs
+    return replace(first.merge_progress(later), tokens=tokens, logprobs=logprobs)
 
 
 class Answers:

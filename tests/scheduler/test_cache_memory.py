@@ -41,11 +41,13 @@ def running(scheduler: Scheduler) -> list[str]:
 
 
 def used(scheduler: Scheduler) -> int:
-    return MEMORY.compute_needed_bytes([entry.projected_length for entry in scheduler.requests if entry.running], 0)
+    return MEMORY.compute_needed_bytes(
+        [entry.projected_length for entry in scheduler.requests if entry.running], 0
+    )
 
 
 def test_the_cache_gives_way_before_anybody_waits() -> None:
-    """B18: two requests that fit beside each other run at once, though the cache held all of the memory."""
+    """Two requests that fit beside each other run at once, though the cache held all of the memory."""
     cache = Held(LIMIT)
     scheduler = made(cache)
     for rid in ("a", "b"):
@@ -56,7 +58,7 @@ def test_the_cache_gives_way_before_anybody_waits() -> None:
 
 
 def test_no_more_is_forgotten_than_is_needed() -> None:
-    """B18: where there is room for both nothing goes."""
+    """Where there is room for both nothing goes."""
     cache = Held(100)
     scheduler = made(cache)
     for rid in ("a", "b"):
@@ -66,7 +68,7 @@ def test_no_more_is_forgotten_than_is_needed() -> None:
 
 
 def test_the_cache_gives_way_before_a_row_does() -> None:
-    """B16, B18: rows that grow take from the cache first: nobody is preempted, the sum is never too large."""
+    """Rows that grow take from the cache first: nobody is preempted, the sum is never too large."""
     cache = Held(400)
     scheduler = made(cache)
     for rid in ("a", "b"):
@@ -82,7 +84,7 @@ def test_the_cache_gives_way_before_a_row_does() -> None:
 
 
 def test_what_running_requests_use_is_not_promised_twice() -> None:
-    """B16, the twin: bytes that cannot go count. The second waits until the first has ended, then it runs."""
+    """Bytes that cannot go count. The second waits until the first has ended, then it runs."""
     cache = Held(750, pinned=750)
     scheduler = made(cache)
     for rid in ("a", "b"):

@@ -105,7 +105,7 @@ def holds(case: Case) -> None:
 
 
 def test_rows_give_way_only_where_that_lets_the_other_in_and_only_as_many_as_needed() -> None:
-    """B18, issue 4: over any rows, memory and urgency."""
+    """Over any rows, memory and urgency."""
     holds()
 
 
@@ -129,7 +129,7 @@ def _unpruned(
 @pytest.mark.parametrize("wrong", [_all, _most_urgent, _unpruned])
 def test_the_property_sees_a_wrong_choice(wrong: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The twin."""
-    monkeypatch.setattr(module, "choose", wrong)
+    monkeypatch.setattr(module, "choose_victims", wrong)
     with pytest.raises(AssertionError):
         holds()
 
@@ -139,12 +139,12 @@ def test_the_property_sees_rows_given_up_for_nothing(monkeypatch: pytest.MonkeyP
 
     def ask(self: Scheduler, entry: RequestState, running: list[RequestState]) -> bool:
         for row in [e for e in self._sort_by_urgency(running)[::-1] if e.request.background]:
-            if not self._can_run(entry, running, self._token_budget):
+            if not self._can_run(entry, running):
                 running.remove(row)
                 self._preempt(row)
-        return self._can_run(entry, running, self._token_budget)
+        return self._can_run(entry, running)
 
-    monkeypatch.setattr(Scheduler, "_give_way", ask)
+    monkeypatch.setattr(Scheduler, "_preempt_background", ask)
     with pytest.raises(AssertionError):
         holds()
 
@@ -186,7 +186,7 @@ class Pinning(NoPrefixCache):
 
 
 def test_what_the_cache_keeps_for_rows_goes_with_them() -> None:
-    """B18: bytes that are pinned for a row in the background are no reason to let a request wait."""
+    """Bytes that are pinned for a row in the background are no reason to let a request wait."""
     memory = MemoryBudget(limit=200, footprint=Footprint(per_token=1, step=1))
     scheduler = Scheduler(small(), RequestLimits(300, memory), prefix_cache=Pinning(25), clock=Clock())
     for number in range(3):

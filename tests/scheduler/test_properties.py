@@ -91,7 +91,7 @@ class Run:
         self.budgets: list[int] = []  # of each plan
 
     def _every_row_decodes(self, plan: StepPlan) -> None:
-        """B20: whatever prefills, each row that is filled and has tokens to come is in the plan."""
+        """Whatever prefills, each row that is filled and has tokens to come is in the plan."""
         entries = {e.id: e for e in self.engine.scheduler.requests}
         self.budgets.append(self._budget(len(plan.decode), len(entries) - len(plan.decode)))
         for rid, row in self.runner.rows.items():
@@ -102,7 +102,7 @@ class Run:
                 self.runner.broken.append(f"{rid} is left out of {plan}")
 
     def _budget(self, decoding: int, waiting: int) -> int:
-        """B20: most prompt tokens that a step may have."""
+        """Most prompt tokens that a step may have."""
         limits = self.engine.scheduler.settings
         if decoding == 0:
             return limits.prefill_budget

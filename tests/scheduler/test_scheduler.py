@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +16,7 @@ from mlxrun.errors import ConfigError, Overloaded, PromptTooLong, RequestError
 from mlxrun.scheduler.memory_budget import Footprint, MemoryBudget, RequestLimits
 from mlxrun.scheduler.policy import build_policy
 from mlxrun.scheduler.request import FinishReason, Request, TokenEvent
+from mlxrun.scheduler.request_state import RequestState
 from mlxrun.scheduler.scheduler import Scheduler
 from mlxrun.scheduler.step_plan import SampledToken, StepPlan, StepResult
 from tests.helpers.engine_fakes import (
@@ -26,6 +27,7 @@ from tests.helpers.engine_fakes import (
     finish_all,
     make_engine,
     make_request,
+    merge_events,
     small,
     token_at,
 )
@@ -69,7 +71,7 @@ def ends(answers: Answers, engine: Engine, steps: int) -> list[str]:
 
 
 def test_one_request_step_by_step() -> None:
-    """Design 3 and 4: chunks, then one token a step; tokens are known one step after they were launched."""
+    """Chunks, then one token a step; tokens are known one step after they were launched."""
     runner = FakeRunner()
     engine = make_engine(runner)
     request = make_request("a", size=10, max_tokens=3)
@@ -104,7 +106,7 @@ def test_one_request_step_by_step() -> None:
     ],
 )
 def test_any_prompt_gets_its_answer(size: int, spans: Any, max_tokens: int) -> None:
-    """Design 3, 5: prompts of one token and prompts that end in an image have no token to hand to decode."""
+    """Prompts of one token and prompts that end in an image have no token to hand to decode."""
     requests = [make_request(rid, size, max_tokens, image_spans=spans) for rid in "ab"]
     runner, answers = run(*requests)
     for request in requests:
@@ -129,7 +131,7 @@ def test_a_stop_id_ends_the_answer_and_is_no_part_of_it(size: int, at: int) -> N
 
 
 def test_the_context_ends_an_answer() -> None:
-    """A33: prompt and answer together hold at most the context."""
+    """Prompt and answer together hold at most the context."""
     request = make_request("a", 10, 100)
     _, answers = run(request, context=16)
     assert answers.got("a") == (answer(request)[0][:6], FinishReason.LENGTH)
@@ -142,11 +144,12 @@ def test_events_carry_logprobs_where_asked() -> None:
 
 
 def test_events_merge_into_one() -> None:
-    """Design 9: the collector's slot holds the sum of the news."""
-    merged = TokenEvent("a", (1, 2), num_computed_tokens=8, num_cached_tokens=4).merge(
-        TokenEvent("a", (3,), num_computed_tokens=6, finish=FinishReason.STOP)
+    """The collector's slot holds the sum of the news."""
+    first = TokenEvent("a", (1, 2), num_computed_tokens=8, num_cached_tokens=4)
+    merged = merge_events(first, TokenEvent("a", (3,), num_computed_tokens=6, finish=FinishReason.STOP))
+    assert merged == TokenEvent(
+        "a", (1, 2, 3), num_computed_tokens=8, num_cached_tokens=4, finish=FinishReason.STOP
     )
-    assert merged == TokenEvent("a", (1, 2, 3), num_computed_tokens=8, num_cached_tokens=4, finish=FinishReason.STOP)
 
 
 # -- chunks and budgets ---------------------------------------------------------------------------------
@@ -201,7 +204,7 @@ def test_events_merge_into_one() -> None:
     ],
 )
 def test_chunks_lie_on_the_grid(spans: Any, budget: int, whole: bool, expected: Any) -> None:
-    """Design 5: boundaries at multiples of the chunk counted from 0, never inside an image."""
+    """Boundaries at multiples of the chunk counted from 0, never inside an image."""
     settings = small(prefill_budget=budget, prefill_budget_busy=budget)
     runner, answers = run(make_request("a", 20, 1, image_spans=spans), settings=settings, whole=whole)
     assert all_chunks(runner) == expected
@@ -209,7 +212,7 @@ def test_chunks_lie_on_the_grid(spans: Any, budget: int, whole: bool, expected: 
 
 
 def test_the_grid_is_the_same_whatever_else_runs() -> None:
-    """Design 5, 8: with whole chunks a prompt is cut at the same places alone and in company."""
+    """With whole chunks a prompt is cut at the same places alone and in company."""
     request = make_request("a", 37, 1, image_spans=((6, 11),))
     alone, _ = run(request, whole=True)
     others = [make_request(f"b{i}", 3 + 5 * i, 9) for i in range(6)]
@@ -219,7 +222,7 @@ def test_the_grid_is_the_same_whatever_else_runs() -> None:
 
 
 def test_decode_never_waits_for_prefill_and_prefill_never_stops() -> None:
-    """B20: both sides of the bound, on every step of a long prompt among rows that decode."""
+    """Both sides of the bound, on every step of a long prompt among rows that decode."""
     runner = FakeRunner()
     engine = make_engine(runner)
     for rid in "ab":
@@ -239,7 +242,7 @@ def test_decode_never_waits_for_prefill_and_prefill_never_stops() -> None:
     ("decoding", "waiting", "most"), [(0, 1, 24), (1, 1, 8), (5, 3, 8), (3, 5, 12), (2, 5, 20), (1, 9, 24)]
 )
 def test_the_budget_follows_who_decodes_and_who_waits(decoding: int, waiting: int, most: int) -> None:
-    """B20: beside rows that decode `prefill_budget_busy`, and more in proportion if more prompts wait; never
+    """Beside rows that decode `prefill_budget_busy`, and more in proportion if more prompts wait; never
     more than `prefill_budget`."""
     runner = FakeRunner()
     engine = make_engine(runner, small(max_running=12, prefill_budget=24))
@@ -268,7 +271,7 @@ CROWD = (
     ("policy", "order"), [("fcfs", "abcd"), ("priority", "bdac"), ("shortest", "dbca"), ("fair", "acdb")]
 )
 def test_policies_order_waiting_requests(policy: str, order: str) -> None:
-    """A34: who is admitted when there is one row. `fair`: 29 tokens of x, 19 and 4 of y, then x again."""
+    """Who is admitted when there is one row. `fair`: 29 tokens of x, 19 and 4 of y, then x again."""
     runner, _ = run(*CROWD, settings=small(policy=policy, max_running=1))
     assert "".join(runner.admissions) == order
 
@@ -277,7 +280,7 @@ def test_policies_order_waiting_requests(policy: str, order: str) -> None:
     ("policy", "first"), [("fcfs", "a"), ("priority", "b"), ("shortest", "b"), ("fair", "b")]
 )
 def test_policies_order_prompts_that_run(policy: str, first: str) -> None:
-    """A34: also between chunks. A short, urgent request of another key comes when a long one has begun."""
+    """Also between chunks. A short, urgent request of another key comes when a long one has begun."""
     runner = FakeRunner()
     engine = make_engine(runner, small(policy=policy))
     engine.add(make_request("a", 60, 2, priority=1, fairness_key="x"))
@@ -292,18 +295,10 @@ def test_policies_order_prompts_that_run(policy: str, first: str) -> None:
     assert first in [rid for plan in runner.plans[1:] for rid, *_ in chunks(plan)]
 
 
-@dataclass
-class Waiting:
-    arrival: int
-    key: str
-    priority: int = 0
-    prefill_left: int = 10
-
-
 def test_fair_gives_no_credit_for_idle_time() -> None:
-    """A34: a key that comes late starts level with the one that got least, not at nothing."""
+    """A key that comes late starts level with the one that got least, not at nothing."""
     policy = build_policy("fair")
-    x, y, z = Waiting(0, "x"), Waiting(1, "y"), Waiting(2, "z")
+    x, y, z = (RequestState(make_request(key, fairness_key=key), i, 0.0, 100) for i, key in enumerate("xyz"))
     assert policy.sort([x, y]) == [x, y]
     policy.record_served(x, 100)
     policy.record_served(y, 90)
@@ -340,14 +335,14 @@ def crowded(settings: SchedulerSettings, memory: MemoryBudget | None = None, eve
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_nobody_starves(policy: str) -> None:
-    """A34, design 3: ten times more work than there are rows for; all become overdue, and go by arrival."""
+    """Ten times more work than there are rows for; all become overdue, and go by arrival."""
     steps = crowded(small(policy=policy, aging=10.0, max_running=2))
     assert steps is not None and steps < 80
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_nobody_starves_where_memory_is_short(policy: str) -> None:
-    """A34, B18: an overdue prompt is not preempted when rows grow, or it would begin again for ever."""
+    """An overdue prompt is not preempted when rows grow, or it would begin again for ever."""
     memory = MemoryBudget(limit=160, transient=1, footprint=Footprint(per_token=1, step=1))
     settings = small(policy=policy, aging=10.0, max_running=6, prefill_budget=4, prefill_budget_busy=4)
     steps = crowded(settings, memory, every=5)
@@ -361,7 +356,7 @@ def test_without_aging_the_last_one_waits_for_ever(policy: str, starves: bool) -
 
 
 def test_waiting_requests_keep_their_order_in_line() -> None:
-    """A34: one that does not fit is not overtaken by smaller ones behind it."""
+    """One that does not fit is not overtaken by smaller ones behind it."""
     memory = MemoryBudget(limit=120, footprint=Footprint(per_token=1, step=1))
     runner, answers = run(
         make_request("a", 30, 4), make_request("big", 50, 4), make_request("b", 3, 4), memory=memory
@@ -374,13 +369,13 @@ def test_waiting_requests_keep_their_order_in_line() -> None:
 
 
 def test_a_full_queue_is_overloaded() -> None:
-    """A34, B18: the request after `max_queue` waiting ones is refused, and taken once there is room."""
+    """The request after `max_queue` waiting ones is refused, and taken once there is room."""
     engine = make_engine(settings=small(max_running=1, max_queue=2))
     engine.add(make_request("r", 3, 8))
     engine.step()
     engine.add(make_request("a"))
     engine.add(make_request("b"))
-    with pytest.raises(Overloaded, match="2 requests wait"):
+    with pytest.raises(Overloaded, match="2 requests are waiting"):
         engine.add(make_request("c"))
     assert Overloaded.http_status == 429
     answers = Answers()
@@ -394,7 +389,7 @@ def test_a_full_queue_is_overloaded() -> None:
 
 @pytest.mark.parametrize("size", [16, 17, 500])
 def test_a_prompt_longer_than_the_context_is_refused_with_numbers(size: int) -> None:
-    """A33: at least one token must be left for the answer."""
+    """At least one token must be left for the answer."""
     engine = make_engine(context=16)
     with pytest.raises(PromptTooLong, match=f"{size} tokens.*16") as caught:
         engine.add(make_request("a", size))
@@ -404,7 +399,7 @@ def test_a_prompt_longer_than_the_context_is_refused_with_numbers(size: int) -> 
 
 
 def test_what_could_never_fit_is_refused_with_the_sum() -> None:
-    """A33, B18: only what does not fit alone is refused, and the error shows why."""
+    """Only what does not fit alone is refused, and the error shows why."""
     memory = MemoryBudget(3_000_000, 1_000_000, 0, Footprint(per_token=10_000, step=1))
     engine = make_engine(memory=memory)
     with pytest.raises(PromptTooLong) as caught:
@@ -417,7 +412,7 @@ def test_what_could_never_fit_is_refused_with_the_sum() -> None:
 
 
 def test_an_image_that_cannot_be_computed_in_memory_is_refused() -> None:
-    """A33, B18: an image goes in one piece, so all of its transients must fit."""
+    """An image goes in one piece, so all of its transients must fit."""
     memory = MemoryBudget(limit=200, transient=2, footprint=Footprint(per_token=1, step=1))
     engine = make_engine(FakeRunner(memory=memory), memory=memory)
     engine.add(make_request("text", 60))
@@ -431,11 +426,11 @@ def test_an_image_that_cannot_be_computed_in_memory_is_refused() -> None:
     [
         (make_request("a", 0), "empty"),
         (make_request("a", 5, 0), "max_tokens"),
-        (make_request("twin", 5), "'twin' is under way"),
+        (make_request("twin", 5), "'twin' is already running"),
     ],
 )
 def test_requests_that_cannot_run_are_refused(request_: Request, match: str) -> None:
-    """A31: and leave nothing behind."""
+    """And leave nothing behind."""
     engine = make_engine()
     engine.add(make_request("twin"))
     with pytest.raises(RequestError, match=match):
@@ -449,13 +444,13 @@ def test_requests_that_cannot_run_are_refused(request_: Request, match: str) -> 
 
 
 def test_footprint_rounds_up_and_windows_stop_growing() -> None:
-    """B16: the arithmetic that admission stands on."""
+    """The arithmetic that admission stands on."""
     footprint = Footprint(per_token=3, fixed=100, windows=((8, 5), (20, 1)), step=4)
     assert [footprint.compute_row_bytes(n) for n in (0, 1, 4, 5, 9, 100)] == [100, 136, 136, 172, 188, 460]
 
 
 def test_memory_counts_the_longest_row_twice() -> None:
-    """B16: joining the batch, or moving to another group, copies a row."""
+    """Joining the batch, or moving to another group, copies a row."""
     budget = MemoryBudget(limit=100, weights=10, transient=2, footprint=Footprint(per_token=1, step=1))
     assert budget.compute_needed_bytes([5, 20, 7], 4) == 10 + 32 + 20 + 8
     assert budget.fits([5, 20, 7], 4) and budget.fits([5, 20, 7], 19) and not budget.fits([5, 20, 7], 20)
@@ -464,7 +459,7 @@ def test_memory_counts_the_longest_row_twice() -> None:
 
 @pytest.mark.parametrize("piece", [0, 4, 30])
 def test_longest_is_the_last_length_that_fits(piece: int) -> None:
-    """B16: found by halving; checked against trying each."""
+    """Found by halving; checked against trying each."""
     for limit in range(40, 300, 7):
         budget = MemoryBudget(limit, 10, 2, Footprint(per_token=1, fixed=3, windows=((6, 2),), step=4))
         fitting = [n for n in range(2, 60) if budget.fits([n], min(n, piece))]
@@ -473,7 +468,7 @@ def test_longest_is_the_last_length_that_fits(piece: int) -> None:
 
 
 def test_max_tokens_does_not_count_against_memory() -> None:
-    """B18: an answer that may become long is admitted beside others; if it does, somebody waits."""
+    """An answer that may become long is admitted beside others; if it does, somebody waits."""
     memory = MemoryBudget(limit=572, footprint=Footprint(per_token=1, step=1))
     requests = [make_request("a", 5, 180), make_request("b", 5, 280)]
     runner, answers = run(*requests, memory=memory)
@@ -482,7 +477,7 @@ def test_max_tokens_does_not_count_against_memory() -> None:
 
 
 def test_a_row_is_admitted_with_room_for_an_answer() -> None:
-    """B18: so that rows are not preempted as soon as they have begun."""
+    """So that rows are not preempted as soon as they have begun."""
     memory = MemoryBudget(limit=85, footprint=Footprint(per_token=1, step=1))
     runner, answers = run(make_request("a", 10, 30), make_request("b", 10, 30), memory=memory)
     assert runner.admissions == ["a", "b"]
@@ -492,7 +487,7 @@ def test_a_row_is_admitted_with_room_for_an_answer() -> None:
 
 @pytest.mark.parametrize("seed", range(60))
 def test_the_sum_is_never_over_the_limit(seed: int) -> None:
-    """B16: a fake allocator that counts what is in the rows, over crowds that do not fit together."""
+    """A fake allocator that counts what is in the rows, over crowds that do not fit together."""
     draw = random.Random(seed)
     footprint = Footprint(
         draw.randint(1, 3), draw.choice([0, 9]), draw.choice([(), ((12, 2),)]), draw.choice([1, 4])
@@ -511,7 +506,9 @@ def test_the_sum_is_never_over_the_limit(seed: int) -> None:
         image = draw.randint(0, size - 1)
         spans = draw.choice([(), ((image, min(size, image + 25)),)])
         tokens = draw.choice([5, 40])
-        requests.append(make_request(rid, size, tokens, image_spans=spans, priority=draw.randint(0, 1), fairness_key=rid))
+        requests.append(
+            make_request(rid, size, tokens, image_spans=spans, priority=draw.randint(0, 1), fairness_key=rid)
+        )
     transient = draw.choice([0, 1, 4])
     least = 20 + 2 * footprint.compute_row_bytes(100) + transient * 64
     memory = MemoryBudget(draw.randint(least, 2 * least), 20, transient, footprint)
@@ -521,7 +518,7 @@ def test_the_sum_is_never_over_the_limit(seed: int) -> None:
 
 
 def test_where_memory_is_short_the_budget_shrinks_first() -> None:
-    """B18: order of what gives way: the budget of the step, then those who wait, then rows."""
+    """Order of what gives way: the budget of the step, then those who wait, then rows."""
     footprint = Footprint(per_token=1, step=1)
     settings = small(chunk=256, prefill_budget=512, prefill_budget_busy=512)
     sizes = {}
@@ -539,11 +536,13 @@ def test_where_memory_is_short_the_budget_shrinks_first() -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_rows_that_outgrow_the_memory_wait_and_go_on_with_the_same_tokens(policy: str) -> None:
-    """B16, B18, A34: load costs time, never quality; the sum never passes the limit."""
+    """Load costs time, never quality; the sum never passes the limit."""
     memory = MemoryBudget(
         limit=260, weights=20, transient=1, footprint=Footprint(per_token=1, fixed=2, step=4)
     )
-    requests = [make_request(rid, 10 + i, 60, priority=i % 2, fairness_key=rid) for i, rid in enumerate("abcd")]
+    requests = [
+        make_request(rid, 10 + i, 60, priority=i % 2, fairness_key=rid) for i, rid in enumerate("abcd")
+    ]
     runner, answers = run(*requests, memory=memory, settings=small(policy=policy))
     assert all(answers.got(r.id) == answer(r) for r in requests)
     assert len(runner.admissions) > 4
@@ -551,7 +550,7 @@ def test_rows_that_outgrow_the_memory_wait_and_go_on_with_the_same_tokens(policy
 
 
 def test_the_least_urgent_youngest_row_gives_way() -> None:
-    """B18: and the pool of free buffers is given back in the same step."""
+    """And the pool of free buffers is given back in the same step."""
     memory = MemoryBudget(limit=125, footprint=Footprint(per_token=1, step=1))
     runner, _ = run(
         make_request("a", 10, 40, priority=1),
@@ -567,7 +566,7 @@ def test_the_least_urgent_youngest_row_gives_way() -> None:
 
 
 def test_a_token_under_way_counts_though_its_row_gives_way() -> None:
-    """Design 3: it was computed on all that the row held, so nothing of it is computed again. One that comes
+    """It was computed on all that the row held, so nothing of it is computed again. One that comes
     back in the same step draws it again, and a new request with that id has nothing to do with it."""
     engine = make_engine(FakeRunner())
     scheduler, answers = engine.scheduler, Answers()
@@ -598,7 +597,7 @@ def test_a_token_under_way_counts_though_its_row_gives_way() -> None:
 
 
 def test_a_lone_row_may_fill_the_memory() -> None:
-    """B18: what fits alone ends, cut where the memory ends; it is never preempted for itself."""
+    """What fits alone ends, cut where the memory ends; it is never preempted for itself."""
     memory = MemoryBudget(limit=200, weights=20, transient=1, footprint=Footprint(per_token=1, step=1))
     request = make_request("a", 10, 500)
     runner, answers = run(request, memory=memory)
@@ -612,7 +611,7 @@ def test_a_lone_row_may_fill_the_memory() -> None:
 @pytest.mark.parametrize("size", [1, 30])
 @pytest.mark.parametrize("after", range(9))
 def test_abort_frees_the_row_in_the_next_step(after: int, size: int) -> None:
-    """A22, A23: at any point: no further chunk, no further token, one final event, and the row is named."""
+    """At any point: no further chunk, no further token, one final event, and the row is named."""
     runner = FakeRunner()
     engine = make_engine(runner)
     other = make_request("b", 12, 9)
@@ -638,14 +637,14 @@ def test_abort_frees_the_row_in_the_next_step(after: int, size: int) -> None:
 
 
 def test_abort_of_an_unknown_request_does_nothing() -> None:
-    """A23: it may have left the table already."""
+    """It may have left the table already."""
     engine = make_engine()
     engine.abort("nobody")
     assert not engine.busy
 
 
 def test_an_id_can_be_used_again_at_once() -> None:
-    """B6: the token that was under way for the aborted request is not taken for the new one's."""
+    """The token that was under way for the aborted request is not taken for the new one's."""
     for after in range(1, 8):
         runner = FakeRunner()
         engine = make_engine(runner)
@@ -703,7 +702,7 @@ def decode_all(scheduler: Scheduler) -> None:
 
 
 def test_a_long_answer_costs_the_same_for_each_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A35: 4,000 tokens take four times the calls of 1,000, and nobody copies the answer so far."""
+    """4,000 tokens take four times the calls of 1,000, and nobody copies the answer so far."""
     monkeypatch.setattr(Counted, "read", 0)
     cost = {}
     for length in (1000, 4000):
@@ -719,7 +718,7 @@ def test_a_long_answer_costs_the_same_for_each_token(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("late", [False, True])
 def test_a_step_costs_the_same_for_each_request(policy: str, late: bool) -> None:
-    """A35: four times the rows and the queue, overdue or not: four times the calls (a step sorts in C)."""
+    """Four times the rows and the queue, overdue or not: four times the calls (a step sorts in C)."""
     cost = {}
     for count in (50, 200):
         clock = Clock()

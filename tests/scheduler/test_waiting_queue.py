@@ -41,7 +41,7 @@ def prefilled(plan: StepPlan, rid: str | None = None) -> int:
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("when", range(4))
 def test_a_short_prompt_waits_for_two_chunks_at_most(policy: str, when: int) -> None:
-    """Issue 4: whatever the policy, and at whatever moment it comes."""
+    """Whatever the policy, and at whatever moment it comes."""
     runner, engine = busy(policy)
     for _ in range(when):
         engine.step()
@@ -58,7 +58,7 @@ def test_a_short_prompt_waits_for_two_chunks_at_most(policy: str, when: int) -> 
 
 
 def test_the_head_of_the_line_keeps_every_other_step() -> None:
-    """B20, the other side of the bound: with a short prompt in every step the long one gets half of them."""
+    """With a short prompt in every step the long one gets half of them."""
     runner, engine = busy("fcfs")
     before = len(runner.plans)
     for i in range(40):
@@ -172,24 +172,16 @@ def test_aging_moves_no_background_request_forward() -> None:
 
 
 def test_pieces_shrink_where_attention_is_the_cost() -> None:
-    """Issue 4: what decoding rows feel of a long prompt does not grow with it; alone it is not slowed."""
-    room = TokenBudget(
-        small(chunk=512, prefill_budget=512), 512, MemoryBudget(), NoPrefixCache(), aligned_chunks=False
+    """What decoding rows feel of a long prompt does not grow with it; alone it is not slowed."""
+    plain, deep = (
+        TokenBudget(settings, 512, 512, MemoryBudget(), NoPrefixCache(), costs)
+        for settings, costs in (
+            (small(chunk=512, prefill_budget=512), StepCosts()),
+            (small(chunk=512, prefill_budget=4096, prefill_budget_busy=256), StepCosts(deep_prompt=1024)),
+        )
     )
-    deep = TokenBudget(
-        small(chunk=512, prefill_budget=4096, prefill_budget_busy=256),
-        512,
-        MemoryBudget(),
-        NoPrefixCache(),
-        aligned_chunks=False,
-        costs=StepCosts(deep_prompt=1024),
-    )
-    assert [deep.compute_prefill_budget([], 16, 1, depth) for depth in (0, 1024, 2048, 16384, 10**6)] == [
-        256,
-        256,
-        128,
-        16,
-        4,
-    ]
+    depths = (0, 1024, 2048, 16384, 10**6)
+    budgets = [deep.compute_prefill_budget([], 16, 1, depth) for depth in depths]
+    assert budgets == [256, 256, 128, 16, 4]
     assert deep.compute_prefill_budget([], 0, 1, 16384) == 4096
-    assert room.compute_prefill_budget([], 0, 1, 16384) == 512
+    assert plain.compute_prefill_budget([], 0, 1, 16384) == 512
