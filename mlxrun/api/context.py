@@ -13,8 +13,8 @@ from mlxrun.text.template import check_template
 
 @dataclass(frozen=True, slots=True)
 class ApiContext:
-    """`media_loader` decides which images may be read; `formats` how answers are parsed. Raises ModelLoadError
-    if the chat template is broken, so that it is found when a model is loaded."""
+    """`media_loader` decides which images may be read; `formats` how answers are parsed. Raises
+    ModelLoadError if the chat template is broken, so that it is found when a model is loaded."""
 
     model_info: ModelInfo
     config: Config

@@ -1,51 +1,52 @@
-"""A checked request body: what the engine is asked, and what is needed to write the response."""
+"""A checked request: the Requests for the engine, and what is needed to build the response."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-from mlxrun.api.openai.fields import RequestKind
 from mlxrun.parsers.delta import Parser, PlainParser
 from mlxrun.parsers.model_formats import ModelFormats
 from mlxrun.scheduler.request import Request
 from mlxrun.text.continuation import ContinuationParser
 
+RequestKind = Literal["chat", "completion"]
+
 
 @dataclass(frozen=True, slots=True)
 class PreparedRequest:
-    """One request of a front end: a Request for each choice, prompt by prompt, `n` to a prompt."""
+    """One request of a client: a Request for each choice, prompt by prompt, `n` per prompt."""
 
     kind: RequestKind
     requests: tuple[Request, ...]
     stops: tuple[str, ...]
     """The request's stop strings."""
     seed: int
-    """As used: given, configured or drawn. The first choice of each prompt has it as it is."""
+    """As used: given, configured or random. The first choice of each prompt uses it unchanged."""
     model: str
     """The model's name for the response."""
     n: int = 1
     control_stops: tuple[str, ...] = ()
-    """Stop tokens that end the answer also where the model spells them as text."""
+    """Texts of stop tokens, which end the answer also if the model spells them."""
     echoed_prompts: tuple[str, ...] = ()
-    """Text of each prompt, if the completion is to begin with it."""
+    """The text of each prompt, if completions repeat it."""
     stream: bool = False
     include_usage: bool = False
-    """Whether the last chunk of a stream has the usage."""
+    """Whether a stream ends with a chunk of token counts."""
     formats: ModelFormats = ModelFormats()
     tools: tuple[Mapping[str, Any], ...] = ()
-    """Tools that the answer may call, in OpenAI's form."""
+    """Tools that the answer may call, in OpenAI's format."""
     single_tool_call: bool = False
-    """Whether the answer ends with its first call."""
+    """Whether the answer ends after its first tool call."""
     prompts: tuple[str, ...] = ()
-    """Text of each prompt of a chat, from which parsers see how the answer begins."""
+    """The text of each chat prompt, which tells parsers how the answer begins."""
     continuation: str = ""
-    """The end of the prompt that the answers go on from."""
+    """The end of the prompt, if the answer continues it."""
 
     def make_parser(self, index: int) -> Parser:
-        """A new parser for the answer at `index` of `requests`."""
+        """Makes a parser for the answer at `index` of `requests`."""
         if self.kind != "chat":
             return PlainParser()
         prompt = self.prompts[index // self.n]
@@ -56,6 +57,10 @@ class PreparedRequest:
             return self.formats.make_parser(self.tools or None, before, name)
 
         return ContinuationParser(make, self.continuation) if self.continuation else make()
+
+    @property
+    def has_logprobs(self) -> bool:
+        return self.requests[0].params.logprobs is not None
 
     @property
     def prompt_tokens(self) -> int:

@@ -1,6 +1,6 @@
 """Reads sampling parameters: each from the body, else the config, else the model, else a built-in default.
 
-Temperatures below 0.00001 count as 0, as logits divided by less overflow float32; top_k 0 and -1 both mean all
+Temperatures below 0.00001 count as 0, as logits divided by less overflow float32; top_k 0 and -1 mean all
 tokens. body_schema.py has checked the ranges; what depends on the model is checked here.
 """
 

@@ -1,1 +1,1 @@
-"""Host side of a request: JSON bodies to Requests, token events back to text. No mlx anywhere below."""
+"""Text: messages to prompt tokens, and answer tokens to text. Nothing here imports mlx."""

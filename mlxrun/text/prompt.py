@@ -35,9 +35,9 @@ class RenderedPrompt:
 
     text: str
     ids: tuple[int, ...]
-    spans: tuple[tuple[int, int], ...] = ()
+    image_spans: tuple[tuple[int, int], ...] = ()
     media: Any = None
-    digests: tuple[bytes, ...] = ()
+    image_digests: tuple[bytes, ...] = ()
     boundaries: tuple[int, ...] = ()
     continuation: str = ""
 
@@ -84,9 +84,9 @@ def build_chat_prompt(
     found = find_boundaries(model, tokens, messages, tools, arguments)
     if processed is None:
         return RenderedPrompt(text, tokens.ids, boundaries=found)
-    found = map_to_expanded(found, tokens.ids, processed.ids, processed.spans)
+    found = map_to_expanded(found, tokens.ids, processed.ids, processed.image_spans)
     return RenderedPrompt(
-        text, processed.ids, processed.spans, processed.media, processed.digests, boundaries=found
+        text, processed.ids, processed.image_spans, processed.media, processed.image_digests, boundaries=found
     )
 
 

@@ -347,7 +347,7 @@ def test_a_template_that_refuses_a_variant_gives_no_boundary(caplog: pytest.LogC
     with caplog.at_level(logging.DEBUG, logger="mlxrun"):
         prompt = prompt_of(host, [SYSTEM, {"role": "user", "content": "hello, secret"}])
     assert prompt.boundaries == () and prompt.ids == ids_of(prompt.text)
-    assert "no boundary: the chat template refuses 2 messages" in caplog.text
+    assert "no boundary: the chat template rejects the first 2 messages" in caplog.text
     assert "secret" not in caplog.text
 
 
@@ -368,12 +368,12 @@ def test_a_long_chat_is_rendered_three_times_and_tokenised_once(monkeypatch: pyt
         rendered.append(1)
         return render_chat(*args)
 
-    def counting_tokenise(host: Any, text: str, *, special: bool) -> PromptTokens:
+    def counting_tokenize(host: Any, text: str, *, add_special_tokens: bool) -> PromptTokens:
         tokenised.append(len(text))
-        return tokenize(host, text, add_special_tokens=special)
+        return tokenize(host, text, add_special_tokens=add_special_tokens)
 
-    monkeypatch.setattr(module, "render", counting_render)
-    monkeypatch.setattr(tokens_module, "tokenise", counting_tokenise)
+    monkeypatch.setattr(module, "render_chat", counting_render)
+    monkeypatch.setattr(tokens_module, "tokenize", counting_tokenize)
     chat = [SYSTEM]
     for i in range(100):
         chat += [{"role": "user", "content": f"{i} " * 40}, {"role": "assistant", "content": f"a{i} " * 40}]
@@ -406,7 +406,9 @@ IMAGE_TURN = st.lists(st.sampled_from(["image", "hi", "\n", "Zq"]), min_size=1, 
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.sampled_from([FakeModelInfo, Wide, Rows]), st.lists(IMAGE_TURN, min_size=1, max_size=4), st.booleans())
+@given(
+    st.sampled_from([FakeModelInfo, Wide, Rows]), st.lists(IMAGE_TURN, min_size=1, max_size=4), st.booleans()
+)
 def test_boundaries_among_images(kind: type[FakeModelInfo], turns: list[Any], system: bool) -> None:
     """A4 with images: true common prefixes of the expanded tokens, never within an image."""
     host = kind(vision=True)
@@ -422,7 +424,7 @@ def test_boundaries_among_images(kind: type[FakeModelInfo], turns: list[Any], sy
         assert prompt.boundaries == expected
     for p in prompt.boundaries:
         assert any(p <= lcp for lcp in expected)
-        assert not any(start < p < end for start, end in prompt.spans)
+        assert not any(start < p < end for start, end in prompt.image_spans)
 
 
 def image_prompt(host: FakeModelInfo, messages: list[Any]) -> RenderedPrompt:
@@ -438,8 +440,8 @@ def test_a_question_after_an_image(kind: type[FakeModelInfo]) -> None:
     answered = [SYSTEM, first, {"role": "assistant", "content": "red"}]
     prompt = image_prompt(host, [*answered, {"role": "user", "content": "are you sure?"}])
     other = image_prompt(host, [*answered, {"role": "user", "content": "look again!"}])
-    assert prompt.boundaries[-1] == true_lcp(prompt.ids, other.ids) > prompt.spans[-1][1]
-    assert len(prompt.boundaries) == 2 and prompt.boundaries[0] <= prompt.spans[0][0]
+    assert prompt.boundaries[-1] == true_lcp(prompt.ids, other.ids) > prompt.image_spans[-1][1]
+    assert len(prompt.boundaries) == 2 and prompt.boundaries[0] <= prompt.image_spans[0][0]
 
 
 def test_positions_that_cannot_be_told_are_left_out() -> None:

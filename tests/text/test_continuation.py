@@ -18,13 +18,13 @@ from mlxrun.api.openai.request import prepare_chat_prompt, read_offered_tools
 from mlxrun.api.prepared import PreparedRequest
 from mlxrun.api.responses.fields import BODY as RESPONSES
 from mlxrun.batch.job_file import JobLine
-from mlxrun.batch.line_answerer import Preparer
+from mlxrun.batch.line_answerer import LinePreparer
 from mlxrun.config.settings import Config
 from mlxrun.errors import RequestError
 from mlxrun.parsers.delta import PlainParser
 from mlxrun.parsers.registry import choose_formats
 from mlxrun.scheduler.request import FinishReason, TokenEvent
-from mlxrun.server.endpoints.tokenize import _raw
+from mlxrun.server.endpoints.tokenize import _tokenize_text
 from mlxrun.text.continuation import ContinuationParser, get_continued_path
 from tests.api.anthropic.test_request import ADD, CALL, body, count, text, user
 from tests.api.anthropic.test_request import make as message
@@ -176,9 +176,9 @@ def test_where_the_fields_belong() -> None:
             assert caught.value.param == name
     for fields in ({"continue_final_message": True}, {"add_generation_prompt": False}):
         with pytest.raises(RequestError, match="goes with messages") as caught:
-            _raw({"prompt": "x", **fields}, FakeModelInfo())
+            _tokenize_text({"prompt": "x", **fields}, FakeModelInfo())
         assert caught.value.param in fields
-    assert _raw({"prompt": "x", "add_generation_prompt": True}, FakeModelInfo()) == _raw(
+    assert _tokenize_text({"prompt": "x", "add_generation_prompt": True}, FakeModelInfo()) == _tokenize_text(
         {"prompt": "x"}, FakeModelInfo()
     )
 
@@ -417,7 +417,7 @@ def test_a_template_that_changes_the_text_is_led_back() -> None:
 
 async def test_a_job_takes_it_too(tmp_path: Path) -> None:
     """The same text side: the same prompt as the server's."""
-    preparer = Preparer(FakeModelInfo(), Config(), tmp_path)
+    preparer = LinePreparer(FakeModelInfo(), Config(), tmp_path)
     made = await preparer(JobLine(1, "a", CHAT, begun("The")))
     assert made.continuation == "The" and made.prompts[0].endswith("<|im_start|>assistant\nThe")
 
@@ -433,7 +433,9 @@ async def test_checked_once() -> None:
         side = ApiContext(FakeModelInfo(chat_template=TOOLS), Config(), None)  # type: ignore[arg-type]
         await request.prepare_request(CHAT, {"messages": HI, "tools": [TOOL]}, side)
         assert seen == [1]
-        await prepare_chat_prompt({"messages": HI}, read_offered_tools({"messages": HI, "tools": [TOOL]}), side)
+        await prepare_chat_prompt(
+            {"messages": HI}, read_offered_tools({"messages": HI, "tools": [TOOL]}), side
+        )
         assert seen == [1, 1]
 
 

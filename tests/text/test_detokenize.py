@@ -121,7 +121,7 @@ def test_endless_special_tokens_cost_no_more_each_time() -> None:
     stream = Detokenizer(byte_tokenizer().backend_tokenizer)
     end = byte_tokenizer().convert_tokens_to_ids("<|im_end|>")
     assert stream.feed([end] * 10_000) == ""
-    assert stream._pending == [] and stream._given == []
+    assert stream._pending == [] and stream._context == []
 
 
 @pytest.mark.parametrize("text", SAMPLES)

@@ -160,7 +160,7 @@ def test_text_prompts_never_see_the_image_processor() -> None:
     host = FakeModelInfo(vision=True)
     prompt = build_chat_prompt(host, HI, [], None, {})
     assert prompt.ids == ids_of("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n")
-    assert (prompt.spans, prompt.media, host.calls) == ((), None, [])
+    assert (prompt.image_spans, prompt.media, host.calls) == ((), None, [])
     begin = byte_tokenizer().convert_tokens_to_ids("<|begin|>")
     assert build_raw_prompt(host, "hi", "prompt").ids == (begin, *ids_of("hi"))
     assert host.calls == []
@@ -182,7 +182,7 @@ def test_images_are_marked_where_the_sender_put_them() -> None:
     assert prompt.text == host.calls[0] and "be brief" in prompt.text
     assert prompt.media == ((255, 0, 0), (0, 0, 255))
     pad = byte_tokenizer().convert_tokens_to_ids("<|image_pad|>")
-    assert [set(prompt.ids[a:b]) for a, b in prompt.spans] == [{pad}, {pad}]
+    assert [set(prompt.ids[a:b]) for a, b in prompt.image_spans] == [{pad}, {pad}]
 
 
 @pytest.mark.parametrize("template", [CHATML, SYSTEM_ONLY_FIRST])
@@ -209,11 +209,11 @@ def test_a_lost_or_extra_mark_is_an_error() -> None:
     last = CHATML.replace("{% for m in messages %}", "{% for m in messages[-1:] %}")
     host = FakeModelInfo(vision=True, chat_template=last)
     turn = {"role": "user", "content": [{"type": "image"}]}
-    with pytest.raises(RequestError, match="2 images were sent, but the chat template marks 1"):
+    with pytest.raises(RequestError, match="2 images were sent, but the chat template renders 1"):
         build_chat_prompt(host, [turn, turn], [RED, RED], None, {})
     parts = [{"type": "image"}, {"type": "text", "text": "<|image"}, {"type": "text", "text": "_pad|>"}]
     split = {"role": "user", "content": parts}
-    with pytest.raises(RequestError, match="1 images were sent, but the chat template marks 2"):
+    with pytest.raises(RequestError, match="1 images were sent, but the chat template renders 2"):
         build_chat_prompt(FakeModelInfo(vision=True), [split], [RED], None, {})
 
 

@@ -1,8 +1,8 @@
-"""Anthropic's messages as those of /v1/chat/completions, so that one conversation has one prompt.
+"""Translates Anthropic's messages to chat messages, so that a conversation has one prompt on all surfaces.
 
-Results of tools become `tool` messages; images among them begin the user message that follows, as only
-users' messages take images. Thoughts become `reasoning_content`; redacted ones cannot be read and are left
-out. What is wrong is a RequestError with the path in the Anthropic body, written `messages[0].content`.
+Tool results become `tool` messages; their images begin the user message that follows, as only user messages
+have images. Thinking becomes `reasoning_content`; redacted thinking cannot be read and is dropped. Errors are
+RequestErrors with paths of the Anthropic body, written `messages[0].content`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mlxrun.api.anthropic.error_paths import ErrorPaths
 from mlxrun.api.anthropic.fields import (
     ALLOWED,
     BLOCKS,
@@ -25,8 +24,8 @@ from mlxrun.api.anthropic.fields import (
     REFUSED_DOCUMENTS,
     SOURCES,
     TRANSFORMATIONS,
-    check_tagged,
     check_fields,
+    check_tagged,
 )
 from mlxrun.api.opaque_reasoning import decode_reasoning
 from mlxrun.text.field_errors import get_json_type, reject, reject_unsupported, shorten
@@ -35,186 +34,199 @@ logger = logging.getLogger(__name__)
 
 Json = dict[str, Any]
 
-# As Claude Code begins its system prompt; `cch` in it is another one in each request.
+# The first line of Claude Code's system prompt; its `cch` differs in each request.
 _BILLING = re.compile(r"\s*x-anthropic-billing-header:[^\n]*(?:\n\s*|\Z)", re.IGNORECASE)
-_PLACES = {"tool_result": "tool results", "document": "documents", "search_result": "search results"}
+_CONTAINERS = {"tool_result": "tool results", "document": "documents", "search_result": "search results"}
 
 
 @dataclass(frozen=True, slots=True)
 class PromptPart:
-    """A part of a chat message; `path` is the block that it was, `value` its text or its image's data."""
+    """A part of a chat message; `path` is its block, `value_path` the field of its text or image data."""
 
     body: Json
     path: str
-    value: str
+    value_path: str
+
+    @classmethod
+    def from_text(cls, text: str, path: str, value_path: str = "") -> PromptPart:
+        return cls({"type": "text", "text": text}, path, value_path or path)
+
+    @property
+    def text(self) -> str | None:
+        """The text; None for an image."""
+        return self.body.get("text")
 
 
 class ChatMessagesBuilder:
-    """Collects the messages of a chat. `trail` learns where each comes from.
+    """Collects chat messages; `sources` records where each comes from.
 
-    `whole`: they are to be answered, so calls need their results. The user speaks last, or the assistant with
-    the beginning of the answer: see `begun`.
+    `complete`: the messages are to be answered, so each call needs a result. The user speaks last, or the
+    assistant with text that the answer continues: then `continued` is set.
     """
 
-    def __init__(self, trail: ErrorPaths, *, strip_billing: bool, whole: bool) -> None:
+    def __init__(self, sources: dict[str, str], *, strip_billing: bool, complete: bool) -> None:
         self.messages: list[Json] = []
-        self._paths = trail.paths
-        self._strip = strip_billing
-        self._whole = whole
-        self._open: dict[str, str] = {}  # calls that have no result yet, and where they are
-        self._last = "user"  # who spoke last, the system aside
-        self.begun = False  # whether the answer goes on from the last message
+        self.continued = False
+        self._sources = sources
+        self._strip_billing = strip_billing
+        self._complete = complete
+        self._open_calls: dict[str, str] = {}  # paths of calls without a result, by id
+        self._last_role = "user"  # of the last message that is not the system's
 
-    def add(self, messages: Sequence[Any]) -> None:
-        """All messages of a body."""
+    def add_messages(self, messages: Sequence[Any]) -> None:
+        """Adds all messages of a body."""
         read = [check_tagged(m, f"messages[{i}]", MESSAGE, tag="role") for i, m in enumerate(messages)]
         last_user = max((i for i, (role, _) in enumerate(read) if role == "user"), default=-1)
         for i, (role, given) in enumerate(read):
             where = f"messages[{i}]"
             if role == "system":
                 check_fields(given.get("output_config", {}), f"{where}.output_config", OUTPUT)
-                if given.get("clear_at") == "next_user_message" and i < last_user:
-                    continue
-                self.system(given.get("content", ""), f"{where}.content")
+                if given.get("clear_at") != "next_user_message" or i >= last_user:
+                    self.add_system(given.get("content", ""), f"{where}.content")
                 continue
-            if role == "user":
-                self._user(given["content"], where)
-            else:
-                self._assistant(given["content"], where)
-            self._last = role
+            add = self._add_user if role == "user" else self._add_assistant
+            add(given["content"], where)
+            self._last_role = role
         if read and read[-1][0] == "assistant":
-            self._begin(f"messages[{len(read) - 1}].content", read[-1][1]["content"])
-        elif self._whole and self._last == "assistant":
-            reject_unsupported("messages", "a system message behind the assistant's; the user speaks last")
+            self._continue_last(f"messages[{len(read) - 1}].content", read[-1][1]["content"])
+        elif self._complete and self._last_role == "assistant":
+            reject_unsupported("messages", "a system message after the assistant's; the user must speak last")
         self._check_results()
 
-    def system(self, content: Any, where: str) -> None:
-        """A system message. A billing line at the beginning of the first one is left out."""
-        parts = _parts(content, where, "system")
-        if self._strip and parts and not self.messages:
-            parts = _without_billing(parts)
+    def add_system(self, content: Any, where: str) -> None:
+        """Adds a system message. A billing line at the beginning of the first one is left out."""
+        parts = _read_parts(content, where, "system")
+        if self._strip_billing and parts and not self.messages:
+            parts = _strip_billing_line(parts)
         if parts:
             self._add({"role": "system"}, where, parts)
 
-    def _user(self, content: Any, where: str) -> None:
+    def _add_user(self, content: Any, where: str) -> None:
         if isinstance(content, str):
             self._add({"role": "user", "content": content}, where)
             return
         images: list[PromptPart] = []
-        said: list[PromptPart] = []
-        for of, block, path in _blocks(content, f"{where}.content", "user"):
-            if of != "tool_result":
-                said.append(_part(of, block, path))
-            elif said:
-                reject(path, "`tool_result` blocks come first in a message, all others after them")
+        parts: list[PromptPart] = []
+        for kind, block, path in _read_blocks(content, f"{where}.content", "user"):
+            if kind != "tool_result":
+                parts.append(_read_part(kind, block, path))
+            elif parts:
+                reject(path, "`tool_result` blocks must come first in a message")
             else:
-                images += self._result(block, path)
-        if images or said:
-            self._add({"role": "user"}, where, [*images, *said])
+                images += self._add_result(block, path)
+        if images or parts:
+            self._add({"role": "user"}, where, [*images, *parts])
 
-    def _result(self, block: Json, path: str) -> list[PromptPart]:
-        """Adds the result of a call; gives its images."""
-        called = block["tool_use_id"]
-        if self._open.pop(called, None) is None and self._whole:
+    def _add_result(self, block: Json, path: str) -> list[PromptPart]:
+        """Adds the result of a call; returns its images."""
+        call_id = block["tool_use_id"]
+        if self._open_calls.pop(call_id, None) is None and self._complete:
             text = "unexpected: each `tool_result` needs a `tool_use` block of this id in the message before"
             reject(f"{path}.tool_use_id", text)
-        parts = _parts(block.get("content", ""), f"{path}.content", "tool_result")
-        texts = [part for part in parts if "text" in part.body]
+        parts = _read_parts(block.get("content", ""), f"{path}.content", "tool_result")
+        texts = [part for part in parts if part.text is not None]
         if block.get("is_error"):
-            texts = _failed(texts, path)
-        self._add({"role": "tool", "tool_call_id": called, "content": ""}, path, texts)
-        return [part for part in parts if "text" not in part.body]
+            texts = _mark_failed(texts, path)
+        self._add({"role": "tool", "tool_call_id": call_id, "content": ""}, path, texts)
+        return [part for part in parts if part.text is None]
 
-    def _assistant(self, content: Any, where: str) -> None:
-        if self._last != "assistant":
+    def _add_assistant(self, content: Any, where: str) -> None:
+        if self._last_role != "assistant":
             self._check_results()
         if isinstance(content, str):
             self._add({"role": "assistant", "content": content}, where)
             return
-        at = f"messages[{len(self.messages)}]"
-        text = thought = ""  # the answer was one text and one thought; calls cut it into blocks
+        target = f"messages[{len(self.messages)}]"
+        text = reasoning = ""  # blocks of one answer: tool calls split its text
         calls: list[Json] = []
-        for of, block, path in _blocks(content, f"{where}.content", "assistant"):
-            if of == "text":
+        for kind, block, path in _read_blocks(content, f"{where}.content", "assistant"):
+            if kind == "text":
                 text += block["text"]
-            elif of == "thinking":
-                thought += block["thinking"] or decode_reasoning(block["signature"]) or ""
-            elif of == "tool_use":
-                call = f"{at}.tool_calls[{len(calls)}]"
-                self._paths |= {call: path, f"{call}.function": path}
-                self._paths[f"{call}.function.arguments"] = f"{path}.input"
-                self._open[block["id"]] = path
-                calls.append(_call(block))
-        self._paths[f"{at}.reasoning_content"] = f"{where}.content"
+            elif kind == "thinking":
+                reasoning += block["thinking"] or decode_reasoning(block["signature"]) or ""
+            elif kind == "tool_use":
+                call = f"{target}.tool_calls[{len(calls)}]"
+                self._sources |= {call: path, f"{call}.function": path}
+                self._sources[f"{call}.function.arguments"] = f"{path}.input"
+                self._open_calls[block["id"]] = path
+                function = {"name": block["name"], "arguments": block["input"]}
+                calls.append({"id": block["id"], "type": "function", "function": function})
+        self._sources[f"{target}.reasoning_content"] = f"{where}.content"
         message: Json = {"role": "assistant", "content": text}
-        if thought:
-            message["reasoning_content"] = thought
+        if reasoning:
+            message["reasoning_content"] = reasoning
         if calls:
             message["tool_calls"] = calls
         self._add(message, where)
 
     def _add(self, message: Json, where: str, parts: Sequence[PromptPart] = ()) -> None:
-        at = f"messages[{len(self.messages)}]"
-        self._paths[at] = where
+        target = f"messages[{len(self.messages)}]"
+        self._sources[target] = where
         for i, part in enumerate(parts):
-            self._paths[f"{at}.content[{i}]"] = part.path
-            value = "text" if "text" in part.body else "image_url.url"
-            self._paths[f"{at}.content[{i}].{value}"] = part.value
+            self._sources[f"{target}.content[{i}]"] = part.path
+            field = "text" if part.text is not None else "image_url.url"
+            self._sources[f"{target}.content[{i}].{field}"] = part.value_path
         if parts:
             message["content"] = [part.body for part in parts]
         self.messages.append(message)
 
-    def _begin(self, where: str, content: Any) -> None:
-        """The last message is the assistant's: what it says is how the answer begins. Where tokens are only
-        counted it may as well be a turn that is over."""
+    def _continue_last(self, where: str, content: Any) -> None:
+        """Checks whether the answer can continue the last message, which is the assistant's. If tokens are
+        only counted, the message may also be complete."""
         blocks = [] if isinstance(content, str) else content
         other = next((block["type"] for block in blocks if block["type"] != "text"), None)
         if other is not None:
-            if self._whole:
+            if self._complete:
                 self._check_results()
-                reject_unsupported(where, f"an answer can be begun with text, and here is a {other!r} block")
+                reject_unsupported(where, f"an answer can continue text, not a {other!r} block")
             return
         if not self.messages[-1]["content"]:
-            self.messages.pop()  # which begins nothing; what the assistant said before it may
+            self.messages.pop()  # an empty message; the answer may continue the assistant's message before
         last = self.messages[-1] if self.messages else {}
         if last.get("role") == "assistant" and last.keys() == {"role", "content"}:
-            self.begun = last["content"] == last["content"].rstrip()
-            if self._whole and not self.begun:
-                where = f"{self._paths[f'messages[{len(self.messages) - 1}]']}.content"
+            self.continued = last["content"] == last["content"].rstrip()
+            if self._complete and not self.continued:
+                where = f"{self._sources[f'messages[{len(self.messages) - 1}]']}.content"
                 reject(where, "the final assistant content cannot end with trailing whitespace")
 
     def _check_results(self) -> None:
-        if self._whole and self._open:
-            path = next(iter(self._open.values()))
-            ids = shorten(", ".join(self._open))
+        if self._complete and self._open_calls:
+            path = next(iter(self._open_calls.values()))
+            ids = shorten(", ".join(self._open_calls))
             reject(path, f"`tool_use` ids without `tool_result` blocks in the next message: {ids}")
 
 
-def _blocks(content: Any, where: str, within: str) -> list[tuple[str, Json, str]]:
+def _read_blocks(content: Any, where: str, container: str) -> list[tuple[str, Json, str]]:
     """Type, fields and path of each block, checked."""
     if not isinstance(content, list):
         reject(where, f"expected string or array, got {get_json_type(content)}", code="invalid_type")
-    if not content and within == "user":
+    if not content and container == "user":
         reject(where, "is empty; give at least one block")
-    taken = {name: BLOCKS[name] for name in ALLOWED[within]}
-    elsewhere = f"not in {_PLACES.get(within, f'messages of the {within}')}"
-    refused = REFUSED_BLOCKS | dict.fromkeys(BLOCKS.keys() - taken.keys(), elsewhere)
+    allowed = {name: BLOCKS[name] for name in ALLOWED[container]}
+    elsewhere = f"not in {_CONTAINERS.get(container, f'messages of the {container}')}"
+    refused = REFUSED_BLOCKS | dict.fromkeys(BLOCKS.keys() - allowed.keys(), elsewhere)
     paths = [f"{where}[{i}]" for i in range(len(content))]
-    return [(*check_tagged(block, path, taken, refused), path) for block, path in zip(content, paths, strict=True)]
+    return [
+        (*check_tagged(block, path, allowed, refused), path)
+        for block, path in zip(content, paths, strict=True)
+    ]
 
 
-def _parts(content: Any, where: str, within: str) -> list[PromptPart]:
+def _read_parts(content: Any, where: str, container: str) -> list[PromptPart]:
     """A string, or blocks of text and images."""
     if isinstance(content, str):
-        return [_text(content, where, where)] if content else []
-    return [_part(of, block, path) for of, block, path in _blocks(content, where, within)]
+        return [PromptPart.from_text(content, where)] if content else []
+    return [_read_part(*block) for block in _read_blocks(content, where, container)]
 
 
-def _part(of: str, block: Json, path: str) -> PromptPart:
-    if of == "text":
-        return _text(block["text"], path, f"{path}.text")
-    if of in ("document", "search_result"):
-        return _text(_document(block, path) if of == "document" else _found(block, path), path, path)
+def _read_part(kind: str, block: Json, path: str) -> PromptPart:
+    if kind == "text":
+        return PromptPart.from_text(block["text"], path, f"{path}.text")
+    if kind == "document":
+        return PromptPart.from_text(_write_document(block, path), path)
+    if kind == "search_result":
+        text = _join_texts(block["content"], f"{path}.content", kind)
+        return PromptPart.from_text(_write_tags(kind, block, ("title", "source"), text), path)
     source, given = check_tagged(block["source"], f"{path}.source", SOURCES, {"file": "send it as base64"})
     check_fields(block.get("transformations", {}), f"{path}.transformations", TRANSFORMATIONS)
     if source == "url":
@@ -223,67 +235,51 @@ def _part(of: str, block: Json, path: str) -> PromptPart:
     return PromptPart({"type": "image_url", "image_url": {"url": url}}, path, f"{path}.source.data")
 
 
-def _document(block: Json, path: str) -> str:
-    """A document as the model reads it."""
-    of, source = check_tagged(block["source"], f"{path}.source", DOCUMENTS, REFUSED_DOCUMENTS)
-    text = source["data"] if of == "text" else _texts(source["content"], f"{path}.source.content", "document")
-    return _tagged("document", {name: block.get(name) for name in ("title", "context")}, text)
+def _write_document(block: Json, path: str) -> str:
+    kind, source = check_tagged(block["source"], f"{path}.source", DOCUMENTS, REFUSED_DOCUMENTS)
+    if kind == "text":
+        text = source["data"]
+    else:
+        text = _join_texts(source["content"], f"{path}.source.content", "document")
+    return _write_tags("document", block, ("title", "context"), text)
 
 
-def _found(block: Json, path: str) -> str:
-    """A search result as the model reads it."""
-    text = _texts(block["content"], f"{path}.content", "search_result")
-    return _tagged("search_result", {name: block[name] for name in ("title", "source")}, text)
-
-
-def _texts(content: Any, where: str, within: str) -> str:
+def _join_texts(content: Any, where: str, container: str) -> str:
     if isinstance(content, str):
         return content
-    return "\n".join(block["text"] for _, block, _ in _blocks(content, where, within))
+    return "\n".join(block["text"] for _, block, _ in _read_blocks(content, where, container))
 
 
-def _tagged(name: str, facts: Mapping[str, str | None], text: str) -> str:
-    """A text between tags, what is known of it before it; nothing is escaped."""
-    lines = [f"<{key}>{value}</{key}>" for key, value in facts.items() if value]
+def _write_tags(name: str, block: Mapping[str, Any], keys: Sequence[str], text: str) -> str:
+    """A text as the model reads it: between tags, after the fields that are set; nothing is escaped."""
+    lines = [f"<{key}>{block[key]}</{key}>" for key in keys if block.get(key)]
     return "\n".join([f"<{name}>", *lines, "<content>", text, "</content>", f"</{name}>"])
 
 
-def _text(text: str, path: str, value: str) -> PromptPart:
-    return PromptPart({"type": "text", "text": text}, path, value)
-
-
-def _call(block: Json) -> Json:
-    function = {"name": block["name"], "arguments": block["input"]}
-    return {"id": block["id"], "type": "function", "function": function}
-
-
-def _failed(texts: list[PromptPart], path: str) -> list[PromptPart]:
-    """The result of a call that failed: templates have no mark for that, so the text has to say it."""
+def _mark_failed(texts: list[PromptPart], path: str) -> list[PromptPart]:
+    """Writes into the result of a failed call that it failed, as templates have no mark for that."""
     if not texts:
-        return [_text("Error", path, path)]
-    first = texts[0]
-    if "error" in first.body["text"][:40].lower():
+        return [PromptPart.from_text("Error", path)]
+    first, text = texts[0], texts[0].body["text"]
+    if "error" in text[:40].lower():
         return texts
-    return [
-        PromptPart({"type": "text", "text": f"Error: {first.body['text']}"}, first.path, first.value),
-        *texts[1:],
-    ]
+    return [PromptPart.from_text(f"Error: {text}", first.path, first.value_path), *texts[1:]]
 
 
-def _without_billing(parts: list[PromptPart]) -> list[PromptPart]:
-    first = parts[0]
-    found = _BILLING.match(first.body["text"])
+def _strip_billing_line(parts: list[PromptPart]) -> list[PromptPart]:
+    first, text = parts[0], parts[0].body["text"]
+    found = _BILLING.match(text)
     if found is None:
         return parts
-    _say_stripped()
-    rest = first.body["text"][found.end() :]
-    return [*([_text(rest, first.path, first.value)] if rest else []), *parts[1:]]
+    _log_stripped()
+    rest = text[found.end() :]
+    return [*([PromptPart.from_text(rest, first.path, first.value_path)] if rest else []), *parts[1:]]
 
 
 @functools.cache
-def _say_stripped() -> None:
-    """Cached, so that it is said once."""
+def _log_stripped() -> None:
+    """Cached, so that it is logged once."""
     logger.info(
-        "left x-anthropic-billing-header out of a system prompt: it differs in each request, and no prefix "
-        "would be found again (server.strip_billing_header)"
+        "removed x-anthropic-billing-header from a system prompt: it differs in each request, so the prefix "
+        "cache would never match (server.strip_billing_header)"
     )

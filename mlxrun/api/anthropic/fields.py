@@ -1,8 +1,8 @@
-"""The fields of Anthropic's messages and count_tokens: what a body and the objects inside it may hold.
+"""The fields of Anthropic's messages and count_tokens, and of the objects inside their bodies.
 
-`checked` holds an object to the schema of its `type`; its errors are in Anthropic's words. `cache_control` is
-taken on every object: prefixes are found by their tokens, so a marker changes nothing. So is null, for "not
-given".
+`check_tagged` checks an object against the schema of its `type`; its errors are in Anthropic's words.
+`cache_control` is accepted on every object and has no effect, since the prefix cache compares tokens. null
+counts as not given.
 """
 
 from __future__ import annotations
@@ -13,35 +13,32 @@ from typing import Any
 
 from jsonschema import Draft202012Validator
 
-from mlxrun.api.body_schema import BodySchema, Schema, format_path
-from mlxrun.api.sampling_params import MAX_STOPS
-from mlxrun.text.field_errors import (
-    UNKNOWN,
-    check_type,
-    get_json_type,
-    quote,
-    reject,
-    reject_unsupported,
-    shorten,
-    suggest,
+from mlxrun.api.body_schema import (
+    BOOL,
+    OBJECT,
+    STRING,
+    TOOLS,
+    BodySchema,
+    Schema,
+    format_path,
+    raise_schema_error,
 )
+from mlxrun.api.sampling_params import MAX_STOPS
+from mlxrun.text.field_errors import UNKNOWN, check_type, reject, reject_choice, reject_unsupported, shorten
 
 MESSAGES, COUNT_TOKENS = "/v1/messages", "/v1/messages/count_tokens"
 EXTRA = "Extra inputs are not permitted"
 
-_BOOL: Schema = {"type": "boolean"}
-_STRING: Schema = {"type": "string"}
-_OBJECT: Schema = {"type": "object"}
 _LIST: Schema = {"type": "array"}
 _TEXTS: Schema = {"type": ["string", "array"]}
-_LONGEST_NAME = 256
-_NAME: Schema = {"type": "string", "minLength": 1, "maxLength": _LONGEST_NAME}
+_MAX_NAME_LENGTH = 256
+_NAME: Schema = {"type": "string", "minLength": 1, "maxLength": _MAX_NAME_LENGTH}
 _TOOL_NAME: Schema = {"type": "string", "pattern": "^[a-zA-Z0-9_-]{1,128}$"}
 _EFFORT: Schema = {"enum": ["low", "medium", "high", "xhigh", "max"]}
 
 
-def _exactly(required: Mapping[str, Schema], optional: Mapping[str, Schema] | None = None) -> Schema:
-    """An object of these fields and no others."""
+def _object_of(required: Mapping[str, Schema], optional: Mapping[str, Schema] | None = None) -> Schema:
+    """The schema of an object with these fields and no others."""
     return {
         "type": "object",
         "properties": {**required, **(optional or {})},
@@ -57,20 +54,18 @@ _CITATIONS: Schema = {
     "additionalProperties": False,
 }
 BLOCKS: dict[str, Schema] = {
-    "text": _exactly({"text": _STRING}, {"citations": _LIST}),
-    "image": _exactly({"source": _OBJECT}, {"transformations": _OBJECT}),
-    "document": _exactly(
-        {"source": _OBJECT}, {"title": _STRING, "context": _STRING, "citations": _CITATIONS}
+    "text": _object_of({"text": STRING}, {"citations": _LIST}),
+    "image": _object_of({"source": OBJECT}, {"transformations": OBJECT}),
+    "document": _object_of({"source": OBJECT}, {"title": STRING, "context": STRING, "citations": _CITATIONS}),
+    "search_result": _object_of(
+        {"source": STRING, "title": STRING, "content": _LIST}, {"citations": _CITATIONS}
     ),
-    "search_result": _exactly(
-        {"source": _STRING, "title": _STRING, "content": _LIST}, {"citations": _CITATIONS}
-    ),
-    "tool_use": _exactly({"id": _NAME, "name": _NAME, "input": _OBJECT}, {"caller": _DIRECT}),
-    "tool_result": _exactly({"tool_use_id": _NAME}, {"content": _TEXTS, "is_error": _BOOL}),
-    "thinking": _exactly({"thinking": _STRING, "signature": _STRING}),
-    "redacted_thinking": _exactly({"data": _STRING}),
+    "tool_use": _object_of({"id": _NAME, "name": _NAME, "input": OBJECT}, {"caller": _DIRECT}),
+    "tool_result": _object_of({"tool_use_id": _NAME}, {"content": _TEXTS, "is_error": BOOL}),
+    "thinking": _object_of({"thinking": STRING, "signature": STRING}),
+    "redacted_thinking": _object_of({"data": STRING}),
 }
-TRANSFORMATIONS = _exactly({}, {"oversized_image": {"const": "downsize"}})
+TRANSFORMATIONS = _object_of({}, {"oversized_image": {"const": "downsize"}})
 ALLOWED = {
     "system": ("text",),
     "user": ("text", "image", "document", "search_result", "tool_result"),
@@ -79,31 +74,30 @@ ALLOWED = {
     "document": ("text",),
     "search_result": ("text",),
 }
+_SERVER_TOOLS = (
+    *("server_tool_use", "web_search_tool_result", "web_fetch_tool_result", "tool_search_tool_result"),
+    *("code_execution_tool_result", "bash_code_execution_tool_result"),
+    "text_editor_code_execution_tool_result",
+)
 REFUSED_BLOCKS = {
     "container_upload": "there are no containers",
-    "server_tool_use": "there are no server tools",
-    "web_search_tool_result": "there are no server tools",
-    "web_fetch_tool_result": "there are no server tools",
-    "code_execution_tool_result": "there are no server tools",
-    "bash_code_execution_tool_result": "there are no server tools",
-    "text_editor_code_execution_tool_result": "there are no server tools",
-    "tool_search_tool_result": "there are no server tools",
+    **dict.fromkeys(_SERVER_TOOLS, "there are no server tools"),
     "tool_reference": "there is no tool search",
     "tool_addition": "send all tools in `tools`",
     "tool_removal": "send all tools in `tools`",
     "mcp_tool_use": "there is no MCP connector",
     "mcp_tool_result": "there is no MCP connector",
-    "compaction": "conversations are not compacted here",
+    "compaction": "conversations are not compacted",
 }
 SOURCES: dict[str, Schema] = {
-    "base64": _exactly(
-        {"media_type": {"enum": ["image/jpeg", "image/png", "image/gif", "image/webp"]}, "data": _STRING}
+    "base64": _object_of(
+        {"media_type": {"enum": ["image/jpeg", "image/png", "image/gif", "image/webp"]}, "data": STRING}
     ),
-    "url": _exactly({"url": {"type": "string", "pattern": "^[Hh][Tt][Tt][Pp][Ss]?://"}}),
+    "url": _object_of({"url": {"type": "string", "pattern": "^[Hh][Tt][Tt][Pp][Ss]?://"}}),
 }
 DOCUMENTS: dict[str, Schema] = {
-    "text": _exactly({"media_type": {"const": "text/plain"}, "data": _STRING}),
-    "content": _exactly({"content": _TEXTS}),
+    "text": _object_of({"media_type": {"const": "text/plain"}, "data": STRING}),
+    "content": _object_of({"content": _TEXTS}),
 }
 REFUSED_DOCUMENTS = {
     "base64": "files such as PDFs are not read; send the text, or the pages as images",
@@ -111,51 +105,51 @@ REFUSED_DOCUMENTS = {
     "file": "send the text",
 }
 MESSAGE: dict[str, Schema] = {
-    "user": _exactly({"content": _TEXTS}),
-    "assistant": _exactly({"content": _TEXTS}),
-    "system": _exactly(
+    "user": _object_of({"content": _TEXTS}),
+    "assistant": _object_of({"content": _TEXTS}),
+    "system": _object_of(
         {},
-        {"content": _TEXTS, "clear_at": {"enum": ["never", "next_user_message"]}, "output_config": _OBJECT},
+        {"content": _TEXTS, "clear_at": {"enum": ["never", "next_user_message"]}, "output_config": OBJECT},
     ),
 }
-TOOLS: dict[str, Schema] = {
-    "custom": _exactly(
-        {"name": _TOOL_NAME, "input_schema": _OBJECT},
+TOOL: dict[str, Schema] = {
+    "custom": _object_of(
+        {"name": _TOOL_NAME, "input_schema": OBJECT},
         {
-            "description": _STRING,
-            "input_examples": {"type": "array", "items": _OBJECT},
-            "strict": _BOOL,
-            "eager_input_streaming": _BOOL,
+            "description": STRING,
+            "input_examples": {"type": "array", "items": OBJECT},
+            "strict": BOOL,
+            "eager_input_streaming": BOOL,
             "defer_loading": {"const": False},
             "allowed_callers": {"type": "array", "contains": {"const": "direct"}},
         },
     )
 }
-_PARALLEL = {"disable_parallel_tool_use": _BOOL}
+_PARALLEL = {"disable_parallel_tool_use": BOOL}
 TOOL_CHOICES: dict[str, Schema] = {
-    "auto": _exactly({}, _PARALLEL),
-    "any": _exactly({}, _PARALLEL),
-    "tool": _exactly({"name": _NAME}, _PARALLEL),
-    "none": _exactly({}),
+    "auto": _object_of({}, _PARALLEL),
+    "any": _object_of({}, _PARALLEL),
+    "tool": _object_of({"name": _NAME}, _PARALLEL),
+    "none": _object_of({}),
 }
 _DISPLAY = {"display": {"enum": ["summarized", "omitted"]}}
 THINKING: dict[str, Schema] = {
-    "enabled": _exactly({"budget_tokens": {"type": "integer", "minimum": 1024}}, _DISPLAY),
-    "adaptive": _exactly({}, _DISPLAY),
-    "disabled": _exactly({}),
+    "enabled": _object_of({"budget_tokens": {"type": "integer", "minimum": 1024}}, _DISPLAY),
+    "adaptive": _object_of({}, _DISPLAY),
+    "disabled": _object_of({}),
 }
-FORMATS: dict[str, Schema] = {"json_schema": _exactly({"schema": _OBJECT})}
-EDITS: dict[str, Schema] = {"clear_thinking_20251015": _exactly({"keep": {"const": "all"}})}
+FORMATS: dict[str, Schema] = {"json_schema": _object_of({"schema": OBJECT})}
+EDITS: dict[str, Schema] = {"clear_thinking_20251015": _object_of({"keep": {"const": "all"}})}
 
 _HONOURED: dict[str, Schema] = {
     "model": {"type": "string", "minLength": 1},
     "messages": {"type": "array", "minItems": 1},
     "system": _TEXTS,
-    "tools": {"type": "array", "maxItems": 1024},
-    "tool_choice": _OBJECT,
-    "thinking": _OBJECT,
-    "output_config": _OBJECT,
-    "context_management": _OBJECT,
+    "tools": TOOLS,
+    "tool_choice": OBJECT,
+    "thinking": OBJECT,
+    "output_config": OBJECT,
+    "context_management": OBJECT,
 }
 _GENERATION: dict[str, Schema] = {
     "max_tokens": {"type": "integer", "minimum": 1},
@@ -167,28 +161,28 @@ _GENERATION: dict[str, Schema] = {
         "maxItems": MAX_STOPS,
         "items": {"type": "string", "minLength": 1},
     },
-    "stream": _BOOL,
-    "metadata": _OBJECT,
+    "stream": BOOL,
+    "metadata": OBJECT,
 }
-METADATA = _exactly({}, {"user_id": {"type": "string", "maxLength": 4096}})
-CONTEXT = _exactly({}, {"edits": _LIST})
-OUTPUT = _exactly({}, {"effort": _EFFORT, "format": _OBJECT})
+METADATA = _object_of({}, {"user_id": {"type": "string", "maxLength": 4096}})
+CONTEXT = _object_of({}, {"edits": _LIST})
+OUTPUT = _object_of({}, {"effort": _EFFORT, "format": OBJECT})
 _HARMLESS: dict[str, tuple[Schema, str]] = {
-    "cache_control": (_OBJECT, "a hint; prefixes are found by their tokens"),
-    "speed": ({"const": "standard"}, "there is one speed"),
+    "cache_control": (OBJECT, "a hint; the prefix cache compares tokens"),
+    "speed": ({"const": "standard"}, "there is only one speed"),
     "mcp_servers": ({"const": []}, "there is no MCP connector"),
 }
 _HARMLESS_GENERATION: dict[str, tuple[Schema, str]] = {
-    "service_tier": ({"enum": ["auto", "standard_only"]}, "there is one tier"),
-    "inference_geo": ({"const": "global"}, "there is one place"),
-    "diagnostics": (_OBJECT, "asks why a prefix was not found, which may be left unanswered"),
+    "service_tier": ({"enum": ["auto", "standard_only"]}, "there is only one service tier"),
+    "inference_geo": ({"const": "global"}, "there is only one region"),
+    "diagnostics": (OBJECT, "an optional report on cache misses"),
 }
 _REFUSED = {
     "billing_policy": "nothing is billed",
-    "compaction": "conversations are not compacted here",
+    "compaction": "conversations are not compacted",
     "container": "there are no containers",
-    "fallback_credit_token": "there are no other models to fall back to",
-    "fallbacks": "there are no other models to fall back to",
+    "fallback_credit_token": "there are no fallback models",
+    "fallbacks": "there are no fallback models",
     "output_format": "deprecated; use output_config.format",
     "thread": "conversations are not stored; send all messages",
 }
@@ -199,10 +193,10 @@ REQUIRED = ("model", "max_tokens", "messages")
 
 def check_body(body: Any, count: bool) -> dict[str, Any]:
     """The given fields of a body of /v1/messages, or of count_tokens."""
-    of = COUNT_BODY if count else BODY
-    given = of.check(body)
+    schema = COUNT_BODY if count else BODY
+    given = schema.check(body)
     for name in REQUIRED:
-        if name not in given and name in of.honoured:
+        if name not in given and name in schema.honoured:
             reject(name, "Field required", code="missing_field")
     return given
 
@@ -215,59 +209,53 @@ def check_tagged(
     *,
     tag: str = "type",
 ) -> tuple[str, dict[str, Any]]:
-    """Which of `kinds` an object is, as its field `tag` says, and its other fields."""
+    """Which of `kinds` an object is, by its field `tag`, and its other fields."""
     check_type(value, dict, param)
-    of, where = value.get(tag), f"{param}.{tag}"
-    if of is None:
+    kind, where = value.get(tag), f"{param}.{tag}"
+    if kind is None:
         reject(where, "Field required", code="missing_field")
-    check_type(of, str, where)
-    if refused and of in refused:
-        reject_unsupported(where, f"{of!r}: {refused[of]}")
-    if of not in kinds:
-        reject(where, f"{quote(of)} is not one of {', '.join(kinds)}{suggest(of, kinds)}")
-    return of, check_fields({key: item for key, item in value.items() if key != tag}, param, kinds[of])
+    check_type(kind, str, where)
+    if refused and kind in refused:
+        reject_unsupported(where, f"{kind!r}: {refused[kind]}")
+    if kind not in kinds:
+        reject_choice(where, kind, kinds)
+    return kind, check_fields({key: item for key, item in value.items() if key != tag}, param, kinds[kind])
 
 
 def check_fields(value: Any, param: str, schema: Schema) -> dict[str, Any]:
-    """The fields of an object that were given, but `cache_control`, held to a schema of `_exactly`."""
+    """The given fields of an object except `cache_control`, checked against a schema of `_object_of`."""
     given = {key: item for key, item in check_type(value, dict, param).items() if item is not None}
     check_type(given.pop("cache_control", {}), dict, f"{param}.cache_control")
     for key, item in given.items():
         if key not in schema["properties"]:
             reject(f"{param}.{shorten(key)}", EXTRA, code=UNKNOWN)
-        _hold(item, f"{param}.{key}", schema["properties"][key])
+        _check_value(item, f"{param}.{key}", schema["properties"][key])
     for key in schema["required"]:
         if key not in given:
             reject(f"{param}.{key}", "Field required", code="missing_field")
     return given
 
 
-def _hold(value: Any, param: str, schema: Schema) -> None:
-    """Raises for the first thing in `value` that the schema does not allow."""
-    if _fits(value, schema):
-        return
-    error = next(Draft202012Validator(schema).iter_errors(value), None)
+def _check_value(value: Any, param: str, schema: Schema) -> None:
+    """Refuses the first thing in `value` that the schema does not allow."""
+    error = None if _is_valid(value, schema) else next(Draft202012Validator(schema).iter_errors(value), None)
     if error is None:
         return
-    where = format_path(error.absolute_path)
-    where = f"{param}.{where}" if where and not where.startswith("[") else param + where
-    wanted = error.validator_value
-    if error.validator == "type":
-        words = wanted if isinstance(wanted, str) else " or ".join(wanted)
-        reject(where, f"expected {words}, got {get_json_type(error.instance)}", code="invalid_type")
+    where = format_path(error.absolute_path, param)
     if error.validator == "const":
-        reject_unsupported(where, f"only {json.dumps(wanted)} is taken")
+        reject_unsupported(where, f"only {json.dumps(error.validator_value)} is supported")
     if error.validator == "additionalProperties":
         extra = next(key for key in error.instance if key not in error.schema["properties"])
         reject(f"{where}.{shorten(extra)}", EXTRA, code=UNKNOWN)
-    reject(where, shorten(error.message), code="invalid_value")
+    raise_schema_error(error, param)
 
 
-def _fits(value: Any, schema: Schema) -> bool:
-    """Whether a value surely fits, told without jsonschema: long conversations have thousands of fields."""
-    of = type(value)
-    if of is str:
-        return schema is _STRING or schema is _TEXTS or (schema is _NAME and 0 < len(value) <= _LONGEST_NAME)
-    if of is list:
+def _is_valid(value: Any, schema: Schema) -> bool:
+    """Whether a value is certainly valid, without jsonschema: long conversations have thousands of fields."""
+    kind = type(value)
+    if kind is str:
+        is_name = schema is _NAME and 0 < len(value) <= _MAX_NAME_LENGTH
+        return schema is STRING or schema is _TEXTS or is_name
+    if kind is list:
         return schema is _LIST or schema is _TEXTS
-    return schema is _OBJECT if of is dict else of is bool and schema is _BOOL
+    return schema is OBJECT if kind is dict else kind is bool and schema is BOOL

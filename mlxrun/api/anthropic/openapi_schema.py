@@ -1,4 +1,4 @@
-"""Bodies of Anthropic's API as one JSON schema each, the objects inside them included: for /openapi.json."""
+"""Builds the JSON schemas of Anthropic's bodies for /openapi.json, with the objects inside them."""
 
 from __future__ import annotations
 
@@ -17,69 +17,57 @@ from mlxrun.api.anthropic.fields import (
     REQUIRED,
     SOURCES,
     THINKING,
+    TOOL,
     TOOL_CHOICES,
-    TOOLS,
 )
-from mlxrun.api.body_schema import BodySchema, Schema
-
-_OBJECT: Schema = {"type": "object"}
+from mlxrun.api.body_schema import OBJECT, TOOLS, BodySchema, Schema
 
 
-def build_schema(of: BodySchema) -> Schema:
-    """The body as one JSON schema, the objects inside it included."""
-    whole = of.schema
+def build_schema(body: BodySchema) -> Schema:
+    """The body as one JSON schema."""
+    schema = body.schema
+    tool = _replace(TOOL["custom"], "type", {"enum": [*TOOL, None]})  # the type of a custom tool is optional
     parts = {
-        "messages": {"type": "array", "minItems": 1, "items": _either(_messages(), "role")},
-        "system": _content("system"),
-        "tools": {"type": "array", "maxItems": 1024, "items": _tool()},
-        "tool_choice": _either(TOOL_CHOICES),
-        "thinking": _either(THINKING),
+        "messages": {"type": "array", "minItems": 1, "items": _build_one_of(_build_messages(), "role")},
+        "system": _build_content("system"),
+        "tools": {**TOOLS, "items": _replace(tool, "cache_control", OBJECT)},
+        "tool_choice": _build_one_of(TOOL_CHOICES),
+        "thinking": _build_one_of(THINKING),
         "metadata": METADATA,
-        "output_config": _with(OUTPUT, "format", _either(FORMATS)),
-        "context_management": _with(CONTEXT, "edits", {"type": "array", "items": _either(EDITS)}),
+        "output_config": _replace(OUTPUT, "format", _build_one_of(FORMATS)),
+        "context_management": _replace(CONTEXT, "edits", {"type": "array", "items": _build_one_of(EDITS)}),
     }
-    known = {name: parts.get(name, schema) for name, schema in whole["properties"].items()}
-    return {**whole, "properties": known, "required": [n for n in REQUIRED if n in of.honoured]}
+    properties = {name: parts.get(name, value) for name, value in schema["properties"].items()}
+    required = [name for name in REQUIRED if name in body.honoured]
+    return {**schema, "properties": properties, "required": required}
 
 
-def _tool() -> Schema:
-    """A tool need not say that it is a custom one."""
-    return _with(_with(TOOLS["custom"], "type", {"enum": [*TOOLS, None]}), "cache_control", _OBJECT)
+def _build_messages() -> dict[str, Schema]:
+    return {role: _replace(schema, "content", _build_content(role)) for role, schema in MESSAGE.items()}
 
 
-def _messages() -> dict[str, Schema]:
-    return {
-        role: {**schema, "properties": {**schema["properties"], "content": _content(role)}}
-        for role, schema in MESSAGE.items()
-    }
-
-
-def _content(role: str) -> Schema:
+def _build_content(role: str) -> Schema:
     blocks = {name: BLOCKS[name] for name in ALLOWED[role]}
     if "image" in blocks:
-        blocks["image"] = _with(blocks["image"], "source", _either(SOURCES))
+        blocks["image"] = _replace(blocks["image"], "source", _build_one_of(SOURCES))
     if "document" in blocks:
-        content = _with(DOCUMENTS["content"], "content", _content("document"))
-        sources = _either({**DOCUMENTS, "content": content})
-        blocks["document"] = _with(blocks["document"], "source", sources)
-        texts = _content("search_result")["anyOf"][1]
-        blocks["search_result"] = _with(blocks["search_result"], "content", texts)
+        content = _replace(DOCUMENTS["content"], "content", _build_content("document"))
+        sources = _build_one_of({**DOCUMENTS, "content": content})
+        blocks["document"] = _replace(blocks["document"], "source", sources)
+        texts = _build_content("search_result")["anyOf"][1]
+        blocks["search_result"] = _replace(blocks["search_result"], "content", texts)
     if "tool_result" in blocks:
-        blocks["tool_result"] = _with(blocks["tool_result"], "content", _content("tool_result"))
-    return {"anyOf": [{"type": "string"}, {"type": "array", "items": _either(blocks)}]}
+        blocks["tool_result"] = _replace(blocks["tool_result"], "content", _build_content("tool_result"))
+    return {"anyOf": [{"type": "string"}, {"type": "array", "items": _build_one_of(blocks)}]}
 
 
-def _with(schema: Schema, name: str, value: Schema) -> Schema:
+def _replace(schema: Schema, name: str, value: Schema) -> Schema:
     return {**schema, "properties": {**schema["properties"], name: value}}
 
 
-def _either(kinds: Mapping[str, Schema], tag: str = "type") -> Schema:
-    return {
-        "oneOf": [
-            {
-                **_with(_with(schema, tag, {"const": of}), "cache_control", _OBJECT),
-                "required": [tag, *schema["required"]],
-            }
-            for of, schema in kinds.items()
-        ]
-    }
+def _build_one_of(kinds: Mapping[str, Schema], tag: str = "type") -> Schema:
+    schemas = []
+    for kind, schema in kinds.items():
+        tagged = _replace(_replace(schema, tag, {"const": kind}), "cache_control", OBJECT)
+        schemas.append({**tagged, "required": [tag, *schema["required"]]})
+    return {"oneOf": schemas}

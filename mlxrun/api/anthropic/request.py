@@ -1,9 +1,8 @@
-"""Anthropic's messages and count_tokens: from a JSON body to Requests, by way of OpenAI's chat body.
+"""Prepares bodies of Anthropic's messages and count_tokens, by translating them to OpenAI's chat body.
 
-There is no second renderer, so a prompt is the one that the same conversation has on the other surface.
-`max_tokens` is a ceiling, as clients send the same for every model: what the context does not hold is cut off
-it. `effort` is a hint. A refused body is a RequestError with a path such as
-`messages.0.content`.
+So a conversation has the same prompt on all surfaces. `max_tokens` is an upper limit, as clients send one
+value for every model: it is lowered to what fits into the context. `effort` is a hint. A refused body is a
+RequestError with a path such as `messages.0.content`.
 """
 
 from __future__ import annotations
@@ -11,188 +10,184 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from mlxrun.api.anthropic.chat_messages import ChatMessagesBuilder
-from mlxrun.api.anthropic.error_paths import ErrorPaths, rename
 from mlxrun.api.anthropic.fields import (
     CONTEXT,
     EDITS,
+    EXTRA,
     FORMATS,
     METADATA,
     OUTPUT,
     THINKING,
+    TOOL,
     TOOL_CHOICES,
-    TOOLS,
     check_body,
-    check_tagged,
     check_fields,
+    check_tagged,
 )
 from mlxrun.api.context import ApiContext
-from mlxrun.api.openai import request
+from mlxrun.api.error_paths import find_source, rename_field
 from mlxrun.api.openai.fields import BODIES
+from mlxrun.api.openai.request import (
+    check_model_name,
+    prepare_chat_prompt,
+    prepare_request,
+    read_offered_tools,
+)
 from mlxrun.api.prepared import PreparedRequest
-from mlxrun.errors import Draining, NotReady, PromptTooLong, RequestError, get_http_status, describe_error
+from mlxrun.errors import RequestError
 from mlxrun.text.continuation import CONTINUE_FINAL_MESSAGE
-from mlxrun.text.field_errors import check_type, quote, reject, reject_unsupported, suggest
+from mlxrun.text.field_errors import UNKNOWN, check_type, quote, reject, reject_unsupported, suggest
 from mlxrun.text.model_info import ModelInfo
 from mlxrun.text.template import REASONING_SWITCHES, find_template_variables
 
 Json = dict[str, Any]
 
-CHAT = "/v1/chat/completions"
-_OVERLOADED = 529
+_CHAT_URL = "/v1/chat/completions"
 _EFFORTS = {"xhigh": "high", "max": "high"}  # templates know low, medium and high
+_INDEX = re.compile(r"\[(\d+)\]")
 
 
 @dataclass(frozen=True, slots=True)
 class MessageRequest:
-    """A checked body. `chat` is the same for /v1/chat/completions; `trail` leads its errors back."""
+    """A checked body. `chat` is its translation; `sources` are for error_paths.py."""
 
     chat: Json
-    error_paths: ErrorPaths
+    sources: Mapping[str, str]
     max_tokens: int
     hide_reasoning: bool = False
-    reports_edits: bool = False  # whether the response is to say which context edits were applied
+    reports_edits: bool = False  # whether the response lists the context edits that were applied
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedMessage:
-    """A request of /v1/messages: what the engine is asked, and what the response needs besides."""
+    """A request of /v1/messages: the prepared chat request, and what the response needs besides."""
 
     prepared: PreparedRequest
     message: MessageRequest
 
     @property
     def limited_by_context(self) -> bool:
-        """Whether the context holds fewer tokens than were asked for."""
+        """Whether fewer tokens fit into the context than were requested."""
         return self.prepared.requests[0].params.max_tokens < self.message.max_tokens
 
 
 async def prepare_message(body: Any, context: ApiContext, *, interleaved: bool = False) -> PreparedMessage:
-    """Checks a body of /v1/messages and makes its prompt. `interleaved`: the client's header says so;
-    a budget is then for all thoughts between calls, and may be more than one answer's tokens."""
-    asked = await asyncio.to_thread(read_message, body, context)
+    """Checks a body of /v1/messages and builds its prompt. `interleaved`: by the client's header. Then the
+    thinking budget is shared by several answers, and may be more than the tokens of one."""
+    message = await asyncio.to_thread(read_message, body, context)
     _check_budget(body, interleaved)
-    sampling = dataclasses.replace(context.config.sampling, max_tokens=None)  # the body's own is always there
-    ceiling = dataclasses.replace(context, config=dataclasses.replace(context.config, sampling=sampling))
+    sampling = dataclasses.replace(context.config.sampling, max_tokens=None)  # the body's is always given
+    limited = dataclasses.replace(context, config=dataclasses.replace(context.config, sampling=sampling))
     try:
-        prepared = await request.prepare_request(
-            CHAT, asked.chat, ceiling, default_max_tokens=asked.max_tokens, stream=True
+        prepared = await prepare_request(
+            _CHAT_URL, message.chat, limited, default_max_tokens=message.max_tokens, stream=True
         )
     except RequestError as error:
-        asked.error_paths.lead_back(error)
+        _rename_error(error, "".join(find_source(error.param or "", message.sources)))
         raise
-    return PreparedMessage(prepared, asked)
+    return PreparedMessage(prepared, message)
 
 
 async def count_tokens(body: Any, context: ApiContext) -> Json:
     """The response of count_tokens: the tokens that the engine would prefill, images included. The prompt may
     be longer than the context."""
-    asked = await asyncio.to_thread(read_message, body, context, count=True)
+    message = await asyncio.to_thread(read_message, body, context, count=True)
     try:
-        given = BODIES["chat"].check(asked.chat)
-        request.check_model_name(given["model"], context.model_info)
-        prompt = await request.prepare_chat_prompt(given, request.read_offered_tools(given), context)
+        given = BODIES["chat"].check(message.chat)
+        check_model_name(given["model"], context.model_info)
+        prompt = await prepare_chat_prompt(given, read_offered_tools(given), context)
     except RequestError as error:
-        asked.error_paths.lead_back(error)
+        _rename_error(error, "".join(find_source(error.param or "", message.sources)))
         raise
     return {"input_tokens": len(prompt.ids)}
 
 
-def read_message(body: Any, side: ApiContext, *, count: bool = False) -> MessageRequest:
-    """A checked body, as one of chat/completions."""
+def _rename_error(error: RequestError, param: str) -> None:
+    """Gives an error a path of the Anthropic body, and Anthropic's words for extra fields."""
+    if error.param is None and not param:
+        return
+    param = _INDEX.sub(r".\1", param)
+    rename_field(error, param)
+    if error.code == UNKNOWN:
+        error.args = (str(error).replace(f"{param}: unknown parameter", f"{param}: {EXTRA}", 1),)
+
+
+def read_message(body: Any, context: ApiContext, *, count: bool = False) -> MessageRequest:
+    """Checks a body and translates it to a chat body."""
     try:
-        return _ask(check_body(body, count), side, count)
+        return _translate(check_body(body, count), context, count)
     except RequestError as error:
-        rename(error, error.param or "body")
+        _rename_error(error, error.param or "body")
         raise
 
 
-def _ask(given: Json, side: ApiContext, count: bool) -> MessageRequest:
-    trail = ErrorPaths()
-    strip = side.config.server.strip_billing_header
-    messages = ChatMessagesBuilder(trail, strip_billing=strip, whole=not count)
+def _translate(given: Json, context: ApiContext, count: bool) -> MessageRequest:
+    sources: dict[str, str] = {}
+    strip_billing = context.config.server.strip_billing_header
+    builder = ChatMessagesBuilder(sources, strip_billing=strip_billing, complete=not count)
     if "system" in given:
-        messages.system(given["system"], "system")
-    messages.add(given["messages"])
-    chat: Json = {"model": given["model"], "messages": messages.messages}
+        builder.add_system(given["system"], "system")
+    builder.add_messages(given["messages"])
+    chat: Json = {"model": given["model"], "messages": builder.messages}
     chat |= {name: given[name] for name in ("temperature", "top_p", "top_k", "stream") if name in given}
     if "stop_sequences" in given:
         chat["stop"] = given["stop_sequences"]
-        trail.paths["stop"] = "stop_sequences"
-    chat |= _user(given, trail) | _tools(given, trail) | _thinking(given, side, trail)
-    chat |= _output(given, side.model_info, trail)
-    if messages.begun and _may_begin(given, count):
+        sources["stop"] = "stop_sequences"
+    metadata = check_fields(given.get("metadata", {}), "metadata", METADATA)
+    if "user_id" in metadata:
+        chat["user"] = metadata["user_id"]
+        sources["user"] = "metadata.user_id"
+    chat |= _translate_tools(given, sources) | _translate_tool_choice(given, sources)
+    chat |= _translate_thinking(given, context, sources)
+    chat |= _translate_output(given, context.model_info, sources)
+    if builder.continued and _may_continue(given, count):
         chat[CONTINUE_FINAL_MESSAGE] = True
     return MessageRequest(
         chat,
-        trail,
+        sources,
         given.get("max_tokens", 1),
         hide_reasoning=given.get("thinking", {}).get("display") == "omitted",
-        reports_edits=_context(given),
+        reports_edits=_check_edits(given),
     )
 
 
-def _may_begin(given: Json, count: bool) -> bool:
-    """Whether the answer may begin with the last message's text: not where something else has to come first.
-    That is an error, unless tokens are only counted."""
-    found = {
+def _may_continue(given: Json, count: bool) -> bool:
+    """Whether the answer may continue the last message: not if a field requires it to begin otherwise. That
+    is an error, unless tokens are only counted."""
+    conflicts = {
         "thinking": given.get("thinking", {}).get("type", "disabled") != "disabled",
         "tool_choice": given.get("tool_choice", {}).get("type") in ("any", "tool"),
         "output_config.format": bool(given.get("output_config", {}).get("format")),
         **{f"tools[{i}].strict": tool.get("strict") for i, tool in enumerate(given.get("tools", []))},
     }
-    against = next((name for name, asked in found.items() if asked), None)
-    if against is not None and not count:
-        reject(against, "not together with a last message of the assistant, which begins the answer")
-    return against is None
+    conflict = next((name for name, is_set in conflicts.items() if is_set), None)
+    if conflict is not None and not count:
+        reject(conflict, "not together with a last message of the assistant, which the answer continues")
+    return conflict is None
 
 
-def _user(given: Json, trail: ErrorPaths) -> Json:
-    metadata = check_fields(given.get("metadata", {}), "metadata", METADATA)
-    trail.paths["user"] = "metadata.user_id"
-    return {"user": metadata["user_id"]} if "user_id" in metadata else {}
-
-
-def _tools(given: Json, trail: ErrorPaths) -> Json:
-    """Tools as functions, and which may be called."""
+def _translate_tools(given: Json, sources: dict[str, str]) -> Json:
     tools = []
     for i, value in enumerate(given.get("tools", [])):
-        tools.append(_tool(value, f"tools[{i}]"))
+        tools.append(_translate_tool(value, f"tools[{i}]"))
         function = f"tools[{i}].function"
-        trail.paths.update({function: f"tools[{i}]", f"{function}.parameters": f"tools[{i}].input_schema"})
-    made: Json = {"tools": tools} if tools else {}
-    if "tool_choice" not in given:
-        return made
-    of, choice = check_tagged(given["tool_choice"], "tool_choice", TOOL_CHOICES)
-    names = [tool["function"]["name"] for tool in tools]
-    if of in ("any", "tool") and not tools:
-        reject("tool_choice", f"{of!r} needs `tools`")
-    if of == "tool" and choice["name"] not in names:
-        text = f"{quote(choice['name'])} is not among the tools{suggest(choice['name'], names)}"
-        reject("tool_choice.name", text)
-    made["tool_choice"] = {
-        "auto": "auto",
-        "none": "none",
-        "any": "required",
-        "tool": {"type": "function", "function": {"name": choice.get("name")}},
-    }[of]
-    if choice.get("disable_parallel_tool_use"):
-        made["parallel_tool_calls"] = False
-        trail.paths["parallel_tool_calls"] = "tool_choice.disable_parallel_tool_use"
-    return made
+        sources |= {function: f"tools[{i}]", f"{function}.parameters": f"tools[{i}].input_schema"}
+    return {"tools": tools} if tools else {}
 
 
-def _tool(value: Any, where: str) -> Json:
-    """A tool as a function. Examples are told to the model at the end of the description."""
+def _translate_tool(value: Any, where: str) -> Json:
+    """A tool as a function. Examples of input are added to its description."""
     check_type(value, dict, where)
-    of = value.get("type")
-    if isinstance(of, str) and of != "custom":
-        reject_unsupported(f"{where}.type", f"{quote(of)} has no schema here; describe it as a custom tool")
-    _, tool = check_tagged({**value, "type": "custom" if of is None else of}, where, TOOLS)
+    kind = value.get("type")
+    if isinstance(kind, str) and kind != "custom":
+        reject_unsupported(f"{where}.type", f"{quote(kind)} has no schema here; describe it as a custom tool")
+    _, tool = check_tagged({**value, "type": "custom" if kind is None else kind}, where, TOOL)
     function: Json = {"name": tool["name"]}
     description = tool.get("description", "")
     if tool.get("input_examples"):
@@ -206,26 +201,44 @@ def _tool(value: Any, where: str) -> Json:
     return {"type": "function", "function": function}
 
 
-def _thinking(given: Json, side: ApiContext, trail: ErrorPaths) -> Json:
-    """The template's switch for thinking, and how long a thought may be where its format is known. `adaptive`
-    leaves both to the template and the config; a template without a switch always does the same."""
+def _translate_tool_choice(given: Json, sources: dict[str, str]) -> Json:
+    if "tool_choice" not in given:
+        return {}
+    kind, choice = check_tagged(given["tool_choice"], "tool_choice", TOOL_CHOICES)
+    names = [tool["name"] for tool in given.get("tools", [])]
+    if kind in ("any", "tool") and not names:
+        reject("tool_choice", f"{kind!r} needs `tools`")
+    if kind == "tool" and choice["name"] not in names:
+        text = f"{quote(choice['name'])} is not among the tools{suggest(choice['name'], names)}"
+        reject("tool_choice.name", text)
+    function = {"type": "function", "function": {"name": choice.get("name")}}
+    chat: Json = {"tool_choice": {"any": "required", "tool": function}.get(kind, kind)}
+    if choice.get("disable_parallel_tool_use"):
+        chat["parallel_tool_calls"] = False
+        sources["parallel_tool_calls"] = "tool_choice.disable_parallel_tool_use"
+    return chat
+
+
+def _translate_thinking(given: Json, context: ApiContext, sources: dict[str, str]) -> Json:
+    """Sets the template's reasoning switch if it has one, and the budget if the model's reasoning can be
+    parsed. `adaptive` leaves the switch to the template and the config."""
     if "thinking" not in given:
         return {}
-    of, thinking = check_tagged(given["thinking"], "thinking", THINKING)
-    made: Json = {}
-    if "budget_tokens" in thinking and side.formats.reasoning is not None:
-        made["thinking_budget"] = thinking["budget_tokens"]
-        trail.paths["thinking_budget"] = "thinking.budget_tokens"
-    known = _variables(side.model_info)
+    kind, thinking = check_tagged(given["thinking"], "thinking", THINKING)
+    chat: Json = {}
+    if "budget_tokens" in thinking and context.formats.reasoning is not None:
+        chat["thinking_budget"] = thinking["budget_tokens"]
+        sources["thinking_budget"] = "thinking.budget_tokens"
+    known = find_template_variables(context.model_info.chat_template or "")
     switch = next((name for name in REASONING_SWITCHES if name in known), None)
-    if switch is not None and of != "adaptive":
-        trail.paths[f"chat_template_kwargs.{switch}"] = "thinking"
-        made["chat_template_kwargs"] = {switch: of == "enabled"}
-    return made
+    if switch is not None and kind != "adaptive":
+        chat["chat_template_kwargs"] = {switch: kind == "enabled"}
+        sources[f"chat_template_kwargs.{switch}"] = "thinking"
+    return chat
 
 
 def _check_budget(body: Json, interleaved: bool) -> None:
-    """In a checked body: a thought has to leave room for the answer."""
+    """Checks that the thinking budget of a checked body leaves room for the answer."""
     budget, most = (body.get("thinking") or {}).get("budget_tokens"), body["max_tokens"]
     if budget is not None and budget >= most and not (interleaved and body.get("tools")):
         text = (
@@ -234,82 +247,31 @@ def _check_budget(body: Json, interleaved: bool) -> None:
         reject("thinking.budget_tokens", text)
 
 
-def _output(given: Json, host: ModelInfo, trail: ErrorPaths) -> Json:
+def _translate_output(given: Json, model_info: ModelInfo, sources: dict[str, str]) -> Json:
     output = check_fields(given.get("output_config", {}), "output_config", OUTPUT)
-    made: Json = {}
-    if "effort" in output and "reasoning_effort" in _variables(host):
-        made["reasoning_effort"] = _EFFORTS.get(output["effort"], output["effort"])
-        trail.paths["reasoning_effort"] = "output_config.effort"
+    chat: Json = {}
+    if "effort" in output and "reasoning_effort" in find_template_variables(model_info.chat_template or ""):
+        chat["reasoning_effort"] = _EFFORTS.get(output["effort"], output["effort"])
+        sources["reasoning_effort"] = "output_config.effort"
     if "format" in output:
         _, wanted = check_tagged(output["format"], "output_config.format", FORMATS)
-        form = {"name": "output", "schema": wanted["schema"], "strict": True}
-        made["response_format"] = {"type": "json_schema", "json_schema": form}
-        trail.paths["response_format"] = "output_config.format"
-        trail.paths["response_format.json_schema.schema"] = "output_config.format.schema"
-    return made
+        schema = {"name": "output", "schema": wanted["schema"], "strict": True}
+        chat["response_format"] = {"type": "json_schema", "json_schema": schema}
+        sources["response_format"] = "output_config.format"
+        sources["response_format.json_schema.schema"] = "output_config.format.schema"
+    return chat
 
 
-def _variables(host: ModelInfo) -> frozenset[str]:
-    return find_template_variables(host.chat_template) if host.chat_template is not None else frozenset()
-
-
-def _context(given: Json) -> bool:
-    """Whether context edits were asked for: only one that removes nothing is taken."""
+def _check_edits(given: Json) -> bool:
+    """Whether the body has context edits. Only an edit that removes nothing is supported."""
     if "context_management" not in given:
         return False
-    context = check_fields(given["context_management"], "context_management", CONTEXT)
-    for i, edit in enumerate(context.get("edits", [])):
+    management = check_fields(given["context_management"], "context_management", CONTEXT)
+    for i, edit in enumerate(management.get("edits", [])):
         where = f"context_management.edits[{i}]"
         check_type(edit, dict, where)
-        of = edit.get("type")
-        if isinstance(of, str) and of not in EDITS:
-            reject_unsupported(f"{where}.type", f"{quote(of)}; the conversation is taken as it is sent")
+        kind = edit.get("type")
+        if isinstance(kind, str) and kind not in EDITS:
+            reject_unsupported(f"{where}.type", f"{quote(kind)}; conversations are used as they are sent")
         check_tagged(edit, where, EDITS)
     return True
-
-
-# Responses that are not answers.
-
-
-def build_models_page(names: Sequence[str]) -> Json:
-    """The response of /v1/models in Anthropic's form."""
-    return {
-        "data": [_model(name) for name in names],
-        "has_more": False,
-        "first_id": names[0] if names else None,
-        "last_id": names[-1] if names else None,
-    }
-
-
-def _model(name: str) -> Json:
-    """One model; where the date is unknown the epoch's begin stands."""
-    return {"type": "model", "id": name, "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
-
-
-def get_error_status(error: BaseException) -> int:
-    """The HTTP status of an error: Anthropic's own where a server is too busy for the moment."""
-    if isinstance(error, (Draining, NotReady)):
-        return _OVERLOADED
-    return get_http_status(error)
-
-
-_TYPES: Mapping[int, str] = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    504: "timeout_error",
-    _OVERLOADED: "overloaded_error",
-}
-
-
-def build_error(error: BaseException, request_id: str) -> Json:
-    """Anthropic's error object. What is not meant for the user is named by its class only."""
-    status = get_error_status(error)
-    text = describe_error(error)
-    if isinstance(error, PromptTooLong):
-        text = f"prompt is too long: {text}"  # clients look for these words, and shorten the conversation
-    usual = "invalid_request_error" if 400 <= status < 500 else "api_error"
-    of = _TYPES.get(status, usual)
-    return {"type": "error", "error": {"type": of, "message": text}, "request_id": request_id}

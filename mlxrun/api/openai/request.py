@@ -1,8 +1,7 @@
-"""OpenAI's chat/completions and completions: from a JSON body to Requests. Shared by the batch runner and
-the server.
+"""Prepares bodies of OpenAI's chat/completions and completions: from JSON to Requests.
 
-An accepted field is honoured or refused, never ignored; schemas.py lists all of them. A refused body is a
-RequestError whose `param` names the field. Slow work (templates, tokens, pixels) runs on worker threads.
+Used by the batch runner and by all surfaces of the server. A field is honoured or refused, never ignored: see
+fields.py. A refused body is a RequestError whose `param` names the field. Slow work runs on worker threads.
 """
 
 from __future__ import annotations
@@ -15,25 +14,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mlxrun.api.body_schema import check_tools
-from mlxrun.api.choice import Choice
 from mlxrun.api.context import ApiContext
-from mlxrun.api.openai.fields import BODIES, URLS, RequestKind
-from mlxrun.api.openai.response import build_error, build_response
-from mlxrun.api.prepared import PreparedRequest
+from mlxrun.api.openai.fields import BODIES, URLS
+from mlxrun.api.prepared import PreparedRequest, RequestKind
 from mlxrun.api.sampling_params import (
-    compute_max_tokens,
-    read_chat_logprobs,
-    derive_choice_seed,
-    choose_seed,
     build_sampling_params,
+    choose_seed,
+    compute_max_tokens,
+    derive_choice_seed,
+    read_chat_logprobs,
     read_stop_strings,
 )
-from mlxrun.config.settings import Config
 from mlxrun.errors import MediaError, NotFound
 from mlxrun.parsers.model_formats import ModelFormats
 from mlxrun.scheduler.request import Grammar, Request, SamplingParams
-from mlxrun.structured.response_format import form_of, refuse_form
-from mlxrun.structured.thinking_budget import ThinkingBudget, asked, budget_of
+from mlxrun.structured.response_format import build_response_grammar, reject_structured_output
+from mlxrun.structured.thinking_budget import ThinkingBudget, build_thinking_budget, read_thinking_budget
 from mlxrun.text.continuation import CONTINUE_FINAL_MESSAGE, get_continued_path
 from mlxrun.text.field_errors import (
     UNSUPPORTED,
@@ -41,24 +37,25 @@ from mlxrun.text.field_errors import (
     get_json_type,
     quote,
     reject,
+    reject_choice,
     reject_unsupported,
-    suggest,
 )
-from mlxrun.text.images import MediaLoader
 from mlxrun.text.messages import ImageRef, Message, normalize_messages
 from mlxrun.text.model_info import ModelInfo
 from mlxrun.text.prompt import RenderedPrompt, build_chat_prompt, build_raw_prompt, check_text
-from mlxrun.text.template import check_template_arguments, get_image_markers, require_template
-from mlxrun.text.template import find_template_variables as template_variables
+from mlxrun.text.template import (
+    check_template_arguments,
+    find_template_variables,
+    get_image_markers,
+    require_template,
+)
 from mlxrun.text.tools_prompt import describe_tools_in_prompt
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["URLS", "Choice", "PreparedRequest", "build_error", "prepare_request", "build_response"]
-
 MAX_CHOICES = 2048
-_CONTROL = re.compile(r"<.*[|_\uff5c].*>")  # <|im_end|>, <end_of_turn>; not </s>, which is HTML too
+_CONTROL_TOKEN = re.compile(r"<.*[|_\uff5c].*>")  # <|im_end|>, <end_of_turn>; not </s>, which is HTML too
 
 
 async def prepare_request(
@@ -70,199 +67,200 @@ async def prepare_request(
     default_max_tokens: int | None = None,
     stream: bool = False,
 ) -> PreparedRequest:
-    """Checks a body and makes its prompts. The keywords are the caller's: what to use where neither body nor
-    config says, and whether it can stream."""
-    of = URLS.get(url)
-    if of is None:
-        reject("url", f"{quote(url)} is not one of {', '.join(URLS)}{suggest(str(url), URLS)}")
-    host, config = context.model_info, context.config
-    given = await asyncio.to_thread(BODIES[of].check, body)
-    _check_fields(of, given, host, config, stream)
-    logprobs = read_chat_logprobs(given) if of == "chat" else given.get("logprobs")
-    params = build_sampling_params(given, host, config, logprobs)
+    """Checks a body and builds its prompts. The keywords are the caller's: defaults for what neither the body
+    nor the config sets, and whether the caller can stream."""
+    kind = URLS.get(url)
+    if kind is None:
+        reject_choice("url", url, URLS)
+    model_info, config = context.model_info, context.config
+    given = await asyncio.to_thread(BODIES[kind].check, body)
+    _check_combinations(kind, given, context, stream)
+    logprobs = read_chat_logprobs(given) if kind == "chat" else given.get("logprobs")
+    params = build_sampling_params(given, model_info, config, logprobs)
     stops = read_stop_strings(given.get("stop"))
     seed = choose_seed(given, config, default_seed)
-    tools: Sequence[Message] = ()
-    if of == "chat":
-        tools = read_offered_tools(given)
+    tools = read_offered_tools(given) if kind == "chat" else []
+    if kind == "chat":
         prompts = [await prepare_chat_prompt(given, tools, context)]
     else:
-        prompts = await asyncio.to_thread(_raw, given, host)
+        prompts = await asyncio.to_thread(_build_raw_prompts, given["prompt"], model_info)
     n = int(given.get("n", 1))
     if len(prompts) * n > MAX_CHOICES:
         reject("n", f"{len(prompts)} prompts with {n} choices are more than {MAX_CHOICES} answers")
-    formats = context.formats if of == "chat" else ModelFormats()
-    grammar = await asyncio.to_thread(_grammar, given, tools, prompts[0], context, formats)
-    lengths = [compute_max_tokens(given, len(p.ids), host, config, default_max_tokens) for p in prompts]
+    formats = context.formats if kind == "chat" else ModelFormats()
+    grammar = await asyncio.to_thread(_build_grammar, given, tools, prompts[0], context, formats)
+    lengths = [compute_max_tokens(given, len(p.ids), model_info, config, default_max_tokens) for p in prompts]
     per_prompt = [dataclasses.replace(params, max_tokens=length) for length in lengths]
+    texts = tuple(prompt.text for prompt in prompts)
     return PreparedRequest(
-        kind=of,
-        requests=_requests(given, prompts, per_prompt, seed, grammar),
+        kind=kind,
+        requests=_build_requests(given, prompts, per_prompt, seed, grammar),
         stops=stops,
         seed=seed,
-        model=host.name,
+        model=model_info.name,
         n=n,
-        control_stops=_guards(host, params.stop_ids) if _says_anything(grammar) else (),
-        echoed_prompts=tuple(p.text for p in prompts) if given.get("echo") else (),
+        control_stops=_get_control_stops(model_info, params.stop_ids) if _is_free_text(grammar) else (),
+        echoed_prompts=texts if given.get("echo") else (),
         stream=bool(given.get("stream")),
         include_usage=bool(given.get("stream_options", {}).get("include_usage")),
         formats=formats,
         tools=tuple(tools),
         single_tool_call=given.get("parallel_tool_calls") is False,
-        prompts=tuple(p.text for p in prompts) if of == "chat" else (),
+        prompts=texts if kind == "chat" else (),
         continuation=prompts[0].continuation,
     )
 
 
-def check_model_name(name: str | None, host: ModelInfo) -> None:
+def check_model_name(name: str | None, model_info: ModelInfo) -> None:
     """Refuses a name that is not served. A config without names serves any: clients have theirs built in."""
-    names = tuple(dict.fromkeys((host.name, *host.names)))
-    if name is not None and host.names and name not in (*names, *host.aliases):
-        text = f"model: {quote(name)} is not served here, but {', '.join(names)}"
+    names = tuple(dict.fromkeys((model_info.name, *model_info.names)))
+    if name is not None and model_info.names and name not in (*names, *model_info.aliases):
+        text = f"model: {quote(name)} is not served here; the names are {', '.join(names)}"
         raise NotFound(text, param="model", code="model_not_found")
 
 
-def _check_fields(of: RequestKind, given: dict[str, Any], host: ModelInfo, config: Config, stream: bool) -> None:
-    """What depends on more than one field, on the model, or on the caller."""
-    check_model_name(given.get("model"), host)
+def _check_combinations(
+    kind: RequestKind, given: Mapping[str, Any], context: ApiContext, stream: bool
+) -> None:
+    """Checks what depends on more than one field, on the model, or on the caller."""
+    check_model_name(given.get("model"), context.model_info)
     if given.get("stream") and not stream:
-        reject_unsupported("stream", "a batch has no streams; leave it out")
+        reject_unsupported("stream", "batches do not stream; leave it out")
     if "stream_options" in given and not given.get("stream"):
         reject("stream_options", 'needs "stream": true')
-    if "priority" in given and config.scheduler.policy != "priority":
+    if "priority" in given and context.config.scheduler.policy != "priority":
         reason = "has no effect with this config; set scheduler.policy: priority"
         reject("priority", reason, code=UNSUPPORTED)
-    if of == "completion" and given.get("echo") and "logprobs" in given:
-        reject_unsupported("echo", "not together with logprobs, as prompts are not scored")
-    required = "messages" if of == "chat" else "prompt"
+    if kind == "completion" and given.get("echo") and "logprobs" in given:
+        reject_unsupported("echo", "not together with logprobs, as logprobs of prompts are not computed")
+    required = "messages" if kind == "chat" else "prompt"
     if required not in given:
         reject(required, "missing", code="missing_field")
 
 
-def _grammar(
+def _build_grammar(
     given: Mapping[str, Any],
     tools: Sequence[Mapping[str, Any]],
     prompt: RenderedPrompt,
-    side: ApiContext,
+    context: ApiContext,
     formats: ModelFormats,
 ) -> Grammar | None:
-    """What the answer is held to: its form, and the length of its thought."""
-    budget = asked(given)
-    arguments = {**side.config.model.chat_template_args, **given.get("chat_template_kwargs", {})}
-    form = form_of(given, tools, prompt.text, side.model_info, formats, arguments)
+    """The grammar of the answer: its response format, and the limit of its reasoning."""
+    budget = read_thinking_budget(given)
+    arguments = {**context.config.model.chat_template_args, **given.get("chat_template_kwargs", {})}
+    grammar = build_response_grammar(given, tools, prompt.text, context.model_info, formats, arguments)
     if budget is None:
-        return form
+        return grammar
     most, param = budget
-    begun = budget_of(most, formats.reasoning, prompt.text_before_continuation, side.model_info, form, param=param)
-    return dataclasses.replace(begun, prefill=prompt.continuation.encode())
+    before = prompt.text_before_continuation
+    limited = build_thinking_budget(most, formats.reasoning, before, context.model_info, grammar, param=param)
+    return dataclasses.replace(limited, continuation=prompt.continuation.encode())
 
 
-def _requests(
+def _build_requests(
     given: Mapping[str, Any],
     prompts: Sequence[RenderedPrompt],
     params: Sequence[SamplingParams],
     seed: int,
     grammar: Grammar | None,
 ) -> tuple[Request, ...]:
-    """One Request a choice. All choices of a prompt share its tokens and its media."""
+    """One Request per choice. All choices of a prompt share its tokens and its media."""
     name, n = secrets.token_hex(12), int(given.get("n", 1))
     return tuple(
         Request(
-            id=f"{name}-{at * n + i}",
+            id=f"{name}-{number * n + i}",
             prompt=prompt.ids,
-            params=dataclasses.replace(params[at], seed=derive_choice_seed(seed, i)),
-            image_spans=prompt.spans,
+            params=dataclasses.replace(params[number], seed=derive_choice_seed(seed, i)),
+            image_spans=prompt.image_spans,
             media=prompt.media,
-            image_digests=prompt.digests,
+            image_digests=prompt.image_digests,
             boundaries=prompt.boundaries,
             priority=int(given.get("priority", 0)),
             fairness_key=str(given.get("user", "")),
             grammar=grammar,
         )
-        for at, prompt in enumerate(prompts)
+        for number, prompt in enumerate(prompts)
         for i in range(n)
     )
 
 
-def _says_anything(grammar: Grammar | None) -> bool:
-    """Whether the answer has no form, in which a stop token's text may well stand."""
+def _is_free_text(grammar: Grammar | None) -> bool:
+    """Whether the answer has no response format, which could contain the text of a stop token."""
     return grammar is None or (isinstance(grammar, ThinkingBudget) and grammar.inner is None)
 
 
-def _guards(host: ModelInfo, stop_ids: Iterable[int]) -> tuple[str, ...]:
-    """Stop tokens whose text can only be a control token: a model that spells one out means to stop (A53)."""
-    added = host.tokenizer.backend_tokenizer.get_added_tokens_decoder()
+def _get_control_stops(model_info: ModelInfo, stop_ids: Iterable[int]) -> tuple[str, ...]:
+    """Texts of stop tokens that can only be control tokens: a model that spells one out means to stop."""
+    added = model_info.tokenizer.backend_tokenizer.get_added_tokens_decoder()
     texts = [added[i].content for i in sorted(stop_ids) if i in added and added[i].special]
-    return tuple(text for text in texts if _CONTROL.fullmatch(text))
+    return tuple(text for text in texts if _CONTROL_TOKEN.fullmatch(text))
 
 
 # Chat.
 
 
 async def prepare_chat_prompt(
-    given: Mapping[str, Any], tools: Sequence[Message], side: ApiContext
+    given: Mapping[str, Any], tools: Sequence[Message], context: ApiContext
 ) -> RenderedPrompt:
-    """The prompt of a checked chat body in which `tools` are offered, as the engine gets it: images loaded,
-    tokens in place."""
-    open_at = get_continued_path(given)
-    if open_at is not None:
-        refuse_form(
-            given,
-            tools,
-            f"not together with {CONTINUE_FINAL_MESSAGE}: a form holds from an answer's beginning on",
+    """The prompt of a checked chat body that offers `tools`, with its images loaded."""
+    continued_path = get_continued_path(given)
+    if continued_path is not None:
+        reason = f"not together with {CONTINUE_FINAL_MESSAGE}, as it applies to an answer from its beginning"
+        reject_structured_output(given, tools, reason)
+    model_info = context.model_info
+    messages, refs, arguments = await asyncio.to_thread(_read_chat, given, context)
+    continuation = str(messages[-1]["content"]) if continued_path is not None else ""
+    template = require_template(model_info)
+    if "tools" not in find_template_variables(template):
+        native, call_format = "tool_calls" in template, context.formats.get_call_prefix_suffix("NAME")
+        messages = await asyncio.to_thread(
+            describe_tools_in_prompt, messages, tools, call_format, native=native
         )
-    messages, refs, arguments = await asyncio.to_thread(_read_chat, given, side.model_info, side.config)
-    prefill = str(messages[-1]["content"]) if open_at is not None else ""
-    template = require_template(side.model_info)
-    if "tools" not in template_variables(template):
-        native, frame = "tool_calls" in template, side.formats.get_call_prefix_suffix("NAME")
-        messages = await asyncio.to_thread(describe_tools_in_prompt, messages, tools, frame, native=native)
         tools = ()
-    images = await _load(refs, side.model_info, side.config, side.media_loader)
-    made = await asyncio.to_thread(build_chat_prompt, side.model_info, messages, images, tools, arguments, open_at)
-    return dataclasses.replace(made, prefill=prefill)
+    images = await _load_images(refs, context)
+    prompt = await asyncio.to_thread(
+        build_chat_prompt, model_info, messages, images, tools, arguments, continued_path
+    )
+    return dataclasses.replace(prompt, continuation=continuation)
 
 
 def _read_chat(
-    given: Mapping[str, Any], host: ModelInfo, config: Config
+    given: Mapping[str, Any], context: ApiContext
 ) -> tuple[list[Message], tuple[ImageRef, ...], dict[str, Any]]:
     """Messages, images and template variables, checked."""
     chat = normalize_messages(given["messages"])
+    configured, model_info = context.config.model.chat_template_args, context.model_info
     variables = dict(given.get("chat_template_kwargs", {}))
-    if "thinking_budget" not in template_variables(require_template(host)):
-        variables.pop("thinking_budget", None)  # then it is for us alone
+    if "thinking_budget" not in find_template_variables(require_template(model_info)):
+        variables.pop("thinking_budget", None)  # read by structured/thinking_budget.py only
     fields = {name: f"chat_template_kwargs.{name}" for name in variables}
     if "reasoning_effort" in given:
-        variables = {**variables, "reasoning_effort": given["reasoning_effort"]}
+        variables["reasoning_effort"] = given["reasoning_effort"]
         fields["reasoning_effort"] = "reasoning_effort"
-    check_template_arguments(host, fields, config.model.chat_template_args)
-    marks = get_image_markers(host)
+    check_template_arguments(model_info, fields, configured)
+    markers = get_image_markers(model_info)
     for name in ("messages", "tools", "chat_template_kwargs", "reasoning_effort"):
-        check_text(given.get(name), name, marks)
-    return chat.messages, chat.images, {**config.model.chat_template_args, **variables}
+        check_text(given.get(name), name, markers)
+    return chat.messages, chat.images, {**configured, **variables}
 
 
 def read_offered_tools(given: Mapping[str, Any]) -> list[Message]:
-    """The tools that the model is told of: none if it may not call any."""
+    """The tools that the model may call: none if `tool_choice` is none."""
     tools = check_tools(given.get("tools", []))
     return tools if given.get("tool_choice") != "none" else []
 
 
-async def _load(
-    refs: Sequence[ImageRef], host: ModelInfo, config: Config, loader: MediaLoader
-) -> list[Image]:
-    """All images at once; of several errors the first in the messages' order is raised."""
-    if refs and not host.vision:
-        reject(refs[0].param, f"the model {host.name!r} takes no images")
-    most = config.media.max_images
+async def _load_images(refs: Sequence[ImageRef], context: ApiContext) -> list[Image]:
+    """Loads all images at once; of several errors the first in the order of messages is raised."""
+    if refs and not context.model_info.vision:
+        reject(refs[0].param, f"the model {context.model_info.name!r} does not accept images")
+    most = context.config.media.max_images
     if len(refs) > most:
-        raise MediaError(
-            f"{refs[most].param}: {len(refs)} images are more than media.max_images ({most})",
-            param=refs[most].param,
-        )
-    results = await asyncio.gather(*(loader.load(ref.url, ref.param) for ref in refs), return_exceptions=True)
+        param = refs[most].param
+        raise MediaError(f"{param}: {len(refs)} images are more than media.max_images ({most})", param=param)
+    loads = (context.media_loader.load(ref.url, ref.param) for ref in refs)
     images = []
-    for result in results:
+    for result in await asyncio.gather(*loads, return_exceptions=True):
         if isinstance(result, BaseException):
             raise result
         images.append(result)
@@ -272,31 +270,23 @@ async def _load(
 # Completions.
 
 
-def _raw(given: Mapping[str, Any], host: ModelInfo) -> list[RenderedPrompt]:
-    return [build_raw_prompt(host, prompt, param) for prompt, param in _split(given["prompt"])]
-
-
-def _split(prompt: Any) -> list[tuple[str | list[int], str]]:
-    """A string, strings, token ids, or lists of token ids: each prompt with its path."""
-    if isinstance(prompt, str):
-        return [(prompt, "prompt")]
-    if not isinstance(prompt, list):
-        reject("prompt", f"expected a string or an array, got {get_json_type(prompt)}", code="invalid_type")
-    if not prompt:
+def _build_raw_prompts(prompt: Any, model_info: ModelInfo) -> list[RenderedPrompt]:
+    """The prompts of a string, strings, token ids, or lists of token ids."""
+    if isinstance(prompt, list) and not prompt:
         reject("prompt", "is empty; give at least one prompt")
-    if type(prompt[0]) is int:
-        return [(_ids(prompt, "prompt"), "prompt")]
-    if len(prompt) > MAX_CHOICES:
-        reject("prompt", f"has {len(prompt)} prompts; at most {MAX_CHOICES} are taken")
-    if isinstance(prompt[0], str):
-        return [(check_type(text, str, f"prompt[{i}]"), f"prompt[{i}]") for i, text in enumerate(prompt)]
-    return [
-        (_ids(check_type(ids, list, f"prompt[{i}]"), f"prompt[{i}]"), f"prompt[{i}]")
-        for i, ids in enumerate(prompt)
-    ]
-
-
-def _ids(ids: list[Any], param: str) -> list[int]:
-    for i, token in enumerate(ids):
-        check_type(token, int, f"{param}[{i}]")
-    return ids
+    if isinstance(prompt, str) or (isinstance(prompt, list) and type(prompt[0]) is int):
+        prompts = [("prompt", prompt)]
+    elif isinstance(prompt, list):
+        if len(prompt) > MAX_CHOICES:
+            reject("prompt", f"has {len(prompt)} prompts; at most {MAX_CHOICES} are allowed")
+        expected = str if isinstance(prompt[0], str) else list
+        prompts = [(f"prompt[{i}]", each) for i, each in enumerate(prompt)]
+        for param, each in prompts:
+            check_type(each, expected, param)
+    else:
+        found = get_json_type(prompt)
+        reject("prompt", f"expected a string or an array, got {found}", code="invalid_type")
+    for param, each in prompts:
+        for i, token in enumerate(each if isinstance(each, list) else ()):
+            check_type(token, int, f"{param}[{i}]")
+    return [build_raw_prompt(model_info, each, param) for param, each in prompts]

@@ -1,6 +1,6 @@
-"""OpenAI's response objects, made of collected choices; and its error object, made of an exception.
+"""Builds OpenAI's response objects from collected choices, and its error object from an exception.
 
-Everything but `id` and `created`, which the caller gives, follows from the request and the tokens.
+Everything but `id` and `created`, which the caller passes, follows from the request and the tokens.
 """
 
 from __future__ import annotations
@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mlxrun.api.choice import Choice, AnswerToken, ToolCall
+from mlxrun.api.choice import AnswerToken, Choice, ToolCall
 from mlxrun.api.prepared import PreparedRequest
-from mlxrun.errors import MlxrunError, RequestError, get_http_status, describe_error
+from mlxrun.errors import MlxrunError, RequestError, describe_error, get_http_status
 
 Json = dict[str, Any]
 
-_LOWEST = -9999.0  # OpenAI's stand-in for a probability of zero, whose logarithm is not JSON
+_LOWEST = -9999.0  # OpenAI's value for a probability of zero, whose logarithm is not JSON
 
 
 def build_response(
@@ -24,24 +24,23 @@ def build_response(
     created: int,
     fingerprint: str | None = None,
 ) -> Json:
-    """The whole response of a finished request: a chat.completion or a text_completion. `fingerprint` names
-    the server's config; a job has its manifest for that."""
+    """The response of a finished request: a chat.completion or a text_completion. `fingerprint` identifies
+    the server's config; jobs have a manifest instead."""
     chat = prepared.kind == "chat"
-    render = _chat_choice if chat else _completion_choice
     return {
         "id": f"{'chatcmpl' if chat else 'cmpl'}-{request_id}",
         "object": "chat.completion" if chat else "text_completion",
         "created": created,
         "model": prepared.model,
         "system_fingerprint": fingerprint,
-        "choices": [render(prepared, choice) for choice in choices],
+        "choices": [_build_choice(prepared, choice) for choice in choices],
         "usage": build_usage(prepared, choices),
         "mlxrun": {"seed": prepared.seed},
     }
 
 
 def build_usage(prepared: PreparedRequest, choices: Sequence[Choice]) -> Json:
-    """Token counts; a prompt counts once, and as cached only what its first choice found in the cache."""
+    """Token counts. A prompt counts once, and of its cached tokens only those of its first choice."""
     prompt = prepared.prompt_tokens
     completion = sum(choice.completion_tokens for choice in choices)
     reasoning = sum(choice.reasoning_tokens for choice in choices)
@@ -55,18 +54,19 @@ def build_usage(prepared: PreparedRequest, choices: Sequence[Choice]) -> Json:
     }
 
 
-def _chat_choice(prepared: PreparedRequest, choice: Choice) -> Json:
-    wanted = prepared.requests[choice.index].params.logprobs is not None
-    return {
-        "index": choice.index,
-        "message": _message(choice),
-        "logprobs": build_chat_logprobs(choice.get_tokens_with_logprobs()) if wanted else None,
-        "finish_reason": choice.finish_reason,
-    }
+def _build_choice(prepared: PreparedRequest, choice: Choice) -> Json:
+    if prepared.kind == "chat":
+        answer: Json = {"message": _build_message(choice)}
+    else:
+        prompts = prepared.echoed_prompts
+        answer = {"text": (prompts[choice.index // prepared.n] if prompts else "") + choice.text}
+    tokens = choice.get_tokens_with_logprobs()
+    logprobs = build_logprobs(prepared, tokens) if prepared.has_logprobs else None
+    return {"index": choice.index, **answer, "logprobs": logprobs, "finish_reason": choice.finish_reason}
 
 
-def _message(choice: Choice) -> Json:
-    """OpenAI's message; a thought is under `reasoning_content`, as its open-weight peers have it."""
+def _build_message(choice: Choice) -> Json:
+    """OpenAI's message; reasoning is in `reasoning_content`, as in vLLM."""
     message: Json = {"role": "assistant", "content": choice.content, "refusal": None}
     if choice.reasoning:
         message["reasoning_content"] = choice.reasoning
@@ -77,50 +77,39 @@ def _message(choice: Choice) -> Json:
 
 
 def build_tool_call(call: ToolCall) -> Json:
-    """A tool call as messages have it."""
-    return {
-        "id": call.id,
-        "type": "function",
-        "function": {"name": call.name, "arguments": call.arguments},
-    }
+    """A tool call of a message."""
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.id, "type": "function", "function": function}
 
 
-def _completion_choice(prepared: PreparedRequest, choice: Choice) -> Json:
-    wanted = prepared.requests[choice.index].params.logprobs is not None
-    echo = prepared.echoed_prompts[choice.index // prepared.n] if prepared.echoed_prompts else ""
-    return {
-        "index": choice.index,
-        "text": echo + choice.text,
-        "logprobs": build_completion_logprobs(choice.get_tokens_with_logprobs()) if wanted else None,
-        "finish_reason": choice.finish_reason,
-    }
+def build_logprobs(prepared: PreparedRequest, tokens: Sequence[AnswerToken]) -> Json:
+    """The `logprobs` of a choice."""
+    return build_chat_logprobs(tokens) if prepared.kind == "chat" else _build_completion_logprobs(tokens)
 
 
 def build_chat_logprobs(tokens: Sequence[AnswerToken]) -> Json:
-    """The `logprobs` of a chat choice."""
-    content = [
-        _chat_token(t.text, t.logprob) | {"top_logprobs": [_chat_token(text, p) for text, p in t.top]}
-        for t in tokens
-    ]
+    content = []
+    for token in tokens:
+        top = [_build_chat_token(text, logprob) for text, logprob in token.top]
+        content.append(_build_chat_token(token.text, token.logprob) | {"top_logprobs": top})
     return {"content": content, "refusal": None}
 
 
-def _chat_token(text: bytes, logprob: float) -> Json:
-    return {"token": _readable(text, ""), "logprob": max(logprob, _LOWEST), "bytes": list(text)}
+def _build_chat_token(text: bytes, logprob: float) -> Json:
+    return {"token": _format_bytes(text, mark=""), "logprob": max(logprob, _LOWEST), "bytes": list(text)}
 
 
-def build_completion_logprobs(tokens: Sequence[AnswerToken]) -> Json:
-    """The `logprobs` of a completion choice."""
+def _build_completion_logprobs(tokens: Sequence[AnswerToken]) -> Json:
     return {
-        "tokens": [_readable(t.text, "bytes:") for t in tokens],
-        "token_logprobs": [max(t.logprob, _LOWEST) for t in tokens],
-        "top_logprobs": [{_readable(text, "bytes:"): max(p, _LOWEST) for text, p in t.top} for t in tokens],
-        "text_offset": [t.offset for t in tokens],
+        "tokens": [_format_bytes(token.text) for token in tokens],
+        "token_logprobs": [max(token.logprob, _LOWEST) for token in tokens],
+        "top_logprobs": [{_format_bytes(text): max(p, _LOWEST) for text, p in token.top} for token in tokens],
+        "text_offset": [token.offset for token in tokens],
     }
 
 
-def _readable(text: bytes, mark: str) -> str:
-    r"""A token as text, or as OpenAI writes part of a character: `\xe4\xbd`, after `mark`."""
+def _format_bytes(text: bytes, mark: str = "bytes:") -> str:
+    r"""A token as text; part of a character as OpenAI writes it: `\xe4\xbd`, after `mark`."""
     try:
         return text.decode()
     except UnicodeDecodeError:
@@ -128,7 +117,7 @@ def _readable(text: bytes, mark: str) -> str:
 
 
 def build_error(error: BaseException) -> Json:
-    """OpenAI's error object. What is not meant for the user is named by its class only."""
+    """OpenAI's error object. Errors that are not meant for users are named by their class only."""
     status = get_http_status(error)
     kinds = {403: "permission_error", 429: "rate_limit_error"}
     usual = "invalid_request_error" if 400 <= status < 500 else "server_error"

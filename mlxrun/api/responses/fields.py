@@ -1,21 +1,16 @@
 """The fields of OpenAI's /v1/responses: honoured, harmless or refused by name. Ranges are OpenAI's.
 
-Fields in SAME mean the same in a chat body and go there as they are; the others are translated by
-responses_body.py.
+Fields in SAME mean the same in a chat body and are copied to it; request.py translates the others.
 """
 
 from __future__ import annotations
 
-from mlxrun.api.body_schema import BodySchema, Schema
+from mlxrun.api.body_schema import BOOL, OBJECT, STRING, TOOLS, BodySchema, Schema
 from mlxrun.api.openai.fields import HONOURED as CHAT
-
-_BOOL: Schema = {"type": "boolean"}
-_STRING: Schema = {"type": "string"}
-_OBJECT: Schema = {"type": "object"}
 
 LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED = "reasoning.encrypted_content"
-# The rest of `include` are outputs of tools that never run here, and what is always given.
+# The other values of `include` are outputs of built-in tools, which do not run here, or always included.
 INCLUDES = (
     LOGPROBS,
     ENCRYPTED,
@@ -28,7 +23,7 @@ INCLUDES = (
 )
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
-# Ours, from the second line on: settings that the chat endpoint has and the original does not.
+# From the second line on: settings of the chat endpoint that OpenAI's API does not have.
 SAME = (
     *("model", "temperature", "top_p", "parallel_tool_calls", "user", "stream"),
     *("top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias"),
@@ -37,9 +32,9 @@ SAME = (
 
 HONOURED: dict[str, Schema] = {name: CHAT["chat"][name] for name in SAME} | {
     "input": {"type": ["string", "array"]},
-    "instructions": _STRING,
-    "previous_response_id": _STRING,
-    "tools": {"type": "array", "maxItems": 1024},
+    "instructions": STRING,
+    "previous_response_id": STRING,
+    "tools": TOOLS,
     "tool_choice": {"type": ["string", "object"]},
     "reasoning": {
         "type": "object",
@@ -62,45 +57,45 @@ HONOURED: dict[str, Schema] = {name: CHAT["chat"][name] for name in SAME} | {
     "max_output_tokens": CHAT["chat"]["max_tokens"],
     "top_logprobs": CHAT["chat"]["top_logprobs"],
     "include": {"type": "array", "maxItems": 64, "items": {"enum": list(INCLUDES)}},
-    "store": _BOOL,
+    "store": BOOL,
     "metadata": {
         "type": "object",
         "maxProperties": 16,
         "propertyNames": {"maxLength": 64},
         "additionalProperties": {"type": "string", "maxLength": 512},
     },
-    "prompt_cache_key": _STRING,  # a hint, but part of the response; as are the next two
-    "safety_identifier": _STRING,
-    "max_tool_calls": {"type": "integer", "minimum": 1},  # counts built-in tools only, of which none runs
+    "prompt_cache_key": STRING,  # a hint, but part of the response; so are the next two
+    "safety_identifier": STRING,
+    "max_tool_calls": {"type": "integer", "minimum": 1},  # limits built-in tools only, which do not run here
 }
 
-# Accepted because the given values change nothing in the answer: values, and why.
+# Accepted because these values do not change the answer: the values, and the reason.
 HARMLESS: dict[str, tuple[Schema, str]] = {
-    "background": ({"const": False}, "an answer is made while its request is open"),
-    "client_metadata": (_OBJECT, "labels for a dashboard"),
-    "service_tier": ({"enum": ["auto", "default"]}, "there is one tier"),
+    "background": ({"const": False}, "there is no background mode"),
+    "client_metadata": (OBJECT, "it labels requests for a dashboard"),
+    "service_tier": ({"enum": ["auto", "default"]}, "there is only one service tier"),
     "stream_options": (
         {
             "type": "object",
             "properties": {"include_obfuscation": {"const": False}},
             "additionalProperties": False,
         },
-        "streams are not padded; leave it out",
+        "streams are not obfuscated",
     ),
-    "truncation": ({"const": "disabled"}, "an input that does not fit is refused, not cut"),
+    "truncation": ({"const": "disabled"}, "an input that does not fit is refused, not truncated"),
 }
 
-# Known fields that are refused whatever they hold, and why.
+# Known fields that are always refused, and the reason.
 REFUSED: dict[str, str] = {
-    "access_programs": "there are none",
-    "background_options": "an answer is made while its request is open",
-    "context_management": "the client decides what stays in the context",
+    "access_programs": "there are no access programs",
+    "background_options": "there is no background mode",
+    "context_management": "the client manages the context",
     "conversation": "use previous_response_id",
-    "image": "images are always seen in full",
+    "image": "images always have full detail",
     "moderation": "there is no moderation model",
     "prompt": "there are no stored prompts; send instructions and input",
-    "prompt_cache_options": "prefixes are found by their tokens",
-    "prompt_cache_retention": "how long prefixes are kept is a setting of the config",
+    "prompt_cache_options": "the prefix cache has no options per request",
+    "prompt_cache_retention": "the config decides how long prefixes are cached",
 }
 
 _CHAT_URL = "/v1/chat/completions"
@@ -111,8 +106,8 @@ _ELSEWHERE = (
 
 BODY = BodySchema(HONOURED, HARMLESS, REFUSED, dict.fromkeys(_ELSEWHERE, _CHAT_URL))
 
-# Tools that the original runs itself and adds by default for some clients. The model is not told of them, the
-# response's `tools` lacks them, and the log says so.
+# Tools that OpenAI runs itself and that some clients always send. They are left out of the prompt and of the
+# response's `tools`, with a warning in the log.
 ABSENT_TOOLS = ("web_search", "web_search_preview", "image_generation", "tool_search")
 REFUSED_TOOLS = (
     *("file_search", "code_interpreter", "mcp", "computer", "computer_use_preview"),

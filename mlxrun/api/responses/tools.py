@@ -1,8 +1,8 @@
-"""Tools of a Responses body: from its flat form to the chat form, and names of calls back again.
+"""Translates the tools of Responses bodies to chat tools, and the names of calls back.
 
-Functions stay what they are. A custom (free text) tool becomes a function with one string, `input`; the tools
-of a namespace become functions called `namespace__name`. Tools that only the original can run are left out
-with a warning where clients add them by default, else refused.
+A custom (free text) tool becomes a function with one string, `input`; the tools of a namespace become
+functions called `namespace__name`. Tools that only OpenAI can run are dropped with a warning if clients send
+them by default, else refused.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import functools
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mlxrun.api.responses.fields import ABSENT_TOOLS, REFUSED_TOOLS
@@ -21,39 +21,34 @@ from mlxrun.text.field_errors import (
     get_required,
     quote,
     reject,
+    reject_choice,
     reject_unsupported,
     suggest,
 )
 
 logger = logging.getLogger(__name__)
 
-
-@functools.lru_cache(maxsize=256)
-def warn_once(text: str) -> None:
-    """A warning about what clients do with every request. The text must not depend on the request."""
-    logger.warning("%s", text)
-
-
 Json = dict[str, Any]
 
 _KINDS = ("function", "custom", "namespace")
-_LATER = (
-    "defer_loading",
-    "allowed_callers",
-    "output_schema",
-    "async",
-)  # fine as long as they ask for nothing
-_SHOWN: Json = {"description": None, "parameters": None, "strict": False}  # if not given
+_EMPTY_ONLY = ("defer_loading", "allowed_callers", "output_schema", "async")
+_DEFAULTS: Json = {"description": None, "parameters": None, "strict": False}  # of functions in a response
 _KEYS = {
-    "function": ("type", "name", "description", "parameters", "strict", *_LATER),
-    "custom": ("type", "name", "description", "format", *_LATER),
+    "function": ("type", "name", "description", "parameters", "strict", *_EMPTY_ONLY),
+    "custom": ("type", "name", "description", "format", *_EMPTY_ONLY),
     "namespace": ("type", "name", "description", "tools"),
 }
 
 
+@functools.lru_cache(maxsize=256)
+def warn_once(text: str) -> None:
+    """Logs a warning about what clients do in every request. The text must not depend on the request."""
+    logger.warning("%s", text)
+
+
 @dataclass(frozen=True, slots=True)
 class ToolName:
-    """A tool that the model can call: what the client calls it."""
+    """The client's name of a tool that the model can call."""
 
     kind: str  # function or custom
     name: str
@@ -62,8 +57,8 @@ class ToolName:
 
 @dataclass(frozen=True, slots=True)
 class ResponseTools:
-    """`chat` is the tools of the chat body, `paths` where each came from, `by_name` what a call's name means,
-    `echo` the tools as the response shows them, `choice` the chat body's tool_choice."""
+    """`chat` and `choice`: the tools and the tool_choice of the chat body; `paths`: the source of each tool;
+    `by_name`: the tools by the names that the model sees; `echo`: the tools as the response lists them."""
 
     chat: list[Json] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
@@ -80,26 +75,26 @@ def make_visible_name(name: str, namespace: str | None) -> str:
 
 
 def read_tools(given: Mapping[str, Any]) -> ResponseTools:
-    """The tools and the tool choice of a body; RequestError names what is wrong."""
+    """The tools and the tool choice of a body."""
     tools = ResponseTools()
     for i, tool in enumerate(given.get("tools", [])):
-        _read(tool, f"tools[{i}]", None, tools)
-    return _chosen(tools, given.get("tool_choice", "auto"))
+        _read_tool(tool, f"tools[{i}]", None, tools)
+    return _apply_choice(tools, given.get("tool_choice", "auto"))
 
 
-def _read(tool: Any, param: str, namespace: str | None, tools: ResponseTools) -> None:
+def _read_tool(tool: Any, param: str, namespace: str | None, tools: ResponseTools) -> None:
     check_type(tool, dict, param)
     kind = get_required(tool, "type", str, param)
     if kind in ABSENT_TOOLS and namespace is None:
-        warn_once(f"/v1/responses: there is no {kind} tool here; the model is not told of it")
+        warn_once(f"/v1/responses: mlxrun has no {kind} tool; it is left out of the prompt")
         return
     if kind in REFUSED_TOOLS:
-        reject_unsupported(f"{param}.type", f"{kind!r} is not run here; function and custom tools are taken")
+        reject_unsupported(f"{param}.type", f"{kind!r} does not run here; use function and custom tools")
     if kind not in _KINDS or (namespace is not None and kind == "namespace"):
-        reject(f"{param}.type", f"{quote(kind)} is not one of {', '.join(_KINDS)}{suggest(kind, _KINDS)}")
+        reject_choice(f"{param}.type", kind, _KINDS)
     tool = {key: value for key, value in tool.items() if value is not None}
     check_keys(tool, _KEYS[kind], param)
-    for key in _LATER:
+    for key in _EMPTY_ONLY:
         if tool.get(key) and tool[key] != ["direct"]:
             reject_unsupported(f"{param}.{key}", "leave it out")
     name = get_required(tool, "name", str, param)
@@ -107,69 +102,69 @@ def _read(tool: Any, param: str, namespace: str | None, tools: ResponseTools) ->
         reject(f"{param}.name", "is empty")
     check_type(tool.get("description", ""), str, f"{param}.description")
     if kind == "namespace":
-        inner = check_type(tool.get("tools"), list, f"{param}.tools")
-        for j, each in enumerate(inner):
-            _read(each, f"{param}.tools[{j}]", name, tools)
+        for i, each in enumerate(check_type(tool.get("tools"), list, f"{param}.tools")):
+            _read_tool(each, f"{param}.tools[{i}]", name, tools)
     else:
-        _add(tool, param, ToolName(kind, name, namespace), tools)
+        _add_function(tool, param, ToolName(kind, name, namespace), tools)
     if namespace is None:
-        tools.echo.append(_SHOWN | tool if kind == "function" else tool)
+        tools.echo.append(_DEFAULTS | tool if kind == "function" else tool)
 
 
-def _add(tool: Json, param: str, named: ToolName, tools: ResponseTools) -> None:
-    name = make_visible_name(named.name, named.namespace)
+def _add_function(tool: Json, param: str, tool_name: ToolName, tools: ResponseTools) -> None:
+    name = make_visible_name(tool_name.name, tool_name.namespace)
     if name in tools.by_name:
         reject(f"{param}.name", f"there are two tools called {quote(name)}")
-    function: Json = {"name": name}
-    if named.kind == "custom":
-        function |= _free_text(tool, param)
+    if tool_name.kind == "custom":
+        function = _translate_custom(tool, param)
     else:
-        function |= {key: tool[key] for key in ("description", "parameters", "strict") if key in tool}
-    tools.chat.append({"type": "function", "function": function})
+        function = {key: tool[key] for key in ("description", "parameters", "strict") if key in tool}
+    tools.chat.append({"type": "function", "function": {"name": name} | function})
     tools.paths.append(param)
-    tools.by_name[name] = named
+    tools.by_name[name] = tool_name
 
 
-def _free_text(tool: Json, param: str) -> Json:
-    """A function that takes one text. A grammar is told to the model, which is not held to it."""
-    form = check_type(tool.get("format", {"type": "text"}), dict, f"{param}.format")
+def _translate_custom(tool: Json, param: str) -> Json:
+    """A function that takes one text. A grammar is described to the model, but not enforced."""
+    wanted = check_type(tool.get("format", {"type": "text"}), dict, f"{param}.format")
     text = "The whole input, as plain text."
-    if form.get("type") == "grammar":
-        check_keys(form, ("type", "syntax", "definition"), f"{param}.format")
-        syntax = check_type(form.get("syntax"), str, f"{param}.format.syntax")
-        definition = check_type(form.get("definition"), str, f"{param}.format.definition")
+    if wanted.get("type") == "grammar":
+        check_keys(wanted, ("type", "syntax", "definition"), f"{param}.format")
+        syntax = check_type(wanted.get("syntax"), str, f"{param}.format.syntax")
+        definition = check_type(wanted.get("definition"), str, f"{param}.format.definition")
         text = f"The whole input, as plain text of this {syntax} grammar:\n{definition}"
-        warn_once("/v1/responses: the model is told the grammar of custom tools, but not held to it")
-    elif form != {"type": "text"}:
-        reject_unsupported(f"{param}.format", "text and grammar are taken")
+        warn_once("/v1/responses: grammars of custom tools are described to the model, but not enforced")
+    elif wanted != {"type": "text"}:
+        reject_unsupported(f"{param}.format", "use text or grammar")
     schema = {"type": "object", "properties": {"input": {"type": "string", "description": text}}}
     described = {"description": tool["description"]} if tool.get("description") else {}
     return described | {"parameters": schema | {"required": ["input"]}}
 
 
-def _chosen(tools: ResponseTools, choice: Any) -> ResponseTools:
+def _apply_choice(tools: ResponseTools, choice: Any) -> ResponseTools:
     if isinstance(choice, str):
         if choice not in ("auto", "none", "required"):
-            reject("tool_choice", f"{quote(choice)} is not one of auto, none, required")
-        return _with(tools, choice, None)
+            reject_choice("tool_choice", choice, ("auto", "none", "required"))
+        return replace(tools, choice=choice)
     kind = check_type(check_type(choice, dict, "tool_choice").get("type"), str, "tool_choice.type")
     if kind in ("function", "custom"):
         check_keys(choice, ("type", "name", "namespace"), "tool_choice")
-        name = _named(choice, "tool_choice", tools)
-        return _with(tools, {"type": "function", "function": {"name": name}}, None)
-    if kind == "allowed_tools":
-        check_keys(choice, ("type", "mode", "tools"), "tool_choice")
-        mode = choice.get("mode")
-        if mode not in ("auto", "required"):
-            reject("tool_choice.mode", "is not one of auto, required")
-        allowed = check_type(choice.get("tools"), list, "tool_choice.tools")
-        names = {_named(tool, f"tool_choice.tools[{i}]", tools) for i, tool in enumerate(allowed)}
-        return _with(tools, mode, names)
-    reject_unsupported("tool_choice.type", f"{quote(kind)}; function, custom and allowed_tools are taken")
+        name = _read_name(choice, "tool_choice", tools)
+        return replace(tools, choice={"type": "function", "function": {"name": name}})
+    if kind != "allowed_tools":
+        reject_unsupported("tool_choice.type", f"{quote(kind)}; use function, custom or allowed_tools")
+    check_keys(choice, ("type", "mode", "tools"), "tool_choice")
+    mode = choice.get("mode")
+    if mode not in ("auto", "required"):
+        reject_choice("tool_choice.mode", mode, ("auto", "required"))
+    allowed = check_type(choice.get("tools"), list, "tool_choice.tools")
+    names = {_read_name(tool, f"tool_choice.tools[{i}]", tools) for i, tool in enumerate(allowed)}
+    indices = [i for i, tool in enumerate(tools.chat) if tool["function"]["name"] in names]
+    chat, paths = [tools.chat[i] for i in indices], [tools.paths[i] for i in indices]
+    return replace(tools, chat=chat, paths=paths, choice=mode)
 
 
-def _named(value: Any, param: str, tools: ResponseTools) -> str:
-    """The visible name of the tool that a choice means."""
+def _read_name(value: Any, param: str, tools: ResponseTools) -> str:
+    """The visible name of the tool that a choice names."""
     check_type(value, dict, param)
     namespace = value.get("namespace")
     if namespace is not None:
@@ -180,28 +175,19 @@ def _named(value: Any, param: str, tools: ResponseTools) -> str:
     return name
 
 
-def _with(tools: ResponseTools, choice: str | Json, only: set[str] | None) -> ResponseTools:
-    kept = [
-        (tool, path)
-        for tool, path in zip(tools.chat, tools.paths, strict=True)
-        if only is None or tool["function"]["name"] in only
-    ]
-    return ResponseTools([t for t, _ in kept], [p for _, p in kept], tools.by_name, tools.echo, choice)
-
-
 def build_call_item(name: str, call_id: str, arguments: str, tools: ResponseTools) -> Json:
     """An output item for a call of the model, without id and status."""
-    named = tools.by_name.get(name, ToolName("function", name))
-    if named.kind == "custom":
-        item: Json = {"type": "custom_tool_call", "call_id": call_id, "name": named.name}
+    tool = tools.by_name.get(name, ToolName("function", name))
+    if tool.kind == "custom":
+        item: Json = {"type": "custom_tool_call", "call_id": call_id, "name": tool.name}
         item["input"] = extract_free_text(arguments)
     else:
-        item = {"type": "function_call", "call_id": call_id, "name": named.name, "arguments": arguments}
-    return item | ({"namespace": named.namespace} if named.namespace else {})
+        item = {"type": "function_call", "call_id": call_id, "name": tool.name, "arguments": arguments}
+    return item | ({"namespace": tool.namespace} if tool.namespace else {})
 
 
 def extract_free_text(arguments: str) -> str:
-    """The text that a custom tool was called with; as the model wrote it if it is not of our form."""
+    """The input of a call of a custom tool; the arguments as they are if they have another shape."""
     try:
         value = json.loads(arguments)
     except (ValueError, RecursionError):

@@ -13,7 +13,7 @@ from jsonschema import Draft202012Validator
 from mlxrun.api.anthropic import fields
 from mlxrun.api.anthropic.fields import BODY, COUNT_BODY
 from mlxrun.api.anthropic.openapi_schema import build_schema
-from mlxrun.api.anthropic.request import build_error
+from mlxrun.api.anthropic.response import build_error
 from mlxrun.errors import RequestError
 from tests.api.anthropic.test_fields import REFUSED
 from tests.api.anthropic.test_request import EYES, SAME, TOOL_HOST, body, claude_code, make
@@ -89,7 +89,7 @@ def test_any_body_is_taken_or_refused(data: st.DataObject) -> None:
 
 CONSTANTS = {
     name: getattr(fields, name)
-    for name in ("_STRING", "_NAME", "_TEXTS", "_LIST", "_OBJECT", "_BOOL", "_EFFORT")
+    for name in ("STRING", "_NAME", "_TEXTS", "_LIST", "OBJECT", "BOOL", "_EFFORT")
 }
 
 
@@ -99,4 +99,4 @@ def test_the_short_way_says_what_the_schema_says(name: str, value: Any) -> None:
     """What is let through without jsonschema would have passed it."""
     schema = CONSTANTS[name]
     valid = Draft202012Validator(schema).is_valid(value)
-    assert valid or not fields._fits(value, schema)
+    assert valid or not fields._is_valid(value, schema)

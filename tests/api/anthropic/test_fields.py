@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from mlxrun.api.anthropic.request import build_error, get_error_status, build_models_page
+from mlxrun.api.anthropic.response import build_error, build_models_page, get_error_status
 from mlxrun.config.settings import Config, MediaSettings
 from mlxrun.errors import (
+    BodyTooLarge,
     Draining,
     EngineDead,
     Forbidden,
@@ -17,7 +18,6 @@ from mlxrun.errors import (
     Overloaded,
     PromptTooLong,
     RequestError,
-    BodyTooLarge,
     Unauthorized,
 )
 from tests.api.anthropic.test_request import (
@@ -107,7 +107,7 @@ REFUSED: list[tuple[Json, str, str]] = [
     (body([{"role": "user", "content": []}]), "messages.0.content", "empty"),
     (body([{"role": "user", "content": 1}]), "messages.0.content", "expected string or array"),
     (body([USER, {"role": "assistant", "content": "The"}, {"role": "system", "content": "x"}]),)
-    + ("messages", "the user speaks last"),
+    + ("messages", "the user must speak last"),
     (body(system=1), "system", "expected"),
     (body(system=[IMAGE]), "system.0.type", "not in messages of the system"),
     (body(system=[text("a"), text("\ud800")]), "system.1.text", "surrogate"),
@@ -153,11 +153,11 @@ REFUSED: list[tuple[Json, str, str]] = [
         "not supported",
     ),
     (body(tools=[{**ADD, "defer_loading": True}]), "tools.0.defer_loading", "only false"),
-    (body(tools=[{**ADD, "strict": True}]), "tools.0.strict", "cannot be held"),
+    (body(tools=[{**ADD, "strict": True}]), "tools.0.strict", "cannot be enforced"),
     (body(tools=[{**ADD, "input_schema": {"a": "\ud800"}}]), "tools.0.input_schema.a", "surrogate"),
     (body(tool_choice={"type": "any"}), "tool_choice", "needs `tools`"),
     (body(tools=[ADD], tool_choice={"type": "tool", "name": "ad"}), "tool_choice.name", "did you mean 'add'"),
-    (body(tools=[ADD], tool_choice={"type": "any"}), "tool_choice", "cannot be held"),
+    (body(tools=[ADD], tool_choice={"type": "any"}), "tool_choice", "cannot be enforced"),
     (body(tools=[ADD], tool_choice="auto"), "tool_choice", "expected object"),
     (body(tools=[ADD], tool_choice={"type": "none", "name": "x"}), "tool_choice.name", "Extra inputs"),
 ]
@@ -202,7 +202,7 @@ def test_bad_images_are_named(source: Json, param: str) -> None:
 
 def test_images_need_a_model_that_sees() -> None:
     error = refused(body(user(IMAGE)))
-    assert error.param == "messages.0.content.0.source.data" and "takes no images" in str(error)
+    assert error.param == "messages.0.content.0.source.data" and "does not accept images" in str(error)
     few = Config(media=MediaSettings(max_images=1))
     error = refused(body(user(IMAGE, IMAGE)), EYES, few)
     assert isinstance(error, MediaError) and error.param == "messages.0.content.1.source.data"

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from mlxrun.api.anthropic import chat_messages
-from mlxrun.api.anthropic.request import PreparedMessage, read_message, count_tokens, prepare_message
+from mlxrun.api.anthropic.request import PreparedMessage, count_tokens, prepare_message, read_message
 from mlxrun.api.context import ApiContext
 from mlxrun.api.opaque_reasoning import decode_reasoning, encode_reasoning
 from mlxrun.api.openai.request import prepare_request
@@ -388,7 +388,7 @@ BILLING = "x-anthropic-billing-header: cc_version=2.1.37.0d9; cc_entrypoint=cli;
 
 def test_the_billing_line_of_a_leading_system_block_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
     """B12: requests that differ in it only have one prompt; said once; anywhere else it stays."""
-    chat_messages._say_stripped.cache_clear()
+    chat_messages._log_stripped.cache_clear()
     caplog.set_level(logging.INFO)
     plain = prompt(body(system="You are"))
     shapes: list[Any] = [

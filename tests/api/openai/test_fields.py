@@ -15,7 +15,7 @@ from mlxrun.api.anthropic import fields as anthropic_fields
 from mlxrun.api.context import ApiContext
 from mlxrun.api.openai import fields as openai_fields
 from mlxrun.api.responses import fields as responses_fields
-from mlxrun.batch.line_answerer import Preparer
+from mlxrun.batch.line_answerer import LinePreparer
 from mlxrun.config.settings import Config, ModelSettings
 from mlxrun.errors import ModelLoadError
 from mlxrun.model.model_info import load_model_info
@@ -78,7 +78,7 @@ def test_a_broken_template_in_the_model_s_folder(tmp_path: Path, name: str, text
     with pytest.raises(ModelLoadError, match=said):
         ApiContext(host, config, MediaLoader(config.media, None))
     with pytest.raises(ModelLoadError, match=said):
-        Preparer(host, config, None)
+        LinePreparer(host, config, None)
     whole = load_model_info(ModelSettings())
     assert ApiContext(whole, Config(), MediaLoader(Config().media, None)).model_info is whole
 

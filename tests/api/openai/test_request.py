@@ -17,9 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from mlxrun.api.choice import Choice
 from mlxrun.api.context import ApiContext
 from mlxrun.api.openai.fields import HARMLESS, HONOURED, REFUSED
-from mlxrun.api.openai.request import Choice, PreparedRequest, build_error, prepare_request, build_response
+from mlxrun.api.openai.request import prepare_request
+from mlxrun.api.openai.response import build_error, build_response
+from mlxrun.api.prepared import PreparedRequest
 from mlxrun.api.sampling_params import derive_choice_seed
 from mlxrun.config.settings import (
     Config,
@@ -29,6 +32,7 @@ from mlxrun.config.settings import (
     SchedulerSettings,
 )
 from mlxrun.errors import (
+    BodyTooLarge,
     EngineDead,
     Forbidden,
     MediaError,
@@ -36,17 +40,15 @@ from mlxrun.errors import (
     Overloaded,
     PromptTooLong,
     RequestError,
-    BodyTooLarge,
     Unauthorized,
 )
 from mlxrun.parsers.delta import Delta
-from mlxrun.scheduler.request import FinishReason, HitKind, TokenEvent, TokenLogprob
+from mlxrun.scheduler.request import FinishReason, HitKind, ProcessedPrompt, TokenEvent, TokenLogprob
 from mlxrun.text.images import MediaLoader
 from tests.helpers.tokenizers import (
     THINKING,
     TOOLS,
     FakeModelInfo,
-    FakeProcessed,
     byte_tokenizer,
     ids_of,
     metaspace_tokenizer,
@@ -72,7 +74,9 @@ def make(
     config = config or Config()
 
     async def run() -> PreparedRequest:
-        return await prepare_request(url, body, ApiContext(host, config, MediaLoader(config.media, base)), **options)
+        return await prepare_request(
+            url, body, ApiContext(host, config, MediaLoader(config.media, base)), **options
+        )
 
     return asyncio.run(run())
 
@@ -95,7 +99,7 @@ def refused(
 
 def joined(pieces: Sequence[Delta]) -> str:
     """The text of pieces that are all text."""
-    assert all(piece.kind == "text" for piece in pieces)
+    assert all(piece.kind == "content" for piece in pieces)
     return "".join(piece.text for piece in pieces)
 
 
@@ -524,23 +528,18 @@ def test_images() -> None:
     assert [request.media for request in prepared.requests] == [((255, 0, 0), (0, 0, 255))] * 2
     assert len(prepared.requests[0].image_spans) == 2
     error = refused(CHAT, {"messages": messages})
-    assert error.param == "messages[0].content[0].image_url.url" and "takes no images" in str(error)
+    assert error.param == "messages[0].content[0].image_url.url" and "does not accept images" in str(error)
     few = Config(media=MediaSettings(max_images=1))
     error = refused(CHAT, {"messages": messages}, host, few)
     assert isinstance(error, MediaError) and "2 images are more than media.max_images (1)" in str(error)
 
 
-@dataclasses.dataclass(frozen=True)
-class Digested(FakeProcessed):
-    digests: tuple[bytes, ...] = ()
-
-
 class DigestingHost(FakeModelInfo):
     """Says what fills each span."""
 
-    def process(self, text: str, images: Sequence[Any]) -> Digested:
+    def process(self, text: str, images: Sequence[Any]) -> ProcessedPrompt:
         done = super().process(text, images)
-        return Digested(done.ids, done.spans, done.media, digests=tuple(bytes(c) for c in done.media))
+        return dataclasses.replace(done, image_digests=tuple(bytes(c) for c in done.media))
 
 
 def test_what_the_prefix_cache_needs_reaches_every_choice() -> None:
@@ -572,7 +571,9 @@ def test_the_first_bad_image_is_the_one_named() -> None:
     body = {"messages": [{"role": "user", "content": parts}]}
     with pytest.raises(MediaError) as caught:
         asyncio.run(
-            prepare_request(CHAT, body, ApiContext(FakeModelInfo(vision=True), Config(), Late(MediaSettings(), None)))
+            prepare_request(
+                CHAT, body, ApiContext(FakeModelInfo(vision=True), Config(), Late(MediaSettings(), None))
+            )
         )
     assert caught.value.param == "messages[0].content[0].image_url.url"
 
@@ -705,7 +706,13 @@ def test_events_may_be_merged_in_any_way(text: str, cuts: list[int]) -> None:
             last = FinishReason.LENGTH if end == bounds[-1] and start == bounds[-2] else None
             shown += joined(choice.feed(TokenEvent("r", ids[start:end], lps[start:end], finish=last)))
         assert shown == choice.text
-        return choice.text, choice.stop, choice.finish_reason, choice.completion_tokens, choice.get_tokens_with_logprobs()
+        return (
+            choice.text,
+            choice.stop,
+            choice.finish_reason,
+            choice.completion_tokens,
+            choice.get_tokens_with_logprobs(),
+        )
 
     one_by_one = run([*range(len(ids) + 1), len(ids)])
     assert run([0, *sorted(min(cut, len(ids)) for cut in cuts), len(ids), len(ids)]) == one_by_one
@@ -745,13 +752,24 @@ def resumed(
     shown = joined(choice.resume(ids[:k], logprobs[:k])) if k else ""
     assert shown == choice.text
     for token, logprob in zip(ids[k:], logprobs[k:], strict=True):
-        event = TokenEvent("r", (token,), (logprob,), num_computed_tokens=9, num_cached_tokens=4, hit_kind=HitKind.LCP)
+        event = TokenEvent(
+            "r", (token,), (logprob,), num_computed_tokens=9, num_cached_tokens=4, hit_kind=HitKind.LCP
+        )
         shown += joined(choice.feed(event))
-    last = TokenEvent("r", num_computed_tokens=9, num_cached_tokens=4, hit_kind=HitKind.LCP, finish=FinishReason.LENGTH)
+    last = TokenEvent(
+        "r", num_computed_tokens=9, num_cached_tokens=4, hit_kind=HitKind.LCP, finish=FinishReason.LENGTH
+    )
     shown += joined(choice.feed(last))
     assert shown == choice.text
     body = build_response(prepared, [choice], "x", 0)
-    return body, choice.stop, choice.stopped, choice.get_tokens_with_logprobs(), choice.cached_tokens, choice.hit
+    return (
+        body,
+        choice.stop,
+        choice.stopped,
+        choice.get_tokens_with_logprobs(),
+        choice.cached_tokens,
+        choice.hit,
+    )
 
 
 def test_an_answer_that_was_complete_stays_complete() -> None:

@@ -12,9 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mlxrun.api.choice import Choice
 from mlxrun.api.context import ApiContext
-from mlxrun.api.openai.request import Choice, PreparedRequest, prepare_request, build_response
+from mlxrun.api.openai.request import prepare_request
+from mlxrun.api.openai.response import build_response
 from mlxrun.api.openai.stream import ChunkWriter, join_deltas
+from mlxrun.api.prepared import PreparedRequest
 from mlxrun.config.settings import Config
 from mlxrun.parsers.delta import Delta, DeltaKind
 from mlxrun.parsers.model_formats import ModelFormats

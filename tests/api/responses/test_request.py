@@ -14,11 +14,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mlxrun.api.choice import Choice
 from mlxrun.api.context import ApiContext
 from mlxrun.api.opaque_reasoning import encode_reasoning
-from mlxrun.api.openai.request import Choice, PreparedRequest, prepare_request
+from mlxrun.api.openai.request import prepare_request
+from mlxrun.api.prepared import PreparedRequest
 from mlxrun.api.responses.fields import ABSENT_TOOLS, HARMLESS, HONOURED, LOGPROBS, REFUSED, REFUSED_TOOLS
-from mlxrun.api.responses.request import ResponseLookup, ResponseRequest, rename_error_field, read_response_request
+from mlxrun.api.responses.request import (
+    ResponseLookup,
+    ResponseRequest,
+    read_response_request,
+)
 from mlxrun.api.responses.response import build_response
 from mlxrun.api.responses.stream import ResponseWriter
 from mlxrun.api.responses.tools import warn_once
@@ -71,7 +77,8 @@ def run(body: Mapping[str, Any], host: FakeModelInfo = HOST) -> tuple[ResponseRe
     try:
         return what, asyncio.run(go())
     except RequestError as exc:
-        raise rename_error_field(exc, what.paths) from exc
+        what.rename_error(exc)
+        raise
 
 
 def refused(host: FakeModelInfo = HOST, **body: Any) -> RequestError:
@@ -393,7 +400,7 @@ def test_tools_in_all_forms(caplog: pytest.LogCaptureFixture) -> None:
     assert names == ["add", "patch", "mcp__fs__add"]
     assert what.chat["tools"][1]["function"]["parameters"]["required"] == ["input"]
     assert [tool["type"] for tool in what.tools.echo] == ["function", "custom", "namespace"]
-    assert "there is no web_search tool here" in caplog.text
+    assert "mlxrun has no web_search tool" in caplog.text
 
 
 @pytest.mark.parametrize("kind", ABSENT_TOOLS)
@@ -484,7 +491,9 @@ def test_probabilities_are_found_without_the_whole_answer(size: int, monkeypatch
     what = read_response_request({"input": "hi", "include": [LOGPROBS]}, HOST, ResponseLookup(), "t")
     config = Config()
     prepared = asyncio.run(
-        prepare_request(CHAT, what.chat, ApiContext(HOST, config, MediaLoader(config.media, None), ModelFormats()))
+        prepare_request(
+            CHAT, what.chat, ApiContext(HOST, config, MediaLoader(config.media, None), ModelFormats())
+        )
     )
     choice = Choice(prepared, 0, HOST)
     assembly = ResponseWriter(build_response("resp_t", 5, what, prepared), what, prepared)
@@ -497,7 +506,7 @@ def test_probabilities_are_found_without_the_whole_answer(size: int, monkeypatch
         logged = tuple(TokenLogprob(-float(at + i)) for i in range(len(part)))
         for event in assembly.feed(choice.feed(TokenEvent("r", part, logged))):
             found += event.get("logprobs", [])
-        assert len(assembly._rest) <= size
+        assert len(assembly._unread) <= size
     assert "".join(each["token"] for each in found) == "abab" * 100
     assert [each["logprob"] for each in found] == [-float(i) for i in range(len(ids))]
 

@@ -1,0 +1,104 @@
+"""Translates input items of the Responses API to chat messages.
+
+The items of one assistant turn (reasoning, text, calls) become one message. The texts of a message are joined
+without separators.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from mlxrun.api.responses.input_items import InputItem, Item
+from mlxrun.api.responses.tools import make_visible_name
+from mlxrun.text.field_errors import reject_unsupported
+
+
+class ChatMessagesTranslator:
+    """Collects chat messages; `sources` records where each comes from (see api/error_paths.py)."""
+
+    def __init__(self, instructions: str | None) -> None:
+        self.messages: list[dict[str, Any]] = []
+        self.sources: dict[str, str] = {}
+        self._in_turn = False  # the last message is the assistant's, and its turn may go on
+        if instructions:
+            self.sources["messages[0].content"] = "instructions"
+            self._add({"role": "system", "content": instructions}, "instructions")
+
+    def add_items(self, items: Sequence[InputItem]) -> None:
+        for each in items:
+            item, param = each.item, each.param
+            kind = item["type"]
+            if kind == "reasoning":
+                self._add_reasoning(item, param)
+            elif kind in ("function_call", "custom_tool_call"):
+                self._add_call(item, param)
+            elif kind == "message" and item["role"] == "assistant":
+                text = _join_texts(item["content"], f"{param}.content")
+                self._get_message_for("content", param, ("tool_calls",))["content"] = text
+            elif kind == "message":
+                self._add(
+                    {"role": item["role"], "content": self._read_content(item["content"], param)}, param
+                )
+            else:
+                self.sources[f"messages[{len(self.messages)}].content"] = f"{param}.output"
+                output = item["output"]
+                content = output if isinstance(output, str) else _join_texts(output, f"{param}.output")
+                self._add({"role": "tool", "tool_call_id": item["call_id"], "content": content}, param)
+
+    def _add(self, message: dict[str, Any], param: str) -> None:
+        self.sources[f"messages[{len(self.messages)}]"] = param
+        self.messages.append(message)
+        self._in_turn = message["role"] == "assistant"
+
+    def _get_message_for(self, key: str, param: str, later: tuple[str, ...]) -> dict[str, Any]:
+        """The turn's message if it has neither the field `key` nor a `later` one, else a new message."""
+        if not self._in_turn or any(each in self.messages[-1] for each in (key, *later)):
+            self._add({"role": "assistant"}, param)
+        self.sources[f"messages[{len(self.messages) - 1}].{key}"] = f"{param}.content"
+        return self.messages[-1]
+
+    def _add_reasoning(self, item: Item, param: str) -> None:
+        """Adds the reasoning, or its summary if there is no more."""
+        text = "".join(part["text"] for part in item.get("content") or item.get("summary") or ())
+        if text:
+            message = self._get_message_for("reasoning_content", param, ("content", "tool_calls"))
+            message["reasoning_content"] = text
+
+    def _add_call(self, item: Item, param: str) -> None:
+        if not self._in_turn:
+            self._add({"role": "assistant"}, param)
+        calls = self.messages[-1].setdefault("tool_calls", [])
+        self.sources[f"messages[{len(self.messages) - 1}].tool_calls[{len(calls)}]"] = param
+        arguments = item.get("arguments")
+        if item["type"] == "custom_tool_call":
+            arguments = json.dumps({"input": item["input"]}, ensure_ascii=False)
+        function = {"name": make_visible_name(item["name"], item.get("namespace")), "arguments": arguments}
+        calls.append({"id": item["call_id"], "type": "function", "function": function})
+
+    def _read_content(self, parts: Sequence[Item], param: str) -> str | list[dict[str, Any]]:
+        """One string, unless there are images."""
+        if all(part["type"] != "input_image" for part in parts):
+            return _join_texts(parts, f"{param}.content")
+        content: list[dict[str, Any]] = []
+        for i, part in enumerate(parts):
+            if part["type"] == "input_image":
+                image = {"url": part["image_url"], "detail": part["detail"]}
+                field = f"messages[{len(self.messages)}].content[{i}].image_url.detail"
+                self.sources[field] = f"{param}.content[{i}].detail"
+                content.append({"type": "image_url", "image_url": image})
+            else:
+                content.append({"type": "text", "text": _get_text(part)})
+        return content
+
+
+def _join_texts(parts: Sequence[Item], param: str) -> str:
+    for i, part in enumerate(parts):
+        if part["type"] == "input_image":
+            reject_unsupported(f"{param}[{i}].type", "images are supported in user messages only")
+    return "".join(_get_text(part) for part in parts)
+
+
+def _get_text(part: Item) -> str:
+    return str(part["refusal"] if part["type"] == "refusal" else part["text"])
