@@ -9,13 +9,14 @@ from typing import Any, TypeVar
 
 import click
 
-from mlxrun.cli.options import config_options, json_option, repeat_option
+from mlxrun.bench.provenance import with_provenance
+from mlxrun.cli.options import add_config_options, add_json_option, make_repeat_option
 from mlxrun.errors import JobError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def measure_options(function: F) -> F:
+def add_measure_options(function: F) -> F:
     """What all benchmarks take."""
     model = click.option(
         "--model",
@@ -31,13 +32,13 @@ def measure_options(function: F) -> F:
         type=click.FloatRange(0, 16, min_open=True),
         help="Times prompt and answer lengths.",
     )
-    repeat = repeat_option("Runs of each side; medians are shown.")
-    return model(scale(repeat(json_option(config_options(function)))))
+    repeat = make_repeat_option("Runs of each side; medians are shown.")
+    return model(scale(repeat(add_json_option(add_config_options(function)))))
 
 
-def put_out(report: Any, json_path: Path | None, show: Callable[[Any], None]) -> int:
-    """The report as a table, or as JSON, or both."""
-    text = json.dumps(report, indent=2) + "\n"
+def write_report(report: Any, json_path: Path | None, show: Callable[[Any], None]) -> int:
+    """Show the report as a table, write it as JSON, or both; the JSON says where and how it was measured."""
+    text = json.dumps(with_provenance(report), indent=2) + "\n"
     if str(json_path) == "-":
         click.echo(text, nl=False)
         return 0
