@@ -36,6 +36,16 @@ OBJECT: Schema = {"type": "object"}
 TOOLS: Schema = {"type": "array", "maxItems": 1024}
 
 
+def object_of(required: Mapping[str, Schema], optional: Mapping[str, Schema] | None = None) -> Schema:
+    """The schema of an object with these fields and no others."""
+    return {
+        "type": "object",
+        "properties": {**required, **(optional or {})},
+        "required": list(required),
+        "additionalProperties": False,
+    }
+
+
 @dataclass(frozen=True)
 class BodySchema:
     """The body of one endpoint.
@@ -58,11 +68,7 @@ class BodySchema:
     def schema(self) -> Schema:
         """The whole body as one JSON schema, for documents."""
         harmless = {name: schema for name, (schema, _) in self.harmless.items()}
-        return {
-            "type": "object",
-            "properties": {**self.honoured, **harmless},
-            "additionalProperties": False,
-        }
+        return {"type": "object", "properties": {**self.honoured, **harmless}, "additionalProperties": False}
 
     def check(self, body: Any) -> dict[str, Any]:
         """The fields of a body that were given, each of the right type and range."""
@@ -119,7 +125,7 @@ def raise_schema_error(error: ValidationError, prefix: str = "") -> NoReturn:
     """Raises the RequestError for what a schema found in the value at the path `prefix`."""
     param = format_path(error.absolute_path, prefix)
     if error.validator == "type":
-        expected = error.validator_value
+        expected: Any = error.validator_value
         names = expected if isinstance(expected, str) else " or ".join(expected)
         reject(param, f"expected {names}, got {get_json_type(error.instance)}", code="invalid_type")
     if "propertyNames" in error.absolute_schema_path:

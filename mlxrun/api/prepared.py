@@ -21,29 +21,19 @@ class PreparedRequest:
 
     kind: RequestKind
     requests: tuple[Request, ...]
-    stops: tuple[str, ...]
-    """The request's stop strings."""
-    seed: int
-    """As used: given, configured or random. The first choice of each prompt uses it unchanged."""
-    model: str
-    """The model's name for the response."""
+    stops: tuple[str, ...]  # the request's stop strings
+    seed: int  # as given, configured or random; the first choice of each prompt uses it unchanged
+    model: str  # the name in the response
     n: int = 1
-    control_stops: tuple[str, ...] = ()
-    """Texts of stop tokens, which end the answer also if the model spells them."""
-    echoed_prompts: tuple[str, ...] = ()
-    """The text of each prompt, if completions repeat it."""
+    control_stops: tuple[str, ...] = ()  # texts of stop tokens, which also end the answer if they are spelled
+    echoed_prompts: tuple[str, ...] = ()  # the text of each prompt, if completions repeat it
     stream: bool = False
-    include_usage: bool = False
-    """Whether a stream ends with a chunk of token counts."""
+    include_usage: bool = False  # whether a stream ends with a chunk of token counts
     formats: ModelFormats = ModelFormats()
-    tools: tuple[Mapping[str, Any], ...] = ()
-    """Tools that the answer may call, in OpenAI's format."""
-    single_tool_call: bool = False
-    """Whether the answer ends after its first tool call."""
-    prompts: tuple[str, ...] = ()
-    """The text of each chat prompt, which tells parsers how the answer begins."""
-    continuation: str = ""
-    """The end of the prompt, if the answer continues it."""
+    tools: tuple[Mapping[str, Any], ...] = ()  # those that the answer may call, in OpenAI's format
+    single_tool_call: bool = False  # whether the answer ends after its first tool call
+    prompts: tuple[str, ...] = ()  # the text of each chat prompt, which tells parsers how the answer begins
+    continuation: str = ""  # the end of the prompt, if the answer continues it
 
     def make_parser(self, index: int) -> Parser:
         """Makes a parser for the answer at `index` of `requests`."""

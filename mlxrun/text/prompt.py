@@ -8,6 +8,7 @@ Only tokens that stand for images are refused, since they would shift every imag
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 logger = logging.getLogger(__name__)
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,19 +52,11 @@ class RenderedPrompt:
 def check_text(value: Any, param: str, markers: ImageMarkers) -> None:
     """Refuses strings that cannot be tokenized, or that would be read as an image."""
     for path, text in iterate_strings(value, param):
-        if not text.isascii() and not _is_encodable(text):
+        if not text.isascii() and _SURROGATE.search(text):
             reject(path, "contains half of a surrogate pair, which is not Unicode text")
         token = markers.find_reserved_token(text)
         if token is not None:
             reject(path, f"contains the model's media token {token!r}; remove it or spell it differently")
-
-
-def _is_encodable(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def build_chat_prompt(

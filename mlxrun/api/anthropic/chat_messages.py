@@ -51,6 +51,9 @@ class PromptPart:
     def from_text(cls, text: str, path: str, value_path: str = "") -> PromptPart:
         return cls({"type": "text", "text": text}, path, value_path or path)
 
+    def with_text(self, text: str) -> PromptPart:
+        return PromptPart.from_text(text, self.path, self.value_path)
+
     @property
     def text(self) -> str | None:
         """The text; None for an image."""
@@ -260,20 +263,19 @@ def _mark_failed(texts: list[PromptPart], path: str) -> list[PromptPart]:
     """Writes into the result of a failed call that it failed, as templates have no mark for that."""
     if not texts:
         return [PromptPart.from_text("Error", path)]
-    first, text = texts[0], texts[0].body["text"]
-    if "error" in text[:40].lower():
-        return texts
-    return [PromptPart.from_text(f"Error: {text}", first.path, first.value_path), *texts[1:]]
+    text = texts[0].body["text"]
+    failed = "error" in text[:40].lower()
+    return texts if failed else [texts[0].with_text(f"Error: {text}"), *texts[1:]]
 
 
 def _strip_billing_line(parts: list[PromptPart]) -> list[PromptPart]:
-    first, text = parts[0], parts[0].body["text"]
+    text = parts[0].body["text"]
     found = _BILLING.match(text)
     if found is None:
         return parts
     _log_stripped()
     rest = text[found.end() :]
-    return [*([PromptPart.from_text(rest, first.path, first.value_path)] if rest else []), *parts[1:]]
+    return [parts[0].with_text(rest), *parts[1:]] if rest else parts[1:]
 
 
 @functools.cache

@@ -21,6 +21,7 @@ from mlxrun.api.body_schema import (
     BodySchema,
     Schema,
     format_path,
+    object_of,
     raise_schema_error,
 )
 from mlxrun.api.sampling_params import MAX_STOPS
@@ -37,35 +38,21 @@ _TOOL_NAME: Schema = {"type": "string", "pattern": "^[a-zA-Z0-9_-]{1,128}$"}
 _EFFORT: Schema = {"enum": ["low", "medium", "high", "xhigh", "max"]}
 
 
-def _object_of(required: Mapping[str, Schema], optional: Mapping[str, Schema] | None = None) -> Schema:
-    """The schema of an object with these fields and no others."""
-    return {
-        "type": "object",
-        "properties": {**required, **(optional or {})},
-        "required": list(required),
-        "additionalProperties": False,
-    }
-
-
 _DIRECT: Schema = {"type": "object", "properties": {"type": {"const": "direct"}}, "required": ["type"]}
-_CITATIONS: Schema = {
-    "type": "object",
-    "properties": {"enabled": {"const": False}},
-    "additionalProperties": False,
-}
+_CITATIONS = object_of({}, {"enabled": {"const": False}})
 BLOCKS: dict[str, Schema] = {
-    "text": _object_of({"text": STRING}, {"citations": _LIST}),
-    "image": _object_of({"source": OBJECT}, {"transformations": OBJECT}),
-    "document": _object_of({"source": OBJECT}, {"title": STRING, "context": STRING, "citations": _CITATIONS}),
-    "search_result": _object_of(
+    "text": object_of({"text": STRING}, {"citations": _LIST}),
+    "image": object_of({"source": OBJECT}, {"transformations": OBJECT}),
+    "document": object_of({"source": OBJECT}, {"title": STRING, "context": STRING, "citations": _CITATIONS}),
+    "search_result": object_of(
         {"source": STRING, "title": STRING, "content": _LIST}, {"citations": _CITATIONS}
     ),
-    "tool_use": _object_of({"id": _NAME, "name": _NAME, "input": OBJECT}, {"caller": _DIRECT}),
-    "tool_result": _object_of({"tool_use_id": _NAME}, {"content": _TEXTS, "is_error": BOOL}),
-    "thinking": _object_of({"thinking": STRING, "signature": STRING}),
-    "redacted_thinking": _object_of({"data": STRING}),
+    "tool_use": object_of({"id": _NAME, "name": _NAME, "input": OBJECT}, {"caller": _DIRECT}),
+    "tool_result": object_of({"tool_use_id": _NAME}, {"content": _TEXTS, "is_error": BOOL}),
+    "thinking": object_of({"thinking": STRING, "signature": STRING}),
+    "redacted_thinking": object_of({"data": STRING}),
 }
-TRANSFORMATIONS = _object_of({}, {"oversized_image": {"const": "downsize"}})
+TRANSFORMATIONS = object_of({}, {"oversized_image": {"const": "downsize"}})
 ALLOWED = {
     "system": ("text",),
     "user": ("text", "image", "document", "search_result", "tool_result"),
@@ -90,14 +77,14 @@ REFUSED_BLOCKS = {
     "compaction": "conversations are not compacted",
 }
 SOURCES: dict[str, Schema] = {
-    "base64": _object_of(
+    "base64": object_of(
         {"media_type": {"enum": ["image/jpeg", "image/png", "image/gif", "image/webp"]}, "data": STRING}
     ),
-    "url": _object_of({"url": {"type": "string", "pattern": "^[Hh][Tt][Tt][Pp][Ss]?://"}}),
+    "url": object_of({"url": {"type": "string", "pattern": "^[Hh][Tt][Tt][Pp][Ss]?://"}}),
 }
 DOCUMENTS: dict[str, Schema] = {
-    "text": _object_of({"media_type": {"const": "text/plain"}, "data": STRING}),
-    "content": _object_of({"content": _TEXTS}),
+    "text": object_of({"media_type": {"const": "text/plain"}, "data": STRING}),
+    "content": object_of({"content": _TEXTS}),
 }
 REFUSED_DOCUMENTS = {
     "base64": "files such as PDFs are not read; send the text, or the pages as images",
@@ -105,15 +92,14 @@ REFUSED_DOCUMENTS = {
     "file": "send the text",
 }
 MESSAGE: dict[str, Schema] = {
-    "user": _object_of({"content": _TEXTS}),
-    "assistant": _object_of({"content": _TEXTS}),
-    "system": _object_of(
-        {},
-        {"content": _TEXTS, "clear_at": {"enum": ["never", "next_user_message"]}, "output_config": OBJECT},
+    "user": object_of({"content": _TEXTS}),
+    "assistant": object_of({"content": _TEXTS}),
+    "system": object_of(
+        {}, {"content": _TEXTS, "clear_at": {"enum": ["never", "next_user_message"]}, "output_config": OBJECT}
     ),
 }
 TOOL: dict[str, Schema] = {
-    "custom": _object_of(
+    "custom": object_of(
         {"name": _TOOL_NAME, "input_schema": OBJECT},
         {
             "description": STRING,
@@ -127,19 +113,19 @@ TOOL: dict[str, Schema] = {
 }
 _PARALLEL = {"disable_parallel_tool_use": BOOL}
 TOOL_CHOICES: dict[str, Schema] = {
-    "auto": _object_of({}, _PARALLEL),
-    "any": _object_of({}, _PARALLEL),
-    "tool": _object_of({"name": _NAME}, _PARALLEL),
-    "none": _object_of({}),
+    "auto": object_of({}, _PARALLEL),
+    "any": object_of({}, _PARALLEL),
+    "tool": object_of({"name": _NAME}, _PARALLEL),
+    "none": object_of({}),
 }
 _DISPLAY = {"display": {"enum": ["summarized", "omitted"]}}
 THINKING: dict[str, Schema] = {
-    "enabled": _object_of({"budget_tokens": {"type": "integer", "minimum": 1024}}, _DISPLAY),
-    "adaptive": _object_of({}, _DISPLAY),
-    "disabled": _object_of({}),
+    "enabled": object_of({"budget_tokens": {"type": "integer", "minimum": 1024}}, _DISPLAY),
+    "adaptive": object_of({}, _DISPLAY),
+    "disabled": object_of({}),
 }
-FORMATS: dict[str, Schema] = {"json_schema": _object_of({"schema": OBJECT})}
-EDITS: dict[str, Schema] = {"clear_thinking_20251015": _object_of({"keep": {"const": "all"}})}
+FORMATS: dict[str, Schema] = {"json_schema": object_of({"schema": OBJECT})}
+EDITS: dict[str, Schema] = {"clear_thinking_20251015": object_of({"keep": {"const": "all"}})}
 
 _HONOURED: dict[str, Schema] = {
     "model": {"type": "string", "minLength": 1},
@@ -156,17 +142,13 @@ _GENERATION: dict[str, Schema] = {
     "temperature": {"type": "number", "minimum": 0, "maximum": 1},
     "top_p": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
     "top_k": {"type": "integer", "minimum": 0},
-    "stop_sequences": {
-        "type": "array",
-        "maxItems": MAX_STOPS,
-        "items": {"type": "string", "minLength": 1},
-    },
+    "stop_sequences": {"type": "array", "maxItems": MAX_STOPS, "items": {"type": "string", "minLength": 1}},
     "stream": BOOL,
     "metadata": OBJECT,
 }
-METADATA = _object_of({}, {"user_id": {"type": "string", "maxLength": 4096}})
-CONTEXT = _object_of({}, {"edits": _LIST})
-OUTPUT = _object_of({}, {"effort": _EFFORT, "format": OBJECT})
+METADATA = object_of({}, {"user_id": {"type": "string", "maxLength": 4096}})
+CONTEXT = object_of({}, {"edits": _LIST})
+OUTPUT = object_of({}, {"effort": _EFFORT, "format": OBJECT})
 _HARMLESS: dict[str, tuple[Schema, str]] = {
     "cache_control": (OBJECT, "a hint; the prefix cache compares tokens"),
     "speed": ({"const": "standard"}, "there is only one speed"),
@@ -223,7 +205,7 @@ def check_tagged(
 
 
 def check_fields(value: Any, param: str, schema: Schema) -> dict[str, Any]:
-    """The given fields of an object except `cache_control`, checked against a schema of `_object_of`."""
+    """The given fields of an object except `cache_control`, checked against a schema of `object_of`."""
     given = {key: item for key, item in check_type(value, dict, param).items() if item is not None}
     check_type(given.pop("cache_control", {}), dict, f"{param}.cache_control")
     for key, item in given.items():

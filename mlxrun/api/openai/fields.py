@@ -5,7 +5,7 @@ Ranges are OpenAI's if it has the field.
 
 from __future__ import annotations
 
-from mlxrun.api.body_schema import ANY, BOOL, OBJECT, STRING, TOOLS, BodySchema, Schema
+from mlxrun.api.body_schema import ANY, BOOL, OBJECT, STRING, TOOLS, BodySchema, Schema, object_of
 from mlxrun.api.prepared import RequestKind
 
 URLS: dict[str, RequestKind] = {"/v1/chat/completions": "chat", "/v1/completions": "completion"}
@@ -33,11 +33,7 @@ _COMMON: dict[str, Schema] = {
     "n": {"type": "integer", "minimum": 1, "maximum": 128},
     "stop": ANY,
     "stream": BOOL,
-    "stream_options": {
-        "type": "object",
-        "properties": {"include_usage": BOOL, "include_obfuscation": {"const": False}},
-        "additionalProperties": False,
-    },
+    "stream_options": object_of({}, {"include_usage": BOOL, "include_obfuscation": {"const": False}}),
     "top_k": {"type": "integer", "minimum": -1},
     "min_p": {"type": "number", "minimum": 0, "exclusiveMaximum": 1},
     "repetition_penalty": {"type": "number", "minimum": 0.01, "maximum": 10},
@@ -146,21 +142,14 @@ BODIES: dict[RequestKind, BodySchema] = {
 }
 
 # Tokens of a prompt, as the engine would get it, and back.
+_PROMPT_FIELDS = (
+    *("messages", "tools", "reasoning_effort", "chat_template_kwargs"),
+    *("add_generation_prompt", "continue_final_message"),
+)
 TOKENIZE = BodySchema(
-    {
-        "model": STRING,
-        "prompt": STRING,
-        "add_special_tokens": BOOL,
-        "return_token_strs": BOOL,
-        **{
-            name: HONOURED["chat"][name]
-            for name in (
-                *("messages", "tools", "reasoning_effort", "chat_template_kwargs"),
-                *("add_generation_prompt", "continue_final_message"),
-            )
-        },
-        "tool_choice": {"enum": ["auto", "none"]},
-    },
+    {"model": STRING, "prompt": STRING, "add_special_tokens": BOOL, "return_token_strs": BOOL}
+    | {name: HONOURED["chat"][name] for name in _PROMPT_FIELDS}
+    | {"tool_choice": {"enum": ["auto", "none"]}}
 )
 DETOKENIZE = BodySchema(
     {"model": STRING, "tokens": {"type": "array"}}

@@ -61,11 +61,7 @@ class ChunkWriter:
         return _dumps({**self._head, "choices": [], "usage": build_usage(self._prepared, choices)})
 
     def make_chunk(
-        self,
-        index: int,
-        content: Json,
-        logprobs: Json | None = None,
-        finish: str | None = None,
+        self, index: int, content: Json, logprobs: Json | None = None, finish: str | None = None
     ) -> Json:
         """One chunk of a choice. `content`: `{"delta": ...}` of a chat, `{"text": ...}` of a completion."""
         choice = {"index": index, **content, "logprobs": logprobs, "finish_reason": finish}

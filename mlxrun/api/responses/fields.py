@@ -5,7 +5,7 @@ Fields in SAME mean the same in a chat body and are copied to it; request.py tra
 
 from __future__ import annotations
 
-from mlxrun.api.body_schema import BOOL, OBJECT, STRING, TOOLS, BodySchema, Schema
+from mlxrun.api.body_schema import BOOL, OBJECT, STRING, TOOLS, BodySchema, Schema, object_of
 from mlxrun.api.openai.fields import HONOURED as CHAT
 
 LOGPROBS = "message.output_text.logprobs"
@@ -36,24 +36,12 @@ HONOURED: dict[str, Schema] = {name: CHAT["chat"][name] for name in SAME} | {
     "previous_response_id": STRING,
     "tools": TOOLS,
     "tool_choice": {"type": ["string", "object"]},
-    "reasoning": {
-        "type": "object",
-        "properties": {
-            "effort": {"enum": [*EFFORTS, None]},
-            "summary": {"enum": ["auto", None]},
-            "generate_summary": {"enum": ["auto", None]},
-            "context": {"enum": ["auto", None]},
-        },
-        "additionalProperties": False,
-    },
-    "text": {
-        "type": "object",
-        "properties": {
-            "format": {"type": ["object", "null"]},
-            "verbosity": {"enum": ["medium", None]},
-        },
-        "additionalProperties": False,
-    },
+    "reasoning": object_of(
+        {},
+        {"effort": {"enum": [*EFFORTS, None]}}
+        | dict.fromkeys(("summary", "generate_summary", "context"), {"enum": ["auto", None]}),
+    ),
+    "text": object_of({}, {"format": {"type": ["object", "null"]}, "verbosity": {"enum": ["medium", None]}}),
     "max_output_tokens": CHAT["chat"]["max_tokens"],
     "top_logprobs": CHAT["chat"]["top_logprobs"],
     "include": {"type": "array", "maxItems": 64, "items": {"enum": list(INCLUDES)}},
@@ -75,11 +63,7 @@ HARMLESS: dict[str, tuple[Schema, str]] = {
     "client_metadata": (OBJECT, "it labels requests for a dashboard"),
     "service_tier": ({"enum": ["auto", "default"]}, "there is only one service tier"),
     "stream_options": (
-        {
-            "type": "object",
-            "properties": {"include_obfuscation": {"const": False}},
-            "additionalProperties": False,
-        },
+        object_of({}, {"include_obfuscation": {"const": False}}),
         "streams are not obfuscated",
     ),
     "truncation": ({"const": "disabled"}, "an input that does not fit is refused, not truncated"),

@@ -26,18 +26,6 @@ from mlxrun.text.field_errors import (
 Item = dict[str, Any]
 
 ROLES = ("user", "assistant", "system", "developer")
-_COMMON = ("type", "id", "status")
-_CALL = (*_COMMON, "call_id", "name", "namespace", "caller", "async")
-_OUTPUT = (*_COMMON, "call_id", "name", "namespace", "caller", "output")
-_KEYS = {
-    "message": (*_COMMON, "role", "content", "phase", "end_turn"),
-    "reasoning": (*_COMMON, "summary", "content", "encrypted_content"),
-    "function_call": (*_CALL, "arguments"),
-    "function_call_output": _OUTPUT,
-    "custom_tool_call": (*_CALL, "input"),
-    "custom_tool_call_output": _OUTPUT,
-    "item_reference": ("type", "id"),
-}
 # Items of tools that mlxrun does not run, and of services that only OpenAI has.
 _REFUSED = (
     *("file_search_call", "web_search_call", "image_generation_call", "code_interpreter_call"),
@@ -46,14 +34,6 @@ _REFUSED = (
     *("mcp_call", "mcp_list_tools", "mcp_approval_request", "mcp_approval_response"),
     *("tool_search_call", "tool_search_output", "additional_tools", "compaction", "compaction_summary"),
 )
-_PREFIX = {
-    "message": "msg",
-    "reasoning": "rs",
-    "function_call": "fc",
-    "function_call_output": "fco",
-    "custom_tool_call": "ctc",
-    "custom_tool_call_output": "ctco",
-}
 _REFUSED_PARTS = ("input_file", "input_audio", "input_video", "computer_screenshot")
 
 
@@ -86,19 +66,26 @@ def _read_item(value: Any, param: str, token: str, lookup: Callable[[str], Item 
     kind = check_type(given.get("type", "message" if "role" in given else None), str, f"{param}.type")
     if kind in _REFUSED:
         reject_unsupported(f"{param}.type", f"{kind!r} items; mlxrun does not run OpenAI's built-in tools")
-    if kind not in _KEYS:
-        reject_choice(f"{param}.type", kind, _KEYS)
-    check_keys(given, _KEYS[kind], param)
-    item_id = check_type(given.get("id", f"{_PREFIX.get(kind, '')}_{token}"), str, f"{param}.id")
     if kind == "item_reference":
-        found = lookup(item_id)
-        if found is None:
-            reject(f"{param}.id", f"there is no stored item {quote(item_id)}")
-        return InputItem(found, param)
+        return InputItem(_find_reference(given, param, lookup), param)
+    if kind not in _KINDS:
+        reject_choice(f"{param}.type", kind, (*_KINDS, "item_reference"))
+    prefix, read, keys = _KINDS[kind]
+    check_keys(given, ("type", "id", "status", *keys), param)
+    item_id = check_type(given.get("id", f"{prefix}_{token}"), str, f"{param}.id")
     head: Item = {"id": item_id, "type": kind}
     if kind != "reasoning":
         head["status"] = check_type(given.get("status", "completed"), str, f"{param}.status")
-    return InputItem(head | _READERS[kind](given, param), param)
+    return InputItem(head | read(given, param), param)
+
+
+def _find_reference(given: Item, param: str, lookup: Callable[[str], Item | None]) -> Item:
+    check_keys(given, ("type", "id"), param)
+    item_id = check_type(given.get("id", ""), str, f"{param}.id")
+    found = lookup(item_id)
+    if found is None:
+        reject(f"{param}.id", f"there is no stored item {quote(item_id)}")
+    return found
 
 
 def _read_message(given: Item, param: str) -> Item:
@@ -190,11 +177,14 @@ def _read_output(given: Item, param: str) -> Item:
     return {"call_id": check_type(given.get("call_id"), str, f"{param}.call_id"), "output": output}
 
 
-_READERS: dict[str, Callable[[Item, str], Item]] = {
-    "message": _read_message,
-    "reasoning": _read_reasoning,
-    "function_call": _read_call,
-    "function_call_output": _read_output,
-    "custom_tool_call": _read_call,
-    "custom_tool_call_output": _read_output,
+_CALL_KEYS = ("call_id", "name", "namespace", "caller", "async")
+_OUTPUT_KEYS = ("call_id", "name", "namespace", "caller", "output")
+# By type: the prefix of new ids, the reader, and the fields besides type, id and status.
+_KINDS: dict[str, tuple[str, Callable[[Item, str], Item], tuple[str, ...]]] = {
+    "message": ("msg", _read_message, ("role", "content", "phase", "end_turn")),
+    "reasoning": ("rs", _read_reasoning, ("summary", "content", "encrypted_content")),
+    "function_call": ("fc", _read_call, (*_CALL_KEYS, "arguments")),
+    "function_call_output": ("fco", _read_output, _OUTPUT_KEYS),
+    "custom_tool_call": ("ctc", _read_call, (*_CALL_KEYS, "input")),
+    "custom_tool_call_output": ("ctco", _read_output, _OUTPUT_KEYS),
 }
