@@ -1,4 +1,4 @@
-"""A config as YAML for people: each key with its meaning (`config init`) or its origin (`config show`)."""
+"""Renders a config as YAML: each key with its description (`config init`) or its origin (`config show`)."""
 
 from __future__ import annotations
 
@@ -7,51 +7,51 @@ from collections.abc import Iterator
 from typing import Any
 
 from mlxrun.config.byte_sizes import format_bytes
-from mlxrun.config.conversion import HIDDEN, to_plain
-from mlxrun.config.interpolate import escape
-from mlxrun.config.loading import Loaded
+from mlxrun.config.conversion import to_plain
+from mlxrun.config.interpolate import escape_references
+from mlxrun.config.loading import LoadedConfig
 from mlxrun.config.schema import EXTENDS, EXTENDS_DOC
-from mlxrun.config.setting_fields import FieldInfo, fields_of, sections_of
-from mlxrun.config.validation import number
-from mlxrun.config.yaml_source import yaml_text
+from mlxrun.config.setting_fields import SettingField, list_fields, list_sections
+from mlxrun.config.validation import format_number
+from mlxrun.config.yaml_source import render_yaml
 
 WIDTH = 100
 
 
-def annotated(schema: str) -> str:
-    """Every key with its default and meaning; `schema` is where editors find the JSON Schema."""
+def render_template_file(schema: str) -> str:
+    """Return every key with its default and description; editors find the JSON Schema at `schema`."""
     lines = [
         f"# yaml-language-server: $schema={schema}",
-        "# Every key of mlxrun with its default; a file needs only what it changes. `mlxrun config check`",
-        "# finds mistakes, `mlxrun config show` says which value came from where.",
+        "# Every key of mlxrun with its default; a file needs only the keys that it changes.",
+        "# `mlxrun config check` finds errors, `mlxrun config show` prints where each value comes from.",
     ]
-    for info in fields_of().values():
+    for info in list_fields().values():
         if not info.section:
-            lines += ["", *_explained(info)]
-    lines += ["", *_comment(EXTENDS_DOC, ""), f"# {EXTENDS}: base.yaml"]
-    for section in sections_of().values():
-        lines += ["", *_comment(section.doc, ""), f"{section.name}:"]
-        for info in fields_of().values():
+            lines += ["", *_explain_field(info)]
+    lines += ["", *_wrap_comment(EXTENDS_DOC, ""), f"# {EXTENDS}: base.yaml"]
+    for section in list_sections().values():
+        lines += ["", *_wrap_comment(section.doc, ""), f"{section.name}:"]
+        for info in list_fields().values():
             if info.section == section.name:
-                lines += _explained(info)
+                lines += _explain_field(info)
     return "\n".join(lines) + "\n"
 
 
-def with_origins(loaded: Loaded) -> str:
-    """Every key as it is in force, with where it came from in a comment; itself a valid config."""
+def render_with_origins(loaded: LoadedConfig) -> str:
+    """Return every value in effect, with its origin in a comment. The text is a valid config itself."""
     values = to_plain(loaded.config)
-    rows = list(_rows(loaded, values))
+    rows = list(_list_rows(loaded, values))
     width = min(48, max(len(text) for text, _ in rows))
     head = f"# {loaded.path or 'no file: built-in defaults'}, sha256 {loaded.digest}"
     return "\n".join([head, *(f"{text:<{width}}  # {note}" if note else text for text, note in rows)]) + "\n"
 
 
-def describe_type(info: FieldInfo) -> str:
-    """What may stand there, in a few words: `integer, 1 to 4096, or null`."""
+def describe_type(info: SettingField) -> str:
+    """Describe the values of a key, as in `integer, 1 to 4096, or null`."""
     if len(info.choices) == 1:
-        parts = [f"always {yaml_text(info.choices[0])}"]
+        parts = [f"always {render_yaml(info.choices[0])}"]
     elif info.choices:
-        parts = [" | ".join(yaml_text(choice) for choice in info.choices)]
+        parts = [" | ".join(render_yaml(choice) for choice in info.choices)]
     elif info.is_list:
         parts = ["list of strings"]
     elif info.is_mapping:
@@ -62,29 +62,30 @@ def describe_type(info: FieldInfo) -> str:
         parts = [{str: "string", bool: "true or false", int: "integer", float: "number"}[info.type]]
     low, high = info.range.low, info.range.high
     if low is not None and high is not None:
-        parts.append(f"{number(low)} to {number(high)}")
+        parts.append(f"{format_number(low)} to {format_number(high)}")
     elif low is not None and not info.is_bytes:
-        parts.append(f"at least {number(low)}")
+        parts.append(f"at least {format_number(low)}")
     elif high is not None:
-        parts.append(f"at most {number(high)}")
+        parts.append(f"at most {format_number(high)}")
     return ", ".join(parts) + (", or null" if info.optional else "")
 
 
-def default_text(info: FieldInfo) -> str:
-    """The default as a config file says it."""
-    if info.is_secret and not info.is_mapping:
-        return HIDDEN if info.default else "null"
+def format_default(info: SettingField) -> str:
+    """Return the default as it is written in a config file."""
     if info.is_bytes and isinstance(info.default, int):
         return format_bytes(info.default)
-    return yaml_text(list(info.default) if info.is_list else info.default)
+    return render_yaml(list(info.default) if info.is_list else info.default)
 
 
-def _explained(info: FieldInfo) -> list[str]:
+def _explain_field(info: SettingField) -> list[str]:
     indent = "  " if info.section else ""
-    return [*_comment(info.doc, indent), f"{indent}{info.key}: {default_text(info)}  # {describe_type(info)}"]
+    return [
+        *_wrap_comment(info.doc, indent),
+        f"{indent}{info.key}: {format_default(info)}  # {describe_type(info)}",
+    ]
 
 
-def _comment(text: str, indent: str) -> list[str]:
+def _wrap_comment(text: str, indent: str) -> list[str]:
     lead = indent + "# "
     return textwrap.wrap(
         text,
@@ -96,11 +97,12 @@ def _comment(text: str, indent: str) -> list[str]:
     )
 
 
-def _rows(loaded: Loaded, values: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def _list_rows(loaded: LoadedConfig, values: dict[str, Any]) -> Iterator[tuple[str, str]]:
     section = ""
-    for path, info in fields_of().items():
+    for path, info in list_fields().items():
         if info.section != section:
             section = info.section
             yield f"{section}:", ""
         value = values[info.section][info.key] if info.section else values[info.key]
-        yield f"{'  ' if section else ''}{info.key}: {escape(yaml_text(value))}", str(loaded.origins[path])
+        text = escape_references(render_yaml(value))
+        yield f"{'  ' if section else ''}{info.key}: {text}", str(loaded.origins[path])

@@ -9,16 +9,16 @@ _PARTS = re.compile(r"^(?P<number>[0-9]+(?:\.[0-9]+)?) ?(?P<prefix>[kmgt]?)(?P<b
 
 
 def parse_bytes(text: str) -> int:
-    """The number of bytes that a string such as `512MiB` means; ValueError if it means none."""
+    """Return the number of bytes of a string such as `512MiB`. ValueError if it is not a size."""
     match = _PARTS.match(text)
     if match is None:
-        raise ValueError(f"{text!r} is not a size such as 4GB or 512MiB")
+        raise ValueError(f"{text!r} is not a byte size such as 4GB or 512MiB")
     power = "kmgt".find(match["prefix"].lower()) + 1 if match["prefix"] else 0
     return int(float(match["number"]) * (1024 if match["binary"] else 1000) ** power)
 
 
 def format_bytes(size: int) -> str:
-    """The size as a config would say it: `20MB`, `4GiB`, or the plain number where no unit fits exactly."""
+    """Return the size as written in a config: `20MB`, `4GiB`, or the plain number if no unit fits exactly."""
     for base, binary in ((1000, ""), (1024, "i")):
         for power in (4, 3, 2):
             if size and size % base**power == 0:

@@ -1,88 +1,39 @@
-"""Combinations of valid values that contradict each other or would do nothing.
+"""Rules against valid values that contradict each other, and against settings that would have no effect.
 
-One small function a rule: it gets the config and returns what is wrong, or None. A rule names the keys
-it reads; it is skipped where one of them is invalid, and cited at the first of them that was given.
+A rule is a function that returns what is wrong with a config, or None. It names the keys that it reads: it is
+skipped if one of them is invalid, and its error cites the first of them that was given.
 """
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
+from mlxrun.config.hosts import is_loopback, normalize_host
 from mlxrun.config.settings import CacheSettings, Config, ServerSettings
+
+Rule = Callable[[Config], str | None]
+RULES: list[tuple[tuple[str, ...], Rule]] = []
 
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+")
 _NAME = re.compile(r"[\w.-]{1,64}")
-_HOST = re.compile(r"[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?")  # in small letters
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 
 
-@dataclass(frozen=True, slots=True)
-class Contradiction:
-    """A rule and the keys that it reads."""
+def reads(*keys: str) -> Callable[[Rule], Rule]:
+    """Register a rule with the keys that it reads."""
 
-    keys: tuple[str, ...]
-    run: Callable[[Config], str | None]
+    def register(rule: Rule) -> Rule:
+        RULES.append((keys, rule))
+        return rule
 
-
-def hosts_without_urls(config: Config) -> str | None:
-    """Hosts are only for URLs."""
-    if config.media.allow_hosts and not config.media.allow_urls:
-        return "does nothing while media.allow_urls is false"
-    return None
+    return register
 
 
-def busy_above_idle(config: Config) -> str | None:
-    """The budget beside decoding rows is the smaller one."""
-    busy, idle = config.scheduler.prefill_budget_busy, config.scheduler.prefill_budget
-    if busy is None or busy <= idle:
-        return None
-    return f"prefill_budget_busy {busy} is more than prefill_budget {idle}"
-
-
-def chunk_above_budget(config: Config) -> str | None:
-    """A step must be able to prefill a whole chunk."""
-    chunk, budget = config.scheduler.chunk, config.scheduler.prefill_budget
-    if chunk is None or chunk <= budget:
-        return None
-    return f"chunk {chunk} is more than prefill_budget {budget}"
-
-
-def chunk_above_busy_budget(config: Config) -> str | None:
-    """With `engine.reproducible` a prompt is always cut at the same places, so a step takes whole chunks."""
-    chunk, busy = config.scheduler.chunk, config.scheduler.prefill_budget_busy
-    if not config.engine.reproducible or busy is None or chunk is None or chunk <= busy:
-        return None
-    return f"engine.reproducible takes whole chunks: {busy} is less than scheduler.chunk {chunk}"
-
-
-def revision_of_a_folder(config: Config) -> str | None:
-    """Only a hub id has revisions."""
-    if config.model.revision is None or not _is_local(config.model.path):
-        return None
-    return f"does nothing: model.path {config.model.path!r} is no hub id"
-
-
-def remote_code_of_embedded(config: Config) -> str | None:
-    """The built-in model brings no code."""
-    if config.model.trust_remote_code and config.model.path == "embedded":
-        return "does nothing: the embedded model brings no code"
-    return None
-
-
-def answer_fills_context(config: Config) -> str | None:
-    """A default answer length that leaves no room for a prompt."""
-    answer, context = config.sampling.max_tokens, config.model.context_length
-    if answer is None or context is None or answer < context:
-        return None
-    return f"sampling.max_tokens {answer} leaves no room for a prompt in model.context_length {context}"
-
-
-def model_exists(config: Config) -> str | None:
-    """A path that is a path must be a folder; anything else must look like a hub id."""
+@reads("model.path")
+def check_model_path(config: Config) -> str | None:
+    """A path must be a folder; anything else must look like a hub id."""
     path = config.model.path
     if path == "embedded" or (not Path(path).is_absolute() and _HUB_ID.fullmatch(path)):
         return None
@@ -91,80 +42,128 @@ def model_exists(config: Config) -> str | None:
     return None if Path(path).is_dir() else f"{path} is not a folder"
 
 
-def adapter_exists(config: Config) -> str | None:
-    """The adapter's folder."""
+@reads("model.adapter")
+def check_adapter(config: Config) -> str | None:
     path = config.model.adapter
     return None if path is None or Path(path).is_dir() else f"{path} is not a folder"
 
 
-def template_exists(config: Config) -> str | None:
-    """The template's file."""
+@reads("model.chat_template")
+def check_chat_template_file(config: Config) -> str | None:
     path = config.model.chat_template
     return None if path is None or Path(path).is_file() else f"{path} is not a file"
 
 
-def _is_local(path: str) -> bool:
-    return path == "embedded" or Path(path).is_absolute()  # the loader made folders absolute
+@reads("model.revision", "model.path")
+def check_revision(config: Config) -> str | None:
+    """Only a hub id has revisions."""
+    path = config.model.path
+    if config.model.revision is None or not (path == "embedded" or Path(path).is_absolute()):
+        return None
+    return f"has no effect: model.path {path!r} is not a hub id"
 
 
-def folder_without_disk(config: Config) -> str | None:
-    """A folder is for the disk backend."""
+@reads("model.trust_remote_code", "model.path")
+def check_remote_code(config: Config) -> str | None:
+    if config.model.trust_remote_code and config.model.path == "embedded":
+        return "has no effect: the embedded model has no code of its own"
+    return None
+
+
+@reads("scheduler.prefill_budget_busy", "scheduler.prefill_budget")
+def check_busy_budget(config: Config) -> str | None:
+    """The budget beside decoding rows must be the smaller one."""
+    busy, idle = config.scheduler.prefill_budget_busy, config.scheduler.prefill_budget
+    if busy is None or busy <= idle:
+        return None
+    return f"prefill_budget_busy {busy} is more than prefill_budget {idle}"
+
+
+@reads("scheduler.chunk", "scheduler.prefill_budget")
+def check_chunk(config: Config) -> str | None:
+    """A step must be able to prefill a full chunk."""
+    chunk, budget = config.scheduler.chunk, config.scheduler.prefill_budget
+    if chunk is None or chunk <= budget:
+        return None
+    return f"chunk {chunk} is more than prefill_budget {budget}"
+
+
+@reads("scheduler.prefill_budget_busy", "scheduler.chunk", "engine.reproducible")
+def check_reproducible_chunk(config: Config) -> str | None:
+    """With `engine.reproducible` prompts are always computed in the same chunks, which are full ones."""
+    chunk, busy = config.scheduler.chunk, config.scheduler.prefill_budget_busy
+    if not config.engine.reproducible or busy is None or chunk is None or chunk <= busy:
+        return None
+    return f"engine.reproducible needs full chunks: {busy} is less than scheduler.chunk {chunk}"
+
+
+@reads("sampling.max_tokens", "model.context_length")
+def check_max_tokens(config: Config) -> str | None:
+    answer, context = config.sampling.max_tokens, config.model.context_length
+    if answer is None or context is None or answer < context:
+        return None
+    return f"sampling.max_tokens {answer} leaves no room for a prompt in model.context_length {context}"
+
+
+@reads("media.allow_hosts", "media.allow_urls")
+def check_allowed_image_hosts(config: Config) -> str | None:
+    if config.media.allow_hosts and not config.media.allow_urls:
+        return "has no effect while media.allow_urls is false"
+    return None
+
+
+@reads("cache.disk_path", "cache.backend")
+def check_disk_path(config: Config) -> str | None:
     if config.cache.disk_path is None or config.cache.backend == "disk":
         return None
-    return f"does nothing while cache.backend is {config.cache.backend}; set cache.backend: disk"
+    return f"has no effect while cache.backend is {config.cache.backend}; set cache.backend: disk"
 
 
-def budgets_without_cache(config: Config) -> str | None:
-    """Nothing is kept."""
+_CACHE_KEYS = ("memory_bytes", "stored_bits", "checkpoint_every", "disk_bytes")
+
+
+@reads("cache.backend", *(f"cache.{key}" for key in _CACHE_KEYS))
+def check_cache_is_on(config: Config) -> str | None:
     cache, default = config.cache, CacheSettings()
-    given = [
-        key
-        for key in ("memory_bytes", "stored_bits", "checkpoint_every", "disk_bytes")
-        if getattr(cache, key) != getattr(default, key)
-    ]
+    given = [key for key in _CACHE_KEYS if getattr(cache, key) != getattr(default, key)]
     if cache.backend != "none" or not given:
         return None
-    return f"nothing is kept, so that cache.{given[0]} does nothing; remove one of them"
+    return f"there is no prefix cache, so that cache.{given[0]} has no effect; remove one of them"
 
 
-def quantised_reproducible(config: Config) -> str | None:
-    """What was quantised is not what was computed."""
+@reads("cache.stored_bits", "engine.reproducible")
+def check_reproducible_cache(config: Config) -> str | None:
     if config.cache.stored_bits is None or not config.engine.reproducible:
         return None
-    return "what is stored is not exact then, which engine.reproducible demands; remove one of them"
+    return "quantised entries are not exact, but engine.reproducible needs exact ones; remove one of them"
 
 
-def public_without_keys(config: Config) -> str | None:
-    """Whoever reaches the server may use it."""
+@reads("server.host", "server.api_keys", "server.allow_public")
+def check_public_host(config: Config) -> str | None:
+    """Everyone who can reach a server without keys can use it."""
     server = config.server
     if server.api_keys or server.allow_public or is_loopback(server.host):
         return None
     return (
-        f"{server.host} can be reached from other machines: give server.api_keys, "
-        "or say server.allow_public: true"
+        f"{server.host} can be reached from other machines: set server.api_keys, "
+        "or confirm it with server.allow_public: true"
     )
 
 
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches the address."""
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def odd_keys(config: Config) -> str | None:
-    """A key that nobody can send, or of which nobody can tell whose it is."""
+@reads("server.api_keys")
+def check_api_keys(config: Config) -> str | None:
+    """A client must be able to send each key, and each key must have one owner."""
     keys = config.server.api_keys
     for name, secret in keys.items():
         if not _NAME.fullmatch(name):
-            return f"{name!r} is no name of letters, digits, '.', '_' and '-'"
+            return f"{name!r} is not a name of letters, digits, '.', '_' and '-'"
         if secret != secret.strip():
-            return f"the key of {name} has space at its ends, which no client sends"
+            return f"the key of {name} begins or ends with white space, which no client sends"
     return None if len(set(keys.values())) == len(keys) else "two names have the same key"
 
 
-def bad_origins(config: Config) -> str | None:
+@reads("server.cors_origins")
+def check_cors_origins(config: Config) -> str | None:
     """An origin is scheme, host and port, as browsers send it."""
     for origin in config.server.cors_origins:
         if origin != "*" and not _ORIGIN.fullmatch(origin):
@@ -172,65 +171,18 @@ def bad_origins(config: Config) -> str | None:
     return None
 
 
-def bad_hosts(config: Config) -> str | None:
-    """A host is a name or an address as it stands in a URL, without scheme and port."""
+@reads("server.allowed_hosts")
+def check_allowed_hosts(config: Config) -> str | None:
+    """A host is a name or an address as in a URL, without scheme and port."""
     for host in config.server.allowed_hosts:
-        if allowed_host(host) is None:
+        if normalize_host(host) is None:
             return f"{host!r} is neither a name such as ai.example.com, without scheme and port, nor '*'"
     return None
 
 
-def allowed_host(host: str) -> str | None:
-    """An entry of server.allowed_hosts as Host headers are compared with it; None if it is none."""
-    name = host.strip("[]").lower().removesuffix(".")
-    return name if name == "*" or _HOST.fullmatch(name) or is_address(name) else None
-
-
-def is_address(name: str) -> bool:
-    """Whether it is an IP address."""
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
-
-
-def bytes_without_store(config: Config) -> str | None:
-    """Nothing is stored."""
+@reads("server.store_bytes", "server.store_responses")
+def check_response_store(config: Config) -> str | None:
     server = config.server
     if server.store_responses or server.store_bytes == ServerSettings().store_bytes:
         return None
-    return "does nothing while server.store_responses is 0"
-
-
-CHECKS = (
-    Contradiction(("model.path",), model_exists),
-    Contradiction(("model.adapter",), adapter_exists),
-    Contradiction(("model.chat_template",), template_exists),
-    Contradiction(("model.revision", "model.path"), revision_of_a_folder),
-    Contradiction(("model.trust_remote_code", "model.path"), remote_code_of_embedded),
-    Contradiction(("scheduler.prefill_budget_busy", "scheduler.prefill_budget"), busy_above_idle),
-    Contradiction(("scheduler.chunk", "scheduler.prefill_budget"), chunk_above_budget),
-    Contradiction(
-        ("scheduler.prefill_budget_busy", "scheduler.chunk", "engine.reproducible"), chunk_above_busy_budget
-    ),
-    Contradiction(("sampling.max_tokens", "model.context_length"), answer_fills_context),
-    Contradiction(("media.allow_hosts", "media.allow_urls"), hosts_without_urls),
-    Contradiction(("cache.disk_path", "cache.backend"), folder_without_disk),
-    Contradiction(
-        (
-            "cache.backend",
-            "cache.memory_bytes",
-            "cache.stored_bits",
-            "cache.checkpoint_every",
-            "cache.disk_bytes",
-        ),
-        budgets_without_cache,
-    ),
-    Contradiction(("cache.stored_bits", "engine.reproducible"), quantised_reproducible),
-    Contradiction(("server.host", "server.api_keys", "server.allow_public"), public_without_keys),
-    Contradiction(("server.api_keys",), odd_keys),
-    Contradiction(("server.cors_origins",), bad_origins),
-    Contradiction(("server.allowed_hosts",), bad_hosts),
-    Contradiction(("server.store_bytes", "server.store_responses"), bytes_without_store),
-)
+    return "has no effect while server.store_responses is 0"

@@ -1,4 +1,4 @@
-"""Config values that know where they came from: what the sources give, the loader merges and errors cite."""
+"""Config values that know where they came from: the sources produce them, the loader merges them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ DEFAULT = Origin("default")
 
 @dataclass(frozen=True, slots=True)
 class ConfigNode:
-    """One value: a scalar, a list of nodes or a dict of nodes, with the origins of it and of its key."""
+    """One value: a scalar, a list of nodes or a dict of nodes, with its origin and that of its key."""
 
     value: Any
     origin: Origin
@@ -42,49 +42,49 @@ class ConfigNode:
 
 @dataclass(frozen=True, slots=True, order=True)
 class ConfigProblem:
-    """One thing that is wrong; problems sort by source, then by place."""
+    """One error in a config; problems sort by source, then by position."""
 
     rank: tuple[int, str, int, int]
     text: str
-    key: str = ""  # the `section.key` that it is about, where it is about one
+    key: str = ""  # the `section.key` that has the error, if there is one
 
 
-def problem(origin: Origin, path: str, message: str) -> ConfigProblem:
-    """`configs/prod.yaml:12:11: scheduler.policy: message`."""
+def make_problem(origin: Origin, path: str, message: str) -> ConfigProblem:
+    """Return a problem whose text is like `configs/prod.yaml:12:11: scheduler.policy: message`."""
     order = ("default", "file", "env", "set").index(origin.kind)
-    said_already = origin.kind == "set" and origin.name == path
-    where = f"{origin}: {path}: " if path and not said_already else f"{origin}: "
+    names_path = origin.kind == "set" and origin.name == path
+    where = f"{origin}: {path}: " if path and not names_path else f"{origin}: "
     rank = (order, origin.name, origin.line, origin.column)
     return ConfigProblem(rank, where + message, ".".join(path.split(".")[:2]))
 
 
-def merge(base: ConfigNode, top: ConfigNode) -> ConfigNode:
-    """`top` over `base`: mappings are merged key by key, everything else is replaced."""
+def merge_nodes(base: ConfigNode, top: ConfigNode) -> ConfigNode:
+    """Return `top` over `base`: mappings are merged key by key, everything else is replaced."""
     if not (isinstance(base.value, dict) and isinstance(top.value, dict)):
         return top
     merged = dict(base.value)
     for key, node in top.value.items():
-        merged[key] = merge(merged[key], node) if key in merged else node
+        merged[key] = merge_nodes(merged[key], node) if key in merged else node
     return ConfigNode(merged, top.origin, top.key_origin)
 
 
-def plain(node: ConfigNode) -> Any:
-    """The value as plain dicts, lists and scalars."""
+def strip_origins(node: ConfigNode) -> Any:
+    """Return the value as plain dicts, lists and scalars."""
     if isinstance(node.value, dict):
-        return {key: plain(child) for key, child in node.value.items()}
+        return {key: strip_origins(child) for key, child in node.value.items()}
     if isinstance(node.value, list):
-        return [plain(child) for child in node.value]
+        return [strip_origins(child) for child in node.value]
     return node.value
 
 
-def find(node: ConfigNode, path: Sequence[str | int]) -> ConfigNode | None:
-    """The node at a path, or None."""
-    at: ConfigNode | None = node
+def find_node(node: ConfigNode, path: Sequence[str | int]) -> ConfigNode | None:
+    """Return the node at a path, or None."""
+    found: ConfigNode | None = node
     for step in path:
-        if at is None:
+        if found is None:
             return None
-        if isinstance(at.value, dict):
-            at = at.value.get(step)
+        if isinstance(found.value, dict):
+            found = found.value.get(step)
         else:
-            at = at.value[step] if isinstance(at.value, list) and isinstance(step, int) else None
-    return at
+            found = found.value[step] if isinstance(found.value, list) and isinstance(step, int) else None
+    return found

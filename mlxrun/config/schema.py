@@ -10,55 +10,55 @@ from pathlib import Path
 from typing import Any
 
 from mlxrun.config.byte_sizes import BYTES_PATTERN
-from mlxrun.config.setting_fields import FieldInfo, Section, fields_of, one_line, sections_of
+from mlxrun.config.setting_fields import SettingField, join_lines, list_fields, list_sections
 from mlxrun.config.settings import Config
 
 SCHEMA_FILE = Path(__file__).with_name("schema.json")
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 EXTENDS = "extends"
-EXTENDS_DOC = "File or files that this one builds on, relative to it; later ones win, this one last."
+EXTENDS_DOC = (
+    "The file or files that this one extends, relative to it. Later ones win, and this one wins over all."
+)
 
 
-def schema_of(root: type = Config) -> dict[str, Any]:
-    """The schema of a config class. An empty section (`model:` with nothing under it) is valid."""
-    infos = fields_of(root).values()
-    sections = sections_of(root).values()
-    properties = {info.key: _property(info) for info in infos if not info.section}
+def build_schema() -> dict[str, Any]:
+    """Return the schema of config files. An empty section (`model:` with nothing under it) is valid."""
+    properties = _build_properties("")
     properties[EXTENDS] = {
         "description": EXTENDS_DOC,
         "type": ["string", "array"],
         "minLength": 1,
         "items": {"type": "string", "minLength": 1},
     }
-    properties |= {section.name: _section(section, root) for section in sections}
+    for section in list_sections().values():
+        properties[section.name] = {
+            "description": section.doc,
+            "type": ["object", "null"],
+            "additionalProperties": False,
+            "properties": _build_properties(section.name),
+        }
     return {
         "$schema": DIALECT,
         "title": "mlxrun config",
-        "description": one_line(root.__doc__ or ""),
+        "description": join_lines(Config.__doc__ or ""),
         "type": "object",
         "additionalProperties": False,
         "properties": properties,
     }
 
 
-def schema_text(root: type = Config) -> str:
-    """The schema as it is shipped."""
-    return json.dumps(schema_of(root), indent=2, ensure_ascii=False) + "\n"
+def render_schema() -> str:
+    """Return the schema as it is shipped."""
+    return json.dumps(build_schema(), indent=2, ensure_ascii=False) + "\n"
 
 
-def _section(section: Section, root: type) -> dict[str, Any]:
-    infos = [info for info in fields_of(root).values() if info.section == section.name]
-    return {
-        "description": section.doc,
-        "type": ["object", "null"],
-        "additionalProperties": False,
-        "properties": {info.key: _property(info) for info in infos},
-    }
+def _build_properties(section: str) -> dict[str, Any]:
+    return {info.key: _build_property(info) for info in list_fields().values() if info.section == section}
 
 
-def _property(info: FieldInfo) -> dict[str, Any]:
-    """One key. Bounds only bind numbers and patterns only strings, so a size needs no `anyOf`."""
-    found: dict[str, Any] = {"description": info.doc} | _shape(info)
+def _build_property(info: SettingField) -> dict[str, Any]:
+    """Return the schema of a key. Bounds apply to numbers, patterns to strings: sizes need no `anyOf`."""
+    found: dict[str, Any] = {"description": info.doc} | _build_type(info)
     if info.optional and "enum" in found:
         found["enum"] = [*found["enum"], None]
     elif info.optional:
@@ -73,8 +73,8 @@ def _property(info: FieldInfo) -> dict[str, Any]:
     return found
 
 
-def _shape(info: FieldInfo) -> dict[str, Any]:
-    """The part of the schema that follows from the type alone."""
+def _build_type(info: SettingField) -> dict[str, Any]:
+    """Return the part of the schema that follows from the type alone."""
     if info.choices:
         return {"enum": list(info.choices)}
     if info.is_list:

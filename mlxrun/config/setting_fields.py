@@ -1,7 +1,6 @@
-"""What settings.py declares, as data: one FieldInfo a key, with type, range, default and description.
+"""What settings.py declares, as data: one SettingField a key, with its type, range, default and description.
 
-The schema, the loader, the reference and `config init` all read this. It works on any dataclass of
-dataclasses, so that tests can declare their own; sections are one level deep.
+The schema, the loader, the reference and `config init` read this. Sections are one level deep.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from mlxrun.config.settings import Bytes, Config, Range, Secret
 
 
 @dataclass(frozen=True, slots=True)
-class FieldInfo:
+class SettingField:
     """One key. `type` is without Annotated and None, such as int, Literal["a"] or tuple[str, ...]."""
 
     section: str  # "" for a key of the top level
@@ -54,60 +53,52 @@ class FieldInfo:
 
     @property
     def holds_text(self) -> bool:
-        """Whether the values of a mapping are strings, and nothing else."""
+        """Whether the value is a mapping whose values are strings only."""
         return self.is_mapping and get_args(self.type)[1] is str
 
     @property
     def is_text(self) -> bool:
-        """Whether any string without further meaning is a value."""
+        """Whether the value is a string."""
         return self.type is str or any(isinstance(choice, str) for choice in self.choices)
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
-    """One section of the file: its class and what that says of itself."""
+class SettingSection:
+    """One section of the file: its class and the description of that."""
 
     name: str
     cls: type
     doc: str
 
 
-def sections_of(root: type = Config) -> Mapping[str, Section]:
-    """The sections of a config class, by name, in order."""
-    return _sections(root)
-
-
-def fields_of(root: type = Config) -> Mapping[str, FieldInfo]:
-    """Every key of a config class by its path, in order."""
-    return _fields(root)
-
-
 @cache
-def _sections(root: type) -> Mapping[str, Section]:
-    hints = get_type_hints(root)
+def list_sections() -> Mapping[str, SettingSection]:
+    """Return the sections by name, in order."""
+    hints = get_type_hints(Config)
     return {
-        item.name: Section(item.name, hints[item.name], one_line(hints[item.name].__doc__ or ""))
-        for item in fields(root)
+        item.name: SettingSection(item.name, hints[item.name], join_lines(hints[item.name].__doc__ or ""))
+        for item in fields(Config)
         if is_dataclass(hints[item.name])
     }
 
 
 @cache
-def _fields(root: type) -> Mapping[str, FieldInfo]:
-    found = _own_fields("", root)
-    for section in _sections(root).values():
-        found += _own_fields(section.name, section.cls)
+def list_fields() -> Mapping[str, SettingField]:
+    """Return every key by its path, in order."""
+    found = _describe_class("", Config)
+    for section in list_sections().values():
+        found += _describe_class(section.name, section.cls)
     return {info.path: info for info in found}
 
 
-def _own_fields(section: str, cls: type) -> list[FieldInfo]:
+def _describe_class(section: str, cls: type) -> list[SettingField]:
     hints = get_type_hints(cls, include_extras=True)
-    docs = docstrings_of(cls)
-    plain = [item for item in fields(cls) if not is_dataclass(hints[item.name])]
-    return [_describe(section, item, hints[item.name], docs.get(item.name, "")) for item in plain]
+    docs = _read_docstrings(cls)
+    own = [item for item in fields(cls) if not is_dataclass(hints[item.name])]
+    return [_describe_field(section, item, hints[item.name], docs.get(item.name, "")) for item in own]
 
 
-def _describe(section: str, item: Field[Any], hint: Any, doc: str) -> FieldInfo:
+def _describe_field(section: str, item: Field[Any], hint: Any, doc: str) -> SettingField:
     marks: tuple[Any, ...] = ()
     if get_origin(hint) is Annotated:
         hint, *rest = get_args(hint)
@@ -116,8 +107,8 @@ def _describe(section: str, item: Field[Any], hint: Any, doc: str) -> FieldInfo:
     if get_origin(hint) in (Union, types.UnionType):
         kinds = [kind for kind in get_args(hint) if kind is not types.NoneType]
         optional = len(kinds) < len(get_args(hint))
-        (hint,) = kinds  # a key has one type, or that and null
-    return FieldInfo(
+        (hint,) = kinds  # a key has one type, which may be optional
+    return SettingField(
         section=section,
         key=item.name,
         type=hint,
@@ -130,23 +121,18 @@ def _describe(section: str, item: Field[Any], hint: Any, doc: str) -> FieldInfo:
     )
 
 
-def docstrings_of(cls: type) -> dict[str, str]:
-    """The strings under the fields of a class: Python drops them, the source has them."""
+def _read_docstrings(cls: type) -> dict[str, str]:
+    """Return the strings under the fields of a class from its source, as Python does not keep them."""
     body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
     assert isinstance(body, ast.ClassDef)
     docs = {}
-    for field, below in zip(body.body, body.body[1:], strict=False):
-        if (
-            isinstance(field, ast.AnnAssign)
-            and isinstance(field.target, ast.Name)
-            and isinstance(below, ast.Expr)
-            and isinstance(below.value, ast.Constant)
-            and isinstance(below.value.value, str)
-        ):
-            docs[field.target.id] = one_line(below.value.value)
+    for item, below in zip(body.body, body.body[1:], strict=False):
+        match item, below:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                docs[name] = join_lines(text)
     return docs
 
 
-def one_line(doc: str) -> str:
-    """A docstring with its line breaks undone."""
+def join_lines(doc: str) -> str:
+    """Return a docstring as one line."""
     return " ".join(doc.split())

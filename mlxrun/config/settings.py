@@ -1,6 +1,6 @@
-"""Every option mlxrun reads, with its default, its range and its meaning; nothing else is an option.
+"""Every option of mlxrun with its default, its range and its description.
 
-The JSON Schema, the config reference and `mlxrun config init` are made from this module: the docstring
+The JSON Schema, the config reference and `mlxrun config init` are generated from this module: the string
 under a field is its description, `Annotated` metadata is its range. Byte sizes are ints or "4GB" strings.
 """
 
@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Inclusive bounds of a number; None leaves a side open."""
+    """Inclusive bounds of a number; None means that there is no bound."""
 
     low: float | None = None
     high: float | None = None
@@ -20,41 +20,41 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Bytes:
-    """Marks an int field that also takes a string with a unit (kB, MB, GB: powers of 1000; KiB ...: of
-    1024)."""
+    """Marks an int field that also accepts a string with a unit: kB, MB, GB are powers of 1000, KiB, MiB,
+    GiB powers of 1024."""
 
 
 @dataclass(frozen=True, slots=True)
 class Secret:
-    """Marks a field that is never printed and that may only come from `${ENV_NAME}`."""
+    """Marks a mapping whose values are never printed, and must come from variables (`${NAME}`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSettings:
-    """Which model, and how it is loaded."""
+    """Which model is served, and how it is loaded."""
 
     path: str = "embedded"
-    """`embedded` (the built-in tiny model), a local folder, or a hub id such as `Qwen/Qwen3-0.6B`."""
+    """`embedded` (a tiny built-in model), a local folder, or a hub id such as `Qwen/Qwen3-0.6B`."""
     revision: str | None = None
-    """Branch, tag or commit of a hub id."""
+    """Branch, tag or commit of the model on the hub."""
     kind: Literal["auto", "text", "vision"] = "auto"
-    """`text` loads through mlx-lm, `vision` through mlx-vlm; `auto` looks for `vision_config` in
-    config.json."""
+    """`text` loads through mlx-lm, `vision` through mlx-vlm; `auto` chooses `vision` if config.json
+    has a `vision_config`."""
     adapter: str | None = None
-    """Folder of a LoRA adapter that is applied at load."""
+    """Folder of a LoRA adapter, which is applied when the model is loaded."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Type of the weights in memory; `auto` keeps the file's, but float32 on a CPU, where bfloat16 is
-    slow."""
+    """Type of the weights in memory. `auto` keeps the type of the files on a GPU, and uses float32 on a CPU,
+    where bfloat16 is slow."""
     names: tuple[str, ...] = ()
-    """Names that a request may give as `model`, besides the path; empty: any name is taken."""
+    """Names that requests may use as `model`, besides the path. Empty: every name is accepted."""
     context_length: Annotated[int | None, Range(16, None)] = None
-    """Most tokens of prompt and answer together; null: what the model's config says."""
+    """Maximum number of tokens of a prompt and its answer together. null: the limit in the model's config."""
     chat_template: str | None = None
-    """File with a Jinja chat template that replaces the model's own."""
+    """File with a Jinja chat template, which replaces that of the model."""
     chat_template_args: dict[str, str | int | float | bool] = field(default_factory=dict)
-    """Variables for the chat template, such as `enable_thinking: false`; a request may override them."""
+    """Variables for the chat template, such as `enable_thinking: false`. Requests may override them."""
     trust_remote_code: bool = False
-    """Let the tokenizer run Python code that comes with the model."""
+    """Allow the tokenizer to run Python code from the model's repository."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,101 +62,102 @@ class EngineSettings:
     """How the engine computes."""
 
     reproducible: bool = False
-    """Same bytes whatever else runs: prompts one by one in whole chunks; decode row by row on a CPU, at a
-    fixed width with one attention call a row on a GPU. Slower."""
+    """Make answers independent of what else runs in the batch, which is slower: prompts are prefilled one at
+    a time in full chunks, rows are decoded one at a time on a CPU and in batches of a fixed size on a GPU."""
     max_errors: Annotated[int, Range(1, 100)] = 5
-    """This many failed steps in a row stop the engine."""
+    """Number of consecutive failed steps after which the engine stops."""
     probe: bool = True
-    """At load, compare batched with alone for a few short prompts and fall back to the safe way where
-    they differ."""
+    """When the model is loaded, compare batched and single computation of a few short prompts, and disable
+    what makes them differ."""
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerSettings:
-    """Who runs next, and how much of it."""
+    """Which requests run, and how many tokens of them a step computes."""
 
     policy: Literal["fcfs", "priority", "shortest", "fair"] = "fcfs"
-    """Order of waiting prompts: arrival, `priority` of the request, least prefill left, or round robin by
-    key."""
+    """Order of waiting requests: `fcfs` by arrival, `priority` by that field of the request, `shortest` by
+    the tokens left to prefill, `fair` in turn for each API key."""
     aging: Annotated[float, Range(0, None)] = 30.0
-    """Seconds after which a waiting request goes first whatever the policy says; 0: never."""
+    """Seconds after which a waiting request goes first under every policy; 0: never."""
     max_running: Annotated[int, Range(1, 4096)] = 32
-    """Most requests that prefill or decode at once (rows)."""
+    """Maximum number of requests (rows) that prefill or decode at the same time."""
     max_queue: Annotated[int, Range(1, None)] = 1024
-    """Most requests that wait; one more is refused as overloaded."""
+    """Maximum number of waiting requests; further ones are refused as overloaded."""
     chunk: Annotated[int | None, Range(16, 65536)] = None
-    """Grid of prefill: no chunk reaches over a multiple of this many tokens. null: 4096 on CUDA, 512
+    """Maximum size of a prefill chunk in tokens; no chunk crosses a multiple of it. null: 4096 on CUDA, 512
     elsewhere."""
     prefill_budget: Annotated[int, Range(16, None)] = 4096
-    """Most prompt tokens a step while nothing decodes."""
+    """Maximum number of prompt tokens in a step while no row decodes."""
     prefill_budget_busy: Annotated[int | None, Range(16, None)] = None
-    """The same while rows decode: bounds the time between their tokens. More, up to prefill_budget, if more
-    prompts wait than rows decode, in that proportion. null: 512 on a GPU; 256 on a CPU, fewer deep in a long
-    prompt; at most a chunk."""
+    """The same while rows decode, which limits the time between their tokens. If more prompts wait than rows
+    decode, it is raised in proportion, up to prefill_budget. null: 512 on a GPU; 256 on a CPU, and fewer
+    towards the end of a long prompt; at most one chunk."""
     prefill_rows: Annotated[int, Range(1, 256)] = 8
-    """Most prompts whose chunks share one forward; only chunks of equal length do, unless the probe
-    allows padding."""
+    """Maximum number of prompts whose chunks are computed in one forward. They must have the same length,
+    unless the probe has found padding to be exact."""
     memory_limit: Annotated[int | None, Bytes(), Range(1, None)] = None
-    """Bytes for weights, rows and transients; null: what the device recommends (GPU) or 80 % of free
-    memory (CPU)."""
+    """Bytes for weights, KV caches and temporary arrays. null: what the device recommends (GPU), or 80 % of
+    the free memory (CPU)."""
     memory_headroom: Annotated[float, Range(0.0, 0.9)] = 0.05
-    """Share of the limit that is kept free."""
+    """Fraction of memory_limit that stays free."""
 
 
 @dataclass(frozen=True, slots=True)
 class CacheSettings:
-    """The prefix cache: what was computed for one prompt serves every other that begins like it."""
+    """The prefix cache: prompts that begin alike are prefilled only once."""
 
     backend: Literal["none", "memory", "disk"] = "memory"
-    """Where prefixes are kept; `disk` has memory in front. A job keeps its own on disk beside its output."""
+    """Where entries are stored; `disk` uses memory too. A batch job stores its own beside its output."""
     memory_bytes: Annotated[int | None, Bytes(), Range(1, None)] = None
-    """Most bytes in memory; null: a quarter of what weights leave of scheduler.memory_limit."""
+    """Maximum size in memory. null: a quarter of scheduler.memory_limit less the weights."""
     disk_path: str | None = None
-    """Folder of the disk backend; each model has its own in it. null: ~/.cache/mlxrun/prefixes."""
+    """Folder of the disk backend, with one folder for each model in it. null: ~/.cache/mlxrun/prefixes."""
     disk_bytes: Annotated[int, Bytes(), Range(1, None)] = 20_000_000_000
-    """Most bytes on disk, for each model."""
+    """Maximum size on disk for each model."""
     checkpoint_every: Annotated[int, Range(16, None)] = 2048
-    """Saves to disk, and copies of recurrent or windowed layers' states, are so close to each other that a
-    crash costs at most so many tokens of a prompt, and one chunk."""
+    """Maximum number of prompt tokens, besides one chunk, that a crash may lose. It sets the distance between
+    writes to disk, and between snapshots of recurrent and windowed layers."""
     stored_bits: Literal[8, 4] | None = None
-    """Quantise what is kept, to hold two to four times as much. Not exact: answers after a hit may differ."""
+    """Quantise entries to this many bits, so that two to four times as many fit. Answers after a hit may then
+    differ."""
     image_bytes: Annotated[int, Bytes(), Range(0, None)] = 256_000_000
-    """Most bytes for the features of images seen before, so that they are not encoded again; 0: off."""
+    """Maximum size of the cache of image features, which saves encoding an image again; 0: off."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingSettings:
-    """Defaults for what a request leaves out; null leaves it to the model's generation_config.json."""
+    """Defaults for requests; null means the value in the model's generation_config.json."""
 
     temperature: Annotated[float | None, Range(0.0, 10.0)] = None
-    """0 is greedy; null: the model's own, else 1.0."""
+    """Sampling temperature; 0 is greedy. null: that of the model, else 1.0."""
     top_p: Annotated[float | None, Range(0.0, 1.0)] = None
-    """Keep the likeliest tokens that sum to this; null: the model's own, else 1.0."""
+    """Sample from the likeliest tokens whose probabilities sum to this. null: that of the model, else 1.0."""
     top_k: Annotated[int | None, Range(0, None)] = None
-    """Keep this many tokens, 0: all; null: the model's own, else 0."""
+    """Sample from this many of the likeliest tokens; 0: all. null: that of the model, else 0."""
     min_p: Annotated[float | None, Range(0.0, 1.0)] = None
-    """Drop tokens less likely than this share of the likeliest; null: the model's own, else 0."""
+    """Drop tokens less likely than this fraction of the likeliest one. null: that of the model, else 0."""
     repetition_penalty: Annotated[float | None, Range(0.01, 10.0)] = None
-    """Divide the logits of tokens seen so far; null: the model's own, else 1.0."""
+    """Penalty on the logits of tokens that have occurred; 1 is none. null: that of the model, else 1.0."""
     max_tokens: Annotated[int | None, Range(1, None)] = None
-    """Longest answer; null: up to the context's end (server) or 1024 (batch)."""
+    """Maximum number of tokens of an answer. null: the rest of the context (server) or 1024 (batch)."""
     seed: Annotated[int | None, Range(0, None)] = None
-    """Seed of requests that give none; null: one is drawn for each and reported."""
+    """Seed of requests that have none. null: a random one for each request, which is reported."""
 
 
 @dataclass(frozen=True, slots=True)
 class ParserSettings:
-    """How answers are split into text, thought and tool calls; docs/tools.md lists the formats."""
+    """How answers are parsed into content, reasoning and tool calls; docs/tools.md lists the formats."""
 
     tools: str = "auto"
-    """Format of tool calls: `auto` (by the chat template), `none` (calls stay text) or a name."""
+    """Tool-call parser: `auto` (by the chat template), `none` (calls stay in the content) or a name."""
     reasoning: str = "auto"
-    """Format of thoughts: `auto` (by the chat template), `none` (thoughts stay text) or a name."""
+    """Reasoning parser: `auto` (by the chat template), `none` (reasoning stays in the content) or a name."""
 
 
 @dataclass(frozen=True, slots=True)
 class ApiSettings:
-    """Which interfaces the server has; the paths of one that is off are not found."""
+    """Which APIs the server offers. The paths of an API that is off return 404."""
 
     openai: bool = True
     """/v1/models, /v1/chat/completions, /v1/completions."""
@@ -169,113 +170,115 @@ class ApiSettings:
     batches: bool = True
     """/v1/files, /v1/batches."""
     admin: bool = True
-    """/v1/status, /metrics, /v1/cache, /v1/requests/ID/cancel, /openapi.json. /health is always there."""
+    """/v1/status, /metrics, /v1/cache, /v1/requests/ID/cancel, /openapi.json. /health is always on."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """Where the server listens, whom it serves, and how much one client may ask of it."""
+    """Where the server listens, which clients it serves, and what limits they have."""
 
     host: str = "127.0.0.1"
-    """Address to listen on; one that other machines reach needs api_keys, or allow_public."""
+    """Address to listen on. An address that other machines can reach needs api_keys or allow_public."""
     port: Annotated[int, Range(0, 65535)] = 8000
-    """Port to listen on; 0: any that is free."""
+    """Port to listen on; 0: any free port."""
     api_keys: Annotated[dict[str, str], Secret()] = field(default_factory=dict)
-    """Keys that clients must give, by the name of who has it (`alice: ${ALICE_KEY}`): names are in the log,
-    and scheduler.policy fair shares among them. Empty: no key is asked for."""
+    """API keys by the name of their owner, as in `alice: ${ALICE_KEY}`. Names are logged, and each gets the
+    same share under scheduler.policy `fair`. Empty: clients need no key."""
     allow_public: bool = False
-    """Listen on an address that other machines reach, although there are no api_keys."""
+    """Allow an address that other machines can reach without api_keys."""
     cors_origins: tuple[str, ...] = ()
-    """Web pages that may use the server from a browser, as `https://chat.example.com`, or `*` for all."""
+    """Origins of web pages that may use the server from a browser, such as `https://chat.example.com`, or `*`
+    for all."""
     allowed_hosts: tuple[str, ...] = ()
-    """Names by which clients reach the server besides localhost and server.host, such as `ai.example.com`
-    behind a proxy, or `*` for all. While there are no api_keys, requests for other names are refused on an
-    address of this machine: a web page may have had its own name point here."""
+    """Host names of the server besides localhost and server.host, such as `ai.example.com` behind a proxy, or
+    `*` for all. A server without api_keys on a local address refuses requests for other names, because a web
+    page can let its own host name point to this machine (DNS rebinding)."""
     max_body_bytes: Annotated[int, Bytes(), Range(1, None)] = 64_000_000
-    """Largest body of a request; uploads of job files have their own limit."""
+    """Maximum size of a request body. Uploads of job files have a limit of their own."""
     max_messages: Annotated[int, Range(1, None)] = 4096
-    """Most messages, or input items, of one request."""
+    """Maximum number of messages or input items of a request."""
     max_prompt_tokens: Annotated[int | None, Range(1, None)] = None
-    """Most tokens of one prompt; null: what the context holds."""
+    """Maximum number of tokens of a prompt. null: the size of the context."""
     max_connections: Annotated[int, Range(1, None)] = 1024
-    """Most open connections; one more is answered 503."""
+    """Maximum number of open connections; further ones get status 503."""
     request_timeout: Annotated[float | None, Range(0.1, None)] = 3600.0
-    """Seconds that a request may take, waiting included; it is then aborted. null: no limit."""
+    """Seconds after which a request is aborted, waiting time included. null: no limit."""
     keepalive: Annotated[float, Range(0.1, None)] = 15.0
-    """Seconds after which a stream that has nothing to say sends a line that says how far the request is."""
+    """Seconds without output after which a stream sends a comment with the progress of the request."""
     drain_timeout: Annotated[float, Range(0.0, None)] = 30.0
-    """Seconds that running requests get to finish once the server is told to stop."""
+    """Seconds that running requests have to finish when the server is stopped."""
     on_engine_failure: Literal["exit", "stay"] = "exit"
-    """When the engine has died: end the process (exit code 3), so that a supervisor restarts it, or stay and
-    answer 503."""
+    """What the server does when the engine has failed: `exit` ends the process with code 3, so that a
+    supervisor can restart it; `stay` answers every request with status 503."""
     strip_billing_header: bool = True
-    """Drop the line `x-anthropic-billing-header: ...` from the system prompt of /v1/messages: it differs in
-    every request, and no prefix would be found again."""
+    """Remove the line `x-anthropic-billing-header: ...` from system prompts of /v1/messages. It differs in
+    every request, so that the prefix cache would never have a hit."""
     store_responses: Annotated[int, Range(0, None)] = 1000
-    """Most answers of /v1/responses that are kept in memory for previous_response_id; 0: none."""
+    """Maximum number of /v1/responses answers that are stored for previous_response_id; 0: none."""
     store_bytes: Annotated[int, Bytes(), Range(1, None)] = 256_000_000
-    """Most bytes of these."""
+    """Maximum size of the stored responses."""
     data_path: str | None = None
-    """Folder for uploaded files and batches. null: mlxrun under $XDG_DATA_HOME or ~/.local/share."""
+    """Folder for uploaded files and batches. null: mlxrun in $XDG_DATA_HOME or ~/.local/share."""
     files_max_bytes: Annotated[int, Bytes(), Range(1, None)] = 10_000_000_000
-    """Most bytes of files and batches in data_path, each counted as 4096 at least; an upload or a batch that
-    would exceed it is refused. What a batch answers counts, but is never refused."""
+    """Maximum size of all files and batches in data_path; each counts as at least 4096 bytes. An upload or a
+    batch that would exceed it is refused. The output of a batch counts, but is always written."""
 
 
 @dataclass(frozen=True, slots=True)
 class MediaSettings:
-    """Which images are taken, and how large."""
+    """Which images are accepted, and how large they may be."""
 
     allow_urls: bool = False
-    """Fetch http(s) image URLs."""
+    """Fetch images from http(s) URLs."""
     allow_hosts: tuple[str, ...] = ()
-    """If URLs are allowed, only from these hosts; empty: any public one."""
+    """Hosts from which images may be fetched. Empty: every public host."""
     roots: tuple[str, ...] = (".",)
-    """Folders that image paths of a job may point into, relative to the job file; nothing outside is read."""
+    """Folders from which a job may read images, relative to the job file. No other file is read."""
     max_bytes: Annotated[int, Bytes(), Range(1, None)] = 20_000_000
-    """Largest encoded image."""
+    """Maximum size of an encoded image."""
     max_pixels: Annotated[int, Range(1, None)] = 50_000_000
-    """Largest decoded image, width x height."""
+    """Maximum number of pixels of an image, width x height."""
     max_images: Annotated[int, Range(1, 1024)] = 16
-    """Most images in one request."""
+    """Maximum number of images in a request."""
     timeout: Annotated[float, Range(0.1, None)] = 20.0
-    """Seconds for one URL."""
+    """Seconds that fetching one URL may take."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchSettings:
-    """How a job runs."""
+    """How a batch job runs."""
 
     concurrency: Annotated[int | None, Range(1, 65536)] = None
-    """Lines in flight; null: twice scheduler.max_running, so that the next prompts are ready."""
+    """Number of lines in progress. null: twice scheduler.max_running, so that the next prompts are ready."""
     order: Literal["completion", "input"] = "completion"
-    """Order of the output lines."""
+    """Order of the lines in the output."""
     on_invalid: Literal["skip", "fail"] = "skip"
-    """A bad line becomes an error record, or stops the job before anything runs (as `--strict` does)."""
+    """What an invalid line does: `skip` reports it in the error file; `fail` stops the job before it runs, as
+    `--strict` does."""
     retries: Annotated[int, Range(0, 10)] = 2
-    """How often a line is tried again after a transient error; deterministic errors are not tried again."""
+    """How often a line is retried after a transient error. Deterministic errors are not retried."""
     max_file_bytes: Annotated[int, Bytes(), Range(1, None)] = 1_000_000_000
-    """Largest job file that can be uploaded to the server."""
+    """Maximum size of a job file that is uploaded to the server."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogSettings:
-    """What is written to standard error."""
+    """What is logged to standard error."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
-    """Least severe message that is shown."""
+    """Lowest level that is logged."""
     format: Literal["text", "json"] = "text"
-    """Lines for people or for machines."""
+    """`text` for people, or `json` with one object a line."""
     prompts: bool = False
-    """Let the log quote requests: what is wrong in them, and at level debug all of them and the answers."""
+    """Allow the log to quote requests: invalid values, and at level debug whole requests and answers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """A whole run. An empty file is a valid config."""
+    """The config of a server or a batch job. An empty file is valid."""
 
     version: Literal[1] = 1
-    """Version of this format."""
+    """Version of the config format."""
     model: ModelSettings = field(default_factory=ModelSettings)
     engine: EngineSettings = field(default_factory=EngineSettings)
     scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)

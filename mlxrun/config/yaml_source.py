@@ -1,7 +1,7 @@
-"""YAML text to nodes that know their line and column.
+"""Parses YAML into nodes that know their line and column.
 
-Scalars are read as YAML 1.2 reads them (`no` and `12:30` are strings, `1e-3` is a number). Duplicate
-keys, tags and keys that are not strings are problems; wrong syntax raises YamlError.
+Scalars are read as in YAML 1.2 (`no` and `12:30` are strings, `1e-3` is a number). Duplicate keys, tags and
+keys that are not strings are problems; wrong syntax raises YamlError.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from mlxrun.config.nodes import ConfigNode, ConfigProblem, Origin, problem
+from mlxrun.config.nodes import ConfigNode, ConfigProblem, Origin, make_problem
 
 _NUMBER_START = list("-+.0123456789")
 _SCALARS = (
@@ -22,21 +22,22 @@ _SCALARS = (
     ("float", r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?", _NUMBER_START),
 )
 _TAG = "tag:yaml.org,2002:"
+MAX_VALUES = 100_000  # in a config; an alias counts each time that it is used
 
 
 class _Loader(yaml.SafeLoader):
-    """Finds nodes and their tags; constructs nothing."""
+    """Composes nodes and resolves their tags; it constructs no values."""
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes what `_Loader` would not read back as a string; escapes line breaks."""
+    """Quotes strings that `_Loader` would read back as another type; escapes line breaks."""
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
 
     def represent_str(self, data: str) -> yaml.ScalarNode:
-        """A scalar node; in double quotes if it would take more than one line."""
+        """Return a scalar node; in double quotes if it would take more than one line."""
         return self.represent_scalar(
             _TAG + "str", data, style=None if data.splitlines() in ([], [data]) else '"'
         )
@@ -50,7 +51,7 @@ for _tag, _pattern, _first in _SCALARS:
 
 
 class YamlError(Exception):
-    """The text is not YAML: where (from 1), and why."""
+    """The text is not YAML; `line` and `column` begin with 1."""
 
     def __init__(self, line: int, column: int, reason: str) -> None:
         super().__init__(reason)
@@ -59,37 +60,37 @@ class YamlError(Exception):
 
 
 def parse_yaml(text: str, name: str, problems: list[ConfigProblem]) -> ConfigNode:
-    """The root mapping of a file; empty if the file is."""
+    """Return the root mapping of a file, which is empty if the file is."""
     start = Origin("file", name, 1, 1)
     root = _compose(text)
     if root is None or root.tag == _TAG + "null":
         return ConfigNode({}, start)
     reader = _Reader(name, None, problems)
     if not isinstance(root, yaml.MappingNode):
-        problems.append(problem(reader.origin(root), "", "a config is a mapping of sections"))
+        problems.append(make_problem(reader.get_origin(root), "", "a config must be a mapping of sections"))
         return ConfigNode({}, start)
     return reader.read(root, None, "")
 
 
 def parse_value(text: str, path: str, origin: Origin, problems: list[ConfigProblem]) -> ConfigNode:
-    """One value from outside a file; everything in it has the given origin."""
+    """Return a value that is not from a file; everything in it has the given origin."""
     root = _compose(text)
     if root is None:
         return ConfigNode(None, origin, origin)
     return _Reader("", origin, problems).read(root, origin, path)
 
 
-def scalar_of(text: str) -> Any:
-    """What an unquoted scalar means: `8` is an int, `null` is None, most things are strings."""
+def parse_scalar(text: str) -> Any:
+    """Return the value of an unquoted scalar: `8` is an int, `null` is None, most others are strings."""
     try:
         tag = _Loader("").resolve(yaml.ScalarNode, text, (True, False))  # type: ignore[no-untyped-call]
-        return _construct(tag, text)
+        return _construct_scalar(tag, text)
     except ValueError:
         return text
 
 
-def yaml_text(value: Any) -> str:
-    """A value on one line of YAML, which this module reads back as the same value."""
+def render_yaml(value: Any) -> str:
+    """Return a value as one line of YAML, which this module reads back as the same value."""
     text = yaml.dump(value, Dumper=_Dumper, default_flow_style=True, width=math.inf, allow_unicode=True)
     return str(text).removesuffix("\n").removesuffix("\n...")
 
@@ -107,13 +108,13 @@ def _compose(text: str) -> yaml.Node | None:
         before = text[: error.position]
         column = len(before) - before.rfind("\n")
         raise YamlError(
-            before.count("\n") + 1, column, f"a character that is not allowed: {error.reason}"
+            before.count("\n") + 1, column, f"there is a character that is not allowed: {error.reason}"
         ) from None
     return node
 
 
-def _construct(tag: str, text: str) -> Any:
-    """The value of a scalar; ValueError where the tag or the number is none of ours."""
+def _construct_scalar(tag: str, text: str) -> Any:
+    """Return the value of a scalar. ValueError if its tag or its number is not supported."""
     match tag.removeprefix(_TAG):
         case "null":
             return None
@@ -128,63 +129,60 @@ def _construct(tag: str, text: str) -> Any:
     raise ValueError(f"{text[:40]!r} cannot be read as {tag.removeprefix(_TAG)}")
 
 
-MOST_VALUES = 100_000  # in a config, aliases counted as often as they are used
-
-
 class _Reader:
-    """Walks composed nodes. `fixed` is the origin of everything, where that is no place in a file."""
+    """Converts composed nodes. `fixed` is the origin of all of them, if they are not from a file."""
 
     def __init__(self, name: str, fixed: Origin | None, problems: list[ConfigProblem]) -> None:
         self._name = name
         self._fixed = fixed
         self._problems = problems
-        self._open: set[int] = set()  # nodes being read: an alias to one of them would never end
+        self._open: set[int] = set()  # nodes being read: an alias to one of them would be endless
         self._count = 0
 
-    def origin(self, node: yaml.Node) -> Origin:
-        """Where a node stands."""
+    def get_origin(self, node: yaml.Node) -> Origin:
+        """Return the position of a node."""
         mark = node.start_mark
         return self._fixed or Origin("file", self._name, mark.line + 1, mark.column + 1)
 
     def read(self, node: yaml.Node, key: Origin | None, path: str) -> ConfigNode:
-        """The node and all below it."""
-        here = self.origin(node)
+        """Return the node with all below it."""
+        here = self.get_origin(node)
         self._count += 1
-        if self._count > MOST_VALUES:
+        if self._count > MAX_VALUES:
             mark = node.start_mark
             raise YamlError(mark.line + 1, mark.column + 1, "too many values: aliases multiply them")
         if id(node) in self._open:
-            self._problems.append(problem(here, path, "an alias that holds itself"))
+            self._problems.append(make_problem(here, path, "this alias contains itself"))
             return ConfigNode(None, here, key)
         self._open.add(id(node))
-        value = self._value(node, path)
+        value = self._read_value(node, path)
         self._open.discard(id(node))
         return ConfigNode(value, here, key)
 
-    def _value(self, node: yaml.Node, path: str) -> Any:
+    def _read_value(self, node: yaml.Node, path: str) -> Any:
         if isinstance(node, yaml.MappingNode):
-            return self._mapping(node, path)
+            return self._read_mapping(node, path)
         if isinstance(node, yaml.SequenceNode):
-            return [self.read(child, None, f"{path}.{at}") for at, child in enumerate(node.value)]
+            return [self.read(child, None, f"{path}.{i}") for i, child in enumerate(node.value)]
         try:
-            return _construct(node.tag, node.value)
+            return _construct_scalar(node.tag, node.value)
         except ValueError as error:
-            self._problems.append(problem(self.origin(node), path, str(error)))
+            self._problems.append(make_problem(self.get_origin(node), path, str(error)))
             return node.value
 
-    def _mapping(self, node: yaml.MappingNode, path: str) -> dict[str, ConfigNode]:
+    def _read_mapping(self, node: yaml.MappingNode, path: str) -> dict[str, ConfigNode]:
         found: dict[str, ConfigNode] = {}
         for key_node, value_node in node.value:
-            at = self.origin(key_node)
+            at = self.get_origin(key_node)
             key = key_node.value
             if key_node.tag != _TAG + "str" or not isinstance(key, str):
                 shown = repr(key) if isinstance(key, str) else "a list or a mapping"
-                self._problems.append(problem(at, path, f"a key must be a string, not {shown}"))
+                self._problems.append(make_problem(at, path, f"a key must be a string, not {shown}"))
                 continue
             child = f"{path}.{key}" if path else key
             if key in found:
                 first = found[key].key_origin
-                self._problems.append(problem(at, child, f"given twice, first at {first}"))
+                self._problems.append(make_problem(at, child, f"this key is given twice, first at {first}"))
                 continue
             found[key] = self.read(value_node, at, child)
         return found

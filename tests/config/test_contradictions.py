@@ -1,0 +1,122 @@
+"""Settings that contradict each other or would have no effect (config/contradictions.py)."""
+
+from __future__ import annotations
+
+import pytest
+
+from mlxrun.config.contradictions import RULES
+from mlxrun.config.setting_fields import list_fields
+from mlxrun.config.settings import Config
+from tests.helpers.config_files import load, load_errors
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{alice: '${EMPTY}'}", "a.yaml:1:28: server.api_keys.alice: it is an empty string"),
+        ("{alice: '${A}', bob: '${A}'}", "a.yaml:1:20: server.api_keys: two names have the same key"),
+        (
+            "{'a b': '${A}'}",
+            "a.yaml:1:20: server.api_keys: 'a b' is not a name of letters, digits, '.', '_' and '-'",
+        ),
+        (
+            "{alice: ' ${A}'}",
+            "a.yaml:1:20: server.api_keys: the key of alice begins or ends with white space, "
+            "which no client sends",
+        ),
+        ("['${A}']", "a.yaml:1:20: server.api_keys: *** is not a mapping"),
+        ("{alice: [1]}", "a.yaml:1:28: server.api_keys.alice: *** is not a string"),
+    ],
+)
+def test_wrong_api_keys(text: str, said: str) -> None:
+    assert load_errors(f"server: {{api_keys: {text}}}\n", A="hunter2", EMPTY="") == [said]
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "box.example"])
+def test_a_public_address_needs_keys_or_a_word(host: str) -> None:
+    (said,) = load_errors(f"server: {{host: '{host}'}}\n")
+    assert said.startswith(f"a.yaml:1:16: server.host: {host} can be reached from other machines")
+    assert load(f"server: {{host: '{host}', allow_public: true}}\n").config.server.host == host
+    assert load(f"server: {{host: '{host}', api_keys: {{a: '${{A}}'}}}}\n", A="x").config.server.host == host
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "[::1]", "localhost"])
+def test_a_loopback_address_needs_no_keys(host: str) -> None:
+    assert load(f"server: {{host: '{host}'}}\n").config.server.host == host
+
+
+def test_hosts_are_hosts() -> None:
+    """The check of a file finds the hosts that the server would refuse at its start."""
+    assert load("server: {allowed_hosts: ['*', AI.example.com, '[::1]', 10.0.0.7, localhost.]}\n")
+    for name in ("http://a.example", "a.example:443", "*.example", "a b"):
+        (said,) = load_errors(f"server: {{allowed_hosts: [ok.example, '{name}']}}\n")
+        assert said.startswith(f"a.yaml:1:25: server.allowed_hosts: {name!r} is neither a name"), said
+
+
+def test_origins_are_origins() -> None:
+    assert load("server: {cors_origins: ['*', 'http://localhost:3000']}\n")
+    assert load_errors("server: {cors_origins: ['https://a.example/']}\n") == [
+        "a.yaml:1:24: server.cors_origins: 'https://a.example/' is not an origin such as "
+        "https://chat.example.com, or '*'"
+    ]
+
+
+def test_bytes_of_no_store_do_nothing() -> None:
+    assert load_errors("server: {store_responses: 0, store_bytes: 1MB}\n") == [
+        "a.yaml:1:43: server.store_bytes: has no effect while server.store_responses is 0"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "media: {allow_hosts: [a.example]}",
+            "1:22: media.allow_hosts: has no effect while media.allow_urls is false",
+        ),
+        (
+            "scheduler: {prefill_budget_busy: 8192}",
+            "1:34: scheduler.prefill_budget_busy: prefill_budget_busy 8192 is more",
+        ),
+        ("scheduler: {chunk: 8192}", "1:20: scheduler.chunk: chunk 8192 is more than prefill_budget 4096"),
+        (
+            "model: {revision: main}",
+            "1:19: model.revision: has no effect: model.path 'embedded' is not a hub id",
+        ),
+        ("model: {path: ., revision: main}", "1:28: model.revision: has no effect: model.path"),
+        (
+            "model: {trust_remote_code: true}",
+            "1:28: model.trust_remote_code: has no effect: the embedded model",
+        ),
+        (
+            "cache: {disk_path: x}",
+            "1:20: cache.disk_path: has no effect while cache.backend is memory; set cache.backend: disk",
+        ),
+        (
+            "engine: {reproducible: true}\ncache: {stored_bits: 8}",
+            "2:22: cache.stored_bits: quantised entries are not exact",
+        ),
+        ("model: {path: ./nope}", "1:15: model.path: "),
+        ("model: {path: a b}", "1:15: model.path: 'a b' is neither 'embedded' nor a folder nor a hub id"),
+        ("model: {path: a/b/c}", "1:15: model.path: 'a/b/c' is neither"),
+        ("model: {adapter: nope}", "1:18: model.adapter: "),
+        ("model: {chat_template: nope}", "1:24: model.chat_template: "),
+        (
+            "model: {context_length: 64}\nsampling: {max_tokens: 64}",
+            "2:24: sampling.max_tokens: sampling.max_tokens 64 leaves",
+        ),
+    ],
+)
+def test_contradictions(text: str, said: str) -> None:
+    (line,) = load_errors(text)
+    assert line.startswith(f"a.yaml:{said}")
+
+
+def test_a_value_that_follows_from_others_contradicts_none() -> None:
+    """A chunk that nobody set gives way to the budget."""
+    assert load("scheduler: {prefill_budget: 256}\n").config.scheduler.chunk is None
+
+
+def test_defaults_do_not_contradict_each_other() -> None:
+    assert [rule(Config()) for _, rule in RULES] == [None] * len(RULES)
+    assert all(key in list_fields() for keys, _ in RULES for key in keys)

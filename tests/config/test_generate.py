@@ -1,0 +1,58 @@
+"""The files that are generated from settings.py, and the shipped configs (config/generate.py)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+import mlxrun
+from mlxrun.config.conversion import build_config, to_plain
+from mlxrun.config.generate import render_files
+from mlxrun.config.loading import load_config
+from mlxrun.config.schema import build_schema
+from mlxrun.config.settings import Config
+
+PACKAGE = Path(mlxrun.__file__).parent
+CONFIGS = PACKAGE.parent / "configs"
+
+
+def test_the_schema_is_a_schema_and_takes_the_defaults() -> None:
+    jsonschema.Draft202012Validator.check_schema(build_schema())
+    plain = to_plain(Config())
+    jsonschema.validate(plain, build_schema())
+    assert build_config(plain) == Config()
+
+
+@pytest.mark.parametrize("path", list(render_files()), ids=lambda path: path.name)
+def test_generated_files_are_fresh(path: Path) -> None:
+    """`make generate` writes these files."""
+    assert path.read_text(encoding="utf-8") == render_files()[path]
+
+
+def test_the_default_file_lists_every_key_with_its_default() -> None:
+    loaded = load_config(CONFIGS / "default.yaml")
+    assert loaded.config == Config()
+    assert [key for key, origin in loaded.origins.items() if origin.kind == "default"] == []
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.name)
+def test_shipped_configs_load(path: Path) -> None:
+    """Each file in configs/ names the schema for editors."""
+    loaded = load_config(path, environ={"MLXRUN_KEY_TEAM": "one", "MLXRUN_KEY_CI": "two"})
+    first = path.read_text().splitlines()[0]
+    schema = path.parent / first.removeprefix("# yaml-language-server: $schema=")
+    assert json.loads(schema.read_text()) == build_schema()
+    assert loaded.config.version == 1
+
+
+def test_there_are_five_shipped_configs() -> None:
+    assert {path.name for path in CONFIGS.glob("*.yaml")} == {
+        "default.yaml",
+        "prod.yaml",
+        "qwen3-8b.yaml",
+        "vision.yaml",
+        "batch.yaml",
+    }

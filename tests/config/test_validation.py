@@ -1,0 +1,94 @@
+"""Every error of a config is reported with its position and a suggestion (config/validation.py)."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.helpers.config_files import load_errors
+
+
+def test_every_error_at_once_with_its_place() -> None:
+    """Each line has file:line:column, the key, what was expected, and a suggestion."""
+    text = """\
+model:
+  revision: 12
+scheduler:
+  policy: fcsf
+  polcy: fair
+  max_running: many
+  memory_limit: 4 gigs
+  memory_headroom: 2
+temperature: 1
+sampling:
+  polcy: fair
+media:
+  allow_urls: yes
+  allow_hosts: a.example
+"""
+    assert load_errors(text, ["engine.max_errors=0"], MLXRUN_BATCH__ORDER="inptu") == [
+        'a.yaml:2:13: model.revision: 12 is not a string or null (write "12")',
+        "a.yaml:4:11: scheduler.policy: 'fcsf' is not one of 'fcfs', 'priority', 'shortest', 'fair'"
+        " (did you mean 'fcfs'?)",
+        "a.yaml:5:3: scheduler.polcy: unknown key (did you mean 'policy'?)",
+        "a.yaml:6:16: scheduler.max_running: 'many' is not an integer",
+        "a.yaml:7:17: scheduler.memory_limit: '4 gigs' is not a byte size such as 4GB or 512MiB",
+        "a.yaml:8:20: scheduler.memory_headroom: 2 is more than 0.9",
+        "a.yaml:9:1: temperature: unknown key (did you mean 'sampling.temperature'?)",
+        "a.yaml:11:3: sampling.polcy: unknown key (did you mean 'scheduler.policy'?)",
+        "a.yaml:13:15: media.allow_urls: 'yes' is not true or false (did you mean true?)",
+        "a.yaml:14:16: media.allow_hosts: 'a.example' is not a list (write [a.example])",
+        "MLXRUN_BATCH__ORDER: batch.order: 'inptu' is not one of 'completion', 'input'"
+        " (did you mean 'input'?)",
+        "--set engine.max_errors: 0 is less than 1",
+    ]
+
+
+@pytest.mark.parametrize("section", ["embeddings", "plugins"])
+def test_sections_that_nothing_reads_are_unknown_keys(section: str) -> None:
+    """Only sections that code reads are declared."""
+    assert load_errors(f"{section}:\n  port: 1\n") == [f"a.yaml:1:1: {section}: unknown key"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "model: {path: [",
+            "a.yaml:1:16: this is not YAML: expected the node content, but found '<stream end>'",
+        ),
+        ("a: b: c\n", "a.yaml:1:5: this is not YAML: mapping values are not allowed here"),
+        (
+            "log:\n\tlevel: info\n",
+            "a.yaml:2:1: this is not YAML: found character '\\t' that cannot start any token",
+        ),
+        ("log: {level: \x07}\n", "a.yaml:1:14: this is not YAML: there is a character that is not allowed"),
+        ("--- {}\n--- {}\n", "a.yaml:2:1: this is not YAML: but found another document"),
+        ("[a]\n", "a.yaml:1:1: a config must be a mapping of sections"),
+        ("log: &a {level: *a}\n", "a.yaml:1:6: log.level: this alias contains itself"),
+        ("model: {path: !!binary aa}\n", "a.yaml:1:15: model.path: 'aa' cannot be read as binary"),
+        ("1: 2\n", "a.yaml:1:1: a key must be a string, not '1'"),
+        ("[a]: 2\n", "a.yaml:1:1: a key must be a string, not a list or a mapping"),
+        (
+            "log:\n  level: info\n  level: error\n",
+            "a.yaml:3:3: log.level: this key is given twice, first at a.yaml:2:3",
+        ),
+        ("log: 3\n", "a.yaml:1:6: log: 3 is not a mapping of keys"),
+        ("version: 2\n", "a.yaml:1:10: version: 2 is not one of 1"),
+        ("model: {path: ''}\n", "a.yaml:1:15: model.path: it is an empty string"),
+        ("media: {roots: [a, a]}\n", 'a.yaml:1:16: media.roots: ["a", "a"] has an item twice'),
+        ("media: {roots: [a, 1]}\n", 'a.yaml:1:20: media.roots.1: 1 is not a string (write "1")'),
+        ("media: {max_bytes: 0B}\n", "a.yaml:1:20: media.max_bytes: '0B' is less than 1"),
+        ("media: {timeout: .nan}\n", "a.yaml:1:18: media.timeout: '.nan' is not a number"),
+        ("media: {timeout: 1e999}\n", "a.yaml:1:18: media.timeout: '1e999' cannot be read as float"),
+        ("engine: {max_errors: true}\n", "a.yaml:1:22: engine.max_errors: true is not an integer"),
+        ("engine: {max_errors: 1.5}\n", "a.yaml:1:22: engine.max_errors: 1.5 is not an integer"),
+        (
+            "model: {chat_template_args: {a: [1]}}\n",
+            "a.yaml:1:33: model.chat_template_args.a: [1] is not a string or",
+        ),
+        ("extends: 3\n", "a.yaml:1:10: extends: 3 is not a string or a list"),
+    ],
+)
+def test_wrong_files(text: str, said: str) -> None:
+    (line,) = load_errors(text)
+    assert line.startswith(said)
