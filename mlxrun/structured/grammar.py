@@ -1,9 +1,9 @@
-"""Structured output: JSON, schemas, regular expressions, choices, grammars and forced calls, by llguidance.
+"""Grammars of structured output, compiled by llguidance: JSON, schemas, regular expressions, choices, calls.
 
-`compile_grammar` is slow (milliseconds; the first of a model up to a second): call it on a worker thread. It
-raises RequestError with llguidance's reason. What it returns is what Request.grammar takes.
-JSON may have one space wherever whitespace may be, and none around it: indentation costs tokens, and a small
-model that may write line breaks can go on with them for long.
+Compiling is slow (milliseconds; the first grammar of a model up to a second): call it on a worker thread. It
+raises RequestError with llguidance's reason. The result is what Request.grammar takes.
+JSON may have one space wherever white space may be, and none around it: indentation costs tokens, and a small
+model that may write line breaks can write them without end.
 """
 
 from __future__ import annotations
@@ -17,60 +17,85 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import llguidance
+from cachetools import LRUCache
 from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
 
-from mlxrun.structured.kept import Kept
-from mlxrun.structured.matcher import GrammarTokens, ReasoningBounds, RowMatcher, quoted, reason
+from mlxrun.structured.matcher import (
+    GrammarTokens,
+    ReasoningBounds,
+    RowMatcher,
+    get_error_reason,
+    quote_literal,
+)
 from mlxrun.structured.schema_keywords import check_schema
 from mlxrun.text.field_errors import check_type, get_json_type, reject, shorten
 from mlxrun.text.model_info import ModelInfo
 
-Kind = Literal["json_object", "json_schema", "regex", "choice", "lark", "ebnf"]
+GrammarKind = Literal["json_object", "json_schema", "regex", "choice", "lark", "ebnf"]
 
-LARGEST = 1 << 20  # characters of a grammar
-# Compiled grammars, and characters of their sources together: a character costs 100 to 400 bytes, and what
-# rows learn of a grammar stays with it, up to STATES. 16 of the worst kind are 2 GB; most have 1 MB each.
-KEPT, KEPT_CHARACTERS = 16, 1 << 20
+MAX_CHARACTERS = 1 << 20  # of a grammar
+# How many compiled grammars are cached, and characters of their sources: a character costs 100 to 400 bytes,
+# and what rows learn of a grammar stays with it, up to MAX_LEXER_STATES. 16 of the worst kind are 2 GB; most
+# have 1 MB each.
+MAX_CACHED, MAX_CACHED_CHARACTERS = 16, 1 << 20
 WHITESPACE = " ?"
-# What decides how long the first mask, and each later one, may take: some 100 ms, 15 ms and 3 ms.
-FUEL, STEP_FUEL, STEP_ITEMS = 200_000, 200_000, 50_000
-STATES = 50_000  # of a lexer; 0.6 to 2 kB each. A string takes one for each character of its maxLength
+# What limits the time of the first mask, and of each later one: some 100 ms, 15 ms and 3 ms.
+INITIAL_LEXER_FUEL, STEP_LEXER_FUEL, STEP_MAX_ITEMS = 200_000, 200_000, 50_000
+MAX_LEXER_STATES = 50_000  # 0.6 to 2 kB each; a string takes one for each character of its maxLength
+
+
+class GrammarError(Exception):
+    """llguidance's reason for refusing a grammar."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CompiledGrammar:
-    """A grammar that is ready; see scheduler.request.Grammar. `warnings`: what a lenient schema asks for and
-    does not get."""
+    """A grammar that is ready to use; see scheduler.request.Grammar. `warnings`: what a lenient schema asks
+    for and does not get."""
 
     tokens: GrammarTokens
     source: str
-    matcher: llguidance.LLMatcher  # has said nothing; is only ever copied, as threads share it
+    matcher: llguidance.LLMatcher  # at the start of the grammar; threads share it, so it is only ever copied
     warnings: tuple[str, ...] = ()
-    thought: ReasoningBounds | None = None
+    reasoning: ReasoningBounds | None = None
 
-    def after(self, thought: ReasoningBounds) -> CompiledGrammar:
-        """The same for an answer that thinks first: the grammar begins once the thought has ended."""
-        return replace(self, thought=thought)
+    def begin_after(self, reasoning: ReasoningBounds) -> CompiledGrammar:
+        """Return the same grammar for an answer that begins with reasoning, behind which it begins."""
+        return replace(self, reasoning=reasoning)
 
     def start(self, output: Sequence[int], stop_ids: frozenset[int]) -> RowMatcher:
-        """A new row's constraint, after the tokens that it has said already."""
-        own = self.matcher.deep_copy()
-        constraint = RowMatcher(self.tokens, own, stop_ids, self.thought, self._forget)
+        """Make the matcher of a row that has these output tokens already."""
+        matcher = RowMatcher(
+            self.tokens, self.matcher.deep_copy(), stop_ids, self.reasoning, self._remove_from_cache
+        )
         for token in output:
-            constraint.accept(token)
-        return constraint
+            matcher.accept(token)
+        return matcher
 
-    def _forget(self) -> None:
-        """Copies share a lexer: one that has come to its limits fails every later row too. The next request
-        has it compiled anew."""
-        kept = _kept.get((self.tokens, self.source))
-        if kept is not None and kept.matcher is self.matcher:
-            _kept.drop((self.tokens, self.source))
+    def _remove_from_cache(self) -> None:
+        """Copies share a lexer: once it has come to its limits, every later row fails too. So the next
+        request compiles the grammar again."""
+        key = self.tokens, self.source
+        with _cache_lock:
+            cached = _cache.get(key)
+            if cached is not None and cached.matcher is self.matcher:
+                del _cache[key]
+
+
+def _get_cached_size(grammar: CompiledGrammar) -> int:
+    """The characters of the source, but so many at least that no more than MAX_CACHED grammars fit."""
+    return max(len(grammar.source), MAX_CACHED_CHARACTERS // MAX_CACHED)
+
+
+_cache: LRUCache[tuple[GrammarTokens, str], CompiledGrammar] = LRUCache(
+    MAX_CACHED_CHARACTERS, getsizeof=_get_cached_size
+)
+_cache_lock = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
-class CallFrame:
-    """A call of one tool: its arguments, JSON of that schema, between two texts (see parsers.family)."""
+class CallPattern:
+    """A call of one tool: its JSON arguments between two texts (see parsers.family), and their schema."""
 
     prefix: str
     schema: Mapping[str, Any] | bool
@@ -78,120 +103,114 @@ class CallFrame:
 
 
 def compile_grammar(
-    of: Kind, value: Any, host: ModelInfo, *, param: str, strict: bool = True
+    kind: GrammarKind, value: Any, model: ModelInfo, *, param: str, strict: bool = True
 ) -> CompiledGrammar:
-    """The grammar of one request. `param`: the field that errors name.
+    """Compile the grammar of one request. `param`: the field that errors name.
 
     `value`: nothing (json_object), a JSON Schema, a text, or the strings to choose from. `strict`: refuse
     keywords of a schema that cannot be enforced; else they are in `warnings`.
     """
-    with _readable(param):
-        match of:
+    with _reject_errors(param):
+        match kind:
             case "json_object":
-                source = _json({"type": "object"}, strict, param)
+                source = _write_json({"type": "object"}, strict, param)
             case "json_schema":
-                source = _json(value, strict, param)
+                source = _write_json(value, strict, param)
             case "regex":
-                source = llguidance.LLMatcher.grammar_from_regex(_text(value, param))
+                source = llguidance.LLMatcher.grammar_from_regex(_check_text(value, param))
             case "choice":
-                source = f"start: {' | '.join(quoted(text) for text in _strings(value, param))}"
+                source = f"start: {' | '.join(map(quote_literal, _check_choices(value, param)))}"
             case "lark":
-                source = llguidance.LLMatcher.grammar_from_lark(_text(value, param))
+                source = llguidance.LLMatcher.grammar_from_lark(_check_text(value, param))
             case "ebnf":
-                source = any_to_lark(_text(value, param))
-        return _compile(source, host)
+                source = any_to_lark(_check_text(value, param))
+        return _compile(source, model)
 
 
 def compile_calls(
-    frames: Sequence[CallFrame],
-    host: ModelInfo,
+    patterns: Sequence[CallPattern],
+    model: ModelInfo,
     *,
     param: str,
-    between: str | None = None,
+    separator: str | None = None,
     opener: str = "",
     strict: bool = False,
 ) -> CompiledGrammar:
-    """An answer that is a call of one of these frames; or several, with the text `between` them.
+    """Compile an answer that is a call of one of these patterns; or several, with `separator` between them.
 
-    `opener`: what all frames begin with. Given, the answer is any text, and calls are what may follow that.
+    `opener`: what all patterns begin with. Given, the answer is any text, and a call is what may follow that.
     """
-    tokens, rules = tokens_of(host), []
-    for i, frame in enumerate(frames):
+    tokens, rules = get_grammar_tokens(model), []
+    for i, pattern in enumerate(patterns):
         parts = (
-            tokens.literal(frame.prefix.removeprefix(opener)),
-            _inline(frame.schema, strict, param),
-            tokens.literal(frame.suffix),
+            tokens.write_literal(pattern.prefix.removeprefix(opener)),
+            f"%json {_encode_schema(pattern.schema, strict, param)}",
+            tokens.write_literal(pattern.suffix),
         )
         rules.append(f"call{i}: {' '.join(filter(None, parts))}")
-    calls = " | ".join(f"call{i}" for i in range(len(frames)))
-    start = [_free(tokens, opener)] if opener else [f"start: call{_again(tokens, between)}"]
-    with _readable(param):
-        return _compile("\n".join([*start, f"call: {calls}", *rules]), host)
-
-
-def _again(tokens: GrammarTokens, between: str | None) -> str:
-    return "" if between is None else f" ({tokens.literal(between)} call)*".replace("( ", "(")
-
-
-def _free(tokens: GrammarTokens, opener: str) -> str:
-    """Any text, in which a call follows wherever the opener comes: a lazy lexeme ends as soon as it can."""
-    if opener in tokens.special:
-        head = f"head: TEXT {tokens.literal(opener)}"
+    calls = " | ".join(f"call{i}" for i in range(len(patterns)))
+    if opener:
+        start = _write_free_text(tokens, opener)
+    elif separator is None:
+        start = "start: call"
     else:
-        head = f"head[lazy]: TEXT {quoted(opener)}"
+        start = f"start: call ({' '.join(filter(None, (tokens.write_literal(separator), 'call')))})*"
+    with _reject_errors(param):
+        return _compile("\n".join([start, f"call: {calls}", *rules]), model)
+
+
+def _write_free_text(tokens: GrammarTokens, opener: str) -> str:
+    """Any text, in which a call follows wherever the opener comes: a lazy lexeme ends as soon as it can."""
+    if opener in tokens.special_ids:
+        head = f"head: TEXT {tokens.write_literal(opener)}"
+    else:
+        head = f"head[lazy]: TEXT {quote_literal(opener)}"
     return f"start: (head call)* TEXT\n{head}\nTEXT: /(.|\\n)*/"
 
 
-def tokens_of(host: ModelInfo) -> GrammarTokens:
-    """What llguidance knows of the model's tokenizer; made once a model."""
-    with _making:
-        return _tokens(host.tokenizer.backend_tokenizer, host.eos_ids)
+def get_grammar_tokens(model: ModelInfo) -> GrammarTokens:
+    """Return what llguidance knows of the model's tokenizer, which is made once a model."""
+    with _tokens_lock:
+        return _make_grammar_tokens(model.tokenizer.backend_tokenizer, model.eos_ids)
 
 
-_making = threading.Lock()
+_tokens_lock = threading.Lock()
 
 
 @functools.lru_cache(maxsize=8)
-def _tokens(backend: Any, eos_ids: frozenset[int]) -> GrammarTokens:
-    return GrammarTokens.make(backend, eos_ids)
+def _make_grammar_tokens(backend: Any, eos_ids: frozenset[int]) -> GrammarTokens:
+    return GrammarTokens.from_tokenizer(backend, eos_ids)
 
 
 # -- sources ----------------------------------------------------------------------------------------------
 
 
-def _json(schema: Any, strict: bool, param: str) -> str:
+def _write_json(schema: Any, strict: bool, param: str) -> str:
     if not isinstance(schema, bool):
         check_type(schema, dict, param)
-    return llguidance.LLMatcher.grammar_from_json_schema(_inline_schema(schema, strict, param))
+    return llguidance.LLMatcher.grammar_from_json_schema(_encode_schema(schema, strict, param))
 
 
-def _inline(schema: Mapping[str, Any] | bool, strict: bool, param: str) -> str:
-    return f"%json {_inline_schema(schema, strict, param)}"
-
-
-def _inline_schema(schema: Any, strict: bool, param: str) -> str:
-    """The schema as llguidance takes it, its options within; ours come before what the schema itself says."""
-    _check_size(schema, param)
+def _encode_schema(schema: Any, strict: bool, param: str) -> str:
+    """Encode the schema with llguidance's options in it, which replace those that the schema itself has."""
+    try:  # before anything looks into it: jsonschema takes minutes for a schema of many megabytes
+        _check_length(len(json.dumps(schema)), param)
+    except RecursionError:
+        reject(param, "is nested too deeply")
     check_schema(schema, param, strict)
     options = {"whitespace_pattern": WHITESPACE, "lenient": not strict, "coerce_one_of": False}
-    whole = {"allOf": [schema]} if isinstance(schema, bool) else dict(schema)
-    return json.dumps(whole | {"x-guidance": options})
-
-
-def _check_size(schema: Any, param: str) -> None:
-    """Before anything looks into it: jsonschema takes minutes for one of many megabytes."""
-    try:
-        _check_length(len(json.dumps(schema)), param)
-    except RecursionError as error:
-        reject(param, "is nested too deeply")
+    members = {"allOf": [schema]} if isinstance(schema, bool) else dict(schema)
+    return json.dumps(members | {"x-guidance": options})
 
 
 def _check_length(length: int, param: str) -> None:
-    if length > LARGEST:
-        reject(param, f"has {length} characters; at most {LARGEST} are taken", code="invalid_grammar")
+    if length > MAX_CHARACTERS:
+        reject(
+            param, f"has {length} characters; at most {MAX_CHARACTERS} are allowed", code="invalid_grammar"
+        )
 
 
-def _text(value: Any, param: str) -> str:
+def _check_text(value: Any, param: str) -> str:
     text: str = check_type(value, str, param)
     _check_length(len(text), param)
     if not text.strip():
@@ -199,7 +218,7 @@ def _text(value: Any, param: str) -> str:
     return text
 
 
-def _strings(value: Any, param: str) -> list[str]:
+def _check_choices(value: Any, param: str) -> list[str]:
     check_type(value, list, param)
     if not value:
         reject(param, "is empty; give at least one string to choose")
@@ -213,8 +232,8 @@ def _strings(value: Any, param: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def _readable(param: str) -> Iterator[None]:
-    """What llguidance refuses, as an error of the field."""
+def _reject_errors(param: str) -> Iterator[None]:
+    """Turn llguidance's errors into errors of the field."""
     try:
         yield
     except (GrammarError, GbnfToLarkError) as error:
@@ -223,38 +242,32 @@ def _readable(param: str) -> Iterator[None]:
         reject(param, f"cannot be read: {shorten(str(error))}", code="invalid_grammar")
 
 
-def _compile(source: str, host: ModelInfo) -> CompiledGrammar:
-    if len(source) > LARGEST:
-        raise GrammarError(f"a grammar of {len(source)} characters; at most {LARGEST} are taken")
-    tokens = tokens_of(host)
-    found = _kept.get((tokens, source))
-    if found is None:
-        found = _compiled(tokens, source)
-        _kept.put((tokens, source), found, len(source))
-    return found
+def _compile(source: str, model: ModelInfo) -> CompiledGrammar:
+    if len(source) > MAX_CHARACTERS:
+        raise GrammarError(f"a grammar of {len(source)} characters; at most {MAX_CHARACTERS} are allowed")
+    tokens = get_grammar_tokens(model)
+    with _cache_lock:
+        grammar = _cache.get((tokens, source))
+    if grammar is None:
+        grammar = _compile_source(tokens, source)
+        with _cache_lock:
+            _cache[tokens, source] = grammar
+    return grammar
 
 
-class GrammarError(Exception):
-    """llguidance's reason for refusing a grammar."""
-
-
-_kept: Kept[CompiledGrammar] = Kept(KEPT, KEPT_CHARACTERS)
-
-
-def _compiled(tokens: GrammarTokens, source: str) -> CompiledGrammar:
-    """Copies of its matcher share what is learned of the grammar."""
+def _compile_source(tokens: GrammarTokens, source: str) -> CompiledGrammar:
     limits = llguidance.LLParserLimits(
-        initial_lexer_fuel=FUEL,
-        step_lexer_fuel=STEP_FUEL,
-        step_max_items=STEP_ITEMS,
-        max_lexer_states=STATES,
+        initial_lexer_fuel=INITIAL_LEXER_FUEL,
+        step_lexer_fuel=STEP_LEXER_FUEL,
+        step_max_items=STEP_MAX_ITEMS,
+        max_lexer_states=MAX_LEXER_STATES,
         verbose_errors=False,
     )
     matcher = llguidance.LLMatcher(tokens.tokenizer, source, log_level=0, limits=limits)
-    first = matcher.deep_copy()
+    first = matcher.deep_copy()  # copies share what is learned of the grammar
     if not matcher.is_error():
-        first.compute_bitmask()  # the slowest mask, and the place where much is found out
+        first.compute_bitmask()  # the slowest mask, which finds most of what is wrong with a grammar
     for each in (matcher, first):
         if each.is_error():
-            raise GrammarError(reason(each))
+            raise GrammarError(get_error_reason(each))
     return CompiledGrammar(tokens, source, matcher, tuple(matcher.get_grammar_warnings()))

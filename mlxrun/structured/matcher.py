@@ -1,7 +1,8 @@
-"""One row that follows a grammar: scheduler.request.Constraint over an llguidance matcher.
+"""The state of one row that follows a grammar: scheduler.request.GrammarMatcher over an llguidance matcher.
 
-An answer may think first: then all but stop tokens is allowed until the text that closes the thought, a
-little whitespace may follow, and the grammar begins behind it. Everything here runs on the engine thread.
+An answer may begin with reasoning: then every token but a stop token is allowed until the text that closes
+the reasoning, a little white space may follow, and the grammar begins behind it. All of this runs on the
+engine thread.
 """
 
 from __future__ import annotations
@@ -19,205 +20,198 @@ import llguidance
 from mlxrun.errors import RequestError
 from mlxrun.text.field_errors import shorten
 
-GAP = 4  # tokens of whitespace, at most, between a thought and the answer
-_REASON = 400  # characters of llguidance's reason in an error
+MAX_GAP = 4  # tokens of white space between reasoning and the answer
+_MAX_REASON = 400  # characters of llguidance's reason in an error
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GrammarTokens:
-    """A model's vocabulary as llguidance knows it. `ends`: all its tokens that end an answer."""
+    """A model's vocabulary as llguidance knows it."""
 
     tokenizer: llguidance.LLTokenizer
-    ends: frozenset[int]
-    special: dict[str, int]  # texts of the tokens that no text is made of
-    blank: bytes  # mask of tokens that are whitespace only
-    everything: bytes  # mask of all tokens
+    end_ids: frozenset[int]  # all tokens that end an answer
+    special_ids: dict[str, int]  # the special tokens, which are no text, by their names
+    whitespace_mask: bytes  # of tokens that are white space only
+    full_mask: bytes  # of all tokens
 
     @classmethod
-    def make(cls, backend: Any, eos_ids: frozenset[int]) -> GrammarTokens:
-        """Of a tokenizer of the tokenizers library. `eos_ids`: the model's; without any, the tokenizer's."""
+    def from_tokenizer(cls, backend: Any, eos_ids: frozenset[int]) -> GrammarTokens:
+        """Read a tokenizer of the tokenizers library. `eos_ids`: the model's; if empty, the tokenizer's."""
         plain = copy.copy(backend)
         plain.no_padding()
         plain.no_truncation()
         size = plain.get_vocab_size(with_added_tokens=True)
-        ends = sorted(i for i in eos_ids if i < size)
-        made = llguidance.LLTokenizer(plain.to_str(), eos_token=ends or None)
+        end_ids = sorted(i for i in eos_ids if i < size)
+        tokenizer = llguidance.LLTokenizer(plain.to_str(), eos_token=end_ids or None)
         added = plain.get_added_tokens_decoder()
-        special = {t.content: i for i, t in added.items() if made.is_special_token(i)}
-        blank = llguidance.LLMatcher(made, llguidance.LLMatcher.grammar_from_regex(r"[ \n\r\t]+"))
-        all_bits = (1 << made.vocab_size) - 1
-        everything = all_bits.to_bytes((made.vocab_size + 7) // 8, "little")
-        return cls(made, frozenset(made.eos_tokens), special, blank.compute_bitmask(), everything)
+        special_ids = {t.content: i for i, t in added.items() if tokenizer.is_special_token(i)}
+        blank = llguidance.LLMatcher(tokenizer, llguidance.LLMatcher.grammar_from_regex(r"[ \n\r\t]+"))
+        all_bits = (1 << tokenizer.vocab_size) - 1
+        full_mask = all_bits.to_bytes((tokenizer.vocab_size + 7) // 8, "little")
+        return cls(
+            tokenizer, frozenset(tokenizer.eos_tokens), special_ids, blank.compute_bitmask(), full_mask
+        )
 
-    def literal(self, text: str) -> str:
-        """A text in Lark: special tokens as what they are, the rest in quotes. Empty for no text."""
-        if not self.special or not text:
-            return quoted(text) if text else ""
-        names = sorted(map(re.escape, self.special), key=len, reverse=True)
+    def write_literal(self, text: str) -> str:
+        """Write a text in Lark: special tokens by their ids, the rest in quotes. Empty for no text."""
+        if not self.special_ids or not text:
+            return quote_literal(text) if text else ""
+        names = sorted(map(re.escape, self.special_ids), key=len, reverse=True)
         parts = re.split(f"({'|'.join(names)})", text)
-        return " ".join(f"<[{self.special[p]}]>" if p in self.special else quoted(p) for p in parts if p)
+        ids = self.special_ids
+        return " ".join(f"<[{ids[part]}]>" if part in ids else quote_literal(part) for part in parts if part)
 
 
 @dataclass(frozen=True, slots=True)
 class ReasoningBounds:
-    """What comes before the grammar: text up to and with `closes`. `opens`: the token ids that begin it, if
-    the model may begin it, or not; empty if the prompt has begun it."""
+    """What comes before the grammar: text up to `closer`. `opener_ids`: the tokens that begin the reasoning,
+    if the model may begin it or not; empty if the prompt has begun it."""
 
-    closes: str
-    opens: tuple[int, ...] = ()
+    closer: str
+    opener_ids: tuple[int, ...] = ()
 
 
 class _Phase(enum.Enum):
-    OPENING = enum.auto()  # the answer may begin a thought, or itself
-    THINKING = enum.auto()
-    GAP = enum.auto()  # after the thought: whitespace, or the answer
+    OPENING = enum.auto()  # the answer may begin reasoning, or itself
+    REASONING = enum.auto()
+    GAP = enum.auto()  # behind the reasoning: white space, or the answer
     ANSWER = enum.auto()
     ENDED = enum.auto()
 
 
 class RowMatcher:
-    """See scheduler.request.Constraint. `matcher`: of this row alone. `broken` is called if it fails."""
+    """The state of one row. `matcher`: this row's own; `on_error` is called if llguidance fails."""
 
     def __init__(
         self,
         tokens: GrammarTokens,
         matcher: llguidance.LLMatcher,
         stop_ids: frozenset[int],
-        thought: ReasoningBounds | None = None,
-        broken: Callable[[], None] = lambda: None,
+        reasoning: ReasoningBounds | None = None,
+        on_error: Callable[[], None] = lambda: None,
     ) -> None:
         self._tokens = tokens
         self._matcher = matcher
-        self._stops = stop_ids
-        # A grammar may end in a stop token that it names: it has no other reason to allow a special one.
-        self._named = stop_ids.intersection(tokens.special.values())
-        self._thought = thought
-        self._broken = broken
-        self._tail = b""  # of the thought: what the closing text may have begun in
-        self._opened = 0  # tokens of `opens` that were said
+        self._stop_ids = stop_ids
+        # A grammar may end in a stop token that it names: it has no other reason to allow a special token.
+        self._named_stop_ids = stop_ids.intersection(tokens.special_ids.values())
+        self._closer = reasoning.closer.encode() if reasoning is not None else b""
+        self._opener_ids = reasoning.opener_ids if reasoning is not None else ()
+        self._on_error = on_error
+        self._tail = b""  # the end of the reasoning, where the closer may have begun
+        self._opened = 0  # how many of `opener_ids` have come
         self._gap = 0
         self._phase = _Phase.ANSWER
-        if thought is not None:
-            self._phase = _Phase.OPENING if thought.opens else _Phase.THINKING
+        if reasoning is not None:
+            self._phase = _Phase.OPENING if self._opener_ids else _Phase.REASONING
 
     @property
     def done(self) -> bool:
-        """Whether nothing but a stop token may follow."""
-        answering = self._phase is not _Phase.THINKING and self._opened == 0
+        """Whether only a stop token may follow."""
+        answering = self._phase is not _Phase.REASONING and self._opened == 0
         return self._phase is _Phase.ENDED or (answering and self._matcher.is_stopped())
 
     # -- what may follow ------------------------------------------------------------------------------------
 
     def mask(self) -> bytes:
         """The tokens that may follow."""
-        if self._phase is _Phase.THINKING:
-            return _changed(self._tokens.everything, forbid=self._stops)
+        if self._phase is _Phase.REASONING:
+            return change_mask(self._tokens.full_mask, forbid=self._stop_ids)
         if self._phase is _Phase.ENDED:
-            return _changed(b"", allow=self._stops)
+            return change_mask(b"", allow=self._stop_ids)
         if self._phase is _Phase.OPENING and self._opened:
-            assert self._thought is not None
-            return _changed(b"", allow=[self._thought.opens[self._opened]])
-        return self._answer_mask()
+            return change_mask(b"", allow=[self._opener_ids[self._opened]])
+        return self._make_answer_mask()
 
-    def _answer_mask(self) -> bytes:
+    def _make_answer_mask(self) -> bytes:
         """By the grammar; stop tokens exactly where it may end, or where it names them."""
         if self._matcher.is_stopped() and not self._matcher.is_error():
-            return _changed(b"", allow=self._stops)
+            return change_mask(b"", allow=self._stop_ids)
         bits = self._matcher.compute_bitmask()
         if self._matcher.is_error():
-            raise self._failed("cannot go on")
-        if self._phase is _Phase.GAP and self._gap < GAP:
-            bits = _either(bits, self._tokens.blank)
+            raise self._make_error("cannot continue")
+        if self._phase is _Phase.GAP and self._gap < MAX_GAP:
+            bits = _unite(bits, self._tokens.whitespace_mask)
         complete = self._matcher.is_accepting()
-        forbid = (self._tokens.ends | self._stops) - (frozenset() if complete else self._named)
-        allow = set(self._stops) if complete else set[int]()
+        forbid = (self._tokens.end_ids | self._stop_ids) - (frozenset() if complete else self._named_stop_ids)
+        allow = set(self._stop_ids) if complete else set[int]()
         if self._phase is _Phase.OPENING:
-            assert self._thought is not None
-            allow.add(self._thought.opens[0])
-        return _changed(bits, forbid=forbid, allow=allow)
+            allow.add(self._opener_ids[0])
+        return change_mask(bits, forbid=forbid, allow=allow)
 
-    # -- what was said --------------------------------------------------------------------------------------
+    # -- what has come --------------------------------------------------------------------------------------
 
     def accept(self, token: int) -> None:
-        """Take a token in; RequestError if the grammar has no place for it."""
+        """Take in a token. Raises RequestError if the grammar does not allow it."""
         match self._phase:
-            case _Phase.THINKING:
-                self._think(token)
-            case _Phase.OPENING if self._opens(token):
-                pass
+            case _Phase.REASONING:
+                self._accept_reasoning(token)
+            case _Phase.OPENING if token == self._opener_ids[self._opened]:
+                self._opened += 1
+                if self._opened == len(self._opener_ids):
+                    self._phase, self._opened = _Phase.REASONING, 0
             case _Phase.ENDED:
-                pass  # drawn before anybody knew
+                pass  # sampled before the end was known
             case _:
-                self._answer(token)
+                self._accept_answer(token)
 
-    def _opens(self, token: int) -> bool:
-        """Whether the token is the next of those that begin a thought."""
-        assert self._thought is not None
-        if token != self._thought.opens[self._opened]:
-            return False
-        self._opened += 1
-        if self._opened == len(self._thought.opens):
-            self._phase, self._opened = _Phase.THINKING, 0
-        return True
-
-    def _think(self, token: int) -> None:
-        assert self._thought is not None
-        closes = self._thought.closes.encode()
+    def _accept_reasoning(self, token: int) -> None:
         text = self._tail + self._tokens.tokenizer.decode_bytes([token])
-        before, found, rest = text.partition(closes)
-        if not found:
-            self._tail = before[-len(closes) + 1 :] if len(closes) > 1 else b""
+        before, closed, rest = text.partition(self._closer)
+        if not closed:
+            self._tail = before[-len(self._closer) + 1 :] if len(self._closer) > 1 else b""
             return
         self._phase, self._tail = _Phase.GAP, b""
         rest = rest.lstrip()
-        if rest:  # of the same token: the answer has begun in it
+        if rest:  # the answer has begun in the token that closes the reasoning
             for each in self._tokens.tokenizer.tokenize_bytes(rest):
-                self._answer(each)
+                self._accept_answer(each)
 
-    def _answer(self, token: int) -> None:
-        if token in self._stops and _has(self.mask(), token):
+    def _accept_answer(self, token: int) -> None:
+        if token in self._stop_ids and _is_allowed(token, self.mask()):
             self._phase = _Phase.ENDED
             return
         fits = self._matcher.validate_tokens([token]) == 1
-        if self._phase is _Phase.GAP and not fits and self._gap < GAP and _has(self._tokens.blank, token):
+        blank = _is_allowed(token, self._tokens.whitespace_mask)
+        if self._phase is _Phase.GAP and not fits and self._gap < MAX_GAP and blank:
             self._gap += 1
             return
         self._phase = _Phase.ANSWER
         if not fits or not self._matcher.consume_token(token):
-            raise self._failed(f"does not allow token {token}")
+            raise self._make_error(f"does not allow token {token}")
 
-    def _failed(self, what: str) -> RequestError:
-        why = ""
+    def _make_error(self, what: str) -> RequestError:
+        reason = ""
         if self._matcher.is_error():
-            self._broken()
-            why = reason(self._matcher)
-        return RequestError(f"the grammar {what}{': ' if why else ''}{why}", code="grammar_failed")
+            self._on_error()
+            reason = f": {get_error_reason(self._matcher)}"
+        return RequestError(f"the grammar {what}{reason}", code="grammar_failed")
 
 
-def reason(matcher: llguidance.LLMatcher) -> str:
-    """Why a matcher failed, in one line."""
+def get_error_reason(matcher: llguidance.LLMatcher) -> str:
+    """Return why a matcher failed, in one line."""
     text = re.sub(r"\s*\n\s*", " ", matcher.get_error().replace("<non-verbose/>", "")).strip()
     if text == "NoExtensionBias":
         return "no text matches it"
-    return shorten(text, _REASON)
+    return shorten(text, _MAX_REASON)
 
 
-def quoted(text: str) -> str:
-    """A text as Lark writes it."""
+def quote_literal(text: str) -> str:
+    """Write a text as a literal of Lark."""
     return json.dumps(text, ensure_ascii=False)
 
 
-def _has(mask: bytes, token: int) -> bool:
+def _is_allowed(token: int, mask: bytes) -> bool:
     return token // 8 < len(mask) and bool(mask[token // 8] >> token % 8 & 1)
 
 
-def _either(a: bytes, b: bytes) -> bytes:
+def _unite(a: bytes, b: bytes) -> bytes:
     size = max(len(a), len(b))
     return (int.from_bytes(a, "little") | int.from_bytes(b, "little")).to_bytes(size, "little")
 
 
-def _changed(mask: bytes, *, forbid: Iterable[int] = (), allow: Iterable[int] = ()) -> bytes:
-    """A mask without the one and with the other tokens."""
+def change_mask(mask: bytes, *, forbid: Iterable[int] = (), allow: Iterable[int] = ()) -> bytes:
+    """Return a mask that forbids the former tokens and allows the latter, otherwise like `mask`."""
     bits = bytearray(mask)
     for token in forbid:
         if token // 8 < len(bits):

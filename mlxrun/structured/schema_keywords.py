@@ -1,8 +1,8 @@
-"""What is wrong with a JSON Schema that llguidance would not say.
+"""Checks of a JSON Schema that llguidance does not make.
 
-A schema must be valid by its own metaschema. In strict mode a keyword that no draft knows is refused by its
-path: it would be silently without effect. What llguidance cannot enforce it refuses itself, by name; two
-cases that it gets wrong are refused here.
+A schema must be valid by its own metaschema. In strict mode a keyword that no draft knows is refused, with
+its path: it would have no effect. Keywords that llguidance cannot enforce it refuses itself; two cases that
+it gets wrong are refused here.
 """
 
 from __future__ import annotations
@@ -21,42 +21,42 @@ from jsonschema.validators import validator_for
 
 from mlxrun.text.field_errors import reject, shorten, suggest
 
-# Where schemas lie within a schema: one, a list of them, or an object of them.
+# The keywords whose value is a schema, a list of schemas, or an object of schemas.
 _ONE = {
     *("additionalItems", "additionalProperties", "contains", "contentSchema", "else", "if", "items", "not"),
     *("propertyNames", "then", "unevaluatedItems", "unevaluatedProperties"),
 }
 _MANY = {"allOf", "anyOf", "items", "oneOf", "prefixItems"}
 _NAMED = {"$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties"}
-# What says nothing about an instance: of all drafts, and OpenAPI's.
+# Keywords of all drafts and of OpenAPI that say nothing about an instance.
 _ANNOTATIONS = {
     *("$anchor", "$comment", "$dynamicAnchor", "$id", "$recursiveAnchor", "$schema", "$vocabulary", "id"),
     *("contentEncoding", "contentMediaType", "default", "deprecated", "description", "examples", "readOnly"),
     *("title", "writeOnly", "discriminator", "example", "externalDocs", "nullable", "xml"),
 }
 _DRAFTS = (Draft4Validator, Draft7Validator, Draft201909Validator, Draft202012Validator)
-_RULES = {key for draft in _DRAFTS for key in draft.VALIDATORS} | {"minContains", "maxContains"}
-KNOWN = _ONE | _MANY | _NAMED | _ANNOTATIONS | _RULES
+_ASSERTIONS = {key for draft in _DRAFTS for key in draft.VALIDATORS} | {"minContains", "maxContains"}
+_KNOWN = _ONE | _MANY | _NAMED | _ANNOTATIONS | _ASSERTIONS
 
 
 def check_schema(schema: Any, param: str, strict: bool) -> None:
-    """RequestError if the schema is not one, or, if `strict`, has a keyword that nobody knows."""
+    """Raise RequestError if the schema is not valid or, if `strict`, has an unknown keyword."""
     try:
         validator_for(schema, default=Draft202012Validator).check_schema(schema)
     except SchemaError as error:
         at = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in error.absolute_path)
-        reject(param + at, f"is no valid JSON Schema: {shorten(error.message)}")
-    except RecursionError as error:
+        reject(param + at, f"is not a valid JSON Schema: {shorten(error.message)}")
+    except RecursionError:
         reject(param, "is nested too deeply")
-    for path, each in _schemas(schema, param):
+    for path, each in _iterate_schemas(schema, param):
         _check_range(each, path)
         _check_count(each, path)
         if strict:
             _check_names(each, path)
 
 
-def _schemas(schema: Any, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The schema and all within it, with their paths."""
+def _iterate_schemas(schema: Any, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Iterate over the schema and all schemas within it, with their paths."""
     if not isinstance(schema, dict):
         return
     yield path, schema
@@ -64,23 +64,23 @@ def _schemas(schema: Any, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
         where = f"{path}.{key}"
         if key in _NAMED and isinstance(value, dict):
             for name, each in value.items():
-                yield from _schemas(each, f"{where}.{name}")
+                yield from _iterate_schemas(each, f"{where}.{name}")
         elif key in _MANY and isinstance(value, list):
             for i, each in enumerate(value):
-                yield from _schemas(each, f"{where}[{i}]")
+                yield from _iterate_schemas(each, f"{where}[{i}]")
         elif key in _ONE:
-            yield from _schemas(value, where)
+            yield from _iterate_schemas(value, where)
 
 
 def _check_names(schema: dict[str, Any], path: str) -> None:
     for key in schema:
-        if key not in KNOWN and not key.startswith("x-"):
+        if key not in _KNOWN and not key.startswith("x-"):
             name = f"{path}.{shorten(key, 60)}"
-            reject(name, f"is no keyword of JSON Schema{suggest(key, KNOWN)}", code="unknown_parameter")
+            reject(name, f"is not a keyword of JSON Schema{suggest(key, _KNOWN)}", code="unknown_parameter")
 
 
 def _check_range(schema: dict[str, Any], path: str) -> None:
-    """llguidance lets the excluded whole number through if the range ends before the next one: (2, 2.5]."""
+    """llguidance accepts an excluded integer if the range ends before the next integer: (2, 2.5]."""
     parts = [schema, *(part for part in schema.get("allOf", ()) if isinstance(part, dict))]
     low = [(p[key], key) for p in parts for key in _LOW if _is_number(p.get(key))]
     high = [(p[key], key) for p in parts for key in _HIGH if _is_number(p.get(key))]
@@ -93,7 +93,7 @@ def _check_range(schema: dict[str, Any], path: str) -> None:
 
 
 def _check_count(schema: dict[str, Any], path: str) -> None:
-    """Free keys may repeat, and then count once."""
+    """llguidance counts additional keys that repeat as several, where JSON counts them once."""
     least, required = schema.get("minProperties", 0), schema.get("required", ())
     if least - len(required) > 1:
         reason = f"{least} cannot be enforced; all properties but one must be in 'required'"

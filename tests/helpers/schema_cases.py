@@ -1,7 +1,6 @@
-"""JSON Schemas to try: written, drawn from a seed, and what jsonschema ships.
+"""JSON Schemas to try: written by hand, random ones, and those that the jsonschema package ships.
 
-`drawn(seed)` is one random schema; `shipped()` are metaschemas and a petstore. All are valid schemas; those
-that cannot be enforced are for the caller to count.
+All are valid; the caller counts those that cannot be enforced.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ PERSON: Schema = {
     "required": ["name", "age", "tags"],
     "additionalProperties": False,
 }
-WRITTEN: list[Schema] = [
+HANDWRITTEN: list[Schema] = [
     PERSON,
     {"type": "string", "pattern": "^[A-Z]{2}-[0-9]{3,5}$"},
     {"type": "array", "items": {"type": "number", "exclusiveMinimum": 0, "maximum": 10}, "maxItems": 4},
@@ -55,8 +54,8 @@ WRITTEN: list[Schema] = [
 ]
 
 
-def drawn(seed: int) -> Schema:
-    """A random schema, the same for a seed: three levels deep at most."""
+def make_random(seed: int) -> Schema:
+    """Make a random schema, three levels deep at most, which depends on the seed only."""
     return _schema(random.Random(seed), 3)
 
 
@@ -146,8 +145,8 @@ def _any_of(rng: random.Random, depth: int) -> Schema:
     return {"anyOf": [_schema(rng, depth) for _ in range(rng.randint(2, 3))]}
 
 
-def shipped() -> list[Schema]:
-    """The metaschemas of all drafts, and the schema of a real API description."""
+def load_shipped() -> list[Schema]:
+    """Load the metaschemas of all drafts, and the schemas of a petstore's API."""
     drafts = resources.files("jsonschema_specifications") / "schemas"
     found = [json.loads((folder / "metaschema.json").read_text()) for folder in drafts.iterdir()]
     petstore = resources.files("jsonschema") / "benchmarks" / "issue232" / "issue.json"

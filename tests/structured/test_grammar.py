@@ -1,4 +1,4 @@
-"""Grammars by themselves: what a row may say next, what is refused and how (B23, issue 5.6)."""
+"""Compiled grammars: which tokens may follow, what is refused and how."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cachetools import LRUCache
 
 from mlxrun.errors import RequestError
 from mlxrun.model.grammar_masks import RowGrammar, make_grammar_mask
 from mlxrun.scheduler.request import GrammarMatcher
 from mlxrun.structured import grammar
-from mlxrun.structured.grammar import CallFrame, CompiledGrammar, compile_calls, compile_grammar
-from mlxrun.structured.kept import Kept
-from mlxrun.structured.matcher import GAP, ReasoningBounds
+from mlxrun.structured.grammar import CallPattern, CompiledGrammar, compile_calls, compile_grammar
+from mlxrun.structured.matcher import MAX_GAP, GrammarTokens, ReasoningBounds
 from tests.helpers import byte_tokenizer
 from tests.helpers.byte_tokenizer import TOKEN_ID
 from tests.helpers.schema_cases import PERSON
@@ -34,7 +34,7 @@ STOP = frozenset({EOS})
 
 
 @pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def model(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Bytes, special tokens, and the tokens of LONG."""
     from tokenizers import Tokenizer
     from tokenizers.pre_tokenizers import ByteLevel
@@ -50,18 +50,18 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return SimpleNamespace(tokenizer=made, eos_ids=STOP)
 
 
-def make(host: Any, of: Any, value: Any = None, **options: Any) -> CompiledGrammar:
-    return compile_grammar(of, value, host, param="field", **options)
+def make(model: Any, kind: Any, value: Any = None, **options: Any) -> CompiledGrammar:
+    return compile_grammar(kind, value, model, param="field", **options)
 
 
 def open_to(constraint: GrammarMatcher) -> set[int | str]:
-    """What may follow: bytes as characters, other tokens as ids."""
+    """Return what may follow: bytes as characters, other tokens as ids."""
     bits = np.unpackbits(np.frombuffer(constraint.mask(), np.uint8), bitorder="little")
     return {chr(i) if i < 256 else int(i) for i in np.flatnonzero(bits)}
 
 
 def say(constraint: GrammarMatcher, tokens: Iterable[int]) -> GrammarMatcher:
-    """Each token must be allowed before it is said."""
+    """Accept the tokens, each of which the mask must allow."""
     for token in tokens:
         assert constraint.mask()[token // 8] >> token % 8 & 1, token
         constraint.accept(token)
@@ -71,8 +71,8 @@ def say(constraint: GrammarMatcher, tokens: Iterable[int]) -> GrammarMatcher:
 # -- stop tokens ------------------------------------------------------------------------------------------
 
 
-def test_a_stop_token_comes_where_the_answer_is_complete_and_only_there(host: Any) -> None:
-    row = make(host, "regex", "ab*").start((), STOP)
+def test_a_stop_token_comes_where_the_answer_is_complete_and_only_there(model: Any) -> None:
+    row = make(model, "regex", "ab*").start((), STOP)
     assert open_to(row) == {"a"}
     assert open_to(say(row, b"a")) == {"b", EOS}
     assert not row.done
@@ -80,21 +80,21 @@ def test_a_stop_token_comes_where_the_answer_is_complete_and_only_there(host: An
     assert row.done and open_to(row) == {EOS}
 
 
-def test_a_complete_answer_leaves_the_stop_tokens_alone(host: Any) -> None:
-    row = say(make(host, "choice", ["yes", "no"]).start((), frozenset({EOS, OTHER})), b"yes")
+def test_a_complete_answer_leaves_the_stop_tokens_alone(model: Any) -> None:
+    row = say(make(model, "choice", ["yes", "no"]).start((), frozenset({EOS, OTHER})), b"yes")
     assert row.done and open_to(row) == {EOS, OTHER}
 
 
-def test_stop_tokens_are_the_requests_own(host: Any) -> None:
+def test_stop_tokens_are_the_requests_own(model: Any) -> None:
     """ignore_eos: the model's own end is no token of the answer; a stop id may be any token, a letter too."""
-    assert open_to(say(make(host, "regex", "a+").start((), frozenset()), b"a")) == {"a"}
-    assert open_to(make(host, "regex", "[ab]c").start((), frozenset({ord("b")}))) == {"a"}
+    assert open_to(say(make(model, "regex", "a+").start((), frozenset()), b"a")) == {"a"}
+    assert open_to(make(model, "regex", "[ab]c").start((), frozenset({ord("b")}))) == {"a"}
     far = frozenset({5000})
-    assert open_to(say(make(host, "regex", "a").start((), far), b"a")) == {5000}
+    assert open_to(say(make(model, "regex", "a").start((), far), b"a")) == {5000}
 
 
-def test_what_was_said_is_replayed(host: Any) -> None:
-    made = make(host, "json_schema", PERSON)
+def test_earlier_output_is_replayed(model: Any) -> None:
+    made = make(model, "json_schema", PERSON)
     first, again = made.start((), STOP), made.start(b'{"name":"x",', STOP)
     say(first, b'{"name":"x",')
     assert first.mask() == again.mask()
@@ -102,14 +102,14 @@ def test_what_was_said_is_replayed(host: Any) -> None:
         made.start(b"x", STOP)
 
 
-def test_an_end_too_early_is_seen(host: Any) -> None:
-    """The twin of the masks: a stop token that was not allowed fails the row."""
+def test_an_end_that_comes_too_early_fails_the_row(model: Any) -> None:
+    """A stop token that the mask does not allow fails the row."""
     with pytest.raises(RequestError, match=f"does not allow token {EOS}"):
-        make(host, "regex", "ab").start((), STOP).accept(EOS)
+        make(model, "regex", "ab").start((), STOP).accept(EOS)
 
 
-def test_rows_of_one_grammar_do_not_touch_each_other(host: Any) -> None:
-    made = make(host, "regex", "[ab]c")
+def test_rows_of_one_grammar_are_independent(model: Any) -> None:
+    made = make(model, "regex", "[ab]c")
     one, other = made.start((), STOP), made.start((), STOP)
     say(one, b"a")
     with pytest.raises(RequestError):
@@ -121,37 +121,37 @@ def test_rows_of_one_grammar_do_not_touch_each_other(host: Any) -> None:
 # -- JSON -------------------------------------------------------------------------------------------------
 
 
-def test_whitespace_is_bounded(host: Any) -> None:
-    """B23: a model that only says whitespace would hang: one space is all there may be."""
-    row = make(host, "json_schema", PERSON).start((), STOP)
+def test_whitespace_is_bounded(model: Any) -> None:
+    """A model that only writes white space would not end, so at most one space is allowed."""
+    row = make(model, "json_schema", PERSON).start((), STOP)
     assert open_to(row) == {"{", LONG['{"']}
     say(row, b"{")
     assert open_to(row) >= {" ", '"'} and "\n" not in open_to(row)
-    row = make(host, "json_schema", PERSON).start(b"{ ", STOP)
+    row = make(model, "json_schema", PERSON).start(b"{ ", STOP)
     assert open_to(row) == {'"'}
 
 
-def test_a_schema_cannot_change_how_it_is_compiled(host: Any) -> None:
-    """`x-guidance` is ours: a schema that asks for leniency or free whitespace does not get it."""
+def test_a_schema_cannot_change_how_it_is_compiled(model: Any) -> None:
+    """A schema that asks llguidance for leniency or free white space by `x-guidance` does not get it."""
     loose = {
         "x-guidance": {"lenient": True, "whitespace_pattern": " *"},
         "type": "array",
         "items": {"not": {}},
     }
     with pytest.raises(RequestError, match='Unimplemented keys: \\["not"\\]'):
-        make(host, "json_schema", loose)
-    row = make(host, "json_schema", loose | {"items": {"type": "null"}}).start(b"[ ", STOP)
+        make(model, "json_schema", loose)
+    row = make(model, "json_schema", loose | {"items": {"type": "null"}}).start(b"[ ", STOP)
     assert " " not in open_to(row)
 
 
-def test_not_strict_says_what_is_not_enforced(host: Any) -> None:
+def test_a_schema_that_is_not_strict_warns_of_what_is_not_enforced(model: Any) -> None:
     schema = {"type": "array", "uniqueItems": True}
     with pytest.raises(RequestError, match="uniqueItems"):
-        make(host, "json_schema", schema)
-    assert make(host, "json_schema", schema, strict=False).warnings == (
+        make(model, "json_schema", schema)
+    assert make(model, "json_schema", schema, strict=False).warnings == (
         'Unimplemented keys: ["uniqueItems"]',
     )
-    assert make(host, "json_schema", {"nonsense": 1}, strict=False).warnings == ()
+    assert make(model, "json_schema", {"nonsense": 1}, strict=False).warnings == ()
 
 
 # -- refusals ---------------------------------------------------------------------------------------------
@@ -175,11 +175,11 @@ REFUSED: list[tuple[str, Any, str, str]] = [
     ("lark", "start: <[99999]>", "field", "out of range|too large"),
     ("ebnf", "root ::= ::", "field", "Expected name at line 1"),
     ("json_schema", 5, "field", "expected object"),
-    ("json_schema", {"type": "strin"}, "field.type", "is no valid JSON Schema"),
+    ("json_schema", {"type": "strin"}, "field.type", "is not a valid JSON Schema"),
     ("json_schema", {"properties": {"a": {"minLength": -1}}}, "field.properties.a.minLength", "less than"),
     ("json_schema", {"minimun": 1}, "field.minimun", "did you mean 'minimum'"),
-    ("json_schema", {"anyOf": [{}, {"lenght": 1}]}, "field.anyOf[1].lenght", "no keyword"),
-    ("json_schema", {"$defs": {"a": {"typ": "null"}}}, "field.$defs.a.typ", "no keyword"),
+    ("json_schema", {"anyOf": [{}, {"lenght": 1}]}, "field.anyOf[1].lenght", "is not a keyword"),
+    ("json_schema", {"$defs": {"a": {"typ": "null"}}}, "field.$defs.a.typ", "is not a keyword"),
     ("json_schema", {"not": {"type": "null"}}, "field", "not"),
     ("json_schema", {"if": {"type": "null"}}, "field", "if"),
     ("json_schema", {"oneOf": [{"type": "integer"}, {"minimum": 3}]}, "field", "oneOf"),
@@ -200,70 +200,78 @@ REFUSED: list[tuple[str, Any, str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("of", "value", "param", "reason"), REFUSED)
-def test_what_is_wrong_is_said(host: Any, of: str, value: Any, param: str, reason: str) -> None:
-    """B23: a 400 that names the field and gives llguidance's reason; never ignored, never a crash."""
+@pytest.mark.parametrize(("kind", "value", "param", "reason"), REFUSED)
+def test_errors_name_the_field_and_the_reason(
+    model: Any, kind: str, value: Any, param: str, reason: str
+) -> None:
+    """A 400 that names the field and gives llguidance's reason."""
     with pytest.raises(RequestError, match=reason) as caught:
-        make(host, of, value)
+        make(model, kind, value)
     assert caught.value.param == param
     assert str(caught.value).startswith(f"{param}: ")
     assert len(str(caught.value)) < 600 and "\n" not in str(caught.value)
 
 
-def test_a_schema_that_is_nested_too_deeply(host: Any) -> None:
+def test_a_schema_that_is_nested_too_deeply(model: Any) -> None:
     schema: dict[str, Any] = {"type": "null"}
     for _ in range(3000):
         schema = {"properties": {"a": schema}}
     with pytest.raises(RequestError, match="nested too deeply"):
-        make(host, "json_schema", schema)
+        make(model, "json_schema", schema)
 
 
-def test_names_of_properties_are_no_keywords(host: Any) -> None:
+def test_names_of_properties_are_no_keywords(model: Any) -> None:
     fine = {
         "properties": {"minimun": {"const": {"typ": 1}}},
         "enum": [{"lenght": 1}],
         "x-order": 1,
         "default": {"q": 1},
     }
-    make(host, "json_schema", fine)
+    make(model, "json_schema", fine)
+
+
+Cache = LRUCache[tuple[GrammarTokens, str], CompiledGrammar]
 
 
 @pytest.fixture
-def kept() -> Iterator[Kept[CompiledGrammar]]:
-    """The compiled grammars that are kept: none before and after."""
-    grammar._kept.clear()
-    yield grammar._kept
-    grammar._kept.clear()
+def cache() -> Iterator[Cache]:
+    """The cache of compiled grammars, empty before and after."""
+    grammar._cache.clear()
+    yield grammar._cache
+    grammar._cache.clear()
 
 
-def test_compiled_grammars_are_kept_and_their_number_is_bounded(
-    host: Any, kept: Kept[CompiledGrammar]
-) -> None:
-    """One goes for one that comes: the one that was not asked for for longest."""
-    made = [make(host, "regex", f"k{i}") for i in range(grammar.KEPT)]
-    assert make(host, "regex", "k0") is made[0]
-    make(host, "regex", "more")
-    assert len(kept) == grammar.KEPT
-    assert [make(host, "regex", f"k{i}") is made[i] for i in (0, *range(2, grammar.KEPT))] == [True] * 15
-    assert make(host, "regex", "k1") is not made[1]
+def test_compiled_grammars_are_cached_and_their_number_is_bounded(model: Any, cache: Cache) -> None:
+    """A new one evicts the least recently used one."""
+    made = [make(model, "regex", f"k{i}") for i in range(grammar.MAX_CACHED)]
+    assert make(model, "regex", "k0") is made[0]
+    make(model, "regex", "more")
+    assert len(cache) == grammar.MAX_CACHED
+    assert [make(model, "regex", f"k{i}") is made[i] for i in (0, *range(2, grammar.MAX_CACHED))] == [
+        True
+    ] * 15
+    assert make(model, "regex", "k1") is not made[1]
     assert open_to(made[1].start((), STOP)) == {"k"}  # requests that have it are served
 
 
-def test_large_grammars_are_kept_only_so_far_as_there_is_room(
-    host: Any, kept: Kept[CompiledGrammar], monkeypatch: pytest.MonkeyPatch
+def test_the_characters_of_cached_grammars_are_bounded(
+    model: Any, cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a compiled grammar holds follows its source: the sum of these is bounded too."""
-    size = len(make(host, "choice", ["x" * 900]).source)
-    monkeypatch.setattr(grammar, "_kept", small := Kept[CompiledGrammar](grammar.KEPT, 3 * size))
-    made = [make(host, "choice", [c * 900]) for c in "abc"]
-    assert (len(small), small.size) == (3, 3 * size)
-    assert make(host, "choice", ["a" * 900]) is made[0]
-    assert make(host, "choice", ["d"]) is not None  # b goes, though d is small
-    assert [make(host, "choice", [c * 900]) is made[i] for i, c in ((0, "a"), (2, "c"))] == [True, True]
-    assert make(host, "choice", ["b" * 900]) is not made[1]
-    assert small.size <= 3 * size
-    largest = make(host, "choice", ["f" * 5000])
-    assert len(small) == 1 and make(host, "choice", ["f" * 5000]) is largest
+    """The memory of a compiled grammar follows its source, so the sum of the sources is bounded too."""
+    size = len(make(model, "choice", ["x" * 900]).source)
+    small: Cache = LRUCache(3 * size, getsizeof=lambda made: len(made.source))
+    monkeypatch.setattr(grammar, "_cache", small)
+    made = [make(model, "choice", [c * 900]) for c in "abc"]
+    assert (len(small), small.currsize) == (3, 3 * size)
+    assert make(model, "choice", ["a" * 900]) is made[0]
+    assert make(model, "choice", ["d"]) is not None  # b goes, though d is small
+    assert [make(model, "choice", [c * 900]) is made[i] for i, c in ((0, "a"), (2, "c"))] == [True, True]
+    assert make(model, "choice", ["b" * 900]) is not made[1]
+    assert small.currsize <= 3 * size
+    largest = make(model, "choice", ["f" * (2 * size)])
+    assert len(small) == 1 and make(model, "choice", ["f" * (2 * size)]) is largest
+    source = "x" * grammar.MAX_CHARACTERS  # the largest that is compiled, which the cache has space for
+    assert grammar._get_cached_size(CompiledGrammar(largest.tokens, source, largest.matcher)) <= cache.maxsize
 
 
 # Each x may be the one that counts, so that the states of the lexer multiply.
@@ -271,45 +279,45 @@ TANGLED = r"(.*x.{1,12}y.{1,12}z[^a]*)+"
 
 
 @pytest.mark.parametrize("thinks", [False, True])
-def test_a_grammar_that_fails_is_made_anew_and_no_other(
-    host: Any, kept: Kept[CompiledGrammar], monkeypatch: pytest.MonkeyPatch, thinks: bool
+def test_a_grammar_that_failed_is_compiled_again_and_no_other(
+    model: Any, cache: Cache, monkeypatch: pytest.MonkeyPatch, thinks: bool
 ) -> None:
-    """Copies share a lexer: at its limit every copy fails, so the next request needs another."""
-    other = make(host, "regex", "ab")
-    monkeypatch.setattr(grammar, "STATES", 500)
-    made = make(host, "regex", TANGLED)
-    row = (made.after(ReasoningBounds("</think>")) if thinks else made).start((), STOP)
+    """Copies share a lexer: at its limit every copy fails, so the next request needs another one."""
+    other = make(model, "regex", "ab")
+    monkeypatch.setattr(grammar, "MAX_LEXER_STATES", 500)
+    made = make(model, "regex", TANGLED)
+    row = (made.begin_after(ReasoningBounds("</think>")) if thinks else made).start((), STOP)
     with pytest.raises(RequestError, match="too many states"):
         say(row, [*b"</think>" * thinks, *Random(1).choices(b"xyzab", k=1000)])
     with pytest.raises(RequestError, match="too many states"):
         made.start((), STOP).mask()
-    assert len(kept) == 1 and make(host, "regex", "ab") is other
-    again = make(host, "regex", TANGLED)
+    assert len(cache) == 1 and make(model, "regex", "ab") is other
+    again = make(model, "regex", TANGLED)
     assert again is not made and "x" in open_to(again.start((), STOP))
     with pytest.raises(RequestError, match="too many states"):
-        made.start((), STOP).mask()  # the old one's rows do not push out the new one
-    assert make(host, "regex", TANGLED) is again
+        made.start((), STOP).mask()  # rows of the old one do not evict the new one
+    assert make(model, "regex", TANGLED) is again
 
 
-def test_a_token_that_does_not_fit_drops_nothing(host: Any, kept: Kept[CompiledGrammar]) -> None:
-    """The twin: the row's fault, not the lexer's."""
-    made = make(host, "regex", "ab")
+def test_a_token_that_does_not_fit_evicts_nothing(model: Any, cache: Cache) -> None:
+    """The counterpart: the row failed, not the lexer."""
+    made = make(model, "regex", "ab")
     with pytest.raises(RequestError, match="does not allow token 120"):
         made.start(b"x", STOP)
-    assert len(kept) == 1 and make(host, "regex", "ab") is made
+    assert len(cache) == 1 and make(model, "regex", "ab") is made
 
 
-# -- after a thought --------------------------------------------------------------------------------------
+# -- behind reasoning -------------------------------------------------------------------------------------
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 
 
-def thinking(host: Any, closes: str = "</think>", opens: tuple[int, ...] = ()) -> GrammarMatcher:
-    return make(host, "json_schema", SCHEMA).after(ReasoningBounds(closes, opens)).start((), STOP)
+def thinking(model: Any, closer: str = "</think>", opener_ids: tuple[int, ...] = ()) -> GrammarMatcher:
+    return make(model, "json_schema", SCHEMA).begin_after(ReasoningBounds(closer, opener_ids)).start((), STOP)
 
 
-def test_nothing_but_stop_tokens_is_forbidden_in_a_thought(host: Any) -> None:
-    row = say(thinking(host), b'{"x": </thin')
+def test_nothing_but_stop_tokens_is_forbidden_in_reasoning(model: Any) -> None:
+    row = say(thinking(model), b'{"x": </thin')
     everything = open_to(row)
     assert len(everything) == SIZE - 1 and EOS not in everything
     assert not row.done
@@ -320,35 +328,35 @@ def test_nothing_but_stop_tokens_is_forbidden_in_a_thought(host: Any) -> None:
     [[UNTHINK], list(b"</think>"), [LONG["</th"], LONG["ink>"]], [*b"<</th", LONG["ink>"]], [*b"</</think>"]],
     ids=["special", "letters", "two tokens", "after a false start", "nested start"],
 )
-def test_the_grammar_begins_behind_the_thought(host: Any, close: list[int]) -> None:
-    """Issue 5.6: after the thought, not in it, however the marker is cut into tokens."""
-    row = say(thinking(host), [*b'hm {"', *close])
+def test_the_grammar_begins_behind_the_reasoning(model: Any, close: list[int]) -> None:
+    """Behind the reasoning, not in it, however the closing tag is split into tokens."""
+    row = say(thinking(model), [*b'hm {"', *close])
     assert open_to(row) == {"{", LONG['{"'], "\t", "\n", "\r", " ", LONG["\n\n"]}
     assert open_to(say(row, b'{"a":')) == {" ", "-", *"0123456789"}
 
 
-def test_a_token_may_close_the_thought_and_begin_the_answer(host: Any) -> None:
-    row = say(thinking(host), [LONG["</th"], LONG['ink>\n{"']])
+def test_a_token_may_close_the_reasoning_and_begin_the_answer(model: Any) -> None:
+    row = say(thinking(model), [LONG["</th"], LONG['ink>\n{"']])
     assert open_to(say(row, b'a"')) == {" ", ":"}
-    blank = say(thinking(host), [LONG["</th"], LONG["ink>  "]])
+    blank = say(thinking(model), [LONG["</th"], LONG["ink>  "]])
     assert "{" in open_to(blank)
     with pytest.raises(RequestError, match="does not allow"):
-        say(thinking(host), [LONG["</th"], LONG["ink>no"]])
+        say(thinking(model), [LONG["</th"], LONG["ink>no"]])
 
 
-def test_whitespace_behind_a_thought_is_bounded(host: Any) -> None:
-    row = say(thinking(host), [UNTHINK, *[10] * GAP])
+def test_whitespace_behind_reasoning_is_bounded(model: Any) -> None:
+    row = say(thinking(model), [UNTHINK, *[10] * MAX_GAP])
     assert open_to(row) == {"{", LONG['{"']}
     with pytest.raises(RequestError, match="does not allow"):
         row.accept(10)
 
 
-def test_the_model_may_think_or_not(host: Any) -> None:
-    """A prompt that does not open the thought: the answer begins with the opening tokens, or with itself."""
+def test_the_model_may_reason_or_not(model: Any) -> None:
+    """If the prompt does not open reasoning, the answer begins with the opening tokens, or with itself."""
     opens = (THINK, 10)
-    assert open_to(thinking(host, opens=opens)) == {"{", LONG['{"'], THINK}
-    assert open_to(say(thinking(host, opens=opens), b"{")) >= {'"'}
-    row = say(thinking(host, opens=opens), [THINK])
+    assert open_to(thinking(model, opener_ids=opens)) == {"{", LONG['{"'], THINK}
+    assert open_to(say(thinking(model, opener_ids=opens), b"{")) >= {'"'}
+    row = say(thinking(model, opener_ids=opens), [THINK])
     assert open_to(row) == {"\n"} and not row.done
     assert len(open_to(say(row, b"\n"))) == SIZE - 1
     assert "{" in open_to(say(row, [*b"so", UNTHINK]))
@@ -356,9 +364,9 @@ def test_the_model_may_think_or_not(host: Any) -> None:
 
 # -- calls ------------------------------------------------------------------------------------------------
 
-FRAMES = [
-    CallFrame('<tool_call>\n{"name": "add", "arguments": ', SCHEMA, "}\n</tool_call>"),
-    CallFrame(
+PATTERNS = [
+    CallPattern('<tool_call>\n{"name": "add", "arguments": ', SCHEMA, "}\n</tool_call>"),
+    CallPattern(
         '<tool_call>\n{"name": "now", "arguments": ',
         {"type": "object", "maxProperties": 0},
         "}\n</tool_call>",
@@ -368,9 +376,9 @@ ADD = [CALL, *b'\n{"name": "add", "arguments": {"a": 1}}\n', UNCALL]
 NOW = [CALL, *b'\n{"name": "now", "arguments": {}}\n', UNCALL]
 
 
-def test_calls_in_their_frames(host: Any) -> None:
-    """tool_choice required: one of the frames, special tokens as such, arguments by the tool's own schema."""
-    made = compile_calls(FRAMES, host, param="tools", between="\n")
+def test_calls_match_their_patterns(model: Any) -> None:
+    """tool_choice required: one of the patterns, with special tokens and the tool's own schema."""
+    made = compile_calls(PATTERNS, model, param="tools", separator="\n")
     row = made.start((), STOP)
     assert open_to(row) == {CALL}
     assert open_to(say(row, ADD)) == {"\n", EOS}
@@ -379,20 +387,20 @@ def test_calls_in_their_frames(host: Any) -> None:
     assert open_to(mixed) == {"a", "n"}
 
 
-def test_one_call_is_one(host: Any) -> None:
-    row = say(compile_calls(FRAMES[:1], host, param="tools").start((), STOP), ADD)
+def test_one_call_is_one(model: Any) -> None:
+    row = say(compile_calls(PATTERNS[:1], model, param="tools").start((), STOP), ADD)
     assert row.done and open_to(row) == {EOS}
 
 
-def test_calls_without_special_tokens_and_without_anything_between(host: Any) -> None:
-    row = compile_calls([CallFrame("f(", True, ")")], host, param="tools", between="").start((), STOP)
+def test_calls_without_special_tokens_and_without_a_separator(model: Any) -> None:
+    row = compile_calls([CallPattern("f(", True, ")")], model, param="tools", separator="").start((), STOP)
     assert open_to(say(row, b'f([1,{"a":null}])')) == {"f", EOS}
 
 
-def test_a_frame_may_end_in_a_stop_token(host: Any) -> None:
+def test_a_pattern_may_end_in_a_stop_token(model: Any) -> None:
     """As harmony's `<|call|>`: the one stop token that fits there, and the end of the answer."""
     stops = frozenset({EOS, OTHER})
-    row = compile_calls([CallFrame("f ", {"type": "null"}, "<|unused_3|>")], host, param="tools").start(
+    row = compile_calls([CallPattern("f ", {"type": "null"}, "<|unused_3|>")], model, param="tools").start(
         (), stops
     )
     assert open_to(say(row, b"f null")) == {OTHER}
@@ -400,18 +408,18 @@ def test_a_frame_may_end_in_a_stop_token(host: Any) -> None:
     assert open_to(row) == stops
 
 
-def test_a_tools_schema_that_cannot_be_enforced(host: Any) -> None:
-    frames = [CallFrame("f(", {"not": {}}, ")")]
+def test_a_tools_schema_that_cannot_be_enforced(model: Any) -> None:
+    patterns = [CallPattern("f(", {"not": {}}, ")")]
     with pytest.raises(RequestError, match="Unimplemented keys"):
-        compile_calls(frames, host, param="tools[0].function.parameters", strict=True)
-    assert compile_calls(frames, host, param="tools").warnings
+        compile_calls(patterns, model, param="tools[0].function.parameters", strict=True)
+    assert compile_calls(patterns, model, param="tools").warnings
 
 
-# -- the model's side -------------------------------------------------------------------------------------
+# -- masks of a batch -------------------------------------------------------------------------------------
 
 
-class Fixed:
-    """A constraint with one mask."""
+class FixedMatcher:
+    """A matcher whose mask never changes."""
 
     def __init__(self, *tokens: int, size: int = 3) -> None:
         bits = bytearray(size)
@@ -435,11 +443,11 @@ def rows(guards: list[RowGrammar | None], vocab: int) -> list[list[int]]:
 @pytest.mark.parametrize("vocab", [20, 24, 37, 64])
 def test_logits_may_be_wider_than_the_vocabulary(vocab: int) -> None:
     """Padding rows of the output layer are no tokens; rows without a grammar keep them all."""
-    assert rows([RowGrammar(Fixed(0, 9, 19)), None], vocab) == [[0, 9, 19], list(range(vocab))]
+    assert rows([RowGrammar(FixedMatcher(0, 9, 19)), None], vocab) == [[0, 9, 19], list(range(vocab))]
 
 
 def test_logits_may_be_narrower_than_the_vocabulary() -> None:
-    guards = [RowGrammar(Fixed(3, 11, 12)), RowGrammar(Fixed(12, 23))]
+    guards = [RowGrammar(FixedMatcher(3, 11, 12)), RowGrammar(FixedMatcher(12, 23))]
     assert rows(guards, 12) == [[3, 11], list(range(12))]
     assert guards[0].error is None and "allows no token" in str(guards[1].error)
 

@@ -1,4 +1,4 @@
-"""What a body asks of its answer's form, on the built-in model's tokenizer, template and formats (B23)."""
+"""The grammars of request bodies, with the embedded model's tokenizer, template and formats."""
 
 from __future__ import annotations
 
@@ -48,37 +48,37 @@ def call(name: str, arguments: str) -> str:
 
 
 @cache
-def side() -> ApiContext:
+def get_context() -> ApiContext:
     config = Config()
-    host = load_model_info(config.model)
+    model = load_model_info(config.model)
     return ApiContext(
-        host,
+        model,
         config,
         MediaLoader(config.media, None),
-        detect_formats(host.chat_template, host.tokenizer, config.parsers),
+        detect_formats(model.chat_template, model.tokenizer, config.parsers),
     )
 
 
-def made(url: str = CHAT, side_: ApiContext | None = None, **fields: Any) -> PreparedRequest:
+def prepare(url: str = CHAT, context: ApiContext | None = None, **fields: Any) -> PreparedRequest:
     of = {"messages": [{"role": "user", "content": "Hi"}]} if url == CHAT else {"prompt": "Hi"}
-    return asyncio.run(prepare_request(url, {**of, "max_tokens": 60, **fields}, side_ or side()))
+    return asyncio.run(prepare_request(url, {**of, "max_tokens": 60, **fields}, context or get_context()))
 
 
 def allows(grammar: Grammar | None, text: str) -> str | None:
     """None if an answer may be `text` and end there, else the part of it that may not come, or "end"."""
     assert grammar is not None
-    host: Any = side().model_info
-    row = grammar.start((), host.eos_ids)
-    ids = host.tokenizer(text, add_special_tokens=False)["input_ids"]
-    for at, token in enumerate((*ids, *sorted(host.eos_ids)[:1])):
+    model: Any = get_context().model_info
+    row = grammar.start((), model.eos_ids)
+    ids = model.tokenizer(text, add_special_tokens=False)["input_ids"]
+    for at, token in enumerate((*ids, *sorted(model.eos_ids)[:1])):
         mask = row.mask()
         if token // 8 >= len(mask) or not mask[token // 8] >> token % 8 & 1:
-            return host.tokenizer.decode(ids[at:]) or "end"
+            return model.tokenizer.decode(ids[at:]) or "end"
         row.accept(token)
     return None
 
 
-FORM = {
+AGE_FORMAT = {
     "response_format": {"type": "json_schema", "json_schema": {"name": "age", "schema": AGE, "strict": True}}
 }
 
@@ -86,7 +86,11 @@ FORM = {
 @pytest.mark.parametrize(
     ("fields", "right", "wrong"),
     [
-        (FORM, ['{"age": 5}', '{"age":150}'], ['{"age": 151}', '{"age": "5"}', "5", "", '{"age": 5} so']),
+        (
+            AGE_FORMAT,
+            ['{"age": 5}', '{"age":150}'],
+            ['{"age": 151}', '{"age": "5"}', "5", "", '{"age": 5} so'],
+        ),
         ({"structured_outputs": {"json": AGE}}, ['{"age": 5}'], ['{"age": -1}']),
         ({"guided_json": AGE}, ['{"age": 5}'], ["[]"]),
         ({"response_format": {"type": "json_object"}}, ["{}", '{"a": [1]}'], ["[1]", "no"]),
@@ -95,41 +99,46 @@ FORM = {
         ({"structured_outputs": {"grammar": 'root ::= "x" | "y" root'}}, ["x", "yyx"], ["y", "z"]),
     ],
 )
-def test_forms_of_the_text(fields: Mapping[str, Any], right: list[str], wrong: list[str]) -> None:
+def test_formats_of_the_text(fields: Mapping[str, Any], right: list[str], wrong: list[str]) -> None:
     for url in (CHAT, COMPLETION) if "response_format" not in fields else (CHAT,):
-        (request,) = made(url, **fields).requests
+        (request,) = prepare(url, **fields).requests
         assert [allows(request.grammar, text) for text in right] == [None] * len(right)
         assert all(allows(request.grammar, text) is not None for text in wrong)
 
 
-def test_without_a_form_anything_goes() -> None:
+def test_without_a_response_format_the_answer_is_free() -> None:
     for fields in ({}, {"response_format": {"type": "text"}}, {"tools": [tool("f")]}, {"guided_json": None}):
-        assert made(**fields).requests[0].grammar is None
-    assert made().control_stops and not made(**FORM).control_stops  # which could cut inside a JSON string
-    assert made(thinking_budget=5).control_stops and not made(thinking_budget=5, **FORM).control_stops
+        assert prepare(**fields).requests[0].grammar is None
+    assert (
+        prepare().control_stops and not prepare(**AGE_FORMAT).control_stops
+    )  # which could cut inside a JSON string
+    assert (
+        prepare(thinking_budget=5).control_stops
+        and not prepare(thinking_budget=5, **AGE_FORMAT).control_stops
+    )
 
 
 def test_a_required_call_is_one_of_the_tools() -> None:
-    grammar = made(tools=[tool("f"), tool("g", "size")], tool_choice="required").requests[0].grammar
+    grammar = prepare(tools=[tool("f"), tool("g", "size")], tool_choice="required").requests[0].grammar
     assert allows(grammar, call("f", '{"age": 5}')) is None
     assert allows(grammar, call("g", '{"size": 5}')) is None
     both = call("f", '{"age": 5}') + "\n" + call("g", '{"size": 5}')
     assert allows(grammar, both) is None
     for text in ("no", call("h", "{}"), call("g", '{"age": 5}'), call("f", '{"age": "5"}'), ""):
         assert allows(grammar, text) is not None
-    alone = made(tools=[tool("f")], tool_choice="required", parallel_tool_calls=False).requests[0].grammar
+    alone = prepare(tools=[tool("f")], tool_choice="required", parallel_tool_calls=False).requests[0].grammar
     assert allows(alone, both) is not None
 
 
 def test_a_named_call_is_that_tool() -> None:
     choice = {"type": "function", "function": {"name": "g"}}
-    grammar = made(tools=[tool("f"), tool("g")], tool_choice=choice).requests[0].grammar
+    grammar = prepare(tools=[tool("f"), tool("g")], tool_choice=choice).requests[0].grammar
     assert allows(grammar, call("g", '{"age": 5}')) is None
     assert allows(grammar, call("f", '{"age": 5}')) is not None
 
 
-def test_strict_tools_hold_the_calls_and_not_the_text() -> None:
-    grammar = made(tools=[tool("f", strict=True)]).requests[0].grammar
+def test_strict_tools_constrain_the_calls_and_not_the_text() -> None:
+    grammar = prepare(tools=[tool("f", strict=True)]).requests[0].grammar
     for text in ("All is well.", "So: " + call("f", '{"age": 5}') + " done", "a < b"):
         assert allows(grammar, text) is None
     for text in (call("f", '{"age": "x"}'), "So: " + call("g", "{}")):
@@ -137,18 +146,18 @@ def test_strict_tools_hold_the_calls_and_not_the_text() -> None:
 
 
 def test_json_or_a_call() -> None:
-    """A schema with tools: what is asked for, or a call instead of it."""
-    grammar = made(tools=[tool("f", "size")], **FORM).requests[0].grammar
+    """A schema with tools: an answer that matches it, or a call instead."""
+    grammar = prepare(tools=[tool("f", "size")], **AGE_FORMAT).requests[0].grammar
     assert allows(grammar, '{"age": 5}') is None and allows(grammar, call("f", '{"size": 5}')) is None
     assert allows(grammar, "Hello") is not None
 
 
-def test_the_form_begins_after_the_thought() -> None:
-    """In it anything goes; a thought that the template has closed does not begin again."""
-    free = made(**FORM, **THINK).requests[0].grammar
+def test_the_format_begins_behind_the_reasoning() -> None:
+    """Reasoning is free; reasoning that the template has closed does not begin again."""
+    free = prepare(**AGE_FORMAT, **THINK).requests[0].grammar
     assert allows(free, '<think>\nHm, {"age"\n</think>\n\n{"age": 5}') is None
     assert allows(free, "<think>\nHm\n</think>\n\nfive") is not None
-    formats = side().formats
+    formats = get_context().formats
     assert formats.get_reasoning_tags("<|im_start|>assistant\n<think>\n") == ("", "</think>")
     assert formats.get_reasoning_tags("<|im_start|>assistant\n<think>\n\n</think>\n\n") is None
 
@@ -156,8 +165,12 @@ def test_the_form_begins_after_the_thought() -> None:
 def configured(template: str | None = None, **arguments: bool) -> ApiContext:
     """The built-in model's tokenizer with another template, or other variables for it in the config."""
     config = Config(model=ModelSettings(chat_template_args=arguments))
-    host = side().model_info if template is None else dataclasses.replace(side().model_info, chat_template=template)  # type: ignore[type-var]
-    return ApiContext(host, config, side().media_loader, side().formats)
+    model = (
+        get_context().model_info
+        if template is None
+        else dataclasses.replace(get_context().model_info, chat_template=template)
+    )  # type: ignore[type-var]
+    return ApiContext(model, config, get_context().media_loader, get_context().formats)
 
 
 CHOICE = {"guided_choice": ["yes", "no"]}
@@ -165,9 +178,9 @@ ALWAYS = "{{ messages[0].content }}{% if enable_thinking is defined and not enab
 BROKEN = ALWAYS + "{% if messages[0].content == 'x' %}{{ raise_exception('no') }}{% endif %}"
 
 
-@pytest.mark.parametrize("forced", [CHOICE, FORM, {"tools": [tool("f")], "tool_choice": "required"}])
+@pytest.mark.parametrize("forced", [CHOICE, AGE_FORMAT, {"tools": [tool("f")], "tool_choice": "required"}])
 @pytest.mark.parametrize(
-    ("asked", "arguments", "thinks"),
+    ("enabled", "arguments", "reasons"),
     [
         (None, {}, False),  # the template does not think by itself
         (False, {}, False),
@@ -177,22 +190,24 @@ BROKEN = ALWAYS + "{% if messages[0].content == 'x' %}{{ raise_exception('no') }
         (True, {"enable_thinking": False}, True),
     ],
 )
-def test_a_form_thinks_first_only_where_asked(
-    forced: Mapping[str, Any], asked: bool | None, arguments: Mapping[str, bool], thinks: bool
+def test_reasoning_comes_first_only_where_it_is_requested(
+    forced: Mapping[str, Any], enabled: bool | None, arguments: Mapping[str, bool], reasons: bool
 ) -> None:
     """By the request, else by the config, else as the template does."""
-    fields = dict(forced) if asked is None else {**forced, "chat_template_kwargs": {"enable_thinking": asked}}
+    fields = (
+        dict(forced) if enabled is None else {**forced, "chat_template_kwargs": {"enable_thinking": enabled}}
+    )
     texts = {"guided_choice": "yes", "response_format": '{"age": 5}', "tools": call("f", '{"age": 5}')}
     text = next(text for name, text in texts.items() if name in forced)
-    (request,) = made(side_=configured(**arguments), **fields).requests
+    (request,) = prepare(context=configured(**arguments), **fields).requests
     assert allows(request.grammar, text) is None
-    assert (allows(request.grammar, f"<think>\nHm\n</think>\n\n{text}") is None) == thinks
+    assert (allows(request.grammar, f"<think>\nHm\n</think>\n\n{text}") is None) == reasons
 
 
 @pytest.mark.parametrize(
-    ("template", "asked", "thinks"),
+    ("template", "enabled", "reasons"),
     [
-        (ALWAYS, {}, True),  # another prompt with the switch off: it thinks by itself
+        (ALWAYS, {}, True),  # another prompt with the switch off: it reasons by itself
         (ALWAYS, {"enable_thinking": False}, False),
         (ALWAYS.replace("enable_thinking", "thinking"), {"thinking": False}, False),
         (ALWAYS.replace("enable_thinking", "thinking"), {}, True),
@@ -202,25 +217,28 @@ def test_a_form_thinks_first_only_where_asked(
         (BROKEN, {}, True),  # and where nothing can be found out
     ],
 )
-def test_templates_that_think_by_themselves(template: str, asked: dict[str, bool], thinks: bool) -> None:
-    fields = CHOICE | ({"chat_template_kwargs": asked} if asked else {})
-    (request,) = made(side_=configured(template), **fields).requests
-    assert (allows(request.grammar, "<think>\nHm\n</think>\n\nno") is None) == thinks
+def test_templates_that_reason_by_default(template: str, enabled: dict[str, bool], reasons: bool) -> None:
+    fields = CHOICE | ({"chat_template_kwargs": enabled} if enabled else {})
+    (request,) = prepare(context=configured(template), **fields).requests
+    assert (allows(request.grammar, "<think>\nHm\n</think>\n\nno") is None) == reasons
 
 
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
         ({"tool_choice": "required"}, "tool_choice"),
-        ({"tools": [tool("f")], "tool_choice": "required", **FORM}, "response_format.json_schema.schema"),
+        (
+            {"tools": [tool("f")], "tool_choice": "required", **AGE_FORMAT},
+            "response_format.json_schema.schema",
+        ),
         ({"tools": [tool("f")], "guided_regex": "a"}, "guided_regex"),
         ({"tools": [tool("f", strict=True, parameters={"type": "x"})]}, "tools"),
         ({"guided_json": {"type": "array", "uniqueItems": True}, "guided_regex": "a"}, "guided_regex"),
     ],
 )
-def test_what_cannot_be_held_is_refused(fields: Mapping[str, Any], param: str) -> None:
+def test_formats_that_cannot_be_enforced_are_rejected(fields: Mapping[str, Any], param: str) -> None:
     with pytest.raises(RequestError) as caught:
-        made(**fields)
+        prepare(**fields)
     assert str(caught.value.param).startswith(param)
 
 
@@ -229,7 +247,7 @@ async def answers(*bodies: Mapping[str, Any]) -> list[Choice]:
     client = await EngineClient.start(Config(), load_model_info(Config().model, weights=True))
 
     async def one(body: Mapping[str, Any]) -> Choice:
-        prepared = await prepare_request(CHAT, {"max_tokens": 80, "temperature": 0, **body}, side())
+        prepared = await prepare_request(CHAT, {"max_tokens": 80, "temperature": 0, **body}, get_context())
         choice = Choice(prepared, 0, client.model_info)
         async for event in client.generate(prepared.requests[0]):
             choice.feed(event)
@@ -241,38 +259,38 @@ async def answers(*bodies: Mapping[str, Any]) -> list[Choice]:
         await client.close()
 
 
-async def test_forms_hold_side_by_side() -> None:
-    """One batch: a schema, a forced call where none is asked for, a choice, a thought first, free text."""
+async def test_formats_are_enforced_side_by_side() -> None:
+    """One batch: a schema, a forced call that is not needed, a choice, reasoning first, free text."""
     asks = [
-        {"messages": [{"role": "user", "content": "What is 23 + 48?"}], **FORM},
+        {"messages": [{"role": "user", "content": "What is 23 + 48?"}], **AGE_FORMAT},
         {"messages": [{"role": "user", "content": "Hello"}], "tools": [tool("f")], "tool_choice": "required"},
         {"messages": [{"role": "user", "content": "Is it so?"}], **CHOICE},
         {"messages": [{"role": "user", "content": "Is it so?"}], **CHOICE, **UNTHINK},
         {
             "messages": [{"role": "user", "content": "What is 5 + 4?"}],
             "chat_template_kwargs": {"enable_thinking": True},
-            **FORM,
+            **AGE_FORMAT,
         },
         {"messages": [{"role": "user", "content": "What is 23 + 48?"}]},
     ]
-    schema, forced, choice, silent, thought, free = await answers(*asks)
+    schema, forced, choice, silent, reasoned, free = await answers(*asks)
     jsonschema.validate(json.loads(schema.content), AGE)
     assert forced.finish_reason == "tool_calls" and not forced.content
     assert {c.name for c in forced.calls} == {"f"}
     for each in forced.calls:
         jsonschema.validate(json.loads(each.arguments), AGE)
     assert choice.text in ("yes", "no") and silent.text in ("yes", "no")
-    assert thought.reasoning and thought.reasoning_tokens > 3
-    jsonschema.validate(json.loads(thought.content), AGE)
+    assert reasoned.reasoning and reasoned.reasoning_tokens > 3
+    jsonschema.validate(json.loads(reasoned.content), AGE)
     assert "71" in free.content and schema.completion_tokens < 20
 
 
-async def test_a_thought_is_closed_in_time() -> None:
-    """Issue 5.5: `thinking_budget`, also among the template's variables, beside a form and without one."""
+async def test_reasoning_is_closed_in_time() -> None:
+    """`thinking_budget`, also among the template's variables, with a response format and without."""
     ask = {"messages": [{"role": "user", "content": "There are 62 people on a train. 52 get on. How many?"}]}
     think = {"chat_template_kwargs": {"enable_thinking": True}}
     inner = {"chat_template_kwargs": {"enable_thinking": True, "thinking_budget": 2}}
-    bodies = [ask | think, ask | think | {"thinking_budget": 2}, ask | inner, ask | inner | FORM]
+    bodies = [ask | think, ask | think | {"thinking_budget": 2}, ask | inner, ask | inner | AGE_FORMAT]
     free, outer, other, formed = await answers(*bodies)
     assert outer.text == other.text and "</think>" in outer.text
     assert all(
@@ -294,7 +312,7 @@ async def test_a_thought_is_closed_in_time() -> None:
 )  # fmt: skip
 def test_an_answer_has_one_budget(fields: dict[str, Any], second: str) -> None:
     with pytest.raises(RequestError, match="not together with thinking_") as caught:
-        made(**fields)
+        prepare(**fields)
     assert caught.value.param == second
 
 
@@ -305,12 +323,12 @@ def test_names_of_the_budget() -> None:
         {"thinking_token_budget": 5},
         {"chat_template_kwargs": {"thinking_budget": 5}},
     ):
-        grammar = made(**fields).requests[0].grammar
-        assert isinstance(grammar, ThinkingBudget) and grammar.most == 5
+        grammar = prepare(**fields).requests[0].grammar
+        assert isinstance(grammar, ThinkingBudget) and grammar.max_tokens == 5
 
 
 def test_a_budget_needs_a_known_format() -> None:
-    plain = ApiContext(side().model_info, side().config, side().media_loader)
+    plain = ApiContext(get_context().model_info, get_context().config, get_context().media_loader)
     body = {"messages": [{"role": "user", "content": "Hi"}], "thinking_budget": 5}
     with pytest.raises(RequestError) as caught:
         asyncio.run(prepare_request(CHAT, body, plain))
@@ -318,8 +336,8 @@ def test_a_budget_needs_a_known_format() -> None:
 
 
 async def test_tools_without_a_template_for_them() -> None:
-    """Issue 5.4: told of in words; a forced call comes as JSON, and the history is written out."""
-    host = dataclasses.replace(
+    """The tools are described in the prompt, and a forced call comes as JSON."""
+    model = dataclasses.replace(
         load_model_info(Config().model),
         chat_template="{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
         "{% endfor %}"
@@ -327,15 +345,15 @@ async def test_tools_without_a_template_for_them() -> None:
     )
     config = Config()
     plain = ApiContext(
-        host,
+        model,
         config,
         MediaLoader(config.media, None),
-        detect_formats(host.chat_template, host.tokenizer, config.parsers),
+        detect_formats(model.chat_template, model.tokenizer, config.parsers),
     )
     body = {"messages": [{"role": "user", "content": "Hi"}], "tools": [tool("f")], "tool_choice": "required"}
     prepared = await prepare_request(CHAT, {**body, "max_tokens": 60}, plain)
     assert "You can call functions." in prepared.prompts[0] and '"name": "f"' in prepared.prompts[0]
     assert allows(prepared.requests[0].grammar, '{"name": "f", "arguments": {"age": 5}}') is None
     parser = prepared.make_parser(0)
-    pieces = [*parser.feed('{"name": "f", "arguments": {"age": 5}}'), *parser.finish()]
-    assert [piece.kind for piece in pieces] == ["call"] and pieces[0].name == "f"
+    deltas = [*parser.feed('{"name": "f", "arguments": {"age": 5}}'), *parser.finish()]
+    assert [delta.kind for delta in deltas] == ["call"] and deltas[0].name == "f"

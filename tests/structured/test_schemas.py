@@ -1,4 +1,4 @@
-"""A random-weight model tries everything, so what it says under a schema shows whether the schema holds."""
+"""A model of random weights tries everything, so its answers show whether a schema is enforced."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _is_time(text: object) -> bool:
 
 
 @dataclass
-class Tried:
+class Outcome:
     """What became of the schemas that were tried."""
 
     valid: int = 0
@@ -43,10 +43,12 @@ class Tried:
     wrong: list[tuple[Schema, str, str]] = field(default_factory=list)
 
 
-def try_all(zoo: Zoo, schemas: Sequence[Schema], max_tokens: int = 400) -> Tried:
-    """One sampled answer to each, `ROWS` at a time in one batch, each under its own schema."""
-    engine = engine_driver.engine(zoo.text("llama", ends=True), max_running=ROWS, max_queue=len(schemas))
-    tried, requests = Tried(), list[Request]()
+def try_all(zoo: Zoo, schemas: Sequence[Schema], max_tokens: int = 400) -> Outcome:
+    """Sample one answer to each schema, `ROWS` at a time in one batch."""
+    engine = engine_driver.make_real_engine(
+        zoo.text("llama", ends=True), max_running=ROWS, max_queue=len(schemas)
+    )
+    tried, requests = Outcome(), list[Request]()
     for i, schema in enumerate(schemas):
         try:
             made = compile_grammar("json_schema", schema, engine.model_info, param="schema", strict=False)
@@ -56,7 +58,7 @@ def try_all(zoo: Zoo, schemas: Sequence[Schema], max_tokens: int = 400) -> Tried
         if made.warnings:
             tried.refused.append(made.warnings[0])
             continue
-        request = engine_driver.text(
+        request = engine_driver.make_text_request(
             str(i),
             text_models.prompts(i, [5])[0],
             max_tokens=max_tokens,
@@ -67,11 +69,11 @@ def try_all(zoo: Zoo, schemas: Sequence[Schema], max_tokens: int = 400) -> Tried
             logprobs=None,
         )
         requests.append(replace(request, grammar=made))
-    for name, event in engine_driver.run(engine, requests).items():
+    for name, event in engine_driver.run_requests(engine, requests).items():
         schema = schemas[int(name)]
         assert event.error is None, (schema, event.error)
         if event.finish is FinishReason.STOP:
-            text, problem = judged(schema, event.tokens)
+            text, problem = judge(schema, event.tokens)
             tried.valid += problem is None
             tried.wrong += [(schema, text, problem)] if problem else []
         else:
@@ -79,8 +81,8 @@ def try_all(zoo: Zoo, schemas: Sequence[Schema], max_tokens: int = 400) -> Tried
     return tried
 
 
-def judged(schema: Any, tokens: Sequence[int]) -> tuple[str, str | None]:
-    """The text, and what is wrong with it."""
+def judge(schema: Any, tokens: Sequence[int]) -> tuple[str, str | None]:
+    """Return the text, and what is wrong with it."""
     text = bytes(tokens).decode()
     validator = validator_for(schema, default=Draft202012Validator)(schema, format_checker=FORMATS)
     try:
@@ -90,11 +92,11 @@ def judged(schema: Any, tokens: Sequence[int]) -> tuple[str, str | None]:
     return text, errors[0].message if errors else None
 
 
-def test_answers_fit_their_schemas(zoo: Zoo) -> None:
-    """B23, issue 5.6: different schemas in one batch, each answer valid by its own."""
+def test_answers_match_their_schemas(zoo: Zoo) -> None:
+    """Different schemas in one batch, each answer valid by its own."""
     schemas = [
-        *schema_cases.WRITTEN,
-        *(schema_cases.drawn(seed) for seed in range(26)),
+        *schema_cases.HANDWRITTEN,
+        *(schema_cases.make_random(seed) for seed in range(26)),
     ]
     tried = try_all(zoo, schemas)
     assert tried.wrong == []
@@ -102,21 +104,21 @@ def test_answers_fit_their_schemas(zoo: Zoo) -> None:
     assert tried.valid >= 36, tried.cut
 
 
-def test_the_judge_sees_what_does_not_fit() -> None:
-    """The twin: answers that are nearly right."""
+def test_the_judge_finds_answers_that_do_not_match() -> None:
+    """The counterpart: answers that are nearly right."""
     good = '{"name":"x","age":3,"tags":["a",null]}'
-    assert judged(schema_cases.PERSON, good.encode())[1] is None
+    assert judge(schema_cases.PERSON, good.encode())[1] is None
     for bad in (good[:-1], good.replace("3", "131"), good.replace('"a"', '"c"'), good.replace("age", "agf")):
-        assert judged(schema_cases.PERSON, bad.encode())[1] is not None
+        assert judge(schema_cases.PERSON, bad.encode())[1] is not None
 
 
 @pytest.mark.sweep
 def test_hundreds_of_schemas(zoo: Zoo) -> None:
-    """Issue 5: outputs are 100 % valid for at least 300 schemas; what is refused, or cut, is counted."""
+    """All answers are valid, for at least 300 schemas; refused schemas and answers cut off are counted."""
     schemas = [
-        *schema_cases.shipped(),
-        *schema_cases.WRITTEN,
-        *(schema_cases.drawn(n) for n in range(400)),
+        *schema_cases.load_shipped(),
+        *schema_cases.HANDWRITTEN,
+        *(schema_cases.make_random(n) for n in range(400)),
     ]
     tried = try_all(zoo, schemas, max_tokens=1500)
     print(f"valid {tried.valid}, cut {len(tried.cut)}, refused {len(tried.refused)}: {set(tried.refused)}")
