@@ -1,87 +1,100 @@
-"""`mlxrun cache`: what the prefix cache keeps on disk. Looks into files only: no model, no mlx."""
+"""`mlxrun cache`: the entries of the prefix cache on disk. It reads files only, without a model or mlx."""
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from mlxrun.cli.options import config_options
+from mlxrun.cli.options import add_config_options, load_command_config
 
 if TYPE_CHECKING:
     from mlxrun.cache.cache_folder import ModelFolder
     from mlxrun.cache.inspection import InspectedEntry, ModelInspection
 
 FORMAT = 1
-FINGERPRINT_SHOWN = 16
+FINGERPRINT_DIGITS = 16
 
 NOTE = """\b
-The folder is, in this order: --path, cache.disk_path of the config, ~/.cache/mlxrun/prefixes (macOS:
-~/Library/Caches); -c and --set as `mlxrun serve` has them lead to what it keeps, if its cache.backend is
-disk. A batch job keeps its own in X.out.jsonl.run/cache.
+The folder is that of --path, else cache.disk_path of the config, else ~/.cache/mlxrun/prefixes (macOS:
+~/Library/Caches). With the -c and --set of `mlxrun serve` it is the folder of that server. A batch job
+stores its entries in X.out.jsonl.run/cache.
 """
 
 
 @click.group()
 def command() -> None:
-    """List, check and delete the prefixes that are kept on disk."""
+    """List, verify and delete the entries of the prefix cache on disk."""
 
 
-def cache_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Options of all three: `folder` and `as_json`, besides those of the config."""
-    path = click.option(
+def add_cache_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of all commands here. The command gets the resolved `folder`, and `as_json`."""
+
+    @add_config_options
+    @click.option(
         "--path",
-        "folder",
         type=click.Path(path_type=Path, exists=True, file_okay=False),
         metavar="FOLDER",
-        help="Look here, whatever the config says.",
+        help="Use this folder, and not that of the config.",
     )
-    as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-    return path(as_json(config_options(function)))
+    @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+    @functools.wraps(function)
+    def call(path: Path | None, config_path: Path | None, sets: tuple[str, ...], **options: Any) -> Any:
+        from mlxrun.cache.cache_folder import resolve_cache_folder
+
+        # The backend of the config does not matter: another run may have written to the folder.
+        config = load_command_config(config_path, ("cache.backend=disk", *sets)).config
+        return function(folder=path or resolve_cache_folder(config.cache.disk_path), **options)
+
+    return call
+
+
+def _refuse_records(context: click.Context, parameter: click.Parameter, given: bool) -> None:
+    if given:
+        raise click.UsageError("--records is now called --entries")
 
 
 @command.command(
     epilog=f"""\b
 Examples:
-  mlxrun cache ls                           one line a model
-  mlxrun cache ls --records                 under it one line a record
-  mlxrun cache ls -c prod.yaml              what `mlxrun serve -c prod.yaml` keeps
+  mlxrun cache ls                           one line for each model
+  mlxrun cache ls --entries                 and one line for each of its entries
+  mlxrun cache ls -c prod.yaml              the folder of `mlxrun serve -c prod.yaml`
   mlxrun cache ls --set cache.disk_path=/data/prefixes
   mlxrun cache ls --path big.out.jsonl.run/cache
 
 {NOTE}"""
 )
-@click.option("--records", "show_records", is_flag=True, help="One line a record too, oldest use first.")
-@cache_options
-def ls(
-    show_records: bool, folder: Path | None, as_json: bool, config_path: Path | None, sets: tuple[str, ...]
-) -> None:
-    """Show what is kept, for which models, and when it was last used.
+@click.option("--entries", is_flag=True, help="List the entries too, least recently used first.")
+@click.option("--records", is_flag=True, hidden=True, expose_value=False, callback=_refuse_records)
+@add_cache_options
+def ls(folder: Path, entries: bool, as_json: bool) -> None:
+    """List the models that have entries, with their sizes and when they were last used.
 
-    The fingerprint is of the weights, the adapter, the libraries, and how prefixes are computed and stored.
-    Tokens are those whose keys and values are kept, or that states cover if the model has no other.
+    The fingerprint covers the weights, the adapter, the libraries, and how entries are computed and stored.
+    Tokens are those whose keys and values are stored; for a model without them, those that states cover.
     """
     from mlxrun.cache.inspection import inspect_models
 
-    where = _folder(folder, config_path, sets)
-    models = list(inspect_models(where))
+    models = list(inspect_models(folder))
     if as_json:
-        _print_json(path=str(where), models=[_model_json(model, show_records) for model in models])
+        _print_json(path=str(folder), models=[_describe_model(model, entries) for model in models])
         return
     if not models:
-        click.echo(f"{where}: nothing is kept here")
-        click.echo("`mlxrun serve` keeps prefixes on disk only with cache.backend: disk", err=True)
+        click.echo(f"{folder}: there are no entries here")
+        click.echo("`mlxrun serve` stores entries on disk only with cache.backend: disk", err=True)
         return
-    click.echo(f"{where}:")
+    click.echo(f"{folder}:")
     for model in models:
-        click.echo(_model_line(model))
-        for seen in model.entries if show_records else ():
-            click.echo(_record_line(seen))
+        click.echo(_format_model(model))
+        for inspected in model.entries if entries else ():
+            click.echo(_format_entry(inspected))
     if any(model.unreadable for model in models):
         click.echo("`mlxrun cache verify` says what is wrong with the unreadable files", err=True)
 
@@ -89,94 +102,71 @@ def ls(
 @command.command(
     epilog=f"""\b
 Examples:
-  mlxrun cache verify                       every byte of every record
-  mlxrun cache verify --delete              and remove those that are bad
+  mlxrun cache verify                       verify every byte of every entry
+  mlxrun cache verify --delete              and delete the bad files
 
 {NOTE}
-Exit code 0, or 1 if a file is bad, also if it was deleted. Bad files do no harm: they are not used, and
-deleted when they are met.
+The exit code is 0, or 1 if a file is bad, even if it was deleted. Bad files do no harm: a run that finds one
+deletes it and computes the entry again.
 """
 )
 @click.option("--delete", is_flag=True, help="Delete the bad files.")
-@cache_options
-def verify(
-    delete: bool, folder: Path | None, as_json: bool, config_path: Path | None, sets: tuple[str, ...]
-) -> int:
-    """Check every byte of what is kept.
+@add_cache_options
+def verify(folder: Path, delete: bool, as_json: bool) -> int:
+    """Verify the checksum and the header of every file."""
+    from mlxrun.cache.inspection import verify_files
 
-    Each file's checksum, and whether its header says nothing wrong.
-    """
-    from mlxrun.cache import inspection
-
-    where = _folder(folder, config_path, sets)
-    good, bad = inspection.verify_files(where, delete)
+    good, bad = verify_files(folder, delete)
     if as_json:
         rows = [{"path": str(path), "reason": reason} for path, reason in bad]
-        _print_json(path=str(where), good=good, bad=rows, deleted=delete)
+        _print_json(path=str(folder), good=good, bad=rows, deleted=delete)
     else:
         for path, reason in bad:
             click.echo(f"{path}: {reason}")
-        fate = "; --delete removes them" if bad and not delete else ""
-        click.echo(f"{where}: {_count(good, 'good record')}, {len(bad)} bad{fate}")
+        hint = "; --delete removes them" if bad and not delete else ""
+        click.echo(f"{folder}: {good:,} good, {len(bad):,} bad{hint}")
     return 1 if bad else 0
 
 
 @command.command(
     epilog=f"""\b
 Examples:
-  mlxrun cache clear                        asks, then deletes what is kept for all models
-  mlxrun cache clear --model 3fa9 --yes     one model's, by the first digits that `mlxrun cache ls` shows
+  mlxrun cache clear                        ask, then delete the entries of all models
+  mlxrun cache clear --model 3fa9 --yes     one model, by the first digits that `mlxrun cache ls` shows
 
 {NOTE}
-Only record files are deleted. It may be done while mlxrun runs: what is gone is computed again.
+Only files of entries are deleted. mlxrun may be running meanwhile: it computes deleted entries again.
 """
 )
 @click.option(
-    "--model", "prefix", metavar="FINGERPRINT", help="Only this model's; its first digits are enough."
+    "--model", "prefix", metavar="FINGERPRINT", help="Only this model; the first digits are enough."
 )
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@cache_options
-def clear(
-    prefix: str | None,
-    yes: bool,
-    folder: Path | None,
-    as_json: bool,
-    config_path: Path | None,
-    sets: tuple[str, ...],
-) -> int:
-    """Delete what is kept, for all models or for one."""
-    from mlxrun.cache import inspection
+@add_cache_options
+def clear(folder: Path, prefix: str | None, yes: bool, as_json: bool) -> int:
+    """Delete the entries of all models, or of one."""
+    from mlxrun.cache.inspection import delete_files, list_file_sizes
 
-    where = _folder(folder, config_path, sets)
-    models = _chosen(where, prefix)
-    files = [(path, size) for model in models for path, size in inspection.list_file_sizes(model)]
-    total = sum(size for _, size in files)
-    what = f"{_count(len(files), 'record')} ({_size(total)}) of {_count(len(models), 'model')} in {where}"
-    if files and not yes and not _agreed(what):
+    models = _choose_models(folder, prefix)
+    files = [(path, size) for model in models for path, size in list_file_sizes(model)]
+    size = _format_size(sum(size for _, size in files))
+    what = f"{_count_entries(len(files))} ({size}) of {_count(len(models), 'model')} in {folder}"
+    if files and not yes and not _confirm_deletion(what):
         click.echo("nothing was deleted", err=True)
         return 1
-    deleted, freed, stuck = inspection.delete_files(files)
+    deleted, freed, failed = delete_files(files)
     for model in models:
         model.remove_if_empty()
     if as_json:
-        _print_json(path=str(where), deleted=deleted, freed_bytes=freed, failed=stuck)
+        _print_json(path=str(folder), deleted=deleted, freed_bytes=freed, failed=failed)
     else:
-        click.echo(f"{where}: {_count(deleted, 'record')} deleted, {_size(freed)} freed")
-    for line in stuck:
+        click.echo(f"{folder}: {_count_entries(deleted)} deleted, {_format_size(freed)} freed")
+    for line in failed:
         click.echo(f"not deleted: {line}", err=True)
-    return 1 if stuck else 0
+    return 1 if failed else 0
 
 
-def _folder(given: Path | None, config_path: Path | None, sets: Sequence[str]) -> Path:
-    from mlxrun.cache.cache_folder import resolve_cache_folder
-    from mlxrun.cli.options import load
-
-    # Whether a run with this config would write there does not matter: a folder may be left from another.
-    config = load(config_path, ("cache.backend=disk", *sets)).config
-    return given if given is not None else resolve_cache_folder(config.cache.disk_path)
-
-
-def _chosen(folder: Path, prefix: str | None) -> list[ModelFolder]:
+def _choose_models(folder: Path, prefix: str | None) -> list[ModelFolder]:
     from mlxrun.cache.cache_folder import list_models
     from mlxrun.errors import ConfigError
 
@@ -188,13 +178,13 @@ def _chosen(folder: Path, prefix: str | None) -> list[ModelFolder]:
         return found
     if not found:
         raise ConfigError(f"--model {prefix}: {folder} has no such model; see `mlxrun cache ls`")
-    names = ", ".join(model.fingerprint.hex()[:FINGERPRINT_SHOWN] for model in found)
-    raise ConfigError(f"--model {prefix}: give more digits, several models begin so: {names}")
+    names = ", ".join(model.fingerprint.hex()[:FINGERPRINT_DIGITS] for model in found)
+    raise ConfigError(f"--model {prefix}: give more digits, as several models begin with these: {names}")
 
 
-def _agreed(what: str) -> bool:
+def _confirm_deletion(what: str) -> bool:
     if not _can_ask():
-        raise click.UsageError(f"would delete {what}; give --yes, there is no terminal to ask on")
+        raise click.UsageError(f"this would delete {what}; give --yes, as there is no terminal to ask on")
     return click.confirm(f"Delete {what}?", err=True)
 
 
@@ -202,28 +192,27 @@ def _can_ask() -> bool:
     return sys.stdin.isatty()
 
 
-def _model_line(model: ModelInspection) -> str:
-    name = model.folder.fingerprint.hex()[:FINGERPRINT_SHOWN]
-    counts = f"{_count(len(model.entries), 'record')}, {_count(model.tokens, 'token')}, {_size(model.nbytes)}"
-    ages = (
-        f", used {_time(model.entries[0].used)} to {_time(model.entries[-1].used)}" if model.entries else ""
-    )
+def _format_model(model: ModelInspection) -> str:
+    name = model.folder.fingerprint.hex()[:FINGERPRINT_DIGITS]
+    entries, tokens = _count_entries(len(model.entries)), _count(model.tokens, "token")
+    used = [_format_time(inspected.used) for inspected in model.entries]
+    ages = f", used {used[0]} to {used[-1]}" if used else ""
     bad = f", {model.unreadable} unreadable" if model.unreadable else ""
-    return f"  {name}  {counts}{ages}{bad}"
+    return f"  {name}  {entries}, {tokens}, {_format_size(model.nbytes)}{ages}{bad}"
 
 
-def _record_line(seen: InspectedEntry) -> str:
-    record = seen.entry
-    span = f"{record.start}-{record.stop}"
-    kept = "  kept longest" if record.boundary else ""
+def _format_entry(inspected: InspectedEntry) -> str:
+    entry = inspected.entry
+    span = f"{entry.start}-{entry.stop}"
+    note = "  evicted last" if entry.boundary else ""
     return (
-        f"    {record.key.hex()}  {record.kind:<5}  tokens {span:<15}  "
-        f"{_size(seen.nbytes):>9}  {_time(seen.used)}{kept}"
+        f"    {entry.key.hex()}  {entry.kind:<5}  tokens {span:<15}  "
+        f"{_format_size(inspected.nbytes):>9}  {_format_time(inspected.used)}{note}"
     )
 
 
-def _model_json(model: ModelInspection, records: bool) -> dict[str, Any]:
-    found = {
+def _describe_model(model: ModelInspection, with_entries: bool) -> dict[str, Any]:
+    described = {
         "fingerprint": model.folder.fingerprint.hex(),
         "records": len(model.entries),
         "tokens": model.tokens,
@@ -232,37 +221,43 @@ def _model_json(model: ModelInspection, records: bool) -> dict[str, Any]:
         "oldest_use": model.entries[0].used if model.entries else None,
         "newest_use": model.entries[-1].used if model.entries else None,
     }
-    return found | ({"record_list": [_record_json(seen) for seen in model.entries]} if records else {})
+    if with_entries:
+        described["record_list"] = [_describe_entry(inspected) for inspected in model.entries]
+    return described
 
 
-def _record_json(seen: InspectedEntry) -> dict[str, Any]:
-    record = seen.entry
+def _describe_entry(inspected: InspectedEntry) -> dict[str, Any]:
+    entry = inspected.entry
     return {
-        "key": record.key.hex(),
-        "parent": record.parent.hex(),
-        "part": record.kind.value,
-        "start": record.start,
-        "stop": record.stop,
-        "boundary": record.boundary,
-        "bytes": seen.nbytes,
-        "used": seen.used,
+        "key": entry.key.hex(),
+        "parent": entry.parent.hex(),
+        "part": entry.kind.value,
+        "start": entry.start,
+        "stop": entry.stop,
+        "boundary": entry.boundary,
+        "bytes": inspected.nbytes,
+        "used": inspected.used,
     }
 
 
-def _print_json(**found: Any) -> None:
-    click.echo(json.dumps({"format": FORMAT, **found}, indent=2, ensure_ascii=False))
+def _print_json(**report: Any) -> None:
+    click.echo(json.dumps({"format": FORMAT, **report}, indent=2, ensure_ascii=False))
 
 
 def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def _size(nbytes: int) -> str:
+def _count_entries(number: int) -> str:
+    return "1 entry" if number == 1 else f"{number:,} entries"
+
+
+def _format_size(nbytes: int) -> str:
     for power, unit in ((4, "TB"), (3, "GB"), (2, "MB"), (1, "kB")):
         if nbytes >= 1000**power:
             return f"{nbytes / 1000**power:.1f} {unit}"
     return f"{nbytes} B"
 
 
-def _time(seconds: float) -> str:
+def _format_time(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))

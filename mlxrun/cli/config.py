@@ -1,4 +1,4 @@
-"""`mlxrun config`: check files, show the values in force, print the schema, start a file."""
+"""`mlxrun config`: checks files, shows the values in effect, prints the schema, writes a first file."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from pathlib import Path
 
 import click
 
-from mlxrun.cli.options import config_options
+from mlxrun.cli.options import add_config_options
 from mlxrun.errors import ConfigError
 
 
 @click.group()
 def command() -> None:
-    """Check, show and start config files."""
+    """Check, show and create config files."""
 
 
 @command.command(
     epilog="""\b
 Examples:
-  mlxrun config check                       the config that a run here would use
+  mlxrun config check                       the config that a command would use here
   mlxrun config check configs/*.yaml        several files
   mlxrun config check prod.yaml --set scheduler.policy=fair
 
 \b
-Every mistake is printed as  file:line:column: section.key: what is wrong (did you mean ...?)
-and the exit code is 2. No model is loaded.
+Every error is printed as  file:line:column: section.key: what is wrong (did you mean ...?)
+and the exit code is then 2. No model is loaded.
 """
 )
 @click.argument("files", nargs=-1, type=click.Path(path_type=Path), metavar="[FILE]...")
-@config_options
+@add_config_options
 def check(files: tuple[Path, ...], config_path: Path | None, sets: tuple[str, ...]) -> None:
-    """Find every mistake in config files."""
-    from mlxrun.cli.config_checks import parser_problems, template_problems
+    """Find all errors in config files."""
+    from mlxrun.cli.config_checks import check_chat_template, check_parsers
     from mlxrun.config.loading import load_config
 
     paths: list[Path | None] = [*files] or [config_path]
@@ -42,7 +42,7 @@ def check(files: tuple[Path, ...], config_path: Path | None, sets: tuple[str, ..
     problems: list[str] = []
     for path in paths:
         try:
-            loaded = load_config(path, sets, os.environ, (parser_problems, template_problems))
+            loaded = load_config(path, sets, os.environ, (check_parsers, check_chat_template))
         except ConfigError as error:
             problems += str(error).splitlines()
         else:
@@ -54,24 +54,24 @@ def check(files: tuple[Path, ...], config_path: Path | None, sets: tuple[str, ..
 @command.command(
     epilog="""\b
 Examples:
-  mlxrun config show -c prod.yaml           every value, with file:line:column, variable or flag
+  mlxrun config show -c prod.yaml           every value with its file:line:column, variable or option
   mlxrun config show --json | jq .config.scheduler
 
 \b
-The text is itself a valid config. Secrets are shown as ***.
+The output is a valid config itself. Secrets are shown as ***.
 """
 )
-@config_options
-@click.option("--json", "as_json", is_flag=True, help="One JSON object: config, origins, config_hash.")
+@add_config_options
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object: config, origins, config_hash.")
 def show(config_path: Path | None, sets: tuple[str, ...], as_json: bool) -> None:
-    """Print every value in force and where it came from."""
-    from mlxrun.config.annotate import with_origins
+    """Print every value in effect and its origin."""
+    from mlxrun.config.annotate import render_with_origins
     from mlxrun.config.conversion import to_plain
     from mlxrun.config.loading import load_config
 
     loaded = load_config(config_path, sets, os.environ)
     if not as_json:
-        click.echo(with_origins(loaded), nl=False)
+        click.echo(render_with_origins(loaded), nl=False)
         return
     origins = {key: str(origin) for key, origin in loaded.origins.items()}
     found = {"config": to_plain(loaded.config), "origins": origins, "config_hash": loaded.digest}
@@ -84,38 +84,38 @@ Example:
   mlxrun config schema > mlxrun.schema.json
 
 \b
-An editor uses it when the first line of the YAML file is
+An editor uses it if the first line of the YAML file is
   # yaml-language-server: $schema=mlxrun.schema.json
 """
 )
 def schema() -> None:
     """Print the JSON Schema of config files."""
-    from mlxrun.config.schema import schema_text
+    from mlxrun.config.schema import render_schema
 
-    click.echo(schema_text(), nl=False)
+    click.echo(render_schema(), nl=False)
 
 
 @command.command(
     epilog="""\b
 Examples:
-  mlxrun config init                        writes ./mlxrun.yaml, which every command finds by itself
+  mlxrun config init                        write ./mlxrun.yaml, which every command uses by default
   mlxrun config init configs/mine.yaml
 """
 )
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False), default=Path("mlxrun.yaml"))
-@click.option("--force", is_flag=True, help="Write over a file that is there.")
+@click.option("--force", is_flag=True, help="Overwrite an existing file.")
 def init(file: Path, force: bool) -> None:
-    """Write a config with every key, its default and its meaning."""
-    from mlxrun.config.annotate import annotated
+    """Write a config file with every key, its default and its description."""
+    from mlxrun.config.annotate import render_template_file
     from mlxrun.config.schema import SCHEMA_FILE
 
-    near = SCHEMA_FILE.is_relative_to(Path.cwd())
-    where = os.path.relpath(SCHEMA_FILE, file.absolute().parent) if near else str(SCHEMA_FILE)
+    is_below = SCHEMA_FILE.is_relative_to(Path.cwd())
+    schema_path = os.path.relpath(SCHEMA_FILE, file.absolute().parent) if is_below else str(SCHEMA_FILE)
     try:
         with file.open("w" if force else "x", encoding="utf-8") as out:
-            out.write(annotated(where))
+            out.write(render_template_file(schema_path))
     except FileExistsError:
-        raise ConfigError(f"{file} is there already; --force writes over it") from None
+        raise ConfigError(f"{file} exists already; --force overwrites it") from None
     except OSError as error:
         raise ConfigError(f"{file} cannot be written: {error.strerror}") from error
-    click.echo(f"{file}: written; next: mlxrun config check {file}")
+    click.echo(f"{file}: written; check it with: mlxrun config check {file}")

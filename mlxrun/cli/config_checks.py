@@ -1,7 +1,7 @@
-"""What config files get wrong that only other packages know: names of parsers, syntax of the chat template.
+"""Checks of a config that need other packages: names of parsers, the syntax of the chat template.
 
-Each check gives problems as config.loader does, with key and place; nothing heavy is imported, and nothing at
-all where the config leaves the value alone.
+Each check returns problems with key and position, as config/loading.py does. It imports nothing heavy, and
+nothing at all if the config does not set the value.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 from mlxrun.errors import ConfigError
 
 if TYPE_CHECKING:
-    from mlxrun.config.loading import Loaded
+    from mlxrun.config.loading import LoadedConfig
     from mlxrun.config.nodes import ConfigProblem
 
 
-def parser_problems(loaded: Loaded) -> list[ConfigProblem]:
-    """Names of parsers that do not exist."""
-    from mlxrun.config.nodes import problem
+def check_parsers(loaded: LoadedConfig) -> list[ConfigProblem]:
+    """Find names of parsers that do not exist."""
+    from mlxrun.config.nodes import make_problem
 
     given = loaded.config.parsers
     if given.tools in ("auto", "none") and given.reasoning in ("auto", "none"):
@@ -31,13 +31,13 @@ def parser_problems(loaded: Loaded) -> list[ConfigProblem]:
             choose_formats(None, (), *names)
         except ConfigError as error:
             path = f"parsers.{key}"
-            found.append(problem(loaded.origins[path], path, str(error)))
+            found.append(make_problem(loaded.origins[path], path, str(error)))
     return found
 
 
-def template_problems(loaded: Loaded) -> list[ConfigProblem]:
-    """A chat template that cannot be read, or that jinja does not understand."""
-    from mlxrun.config.nodes import problem
+def check_chat_template(loaded: LoadedConfig) -> list[ConfigProblem]:
+    """Find a chat template that cannot be read, or is not valid Jinja."""
+    from mlxrun.config.nodes import make_problem
 
     key, given = "model.chat_template", loaded.config.model.chat_template
     if given is None:
@@ -47,10 +47,10 @@ def template_problems(loaded: Loaded) -> list[ConfigProblem]:
     try:
         broken = find_syntax_error(Path(given).read_text(encoding="utf-8"))
     except OSError as error:
-        return [problem(loaded.origins[key], key, f"{given}: {error.strerror}")]
+        return [make_problem(loaded.origins[key], key, f"{given}: {error.strerror}")]
     except UnicodeDecodeError as error:
-        return [problem(loaded.origins[key], key, f"{given}: is no UTF-8 text: {error.reason}")]
+        return [make_problem(loaded.origins[key], key, f"{given}: it is not UTF-8 text: {error.reason}")]
     if broken is None:
         return []
     line, reason = broken
-    return [problem(loaded.origins[key], key, f"{given}:{line}: {reason}")]
+    return [make_problem(loaded.origins[key], key, f"{given}:{line}: {reason}")]

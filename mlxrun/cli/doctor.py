@@ -1,4 +1,4 @@
-"""`mlxrun doctor`: what this machine has and what the model passes. Shows findings; finds none itself."""
+"""`mlxrun doctor` prints the findings of `mlxrun.model.doctor` about this machine and the model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mlxrun.cli.options import config_options, load
+from mlxrun.cli.options import add_config_options, load_command_config
 from mlxrun.errors import MlxrunError
 
 if TYPE_CHECKING:
@@ -27,27 +27,27 @@ PIPED_WIDTH = 160
 @click.option(
     "--model/--no-model", default=True, show_default=True, help="Load the model and run its parity probe."
 )
-@config_options
+@add_config_options
 def command(as_json: bool, model: bool, config_path: Path | None, sets: tuple[str, ...]) -> int:
-    """Say what this machine has and what the model passes.
+    """Check this machine and the model.
 
-    "note" marks what works but could be better, "off" what must be put right.
-    Exit code 0, or 1 if something is off.
+    "note" marks what works but could be better, "off" what must be fixed.
+    The exit code is 0, or 1 if something is off.
     """
-    config = load(config_path, sets).config
-    findings = list(examine(config if model else None))
+    config = load_command_config(config_path, sets).config
+    findings = list(list_findings(config if model else None))
     good = all(finding.level != "off" for finding in findings)
     if as_json:
         rows = [asdict(finding) for finding in findings]
         click.echo(json.dumps({"format": FORMAT, "ok": good, "findings": rows}, indent=2))
     else:
-        show(findings)
+        print_findings(findings)
     return 0 if good else 1
 
 
-def examine(config: Config | None) -> Iterator[Finding]:
-    """All findings; without a config none about a model. Where mlx does not work, that is the finding."""
-    from mlxrun.model.machine.versions import Finding, read_requirements, check_versions
+def list_findings(config: Config | None) -> Iterator[Finding]:
+    """Yield all findings; without a config none about a model. If mlx cannot be imported, that is one."""
+    from mlxrun.model.machine.versions import Finding, check_versions, read_requirements
 
     yield from check_versions(read_requirements())
     try:
@@ -58,11 +58,11 @@ def examine(config: Config | None) -> Iterator[Finding]:
         return
     yield from check_machine()
     if config is not None:
-        yield from examine_model(config)
+        yield from list_model_findings(config)
 
 
-def examine_model(config: Config) -> Iterator[Finding]:
-    """Load the model as the engine does, and show what its probe said."""
+def list_model_findings(config: Config) -> Iterator[Finding]:
+    """Load the model as the engine does, and yield what its probe has found."""
     from mlxrun.engine.factory import build_engine
     from mlxrun.model.doctor import report_model, report_probe
     from mlxrun.model.machine.versions import Finding
@@ -70,9 +70,9 @@ def examine_model(config: Config) -> Iterator[Finding]:
     from mlxrun.text.template import check_template
 
     try:
-        host = load_model_info(config.model)
-        check_template(host, config.model.chat_template)
-        yield report_model(config.model.path, host)
+        model_info = load_model_info(config.model)
+        check_template(model_info, config.model.chat_template)
+        yield report_model(config.model.path, model_info)
         probe = build_engine(replace(config, engine=replace(config.engine, probe=True))).probe
     except MlxrunError as error:
         yield Finding("model", config.model.path, "off", str(error), "see model.path in the config")
@@ -81,8 +81,8 @@ def examine_model(config: Config) -> Iterator[Finding]:
         yield from report_probe(probe)
 
 
-def show(findings: Sequence[Finding]) -> None:
-    """A table by area, and under it what to do."""
+def print_findings(findings: Sequence[Finding]) -> None:
+    """Print a table of the findings by area, and below it the advice."""
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table

@@ -1,6 +1,6 @@
 """Logging of the command line: to standard error, as text or as JSON lines.
 
-Handlers are set here and nowhere else; libraries get a handler only through the root logger.
+Handlers are set here only; libraries get a handler through the root logger.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: time, level, logger, message, and the traceback if there is one."""
+    """One JSON object a line: time, level, logger, message, and the traceback of an exception."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Render the record."""
+        """Return the record as JSON."""
         row = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
@@ -32,7 +32,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def set_up_logging(settings: LogSettings) -> None:
-    """Send mlxrun's records from `settings.level` on, and other libraries' warnings, to standard error."""
+    """Log mlxrun from `settings.level` on, and warnings of other libraries, to standard error."""
     handler = logging.StreamHandler(sys.stderr)
     if settings.format == "json":
         handler.setFormatter(JsonFormatter())

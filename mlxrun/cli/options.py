@@ -1,7 +1,7 @@
-"""Options that commands share: `-c FILE` and `--set section.key=value`; those of benchmarks.
+"""Options that commands share: `-c FILE` and `--set section.key=value`, and those of benchmarks.
 
-`@config_options` adds the first two; the command gets `config_path` and `sets` and hands them to `load`,
-which reads the config and sets up logging from it.
+`@add_config_options` adds the first two. The command gets `config_path` and `sets` and passes them to
+`load_command_config`, which loads the config and sets up logging.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from mlxrun.config.loading import Loaded
+    from mlxrun.config.loading import LoadedConfig
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def config_options(function: F) -> F:
+def add_config_options(function: F) -> F:
     """Add `-c/--config` (config_path: Path | None) and `--set` (sets: tuple[str, ...])."""
     config = click.option(
         "-c",
@@ -33,36 +33,36 @@ def config_options(function: F) -> F:
         "sets",
         multiple=True,
         metavar="KEY=VALUE",
-        help="Override one value, as section.key=value; the value is YAML. May be given several times.",
+        help="Override one value, as section.key=value with a YAML value. May be given several times.",
     )
     return config(sets(function))
 
 
-def repeat_option(text: str) -> Callable[[F], F]:
-    """`--repeat` (repeat: int) of a benchmark; `text` says of what."""
+def make_repeat_option(text: str) -> Callable[[F], F]:
+    """Return the option `--repeat` (repeat: int) of a benchmark; `text` is its help."""
     return click.option("--repeat", default=3, show_default=True, type=click.IntRange(1, 100), help=text)
 
 
-def json_option(function: F) -> F:
-    """Add `--json FILE` (json_path: Path | None) of a benchmark."""
+def add_json_option(function: F) -> F:
+    """Add `--json FILE` (json_path: Path | None) to a benchmark."""
     return click.option(
         "--json",
         "json_path",
         type=click.Path(path_type=Path, allow_dash=True, dir_okay=False),
         metavar="FILE",
-        help="Write every number as JSON; - is standard output, instead of the table.",
+        help="Write every number as JSON; - prints it instead of the table.",
     )(function)
 
 
-def load(config_path: Path | None, sets: Sequence[str]) -> Loaded:
-    """The resolved config of this call, with logging set up as it says; what can be wrong with its parsers
-    and its chat template is found here, before anything is loaded."""
+def load_command_config(config_path: Path | None, sets: Sequence[str]) -> LoadedConfig:
+    """Load the config of a command and set up logging. Wrong parsers and chat templates are found here,
+    before a model is loaded."""
     import os
 
-    from mlxrun.cli.config_checks import parser_problems, template_problems
+    from mlxrun.cli.config_checks import check_chat_template, check_parsers
     from mlxrun.cli.logging_setup import set_up_logging
     from mlxrun.config.loading import load_config
 
-    loaded = load_config(config_path, sets, os.environ, (parser_problems, template_problems))
+    loaded = load_config(config_path, sets, os.environ, (check_parsers, check_chat_template))
     set_up_logging(loaded.config.log)
     return loaded

@@ -1,8 +1,8 @@
-"""The one way out of a process that has loaded MLX.
+"""Ends a process that has loaded MLX with its exit code.
 
-Thread.join returns before the C++ thread_local destructors of MLX's threads have run. They race with the end
-of the interpreter, and where they lose, the process aborts (134) whatever its code was. So the process ends
-after all that others have registered with atexit, and before the interpreter is taken apart.
+Thread.join returns before the C++ thread_local destructors of MLX's threads have run. They race with the
+interpreter's shutdown, and if they lose, the process aborts (134) whatever its exit code was. So the process
+ends after all functions that are registered with atexit, and before the interpreter shuts down.
 """
 
 from __future__ import annotations
@@ -12,34 +12,34 @@ import logging
 import os
 import sys
 
-LOST = 3  # what was said last could not be written: the code of a command that has failed on it
+OUTPUT_LOST = 3  # exit code if the command succeeded, but the last output could not be written
 
 
 class ProcessExit:
-    """Make one before anything is imported that registers with atexit: what came first is called last.
+    """Create it before any import that registers with atexit, as the first function is called last.
 
-    `code`: what the process is to end with. None: the interpreter ends it, as it does without MLX.
+    `code`: the exit code of the process. None: the interpreter ends the process, as without MLX.
     """
 
     def __init__(self) -> None:
         self.code: int | None = None
-        atexit.register(self._leave)
+        atexit.register(self._exit)
 
-    def _leave(self) -> None:
+    def _exit(self) -> None:
         if self.code is None or "mlx.core" not in sys.modules:
             return
-        logging.shutdown()  # it may have been imported before
-        os._exit(self.code if _flushed() else self.code or LOST)
+        logging.shutdown()  # logging may have registered before this object did
+        os._exit(self.code if _flush_streams() else self.code or OUTPUT_LOST)
 
 
-def _flushed() -> bool:
-    """Write what is still in buffers; whether all of it could be."""
+def _flush_streams() -> bool:
+    """Flush standard output and standard error; return whether that worked."""
     good = True
     for stream in (sys.stdout, sys.stderr):
         try:
             if stream is not None and not stream.closed:
                 stream.flush()
-        except OSError as error:  # the disk is full, or whoever read it is gone
+        except OSError as error:  # the disk is full, or the reader has closed the pipe
             good = False
             if stream is sys.stdout:
                 os.write(2, f"mlxrun: standard output: {error.strerror}\n".encode())

@@ -26,7 +26,7 @@ def _nothing_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("command", [*COMMANDS, ["config", "check"]], ids=" ".join)
 def test_unknown_parsers(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """Both at once, with key and place; exit 2."""
+    """Both are reported, with key and position; exit code 2."""
     Path("c.yaml").write_text("parsers:\n  tools: qwn3\n  reasoning: thnk\n")
     assert main([*command, "-c", "c.yaml"]) == 2
     first, second = capsys.readouterr().err.splitlines()
@@ -38,7 +38,7 @@ def test_unknown_parsers(command: list[str], capsys: pytest.CaptureFixture[str])
 
 @pytest.mark.parametrize("command", [*COMMANDS, ["config", "check"]], ids=" ".join)
 def test_other_mistakes_hide_none(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """Names of parsers and templates are looked at whatever else is wrong; nothing is said twice."""
+    """Parsers and templates are checked even if there are other errors; nothing is reported twice."""
     Path("t.jinja").write_text("{% endfr %}")
     Path("c.yaml").write_text(
         "parsers:\n  tools: hermess\n  reasoning: 3\n"
@@ -60,7 +60,7 @@ def test_other_mistakes_hide_none(command: list[str], capsys: pytest.CaptureFixt
 
 @pytest.mark.parametrize("name", ["auto", "none", "hermes", "qwen3"])
 def test_known_parsers(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The twin: aliases too."""
+    """Aliases are accepted too."""
     assert main(["config", "check", "--set", f"parsers.tools={name}"]) == 0
     assert capsys.readouterr() == ("built-in defaults: ok\n", "")
 
@@ -77,7 +77,7 @@ def test_known_parsers(name: str, capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_broken_template(
     command: list[str], template: str, found: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Exit 2, with the template's file and line."""
+    """Exit code 2, with the file and line of the template."""
     Path("t.jinja").write_text(template)
     Path("c.yaml").write_text("model:\n  chat_template: t.jinja\n")
     assert main([*command, "-c", "c.yaml"]) == 2
@@ -88,11 +88,11 @@ def test_a_broken_template(
 def test_a_template_that_is_no_text(capsys: pytest.CaptureFixture[str]) -> None:
     Path("t.jinja").write_bytes(b"\xff\xfe")
     assert main(["config", "check", "--set", "model.chat_template=t.jinja"]) == 2
-    assert "t.jinja: is no UTF-8 text" in capsys.readouterr().err
+    assert "t.jinja: it is not UTF-8 text" in capsys.readouterr().err
 
 
 def test_a_good_template(capsys: pytest.CaptureFixture[str]) -> None:
-    """The twin: with what transformers adds to jinja."""
+    """With what transformers adds to Jinja."""
     Path("t.jinja").write_text(
         "{% for m in messages %}{% if m.x %}{% break %}{% endif %}{% generation %}{{ m | tojson }}"
         "{% endgeneration %}{% endfor %}{{ raise_exception('x') }}{{ strftime_now('%Y') }}"

@@ -14,11 +14,11 @@ from click.testing import CliRunner
 from mlxrun.bench.models import PRESETS, write_model
 from mlxrun.cli.doctor import command
 from mlxrun.model import doctor
+from mlxrun.model.chunk_grouping import PrefillSharing
 from mlxrun.model.compute_methods import ComputeMethods
 from mlxrun.model.machine import blas, versions
 from mlxrun.model.machine.versions import check_versions, read_requirements
 from mlxrun.model.model_files import EMBEDDED
-from mlxrun.model.chunk_grouping import PrefillSharing
 from mlxrun.model.probe import ProbeCheck, ProbeReport
 
 
@@ -43,7 +43,7 @@ def test_the_tested_ranges_are_the_packages_own_dependencies() -> None:
 def test_a_version_outside_the_tested_range_is_off(
     version: str | None, level: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A7: a library that moved is found by name, with the range that works."""
+    """A library that moved is found by name, with the range that works."""
     monkeypatch.setattr(versions, "find_version", lambda name: version)
     (finding,) = check_versions(["mlx-lm>=0.32.2,<0.33"])
     assert finding.level == level
@@ -90,7 +90,7 @@ def test_a_copy_that_belongs_to_another_package_is_not_taken_for_openblas(
 
 
 def test_the_parity_table_says_what_passed_and_what_is_used() -> None:
-    """A7: what fails the probe is not used, and doctor says so."""
+    """What fails the probe is not used, and doctor says so."""
     checks = (
         ProbeCheck("decode ragged", False, error="TypeError: no array offset"),
         ProbeCheck("decode grouped", True, 1.5e-6),
@@ -100,7 +100,7 @@ def test_the_parity_table_says_what_passed_and_what_is_used() -> None:
     assert [f.level for f in found] == ["note", "ok", "note", "ok"]
     assert "TypeError" in found[0].value and "1.5e-06" in found[1].value and "not used" in found[2].advice
     assert found[-1].facts == {"decode": "grouped", "prefill_rows": 8, "padded": 0}
-    (alone,) = doctor.report_probe(ProbeReport(ComputeMethods("alone"), ()))
+    (alone,) = doctor.report_probe(ProbeReport(ComputeMethods("row_by_row"), ()))
     assert alone.level == "note" and "one by one" in alone.advice
 
 
@@ -125,7 +125,7 @@ def test_something_off_is_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_model_is_loaded_and_probed(tmp_path: Path) -> None:
-    """Design 6: the probe in full, on a random-weight model whose ways all agree."""
+    """The full probe of a model with random weights, for which all methods agree."""
     folder = tmp_path / "model"
     folder.mkdir()
     small = PRESETS["tiny"] | {
@@ -158,7 +158,7 @@ def test_a_model_that_cannot_be_loaded_is_off_and_the_rest_is_shown(tmp_path: Pa
 
 
 def test_a_broken_template_is_off(tmp_path: Path) -> None:
-    """As a job and a server have it; the twin is the test of a model that is loaded."""
+    """It is an error for jobs and servers too."""
     folder = tmp_path / "model"
     shutil.copytree(EMBEDDED, folder)
     (folder / "chat_template.jinja").write_text("a\n{% for m in messages %}{% endfr %}")

@@ -1,0 +1,50 @@
+"""Log lines as text and as JSON (cli/logging_setup.py)."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from mlxrun.cli.logging_setup import JsonFormatter, set_up_logging
+from mlxrun.config.settings import LogSettings
+
+
+@pytest.fixture
+def _logging_restored() -> Iterator[None]:
+    root, ours = logging.getLogger(), logging.getLogger("mlxrun")
+    before = root.handlers[:], root.level, ours.level
+    yield
+    root.handlers[:], root.level, ours.level = before
+    logging.captureWarnings(False)
+
+
+@pytest.mark.usefixtures("_logging_restored")
+def test_json_log_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    set_up_logging(LogSettings(level="warning", format="json"))
+    log = logging.getLogger("mlxrun.test")
+    log.info("not shown")
+    log.warning("%d rows\nwait", 3)
+    (line,) = capsys.readouterr().err.splitlines()
+    row = json.loads(line)
+    assert (row["level"], row["logger"], row["message"]) == ("warning", "mlxrun.test", "3 rows\nwait")
+
+
+def test_json_log_lines_hold_the_traceback() -> None:
+    try:
+        raise ValueError("why")
+    except ValueError as error:
+        record = logging.LogRecord(
+            "mlxrun", logging.ERROR, "", 0, "failed", (), (ValueError, error, error.__traceback__)
+        )
+    assert "ValueError: why" in json.loads(JsonFormatter().format(record))["exception"]
+
+
+@pytest.mark.usefixtures("_logging_restored")
+def test_text_log_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    set_up_logging(LogSettings(level="debug"))
+    logging.getLogger("mlxrun.test").debug("shown")
+    logging.getLogger("somebody.else").info("not shown")
+    assert capsys.readouterr().err.endswith(" DEBUG shown\n")

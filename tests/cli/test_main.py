@@ -1,0 +1,76 @@
+"""The command line: help, exit codes, messages, commands that are imported when they are called."""
+
+from __future__ import annotations
+
+import click
+import pytest
+
+from mlxrun import __version__
+from mlxrun.cli import main as frame
+from mlxrun.cli.main import COMMANDS, main
+from mlxrun.errors import EngineDead
+
+
+def test_help_lists_the_commands_and_teaches(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    out = capsys.readouterr().out
+    assert all(name in out and line in out for name, (_, line) in COMMANDS.items())
+    assert "mlxrun batch jobs/eval.jsonl" in out
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"mlxrun, version {__version__}\n"
+
+
+def test_a_wrong_command_line_is_exit_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["confg"]) == 2
+    assert main(["config", "check", "--nope"]) == 2
+    assert "No such command" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("raised", "status", "said"),
+    [
+        (EngineDead("the engine\nhas stopped"), 3, ["mlxrun: the engine", "mlxrun: has stopped"]),
+        (KeyboardInterrupt(), 130, ["mlxrun: interrupted"]),
+        (ZeroDivisionError("oops"), 3, ["ZeroDivisionError: oops", "this is a bug in mlxrun"]),
+    ],
+)
+def test_errors_become_messages_and_exit_codes(
+    raised: BaseException,
+    status: int,
+    said: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A MlxrunError is a message with an exit code; anything else shows its traceback."""
+
+    @click.command()
+    def command() -> None:
+        raise raised
+
+    _replace_doctor(command, monkeypatch)
+    assert main(["doctor"]) == status
+    err = capsys.readouterr().err
+    assert all(line in err for line in said)
+    assert ("Traceback" in err) == isinstance(raised, ZeroDivisionError)
+
+
+def test_a_command_returns_its_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    _replace_doctor(click.command()(lambda: 1), monkeypatch)
+    assert main(["doctor"]) == 1
+
+
+def _replace_doctor(command: click.Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frame, "stand_in", command, raising=False)
+    monkeypatch.setitem(COMMANDS, "doctor", ("mlxrun.cli.main:stand_in", ""))
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("batc", "Did you mean 'batch'?"), ("zzz", "No such command 'zzz'")]
+)
+def test_a_command_that_is_not_there(name: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([name]) == 2
+    error = capsys.readouterr().err
+    assert said in error and ("mean" in error) is (name == "batc")
