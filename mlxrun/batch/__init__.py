@@ -1,1 +1,1 @@
-"""The offline front end: a JSONL job in, answers out; a killed job goes on where it was."""
+"""The batch runner: answers the lines of a JSONL job; a killed job continues where it was."""

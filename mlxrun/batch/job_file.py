@@ -1,9 +1,9 @@
-"""Reads a job file: one JSON object a line, in OpenAI's batch form or a short one, `eval` in both.
+"""Reads a job file: one JSON object a line, in OpenAI's batch format or a short one, either with `eval`.
 
     {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {...}}
     {"id": "a", "prompt": "..." | "messages": [...], "max_tokens": 20, ...}
 
-What is neither becomes a BadLine with its reason. The file is never held whole; BOM and CRLF are fine.
+Other lines become a BadLine with a reason. The file is read line by line; a BOM and CRLF are accepted.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from mlxrun.batch.scoring import Eval, parse_eval
+from mlxrun.batch.scoring import EvalSpec, parse_eval
 from mlxrun.errors import JobError
 
 CHAT = "/v1/chat/completions"
 COMPLETION = "/v1/completions"
 URLS = (CHAT, COMPLETION)
-MAX_LINE = 1 << 28  # bytes; a file that is not JSONL at all must not be read into memory as one line
+MAX_LINE = 1 << 28  # bytes; a file that is not JSONL must not be read into memory as one line
 _OPENAI_KEYS = ("custom_id", "method", "url", "body")
 _FULL = "custom_id, method, url and body"
 
@@ -38,27 +38,27 @@ class RawLine:
 
 @dataclass(frozen=True, slots=True)
 class JobLine:
-    """A line that may be run. `body` is not checked yet: that is the text side's."""
+    """A line that may be run. `body` is validated later, when the line is prepared."""
 
     number: int
     custom_id: str
     url: str
     body: dict[str, Any]
-    eval: Eval | None = None
+    eval: EvalSpec | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class BadLine:
-    """A line that cannot be run, and why. `custom_id` and `eval` are given where they could still be read."""
+    """A line that cannot be run, and why. `custom_id` and `eval` are set if they could be read."""
 
     number: int
     custom_id: str | None
     reason: str
     param: str | None = None
-    eval: Eval | None = None
+    eval: EvalSpec | None = None
 
 
-class _Bad(Exception):
+class _LineRefused(Exception):
     def __init__(self, reason: str, param: str | None = None) -> None:
         super().__init__(reason)
         self.param = param
@@ -84,7 +84,7 @@ def read_lines(
     `tap` is given every byte that is read, in order.
     """
     file.seek(offset)
-    readline = _tapped(file, tap) if tap else file.readline
+    readline = _tap_reads(file, tap) if tap else file.readline
     while data := readline(MAX_LINE):
         start, too_long = offset, False
         offset += len(data)
@@ -101,7 +101,7 @@ def read_lines(
         number += 1
 
 
-def _tapped(file: BinaryIO, tap: Callable[[bytes], object]) -> Callable[[int], bytes]:
+def _tap_reads(file: BinaryIO, tap: Callable[[bytes], object]) -> Callable[[int], bytes]:
     def readline(limit: int) -> bytes:
         data = file.readline(limit)
         tap(data)
@@ -111,44 +111,52 @@ def _tapped(file: BinaryIO, tap: Callable[[bytes], object]) -> Callable[[int], b
 
 
 def parse_line(raw: RawLine) -> JobLine | BadLine:
-    """What `raw` asks for. Everything but the body is checked here, the body only for `stream`."""
+    """Parse and validate a line. Of the body only `stream` is checked here."""
     value: Any = None
     try:
         value = _decode(raw)
         if not isinstance(value, dict):
-            raise _Bad(f"a line must be a JSON object, not {_kind(value)}")
-        return _short_form(raw.number, value) if _is_short(value) else _openai_form(raw.number, value)
-    except _Bad as bad:
-        return BadLine(raw.number, _found_id(value), str(bad), bad.param, _found_eval(value))
+            raise _LineRefused(f"a line must be a JSON object, not {_name_kind(value)}")
+        return (
+            _parse_short_form(raw.number, value)
+            if _is_short(value)
+            else _parse_openai_form(raw.number, value)
+        )
+    except _LineRefused as bad:
+        return BadLine(raw.number, _find_custom_id(value), str(bad), bad.param, _find_eval(value))
 
 
 def _decode(raw: RawLine) -> Any:
     if raw.too_long:
-        raise _Bad(f"longer than {MAX_LINE >> 20} MiB")
+        raise _LineRefused(f"longer than {MAX_LINE >> 20} MiB")
     try:
         text = raw.data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise _Bad(f"not UTF-8: byte 0x{raw.data[error.start]:02x} at byte {error.start + 1}") from error
+        raise _LineRefused(
+            f"not UTF-8: byte 0x{raw.data[error.start]:02x} at byte {error.start + 1}"
+        ) from error
     try:
-        value = json.loads(text, parse_constant=_no_constant, object_pairs_hook=_unique)
+        value = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_check_unique)
         if "\\u" in text:
             json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
-        raise _Bad("holds half of a UTF-16 surrogate pair (\\ud800 to \\udfff), which is not text") from error
+        raise _LineRefused(
+            "contains a lone UTF-16 surrogate (\\ud800 to \\udfff), which is not text"
+        ) from error
     except json.JSONDecodeError as error:
-        raise _Bad(f"not JSON: {error.msg} at column {error.pos + 1}") from error
+        raise _LineRefused(f"not JSON: {error.msg} at column {error.pos + 1}") from error
     except RecursionError as error:
-        raise _Bad("not JSON that can be read: nested too deeply") from error
+        raise _LineRefused("not JSON that can be read: nested too deeply") from error
     except ValueError as error:  # our own hooks; integers of thousands of digits
-        raise _Bad(f"not JSON: {error}") from error
+        raise _LineRefused(f"not JSON: {error}") from error
     return value
 
 
-def _no_constant(name: str) -> Any:
+def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is not a JSON value")
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _check_unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
         keys = [key for key, _ in pairs]
@@ -161,70 +169,74 @@ def _is_short(value: dict[str, Any]) -> bool:
     return not any(key in value for key in _OPENAI_KEYS)
 
 
-def _short_form(number: int, value: dict[str, Any]) -> JobLine:
+def _parse_short_form(number: int, value: dict[str, Any]) -> JobLine:
     body = {key: item for key, item in value.items() if key not in ("id", "eval")}
     if ("prompt" in body) == ("messages" in body):
         got = "both" if "prompt" in body else "neither"
-        raise _Bad(f"a line needs {_FULL}, or id and one of prompt and messages ({got} given)")
-    custom_id = _custom_id(value, "id")
-    return _line(number, custom_id, COMPLETION if "prompt" in body else CHAT, body, value)
+        raise _LineRefused(f"a line needs {_FULL}, or id and one of prompt and messages ({got} given)")
+    custom_id = _check_custom_id(value, "id")
+    return _make_line(number, custom_id, COMPLETION if "prompt" in body else CHAT, body, value)
 
 
-def _openai_form(number: int, value: dict[str, Any]) -> JobLine:
+def _parse_openai_form(number: int, value: dict[str, Any]) -> JobLine:
     for key in value:
         if key not in _OPENAI_KEYS and key != "eval":
-            raise _Bad(f"unknown key {key!r}; a line takes {_FULL}, and eval", key)
+            raise _LineRefused(f"unknown key {key!r}; a line takes {_FULL}, and eval", key)
     for key in _OPENAI_KEYS:
         if key not in value:
-            raise _Bad(f"{key} is missing", key)
-    custom_id = _custom_id(value, "custom_id")
+            raise _LineRefused(f"{key} is missing", key)
+    custom_id = _check_custom_id(value, "custom_id")
     if value["method"] != "POST":
-        raise _Bad(f"method must be POST, not {_show(value['method'])}", "method")
+        raise _LineRefused(f"method must be POST, not {_format_value(value['method'])}", "method")
     if value["url"] not in URLS:
-        raise _Bad(f"url must be one of {' and '.join(URLS)}, not {_show(value['url'])}", "url")
+        raise _LineRefused(
+            f"url must be one of {' and '.join(URLS)}, not {_format_value(value['url'])}", "url"
+        )
     if not isinstance(value["body"], dict):
-        raise _Bad(f"body must be an object, not {_kind(value['body'])}", "body")
-    return _line(number, custom_id, value["url"], value["body"], value)
+        raise _LineRefused(f"body must be an object, not {_name_kind(value['body'])}", "body")
+    return _make_line(number, custom_id, value["url"], value["body"], value)
 
 
-def _line(number: int, custom_id: str, url: str, body: dict[str, Any], value: dict[str, Any]) -> JobLine:
+def _make_line(number: int, custom_id: str, url: str, body: dict[str, Any], value: dict[str, Any]) -> JobLine:
     if body.get("stream"):
-        raise _Bad("stream cannot be used in a job: answers are written when they are complete", "stream")
+        raise _LineRefused(
+            "stream cannot be used in a job: answers are written when they are complete", "stream"
+        )
     wanted = None
     if value.get("eval") is not None:
         try:
             wanted = parse_eval(value["eval"])
         except ValueError as error:
-            raise _Bad(str(error), "eval") from error
+            raise _LineRefused(str(error), "eval") from error
     return JobLine(number, custom_id, url, body, wanted)
 
 
-def _custom_id(value: dict[str, Any], key: str) -> str:
+def _check_custom_id(value: dict[str, Any], key: str) -> str:
     if key not in value:
-        raise _Bad(f"{key} is missing", key)
+        raise _LineRefused(f"{key} is missing", key)
     found = value[key]
     if not isinstance(found, str) or not found:
-        raise _Bad(f"{key} must be a string that is not empty, not {_show(found)}", key)
+        raise _LineRefused(f"{key} must be a string that is not empty, not {_format_value(found)}", key)
     return found
 
 
-def _found_id(value: Any) -> str | None:
+def _find_custom_id(value: Any) -> str | None:
     found = (value.get("custom_id") or value.get("id")) if isinstance(value, dict) else None
     return found if isinstance(found, str) else None
 
 
-def _found_eval(value: Any) -> Eval | None:
+def _find_eval(value: Any) -> EvalSpec | None:
     try:
         return parse_eval(value["eval"]) if isinstance(value, dict) and "eval" in value else None
     except ValueError:
         return None
 
 
-def _kind(value: Any) -> str:
+def _name_kind(value: Any) -> str:
     names = {dict: "an object", list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
     return names.get(type(value), "a number")
 
 
-def _show(value: Any) -> str:
+def _format_value(value: Any) -> str:
     text = json.dumps(value)
     return text if len(text) <= 60 else text[:57] + "..."

@@ -1,9 +1,8 @@
-"""One run of a job from start to exit code: lock, read, reconcile, run, finish.
+"""One run of a job, from start to exit code.
 
-    lock -> scan -> (--strict) -> (--fresh) -> journal, manifest, cut -> engine -> lines -> order -> manifest
-
-The engine starts only if a line is to be run. Whatever ends the run, finished lines stay finished; once none
-is left to do, partial answers and the job's cache are removed.
+The steps: lock, read the job file, check it, reconcile with earlier runs, start the engine, run the lines,
+sort the outputs, write the manifest. The engine starts only if a line is left to run. However the run ends,
+finished lines stay finished; once none is left to do, partial answers and the job's cache are deleted.
 """
 
 from __future__ import annotations
@@ -11,25 +10,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mlxrun.batch import job_cache
-from mlxrun.batch.job_check import check_chats, check_lines, say_problem
-from mlxrun.batch.line_answerer import EngineClientInterface, LineAnswerer, Prepare, base_seed
-from mlxrun.batch.line_index import DONE, FAILED, TODO, Index
-from mlxrun.batch.line_keys import LineKeys, settings_digest
-from mlxrun.batch.line_runner import BACKOFF, LineRunner, Watcher
-from mlxrun.batch.manifest import Facts, Manifest, Status, check_owner
-from mlxrun.batch.output_writer import Writer, sort_outputs
+from mlxrun.batch.job_check import check_chats, check_lines
+from mlxrun.batch.line_answerer import LineAnswerer, LinePreparer, get_base_seed
+from mlxrun.batch.line_index import DONE, FAILED, TODO, LineIndex
+from mlxrun.batch.line_keys import LineKeys, digest_settings
+from mlxrun.batch.line_runner import BACKOFF, LineRunner
+from mlxrun.batch.manifest import JobFacts, Manifest, StatusFile, check_owner
+from mlxrun.batch.output_writer import OutputWriter, sort_outputs
 from mlxrun.batch.partial_answers import PartialAnswers
-from mlxrun.batch.progress import ProgressMeter, View, make_view
-from mlxrun.batch.reconciliation import Reconciler, Resumed
-from mlxrun.batch.run_paths import Paths, locked
-from mlxrun.batch.score_table import count
+from mlxrun.batch.progress import ProgressMeter, ProgressView, make_view
+from mlxrun.batch.reconciliation import JobState, Reconciler
+from mlxrun.batch.run_paths import JobPaths, lock_run_folder
+from mlxrun.batch.score_table import pluralize
 from mlxrun.batch.scoring import Scores
 from mlxrun.batch.stop_signals import Interrupted, StopSignals
 from mlxrun.config.conversion import to_plain
@@ -37,35 +34,39 @@ from mlxrun.config.settings import Config
 from mlxrun.errors import ConfigError, JobError, MlxrunError
 from mlxrun.text.model_info import ModelInfo
 
+if TYPE_CHECKING:
+    from mlxrun.engine.client import EngineClient
+
 log = logging.getLogger(__name__)
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class JobOptions:
-    """The flags of `mlxrun batch`."""
+    """The flags of `mlxrun batch`. `limit`: 0 only completes the files of earlier runs."""
 
     fresh: bool = False
     retry_failed: bool = False
     strict: bool = False
-    limit: int | None = None  # 0: only make what earlier runs left whole
+    limit: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class JobSetup:
-    """What a job runs on. `start` is called if there is something to do, and its client closed at the end."""
+    """What a job runs on. `start` is called if a line is left to run; `device` describes the machine once the
+    engine runs. `shared_engine`: requests yield to those of other clients, and the engine is not closed."""
 
     config: Config
     config_hash: str
     model_info: ModelInfo
-    prepare: Prepare
-    start: Callable[[], Coroutine[Any, Any, EngineClientInterface]]
-    device: Callable[[], Mapping[str, Any]]  # called once the engine runs
+    preparer: LinePreparer
+    start: Callable[[], Coroutine[Any, Any, EngineClient]]
+    device: Callable[[], Mapping[str, Any]]
+    shared_engine: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class JobOutcome:
-    """How a run ended that was not cut short."""
+    """The result of a run that was not interrupted."""
 
     exit_code: int
     meter: ProgressMeter
@@ -74,194 +75,164 @@ class JobOutcome:
 
 @dataclass(slots=True)
 class JobRun:
-    """One run; `say` gets sentences for the user, `view` shows the progress, `stop` ends it (by default
-    signals do)."""
+    """One run; `say` gets sentences for the user, `stop` ends it, `view` shows the progress."""
 
-    paths: Paths
+    paths: JobPaths
     setup: JobSetup
     options: JobOptions
-    say: Say
-    view: Callable[[ProgressMeter], View] = make_view
-    stop: StopSignals | None = None
+    say: Callable[[str], None]
+    stop: StopSignals
+    view: Callable[[ProgressMeter], ProgressView] = make_view
     clock: Callable[[], float] = time.monotonic
     backoff: float = BACKOFF
+    _meter: ProgressMeter = field(init=False)
+    _status: StatusFile = field(init=False)
+    _answers: PartialAnswers = field(init=False)
     _device: Mapping[str, Any] | None = field(default=None, init=False)
 
     async def run(self) -> JobOutcome:
         """Run the job. JobError, EngineDead, ModelLoadError or Interrupted if it cannot be finished."""
-        stop = self.stop or StopSignals(self.say)
         config = self.setup.config
-        settings = settings_digest(config, self.setup.model_info)
-        keys = LineKeys(settings, self.setup.prepare.folder, config.media.max_bytes)
-        index = Index(self.paths.job, keys)
+        settings = digest_settings(config, self.setup.model_info)
+        keys = LineKeys(settings, self.setup.preparer.folder, config.media.max_bytes)
+        index = LineIndex(self.paths.job, keys)
         try:
-            with stop.listening(), locked(self.paths):
-                await asyncio.to_thread(index.scan, lambda: stop.requested)
-                stop.check()
-                return await self._run(index, settings, stop)
+            with self.stop.handle_signals(), lock_run_folder(self.paths):
+                await asyncio.to_thread(index.scan, lambda: self.stop.requested)
+                self.stop.check()
+                return await self._run(index, settings)
         except Interrupted:
-            stop.leave_if_stuck()
+            self.stop.exit_if_stuck()
             raise
         finally:
             index.close()
 
-    async def _run(self, index: Index, settings: str, stop: StopSignals) -> JobOutcome:
-        config = self.setup.config
-        limit = self.options.limit
+    async def _run(self, index: LineIndex, settings: str) -> JobOutcome:
+        config, limit = self.setup.config, self.options.limit
         end = len(index) if limit is None else min(limit, len(index))
-        if not self.options.fresh:
-            await asyncio.to_thread(check_owner, self.paths, index.sha256)
-        if self._commanded:
-            await asyncio.to_thread(check_chats, index, self.setup.model_info, end)
-        if self.options.strict or config.batch.on_invalid == "fail":
-            await stop.run(self._refuse_bad(index, end))
+        await self._check(index, end)
         if self.options.fresh:
-            self.paths.forget()
-            await asyncio.to_thread(job_cache.remove, self.paths.cache)
+            self.paths.delete_outputs()
+            await asyncio.to_thread(job_cache.delete_cache, self.paths.cache)
         reconciler = Reconciler(index, self.paths, retry=end if self.options.retry_failed else 0)
         await asyncio.to_thread(reconciler.read_journal)
-        manifest = Manifest(self.paths, self._facts())
-        await asyncio.to_thread(manifest.begin, index, reconciler.found.runs)
-        found = await asyncio.to_thread(reconciler.rewrite, settings)
-        answers = PartialAnswers(self.paths.answers, keep=not config.engine.reproducible)
-        await asyncio.to_thread(answers.read, index)
-        self._tell(found, settings, index, len(answers))
-        meter = _meter(index, end, found, self.clock)
-        status = Status(self.paths.status, manifest.run)
+        manifest = Manifest(self.paths, self._collect_facts())
+        await asyncio.to_thread(manifest.begin, index, reconciler.state.runs)
+        state = await asyncio.to_thread(reconciler.rewrite, settings)
+        self._answers = PartialAnswers(self.paths.answers, keep=not config.engine.reproducible)
+        await asyncio.to_thread(self._answers.read, index)
+        self._report_earlier_runs(state, settings, len(index))
+        self._meter = meter = ProgressMeter(
+            self.clock, end, total_prompt=state.prompt, total_output=state.output
+        )
+        meter.done, meter.failed = index.state.count(DONE, 0, end), index.state.count(FAILED, 0, end)
+        self._status = StatusFile(self.paths.status, manifest.run)
         try:
-            run = Run(index, end, meter, found.scores, status, stop, answers)
-            await self._lines(run, manifest.run)
+            if index.state.count(TODO, 0, end):
+                await self._run_lines(index, end, OutputWriter(self.paths, index, manifest.run), state.scores)
             exit_code = 1 if meter.failed else 0
             if config.batch.order == "input":
                 await asyncio.to_thread(sort_outputs, self.paths, index)
             await asyncio.to_thread(manifest.end, index, meter, exit_code, self._device, complete=True)
             if not index.state.count(TODO):
-                answers.remove()
-                await asyncio.to_thread(job_cache.remove, self.paths.cache)
+                self._answers.delete_file()
+                await asyncio.to_thread(job_cache.delete_cache, self.paths.cache)
         except MlxrunError as error:
-            await self._end_badly(error, index, meter, manifest, status)
+            await self._record_failure(error, index, manifest)
             raise
-        status.write("done", meter, force=True)
-        return JobOutcome(exit_code, meter, found.scores)
+        self._status.write("done", meter, force=True)
+        return JobOutcome(exit_code, meter, state.scores)
 
-    async def _refuse_bad(self, index: Index, end: int) -> None:
-        report = partial(say_problem, index.path, self.say)
-        checked = await check_lines(index, self.setup.prepare, end, report)
-        if checked.refused:
-            share = f"{checked.refused} of {count(checked.lines, 'line')}"
-            raise JobError(f"{index.path}: {share} refused; nothing was run")
+    async def _check(self, index: LineIndex, end: int) -> None:
+        """JobError if the run would overwrite another job's output, or if the settings refuse its lines."""
+        if not self.options.fresh:
+            await asyncio.to_thread(check_owner, self.paths, index.sha256)
+        if self.stop.owns_process:
+            await asyncio.to_thread(check_chats, index, self.setup.model_info, end)
+        if self.options.strict or self.setup.config.batch.on_invalid == "fail":
 
-    async def _lines(self, run: Run, number: int) -> None:
-        """Start the engine if there is something to do, and do it."""
-        if not run.index.state.count(TODO, 0, run.end):
-            return
-        writer = Writer(self.paths, run.index, number)
-        client: EngineClientInterface | None = None
+            def report(number: int, reason: str) -> None:
+                self.say(f"{index.path}:{number}: {reason}")
+
+            checked = await self.stop.run(check_lines(index, self.setup.preparer, end, report))
+            if checked.refused:
+                lines = pluralize(checked.lines, "line")
+                raise JobError(f"{index.path}: {checked.refused} of {lines} refused; nothing was run")
+
+    async def _run_lines(self, index: LineIndex, end: int, writer: OutputWriter, scores: Scores) -> None:
+        """Start the engine and run the lines that are left."""
+        setup, meter = self.setup, self._meter
+        client: EngineClient | None = None
         try:
-            run.status.write("loading", run.meter, force=True)
-            client = started = await run.stop.run(self.setup.start())
-            self._device = self.setup.device()
-            run.meter.counters = started.read_cache_counters
-            answerer = LineAnswerer(started, self.setup.prepare, self.setup.config, run.meter, run.answers)
-            runner = LineRunner(run.index, writer, answerer, self.setup.config, run.meter, run.scores)
-            runner.backoff = self.backoff
-            with run.watched(self.view) as watcher:
-                await run.stop.run(runner.run(run.end, watcher))
-        finally:
-            run.meter.freeze()
+            self._status.write("loading", meter, force=True)
+            client = await self.stop.run(setup.start())
+            self._device = setup.device()
+            meter.counters = client.read_cache_counters
+            answerer = LineAnswerer(
+                client, setup.preparer, setup.config, meter, self._answers, setup.shared_engine
+            )
+            runner = LineRunner(index, writer, answerer, setup.config, meter, scores, self.backoff)
+            view = self.view(meter)
+
+            def update() -> None:
+                view.update()
+                self._status.write("running", meter)
+
             try:
-                run.answers.close()
+                await self.stop.run(runner.run(end, update))
+            finally:
+                view.close()
+        finally:
+            meter.freeze_counters()
+            try:
+                self._answers.close()
                 await asyncio.to_thread(writer.close)
             finally:
-                if client is not None:
-                    await run.stop.patient(client.close())
+                if client is not None and not setup.shared_engine:
+                    await self.stop.run_cleanup(client.close())
 
-    def _facts(self) -> Facts:
+    def _collect_facts(self) -> JobFacts:
         setup = self.setup
         names = {"model": "fingerprint", "tokenizer": "tokenizer_sha256", "template": "template_sha256"}
-        model = {new: setup.model_info.digests[old] for old, new in names.items()}
-        model = {"path": setup.config.model.path, **model}
-        return Facts(to_plain(setup.config), setup.config_hash, model, base_seed(setup.config))
+        digests = {new: setup.model_info.digests[old] for old, new in names.items()}
+        model = {"path": setup.config.model.path, **digests}
+        return JobFacts(to_plain(setup.config), setup.config_hash, model, get_base_seed(setup.config))
 
-    def _tell(self, found: Resumed, settings: str, index: Index, partial: int) -> None:
-        """What earlier runs left, in a line each."""
-        for problem in found.problems:
+    def _report_earlier_runs(self, state: JobState, settings: str, lines: int) -> None:
+        """Say what earlier runs left, a sentence for each fact."""
+        for problem in state.problems:
             self.say(f"{problem}: this entry of the journal is skipped; its record is checked by itself")
-        if found.old_settings not in (None, settings):
+        if state.old_settings not in (None, settings):
             self.say("the model, or a setting that changes answers, is not that of the earlier run")
-        for reason, number in sorted(found.cut.items()):
-            self.say(_CUT[reason].format(count(number, "line"), dropped=self.paths.dropped))
-        if found.done or found.failed:
-            again = " (--retry-failed runs these again)" if found.failed and self._commanded else ""
-            self.say(
-                f"going on: {found.done} of {count(len(index), 'line')} done, {found.failed} failed{again}"
-            )
-        if partial:
-            self.say(f"{count(partial, 'partial answer')} of the last run: continued, not begun anew")
+        for reason, number in sorted(state.discarded.items()):
+            self.say(_DISCARDED[reason].format(pluralize(number, "line"), dropped=self.paths.dropped))
+        if state.done or state.failed:
+            done = f"{state.done} of {pluralize(lines, 'line')} done, {state.failed} failed"
+            again = " (--retry-failed runs these again)" if state.failed and self.stop.owns_process else ""
+            self.say(f"continuing: {done}{again}")
+        if self._answers:
+            count = pluralize(len(self._answers), "partial answer")
+            self.say(f"{count} of the last run will be continued")
 
-    async def _end_badly(
-        self, error: MlxrunError, index: Index, meter: ProgressMeter, manifest: Manifest, status: Status
-    ) -> None:
-        """Leave everything as the next run needs it, and say how to go on."""
+    async def _record_failure(self, error: MlxrunError, index: LineIndex, manifest: Manifest) -> None:
+        """Complete the files for the next run, and say how to continue."""
+        meter = self._meter
         try:
             await asyncio.to_thread(manifest.end, index, meter, error.exit_code, self._device, complete=False)
         except JobError as second:
             log.warning("%s", second)
-        status.write("interrupted" if isinstance(error, Interrupted) else "failed", meter, force=True)
-        state = f"{meter.done} of {count(meter.total, 'line')} done, {meter.failed} failed"
-        again = not isinstance(error, ConfigError) and self._commanded
-        self.say(f"{state}; the same command goes on from here" if again else state)
-
-    @property
-    def _commanded(self) -> bool:
-        """Whether there is a command, and somebody to hear how to use it: a server has neither."""
-        return self.stop is None or self.stop.process
+        self._status.write("interrupted" if isinstance(error, Interrupted) else "failed", meter, force=True)
+        done = f"{meter.done} of {pluralize(meter.total, 'line')} done, {meter.failed} failed"
+        resumable = not isinstance(error, ConfigError) and self.stop.owns_process
+        self.say(f"{done}; the same command continues from here" if resumable else done)
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    """What the lines of one run share."""
-
-    index: Index
-    end: int
-    meter: ProgressMeter
-    scores: Scores
-    status: Status
-    stop: StopSignals
-    answers: PartialAnswers
-
-    @contextmanager
-    def watched(self, make: Callable[[ProgressMeter], View]) -> Iterator[Watcher]:
-        """Progress and status while lines run."""
-        view = make(self.meter)
-        try:
-            yield _Both(view, self.status, self.meter)
-        finally:
-            view.close()
-
-
-@dataclass(frozen=True, slots=True)
-class _Both:
-    view: View
-    status: Status
-    meter: ProgressMeter
-
-    def update(self) -> None:
-        self.view.update()
-        self.status.write("running", self.meter)
-
-
-_CUT = {
-    "changed": "{} changed, or the model did: run again, old answers kept in {dropped}",
+_DISCARDED = {
+    "changed": "{} changed, or the model did: run again, old answers are in {dropped}",
     "gone": "{} no longer in the job: answers moved to {dropped}",
-    "edited": "{} edited in the output since: run again, what was there is in {dropped}",
-    "broken": "{} of the output not ours: moved to {dropped}",
+    "edited": "{} edited in the output since: run again, the edited records are in {dropped}",
+    "broken": "{} of the output not written by this job: moved to {dropped}",
     "twice": "{} twice in the output: one record of each kept",
-    "torn": "{} torn when the last run was killed: run again",
+    "torn": "{} incomplete because the last run was killed: run again",
     "retried": "{} that failed: tried again",
 }
-
-
-def _meter(index: Index, end: int, found: Resumed, clock: Callable[[], float]) -> ProgressMeter:
-    done, failed = index.state.count(DONE, 0, end), index.state.count(FAILED, 0, end)
-    return ProgressMeter(clock, end, done, failed, all_prompt=found.prompt, all_output=found.output)

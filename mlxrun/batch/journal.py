@@ -1,8 +1,8 @@
-"""journal.jsonl: which lines are finished, written only after their record is safe on disk.
+"""journal.jsonl: the finished lines, each written only after its record is safe on disk.
 
-First line: format and settings digest. Then one entry a finished line. The records are the truth, the
-journal vouches for them: `check` is a digest of the record's bytes, so an edited record is noticed. A torn
-or broken entry is skipped and named (its record is checked by itself); another format is refused.
+The first line has the format and the settings digest; each further line is an entry for one finished line.
+`check` is a digest of the record's bytes, so an edited record is detected. A broken entry is skipped and
+reported (its record is checked by itself); another format is refused.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _TYPES = (int, str, str | None, int | None, str, str, str, int, int)
 
 @dataclass(frozen=True, slots=True)
 class JournalEntry:
-    """One finished line. `line` is given for bad lines only, which may have no usable custom_id."""
+    """One finished line. `line` is its number, for bad lines, which may have no usable custom_id."""
 
     run: int
     state: str  # done or failed
@@ -40,15 +40,15 @@ class JournalEntry:
 
 
 class Journal:
-    """An existing journal, read once. After `entries` is used up, `problems` names what was skipped."""
+    """An existing journal. After `read_entries` has ended, `problems` names the entries that were skipped."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.settings: str | None = None
         self.problems: list[str] = []
 
-    def entries(self) -> Iterator[JournalEntry]:
-        """All valid entries in order; later ones of the same line count."""
+    def read_entries(self) -> Iterator[JournalEntry]:
+        """All valid entries in order; a later one of the same line replaces an earlier one."""
         if not self.path.exists():
             return
         try:
@@ -59,7 +59,7 @@ class Journal:
             for number, data in enumerate(file, 1):
                 try:
                     if not data.endswith(b"\n"):
-                        return  # torn by a kill: never promised
+                        return  # a kill interrupted its writing
                     if number == 1:
                         self.settings = self._parse_head(data)
                     else:
@@ -81,7 +81,7 @@ class Journal:
 
 
 def dump_line(value: dict[str, Any]) -> bytes:
-    """The head of a journal, or an entry."""
+    """The first line of a journal, or an entry, as JSON."""
     return json.dumps(value, separators=(",", ":")).encode() + b"\n"
 
 

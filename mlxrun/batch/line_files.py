@@ -1,6 +1,6 @@
-"""Files of whole lines: appended to, filtered and sorted, in bounded memory.
+"""Appends to, filters and sorts files of lines, in bounded memory.
 
-Whatever the disk does, a file holds its old content or the new one, never a mix.
+Whatever the disk does, a file has its old content or the new one, never a mix.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import BinaryIO
 
-from mlxrun.batch.run_paths import sync_folder, writing
+from mlxrun.batch.run_paths import sync_folder, wrap_write_errors
 
 
 class Appender:
-    """A file that is made at the first `append`. JobError if it cannot be written; nothing of what failed
-    stays in it."""
+    """A file that is created at the first `append`. JobError if it cannot be written; a failed `append`
+    leaves nothing in it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -26,7 +26,7 @@ class Appender:
 
     def append(self, data: bytes) -> None:
         """Write `data` at the end, as a whole or not at all."""
-        with writing(self.path):
+        with wrap_write_errors(self.path):
             if self._handle is None:
                 self._handle = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
                 sync_folder(self.path.parent)
@@ -42,20 +42,21 @@ class Appender:
     def sync(self) -> None:
         """Make what was written durable."""
         if self._handle is not None:
-            with writing(self.path):
+            with wrap_write_errors(self.path):
                 os.fsync(self._handle)
 
     def close(self) -> None:
-        """Let go of the file; the next `append` opens it again."""
+        """Close the file; the next `append` opens it again."""
         if self._handle is not None:
             os.close(self._handle)
             self._handle = None
 
 
-def filter_lines(path: Path, temp: Path, verdict: Callable[[bytes], bytes | None]) -> None:
-    """Put `verdict(line)` in the place of each line of `path`, None removes it.
+def filter_lines(path: Path, temp: Path, rewrite: Callable[[bytes], bytes | None]) -> None:
+    """Replace each line of `path` by `rewrite(line)`; None removes it.
 
-    The file is only replaced if something changes; a torn end that goes is cut off in place.
+    The file is only replaced if a line changes; an incomplete last line that is removed is truncated in
+    place.
     """
     if not path.exists():
         return
@@ -63,7 +64,7 @@ def filter_lines(path: Path, temp: Path, verdict: Callable[[bytes], bytes | None
     good = 0  # bytes of the old file that stay as they are
     with path.open("rb") as old, ExitStack() as files:
         for data in old:
-            kept = verdict(data)
+            kept = rewrite(data)
             if new is None and kept != data:
                 if kept is None and not data.endswith(b"\n"):
                     return os.truncate(path, good)
@@ -78,15 +79,15 @@ def filter_lines(path: Path, temp: Path, verdict: Callable[[bytes], bytes | None
             replace_file(new, temp, path)
 
 
-def sort_lines(path: Path, temp: Path, place: Callable[[bytes], int], size: int) -> None:
-    """Put the lines of `path` in the order of `place(line)`: below `size`, and no two are equal."""
+def sort_lines(path: Path, temp: Path, find_position: Callable[[bytes], int], size: int) -> None:
+    """Sort the lines of `path` by `find_position(line)`, which is below `size` and different for each."""
     if not path.exists():
         return
-    starts = array("Q", bytes(8 * size))  # offset + 1 of the line at each place, 0 for none
+    starts = array("Q", bytes(8 * size))  # offset + 1 of the line at each position, 0 for none
     offset, last, in_order = 0, -1, True
     with path.open("rb") as old:
         for data in old:
-            at = place(data)
+            at = find_position(data)
             starts[at] = offset + 1
             in_order = in_order and at > last
             last = at

@@ -1,8 +1,8 @@
-"""What decides whether a stored answer still belongs to a line: the line's key.
+"""Line keys decide whether a stored answer still belongs to a line.
 
 key = digest(custom_id, url, body, contents of the local images it names, settings), where settings are the
-model, its template and the options that change answers. `eval` is no part of it: a changed one is only
-scored again.
+model, its template and the options that change answers. `eval` is not included: if only it has changed, the
+stored answer is scored again.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from pathlib import Path
 from typing import Any
 
 from mlxrun.batch.job_file import JobLine
-from mlxrun.batch.scoring import Eval
+from mlxrun.batch.scoring import EvalSpec
 from mlxrun.config.settings import Config
 from mlxrun.text.model_info import ModelInfo
 
 KEY_BYTES = 16
 SHORT_BYTES = 8
-_SCHEME = re.compile("[A-Za-z][A-Za-z0-9+.-]+:")  # data:, http: and what is refused
-_REMEMBERED = 4096  # image files whose digest is kept while a job is read
+_SCHEME = re.compile("[A-Za-z][A-Za-z0-9+.-]+:")  # data:, http: and others, which are refused
+_REMEMBERED = 4096  # image files whose digest is cached while a job is read
 
 
-def canonical(value: Any) -> bytes:
+def dump_canonical(value: Any) -> bytes:
     """JSON bytes that are equal for equal values, whatever the order of keys."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
 
-def settings_digest(config: Config, model_info: ModelInfo) -> str:
-    """Digest of everything besides the line that changes an answer."""
+def digest_settings(config: Config, model_info: ModelInfo) -> str:
+    """Digest of all settings that change an answer."""
     model = {key: asdict(config.model)[key] for key in ("kind", "dtype", "chat_template_args")}
     engine: dict[str, Any] = {"reproducible": config.engine.reproducible}
     if config.engine.reproducible:
@@ -51,22 +51,22 @@ def settings_digest(config: Config, model_info: ModelInfo) -> str:
         parts["processor"] = model_info.processor_digest.hex()
     if config.cache.stored_bits is not None and config.cache.backend != "none":
         parts["stored_bits"] = config.cache.stored_bits
-    return hashlib.sha256(canonical(parts)).hexdigest()
+    return hashlib.sha256(dump_canonical(parts)).hexdigest()
 
 
-def eval_digest(wanted: Eval | None) -> bytes:
-    """SHORT_BYTES bytes that change when the line has to be scored again."""
-    return short_digest(canonical(wanted and [wanted.expected, wanted.match, wanted.group]))
+def digest_eval(wanted: EvalSpec | None) -> bytes:
+    """SHORT_BYTES bytes that change if the line has to be scored again."""
+    return digest_short(dump_canonical(wanted and [wanted.expected, wanted.match, wanted.group]))
 
 
-def short_digest(data: bytes) -> bytes:
+def digest_short(data: bytes) -> bytes:
     """SHORT_BYTES bytes of a digest."""
     return hashlib.blake2b(data, digest_size=SHORT_BYTES).digest()
 
 
 class LineKeys:
-    """Computes line keys for one job and one set of settings. `base`: where image paths are relative to;
-    None: no file is looked at, as they are refused."""
+    """Computes line keys for one job and one set of settings. `base`: the folder to which image paths are
+    relative; None: paths are refused, so no file is read."""
 
     def __init__(self, settings: str, base: Path | None, max_image: int) -> None:
         self._settings = settings
@@ -74,18 +74,18 @@ class LineKeys:
         self._max_image = max_image
         self._seen: dict[Path, tuple[tuple[int, int], str]] = {}
 
-    def key(self, line: JobLine) -> bytes:
-        """KEY_BYTES bytes."""
-        images = [self._image(path) for path in local_images(line.body.get("messages"))]
-        parts = canonical([self._settings, line.custom_id, line.url, line.body, images])
+    def compute_key(self, line: JobLine) -> bytes:
+        """The key of a valid line, of KEY_BYTES bytes."""
+        images = [self._digest_image(path) for path in find_local_images(line.body.get("messages"))]
+        parts = dump_canonical([self._settings, line.custom_id, line.url, line.body, images])
         return hashlib.blake2b(parts, digest_size=KEY_BYTES).digest()
 
-    def bad_key(self, data: bytes, reason: str) -> bytes:
-        """The key of a line that is not one."""
+    def compute_bad_key(self, data: bytes, reason: str) -> bytes:
+        """The key of a bad line."""
         return hashlib.blake2b(reason.encode() + b"\0" + data, digest_size=KEY_BYTES).digest()
 
-    def _image(self, name: str) -> str:
-        """Digest of a file's bytes; files that can never be read as an image need none."""
+    def _digest_image(self, name: str) -> str:
+        """Digest of a file's bytes, or why the file is refused as an image."""
         if self._base is None:
             return "refused"
         path = self._base / name
@@ -106,14 +106,14 @@ class LineKeys:
             return f"unreadable {type(error).__name__}"
 
 
-def local_images(value: Any) -> Iterator[str]:
-    """The image parts of messages whose URL is a path, in order."""
+def find_local_images(value: Any) -> Iterator[str]:
+    """The image URLs in messages that are local paths, in order."""
     if isinstance(value, list):
         for item in value:
-            yield from local_images(item)
+            yield from find_local_images(item)
     elif isinstance(value, dict):
         image = value.get("image_url")
         url = image.get("url") if isinstance(image, dict) else image
         if isinstance(url, str) and not _SCHEME.match(url):
             yield url
-        yield from local_images(value.get("content"))
+        yield from find_local_images(value.get("content"))

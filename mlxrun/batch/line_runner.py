@@ -1,7 +1,7 @@
-"""The runner: a bounded window of lines in flight, each prepared, answered, scored and written.
+"""Runs the lines of a job, a bounded number at once: each is prepared, answered, scored and written.
 
-A line's error becomes its error record; transient errors are tried again first. EngineDead and an
-unwritable output end the run: what is finished stays, and the next run goes on from there.
+A line's error becomes its error record; transient errors are retried first. EngineDead and an unwritable
+output end the run: finished lines stay finished, and the next run continues from there.
 """
 
 from __future__ import annotations
@@ -9,15 +9,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any
 
 from mlxrun.batch import output_records
 from mlxrun.batch.job_file import BadLine, JobLine
-from mlxrun.batch.line_answerer import LineAnswerer, Spent, first_error
-from mlxrun.batch.line_index import TODO, Entry, Index
+from mlxrun.batch.line_answerer import LineAnswerer, find_first_error
+from mlxrun.batch.line_index import TODO, IndexedLine, LineIndex
 from mlxrun.batch.lookahead import Lookahead
-from mlxrun.batch.output_writer import Writer
+from mlxrun.batch.output_records import LineTokens
+from mlxrun.batch.output_writer import OutputWriter
 from mlxrun.batch.partial_answers import WRITE_EVERY
 from mlxrun.batch.progress import ProgressMeter
 from mlxrun.batch.scoring import Scores
@@ -25,137 +28,117 @@ from mlxrun.config.settings import Config
 from mlxrun.errors import EngineDead, JobError, MlxrunError, RequestError
 
 log = logging.getLogger(__name__)
-COMMIT_EVERY = 1.0  # seconds a finished line may wait for its journal entry
-COMMIT_LINES = 256  # or so many lines
+COMMIT_EVERY = 1.0  # seconds that a finished line may wait for its journal entry
+COMMIT_LINES = 256  # finished lines that may wait for it
+UPDATE_EVERY = 0.5  # seconds
 BACKOFF = 0.25  # seconds before the second try; each further wait is twice as long
 
 
-class Watcher(Protocol):
-    """Told several times a second how it goes."""
-
-    def update(self) -> None: ...
-
-
+@dataclass(slots=True)
 class LineRunner:
-    """Runs the lines of `index` that are still to do, up to position `end`."""
+    """Runs the lines of `index` that are still to do; `backoff`: seconds before the second try."""
 
-    def __init__(
-        self,
-        index: Index,
-        writer: Writer,
-        answerer: LineAnswerer,
-        config: Config,
-        meter: ProgressMeter,
-        scores: Scores,
-    ) -> None:
-        self._index = index
-        self._writer = writer
-        self._answerer = answerer
-        self._config = config
-        self._meter = meter
-        self._scores = scores
-        self._lookahead = Lookahead(iter(()), index.likeness)
-        self._feeding = asyncio.Lock()
-        self._full = asyncio.Event()
-        self._over = asyncio.Event()
-        self.backoff = BACKOFF
+    index: LineIndex
+    writer: OutputWriter
+    answerer: LineAnswerer
+    config: Config
+    meter: ProgressMeter
+    scores: Scores
+    backoff: float = BACKOFF
+    _load_lock: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
+    _commit_due: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    _finished: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
-    async def run(self, end: int, watcher: Watcher) -> None:
-        """Returns when every line is finished; EngineDead or JobError if that cannot be reached."""
-        todo = (at for at in range(end) if self._index.state[at] == TODO)
-        self._lookahead = Lookahead(todo, self._index.likeness)
-        batch, scheduler = self._config.batch, self._config.scheduler
-        window = min(batch.concurrency or 2 * scheduler.max_running, self._index.state.count(TODO))
+    async def run(self, end: int, update: Callable[[], None]) -> None:
+        """Run the lines before position `end`; EngineDead or JobError if they cannot all be finished.
+        `update` is called several times a second."""
+        todo = (at for at in range(end) if self.index.state[at] == TODO)
+        lookahead = Lookahead(todo, lambda position: self.index.get_row(position).prefix_hash)
+        concurrency = self.config.batch.concurrency or 2 * self.config.scheduler.max_running
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._commit_now_and_then())
-                group.create_task(self._write_partial_answers())
-                group.create_task(self._watch(watcher))
+                group.create_task(self._commit_regularly())
+                group.create_task(self._repeat(WRITE_EVERY, self.answerer.answers.write))
+                group.create_task(self._repeat(UPDATE_EVERY, update))
                 async with asyncio.TaskGroup() as workers:
-                    for _ in range(window):
-                        workers.create_task(self._work())
-                self._over.set()
+                    for _ in range(min(concurrency, self.index.state.count(TODO))):
+                        workers.create_task(self._work(lookahead))
+                self._finished.set()
+                self._commit_due.set()
         except BaseExceptionGroup as errors:
-            raise first_error(errors) from errors
+            raise find_first_error(errors) from errors
 
-    async def _work(self) -> None:
-        while (entry := await self._next()) is not None:
-            self._meter.running += 1
+    async def _work(self, lookahead: Lookahead) -> None:
+        while (indexed := await self._load_next(lookahead)) is not None:
+            self.meter.running += 1
             try:
-                await self._one(entry)
+                await self._run_line(indexed)
             finally:
-                self._meter.running -= 1
+                self.meter.running -= 1
 
-    async def _next(self) -> Entry | None:
-        """The next line, read off the event loop: a line with images in it can be long."""
-        async with self._feeding:
-            position = self._lookahead.next()
-            return None if position is None else await asyncio.to_thread(self._index.load, position)
+    async def _load_next(self, lookahead: Lookahead) -> IndexedLine | None:
+        """The next line, read in a thread: a line that contains images can be long."""
+        async with self._load_lock:
+            position = lookahead.next()
+            return None if position is None else await asyncio.to_thread(self.index.load, position)
 
-    async def _one(self, entry: Entry) -> None:
-        spent = Spent()
-        record = await self._record(entry, spent)
-        self._writer.add(entry, record, spent.work)
-        if isinstance(entry.line, JobLine):  # a bad one may be the copy, key and all, of one in flight
-            self._answerer.answers.drop(entry.key)
-        self._scores.add(record)
-        usage = output_records.usage(record)
-        self._meter.finished(record["error"] is not None, usage.prompt, usage.output, spent.total)
-        if self._writer.pending >= COMMIT_LINES:
-            self._full.set()
+    async def _run_line(self, indexed: IndexedLine) -> None:
+        tokens = LineTokens()
+        record = await self._make_record(indexed, tokens)
+        self.writer.add(indexed, record, tokens)
+        if isinstance(indexed.line, JobLine):  # a bad line may have the key of a running one that it copies
+            self.answerer.answers.remove_line(indexed.key)
+        self.scores.add(record)
+        prompt, output = output_records.read_usage(record)
+        spent = tokens.computed + tokens.reused + tokens.output
+        self.meter.finish_line(record["error"] is not None, prompt, output, spent)
+        if self.writer.pending >= COMMIT_LINES:
+            self._commit_due.set()
 
-    async def _record(self, entry: Entry, spent: Spent) -> dict[str, Any]:
-        """What becomes of a line. The border at which errors of one line end."""
-        if isinstance(entry.line, BadLine):
-            return output_records.bad_record(entry)
+    async def _make_record(self, indexed: IndexedLine, tokens: LineTokens) -> dict[str, Any]:
+        """The record of a line, with its answer or its error. Only errors that end the run are raised."""
+        line = indexed.line
+        if isinstance(line, BadLine):
+            return output_records.build_bad_line_record(indexed)
+        with_prompts = self.config.log.prompts  # an error's message may quote a prompt
         try:
-            body = await self._answer(entry.line, entry.key, spent)
-            return output_records.answer_record(entry, body)
+            body = await self._answer(line, indexed.key, tokens)
+            return output_records.build_answer_record(indexed, body)
         except (EngineDead, JobError):
             raise
         except MlxrunError as error:
-            said = error if self._config.log.prompts else error.code
-            log.debug("line %d: %s", entry.line.number, said)
-            return output_records.error_record(entry, error)
+            log.debug("line %d: %s", line.number, error if with_prompts else error.code)
+            return output_records.build_error_record(indexed, error)
         except Exception as error:
-            said = f": {error}" if self._config.log.prompts else ""  # it may quote a prompt
-            where = "".join(traceback.format_tb(error.__traceback__))
-            kind = type(error).__name__
-            log.error("line %d: a bug in mlxrun: %s%s\n%s", entry.line.number, kind, said, where)
-            return output_records.error_record(entry, error)
+            message = f": {error}" if with_prompts else ""
+            frames = "".join(traceback.format_tb(error.__traceback__))
+            log.error(
+                "line %d: a bug in mlxrun: %s%s\n%s", line.number, type(error).__name__, message, frames
+            )
+            return output_records.build_error_record(indexed, error)
 
-    async def _answer(self, line: JobLine, key: str, spent: Spent) -> dict[str, Any]:
-        """One try, and more after transient errors: whatever is not the request's own fault."""
-        for attempt in range(self._config.batch.retries):
+    async def _answer(self, line: JobLine, key: str, tokens: LineTokens) -> dict[str, Any]:
+        """Answer a line, and retry after transient errors: all that are not the request's own fault."""
+        for attempt in range(self.config.batch.retries):
             try:
-                return await self._answerer.answer(line, key, spent)
+                return await self.answerer.answer(line, key, tokens)
             except (RequestError, EngineDead, JobError):
                 raise
             except MlxrunError as error:
                 log.info("line %d: %s; trying again", line.number, error)
                 await asyncio.sleep(self.backoff * 2**attempt)
-        return await self._answerer.answer(line, key, spent)
+        return await self.answerer.answer(line, key, tokens)
 
-    async def _commit_now_and_then(self) -> None:
-        over = asyncio.create_task(self._over.wait())
-        try:
-            while not over.done():
-                full = asyncio.create_task(self._full.wait())
-                await asyncio.wait((over, full), timeout=COMMIT_EVERY, return_when=asyncio.FIRST_COMPLETED)
-                full.cancel()
-                self._full.clear()
-                await asyncio.to_thread(self._writer.commit)
-        finally:
-            over.cancel()
-
-    async def _write_partial_answers(self) -> None:
-        while not self._over.is_set():
-            self._answerer.answers.write()
+    async def _commit_regularly(self) -> None:
+        while not self._finished.is_set():
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._over.wait(), WRITE_EVERY)
+                await asyncio.wait_for(self._commit_due.wait(), COMMIT_EVERY)
+            self._commit_due.clear()
+            await asyncio.to_thread(self.writer.commit)
 
-    async def _watch(self, watcher: Watcher) -> None:
-        while not self._over.is_set():
-            watcher.update()
+    async def _repeat(self, seconds: float, action: Callable[[], None]) -> None:
+        """Call `action` now and every so many seconds until all lines are finished."""
+        while not self._finished.is_set():
+            action()
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._over.wait(), 0.5)
+                await asyncio.wait_for(self._finished.wait(), seconds)

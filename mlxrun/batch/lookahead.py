@@ -1,8 +1,7 @@
-"""Which line is started next: one that begins like the last one, if there is such a line within a window.
+"""Chooses the next line: one with the same prefix as the last line, if there is one within a window.
 
-`likeness` sees from a body alone what lines share; `Lookahead` keeps like lines together. Every line comes
-once; among lines that are not like the last one the oldest is first; and of a line's followers fewer than
-`WINDOW` are started before it.
+So lines that share a prefix run together and hit the prefix cache. Every line is chosen once; without a line
+of the same prefix the oldest one is next; and fewer than `WINDOW` later lines are started before any line.
 """
 
 from __future__ import annotations
@@ -14,14 +13,14 @@ from typing import Any
 from mlxrun.batch.job_file import JobLine
 
 WINDOW = 256  # lines
-_FIRST = 200  # characters of a prompt that stand for a system prompt where there is none
+_FIRST = 200  # characters of a prompt that are taken as a system prompt where there is none
 _MORE = 1000  # characters after the system prompt
 _SYSTEM = ("system", "developer")
 
 
-def likeness(line: JobLine) -> int:
-    """64 bits: the upper half is equal for lines with the same tools and system prompt, all of it if what
-    follows begins alike too."""
+def hash_prefix(line: JobLine) -> int:
+    """64 bits: the upper 32 are equal for lines with the same tools and system prompt, all 64 if the first
+    _MORE characters after them are the same too."""
     body = line.body
     messages = body.get("messages")
     turns = messages if isinstance(messages, list) else []
@@ -60,22 +59,27 @@ def _texts(value: Any) -> Iterator[str]:
             left += reversed(item)
         elif isinstance(item, dict):
             left += [part for pair in reversed(item.items()) for part in reversed(pair)]
-        elif isinstance(item, str) and item.startswith("data:"):  # files of one kind begin alike
+        elif isinstance(item, str) and item.startswith(
+            "data:"
+        ):  # files of one type have equal first characters
             yield f"data {_hash(item)}\n"
         elif item is not None:
             yield f"{item}\n"
 
 
 class Lookahead:
-    """Hands out positions, likest first. `like` is asked once for each, `size` positions ahead at most."""
+    """Yields positions so that lines with the same prefix are neighbours. `get_prefix_hash` is called once
+    for each position, `size` positions ahead at most."""
 
-    def __init__(self, positions: Iterator[int], like: Callable[[int], int], size: int = WINDOW) -> None:
+    def __init__(
+        self, positions: Iterator[int], get_prefix_hash: Callable[[int], int], size: int = WINDOW
+    ) -> None:
         self._positions = enumerate(positions)
-        self._like = like
+        self._get_prefix_hash = get_prefix_hash
         self._size = size
-        self._waiting: list[tuple[int, int, int]] = []  # rank, position, likeness; oldest first
+        self._waiting: list[tuple[int, int, int]] = []  # rank, position, prefix hash; oldest first
         self._next: tuple[int, int] | None = None  # read, but not within the window yet
-        self._last: int | None = None
+        self._last: int | None = None  # prefix hash of the last position
 
     def next(self) -> int | None:
         """The next position; None after the last."""
@@ -86,23 +90,24 @@ class Lookahead:
         return position
 
     def _fill(self) -> None:
-        """Take in what is less than a window behind the oldest."""
+        """Add the positions that are less than a window behind the oldest."""
         while True:
             if self._next is None:
                 self._next = next(self._positions, None)
             if self._next is None or (self._waiting and self._next[0] >= self._waiting[0][0] + self._size):
                 return
             rank, position = self._next
-            self._waiting.append((rank, position, self._like(position)))
+            self._waiting.append((rank, position, self._get_prefix_hash(position)))
             self._next = None
 
     def _pick(self) -> int:
+        """The index of the first line with the same prefix, else with the same system prompt, else 0."""
         if self._last is None:
             return 0
-        alike: int | None = None
-        for at, (_, _, likeness) in enumerate(self._waiting):
-            if likeness == self._last:
+        same_system: int | None = None
+        for at, (_, _, prefix_hash) in enumerate(self._waiting):
+            if prefix_hash == self._last:
                 return at
-            if alike is None and likeness >> 32 == self._last >> 32:
-                alike = at
-        return alike or 0
+            if same_system is None and prefix_hash >> 32 == self._last >> 32:
+                same_system = at
+        return same_system or 0

@@ -1,7 +1,7 @@
-"""The lines that a job writes, in the shape of OpenAI's batch output and error files.
+"""The records that a job writes, in the format of OpenAI's batch output and error files.
 
-Records are a function of the line, its key and its answer alone: ids are made from the key, `created` is
-always 0, and how much came from a cache is left out, so that two runs can be compared byte by byte.
+Records depend on the line, its key and its answer alone: ids are made from the key, `created` is always 0,
+and cached tokens are left out, so that two runs can be compared byte by byte.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlxrun.batch.job_file import BadLine
-from mlxrun.batch.line_index import Entry
-from mlxrun.batch.scoring import Eval, answer_text, score
+from mlxrun.batch.line_index import IndexedLine
+from mlxrun.batch.scoring import EvalSpec, extract_answer, score
 from mlxrun.errors import MlxrunError
 
 CREATED = 0
@@ -22,79 +22,73 @@ ID_PREFIX = "batch_req_"
 _ID = re.compile(ID_PREFIX + "[0-9a-f]{32}")
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """Tokens of one answer as its body reports them."""
-
-    prompt: int = 0
-    output: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class TokenWork:
-    """Prompt tokens that a line cost in this run."""
+@dataclass(slots=True)
+class LineTokens:
+    """Tokens of one line in this run, all its tries together: prompt tokens computed and reused, and
+    output."""
 
     computed: int = 0
     reused: int = 0
+    output: int = 0
+
+    def add(self, computed: int, reused: int, output: int) -> None:
+        self.computed += computed
+        self.reused += reused
+        self.output += output
 
 
-def request_id(key: str) -> str:
+def make_request_id(key: str) -> str:
     return "req_" + key[:24]
 
 
-def answer_record(entry: Entry, body: dict[str, Any]) -> dict[str, Any]:
-    """The output record of a line that was answered."""
+def build_answer_record(indexed: IndexedLine, body: dict[str, Any]) -> dict[str, Any]:
+    """The output record of an answered line."""
     if isinstance(usage := body.get("usage"), dict):
         body = {**body, "usage": {k: v for k, v in usage.items() if k != "prompt_tokens_details"}}
-    response = {"status_code": 200, "request_id": request_id(entry.key), "body": body}
-    record = {
-        "id": ID_PREFIX + entry.key,
-        "custom_id": entry.line.custom_id,
-        "response": response,
-        "error": None,
-    }
-    return scored(record, entry.line.eval)
+    response = {"status_code": 200, "request_id": make_request_id(indexed.key), "body": body}
+    return _build_record(indexed, response, None)
 
 
-def scored(record: dict[str, Any], wanted: Eval | None) -> dict[str, Any]:
-    """`record` with its answer compared (again) with what is wanted."""
+def add_score(record: dict[str, Any], wanted: EvalSpec | None) -> dict[str, Any]:
+    """`record` with its answer scored (again) by `wanted`."""
     record = {key: value for key, value in record.items() if key != "eval"}
     if wanted is not None:
-        good = record["error"] is None and score(wanted, answer_text(record["response"]["body"]))
+        good = record["error"] is None and score(wanted, extract_answer(record["response"]["body"]))
         record["eval"] = {"score": int(good), "match": wanted.match, "group": wanted.group}
     return record
 
 
-def bad_record(entry: Entry) -> dict[str, Any]:
-    """The error record of a line that is no request at all."""
-    assert isinstance(entry.line, BadLine)
-    return _error(entry, None, "invalid_line", entry.line.reason, entry.line.param)
+def build_bad_line_record(indexed: IndexedLine) -> dict[str, Any]:
+    """The error record of a line that is not a valid request."""
+    assert isinstance(indexed.line, BadLine)
+    return _build_record(indexed, None, ("invalid_line", indexed.line.reason, indexed.line.param))
 
 
-def error_record(entry: Entry, error: Exception) -> dict[str, Any]:
-    """The error record of a request that was refused or failed, with what the server would answer."""
+def build_error_record(indexed: IndexedLine, error: Exception) -> dict[str, Any]:
+    """The error record of a request that was refused or failed, with the response of a server."""
     from mlxrun.api.openai.response import build_error
 
     status = error.http_status if isinstance(error, MlxrunError) else 500
     body = build_error(error)
-    response = {"status_code": status, "request_id": request_id(entry.key), "body": body}
-    return _error(entry, response, body["error"]["code"], body["error"]["message"], body["error"]["param"])
+    response = {"status_code": status, "request_id": make_request_id(indexed.key), "body": body}
+    found = body["error"]
+    return _build_record(indexed, response, (found["code"], found["message"], found["param"]))
 
 
-def _error(
-    entry: Entry, response: dict[str, Any] | None, code: str, message: str, param: str | None
+def _build_record(
+    indexed: IndexedLine, response: dict[str, Any] | None, error: tuple[str, str, str | None] | None
 ) -> dict[str, Any]:
-    record = {
-        "id": ID_PREFIX + entry.key,
-        "custom_id": entry.line.custom_id,
-        "response": response,
-        "error": {"code": code, "message": message, "line": entry.line.number, "param": param},
-    }
-    return scored(record, entry.line.eval)
+    """A record in either file; `error`: code, message and parameter."""
+    line = indexed.line
+    record = {"id": ID_PREFIX + indexed.key, "custom_id": line.custom_id, "response": response, "error": None}
+    if error is not None:
+        code, message, param = error
+        record["error"] = {"code": code, "message": message, "line": line.number, "param": param}
+    return add_score(record, line.eval)
 
 
-def dump(record: Mapping[str, Any]) -> bytes:
-    """One line. Unicode line ends are escaped, so that every tool sees one line; so are lone surrogates."""
+def dump_record(record: Mapping[str, Any]) -> bytes:
+    """The record as one line of JSON. Unicode line separators and lone surrogates are escaped."""
     text = json.dumps(record, ensure_ascii=False)
     for end in ("\x85", "\u2028", "\u2029"):
         if end in text:
@@ -102,8 +96,8 @@ def dump(record: Mapping[str, Any]) -> bytes:
     return text.encode("utf-8", "backslashreplace") + b"\n"
 
 
-def parse(data: bytes) -> dict[str, Any] | None:
-    """A line that has the shape of a record of ours, or None."""
+def parse_record(data: bytes) -> dict[str, Any] | None:
+    """Parse a line; None if it does not have the shape of a record."""
     try:
         record = json.loads(data.decode())
     except (ValueError, RecursionError):
@@ -113,25 +107,24 @@ def parse(data: bytes) -> dict[str, Any] | None:
     shapes = {"custom_id": (str, type(None)), "response": (dict, type(None)), "error": (dict, type(None))}
     if any(key not in record or not isinstance(record[key], kinds) for key, kinds in shapes.items()):
         return None
-    return record if _complete(record) else None
+    return record if _is_complete(record) else None
 
 
-def _complete(record: dict[str, Any]) -> bool:
+def _is_complete(record: dict[str, Any]) -> bool:
     error = record["error"]
     if error is not None:
         return isinstance(error.get("line"), int)
     body = (record["response"] or {}).get("body")
     try:
-        return isinstance(body, dict) and isinstance(answer_text(body), str)
+        return isinstance(body, dict) and isinstance(extract_answer(body), str)
     except (KeyError, IndexError, TypeError, AttributeError):
         return False
 
 
-def usage(record: Mapping[str, Any]) -> Usage:
-    """The tokens that a record reports."""
+def read_usage(record: Mapping[str, Any]) -> tuple[int, int]:
+    """The prompt and output tokens that a record reports."""
     body = (record["response"] or {}).get("body") or {}
     found = body.get("usage")
-    if not isinstance(found, dict):
-        return Usage()
-    counts = [found.get(key) for key in ("prompt_tokens", "completion_tokens")]
-    return Usage(*(count if isinstance(count, int) else 0 for count in counts))
+    counts = found if isinstance(found, dict) else {}
+    prompt, output = counts.get("prompt_tokens"), counts.get("completion_tokens")
+    return prompt if isinstance(prompt, int) else 0, output if isinstance(output, int) else 0

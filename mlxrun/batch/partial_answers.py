@@ -1,11 +1,11 @@
-"""answers.jsonl: what lines in flight have answered so far, so that a killed job goes on inside its answers.
+"""answers.jsonl: the partial answers of running lines, so that a killed job continues inside its answers.
 
-    {"key": K, "choice": 0, "of": D, "at": 17, "tokens": [..], "logprobs": [[-0.5, [[12, -0.5]]]],
+    {"key": K, "choice": 0, "request": D, "start": 17, "tokens": [..], "logprobs": [[-0.5, [[12, -0.5]]]],
      "finish": null, "check": C}
 
-`of` is a digest of what was asked, as tokens; `at` is how many tokens of this choice came before, 0 begins it
-anew; `logprobs` is as long as `tokens` or empty; `check` is a digest of all bytes before it. A file that is
-gone, torn, edited or cannot be written costs time, never an answer.
+`request` is a digest of the prompt's tokens; `start` is how many tokens of this choice earlier records have
+(0 replaces them); `logprobs` is as long as `tokens` or empty; `check` is a digest of all bytes before it. If
+the file is missing, damaged or cannot be written, tokens are computed again, but no answer is wrong.
 """
 
 from __future__ import annotations
@@ -20,42 +20,42 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mlxrun.batch.line_files import Appender
-from mlxrun.batch.line_index import TODO, Index
-from mlxrun.batch.run_paths import replace
+from mlxrun.batch.line_index import TODO, LineIndex
+from mlxrun.batch.run_paths import write_atomically
 from mlxrun.errors import JobError
 from mlxrun.scheduler.request import FinishReason, Request, TokenEvent, TokenLogprob
 
 log = logging.getLogger(__name__)
 WRITE_EVERY = 1.0  # seconds
-COMPACT_FROM = 1 << 20  # bytes; a smaller file may hold as much garbage as it likes
-_FORMAT = b"mlxrun answers 1"
+COMPACT_FROM = 1 << 20  # bytes; a smaller file is not compacted
+_FORMAT = b"mlxrun answers 2"
 _CHECK = b',"check":"'
 _ENDS = (FinishReason.STOP, FinishReason.LENGTH)
 
 
 @dataclass(slots=True)
 class PartialAnswer:
-    """What is known of one choice of one line. `of`: digest of what was asked."""
+    """The tokens so far of one choice of one line."""
 
-    of: str
+    request_digest: str
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish: FinishReason | None = None
-    stored: int = 0  # tokens that records hold, and one more once they hold `finish`
+    stored: int = 0  # tokens that are in records, and one more once `finish` is
 
     def add(self, event: TokenEvent) -> None:
-        """Take in what the engine said."""
+        """Add an event of the engine."""
         self.tokens += event.tokens
         self.logprobs += event.logprobs
         if event.finish in _ENDS:
             self.finish = event.finish
 
-    def fits(self, request: Request) -> bool:
+    def matches(self, request: Request) -> bool:
         """Whether this is the beginning of an answer to `request`."""
         wanted = 0 if request.params.logprobs is None else len(self.tokens)
-        return self.of == digest_request(request) and len(self.logprobs) == wanted
+        return self.request_digest == digest_request(request) and len(self.logprobs) == wanted
 
-    def ended(self, request: Request, context: int) -> FinishReason | None:
+    def find_finish(self, request: Request, context: int) -> FinishReason | None:
         """Why the answer is complete already, if it is."""
         most = min(request.params.max_tokens, context - len(request.prompt))
         if self.finish is None and self.tokens and len(self.tokens) >= most:
@@ -63,22 +63,22 @@ class PartialAnswer:
         return self.finish
 
     def take_record(self, key: str, choice: int) -> bytes:
-        """What no record holds yet, as one, which from now on counts as stored; empty if there is nothing."""
+        """A record of what is not stored yet, which from now on counts as stored; empty if there is none."""
         start, self.stored = self.stored, len(self.tokens) + (self.finish is not None)
         if start == self.stored:
             return b""
         logprobs = [(each.logprob, each.top) for each in self.logprobs[start:]]
-        fields = {"key": key, "choice": choice, "of": self.of, "at": start, "tokens": self.tokens[start:]}
-        fields |= {"logprobs": logprobs, "finish": self.finish}
+        fields = {"key": key, "choice": choice, "request": self.request_digest, "start": start}
+        fields |= {"tokens": self.tokens[start:], "logprobs": logprobs, "finish": self.finish}
         data = json.dumps(fields, separators=(",", ":")).encode()[:-1]
         return data + _CHECK + _digest(data) + b'"}\n'
 
 
 class PartialAnswers:
-    """The partial answers of one job. All methods belong to the event loop, but `read`.
+    """The partial answers of one job. All methods but `read` belong to the event loop.
 
-    `keep`: False for `engine.reproducible`, where answers begin anew: tokens that are known are computed in
-    other chunks than one by one, which changes the last digits of what follows.
+    `keep`: False for `engine.reproducible`, where no answer is continued: its known tokens would be computed
+    in chunks instead of one by one, which changes the last digits of what follows.
     """
 
     def __init__(self, path: Path, *, keep: bool = True) -> None:
@@ -86,70 +86,70 @@ class PartialAnswers:
         self._keep = keep
         self._lines: dict[str, dict[int, PartialAnswer]] = {}
         self._size = 0  # of the file
-        self._compact_at = COMPACT_FROM  # bytes; a larger file is written anew
+        self._compact_at = COMPACT_FROM  # bytes; a larger file is rewritten
         self._warned = False
 
     def __len__(self) -> int:
-        """Lines that something is known of."""
+        """The number of lines with partial answers."""
         return len(self._lines)
 
-    def read(self, index: Index) -> None:
-        """Take in what an earlier run left of the lines that are still to do; the rest of it goes."""
+    def read(self, index: LineIndex) -> None:
+        """Read the partial answers of lines that are still to do, and remove all others from the file."""
         if not self._keep or not self._file.path.exists():
             return
         try:
             with self._file.path.open("rb") as file:
                 found = parse_records(file)
         except OSError as error:
-            log.warning("%s: cannot be read (%s); answers begin anew", self._file.path, error.strerror)
+            log.warning("%s: cannot be read (%s); no answer is continued", self._file.path, error.strerror)
             found = {}
-        todo = (index.row(at).key.hex() for at in range(len(index)) if index.state[at] == TODO)
+        todo = (index.get_row(at).key.hex() for at in range(len(index)) if index.state[at] == TODO)
         self._lines = {key: found[key] for key in todo if key in found} if found else {}
-        self._write(anew=True)
+        self._write(compact=True)
 
     def find(self, key: str, choice: int, request: Request) -> PartialAnswer:
-        """What is known of this choice, which goes on from there; nothing if it was asked otherwise."""
+        """The partial answer of this choice, which continues it; an empty one if its request has changed."""
         if not self._keep:
             return PartialAnswer(digest_request(request))
         choices = self._lines.setdefault(key, {})
         known = choices.get(choice)
-        if known is None or not known.fits(request):
+        if known is None or not known.matches(request):
             known = choices[choice] = PartialAnswer(digest_request(request))
         return known
 
-    def drop(self, key: str) -> None:
-        """A line is over and its record is written."""
+    def remove_line(self, key: str) -> None:
+        """Forget a line whose record is written."""
         self._lines.pop(key, None)
 
     def write(self) -> None:
-        """Append what came since the last time; or write anew what is in flight, once that is due."""
-        self._write(anew=self._size > self._compact_at)
+        """Append what came since the last call; or rewrite the file once it is too large."""
+        self._write(compact=self._size > self._compact_at)
 
     def close(self) -> None:
-        """Append what is left."""
+        """Append what is not written yet."""
         self.write()
         self._file.close()
 
-    def remove(self) -> None:
-        """The job is complete."""
+    def delete_file(self) -> None:
+        """Delete the file, as the job is complete."""
         self._file.close()
         with suppress(OSError):
             self._file.path.unlink(missing_ok=True)
 
-    def _write(self, *, anew: bool) -> None:
-        """What fails is written by the next call, with all that came before, and said once."""
-        if anew:
-            for _, _, answer in self._all():
+    def _write(self, *, compact: bool) -> None:
+        """After a failure the next call writes everything again; only the first failure is logged."""
+        if compact:
+            for _, _, answer in self._iterate():
                 answer.stored = 0
-        data = b"".join(answer.take_record(key, choice) for key, choice, answer in self._all())
+        data = b"".join(answer.take_record(key, choice) for key, choice, answer in self._iterate())
         try:
-            if anew:
+            if compact:
                 self._file.close()
-                replace(self._file.path, data, durable=False)
+                write_atomically(self._file.path, data, durable=False)
                 self._compact_at = max(COMPACT_FROM, 2 * len(data))
             elif data:
                 self._file.append(data)
-            self._size = len(data) + (0 if anew else self._size)
+            self._size = len(data) + (0 if compact else self._size)
         except (JobError, OSError) as error:
             self._compact_at = -1
             if not self._warned:
@@ -158,12 +158,12 @@ class PartialAnswers:
                 )
             self._warned = True
 
-    def _all(self) -> Iterator[tuple[str, int, PartialAnswer]]:
+    def _iterate(self) -> Iterator[tuple[str, int, PartialAnswer]]:
         return ((key, choice, each) for key, found in self._lines.items() for choice, each in found.items())
 
 
 def parse_records(lines: Iterable[bytes]) -> dict[str, dict[int, PartialAnswer]]:
-    """The choices that records hold, by key. What is torn, foreign or joins on to no record is skipped."""
+    """The choices in records, by key. Records that are damaged or continue no other one are skipped."""
     found: dict[str, dict[int, PartialAnswer]] = {}
     for data in lines:
         head, mark, check = data.rpartition(_CHECK)
@@ -172,12 +172,16 @@ def parse_records(lines: Iterable[bytes]) -> dict[str, dict[int, PartialAnswer]]
         value = json.loads(head + b"}")
         logprobs = [TokenLogprob(own, tuple((t, p) for t, p in top)) for own, top in value["logprobs"]]
         finish = FinishReason(value["finish"]) if value["finish"] else None
-        more = PartialAnswer(value["of"], value["tokens"], logprobs, finish)
-        choices, choice, start = found.setdefault(value["key"], {}), value["choice"], value["at"]
+        more = PartialAnswer(value["request"], value["tokens"], logprobs, finish)
+        choices, choice, start = found.setdefault(value["key"], {}), value["choice"], value["start"]
         known = choices.get(choice)
         if start == 0:
             choices[choice] = more
-        elif known is not None and (known.of, len(known.tokens), known.finish) == (more.of, start, None):
+        elif known is not None and (known.request_digest, len(known.tokens), known.finish) == (
+            more.request_digest,
+            start,
+            None,
+        ):
             known.tokens += more.tokens
             known.logprobs += more.logprobs
             known.finish = more.finish
@@ -185,7 +189,8 @@ def parse_records(lines: Iterable[bytes]) -> dict[str, dict[int, PartialAnswer]]
 
 
 def digest_request(request: Request) -> str:
-    """Digest of what the line's key does not fix: a template may put the date into a prompt."""
+    """Digest of the rendered prompt, which may change under the same line key: a template may insert the
+    date."""
     digest = hashlib.blake2b(str(request.params.seed).encode(), digest_size=8)
     digest.update(array("q", request.prompt).tobytes())
     for image in request.image_digests:

@@ -1,7 +1,7 @@
-"""How far a job is: counters and rates (Meter), and how they are shown: a bar on a terminal, lines in a pipe.
+"""The progress of a job: counters and rates, shown as a bar on a terminal and as lines in a pipe.
 
-Everything goes to standard error. The end is estimated in tokens: lines left x the average prompt and
-answer, at the rate so far. The clock is given, so tests need not wait.
+Progress goes to standard error. The remaining time is estimated from tokens: the lines left times the average
+prompt and answer, at the rate so far. The clock is a parameter, so that tests need not wait.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import sys
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
-from mlxrun.batch.job_cache import summary
+from mlxrun.batch.job_cache import summarize_counters
 
 WINDOW = 30.0  # seconds over which rates are taken
 PLAIN_EVERY = 10.0
@@ -21,54 +21,58 @@ Clock = Callable[[], float]
 
 @dataclass(slots=True)
 class ProgressMeter:
-    """Counters of one job. `done`, `failed`, `all_*` include earlier runs; the rest is this run."""
+    """Counters of one job. `done`, `failed` and `total_*` include earlier runs; the others count this run."""
 
     clock: Clock
     total: int = 0
     done: int = 0
     failed: int = 0
-    all_prompt: int = 0
-    all_output: int = 0
-    done_here: int = 0
-    failed_here: int = 0
+    total_prompt: int = 0
+    total_output: int = 0
+    run_done: int = 0
+    run_failed: int = 0
     running: int = 0
     computed: int = 0
     reused: int = 0
     output: int = 0
-    counters: Callable[[], Mapping[str, int]] = dict  # of the engine's cache
-    _left: int = 0  # tokens of lines that are over, whatever became of them
-    _seen: tuple[int, int, int] = (0, 0, 0)  # lines that were tokenised; their prompt tokens and max_tokens
-    _over: tuple[int, int] = (0, 0)  # lines that were answered; their output tokens
+    counters: Callable[[], Mapping[str, int]] = dict  # of the prefix cache
+    _finished_tokens: int = 0  # tokens of finished lines, answered or failed
+    _prepared: tuple[int, int, int] = (
+        0,
+        0,
+        0,
+    )  # lines that were tokenised; their prompt tokens and max_tokens
+    _answered: tuple[int, int] = (0, 0)  # lines that were answered; their output tokens
     _started: float | None = None
     _samples: deque[tuple[float, int, int]] = field(default_factory=deque)
 
-    def seen(self, prompt: int, max_tokens: int) -> None:
-        """A line was tokenised."""
-        lines, prompts, most = self._seen
-        self._seen = lines + 1, prompts + prompt, most + max_tokens
+    def add_prompt(self, prompt: int, max_tokens: int) -> None:
+        """Count a line that was tokenised."""
+        lines, prompts, most = self._prepared
+        self._prepared = lines + 1, prompts + prompt, most + max_tokens
 
-    def progress(self, computed: int, reused: int, output: int) -> None:
-        """So many more tokens."""
+    def add_tokens(self, computed: int, reused: int, output: int) -> None:
+        """Count prompt tokens that were computed or reused, and output tokens."""
         if self._started is None:
             self._started = self.clock()
         self.computed += computed
         self.reused += reused
         self.output += output
 
-    def finished(self, failed: bool, prompt: int, output: int, spent: int) -> None:
-        """A line is over; `spent` is all that `progress` was told of it."""
+    def finish_line(self, failed: bool, prompt: int, output: int, spent: int) -> None:
+        """Count a finished line; `spent`: all its tokens that `add_tokens` has counted."""
         self.done += not failed
         self.failed += failed
-        self.done_here += not failed
-        self.failed_here += failed
-        self.all_prompt += prompt
-        self.all_output += output
-        self._left += spent
+        self.run_done += not failed
+        self.run_failed += failed
+        self.total_prompt += prompt
+        self.total_output += output
+        self._finished_tokens += spent
         if not failed:
-            self._over = self._over[0] + 1, self._over[1] + output
+            self._answered = self._answered[0] + 1, self._answered[1] + output
 
-    def rates(self) -> tuple[float, float]:
-        """Prompt and output tokens a second, over the last WINDOW seconds. Call it now and then."""
+    def compute_rates(self) -> tuple[float, float]:
+        """Prompt and output tokens a second, over the last WINDOW seconds. Call it regularly."""
         if self._started is None:
             return 0.0, 0.0
         now = self.clock()
@@ -83,19 +87,19 @@ class ProgressMeter:
             return 0.0, 0.0
         return (self.computed - computed) / span, (self.output - output) / span
 
-    def eta(self) -> float | None:
-        """Seconds to the end; None while nothing is known."""
-        lines, prompts, most = self._seen
+    def estimate_eta(self) -> float | None:
+        """Seconds until the job is finished; None while they cannot be estimated."""
+        lines, prompts, most = self._prepared
         spent = self.computed + self.reused + self.output
         if self._started is None or not lines or not spent:
             return None
         elapsed = self.clock() - self._started
-        answers = self._over[1] / self._over[0] if self._over[0] else most / lines
+        answers = self._answered[1] / self._answered[0] if self._answered[0] else most / lines
         todo = max(0, self.total - self.done - self.failed) * (prompts / lines + answers)
-        return max(0.0, todo - (spent - self._left)) * elapsed / spent
+        return max(0.0, todo - (spent - self._finished_tokens)) * elapsed / spent
 
-    def freeze(self) -> None:
-        """Keep the counters of the cache as they are: the engine is about to end."""
+    def freeze_counters(self) -> None:
+        """Copy the counters of the prefix cache, because the engine is about to be closed."""
         last = dict(self.counters())
         self.counters = lambda: last
 
@@ -105,10 +109,10 @@ class ProgressMeter:
         prompt = self.computed + self.reused
         return self.reused / prompt if prompt else 0.0
 
-    def status(self) -> dict[str, Any]:
-        """The counters as status.json holds them."""
-        prompt_rate, output_rate = self.rates()
-        eta = self.eta()
+    def build_status(self) -> dict[str, Any]:
+        """The progress as status.json contains it."""
+        prompt_rate, output_rate = self.compute_rates()
+        eta = self.estimate_eta()
         return {
             "total": self.total,
             "done": self.done,
@@ -117,40 +121,40 @@ class ProgressMeter:
             "tokens": {"computed": self.computed, "reused": self.reused, "output": self.output},
             "rates": {"prompt": round(prompt_rate, 1), "output": round(output_rate, 1)},
             "cached_share": round(self.cached_share, 4),
-            "cache": summary(self.counters()),
+            "cache": summarize_counters(self.counters()),
             "eta_s": None if eta is None else round(eta, 1),
         }
 
-    def line(self) -> str:
-        """The counters as people read them."""
-        prompt_rate, output_rate = self.rates()
+    def format_line(self) -> str:
+        """The rates and the remaining time, for people."""
+        prompt_rate, output_rate = self.compute_rates()
         parts = [f"prompt {prompt_rate:,.0f} tok/s", f"output {output_rate:,.0f} tok/s"]
         if self.reused:
             parts.append(f"cached {self.cached_share:.0%}")
-        parts.append(f"ETA {clock_text(self.eta())}")
+        parts.append(f"ETA {format_duration(self.estimate_eta())}")
         return ", ".join(parts)
 
 
-def clock_text(seconds: float | None) -> str:
-    """1:02:03; a dash for not known."""
+def format_duration(seconds: float | None) -> str:
+    """Seconds as 1:02:03; a dash for None."""
     if seconds is None:
         return "-"
     hours, rest = divmod(round(seconds), 3600)
     return f"{hours}:{rest // 60:02}:{rest % 60:02}" if hours else f"{rest // 60}:{rest % 60:02}"
 
 
-class View(Protocol):
-    """Shows a Meter."""
+class ProgressView:
+    """Shows a meter. `update` is called several times a second, `close` once at the end."""
 
     def update(self) -> None:
-        """Called a few times a second."""
+        raise NotImplementedError
 
     def close(self) -> None:
-        """Called once, at the end."""
+        self.update()
 
 
-class PlainView:
-    """A line every PLAIN_EVERY seconds and one at the end."""
+class PlainView(ProgressView):
+    """Prints a line every PLAIN_EVERY seconds and one at the end."""
 
     def __init__(self, meter: ProgressMeter, stream: TextIO) -> None:
         self._meter = meter
@@ -168,11 +172,11 @@ class PlainView:
     def _print(self) -> None:
         meter = self._meter
         over = f"{meter.done + meter.failed}/{meter.total} lines, {meter.failed} failed"
-        print(f"{over}, {meter.line()}", file=self._stream, flush=True)
+        print(f"{over}, {meter.format_line()}", file=self._stream, flush=True)
 
 
-class BarView:
-    """A bar of rich's on a terminal."""
+class BarView(ProgressView):
+    """Shows a progress bar on a terminal."""
 
     def __init__(self, meter: ProgressMeter, stream: TextIO) -> None:
         from rich.console import Console
@@ -186,16 +190,18 @@ class BarView:
 
     def update(self) -> None:
         meter = self._meter
-        note = f"[red]{meter.failed} failed[/], {meter.line()}" if meter.failed else meter.line()
+        note = (
+            f"[red]{meter.failed} failed[/], {meter.format_line()}" if meter.failed else meter.format_line()
+        )
         self._bar.update(self._task, completed=meter.done + meter.failed, total=meter.total, note=note)
         self._bar.refresh()
 
     def close(self) -> None:
-        self.update()
+        super().close()
         self._bar.stop()
 
 
-def make_view(meter: ProgressMeter, stream: TextIO | None = None) -> View:
-    """A bar where someone can see it, else lines."""
+def make_view(meter: ProgressMeter, stream: TextIO | None = None) -> ProgressView:
+    """A bar if the stream is a terminal, else lines."""
     stream = stream or sys.stderr
     return BarView(meter, stream) if stream.isatty() else PlainView(meter, stream)

@@ -1,4 +1,4 @@
-"""Where a job's files are, who may write them, and how small ones are replaced.
+"""The files of a job: where they are, who may write them, and how small ones are replaced.
 
     X.jsonl -> X.out.jsonl, X.errors.jsonl, X.out.jsonl.run/{manifest.json,status.json,journal.jsonl,...}
 
@@ -11,94 +11,61 @@ import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from mlxrun.errors import JobError
 
 
-@dataclass(frozen=True, slots=True)
-class Paths:
-    """All files of one job."""
+class JobPaths:
+    """All files of one job, whose output goes to `out` or beside it; JobError if it cannot be written."""
 
-    job: Path
-    out: Path
-
-    @classmethod
-    def of(cls, job: Path, out: Path | None = None) -> Paths:
-        """The files of `job`, whose output goes to `out` or beside it."""
-        found = cls(job, out or job.with_name(job.name.removesuffix(".jsonl") + ".out.jsonl"))
-        if out is not None and found.out.resolve() == job.resolve():
+    def __init__(self, job: Path, out: Path | None = None) -> None:
+        self.job = job
+        self.out = out or job.with_name(job.name.removesuffix(".jsonl") + ".out.jsonl")
+        if out is not None and out.resolve() == job.resolve():
             raise JobError(f"{out}: the output would replace the job file; give another -o")
-        why = None
-        if not found.out.parent.is_dir():
-            why = f"its folder {found.out.parent} does not exist"
-        elif found.out.exists() and not found.out.is_file():
-            why = "it is a folder" if found.out.is_dir() else "it is not a regular file"
-        if why is not None:
-            raise JobError(f"{found.out}: the output cannot be written: {why}")
-        return found
-
-    @property
-    def errors(self) -> Path:
+        if not self.out.parent.is_dir():
+            raise JobError(
+                f"{self.out}: the output cannot be written: its folder {self.out.parent} does not exist"
+            )
+        if self.out.exists() and not self.out.is_file():
+            reason = "it is a folder" if self.out.is_dir() else "it is not a regular file"
+            raise JobError(f"{self.out}: the output cannot be written: {reason}")
         stem = self.out.name.removesuffix(".jsonl").removesuffix(".out")
-        return self.out.with_name(stem + ".errors.jsonl")
+        self.errors = self.out.with_name(stem + ".errors.jsonl")
+        self.folder = self.out.with_name(self.out.name + ".run")
+        self.journal = self.folder / "journal.jsonl"
+        self.manifest = self.folder / "manifest.json"
+        self.status = self.folder / "status.json"
+        self.dropped = self.folder / "dropped.jsonl"  # answers that belong to no line any more
+        # Partial answers and the prefix cache of the job exist only while lines are left.
+        self.answers = self.folder / "answers.jsonl"
+        self.cache = self.folder / "cache"
 
-    @property
-    def folder(self) -> Path:
-        return self.out.with_name(self.out.name + ".run")
-
-    @property
-    def journal(self) -> Path:
-        return self.folder / "journal.jsonl"
-
-    @property
-    def manifest(self) -> Path:
-        return self.folder / "manifest.json"
-
-    @property
-    def status(self) -> Path:
-        return self.folder / "status.json"
-
-    @property
-    def answers(self) -> Path:
-        """Partial answers; only there while lines are left."""
-        return self.folder / "answers.jsonl"
-
-    @property
-    def cache(self) -> Path:
-        """The prefix cache of the job; only there while lines are left."""
-        return self.folder / "cache"
-
-    @property
-    def dropped(self) -> Path:
-        """Answers that no longer belong to a line; nothing computed is thrown away."""
-        return self.folder / "dropped.jsonl"
-
-    def forget(self) -> None:
-        """Remove what earlier runs wrote (`--fresh`)."""
+    def delete_outputs(self) -> None:
+        """Delete the files that earlier runs wrote (`--fresh`)."""
         files = (self.journal, self.out, self.errors, self.manifest, self.status, self.dropped, self.answers)
         for path in files:
-            with writing(path):
+            with wrap_write_errors(path):
                 path.unlink(missing_ok=True)
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Turns an OSError into the JobError that says how to go on."""
+def wrap_write_errors(path: Path) -> Iterator[None]:
+    """Turn an OSError into a JobError that says how to continue."""
     try:
         yield
     except OSError as error:
         raise JobError(
-            f"{path}: cannot be written: {error.strerror or error}. What is finished is kept; "
-            "when this is mended, the next run goes on from there"
+            f"{path}: cannot be written: {error.strerror or error}. Finished lines are kept; "
+            "once this is fixed, the next run continues from there"
         ) from error
 
 
 @contextmanager
-def locked(paths: Paths) -> Iterator[None]:
-    """Makes the run folder and holds it; JobError if another process does."""
-    with writing(paths.folder):
+def lock_run_folder(paths: JobPaths) -> Iterator[None]:
+    """Create the run folder and hold its lock; JobError if another process holds it."""
+    with wrap_write_errors(paths.folder):
         paths.folder.mkdir(exist_ok=True)
         handle = os.open(paths.folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
     try:
@@ -117,8 +84,8 @@ def locked(paths: Paths) -> Iterator[None]:
         os.close(handle)
 
 
-def replace(path: Path, data: bytes, *, durable: bool = True) -> None:
-    """Write `path` as a whole: a reader, or the next start, sees the old content or the new one."""
+def write_atomically(path: Path, data: bytes, *, durable: bool = True) -> None:
+    """Replace `path` by `data`: a reader, or the next start, sees the old content or the new one."""
     temp = path.with_name(path.name + ".tmp")
     with temp.open("wb") as file:
         file.write(data)

@@ -1,4 +1,4 @@
-"""Words and tables for people: the score table by group, of rich's on a terminal, else plain text."""
+"""Prints the score table: with rich on a terminal, else as plain text."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from mlxrun.batch.scoring import Scores
 _HEAD = ("group", "lines", "correct", "share", "failed")
 
 
-def count(number: int, noun: str) -> str:
+def pluralize(number: int, noun: str) -> str:
     """`1 line`, `2 lines`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def print_scores(scores: Scores, stream: TextIO) -> None:
-    """The table, or nothing if no line had an `eval`."""
+    """Print the table, or nothing if no line had an `eval`."""
     rows: list[tuple[str, ...]] = [
         (name, str(group.lines), str(group.correct), f"{group.share:.1%}", str(group.failed))
-        for name, group in scores.rows()
+        for name, group in scores.list_rows()
     ]
     if not rows:
         return
     if stream.isatty():
-        _rich(rows, stream)
+        _print_rich(rows, stream)
     else:
-        _plain(rows, stream)
+        _print_plain(rows, stream)
 
 
-def _plain(rows: list[tuple[str, ...]], stream: TextIO) -> None:
+def _print_plain(rows: list[tuple[str, ...]], stream: TextIO) -> None:
     widths = [max(map(len, column)) for column in zip(_HEAD, *rows, strict=True)]
     for row in (_HEAD, *rows):
         first, *rest = (
@@ -42,7 +42,7 @@ def _plain(rows: list[tuple[str, ...]], stream: TextIO) -> None:
         print("  ".join((first, *rest)), file=stream)
 
 
-def _rich(rows: list[tuple[str, ...]], stream: TextIO) -> None:
+def _print_rich(rows: list[tuple[str, ...]], stream: TextIO) -> None:
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
@@ -55,8 +55,8 @@ def _rich(rows: list[tuple[str, ...]], stream: TextIO) -> None:
     Console(file=stream).print(table)
 
 
-def reasons(errors: Path, most: int = 3, read: int = 1000) -> list[tuple[str, int]]:
-    """The commonest reasons among the first `read` error records, with how often each stands there."""
+def list_common_reasons(errors: Path, most: int = 3, read: int = 1000) -> list[tuple[str, int]]:
+    """The most common reasons among the first `read` error records, each with its count."""
     found: Counter[str] = Counter()
     with errors.open(encoding="utf-8") as lines:
         for line in islice(lines, read):

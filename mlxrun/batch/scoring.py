@@ -1,4 +1,4 @@
-"""The `eval` key of a job line: what is expected, how an answer is compared, and the table at the end.
+"""The `eval` key of a job line: the expected answer, how an answer is compared with it, and the score table.
 
 A line scores 1 or 0; a failed line scores 0. Only the first choice of a line is scored.
 `json` looks for the first JSON value in the answer; for the first object or array if one is expected.
@@ -15,19 +15,19 @@ from typing import Any
 
 MATCHES = ("exact", "contains", "regex", "json", "number")
 _NUMBER = re.compile(r"(?<![\d.])[-+]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+|(?=\.\d))(?:\.\d*)?(?:[eE][-+]?\d+)?")
-_MAX_STARTS = 1000  # positions at which a JSON value is looked for; bounds the time on "[[[[..."
+_MAX_STARTS = 1000  # positions at which a JSON value is searched; limits the time for "[[[[..."
 
 
 @dataclass(frozen=True, slots=True)
-class Eval:
-    """A checked `eval` object."""
+class EvalSpec:
+    """A validated `eval` object."""
 
     expected: Any
     match: str = "exact"
     group: str = "all"
 
 
-def parse_eval(value: Any) -> Eval:
+def parse_eval(value: Any) -> EvalSpec:
     """`value` as an Eval; ValueError with the reason if it is not one."""
     if not isinstance(value, dict):
         raise ValueError(f"eval must be an object, not {type(value).__name__}")
@@ -39,14 +39,14 @@ def parse_eval(value: Any) -> Eval:
     group = value.get("group", "all")
     if not isinstance(group, str) or not group:
         raise ValueError("eval.group must be a string that is not empty")
-    parsed = Eval(value["expected"], value.get("match", "exact"), group)
+    parsed = EvalSpec(value["expected"], value.get("match", "exact"), group)
     if str(parsed.match) not in MATCHES:
         raise ValueError(f"eval.match must be one of {', '.join(MATCHES)}, not {parsed.match!r}")
     _check_expected(parsed)
     return parsed
 
 
-def _check_expected(wanted: Eval) -> None:
+def _check_expected(wanted: EvalSpec) -> None:
     if wanted.match in ("exact", "contains", "regex") and not isinstance(wanted.expected, str):
         raise ValueError(f"eval.expected must be a string for match {wanted.match}")
     if wanted.match == "regex":
@@ -54,30 +54,32 @@ def _check_expected(wanted: Eval) -> None:
             re.compile(wanted.expected)
         except (re.error, RecursionError, OverflowError) as error:
             raise ValueError(f"eval.expected is not a regular expression: {error}") from error
-    if wanted.match == "number" and _as_number(wanted.expected) is None:
+    if wanted.match == "number" and _parse_number(wanted.expected) is None:
         raise ValueError("eval.expected must be a number for match number")
 
 
-def score(wanted: Eval, answer: str) -> int:
-    """1 if `answer` is what was wanted, else 0."""
+def score(wanted: EvalSpec, answer: str) -> int:
+    """1 if `answer` matches the expected one, else 0."""
     return int(_COMPARE[wanted.match](wanted.expected, answer))
 
 
-def answer_text(body: Mapping[str, Any]) -> str:
-    """What is scored of a response body: the text of the first choice, and each of its tool calls as an
-    object `{"name", "arguments"}` on a line. Thoughts are not."""
+def extract_answer(body: Mapping[str, Any]) -> str:
+    """The text of a response body that is scored: the first choice's content, and each of its tool calls as
+    an object `{"name", "arguments"}` on a line. Reasoning is not scored."""
     choice = body["choices"][0]
     message = choice.get("message") or {}
     text = message.get("content") if message else choice.get("text")
-    calls = [json.dumps(_plain_call(call), ensure_ascii=False) for call in message.get("tool_calls") or ()]
+    calls = [
+        json.dumps(_parse_arguments(call), ensure_ascii=False) for call in message.get("tool_calls") or ()
+    ]
     return "\n".join([text, *calls] if isinstance(text, str) else calls)
 
 
-def _plain_call(call: Mapping[str, Any]) -> Mapping[str, Any]:
+def _parse_arguments(call: Mapping[str, Any]) -> Mapping[str, Any]:
     function = call["function"]
     try:
         arguments = json.loads(function["arguments"])
-    except ValueError:  # the answer was cut
+    except ValueError:  # the answer ended within the call
         arguments = function["arguments"]
     return {"name": function["name"], "arguments": arguments}
 
@@ -92,18 +94,18 @@ def _match_json(expected: Any, answer: str) -> bool:
             found, _ = decoder.raw_decode(answer, start.start())
         except (ValueError, RecursionError):
             continue
-        return _equal(found, expected)
+        return _is_equal(found, expected)
     return False
 
 
-def _equal(a: Any, b: Any) -> bool:
-    """Equal as JSON: 1 is 1.0 but not true."""
+def _is_equal(a: Any, b: Any) -> bool:
+    """Whether two values are equal as JSON: 1 is 1.0 but not true."""
     if isinstance(a, bool) or isinstance(b, bool):
         return a is b
     if isinstance(a, dict) and isinstance(b, dict):
-        return a.keys() == b.keys() and all(_equal(a[key], b[key]) for key in a)
+        return a.keys() == b.keys() and all(_is_equal(a[key], b[key]) for key in a)
     if isinstance(a, list) and isinstance(b, list):
-        return len(a) == len(b) and all(map(_equal, a, b))
+        return len(a) == len(b) and all(map(_is_equal, a, b))
     if isinstance(a, int | float) and isinstance(b, int | float):
         return a == b
     return type(a) is type(b) and bool(a == b)
@@ -111,12 +113,12 @@ def _equal(a: Any, b: Any) -> bool:
 
 def _match_number(expected: Any, answer: str) -> bool:
     found = [m.group() for m in _NUMBER.finditer(answer.replace("\N{MINUS SIGN}", "-"))]
-    wanted = _as_number(expected)
-    got = _as_number(found[-1]) if found else None
+    wanted = _parse_number(expected)
+    got = _parse_number(found[-1]) if found else None
     return wanted is not None and got is not None and math.isclose(got, wanted, rel_tol=1e-9, abs_tol=0.0)
 
 
-def _as_number(value: Any) -> float | None:
+def _parse_number(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:
@@ -136,8 +138,8 @@ _COMPARE: dict[str, Callable[[Any, str], bool]] = {
 
 
 @dataclass(slots=True)
-class Group:
-    """How the lines of one group did. `failed` lines are among `lines` and not among `correct`."""
+class ScoreGroup:
+    """The scores of one group. `failed` lines count in `lines` and not in `correct`."""
 
     lines: int = 0
     correct: int = 0
@@ -149,26 +151,28 @@ class Group:
 
 
 class Scores:
-    """The score table, filled from records as they are read or written."""
+    """The score table, built from records as they are read or written."""
 
     def __init__(self) -> None:
-        self.groups: dict[str, Group] = {}
+        self.groups: dict[str, ScoreGroup] = {}
 
     def add(self, record: Mapping[str, Any]) -> None:
-        """Count an output or error record; one without `eval` does not count."""
-        mark = record.get("eval")
-        if not isinstance(mark, dict):
+        """Count an output or error record, if it has an `eval`."""
+        result = record.get("eval")
+        if not isinstance(result, dict):
             return
-        group = self.groups.setdefault(str(mark.get("group", "all")), Group())
+        group = self.groups.setdefault(str(result.get("group", "all")), ScoreGroup())
         group.lines += 1
-        group.correct += mark.get("score") == 1
+        group.correct += result.get("score") == 1
         group.failed += record.get("error") is not None
 
-    def rows(self) -> list[tuple[str, Group]]:
-        """Groups by name, then, if there are several, `total`."""
+    def list_rows(self) -> list[tuple[str, ScoreGroup]]:
+        """The groups by name, and `total` if there are several."""
         rows = sorted(self.groups.items())
         if len(rows) > 1:
             groups = [group for _, group in rows]
-            total = Group(*(sum(getattr(g, name) for g in groups) for name in ("lines", "correct", "failed")))
+            total = ScoreGroup(
+                *(sum(getattr(g, name) for g in groups) for name in ("lines", "correct", "failed"))
+            )
             rows.append(("total", total))
         return rows

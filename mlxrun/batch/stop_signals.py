@@ -1,7 +1,7 @@
 """Signals: the first SIGINT or SIGTERM ends the job in order, the second ends the process at once.
 
-Where a process does more than one job, the job listens to no signals and ends only itself. Work that may be
-cut short runs under `Stop.run`, which raises Interrupted; what must be whole does not.
+In a server, a job handles no signals and ends only itself. Work that may be cancelled runs under
+`StopSignals.run`, which raises Interrupted; work that must be completed does not.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from mlxrun.errors import MlxrunError
 
 EXIT = 130
-GRACE = 5.0  # seconds that cancelled work may take to let go
+GRACE = 5.0  # seconds that cancelled work may take to end
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -30,31 +30,26 @@ class Interrupted(MlxrunError):
 
 
 class StopSignals:
-    """Whether the job is to end, and the work that is cancelled when it is.
+    """Knows whether the job is to end, and cancels its work then.
 
-    `process`: whether the job is all that this process does, so that signals are its own.
+    `owns_process`: whether the process runs only this job, so that signals are for it and a user is reading.
     """
 
-    def __init__(self, say: Callable[[str], None], *, process: bool = True) -> None:
+    def __init__(self, say: Callable[[str], None], *, owns_process: bool = True) -> None:
         self._say = say
-        self._process = process
-        self._asked = asyncio.Event()
+        self.owns_process = owns_process
+        self._requested = asyncio.Event()
         self._stuck = False
-
-    @property
-    def process(self) -> bool:
-        """Whether the job is all that this process does."""
-        return self._process
 
     @property
     def requested(self) -> bool:
         """Whether a signal came, or `request` was called."""
-        return self._asked.is_set()
+        return self._requested.is_set()
 
     @contextmanager
-    def listening(self) -> Iterator[None]:
-        """Take the signals over while the job runs."""
-        if not self._process:
+    def handle_signals(self) -> Iterator[None]:
+        """Handle the signals while the job runs."""
+        if not self.owns_process:
             yield
             return
         loop = asyncio.get_running_loop()
@@ -67,12 +62,12 @@ class StopSignals:
                 loop.remove_signal_handler(number)
 
     def request(self) -> None:
-        """What a signal does."""
-        if self.requested and self._process:
-            os._exit(EXIT)  # records are whole in their files already; the next start needs nothing more
-        self._asked.set()
-        again = " (once more to stop at once)" if self._process else ""
-        self._say(f"stopping: nothing new is started, what is finished is kept{again}")
+        """Stop the job, as a signal does."""
+        if self.requested and self.owns_process:
+            os._exit(EXIT)  # all written records are complete; the next start needs no more
+        self._requested.set()
+        again = " (once more to stop at once)" if self.owns_process else ""
+        self._say(f"stopping: no new lines are started, finished lines are kept{again}")
 
     def check(self) -> None:
         """Raise Interrupted if a signal came."""
@@ -82,29 +77,29 @@ class StopSignals:
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Await `work`; a signal cancels it."""
         task = asyncio.create_task(work)
-        asked = asyncio.create_task(self._asked.wait())
+        requested = asyncio.create_task(self._requested.wait())
         try:
-            await asyncio.wait((task, asked), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((task, requested), return_when=asyncio.FIRST_COMPLETED)
             if task.done() and not self.requested:
                 return task.result()
             await self._cancel(task)
             raise Interrupted("interrupted")
         finally:
-            asked.cancel()
+            requested.cancel()
             task.cancel()
 
-    async def patient(self, work: Coroutine[Any, Any, None]) -> None:
-        """Await work that ends things; once a signal came it may take GRACE seconds."""
+    async def run_cleanup(self, work: Coroutine[Any, Any, None]) -> None:
+        """Await work that closes resources; after a signal it may take GRACE seconds."""
         task = asyncio.create_task(work)
         if not self.requested:
             await task
         elif (await asyncio.wait((task,), timeout=GRACE))[1]:
             self._stuck = True
 
-    def leave_if_stuck(self) -> None:
-        """End the process if something does not let itself be cancelled, such as the loading of a model."""
-        if self._stuck and self._process:
-            self._say("interrupted; the engine was busy and is cut off")
+    def exit_if_stuck(self) -> None:
+        """End the process if some work could not be cancelled, such as the loading of a model."""
+        if self._stuck and self.owns_process:
+            self._say("interrupted; the engine was busy and has been killed")
             os._exit(EXIT)
 
     async def _cancel(self, task: asyncio.Task[Any]) -> None:

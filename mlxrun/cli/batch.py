@@ -1,4 +1,4 @@
-"""`mlxrun batch`: runs a JSONL job on the engine of this process."""
+"""`mlxrun batch`: runs a JSONL job on an engine in this process."""
 
 from __future__ import annotations
 
@@ -8,23 +8,25 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mlxrun.cli.options import config_options, load
+from mlxrun.cli.options import add_config_options, load_command_config
 
 if TYPE_CHECKING:
     from mlxrun.batch.job_run import JobOptions
-    from mlxrun.batch.run_paths import Paths
-    from mlxrun.config.loading import Loaded
+    from mlxrun.batch.line_answerer import LinePreparer
+    from mlxrun.batch.run_paths import JobPaths
+    from mlxrun.config.loading import LoadedConfig
+    from mlxrun.model.model_info import LoadedModelInfo
 
 EPILOG = """\b
 Examples:
   mlxrun batch jobs/eval.jsonl                     answers in jobs/eval.out.jsonl, scores on the screen
-  mlxrun batch jobs/eval.jsonl                     again: goes on where it was killed or interrupted
+  mlxrun batch jobs/eval.jsonl                     again: continues where it was killed or interrupted
   mlxrun batch jobs/eval.jsonl --dry-run           counts lines, tokens, images; loads no weights
   mlxrun batch big.jsonl -c prod.yaml -o /data/big.out.jsonl --limit 100
   mlxrun batch big.jsonl --set batch.order=input --set scheduler.max_running=64
 
 \b
-A line of JOBS is OpenAI's batch form or a short one; an `eval` key scores the answer:
+A line of JOBS has OpenAI's batch format or a short one; an `eval` key scores the answer:
   {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions",
    "body": {"messages": [{"role": "user", "content": "What is 2 + 3?"}]}}
   {"id": "b", "messages": [...], "max_tokens": 20,
@@ -34,22 +36,22 @@ A line of JOBS is OpenAI's batch form or a short one; an `eval` key scores the a
 
 \b
 JOBS x.jsonl writes x.out.jsonl, x.errors.jsonl (lines that failed, with their line number and reason) and
-x.out.jsonl.run/ (manifest.json, journal.jsonl, status.json; until all is done answers.jsonl and cache/, so
-that half answers and prompts go on too). Lines that are done are not run again, changed ones are. Ctrl-C
-once stops in order, twice at once.
+x.out.jsonl.run/ (manifest.json, journal.jsonl, status.json; until all lines are done also answers.jsonl and
+cache/, to continue partial answers and prompts). Lines that are done are not run again unless they changed.
+Ctrl-C once stops in order, twice at once.
 
 \b
-Exit codes: 0 all lines done; 1 some failed; 2 config or job file; 3 engine; 130 interrupted, can go on.
+Exit codes: 0 all lines done; 1 some failed; 2 config or job file; 3 engine; 130 interrupted, resumable.
 """
 
 
 @click.command(epilog=EPILOG)
 @click.argument("jobs", type=click.Path(path_type=Path))
-@config_options
+@add_config_options
 @click.option("-o", "--output", type=click.Path(path_type=Path), metavar="OUT", help="Where the answers go.")
-@click.option("--fresh", is_flag=True, help="Forget what earlier runs did and start over.")
-@click.option("--retry-failed", is_flag=True, help="Run lines again that failed in an earlier run.")
-@click.option("--strict", is_flag=True, help="Check all lines first; if one is refused, run none.")
+@click.option("--fresh", is_flag=True, help="Delete the results of earlier runs and start over.")
+@click.option("--retry-failed", is_flag=True, help="Run lines that failed in an earlier run again.")
+@click.option("--strict", is_flag=True, help="Validate all lines first; if one is refused, run none.")
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="Only the first N lines of JOBS.")
 @click.option("--dry-run", is_flag=True, help="Count lines, tokens and images, show what would be refused.")
 def command(
@@ -60,66 +62,74 @@ def command(
     dry_run: bool,
     **flags: Any,
 ) -> int:
-    """Run the JSONL job JOBS; run it again and it goes on where it was."""
+    """Run the JSONL job JOBS; the same command continues an interrupted job."""
     import asyncio
 
     from mlxrun.batch.job_run import JobOptions
-    from mlxrun.batch.run_paths import Paths
+    from mlxrun.batch.run_paths import JobPaths
 
-    loaded = load(config_path, sets)
-    paths = Paths.of(jobs, output)
+    loaded = load_command_config(config_path, sets)
+    paths = JobPaths(jobs, output)
     options = JobOptions(**flags)
     return asyncio.run(_dry_run(loaded, paths, options) if dry_run else _run(loaded, paths, options))
 
 
-async def _run(loaded: Loaded, paths: Paths, options: JobOptions) -> int:
-    from mlxrun.batch.job_cache import engine_config
+async def _run(loaded: LoadedConfig, paths: JobPaths, options: JobOptions) -> int:
+    from mlxrun.batch.job_cache import choose_engine_config
     from mlxrun.batch.job_run import JobRun, JobSetup
-    from mlxrun.batch.line_answerer import Preparer
-    from mlxrun.batch.score_table import count, print_scores, reasons
+    from mlxrun.batch.score_table import list_common_reasons, pluralize, print_scores
+    from mlxrun.batch.stop_signals import StopSignals
     from mlxrun.engine.client import EngineClient
     from mlxrun.model.doctor import describe_device
-    from mlxrun.model.model_info import load_model_info
-    from mlxrun.parsers.registry import detect_formats
 
-    host = load_model_info(loaded.config.model, weights=True)
+    model_info, preparer = _load_preparer(loaded, paths, weights=True)
 
     async def start() -> EngineClient:
-        return await EngineClient.start(engine_config(loaded.config, paths), host)
+        return await EngineClient.start(choose_engine_config(loaded.config, paths), model_info)
 
-    formats = detect_formats(host.chat_template, host.tokenizer, loaded.config.parsers)
-    prepare = Preparer(host, loaded.config, paths.job.parent, formats=formats)
-    setup = JobSetup(loaded.config, loaded.digest, host, prepare, start, describe_device)
-    outcome = await JobRun(paths, setup, options, _say).run()
+    setup = JobSetup(loaded.config, loaded.digest, model_info, preparer, start, describe_device)
+    outcome = await JobRun(paths, setup, options, _say, StopSignals(_say)).run()
     print_scores(outcome.scores, sys.stdout)
     meter = outcome.meter
-    saved = f", {meter.cached_share:.0%} of prompt tokens reused" if meter.reused else ""
-    where = f": {paths.out}" if paths.out.exists() else ""  # made at the first answer
-    click.echo(f"{meter.done} of {count(meter.total, 'line')} done{saved}{where}")
+    reused = f", {meter.cached_share:.0%} of prompt tokens reused" if meter.reused else ""
+    output = f": {paths.out}" if paths.out.exists() else ""  # created at the first answer
+    click.echo(f"{meter.done} of {pluralize(meter.total, 'line')} done{reused}{output}")
     if meter.failed:
         click.echo(f"{meter.failed} failed: {paths.errors}")
-        for reason, times in reasons(paths.errors):
+        for reason, times in list_common_reasons(paths.errors):
             _say(f"  {times} x {reason}")
     return outcome.exit_code
 
 
-async def _dry_run(loaded: Loaded, paths: Paths, options: JobOptions) -> int:
+async def _dry_run(loaded: LoadedConfig, paths: JobPaths, options: JobOptions) -> int:
     from mlxrun.batch.job_check import check_job
-    from mlxrun.batch.line_answerer import Preparer
-    from mlxrun.batch.score_table import count
+    from mlxrun.batch.score_table import pluralize
+
+    def report(number: int, reason: str) -> None:
+        _say(f"{paths.job}:{number}: {reason}")
+
+    _, preparer = _load_preparer(loaded, paths, weights=False)
+    found = await check_job(paths.job, preparer, options.limit, report)
+    refused = f"{found.refused} would be refused" if found.refused else "none would be refused"
+    click.echo(f"{pluralize(found.lines, 'line')}, {refused}")
+    click.echo(
+        f"{pluralize(found.requests, 'answer')} of at most {pluralize(found.max_tokens, 'token')} together"
+    )
+    click.echo(f"{pluralize(found.prompt_tokens, 'prompt token')}, the longest prompt has {found.longest}")
+    click.echo(pluralize(found.images, "image"))
+    return 1 if found.refused else 0
+
+
+def _load_preparer(
+    loaded: LoadedConfig, paths: JobPaths, *, weights: bool
+) -> tuple[LoadedModelInfo, LinePreparer]:
+    from mlxrun.batch.line_answerer import LinePreparer
     from mlxrun.model.model_info import load_model_info
     from mlxrun.parsers.registry import detect_formats
 
-    host = load_model_info(loaded.config.model)
-    formats = detect_formats(host.chat_template, host.tokenizer, loaded.config.parsers)
-    prepare = Preparer(host, loaded.config, paths.job.parent, formats=formats)
-    found = await check_job(paths.job, prepare, options.limit, _say)
-    refused = f"{found.refused} would be refused" if found.refused else "none would be refused"
-    click.echo(f"{count(found.lines, 'line')}, {refused}")
-    click.echo(f"{count(found.requests, 'answer')} of at most {count(found.max_tokens, 'token')} together")
-    click.echo(f"{count(found.prompt_tokens, 'prompt token')}, the longest prompt has {found.longest}")
-    click.echo(count(found.images, "image"))
-    return 1 if found.refused else 0
+    model_info = load_model_info(loaded.config.model, weights=weights)
+    formats = detect_formats(model_info.chat_template, model_info.tokenizer, loaded.config.parsers)
+    return model_info, LinePreparer(model_info, loaded.config, paths.job.parent, formats=formats)
 
 
 def _say(text: str) -> None:

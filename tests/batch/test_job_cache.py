@@ -11,8 +11,8 @@ import pytest
 
 from mlxrun.batch import job_cache
 from mlxrun.batch.line_answerer import _PromptProgress
-from mlxrun.batch.line_keys import settings_digest
-from mlxrun.batch.run_paths import Paths
+from mlxrun.batch.line_keys import digest_settings
+from mlxrun.batch.run_paths import JobPaths
 from mlxrun.config.settings import CacheSettings, Config
 from mlxrun.errors import EngineDead
 from mlxrun.scheduler.request import Request, TokenEvent
@@ -21,8 +21,8 @@ from tests.helpers.tokenizers import FakeModelInfo
 
 
 @pytest.fixture
-def paths(tmp_path: Path) -> Paths:
-    found = Paths.of(write_job(tmp_path, chats(4)))
+def paths(tmp_path: Path) -> JobPaths:
+    found = JobPaths(write_job(tmp_path, chats(4)))
     found.folder.mkdir()
     return found
 
@@ -31,35 +31,35 @@ def with_cache(**settings: Any) -> Config:
     return replace(make_config(), cache=CacheSettings(**settings))
 
 
-def test_the_engine_keeps_a_jobs_prefixes_in_its_folder(paths: Paths) -> None:
+def test_the_engine_keeps_a_jobs_prefixes_in_its_folder(paths: JobPaths) -> None:
     for config in (with_cache(), with_cache(backend="disk", disk_bytes=5)):
-        found = job_cache.engine_config(config, paths)
+        found = job_cache.choose_engine_config(config, paths)
         assert (found.cache.backend, found.cache.disk_path) == ("disk", str(paths.cache.absolute()))
         assert found == replace(config, cache=found.cache)
         assert found.cache.disk_bytes == config.cache.disk_bytes
     for config in (with_cache(backend="none"), with_cache(backend="disk", disk_path="/mine")):
-        assert job_cache.engine_config(config, paths) is config
+        assert job_cache.choose_engine_config(config, paths) is config
 
 
-def test_a_folder_that_cannot_be_written_stops_no_job(paths: Paths) -> None:
+def test_a_folder_that_cannot_be_written_stops_no_job(paths: JobPaths) -> None:
     paths.cache.write_bytes(b"a file is in the way")
-    found = job_cache.engine_config(with_cache(backend="disk"), paths)
+    found = job_cache.choose_engine_config(with_cache(backend="disk"), paths)
     assert (found.cache.backend, found.cache.disk_path) == ("memory", None)
-    job_cache.remove(paths.cache)
+    job_cache.delete_cache(paths.cache)
     assert paths.cache.exists()  # not a folder of ours
 
 
 def test_what_the_keys_depend_on() -> None:
     """Where prefixes are kept changes no answer; how exactly they are kept does."""
     host = FakeModelInfo()
-    plain = settings_digest(make_config(), host)
+    plain = digest_settings(make_config(), host)
     for settings in ({"backend": "none"}, {"checkpoint_every": 64}, {"backend": "disk"}, {"memory_bytes": 9}):
-        assert settings_digest(with_cache(**settings), host) == plain
-    assert settings_digest(with_cache(stored_bits=8), host) != plain
-    assert settings_digest(with_cache(stored_bits=8, backend="none"), host) == plain
+        assert digest_settings(with_cache(**settings), host) == plain
+    assert digest_settings(with_cache(stored_bits=8), host) != plain
+    assert digest_settings(with_cache(stored_bits=8, backend="none"), host) == plain
 
 
-async def test_the_folder_goes_with_the_last_line(paths: Paths) -> None:
+async def test_the_folder_goes_with_the_last_line(paths: JobPaths) -> None:
     bench = Bench(paths.job)
     record = paths.cache / "0123" / "chunk"
     record.parent.mkdir(parents=True)
@@ -74,7 +74,7 @@ async def test_the_folder_goes_with_the_last_line(paths: Paths) -> None:
     assert not paths.cache.exists()
 
 
-async def test_an_interrupted_job_keeps_it(paths: Paths) -> None:
+async def test_an_interrupted_job_keeps_it(paths: JobPaths) -> None:
     bench = Bench(write_job(paths.job.parent, [*chats(3), {"id": "d", "prompt": "DEAD now"}]))
     paths.cache.mkdir()
     with pytest.raises(EngineDead):
@@ -86,7 +86,7 @@ def count(client: FakeClient, **counts: int) -> None:
     client.counts.update(counts)
 
 
-async def test_counters_in_manifest_and_status(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_counters_in_manifest_and_status(paths: JobPaths, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sums over the runs, of bytes the most; an engine that was never started counts nothing."""
     bench = Bench(paths.job, make_config(concurrency=1))
     init = FakeClient.__init__
@@ -110,11 +110,11 @@ async def test_counters_in_manifest_and_status(paths: Paths, monkeypatch: pytest
         "disk_bytes": 10,
     }
     assert [run["cache"]["hits"]["miss"] for run in found["runs"]] == [3, 1, 0]
-    assert found["runs"][2]["cache"] == job_cache.summary({})
-    assert json.loads(paths.status.read_text())["cache"] == job_cache.summary({})
+    assert found["runs"][2]["cache"] == job_cache.summarize_counters({})
+    assert json.loads(paths.status.read_text())["cache"] == job_cache.summarize_counters({})
 
 
-async def test_a_killed_run_is_counted_as_last_seen(paths: Paths) -> None:
+async def test_a_killed_run_is_counted_as_last_seen(paths: JobPaths) -> None:
     bench = Bench(paths.job)
     await bench.run(limit=1)
     manifest, status = (json.loads(path.read_text()) for path in (paths.manifest, paths.status))
@@ -128,7 +128,7 @@ async def test_a_killed_run_is_counted_as_last_seen(paths: Paths) -> None:
 
 
 @pytest.mark.parametrize("junk", [None, 3, {}, {"hits": []}, {"hits": {"exact": "x"}, "tokens": None}])
-async def test_a_manifest_from_before_or_edited(paths: Paths, junk: Any) -> None:
+async def test_a_manifest_from_before_or_edited(paths: JobPaths, junk: Any) -> None:
     bench = Bench(paths.job)
     await bench.run(limit=1)
     manifest = json.loads(paths.manifest.read_text())
@@ -136,7 +136,7 @@ async def test_a_manifest_from_before_or_edited(paths: Paths, junk: Any) -> None
     paths.manifest.write_text(json.dumps(manifest))
     await bench.run()
     found = json.loads(paths.manifest.read_text())
-    assert found["runs"][0]["cache"] == job_cache.summary({})
+    assert found["runs"][0]["cache"] == job_cache.summarize_counters({})
     assert found["cache"] == found["runs"][1]["cache"]
 
 
@@ -144,11 +144,15 @@ def test_reused_tokens_are_told_apart() -> None:
     """What a prompt computes again after a preemption counts once, and nothing is ever taken back."""
     prompt = _PromptProgress()
     events = [(0, 0), (48, 32), (64, 32), (16, 32), (100, 32), (40, 90), (100, 90)]
-    news = [prompt.news(TokenEvent("r", num_computed_tokens=c, num_cached_tokens=k)) for c, k in events]
+    news = [
+        prompt.take_progress(TokenEvent("r", num_computed_tokens=c, num_cached_tokens=k)) for c, k in events
+    ]
     assert news == [(0, 0), (16, 32), (16, 0), (0, 0), (36, 0), (0, 0), (0, 0)]
 
 
-async def test_reused_tokens_reach_manifest_and_meter(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_reused_tokens_reach_manifest_and_meter(
+    paths: JobPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def answer(self: FakeClient, request: Request, text: str) -> Any:
         size = len(request.prompt)
         yield TokenEvent(request.id, num_computed_tokens=size - 2, num_cached_tokens=size - 5)

@@ -1,4 +1,4 @@
-"""Reading job files: both forms, every kind of bad line, the index, bounded memory (C1, C4, C5, C9)."""
+"""Reading job files: both forms, every kind of bad line, the index, bounded memory."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxrun.batch.job_file import BadLine, JobLine, RawLine, parse_line
-from mlxrun.batch.line_index import Index
+from mlxrun.batch.line_index import LineIndex
 from mlxrun.batch.line_keys import LineKeys
-from mlxrun.batch.run_paths import Paths
-from mlxrun.batch.scoring import Eval
+from mlxrun.batch.run_paths import JobPaths
+from mlxrun.batch.scoring import EvalSpec
 from mlxrun.errors import JobError
 from tests.helpers.batch_fakes import chat
 
@@ -29,25 +29,25 @@ def parse(value: Any) -> JobLine | BadLine:
     return parse_line(RawLine(7, 0, data))
 
 
-def index_of(path: Path, data: bytes) -> Index:
+def index_of(path: Path, data: bytes) -> LineIndex:
     path.write_bytes(data)
-    index = Index(path, LineKeys("settings", path.parent, 10**6))
+    index = LineIndex(path, LineKeys("settings", path.parent, 10**6))
     index.scan()
     return index
 
 
-def entries(index: Index) -> Iterator[JobLine | BadLine]:
+def entries(index: LineIndex) -> Iterator[JobLine | BadLine]:
     yield from (index.load(position).line for position in range(len(index)))
     index.close()
 
 
 def test_both_forms() -> None:
-    """C9: OpenAI's form as it is; in the short form what stands beside the prompt is the body."""
+    """OpenAI's form as it is; in the short form what stands beside the prompt is the body."""
     line = parse(GOOD)
     assert line == JobLine(7, "a", "/v1/chat/completions", GOOD["body"])
     short = {"id": "b", "prompt": "x", "seed": 1, "eval": {"expected": "y", "match": "regex", "group": "g"}}
     assert parse(short) == JobLine(
-        7, "b", "/v1/completions", {"prompt": "x", "seed": 1}, Eval("y", "regex", "g")
+        7, "b", "/v1/completions", {"prompt": "x", "seed": 1}, EvalSpec("y", "regex", "g")
     )
     messages = [{"role": "user", "content": "x"}]
     assert parse({"id": "c", "messages": messages, "stream": False}) == JobLine(
@@ -63,7 +63,7 @@ def test_both_forms() -> None:
         (b'{"id": "a", "prompt": NaN}', "not JSON: NaN is not a JSON value", None),
         (b'{"id": "a", "id": "b", "prompt": ""}', "not JSON: the key 'id' is given twice", None),
         (b'{"id": "a\xff"}', "not UTF-8: byte 0xff at byte 10", None),
-        (b'{"id": "a", "prompt": "\\ud800"}', "holds half of a UTF-16 surrogate pair", None),
+        (b'{"id": "a", "prompt": "\\ud800"}', "contains a lone UTF-16 surrogate", None),
         (b"[" * 100_000, "not JSON that can be read: nested too deeply", None),
         (b"9" * 5000, "not JSON: Exceeds the limit", None),
         (b"\xff\xfe{\x00", "not UTF-8: byte 0xff at byte 1", None),
@@ -95,7 +95,7 @@ def test_both_forms() -> None:
     ],
 )  # fmt: skip
 def test_bad_lines(value: Any, reason: str, param: str | None) -> None:
-    """C4: what is wrong, and where."""
+    """What is wrong, and where."""
     found = parse(value)
     assert isinstance(found, BadLine)
     assert found.reason.startswith(reason)
@@ -106,7 +106,7 @@ def test_bad_lines_keep_what_can_be_read() -> None:
     wanted = {"expected": "x", "group": "g"}
     found = parse({**GOOD, "url": "/nope", "eval": wanted})
     assert isinstance(found, BadLine)
-    assert (found.custom_id, found.eval) == ("a", Eval("x", "exact", "g"))
+    assert (found.custom_id, found.eval) == ("a", EvalSpec("x", "exact", "g"))
 
 
 def test_the_file(tmp_path: Path) -> None:
@@ -135,13 +135,13 @@ def test_a_line_of_no_end_is_not_read_whole(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_keys(tmp_path: Path) -> None:
-    """C2: a key follows the meaning of a line; not its number, its form, the order of keys or its eval."""
+    """A key follows the meaning of a line; not its number, its form, the order of keys or its eval."""
     keys = LineKeys("s", tmp_path, 10**6)
 
     def key(value: Any, keys: LineKeys = keys) -> bytes:
         line = parse(value)
         assert isinstance(line, JobLine)
-        return keys.key(line)
+        return keys.compute_key(line)
 
     base = key(GOOD)
     same = [{**GOOD, "eval": {"expected": "x"}}, dict(reversed(GOOD.items())), {"id": "a", **GOOD["body"]}]
@@ -157,19 +157,19 @@ def test_keys(tmp_path: Path) -> None:
 
 
 def test_many_lines_in_little_memory(tmp_path: Path) -> None:
-    """C1: 20,000 lines of 1 kB cost less than 200 bytes each, and each is found again."""
+    """20,000 lines of 1 kB cost less than 100 bytes each, and each is found again."""
     count = 20_000
     path = tmp_path / "big.jsonl"
     with path.open("w") as file:
         for i in range(count):
             file.write(json.dumps({"id": f"line {i}", "prompt": "x" * 1000}) + "\n")
     tracemalloc.start()
-    index = Index(path, LineKeys("s", tmp_path, 0))
+    index = LineIndex(path, LineKeys("s", tmp_path, 0))
     index.scan()
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert len(index) == count
-    assert peak < 200 * count
+    assert peak < 100 * count
     for position in (0, 1023, 12_345, count - 1):
         assert index.find(f"line {position}") == position
         assert index.load(position).line.custom_id == f"line {position}"
@@ -190,7 +190,7 @@ values = json_values | st.sampled_from(["POST", "/v1/completions", "a"])
 
 @given(st.binary(max_size=60) | st.dictionaries(fields, values, max_size=6))
 def test_any_line_is_a_line_or_a_bad_line(value: Any) -> None:
-    """C4: no input raises, and every reason is a sentence that fits a record."""
+    """No input raises, and every reason is a sentence that fits a record."""
     found = parse(value)
     if isinstance(found, BadLine):
         assert found.reason.encode()
@@ -212,12 +212,12 @@ def test_any_file_is_read_line_by_line(tmp_path_factory: pytest.TempPathFactory,
 def test_paths(tmp_path: Path) -> None:
     """Outputs stand beside the job, or where -o says; never over the job."""
     job = tmp_path / "eval.jsonl"
-    paths = Paths.of(job)
+    paths = JobPaths(job)
     names = [path.name for path in (paths.out, paths.errors, paths.folder)]
     assert names == ["eval.out.jsonl", "eval.errors.jsonl", "eval.out.jsonl.run"]
-    other = Paths.of(job, tmp_path / "answers.jsonl")
+    other = JobPaths(job, tmp_path / "answers.jsonl")
     assert (other.errors.name, other.folder.name) == ("answers.errors.jsonl", "answers.jsonl.run")
-    assert Paths.of(tmp_path / "eval.txt").out.name == "eval.txt.out.jsonl"
+    assert JobPaths(tmp_path / "eval.txt").out.name == "eval.txt.out.jsonl"
     for out in (job, tmp_path, tmp_path / "no" / "x.jsonl"):
         with pytest.raises(JobError):
-            Paths.of(job, out)
+            JobPaths(job, out)

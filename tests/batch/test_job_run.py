@@ -1,4 +1,4 @@
-"""A job from file to files with an engine that echoes: records, resume, order, retries, exits (C1 to C10)."""
+"""A job from file to files with an engine that echoes: records, resume, order, retries, exits."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def normal(record: dict[str, Any]) -> dict[str, Any]:
 
 
 async def test_output_shape(tmp_path: Path) -> None:
-    """C9: OpenAI's batch output, the short form too; seeds, ids and times are those of every run."""
+    """OpenAI's batch output, the short form too; seeds, ids and times are those of every run."""
     bench = Bench(write_job(tmp_path, [MIXED[0], MIXED[5]]))
     outcome = await bench.run()
     assert outcome.exit_code == 0
@@ -93,7 +93,7 @@ async def test_output_shape(tmp_path: Path) -> None:
 
 
 async def test_bad_lines_become_error_records(tmp_path: Path) -> None:
-    """C4, A31: each with its line number and reason; the others run; exit 1."""
+    """Each with its line number and reason; the others run; exit 1."""
     bench = Bench(write_job(tmp_path, MIXED))
     outcome = await bench.run()
     assert outcome.exit_code == 1
@@ -114,23 +114,25 @@ async def test_bad_lines_become_error_records(tmp_path: Path) -> None:
     assert errors[5]["error"]["code"] == "context_length_exceeded"
     assert errors[5]["eval"] == {"score": 0, "match": "exact", "group": "a"}
     assert errors[7]["error"]["param"] == "url"
-    assert [(name, g.lines, g.correct, g.failed) for name, g in outcome.scores.rows()] == [("a", 2, 1, 1)]
+    assert [(name, g.lines, g.correct, g.failed) for name, g in outcome.scores.list_rows()] == [
+        ("a", 2, 1, 1)
+    ]
 
 
 async def test_done_lines_are_not_run_again(tmp_path: Path) -> None:
-    """C2: nothing to do, no engine, nothing changes, the same exit code and scores."""
+    """Nothing to do, no engine, nothing changes, the same exit code and scores."""
     bench = Bench(write_job(tmp_path, MIXED))
     first = await bench.run()
     files = [path.read_bytes() for path in (bench.paths.out, bench.paths.errors)]
     second = await bench.run()
     assert (second.exit_code, bench.ran, bench.client.closed) == (1, 0, False)
     assert [path.read_bytes() for path in (bench.paths.out, bench.paths.errors)] == files
-    assert second.scores.rows() == first.scores.rows()
+    assert second.scores.list_rows() == first.scores.list_rows()
     assert not bench.paths.dropped.exists()
 
 
 async def test_changed_lines_run_again(tmp_path: Path) -> None:
-    """C2: three lines edited, one removed, one added: four run; the old answers are kept aside."""
+    """Three lines edited, one removed, one added: four run; the old answers are kept aside."""
     bench = Bench(write_job(tmp_path, chats(10)))
     await bench.run()
     before = by_id(bench.paths.out)
@@ -159,7 +161,7 @@ async def test_changed_lines_run_again(tmp_path: Path) -> None:
     ],
 )
 async def test_another_model_or_setting_runs_all_again(tmp_path: Path, change: Any) -> None:
-    """C2: answers of two models never mix in one output."""
+    """Answers of two models never mix in one output."""
     bench = Bench(write_job(tmp_path, chats(4)))
     await bench.run()
     bench.config = change(bench) or bench.config
@@ -193,7 +195,7 @@ async def test_a_changed_eval_is_scored_again_and_not_run(tmp_path: Path) -> Non
 
 
 async def test_a_changed_image_runs_its_line_again(tmp_path: Path) -> None:
-    """B8: the answer belongs to the pixels, not to the path; an unchanged file is no reason to run."""
+    """The answer belongs to the pixels, not to the path; an unchanged file is no reason to run."""
     from PIL import Image
 
     def ask(name: str) -> dict[str, Any]:
@@ -221,7 +223,7 @@ async def test_a_changed_image_runs_its_line_again(tmp_path: Path) -> None:
 
 
 async def test_failed_lines_run_again_on_request_only(tmp_path: Path) -> None:
-    """C2, C4: a failed line stays failed until --retry-failed; its error record goes if it succeeds."""
+    """A failed line stays failed until --retry-failed; its error record goes if it succeeds."""
     bench = Bench(write_job(tmp_path, [chat("a", "BUSY 9"), chat("b", "b"), "bad"]), make_config(retries=0))
     assert (await bench.run()).exit_code == 1
     assert bench.ran == 2
@@ -237,7 +239,7 @@ async def test_failed_lines_run_again_on_request_only(tmp_path: Path) -> None:
 
 
 async def test_transient_errors_are_tried_again_and_others_not(tmp_path: Path) -> None:
-    """C4: `retries` more tries for what may pass; none for what is the request's own fault, or ours."""
+    """`retries` more tries for what may pass; none for what is the request's own fault, or ours."""
     bench = Bench(
         write_job(tmp_path, [chat("a", f"{word} 2 {word}") for word in ("BUSY",)]), make_config(retries=2)
     )
@@ -268,7 +270,7 @@ async def test_a_dead_engine_ends_the_run_and_the_job_can_go_on(tmp_path: Path) 
         await bench.run()
     assert bench.client.closed
     assert sorted(by_id(bench.paths.out)) == [f"line-{i}" for i in range(6)]
-    assert any("6 of 8 lines done" in text and "the same command goes on" in text for text in bench.said)
+    assert any("6 of 8 lines done" in text and "the same command continues" in text for text in bench.said)
     write_job(tmp_path, [*chats(6), chat("last", "last")])
     assert (await bench.run()).exit_code == 0
     assert bench.ran == 1
@@ -284,7 +286,7 @@ async def test_an_unwritable_journal_ends_the_run(tmp_path: Path, monkeypatch: p
         raise JobError("journal.jsonl: No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("mlxrun.batch.output_writer.Writer.commit", full)
+        patch.setattr("mlxrun.batch.output_writer.OutputWriter.commit", full)
         with pytest.raises(JobError, match="No space left"):
             await bench.run()
     assert bench.client.closed
@@ -296,7 +298,7 @@ async def test_an_unwritable_journal_ends_the_run(tmp_path: Path, monkeypatch: p
 
 
 async def test_order_input(tmp_path: Path) -> None:
-    """C5: the finished output is in the order of the job, also over several runs and for errors."""
+    """The finished output is in the order of the job, also over several runs and for errors."""
     lines: list[Any] = [*chats(30), "bad one", chat("z", "z"), "bad two"]
     bench = Bench(write_job(tmp_path, lines[10:]), make_config(order="completion", rows=16))
     bench.client.pause = 0.002
@@ -314,7 +316,7 @@ async def test_order_input(tmp_path: Path) -> None:
 
 
 async def test_no_line_waits_for_a_slow_one(tmp_path: Path) -> None:
-    """C7 (head of line): with order input too, a slow first line holds nothing back."""
+    """With order input too, a slow first line holds nothing back."""
     bench = Bench(
         write_job(tmp_path, [chat("slow", "s" * 2500), *chats(40)]), make_config(order="input", rows=2)
     )
@@ -328,7 +330,7 @@ async def test_no_line_waits_for_a_slow_one(tmp_path: Path) -> None:
 
 
 async def test_the_window_is_bounded(tmp_path: Path) -> None:
-    """C1: at most `concurrency` lines are in flight, by default twice the rows."""
+    """At most `concurrency` lines are in flight, by default twice the rows."""
     for config, most in ((make_config(concurrency=3), 3), (make_config(rows=4), 8)):
         bench = Bench(write_job(tmp_path, chats(40)), config)
         bench.client.pause = 0.005
@@ -368,7 +370,7 @@ async def test_fresh(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("options, batch", [({"strict": True}, {}), ({}, {"on_invalid": "fail"})])
 async def test_strict(tmp_path: Path, options: dict[str, Any], batch: dict[str, Any]) -> None:
-    """C4: all bad lines with file:line, exit 2, nothing run; a good job runs."""
+    """All bad lines with file:line, exit 2, nothing run; a good job runs."""
     lines = [line for line in MIXED if "long" not in str(line)]  # that one only the engine can refuse
     bench = Bench(write_job(tmp_path, lines), make_config(**batch))
     with pytest.raises(JobError, match="4 of 6 lines refused; nothing was run") as caught:
@@ -381,7 +383,7 @@ async def test_strict(tmp_path: Path, options: dict[str, Any], batch: dict[str, 
 
 
 async def test_seeds(tmp_path: Path) -> None:
-    """C8: a line's own seed counts; without one its id and the config's seed decide alone."""
+    """A line's own seed counts; without one its id and the config's seed decide alone."""
     job = [chat("a", "one"), chat("b", "one"), chat("c", "one", seed=5), chat("d", "one", seed=5)]
     bench = Bench(write_job(tmp_path, job))
     await bench.run()
@@ -417,7 +419,7 @@ async def test_several_choices_and_prompts(tmp_path: Path) -> None:
 
 
 async def test_the_manifest(tmp_path: Path) -> None:
-    """design 11: every field; digests are those of the files; tokens and runs add up."""
+    """Every field; digests are those of the files; tokens and runs add up."""
     import hashlib
 
     bench = Bench(write_job(tmp_path, MIXED))
@@ -492,26 +494,26 @@ async def test_the_input_changes_while_it_runs(tmp_path: Path) -> None:
 
 
 async def test_records_are_one_line_for_every_tool(tmp_path: Path) -> None:
-    """C1: Unicode line ends and control characters in answers never break a line."""
+    """Unicode line ends and control characters in answers never break a line."""
     bench = Bench(write_job(tmp_path, [{"id": "a", "prompt": "x\u2028y\x85z\x0b\x1e\u0159\U0001f600"}]))
     await bench.run()
     assert len(bench.paths.out.read_text(encoding="utf-8").splitlines()) == 1
     assert read(bench.paths.out)[0]["response"]["body"]["choices"][0]["text"].startswith(
         "x\u2028y\x85z\x0b\x1e\u0159\U0001f600"
     )
-    assert output_records.parse(output_records.dump(read(bench.paths.out)[0])) is not None
+    assert output_records.parse_record(output_records.dump_record(read(bench.paths.out)[0])) is not None
 
 
 async def test_cached_tokens_are_not_in_records(tmp_path: Path) -> None:
-    """C8: what a cache saved differs from run to run, so it is in the manifest, not in the output."""
+    """What a cache saved differs from run to run, so it is in the manifest, not in the output."""
     bench = Bench(write_job(tmp_path, chats(1)))
     await bench.run()
     assert "prompt_tokens_details" not in read(bench.paths.out)[0]["response"]["body"]["usage"]
 
 
 def test_a_bad_line_has_no_response() -> None:
-    from mlxrun.batch.line_index import Entry
+    from mlxrun.batch.line_index import IndexedLine
 
-    record = output_records.bad_record(Entry(0, "k" * 32, BadLine(3, None, "why", "p")))
+    record = output_records.build_bad_line_record(IndexedLine(0, "k" * 32, BadLine(3, None, "why", "p")))
     assert record["response"] is None
     assert record["error"] == {"code": "invalid_line", "message": "why", "line": 3, "param": "p"}

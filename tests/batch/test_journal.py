@@ -1,4 +1,4 @@
-"""Whatever was torn, edited or lost between two runs: the output ends as if nothing had happened (C1, C2)."""
+"""Whatever was torn, edited or lost between two runs: the output ends as if nothing had happened."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import pytest
 
 from mlxrun.batch.journal import Journal, JournalEntry, parse_entry
 from mlxrun.batch.line_files import filter_lines, sort_lines
-from mlxrun.batch.run_paths import Paths
+from mlxrun.batch.run_paths import JobPaths
 from mlxrun.errors import JobError
 from tests.helpers.batch_fakes import Bench, by_id, chat, chats, make_config, read, write_job
 
 COUNT = 12
-Damage = Callable[[Paths], object]
+Damage = Callable[[JobPaths], object]
 
 
 async def finished(folder: Path) -> Bench:
@@ -46,11 +46,11 @@ def put(line: int, change: Callable[[bytes], bytes]) -> Damage:
     return lambda paths: edit(paths.out, line, change)
 
 
-def reverse(paths: Paths) -> None:
+def reverse(paths: JobPaths) -> None:
     paths.journal.write_bytes(b"".join(reversed(paths.journal.read_bytes().splitlines(keepends=True))))
 
 
-def remove_folder(paths: Paths) -> None:
+def remove_folder(paths: JobPaths) -> None:
     for path in paths.folder.iterdir():
         path.unlink()
     paths.folder.rmdir()
@@ -59,9 +59,9 @@ def remove_folder(paths: Paths) -> None:
 # What happens to the files, how many requests the next run makes (None: it depends), and what it says.
 DAMAGES: dict[str, tuple[Damage, int | None, str]] = {
     "torn journal": (lambda p: cut(p.journal, 9), 0, ""),
-    "torn output": (lambda p: cut(p.out, 9), 1, "1 line torn"),
-    "output without its last line end": (lambda p: cut(p.out, 1), 1, "1 line torn"),
-    "torn errors": (lambda p: cut(p.errors, 9), None, "1 line torn"),
+    "torn output": (lambda p: cut(p.out, 9), 1, "1 line incomplete"),
+    "output without its last line end": (lambda p: cut(p.out, 1), 1, "1 line incomplete"),
+    "torn errors": (lambda p: cut(p.errors, 9), None, "1 line incomplete"),
     "no journal": (lambda p: p.journal.unlink(), 0, ""),
     "empty journal": (lambda p: p.journal.write_bytes(b""), 0, ""),
     "no output": (lambda p: p.out.unlink(), COUNT, ""),
@@ -81,19 +81,23 @@ DAMAGES: dict[str, tuple[Damage, int | None, str]] = {
     "an answer edited": (put(4, lambda line: line.replace(b"say", b"SAY")), 1, "1 line edited"),
     "an answer twice": (put(4, lambda line: line * 2), 0, "1 line twice"),
     "an answer lost": (put(4, lambda _: b""), 1, ""),
-    "a foreign line": (put(4, lambda line: b"hello\n" + line), 0, "1 line of the output not ours"),
-    "zeros after the output": (put(-1, lambda line: line + b"\0" * 50), 0, "1 line torn"),
+    "a foreign line": (
+        put(4, lambda line: b"hello\n" + line),
+        0,
+        "1 line of the output not written by this job",
+    ),
+    "zeros after the output": (put(-1, lambda line: line + b"\0" * 50), 0, "1 line incomplete"),
     "error records among answers": (
         lambda p: p.out.write_bytes(p.out.read_bytes() + p.errors.read_bytes()),
         0,
-        "2 lines of the output not ours",
+        "2 lines of the output not written by this job",
     ),
 }
 
 
 @pytest.mark.parametrize("name", DAMAGES)
 async def test_damage_is_repaired(tmp_path: Path, name: str) -> None:
-    """C1: each line once, equal to the first run; only what cannot be trusted runs again."""
+    """Each line once, equal to the first run; only what cannot be trusted runs again."""
     bench = await finished(tmp_path)
     out, errors = by_id(bench.paths.out), read(bench.paths.errors)
     damage, again, said = DAMAGES[name]
@@ -136,7 +140,7 @@ async def test_a_journal_with_other_spaces_is_the_same(tmp_path: Path) -> None:
 
 
 async def test_any_cut_of_any_file(tmp_path: Path) -> None:
-    """C1: output, errors and journal cut anywhere, alone and together: the result is the same."""
+    """Output, errors and journal cut anywhere, alone and together: the result is the same."""
     bench = await finished(tmp_path)
     out, errors = by_id(bench.paths.out), sorted(bench.paths.errors.read_bytes().splitlines())
     rng = random.Random(5)
@@ -150,7 +154,7 @@ async def test_any_cut_of_any_file(tmp_path: Path) -> None:
 
 
 async def test_moved_lines_keep_their_answers(tmp_path: Path) -> None:
-    """C2: keyed by id and content, not by line number; error records are given the new number."""
+    """Keyed by id and content, not by line number; error records are given the new number."""
     bench = await finished(tmp_path)
     write_job(tmp_path, ["", chat("long", "LONG"), *reversed(chats(COUNT))])
     await bench.run()
@@ -160,7 +164,7 @@ async def test_moved_lines_keep_their_answers(tmp_path: Path) -> None:
 
 
 async def test_a_killed_run_is_in_the_manifest(tmp_path: Path) -> None:
-    """design 11: what a run did that had no time to say so is added up from its journal entries."""
+    """What a run did that had no time to say so is added up from its journal entries."""
     bench = await finished(tmp_path)
     manifest = json.loads(bench.paths.manifest.read_text())
     whole = dict(manifest["runs"][0])
@@ -174,7 +178,7 @@ async def test_a_killed_run_is_in_the_manifest(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="asks Linux for the names of open files")
 async def test_the_journal_never_runs_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """C1: each journal entry is written after its record, and the record was synced in between."""
+    """Each journal entry is written after its record, and the record was synced in between."""
     import os
 
     bench = Bench(write_job(tmp_path, chats(COUNT)), make_config(rows=2))
@@ -186,7 +190,7 @@ async def test_the_journal_never_runs_ahead(tmp_path: Path, monkeypatch: pytest.
         name = os.readlink(f"/proc/self/fd/{handle}")
         synced[name] = os.fstat(handle).st_size
         if name == str(bench.paths.journal):
-            claimed = sum(1 for _ in Journal(bench.paths.journal).entries())
+            claimed = sum(1 for _ in Journal(bench.paths.journal).read_entries())
             safe = bench.paths.out.read_bytes()[: synced[str(bench.paths.out)]].count(b"\n")
             checked.append(claimed <= safe)
 

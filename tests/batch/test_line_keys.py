@@ -1,4 +1,4 @@
-"""What a job's stored answers depend on, and scores that the jobs in the repository must reach: C2, issue 2.
+"""What a job's stored answers depend on, and scores that the jobs in the repository must reach.
 
 Answers of two settings must never mix in one output, and what changes no answer must not cost a run.
 """
@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from mlxrun.batch.line_keys import settings_digest
+from mlxrun.batch.line_keys import digest_settings
 from mlxrun.config.settings import Config
 from mlxrun.model.model_info import LoadedModelInfo, load_model_info
 from tests.helpers.byte_tokenizer import write_json
@@ -31,7 +31,7 @@ def config_of(folder: Path, section: str = "model", **fields: Any) -> Config:
 
 
 def digest(config: Config, host: LoadedModelInfo | None = None) -> str:
-    return settings_digest(config, host or load_model_info(config.model))
+    return digest_settings(config, host or load_model_info(config.model))
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def folder(zoo: Zoo, tmp_path: Path) -> Path:
     ],
 )
 def test_settings_that_change_answers(folder: Path, section: str, fields: dict[str, Any]) -> None:
-    """C2: another value of each is another key, so a job is run again."""
+    """Another value of each is another key, so a job is run again."""
     assert digest(config_of(folder, section, **fields)) != digest(config_of(folder))
 
 
@@ -72,12 +72,12 @@ def test_settings_that_change_answers(folder: Path, section: str, fields: dict[s
     ],
 )
 def test_settings_that_change_no_answer(folder: Path, section: str, fields: dict[str, Any]) -> None:
-    """C2: how fast, in which order and where: nothing is run again for that."""
+    """How fast, in which order and where: nothing is run again for that."""
     assert digest(config_of(folder, section, **fields)) == digest(config_of(folder))
 
 
 def test_the_models_files_are_part_of_it(folder: Path) -> None:
-    """C2: its weights, config, template, tokenizer, ends of answers and recommended sampling."""
+    """Its weights, config, template, tokenizer, ends of answers and recommended sampling."""
     config = config_of(folder)
     seen = [digest(config)]
 
@@ -96,7 +96,7 @@ def test_the_models_files_are_part_of_it(folder: Path) -> None:
 
 
 def test_how_images_become_pixels_is_part_of_it(zoo: Zoo, tmp_path: Path) -> None:
-    """C2, B8: answers to images of another size are other answers. A text model's are not touched."""
+    """Answers to images of another size are other answers. A text model's are not touched."""
     made = tmp_path / "vision"
     shutil.copytree(zoo.vision("qwen3_vl"), made)
     sees, blind = config_of(made), config_of(made, kind="text")
@@ -108,7 +108,7 @@ def test_how_images_become_pixels_is_part_of_it(zoo: Zoo, tmp_path: Path) -> Non
 
 
 def test_code_that_runs_is_part_of_it(folder: Path) -> None:
-    """B28: Python beside the weights, where it is allowed to run; else nothing is run again for it."""
+    """Python beside the weights, where it is allowed to run; else nothing is run again for it."""
     trusted, plain = config_of(folder, trust_remote_code=True), config_of(folder)
     write_json(folder / "config.json", {**json.loads((folder / "config.json").read_text()), "n": 1})
     before = digest(trusted), digest(plain)

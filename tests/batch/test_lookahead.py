@@ -1,4 +1,4 @@
-"""The order in which lines are started: like lines together, each once, nobody far from its place (C7)."""
+"""The order in which lines are started: like lines together, each once, nobody far from its place."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mlxrun.batch.job_file import JobLine
-from mlxrun.batch.lookahead import WINDOW, Lookahead, likeness
+from mlxrun.batch.lookahead import WINDOW, Lookahead, hash_prefix
 from tests.helpers.batch_fakes import Bench, chat, make_config, write_job
 
 
@@ -60,7 +60,7 @@ def test_the_look_ahead_is_bounded() -> None:
 
 
 def line(body: Any, url: str = "/v1/chat/completions") -> int:
-    return likeness(JobLine(1, "a", url, body))
+    return hash_prefix(JobLine(1, "a", url, body))
 
 
 def turns(system: str | None, user: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Partial answers: kept token by token, taken up again anywhere, and only where they still belong (C1)."""
+"""Partial answers: kept token by token, taken up again anywhere, and only where they still belong."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[bytes, Found
     (tmp_path / "whole").mkdir()
     bench = Bench(write_job(tmp_path / "whole", LINES), make_config(order="input"))
     with monkeypatch.context() as patch:
-        for name in ("drop", "remove"):
+        for name in ("remove_line", "delete_file"):
             patch.setattr(PartialAnswers, name, lambda *args: None)
 
         assert asyncio.run(bench.run()).exit_code == 0
@@ -52,7 +52,7 @@ def cut(found: Found, most: int) -> Iterator[bytes]:
     """Records of at most `most` tokens of each choice, in two pieces where there are two."""
     for key, choices in found.items():
         for choice, answer in choices.items():
-            part = PartialAnswer(answer.of)
+            part = PartialAnswer(answer.request_digest)
             for tokens in (most // 2, most):
                 part.tokens, part.logprobs = answer.tokens[:tokens], answer.logprobs[:tokens]
                 yield part.take_record(key, choice)
@@ -84,7 +84,7 @@ async def test_taken_up_anywhere(tmp_path: Path, whole: tuple[bytes, Found]) -> 
         assert bench.paths.out.read_bytes() == out, most
         assert bench.client.output == sum(max(0, size - most) for size in sizes)
         assert not bench.paths.answers.exists()
-        bench.paths.forget()
+        bench.paths.delete_outputs()
 
 
 async def test_what_is_complete_is_not_asked_again(tmp_path: Path, whole: tuple[bytes, Found]) -> None:
@@ -96,7 +96,7 @@ async def test_what_is_complete_is_not_asked_again(tmp_path: Path, whole: tuple[
     assert bench.paths.out.read_bytes() == out
     ended = 1 + 1 + 2  # cut, stop, both: the others stopped by a token that is not in the answer
     assert bench.ran == 14 + 1 - ended
-    bench.paths.forget()
+    bench.paths.delete_outputs()
     put(bench, take_whole(found))
     await bench.run()
     assert (bench.paths.out.read_bytes(), bench.ran) == (out, 0)
@@ -134,12 +134,12 @@ async def test_a_spoilt_file_changes_no_answer(tmp_path: Path, whole: tuple[byte
         put(bench, data)
         await bench.run()
         assert bench.paths.out.read_bytes() == out
-        bench.paths.forget()
+        bench.paths.delete_outputs()
     for data in (b"\xff\x00\n", b"", b"[" * 100_000 + b"\n", b'{"key":1}\n', b'{"check":"00"}\n'):
         put(bench, data)
         await bench.run()
         assert (bench.paths.out.read_bytes(), bench.client.answered) == (out, {})
-        bench.paths.forget()
+        bench.paths.delete_outputs()
 
 
 async def test_only_what_still_belongs(tmp_path: Path, whole: tuple[bytes, Found]) -> None:
@@ -151,22 +151,28 @@ async def test_only_what_still_belongs(tmp_path: Path, whole: tuple[bytes, Found
     bench.config = replace(config, sampling=SamplingSettings(seed=7))
     await bench.run()
     assert bench.client.answered == {}
-    bench.paths.forget()
+    bench.paths.delete_outputs()
     put(bench, data)
     bench.config, bench.model_info = config, replace(host, digests={**host.digests, "model": "x" * 64})
     await bench.run()
     assert bench.client.answered == {}
-    bench.paths.forget()
+    bench.paths.delete_outputs()
     put(bench, data)
     bench.model_info = host
     write_job(tmp_path, [chat("plain", "hello again"), *LINES[1:4]])
     await bench.run()
     assert set(bench.client.answered) == {"say it", "some of them", "a long one that is cut"}
-    bench.paths.forget()
+    bench.paths.delete_outputs()
     put(
         bench,
         b"".join(
-            cut({k: {i: replace(h, of="0" * 16) for i, h in v.items()} for k, v in whole[1].items()}, 5)
+            cut(
+                {
+                    k: {i: replace(h, request_digest="0" * 16) for i, h in v.items()}
+                    for k, v in whole[1].items()
+                },
+                5,
+            )
         ),
     )
     write_job(tmp_path, LINES)
@@ -190,17 +196,17 @@ async def test_lines_beyond_the_limit_keep_theirs(tmp_path: Path, whole: tuple[b
     with bench.paths.answers.open("rb") as file:
         assert len(parse_records(file)) >= len(LINES) - 2
     await bench.run()
-    assert f"{len(LINES) - 2} partial answers of the last run: continued, not begun anew" in bench.said
+    assert f"{len(LINES) - 2} partial answers of the last run will be continued" in bench.said
     assert set(bench.client.answered) >= {"some of them", "ř😀ř", "one"}
     assert bench.paths.out.read_bytes() == whole[0]
     assert not bench.paths.answers.exists()
 
 
 async def test_a_try_goes_on_where_the_one_before_broke_off(tmp_path: Path) -> None:
-    bench = Bench(write_job(tmp_path, [chat("a", "HALF 3 of it", n=1), *chats(3)]), no_sleep=True)
+    bench = Bench(write_job(tmp_path, [chat("a", "PARTIAL 3 of it", n=1), *chats(3)]), no_sleep=True)
     assert (await bench.run()).exit_code == 0
-    assert bench.client.answered == {"HALF 3 of it": 3}
-    assert b"HALF 3 of it" in bench.paths.out.read_bytes()
+    assert bench.client.answered == {"PARTIAL 3 of it": 3}
+    assert b"PARTIAL 3 of it" in bench.paths.out.read_bytes()
 
 
 async def test_the_copy_of_a_line_costs_it_nothing(tmp_path: Path, whole: tuple[bytes, Found]) -> None:
@@ -226,7 +232,7 @@ async def test_a_file_that_cannot_be_written(
         append(self, data)
 
     monkeypatch.setattr(Appender, "append", full)
-    monkeypatch.setattr(partial_answers, "replace", full_too)
+    monkeypatch.setattr(partial_answers, "write_atomically", full_too)
     monkeypatch.setattr("mlxrun.batch.line_runner.WRITE_EVERY", 0.001)
     bench = Bench(write_job(tmp_path, chats(30)))
     bench.client.pause = 0.002
@@ -265,8 +271,8 @@ class Lines:
     def __len__(self) -> int:
         return len(self.state)
 
-    def row(self, position: int) -> IndexRow:
-        return IndexRow(position + 1, 0, 0, 0, position.to_bytes(16, "big"), b"")
+    def get_row(self, position: int) -> IndexRow:
+        return IndexRow(position + 1, 0, False, 0, position.to_bytes(16, "big"), b"")
 
 
 def test_the_file_stays_small_and_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,7 +284,7 @@ def test_the_file_stays_small_and_right(tmp_path: Path, monkeypatch: pytest.Monk
     truth: dict[tuple[str, int], list[int]] = {}
     for step in range(1500):
         line, choice = rng.choice(current), rng.randrange(2)
-        key = index.row(line).key.hex()
+        key = index.get_row(line).key.hex()
         answer = answers.find(key, choice, request)
         assert answer.tokens == truth.setdefault((key, choice), [])
         token, p = rng.randrange(50_000), -rng.random()
@@ -292,7 +298,7 @@ def test_the_file_stays_small_and_right(tmp_path: Path, monkeypatch: pytest.Monk
             live = sum(len(replace(h, stored=0).take_record(*at)) for at, h in stored.items() if at in truth)
             assert path.stat().st_size < 2 * max(2000, 3 * live)
         if step % 11 == 0:
-            answers.drop(key)
+            answers.remove_line(key)
             index.state[line] = DONE
             truth = {at: tokens for at, tokens in truth.items() if at[0] != key}
             current[current.index(line)] = max(current) + 1
@@ -301,7 +307,7 @@ def test_the_file_stays_small_and_right(tmp_path: Path, monkeypatch: pytest.Monk
             answers = PartialAnswers(path)
             answers.read(index)  # type: ignore[arg-type]
             assert len(answers) == len({key for key, _ in truth})
-    answers.remove()
+    answers.delete_file()
     assert not path.exists()
 
 
@@ -319,12 +325,14 @@ def test_when_an_answer_is_complete() -> None:
     """By the length that was asked for, by the context's end, or as recorded; an abort is no end."""
     request = Request("r", tuple(range(10)), SamplingParams(max_tokens=5))
     tokens = [1, 2, 3, 4]
-    assert PartialAnswer("", tokens).ended(request, 100) is None
-    assert PartialAnswer("", [*tokens, 5]).ended(request, 100) is FinishReason.LENGTH
-    assert PartialAnswer("", tokens).ended(request, 14) is FinishReason.LENGTH
-    assert PartialAnswer("", []).ended(request, 10) is None  # the engine says that this prompt is too long
+    assert PartialAnswer("", tokens).find_finish(request, 100) is None
+    assert PartialAnswer("", [*tokens, 5]).find_finish(request, 100) is FinishReason.LENGTH
+    assert PartialAnswer("", tokens).find_finish(request, 14) is FinishReason.LENGTH
+    assert (
+        PartialAnswer("", []).find_finish(request, 10) is None
+    )  # the engine says that this prompt is too long
     for finish, kept in ((FinishReason.STOP, True), (FinishReason.LENGTH, True), (FinishReason.ABORT, False)):
         answer = PartialAnswer("")
         answer.add(TokenEvent("r", finish=finish))
-        assert answer.ended(request, 100) is (finish if kept else None)
+        assert answer.find_finish(request, 100) is (finish if kept else None)
         assert bool(answer.take_record("k", 0)) is kept

@@ -1,4 +1,4 @@
-"""Counters, rates, the end by tokens, and what is shown where (C6), all with a fake clock."""
+"""Counters, rates, the end by tokens, and what is shown where, all with a fake clock."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import io
 import json
 from pathlib import Path
 
-from mlxrun.batch.manifest import Status
-from mlxrun.batch.progress import BarView, PlainView, ProgressMeter, clock_text, make_view
+from mlxrun.batch.manifest import StatusFile
+from mlxrun.batch.progress import BarView, PlainView, ProgressMeter, format_duration, make_view
 
 
 class Clock:
@@ -19,22 +19,22 @@ class Clock:
 
 
 def test_rates_and_end_by_tokens() -> None:
-    """C6: 10 lines of 90 + 10 tokens at 100 tokens a second, two of them long done."""
+    """10 lines of 90 + 10 tokens at 100 tokens a second, two of them long done."""
     clock = Clock()
     meter = ProgressMeter(clock, total=12, done=2)
-    assert meter.eta() is None
-    assert meter.rates() == (0.0, 0.0)
-    meter.seen(90, 1000)
-    meter.progress(0, 0, 0)
+    assert meter.estimate_eta() is None
+    assert meter.compute_rates() == (0.0, 0.0)
+    meter.add_prompt(90, 1000)
+    meter.add_tokens(0, 0, 0)
     clock.now += 1
-    meter.progress(90, 0, 10)
-    meter.finished(False, 90, 10, 100)
-    assert meter.rates() == (90.0, 10.0)
-    assert meter.eta() == 9.0
-    meter.seen(90, 1000)
+    meter.add_tokens(90, 0, 10)
+    meter.finish_line(False, 90, 10, 100)
+    assert meter.compute_rates() == (90.0, 10.0)
+    assert meter.estimate_eta() == 9.0
+    meter.add_prompt(90, 1000)
     clock.now += 1
-    meter.progress(90, 0, 5)
-    eta = meter.eta()
+    meter.add_tokens(90, 0, 5)
+    eta = meter.estimate_eta()
     assert eta is not None
     assert abs(eta - (900 - 95) * 2 / 195) < 1e-9  # what the second line has done is not to be done again
 
@@ -42,11 +42,11 @@ def test_rates_and_end_by_tokens() -> None:
 def test_before_the_first_answer_max_tokens_stand_in() -> None:
     clock = Clock()
     meter = ProgressMeter(clock, total=4)
-    meter.seen(10, 90)
-    meter.progress(0, 0, 0)
+    meter.add_prompt(10, 90)
+    meter.add_tokens(0, 0, 0)
     clock.now += 2
-    meter.progress(10, 0, 10)
-    assert meter.eta() == (4 * 100 - 20) / 10
+    meter.add_tokens(10, 0, 10)
+    assert meter.estimate_eta() == (4 * 100 - 20) / 10
 
 
 def test_rates_forget() -> None:
@@ -54,9 +54,9 @@ def test_rates_forget() -> None:
     clock = Clock()
     meter = ProgressMeter(clock, total=1)
     for second in range(120):
-        meter.progress(100 if second < 60 else 0, 0, 1)
+        meter.add_tokens(100 if second < 60 else 0, 0, 1)
         clock.now += 1
-        rates = meter.rates()
+        rates = meter.compute_rates()
     assert rates[0] == 0.0
     assert 0.9 < rates[1] < 1.1
 
@@ -64,12 +64,12 @@ def test_rates_forget() -> None:
 def test_cached_share_and_status(tmp_path: Path) -> None:
     clock = Clock()
     meter = ProgressMeter(clock, total=3)
-    meter.progress(25, 75, 0)
+    meter.add_tokens(25, 75, 0)
     clock.now += 1
-    meter.progress(0, 0, 4)
+    meter.add_tokens(0, 0, 4)
     meter.running = 2
     path = tmp_path / "status.json"
-    status = Status(path)
+    status = StatusFile(path)
     status.write("running", meter, force=True)
     found = json.loads(path.read_text())
     assert found["cached_share"] == meter.cached_share == 0.75
@@ -81,28 +81,28 @@ def test_cached_share_and_status(tmp_path: Path) -> None:
     path.unlink()
     status.write("running", meter)
     assert not path.exists()  # at most once a second
-    assert "cached 75%" in meter.line()
+    assert "cached 75%" in meter.format_line()
 
 
 def test_a_status_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
-    Status(tmp_path / "no" / "status.json").write("running", ProgressMeter(Clock()), force=True)
+    StatusFile(tmp_path / "no" / "status.json").write("running", ProgressMeter(Clock()), force=True)
     assert not (tmp_path / "no").exists()
 
 
 def test_plain_lines_in_a_pipe() -> None:
-    """C6: one line every ten seconds and one at the end, no control characters."""
+    """One line every ten seconds and one at the end, no control characters."""
     clock = Clock()
     stream = io.StringIO()
     meter = ProgressMeter(clock, total=7200)
     view = make_view(meter, stream)
     assert isinstance(view, PlainView)
-    meter.seen(10, 10)
-    meter.progress(0, 0, 0)
+    meter.add_prompt(10, 10)
+    meter.add_tokens(0, 0, 0)
     for second in range(25):
         clock.now += 1
-        meter.progress(10, 0, 10)
-        meter.seen(10, 10)
-        meter.finished(second == 3, 10, 10, 20)
+        meter.add_tokens(10, 0, 10)
+        meter.add_prompt(10, 10)
+        meter.finish_line(second == 3, 10, 10, 20)
         view.update()
     view.close()
     lines = stream.getvalue().splitlines()
@@ -127,4 +127,10 @@ def test_the_bar() -> None:
 
 
 def test_clock_text() -> None:
-    assert [clock_text(s) for s in (None, 0, 59.6, 3599, 3661)] == ["-", "0:00", "1:00", "59:59", "1:01:01"]
+    assert [format_duration(s) for s in (None, 0, 59.6, 3599, 3661)] == [
+        "-",
+        "0:00",
+        "1:00",
+        "59:59",
+        "1:01:01",
+    ]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mlxrun.batch.score_table import print_scores
-from mlxrun.batch.scoring import Eval, Scores, answer_text, score
+from mlxrun.batch.scoring import EvalSpec, Scores, extract_answer, score
 
 
 @pytest.mark.parametrize(
@@ -37,15 +37,15 @@ from mlxrun.batch.scoring import Eval, Scores, answer_text, score
     ],
 )  # fmt: skip
 def test_matches(match: str, expected: Any, right: list[str], wrong: list[str]) -> None:
-    wanted = Eval(expected, match)
+    wanted = EvalSpec(expected, match)
     assert [score(wanted, answer) for answer in right] == [1] * len(right)
     assert [score(wanted, answer) for answer in wrong] == [0] * len(wrong)
 
 
 def test_answer_text() -> None:
-    assert answer_text({"choices": [{"message": {"content": "a"}}, {"message": {"content": "b"}}]}) == "a"
-    assert answer_text({"choices": [{"message": {"content": None}}]}) == ""
-    assert answer_text({"choices": [{"text": "c"}]}) == "c"
+    assert extract_answer({"choices": [{"message": {"content": "a"}}, {"message": {"content": "b"}}]}) == "a"
+    assert extract_answer({"choices": [{"message": {"content": None}}]}) == ""
+    assert extract_answer({"choices": [{"text": "c"}]}) == "c"
 
 
 def test_the_table() -> None:

@@ -71,7 +71,8 @@ def test_the_engine_of_a_job(
     answer = FakeClient._answer
 
     async def reusing(self: FakeClient, request: Request, text: str) -> Any:
-        yield TokenEvent(request.id, num_computed_tokens=len(request.prompt), num_cached_tokens=len(request.prompt) // 2)
+        length = len(request.prompt)
+        yield TokenEvent(request.id, num_computed_tokens=length, num_cached_tokens=length // 2)
         async for event in answer(self, request, text):
             yield event
 
@@ -87,7 +88,6 @@ def test_the_engine_of_a_job(
 
 
 def test_exit_codes(tmp_path: Path, fake_engine: list[Config], capsys: pytest.CaptureFixture[str]) -> None:
-    """design 13."""
     job = write_job(tmp_path, MIXED)
     assert main(["batch", str(job)]) == 1
     assert f"5 failed: {tmp_path}/job.errors.jsonl" in capsys.readouterr().out
@@ -213,5 +213,5 @@ def test_help_teaches_and_loads_nothing() -> None:
     )
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert found.returncode == 0, found.stderr
-    for word in ("--dry-run", "--retry-failed", "goes on where", '"custom_id"', "Exit codes:"):
+    for word in ("--dry-run", "--retry-failed", "continues where", '"custom_id"', "Exit codes:"):
         assert word in found.stdout

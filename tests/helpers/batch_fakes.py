@@ -1,8 +1,8 @@
-"""A job's surroundings without a model: a host, an engine that echoes, and short cuts to run a job.
+"""Runs jobs without a model: an engine that echoes, and short cuts to write, run and read a job.
 
-The answer to a prompt is a function of the prompt and the seed alone: the last user message (or the prompt),
-then two letters drawn by the seed; its logprobs too, by position. What is `answered` already is checked, then
-left out. A message may ask for trouble: see `TROUBLE`.
+The answer to a prompt depends on the prompt and the seed alone: the last user message (or the prompt), then
+two letters sampled by the seed; its logprobs too, by position. Tokens in `prior_output` are checked and not
+sent again. A message may request an error: see `TROUBLE`.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ from typing import Any
 
 import mlxrun.batch.line_runner
 from mlxrun.batch.job_run import JobOptions, JobOutcome, JobRun, JobSetup
-from mlxrun.batch.line_answerer import Preparer
+from mlxrun.batch.line_answerer import LinePreparer
 from mlxrun.batch.progress import make_view
-from mlxrun.batch.run_paths import Paths
-from mlxrun.config.conversion import config_hash
+from mlxrun.batch.run_paths import JobPaths
+from mlxrun.batch.stop_signals import StopSignals
+from mlxrun.config.conversion import hash_config
 from mlxrun.config.settings import BatchSettings, Config, MediaSettings, SchedulerSettings
 from mlxrun.errors import EngineDead, MlxrunError, Overloaded, PromptTooLong
 from mlxrun.scheduler.request import FinishReason, HitKind, Request, TokenEvent, TokenLogprob
 from tests.helpers.tokenizers import FakeModelInfo, byte_tokenizer
 
-# What an answer may begin with, and what the engine then does.
+# The first word of a prompt, and the error that the engine then raises.
 TROUBLE = {
     "BUSY": Overloaded,
     "LONG": PromptTooLong,
@@ -54,7 +55,7 @@ class FakeClient:
         self.start_takes = 0.0
         self.output = 0  # tokens that were computed
         self.tokens = tokens  # file with a byte for each of them
-        self.answered: dict[str, int] = {}  # tokens that were known, by text; those that were asked with some
+        self.answered: dict[str, int] = {}  # number of tokens in prior_output, by text, where there were any
         self.counts: Counter[str] = Counter()
 
     async def start(self) -> FakeClient:
@@ -68,12 +69,12 @@ class FakeClient:
         return self.counts
 
     async def generate(self, request: Request) -> AsyncGenerator[TokenEvent, None]:
-        text = asked(request)
+        text = find_text(request)
         self.tries[text] += 1
         if request.prior_output:
             self.answered[text] = len(request.prior_output)
         self.counts["miss"] += 1
-        word = word_of(text)
+        word = get_first_word(text)
         if word in TROUBLE and (word != "BUSY" or self.tries[text] <= int(text.split(" ")[1])):
             raise TROUBLE[word](f"the engine was told {text!r}")
         self.busy += 1
@@ -100,19 +101,20 @@ class FakeClient:
             if self.tokens is not None:
                 with self.tokens.open("ab") as file:
                     file.write(b".")
-            yield TokenEvent(request.id, (token,), logprobs(request, at, token), len(request.prompt))
-            if word_of(text) == "HALF" and at + 1 == int(text.split(" ")[1]) and self.tries[text] == 1:
+            yield TokenEvent(request.id, (token,), make_logprobs(request, at, token), len(request.prompt))
+            breaks = get_first_word(text) == "PARTIAL" and self.tries[text] == 1
+            if breaks and at + 1 == int(text.split(" ")[1]):
                 raise Overloaded("in the middle of it")
         cut = len(ids) == request.params.max_tokens
         finish = FinishReason.LENGTH if cut else FinishReason.STOP
         yield TokenEvent(request.id, num_computed_tokens=len(request.prompt), finish=finish)
 
 
-def word_of(text: str) -> str:
+def get_first_word(text: str) -> str:
     return text.split(" ")[0]
 
 
-def logprobs(request: Request, at: int, token: int) -> tuple[TokenLogprob, ...]:
+def make_logprobs(request: Request, at: int, token: int) -> tuple[TokenLogprob, ...]:
     """Numbers with all their digits, by seed and position."""
     if request.params.logprobs is None:
         return ()
@@ -121,7 +123,7 @@ def logprobs(request: Request, at: int, token: int) -> tuple[TokenLogprob, ...]:
     return (TokenLogprob(-rng.random() / 3, tuple((65 + i, p) for i, p in enumerate(numbers))),)
 
 
-def asked(request: Request) -> str:
+def find_text(request: Request) -> str:
     """The last user message of a request, or its raw prompt."""
     text = byte_tokenizer().decode(list(request.prompt), skip_special_tokens=False)
     users = re.findall(r"<\|im_start\|>user\n(.*?)<\|im_end\|>", text, re.DOTALL)
@@ -189,22 +191,23 @@ class Bench:
         self.client = FakeClient(self.model_info)
 
     @property
-    def paths(self) -> Paths:
-        return Paths.of(self.job)
+    def paths(self) -> JobPaths:
+        return JobPaths(self.job)
 
     async def run(self, **options: Any) -> JobOutcome:
         """One run; `client` is the engine it had, `said` what it told the user."""
         self.client = FakeClient(self.model_info, self.client.pause, self.tokens)
         self.said.clear()
-        prepare = Preparer(self.model_info, self.config, self.job.parent)
-        digest, start = config_hash(self.config), self.client.start
-        setup = JobSetup(self.config, digest, self.model_info, prepare, start, lambda: {"name": "fake"})
+        preparer = LinePreparer(self.model_info, self.config, self.job.parent)
+        digest, start = hash_config(self.config), self.client.start
+        setup = JobSetup(self.config, digest, self.model_info, preparer, start, lambda: {"name": "fake"})
         with open(os.devnull, "w") as nowhere:
             view = partial(make_view, stream=nowhere)
-            session = JobRun(self.paths, setup, JobOptions(**options), self.said.append, view)
+            stop = StopSignals(self.said.append)
+            run = JobRun(self.paths, setup, JobOptions(**options), self.said.append, stop, view)
             if self.no_sleep:
-                session.backoff = 0.0
-            return await session.run()
+                run.backoff = 0.0
+            return await run.run()
 
     @property
     def ran(self) -> int:

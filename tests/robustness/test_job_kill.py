@@ -1,4 +1,4 @@
-"""A job in a process of its own that is killed, interrupted, or has a full disk (C1, C10)."""
+"""A job in a process of its own that is killed, interrupted, or has a full disk."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import pytest
 
 from mlxrun.batch.journal import Journal
 from mlxrun.batch.partial_answers import parse_records
-from mlxrun.batch.run_paths import Paths
+from mlxrun.batch.run_paths import JobPaths
 from tests.helpers.batch_fakes import Bench, by_id, chat, chats, run_in_process, write_job
 
 
@@ -68,12 +68,12 @@ def read_whole(path: Path) -> list[bytes]:
 
 
 def test_twenty_kills(tmp_path: Path, start: Any) -> None:
-    """C1: kill -9 at random moments of a 200-line job: none lost, none twice, the same bytes in the end."""
+    """Kill -9 at random moments of a 200-line job: none lost, none twice, the same bytes in the end."""
     lines = [*chats(100), "bad", chat("long", "LONG"), *[chat(f"n-{i}", f"n {i}", n=2) for i in range(98)]]
     whole = write_job(tmp_path, lines, "whole.jsonl")
     assert code(start(whole, 0.0, "input")) == 1
     job = write_job(tmp_path, lines)
-    paths, rng, seen = Paths.of(job), random.Random(), 0
+    paths, rng, seen = JobPaths(job), random.Random(), 0
     for _ in range(20):
         process = start(job, 0.008, "input")
         wanted = len(read_whole(paths.out)) + rng.randrange(12)
@@ -83,15 +83,17 @@ def test_twenty_kills(tmp_path: Path, start: Any) -> None:
         process.kill()
         process.join()
         assert valid(paths.out) and valid(paths.errors)
-        claimed = {entry.custom_id for entry in Journal(paths.journal).entries() if entry.state == "done"}
+        claimed = {
+            entry.custom_id for entry in Journal(paths.journal).read_entries() if entry.state == "done"
+        }
         kept = {json.loads(line)["custom_id"] for line in read_whole(paths.out)}
         assert claimed <= kept
         assert len(kept) >= seen  # nothing is lost from one kill to the next
         seen = len(kept)
     assert 20 <= seen < 198
     assert code(start(job, 0.0, "input")) == 1
-    assert paths.out.read_bytes() == Paths.of(whole).out.read_bytes()
-    assert paths.errors.read_bytes() == Paths.of(whole).errors.read_bytes()
+    assert paths.out.read_bytes() == JobPaths(whole).out.read_bytes()
+    assert paths.errors.read_bytes() == JobPaths(whole).errors.read_bytes()
     assert len(by_id(paths.out)) == 198
 
 
@@ -109,7 +111,7 @@ def long_lines() -> list[dict[str, Any]]:
     return [chat(f"l{i}", text.format(i), **kinds[i % len(kinds)]) for i in range(36)]
 
 
-def held(paths: Paths) -> int:
+def held(paths: JobPaths) -> int:
     """Answer tokens that the next start finds: of finished lines, and of partial answers."""
     records = [json.loads(line) for line in read_whole(paths.out)]
     over = {record["id"].removeprefix("batch_req_") for record in records}
@@ -128,7 +130,7 @@ def test_kills_in_the_middle_of_answers(tmp_path: Path, start: Any) -> None:
     needed = whole.with_suffix(".tokens").stat().st_size
     assert needed > 36 * 30
     job = write_job(tmp_path, long_lines())
-    paths, tokens, rng = Paths.of(job), job.with_suffix(".tokens"), random.Random()
+    paths, tokens, rng = JobPaths(job), job.with_suffix(".tokens"), random.Random()
     lost = more = 0
     for _ in range(8):
         process, before = start(job, 0.01, "input", 0.02), tokens.stat().st_size if tokens.exists() else 0
@@ -142,15 +144,15 @@ def test_kills_in_the_middle_of_answers(tmp_path: Path, start: Any) -> None:
     assert lost >= 0
     assert more > 0
     assert code(start(job, 0.0, "input")) == 0
-    assert paths.out.read_bytes() == Paths.of(whole).out.read_bytes()
+    assert paths.out.read_bytes() == JobPaths(whole).out.read_bytes()
     assert tokens.stat().st_size == needed + lost
     assert not paths.answers.exists()
 
 
 def test_a_signal_keeps_partial_answers(tmp_path: Path, start: Any) -> None:
-    """C10: what came since the last record is written before the end, however long ago that was."""
+    """What came since the last record is written before the end, however long ago that was."""
     job = write_job(tmp_path, long_lines())
-    paths, tokens = Paths.of(job), job.with_suffix(".tokens")
+    paths, tokens = JobPaths(job), job.with_suffix(".tokens")
     process, until = start(job, 0.02, "input", 1000.0), time.monotonic() + 10
     while not (tokens.exists() and tokens.stat().st_size > 60) and time.monotonic() < until:
         time.sleep(0.005)
@@ -168,16 +170,16 @@ def wait_for_lines(path: Path, count: int) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_job_in_order(tmp_path: Path, start: Any, number: int) -> None:
-    """C10: nothing new, all finished lines in the journal, exit 130, and the same command goes on."""
+    """Nothing new, all finished lines in the journal, exit 130, and the same command goes on."""
     job = write_job(tmp_path, chats(60))
-    paths = Paths.of(job)
+    paths = JobPaths(job)
     process = start(job, 0.02)
     wait_for_lines(paths.out, 8)
     os.kill(process.pid, number)
     assert code(process) == 130
     done = len(by_id(paths.out))
     assert 8 <= done < 60
-    assert len({entry.custom_id for entry in Journal(paths.journal).entries()}) == done
+    assert len({entry.custom_id for entry in Journal(paths.journal).read_entries()}) == done
     status = json.loads(paths.status.read_text())
     assert (status["state"], status["done"]) == ("interrupted", done)
     assert code(start(job, 0.0)) == 0
@@ -200,9 +202,8 @@ def stubborn(job: Path, pause: float, seconds: float) -> None:
 
 
 def test_the_second_signal_ends_it_at_once(tmp_path: Path, start: Any) -> None:
-    """C10."""
     job = write_job(tmp_path, chats(60))
-    paths = Paths.of(job)
+    paths = JobPaths(job)
     process = start(job, 0.02, 60.0, target=stubborn)
     wait_for_lines(paths.out, 8)
     os.kill(process.pid, signal.SIGINT)
@@ -215,13 +216,13 @@ def test_the_second_signal_ends_it_at_once(tmp_path: Path, start: Any) -> None:
 
 
 def test_an_engine_that_does_not_let_go_is_left(tmp_path: Path, start: Any) -> None:
-    """C10: within seconds, whatever the engine does."""
+    """Within seconds, whatever the engine does."""
     job = write_job(tmp_path, chats(30))
     process = start(job, 0.02, 1.5, target=impatient)
-    wait_for_lines(Paths.of(job).out, 4)
+    wait_for_lines(JobPaths(job).out, 4)
     os.kill(process.pid, signal.SIGINT)
     assert code(process) == 130
-    status = json.loads(Paths.of(job).status.read_text())
+    status = json.loads(JobPaths(job).status.read_text())
     assert status["state"] == "interrupted"
 
 
@@ -242,14 +243,14 @@ def small_disk(job: Path, size: int) -> None:
 def test_a_full_disk(tmp_path: Path, start: Any, size: int) -> None:
     """A clear error, exit 2, valid files; when there is room again the job goes on."""
     job = write_job(tmp_path, chats(60))
-    paths = Paths.of(job)
+    paths = JobPaths(job)
     assert code(start(job, size, target=small_disk)) == 2
     said = job.with_suffix(".said").read_text()
-    assert "cannot be written: File too large. What is finished is kept" in said
+    assert "cannot be written: File too large. Finished lines are kept" in said
     for path in (paths.out, paths.journal):
         data = path.read_bytes() if path.exists() else b""
         assert not data or data.endswith(b"\n")
-    claimed = {entry.custom_id for entry in Journal(paths.journal).entries()}
+    claimed = {entry.custom_id for entry in Journal(paths.journal).read_entries()}
     assert claimed <= set(by_id(paths.out))
     before = by_id(paths.out)
     assert code(start(job, 0.0)) == 0
