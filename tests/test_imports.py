@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -34,7 +35,7 @@ TABLE: dict[str, set[str]] = {
     "text": FRONT | {"parsers"},
     "structured": FRONT | {"parsers", "text"},
     "api": FRONT | {"parsers", "text", "structured"},
-    "server": FRONT_END,
+    "server": FRONT_END | {"batch.job_service", "batch.run_paths"},
     "batch": FRONT_END,
     "bench": EVERYTHING,
     "cli": EVERYTHING | {"bench"},
@@ -81,7 +82,7 @@ def is_allowed(name: str, target: str) -> bool:
 
 
 def test_imports_run_one_way() -> None:
-    """design 2: errors < config < scheduler < cache, model < engine < server, batch < bench, cli."""
+    """Errors < config < scheduler < cache, model < engine < server, batch < bench, cli."""
     wrong = [
         f"{name} imports {target}"
         for name, tree in modules()
@@ -106,6 +107,30 @@ def test_the_table_forbids() -> None:
     assert is_allowed("mlxrun.batch.line_runner", "mlxrun.engine.client.EngineClient")
 
 
+def find_cycle(graph: Mapping[str, set[str]]) -> list[str]:
+    """A cycle of modules, its first one again at its end; empty if there is none."""
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def test_no_import_cycles() -> None:
+    """Not within a package either, and not for annotations only."""
+    known = dict(modules())
+    graph: dict[str, set[str]] = {}
+    for name, tree in known.items():
+        targets = set(imported(name, tree))
+        graph[name] = {t if t in known else t.rpartition(".")[0] for t in targets} & known.keys() - {name}
+    assert find_cycle(graph) == []
+
+
+def test_a_cycle_is_seen() -> None:
+    assert find_cycle({"a": {"b"}, "b": {"c"}, "c": {"a"}})
+    assert find_cycle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
+
+
 def test_only_the_model_package_imports_mlx() -> None:
     wrong = [
         f"{name} imports {target}"
@@ -118,7 +143,7 @@ def test_only_the_model_package_imports_mlx() -> None:
 
 
 def test_the_scheduler_is_pure_python() -> None:
-    """design 2: no mlx, numpy, asyncio or threads where decisions are made."""
+    """No mlx, numpy, asyncio or threads where decisions are made."""
     pure = set(sys.stdlib_module_names) - {"asyncio", "threading", "multiprocessing", "concurrent"}
     wrong = [
         f"{name} imports {target}"
@@ -153,7 +178,7 @@ def test_what_is_imported_is_what_is_declared() -> None:
     ids=" ".join,
 )
 def test_light_commands_import_nothing_heavy(arguments: list[str], tmp_path: Path) -> None:
-    """design 2: `mlxrun --help` and `mlxrun config check` import neither mlx nor transformers nor aiohttp."""
+    """`mlxrun --help` and `mlxrun config check` import neither mlx nor transformers nor aiohttp."""
     code = (
         "import sys\n"
         "from mlxrun.cli.main import main\n"

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from mlxrun.cli.options import config_options, load
+from mlxrun.cli.options import add_config_options, load_command_config
 
 if TYPE_CHECKING:
-    from mlxrun.api.context import ApiContext
-    from mlxrun.config.loading import Loaded
-    from mlxrun.engine.client import EngineClient
-    from mlxrun.server.engine_state import Server
-
-log = logging.getLogger(__name__)
+    from mlxrun.config.loading import LoadedConfig
+    from mlxrun.server.batches.batch_queue import BatchQueue
+    from mlxrun.server.engine_state import LoadedEngine
 
 EPILOG = """\b
 Examples:
@@ -43,7 +38,7 @@ Exit codes: 0 stopped; 2 config; 3 engine.
 
 
 @click.command(epilog=EPILOG)
-@config_options
+@add_config_options
 @click.option("--host", metavar="ADDRESS", help="Listen on this address: --set server.host=ADDRESS.")
 @click.option("--port", type=int, metavar="PORT", help="Listen on this port; 0: any free one.")
 def command(config_path: Path | None, sets: tuple[str, ...], host: str | None, port: int | None) -> int:
@@ -52,75 +47,49 @@ def command(config_path: Path | None, sets: tuple[str, ...], host: str | None, p
 
     given = {"host": host, "port": port}
     flags = tuple(f"server.{key}={value}" for key, value in given.items() if value is not None)
-    loaded = load(config_path, (*sets, *flags))  # the options are over --set
+    loaded = load_command_config(config_path, (*sets, *flags))  # the options override --set
     return asyncio.run(_serve(loaded))
 
 
-async def _serve(loaded: Loaded) -> int:
-    from mlxrun.server.engine_state import Server
+async def _serve(loaded: LoadedConfig) -> int:
+    import os
+
+    from mlxrun.server.app import make_app
+    from mlxrun.server.batches.batch_queue import BatchQueue
+    from mlxrun.server.batches.storage import Storage, find_data_folder
     from mlxrun.server.lifecycle import run
 
-    server = Server(loaded.config)
-    _keep_files(server)
-
-    async def load_model() -> tuple[EngineClient, ApiContext]:
-        return await _load(loaded, server)
-
-    return await run(server, load_model, click.echo)
+    config, queue = loaded.config, None
+    if config.apis.batches:
+        folder = find_data_folder(config.server.data_path, os.environ)
+        queue = BatchQueue(Storage(folder, config.server.files_max_bytes))
+    return await run(make_app(config, queue), lambda: _load(loaded, queue), click.echo)
 
 
-async def _load(loaded: Loaded, server: Server) -> tuple[EngineClient, ApiContext]:
-    """The model, on an engine of its own; and what turns bodies into requests for it."""
+async def _load(loaded: LoadedConfig, queue: BatchQueue | None) -> LoadedEngine:
+    """Load the model on an engine of its own, and start the batches, those of an earlier run included."""
     import asyncio
 
     from mlxrun.api.context import ApiContext
+    from mlxrun.batch.job_service import JobService
     from mlxrun.engine.client import EngineClient
+    from mlxrun.model.doctor import describe_device
+    from mlxrun.model.machine.versions import list_library_versions
     from mlxrun.model.model_info import load_model_info
     from mlxrun.parsers.registry import detect_formats
+    from mlxrun.server.engine_state import LoadedEngine
     from mlxrun.text.images import MediaLoader
 
     config = loaded.config
-    host = await asyncio.to_thread(load_model_info, config.model, weights=True)
-    formats = detect_formats(host.chat_template, host.tokenizer, config.parsers)
-    side = ApiContext(host, config, MediaLoader(config.media, None), formats)
-    client = await EngineClient.start(config, host)
+    model = await asyncio.to_thread(load_model_info, config.model, weights=True)
+    formats = detect_formats(model.chat_template, model.tokenizer, config.parsers)
+    context = ApiContext(model, config, MediaLoader(config.media, None), formats)
+    client = await EngineClient.start(config, model)
     try:
-        server.facts = _facts()
-        await _run_batches(loaded, server, client, side)
+        facts = {"versions": list_library_versions(), "device": describe_device()}
+        if queue is not None:
+            await queue.start(JobService(client, config, loaded.digest, describe_device, formats))
     except BaseException:
         await client.close()
         raise
-    return client, side
-
-
-def _facts() -> Mapping[str, Any]:
-    from mlxrun.model.doctor import describe_device
-    from mlxrun.model.machine.versions import list_library_versions
-
-    return {"versions": list_library_versions(), "device": describe_device()}
-
-
-def _keep_files(server: Server) -> None:
-    """Files and batches of earlier runs are there before the model is."""
-    import os
-
-    from mlxrun.server.batches.batch_queue import BatchQueue
-    from mlxrun.server.batches.storage import Storage, data_folder
-
-    if server.config.apis.batches:
-        server.jobs = BatchQueue(Storage(data_folder(server.config.server.data_path, os.environ)))
-
-
-async def _run_batches(loaded: Loaded, server: Server, client: EngineClient, side: ApiContext) -> None:
-    """Batches run from now on, those that an earlier run left too. Without a folder all else is served."""
-    from mlxrun.batch.job_service import JobService
-    from mlxrun.model.doctor import describe_device
-    from mlxrun.server.batches.storage import StorageError
-
-    if server.jobs is None:
-        return
-    try:
-        await server.jobs.open()
-    except StorageError as error:
-        log.warning("no files and no batches: %s", error)
-    server.jobs.start(JobService(client, loaded.config, loaded.digest, describe_device, side.formats))
+    return LoadedEngine(client, context, facts)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from aiohttp import web
 
-from mlxrun.config.contradictions import allowed_host, is_address, is_loopback
+from mlxrun.config.hosts import is_address, is_loopback, normalize_host
 from mlxrun.config.settings import ServerSettings
 from mlxrun.errors import ConfigError, Forbidden, Unauthorized
 from mlxrun.text.field_errors import quote
@@ -139,7 +139,7 @@ def _strip_port(host: str) -> str:
 
 
 def _parse_allowed_host(host: str) -> str:
-    name = allowed_host(host)
+    name = normalize_host(host)
     if name is None:
         raise ConfigError(f"server.allowed_hosts: {host!r} is neither a host name, an IP address nor '*'")
     return name

@@ -11,7 +11,7 @@ from dataclasses import asdict
 
 from aiohttp import web
 
-from mlxrun.config.conversion import config_hash
+from mlxrun.config.conversion import hash_config
 from mlxrun.config.settings import Config
 from mlxrun.server.access import ALLOWED_SITES, API_KEYS, AllowedSites, ApiKeys
 from mlxrun.server.app_config import CONFIG, CONFIG_HASH
@@ -50,7 +50,7 @@ def make_app(
     on = [surface for surface in surfaces if switches.get(surface.name, True)]
     routes = Routes([HEALTH, *on], [surface for surface in surfaces if surface not in on])
     app = web.Application(middlewares=[handle_request])
-    app[CONFIG], app[CONFIG_HASH] = config, config_hash(config)
+    app[CONFIG], app[CONFIG_HASH] = config, hash_config(config)
     app[API_KEYS], app[ALLOWED_SITES] = ApiKeys(config.server.api_keys), AllowedSites(config.server)
     app[ENGINE], app[METRICS] = engine, metrics = EngineState(clock), RequestMetrics()
     app[LIVE_REQUESTS] = LiveRequests(config, engine, metrics)

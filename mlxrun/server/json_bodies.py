@@ -15,7 +15,7 @@ from typing import Any
 
 from aiohttp import web
 
-from mlxrun.errors import RequestError, TimedOut, BodyTooLarge
+from mlxrun.errors import BodyTooLarge, RequestError, TimedOut
 from mlxrun.server.app_config import CONFIG
 from mlxrun.server.request_id import request_id
 from mlxrun.text.field_errors import UNKNOWN, check_type, reject, shorten
@@ -88,7 +88,9 @@ def check_length(request: web.Request, most: int) -> None:
 
 
 def _make_too_large(size: int, most: int) -> BodyTooLarge:
-    return BodyTooLarge(f"the body has {size} bytes or more; at most {most} are taken (server.max_body_bytes)")
+    return BodyTooLarge(
+        f"the body has {size} bytes or more; at most {most} are taken (server.max_body_bytes)"
+    )
 
 
 def parse_json(raw: bytes) -> Any:

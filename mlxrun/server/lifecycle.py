@@ -1,7 +1,7 @@
 """From start to exit code: listen, load the model, serve, drain.
 
-The server listens at once and answers 503 until the model is loaded. SIGINT or SIGTERM drains it: new requests
-get 503, running ones finish within a time limit, the prefix cache is flushed. A second one exits.
+The server answers 503 until the model is loaded. SIGINT or SIGTERM drains it: new requests get 503, running
+ones finish within a time limit, the prefix cache is flushed. A second signal exits at once.
 """
 
 from __future__ import annotations

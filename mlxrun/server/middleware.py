@@ -8,7 +8,7 @@ from __future__ import annotations
 from aiohttp import web
 
 from mlxrun import __version__
-from mlxrun.errors import MlxrunError, MethodNotAllowed, RequestError, BodyTooLarge, Unauthorized
+from mlxrun.errors import BodyTooLarge, MethodNotAllowed, MlxrunError, RequestError, Unauthorized
 from mlxrun.server.access import ALLOWED_SITES, API_KEYS
 from mlxrun.server.app_config import CONFIG
 from mlxrun.server.engine_state import ENGINE
@@ -92,7 +92,9 @@ def _answer_unmatched(request: web.Request) -> web.StreamResponse:
     if request.method == "OPTIONS" and "Access-Control-Request-Method" in request.headers:
         return _answer_preflight(request, error.allowed_methods)
     methods = ", ".join(sorted(error.allowed_methods))
-    raise MethodNotAllowed(f"{request.path} does not take {request.method}, but {methods}", error.allowed_methods)
+    raise MethodNotAllowed(
+        f"{request.path} does not take {request.method}, but {methods}", error.allowed_methods
+    )
 
 
 def _answer_preflight(request: web.Request, methods: set[str]) -> web.Response:
@@ -108,11 +110,11 @@ def _answer_preflight(request: web.Request, methods: set[str]) -> web.Response:
 
 async def add_headers(request: web.Request, response: web.StreamResponse) -> None:
     """Add the headers of every response, streams included. A handler of aiohttp's on_response_prepare."""
-    app = request.app
+    app, active = request.app, request.app[ACTIVE_IDS]
     request[_HEADERS_SENT] = True
     response.headers["Server"] = f"mlxrun/{__version__}"
     if ID_HEADER not in response.headers:
-        response.headers[ID_HEADER] = request_id(request, app[ACTIVE_IDS])
+        response.headers[ID_HEADER] = request_id(request, active)
     if app[CONFIG].server.cors_origins:
         response.headers["Vary"] = "Origin"
         allowed = app[ALLOWED_SITES].find_allowed_origin(request)

@@ -51,16 +51,9 @@ class StatusCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         app, engine = self._app, self._app[ENGINE]
-        yield _fill(
-            GaugeMetricFamily("mlxrun_requests_live", "Requests in flight.", labels=["phase"]),
-            count_phases(app),
-        )
-        yield _fill(
-            GaugeMetricFamily("mlxrun_limits", "Most requests that may run, and wait.", labels=["name"]),
-            describe_limits(app),
-        )
-        ready = float(engine.find_unavailability() is None)
-        yield GaugeMetricFamily("mlxrun_ready", "Whether requests are served.", ready)
+        yield _make_gauge("requests_live", "Requests in flight.", count_phases(app), "phase")
+        yield _make_gauge("limits", "Most requests that may run, and wait.", describe_limits(app), "name")
+        yield _make_gauge("ready", "Whether requests are served.", {"": engine.find_unavailability() is None})
         labels = {"version": __version__, "config_hash": app[CONFIG_HASH]}
         labels["model"] = (engine.describe_model() or {"name": ""})["name"]
         info = GaugeMetricFamily("mlxrun_info", "What is served; always 1.", labels=list(labels))
@@ -74,55 +67,48 @@ class StatusCollector(Collector):
 def _collect_storage(app: web.Application) -> Iterable[Metric]:
     batches, files = describe_batches(app), describe_files(app)
     states = {"running": int(batches["running"] is not None), "waiting": batches["waiting"]}
-    yield _fill(GaugeMetricFamily("mlxrun_batches", "Batches that have not ended.", labels=["state"]), states)
-    text = "Bytes of files and of running batches."
-    yield GaugeMetricFamily("mlxrun_files_bytes", text, files["bytes"])
-    text = "Limit of mlxrun_files_bytes (server.files_max_bytes)."
-    yield GaugeMetricFamily("mlxrun_files_max_bytes", text, files["max_bytes"])
+    yield _make_gauge("batches", "Batches that have not ended.", states, "state")
+    yield _make_gauge("files_bytes", "Bytes of files and of running batches.", {"": files["bytes"]})
+    yield _make_gauge(
+        "files_max_bytes", "The limit of these (server.files_max_bytes).", {"": files["max_bytes"]}
+    )
 
 
 def _collect_cache(counts: Mapping[str, int]) -> Iterable[Metric]:
-    text = "Prompts by their kind of prefix-cache hit."
-    yield _fill(
-        CounterMetricFamily("mlxrun_cache_lookups", text, labels=["hit"]),
-        {name: counts.get(name, 0) for name in _HITS},
-    )
-    text = "Prompt tokens that were found in the prefix cache."
-    yield CounterMetricFamily("mlxrun_cache_tokens", text, counts.get("tokens", 0))
+    hits = {name: counts.get(name, 0) for name in _HITS}
+    yield _make_counter("cache_lookups", "Prompts by their kind of prefix-cache hit.", hits, "hit")
+    tokens = {"": counts.get("tokens", 0)}
+    yield _make_counter("cache_tokens", "Prompt tokens that were found in the prefix cache.", tokens)
     sizes = {"memory": counts.get("memory_bytes", 0), "disk": counts.get("disk_bytes", 0)}
-    yield _fill(
-        GaugeMetricFamily("mlxrun_cache_bytes", "Bytes that the prefix cache holds.", labels=["tier"]), sizes
-    )
+    yield _make_gauge("cache_bytes", "Bytes that the prefix cache holds.", sizes, "tier")
     evicted = {"memory": counts.get("evicted", 0), "disk": counts.get("evicted_disk", 0)}
-    yield _fill(
-        CounterMetricFamily(
-            "mlxrun_cache_evicted", "Entries evicted from the prefix cache.", labels=["tier"]
-        ),
-        evicted,
-    )
+    yield _make_counter("cache_evicted", "Entries evicted from the prefix cache.", evicted, "tier")
 
 
 def _collect_engine(stats: Mapping[str, Any], age: float | None) -> Iterable[Metric]:
-    text = "Seconds since the engine's statistics were read."
-    yield GaugeMetricFamily("mlxrun_engine_age_seconds", text, age)
-    yield CounterMetricFamily("mlxrun_engine_steps", "Steps of the engine.", stats["steps"])
-    yield CounterMetricFamily("mlxrun_engine_errors", "Steps that failed.", stats["errors"])
+    ages = {} if age is None else {"": age}
+    yield _make_gauge("engine_age_seconds", "Seconds since the engine's statistics were read.", ages)
+    yield _make_counter("engine_steps", "Steps of the engine.", {"": stats["steps"]})
+    yield _make_counter("engine_errors", "Steps that failed.", {"": stats["errors"]})
     rows = {name: stats[name] for name in ("running", "waiting")}
-    yield _fill(
-        GaugeMetricFamily(
-            "mlxrun_engine_requests", "Rows that run, and requests that wait.", labels=["state"]
-        ),
-        rows,
-    )
-    text = "Of mlxrun_engine_requests, the background requests (lines of batches)."
-    yield _fill(GaugeMetricFamily("mlxrun_engine_background", text, labels=["state"]), stats["background"])
+    yield _make_gauge("engine_requests", "Rows that run, and requests that wait.", rows, "state")
+    text = "Of the engine's requests, the background requests (lines of batches)."
+    yield _make_gauge("engine_background", text, stats["background"], "state")
     memory = {k: v for k, v in (stats["memory"] or {}).items() if v is not None}
     text = "Memory of the device as MLX counts it; cache: freed, and kept for later allocations."
-    yield _fill(GaugeMetricFamily("mlxrun_memory_bytes", text, labels=["kind"]), memory)
+    yield _make_gauge("memory_bytes", text, memory, "kind")
+
+
+def _make_gauge(name: str, text: str, values: Mapping[str, float], label: str | None = None) -> Metric:
+    return _fill(GaugeMetricFamily(f"mlxrun_{name}", text, labels=label and [label]), values)
+
+
+def _make_counter(name: str, text: str, values: Mapping[str, float], label: str | None = None) -> Metric:
+    return _fill(CounterMetricFamily(f"mlxrun_{name}", text, labels=label and [label]), values)
 
 
 def _fill(family: GaugeMetricFamily | CounterMetricFamily, values: Mapping[str, float]) -> Metric:
-    """Add one sample for each value of the family's only label."""
+    """Add a sample for each value of the family's label; a family without a label has one value, of ''."""
     for label, value in values.items():
         family.add_metric([label], value)
     return family

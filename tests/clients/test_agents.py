@@ -1,4 +1,4 @@
-"""What OpenCode and Continue send to /v1/chat/completions, by their public sources and docs: B25, A49-A51.
+"""What OpenCode and Continue send to /v1/chat/completions, by their public sources and docs.
 
 Shapes, not texts: the fields, the order of roles, the forms of content and of tools. What Codex sends is in
 test_server_responses.py, what Claude Code sends in test_text_anthropic.py.
@@ -287,7 +287,7 @@ def post(served: Served, body: Json) -> str:
 
 @pytest.mark.parametrize("name", CASES)
 def test_what_agents_send_is_answered(served: Served, name: str) -> None:
-    """B25: a stream of chunks to its end, usage last where it is asked for; or one object."""
+    """A stream of chunks to its end, usage last where it is asked for; or one object."""
     body = CASES[name]
     text = post(served, body)
     if not body["stream"]:
@@ -313,9 +313,9 @@ def test_what_nobody_sends_is_refused(served: Served) -> None:
 
 
 def test_the_history_is_all_there(served: Served) -> None:
-    """A49, A50, A58: two system messages, results, parts and consecutive users reach the prompt in order, and
+    """Two system messages, results, parts and consecutive users reach the prompt in order, and
     arguments as objects."""
-    side = served.server.side
+    side = served.state.context
     prepared = served.call(prepare_request("/v1/chat/completions", OPENCODE_MORE, side, stream=True))
     prompt, at = prepared.prompts[0], 0
     for text in (

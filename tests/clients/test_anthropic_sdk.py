@@ -1,6 +1,6 @@
 """Anthropic's own client on the embedded model: stream and not, sync and async, thoughts, tools, images.
 
-What the prefix cache must find again is here too, as it needs the real engine: A5, B12, B13.
+What the prefix cache must find again is here too, as it needs the real engine.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from anthropic import Anthropic, AsyncAnthropic, NotFoundError
 from anthropic.types import Message
 from PIL import Image, ImageDraw
 
-from tests.api.anthropic.test_request import BILLING, claude_code
+from tests.helpers.anthropic_bodies import BILLING, claude_code
 from tests.helpers.served_model import Served
 
 Json = dict[str, Any]
@@ -90,7 +90,7 @@ ASKED: dict[str, tuple[list[Any], Json, str]] = {
 
 @pytest.mark.parametrize("name", ASKED)
 async def test_all_ways_to_ask(served: Served, anthropic_client: Anthropic, name: str) -> None:
-    """A63: whole and streamed, sync and async say the same; the count is that of the prompt."""
+    """Whole and streamed, sync and async say the same; the count is that of the prompt."""
     messages, fields, wanted = ASKED[name]
     whole = ask(anthropic_client, messages, **fields)
     assert wanted in text_of(whole)
@@ -117,7 +117,7 @@ def test_why_an_answer_ended(anthropic_client: Anthropic) -> None:
 
 
 def test_a_thought_is_a_block_of_its_own(anthropic_client: Anthropic) -> None:
-    """B26: and it comes back in the next turn, shown or not."""
+    """And it comes back in the next turn, shown or not."""
     shown = ask(anthropic_client, THINK, thinking=ENABLED, max_tokens=1025)
     hidden = ask(anthropic_client, THINK, thinking={**ENABLED, "display": "omitted"}, max_tokens=1025)
     assert [block.type for block in shown.content] == ["thinking", "text"]
@@ -137,7 +137,7 @@ def test_a_thought_is_a_block_of_its_own(anthropic_client: Anthropic) -> None:
 
 @pytest.mark.parametrize("way", [ask, streamed])
 def test_a_round_of_tools(anthropic_client: Anthropic, way: Any) -> None:
-    """A58, A59: the call has objects, its result comes back natively, and the answer has it."""
+    """The call has objects, its result comes back natively, and the answer has it."""
     first = way(anthropic_client, DUBLIN, tools=[WEATHER])
     assert first.stop_reason == "tool_use"
     call = first.content[-1]
@@ -150,7 +150,7 @@ def test_a_round_of_tools(anthropic_client: Anthropic, way: Any) -> None:
 
 
 def test_images_are_seen(anthropic_client: Anthropic) -> None:
-    """A63, B8: also in the result of a tool; another picture is another answer."""
+    """Also in the result of a tool; another picture is another answer."""
     for colour in ("red", "blue", "green"):
         assert colour in text_of(ask(anthropic_client, looking(colour)))
     call = {"type": "tool_use", "id": "toolu_1", "name": "screenshot", "input": {}}
@@ -176,7 +176,7 @@ def post(served: Served, path: str, body: Json) -> Json:
 
 
 def test_the_other_surface_says_the_same(served: Served, anthropic_client: Anthropic) -> None:
-    """A49, A59: one conversation, one prompt, one answer."""
+    """One conversation, one prompt, one answer."""
     ours = ask(anthropic_client, SUM, system="Be brief.")
     chat = [{"role": "system", "content": "Be brief."}, *SUM]
     theirs = post(served, "/v1/chat/completions", {"messages": chat, "temperature": 0})
@@ -185,7 +185,7 @@ def test_the_other_surface_says_the_same(served: Served, anthropic_client: Anthr
 
 
 def test_an_answer_that_was_begun(anthropic_client: Anthropic) -> None:
-    """A63: it goes on as the whole answer did; count_tokens counts the same prompt."""
+    """It goes on as the whole answer did; count_tokens counts the same prompt."""
     whole = text_of(ask(anthropic_client, SUM))
     turns = [*SUM, {"role": "assistant", "content": whole[:6].rstrip()}]
     made = ask(anthropic_client, turns)
@@ -204,7 +204,7 @@ def cached(message: Message) -> int:
 
 @pytest.mark.parametrize("words", [8, 300])
 def test_the_second_turn_is_a_hit(anthropic_client: Anthropic, words: int) -> None:
-    """A5: the first turn's prompt is found again, short or long; another conversation finds nothing of it."""
+    """The first turn's prompt is found again, short or long; another conversation finds nothing of it."""
     first = [{"role": "user", "content": f"Turn {words}: " + " ".join(f"word{i}" for i in range(words))}]
     one = ask(anthropic_client, first, max_tokens=8)
     turns = [*first, {"role": "assistant", "content": one.content}, *SUM]
@@ -216,7 +216,7 @@ def test_the_second_turn_is_a_hit(anthropic_client: Anthropic, words: int) -> No
 
 
 def test_three_system_prompts_in_turn(anthropic_client: Anthropic) -> None:
-    """B13: agents alternate between theirs, and each is found again."""
+    """Agents alternate between theirs, and each is found again."""
     prompts = [f"You are agent {name}. " + f"Rule of {name}. " * 20 for name in ("one", "two", "three")]
     for rounds in range(3):
         for system in prompts:
@@ -228,7 +228,7 @@ def test_three_system_prompts_in_turn(anthropic_client: Anthropic) -> None:
 
 
 def test_the_billing_line_costs_nothing(anthropic_client: Anthropic) -> None:
-    """B12: two requests that differ in it: all is found but what is always computed. A user's is text."""
+    """Two requests that differ in it: all is found but what is always computed. A user's is text."""
     rules = "Rules: " + "be brief. " * 60
     found = []
     for cch in ("fa690", "00bb1"):
@@ -246,7 +246,7 @@ def test_the_billing_line_costs_nothing(anthropic_client: Anthropic) -> None:
 
 
 def test_bodies_of_claude_code(anthropic_client: Anthropic) -> None:
-    """B25: the documented shape, through the package's beta surface."""
+    """The documented shape, through the package's beta surface."""
     body = claude_code("fa690")
     betas = ["claude-code-20250219", "context-management-2025-06-27"]
     stream = body.pop("stream")

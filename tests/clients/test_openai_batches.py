@@ -21,15 +21,15 @@ import pytest
 from mlxrun.api.context import ApiContext
 from mlxrun.batch.job_service import JobService
 from mlxrun.cli.main import main
-from mlxrun.config.conversion import config_hash
+from mlxrun.config.conversion import hash_config
 from mlxrun.config.settings import Config, EngineSettings, ServerSettings
 from mlxrun.engine.client import EngineClient
 from mlxrun.parsers.registry import detect_formats
 from mlxrun.server.app import make_app
 from mlxrun.server.batches.batch_queue import BatchQueue
 from mlxrun.server.batches.storage import Storage
-from mlxrun.server.engine_state import Server
-from mlxrun.server.lifecycle import listening
+from mlxrun.server.engine_state import ENGINE, LoadedEngine
+from mlxrun.server.lifecycle import listen
 from mlxrun.text.images import MediaLoader
 from tests.helpers.batch_fakes import chat, chats, write_job
 from tests.helpers.batches_server import CHAT, Place, serve
@@ -129,7 +129,7 @@ LINES = [
 
 @pytest.mark.slow
 def test_the_embedded_model(tmp_path: Path) -> None:
-    """C8: the same lines by /v1/chat/completions, by /v1/batches and by `mlxrun batch`: the same answers."""
+    """The same lines by /v1/chat/completions, by /v1/batches and by `mlxrun batch`: the same answers."""
     job = write_job(tmp_path, LINES)
     assert main(["batch", str(job), "--set", "engine.reproducible=true"]) == 0
     command = records(job.with_name("job.out.jsonl").read_bytes())
@@ -150,14 +150,15 @@ async def live_and_batch(tmp_path: Path) -> tuple[dict[str, Any], dict[str, Any]
     """Bodies of chat/completions, and records of a batch, by custom_id, from one server."""
     config = Config(server=ServerSettings(port=0), engine=EngineSettings(reproducible=True))
     client = await EngineClient.start(config)
-    server = Server(config)
     formats = detect_formats(client.model_info.chat_template, client.model_info.tokenizer, config.parsers)
-    server.attach(client, ApiContext(client.model_info, config, MediaLoader(config.media, None), formats))
-    server.jobs = BatchQueue(Storage(tmp_path / "data"))
-    server.jobs.start(JobService(client, config, config_hash(config), dict, formats))
+    context = ApiContext(client.model_info, config, MediaLoader(config.media, None), formats)
+    queue = BatchQueue(Storage(tmp_path / "data", config.server.files_max_bytes))
+    await queue.start(JobService(client, config, hash_config(config), dict, formats))
+    app = make_app(config, queue)
+    app[ENGINE].attach(LoadedEngine(client, context, {}))
     try:
         async with (
-            listening(make_app(server), config.server) as address,
+            listen(app) as address,
             openai.AsyncOpenAI(base_url=f"{address.url}/v1", api_key="none") as sdk,
         ):
             live = {
@@ -172,7 +173,7 @@ async def live_and_batch(tmp_path: Path) -> tuple[dict[str, Any], dict[str, Any]
             assert batch.error_file_id is None and batch.output_file_id is not None
             found = records((await sdk.files.content(batch.output_file_id)).content)
     finally:
-        await server.jobs.close()
+        await queue.close()
         await client.close()
     return live, found
 

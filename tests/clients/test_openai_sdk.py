@@ -1,6 +1,6 @@
 """OpenAI's own client on the embedded model: every endpoint, stream and not, sync and async, tools, images.
 
-A68, B21, B22 and C8 are here too, as they need the same server.
+Sampling and job parity are here too, as they need the same server.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from openai.types.chat import ChatCompletion
 from pydantic import BaseModel
 
 from mlxrun.cli.main import main
+from mlxrun.server.app_config import CONFIG_HASH
 from tests.helpers.served_model import DUBLIN, HELLO, LONG, THINK, WEATHER, Served, looking, same, told
 
 
@@ -52,10 +53,10 @@ def test_chat(openai_client: OpenAI, served: Served) -> None:
     (choice,) = whole.choices
     assert choice.message.content == "42" and choice.finish_reason == "stop"
     assert whole.id.startswith("chatcmpl-") and whole.object == "chat.completion"
-    assert whole.system_fingerprint == served.server.fingerprint
+    assert whole.system_fingerprint == f"fp_{served.app[CONFIG_HASH][:10]}"
     assert whole.usage.total_tokens == whole.usage.prompt_tokens + whole.usage.completion_tokens
     again = ask(openai_client, HELLO)
-    assert again.id != whole.id and again.usage.prompt_tokens_details.cached_tokens > 0  # A65
+    assert again.id != whole.id and again.usage.prompt_tokens_details.cached_tokens > 0
     same(whole, again)
     same(whole, streamed(openai_client, HELLO))
 
@@ -74,7 +75,7 @@ def test_chat(openai_client: OpenAI, served: Served) -> None:
     ids=lambda fields: "-".join(fields) or "plain",
 )
 def test_a_stream_says_what_the_response_says(openai_client: OpenAI, fields: Any) -> None:
-    """B21, B22: with every kind of setting; seeds make drawn answers the same."""
+    """With every kind of setting; seeds make drawn answers the same."""
     fields = {"max_tokens": 40, **fields} if "max_completion_tokens" not in fields else fields
     whole = ask(openai_client, LONG, **fields)
     other = streamed(openai_client, LONG, stream_options={"include_usage": True}, **fields)
@@ -116,7 +117,7 @@ def test_a_thought_is_no_content(openai_client: OpenAI) -> None:
 
 
 def test_tools(openai_client: OpenAI) -> None:
-    """A55, A59: a call, whole and in pieces, and the answer to its result."""
+    """A call, whole and in pieces, and the answer to its result."""
     whole = ask(openai_client, DUBLIN, tools=[WEATHER], tool_choice="auto", parallel_tool_calls=True)
     (choice,) = whole.choices
     (call,) = choice.message.tool_calls
@@ -222,7 +223,7 @@ def test_errors_are_what_the_client_expects(openai_client: OpenAI) -> None:
 
 
 def test_forms_are_held(openai_client: OpenAI) -> None:
-    """B23: a schema through the openai_client's own model class, and a call where none is asked for."""
+    """A schema through the openai_client's own model class, and a call where none is asked for."""
 
     class Age(BaseModel):
         age: Literal[1, 2, 3]
@@ -253,7 +254,7 @@ async def together(served: Served, bodies: list[dict[str, Any]]) -> list[Any]:
 
 
 async def test_three_different_requests_at_once(served: Served) -> None:
-    """A68: a text, an image and a tools prompt, each as it is alone."""
+    """A text, an image and a tools prompt, each as it is alone."""
     alone = [(await together(served, [body]))[0] for body in MIXED]
     assert alone == [
         ("42", [], "stop"),
@@ -274,7 +275,7 @@ SETTINGS: list[dict[str, Any]] = [
 
 
 async def test_four_rows_with_four_settings(served: Served) -> None:
-    """B21, B22: each is what it is alone; without a seed two draws differ."""
+    """Each is what it is alone; without a seed two draws differ."""
     bodies = [{"messages": LONG, "max_tokens": 30, **settings} for settings in SETTINGS]
     alone = [(await together(served, [body]))[0] for body in bodies]
     assert len({text for text, _, _ in alone}) == 4
@@ -284,7 +285,7 @@ async def test_four_rows_with_four_settings(served: Served) -> None:
 
 
 def test_a_job_says_the_same(served: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """C8: the same body through `mlxrun batch` and through the server."""
+    """The same body through `mlxrun batch` and through the server."""
     bodies = [*MIXED, {"messages": LONG, "max_tokens": 20, "temperature": 2, "seed": 5}]
     bodies.append({"messages": [*HELLO, {"role": "assistant", "content": "The res"}], "extra_body": BEGUN})
     job = tmp_path / "job.jsonl"
@@ -304,7 +305,7 @@ THINKING = {"chat_template_kwargs": {"enable_thinking": True}}
 
 
 def test_an_answer_that_was_begun(openai_client: OpenAI, served: Served) -> None:
-    """A55, A62: it goes on as the whole answer did, as a stream too, also within a thought. Without
+    """It goes on as the whole answer did, as a stream too, also within a thought. Without
     the two fields the text is a turn that is over, and the answer begins anew."""
     for asked, more in ((HELLO, {}), (THINK, THINKING)):
         whole = ask(openai_client, asked, extra_body=more).choices[0].message
@@ -332,13 +333,13 @@ async def _tokenize(served: Served, body: dict[str, Any]) -> Any:
 
 
 def test_nothing_is_left_over(openai_client: OpenAI, served: Served) -> None:
-    """A24: a stream that is closed early, and all before, leave no request behind."""
+    """A stream that is closed early, and all before, leave no request behind."""
     with ask(openai_client, LONG, stream=True, max_tokens=100) as stream:
         next(iter(stream))
 
     async def idle() -> None:
-        while len(served.server.live):
+        while len(served.live):
             await asyncio.sleep(0.01)
 
     served.call(asyncio.wait_for(idle(), 30))
-    assert not served.server.active
+    assert not served.active

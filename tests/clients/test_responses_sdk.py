@@ -1,5 +1,5 @@
 """OpenAI's own client on /v1/responses of the embedded model: stream and not, sync and async, tools, images,
-conversations: A64, A68, A5."""
+conversations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 from PIL import Image, ImageDraw
 
-from mlxrun.server.response_store import responses_of
+from mlxrun.server.response_store import RESPONSES
 from tests.helpers.served_model import Served
 
 SUM = "What is 12 + 30?"
@@ -77,7 +77,7 @@ def test_a_stream_is_the_same_answer(openai_client: OpenAI) -> None:
 
 
 def test_the_same_answer_as_of_a_chat(openai_client: OpenAI) -> None:
-    """A49: one way to the prompt."""
+    """One way to the prompt."""
     messages: Any = [
         {"role": "developer", "content": "Answer in capitals."},
         {"role": "user", "content": SUM},
@@ -133,7 +133,7 @@ def test_images(openai_client: OpenAI, colour: str) -> None:
 
 
 def test_a_conversation_reuses_its_prefix(openai_client: OpenAI) -> None:
-    """A5: turn 2 finds turn 1, answer included."""
+    """Turn 2 finds turn 1, answer included."""
     first = ask(openai_client, "My name is Zora. " + "Remember it well. " * 30)
     second = ask(openai_client, "What is my name?", previous_response_id=first.id)
     assert "Zora" in second.output_text
@@ -146,7 +146,7 @@ def test_stored_responses(openai_client: OpenAI, served: Served) -> None:
     assert got.model_dump() == sent.model_dump()
     items = list(openai_client.responses.input_items.list(sent.id))
     assert [item.content[0].text for item in items] == [SUM]  # type: ignore[union-attr]
-    with pytest.raises(openai.BadRequestError, match="nothing is left to cancel"):
+    with pytest.raises(openai.BadRequestError, match="cannot be cancelled"):
         openai_client.responses.cancel(sent.id)
     openai_client.responses.delete(sent.id)
     with pytest.raises(openai.NotFoundError):
@@ -154,7 +154,7 @@ def test_stored_responses(openai_client: OpenAI, served: Served) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         ask(openai_client, "x", previous_response_id=sent.id)
     assert caught.value.code == "previous_response_not_found"
-    assert not responses_of(served.server).running
+    assert not served.app[RESPONSES].running
 
 
 def test_tokens_are_counted(openai_client: OpenAI) -> None:
@@ -182,11 +182,11 @@ def test_cancelling_a_stream(openai_client: OpenAI, served: Served) -> None:
         kinds.append(event.type)
     assert kinds[-1] == "response.cancelled"
     assert openai_client.responses.retrieve(response_id).status == "cancelled"
-    assert not responses_of(served.server).running
+    assert not served.app[RESPONSES].running
 
 
 async def test_different_requests_at_once(served: Served, openai_client: OpenAI) -> None:
-    """A68: a text, an image, tools and a thought together: each as it is alone."""
+    """A text, an image, tools and a thought together: each as it is alone."""
     asked: list[tuple[Any, dict[str, Any]]] = [
         (SUM, {}),
         (looking(), {}),

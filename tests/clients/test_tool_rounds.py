@@ -1,4 +1,4 @@
-"""Three rounds of tools on the embedded model (issue 5, done when): by both packages, and as a job.
+"""Three rounds of tools on the embedded model: by both packages, and as a job.
 
 One question needs three calls, one after the other; each result goes back, and the answer has all.
 """
@@ -120,7 +120,7 @@ def converse(
 
 @pytest.mark.parametrize("more", [{}, THINKING], ids=["plain", "thinking"])
 def test_chat(openai_client: OpenAI, more: Json) -> None:
-    """A55, A58, A59, B26: the right tool with the right arguments, its result, and the answer; a thought is a
+    """The right tool with the right arguments, its result, and the answer; a thought is a
     thought."""
     rounds, _ = converse(openai_client, **more)
     assert [made.told for made in rounds] == [*([call] for call in CALLS), []]
@@ -147,9 +147,9 @@ def test_calls_that_are_forbidden_do_not_come(openai_client: OpenAI) -> None:
 
 
 def test_the_history_reaches_the_template_natively(openai_client: OpenAI, served: Served) -> None:
-    """A58: arguments as an object, written once; results behind the calls they answer."""
+    """Arguments as an object, written once; results behind the calls they answer."""
     _, asked = converse(openai_client)
-    prepared = served.call(prepare_request("/v1/chat/completions", body(asked[-1]), served.server.side))
+    prepared = served.call(prepare_request("/v1/chat/completions", body(asked[-1]), served.state.context))
     prompt = prepared.prompts[0]
     at = 0
     for name, arguments in CALLS:
@@ -169,7 +169,7 @@ def test_the_history_reaches_the_template_natively(openai_client: OpenAI, served
 
 @pytest.mark.parametrize("thinking", [False, True], ids=["plain", "thinking"])
 def test_messages(anthropic_client: Anthropic, thinking: bool) -> None:
-    """A55, A58, A59, A63, B26: the same by Anthropic's package; the rounds go back as they came."""
+    """The same by Anthropic's package; the rounds go back as they came."""
     tools = [
         {
             "name": tool["function"]["name"],
@@ -207,7 +207,7 @@ def test_messages(anthropic_client: Anthropic, thinking: bool) -> None:
 
 @pytest.mark.parametrize("more", [{}, THINKING], ids=["plain", "thinking"])
 def test_batch(openai_client: OpenAI, tmp_path: Path, more: Json) -> None:
-    """C8, A59: the same conversation's lines give the same calls, thoughts and answer."""
+    """The same conversation's lines give the same calls, thoughts and answer."""
     rounds, asked = converse(openai_client, **more)
     lines = [
         {

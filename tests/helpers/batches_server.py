@@ -15,14 +15,13 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from mlxrun.batch.job_service import JobService
-from mlxrun.config.conversion import config_hash
+from mlxrun.config.conversion import hash_config
 from mlxrun.config.settings import Config, ServerSettings
 from mlxrun.server.app import make_app
-from mlxrun.server.batches.batch import OVER
+from mlxrun.server.batches.batch import FINAL_STATUSES
 from mlxrun.server.batches.batch_queue import BatchQueue
 from mlxrun.server.batches.storage import Storage
 from mlxrun.server.endpoints import admin, batches
-from mlxrun.server.engine_state import Server
 from tests.helpers.batch_fakes import FakeClient, make_config
 from tests.helpers.tokenizers import FakeModelInfo
 
@@ -103,13 +102,11 @@ class Place:
         """One server from start to end."""
         client = client or FakeClient(FakeModelInfo(), self.pause)
         config = replace(self.config, server=replace(self.config.server, data_path=str(self.root)))
-        jobs = JobService(client, config, config_hash(config), lambda: {"name": "fake"})
-        queue = BatchQueue(Storage(self.root, self.clock), pause=0.01)
-        server = Server(config)
-        server.jobs = queue
+        jobs = JobService(client, config, hash_config(config), lambda: {"name": "fake"})
+        queue = BatchQueue(Storage(self.root, config.server.files_max_bytes, self.clock), retry_seconds=0.01)
         if self.engine:
-            queue.start(jobs)
-        app: web.Application = make_app(server, [batches.SURFACE, admin.SURFACE])
+            await queue.start(jobs)
+        app: web.Application = make_app(config, queue, surfaces=[batches.SURFACE, admin.SURFACE])
         async with TestServer(app, handler_cancellation=True) as http_server:
             url = str(http_server.make_url("/"))
             async with aiohttp.ClientSession(url, headers=self.headers) as http:
@@ -132,7 +129,7 @@ def serve(root: Path, pause: float) -> None:
         async with place.run() as site:
             while True:
                 found = (await site.ask("GET", "/v1/batches"))["data"]
-                if all(batch["status"] in OVER for batch in found):
+                if all(batch["status"] in FINAL_STATUSES for batch in found):
                     return
                 await asyncio.sleep(0.01)
 

@@ -20,8 +20,9 @@ from mlxrun.engine.client import EngineClient
 from mlxrun.model.model_info import load_model_info
 from mlxrun.parsers.registry import detect_formats
 from mlxrun.server.app import make_app
-from mlxrun.server.engine_state import Server
+from mlxrun.server.engine_state import ENGINE, LoadedEngine
 from mlxrun.text.images import MediaLoader
+from tests.helpers.server_fakes import AppView
 
 HELLO = [{"role": "user", "content": "What is 12 + 30?"}]
 LONG = [{"role": "user", "content": "Repeat: " + " ".join(f"word{i}" for i in range(40))}]
@@ -37,12 +38,12 @@ WEATHER = {
 DUBLIN = [{"role": "user", "content": "How is the weather in Dublin?"}]
 
 
-class Served:
+class Served(AppView):
     """A running server: `url` without a path, and what tests look into."""
 
-    def __init__(self, url: str, server: Server, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, url: str, app: web.Application, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(app)
         self.url = url
-        self.server = server
         self._loop = loop
 
     def call(self, what: Any) -> Any:
@@ -59,16 +60,17 @@ def serve(config: Config) -> Iterator[Served]:
     async def run() -> None:
         host = load_model_info(config.model, weights=True)
         client = await EngineClient.start(config, host)
-        server = Server(config)
         formats = detect_formats(host.chat_template, host.tokenizer, config.parsers)
-        server.attach(client, ApiContext(host, config, MediaLoader(config.media, None), formats))
-        runner = web.AppRunner(make_app(server), handler_cancellation=True)
+        app = make_app(config)
+        context = ApiContext(host, config, MediaLoader(config.media, None), formats)
+        app[ENGINE].attach(LoadedEngine(client, context, {}))
+        runner = web.AppRunner(app, handler_cancellation=True)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)
         await site.start()
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
-        ready["served"] = Served(f"http://127.0.0.1:{runner.addresses[0][1]}", server, loop)
+        ready["served"] = Served(f"http://127.0.0.1:{runner.addresses[0][1]}", app, loop)
         ready["stop"] = lambda: loop.call_soon_threadsafe(stop.set)
         started.set()
         try:

@@ -1,7 +1,7 @@
 """A server for tests: real HTTP on a free port of this machine, before an engine that follows a script.
 
     async with serving(script=says("hello")) as s:
-        reply = await s.post("/v1/chat/completions", {...})      # s.url for SDKs, s.engine, s.server
+        reply = await s.post("/v1/chat/completions", {...})      # s.url for SDKs, s.engine, s.live
 
 A script is called with the engine's Request and gives what the engine does, in order: a str (its tokens, one
 an event), a TokenEvent, a MlxrunError (the request fails), a maker of awaitables such as `event.wait` (the
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -19,7 +20,6 @@ from typing import Any
 
 import aiohttp
 from aiohttp import web
-from mlxrun.server.request_body import json_reply, read_json
 
 from mlxrun.api.context import ApiContext
 from mlxrun.api.openai.request import prepare_request
@@ -29,9 +29,13 @@ from mlxrun.errors import EngineDead, MlxrunError
 from mlxrun.parsers.model_formats import ModelFormats
 from mlxrun.scheduler.request import FinishReason, HitKind, Request, TokenEvent, TokenLogprob
 from mlxrun.server.app import make_app
-from mlxrun.server.engine_state import Server
-from mlxrun.server.generation import answers, whole
-from mlxrun.server.lifecycle import listening
+from mlxrun.server.batches.batch_queue import BatchQueue
+from mlxrun.server.engine_state import ENGINE, EngineState, LoadedEngine
+from mlxrun.server.generation import collect_choices, stream_deltas
+from mlxrun.server.json_bodies import json_response, read_json
+from mlxrun.server.lifecycle import listen
+from mlxrun.server.live_requests import LIVE_REQUESTS, LiveRequests
+from mlxrun.server.request_id import ACTIVE_IDS
 from mlxrun.server.sse import EventStream
 from mlxrun.server.surface import Endpoint, Surface
 from mlxrun.text.images import MediaLoader
@@ -129,7 +133,9 @@ class FakeEngine:
         if self.running.get(request.id) is not collector:
             return
         collector.put(
-            TokenEvent(request.id, num_computed_tokens=len(request.prompt), finish=finish or FinishReason.STOP)
+            TokenEvent(
+                request.id, num_computed_tokens=len(request.prompt), finish=finish or FinishReason.STOP
+            )
         )
 
     def abort(self, request_id: str) -> None:
@@ -207,15 +213,28 @@ def parse_events(text: str) -> list[tuple[str | None, Any]]:
     return found
 
 
+class AppView:
+    """What tests look into of an application."""
+
+    def __init__(self, app: web.Application) -> None:
+        self.app = app
+        self.state: EngineState = app[ENGINE]
+        self.live: LiveRequests = app[LIVE_REQUESTS]
+        self.active: set[str] = app[ACTIVE_IDS]
+
+
 @dataclass
-class Serving:
+class Serving(AppView):
     """A running server and a client of it."""
 
     url: str
-    server: Server
+    app: web.Application
     engine: Any
     http: aiohttp.ClientSession
     headers: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__init__(self.app)
 
     async def request(self, method: str, path: str, body: Any = None, **headers: str) -> Reply:
         """`body`: bytes or str as they are, else JSON. Header names with `_` for `-`."""
@@ -235,26 +254,26 @@ class Serving:
     async def settle(self) -> None:
         """Nothing is under way any more: no request, no row. Fails after long."""
         for _ in range(2000):
-            busy = len(self.server.live) or self.server.active
+            busy = len(self.live) or self.active
             if not busy and not (isinstance(self.engine, FakeEngine) and self.engine.running):
                 return
             await asyncio.sleep(0.002)
-        raise AssertionError(f"still under way: {[live.describe() for live in self.server.live]}")
+        raise AssertionError(f"still under way: {[live.describe() for live in self.live]}")
 
 
-async def _mini(request: web.Request, server: Server) -> web.StreamResponse:
+async def _mini(request: web.Request) -> web.StreamResponse:
     """The least that a surface does, as every surface does it. Events can be made large by ?pad=N."""
     pad = "x" * int(request.query.get("pad", 0))
-    body = await read_json(request, server)
-    prepared = await prepare_request("/v1/chat/completions", body, server.side, stream=True)
-    with server.live.open(request, "mini", prepared) as live:
+    body = await read_json(request)
+    prepared = await prepare_request("/v1/chat/completions", body, request.app[ENGINE].context, stream=True)
+    with request.app[LIVE_REQUESTS].open(request, "mini", prepared) as live:
         if not prepared.stream:
-            choices = await whole(server, live, prepared)
-            return json_reply({"id": live.id, "texts": [choice.content for choice in choices]})
-        async with EventStream(request, server, live) as stream:
+            choices = await collect_choices(live)
+            return json_response({"id": live.id, "texts": [choice.content for choice in choices]})
+        async with EventStream(request, live) as stream:
             try:
-                async with aclosing(answers(server, live, prepared)) as pieces:
-                    async for choice, deltas in pieces:
+                async with aclosing(stream_deltas(live)) as events:
+                    async for choice, deltas in events:
                         text = "".join(delta.text for delta in deltas)
                         end = choice.finish_reason
                         await stream.send({"at": choice.index, "text": text, "end": end, "pad": pad})
@@ -289,22 +308,25 @@ async def serving(
     script: Script | None = None,
     engine: Any = None,
     host: Any = None,
-    formats: ModelFormats = ModelFormats(),
+    formats: ModelFormats | None = None,
     surfaces: Sequence[Surface] | None = None,
-    clock: Callable[[], float] | None = None,
+    clock: Callable[[], float] = time.monotonic,
     loaded: bool = True,
+    batches: BatchQueue | None = None,
 ) -> AsyncIterator[Serving]:
     """A server that listens. `engine`: a FakeEngine or a real EngineClient (the caller closes it)."""
     config = config or server_config()
     if config.server.port != 0:
         config = replace(config, server=replace(config.server, port=0))
-    server = Server(config, **({} if clock is None else {"clock": clock}))
     engine = engine or FakeEngine(host, script)
+    app = make_app(config, batches, surfaces=surfaces, clock=clock)
     if loaded:
-        server.attach(engine, ApiContext(engine.model_info, config, MediaLoader(config.media, None), formats))
-    app = make_app(server, surfaces)
+        context = ApiContext(
+            engine.model_info, config, MediaLoader(config.media, None), formats or ModelFormats()
+        )
+        app[ENGINE].attach(LoadedEngine(engine, context, {}))
     async with (
-        listening(app, config.server) as address,
+        listen(app) as address,
         aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30)) as http,
     ):
-        yield Serving(address.url, server, engine, http)
+        yield Serving(address.url, app, engine, http)

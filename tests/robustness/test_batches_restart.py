@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mlxrun.batch.run_paths import Paths
+from mlxrun.batch.run_paths import JobPaths
 from mlxrun.errors import EngineDead
 from mlxrun.scheduler.request import Request
 from tests.helpers.batch_fakes import Bench, FakeClient, chat, chats
@@ -57,7 +57,7 @@ async def test_every_state_goes_on(place: Place, status: str) -> None:
         bench = Bench(job)
         await bench.run(limit=None if status == "finalizing" else 2)
         if status == "cancelling":
-            with Paths.of(job).out.open("ab") as file:
+            with JobPaths(job).out.open("ab") as file:
                 file.write(b'{"id": "batch_req_torn')
     found = json.loads((folder / "batch.json").read_bytes())
     if status == "finalizing":
@@ -80,7 +80,7 @@ async def test_the_input_may_be_deleted(place: Place) -> None:
         file = await site.upload(chats(3))
         made = await site.create(file)
         assert (await site.ask("DELETE", f"/v1/files/{file}"))["deleted"]
-        site.queue.start(site.jobs)
+        await site.queue.start(site.jobs)
         assert (await site.over(made["id"]))["request_counts"]["completed"] == 3
 
 
@@ -150,7 +150,7 @@ async def test_a_bug_fails_one_batch(
 
 
 async def test_who_asks_may_go_away(place: Place) -> None:
-    """A24: a batch is made, or cancelled, as a whole or not at all, whenever the connection breaks."""
+    """A batch is made, or cancelled, as a whole or not at all, whenever the connection breaks."""
     place.pause = 0.02
     async with place.run() as site:
         file = await site.upload(chats(300))

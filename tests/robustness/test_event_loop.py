@@ -1,4 +1,4 @@
-"""A27, counted and not timed: the event loop is never held, however large a request is. No slow library call
+"""Counted and not timed: the event loop is never held, however large a request is. No slow library call
 runs on its thread, and no turn of the loop makes many more calls for a large body than for a small one.
 """
 
@@ -112,7 +112,7 @@ async def test_a_large_body_does_not_hold_the_loop(tmp_path: Path, name: str) ->
 async def test_templates_and_tokenizers_run_beside_the_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """A27: rendering, tokenising and detokenising of a prompt are single calls, and long ones."""
+    """Rendering, tokenising and detokenising of a prompt are single calls, and long ones."""
     on: dict[str, set[int]] = {}
 
     def watched(of: type, method: str) -> None:

@@ -1,5 +1,5 @@
 """Faults put in on purpose: in a step of the engine, in loading, in a process. Who waits is told at once,
-/health says what holds, and the others live (A31, A32, B1, B2). Other parts: test_server_faults_parts.py.
+/health says what holds, and the others live. Other parts: test_server_faults_parts.py.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,7 @@ async def everywhere(s: Serving) -> list[Reply]:
 async def test_a_step_that_fails_once_costs_nobody_anything(
     host: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """B2: all rows are lost, and computed again: the same answers as without."""
+    """All rows are lost, and computed again: the same answers as without."""
     execute, steps = ModelRunner.execute, []
 
     def failing(self: Any, plan: Any) -> Any:
@@ -98,13 +99,13 @@ async def test_a_step_that_fails_once_costs_nobody_anything(
         monkeypatch.setattr(ModelRunner, "execute", failing)
         together = await asyncio.gather(*(ask(s, **body) for body in asked))
         assert [text(reply) for reply in together] == alone
-        assert len(steps) > 6 and (await s.engine.stats())["errors"] == 1
+        assert len(steps) > 6 and (await s.engine.read_stats())["errors"] == 1
         assert (await s.get("/health")).status == 200
         await nothing_left(s)
 
 
 async def test_the_culprit_fails_alone(host: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """B2, A31: a request whose every step fails gets a 5xx; who ran beside it gets the answer."""
+    """A request whose every step fails gets a 5xx; who ran beside it gets the answer."""
     execute = ModelRunner.execute
     culprits: set[str] = set()
 
@@ -131,7 +132,7 @@ async def test_the_culprit_fails_alone(host: Any, monkeypatch: pytest.MonkeyPatc
 async def test_a_device_that_is_gone(
     host: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: BaseException
 ) -> None:
-    """A32, B1: after K failed steps in a row all have an error, /health is 503, and nothing goes round."""
+    """After K failed steps in a row all have an error, /health is 503, and nothing goes round."""
     steps = []
 
     def failing(self: Any, plan: Any) -> Any:
@@ -164,7 +165,7 @@ async def test_a_device_that_is_gone(
 
 @pytest.mark.parametrize("error", [RuntimeError("odd weights"), Panic("odd weights")])
 async def test_a_load_that_fails_is_told(error: BaseException) -> None:
-    """B1: also where what is raised is no Exception; nobody waits for a model that never comes."""
+    """Also where what is raised is no Exception; nobody waits for a model that never comes."""
 
     def build() -> Any:
         raise error
@@ -176,7 +177,7 @@ async def test_a_load_that_fails_is_told(error: BaseException) -> None:
 
 @pytest.mark.slow
 def test_the_process_ends_with_its_engine(tmp_path: Path) -> None:
-    """B1: `mlxrun serve` says why and exits with 3, once who waited has a 503."""
+    """`mlxrun serve` says why and exits with 3, once who waited has a 503."""
     program = f"""
 import sys, threading, json, re, urllib.request, urllib.error
 from mlxrun.model.runner import ModelRunner
@@ -224,7 +225,7 @@ async def test_the_tests_see_a_waiter_that_is_forgotten(host: Any, monkeypatch: 
     runner = FakeRunner(dead=True)
     client = await EngineClient.start_with(lambda: make_engine(runner, max_errors=1))
     async with serving(engine=FakeEngine()) as s:
-        s.server._client = client
+        s.state._loaded = replace(s.state._loaded, client=client)
         asked = asyncio.create_task(s.post(CHAT, {"messages": HI}))
         await until(lambda: engine_threads() == [])
         assert not asked.done() and (await s.get("/health")).status == 200

@@ -1,11 +1,12 @@
 """Faults put in on purpose around steps: in the prefix cache, a delivery, a template, the image processor.
-Who waits is told at once, and the others live (A14, A31, A50, B1, B3). Steps: test_server_faults.py.
+Who waits is told at once, and the others live. Steps: test_server_faults.py.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -36,7 +37,7 @@ def host() -> Any:
 
 
 async def test_copies_that_fail_are_only_missing(host: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A14: an exception while a prefix is kept: the answer is right, the next one has no hit."""
+    """An exception while a prefix is kept: the answer is right, the next one has no hit."""
     async with site(host) as s:
         right = text(await ask(s, LONG))
         await s.engine.clear_cache()
@@ -51,7 +52,7 @@ async def test_copies_that_fail_are_only_missing(host: Any, monkeypatch: pytest.
                 reply = await ask(s, LONG)
                 assert text(reply) == right
                 assert reply.json["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
-        assert (await s.engine.stats())["errors"] == 0
+        assert (await s.engine.read_stats())["errors"] == 0
         assert text(await ask(s, LONG)) == right
         assert (await ask(s, LONG)).json["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
         await nothing_left(s)
@@ -61,7 +62,7 @@ async def test_copies_that_fail_are_only_missing(host: Any, monkeypatch: pytest.
 async def test_a_hit_that_cannot_be_restored_is_computed(
     host: Any, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    """A14: an exception while a prefix is put back: the answer is right, nobody else notices."""
+    """An exception while a prefix is put back: the answer is right, nobody else notices."""
     async with site(host) as s:
         right = text(await ask(s, LONG))
         tried = []
@@ -74,7 +75,7 @@ async def test_a_hit_that_cannot_be_restored_is_computed(
             patched.setattr(SnapshotCodec, where, failing)
             replies = await asyncio.gather(ask(s, LONG), ask(s), ask(s, LONG))
             assert [text(replies[0]), text(replies[2])] == [right, right]
-        assert tried and (await s.engine.stats())["errors"] == 0
+        assert tried and (await s.engine.read_stats())["errors"] == 0
         assert text(await ask(s, LONG)) == right
         await nothing_left(s)
 
@@ -83,7 +84,7 @@ async def test_a_hit_that_cannot_be_restored_is_computed(
 
 
 async def test_an_event_that_cannot_be_delivered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """B3: its request ends with an error at once and leaves the engine; events behind it arrive."""
+    """Its request ends with an error at once and leaves the engine; events behind it arrive."""
     put = Collector.put
 
     def failing(self: Collector, event: TokenEvent) -> None:
@@ -119,17 +120,17 @@ async def test_an_event_that_cannot_be_delivered(monkeypatch: pytest.MonkeyPatch
 
 
 async def test_a_thread_that_cannot_deliver_says_so() -> None:
-    """B1: what goes wrong between the engine's thread and the loop ends the engine, and all hear of it."""
+    """What goes wrong between the engine's thread and the loop ends the engine, and all hear of it."""
     client = await EngineClient.start_with(lambda: make_engine(FakeRunner()))
     thread = client._thread
 
     def failing(events: Any) -> None:
         raise RuntimeError("the loop takes nothing")
 
-    object.__setattr__(thread._listener, "deliver", failing)
+    object.__setattr__(thread._listener, "on_events", failing)
     try:
         async with serving(engine=FakeEngine()) as s:
-            s.server._client = client
+            s.state._loaded = replace(s.state._loaded, client=client)
             reply = await ask(s)
             assert reply.status == 503 and "the loop takes nothing" in reply.json["error"]["message"]
             assert (await s.get("/health")).status == 503
@@ -141,7 +142,7 @@ async def test_a_thread_that_cannot_deliver_says_so() -> None:
 
 
 async def test_a_template_that_raises(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A31, A50: 400 for the one request, whatever it is that a template raises."""
+    """400 for the one request, whatever it is that a template raises."""
     fake = FakeModelInfo()
     apply = type(fake.tokenizer).apply_chat_template
 
@@ -165,7 +166,7 @@ async def test_a_template_that_raises(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_an_image_processor_that_raises(host: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A31: one of three has an image that the processor, or the model, cannot take: 2 x 200 and one error."""
+    """One of three has an image that the processor, or the model, cannot take: 2 x 200 and one error."""
     process = type(host).process
 
     def failing(self: Any, given: str, images: Any) -> Any:
@@ -189,8 +190,8 @@ async def test_an_image_processor_that_raises(host: Any, monkeypatch: pytest.Mon
 
 
 async def test_inputs_that_the_model_cannot_take(host: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A31: what fails when a row is made, on the engine's thread, fails that request alone."""
-    start = ModelRunner._start
+    """What fails when a row is made, on the engine's thread, fails that request alone."""
+    start = ModelRunner._start_row
 
     def failing(self: Any, admission: Any) -> Any:
         if admission.request.media is not None:
@@ -199,11 +200,11 @@ async def test_inputs_that_the_model_cannot_take(host: Any, monkeypatch: pytest.
 
     async with site(host) as s:
         right = text(await ask(s))
-        monkeypatch.setattr(ModelRunner, "_start", failing)
+        monkeypatch.setattr(ModelRunner, "_start_row", failing)
         one, bad, other = await asyncio.gather(ask(s), ask(s, looking()), ask(s))
         assert [text(one), text(other)] == [right, right]
         assert bad.status == 500 and bad.json["error"]["code"] == "model_error"
-        assert (await s.engine.stats())["errors"] == 0
+        assert (await s.engine.read_stats())["errors"] == 0
         await nothing_left(s)
 
 

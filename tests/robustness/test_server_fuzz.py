@@ -1,4 +1,4 @@
-"""Thousands of bad requests over real HTTP: never a 5xx, never a hang, nothing left behind (A51, issue 4).
+"""Thousands of bad requests over real HTTP: never a 5xx, never a hang, nothing left behind.
 
 Bodies: test_server_fuzz_bodies.py. Most run before a scripted engine, some before the embedded model.
 """
@@ -23,7 +23,7 @@ from mlxrun.config.settings import Config, ModelSettings, SchedulerSettings
 from mlxrun.engine.client import EngineClient
 from mlxrun.server.batches.batch_queue import BatchQueue
 from mlxrun.server.batches.storage import Storage
-from mlxrun.server.response_store import responses_of
+from mlxrun.server.response_store import RESPONSES
 from tests.helpers.server_fakes import FakeEngine, Serving, says, server_config, serving
 from tests.helpers.tokenizers import TOOLS, FakeModelInfo
 from tests.robustness.test_server_fuzz_bodies import CHAT, HI, Shot, judge, shots
@@ -42,8 +42,8 @@ async def site(
     folder: Path, engine: Any = None, config: Config = CONFIG, host: FakeModelInfo = TEXT
 ) -> AsyncIterator[Serving]:
     """A server with all surfaces, files and batches included."""
-    async with serving(config, engine=engine, host=host, script=says("An answer.")) as s:
-        s.server.jobs = BatchQueue(Storage(folder))
+    queue = BatchQueue(Storage(folder, config.server.files_max_bytes))
+    async with serving(config, engine=engine, host=host, script=says("An answer."), batches=queue) as s:
         yield s
 
 
@@ -84,8 +84,8 @@ def tasks() -> set[str]:
 async def nothing_left(s: Serving) -> None:
     """No request, no row, no collector, no task; and it serves."""
     await s.settle()
-    assert s.server.live._rows == {} and s.server.active == set() and s.server.work._count == 0
-    assert responses_of(s.server).running == {}
+    assert s.live._requests == {} and s.active == set() and s.state._active == 0
+    assert s.app[RESPONSES].running == {}
     if isinstance(s.engine, FakeEngine):
         assert s.engine.running == {}
     else:
@@ -116,7 +116,7 @@ async def empty(client: EngineClient) -> None:
 
 @pytest.mark.parametrize("host", [TEXT, VISION], ids=["text", "vision"])
 async def test_bad_requests(tmp_path: Path, host: FakeModelInfo) -> None:
-    """A51: a fixed part of the sweep below."""
+    """A fixed part of the sweep below."""
     async with site(tmp_path, host=host) as s:
         found = await volley(s, shots(1, 400))
         assert found[200] > 30 and found[400] > 200 and found[404] and found[405], found
@@ -126,7 +126,7 @@ async def test_bad_requests(tmp_path: Path, host: FakeModelInfo) -> None:
 @pytest.mark.sweep
 @pytest.mark.parametrize("seed", range(100, 106))
 async def test_ten_thousand_bad_requests(tmp_path: Path, seed: int) -> None:
-    """A51: 12,000 in all; memory does not grow with them."""
+    """12,000 in all; memory does not grow with them."""
     async with site(tmp_path, host=(TEXT, VISION)[seed % 2]) as s:
         grown = []
         for part in range(4):
@@ -170,6 +170,6 @@ async def test_a_leak_is_seen(tmp_path: Path) -> None:
         stays.cancel()
         await asyncio.sleep(0)
         await nothing_left(s)
-        s.server.work._count += 1
+        s.state._active += 1
         with pytest.raises(AssertionError):
             await nothing_left(s)

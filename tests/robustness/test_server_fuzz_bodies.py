@@ -353,7 +353,7 @@ def _refusal(shot: Shot, found: Any, status: int) -> None:
     for leak in ("Traceback", "object at 0x", "site-packages", "Error("):
         assert leak not in text, f"{text!r} for {shot}"
     assert len(text) < 3000, f"{len(text)} characters are said of {shot}"
-    unread = text.startswith("this is no HTTP request")  # refused before there is a surface
+    unread = text.startswith("the HTTP request cannot be read")  # refused before there is a surface
     if shot.path in ANTHROPIC and not unread:
         assert set(found) == {"type", "error", "request_id"} and found["type"] == "error", (found, str(shot))
     else:

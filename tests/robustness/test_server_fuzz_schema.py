@@ -1,5 +1,5 @@
 """schemathesis against /openapi.json: requests that the document allows, and ones that it does not, of every
-operation: never a 5xx, each refusal in its surface's shape, nothing left over (A51, issue 4).
+operation: never a 5xx, each refusal in its surface's shape, nothing left over.
 """
 
 from __future__ import annotations

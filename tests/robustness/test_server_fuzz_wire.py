@@ -1,5 +1,5 @@
 """What comes over the wire and is not quite HTTP, or not quite a body: answered or closed, never a 5xx, never
-a hang; and named mistakes, each told in its surface's own shape, with its place (A33, A51, issue 4).
+a hang; and named mistakes, each told in its surface's own shape, with its place.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from mlxrun.engine.stats import collect_stats
 from mlxrun.errors import Cancelled, EngineDead
 from mlxrun.server.endpoints import admin
 from tests.engine.test_client import after_steps, bench
-from tests.helpers.engine_fakes import FakeRunner, Gate, answer, make_engine, make_request
+from tests.helpers.engine_fakes import FakeRunner, Gate, compute_answer, make_engine, make_request
 from tests.helpers.server_fakes import MINI, hello, serving
 from tests.helpers.tokenizers import FakeModelInfo
 from tests.server.test_live_requests import connect, cut, until
@@ -29,7 +29,7 @@ ONLY = [MINI, admin.SURFACE]
 
 
 async def test_a_request_is_failed_from_outside() -> None:
-    """What has come is still read; then the error; the row is free within a step (A23)."""
+    """What has come is still read; then the error; the row is free within a step."""
     gate = Gate()
     async with bench(FakeRunner(before=gate)) as b:
         request = make_request("a", 4, 50)
@@ -44,7 +44,7 @@ async def test_a_request_is_failed_from_outside() -> None:
         with pytest.raises(Cancelled, match="enough"):
             async for event in events:
                 tokens += event.tokens
-        assert tuple(tokens) == answer(request)[0][: len(tokens)]
+        assert tuple(tokens) == compute_answer(request)[0][: len(tokens)]
         assert tokens
         await b.settle()
 
@@ -55,9 +55,9 @@ async def test_failing_or_aborting_what_is_not_there_does_nothing() -> None:
         b.client.abort("nobody")
         assert b.sent == []
         request = make_request("a", 4, 4)
-        assert await b.answer(request) == answer(request)
+        assert await b.answer(request) == compute_answer(request)
         b.client.fail("a", Cancelled("x"))
-        assert await b.answer(request) == answer(request)
+        assert await b.answer(request) == compute_answer(request)
         await b.settle()
 
 
@@ -146,7 +146,7 @@ def engine_of(runner: FakeRunner, **options: Any) -> Engine:
 
 
 async def test_the_event_loop_is_never_blocked() -> None:
-    """A27: while long prompts are prefilled and bodies come in, /health answers, and soon. The engine is held
+    """While long prompts are prefilled and bodies come in, /health answers, and soon. The engine is held
     at a gate; a health check that waited for it would never end."""
     gate = Gate()
     runner = FakeRunner(before=gate)
@@ -168,7 +168,7 @@ async def test_the_event_loop_is_never_blocked() -> None:
 
 
 async def test_bodies_are_prepared_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A27: a template that takes for ever holds up its own request only."""
+    """A template that takes for ever holds up its own request only."""
     gate = threading.Event()
     from mlxrun.api.openai import request as openai
 
@@ -179,10 +179,10 @@ async def test_bodies_are_prepared_beside_the_event_loop(monkeypatch: pytest.Mon
         gate.wait(10)
         return original(*args, **kwargs)
 
-    monkeypatch.setattr(openai, "chat_prompt", slow)
+    monkeypatch.setattr(openai, "build_chat_prompt", slow)
     async with serving(surfaces=ONLY) as s:
         asked = asyncio.create_task(s.post("/mini", hello()))
-        await until(lambda: s.server.active)
+        await until(lambda: s.active)
         for _ in range(20):
             assert (await s.get("/health")).status == 200
         gate.set()
@@ -190,7 +190,7 @@ async def test_bodies_are_prepared_beside_the_event_loop(monkeypatch: pytest.Mon
 
 
 async def test_an_engine_that_dies_in_a_step() -> None:
-    """B1: through the real client and thread, waiters of all kinds."""
+    """Through the real client and thread, waiters of all kinds."""
     gate = Gate()
     runner = FakeRunner(before=gate)
     client = await EngineClient.start_with(lambda: engine_of(runner, max_errors=1))
@@ -200,8 +200,8 @@ async def test_an_engine_that_dies_in_a_step() -> None:
                 asyncio.create_task(s.post("/mini", hello(max_tokens=100, stream=stream)))
                 for stream in (False, True)
             ]
-            await until(lambda: len(s.server.live) == 2)
-            gate.let(4)
+            await until(lambda: len(s.live) == 2)
+            gate.let_pass(4)
             await until(lambda: gate.waiting == 5)
             runner.dead = True
             gate.open()
@@ -216,7 +216,7 @@ async def test_an_engine_that_dies_in_a_step() -> None:
 
 
 async def test_clients_vanish_before_a_real_client() -> None:
-    """A23 to A25: rows and tables of the engine are empty afterwards."""
+    """Rows and tables of the engine are empty afterwards."""
     runner = FakeRunner(sleep=0.0005)
     made: list[Engine] = []
 

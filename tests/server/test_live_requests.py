@@ -69,13 +69,13 @@ PREFILL = TokenEvent("", num_computed_tokens=5)
 async def test_a_client_that_goes_away_ends_its_request(
     stream: bool, n: int, before: tuple[Any, ...]
 ) -> None:
-    """A24, A25: queued, prefilling or decoding, streaming or not: aborted, and nothing is left."""
+    """Queued, prefilling or decoding, streaming or not: aborted, and nothing is left."""
     forever = asyncio.Event()
     async with serving(surfaces=ONLY, script=says(*before, forever.wait)) as s:
         _, writer = await connect(s, hello(stream=stream, n=n))
         await until(lambda: len(s.engine.running) == n)
         phase = "queued" if not before else "prefill" if len(before) == 1 else "decode"
-        await until(lambda: [live.phase for live in s.server.live] == [phase])
+        await until(lambda: [live.phase for live in s.live] == [phase])
         cut(writer)
         await s.settle()
         assert sorted(s.engine.aborted) == sorted(request.id for request in s.engine.requests)
@@ -93,7 +93,7 @@ async def test_a_client_that_closes_in_order_ends_its_request_too() -> None:
 
 
 async def test_many_clients_vanish_at_random() -> None:
-    """A25: at whatever moment, before the body is complete too: the tables are empty afterwards."""
+    """At whatever moment, before the body is complete too: the tables are empty afterwards."""
     rng = random.Random(4)
 
     async def one(s: Serving) -> None:
@@ -111,7 +111,7 @@ async def test_many_clients_vanish_at_random() -> None:
 
 
 async def test_an_answer_that_is_read_to_its_end_aborts_nothing() -> None:
-    """A26: the twin of the tests above."""
+    """The twin of the tests above."""
     async with serving(surfaces=ONLY) as s:
         for stream in (False, True):
             for n in (1, 3):
@@ -133,8 +133,8 @@ async def test_a_reader_that_takes_nothing_holds_up_nobody_else() -> None:
 
     async with serving(surfaces=ONLY, script=script, host=_long()) as s:
         reader, writer = await connect(s, hello(stream=True, max_tokens=count), small=True)
-        await until(lambda: len(s.server.live) == 1)
-        (live,) = s.server.live
+        await until(lambda: len(s.live) == 1)
+        (live,) = s.live
         await until(lambda: s.engine.scripts_done == 1)
         assert live.output_tokens < count, "all was taken: the buffers are too large for this test"
         assert (await s.post("/mini", hello(max_tokens=10))).json["texts"] == ["quick"]
@@ -159,7 +159,7 @@ async def test_a_reader_that_never_reads_is_cut_off() -> None:
     config = server_config(keepalive=0.1, request_timeout=1.5)
     async with serving(config, surfaces=ONLY, script=says(text), host=_long()) as s:
         _, writer = await connect(s, hello(stream=True, max_tokens=4_000), small=True)
-        await until(lambda: len(s.server.live) == 1)
+        await until(lambda: len(s.live) == 1)
         await s.settle()
         assert len(s.engine.aborted) == 1
         writer.close()
@@ -175,9 +175,11 @@ def _long() -> Any:
 
 
 async def test_keep_alives_say_how_far_it_is() -> None:
-    """B15, A65: while nothing comes the stream tells the phase and the progress."""
+    """While nothing comes the stream tells the phase and the progress."""
     gates = [asyncio.Event() for _ in range(3)]
-    script = says(gates[0].wait, TokenEvent("", num_computed_tokens=5), gates[1].wait, "ab", gates[2].wait, "c")
+    script = says(
+        gates[0].wait, TokenEvent("", num_computed_tokens=5), gates[1].wait, "ab", gates[2].wait, "c"
+    )
     async with serving(server_config(keepalive=0.1), surfaces=ONLY, script=script) as s:
         reader, writer = await connect(s, hello(stream=True))
         for gate, said in zip(gates, (b": queued\n", b": prefill 5/20\n", b": decode 2\n"), strict=True):
@@ -212,8 +214,8 @@ class Ping:
 
         original = sse.EventStream.__init__
 
-        def with_ping(self: Any, request: Any, server: Any, live: Any, **_: Any) -> None:
-            original(self, request, server, live, ping=lambda: ("ping", {"type": "ping"}))
+        def with_ping(self: Any, request: Any, live: Any, **_: Any) -> None:
+            original(self, request, live, ping=lambda: ("ping", {"type": "ping"}))
 
         sse.EventStream.__init__ = with_ping  # type: ignore[method-assign]
         try:
@@ -223,7 +225,7 @@ class Ping:
 
 
 async def test_tokens_without_pieces_keep_the_stream_alive_until_it_times_out() -> None:
-    """B15: a parser that swallows text is no silent hang: progress, then an error."""
+    """A parser that swallows text is no silent hang: progress, then an error."""
 
     class Swallow(PlainParser):
         def feed(self, text: str) -> list[Any]:
@@ -276,7 +278,7 @@ async def test_a_request_is_cancelled_by_its_id(stream: bool, n: int) -> None:
     forever = asyncio.Event()
     async with serving(surfaces=ONLY, script=says("ab", forever.wait)) as s:
         asked = asyncio.create_task(s.post("/mini", hello(stream=stream, n=n), x_request_id="it"))
-        await until(lambda: len(s.engine.running) == n and next(iter(s.server.live)).output_tokens == 2 * n)
+        await until(lambda: len(s.engine.running) == n and next(iter(s.live)).output_tokens == 2 * n)
         reply = await s.post("/v1/requests/it/cancel", b"")
         assert reply.json == {"id": "it", "cancelled": True}
         reply = await asked
@@ -293,13 +295,13 @@ async def test_a_request_is_cancelled_by_its_id(stream: bool, n: int) -> None:
 
 
 async def test_a_key_cancels_only_its_own() -> None:
-    """A65: another key's request is as one that is not there, and runs on."""
+    """Another key's request is as one that is not there, and runs on."""
     gate = asyncio.Event()
     config = server_config(api_keys={"a": "secret-a", "b": "secret-b"})
     mine, other = {"x_api_key": "secret-a"}, {"x_api_key": "secret-b"}
     async with serving(config, surfaces=ONLY, script=says("a", gate.wait, "b")) as s:
         asked = asyncio.create_task(s.post("/mini", hello(), x_request_id="it", **mine))
-        await until(lambda: len(s.server.live) == 1)
+        await until(lambda: len(s.live) == 1)
         reply = await s.post("/v1/requests/it/cancel", b"", **other)
         missing = await s.post("/v1/requests/that/cancel", b"", **other)
         assert reply.status == missing.status == 404
@@ -310,11 +312,11 @@ async def test_a_key_cancels_only_its_own() -> None:
 
 
 async def test_when_the_engine_dies_everybody_hears_at_once() -> None:
-    """B1, A32: waiters get 503 in their surface's shape, later ones too, and /health says why."""
+    """Waiters get 503 in their surface's shape, later ones too, and /health says why."""
     forever = asyncio.Event()
     async with serving(surfaces=ONLY, script=says("ab", forever.wait)) as s:
         asked = [asyncio.create_task(s.post("/mini", hello(stream=i % 2 == 1))) for i in range(6)]
-        await until(lambda: sum(live.output_tokens for live in s.server.live) == 12)
+        await until(lambda: sum(live.output_tokens for live in s.live) == 12)
         s.engine.die(EngineDead("the device is gone"))
         for i, task in enumerate(asked):
             reply = await asyncio.wait_for(task, 5)
@@ -344,25 +346,25 @@ class Clock:
 
 
 async def test_the_status_of_each_phase() -> None:
-    """A65: phase, progress, TTFT, tokens a second, hit kind, by a scripted clock."""
+    """Phase, progress, TTFT, tokens a second, hit kind, by a scripted clock."""
     clock = Clock()
     gates = [asyncio.Event() for _ in range(4)]
     hit = TokenEvent("", num_computed_tokens=8, num_cached_tokens=8, hit_kind=HitKind.PREFIX)
     script = says(gates[0].wait, hit, gates[1].wait, "a", gates[2].wait, "bcd", gates[3].wait)
     async with serving(surfaces=ONLY, script=script, clock=clock) as s:
         asked = asyncio.create_task(s.post("/mini", hello(), x_request_id="it"))
-        await until(lambda: len(s.server.live) == 1)
+        await until(lambda: len(s.live) == 1)
         row = (await s.get("/v1/status")).json["requests"][0]
         assert (row["id"], row["surface"], row["phase"], row["progress"]) == ("it", "mini", "queued", 0)
         assert (row["ttft"], row["tokens_per_second"], row["hit"]) == (None, None, None)
-        (live,) = s.server.live
+        (live,) = s.live
         clock.now += 2
         gates[0].set()
         await until(lambda: live.phase == "prefill")
         row = (await s.get("/v1/status")).json["requests"][0]
         assert (row["phase"], row["progress"], row["computed_tokens"]) == ("prefill", 0.4, 8)
         assert (row["hit"], row["cached_tokens"], row["prompt_tokens"]) == ("prefix", 8, 20)
-        assert live.progress() == "prefill 8/20"
+        assert live.describe_progress() == "prefill 8/20"
         clock.now += 1
         gates[1].set()
         await until(lambda: live.phase == "decode")
@@ -389,12 +391,14 @@ async def test_the_status_of_each_phase() -> None:
 
 async def test_choices_count_their_prompt_once() -> None:
     gate = asyncio.Event()
-    script = says(TokenEvent("", num_computed_tokens=20, num_cached_tokens=16, hit_kind=HitKind.EXACT), "ab", gate.wait)
+    script = says(
+        TokenEvent("", num_computed_tokens=20, num_cached_tokens=16, hit_kind=HitKind.EXACT), "ab", gate.wait
+    )
     async with serving(surfaces=ONLY, script=script) as s:
         asked = asyncio.create_task(s.post("/mini", hello(n=3)))
-        await until(lambda: len(s.server.live) == 1 and next(iter(s.server.live)).output_tokens == 6)
-        (live,) = s.server.live
-        assert (live.prompt_tokens, live.computed, live.cached) == (20, 20, 16)
+        await until(lambda: len(s.live) == 1 and next(iter(s.live)).output_tokens == 6)
+        (live,) = s.live
+        assert (live.prompt_tokens, live.computed_tokens, live.cached_tokens) == (20, 20, 16)
         gate.set()
         await asked
 
@@ -405,7 +409,7 @@ async def test_events_that_come_while_nobody_reads_are_one() -> None:
     async with serving(surfaces=ONLY, engine=engine) as s:
         from mlxrun.api.openai.request import prepare_request
 
-        prepared = await prepare_request("/v1/chat/completions", hello(), s.server.side)
+        prepared = await prepare_request("/v1/chat/completions", hello(), s.state.context)
         events = engine.generate(prepared.requests[0])
         first = await anext(events)
         await asyncio.sleep(0.05)

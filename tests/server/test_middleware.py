@@ -20,9 +20,10 @@ from mlxrun.errors import (
     RequestError,
 )
 from mlxrun.scheduler.request import Request
-from mlxrun.server import request_body
-from mlxrun.server.auth import ApiKeys
+from mlxrun.server import json_bodies
+from mlxrun.server.access import ApiKeys
 from mlxrun.server.endpoints import admin
+from mlxrun.server.routes import ROUTES
 from mlxrun.server.surface import Endpoint, Surface
 from tests.helpers.server_fakes import MINI, FakeEngine, hello, says, server_config, serving
 
@@ -93,7 +94,7 @@ async def test_unknown_paths_and_methods() -> None:
         reply = await s.get("/v1/status")
         assert (reply.status, reply.json["error"]["message"]) == (
             404,
-            "/v1/status is switched off here (apis.admin: false)",
+            "/v1/status is switched off (apis.admin: false)",
         )
         reply = await s.get("/mini")
         assert (reply.status, reply.headers["Allow"], reply.json["mini"]) == (
@@ -112,9 +113,9 @@ async def test_what_can_be_got_has_a_head() -> None:
 
 
 async def test_every_surface_is_registered_and_can_be_switched_off() -> None:
-    from mlxrun.server.app import all_surfaces
+    from mlxrun.server.app import list_surfaces
 
-    surfaces = all_surfaces()
+    surfaces = list_surfaces()
     names = [surface.name for surface in surfaces]
     assert sorted(names) == sorted(ApiSettings.__dataclass_fields__)
     off = Config(server=ServerSettings(port=0), apis=ApiSettings(**dict.fromkeys(names, False)))
@@ -131,7 +132,7 @@ async def test_every_surface_is_registered_and_can_be_switched_off() -> None:
 async def test_openapi_has_every_endpoint() -> None:
     async with serving(server_config(api_keys={"a": "secret"})) as s:
         document = (await s.get("/openapi.json", x_api_key="secret")).json
-        for surface in s.server.surfaces:
+        for surface in s.app[ROUTES].surfaces:
             for endpoint in surface.endpoints:
                 operation = document["paths"][endpoint.path][endpoint.method.lower()]
                 assert ("security" in operation) == (not endpoint.public)
@@ -168,7 +169,7 @@ async def test_an_id_that_is_under_way_is_not_given_twice() -> None:
     gate = asyncio.Event()
     async with serving(surfaces=ONLY, script=says(gate.wait, "ok")) as s:
         tasks = [asyncio.create_task(s.post("/mini", hello(), x_request_id="same")) for _ in range(2)]
-        while len(s.server.live) < 2:
+        while len(s.live) < 2:
             await asyncio.sleep(0)
         gate.set()
         ids = {(await task).headers["x-request-id"] for task in tasks}
@@ -211,10 +212,10 @@ async def test_keys_name_who_asks() -> None:
     """Policy fair shares among the server's keys; without any, among the users of bodies."""
     async with serving(server_config(api_keys=KEYS), surfaces=ONLY) as s:
         await s.post("/mini", hello(user="me"), x_api_key="sesame-2")
-        assert s.engine.requests[-1].key == "bob"
+        assert s.engine.requests[-1].fairness_key == "bob"
     async with serving(surfaces=ONLY) as s:
         await s.post("/mini", hello(user="me"))
-        assert s.engine.requests[-1].key == "me"
+        assert s.engine.requests[-1].fairness_key == "me"
 
 
 def test_all_keys_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,9 +227,9 @@ def test_all_keys_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(given) == len(digest) == 32
         return given == digest
 
-    monkeypatch.setattr("mlxrun.server.auth.hmac.compare_digest", compare)
+    monkeypatch.setattr("mlxrun.server.access.hmac.compare_digest", compare)
     keys = ApiKeys({"a": "1", "b": "2", "c": "3"})
-    assert [keys.name_of(secret) for secret in ("1", "3", "x")] == ["a", "c", None]
+    assert [keys.find_name(secret) for secret in ("1", "3", "x")] == ["a", "c", None]
     assert len(calls) == 9
 
 
@@ -310,10 +311,10 @@ async def test_cors_for_all() -> None:
         (b'{"a": "\xff"}', "not UTF-8 at byte 7"),
         ('{"a": 1}'.encode("utf-16"), "not UTF-8"),
         (b'\xef\xbb\xbf{"a": 1}', "not JSON"),
-        (b'{"a": NaN}', "NaN is no JSON number"),
-        (b'{"a": [-Infinity]}', "-Infinity is no JSON number"),
+        (b'{"a": NaN}', "NaN is not a JSON number"),
+        (b'{"a": [-Infinity]}', "-Infinity is not a JSON number"),
         (b'{"a": 1e999}', "1e999 is too large"),
-        (b'{"a": 1, "b": {"c": 1, "c": 2}}', "the key 'c' stands twice"),
+        (b'{"a": 1, "b": {"c": 1, "c": 2}}', "the key 'c' occurs twice"),
         (b"[" * 100_000, "nested too deeply"),
         (b'{"a": ' + b"9" * 5000 + b"}", "not JSON"),
         (b'{"a": "tab\there"}', "not JSON: Invalid control character"),
@@ -321,9 +322,9 @@ async def test_cors_for_all() -> None:
     ids=lambda value: repr(value)[:30],
 )
 async def test_bad_json(raw: bytes, said: str) -> None:
-    """A51: a 400 that says where, in the surface's shape; also where a worker thread parses."""
+    """A 400 that says where, in the surface's shape; also where a worker thread parses."""
     async with serving(surfaces=ONLY) as s:
-        for data in (raw, raw + b" " * (request_body.SMALL + 1)):
+        for data in (raw, raw + b" " * (json_bodies.SMALL_BODY + 1)):
             reply = await s.post("/mini", data)
             assert reply.status == 400
             assert reply.json["mini"] == "invalid_json"
@@ -362,7 +363,7 @@ async def test_messages_are_limited() -> None:
 
 
 async def test_prompts_are_limited() -> None:
-    """A33: with the numbers, and before the engine sees it."""
+    """With the numbers, and before the engine sees it."""
     async with serving(server_config(max_prompt_tokens=15), surfaces=ONLY) as s:
         reply = await s.post("/mini", hello())
         assert (reply.status, reply.json["mini"]) == (400, "context_length_exceeded")
@@ -372,7 +373,7 @@ async def test_prompts_are_limited() -> None:
 
 
 async def test_a_body_that_stops_coming_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(request_body, "PATIENCE", 0.05)
+    monkeypatch.setattr(json_bodies, "BODY_TIMEOUT", 0.05)
     async with serving(surfaces=ONLY) as s:
         host, port = s.url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
@@ -401,7 +402,7 @@ async def test_a_body_that_stops_coming_is_given_up(monkeypatch: pytest.MonkeyPa
 async def test_errors_of_the_engine(
     error: MlxrunError, status: int, code: str, retry: str | None, stream: bool
 ) -> None:
-    """A34: 429 with Retry-After where the queue is full, 503 for memory; before the first event a stream's
+    """429 with Retry-After where the queue is full, 503 for memory; before the first event a stream's
     error has its own status too."""
     async with serving(surfaces=ONLY, script=says(error)) as s:
         reply = await s.post("/mini", hello(stream=stream))
@@ -422,7 +423,7 @@ async def test_an_error_in_a_stream_is_an_event() -> None:
 def broken(started: bool) -> Surface:
     """A surface with a bug in it, which quotes a prompt."""
 
-    async def handler(request: Any, server: Any) -> Any:
+    async def handler(request: Any) -> Any:
         from aiohttp import web
 
         if started:
@@ -446,7 +447,7 @@ async def test_a_bug_is_a_500_and_the_log_says_where_but_not_what(caplog: pytest
 
 
 async def test_what_aiohttp_refuses_has_the_surfaces_shape(caplog: pytest.LogCaptureFixture) -> None:
-    async def handler(request: Any, server: Any) -> Any:
+    async def handler(request: Any) -> Any:
         from aiohttp import web
 
         raise web.HTTPUnsupportedMediaType(reason="no form")

@@ -1,18 +1,16 @@
-"""What an operator reads afterwards: one honest line a request, numbers that agree with it, and what
-`mlxrun serve` says of a config with several mistakes."""
+"""The log line of each request, and the metrics that agree with it."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mlxrun.cli.main import main
 from mlxrun.errors import EngineDead, Overloaded
+from mlxrun.server.app_config import CONFIG_HASH
 from mlxrun.server.endpoints import admin
 from tests.helpers.server_fakes import MINI, Serving, hello, says, server_config, serving
 from tests.server.endpoints.test_admin import metric
@@ -67,7 +65,7 @@ async def test_a_request_that_was_cancelled(
     forever = asyncio.Event()
     async with serving(surfaces=ONLY, script=says("abc", forever.wait)) as s:
         asked = asyncio.create_task(s.post("/mini", hello(stream=stream), x_request_id="mine"))
-        await until(lambda: [live.output_tokens for live in s.server.live] == [3])
+        await until(lambda: [live.output_tokens for live in s.live] == [3])
         assert (await s.post("/v1/requests/mine/cancel", {})).status == 200
         await asked
         await s.settle()
@@ -90,11 +88,11 @@ async def test_a_stream_that_failed(error: Any, counts: str, caplog: pytest.LogC
 async def test_a_client_that_vanished(
     stream: bool, before: tuple[str, ...], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A24, A25: one line, and no traceback."""
+    """One line, and no traceback."""
     forever = asyncio.Event()
     async with serving(surfaces=ONLY, script=says(*before, forever.wait)) as s:
         _, writer = await connect(s, hello(stream=stream))
-        await until(lambda: [live.output_tokens for live in s.server.live] == [3 * len(before)])
+        await until(lambda: [live.output_tokens for live in s.live] == [3 * len(before)])
         cut(writer)
         await s.settle()
         assert line(caplog, "POST /mini") == "POST /mini 499 - client gone"
@@ -107,8 +105,8 @@ async def test_a_reader_that_took_nothing_until_its_time_was_over(caplog: pytest
     config = server_config(request_timeout=0.3, keepalive=0.1)
     async with serving(config, surfaces=ONLY, script=says(*["abcdefgh" * 20] * 50)) as s:
         _, writer = await connect(s, hello(stream=True, max_tokens=4000), small=True)
-        await until(lambda: len(s.server.live) == 1)
-        await until(lambda: not s.server.active)
+        await until(lambda: len(s.live) == 1)
+        await until(lambda: not s.active)
         writer.close()
         assert line(caplog) == "POST /mini 499 - connection cut: request_timeout"
         assert await counted(s) == {"504": 1}
@@ -118,7 +116,7 @@ async def test_a_reader_that_took_nothing_until_its_time_was_over(caplog: pytest
 
 
 async def test_the_status_names_the_model_and_the_limits() -> None:
-    """A65: what is served, how much may run, and how much the files may take."""
+    """What is served, how much may run, and how much the files may take."""
     async with serving(surfaces=ONLY) as s, serving(surfaces=ONLY, loaded=False) as loading:
         status = (await s.get("/v1/status")).json
         assert status["model"] == {"name": "fake", "context_length": 4096, "vision": False}
@@ -134,7 +132,7 @@ async def test_the_metrics_have_what_is_asked_for() -> None:
     async with serving(surfaces=ONLY, script=says("abc", gate.wait), clock=lambda: now[0]) as s:
         s.engine.counts = {"tokens": 321}
         asked = asyncio.create_task(s.post("/mini", hello()))
-        await until(lambda: [live.output_tokens for live in s.server.live] == [3])
+        await until(lambda: [live.output_tokens for live in s.live] == [3])
         assert (await metric(s))["mlxrun_request_duration_seconds_count"] == 0
         now[0] += 7
         gate.set()
@@ -147,54 +145,4 @@ async def test_the_metrics_have_what_is_asked_for() -> None:
         assert found["mlxrun_files_bytes"] == 0
         assert found["mlxrun_files_max_bytes"] == 10_000_000_000
         (info,) = [name for name in found if name.startswith("mlxrun_info ")]
-        assert "model=fake" in info and f"config_hash={s.server.digest}" in info
-
-
-# -- the command ----------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def _no_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def never(*_: object) -> None:
-        raise AssertionError("it was started")
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("mlxrun.cli.serve._serve", never)
-
-
-@pytest.mark.usefixtures("_no_server")
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (["--set", "server.port=abc", "--port", "0"], ["server.port: 'abc' is not an integer"]),
-        (["--set", "server.port=-1", "--port", "70000"], ["70000 is more than", "-1 is less than"]),
-        (["--set", "server.prt=1", "--set", "server.port=x", "--port", "1"], ["server.prt", "server.port"]),
-    ],
-    ids=["hidden", "both", "with others"],
-)
-def test_an_option_hides_no_mistake(
-    flags: list[str], said: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A66: every mistake is shown, each once, also where --port or --host would have gone over it."""
-    assert main(["serve", *flags]) == 2
-    shown = capsys.readouterr().err.splitlines()
-    assert len(shown) == len(said), shown
-    for text in said:
-        assert sum(text in each for each in shown) == 1, shown
-
-
-@pytest.mark.usefixtures("_no_server")
-@pytest.mark.parametrize("flags", [["--set", "server.port=1", "--port", "0"], ["--port", "0"]], ids=str)
-def test_an_option_goes_over_what_is_right(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """The twin: it comes to the start."""
-    assert main(["serve", *flags]) == 3
-    assert "server.port" not in capsys.readouterr().err
-
-
-@pytest.mark.usefixtures("_no_server")
-def test_a_file_that_an_option_makes_right(capsys: pytest.CaptureFixture[str]) -> None:
-    """What contradicts itself without the option is no mistake with it."""
-    Path("c.yaml").write_text("server:\n  host: 0.0.0.0\n")
-    assert main(["serve", "-c", "c.yaml", "--host", "127.0.0.1"]) == 3
-    assert main(["serve", "-c", "c.yaml"]) == 2
-    assert "server.host" in capsys.readouterr().err
+        assert "model=fake" in info and f"config_hash={s.app[CONFIG_HASH]}" in info

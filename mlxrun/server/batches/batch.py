@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from mlxrun.batch.job_service import Counts, LineProblem
+from mlxrun.batch.job_service import JobCounts, LineProblem
 
 FINAL_STATUSES = ("completed", "failed", "expired", "cancelled")
 
@@ -54,7 +54,7 @@ class Batch:
         """The progress for the log."""
         return "{completed} of {total} lines done, {failed} failed".format(**self.request_counts)
 
-    def set_counts(self, counts: Counts) -> None:
+    def set_counts(self, counts: JobCounts) -> None:
         self.request_counts = {"total": counts.total, "completed": counts.done, "failed": counts.failed}
 
     def fail(self, problems: Sequence[LineProblem], now: int) -> None:

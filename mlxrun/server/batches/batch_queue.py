@@ -17,6 +17,7 @@ from typing import Any
 from aiohttp import web
 
 from mlxrun.batch.job_service import JobService, LineProblem
+from mlxrun.batch.run_paths import JobPaths
 from mlxrun.errors import Draining, EngineDead, JobError, RequestError, describe_error
 from mlxrun.server.batches.batch import FINAL_STATUSES, Batch
 from mlxrun.server.batches.durable_files import StorageError
@@ -45,7 +46,6 @@ class BatchQueue:
         self._work: dict[str, asyncio.Task[None]] = {}  # what cancelling a batch interrupts
         self._opening = asyncio.Lock()
         self._open = self._closed = False
-        self._opening_task: asyncio.Task[None] | None = None
         self._check_lock = asyncio.Lock()
         self._run_lock = asyncio.Lock()  # taken in the order of arrival
         self._running: Batch | None = None
@@ -64,29 +64,25 @@ class BatchQueue:
                 self._open = True
                 self._start_tasks()
 
-    def start(self, service: JobService) -> None:
+    async def start(self, service: JobService) -> None:
         """Run batches from now on, those of an earlier server included."""
         self._service = service
+        try:
+            await self.open()
+        except StorageError as error:
+            log.warning("files and batches are not served: %s", error)
         self._start_tasks()
-        if not self._open:
-            self._opening_task = asyncio.create_task(self._try_to_open())
 
     async def close(self) -> None:
         """Stop the running batch, keep what it has finished, and unlock the storage."""
         self._closed, self._service = True, None
-        tasks = [*self._tasks.values(), *([self._opening_task] if self._opening_task else [])]
+        tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
         async with self._opening:
             await asyncio.to_thread(self.storage.close)
-
-    async def _try_to_open(self) -> None:
-        try:
-            await self.open()
-        except StorageError as error:
-            log.warning("files and batches are not served: %s", error)
 
     def find(self, batch_id: str) -> Batch | None:
         return self._batches.get(batch_id)
@@ -155,7 +151,7 @@ class BatchQueue:
             except Exception as error:
                 trace = "".join(traceback.format_tb(error.__traceback__))
                 log.error("%s: a bug in mlxrun: %s\n%s", batch.id, type(error).__name__, trace)
-                await self._fail(service, batch, error)
+                await self._fail(batch, error)
 
     async def _try_to_end(self, service: JobService, batch: Batch) -> None:
         """One try, which continues from the batch's status."""
@@ -220,24 +216,24 @@ class BatchQueue:
             if batch.status != "finalizing":
                 batch.status, batch.finalizing_at = "finalizing", self.storage.get_time()
                 await self._save(batch)
-        elif service.get_paths(self.storage.batches.find_job(batch)).manifest.exists():  # it was started
+        elif JobPaths(self.storage.batches.find_job(batch)).manifest.exists():  # it was started
             batch.set_counts(await service.repair(self.storage.batches.find_job(batch)))
-        await asyncio.to_thread(self._publish_files, service, batch)
+        await asyncio.to_thread(self._publish_files, batch)
         setattr(batch, f"{status}_at", self.storage.get_time())
         batch.status = status
         log.info("%s: %s: %s", batch.id, status, batch.format_counts())
         await self._save(batch)
         await self._remove_job(batch)
 
-    async def _fail(self, service: JobService, batch: Batch, error: Exception) -> None:
+    async def _fail(self, batch: Batch, error: Exception) -> None:
         """End a batch after a bug, which another try would meet again. Its finished lines are published."""
         problem = LineProblem("internal_error", describe_error(error))
         batch.fail([problem], self.storage.get_time())
         try:
-            await asyncio.to_thread(self._publish_files, service, batch)
+            await asyncio.to_thread(self._publish_files, batch)
             await self._save(batch)
             await self._remove_job(batch)
-        except (StorageError, OSError) as second:
+        except (JobError, StorageError, OSError) as second:
             log.warning("%s: %s", batch.id, second)
 
     async def _remove_job(self, batch: Batch) -> None:
@@ -247,9 +243,9 @@ class BatchQueue:
     async def _save(self, batch: Batch) -> None:
         await asyncio.to_thread(self.storage.batches.save, batch)
 
-    def _publish_files(self, service: JobService, batch: Batch) -> None:
+    def _publish_files(self, batch: Batch) -> None:
         """Make the job's output and errors files of the server. Blocks."""
-        paths = service.get_paths(self.storage.batches.find_job(batch))
+        paths = JobPaths(self.storage.batches.find_job(batch))
         stem = batch.id.removeprefix("batch_")
 
         def adopt(path: Path, kind: str) -> str | None:

@@ -21,11 +21,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from mlxrun.errors import BodyTooLarge
 from mlxrun.server.batches.batch_folders import MIN_COUNTED_BYTES, BatchFolders
 from mlxrun.server.batches.durable_files import StorageError, convert_errors, link_file, read_json, write_json
 
 log = logging.getLogger(__name__)
-Clock = Callable[[], float]  # seconds since 1970
 
 
 def find_data_folder(path: str | None, environ: Mapping[str, str]) -> Path:
@@ -53,13 +53,31 @@ class StoredFile:
         return {"object": "file", **found, "status": "processed"}
 
 
-class Upload:
-    """A file that is being received. `size` is counted by who receives it, ahead of `write`."""
+class QuotaExceeded(BodyTooLarge):
+    """server.files_max_bytes is reached. The status is not 507, after which clients would retry."""
 
-    def __init__(self, path: Path) -> None:
+    code = "storage_full"
+
+
+class Upload:
+    """A file that is being received, of at most `max_bytes`."""
+
+    def __init__(self, path: Path, max_bytes: int) -> None:
         self.path = path
         self.size = 0  # bytes received, some of which may not be written yet
+        self._max_bytes = max_bytes
         self._file: BinaryIO = path.open("xb")
+
+    def receive(self, size: int) -> None:
+        """Count bytes that were received; BodyTooLarge if they are too many."""
+        self.size += size
+        self.check(0)
+
+    def check(self, more: int) -> None:
+        """BodyTooLarge if so many bytes more are too many."""
+        if self.size + more > self._max_bytes:
+            text = f"file: has more than {self._max_bytes} bytes (batch.max_file_bytes)"
+            raise BodyTooLarge(text, param="file")
 
     def write(self, data: bytes) -> None:
         with convert_errors(self.path):
@@ -82,9 +100,11 @@ class Upload:
 class Storage:
     """All files of one server. Call `open` first; StorageError if the folder cannot be used."""
 
-    def __init__(self, root: Path, now: Clock = time.time) -> None:
+    def __init__(self, root: Path, max_bytes: int, now: Callable[[], float] = time.time) -> None:
+        """`max_bytes`: of all files and batches together; `now`: seconds since 1970."""
         self.root = root
         self.now = now
+        self._max_bytes = max_bytes
         self.batches = BatchFolders(root / "batches")
         self._files: dict[str, StoredFile] = {}
         self._uploads: set[Upload] = set()
@@ -149,11 +169,20 @@ class Storage:
         """Count the bytes of jobs again."""
         self._batch_bytes = self.batches.count_bytes()
 
-    def start_upload(self) -> Upload:
+    def check_quota(self, more: int, param: str) -> None:
+        """QuotaExceeded if so many bytes more do not fit; `param` names the field of the request."""
+        if self.used_bytes + max(0, more) > self._max_bytes:
+            raise QuotaExceeded(
+                f"{param}: all files and batches together may have {self._max_bytes} bytes (server."
+                f"files_max_bytes), each counting {MIN_COUNTED_BYTES} at least; delete some files first",
+                param=param,
+            )
+
+    def start_upload(self, max_bytes: int) -> Upload:
         """Create a file for an upload; call `discard_upload` in the end."""
         self.measure_batches()
         with convert_errors(self._folder):
-            upload = Upload(self._folder / f"{secrets.token_hex(12)}.part")
+            upload = Upload(self._folder / f"{secrets.token_hex(12)}.part", max_bytes)
         self._uploads.add(upload)
         return upload
 

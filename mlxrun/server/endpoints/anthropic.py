@@ -13,7 +13,8 @@ from aiohttp import web
 
 from mlxrun.api.anthropic.fields import BODY, COUNT_BODY, COUNT_TOKENS, MESSAGES
 from mlxrun.api.anthropic.openapi_schema import build_schema
-from mlxrun.api.anthropic.request import build_error, count_tokens, get_error_status, prepare_message
+from mlxrun.api.anthropic.request import count_tokens, prepare_message
+from mlxrun.api.anthropic.response import build_error, get_error_status
 from mlxrun.api.anthropic.stream import MessageWriter
 from mlxrun.errors import MlxrunError
 from mlxrun.server.engine_state import ENGINE

@@ -15,11 +15,10 @@ from mlxrun.api.body_schema import BodySchema
 from mlxrun.api.openai.fields import URLS
 from mlxrun.errors import NotFound
 from mlxrun.server.access import key_name, may_access
-from mlxrun.server.app_config import CONFIG
 from mlxrun.server.batches.batch import Batch
 from mlxrun.server.batches.batch_folders import MIN_COUNTED_BYTES
 from mlxrun.server.batches.batch_queue import BatchQueue, get_open_queue
-from mlxrun.server.endpoints.files import ENDPOINTS, PURPOSE, QuotaExceeded
+from mlxrun.server.endpoints.files import ENDPOINTS, PURPOSE
 from mlxrun.server.json_bodies import json_response, read_empty_body, read_json
 from mlxrun.server.pagination import make_page, read_query
 from mlxrun.server.surface import Endpoint, Surface
@@ -61,20 +60,10 @@ async def create_batch(request: web.Request) -> web.Response:
         reject("input_file_id", f"there is no file {quote(given['input_file_id'])}", code="not_found")
     if file.purpose != PURPOSE:
         reject("input_file_id", f"the file's purpose is {file.purpose!r}, not {PURPOSE!r}")
-    quota = request.app[CONFIG].server.files_max_bytes
-    if queue.storage.used_bytes + MIN_COUNTED_BYTES > quota:
-        raise QuotaExceeded("input_file_id", quota)
-    now = queue.storage.get_time()
-    batch = Batch(
-        queue.storage.create_id("batch_"),
-        endpoint,
-        file.id,
-        window,
-        now,
-        now + _parse_window(window),
-        key_name(request),
-        given.get("metadata"),
-    )
+    queue.storage.check_quota(MIN_COUNTED_BYTES, "input_file_id")
+    now, batch_id = queue.storage.get_time(), queue.storage.create_id("batch_")
+    expires, owner = now + _parse_window(window), key_name(request)
+    batch = Batch(batch_id, endpoint, file.id, window, now, expires, owner, given.get("metadata"))
     await queue.add(batch)
     return json_response(batch.describe())
 

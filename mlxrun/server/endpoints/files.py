@@ -10,12 +10,11 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 
 from aiohttp import BodyPartReader, web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from mlxrun.errors import NotFound, RequestError, TimedOut, BodyTooLarge
+from mlxrun.errors import NotFound, RequestError, TimedOut
 from mlxrun.server.access import key_name, may_access
 from mlxrun.server.app_config import CONFIG
 from mlxrun.server.batches.batch_folders import MIN_COUNTED_BYTES
@@ -31,52 +30,33 @@ PURPOSE = "batch"
 BLOCK_BYTES = 1 << 20  # written at once
 _MAX_FIELD_BYTES = 1000  # of a form field other than the file
 _MAX_NAME_LENGTH = 255  # characters
-_REFUSED = {
-    "expires_after[anchor]": "files are kept until they are deleted",
-    "expires_after[seconds]": "files are kept until they are deleted",
-}
-
-
-class QuotaExceeded(BodyTooLarge):
-    """server.files_max_bytes is reached. The status is not 507, after which clients would retry."""
-
-    code = "storage_full"
-
-    def __init__(self, param: str, quota: int) -> None:
-        super().__init__(
-            f"{param}: all files and batches together may have {quota} bytes "
-            f"(server.files_max_bytes), each counting {MIN_COUNTED_BYTES} at least; delete some files first",
-            param=param,
-        )
+_EXPIRY_FIELDS = ("expires_after[anchor]", "expires_after[seconds]")
 
 
 async def upload_file(request: web.Request) -> web.Response:
     """Receive a job file: a form with `purpose` and `file`, in any order."""
-    queue = await get_open_queue(request)
-    most = request.app[CONFIG].batch.max_file_bytes
-    if request.content_length is not None and request.content_length > most + 4 * _MAX_FIELD_BYTES:
-        raise _make_too_large(most)
-    async with _open_upload(queue.storage) as upload:
-        quota = _UploadQuota(queue.storage, upload, most, request.app[CONFIG].server.files_max_bytes)
-        quota.check((request.content_length or 0) - 4 * _MAX_FIELD_BYTES - MIN_COUNTED_BYTES)
-        fields = await _read_form(request, quota)
-        if "file" not in fields:
-            reject("file", "missing", code="missing_field")
-        if "purpose" not in fields:
-            reject("purpose", "missing", code="missing_field")
+    storage = (await get_open_queue(request)).storage
+    most, length = request.app[CONFIG].batch.max_file_bytes, request.content_length or 0
+    async with _open_upload(storage, most) as upload:
+        upload.check(length - 4 * _MAX_FIELD_BYTES)
+        storage.check_quota(length - 4 * _MAX_FIELD_BYTES - MIN_COUNTED_BYTES, "file")
+        fields = await _read_form(request, storage, upload)
+        for name in ("file", "purpose"):
+            if name not in fields:
+                reject(name, "missing", code="missing_field")
         if not upload.size:
             reject("file", "is empty")
-        now, file_id = queue.storage.get_time(), queue.storage.create_id("file-")
+        now, file_id = storage.get_time(), storage.create_id("file-")
         file = StoredFile(file_id, fields["file"], upload.size, now, PURPOSE, key_name(request))
-        await asyncio.to_thread(queue.storage.add, upload, file)
+        await asyncio.to_thread(storage.add, upload, file)
     return json_response(file.describe())
 
 
 @asynccontextmanager
-async def _open_upload(storage: Storage) -> AsyncIterator[Upload]:
+async def _open_upload(storage: Storage, most: int) -> AsyncIterator[Upload]:
     """An upload that is removed after the block unless it was added, even if the client disconnects while a
     worker thread is still creating its file."""
-    starting = asyncio.ensure_future(asyncio.to_thread(storage.start_upload))
+    starting = asyncio.ensure_future(asyncio.to_thread(storage.start_upload, most))
     try:
         yield await asyncio.shield(starting)
     finally:
@@ -88,28 +68,7 @@ async def _discard(storage: Storage, starting: Awaitable[Upload]) -> None:
         await asyncio.to_thread(storage.discard_upload, await starting)
 
 
-@dataclass(frozen=True, slots=True)
-class _UploadQuota:
-    """How large an upload may be: `most` bytes by itself, `total` together with everything in the storage."""
-
-    storage: Storage
-    upload: Upload
-    most: int
-    total: int
-
-    def count(self, size: int) -> None:
-        """Count bytes that were received; TooLarge if the file has too many."""
-        self.upload.size += size
-        if self.upload.size > self.most:
-            raise _make_too_large(self.most)
-
-    def check(self, more: int) -> None:
-        """QuotaExceeded if the storage cannot take so many bytes more."""
-        if self.storage.used_bytes + max(0, more) > self.total:
-            raise QuotaExceeded("file", self.total)
-
-
-async def _read_form(request: web.Request, quota: _UploadQuota) -> dict[str, str]:
+async def _read_form(request: web.Request, storage: Storage, upload: Upload) -> dict[str, str]:
     """The fields of the form; of the file its name, while its content is written to disk."""
     if request.content_type != "multipart/form-data":
         raise RequestError(f"the body must be multipart/form-data, not {quote(request.content_type)}")
@@ -125,7 +84,7 @@ async def _read_form(request: web.Request, quota: _UploadQuota) -> dict[str, str
             _check_part(part, name)
             if name == "file":
                 fields[name] = _clean_file_name(part)
-                await _receive_file(part, quota)
+                await _receive_file(part, storage, upload)
             else:
                 fields[name] = await _read_field(part, name)
                 if fields[name] != PURPOSE:
@@ -138,8 +97,8 @@ async def _read_form(request: web.Request, quota: _UploadQuota) -> dict[str, str
 
 
 def _check_part(part: BodyPartReader, name: str) -> None:
-    if name in _REFUSED:
-        reject_unsupported(name, _REFUSED[name])
+    if name in _EXPIRY_FIELDS:
+        reject_unsupported(name, "files are kept until they are deleted")
     if name not in ("file", "purpose"):
         hint = suggest(name, ("file", "purpose"))
         reject(shorten(name), f"unknown parameter{hint}", code="unknown_parameter")
@@ -164,25 +123,21 @@ async def _read_field(part: BodyPartReader, name: str) -> str:
     return data.decode("utf-8", "replace")
 
 
-async def _receive_file(part: BodyPartReader, quota: _UploadQuota) -> None:
+async def _receive_file(part: BodyPartReader, storage: Storage, upload: Upload) -> None:
     """Write the file in blocks; the client waits for the disk."""
     block = bytearray()
 
     async def write() -> None:
-        quota.check(0)  # not for each chunk, since it sums over all files
-        await asyncio.to_thread(quota.upload.write, bytes(block))
+        storage.check_quota(0, "file")  # not for each chunk, since it sums over all files
+        await asyncio.to_thread(upload.write, bytes(block))
 
     while chunk := await asyncio.wait_for(part.read_chunk(1 << 16), BODY_TIMEOUT):
-        quota.count(len(chunk))
+        upload.receive(len(chunk))
         block += chunk
         if len(block) >= BLOCK_BYTES:
             await write()
             block.clear()
     await write()
-
-
-def _make_too_large(most: int) -> BodyTooLarge:
-    return BodyTooLarge(f"file: has more than {most} bytes (batch.max_file_bytes)", param="file")
 
 
 async def list_files(request: web.Request) -> web.Response:

@@ -8,9 +8,10 @@ from typing import Any
 
 from aiohttp import web
 
-from mlxrun.api.anthropic.request import build_models_page
+from mlxrun.api.anthropic.response import build_models_page
 from mlxrun.api.openai.fields import BODIES, URLS
-from mlxrun.api.openai.request import build_error, build_response, check_model_name, prepare_request
+from mlxrun.api.openai.request import check_model_name, prepare_request
+from mlxrun.api.openai.response import build_error, build_response
 from mlxrun.api.openai.stream import ChunkWriter
 from mlxrun.api.prepared import PreparedRequest
 from mlxrun.errors import MlxrunError

@@ -18,7 +18,7 @@ from aiohttp import web
 from mlxrun.api.openai.request import prepare_request
 from mlxrun.api.prepared import PreparedRequest
 from mlxrun.api.responses.fields import BODY, INCLUDES
-from mlxrun.api.responses.request import ResponseRequest, read_response_request, rename_error_field
+from mlxrun.api.responses.request import ResponseRequest, read_response_request
 from mlxrun.errors import Cancelled, MlxrunError, RequestError
 from mlxrun.server.access import key_name
 from mlxrun.server.engine_state import ENGINE
@@ -43,7 +43,8 @@ async def _prepare(request: web.Request, token: str) -> tuple[ResponseRequest, P
     try:
         return wanted, await prepare_request(_CHAT, wanted.chat, engine.context, stream=True)
     except RequestError as error:
-        raise rename_error_field(error, wanted.paths) from error
+        wanted.rename_error(error)
+        raise
 
 
 async def create_response(request: web.Request) -> web.StreamResponse:

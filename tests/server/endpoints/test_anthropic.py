@@ -1,6 +1,7 @@
-"""/v1/messages before a scripted engine: events in their exact order, errors, pings: A24, A51, A53, A63, B15.
+"""/v1/messages before a scripted engine: events in their exact order, errors, pings.
 
-`MLXRUN_GOLDEN=write pytest tests/server/endpoints/test_anthropic.py` writes the files of tests/helpers/golden anew.
+`MLXRUN_GOLDEN=write pytest tests/server/endpoints/test_anthropic.py` rewrites
+tests/helpers/golden.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from mlxrun.errors import EngineDead, Overloaded
 from mlxrun.parsers.registry import choose_formats
 from mlxrun.scheduler.request import FinishReason, HitKind, TokenEvent
 from mlxrun.server.endpoints.anthropic import SURFACE
-from mlxrun.server.sse import dumps
-from tests.api.anthropic.test_any_body import FIELDS, SEEDS, VALUE, nodes
-from tests.api.anthropic.test_request import ADD, BILLING, TOOL_HOST, USER, body, claude_code, user
+from mlxrun.server.json_bodies import encode_json
+from tests.helpers.anthropic_api import ADD, TOOL_MODEL_INFO, USER, body, user
+from tests.helpers.anthropic_bodies import BILLING, FIELDS, SEEDS, VALUE, claude_code, nodes
 from tests.helpers.server_fakes import Reply, Script, Serving, says, server_config, serving
 
 Json = dict[str, Any]
@@ -122,21 +123,21 @@ def joined(raw: bytes) -> str:
         found = re.fullmatch(r"event: (\w+)\ndata: (.*)", event)
         assert found is not None, event
         data = json.loads(found[2])
-        assert found[1] == data["type"] and found[2] == dumps(data), "compact JSON, and its own name"
+        assert found[1] == data["type"] and found[2] == encode_json(data), "compact JSON, and its own name"
         delta, last = data.get("delta", {}), merged[-1].get("delta", {}) if merged else {}
         if "index" in data and "type" in delta and delta["type"] == last.get("type"):
             key = next(key for key in delta if key != "type")
             last[key] += delta[key]
         else:
             merged.append(data)
-    return "".join(f"event: {data['type']}\ndata: {dumps(data)}\n\n" for data in merged)
+    return "".join(f"event: {data['type']}\ndata: {encode_json(data)}\n\n" for data in merged)
 
 
 @pytest.mark.parametrize("name", CASES)
 async def test_golden(name: str) -> None:
-    """A63, B26: the events of a stream, and a message with the same blocks."""
+    """The events of a stream, and a message with the same blocks."""
     script, more = CASES[name]
-    host = replace(TOOL_HOST, context_length=64) if name == "window" else TOOL_HOST
+    host = replace(TOOL_MODEL_INFO, context_length=64) if name == "window" else TOOL_MODEL_INFO
     async with serving(script=script, host=host, formats=FORMATS) as s:
         stream = await ask(s, body(**{"max_tokens": 500, **more, "stream": True}))
         whole = await ask(s, body(**{"max_tokens": 500, **more}))
@@ -151,7 +152,7 @@ async def test_golden(name: str) -> None:
 
 async def test_the_twin_of_the_golden_files() -> None:
     """An event that is out of order does not pass."""
-    async with serving(script=CASES["calls"][0], host=TOOL_HOST, formats=FORMATS) as s:
+    async with serving(script=CASES["calls"][0], host=TOOL_MODEL_INFO, formats=FORMATS) as s:
         events = (await ask(s, body(max_tokens=500, stream=True, **TOOLS))).events
     assert rebuilt(events)["stop_reason"] == "tool_use"
     for at in range(1, len(events)):
@@ -163,7 +164,7 @@ async def test_the_twin_of_the_golden_files() -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_control_tokens_are_no_text(stream: bool) -> None:
-    """A53: the model's end token ends the answer where it spells it in pieces; another one is left out."""
+    """The model's end token ends the answer where it spells it in pieces; another one is left out."""
     for pieces in (("Hi<|im", "_end|>", "x"), ("H<|im_start|>", "i")):
         async with serving(script=says(*pieces)) as s:
             reply = await ask(s, body(stream=stream, max_tokens=99))
@@ -173,8 +174,8 @@ async def test_control_tokens_are_no_text(stream: bool) -> None:
 
 
 async def test_the_count_is_what_the_engine_gets() -> None:
-    """A63: whatever else the body holds."""
-    async with serving(host=TOOL_HOST) as s:
+    """Whatever else the body holds."""
+    async with serving(host=TOOL_MODEL_INFO) as s:
         for given in (body(), body(system="be brief"), claude_code("fa690")):
             await ask(s, given)
             counted = {k: given[k] for k in given if k in ("model", "messages", "system", "tools")}
@@ -184,8 +185,8 @@ async def test_the_count_is_what_the_engine_gets() -> None:
 
 
 async def test_two_requests_that_differ_in_their_billing_line_are_one_prompt() -> None:
-    """B12; the same text from a user stays."""
-    async with serving(host=TOOL_HOST) as s:
+    """The same text from a user stays."""
+    async with serving(host=TOOL_MODEL_INFO) as s:
         for cch in ("fa690", "00bb1"):
             assert (await ask(s, claude_code(cch))).status == 200
         assert s.engine.requests[0].prompt == s.engine.requests[1].prompt
@@ -219,7 +220,7 @@ def wrong(reply: Reply, status: int, kind: str) -> str:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_errors_before_the_answer(stream: bool) -> None:
-    """A33, A34, A51: their own status, streaming or not, in Anthropic's shape."""
+    """Their own status, streaming or not, in Anthropic's shape."""
     config = Config(server=ServerSettings(port=0, max_body_bytes=2000))
     async with serving(config, script=says(Overloaded("the queue is full"))) as s:
         assert "queue" in wrong(await ask(s, body(stream=stream)), 429, "rate_limit_error")
@@ -231,10 +232,10 @@ async def test_errors_before_the_answer(stream: bool) -> None:
         assert "UTF-8" in wrong(await s.post(URL, b'{"a": "\xff"}'), 400, "invalid_request_error")
         assert "POST" in wrong(await s.get(URL), 405, "invalid_request_error")
         await s.settle()
-        s.server.draining = True
+        s.state.draining = True
         reply = await ask(s, body(stream=stream))
         assert "shutting down" in wrong(reply, 529, "overloaded_error")
-        s.server.draining = False
+        s.state.draining = False
         s.engine.die()
         assert "stopped" in wrong(await ask(s, body(stream=stream)), 503, "api_error")
 
@@ -255,7 +256,7 @@ async def test_switched_off() -> None:
 
 
 async def test_an_error_in_the_middle_is_an_event() -> None:
-    """B15: the stream ends with it; what has come stays."""
+    """The stream ends with it; what has come stays."""
     async with serving(script=says("Hello", EngineDead("the engine has stopped"))) as s:
         reply = await ask(s, body(stream=True))
         await s.settle()
@@ -272,7 +273,7 @@ async def test_an_error_in_the_middle_is_an_event() -> None:
 
 
 async def test_pings_while_the_prompt_is_computed() -> None:
-    """B15: the first event goes out first whatever is late, then pings; the answer follows as always."""
+    """The first event goes out first whatever is late, then pings; the answer follows as always."""
     gate = asyncio.Event()
     async with serving(server_config(keepalive=0.1), script=says(gate.wait, "Hi")) as s:
         text = ""
@@ -290,7 +291,7 @@ async def test_pings_while_the_prompt_is_computed() -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_client_that_goes_away(stream: bool) -> None:
-    """A24: the engine is told, and nothing stays."""
+    """The engine is told, and nothing stays."""
     gate = asyncio.Event()
     async with serving(script=says("Hello", gate.wait, " again")) as s:
         task = asyncio.create_task(ask(s, body(stream=stream)))
@@ -304,7 +305,7 @@ async def test_a_client_that_goes_away(stream: bool) -> None:
 
 async def test_the_clients_errors() -> None:
     """The package's own classes, with our ids in them; an error in a stream too."""
-    host = TOOL_HOST
+    host = TOOL_MODEL_INFO
     config = Config(server=ServerSettings(port=0, api_keys={"alice": "k1"}))
     async with serving(config, script=says("Hello", EngineDead("gone")), host=host) as s:
         client = AsyncAnthropic(base_url=s.url, api_key="k1", max_retries=0)
@@ -335,10 +336,10 @@ def test_the_surface_says_what_it_takes() -> None:
 @settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(st.data())
 def test_no_body_is_a_server_error(data: st.DataObject) -> None:
-    """A51: 200 or 4xx in our shape, and nothing stays; each example sends ten bodies to one server."""
+    """200 or 4xx in our shape, and nothing stays; each example sends ten bodies to one server."""
 
     async def run() -> None:
-        async with serving(host=TOOL_HOST, script=says("ok", FinishReason.STOP)) as s:
+        async with serving(host=TOOL_MODEL_INFO, script=says("ok", FinishReason.STOP)) as s:
             for _ in range(10):
                 made = copy.deepcopy(data.draw(st.sampled_from(SEEDS + [{"messages": [USER]}])))
                 holder, key = data.draw(st.sampled_from(nodes(made)))

@@ -25,7 +25,7 @@ def place(tmp_path: Path) -> Place:
 
 
 async def test_from_upload_to_download(place: Place) -> None:
-    """C9: every state's time is there, answers and errors can be downloaded, nothing else is left."""
+    """Every state's time is there, answers and errors can be downloaded, nothing else is left."""
     async with place.run() as site:
         made = await site.create(await site.upload(MIXED), metadata={"of": "night"})
         assert made["status"] == "validating"
@@ -52,7 +52,7 @@ async def test_from_upload_to_download(place: Place) -> None:
 
 
 async def test_the_same_records_as_the_command(place: Place, tmp_path: Path) -> None:
-    """C8: the same lines by `mlxrun batch` and by the server: the same bodies."""
+    """The same lines by `mlxrun batch` and by the server: the same bodies."""
     lines = [chat(f"l{i}", f"say {i}", temperature=i % 2, max_tokens=30, n=1 + i % 2) for i in range(8)]
     bench = Bench(write_job(tmp_path, lines))
     await bench.run()
@@ -137,7 +137,7 @@ async def test_on_invalid_fail_looks_at_bodies(place: Place) -> None:
     ],
 )
 async def test_a_batch_that_is_refused(place: Place, change: dict[str, Any], param: str) -> None:
-    """A67-like: each wrong field is a 400 that names it; no batch is made."""
+    """Each wrong field is a 400 that names it; no batch is made."""
     async with place.run() as site:
         found = await site.create(await site.upload(chats(1)), **change)
         assert (found["status_code"], found["error"]["param"]) == (400, param)
@@ -235,7 +235,7 @@ async def test_a_window_that_is_over(place: Place) -> None:
     async with place.run() as site:
         made = await site.create(await site.upload(chats(3)), completion_window="2h")
         place.clock.now += 2 * 3600
-        site.queue.start(site.jobs)
+        await site.queue.start(site.jobs)
         done = await site.over(made["id"])
         assert (done["status"], done["expired_at"]) == ("expired", int(place.clock.now))
         assert not site.client.tries
@@ -247,7 +247,7 @@ async def test_a_window_that_ends_meanwhile(place: Place) -> None:
     async with place.run() as site:
         made = await site.create(await site.upload(chats(400)), completion_window="1h")
         place.clock.now += 3599.0  # the last second is a real one
-        site.queue.start(site.jobs)
+        await site.queue.start(site.jobs)
         done = await site.over(made["id"])
         answers = await site.records(done["output_file_id"])
         assert (done["status"], 0 < len(answers) < 400) == ("expired", True)
@@ -337,7 +337,7 @@ async def test_metadata_of_any_text(place: Place) -> None:
 async def test_the_status_shows_what_runs_and_what_waits(
     place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A65, C9: how far the batch is that runs, how many wait; a line in the log for each turn of its life."""
+    """How far the batch is that runs, how many wait; a line in the log for each turn of its life."""
     caplog.set_level(logging.INFO, "mlxrun")
     place.pause, place.config = 0.01, make_config(rows=1)
     async with place.run() as site:
@@ -360,14 +360,14 @@ async def test_the_status_shows_what_runs_and_what_waits(
         record.getMessage() for record in caplog.records if record.name == "mlxrun.server.batches.batch_queue"
     ]
     assert {record.levelname for record in caplog.records if record.name.startswith("mlxrun.")} == {"INFO"}
-    begun = f"{first['id']}: begins: 0 of 30 lines done, 0 failed"
+    begun = f"{first['id']}: started: 0 of 30 lines done, 0 failed"
     refused = f"{bad['id']}: failed validation; the first problem: invalid_line in line 1"
     assert said.count(begun) == said.count(refused) == 1
     cancelled = [text for text in said if text.startswith(f"{first['id']}: cancelled: ")]
     assert len(cancelled) == 1 and cancelled[0].endswith(" of 30 lines done, 0 failed")
     ours = [text for text in said if text.startswith(second["id"])]
     assert ours == [
-        f"{second['id']}: begins: 0 of 2 lines done, 0 failed",
+        f"{second['id']}: started: 0 of 2 lines done, 0 failed",
         f"{second['id']}: completed: 2 of 2 lines done, 0 failed",
     ]
     assert len(said) == 5

@@ -13,8 +13,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from mlxrun.server.batches import storage
-from mlxrun.server.batches.storage import Storage, StorageError, data_folder, link
+from mlxrun.server.batches import durable_files, storage
+from mlxrun.server.batches.durable_files import StorageError, link_file
+from mlxrun.server.batches.storage import Storage, find_data_folder
 from mlxrun.server.endpoints import files
 from tests.helpers.batch_fakes import chats, make_config
 from tests.helpers.batches_server import Place
@@ -179,7 +180,7 @@ async def test_pages_and_filters(place: Place) -> None:
 
 
 async def test_an_upload_that_breaks_off(place: Place) -> None:
-    """A24: the client is gone in the middle; nothing is listed, nothing is left."""
+    """The client is gone in the middle; nothing is listed, nothing is left."""
 
     async def half() -> AsyncIterator[bytes]:
         yield b"x" * 3_000_000
@@ -201,7 +202,7 @@ async def test_an_upload_that_breaks_off(place: Place) -> None:
 
 @pytest.mark.slow
 async def test_a_million_lines_are_not_held(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """C1: 48 MB of lines come and go through a few blocks of memory; counted in bytes."""
+    """48 MB of lines come and go through a few blocks of memory; counted in bytes."""
     line = json.dumps({"custom_id": "0000000", "body": {"a": 1}}).encode() + b"\n"
     block, count = line * 10_000, 100
     writes: list[int] = []
@@ -230,7 +231,7 @@ async def test_a_million_lines_are_not_held(place: Place, monkeypatch: pytest.Mo
         finally:
             tracemalloc.stop()
     assert made["bytes"] == sum(writes) == read == len(block) * count
-    assert max(writes) < 2 * files.BLOCK
+    assert max(writes) < 2 * files.BLOCK_BYTES
     assert peak < 12_000_000 < made["bytes"] / 3
 
 
@@ -297,16 +298,16 @@ async def test_a_full_disk(place: Place, monkeypatch: pytest.MonkeyPatch) -> Non
         def __getattr__(self, name: str) -> Any:
             return getattr(self._file, name)
 
-    begin = Storage.begin
+    start_upload = Storage.start_upload
 
-    def full(self: Storage) -> storage.Upload:
-        found = begin(self)
+    def full(self: Storage, max_bytes: int) -> storage.Upload:
+        found = start_upload(self, max_bytes)
         found._file = Full(found._file)  # type: ignore[assignment]
         return found
 
     async with place.run() as site:
         with monkeypatch.context() as patch:
-            patch.setattr(Storage, "begin", full)
+            patch.setattr(Storage, "start_upload", full)
             found = await site.ask("POST", "/v1/files", data=form())
         assert (found["status_code"], "No space left" in found["error"]["message"]) == (503, True)
         assert in_folder(place) == []
@@ -314,7 +315,7 @@ async def test_a_full_disk(place: Place, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 async def test_the_event_loop_is_free(place: Place) -> None:
-    """A27: while a file is written, others are answered: the disk is on a worker thread."""
+    """While a file is written, others are answered: the disk is on a worker thread."""
     blocked = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -335,10 +336,10 @@ async def test_the_event_loop_is_free(place: Place) -> None:
 
 def test_where_files_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert data_folder(None, {}) == tmp_path / ".local" / "share" / "mlxrun"
-    assert data_folder(None, {"XDG_DATA_HOME": "relative"}) == tmp_path / ".local" / "share" / "mlxrun"
-    assert data_folder(None, {"XDG_DATA_HOME": "/data"}) == Path("/data/mlxrun")
-    assert data_folder("~/jobs", {"XDG_DATA_HOME": "/data"}) == tmp_path / "jobs"
+    assert find_data_folder(None, {}) == tmp_path / ".local" / "share" / "mlxrun"
+    assert find_data_folder(None, {"XDG_DATA_HOME": "relative"}) == tmp_path / ".local" / "share" / "mlxrun"
+    assert find_data_folder(None, {"XDG_DATA_HOME": "/data"}) == Path("/data/mlxrun")
+    assert find_data_folder("~/jobs", {"XDG_DATA_HOME": "/data"}) == tmp_path / "jobs"
 
 
 def test_a_link_where_links_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -347,25 +348,25 @@ def test_a_link_where_links_cannot_be(tmp_path: Path, monkeypatch: pytest.Monkey
     def refuse(*args: Any) -> None:
         raise OSError(1, "Operation not permitted")
 
-    monkeypatch.setattr(storage.os, "link", refuse)
+    monkeypatch.setattr(durable_files.os, "link", refuse)
     (tmp_path / "a").write_bytes(b"content")
-    link(tmp_path / "a", tmp_path / "b")
+    link_file(tmp_path / "a", tmp_path / "b")
     (tmp_path / "a").unlink()
     assert (tmp_path / "b").read_bytes() == b"content"
 
 
 def test_the_folder_is_private(tmp_path: Path) -> None:
     """Uploads hold people's prompts."""
-    store = Storage(tmp_path / "data")
+    store = Storage(tmp_path / "data", 10**9)
     store.open()
     store.open()
     assert {path.stat().st_mode & 0o077 for path in (store.root, *store.root.iterdir()) if path.is_dir()} == {
         0
     }
     with pytest.raises(StorageError, match="another mlxrun"):
-        Storage(tmp_path / "data").open()
+        Storage(tmp_path / "data", 10**9).open()
     store.close()
-    Storage(tmp_path / "data").open()
+    Storage(tmp_path / "data", 10**9).open()
 
 
 async def test_switched_off(place: Place) -> None:

@@ -14,13 +14,13 @@ import aiohttp
 import pytest
 
 from mlxrun.server.batches import storage
+from mlxrun.server.batches.batch_folders import MIN_COUNTED_BYTES
 from mlxrun.server.endpoints import files
 from tests.helpers.batch_fakes import chats, make_config
 from tests.helpers.batches_server import Place, Site
 from tests.server.endpoints.test_files import form, in_folder
 
 QUOTA = 20_000
-LEAST = storage.LEAST
 
 
 @pytest.fixture
@@ -70,13 +70,13 @@ async def test_exactly_as_much_as_fits(place: Place) -> None:
 
 
 async def test_small_ones_count_as_a_page(place: Place) -> None:
-    """A25: else there could be any number of files, and of batches of one file."""
+    """Else there could be any number of files, and of batches of one file."""
     async with place.run() as site:
         file = await site.upload(chats(1))
-        assert await used(site) == LEAST
+        assert await used(site) == MIN_COUNTED_BYTES
         for i in range(3):
             assert (await site.create(file))["id"]
-            assert await used(site) == (2 + i) * LEAST
+            assert await used(site) == (2 + i) * MIN_COUNTED_BYTES
         found = await site.create(file)
         assert (found["status_code"], found["error"]["param"]) == (413, "input_file_id")
         assert found["error"]["code"] == "storage_full"
@@ -84,7 +84,7 @@ async def test_small_ones_count_as_a_page(place: Place) -> None:
         assert len((await site.ask("GET", "/v1/batches"))["data"]) == 3
     async with place.run() as site:
         await site.ask("GET", "/v1/files")
-        assert await used(site) == 4 * LEAST
+        assert await used(site) == 4 * MIN_COUNTED_BYTES
 
 
 async def test_without_a_quota_in_the_way(tmp_path: Path) -> None:
@@ -161,21 +161,21 @@ async def test_one_that_grows_over_it_is_refused_and_removed(place: Place) -> No
 
 
 async def test_answers_count_but_are_never_refused(place: Place) -> None:
-    """C1: work that was done is handed out, whatever the quota says."""
+    """Work that was done is handed out, whatever the quota says."""
     place.engine = True
     place.config = replace(make_config(), server=replace(place.config.server, files_max_bytes=1_000_000))
     async with place.run() as site:
         file = await site.upload(chats(60))
     size = (place.root / "files" / f"{file}.jsonl").stat().st_size
     place.config = replace(
-        place.config, server=replace(place.config.server, files_max_bytes=size + 1 + LEAST)
+        place.config, server=replace(place.config.server, files_max_bytes=size + 1 + MIN_COUNTED_BYTES)
     )
     async with place.run() as site:
         batch = await site.over((await site.create(file))["id"])
         assert batch["status"] == "completed"
         assert len(await site.records(batch["output_file_id"])) == 60
         found = (await site.ask("GET", "/v1/status"))["files"]
-        assert found["count"] == 2 and found["bytes"] > size + 1 + LEAST
+        assert found["count"] == 2 and found["bytes"] > size + 1 + MIN_COUNTED_BYTES
         assert (await put(site, form(b"x")))["status_code"] == 413
 
 
@@ -191,17 +191,17 @@ async def test_a_batch_that_failed_leaves_nothing(place: Place) -> None:
         async with asyncio.timeout(30):
             while (place.root / "batches" / made["id"] / "job").exists():
                 await asyncio.sleep(0.005)
-        left = QUOTA - LEAST  # what is said of it stays
+        left = QUOTA - MIN_COUNTED_BYTES  # what is said of it stays
         assert refused(await put(site, form(b"x" * (left + 1))))
         assert (await put(site, form(b"x" * left)))["bytes"] == left
 
 
 async def test_what_a_batch_holds_is_known_from_the_start(place: Place) -> None:
-    """A65: /v1/status counts it before anybody uploads, and once when it has become a file."""
+    """/v1/status counts it before anybody uploads, and once when it has become a file."""
     async with place.run() as site:
         file = await site.upload(chats(60))
         size = (await site.ask("GET", f"/v1/files/{file}"))["bytes"]
-        assert size > LEAST
+        assert size > MIN_COUNTED_BYTES
         made = await site.create(file)
         await site.ask("DELETE", f"/v1/files/{file}")
     place.engine = False
@@ -214,30 +214,30 @@ async def test_what_a_batch_holds_is_known_from_the_start(place: Place) -> None:
         assert done["status"] == "completed"
         answers = (await site.ask("GET", f"/v1/files/{done['output_file_id']}"))["bytes"]
         async with asyncio.timeout(30):
-            while await used(site) != max(LEAST, answers) + LEAST:
+            while await used(site) != max(MIN_COUNTED_BYTES, answers) + MIN_COUNTED_BYTES:
                 await asyncio.sleep(0.005)
 
 
 async def test_a_sender_that_goes_away_before_it_has_begun(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A25: what a thread begins for it is removed all the same, its handle too."""
+    """What a thread begins for it is removed all the same, its handle too."""
     gate, begun, leaving = threading.Event(), threading.Event(), asyncio.Event()
-    begin, drop = storage.Storage.begin, files._drop
+    begin, drop = storage.Storage.start_upload, files._discard
     drops: list[asyncio.Task[None]] = []
 
-    def late(self: storage.Storage) -> storage.Upload:
+    def late(self: storage.Storage, max_bytes: int) -> storage.Upload:
         begun.set()
         assert gate.wait(30)
-        return begin(self)
+        return begin(self, max_bytes)
 
     async def seen(*given: Any) -> None:
         drops.append(asyncio.current_task())  # type: ignore[arg-type]
         leaving.set()
         await drop(*given)
 
-    monkeypatch.setattr(storage.Storage, "begin", late)
-    monkeypatch.setattr(files, "_drop", seen)
+    monkeypatch.setattr(storage.Storage, "start_upload", late)
+    monkeypatch.setattr(files, "_discard", seen)
     async with place.run() as site, asyncio.timeout(30):
         task = asyncio.create_task(put(site, form(b"x" * 100)))
         assert await asyncio.to_thread(begun.wait, 30)
@@ -246,7 +246,7 @@ async def test_a_sender_that_goes_away_before_it_has_begun(
         assert in_folder(place) == []
         gate.set()
         await drops[0]
-        assert in_folder(place) == [] and not site.queue.storage._coming
+        assert in_folder(place) == [] and not site.queue.storage._uploads
 
 
 async def test_a_deleted_file_counts_while_its_batch_has_it(place: Place) -> None:
@@ -254,9 +254,9 @@ async def test_a_deleted_file_counts_while_its_batch_has_it(place: Place) -> Non
     async with place.run() as site:
         file = await site.upload(chats(45))
         size = (await site.ask("GET", f"/v1/files/{file}"))["bytes"]
-        assert LEAST < size < QUOTA - 2 * LEAST
+        assert MIN_COUNTED_BYTES < size < QUOTA - 2 * MIN_COUNTED_BYTES
         batch = await site.create(file)
-        assert await used(site) == size + LEAST  # one file under two names
+        assert await used(site) == size + MIN_COUNTED_BYTES  # one file under two names
         await site.ask("DELETE", f"/v1/files/{file}")
         assert refused(await put(site, form(b"x" * (QUOTA - size + 1))))
         assert (await put(site, form(b"x" * (QUOTA - size - 500))))["bytes"]

@@ -1,4 +1,4 @@
-"""OpenAI's surface on a scripted engine: golden events, errors and their places, odd bodies. A51, A55."""
+"""OpenAI's surface on a scripted engine: golden events, errors and their places, odd bodies."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from mlxrun.api.openai.fields import HARMLESS, HONOURED, REFUSED
 from mlxrun.config.settings import ApiSettings, SchedulerSettings
 from mlxrun.errors import EngineDead, Overloaded, PromptTooLong
 from mlxrun.scheduler.request import FinishReason, HitKind, TokenEvent
-from tests.api.openai.test_stream import TOOL, Brackets
+from mlxrun.server.app_config import CONFIG_HASH
+from tests.helpers.bracket_formats import TOOL, Brackets
 from tests.helpers.server_fakes import FakeEngine, Reply, Serving, says, server_config, serving
 from tests.helpers.tokenizers import TOOLS, FakeModelInfo
 
@@ -59,7 +60,7 @@ def choice_of(block: str) -> int:
 
 
 def golden(name: str, text: str) -> None:
-    """Compares with a file in tests/helpers/golden. One that is missing is written, and the test fails once."""
+    """Compare with a file in tests/helpers/golden. A missing one is written, and the test fails once."""
     path = GOLDEN / name
     found = normal(text)
     if not path.exists():
@@ -140,7 +141,7 @@ async def test_cached_tokens_and_the_seed_are_told() -> None:
         assert last["mlxrun"] == {"seed": request.params.seed}
         whole = (await s.post(CHAT, {"messages": HI, "seed": 9})).json
         assert whole["mlxrun"] == {"seed": 9} and s.engine.requests[-1].params.seed == 9
-        assert whole["system_fingerprint"] == s.server.fingerprint
+        assert whole["system_fingerprint"] == f"fp_{s.app[CONFIG_HASH][:10]}"
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -224,7 +225,7 @@ async def test_what_is_wrong_is_said_with_its_place() -> None:
         (CHAT, {"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role", "robot"),
         (CHAT, {"messages": HI, "stop": ["x"] * 10_000}, "stop", "at most 16"),
         (CHAT, {"messages": HI, "response_format": {"type": "jsn"}}, "response_format.type", "json_object"),
-        (CHAT, '{"messages": [], "messages": []}', None, "stands twice"),
+        (CHAT, '{"messages": [], "messages": []}', None, "occurs twice"),
         (CHAT, '{"temperature": NaN}', None, "NaN"),
         (CHAT, b"\xff\xfe", None, "not UTF-8"),
         (CHAT, "", None, "empty"),
@@ -243,13 +244,15 @@ async def test_what_is_wrong_is_said_with_its_place() -> None:
 async def test_several_prompts_and_priority_reach_the_engine() -> None:
     async with serving() as s:
         await s.post(COMPLETION, {"prompt": ["a", "b"], "n": 2, "user": "u"})
-        assert len({r.id for r in s.engine.requests}) == 4 and {r.key for r in s.engine.requests} == {"u"}
+        assert len({r.id for r in s.engine.requests}) == 4 and {
+            r.fairness_key for r in s.engine.requests
+        } == {"u"}
         reply = await s.post(CHAT, {"messages": HI, "priority": 1})
         assert reply.status == 400 and "scheduler.policy" in reply.json["error"]["message"]
 
 
 async def test_more_answers_than_the_queue_holds() -> None:
-    """A34: a 429 would ask the client to try again for ever."""
+    """A 429 would ask the client to try again for ever."""
     config = replace(server_config(), scheduler=SchedulerSettings(max_queue=3))
     async with serving(config) as s:
         assert (await s.post(CHAT, {"messages": HI, "n": 3})).status == 200
@@ -257,7 +260,7 @@ async def test_more_answers_than_the_queue_holds() -> None:
         error = reply.json["error"]
         assert (reply.status, error["param"]) == (400, "n") and "max_queue (3)" in error["message"]
         error = (await s.post(COMPLETION, {"prompt": ["a", "b", "c", "d"]})).json["error"]
-        assert error["param"] == "prompt" and "4 answers" in error["message"]
+        assert error["param"] == "prompt" and "4 choices" in error["message"]
 
 
 CALL = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": '{"a":1}'}}
@@ -321,7 +324,7 @@ RECORDED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", RECORDED)
 async def test_bodies_that_clients_send(name: str) -> None:
-    """B25: shapes of agents and chat programs, after their documentation, are taken and reach the model."""
+    """Shapes of agents and chat programs, after their documentation, are taken and reach the model."""
     body = RECORDED[name]
     async with serving(host=HOST, script=says("ok")) as s:
         reply = await s.post(CHAT, body)
@@ -367,7 +370,7 @@ URLS = st.sampled_from([CHAT, COMPLETION, "/tokenize", "/v1/detokenize"])
 @settings(max_examples=60)
 @given(st.lists(st.tuples(URLS, BODIES | VALUES, st.integers(0, 8)), min_size=1, max_size=6))
 def test_no_body_is_a_5xx(asked: list[tuple[str, Any, int]]) -> None:
-    """A51: whatever is sent, the answer is right or a 4xx in OpenAI's shape, and nothing is left over."""
+    """Whatever is sent, the answer is right or a 4xx in OpenAI's shape, and nothing is left over."""
 
     async def one(s: Serving, url: str, body: Any, keep: int) -> int:
         if isinstance(body, dict):

@@ -1,4 +1,4 @@
-"""/v1/responses before a scripted engine: events in order, what is stored, cancelling, errors: A24, A51, A64.
+"""/v1/responses before a scripted engine: events in order, what is stored, cancelling, errors.
 
 `GOLDEN=write pytest tests/server/endpoints/test_responses.py` writes the files of tests/helpers/golden anew.
 """
@@ -25,8 +25,8 @@ from mlxrun.parsers.delta import Delta, Parser
 from mlxrun.parsers.model_formats import ModelFormats
 from mlxrun.scheduler.request import FinishReason
 from mlxrun.server import response_store
-from mlxrun.server.response_store import ResponseStore, responses_of
-from tests.api.responses.test_request import ADD, BODIES, PNG, Piece
+from mlxrun.server.response_store import RESPONSES
+from tests.helpers.responses_api import ADD, BODIES, PNG, ScriptedDelta
 from tests.helpers.server_fakes import FakeEngine, Serving, says, server_config, serving
 from tests.helpers.tokenizers import TOOLS, FakeModelInfo
 
@@ -65,14 +65,14 @@ class _MarksParser:
         if self._kind == "call":
             if "(" in self._text:
                 name, _, self._text = self._text.partition("(")
-                found = [Piece("call", "", self._calls, f"call_{self._calls}", name)]
+                found = [ScriptedDelta("call", "", self._calls, f"call_{self._calls}", name)]
                 self._kind = "arguments"
             else:
                 return []
         if self._kind == "arguments":
-            found.append(Piece("call", self._text.removesuffix(")"), self._calls, "", ""))
+            found.append(ScriptedDelta("call", self._text.removesuffix(")"), self._calls, "", ""))
         elif self._text:
-            found.append(Piece(self._kind, self._text, 0, "", ""))
+            found.append(ScriptedDelta(self._kind, self._text, 0, "", ""))
         self._text = ""
         return found
 
@@ -87,7 +87,7 @@ def _same_ids(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "secrets", SimpleNamespace(token_hex=lambda size: f"{next(numbers):04x}"))
     for each in (module, response_store):
         monkeypatch.setattr(each, "time", SimpleNamespace(time=lambda: 1_700_000_000.5))
-    monkeypatch.setattr(module, "GRACE", 0.0)
+    monkeypatch.setattr(module, "FIRST_EVENT_SECONDS", 0.0)
 
 
 async def ask(s: Serving, body: Mapping[str, Any], **headers: str) -> dict[str, Any]:
@@ -133,7 +133,7 @@ EVERYTHING = {
 
 
 async def test_the_events_of_a_thought_a_text_and_calls() -> None:
-    """A64: as in the file, and [DONE] at the end."""
+    """As in the file, and [DONE] at the end."""
     async with serving(script=THOUGHT_TEXT_CALLS, host=HOST, formats=Marks()) as s:
         events = await stream(s, EVERYTHING)
         assert events.pop() == (None, "[DONE]")
@@ -154,7 +154,7 @@ async def test_a_whole_response_is_that_of_the_stream() -> None:
 
 
 async def test_deltas_join_to_the_text() -> None:
-    """A64: whatever the tokens are."""
+    """Whatever the tokens are."""
     async with serving(script=says("He", "llo w\u00f6", "rld \U0001f642")) as s:
         events = [data for _, data in await stream(s, {"input": "hi"}) if isinstance(data, dict)]
     deltas = [data["delta"] for data in events if data["type"] == "response.output_text.delta"]
@@ -207,8 +207,8 @@ async def test_logprobs_are_those_of_the_text() -> None:
 
 
 async def test_errors_before_the_stream_have_their_own_status(monkeypatch: pytest.MonkeyPatch) -> None:
-    """B1 and the queue that is full: not an event of a stream that began well."""
-    monkeypatch.setattr(module, "GRACE", 5.0)
+    """A queue that is full: not an event of a stream that began well."""
+    monkeypatch.setattr(module, "FIRST_EVENT_SECONDS", 5.0)
     for error, status in ((Overloaded("full"), 429), (EngineDead("dead"), 503)):
         async with serving(script=says(error)) as s:
             for streaming in (True, False):
@@ -245,7 +245,7 @@ async def test_an_error_in_a_stream_is_its_last_event() -> None:
     ],
 )
 async def test_bad_bodies(body: Any, param: str) -> None:
-    """A51: a 400 in OpenAI's shape that names the field."""
+    """A 400 in OpenAI's shape that names the field."""
     async with serving() as s:
         reply = await s.post(URL, body)
         assert (reply.status, reply.json["error"]["param"]) == (400, param)
@@ -275,7 +275,7 @@ async def test_store_false_is_honoured() -> None:
         assert (await s.get(f"{URL}/{sent['id']}")).status == 404
         reply = await s.post(URL, {"input": "hi", "previous_response_id": sent["id"]})
         assert reply.json["error"]["code"] == "previous_response_not_found"
-        assert len(responses_of(s.server).store) == 0
+        assert len(s.app[RESPONSES].store) == 0
 
 
 async def test_a_conversation_goes_on() -> None:
@@ -343,53 +343,6 @@ async def test_tokens_are_counted_as_the_engine_reads_them() -> None:
     assert len(s.engine.requests) == 1
 
 
-def _response(name: str, *outputs: dict[str, Any]) -> dict[str, Any]:
-    return {"id": name, "status": "completed", "output": list(outputs)}
-
-
-def _item(name: str, size: int = 10) -> dict[str, Any]:
-    return {"id": name, "text": "x" * size}
-
-
-def test_the_store_is_bounded_by_count() -> None:
-    kept = ResponseStore(2, 10**6)
-    for name in "abc":
-        kept.put("", _response(name), [])
-        kept.get("", "a")
-    assert [kept.get("", name) is not None for name in "abc"] == [True, False, True], "the oldest use goes"
-
-
-def test_the_store_is_bounded_by_bytes() -> None:
-    kept = ResponseStore(100, 50_000)
-    for i in range(20):
-        assert kept.put("", _response(f"r{i}", _item(f"o{i}", 9000)), [_item(f"i{i}")])
-        assert kept.bytes <= 50_000
-    assert 3 <= len(kept) <= 5
-    assert kept.item("", "o19") is not None and kept.item("", "o0") is None
-    there, size = len(kept), kept.bytes
-    assert not kept.put("", _response("huge", _item("h", 60_000)), [])
-    assert (len(kept), kept.bytes) == (there, size), "what never fits makes nobody go"
-    for i in range(20):
-        kept.delete("", f"r{i}")
-    assert len(kept) == 0 and kept.bytes == 0
-
-
-def test_items_that_responses_share_count_once() -> None:
-    kept = ResponseStore(1000, 10**9)
-    items = [_item("i0", 100_000)]
-    for turn in range(30):
-        answer = _item(f"o{turn}", 100)
-        kept.put("", _response(f"r{turn}", answer), items)
-        items = [*items, answer, _item(f"i{turn + 1}")]
-    assert kept.bytes < 250_000
-    for turn in range(29):
-        kept.delete("", f"r{turn}")
-    assert kept.item("", "i0") is items[0], "the last one holds it still"
-    assert kept.bytes > 100_000
-    kept.delete("", "r29")
-    assert kept.bytes == 0 and kept.item("", "i0") is None
-
-
 async def test_a_server_that_stores_nothing_says_so() -> None:
     async with serving(server_config(store_responses=0)) as s:
         sent = await ask(s, {"input": "hi"})
@@ -426,7 +379,7 @@ async def test_cancelling_a_whole_response() -> None:
     never = asyncio.Event()
     async with serving(script=says("half", never.wait)) as s:
         asking = asyncio.create_task(s.post(URL, {"input": "hi"}))
-        running = responses_of(s.server).running
+        running = s.app[RESPONSES].running
         while not s.engine.requests:
             await asyncio.sleep(0)
         cancelled = await s.post(f"{URL}/{next(iter(running))}/cancel", {})
@@ -449,8 +402,8 @@ async def test_what_is_done_cannot_be_cancelled() -> None:
 async def test_a_client_that_goes_away_leaves_nothing(
     streaming: bool, script: tuple[str, ...], grace: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A24: aborted, not stored, no entry left."""
-    monkeypatch.setattr(module, "GRACE", grace)
+    """Aborted, not stored, no entry left."""
+    monkeypatch.setattr(module, "FIRST_EVENT_SECONDS", grace)
     never = asyncio.Event()
     async with serving(script=says(*script, never.wait)) as s:
         asking = asyncio.create_task(s.post(URL, {"input": "hi", "stream": streaming}))
@@ -459,7 +412,7 @@ async def test_a_client_that_goes_away_leaves_nothing(
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
         await s.settle()
-        state = responses_of(s.server)
+        state = s.app[RESPONSES]
         assert len(s.engine.aborted) == 1 and not state.running and len(state.store) == 0
 
 
@@ -533,7 +486,7 @@ CODEX: dict[str, Any] = {
 
 
 async def test_what_codex_sends_is_answered() -> None:
-    """A64: two turns, the second with what came back as Codex sends it: without ids, thoughts encoded."""
+    """Two turns, the second with what came back as Codex sends it: without ids, thoughts encoded."""
     script = says(
         "<think>", "ls then", "</think>", "<tool_call>", "exec_command(", '{"cmd": "ls"})', "</tool_call>"
     )
@@ -559,7 +512,7 @@ async def test_what_codex_sends_is_answered() -> None:
 @settings(max_examples=6, suppress_health_check=list(HealthCheck))
 @given(bodies=st.lists(BODIES, min_size=10, max_size=20))
 async def test_no_body_breaks_the_server(bodies: list[dict[str, Any]]) -> None:
-    """A51: never a 5xx, never a request that stays. Single bodies: tests/api/responses/test_request.py."""
+    """Never a 5xx, never a request that stays. Single bodies: tests/api/responses/test_request.py."""
     async with serving(host=FakeModelInfo(chat_template=TOOLS, vision=True), formats=Marks()) as s:
         for body in bodies:
             reply = await s.post(URL, json.dumps(body))

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlxrun.server.endpoints.tokenize import _raw, _text
-from tests.api.openai.test_stream import TOOL
+from mlxrun.server.endpoints.tokenize import _decode, _tokenize_text
+from tests.helpers.bracket_formats import TOOL
 from tests.helpers.server_fakes import serving
 from tests.helpers.tokenizers import CHATML, THINKING, TOOLS, FakeModelInfo, byte_tokenizer, ids_of
 
@@ -79,7 +79,7 @@ async def test_what_is_refused() -> None:
 @settings(max_examples=100)
 @given(st.text(max_size=30) | st.sampled_from(["<|im_end|>", "a <think> b", " \n\t"]))
 def test_there_and_back(text: str) -> None:
-    """A52: every text comes back as it was."""
+    """Every text comes back as it was."""
     host = FakeModelInfo()
-    ids = _raw({"prompt": text, "add_special_tokens": False}, host)
-    assert _text(list(ids), host) == text
+    ids = _tokenize_text({"prompt": text, "add_special_tokens": False}, host)
+    assert _decode(list(ids), host) == text

@@ -1,0 +1,102 @@
+"""Bytes that are not an HTTP request, and connections above the limit."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from mlxrun.server.endpoints import admin, openai
+from tests.helpers.server_fakes import MINI, hello, server_config, serving
+from tests.robustness.test_server_fuzz_wire import WIRE, send
+from tests.server.test_live_requests import connect, cut, until
+
+ONLY = [MINI, admin.SURFACE]
+NO_HTTP = (
+    "a huge chunk",
+    "two lengths",
+    "a negative length",
+    "no host",
+    "a version to come",
+    "bytes",
+    "TLS",
+    "a header without colon",
+    "a header of 100 kB",
+    "5,000 headers",
+    "a path of bytes",
+    "a long path",
+    "a method that is none",
+    "no chunk",
+)
+
+
+@pytest.mark.parametrize("name", NO_HTTP)
+async def test_an_unreadable_request_is_answered_in_json(name: str) -> None:
+    """The parser's refusals look like all others, in one short line, and close the connection."""
+    async with serving(surfaces=[openai.SURFACE]) as s:
+        host, port = s.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(WIRE[name][0])
+        raw = await asyncio.wait_for(reader.read(), 10)  # to its end: the server closes
+        writer.close()
+        head, _, body = raw.partition(b"\r\n\r\n")
+        lines = head.decode().lower().split("\r\n")
+        assert " 400 " in lines[0] and "content-type: application/json" in lines
+        assert sum(line.startswith("x-request-id: req_") for line in lines) == 1
+        assert sum(line.startswith("server: mlxrun/") for line in lines) == 1
+        error = json.loads(body)["error"]
+        assert (error["type"], error["param"]) == ("invalid_request_error", None)
+        assert len(error["message"]) < 300 and "\n" not in error["message"]
+
+
+async def test_the_error_has_the_reason() -> None:
+    async with serving(surfaces=[openai.SURFACE]) as s:
+        found = {}
+        for name in ("two lengths", "a long path", "a method that is none"):
+            body = (await send(s, WIRE[name][0], over=False))[1].partition(b"\r\n\r\n")[2]
+            found[name] = json.loads(body)["error"]
+        assert {error["code"] for error in found.values()} == {"invalid_request"}
+        start = "the HTTP request cannot be read: "
+        assert all(error["message"].startswith(start) for error in found.values())
+        assert len({error["message"] for error in found.values()}) == 3
+        assert "8190" in found["a long path"]["message"]
+
+
+async def test_a_good_request_before_a_bad_one_is_answered() -> None:
+    """The twin: what came before on the same connection is as it would be alone."""
+    async with serving(surfaces=ONLY) as s:
+        host, port = s.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        good = await asyncio.wait_for(reader.readuntil(b"}"), 10)
+        writer.write(b"G@T / HTTP/1.1\r\n\r\n")
+        bad = await asyncio.wait_for(reader.read(), 10)
+        writer.close()
+        assert good.startswith(b"HTTP/1.1 200 ") and b'"status":"ok"' in good
+        assert b" 400 " in bad.partition(b"\r\n")[0] and b'"error"' in bad
+
+
+async def test_a_connection_above_the_limit() -> None:
+    async with serving(server_config(max_connections=2), surfaces=ONLY) as s:
+        opened = [await connect(s, hello()) for _ in range(2)]
+        for reader, _ in opened:
+            assert b" 200 " in await reader.readline()
+        reader, writer = await connect(s, hello())
+        answer = await reader.read()
+        assert answer.startswith(b"HTTP/1.1 503 ")
+        assert b"Retry-After: 1" in answer
+        assert json.loads(answer.split(b"\r\n\r\n")[1])["error"]["code"] == "overloaded"
+        writer.close()
+        cut(opened[0][1])
+        await until(lambda: True)
+        for _ in range(100):
+            reader, writer = await connect(s, hello())
+            line = await reader.readline()
+            writer.close()
+            if b" 200 " in line:
+                break
+            await asyncio.sleep(0.01)
+        else:
+            raise AssertionError("a closed connection still counts")
+        cut(opened[1][1])

@@ -1,0 +1,312 @@
+"""The server from start to exit code: listening, loading, draining, signals, and the engine's death."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import os
+import re
+import signal
+import socket
+import sys
+from dataclasses import replace
+from typing import Any, cast
+
+import aiohttp
+import pytest
+
+from mlxrun.api.context import ApiContext
+from mlxrun.engine.client import EngineClient
+from mlxrun.errors import ConfigError, EngineDead, ModelLoadError
+from mlxrun.server import lifecycle
+from mlxrun.server.app import make_app
+from mlxrun.server.batches.batch_queue import BatchQueue
+from mlxrun.server.endpoints import admin
+from mlxrun.server.engine_state import LoadedEngine
+from mlxrun.server.lifecycle import Address, ShutdownSignals, drain, run
+from mlxrun.text.images import MediaLoader
+from tests.helpers.server_fakes import MINI, AppView, FakeEngine, hello, says, server_config, serving
+from tests.server.test_live_requests import until
+
+ONLY = [MINI, admin.SURFACE]
+
+
+class Life:
+    """A server that runs as `mlxrun serve` does, with a fake engine and a stop that is no signal."""
+
+    def __init__(self, engine: FakeEngine | None = None, **fields: Any) -> None:
+        self.engine = engine or FakeEngine()
+        self.config = server_config(**fields)
+        self.app = make_app(self.config)
+        self.said: list[str] = []
+        self.stop = asyncio.Event()
+        self.load_gate = asyncio.Event()
+        self.load_gate.set()
+        self.load_error: Exception | None = None
+        self.task = asyncio.create_task(self._run())
+
+    @property
+    def view(self) -> AppView:
+        return AppView(self.app)
+
+    async def _load(self) -> Any:
+        await self.load_gate.wait()
+        if self.load_error is not None:
+            raise self.load_error
+        context = ApiContext(self.engine.model_info, self.config, MediaLoader(self.config.media, None))
+        return LoadedEngine(cast(EngineClient, self.engine), context, {})
+
+    async def _run(self) -> int:
+        return await run(self.app, self._load, self.said.append, stop=self.stop)
+
+    async def url(self) -> str:
+        await until(lambda: self.said or self.task.done())
+        found = re.search(r"http://\S+?(?=;)", self.said[0])
+        assert found
+        return found[0]
+
+    async def post(self, path: str, body: Any) -> tuple[int, Any]:
+        async with (
+            aiohttp.ClientSession() as http,
+            http.post(await self.url() + path, json=body) as response,
+        ):
+            return response.status, await response.json()
+
+    async def ready(self) -> None:
+        await until(lambda: len(self.said) >= 2 or self.task.done())
+
+
+async def test_the_output_names_the_address_and_a_first_request() -> None:
+    life = Life()
+    await life.ready()
+    assert life.said[0] == f"listening on {await life.url()}; loading embedded"
+    assert life.said[1].startswith("ready: fake, text, context of 4096 tokens; openai, responses, anthropic")
+    assert f"curl {await life.url()}/v1/chat/completions -H 'Content-Type" in life.said[1]
+    assert life.view.state.stats["steps"] == 7  # read once before anything runs
+    status, reply = await life.post("/v1/chat/completions", hello())
+    assert (status, reply["choices"][0]["message"]["content"]) == (200, "Hello world!")
+    life.stop.set()
+    assert await life.task == 0
+    assert life.engine.closed
+
+
+async def test_the_switch_interval_is_short_while_the_server_runs() -> None:
+    """Python's own interval is there again afterwards, whatever it was."""
+    before = sys.getswitchinterval()
+    life = Life()
+    await life.ready()
+    assert sys.getswitchinterval() == pytest.approx(lifecycle.SWITCH_INTERVAL) != pytest.approx(before)
+    life.stop.set()
+    assert await life.task == 0
+    assert sys.getswitchinterval() == before
+    failed = Life()
+    failed.load_error = ModelLoadError("no such model")
+    with pytest.raises(ModelLoadError):
+        await failed.task
+    assert sys.getswitchinterval() == before
+
+
+async def test_the_first_request_has_a_key_if_one_is_required() -> None:
+    life = Life(api_keys={"a": "sesame"})
+    await life.ready()
+    assert "-H 'Authorization: Bearer YOUR_KEY'" in life.said[1]
+    assert "sesame" not in " ".join(life.said)
+    life.stop.set()
+    assert await life.task == 0
+
+
+async def test_the_server_listens_before_the_model_is_loaded() -> None:
+    life = Life()
+    life.load_gate.clear()
+    assert (await life.post("/v1/chat/completions", hello()))[0] == 503
+    life.load_gate.set()
+    await life.ready()
+    assert (await life.post("/v1/chat/completions", hello()))[0] == 200
+    life.stop.set()
+    assert await life.task == 0
+
+
+async def test_a_model_that_cannot_be_loaded_ends_the_server() -> None:
+    life = Life()
+    life.load_error = ModelLoadError("no such model")
+    with pytest.raises(ModelLoadError, match="no such model") as caught:
+        await life.task
+    assert caught.value.exit_code == 3
+
+
+async def test_a_stop_while_the_model_loads() -> None:
+    life = Life()
+    life.load_gate.clear()
+    await life.url()
+    life.stop.set()
+    assert await life.task == 0
+
+
+async def test_a_stop_while_a_load_cannot_be_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Exited(BaseException):
+        pass
+
+    def leave(code: int) -> None:
+        raise Exited(code)
+
+    monkeypatch.setattr(lifecycle, "GRACE_SECONDS", 0.02)
+    monkeypatch.setattr(os, "_exit", leave)
+    gate = asyncio.Event()
+    life = Life()
+
+    async def stubborn() -> Any:
+        while not gate.is_set():
+            try:
+                await gate.wait()
+            except asyncio.CancelledError:
+                continue
+        raise ModelLoadError("late")
+
+    life._load = stubborn  # type: ignore[method-assign]
+    await life.url()
+    life.stop.set()
+    with pytest.raises(Exited):
+        await life.task
+    gate.set()
+    await asyncio.sleep(0)
+
+
+async def test_a_drain_lets_running_requests_finish() -> None:
+    """SIGTERM: new requests get 503 and Retry-After, running ones their answer; exit code 0."""
+    gate = asyncio.Event()
+    life = Life(FakeEngine(script=says("ab", gate.wait, "cd")), drain_timeout=20)
+    await life.ready()
+    asked = [asyncio.create_task(life.post("/v1/chat/completions", hello())) for _ in range(3)]
+    await until(lambda: len(life.view.live) == 3)
+    life.stop.set()
+    await until(lambda: life.view.state.draining)
+    async with aiohttp.ClientSession() as http:
+        async with http.post(await life.url() + "/v1/chat/completions", json=hello()) as response:
+            assert (response.status, response.headers["Retry-After"]) == (503, "5")
+            assert (await response.json())["error"]["code"] == "shutting_down"
+        async with http.get(await life.url() + "/health") as response:
+            assert (response.status, (await response.json())["status"]) == (503, "draining")
+    assert not life.task.done()
+    assert not life.engine.closed
+    gate.set()
+    for task in asked:
+        status, reply = await task
+        assert (status, reply["choices"][0]["message"]["content"]) == (200, "abcd")
+    assert await life.task == 0
+    assert life.engine.closed
+    assert life.engine.aborted == []
+
+
+async def test_a_drain_has_a_time_limit() -> None:
+    forever = asyncio.Event()
+    life = Life(FakeEngine(script=says("ab", forever.wait)), drain_timeout=0.05)
+    await life.ready()
+    asked = asyncio.create_task(life.post("/v1/chat/completions", hello()))
+    await until(lambda: len(life.view.live) == 1)
+    life.stop.set()
+    status, reply = await asked
+    assert (status, reply["error"]["code"]) == (503, "shutting_down")
+    assert await life.task == 0
+    assert len(life.engine.aborted) == 1
+
+
+async def test_a_drain_waits_for_requests_whose_body_is_being_read() -> None:
+    """A request that was accepted before is served, also if its body is still arriving."""
+    life = Life(drain_timeout=20)
+    await life.ready()
+    host, port = (await life.url()).removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    data = json.dumps(hello()).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n"
+    writer.write(head.encode() + data[:5])
+    await until(lambda: life.view.active)
+    life.stop.set()
+    await until(lambda: life.view.state.draining)
+    await asyncio.sleep(0.02)
+    writer.write(data[5:])
+    assert b" 200 " in await reader.readline()
+    assert await life.task == 0
+    writer.close()
+
+
+async def test_a_drain_closes_the_batch_queue() -> None:
+    class Batches:
+        closed = False
+
+        async def close(self) -> None:
+            self.closed = True
+
+    batches = Batches()
+    async with serving(surfaces=ONLY, batches=cast(BatchQueue, batches)) as s:
+        await drain(s.app)
+        assert batches.closed
+
+
+@pytest.mark.parametrize("policy", ["exit", "stay"])
+async def test_the_engine_dies(policy: str) -> None:
+    """By policy the process ends with 3 once everybody has an answer, or stays and says so."""
+    forever = asyncio.Event()
+    life = Life(FakeEngine(script=says("ab", forever.wait)), on_engine_failure=policy)
+    await life.ready()
+    asked = asyncio.create_task(life.post("/v1/chat/completions", hello()))
+    await until(lambda: len(life.view.live) == 1)
+    life.engine.die(EngineDead("the device is gone"))
+    status, reply = await asked
+    assert (status, reply["error"]["message"]) == (503, "the device is gone")
+    if policy == "stay":
+        status, reply = await life.post("/v1/chat/completions", hello())
+        assert (status, reply["error"]["code"]) == (503, "engine_unavailable")
+        assert not life.task.done()
+        life.stop.set()
+    assert await life.task == 3
+    if policy == "exit":
+        assert "the engine has died: the device is gone" in life.said
+
+
+async def test_an_address_that_cannot_be_used() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        config = server_config()
+        for fields, said in (
+            (
+                {"port": port},
+                f"server.port: cannot listen on 127.0.0.1:{port}: {os.strerror(errno.EADDRINUSE)}",
+            ),
+            ({"host": "192.0.2.1"}, "server.host: cannot listen on 192.0.2.1:0"),
+            ({"host": "no.such.host.invalid"}, "server.host: 'no.such.host.invalid' is not an address"),
+        ):
+            app = make_app(replace(config, server=replace(config.server, **fields)))
+            with pytest.raises(ConfigError) as caught:
+                await run(app, None, print, stop=asyncio.Event())  # type: ignore[arg-type]
+            assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:80"),
+        ("0.0.0.0", "http://127.0.0.1:80"),
+        ("::", "http://[::1]:80"),
+        ("::1", "http://[::1]:80"),
+        ("box", "http://box:80"),
+    ],
+)
+def test_the_url_for_a_client_on_this_machine(host: str, url: str) -> None:
+    assert Address(host, 80).url == url
+
+
+async def test_a_second_signal_ends_the_process_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    codes: list[int] = []
+    monkeypatch.setattr(os, "_exit", codes.append)
+    said: list[str] = []
+    stop = asyncio.Event()
+    with ShutdownSignals(stop, said.append):
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.wait_for(stop.wait(), 5)
+        assert (codes, len(said)) == ([], 1)
+        os.kill(os.getpid(), signal.SIGINT)
+        await until(lambda: codes)
+    assert codes == [128 + signal.SIGINT]

@@ -1,0 +1,57 @@
+"""Errors for paths and methods that do not exist, and what they suggest."""
+
+from __future__ import annotations
+
+import pytest
+
+from mlxrun.server.endpoints import admin, openai
+from tests.helpers.server_fakes import MINI, Serving, serving
+
+ONLY = [MINI, admin.SURFACE]
+
+
+async def told(s: Serving, method: str, path: str) -> str:
+    reply = await s.request(method, path)
+    assert reply.status == 404
+    return str(reply.json["error"]["message"])
+
+
+async def test_the_hint_names_the_paths_of_the_method() -> None:
+    async with serving(surfaces=[openai.SURFACE, admin.SURFACE]) as s:
+        got = await told(s, "GET", "/v1/model")
+        assert got.startswith(
+            "there is no /v1/model here (did you mean '/v1/models'?); GET takes /v1/models, "
+        )
+        assert got.endswith(", ... (/openapi.json lists all paths)") and "completions" not in got
+        assert len(got.partition("takes ")[2].partition(", ...")[0].split(", ")) == 5
+        got = await told(s, "POST", "/chat/completions")
+        assert "(did you mean '/v1/chat/completions'?); POST takes /v1/chat/completions, " in got
+        got = await told(s, "POST", "/v1/models/")
+        assert "'/v1/models'" not in got  # which takes no POST
+        got = await told(s, "DELETE", "/v1/caches")
+        assert got == "there is no /v1/caches here (did you mean '/v1/cache'?); DELETE takes /v1/cache"
+        got = await told(s, "PUT", "/qqq")
+        assert got == "there is no /qqq here; no path takes PUT (/openapi.json lists all paths)"
+
+
+async def test_the_hint_names_no_document_that_is_not_there() -> None:
+    async with serving(surfaces=[openai.SURFACE]) as s:
+        got = await told(s, "POST", "/v1/nope")
+        assert "POST takes /v1/" in got and "openapi" not in got
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allow"),
+    [
+        ("POST", "/v1/models", "GET, HEAD"),
+        ("GET", "/v1/chat/completions", "POST"),
+        ("PUT", "/v1/cache", "DELETE, GET, HEAD"),
+        ("GET", "/v1/requests/x/cancel", "POST"),
+        ("POST", "/v1/models/some/name", "GET, HEAD"),
+    ],
+)
+async def test_a_path_with_other_methods_names_them(method: str, path: str, allow: str) -> None:
+    async with serving(surfaces=[openai.SURFACE, admin.SURFACE]) as s:
+        reply = await s.request(method, path)
+        assert (reply.status, reply.headers["Allow"]) == (405, allow)
+        assert reply.json["error"]["message"] == f"{path} does not take {method}, but {allow}"
