@@ -1,4 +1,4 @@
-"""Boundaries of chat prompts: A3, A4, B10. Each is a true common prefix of the tokens of whole prompts."""
+"""Boundaries of chat prompts. Each is a true common prefix of the tokens of whole prompts."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ RED = Image.new("RGB", (2, 2), "red")
 MARK = "<|vision_start|><|image_pad|><|vision_end|>"
 SYSTEM = {"role": "system", "content": "be brief and never say anything that is not true"}
 
-# Earlier answers lose their thoughts, as in Qwen 3.
+# Earlier answers lose their reasoning, as in Qwen 3.
 STRIPS = (
     "{% set ns = namespace(last=-1) %}{% for m in messages %}{% if m.role == 'user' %}"
     "{% set ns.last = loop.index0 %}{% endif %}{% endfor %}{% for m in messages %}<|im_start|>{{ m.role }}\n"
@@ -152,21 +152,21 @@ def true_lcp(a: Sequence[int], b: Sequence[int]) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
-def prompt_of(host: FakeModelInfo, messages: list[Any], tools: Any = None) -> RenderedPrompt:
-    return build_chat_prompt(host, normalize_messages(messages).messages, [], tools, {})
+def prompt_of(model_info: FakeModelInfo, messages: list[Any], tools: Any = None) -> RenderedPrompt:
+    return build_chat_prompt(model_info, normalize_messages(messages).messages, [], tools, {})
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.sampled_from(sorted(TOKENIZERS)), TEXTS, TEXTS, TEXTS)
-def test_shared_tokens_are_those_of_both_whole_texts(name: str, start: str, one: str, two: str) -> None:
-    """A4: although only the end of the second text is tokenised."""
-    host = FakeModelInfo(tokenizer=TOKENIZERS[name]())
+def test_shared_tokens_are_those_of_both_texts(name: str, start: str, one: str, two: str) -> None:
+    """Although only the end of the second text is tokenised."""
+    model_info = FakeModelInfo(tokenizer=TOKENIZERS[name]())
     for prefix in (start, f"<|im_start|>{start}<|im_end|>\n<|im_start|>user\n"):
-        tokens = tokenize(host, prefix + one, add_special_tokens=False)
-        assert tokens.ids == ids_of(prefix + one, host.tokenizer)
-        found = count_shared_tokens(host, tokens, prefix + two)
-        assert found == true_lcp(tokens.ids, ids_of(prefix + two, host.tokenizer))
-        assert count_shared_tokens(host, tokens, tokens.text) == len(tokens.ids)
+        tokens = tokenize(model_info, prefix + one, add_special_tokens=False)
+        assert tokens.ids == ids_of(prefix + one, model_info.tokenizer)
+        found = count_shared_tokens(model_info, tokens, prefix + two)
+        assert found == true_lcp(tokens.ids, ids_of(prefix + two, model_info.tokenizer))
+        assert count_shared_tokens(model_info, tokens, tokens.text) == len(tokens.ids)
 
 
 @pytest.mark.parametrize(
@@ -179,8 +179,8 @@ def test_shared_tokens_are_those_of_both_whole_texts(name: str, start: str, one:
     ],
     ids=["word", "normalised", "strip", "part"],
 )
-def test_a_token_that_depends_on_what_follows_is_no_cut(added: AddedToken, one: str, two: str) -> None:
-    """A4: without that token the text before it has other tokens, which merge with what is after them."""
+def test_a_token_that_depends_on_what_follows_splits_nothing(added: AddedToken, one: str, two: str) -> None:
+    """Without that token the text before it has other tokens, which merge with what is after them."""
     space = "\u0120"
     merges = [("i", space), ("i" + space, space), (space, "n"), (space, "<")]
     merges = merges[:2] if added.lstrip else merges[2:]
@@ -191,54 +191,54 @@ def test_a_token_that_depends_on_what_follows_is_no_cut(added: AddedToken, one: 
     tokenizer.normalizer = normalizers.Replace("k>b", "k b")
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.add_tokens([added])
-    host = FakeModelInfo(tokenizer=PreTrainedTokenizerFast(tokenizer_object=tokenizer))
+    model_info = FakeModelInfo(tokenizer=PreTrainedTokenizerFast(tokenizer_object=tokenizer))
     for first, second in ((one, two), (two, one)):
-        tokens = tokenize(host, "hello " + first, add_special_tokens=False)
-        whole = ids_of("hello " + second, host.tokenizer)
-        assert count_shared_tokens(host, tokens, "hello " + second) == true_lcp(tokens.ids, whole)
+        tokens = tokenize(model_info, "hello " + first, add_special_tokens=False)
+        whole = ids_of("hello " + second, model_info.tokenizer)
+        assert count_shared_tokens(model_info, tokens, "hello " + second) == true_lcp(tokens.ids, whole)
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.sampled_from(sorted(TOKENIZERS)), st.sampled_from(TEMPLATES), CHATS.filter(bool), st.booleans())
 def test_a_boundary_is_a_true_common_prefix(name: str, template: str, chat: list[Any], tools: bool) -> None:
-    """A4: never behind the point where the tokens of two whole conversations part."""
-    host = FakeModelInfo(tokenizer=TOKENIZERS[name](), chat_template=template)
+    """Never behind the point where the tokens of two whole conversations part."""
+    model_info = FakeModelInfo(tokenizer=TOKENIZERS[name](), chat_template=template)
     messages, given_tools = normalize_messages(chat).messages, [TOOL] if tools and template == TOOLS else None
     try:
-        text = render_chat(host, messages, given_tools, {})
+        text = render_chat(model_info, messages, given_tools, {})
     except RequestError:
         return
-    ids = ids_of(text, host.tokenizer)
+    ids = ids_of(text, model_info.tokenizer)
     lcps = set()
     for variant in make_variants(messages):
         try:
-            other = render_chat(host, variant, given_tools, {})
+            other = render_chat(model_info, variant, given_tools, {})
         except RequestError:
             continue
-        lcps.add(true_lcp(ids, ids_of(other, host.tokenizer)))
-    found = prompt_of(host, chat, given_tools).boundaries
+        lcps.add(true_lcp(ids, ids_of(other, model_info.tokenizer)))
+    found = prompt_of(model_info, chat, given_tools).boundaries
     assert found == tuple(sorted(p for p in lcps if MIN_TOKENS <= p < len(ids)))
 
 
 def test_the_same_system_and_another_user() -> None:
-    """A3: the boundary is where two such prompts part, and both have it; also after the tools."""
+    """The boundary is where two such prompts part, and both have it; also after the tools."""
     for template, tools in ((CHATML, None), (TOOLS, [TOOL]), (STRICT, None)):
-        host = FakeModelInfo(chat_template=template)
+        model_info = FakeModelInfo(chat_template=template)
         one, two = (
-            prompt_of(host, [SYSTEM, {"role": "user", "content": text}], tools)
+            prompt_of(model_info, [SYSTEM, {"role": "user", "content": text}], tools)
             for text in ("what is one?", "and two?")
         )
         part = true_lcp(one.ids, two.ids)
         assert one.boundaries == two.boundaries == (part,)
-        assert host.tokenizer.decode(one.ids[:part]).endswith("<|im_start|>user\n")
+        assert model_info.tokenizer.decode(one.ids[:part]).endswith("<|im_start|>user\n")
 
 
 def test_a_prefix_alone_would_have_other_tokens() -> None:
-    """A4: the end of a prefix merges with what follows, so its own tokens are not those of the prompt."""
-    host = FakeModelInfo(tokenizer=nasty_tokenizer(split=False, normalise=False))
-    prompt = prompt_of(host, [SYSTEM, {"role": "user", "content": "\nall"}])
-    alone = ids_of(prompt.text[: prompt.text.index("\nall")], host.tokenizer)
-    assert alone[-1] == host.tokenizer.convert_tokens_to_ids("r\u010a")
+    """The end of a prefix merges with what follows, so its own tokens are not those of the prompt."""
+    model_info = FakeModelInfo(tokenizer=nasty_tokenizer(split=False, normalise=False))
+    prompt = prompt_of(model_info, [SYSTEM, {"role": "user", "content": "\nall"}])
+    alone = ids_of(prompt.text[: prompt.text.index("\nall")], model_info.tokenizer)
+    assert alone[-1] == model_info.tokenizer.convert_tokens_to_ids("r\u010a")
     assert prompt.ids[: len(alone)] != alone
     (boundary,) = prompt.boundaries
     assert boundary < len(alone) and prompt.ids[:boundary] == alone[:boundary]
@@ -246,13 +246,13 @@ def test_a_prefix_alone_would_have_other_tokens() -> None:
 
 @pytest.mark.parametrize("template", [CHATML, STRIPS, REWRITES, STRICT])
 def test_every_turn_of_a_chat_has_the_boundary_of_the_one_before(template: str) -> None:
-    """B10: what is saved at a turn's boundary is a prefix of the next turn's prompt, thoughts gone or not."""
-    host = FakeModelInfo(chat_template=template)
+    """What is saved at a turn's boundary is a prefix of the next turn's prompt, reasoning gone or not."""
+    model_info = FakeModelInfo(chat_template=template)
     chat: list[Any] = [SYSTEM]
     before: RenderedPrompt | None = None
     for i in range(6):
         chat.append({"role": "user", "content": f"{i} is the question"})
-        prompt = prompt_of(host, chat)
+        prompt = prompt_of(model_info, chat)
         assert prompt.text[: prompt.text.index("<|im_start|>user")] == (
             f"<|im_start|>system\n{SYSTEM['content']}<|im_end|>\n"
         )
@@ -282,9 +282,9 @@ def agent(turns: int) -> list[Any]:
 @pytest.mark.parametrize("last", ["tool", "assistant"])
 def test_an_agent_has_the_start_of_the_last_message(last: str) -> None:
     """After one user turn come many of the agent's own."""
-    host = FakeModelInfo(chat_template=TOOLS)
+    model_info = FakeModelInfo(chat_template=TOOLS)
     chat = agent(3)[: None if last == "tool" else -1]
-    prompt = prompt_of(host, chat, [TOOL])
+    prompt = prompt_of(model_info, chat, [TOOL])
     starts = [
         len(ids_of(prompt.text[: at + len(f"<|im_start|>{role}\n")]))
         for role, at in (("user", prompt.text.index("<|im_start|>user")), (last, _last(prompt.text, last)))
@@ -343,23 +343,23 @@ def test_the_other_text_begins_otherwise(content: str) -> None:
 def test_a_template_that_refuses_a_variant_gives_no_boundary(caplog: pytest.LogCaptureFixture) -> None:
     """The prompt itself is as good as before, and nothing of it is in the log."""
     needs = "{% if 'hello' not in messages[-1].content %}{{ raise_exception('say hello') }}{% endif %}"
-    host = FakeModelInfo(chat_template=needs + CHATML)
+    model_info = FakeModelInfo(chat_template=needs + CHATML)
     with caplog.at_level(logging.DEBUG, logger="mlxrun"):
-        prompt = prompt_of(host, [SYSTEM, {"role": "user", "content": "hello, secret"}])
+        prompt = prompt_of(model_info, [SYSTEM, {"role": "user", "content": "hello, secret"}])
     assert prompt.boundaries == () and prompt.ids == ids_of(prompt.text)
     assert "no boundary: the chat template rejects the first 2 messages" in caplog.text
     assert "secret" not in caplog.text
 
 
 def test_short_prefixes_and_whole_prompts_are_no_boundaries() -> None:
-    host = FakeModelInfo()
-    assert prompt_of(host, [{"role": "user", "content": "x" * 50}]).boundaries == ()
+    model_info = FakeModelInfo()
+    assert prompt_of(model_info, [{"role": "user", "content": "x" * 50}]).boundaries == ()
     constant = FakeModelInfo(chat_template="the same whatever is said to it")
     assert prompt_of(constant, [{"role": "user", "content": "hi"}]).boundaries == ()
-    assert build_raw_prompt(host, "<|im_start|>user\n" * 9, "prompt").boundaries == ()
+    assert build_raw_prompt(model_info, "<|im_start|>user\n" * 9, "prompt").boundaries == ()
 
 
-def test_a_long_chat_is_rendered_three_times_and_tokenised_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_chat_is_rendered_three_times_and_tokenized_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cost: of what two texts share only the last message is tokenised again."""
     rendered: list[int] = []
     tokenised: list[int] = []
@@ -368,9 +368,9 @@ def test_a_long_chat_is_rendered_three_times_and_tokenised_once(monkeypatch: pyt
         rendered.append(1)
         return render_chat(*args)
 
-    def counting_tokenize(host: Any, text: str, *, add_special_tokens: bool) -> PromptTokens:
+    def counting_tokenize(model_info: Any, text: str, *, add_special_tokens: bool) -> PromptTokens:
         tokenised.append(len(text))
-        return tokenize(host, text, add_special_tokens=add_special_tokens)
+        return tokenize(model_info, text, add_special_tokens=add_special_tokens)
 
     monkeypatch.setattr(module, "render_chat", counting_render)
     monkeypatch.setattr(tokens_module, "tokenize", counting_tokenize)
@@ -410,15 +410,15 @@ IMAGE_TURN = st.lists(st.sampled_from(["image", "hi", "\n", "Zq"]), min_size=1, 
     st.sampled_from([FakeModelInfo, Wide, Rows]), st.lists(IMAGE_TURN, min_size=1, max_size=4), st.booleans()
 )
 def test_boundaries_among_images(kind: type[FakeModelInfo], turns: list[Any], system: bool) -> None:
-    """A4 with images: true common prefixes of the expanded tokens, never within an image."""
-    host = kind(vision=True)
+    """With images: true common prefixes of the expanded tokens, never within an image."""
+    model_info = kind(vision=True)
     messages: list[Any] = [SYSTEM] if system else []
     for content in turns:
         messages += [{"role": "user", "content": content}, {"role": "assistant", "content": "I see"}]
     messages.pop()
-    prompt, lcps = image_prompt(host, messages), set()
+    prompt, lcps = image_prompt(model_info, messages), set()
     for variant in make_variants(messages):
-        lcps.add(true_lcp(prompt.ids, image_prompt(host, variant).ids))
+        lcps.add(true_lcp(prompt.ids, image_prompt(model_info, variant).ids))
     expected = tuple(sorted(p for p in lcps if MIN_TOKENS <= p < len(prompt.ids)))
     if kind is FakeModelInfo:
         assert prompt.boundaries == expected
@@ -427,24 +427,26 @@ def test_boundaries_among_images(kind: type[FakeModelInfo], turns: list[Any], sy
         assert not any(start < p < end for start, end in prompt.image_spans)
 
 
-def image_prompt(host: FakeModelInfo, messages: list[Any]) -> RenderedPrompt:
+def image_prompt(model_info: FakeModelInfo, messages: list[Any]) -> RenderedPrompt:
     parts = [part for m in messages if not isinstance(m["content"], str) for part in m["content"]]
-    return build_chat_prompt(host, messages, [RED] * sum(part["type"] == "image" for part in parts), None, {})
+    return build_chat_prompt(
+        model_info, messages, [RED] * sum(part["type"] == "image" for part in parts), None, {}
+    )
 
 
 @pytest.mark.parametrize("kind", [FakeModelInfo, Wide, Rows])
 def test_a_question_after_an_image(kind: type[FakeModelInfo]) -> None:
     """The start of the last user turn lies behind the image, so it moves with what the image takes."""
-    host = kind(vision=True)
+    model_info = kind(vision=True)
     first = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "what is it?"}]}
     answered = [SYSTEM, first, {"role": "assistant", "content": "red"}]
-    prompt = image_prompt(host, [*answered, {"role": "user", "content": "are you sure?"}])
-    other = image_prompt(host, [*answered, {"role": "user", "content": "look again!"}])
+    prompt = image_prompt(model_info, [*answered, {"role": "user", "content": "are you sure?"}])
+    other = image_prompt(model_info, [*answered, {"role": "user", "content": "look again!"}])
     assert prompt.boundaries[-1] == true_lcp(prompt.ids, other.ids) > prompt.image_spans[-1][1]
     assert len(prompt.boundaries) == 2 and prompt.boundaries[0] <= prompt.image_spans[0][0]
 
 
-def test_positions_that_cannot_be_told_are_left_out() -> None:
+def test_positions_that_cannot_be_mapped_are_left_out() -> None:
     ids = (*range(20), 99, 99, *range(30, 50), 99, *range(60, 80))
     wide = (*range(20), *[99] * 10, *range(30, 50), 7, *[99] * 5, 8, *range(60, 80))
     spans = ((20, 30), (51, 56))
@@ -473,11 +475,14 @@ def test_shared_is_the_length_of_the_common_start() -> None:
 
 def test_boundaries_of_a_text_without_positions() -> None:
     """Without an encoding (tokenizers that are not fast) all is tokenised, and the result is the same."""
-    host, messages = FakeModelInfo(), normalize_messages([SYSTEM, {"role": "user", "content": "hi"}]).messages
-    tokens = tokenize(host, render_chat(host, messages, None, {}), add_special_tokens=False)
+    model_info, messages = (
+        FakeModelInfo(),
+        normalize_messages([SYSTEM, {"role": "user", "content": "hi"}]).messages,
+    )
+    tokens = tokenize(model_info, render_chat(model_info, messages, None, {}), add_special_tokens=False)
     plain = PromptTokens(tokens.text, tokens.ids)
     assert (
-        find_boundaries(host, plain, messages, None, {})
-        == find_boundaries(host, tokens, messages, None, {})
+        find_boundaries(model_info, plain, messages, None, {})
+        == find_boundaries(model_info, tokens, messages, None, {})
         != ()
     )

@@ -1,4 +1,4 @@
-"""Answers that the request has begun: A49, A53, A55, A56, A63. The prompt ends with the text exactly, and the
+"""Answers that the request has begun. The prompt ends with the text exactly, and the
 answer goes on from it in the state that it leaves; or there is an error, never another prompt."""
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from mlxrun.parsers.registry import choose_formats
 from mlxrun.scheduler.request import FinishReason, TokenEvent
 from mlxrun.server.endpoints.tokenize import _tokenize_text
 from mlxrun.text.continuation import ContinuationParser, get_continued_path
-from tests.api.anthropic.test_request import ADD, CALL, body, count, text, user
-from tests.api.anthropic.test_request import make as message
-from tests.api.anthropic.test_request import refused as message_refused
-from tests.api.openai.test_request import CHAT, COMPLETION, HI, TOOL, refused
-from tests.api.openai.test_request import make as prepared
+from tests.helpers.anthropic_api import ADD, CALL, body, count, text, user
+from tests.helpers.anthropic_api import make as message
+from tests.helpers.anthropic_api import refused as message_refused
+from tests.helpers.openai_api import CHAT, COMPLETION, HI, TOOL, refused
+from tests.helpers.openai_api import make as prepared
 from tests.helpers.parser_corpus.core import CASES as CALLS
 from tests.helpers.parser_corpus.reasoning import CASES as THOUGHTS
-from tests.helpers.parser_driver import Call, Thought, play
-from tests.helpers.parser_driver import parser as parser_of
+from tests.helpers.parser_driver import Call, Reasoning, run_parser
+from tests.helpers.parser_driver import make_parser as parser_of
 from tests.helpers.tokenizers import (
     CHATML,
     STRICT,
@@ -49,7 +49,7 @@ from tests.helpers.tokenizers import (
 
 Json = dict[str, Any]
 FORMATS = choose_formats(None, [], "hermes", "think")
-# As Qwen3's: a thought in the content is written anew, and the last answer always has one.
+# As Qwen3's: reasoning in the content is written anew, and the last answer always has one.
 REWRITES = CHATML.replace(
     "{{ text(m.content) }}",
     "{% set c = text(m.content) %}{% if m.role == 'assistant' %}"
@@ -91,7 +91,7 @@ def test_without_the_flag_it_is_a_turn_that_is_over() -> None:
 
 
 def test_what_stands_before_the_text_is_the_template_s() -> None:
-    """A thought in front of it, a space behind a name; neighbours are one message."""
+    """Reasoning in front of it, a space behind a name; neighbours are one message."""
     assert prompt(begun("The"), REWRITES).endswith("assistant\n<think>\n\n</think>\n\nThe")
     assert prompt(begun("<think>\nHm\n</think>\n\nThe"), REWRITES).endswith(
         "assistant\n<think>\nHm\n</think>\n\nThe"
@@ -125,10 +125,10 @@ CHANGES = {
 )
 def test_a_template_that_changes_the_text(template: str, content: str) -> None:
     """A clear 400 that names the message; the same template without the flag renders."""
-    host = FakeModelInfo(chat_template=CHANGES[template])
-    error = refused(CHAT, begun(content), host)
+    model_info = FakeModelInfo(chat_template=CHANGES[template])
+    error = refused(CHAT, begun(content), model_info)
     assert error.param == "messages[1].content" and "cannot be continued" in str(error)
-    assert prepared(CHAT, begun(content, continue_final_message=None, add_generation_prompt=None), host)
+    assert prepared(CHAT, begun(content, continue_final_message=None, add_generation_prompt=None), model_info)
 
 
 def test_white_space_at_the_end_stays_where_a_template_strips() -> None:
@@ -136,19 +136,27 @@ def test_white_space_at_the_end_stays_where_a_template_strips() -> None:
 
 
 def test_what_cannot_be_continued() -> None:
-    """A51: by name. Fields of another endpoint are led there."""
+    """By name. Fields of another endpoint name it."""
     call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
     with_calls = begun("a")
     with_calls["messages"][-1]["tool_calls"] = [call]
     strict = {**TOOL, "function": {**TOOL["function"], "strict": True}}
     cases: list[tuple[Json, str, str]] = [
-        (begun("a", add_generation_prompt=True), "add_generation_prompt", "not together"),
+        (
+            begun("a", add_generation_prompt=True),
+            "add_generation_prompt",
+            "cannot be true together with continue",
+        ),
         ({"messages": HI, "add_generation_prompt": False}, "add_generation_prompt", "only with"),
-        ({"messages": HI, "continue_final_message": True}, "continue_final_message", "is of 'user'"),
+        (
+            {"messages": HI, "continue_final_message": True},
+            "continue_final_message",
+            "messages[0] has role 'user'",
+        ),
         ({"messages": [], "continue_final_message": True}, "messages", "at least one"),
         ({"messages": [1], "continue_final_message": True}, "messages[0]", "expected object"),
         (begun("a", continue_final_message="content"), "continue_final_message", "boolean"),
-        (with_calls, "messages[1].tool_calls", "is whole"),
+        (with_calls, "messages[1].tool_calls", "does not support tool calls"),
         (begun("a", response_format={"type": "json_object"}), "response_format", "not together"),
         (begun("a", guided_regex="x"), "guided_regex", "not together"),
         (begun("a", tools=[TOOL], tool_choice="required"), "tool_choice", "not together"),
@@ -168,7 +176,7 @@ def test_what_cannot_be_continued() -> None:
 
 
 def test_where_the_fields_belong() -> None:
-    """B23: the other bodies refuse them by name; a raw prompt has no message to go on from."""
+    """The other bodies refuse them by name; a raw prompt has no message to go on from."""
     for of, words in ((RESPONSES, CHAT), (MESSAGES, "unknown parameter")):
         for name in ("continue_final_message", "add_generation_prompt"):
             with pytest.raises(RequestError, match=words) as caught:
@@ -186,23 +194,23 @@ def test_where_the_fields_belong() -> None:
 # -- the answer -----------------------------------------------------------------------------------------
 
 
-def answered(given: Json, *said: str, host: FakeModelInfo | None = None) -> Choice:
+def answered(given: Json, *said: str, model_info: FakeModelInfo | None = None) -> Choice:
     """The answer to a body, with the formats of Hermes and of think tags."""
-    host = host or FakeModelInfo(chat_template=TOOLS)
-    made = dataclasses.replace(prepared(CHAT, given, host), formats=FORMATS)
-    choice = Choice(made, 0, host)
+    model_info = model_info or FakeModelInfo(chat_template=TOOLS)
+    made = dataclasses.replace(prepared(CHAT, given, model_info), formats=FORMATS)
+    choice = Choice(made, 0, model_info)
     for part in said:
-        choice.feed(TokenEvent("r", ids_of(part, host.tokenizer)))
+        choice.feed(TokenEvent("r", ids_of(part, model_info.tokenizer)))
     choice.feed(TokenEvent("r", finish=FinishReason.STOP))
     return choice
 
 
-def told(choice: Choice) -> tuple[str, str, list[tuple[str, str]]]:
+def describe(choice: Choice) -> tuple[str, str, list[tuple[str, str]]]:
     return choice.content, choice.reasoning, [(call.name, call.arguments) for call in choice.calls]
 
 
 CALLING = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
-WHOLE: list[list[tuple[str, str]]] = [  # what each piece of an answer is; a mark is none of them
+WHOLE: list[list[tuple[str, str]]] = [  # what each delta of an answer is; a mark is none of them
     [("text", "The answer is 42.\n\nReally ")],
     [("text", "a <tool_box> and <th and </think> b <tool_call> c")],
     [("mark", "<think>\n"), ("reasoning", "hm < hm </th"), ("mark", "\n</think>\n\n"), ("text", "Yes <b>.")],
@@ -215,47 +223,47 @@ WHOLE: list[list[tuple[str, str]]] = [  # what each piece of an answer is; a mar
 
 @pytest.mark.parametrize("case", range(len(WHOLE)))
 def test_the_answer_is_what_follows_wherever_it_was_begun(case: int) -> None:
-    """A56: cut at every place, text and thought are those behind the cut, and calls are whole."""
-    pieces = WHOLE[case]
-    whole = "".join(piece for _, piece in pieces)
-    kinds = [kind for kind, piece in pieces for _ in piece]
+    """Cut at every place, text and reasoning are those behind the cut, and calls are whole."""
+    deltas = WHOLE[case]
+    whole = "".join(delta for _, delta in deltas)
+    kinds = [kind for kind, delta in deltas for _ in delta]
     calls = [("add", '{"a": 1}')] * whole.count(CALLING)
     for at in range(len(whole) + 1):
-        found = told(answered(begun(whole[:at], tools=[TOOL]), whole[at:]))
+        found = describe(answered(begun(whole[:at], tools=[TOOL]), whole[at:]))
         behind = list(zip(whole, kinds, strict=True))[at:]
         expected = ["".join(char for char, kind in behind if kind == each) for each in ("text", "reasoning")]
         assert found == (*expected, calls), (whole[:at], whole[at:])
 
 
 def test_token_by_token_it_is_the_same() -> None:
-    """A55: a prefill that is part of a marker is not seen again, however the rest comes."""
+    """A continued text that is part of a marker is not returned again, however the rest comes."""
     for at in range(1, 12):
         rest = CALLING[at:]
-        assert told(answered(begun(CALLING[:at], tools=[TOOL]), *rest))[2] == [("add", '{"a": 1}')]
+        assert describe(answered(begun(CALLING[:at], tools=[TOOL]), *rest))[2] == [("add", '{"a": 1}')]
         box = "<tool_call_box>"
-        assert told(answered(begun(box[:at], tools=[TOOL]), *box[at:])) == (box[at:], "", [])
+        assert describe(answered(begun(box[:at], tools=[TOOL]), *box[at:])) == (box[at:], "", [])
     cut = answered(begun("a <tool", tools=[TOOL]))
-    assert told(cut) == ("", "", []) and cut.finish_reason == "stop"
+    assert describe(cut) == ("", "", []) and cut.finish_reason == "stop"
     assert answered(begun(CALLING[:20], tools=[TOOL]), CALLING[20:]).finish_reason == "tool_calls"
 
 
 def test_a_parser_that_has_not_read_the_text_is_wrong() -> None:
-    """The twin: without the state that the text leaves, thoughts and calls are taken for text."""
+    """The twin: without the state that the text leaves, reasoning and calls are taken for text."""
     for start, rest in (("<think>\nFirst", ", hm</think>Yes"), (CALLING[:9], CALLING[9:])):
         given = begun(start, tools=[TOOL])
-        right = told(answered(given, rest))
+        right = describe(answered(given, rest))
         made = dataclasses.replace(prepared(CHAT, given, FakeModelInfo(chat_template=TOOLS)), formats=FORMATS)
-        blind = dataclasses.replace(made, prefill="")
+        blind = dataclasses.replace(made, continuation="")
         choice = Choice(blind, 0, FakeModelInfo(chat_template=TOOLS))
         choice.feed(TokenEvent("r", ids_of(rest), finish=FinishReason.STOP))
-        assert told(choice) != right and told(choice) == (rest, "", [])
+        assert describe(choice) != right and describe(choice) == (rest, "", [])
     repeated = PlainParser()
     assert "".join(d.text for d in [*repeated.feed("The"), *repeated.feed(" end")]) == "The end"
     parser = ContinuationParser(PlainParser, "The")
     assert "".join(d.text for d in [*parser.feed(" end"), *parser.finish()]) == " end"
 
 
-def test_text_that_was_held_back_comes_once() -> None:
+def test_text_that_was_withheld_comes_once() -> None:
     """Also where a parser gives it in parts, or never."""
 
     class Slow(PlainParser):
@@ -279,24 +287,24 @@ def test_text_that_was_held_back_comes_once() -> None:
 
 
 def test_a_space_goes_on_from_the_text() -> None:
-    """A tokenizer that drops a text's first space keeps it in the middle: A54."""
-    host = FakeModelInfo(tokenizer=metaspace_tokenizer(), chat_template=TEXT_ONLY)
+    """A tokenizer that drops a text's first space keeps it in the middle."""
+    model_info = FakeModelInfo(tokenizer=metaspace_tokenizer(), chat_template=TEXT_ONLY)
     world = (metaspace_tokenizer().convert_tokens_to_ids("\u2581world"),)
     for given, expected in ((begun("hello"), " world"), ({"messages": HI}, "world")):
-        choice = Choice(prepared(CHAT, given, host), 0, host)
+        choice = Choice(prepared(CHAT, given, model_info), 0, model_info)
         choice.feed(TokenEvent("r", world, finish=FinishReason.STOP))
         assert choice.content == choice.text == expected
 
 
 def test_a_completion_goes_on_from_its_prompt() -> None:
-    """A54: the space that parts the first word of a completion from its prompt, text or ids, is text."""
+    """The space that parts the first word of a completion from its prompt, text or ids, is text."""
     tokenizer = metaspace_tokenizer()
-    host = FakeModelInfo(tokenizer=tokenizer)
+    model_info = FakeModelInfo(tokenizer=tokenizer)
     hello, world, end = tokenizer.convert_tokens_to_ids(["\u2581hello", "\u2581world", "</s>"])
     byte = tokenizer.convert_tokens_to_ids("<0xC5>")
 
     def said(prompts: Any, at: int = 0) -> str:
-        choice = Choice(prepared(COMPLETION, {"prompt": prompts}, host), at, host)
+        choice = Choice(prepared(COMPLETION, {"prompt": prompts}, model_info), at, model_info)
         choice.feed(TokenEvent("r", (world, world), finish=FinishReason.STOP))
         return choice.text
 
@@ -306,14 +314,14 @@ def test_a_completion_goes_on_from_its_prompt() -> None:
     assert said([end]) == "world world"  # the twin: nothing stands before it
 
 
-def test_a_budget_counts_in_the_open_thought() -> None:
-    """A thought that the text has begun is closed when the answer's own tokens of it are used up."""
-    host = FakeModelInfo(chat_template=TOOLS)
-    side = ApiContext(host, Config(), None, FORMATS)  # type: ignore[arg-type]
+def test_a_budget_counts_in_open_reasoning() -> None:
+    """Reasoning that the text has begun is closed when the answer's own tokens of it are used up."""
+    model_info = FakeModelInfo(chat_template=TOOLS)
+    context = ApiContext(model_info, Config(), None, FORMATS)  # type: ignore[arg-type]
     stop = frozenset({byte_tokenizer().eos_token_id})
 
     def closes(content: str) -> bool:
-        made = prepare_with(side, begun(content, thinking_budget=2))
+        made = prepare_with(context, begun(content, thinking_budget=2))
         assert made.requests[0].grammar is not None
         row = made.requests[0].grammar.start((), stop)
         for token in ids_of("xy"):
@@ -324,12 +332,12 @@ def test_a_budget_counts_in_the_open_thought() -> None:
     assert not closes("The") and not closes("<think>Hm</think>")
 
 
-def prepare_with(side: ApiContext, given: Json) -> PreparedRequest:
+def prepare_with(context: ApiContext, given: Json) -> PreparedRequest:
     import asyncio
 
     from mlxrun.api.openai.request import prepare_request
 
-    return asyncio.run(prepare_request(CHAT, given, side))
+    return asyncio.run(prepare_request(CHAT, given, context))
 
 
 # -- Anthropic ------------------------------------------------------------------------------------------
@@ -340,7 +348,7 @@ def ends(*blocks: Any, **fields: Any) -> Json:
 
 
 def test_the_last_message_begins_the_answer() -> None:
-    """A63: the assistant's last message, a string or blocks of text; an empty one begins nothing."""
+    """The assistant's last message, a string or blocks of text; an empty one begins nothing."""
     asked = message(body(user(text("hi")))).prepared.prompts[0]
     for last in (ends(text("The")), ends(text("T"), text("he")), body([*user(text("hi")), said("The")])):
         made = message(last).prepared
@@ -357,7 +365,7 @@ def said(content: str) -> Json:
 
 
 def test_counted_as_it_is_computed() -> None:
-    """A63: count_tokens and /tokenize count the same prompt; what is no beginning counts as a turn."""
+    """Count_tokens and /tokenize count the same prompt; what is no beginning counts as a turn."""
     for given in (ends(text("The")), ends(), ends(text("<think>Hm"))):
         counted = {key: value for key, value in given.items() if key != "max_tokens"}
         assert count(counted) == len(message(given).prepared.requests[0].prompt)
@@ -367,7 +375,7 @@ def test_counted_as_it_is_computed() -> None:
 
 
 THINKS = {"type": "enabled", "budget_tokens": 2000}
-ROOM = {"max_tokens": 2001}
+ENOUGH = {"max_tokens": 2001}
 SCHEMA = {"format": {"type": "json_schema", "schema": {"type": "object"}}}
 
 
@@ -376,18 +384,22 @@ SCHEMA = {"format": {"type": "json_schema", "schema": {"type": "object"}}}
     [
         (ends(text("The ")), "messages.1.content", "cannot end with trailing whitespace"),
         (body([*user(text("hi")), said("The\n")]), "messages.1.content", "trailing whitespace"),
-        (ends(text("The"), thinking=THINKS, **ROOM), "thinking", "begins the answer"),
-        (ends(text("The"), thinking={"type": "adaptive"}), "thinking", "begins the answer"),
-        (ends(text("The"), tools=[ADD], tool_choice={"type": "any"}), "tool_choice", "begins the answer"),
-        (ends(text("The"), tools=[{**ADD, "strict": True}]), "tools.0.strict", "begins the answer"),
-        (ends(text("The"), output_config=SCHEMA), "output_config.format", "begins the answer"),
+        (ends(text("The"), thinking=THINKS, **ENOUGH), "thinking", "which the answer continues"),
+        (ends(text("The"), thinking={"type": "adaptive"}), "thinking", "which the answer continues"),
+        (
+            ends(text("The"), tools=[ADD], tool_choice={"type": "any"}),
+            "tool_choice",
+            "which the answer continues",
+        ),
+        (ends(text("The"), tools=[{**ADD, "strict": True}]), "tools.0.strict", "which the answer continues"),
+        (ends(text("The"), output_config=SCHEMA), "output_config.format", "which the answer continues"),
         (ends(CALL), "messages.1.content.0", "without `tool_result`"),
         (ends({"type": "thinking", "thinking": "x", "signature": "y"}), "messages.1.content", "'thinking'"),
         (ends({"type": "redacted_thinking", "data": "x"}, text("a")), "messages.1.content", "redacted"),
     ],
 )
 def test_what_begins_no_answer(given: Json, param: str, words: str) -> None:
-    """A51: by name, in Anthropic's words where it has some. Counting takes it as a turn that is over."""
+    """By name, in Anthropic's words where it has some. Counting takes it as a turn that is over."""
     error = message_refused(given, FakeModelInfo(chat_template=TOOLS))
     assert error.param == param and words in str(error)
     counted = {key: value for key, value in given.items() if key != "max_tokens"}
@@ -396,15 +408,17 @@ def test_what_begins_no_answer(given: Json, param: str, words: str) -> None:
 
 
 def test_an_empty_message_behind_another_of_the_assistant() -> None:
-    """A51: the one before it is what is judged, also where tokens are only counted."""
+    """The one before it is what is judged, also where tokens are only counted."""
     turns = [*user(text("hi")), said("The"), said("")]
     made = message(body(turns)).prepared
     assert made.continuation == "The" and made.prompts[0] == message(ends(text("The"))).prepared.prompts[0]
     error = message_refused(body([*user(text("hi")), said("The "), said("")]))
     assert error.param == "messages.1.content" and "trailing whitespace" in str(error)
-    host = FakeModelInfo(chat_template=TOOLS)
+    model_info = FakeModelInfo(chat_template=TOOLS)
     called = {"model": "m", "messages": [*user(text("hi")), {"role": "assistant", "content": [CALL]}]}
-    assert count({**called, "messages": [*called["messages"], said("")]}, host) == count(called, host)
+    assert count({**called, "messages": [*called["messages"], said("")]}, model_info) == count(
+        called, model_info
+    )
 
 
 def test_a_template_that_changes_the_text_is_led_back() -> None:
@@ -416,9 +430,9 @@ def test_a_template_that_changes_the_text_is_led_back() -> None:
 
 
 async def test_a_job_takes_it_too(tmp_path: Path) -> None:
-    """The same text side: the same prompt as the server's."""
+    """The same code prepares it: the same prompt as the server's."""
     preparer = LinePreparer(FakeModelInfo(), Config(), tmp_path)
-    made = await preparer(JobLine(1, "a", CHAT, begun("The")))
+    made = await preparer.prepare(JobLine(1, "a", CHAT, begun("The")))
     assert made.continuation == "The" and made.prompts[0].endswith("<|im_start|>assistant\nThe")
 
 
@@ -430,32 +444,32 @@ async def test_checked_once() -> None:
     with pytest.MonkeyPatch.context() as patch:
         check = request.check_tools
         patch.setattr(request, "check_tools", lambda tools: seen.append(1) or check(tools))
-        side = ApiContext(FakeModelInfo(chat_template=TOOLS), Config(), None)  # type: ignore[arg-type]
-        await request.prepare_request(CHAT, {"messages": HI, "tools": [TOOL]}, side)
+        context = ApiContext(FakeModelInfo(chat_template=TOOLS), Config(), None)  # type: ignore[arg-type]
+        await request.prepare_request(CHAT, {"messages": HI, "tools": [TOOL]}, context)
         assert seen == [1]
         await prepare_chat_prompt(
-            {"messages": HI}, read_offered_tools({"messages": HI, "tools": [TOOL]}), side
+            {"messages": HI}, read_offered_tools({"messages": HI, "tools": [TOOL]}), context
         )
         assert seen == [1, 1]
 
 
 def test_every_format_goes_on() -> None:
-    """A55, A56: the whole corpus of parsers, begun at four places each: no call is lost, and nothing is said
+    """The whole corpus of parsers, begun at four places each: no call is lost, and nothing is said
     twice but what is left of a call that the model breaks behind its first argument."""
     for case in (*CALLS, *THOUGHTS):
-        whole = sorted_out(play(partial(parser_of, case), [case.text]))
+        whole = sorted_out(run_parser(partial(parser_of, case), [case.text]))
         size = len(case.text)
         for at in {size // 5, size // 2, size * 4 // 5, size}:
             start, rest = case.text[:at], case.text[at:]
             make = partial(ContinuationParser, partial(parser_of, case), start)
-            found = sorted_out(play(make, [rest] if rest else []))
+            found = sorted_out(run_parser(make, [rest] if rest else []))
             assert found[2] == whole[2], (case.id, start)
             assert whole[0].endswith(found[0]) and whole[1].endswith(found[1]), (case.id, start)
             assert len(found[0]) + len(found[1]) <= len(rest) or found[2], (case.id, start)
 
 
 def sorted_out(items: Sequence[Any]) -> tuple[str, str, list[Call]]:
-    """The text, the thought and the calls of an answer."""
+    """The text, the reasoning and the calls of an answer."""
     texts = "".join(item for item in items if isinstance(item, str))
-    thoughts = "".join(item.text for item in items if isinstance(item, Thought))
-    return texts, thoughts, [item for item in items if isinstance(item, Call)]
+    reasoning = "".join(item.text for item in items if isinstance(item, Reasoning))
+    return texts, reasoning, [item for item in items if isinstance(item, Call)]

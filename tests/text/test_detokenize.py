@@ -1,4 +1,4 @@
-"""Streaming text: A52 (no broken characters), A53 (special tokens are not text), A54 (white space stays)."""
+"""Streaming text: no broken characters, special tokens are not text, white space stays."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SAMPLES = (
 )
 
 
-def pieces(tokenizer: Any, ids: Sequence[int], cuts: Iterable[int] | None = None) -> list[str]:
+def deltas(tokenizer: Any, ids: Sequence[int], cuts: Iterable[int] | None = None) -> list[str]:
     """What a Detokenizer gives for `ids` one by one, or in parts that end at `cuts`; last its finish()."""
     stream = Detokenizer(tokenizer.backend_tokenizer)
     inner = range(1, len(ids)) if cuts is None else sorted(min(cut, len(ids)) for cut in cuts)
@@ -38,14 +38,14 @@ def whole(tokenizer: Any, ids: list[int]) -> str:
 @pytest.mark.parametrize("text", SAMPLES)
 @pytest.mark.parametrize("make", [byte_tokenizer, metaspace_tokenizer])
 def test_text_comes_whole_in_every_split(text: str, make: Any) -> None:
-    """A52: one token at a time, no half character is ever shown; joined it is the full decode."""
+    """One token at a time, no half character is ever shown; join it is the full decode."""
     tokenizer = make()
     ids = list(ids_of(text, tokenizer))
-    parts = pieces(tokenizer, ids)
+    parts = deltas(tokenizer, ids)
     assert "".join(parts) == whole(tokenizer, ids)
     assert "\ufffd" in text or all("\ufffd" not in part for part in parts)
     for cut in range(1, len(ids)):
-        first, second, last = pieces(tokenizer, ids, [cut])
+        first, second, last = deltas(tokenizer, ids, [cut])
         assert first == "".join(parts[:cut])
         assert first + second + last == "".join(parts)
 
@@ -55,17 +55,17 @@ def test_text_comes_whole_in_every_split(text: str, make: Any) -> None:
     st.lists(st.integers(0, len(byte_tokenizer()) - 1), max_size=30), st.lists(st.integers(0, 30), max_size=5)
 )
 def test_any_bytes_join_to_the_full_decode(ids: list[int], cuts: list[int]) -> None:
-    """A52 for whatever a model may say, broken bytes and special tokens included, however it is split."""
+    """For whatever a model may say, broken bytes and special tokens included, however it is split."""
     tokenizer = byte_tokenizer()
-    assert "".join(pieces(tokenizer, ids, cuts)) == whole(tokenizer, ids)
+    assert "".join(deltas(tokenizer, ids, cuts)) == whole(tokenizer, ids)
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.integers(256, len(metaspace_tokenizer()) - 1), max_size=30))
 def test_words_with_metaspace_join_to_the_full_decode(ids: list[int]) -> None:
-    """A54: the first space is no text, every other one is, whatever stands between."""
+    """The first space is no text, every other one is, whatever stands between."""
     tokenizer = metaspace_tokenizer()
-    assert "".join(pieces(tokenizer, ids)) == whole(tokenizer, ids)
+    assert "".join(deltas(tokenizer, ids)) == whole(tokenizer, ids)
 
 
 @settings(max_examples=100, deadline=None)
@@ -73,38 +73,38 @@ def test_words_with_metaspace_join_to_the_full_decode(ids: list[int]) -> None:
 def test_broken_byte_fallback_never_fails(ids: list[int]) -> None:
     """A run of bytes is decoded as a whole, so a late one may break what was shown; the rest still comes."""
     tokenizer = metaspace_tokenizer()
-    joined = "".join(pieces(tokenizer, ids))
+    join = "".join(deltas(tokenizer, ids))
     words = [tokenizer.convert_ids_to_tokens(i) for i in ids]
-    assert joined.count("world") == words.count("\u2581world")
+    assert join.count("world") == words.count("\u2581world")
 
 
-def test_a_valid_beginning_is_not_given_twice() -> None:
+def test_a_valid_beginning_is_not_returned_twice() -> None:
     """`a` from a byte token was shown before its run broke: it is neither repeated nor taken back."""
     tokenizer = metaspace_tokenizer()
     word = tokenizer.convert_tokens_to_ids("\u2581b")
-    parts = pieces(tokenizer, [ord("a"), 0xE4, word, word])
+    parts = deltas(tokenizer, [ord("a"), 0xE4, word, word])
     assert "".join(parts) == "a\ufffd b b"
-    parts = pieces(tokenizer, [*"\u0161".encode(), 0xE4, word, word])
+    parts = deltas(tokenizer, [*"\u0161".encode(), 0xE4, word, word])
     assert "".join(parts) == "\u0161\ufffd b b"
 
 
 def test_white_space_between_words_stays() -> None:
-    """A54: `a`, ` b`, ` c` is `a b c`."""
+    """`a`, ` b`, ` c` is `a b c`."""
     tokenizer = metaspace_tokenizer()
     ids = [tokenizer.convert_tokens_to_ids(t) for t in ("\u2581a", "\u2581b", "\u2581", "\u2581a", ".")]
-    assert pieces(tokenizer, ids) == ["a", " b", " ", " a", ".", ""]
+    assert deltas(tokenizer, ids) == ["a", " b", " ", " a", ".", ""]
 
 
 def test_special_tokens_are_not_text_but_other_added_ones_are() -> None:
-    """A53: decided by the tokenizer's own mark, not by looks."""
+    """Decided by the tokenizer's own mark, not by looks."""
     tokenizer = byte_tokenizer()
     ids = ids_of("<think>a</think><|im_end|>b<tool_call>")
-    assert "".join(pieces(tokenizer, list(ids))) == "<think>a</think>b<tool_call>"
-    assert not any(mark in "".join(pieces(tokenizer, list(ids))) for mark in SPECIAL)
+    assert "".join(deltas(tokenizer, list(ids))) == "<think>a</think>b<tool_call>"
+    assert not any(mark in "".join(deltas(tokenizer, list(ids))) for mark in SPECIAL)
 
 
 def test_bytes_that_end_nowhere_appear_once_at_the_end() -> None:
-    """A52: an unfinished character is held back; only the true end shows it as U+FFFD."""
+    """An unfinished character is withheld; only the true end shows it as U+FFFD."""
     tokenizer = byte_tokenizer()
     stream = Detokenizer(tokenizer.backend_tokenizer)
     assert stream.feed(list("a\u4f60".encode())[:-1]) == "a"
@@ -113,11 +113,11 @@ def test_bytes_that_end_nowhere_appear_once_at_the_end() -> None:
 
 def test_ids_outside_the_vocabulary_are_no_text() -> None:
     """Embeddings are often padded to a round number of rows."""
-    assert pieces(byte_tokenizer(), [97, 100_000, 98]) == ["a", "", "b", ""]
+    assert deltas(byte_tokenizer(), [97, 100_000, 98]) == ["a", "", "b", ""]
 
 
 def test_endless_special_tokens_cost_no_more_each_time() -> None:
-    """A35: a model that repeats a pad token must not make each step longer."""
+    """A model that repeats a pad token must not make each step longer."""
     stream = Detokenizer(byte_tokenizer().backend_tokenizer)
     end = byte_tokenizer().convert_tokens_to_ids("<|im_end|>")
     assert stream.feed([end] * 10_000) == ""

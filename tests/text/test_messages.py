@@ -1,4 +1,4 @@
-"""Chat messages: A49 (roles and order), A51 (any JSON is normalised or refused), A59 (tool history)."""
+"""Chat messages: roles and order, any JSON is normalised or refused, tool history."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def refused(messages: Any) -> RequestError:
 
 
 def test_system_messages_become_one_in_front() -> None:
-    """A49: developer is system; several, also late ones, become one in front; their neighbours merge."""
+    """Developer is system; several, also late ones, become one in front; their neighbours merge."""
     chat = normalize_messages(
         [
             {"role": "system", "content": "one"},
@@ -51,7 +51,7 @@ def test_system_messages_become_one_in_front() -> None:
 
 
 def test_only_plain_strings_of_one_role_merge() -> None:
-    """A49: multimodal lists, tool results, and assistant messages with calls stay what they are."""
+    """Multimodal lists, tool results, and assistant messages with calls stay what they are."""
     call = {"type": "function", "function": {"name": "f", "arguments": "{}"}}
     chat = normalize_messages(
         [
@@ -88,7 +88,7 @@ def test_images_keep_the_senders_order() -> None:
     [('{"a": [1, 2.0]}', {"a": [1, 2.0]}), ("", {}), (None, {}), ({"a": 1}, {"a": 1})],
 )
 def test_tool_arguments_become_objects(arguments: Any, expected: Any) -> None:
-    """A59: templates iterate over arguments; the API sends them as text."""
+    """Templates iterate over arguments; the API sends them as text."""
     message = {
         "role": "assistant",
         "content": None,
@@ -136,7 +136,7 @@ def test_tool_arguments_become_objects(arguments: Any, expected: Any) -> None:
     ],
 )
 def test_bad_messages_are_named(messages: Any, param: str, words: str) -> None:
-    """A51: what and where, never a crash and never silently skipped."""
+    """What and where, never a crash and never silently skipped."""
     error = refused(messages)
     assert error.param == param
     assert words in str(error)
@@ -197,7 +197,7 @@ LIKELY = st.fixed_dictionaries({"role": WORDS, "content": ANY}, optional={"tool_
 @settings(max_examples=300, deadline=None)
 @given(ANY | st.lists(LIKELY | ANY, max_size=4))
 def test_any_json_is_normalised_or_refused(messages: Any) -> None:
-    """A51, fuzzed: the result is what templates can take, or a RequestError with a path."""
+    """Fuzzed: the result is what templates can take, or a RequestError with a path."""
     try:
         chat = normalize_messages(messages)
     except RequestError as error:

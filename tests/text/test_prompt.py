@@ -1,4 +1,4 @@
-"""Templates and prompts: A42, A49, A50, A59, B25, and images that are marked exactly once."""
+"""Templates and prompts, and images that are marked exactly once."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "
 RED = Image.new("RGB", (2, 2), "red")
 
 
-def rendered(host: FakeModelInfo, messages: list[Any], tools: Any = None, **arguments: Any) -> str:
-    return render_chat(host, normalize_messages(messages).messages, tools, arguments)
+def rendered(model_info: FakeModelInfo, messages: list[Any], tools: Any = None, **arguments: Any) -> str:
+    return render_chat(model_info, normalize_messages(messages).messages, tools, arguments)
 
 
 def test_strict_template_gets_what_it_insists_on() -> None:
-    """A49, B25: system, system, user, user and a developer in mid-chat suit a template that is strict."""
-    host = FakeModelInfo(chat_template=STRICT)
+    """System, system, user, user and a developer in mid-chat suit a template that is strict."""
+    model_info = FakeModelInfo(chat_template=STRICT)
     messages = [
         SYSTEM,
         SYSTEM,
@@ -52,7 +52,7 @@ def test_strict_template_gets_what_it_insists_on() -> None:
         {**SYSTEM, "role": "developer"},
         *HI,
     ]
-    text = rendered(host, messages)
+    text = rendered(model_info, messages)
     assert text == (
         "<|im_start|>system\nbe brief\n\nbe brief\n\nbe brief<|im_end|>\n"
         "<|im_start|>user\nhi\n\nhi<|im_end|>\n"
@@ -61,10 +61,10 @@ def test_strict_template_gets_what_it_insists_on() -> None:
 
 
 def test_what_a_template_raises_is_a_bad_request() -> None:
-    """A50: with the template's own words."""
-    host = FakeModelInfo(chat_template=STRICT)
+    """With the template's own words."""
+    model_info = FakeModelInfo(chat_template=STRICT)
     with pytest.raises(RequestError, match="Roles must alternate"):
-        rendered(host, [{"role": "assistant", "content": "1"}])
+        rendered(model_info, [{"role": "assistant", "content": "1"}])
     for broken in (
         "{{ messages.nothing.more }}",
         "{{ 1 + 'a' }}",
@@ -82,7 +82,7 @@ def test_a_model_without_template_takes_no_chat() -> None:
 
 
 def test_tool_history_reaches_the_template() -> None:
-    """A59: arguments are a mapping, a missing content is an empty string, the role tool stays."""
+    """Arguments are a mapping, a missing content is an empty string, the role tool stays."""
     call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b": "x"}'}}
     messages = [
         *HI,
@@ -106,27 +106,27 @@ def test_variables_of_a_template() -> None:
 
 
 def test_template_variables_are_honoured_or_refused(caplog: pytest.LogCaptureFixture) -> None:
-    """A50: from a request an unknown one is an error; from the config it is said once and left out."""
-    host = FakeModelInfo(chat_template=THINKING)
-    check_template_arguments(host, {"enable_thinking": "here"}, ())
-    assert rendered(host, HI, enable_thinking=False).endswith("<think>\n\n</think>\n\n")
-    assert rendered(host, HI).endswith("assistant\n")
+    """From a request an unknown one is an error; from the config it is said once and left out."""
+    model_info = FakeModelInfo(chat_template=THINKING)
+    check_template_arguments(model_info, {"enable_thinking": "here"}, ())
+    assert rendered(model_info, HI, enable_thinking=False).endswith("<think>\n\n</think>\n\n")
+    assert rendered(model_info, HI).endswith("assistant\n")
     with pytest.raises(RequestError, match=r"kw.enable_thinkin: .*did you mean 'enable_thinking'") as caught:
-        check_template_arguments(host, {"enable_thinkin": "kw.enable_thinkin"}, ())
+        check_template_arguments(model_info, {"enable_thinkin": "kw.enable_thinkin"}, ())
     assert caught.value.param == "kw.enable_thinkin"
     for name in ("tokenize", "messages", "chat_template", "raise_exception"):
         with pytest.raises(RequestError, match="set by mlxrun"):
-            check_template_arguments(host, {name: "kw"}, ())
+            check_template_arguments(model_info, {name: "kw"}, ())
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
-            check_template_arguments(host, {}, ["nonsense", "enable_thinking"])
+            check_template_arguments(model_info, {}, ["nonsense", "enable_thinking"])
     assert [record.getMessage() for record in caplog.records if "nonsense" in record.getMessage()] == [
         "model.chat_template_args: the chat template does not use nonsense"
     ]
 
 
-def test_tools_are_told_where_the_template_knows_none() -> None:
-    """A59: a documented fallback. The system prompt has the functions; calls and results are written out."""
+def test_tools_are_described_if_the_template_knows_none() -> None:
+    """A documented fallback. The system prompt has the functions; calls and results are written out."""
     call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
     turns = [
         {"role": "system", "content": "Be brief."},
@@ -156,19 +156,19 @@ def test_tools_are_told_where_the_template_knows_none() -> None:
 
 
 def test_text_prompts_never_see_the_image_processor() -> None:
-    """A41: also of a vision model; chat text gets no special tokens besides the template's, raw text does."""
-    host = FakeModelInfo(vision=True)
-    prompt = build_chat_prompt(host, HI, [], None, {})
+    """Also of a vision model; chat text gets no special tokens besides the template's, raw text does."""
+    model_info = FakeModelInfo(vision=True)
+    prompt = build_chat_prompt(model_info, HI, [], None, {})
     assert prompt.ids == ids_of("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n")
-    assert (prompt.image_spans, prompt.media, host.calls) == ((), None, [])
+    assert (prompt.image_spans, prompt.media, model_info.calls) == ((), None, [])
     begin = byte_tokenizer().convert_tokens_to_ids("<|begin|>")
-    assert build_raw_prompt(host, "hi", "prompt").ids == (begin, *ids_of("hi"))
-    assert host.calls == []
+    assert build_raw_prompt(model_info, "hi", "prompt").ids == (begin, *ids_of("hi"))
+    assert model_info.calls == []
 
 
 def test_images_are_marked_where_the_sender_put_them() -> None:
-    """A42: one mark an image, in order, between the words it was sent between."""
-    host = FakeModelInfo(vision=True)
+    """One mark an image, in order, between the words it was sent between."""
+    model_info = FakeModelInfo(vision=True)
     content = [
         {"type": "text", "text": "a"},
         {"type": "image"},
@@ -176,10 +176,12 @@ def test_images_are_marked_where_the_sender_put_them() -> None:
         {"type": "text", "text": "b"},
     ]
     blue = Image.new("RGB", (2, 2), "blue")
-    prompt = build_chat_prompt(host, [SYSTEM, {"role": "user", "content": content}], [RED, blue], None, {})
+    prompt = build_chat_prompt(
+        model_info, [SYSTEM, {"role": "user", "content": content}], [RED, blue], None, {}
+    )
     mark = "<|vision_start|><|image_pad|><|vision_end|>"
-    assert f"<|im_start|>user\na{mark}{mark}b<|im_end|>" in host.calls[0]
-    assert prompt.text == host.calls[0] and "be brief" in prompt.text
+    assert f"<|im_start|>user\na{mark}{mark}b<|im_end|>" in model_info.calls[0]
+    assert prompt.text == model_info.calls[0] and "be brief" in prompt.text
     assert prompt.media == ((255, 0, 0), (0, 0, 255))
     pad = byte_tokenizer().convert_tokens_to_ids("<|image_pad|>")
     assert [set(prompt.ids[a:b]) for a, b in prompt.image_spans] == [{pad}, {pad}]
@@ -196,21 +198,21 @@ def test_image_marks_are_found_in_the_template(template: str) -> None:
 
 @pytest.mark.parametrize("template", [TEXT_ONLY, "{{ messages[0].content + '' }}"])
 def test_a_template_without_images_takes_none(template: str) -> None:
-    host = FakeModelInfo(vision=True, chat_template=template)
+    model_info = FakeModelInfo(vision=True, chat_template=template)
     messages = [{"role": "user", "content": [{"type": "image"}]}]
     with pytest.raises(RequestError):
-        build_chat_prompt(host, messages, [RED], None, {})
-    assert host.calls == []
-    assert build_chat_prompt(host, HI, [], None, {}).ids
+        build_chat_prompt(model_info, messages, [RED], None, {})
+    assert model_info.calls == []
+    assert build_chat_prompt(model_info, HI, [], None, {}).ids
 
 
 def test_a_lost_or_extra_mark_is_an_error() -> None:
     """A template that shows the newest image only would give every image the wrong place."""
     last = CHATML.replace("{% for m in messages %}", "{% for m in messages[-1:] %}")
-    host = FakeModelInfo(vision=True, chat_template=last)
+    model_info = FakeModelInfo(vision=True, chat_template=last)
     turn = {"role": "user", "content": [{"type": "image"}]}
     with pytest.raises(RequestError, match="2 images were sent, but the chat template renders 1"):
-        build_chat_prompt(host, [turn, turn], [RED, RED], None, {})
+        build_chat_prompt(model_info, [turn, turn], [RED, RED], None, {})
     parts = [{"type": "image"}, {"type": "text", "text": "<|image"}, {"type": "text", "text": "_pad|>"}]
     split = {"role": "user", "content": parts}
     with pytest.raises(RequestError, match="1 images were sent, but the chat template renders 2"):
@@ -241,7 +243,7 @@ def test_half_surrogates_are_refused(value: Any) -> None:
 
 
 def test_a_failing_processor_fails_this_request_only() -> None:
-    """A31: whatever the model's processor raises is a MediaError."""
+    """Whatever the model's processor raises is a MediaError."""
 
     class Failing(FakeModelInfo):
         def process(self, text: str, images: Any) -> Any:
@@ -255,7 +257,7 @@ def test_a_failing_processor_fails_this_request_only() -> None:
 
 @pytest.mark.parametrize("param", [None, "messages[0].content[0]"])
 def test_an_image_that_the_processor_refuses(param: str | None) -> None:
-    """A51: the error names `messages`, unless the processor's side knows better."""
+    """The error names `messages`, unless the processor's context knows better."""
 
     class Refusing(FakeModelInfo):
         def process(self, text: str, images: Any) -> Any:
@@ -270,10 +272,10 @@ def test_an_image_that_the_processor_refuses(param: str | None) -> None:
 
 
 def test_raw_prompts_as_ids() -> None:
-    host = FakeModelInfo()
-    prompt = build_raw_prompt(host, list(ids_of("hello<|im_end|>")), "prompt")
+    model_info = FakeModelInfo()
+    prompt = build_raw_prompt(model_info, list(ids_of("hello<|im_end|>")), "prompt")
     assert (prompt.text, prompt.ids) == ("hello<|im_end|>", ids_of("hello<|im_end|>"))
     for ids, param in (([], "prompt"), ([1, 99_999], "prompt[1]"), ([-1], "prompt[0]")):
         with pytest.raises(RequestError) as caught:
-            build_raw_prompt(host, ids, "prompt")
+            build_raw_prompt(model_info, ids, "prompt")
         assert caught.value.param == param

@@ -44,7 +44,7 @@ def test_table(stops: list[str], text: str, shown: str, matched: str | None) -> 
     assert run(stops, [text]) == run(stops, list(text)) == (shown, matched)
 
 
-def test_no_more_is_held_back_than_could_match() -> None:
+def test_no_more_is_withheld_than_could_match() -> None:
     matcher = StopMatcher(["<end>", "nd"])
     assert [matcher.feed(part) for part in ("a<", "e", "x", "<en", "!")] == ["a", "", "<ex", "", "<en!"]
     assert matcher.matched is None

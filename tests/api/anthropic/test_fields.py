@@ -1,26 +1,21 @@
-"""What /v1/messages refuses, named as Anthropic does: A33, A51. And the responses that are no answers."""
+"""What /v1/messages refuses, named as Anthropic does."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
 
-from mlxrun.api.anthropic.response import build_error, build_models_page, get_error_status
+from mlxrun.api.anthropic import fields
+from mlxrun.api.anthropic.response import build_error
 from mlxrun.config.settings import Config, MediaSettings
 from mlxrun.errors import (
-    BodyTooLarge,
-    Draining,
-    EngineDead,
-    Forbidden,
     MediaError,
-    NotFound,
-    Overloaded,
-    PromptTooLong,
-    RequestError,
-    Unauthorized,
 )
-from tests.api.anthropic.test_request import (
+from tests.helpers.anthropic_api import (
     ADD,
     CALL,
     CALLED,
@@ -28,19 +23,15 @@ from tests.api.anthropic.test_request import (
     IMAGE,
     RED,
     RESULT,
-    TOOL_HOST,
+    TOOL_MODEL_INFO,
     USER,
     Json,
     body,
-    count,
-    make,
     refused,
     text,
     user,
 )
-from tests.helpers.tokenizers import FakeModelInfo
-
-# -- what is refused ------------------------------------------------------------------------------------
+from tests.helpers.anthropic_bodies import VALUE
 
 REFUSED: list[tuple[Json, str, str]] = [
     # fields of the body
@@ -165,9 +156,9 @@ REFUSED: list[tuple[Json, str, str]] = [
 
 @pytest.mark.parametrize("case", range(len(REFUSED)))
 def test_what_is_refused_is_named(case: int) -> None:
-    """A51: what, and where in the body as it was sent."""
+    """What, and where in the body as it was sent."""
     given, param, words = REFUSED[case]
-    error = refused(given, TOOL_HOST)
+    error = refused(given, TOOL_MODEL_INFO)
     assert error.param == param
     assert str(error).startswith(f"{param}: ") and words in str(error)
     assert build_error(error, "req_1")["error"]["type"] == "invalid_request_error"
@@ -208,52 +199,16 @@ def test_images_need_a_model_that_sees() -> None:
     assert isinstance(error, MediaError) and error.param == "messages.0.content.1.source.data"
 
 
-def test_names_of_the_model() -> None:
-    host = FakeModelInfo(name="m", names=("claude-x",))
-    assert make(body(model="claude-x"), host).prepared.model == "m"
-    error = refused(body(model="gpt"), host)
-    assert error.param == "model" and get_error_status(error) == 404
-    with pytest.raises(NotFound, match="'gpt' is not served here"):
-        count({"model": "gpt", "messages": [USER]}, host)
+CONSTANTS = {
+    name: getattr(fields, name)
+    for name in ("STRING", "_NAME", "_TEXTS", "_LIST", "OBJECT", "BOOL", "_EFFORT")
+}
 
 
-# -- responses that are no answers ----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("error", "status", "kind"),
-    [
-        (RequestError("x"), 400, "invalid_request_error"),
-        (Unauthorized("x"), 401, "authentication_error"),
-        (Forbidden("x"), 403, "permission_error"),
-        (NotFound("x"), 404, "not_found_error"),
-        (BodyTooLarge("x"), 413, "request_too_large"),
-        (Overloaded("x"), 429, "rate_limit_error"),
-        (Draining("x"), 529, "overloaded_error"),
-        (EngineDead("x"), 503, "api_error"),
-        (KeyError("secret"), 500, "api_error"),
-    ],
-)
-def test_errors(error: BaseException, status: int, kind: str) -> None:
-    made = build_error(error, "req_7")
-    assert get_error_status(error) == status
-    assert made == {
-        "type": "error",
-        "error": {"type": kind, "message": made["error"]["message"]},
-        "request_id": "req_7",
-    }
-    assert "secret" not in made["error"]["message"]
-
-
-def test_agents_recognise_a_prompt_that_is_too_long() -> None:
-    """They look for these words to shorten the conversation."""
-    error = refused(body([{"role": "user", "content": "x" * 99}]), FakeModelInfo(context_length=64))
-    assert isinstance(error, PromptTooLong)
-    assert build_error(error, "r")["error"]["message"].startswith("prompt is too long: the prompt has")
-
-
-def test_models() -> None:
-    page = build_models_page(["a", "b"])
-    assert [model["id"] for model in page["data"]] == ["a", "b"]
-    assert (page["first_id"], page["last_id"], page["has_more"]) == ("a", "b", False)
-    assert build_models_page([])["first_id"] is None
+@pytest.mark.parametrize("name", CONSTANTS)
+@given(value=VALUE | st.text(min_size=250, max_size=260))
+def test_the_fast_check_agrees_with_the_schema(name: str, value: Any) -> None:
+    """What is let through without jsonschema would have passed it."""
+    schema = CONSTANTS[name]
+    valid = Draft202012Validator(schema).is_valid(value)
+    assert valid or not fields._is_valid(value, schema)

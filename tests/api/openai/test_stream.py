@@ -1,11 +1,11 @@
-"""OpenAI's stream chunks: the shape of each, and that a stream says what the response does. A44, A55."""
+"""OpenAI's stream chunks: the shape of each, and that a stream says what the response does."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -19,56 +19,24 @@ from mlxrun.api.openai.response import build_response
 from mlxrun.api.openai.stream import ChunkWriter, join_deltas
 from mlxrun.api.prepared import PreparedRequest
 from mlxrun.config.settings import Config
-from mlxrun.parsers.delta import Delta, DeltaKind
-from mlxrun.parsers.model_formats import ModelFormats
+from mlxrun.parsers.delta import Delta
 from mlxrun.scheduler.request import FinishReason, TokenEvent, TokenLogprob
 from mlxrun.text.images import MediaLoader
+from tests.helpers.bracket_formats import TOOL, Brackets
 from tests.helpers.tokenizers import TOOLS, FakeModelInfo, ids_of
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
-TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
-HOST = FakeModelInfo(chat_template=TOOLS)
 
 
-class Brackets(ModelFormats):
-    """A scripted format: `[thought]`, `(arguments of a call)`, else text; a `~` is held back until the next
-    character, as half a marker would be."""
-
-    def make_parser(self, tools: Sequence[Mapping[str, Any]] | None, prompt: str, name: str) -> BracketParser:
-        return BracketParser()
-
-
-class BracketParser:
-    markers: tuple[str, ...] = ()
-
-    def __init__(self) -> None:
-        self.kind: DeltaKind = "content"
-        self.calls, self.held = -1, ""
-
-    def feed(self, text: str) -> list[Delta]:
-        made: list[Delta] = []
-        for char in text:
-            if char == "~":
-                self.held += char
-            elif char in "[])":
-                self.kind = "reasoning" if char == "[" else "content"
-            elif char == "(":
-                self.kind, self.calls = "call", self.calls + 1
-                made.append(Delta("call", "", self.calls, f"call_{self.calls}", "f"))
-            else:
-                at = self.calls if self.kind == "call" else 0
-                made.append(Delta(self.kind, self.held + char, at))
-                self.held = ""
-        return made
-
-    def finish(self) -> list[Delta]:
-        return [Delta("content", self.held)] if self.held else []
+MODEL_INFO = FakeModelInfo(chat_template=TOOLS)
 
 
 def make(url: str = CHAT, **fields: Any) -> PreparedRequest:
     body = {"messages": [{"role": "user", "content": "hi"}]} if url == CHAT else {"prompt": "hi"}
-    side = ApiContext(HOST, Config(), MediaLoader(Config().media, None), Brackets())
-    return asyncio.run(prepare_request(url, {"stream": True, "seed": 1, **body, **fields}, side, stream=True))
+    context = ApiContext(MODEL_INFO, Config(), MediaLoader(Config().media, None), Brackets())
+    return asyncio.run(
+        prepare_request(url, {"stream": True, "seed": 1, **body, **fields}, context, stream=True)
+    )
 
 
 def stream(prepared: PreparedRequest, cuts: Sequence[int], *texts: str) -> tuple[list[Any], list[Choice]]:
@@ -76,7 +44,7 @@ def stream(prepared: PreparedRequest, cuts: Sequence[int], *texts: str) -> tuple
     chunks = ChunkWriter(prepared, "x", 5, "fp_1")
     choices, made = [], []
     for index, text in enumerate(texts):
-        choice, ids = Choice(prepared, index, HOST), ids_of(text)
+        choice, ids = Choice(prepared, index, MODEL_INFO), ids_of(text)
         logs = tuple(TokenLogprob(-0.5 - i, ((t, -0.5),)) for i, t in enumerate(ids))
         if prepared.requests[index].params.logprobs is None:
             logs = ()
@@ -121,7 +89,7 @@ def add(message: Any, delta: Any) -> None:
             calls = message.setdefault("tool_calls", [])
             for part in value:
                 if part["index"] == len(calls):
-                    assert part["function"]["arguments"] == "", "the first piece of a call has none"
+                    assert part["function"]["arguments"] == "", "the first delta of a call has none"
                     calls.append({k: v for k, v in part.items() if k != "index"})
                 else:
                     assert "id" not in part and "name" not in part["function"]
@@ -133,7 +101,7 @@ def add(message: Any, delta: Any) -> None:
 
 
 def test_the_chunks_of_a_chat() -> None:
-    """Golden: role first, pieces, the reason, usage with no choices."""
+    """Golden: role first, deltas, the reason, usage with no choices."""
     prepared = make(stream_options={"include_usage": True})
     made, _ = stream(prepared, [1], "ab")
     head = {
@@ -169,7 +137,7 @@ def test_the_chunks_of_a_chat() -> None:
 
 
 def test_the_chunks_of_a_call() -> None:
-    """A55: id and name with empty arguments, then fragments; finish_reason tool_calls; content null."""
+    """Id and name with empty arguments, then fragments; finish_reason tool_calls; content null."""
     made, _ = stream(make(tools=[TOOL], stop="!"), [1, 2], "(ab)!")
     deltas = [chunk["choices"][0]["delta"] for chunk in made]
     name = {"name": "f", "arguments": ""}
@@ -201,7 +169,7 @@ def test_an_answer_of_nothing_has_its_role_and_its_end() -> None:
     ]
 
 
-PIECES = st.builds(
+DELTAS = st.builds(
     Delta,
     st.sampled_from(["content", "reasoning", "call"]),
     st.text(max_size=6) | st.sampled_from(["\0", '"', "\\u0000", "\u2028", "</s>", "\x7f"]),
@@ -209,25 +177,25 @@ PIECES = st.builds(
 )
 
 
-@given(PIECES.filter(lambda piece: piece.text), st.booleans(), st.sampled_from([CHAT, COMPLETION]))
-def test_a_written_chunk_is_the_object(piece: Delta, usage: bool, url: str) -> None:
-    """The cheap way gives, byte for byte, what the object gives, whatever the piece is."""
+@given(DELTAS.filter(lambda delta: delta.text), st.booleans(), st.sampled_from([CHAT, COMPLETION]))
+def test_a_written_chunk_equals_the_object(delta: Delta, usage: bool, url: str) -> None:
+    """The cheap way gives, byte for byte, what the object gives, whatever the delta is."""
     if url == COMPLETION:
-        piece = dataclasses.replace(piece, kind="content", index=0)
+        delta = dataclasses.replace(delta, kind="content", index=0)
     prepared = make(url, n=2, **({"stream_options": {"include_usage": True}} if usage else {}))
     for model in ("m", '"', "\0", '"\\u0000"'):
         chunks = ChunkWriter(dataclasses.replace(prepared, model=model), "x", 5)
-        choice = Choice(prepared, 1, HOST)
+        choice = Choice(prepared, 1, MODEL_INFO)
         for _ in range(2):  # the frame is made, then used again
-            *_, made = chunks.write(choice, [piece])
-            expected = chunks.make_chunk(1, chunks.make_content(piece))
+            *_, made = chunks.write(choice, [delta])
+            expected = chunks.make_chunk(1, chunks.make_content(delta))
             assert made == json.dumps(expected, ensure_ascii=False, separators=(",", ":"))
     assert "\n" not in made and "\r" not in made  # nothing that would end a line of an event stream
 
 
-def test_pieces_are_joined_but_never_across_kinds_or_calls() -> None:
+def test_deltas_are_joined_but_never_across_kinds_or_calls() -> None:
     call = Delta("call", "", 0, "id0", "f")
-    pieces = [
+    deltas = [
         *(
             Delta("content", "a"),
             Delta("content", "b"),
@@ -238,7 +206,7 @@ def test_pieces_are_joined_but_never_across_kinds_or_calls() -> None:
         *(call, Delta("call", "1", 0), Delta("call", "2", 0)),
         *(dataclasses.replace(call, index=1, text="{"), Delta("call", "}", 1)),
     ]
-    assert list(join_deltas(pieces)) == [
+    assert list(join_deltas(deltas)) == [
         *(Delta("content", "ab"), Delta("reasoning", "c"), Delta("content", "d")),
         *(call, Delta("call", "12", 0)),
         *(dataclasses.replace(call, index=1), Delta("call", "{}", 1)),
@@ -249,10 +217,10 @@ TEXTS = st.text(alphabet="ab~[]()E\u4f60\U0001f600", max_size=14)
 
 
 @given(TEXTS, TEXTS, st.lists(st.integers(0, 20), max_size=5), st.booleans(), st.booleans())
-def test_a_stream_says_what_the_response_says(
+def test_a_stream_has_the_content_of_the_response(
     one: str, two: str, cuts: list[int], logs: bool, chat: bool
 ) -> None:
-    """A44, A55: text, thought, calls, logprobs, reasons and usage, however the tokens came."""
+    """Text, reasoning, calls, logprobs, reasons and usage, however the tokens came."""
     wanted: dict[str, Any] = {"logprobs": 1} if logs else {}
     if chat:
         wanted = {"logprobs": True, "top_logprobs": 1} if logs else {}
@@ -272,7 +240,7 @@ def test_a_stream_says_what_the_response_says(
     assert {chunk["id"] for chunk in made} == {whole["id"]}
 
 
-def test_the_comparison_sees_a_lost_piece() -> None:
+def test_the_comparison_sees_a_lost_delta() -> None:
     """Mutation: without one of the chunks it does not hold."""
     prepared = make(logprobs=True)
     made, choices = stream(prepared, [1, 2], "abc")

@@ -1,5 +1,5 @@
 """Documents and search results in /v1/messages are text in the prompt, in the form of docs/clients.md. What
-cannot be read is refused by name: A49, A51."""
+cannot be read is refused by name."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from jsonschema import Draft202012Validator
 
 from mlxrun.api.anthropic.fields import BODY
 from mlxrun.api.anthropic.openapi_schema import build_schema
-from tests.api.anthropic.test_request import (
+from tests.helpers.anthropic_api import (
     CALLED,
     EYES,
     IMAGE,
     RESULT,
-    TOOL_HOST,
+    TOOL_MODEL_INFO,
     Json,
     body,
     count,
@@ -71,7 +71,7 @@ def test_a_search_result_is_text() -> None:
 def test_in_results_and_beside_images() -> None:
     """A tool may give them; count_tokens counts what is computed."""
     turns = [*CALLED, *user({**RESULT, "content": [doc(PLAIN), found()]})]
-    made = prompt(body(turns), TOOL_HOST)
+    made = prompt(body(turns), TOOL_MODEL_INFO)
     assert "<|im_start|>tool\n<document>\n<content>" in made and "</search_result><|im_end|>" in made
     whole = user(doc(PLAIN, title="Numbers", context="a list"), IMAGE, text("?"))
     assert SHOWN in prompt(body(whole), EYES)
