@@ -1,10 +1,10 @@
-"""A call in every family's own form, for `python -m benchmarks parsers`: `save` with a path and a text, at `$`."""
+"""A call of `save` in every family's format, for `python -m benchmarks parsers`; `$` stands for the text."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from mlxrun.parsers.registry import REASONING_FAMILIES, TOOL_CALL_FAMILIES
+from mlxrun.parsers.registry import REASONING_FAMILIES, TOOL_CALL_FAMILIES, find_reasoning_family
 
 WORDS = "The quick brown fox jumps over the lazy dog, and then it rests a while near the river. "
 TEXT = WORDS * 6
@@ -63,22 +63,18 @@ CALLS: dict[str, str] = {
 }
 
 
-def call_of(family: str) -> str:
-    """A call with about half a kilobyte of arguments."""
+def make_call(family: str) -> str:
+    """Make a call with about half a kilobyte of arguments."""
     return CALLS[family].replace("$", TEXT)
 
 
-def thought_of(family: str) -> str:
-    """A thought of about half a kilobyte."""
-    thinking = next(t for t in REASONING_FAMILIES if t.name == family)
-    if not thinking.pairs:
-        return f"<|channel|>analysis<|message|>{TEXT}<|end|>"
-    opener, ends = thinking.pairs[0]
-    return f"{opener}\n{TEXT}\n{ends[0]}\n"
+def make_reasoning(family: str) -> str:
+    """Make about half a kilobyte of reasoning."""
+    opener, closers = find_reasoning_family(family).pairs[0]
+    return f"{opener}\n{TEXT}\n{closers[0]}\n"
 
 
-def names() -> list[tuple[str, str]]:
-    """Every parser: "tools" or "reasoning", and its name."""
-    return [("tools", f.name) for f in TOOL_CALL_FAMILIES] + [
-        ("reasoning", t.name) for t in REASONING_FAMILIES
-    ]
+def list_parsers() -> list[tuple[str, str]]:
+    """List every parser: "tools" or "reasoning", and its name."""
+    tools = [("tools", family.name) for family in TOOL_CALL_FAMILIES]
+    return tools + [("reasoning", family.name) for family in REASONING_FAMILIES]

@@ -1,8 +1,8 @@
-"""`python -m benchmarks parsers`: characters a second of every parser, for plain text and for what it looks for.
+"""`python -m benchmarks parsers`: characters a second of every parser, for plain text and for its format.
 
-No model takes part. `text` is plain text with line ends. `marked` is, for a tool parser, one call (an answer
-each), for a reasoning parser one thought, in pieces of each size; a token is about 4 characters. Seconds are
-those of the processor: nothing here waits, and what else runs does not count.
+No model takes part. `text` is plain text with line ends. `marked` is, for a tool-call parser, an answer of
+one call, for a reasoning parser one of reasoning. Each is fed in chunks of several sizes; a token is about 4
+characters. Seconds are processor time: nothing here waits, and other processes do not count.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.parser_samples import TOOLS, WORDS, call_of, names, thought_of
+from benchmarks.parser_samples import TOOLS, WORDS, list_parsers, make_call, make_reasoning
 from mlxrun import __version__
 from mlxrun.bench.report import make_console, make_table
 from mlxrun.parsers.answer_parser import AnswerParser
@@ -40,12 +40,12 @@ class ParsersPlan:
 
 
 def run_parsers_bench(plan: ParsersPlan, say: Say, clock: Clock = time.process_time) -> dict[str, Any]:
-    """Measure everything; the report, as `--json` writes it: medians of the runs, in characters a second."""
+    """Measure everything; return the report, as `--json` writes it: medians in characters a second."""
     rows = []
-    for kind, name in names():
+    for kind, name in list_parsers():
         if not plan.parsers or name in plan.parsers:
             rows.append({"kind": kind, "name": name} | _measure(plan, kind, name, clock))
-            say(f"{kind} {name}: {_show(rows[-1]['text']['4'])} at 4 characters")
+            say(f"{kind} {name}: {_format_rate(rows[-1]['text']['4'])} at 4 characters")
     settings = {"length": plan.length, "repeat": plan.repeat, "sizes": list(SIZES)}
     return {"format": FORMAT, "versions": {"mlxrun": __version__}, "settings": settings, "parsers": rows}
 
@@ -58,43 +58,45 @@ def _measure(plan: ParsersPlan, kind: str, name: str, clock: Clock) -> dict[str,
 
     line = WORDS + "\n"
     plain = line * max(plan.length // len(line), 1)
-    marked = call_of(name) if kind == "tools" else thought_of(name)
+    marked = make_call(name) if kind == "tools" else make_reasoning(name)
     answers = {"text": [plain], "marked": [marked] * max(plan.length // len(marked), 1)}
     rates: dict[str, Any] = {}
     for what in KINDS:
         rates[what] = {
-            str(size): statistics.median(_rate(make, answers[what], size, clock) for _ in range(plan.repeat))
+            str(size): statistics.median(
+                _measure_rate(make, answers[what], size, clock) for _ in range(plan.repeat)
+            )
             for size in SIZES
         }
     return rates
 
 
-def _rate(make: Callable[[], Parser], answers: Sequence[str], size: int, clock: Clock) -> float:
-    """Characters a second over all answers, a new parser each."""
-    cut = [[text[i : i + size] for i in range(0, len(text), size)] for text in answers]
+def _measure_rate(make: Callable[[], Parser], answers: Sequence[str], size: int, clock: Clock) -> float:
+    """Measure characters a second over all answers, each with a new parser."""
+    split = [[text[i : i + size] for i in range(0, len(text), size)] for text in answers]
     start = clock()
-    for pieces in cut:
+    for chunks in split:
         parser = make()
         feed = parser.feed
-        for piece in pieces:
-            feed(piece)
+        for chunk in chunks:
+            feed(chunk)
         parser.finish()
     return sum(map(len, answers)) / (clock() - start)
 
 
 def print_parsers_report(report: Mapping[str, Any], console: Console | None = None) -> None:
-    """One table: rows are parsers, columns pieces of plain text, then of calls or thoughts."""
+    """Print a table: rows are parsers, columns chunks of plain text, then of calls or reasoning."""
     console = make_console(console)
     sizes = [str(size) for size in report["settings"]["sizes"]]
     columns = ["kind", "parser", *(f"{what} {size}" for what in KINDS for size in sizes)]
     cells = [
-        [row["kind"], row["name"], *(_show(row[what][size]) for what in KINDS for size in sizes)]
+        [row["kind"], row["name"], *(_format_rate(row[what][size]) for what in KINDS for size in sizes)]
         for row in report["parsers"]
     ]
     console.print(make_table(columns, 2, cells, console.is_terminal))
-    note = "Characters a second of the processor, by characters a piece; marked: a call or a thought each."
+    note = "Characters a second of processor time, by characters a chunk; marked: a call or reasoning."
     console.print(note, highlight=False, soft_wrap=True)
 
 
-def _show(rate: float) -> str:
+def _format_rate(rate: float) -> str:
     return f"{rate / 1e6:.1f} M/s"

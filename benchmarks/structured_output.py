@@ -1,8 +1,8 @@
-"""`python -m benchmarks structured-output`: what structured output costs while 16 rows decode, each under a schema of its own.
+"""`python -m benchmarks structured-output`: the cost of schemas while 16 rows decode, one each.
 
-Both sides are our engine over the same files, prompts and seeds; one has a grammar a row. Answers are arrays
-that may not end before their last token, so all rows decode together to the end. Random weights try
-everything that a schema allows.
+Both sides are mlxrun's engine with the same files, prompts and seeds; on one side each row has a grammar.
+Answers are arrays that cannot end before their last token, so all rows decode together to the end. Random
+weights try everything that a schema allows.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlxrun import __version__
-from mlxrun.bench.engine.benchmark import MemoryMeter, SideRuns, measure_workload
-from mlxrun.bench.engine.measurement import Output, medians
+from mlxrun.bench.engine.benchmark import BenchMeter, SideRuns, measure_workload
+from mlxrun.bench.engine.measurement import RequestOutput, compute_medians
 from mlxrun.bench.engine.mlxrun_contender import MlxrunContender
-from mlxrun.bench.engine.workloads import Job, Workload
-from mlxrun.bench.models import PRESETS, BenchModel, bench_model
-from mlxrun.bench.report import fitting, make_table, notes
+from mlxrun.bench.engine.workloads import BenchRequest, Workload
+from mlxrun.bench.models import PRESETS, BenchModel, open_model
+from mlxrun.bench.report import build_notes, make_console, make_table
 from mlxrun.config.settings import Config
 from mlxrun.scheduler.request import Grammar, Request, SamplingParams
 
@@ -46,7 +46,7 @@ _FIELDS: tuple[dict[str, Any], ...] = (
 
 
 @dataclass(frozen=True, slots=True)
-class MasksPlan:
+class StructuredOutputPlan:
     """What to measure."""
 
     model: str
@@ -56,8 +56,8 @@ class MasksPlan:
     seed: int = 0
 
 
-class Ruled:
-    """Our engine as a contender: sampled answers, each job's by its grammar if it has one."""
+class GrammarContender:
+    """mlxrun's engine as a contender: sampled answers, each by its request's grammar if it has one."""
 
     name = "mlxrun"
 
@@ -66,7 +66,7 @@ class Ruled:
         self._ours = MlxrunContender(engine)
         self._grammars = grammars
 
-    def add(self, jobs: Sequence[Job]) -> None:
+    def add(self, jobs: Sequence[BenchRequest]) -> None:
         """One request a job; its number is its seed."""
         stops = self._engine.model_info.eos_ids
         for i, job in enumerate(jobs):
@@ -74,7 +74,7 @@ class Ruled:
             params = SamplingParams(job.output, 1.0, seed=i, stop_ids=stops if ruled else frozenset())
             self._engine.add(Request(job.id, job.prompt, params, grammar=self._grammars.get(job.id)))
 
-    def step(self) -> list[Output]:
+    def step(self) -> list[RequestOutput]:
         """One engine step."""
         return self._ours.step()
 
@@ -84,23 +84,25 @@ class Ruled:
         del self._engine
 
 
-def schema(row: int) -> dict[str, Any]:
-    """A schema that no other row has: an array of objects that goes on for ever."""
+def make_schema(row: int) -> dict[str, Any]:
+    """Make a schema that no other row has: an array of objects that does not end."""
     fields = {f"field_{row}_{i}": _FIELDS[(row + i) % len(_FIELDS)] for i in range(2 + row % 4)}
     item = {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
     return {"type": "array", "items": item, "minItems": 100_000}
 
 
-def workload(scale: float, vocab: int, seed: int) -> Workload:
-    """16 prompts, all there at once."""
-    draw, length = random.Random(f"masks {seed}"), max(2, round(PROMPT * scale))
+def make_workload(scale: float, vocab: int, seed: int) -> Workload:
+    """Make 16 prompts, all submitted at once."""
+    rng, length = random.Random(f"masks {seed}"), max(2, round(PROMPT * scale))
     output = max(24, round(OUTPUT * scale))
-    jobs = (Job(f"row-{i:02d}", tuple(draw.choices(range(vocab), k=length)), output) for i in range(ROWS))
-    return Workload("masks", tuple(jobs))
+    jobs = (
+        BenchRequest(f"row-{i:02d}", tuple(rng.choices(range(vocab), k=length)), output) for i in range(ROWS)
+    )
+    return Workload("structured-output", tuple(jobs))
 
 
-def run_masks_bench(plan: MasksPlan, say: Callable[[str], None]) -> dict[str, Any]:
-    """Measure both sides in turn; the report, as `--json` writes it."""
+def run_structured_output_bench(plan: StructuredOutputPlan, say: Callable[[str], None]) -> dict[str, Any]:
+    """Measure both sides in turn; return the report, as `--json` writes it."""
     from mlxrun.model.doctor import describe_device
     from mlxrun.model.machine import memory_meter as counters
     from mlxrun.model.machine.device import resolve_config
@@ -108,12 +110,12 @@ def run_masks_bench(plan: MasksPlan, say: Callable[[str], None]) -> dict[str, An
 
     config = resolve_config(plan.config)
     config = replace(config, cache=replace(config.cache, backend="none"))
-    meter = MemoryMeter(time.perf_counter, counters.start_measuring, counters.read_peak)
-    with bench_model(plan.model, plan.seed) as model:
+    meter = BenchMeter(time.perf_counter, counters.start_measuring, counters.read_peak)
+    with open_model(plan.model, plan.seed) as model:
         if plan.model in PRESETS:
             write_byte_tokenizer(model.folder, model.vocab)
-        work = workload(plan.scale, min(model.vocab, 256), plan.seed)
-        openers = {side: _opener(side, model, config, work) for side in (FREE, SCHEMAS)}
+        work = make_workload(plan.scale, min(model.vocab, 256), plan.seed)
+        openers = {side: _make_loader(side, model, config, work) for side in (FREE, SCHEMAS)}
         sides = measure_workload(work, openers, plan.repeat, meter, say)
     return {
         "format": FORMAT,
@@ -121,71 +123,79 @@ def run_masks_bench(plan: MasksPlan, say: Callable[[str], None]) -> dict[str, An
         "device": describe_device(),
         "model": {"name": model.name, "dtype": model.dtype, "vocab": model.vocab},
         "settings": {"scale": plan.scale, "repeat": plan.repeat, "seed": plan.seed},
-        "workloads": {work.name: summary(work, sides)},
+        "workloads": {work.name: summarise(work, sides)},
     }
 
 
-def _opener(side: str, model: BenchModel, config: Config, work: Workload) -> Callable[[], Ruled]:
+def _make_loader(
+    side: str, model: BenchModel, config: Config, work: Workload
+) -> Callable[[], GrammarContender]:
     from mlxrun.engine.factory import build_engine
     from mlxrun.structured.grammar import compile_grammar
 
     settings = replace(config.model, path=str(model.folder))
 
-    def load() -> Ruled:
+    def load() -> GrammarContender:
         engine = build_engine(replace(config, model=settings))
-        ruled = work.jobs if side == SCHEMAS else ()
+        ruled = work.requests if side == SCHEMAS else ()
         grammars = {
-            job.id: compile_grammar("json_schema", schema(i), engine.model_info, param="schema")
+            job.id: compile_grammar("json_schema", make_schema(i), engine.model_info, param="schema")
             for i, job in enumerate(ruled)
         }
-        return Ruled(engine, grammars)
+        return GrammarContender(engine, grammars)
 
     return load
 
 
-def summary(work: Workload, sides: Mapping[str, SideRuns]) -> dict[str, Any]:
-    """Medians of each side, and the speed under schemas over that without: 1 is free of cost."""
-    median = {name: medians(side.runs) for name, side in sides.items()}
+def summarise(work: Workload, sides: Mapping[str, SideRuns]) -> dict[str, Any]:
+    """Return the medians of each side, and the ratio of the speed with schemas to that without."""
+    median = {name: compute_medians(side.runs) for name, side in sides.items()}
     ratio = {}
     for key in ("decode_tps", "output_tps"):
         ours, free = median[SCHEMAS][key], median[FREE][key]
         ratio[key] = ours / free if ours and free else None
     return {
-        "rows": len(work.jobs),
+        "rows": len(work.requests),
         "output_tokens": work.output_tokens,
         "sides": {name: {"runs": side.runs, "median": median[name]} for name, side in sides.items()},
         "ratio": ratio,
     }
 
 
-def print_masks_report(report: Mapping[str, Any], console: Console | None = None) -> None:
-    """The table, and what was measured and where."""
-    console = fitting(console)
-    part = report["workloads"]["masks"]
+def print_structured_output_report(report: Mapping[str, Any], console: Console | None = None) -> None:
+    """Print the table, and what was measured and where."""
+    console = make_console(console)
+    part = report["workloads"]["structured-output"]
     cells = []
     for key, title in (("decode_tps", "decode, tok/s"), ("output_tps", "whole job, tok/s")):
         free, ruled = (part["sides"][side]["median"][key] for side in (FREE, SCHEMAS))
-        cells.append([title, *(_shown(value, 0) for value in (free, ruled)), _shown(part["ratio"][key], 2)])
+        cells.append(
+            [
+                title,
+                *(_format_number(value, 0) for value in (free, ruled)),
+                _format_number(part["ratio"][key], 2),
+            ]
+        )
     columns = (f"{part['rows']} rows", "without", "a schema each", "ratio")
     console.print(make_table(columns, 1, cells, console.is_terminal))
-    for line in notes(report):
+    for line in build_notes(report):
         console.print(line, highlight=False, soft_wrap=True)
 
 
-def _shown(value: float | None, digits: int) -> str:
+def _format_number(value: float | None, digits: int) -> str:
     return "-" if value is None else f"{value:,.{digits}f}"
 
 
 def write_byte_tokenizer(folder: Path, vocab: int) -> None:
-    """A tokenizer of bytes and made-up words for a preset, in place of its own, whose tokens are no text."""
+    """Write a tokenizer of bytes and random words for a preset, whose own tokens are no text."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     words = {letter: i for i, letter in enumerate(["<end>", *letters])}
-    draw = random.Random(0)
-    pieces = [*"abcdefghijklmnopqrstuvwxyz0123456789", '"', '":', "},{", '","', "\u0120"]
+    rng = random.Random(0)
+    parts = [*"abcdefghijklmnopqrstuvwxyz0123456789", '"', '":', "},{", '","', "\u0120"]
     while len(words) < vocab:
-        words.setdefault("".join(draw.choices(pieces, k=draw.randint(2, 6))), len(words))
+        words.setdefault("".join(rng.choices(parts, k=rng.randint(2, 6))), len(words))
     tokenizer = Tokenizer(models.BPE(vocab=words, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()

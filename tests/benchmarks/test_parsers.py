@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from benchmarks.__main__ import command
-from benchmarks.parser_samples import CALLS, TEXT, TOOLS, call_of, names, thought_of
+from benchmarks.parser_samples import CALLS, TEXT, TOOLS, make_call, make_reasoning
 from benchmarks.parsers import SIZES, ParsersPlan, print_parsers_report, run_parsers_bench
 from mlxrun.parsers.answer_parser import AnswerParser
 from mlxrun.parsers.registry import (
@@ -33,7 +33,7 @@ def test_every_parser_has_a_sample() -> None:
 def test_a_sample_is_a_call(name: str) -> None:
     """Else `marked` would measure plain text."""
     parser = AnswerParser(find_tool_call_family(name), None, TOOLS)
-    deltas = [*parser.feed(call_of(name)), *parser.finish()]
+    deltas = [*parser.feed(make_call(name)), *parser.finish()]
     assert [delta.name for delta in deltas if delta.name] == ["save"]
     assert json.loads("".join(delta.text for delta in deltas)) == {"path": "a.txt", "text": TEXT}
 
@@ -41,7 +41,7 @@ def test_a_sample_is_a_call(name: str) -> None:
 @pytest.mark.parametrize("name", [family.name for family in REASONING_FAMILIES])
 def test_a_sample_is_a_thought(name: str) -> None:
     parser = AnswerParser(None, find_reasoning_family(name))
-    deltas = [*parser.feed(thought_of(name)), *parser.finish()]
+    deltas = [*parser.feed(make_reasoning(name)), *parser.finish()]
     assert {delta.kind for delta in deltas} == {"reasoning"}
     assert "".join(delta.text for delta in deltas).strip() == TEXT.strip()
 
@@ -58,7 +58,7 @@ def test_rates() -> None:
     )
     assert set(hermes["text"]) == set(hermes["marked"]) == {str(size) for size in SIZES}
     assert all(1900 < rate <= 2000 for rate in hermes["text"].values())
-    assert set(hermes["marked"].values()) == {len(call_of("hermes")) * (2000 // len(call_of("hermes")))}
+    assert set(hermes["marked"].values()) == {len(make_call("hermes")) * (2000 // len(make_call("hermes")))}
     assert len(said) == 2
 
 

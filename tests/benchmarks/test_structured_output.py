@@ -1,4 +1,4 @@
-"""`python -m benchmarks structured-output`: rows that all decode to the end, the same with a schema each and without."""
+"""`python -m benchmarks structured-output`: rows that all decode to the end, with a schema each and without."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mlxrun.bench.engine.measurement import MEASURES
 
 
 def test_each_row_has_a_schema_of_its_own_that_never_ends() -> None:
-    made = [structured_output.schema(row) for row in range(structured_output.ROWS)]
+    made = [structured_output.make_schema(row) for row in range(structured_output.ROWS)]
     assert len({json.dumps(schema) for schema in made}) == structured_output.ROWS
     for schema in made:
         Draft202012Validator.check_schema(schema)
@@ -27,8 +27,8 @@ def test_the_ratio_is_the_speed_under_schemas_over_that_without() -> None:
     def runs(tps: float) -> SideRuns:
         return SideRuns([{m.key: 1.0 for m in MEASURES} | {"decode_tps": tps}])
 
-    work = structured_output.workload(1, 256, 0)
-    report = structured_output.summary(
+    work = structured_output.make_workload(1, 256, 0)
+    report = structured_output.summarise(
         work, {structured_output.FREE: runs(200.0), structured_output.SCHEMAS: runs(150.0)}
     )
     assert report["ratio"] == {"decode_tps": 0.75, "output_tps": 1.0}
@@ -46,7 +46,7 @@ def test_the_tokenizer_of_a_preset_spells_text(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_both_sides_run_for_real(tmp_path: Path) -> None:
-    out = tmp_path / "masks.json"
+    out = tmp_path / "report.json"
     given = ["structured-output", "--scale", "0.1", "--repeat", "1", "--json", str(out)]
     done = CliRunner().invoke(command, given, standalone_mode=False)
     assert done.exception is None, done.output

@@ -1,7 +1,7 @@
-"""Cases for parsers as data, and what every case must pass: the result, any split of the text, the law.
+"""Cases for parsers as data, and what every case must pass: the expected result for any split of the text.
 
-A case's `want` is a list in the order of the text: a string is text, `Thought` reasoning, `Call` a call.
-The law: text, thoughts and calls account for every character but white space and markers.
+`Case.expected` is a list in the order of the text: a string is content, `Reasoning` reasoning, `Call` a call.
+Nothing is lost: content, reasoning and calls account for every character but white space and markers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from mlxrun.parsers.delta_builder import make_call_id
 from mlxrun.parsers.registry import find_reasoning_family, find_tool_call_family
 
 
-class Thought(NamedTuple):
+class Reasoning(NamedTuple):
     text: str
 
 
@@ -30,31 +30,31 @@ class Call(NamedTuple):
     arguments: dict[str, Any]
 
 
-Item = str | Thought | Call
+Item = str | Reasoning | Call
 
 
 @dataclass(frozen=True)
 class Case:
-    """One answer. `think`: the reasoning family's name; `well`: as the format's template writes it."""
+    """One answer. `family`, `reasoning`: names; `well_formed`: written as the format's template does."""
 
     id: str
     family: str | None
     text: str
-    want: list[Item]
-    think: str | None = None
+    expected: list[Item]
+    reasoning: str | None = None
     opened: bool = False
     tools: list[dict[str, Any]] | None = None  # else TOOLS
-    well: bool = False
+    well_formed: bool = False
 
 
-def function(name: str, properties: dict[str, Any], **more: Any) -> dict[str, Any]:
-    """A tool in OpenAI form."""
+def make_tool(name: str, properties: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """Make a tool as OpenAI's API has it."""
     parameters = {"type": "object", "properties": properties, **more}
     return {"type": "function", "function": {"name": name, "description": name, "parameters": parameters}}
 
 
 TOOLS = [
-    function(
+    make_tool(
         "get_weather",
         {
             "city": {"type": "string"},
@@ -63,9 +63,9 @@ TOOLS = [
             "detail": {"type": "boolean"},
         },
     ),
-    function("add", {"a": {"type": "number"}, "b": {"type": "number"}}),
-    function("now", {}),
-    function(
+    make_tool("add", {"a": {"type": "number"}, "b": {"type": "number"}}),
+    make_tool("now", {}),
+    make_tool(
         "write_file",
         {
             "path": {"type": "string"},
@@ -75,7 +75,7 @@ TOOLS = [
             "meta": {"type": "object"},
         },
     ),
-    function(
+    make_tool(
         "book",
         {
             "where": {"$ref": "#/$defs/place"},
@@ -102,13 +102,13 @@ TOOLS = [
 ]
 
 
-def parser(case: Case) -> Parser:
-    """The parser of a case; ids are id0, id1, ..."""
+def make_parser(case: Case) -> Parser:
+    """Make the parser of a case; ids are id0, id1, ..."""
     count = itertools.count()
     tools = TOOLS if case.tools is None else case.tools
     return AnswerParser(
         find_tool_call_family(case.family) if case.family else None,
-        find_reasoning_family(case.think) if case.think else None,
+        find_reasoning_family(case.reasoning) if case.reasoning else None,
         tools,
         opened=case.opened,
         new_id=lambda: f"id{next(count)}",
@@ -116,21 +116,21 @@ def parser(case: Case) -> Parser:
 
 
 def make_tool_call_parser(name: str, new_id: Callable[[], str] = make_call_id) -> AnswerParser:
-    """A parser of tool calls alone, in the format of this name."""
+    """Make a parser of tool calls alone, in the format of this name."""
     return AnswerParser(find_tool_call_family(name), None, TOOLS, new_id=new_id)
 
 
-def play(make: Callable[[], Parser], pieces: Iterable[str]) -> list[Item]:
-    """What a parser makes of an answer, neighbours of one kind joined; checks every delta on the way."""
+def run_parser(make: Callable[[], Parser], chunks: Iterable[str]) -> list[Item]:
+    """Run a parser over an answer and return its items; checks every delta on the way."""
     parser, deltas = make(), []
-    for piece in pieces:
-        deltas += parser.feed(piece)
+    for chunk in chunks:
+        deltas += parser.feed(chunk)
     deltas += parser.finish()
-    return merged(deltas)
+    return merge_deltas(deltas)
 
 
-def merged(deltas: Sequence[Delta]) -> list[Item]:
-    """The items that deltas amount to."""
+def merge_deltas(deltas: Sequence[Delta]) -> list[Item]:
+    """Merge deltas into items."""
     items: list[list[Any]] = []
     calls: list[list[Any]] = []
     ids: set[str] = set()
@@ -153,28 +153,28 @@ def merged(deltas: Sequence[Delta]) -> list[Item]:
             assert delta.index == len(calls) - 1
             assert not delta.id
             calls[-1][1] += delta.text
-    return [_item(*item) for item in items]
+    return [_make_item(*item) for item in items]
 
 
-def _item(kind: str, text: str, name: str = "") -> Item:
+def _make_item(kind: str, text: str, name: str = "") -> Item:
     if kind == "call":
-        arguments = json.loads(text, parse_constant=_refuse)
+        arguments = json.loads(text, parse_constant=_reject_constant)
         assert isinstance(arguments, dict)
         text.encode()
         return Call(name, arguments)
-    return Thought(text) if kind == "reasoning" else text
+    return Reasoning(text) if kind == "reasoning" else text
 
 
-def _refuse(word: str) -> Any:
+def _reject_constant(word: str) -> Any:
     raise AssertionError(f"{word} is no JSON")
 
 
-def exact(items: Sequence[Item]) -> list[tuple[str, ...]]:
-    """Items in a form whose equality tells 3 from 3.0 and True from 1, and knows the order of members.
+def normalise(items: Sequence[Item]) -> list[tuple[str, ...]]:
+    """Write items so that equality distinguishes 3 from 3.0 and True from 1, and orders of members.
 
-    Neighbours of one kind are joined: deltas do not tell two thoughts from one."""
+    Neighbours of one kind are joined, as deltas do not show where one ends."""
     out: list[tuple[str, ...]] = []
-    for item in map(_exact, items):
+    for item in map(_normalise_item, items):
         if out and out[-1][0] == item[0] != "call":
             out[-1] = (item[0], out[-1][1] + item[1])
         else:
@@ -182,47 +182,51 @@ def exact(items: Sequence[Item]) -> list[tuple[str, ...]]:
     return out
 
 
-def _exact(item: Item) -> tuple[str, ...]:
+def _normalise_item(item: Item) -> tuple[str, ...]:
     if isinstance(item, Call):
         return ("call", item.name, json.dumps(item.arguments))
-    return ("reasoning", item.text) if isinstance(item, Thought) else ("content", item)
+    return ("reasoning", item.text) if isinstance(item, Reasoning) else ("content", item)
 
 
-def pieces(text: str, size: int) -> list[str]:
-    """Pieces of one size."""
+def split_evenly(text: str, size: int) -> list[str]:
+    """Split a text into chunks of one size."""
     return [text[i : i + size] for i in range(0, len(text), size)]
 
 
-def cut_at(text: str, at: Iterable[int]) -> list[str]:
-    """Pieces between these places."""
+def split_at(text: str, at: Iterable[int]) -> list[str]:
+    """Split a text at these positions."""
     edges = [0, *sorted(at), len(text)]
     return [text[a:b] for a, b in itertools.pairwise(edges)]
 
 
-def places(text: str) -> range:
-    """Where to cut a text: everywhere, or here and there in a long one."""
+def sample_positions(text: str) -> range:
+    """Return where to split a text: everywhere, or at some positions of a long one."""
     return range(1, len(text), 1 + len(text) // 60)
 
 
-def splits(text: str) -> st.SearchStrategy[list[str]]:
-    """Any pieces of a text, empty ones too."""
-    return st.lists(st.integers(0, len(text)), max_size=12).map(lambda at: cut_at(text, at))
+def any_split(text: str) -> st.SearchStrategy[list[str]]:
+    """Any split of a text, with empty chunks too."""
+    return st.lists(st.integers(0, len(text)), max_size=12).map(lambda at: split_at(text, at))
 
 
-def check(case: Case, make: Callable[[], Parser] | None = None) -> None:
-    """The wanted result: whole, by 4 characters, by single ones, and cut in two at every place."""
-    make = make or (lambda: parser(case))
-    want = exact(case.want)
+def check_any_split(case: Case, make: Callable[[], Parser] | None = None) -> None:
+    """Check the result for the complete text, chunks of 4 and 1 characters, and two split anywhere."""
+    make = make or (lambda: make_parser(case))
+    want = normalise(case.expected)
     for size in (max(len(case.text), 1), 1, 4):
-        assert exact(play(make, pieces(case.text, size))) == want, f"{case.id}, pieces of {size}"
-    for place in places(case.text):
-        assert exact(play(make, cut_at(case.text, [place]))) == want, f"{case.id}, cut at {place}"
+        assert normalise(run_parser(make, split_evenly(case.text, size))) == want, (
+            f"{case.id}, chunks of {size}"
+        )
+    for place in sample_positions(case.text):
+        assert normalise(run_parser(make, split_at(case.text, [place]))) == want, (
+            f"{case.id}, split at {place}"
+        )
 
 
-def check_law(case: Case, items: Sequence[Item], values: bool = True) -> None:
-    """Texts and thoughts are there in order as they were written; what is between them is white space and
-    markers, and the calls, with their names and, if only one reading of the text is possible, `values`."""
-    markers = "|".join(map(re.escape, _markers(case)))
+def check_nothing_lost(case: Case, items: Sequence[Item], values: bool = True) -> None:
+    """Check that content and reasoning are there as they were written, in order, and that between them are
+    only white space, markers and the calls, with their names and, if the text is unambiguous, `values`."""
+    markers = "|".join(map(re.escape, _list_markers(case)))
     nothing = rf"(?:[ \t\r\n]{'|' if markers else ''}{markers})*"
     pattern, calls, groups = "", [], []
     for item in [*items, None]:
@@ -233,51 +237,51 @@ def check_law(case: Case, items: Sequence[Item], values: bool = True) -> None:
         pattern += f"(.*?{names}.*?)" if calls else f"({nothing})"
         groups.append(calls)
         calls = []
-        pattern += re.escape(item.text if isinstance(item, Thought) else item or "")
+        pattern += re.escape(item.text if isinstance(item, Reasoning) else item or "")
     match = re.fullmatch(pattern, case.text, re.DOTALL)
     assert match is not None, f"{case.id}: {items} do not account for {case.text!r}"
     for calls, gap in zip(groups, match.groups(), strict=True):
-        assert not (calls and values) or _holds(gap, calls), f"{case.id}: {calls} are not in {gap!r}"
+        assert not (calls and values) or _contains_calls(gap, calls), f"{case.id}: {calls} are not in {gap!r}"
 
 
-def _holds(gap: str, calls: Sequence[Call]) -> bool:
-    """Whether raw text has the calls' names and the words of their arguments in it, in this order."""
+def _contains_calls(gap: str, calls: Sequence[Call]) -> bool:
+    """Whether raw text contains the names of the calls and the words of their arguments, in this order."""
     at = 0
     for call in calls:
         at = gap.find(call.name, at)
         if at < 0:
             return False
         end = at
-        for leaf in _leaves(call.arguments):
+        for leaf in _list_strings(call.arguments):
             spellings = {leaf, json.dumps(leaf)[1:-1], json.dumps(leaf, ensure_ascii=False)[1:-1]}
             found = [gap.find(s) for s in spellings if s in gap]
-            if not found and not _escaped(leaf):
+            if not found and not _may_be_escaped(leaf):
                 return False
             end = max([end, *found])
         at = at if len(calls) == 1 else at + len(call.name)
     return True
 
 
-def _escaped(leaf: str) -> bool:
-    """Whether a value may be spelt in ways that are not worth trying."""
+def _may_be_escaped(leaf: str) -> bool:
+    """Whether a value may be written in more ways than are tried here."""
     return any(char in leaf for char in "\\\"'\n\t/") or not leaf.isascii()
 
 
-def _leaves(value: Any) -> list[str]:
+def _list_strings(value: Any) -> list[str]:
     if isinstance(value, dict):
-        return [leaf for key, item in value.items() for leaf in (key, *_leaves(item))]
+        return [leaf for key, item in value.items() for leaf in (key, *_list_strings(item))]
     if isinstance(value, list):
-        return [leaf for item in value for leaf in _leaves(item)]
+        return [leaf for item in value for leaf in _list_strings(item)]
     return [value] if isinstance(value, str) else []
 
 
-def _markers(case: Case) -> list[str]:
-    """All that may vanish, longest first."""
+def _list_markers(case: Case) -> list[str]:
+    """List the markers that may be dropped, longest first."""
     found: set[str] = set()
     if case.family:
         found |= {*find_tool_call_family(case.family).markers, *find_tool_call_family(case.family).ignored}
-    if case.think:
-        reasoning = find_reasoning_family(case.think)
+    if case.reasoning:
+        reasoning = find_reasoning_family(case.reasoning)
         found |= {*reasoning.markers, *reasoning.ignored}
         if reasoning.read_answer is None:
             for opener, closers in reasoning.pairs:
@@ -285,17 +289,17 @@ def _markers(case: Case) -> list[str]:
     return sorted(found, key=len, reverse=True)
 
 
-def passes(case: Case, wrap: Callable[[Parser], Parser]) -> bool:
-    """Whether a case gives what it should, by single characters, with a parser that was tampered with."""
+def is_passed(case: Case, wrap: Callable[[Parser], Parser]) -> bool:
+    """Whether a case has the expected result, by single characters, with a parser that `wrap` changes."""
     try:
-        got = play(lambda: wrap(parser(case)), case.text)
+        got = run_parser(lambda: wrap(make_parser(case)), case.text)
     except (ValueError, AssertionError):
         return False
-    return exact(got) == exact(case.want)
+    return normalise(got) == normalise(case.expected)
 
 
-class Forgetful:
-    """The twin that must fail: it drops what was held back at the end."""
+class ParserWithoutFinish:
+    """A broken parser, which must fail: it drops the text that was held back at the end."""
 
     def __init__(self, parser: Parser) -> None:
         self._parser = parser

@@ -1,4 +1,4 @@
-"""How a model's formats are chosen, what is known of each, and the formats that mlx-lm reads too."""
+"""How a model's formats are chosen, the documented list of them, and calls that mlx-lm reads too."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from mlxrun.parsers.registry import (
     find_tool_call_family,
 )
 from tests.helpers.parser_corpus.core import CASES
-from tests.helpers.parser_driver import TOOLS, Call, Case, Thought, make_tool_call_parser, merged
+from tests.helpers.parser_driver import TOOLS, Call, Case, Reasoning, make_tool_call_parser, merge_deltas
 
 # -- against mlx-lm ---------------------------------------------------------------------------------
 
@@ -34,7 +34,7 @@ from tests.helpers.parser_driver import TOOLS, Call, Case, Thought, make_tool_ca
         (module, case)
         for family, module in (("hermes", json_tools), ("qwen3_coder", upstream_coder))
         for case in CASES
-        if case.well and case.family == family
+        if case.well_formed and case.family == family
     ],
     ids=lambda value: value.id if isinstance(value, Case) else "",
 )
@@ -42,7 +42,7 @@ def test_as_mlx_lm(module: ModuleType, case: Case) -> None:
     """Well-formed calls are what mlx-lm's parser makes of them; where not, its arguments break the schema."""
     inner = case.text.split(module.tool_call_start, 1)[1].rsplit(module.tool_call_end, 1)[0].strip()
     theirs = module.parse_tool_call(inner, TOOLS)
-    (ours,) = case.want
+    (ours,) = case.expected
     assert isinstance(ours, Call)
     if theirs != {"name": ours.name, "arguments": ours.arguments}:
         schema = next(t["function"] for t in TOOLS if t["function"]["name"] == ours.name)["parameters"]
@@ -125,7 +125,7 @@ def test_unknown_names() -> None:
 
 
 def test_markers() -> None:
-    """A53: the detokenizer lets through what the parsers of this request take out again, and nothing else."""
+    """The detokenizer lets through what the parsers of this request take out again, and nothing else."""
     chosen = choose_formats(HERMES, ["<think>"])
     every = ("<tool_call>", "</tool_call>", "<think>", "</think>")
     assert chosen.make_parser(TOOLS, "", "a").markers == every
@@ -144,30 +144,30 @@ def test_markers() -> None:
     ],
 )
 def test_a_prompt_may_end_within_reasoning(prompt: str, opened: bool) -> None:
-    """B26: whether the prompt leaves a thought open."""
+    """The answer to such a prompt begins within reasoning."""
     assert find_reasoning_family("think").is_opened_by(prompt) is opened
     parser = choose_formats(None, ["<think>"]).make_parser(None, prompt, "a")
     found = [*parser.feed("hm</think>Yes"), *parser.finish()]
-    assert merged(found) == ([Thought("hm"), "Yes"] if opened else ["hm</think>Yes"])
-    assert merged([*ModelFormats().make_parser(None, prompt, "a").feed("hm")]) == ["hm"]
+    assert merge_deltas(found) == ([Reasoning("hm"), "Yes"] if opened else ["hm</think>Yes"])
+    assert merge_deltas([*ModelFormats().make_parser(None, prompt, "a").feed("hm")]) == ["hm"]
 
 
 @pytest.mark.parametrize("thinking", REASONING_FAMILIES, ids=lambda thinking: thinking.name)
-def test_a_thought_is_closed_in_the_model_s_own_way(thinking: Any) -> None:
-    """What a budget writes ends the thought, and none of it is text."""
+def test_a_reasoning_is_closed_in_the_model_s_own_way(thinking: Any) -> None:
+    """The text that a budget writes ends the reasoning, and none of it is content."""
     opener, closers = thinking.pairs[0]
     parser = AnswerParser(None, thinking)
     deltas = [*parser.feed(f"{opener}\nhm{thinking.closing}Yes."), *parser.finish()]
-    assert merged(deltas) == [Thought("hm"), "Yes."]
+    assert merge_deltas(deltas) == [Reasoning("hm"), "Yes."]
     assert closers[0] in thinking.closing
 
 
-def test_frames() -> None:
-    """What a grammar needs for `tool_choice: required`: the frame around arguments reads as the call."""
+def test_text_around_arguments_makes_a_call() -> None:
+    """The parser reads what a grammar for `tool_choice: required` is built from."""
     for family in TOOL_CALL_FAMILIES:
         if family.prefix_suffix is None:
             continue
         before, after = family.prefix_suffix("add")
         parser = make_tool_call_parser(family.name, new_id=lambda: "id0")
         deltas = [*parser.feed(f'{before}{{"a": 1, "b": 2.5}}{after}'), *parser.finish()]
-        assert merged(deltas) == [Call("add", {"a": 1, "b": 2.5})], family.name
+        assert merge_deltas(deltas) == [Call("add", {"a": 1, "b": 2.5})], family.name

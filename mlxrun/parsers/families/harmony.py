@@ -34,7 +34,7 @@ _KNOWN = {
 
 
 @dataclass(frozen=True, slots=True)
-class _Header:
+class _MessageHeader:
     """What stands before a message: as it was written, and what it says. `end`: the marker behind it."""
 
     raw: str
@@ -62,7 +62,7 @@ def read_answer(s: TextStream) -> Step[None]:
             lead = yield from _read_message(s, (yield from _read_header(s, lead)))
 
 
-def _read_header(s: TextStream, lead: str) -> Step[_Header]:
+def _read_header(s: TextStream, lead: str) -> Step[_MessageHeader]:
     """Read a header that begins with `lead`, up to the marker of the message or of what comes instead."""
     mark = next((m for m in _MARKERS if lead.endswith(m)), "")
     raw, channel, text, extra = lead, lead.removesuffix(mark), lead, "" if mark else lead
@@ -75,14 +75,14 @@ def _read_header(s: TextStream, lead: str) -> Step[_Header]:
         known = _KNOWN[mark].match(part) if mark in _KNOWN else None
         extra += part[known.end() :] if known else part
         if following in ("", _START, *_ENDS):
-            return _Header(raw, channel == "analysis", "", following, extra)
+            return _MessageHeader(raw, channel == "analysis", "", following, extra)
         mark = following
         text += mark
     recipient = _RECIPIENT.search(text)
-    return _Header(raw, channel == "analysis", recipient[1] if recipient else "", _MESSAGE)
+    return _MessageHeader(raw, channel == "analysis", recipient[1] if recipient else "", _MESSAGE)
 
 
-def _read_message(s: TextStream, header: _Header) -> Step[str]:
+def _read_message(s: TextStream, header: _MessageHeader) -> Step[str]:
     """Read what stands behind a header; return the marker that ended it, "" if that was content."""
     kind: TextKind = "reasoning" if header.is_reasoning and s.separates_reasoning else "content"
     if header.end != _MESSAGE:

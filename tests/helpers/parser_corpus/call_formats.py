@@ -214,7 +214,7 @@ def step3(name: str, arguments: dict[str, Any]) -> str:
 
 
 # Family, whether calls of the form stand anywhere in the text, and the form.
-FORMS: dict[str, tuple[str, bool, Write]] = {
+FORMATS: dict[str, tuple[str, bool, Write]] = {
     "llama": ("llama", False, llama),
     "llama tag": ("llama", True, llama_tag),
     "llama function": ("llama", True, llama_function),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from tests.helpers.parser_driver import Call, Case, Item, Thought, function
+from tests.helpers.parser_driver import Call, Case, Item, Reasoning, make_tool
 
 # Arguments that any format must carry: one line a case.
 VALUES: list[tuple[str, str, dict[str, Any]]] = [
@@ -73,7 +73,7 @@ def plain(name: str, arguments: dict[str, Any]) -> str:
     return json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
 
 
-FORMS = {
+FORMATS = {
     "hermes": (("hermes", hermes), ("hermes ascii", ascii_hermes)),
     "qwen3_coder": (("coder", coder),),
     "seed_oss": (("seed", seed),),
@@ -81,19 +81,19 @@ FORMS = {
 }
 
 
-def _well() -> list[Case]:
+def _make_well_formed() -> list[Case]:
     cases = [
-        Case(f"{form}: {kind}", family, write(name, arguments), [Call(name, arguments)], well=True)
-        for family, forms in FORMS.items()
-        for form, write in forms
+        Case(f"{form}: {kind}", family, write(name, arguments), [Call(name, arguments)], well_formed=True)
+        for family, formats in FORMATS.items()
+        for form, write in formats
         for kind, name, arguments in VALUES
     ]
     first, second = ("get_weather", {"city": "Oslo"}), ("add", {"a": 1, "b": 2.0})
     both: list[Item] = [Call(*first), Call(*second)]
-    for family, forms in FORMS.items():
+    for family, formats in FORMATS.items():
         if family == "json":
             continue
-        form, write = forms[0]
+        form, write = formats[0]
         one, two = write(*first), write(*second)
         cases += [
             Case(f"{form}: two calls", family, f"{one}\n{two}", both),
@@ -108,34 +108,34 @@ def _well() -> list[Case]:
             ),
             Case(f"{form}: space around", family, f"\n\n  {one}  \n\n", [Call(*first)]),
             Case(
-                f"{form}: thought before",
+                f"{form}: reasoning before",
                 family,
                 f"<think>\nI need the {one[:9]}.\n</think>\n\n{one}",
-                [Thought(f"I need the {one[:9]}."), Call(*first)],
-                think="think",
+                [Reasoning(f"I need the {one[:9]}."), Call(*first)],
+                reasoning="think",
             ),
             Case(
-                f"{form}: thoughts between",
+                f"{form}: reasoning between",
                 family,
                 f"{one}<think>Now add.</think>{two}<think>and?</think>Done",
-                [Call(*first), Thought("Now add."), Call(*second), Thought("and?"), "Done"],
-                think="think",
+                [Call(*first), Reasoning("Now add."), Call(*second), Reasoning("and?"), "Done"],
+                reasoning="think",
                 opened=False,
             ),
             Case(
-                f"{form}: prompt opened a thought",
+                f"{form}: prompt opened reasoning",
                 family,
                 f"hm\n</think>\n{one}",
-                [Thought("hm"), Call(*first)],
-                think="think",
+                [Reasoning("hm"), Call(*first)],
+                reasoning="think",
                 opened=True,
             ),
             Case(
-                f"{form}: calls in an endless thought",
+                f"{form}: calls in endless reasoning",
                 family,
                 f"hm {one}",
-                [Thought(f"hm {one}")],
-                think="think",
+                [Reasoning(f"hm {one}")],
+                reasoning="think",
                 opened=True,
             ),
             Case(f"{form}: no tools", family, f"x {one} y", [f"x {one} y"], tools=[]),
@@ -158,11 +158,11 @@ def _well() -> list[Case]:
                 [write("get_weather2", {"city": "x"})],
             ),
             Case(
-                f"{form}: a thought's tag in a value",
+                f"{form}: a reasoning tag in a value",
                 family,
                 write("write_file", {"path": "p", "content": "<think> a </think>"}),
                 [Call("write_file", {"path": "p", "content": "<think> a </think>"})],
-                think="think",
+                reasoning="think",
             ),
         ]
     return cases
@@ -173,7 +173,7 @@ def _deep(levels: int) -> dict[str, Any]:
 
 
 W, B = "get_weather", "book"
-MENDED: list[Case] = [
+MALFORMED: list[Case] = [
     # hermes: what models write instead
     Case("hermes: arguments first", "hermes", '<tool_call>{"arguments": {"city": "A"}, "name": "get_weather"}</tool_call>', [Call(W, {"city": "A"})]),
     Case("hermes: arguments in a string", "hermes", '<tool_call>{"name": "get_weather", "arguments": "{\\"city\\": \\"A\\"}"}</tool_call>', [Call(W, {"city": "A"})]),
@@ -241,7 +241,7 @@ MENDED: list[Case] = [
     Case("coder: capital words", "qwen3_coder", "<function=get_weather><parameter=detail>True</parameter></function>", [Call(W, {"detail": True})]),
     Case("coder: whole float for an integer", "qwen3_coder", "<function=get_weather><parameter=days>3.0</parameter></function>", [Call(W, {"days": 3})]),
     Case("coder: fraction for an integer", "qwen3_coder", "<function=get_weather><parameter=days>3.5</parameter></function>", [Call(W, {"days": 3.5})]),
-    Case("coder: number of another form", "qwen3_coder", "<function=add><parameter=a>+.5</parameter><parameter=b>007</parameter></function>", [Call("add", {"a": 0.5, "b": 7})]),
+    Case("coder: number in another notation", "qwen3_coder", "<function=add><parameter=a>+.5</parameter><parameter=b>007</parameter></function>", [Call("add", {"a": 0.5, "b": 7})]),
     Case("coder: number that is none", "qwen3_coder", "<function=add><parameter=a>nan</parameter><parameter=b>1e999</parameter></function>", [Call("add", {"a": "nan", "b": 1e999})]),
     Case("coder: space around a number", "qwen3_coder", "<function=add><parameter=a>\n 3 \n</parameter></function>", [Call("add", {"a": 3})]),
     Case("coder: free of schema", "qwen3_coder", "<function=book><parameter=free>12</parameter><parameter=other>[1, 2]</parameter><parameter=more>x</parameter></function>", [Call(B, {"free": "12", "other": [1, 2], "more": "x"})]),
@@ -257,7 +257,7 @@ MENDED: list[Case] = [
     Case("seed: flat", "seed_oss", flat("add", {"a": 1, "b": 2.0}), [Call("add", {"a": 1, "b": 2.0})]),
     Case("seed: two functions in a block", "seed_oss", "<seed:tool_call>\n" + _xml("now", {}, "\n") + _xml(W, {"city": "A"}, "\n") + "</seed:tool_call>", [Call("now", {}), Call(W, {"city": "A"})]),
     Case("seed: no opener", "seed_oss", _xml(W, {"city": "A"}, "\n") + "</seed:tool_call>\nx", [Call(W, {"city": "A"}), "x"]),
-    Case("seed: a thought", "seed_oss", "<seed:think>\nhm <seed:cot_budget_reflect>10 left</seed:cot_budget_reflect>\n</seed:think>\n" + seed("now", {}), [Thought("hm <seed:cot_budget_reflect>10 left</seed:cot_budget_reflect>"), Call("now", {})], think="seed_oss"),
+    Case("seed: reasoning", "seed_oss", "<seed:think>\nhm <seed:cot_budget_reflect>10 left</seed:cot_budget_reflect>\n</seed:think>\n" + seed("now", {}), [Reasoning("hm <seed:cot_budget_reflect>10 left</seed:cot_budget_reflect>"), Call("now", {})], reasoning="seed_oss"),
     Case("seed: no function", "seed_oss", "<seed:tool_call>now</seed:tool_call>", ["<seed:tool_call>now</seed:tool_call>"]),
 ]  # fmt: skip
 
@@ -303,7 +303,7 @@ PLAIN: list[Case] = [
     Case("json: in a fence", "json", f"```json\n{plain(W, {'city': 'A'})}\n```\n", [Call(W, {"city": "A"})]),
     Case("json: in a bare fence", "json", f"```\n[{plain('now', {})}]\n```", [Call("now", {})]),
     Case("json: space around", "json", f"\n {plain('now', {})} \n", [Call("now", {})]),
-    Case("json: OpenAI's form", "json", '{"type": "function", "function": {"name": "add", "arguments": "{\\"a\\": 1}"}}', [Call("add", {"a": 1})]),
+    Case("json: OpenAI's format", "json", '{"type": "function", "function": {"name": "add", "arguments": "{\\"a\\": 1}"}}', [Call("add", {"a": 1})]),
     Case("json: parameters", "json", '{"name": "add", "parameters": {"a": 3.0}}', [Call("add", {"a": 3.0})]),
     Case("json: mended", "json", '{"name": "add", "arguments": {"a": "3.0"}}', [Call("add", {"a": 3.0})]),
     Case("json: not offered", "json", plain("rm", {"f": "/"}), [plain("rm", {"f": "/"})]),
@@ -321,28 +321,28 @@ PLAIN: list[Case] = [
     Case("json: broken", "json", "{'name': 'add'}", ["{'name': 'add'}"]),
     Case("json: nothing", "json", "", []),
     Case("json: white space alone", "json", "\n\n", ["\n\n"]),
-    Case("json: behind a thought", "json", f"<think>hm</think>\n{plain('now', {})}", [Thought("hm"), Call("now", {})], think="think"),
+    Case("json: behind reasoning", "json", f"<think>hm</think>\n{plain('now', {})}", [Reasoning("hm"), Call("now", {})], reasoning="think"),
     Case("json: no tools", "json", plain("now", {}), [plain("now", {})], tools=[]),
 ]  # fmt: skip
 
 ODD_TOOLS: list[Case] = [
     Case("tools: without parameters", "hermes", hermes("ping", {"a": "1"}), [Call("ping", {"a": "1"})], tools=[{"type": "function", "function": {"name": "ping"}}]),
     Case("tools: null parameters", "hermes", hermes("ping", {}), [Call("ping", {})], tools=[{"type": "function", "function": {"name": "ping", "parameters": None}}]),
-    Case("tools: a name with dots and dashes", "hermes", hermes("a.b-c_d/e", {"x": 1}), [Call("a.b-c_d/e", {"x": 1})], tools=[function("a.b-c_d/e", {"x": {"type": "integer"}})]),
-    Case("tools: endless reference", "qwen3_coder", coder("tree", {"node": {"left": {}}}), [Call("tree", {"node": {"left": {}}})], tools=[function("tree", {"node": {"$ref": "#/$defs/n"}}, **{"$defs": {"n": {"$ref": "#/$defs/n"}}})]),
-    Case("tools: recursive schema", "qwen3_coder", coder("tree", {"node": {"left": {"left": {}}}}), [Call("tree", {"node": {"left": {"left": {}}}})], tools=[function("tree", {"node": {"$ref": "#/$defs/n"}}, **{"$defs": {"n": {"type": "object", "properties": {"left": {"$ref": "#/$defs/n"}}}}})]),
-    Case("tools: reference to nowhere", "qwen3_coder", coder("f", {"x": "1"}), [Call("f", {"x": "1"})], tools=[function("f", {"x": {"$ref": "#/nowhere/3"}})]),
-    Case("tools: all of", "qwen3_coder", coder("f", {"x": 1}), [Call("f", {"x": 1})], tools=[function("f", {"x": {"allOf": [{"type": "integer"}, {"minimum": 0}]}})]),
-    Case("tools: nullable", "qwen3_coder", coder("f", {"x": None}), [Call("f", {"x": None})], tools=[function("f", {"x": {"type": "string", "nullable": True}})]),
-    Case("tools: const", "qwen3_coder", coder("f", {"x": 7}), [Call("f", {"x": 7})], tools=[function("f", {"x": {"const": 7}})]),
-    Case("tools: additional properties", "qwen3_coder", coder("f", {"any": 7}), [Call("f", {"any": 7})], tools=[function("f", {}, additionalProperties={"type": "integer"})]),
-    Case("tools: Python's type names", "qwen3_coder", coder("f", {"x": 1, "y": [2]}), [Call("f", {"x": 1, "y": [2]})], tools=[function("f", {"x": {"type": "int"}, "y": {"type": "list"}})]),
-    Case("tools: schema that is none", "qwen3_coder", coder("f", {"x": "1"}), [Call("f", {"x": "1"})], tools=[function("f", {"x": True})]),
+    Case("tools: a name with dots and dashes", "hermes", hermes("a.b-c_d/e", {"x": 1}), [Call("a.b-c_d/e", {"x": 1})], tools=[make_tool("a.b-c_d/e", {"x": {"type": "integer"}})]),
+    Case("tools: endless reference", "qwen3_coder", coder("tree", {"node": {"left": {}}}), [Call("tree", {"node": {"left": {}}})], tools=[make_tool("tree", {"node": {"$ref": "#/$defs/n"}}, **{"$defs": {"n": {"$ref": "#/$defs/n"}}})]),
+    Case("tools: recursive schema", "qwen3_coder", coder("tree", {"node": {"left": {"left": {}}}}), [Call("tree", {"node": {"left": {"left": {}}}})], tools=[make_tool("tree", {"node": {"$ref": "#/$defs/n"}}, **{"$defs": {"n": {"type": "object", "properties": {"left": {"$ref": "#/$defs/n"}}}}})]),
+    Case("tools: reference to nowhere", "qwen3_coder", coder("f", {"x": "1"}), [Call("f", {"x": "1"})], tools=[make_tool("f", {"x": {"$ref": "#/nowhere/3"}})]),
+    Case("tools: all of", "qwen3_coder", coder("f", {"x": 1}), [Call("f", {"x": 1})], tools=[make_tool("f", {"x": {"allOf": [{"type": "integer"}, {"minimum": 0}]}})]),
+    Case("tools: nullable", "qwen3_coder", coder("f", {"x": None}), [Call("f", {"x": None})], tools=[make_tool("f", {"x": {"type": "string", "nullable": True}})]),
+    Case("tools: const", "qwen3_coder", coder("f", {"x": 7}), [Call("f", {"x": 7})], tools=[make_tool("f", {"x": {"const": 7}})]),
+    Case("tools: additional properties", "qwen3_coder", coder("f", {"any": 7}), [Call("f", {"any": 7})], tools=[make_tool("f", {}, additionalProperties={"type": "integer"})]),
+    Case("tools: Python's type names", "qwen3_coder", coder("f", {"x": 1, "y": [2]}), [Call("f", {"x": 1, "y": [2]})], tools=[make_tool("f", {"x": {"type": "int"}, "y": {"type": "list"}})]),
+    Case("tools: schema that is none", "qwen3_coder", coder("f", {"x": "1"}), [Call("f", {"x": "1"})], tools=[make_tool("f", {"x": True})]),
 ]  # fmt: skip
 
 CASES: list[Case] = [
-    *_well(),
-    *MENDED,
+    *_make_well_formed(),
+    *MALFORMED,
     *(Case(f"{family}: cut {where}", family, text, want) for family, where, text, want in CUTS),
     *PLAIN,
     *ODD_TOOLS,

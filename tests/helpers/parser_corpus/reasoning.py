@@ -1,8 +1,8 @@
-"""Thoughts in every family's tags, alone; with calls they are among the cases of the calls."""
+"""Reasoning in every family's tags, alone; with calls they are among the cases of the calls."""
 
 from __future__ import annotations
 
-from tests.helpers.parser_driver import Case, Item, Thought
+from tests.helpers.parser_driver import Case, Item, Reasoning
 
 # name, opener, end, whether an opener counts in the middle of text
 TAGS = [
@@ -20,28 +20,28 @@ TAGS = [
 
 def _of(name: str, a: str, b: str, anywhere: bool) -> list[Case]:
     def case(what: str, text: str, want: list[Item], opened: bool = False) -> Case:
-        return Case(f"{name}: {what}", None, text, want, think=name, opened=opened)
+        return Case(f"{name}: {what}", None, text, want, reasoning=name, opened=opened)
 
-    hm = Thought("hm")
+    hm = Reasoning("hm")
     cases = [
-        case("thought and text", f"{a}\nhm\n{b}\n\nYes.", [hm, "Yes."]),
-        case("thought alone", f"{a}hm{b}", [hm]),
-        case("empty thought", f"{a}\n\n{b}\n\nYes.", ["Yes."]),
+        case("reasoning and text", f"{a}\nhm\n{b}\n\nYes.", [hm, "Yes."]),
+        case("reasoning alone", f"{a}hm{b}", [hm]),
+        case("empty reasoning", f"{a}\n\n{b}\n\nYes.", ["Yes."]),
         case("space before", f"\n\n{a}hm{b}Yes.", [hm, "Yes."]),
         case("text alone", "Yes.\n", ["Yes.\n"]),
-        case("inner space stays", f"{a} a \n\n b {b} c \n d ", [Thought("a \n\n b"), "c \n d "]),
-        case("unicode", f"{a}přemýšlím 🤔{b}Žluťoučký", [Thought("přemýšlím 🤔"), "Žluťoučký"]),
-        case("cut in the thought", f"{a}\nhm, and", [Thought("hm, and")]),
-        case("cut in the end tag", f"{a}hm{b[:-1]}", [Thought(f"hm{b[:-1]}")]),
+        case("inner space stays", f"{a} a \n\n b {b} c \n d ", [Reasoning("a \n\n b"), "c \n d "]),
+        case("unicode", f"{a}přemýšlím 🤔{b}Žluťoučký", [Reasoning("přemýšlím 🤔"), "Žluťoučký"]),
+        case("cut in the reasoning", f"{a}\nhm, and", [Reasoning("hm, and")]),
+        case("cut in the end tag", f"{a}hm{b[:-1]}", [Reasoning(f"hm{b[:-1]}")]),
         case("cut in the opener", a[:-1], [a[:-1]]),
         case("opener alone", a, []),
         case("opened by the prompt", f"hm\n{b}\nYes.", [hm, "Yes."], opened=True),
         case("opened by both", f"\n{a}hm{b}Yes.", [hm, "Yes."], opened=True),
-        case("opened and cut", "hm, and", [Thought("hm, and")], opened=True),
+        case("opened and cut", "hm, and", [Reasoning("hm, and")], opened=True),
         case("opened and closed at once", f"{b}Yes.", ["Yes."], opened=True),
-        case("opener within a thought", f"{a}hm {a} x{b}Yes.", [Thought(f"hm {a} x"), "Yes."]),
-        case("two thoughts", f"{a}hm{b}\n{a}and{b}Yes.", [hm, Thought("and"), "Yes."]),
-        case("an end without a thought", f"Yes {b} no", [f"Yes {b} no"]),
+        case("opener within reasoning", f"{a}hm {a} x{b}Yes.", [Reasoning(f"hm {a} x"), "Yes."]),
+        case("reasoning twice", f"{a}hm{b}\n{a}and{b}Yes.", [hm, Reasoning("and"), "Yes."]),
+        case("an end without reasoning", f"Yes {b} no", [f"Yes {b} no"]),
         case("an end too many", f"{a}hm{b}Yes {b} no", [hm, f"Yes {b} no"]),
     ]
     if anywhere:
@@ -51,38 +51,38 @@ def _of(name: str, a: str, b: str, anywhere: bool) -> list[Case]:
     return cases
 
 
-_HM = Thought("hm")
+_HM = Reasoning("hm")
 ODD = [
     Case(
         "granite: the other spelling",
         None,
         "Here's my thought process: hm Here's my response: Yes.",
         [_HM, "Yes."],
-        think="granite",
+        reasoning="granite",
     ),
     Case(
         "granite3_3: a response in tags",
         None,
         "<think>hm</think>\n<response>Yes.</response>",
         [_HM, "Yes."],
-        think="granite3_3",
+        reasoning="granite3_3",
     ),
     Case(
         "cohere: a response in tags",
         None,
         "<|START_THINKING|>hm<|END_THINKING|><|START_RESPONSE|>Yes.<|END_RESPONSE|>",
         [_HM, "Yes."],
-        think="cohere",
+        reasoning="cohere",
     ),
-    Case("gemma4: empty channel", None, "<|channel>thought\n<channel|>Yes.", ["Yes."], think="gemma4"),
+    Case("gemma4: empty channel", None, "<|channel>thought\n<channel|>Yes.", ["Yes."], reasoning="gemma4"),
     Case(
         "think: tags in words",
         None,
         "Use <think> and </think>.",
         ["Use <think> and </think>."],
-        think="think",
+        reasoning="think",
     ),
-    Case("think: no parser of thoughts", None, "<think>hm</think>", ["<think>hm</think>"]),
+    Case("think: no reasoning parser", None, "<think>hm</think>", ["<think>hm</think>"]),
 ]
 
 CASES: list[Case] = [*(case for tags in TAGS for case in _of(*tags)), *ODD]

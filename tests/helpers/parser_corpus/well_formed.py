@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mlxrun.parsers.registry import find_tool_call_family
-from tests.helpers.parser_corpus.call_formats import FORMS
+from tests.helpers.parser_corpus.call_formats import FORMATS
 from tests.helpers.parser_corpus.core import VALUES
 from tests.helpers.parser_driver import Call, Case, Item
 
@@ -13,23 +13,23 @@ FIRST: tuple[str, dict[str, Any]] = ("get_weather", {"city": "Oslo"})
 SECOND: tuple[str, dict[str, Any]] = ("add", {"a": 1, "b": 2.0})
 
 
-def kept(family: str, text: str) -> str:
+def drop_ignored(family: str, text: str) -> str:
     """Text as it stays: without the markers that mean nothing."""
     for marker in find_tool_call_family(family).ignored:
         text = text.replace(marker, "")
     return text.strip()
 
 
-def _company(form: str) -> list[Case]:
-    family, anywhere, write = FORMS[form]
+def _make_mixed_cases(form: str) -> list[Case]:
+    family, anywhere, write = FORMATS[form]
     one, two, none = write(*FIRST), write(*SECOND), write("now", {})
     a, b = Call(*FIRST), Call(*SECOND)
     unknown, almost = write("rm", {"path": "/"}), write("get_weather2", {"city": "x"})
-    stays = kept(family, unknown)
+    stays = drop_ignored(family, unknown)
     cases: list[tuple[str, str, list[Item]]] = [
         ("space around", f"\n {one} \n", [a]),
         ("not offered", unknown, [stays]),
-        ("almost the name", almost, [kept(family, almost)]),
+        ("almost the name", almost, [drop_ignored(family, almost)]),
     ]
     if anywhere:
         cases += [
@@ -47,12 +47,12 @@ def _company(form: str) -> list[Case]:
     return [*found, Case(f"{form}: no tools", family, f"x {one} y", [f"x {one} y"], tools=[])]
 
 
-def _well(form: str) -> list[Case]:
-    family, _, write = FORMS[form]
+def _make_single_calls(form: str) -> list[Case]:
+    family, _, write = FORMATS[form]
     return [
-        Case(f"{form}: {kind}", family, write(name, arguments), [Call(name, arguments)], well=True)
+        Case(f"{form}: {kind}", family, write(name, arguments), [Call(name, arguments)], well_formed=True)
         for kind, name, arguments in VALUES
     ]
 
 
-CASES = [case for form in FORMS for case in (*_well(form), *_company(form))]
+CASES = [case for form in FORMATS for case in (*_make_single_calls(form), *_make_mixed_cases(form))]

@@ -1,4 +1,4 @@
-"""The other families as records: which template is whose, ids, frames, and what comes when."""
+"""Which family a template belongs to, ids of calls, texts around arguments, and when arguments come."""
 
 from __future__ import annotations
 
@@ -10,17 +10,19 @@ import pytest
 from mlxrun.parsers.answer_parser import AnswerParser
 from mlxrun.parsers.delta import Delta
 from mlxrun.parsers.registry import TOOL_CALL_FAMILIES, choose_formats, find_tool_call_family
-from tests.helpers.parser_corpus.call_formats import FORMS
+from tests.helpers.parser_corpus.call_formats import FORMATS
 from tests.helpers.parser_corpus.templates import TEMPLATES
 from tests.helpers.parser_corpus.well_formed import FIRST
-from tests.helpers.parser_driver import TOOLS, Call, Case, make_tool_call_parser, parser, play
+from tests.helpers.parser_driver import TOOLS, Call, Case, make_parser, make_tool_call_parser, run_parser
 
-# One reader reads both; the order of the registry says whose the template is.
+# One reader reads both; the template belongs to the family that the registry has first.
 _SHARED = {("step", "qwen3_coder")}
 
 
 @pytest.mark.parametrize(("family", "which", "template", "tokens"), TEMPLATES, ids=[t[1] for t in TEMPLATES])
-def test_a_template_has_one_family(family: str, which: str, template: str, tokens: tuple[str, ...]) -> None:
+def test_a_template_belongs_to_one_family(
+    family: str, which: str, template: str, tokens: tuple[str, ...]
+) -> None:
     """`auto` knows the family by its template, and no other family claims it."""
     claims = [f.name for f in TOOL_CALL_FAMILIES if f.detect(template, frozenset(tokens))]
     assert claims[0] == family, which
@@ -30,21 +32,21 @@ def test_a_template_has_one_family(family: str, which: str, template: str, token
     assert chosen.tool_calls.name == family
 
 
-def test_every_family_here_has_a_template() -> None:
-    assert {family for family, *_ in TEMPLATES} == {family for family, _, _ in FORMS.values()}
+def test_every_family_has_a_template() -> None:
+    assert {family for family, *_ in TEMPLATES} == {family for family, _, _ in FORMATS.values()}
 
 
-def test_another_template_is_nobodys() -> None:
-    """The twin: what these families tell each other by is not what every template has."""
+def test_another_template_belongs_to_no_family() -> None:
+    """The counterpart: what these families are recognised by is not in every template."""
     chatml = "{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' }}"
-    ours = {family for family, _, _ in FORMS.values()}
+    ours = {family for family, _, _ in FORMATS.values()}
     assert not [
         f.name for f in TOOL_CALL_FAMILIES if f.name in ours and f.detect(chatml, frozenset(("<|im_end|>",)))
     ]
 
 
-def test_harmony_is_one_machine_for_both() -> None:
-    """A62: `auto` finds it twice, and a thought needs no other parser, tools or not."""
+def test_harmony_reads_calls_and_reasoning() -> None:
+    """`auto` finds it twice, and reasoning needs no other parser, with tools or without."""
     _, _, template, tokens = next(line for line in TEMPLATES if line[0] == "harmony")
     chosen = choose_formats(template, tokens)
     assert chosen.tool_calls is not None and chosen.reasoning is not None
@@ -55,8 +57,8 @@ def test_harmony_is_one_machine_for_both() -> None:
         assert [(d.kind, d.text) for d in found] == [("reasoning", "hm")]
 
 
-def test_harmony_without_thoughts_is_all_text() -> None:
-    """Where the config asks for no reasoning, the analysis is text, and nothing is lost."""
+def test_harmony_without_a_reasoning_parser_is_all_content() -> None:
+    """Where the config says `reasoning: none`, the analysis is content, and nothing is lost."""
     text = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>x"
     answer = make_tool_call_parser("harmony")
     assert "".join(d.text for d in [*answer.feed(text), *answer.finish()] if d.kind == "content") == "hmx"
@@ -67,7 +69,7 @@ def _ids(family: str, text: str) -> list[str]:
     return [delta.id for delta in [*one.feed(text), *one.finish()] if delta.id]
 
 
-def test_ids_of_the_model_are_kept() -> None:
+def test_ids_of_the_model_are_used() -> None:
     """Kimi's and Mistral's templates show ids to the model, which wrote them; none is given twice."""
     call = "<|tool_call_begin|>functions.now:{}<|tool_call_argument_begin|>{{}}<|tool_call_end|>"
     assert _ids("kimi_k2", call.format(3) + call.format(4)) == ["functions.now:3", "functions.now:4"]
@@ -100,18 +102,18 @@ STREAMED = {
 
 @pytest.mark.parametrize("family", STREAMED)
 def test_arguments_come_as_soon_as_they_are_certain(family: str) -> None:
-    """A55: long before the call ends its name and the beginning of a string are out."""
+    """Long before the call ends its name and the beginning of a string are out."""
     text = STREAMED[family]
     arguments = '{"city": "Paris"' if family == "pythonic" else '{"city": "Par'
     one = make_tool_call_parser(family)
-    found = [delta for piece in text for delta in one.feed(piece)]
+    found = [delta for char in text for delta in one.feed(char)]
     assert [delta.name for delta in found if delta.name] == ["get_weather"]
     assert "".join(delta.text for delta in found) == arguments
 
 
 @pytest.mark.parametrize("family", sorted(STREAMED))
 def test_plain_text_wakes_no_reader(family: str) -> None:
-    """A61: 10,000 plain tokens, and the readers sleep through all but the first few."""
+    """10,000 plain tokens, and the readers sleep through all but the first few."""
     answer = make_tool_call_parser(family)
     found: list[Delta] = []
     for _ in range(10_000):
@@ -120,22 +122,22 @@ def test_plain_text_wakes_no_reader(family: str) -> None:
     assert answer.reads <= 4
 
 
-def _framed(family: str) -> Sequence[object]:
+def _read_call_around(family: str) -> Sequence[object]:
     frame = find_tool_call_family(family).prefix_suffix
     assert frame is not None
     before, after = frame(FIRST[0])
     text = f"{before}{json.dumps(FIRST[1])}{after}"
-    return play(lambda: parser(Case("frame", family, text, [])), [text])
+    return run_parser(lambda: make_parser(Case("around", family, text, [])), [text])
 
 
 @pytest.mark.parametrize(
     "family", sorted({f.name for f in TOOL_CALL_FAMILIES if f.prefix_suffix and f.name in STREAMED})
 )
-def test_a_frame_makes_a_call(family: str) -> None:
-    """What a grammar for `tool_choice: required` is built from is what the parser reads."""
-    assert _framed(family) == [Call(*FIRST)]
+def test_text_around_arguments_makes_a_call(family: str) -> None:
+    """The parser reads what a grammar for `tool_choice: required` is built from."""
+    assert _read_call_around(family) == [Call(*FIRST)]
 
 
-def test_formats_without_json_have_no_frame() -> None:
+def test_formats_without_json_have_no_text_around_arguments() -> None:
     without = {f.name for f in TOOL_CALL_FAMILIES if f.name in STREAMED and f.prefix_suffix is None}
     assert without == {"glm", "longcat", "minimax_m2", "gemma4", "function_gemma", "step", "pythonic"}

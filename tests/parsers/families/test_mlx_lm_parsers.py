@@ -1,4 +1,4 @@
-"""The other families against mlx-lm's own parsers, where it ships one: the same calls from the same text."""
+"""Calls are read as mlx-lm's own parsers read them, where it ships one."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.parser_corpus.call_formats import FORMS
+from tests.helpers.parser_corpus.call_formats import FORMATS
 from tests.helpers.parser_corpus.core import VALUES
-from tests.helpers.parser_driver import TOOLS, Call, Case, exact, parser, play
+from tests.helpers.parser_driver import TOOLS, Call, Case, make_parser, normalise, run_parser
 
 PEERS = {
     "function gemma": "function_gemma",
@@ -72,10 +72,10 @@ def _cases() -> list[tuple[str, str, str, dict[str, Any]]]:
     ("form", "kind", "name", "arguments"), _cases(), ids=lambda v: v if isinstance(v, str) else ""
 )
 def test_as_mlx_lm(form: str, kind: str, name: str, arguments: dict[str, Any]) -> None:
-    """A57: what both parsers know, both read alike."""
-    family, _, write = FORMS[form]
+    """Both parsers return the same calls."""
+    family, _, write = FORMATS[form]
     text = write(name, arguments)
-    ours = play(lambda: parser(Case(kind, family, text, [])), [text])
+    ours = run_parser(lambda: make_parser(Case(kind, family, text, [])), [text])
     theirs = _peer(form)(text)
     assert [(call.name, _plain(call.arguments)) for call in theirs] == [
         (call.name, _plain(call.arguments)) for call in ours if isinstance(call, Call)
@@ -85,8 +85,8 @@ def test_as_mlx_lm(form: str, kind: str, name: str, arguments: dict[str, Any]) -
 
 @pytest.mark.parametrize("form", PEERS)
 def test_the_list_of_differences_is_true(form: str) -> None:
-    """The twin: each difference that is left out above is one."""
-    family, _, write = FORMS[form]
+    """The counterpart: each difference that is left out above exists."""
+    family, _, write = FORMATS[form]
     for kind, name, arguments in VALUES:
         if kind in OTHERWISE.get(form, ()):
             text = write(name, arguments)
@@ -96,7 +96,7 @@ def test_the_list_of_differences_is_true(form: str) -> None:
                 theirs = []
             assert theirs != [(name, _plain(arguments))], kind
             case = Case(kind, family, text, [])
-            assert play(lambda case=case: parser(case), [text]) == [Call(name, arguments)]  # type: ignore[misc]
+            assert run_parser(lambda case=case: make_parser(case), [text]) == [Call(name, arguments)]  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(("kind", "name", "arguments"), VALUES, ids=[value[0] for value in VALUES])
@@ -104,13 +104,13 @@ def test_the_template_of_deepseek_v32(kind: str, name: str, arguments: dict[str,
     """mlx-lm has no parser for it, but its template: what that writes for a call is read as the call."""
     template = importlib.import_module("mlx_lm.chat_templates.deepseek_v32")
     function = {"name": name, "arguments": json.dumps(arguments)}
-    asked = {"role": "user", "content": "hi"}
+    question = {"role": "user", "content": "hi"}
     said = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
     before, after = (
         template.apply_chat_template(messages, add_generation_prompt=False)
-        for messages in ([asked], [asked, said])
+        for messages in ([question], [question, said])
     )
     text = after.removeprefix(before).partition("</think>")[2].removesuffix("<｜end▁of▁sentence｜>")
     assert "｜DSML｜" in text
-    found = play(lambda: parser(Case(kind, "deepseek_v32", text, [])), [text])
-    assert exact(found) == exact([Call(name, arguments)])
+    found = run_parser(lambda: make_parser(Case(kind, "deepseek_v32", text, [])), [text])
+    assert normalise(found) == normalise([Call(name, arguments)])

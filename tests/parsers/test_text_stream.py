@@ -1,4 +1,4 @@
-"""What a parser keeps while it reads, and what it reads again: work grows with the text, not its square."""
+"""The work of reading grows with the length of the text, not with its square."""
 
 from __future__ import annotations
 
@@ -10,14 +10,21 @@ from mlxrun.parsers import text_stream as streams
 from mlxrun.parsers.text_stream import TextStream
 from tests.helpers.parser_corpus.core import CASES as CALLS
 from tests.helpers.parser_corpus.core import coder, hermes
-from tests.helpers.parser_corpus.malformed import CASES as MENDED
-from tests.helpers.parser_corpus.reasoning import CASES as THOUGHTS
-from tests.helpers.parser_driver import Case, exact, make_tool_call_parser, parser, pieces, play
+from tests.helpers.parser_corpus.malformed import CASES as MALFORMED
+from tests.helpers.parser_corpus.reasoning import CASES as REASONING
+from tests.helpers.parser_driver import (
+    Case,
+    make_parser,
+    make_tool_call_parser,
+    normalise,
+    run_parser,
+    split_evenly,
+)
 
 _LONG = "word " * 20_000
 # What has to be kept while it is read: values that are typed as a whole, arguments before their name, a name
 # that never ends, an answer that may be a call to its end.
-_KEPT = {
+_HELD_BACK = {
     "a typed value": (
         "glm",
         f"<tool_call>write_file<arg_key>meta</arg_key><arg_value>{_LONG}</arg_value></tool_call>",
@@ -48,9 +55,9 @@ def _copied(monkeypatch: pytest.MonkeyPatch, name: str, text: str) -> int:
     copied = 0
     add = TextStream.add_text
 
-    def count(stream: TextStream, piece: str) -> None:
+    def count(stream: TextStream, chunk: str) -> None:
         nonlocal copied
-        add(stream, piece)
+        add(stream, chunk)
         copied += len(stream._text)
 
     monkeypatch.setattr(TextStream, "add_text", count)
@@ -61,10 +68,12 @@ def _copied(monkeypatch: pytest.MonkeyPatch, name: str, text: str) -> int:
     return copied
 
 
-@pytest.mark.parametrize("what", _KEPT)
-def test_what_is_kept_is_not_copied_with_every_piece(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
-    """A54: the work of long values in small pieces grows as they do, not with their square."""
-    name, text = _KEPT[what]
+@pytest.mark.parametrize("what", _HELD_BACK)
+def test_text_that_is_held_back_is_not_copied_with_every_chunk(
+    monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """The work of long values in small chunks grows as they do, not with their square."""
+    name, text = _HELD_BACK[what]
     assert _copied(monkeypatch, name, text) < 4 * len(text)
 
 
@@ -74,11 +83,11 @@ def test_a_megabyte_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _copied(monkeypatch, "qwen3_coder", text) < 2 * len(text)
 
 
-def test_copies_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The twin: a stream that keeps all it has read in one text."""
+def test_copies_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The counterpart: a stream that keeps all that it has read in one string."""
     rest = TextStream._keep_taken
     monkeypatch.setattr(TextStream, "_keep_taken", lambda stream: rest(stream) if stream._settled else None)
-    assert _copied(monkeypatch, *_KEPT["no call at all"]) > 1000 * len(_LONG)
+    assert _copied(monkeypatch, *_HELD_BACK["no call at all"]) > 1000 * len(_LONG)
 
 
 # -- openers without end ----------------------------------------------------------------------------------
@@ -104,7 +113,7 @@ def _read(monkeypatch: pytest.MonkeyPatch, family: str, text: str, waste: int) -
     monkeypatch.setattr(TextStream, "take", count)
     monkeypatch.setattr(streams, "MAX_WASTED", waste)
     case = Case("openers", family, text, [])
-    assert play(lambda: parser(case), [text]) == [text]
+    assert run_parser(lambda: make_parser(case), [text]) == [text]
     return taken
 
 
@@ -118,20 +127,20 @@ def test_text_full_of_openers_is_not_read_for_each(
 
 
 @pytest.mark.parametrize(("family", "unit"), OPENERS)
-def test_reading_again_is_seen(monkeypatch: pytest.MonkeyPatch, family: str, unit: str) -> None:
-    """The twin: without a bound."""
+def test_reading_again_is_counted(monkeypatch: pytest.MonkeyPatch, family: str, unit: str) -> None:
+    """The counterpart: without a limit."""
     text = unit * 400
     assert _read(monkeypatch, family, text, 10**9) > 20 * len(text)
 
 
-def test_what_is_tried_does_not_depend_on_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A56: also where nothing is tried after the first failure."""
+def test_what_is_tried_does_not_depend_on_the_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where nothing is tried after the first failure."""
     monkeypatch.setattr(streams, "MAX_WASTED", 0)
     changed = 0
-    for case in (*CALLS, *THOUGHTS, *MENDED):
-        whole = exact(play(lambda case=case: parser(case), [case.text]))  # type: ignore[misc]
-        changed += whole != exact(case.want)
+    for case in (*CALLS, *REASONING, *MALFORMED):
+        whole = normalise(run_parser(lambda case=case: make_parser(case), [case.text]))  # type: ignore[misc]
+        changed += whole != normalise(case.expected)
         for size in (1, 4):
-            found = play(lambda case=case: parser(case), pieces(case.text, size))  # type: ignore[misc]
-            assert exact(found) == whole, f"{case.id}, pieces of {size}"
+            found = run_parser(lambda case=case: make_parser(case), split_evenly(case.text, size))  # type: ignore[misc]
+            assert normalise(found) == whole, f"{case.id}, chunks of {size}"
     assert changed

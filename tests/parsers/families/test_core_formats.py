@@ -1,0 +1,143 @@
+"""The formats of hermes, qwen3_coder, seed_oss, plain JSON and reasoning: every case for any split."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlxrun.parsers.delta import Delta
+from tests.helpers.parser_corpus.core import CASES as CALLS
+from tests.helpers.parser_corpus.reasoning import CASES as REASONING
+from tests.helpers.parser_driver import (
+    Call,
+    Case,
+    ParserWithoutFinish,
+    any_split,
+    check_any_split,
+    check_nothing_lost,
+    is_passed,
+    make_parser,
+    normalise,
+    run_parser,
+    sample_positions,
+    split_evenly,
+)
+
+CASES = [*CALLS, *REASONING]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+def test_case(case: Case) -> None:
+    """The expected result, however the text is split."""
+    check_any_split(case)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+def test_nothing_is_lost(case: Case) -> None:
+    """Content, reasoning and calls account for every character but white space and markers."""
+    check_nothing_lost(case, case.expected)
+
+
+# Neighbours of one kind are joined, so where reasoning twice meet a cut cannot be checked by the law.
+APART = [case for case in CASES if len(normalise(case.expected)) == len(case.expected)]
+
+
+@pytest.mark.parametrize("case", APART, ids=lambda case: case.id)
+def test_cut_anywhere(case: Case) -> None:
+    """Wherever an answer is cut off, its calls are valid JSON and nothing else is lost."""
+    for place in sample_positions(case.text):
+        text = case.text[:place]
+        cut = replace(case, text=text)
+        items = run_parser(lambda cut=cut: make_parser(cut), [text])  # type: ignore[misc]
+        check_nothing_lost(cut, items, values=False)
+        calls = [item for item in items if isinstance(item, Call)]
+        for call, whole in zip(
+            calls, (item for item in case.expected if isinstance(item, Call)), strict=False
+        ):
+            assert _is_prefix(call.arguments, whole.arguments), (text, call, whole)
+
+
+def _is_prefix(part: Any, whole: Any) -> bool:
+    """Whether arguments may be what is left of others after a cut."""
+    if isinstance(part, dict) and isinstance(whole, dict):
+        return list(part) == list(whole)[: len(part)] and all(_is_prefix(part[k], whole[k]) for k in part)
+    if isinstance(part, list) and isinstance(whole, list):
+        return len(part) <= len(whole) and all(map(_is_prefix, part, whole))
+    if isinstance(part, str) and isinstance(whole, str):
+        return True
+    return normalise([Call("", {"a": part})]) == normalise([Call("", {"a": whole})])
+
+
+@given(st.data())
+def test_any_split(data: st.DataObject) -> None:
+    """Any split of any case."""
+    case = data.draw(st.sampled_from(CASES))
+    split = data.draw(any_split(case.text))
+    assert normalise(run_parser(lambda: make_parser(case), split)) == normalise(case.expected)
+
+
+def test_a_parser_without_finish_fails() -> None:
+    """The counterpart of `test_case`: without its `finish` every family loses something."""
+    failed = [case for case in CASES if not is_passed(case, ParserWithoutFinish)]
+    assert {case.family for case in failed} == {case.family for case in CASES}
+    assert {case.reasoning for case in failed} == {case.reasoning for case in CASES}
+
+
+class MemorylessParser:
+    """A broken parser, to which every chunk is an answer of its own: it misses markers that are split."""
+
+    def __init__(self, case: Case) -> None:
+        self._case = case
+
+    def feed(self, text: str) -> Sequence[Delta]:
+        one = make_parser(self._case)
+        return [*one.feed(text), *one.finish()]
+
+    def finish(self) -> Sequence[Delta]:
+        return ()
+
+
+@pytest.mark.parametrize("family", sorted({case.family for case in CALLS if case.family}))
+def test_a_parser_without_memory_fails(family: str) -> None:
+    """A second counterpart of `test_case`."""
+    cases = [case for case in CALLS if case.family == family and case.well_formed]
+    assert cases
+    assert not any(is_passed(case, lambda _, case=case: MemorylessParser(case)) for case in cases)  # type: ignore[misc]
+
+
+def _any_fragments(family: str) -> st.SearchStrategy[str]:
+    """Answers of one family, complete and in fragments, in any order."""
+    texts = [case.text for case in CASES if case.family == family and len(case.text) < 200]
+    torn = st.sampled_from(texts).flatmap(
+        lambda text: st.tuples(st.integers(0, len(text)), st.integers(0, len(text))).map(
+            lambda ends: text[min(ends) : max(ends)]
+        )
+    )
+    junk = st.sampled_from(
+        ["<", ">", "{", "}", '"', "\\", "\n", " ", ",", "[", "</", "<tool_call>", "</think>", "ř"]
+    )
+    return st.lists(st.one_of(torn, st.sampled_from(texts), junk), max_size=6).map("".join)
+
+
+@pytest.mark.parametrize("think", [None, "think"])
+@pytest.mark.parametrize("family", ["hermes", "qwen3_coder", "seed_oss", "json"])
+@given(data=st.data())
+def test_any_fragments(family: str, think: str | None, data: st.DataObject) -> None:
+    """Whatever a model writes, the split does not matter, nothing is lost and calls are valid JSON."""
+    text = data.draw(_any_fragments(family))
+    case = Case("fragments", family, text, [], reasoning=think)
+    whole = run_parser(lambda: make_parser(case), [text])
+    check_nothing_lost(case, whole, values=False)
+    for split in (split_evenly(text, 1), split_evenly(text, 4), data.draw(any_split(text))):
+        assert normalise(run_parser(lambda: make_parser(case), split)) == normalise(whole)
+
+
+def test_ids_are_unique() -> None:
+    ids = [case.id for case in CASES]
+    assert len(set(ids)) == len(ids)
+    assert len(ids) >= 200
