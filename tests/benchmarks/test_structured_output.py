@@ -1,4 +1,4 @@
-"""`python -m benchmarks structured-output`: rows that all decode to the end, with a schema each and without."""
+"""`python -m benchmarks structured-output`: rows that decode to the end, with a schema each and without."""
 
 from __future__ import annotations
 
