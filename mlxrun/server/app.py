@@ -14,7 +14,6 @@ from aiohttp import web
 from mlxrun.config.conversion import hash_config
 from mlxrun.config.settings import Config
 from mlxrun.server.access import ALLOWED_SITES, API_KEYS, AllowedSites, ApiKeys
-from mlxrun.server.app_config import CONFIG, CONFIG_HASH
 from mlxrun.server.batches.batch_queue import BATCH_QUEUE, BatchQueue
 from mlxrun.server.endpoints import admin, anthropic, batches, openai, responses, tokenize
 from mlxrun.server.endpoints.admin import HEALTH
@@ -22,7 +21,7 @@ from mlxrun.server.engine_state import ENGINE, EngineState
 from mlxrun.server.live_requests import LIVE_REQUESTS, LiveRequests
 from mlxrun.server.metrics import METRICS, RequestMetrics
 from mlxrun.server.middleware import add_headers, handle_request
-from mlxrun.server.request_id import ACTIVE_IDS
+from mlxrun.server.request_context import ACTIVE_IDS, CONFIG, CONFIG_HASH
 from mlxrun.server.response_store import RESPONSES, Responses
 from mlxrun.server.routes import ROUTES, Routes
 from mlxrun.server.status import StatusCollector

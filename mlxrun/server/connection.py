@@ -13,7 +13,7 @@ from mlxrun import __version__
 from mlxrun.api.openai.response import build_error
 from mlxrun.errors import MlxrunError, RequestError
 from mlxrun.server.json_bodies import json_response
-from mlxrun.server.request_id import ID_HEADER, request_id
+from mlxrun.server.request_context import ID_HEADER, request_id
 from mlxrun.text.field_errors import shorten
 
 

@@ -63,15 +63,12 @@ async def collect_choices(live: LiveRequest) -> list[Choice]:
 
 async def _read_events(live: LiveRequest, request: Request, choice: Choice) -> ChoiceEvents:
     """The engine's events for one choice, until the choice has ended."""
-    live.start_choice(request.id)
-    try:
+    with live.run_choice(request.id):
         async with aclosing(live.engine.client.generate(request)) as events:
             async for event in events:
                 yield choice, event
                 if choice.ended:
                     return
-    finally:
-        live.end_choice(request.id)
 
 
 async def _merge(sources: Sequence[ChoiceEvents]) -> ChoiceEvents:

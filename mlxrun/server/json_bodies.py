@@ -16,8 +16,7 @@ from typing import Any
 from aiohttp import web
 
 from mlxrun.errors import BodyTooLarge, RequestError, TimedOut
-from mlxrun.server.app_config import CONFIG
-from mlxrun.server.request_id import request_id
+from mlxrun.server.request_context import CONFIG, request_id
 from mlxrun.text.field_errors import UNKNOWN, check_type, reject, shorten
 
 log = logging.getLogger(__name__)

@@ -14,8 +14,7 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from typing import Any
 
 from aiohttp import web
@@ -24,11 +23,11 @@ from aiohttp.http_exceptions import HttpProcessingError
 from mlxrun.config.settings import ServerSettings
 from mlxrun.engine.client import EngineClient
 from mlxrun.errors import ConfigError, Draining, EngineDead
-from mlxrun.server.app_config import CONFIG
 from mlxrun.server.batches.batch_queue import BATCH_QUEUE
 from mlxrun.server.connection import HttpConnection, RefusedConnection
 from mlxrun.server.engine_state import ENGINE, LoadedEngine
 from mlxrun.server.live_requests import LIVE_REQUESTS
+from mlxrun.server.request_context import CONFIG
 from mlxrun.server.routes import ROUTES
 
 log = logging.getLogger(__name__)
@@ -55,23 +54,15 @@ def _shorten_client_errors(record: logging.LogRecord) -> bool:
 http_log.addFilter(_shorten_client_errors)
 
 
-@dataclass(frozen=True, slots=True)
-class Address:
-    """Where the server listens."""
-
-    host: str
-    port: int
-
-    @property
-    def url(self) -> str:
-        """The URL for a client on this machine."""
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
-        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+def make_url(host: str, port: int) -> str:
+    """The URL of a server that listens there, for a client on this machine."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 @asynccontextmanager
-async def listen(app: web.Application) -> AsyncIterator[Address]:
-    """Serve the application while the block runs. ConfigError if the address cannot be used."""
+async def listen(app: web.Application) -> AsyncIterator[str]:
+    """Serve the application at the yielded URL. ConfigError if the address cannot be used."""
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=GRACE_SECONDS)
     await runner.setup()
     settings = app[CONFIG].server
@@ -87,7 +78,7 @@ async def listen(app: web.Application) -> AsyncIterator[Address]:
     try:
         listener = await _create_listener(connect, settings)
         try:
-            yield Address(settings.host.strip("[]"), listener.sockets[0].getsockname()[1])
+            yield make_url(settings.host.strip("[]"), listener.sockets[0].getsockname()[1])
         finally:
             listener.close()
     finally:
@@ -110,30 +101,24 @@ async def _create_listener(
         raise ConfigError(f"server.{key}: cannot listen on {host}:{port}: {reason}") from error
 
 
-class ShutdownSignals:
+@contextmanager
+def handle_signals(stop: asyncio.Event, say: Say) -> Iterator[None]:
     """The first SIGINT or SIGTERM sets `stop`, the second ends the process at once."""
 
-    def __init__(self, stop: asyncio.Event, say: Say) -> None:
-        self._stop = stop
-        self._say = say
+    def handle(number: int) -> None:
+        if stop.is_set():
+            os._exit(128 + number)
+        stop.set()
+        say("stopping: running requests may finish, new ones are refused (signal again to stop at once)")
 
-    def __enter__(self) -> None:
-        loop = asyncio.get_running_loop()
-        for number in _SIGNALS:
-            loop.add_signal_handler(number, self._handle, number)
-
-    def __exit__(self, *_: object) -> None:
-        loop = asyncio.get_running_loop()
+    loop = asyncio.get_running_loop()
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, handle, number)
+    try:
+        yield
+    finally:
         for number in _SIGNALS:
             loop.remove_signal_handler(number)
-
-    def _handle(self, number: int) -> None:
-        if self._stop.is_set():
-            os._exit(128 + number)
-        self._stop.set()
-        self._say(
-            "stopping: running requests may finish, new ones are refused (signal again to stop at once)"
-        )
 
 
 async def run(app: web.Application, load: LoadEngine, say: Say, *, stop: asyncio.Event | None = None) -> int:
@@ -141,12 +126,9 @@ async def run(app: web.Application, load: LoadEngine, say: Say, *, stop: asyncio
 
     ModelLoadError or ConfigError if the model cannot be loaded, or the address cannot be used.
     """
-    with _set_switch_interval():
-        if stop is not None:
-            return await _run(app, load, say, stop)
-        stop = asyncio.Event()
-        with ShutdownSignals(stop, say):
-            return await _run(app, load, say, stop)
+    signalled = asyncio.Event()
+    with _set_switch_interval(), nullcontext() if stop else handle_signals(signalled, say):
+        return await _run(app, load, say, stop or signalled)
 
 
 @contextmanager
@@ -163,16 +145,16 @@ def _set_switch_interval() -> Iterator[None]:
 
 async def _run(app: web.Application, load: LoadEngine, say: Say, stop: asyncio.Event) -> int:
     config = app[CONFIG]
-    async with listen(app) as address:
+    async with listen(app) as url:
         if config.server.allow_public and not config.server.api_keys:
-            log.warning("no API key is required: everybody who can reach %s may use it", address.url)
-        say(f"listening on {address.url}; loading {config.model.path}")
+            log.warning("no API key is required: everybody who can reach %s may use it", url)
+        say(f"listening on {url}; loading {config.model.path}")
         client = await _load(app, load, stop)
         if client is None:
             say("stopped before the model was loaded")
             return 0
         try:
-            say(_format_welcome(app, address))
+            say(_format_welcome(app, url))
             await _wait_for_end(client, stop, config.server.on_engine_failure == "stay")
             if client.dead_error is not None and not stop.is_set():
                 say(f"the engine has died: {client.dead_error}")
@@ -241,7 +223,7 @@ async def _finishes_within(awaitable: Awaitable[None], seconds: float) -> bool:
     return True
 
 
-def _format_welcome(app: web.Application, address: Address) -> str:
+def _format_welcome(app: web.Application, url: str) -> str:
     """What is served, and the first request to try."""
     model, api_keys = app[ENGINE].model, app[CONFIG].server.api_keys
     kind = "images and text" if model.vision else "text"
@@ -251,5 +233,5 @@ def _format_welcome(app: web.Application, address: Address) -> str:
     body = '{"messages": [{"role": "user", "content": "What is 2 + 3?"}]}'
     return (
         f"ready: {model.name}, {kind}, context of {model.context_length} tokens; {surfaces}; {keys}\n"
-        f"  curl {address.url}/v1/chat/completions {secret}-H 'Content-Type: application/json' -d '{body}'"
+        f"  curl {url}/v1/chat/completions {secret}-H 'Content-Type: application/json' -d '{body}'"
     )

@@ -7,7 +7,7 @@ engine still does for it is aborted.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -20,7 +20,7 @@ from mlxrun.scheduler.request import FinishReason, HitKind, TokenEvent
 from mlxrun.server.access import key_name
 from mlxrun.server.engine_state import EngineState
 from mlxrun.server.metrics import RequestMetrics
-from mlxrun.server.request_id import request_id
+from mlxrun.server.request_context import request_id
 
 Phase = Literal["queued", "prefill", "decode"]
 _ENGINE_ERROR = web.RequestKey("engine_error", MlxrunError)
@@ -84,15 +84,16 @@ class LiveRequest:
             return f"prefill {self.computed_tokens}/{self.prompt_tokens}"
         return f"decode {self.output_tokens}"
 
-    def start_choice(self, engine_id: str) -> None:
-        """A choice is about to be sent to the engine. Raises the error that ended the request before."""
+    @contextmanager
+    def run_choice(self, engine_id: str) -> Iterator[None]:
+        """List a choice as running in the engine. Raises the error that ended the request before."""
         if self.aborted_by is not None:
             raise self.aborted_by
         self._running.add(engine_id)
-
-    def end_choice(self, engine_id: str) -> None:
-        """A choice has ended in the engine, or was aborted there."""
-        self._running.discard(engine_id)
+        try:
+            yield
+        finally:
+            self._running.discard(engine_id)
 
     def record(self, index: int, event: TokenEvent) -> None:
         """Count an event of the choice at `index`."""
@@ -129,6 +130,10 @@ class LiveRequest:
             self.aborted_by = error
             for engine_id in tuple(self._running):
                 self.engine.client.fail(engine_id, error)
+
+    def cancel(self) -> None:
+        """End it with Cancelled."""
+        self.fail(Cancelled("the request was cancelled"))
 
     def close(self) -> None:
         """The handler is done: abort what the engine still does, and count the request."""
@@ -189,24 +194,20 @@ class LiveRequests:
         live = LiveRequest(self, rid, surface, key_name(request), prepared)
         assert rid not in self._requests, "the ids of requests in flight are unique"
         self._requests[rid] = live
-        cancel_timer = _start_timer(live, settings.request_timeout)
+        timer, seconds = None, settings.request_timeout
+        if seconds is not None:
+            text = f"the request took longer than {seconds:g} s (server.request_timeout) and was aborted"
+            timer = asyncio.get_running_loop().call_later(seconds, live.fail, TimedOut(text))
         try:
             yield live
         finally:
-            cancel_timer()
+            if timer is not None:
+                timer.cancel()
             del self._requests[rid]
             live.close()
             error = live.aborted_by or live.error
             if error is not None:
                 request[_ENGINE_ERROR] = error
-
-    def cancel(self, rid: str) -> bool:
-        """End a request with Cancelled; False if it is not in flight."""
-        live = self._requests.get(rid)
-        if live is None:
-            return False
-        live.fail(Cancelled("the request was cancelled"))
-        return True
 
     def fail_all(self, error: MlxrunError) -> None:
         """End all requests with this error."""
@@ -215,14 +216,6 @@ class LiveRequests:
 
 
 LIVE_REQUESTS = web.AppKey("live_requests", LiveRequests)
-
-
-def _start_timer(live: LiveRequest, seconds: float | None) -> Callable[[], None]:
-    """End the request with TimedOut after so many seconds; call the result to stop the timer."""
-    if seconds is None:
-        return lambda: None
-    error = TimedOut(f"the request took longer than {seconds:g} s (server.request_timeout) and was aborted")
-    return asyncio.get_running_loop().call_later(seconds, live.fail, error).cancel
 
 
 def _check_prompt_length(prepared: PreparedRequest, most: int | None) -> None:

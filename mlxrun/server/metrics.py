@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
 
@@ -13,40 +15,22 @@ class RequestMetrics:
     """What requests write, in a registry of each server's own."""
 
     def __init__(self) -> None:
-        self.registry = registry = CollectorRegistry(auto_describe=False)
-        self.requests = Counter(
-            "mlxrun_requests",
-            "Requests that have ended. A stream that failed counts with the status of its error.",
-            ("surface", "status"),
-            registry=registry,
-        )
-        self._tokens = Counter(
-            "mlxrun_tokens",
-            "Tokens of clients' ended requests: of prompts, of prompts found in the cache, of answers.",
-            ("kind",),
-            registry=registry,
-        )
-        self.ttft = Histogram(
-            "mlxrun_time_to_first_token_seconds",
-            "From a validated request to its first token.",
-            buckets=_REQUEST_BUCKETS,
-            registry=registry,
-        )
-        self.inter_token = Histogram(
-            "mlxrun_inter_token_seconds",
-            "Between two tokens of an answer that came one by one.",
-            buckets=_TOKEN_BUCKETS,
-            registry=registry,
-        )
-        self._duration = Histogram(
-            "mlxrun_request_duration_seconds",
-            "From a validated request to the end of its answer.",
-            buckets=_REQUEST_BUCKETS,
-            registry=registry,
-        )
+        self.registry = CollectorRegistry(auto_describe=False)
+        counter = partial(Counter, registry=self.registry)
+        histogram = partial(Histogram, registry=self.registry)
+        text = "Requests that have ended. A stream that failed counts with the status of its error."
+        self.requests = counter("mlxrun_requests", text, ("surface", "status"))
+        text = "Tokens of clients' ended requests: of prompts, of prompts found in the cache, of answers."
+        self._tokens = counter("mlxrun_tokens", text, ("kind",))
+        text = "From a validated request to its first token."
+        self.ttft = histogram("mlxrun_time_to_first_token_seconds", text, buckets=_REQUEST_BUCKETS)
+        text = "Between two tokens of an answer that came one by one."
+        self.inter_token = histogram("mlxrun_inter_token_seconds", text, buckets=_TOKEN_BUCKETS)
+        text = "From a validated request to the end of its answer."
+        self._duration = histogram("mlxrun_request_duration_seconds", text, buckets=_REQUEST_BUCKETS)
         for kind in ("prompt", "cached", "output"):
             self._tokens.labels(kind)
-        ProcessCollector(registry=registry)  # memory, CPU and open files, on Linux
+        ProcessCollector(registry=self.registry)  # memory, CPU and open files, on Linux
 
     def count_answer(self, seconds: float, **tokens: int) -> None:
         """Count a request that has ended: how long it took, and its tokens by kind."""

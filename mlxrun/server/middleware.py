@@ -10,11 +10,10 @@ from aiohttp import web
 from mlxrun import __version__
 from mlxrun.errors import BodyTooLarge, MethodNotAllowed, MlxrunError, RequestError, Unauthorized
 from mlxrun.server.access import ALLOWED_SITES, API_KEYS
-from mlxrun.server.app_config import CONFIG
 from mlxrun.server.engine_state import ENGINE
 from mlxrun.server.json_bodies import check_length, json_response
 from mlxrun.server.metrics import METRICS
-from mlxrun.server.request_id import ACTIVE_IDS, ID_HEADER, request_id
+from mlxrun.server.request_context import ACTIVE_IDS, CONFIG, ID_HEADER, request_id
 from mlxrun.server.request_log import describe_end, log_end, log_error
 from mlxrun.server.routes import ROUTES
 from mlxrun.server.surface import Endpoint, Handler, Surface

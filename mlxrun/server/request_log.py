@@ -14,7 +14,7 @@ from aiohttp import web
 from mlxrun.errors import MlxrunError, RequestError
 from mlxrun.server.access import key_name
 from mlxrun.server.live_requests import find_engine_error
-from mlxrun.server.request_id import request_id
+from mlxrun.server.request_context import request_id
 from mlxrun.server.surface import Endpoint, Surface
 
 log = logging.getLogger(__name__)

@@ -7,8 +7,8 @@ meanwhile. A reader that takes nothing until its request has timed out is discon
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
-from types import TracebackType
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
 
 from aiohttp import web
@@ -26,7 +26,7 @@ _HEADERS = {
 
 
 class EventStream:
-    """An async context manager around the writing of one stream. `response` is what the handler returns.
+    """One stream, to be opened by `open_stream`. `response` is what the handler returns.
 
     The headers are sent with the first event, so an error before it has its own status. While there is no
     event to send, `ping` makes one as (event, data); without `ping` a comment with the progress is sent.
@@ -41,25 +41,11 @@ class EventStream:
         self._pending = 0  # writes that have not finished
         self._last_write = self._clock()
         self._starting = asyncio.Lock()
-        self._keep_alive_task: asyncio.Task[None] | None = None
 
     @property
     def started(self) -> bool:
         """Whether the headers have been sent: from then on an error must be an event."""
         return self.response.prepared
-
-    async def __aenter__(self) -> EventStream:
-        self._keep_alive_task = asyncio.create_task(self._keep_alive())
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        assert self._keep_alive_task is not None
-        self._keep_alive_task.cancel()
-        await asyncio.gather(self._keep_alive_task, return_exceptions=True)
-        if error is None and self.started:
-            await self.response.write_eof()
 
     async def send(self, data: EventData, event: str | None = None) -> None:
         """Send one event. A str is sent as it is: JSON already, or a word such as [DONE]."""
@@ -80,7 +66,8 @@ class EventStream:
         finally:
             self._pending -= 1
 
-    async def _keep_alive(self) -> None:
+    async def keep_alive(self) -> None:
+        """Send pings, or comments, whenever no event was sent for server.keepalive seconds."""
         interval = self._live.config.server.keepalive
         try:
             while True:
@@ -102,3 +89,19 @@ class EventStream:
         """Cut the connection of a reader that takes nothing, once its request has been ended."""
         if self._live.aborted_by is not None and self._request.transport is not None:
             self._request.transport.abort()
+
+
+@asynccontextmanager
+async def open_stream(
+    request: web.Request, live: LiveRequest, *, ping: MakePing | None = None
+) -> AsyncIterator[EventStream]:
+    """A stream that is kept alive during the block, and ended after it unless the block raises."""
+    stream = EventStream(request, live, ping=ping)
+    keep_alive = asyncio.create_task(stream.keep_alive())
+    try:
+        yield stream
+    finally:
+        keep_alive.cancel()
+        await asyncio.gather(keep_alive, return_exceptions=True)
+    if stream.started:
+        await stream.response.write_eof()

@@ -158,8 +158,8 @@ async def live_and_batch(tmp_path: Path) -> tuple[dict[str, Any], dict[str, Any]
     app[ENGINE].attach(LoadedEngine(client, context, {}))
     try:
         async with (
-            listen(app) as address,
-            openai.AsyncOpenAI(base_url=f"{address.url}/v1", api_key="none") as sdk,
+            listen(app) as url,
+            openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none") as sdk,
         ):
             live = {
                 line["custom_id"]: await sdk.post(CHAT[3:], body=line["body"], cast_to=object)

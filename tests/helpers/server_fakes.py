@@ -35,8 +35,8 @@ from mlxrun.server.generation import collect_choices, stream_deltas
 from mlxrun.server.json_bodies import json_response, read_json
 from mlxrun.server.lifecycle import listen
 from mlxrun.server.live_requests import LIVE_REQUESTS, LiveRequests
-from mlxrun.server.request_id import ACTIVE_IDS
-from mlxrun.server.sse import EventStream
+from mlxrun.server.request_context import ACTIVE_IDS
+from mlxrun.server.sse import open_stream
 from mlxrun.server.surface import Endpoint, Surface
 from mlxrun.text.images import MediaLoader
 from tests.helpers.tokenizers import FakeModelInfo, ids_of
@@ -270,7 +270,7 @@ async def _mini(request: web.Request) -> web.StreamResponse:
         if not prepared.stream:
             choices = await collect_choices(live)
             return json_response({"id": live.id, "texts": [choice.content for choice in choices]})
-        async with EventStream(request, live) as stream:
+        async with open_stream(request, live) as stream:
             try:
                 async with aclosing(stream_deltas(live)) as events:
                     async for choice, deltas in events:
@@ -326,7 +326,7 @@ async def serving(
         )
         app[ENGINE].attach(LoadedEngine(engine, context, {}))
     async with (
-        listen(app) as address,
+        listen(app) as url,
         aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30)) as http,
     ):
-        yield Serving(address.url, app, engine, http)
+        yield Serving(url, app, engine, http)

@@ -24,7 +24,7 @@ from mlxrun.server.app import make_app
 from mlxrun.server.batches.batch_queue import BatchQueue
 from mlxrun.server.endpoints import admin
 from mlxrun.server.engine_state import LoadedEngine
-from mlxrun.server.lifecycle import Address, ShutdownSignals, drain, run
+from mlxrun.server.lifecycle import drain, handle_signals, make_url, run
 from mlxrun.text.images import MediaLoader
 from tests.helpers.server_fakes import MINI, AppView, FakeEngine, hello, says, server_config, serving
 from tests.server.test_live_requests import until
@@ -295,7 +295,7 @@ async def test_an_address_that_cannot_be_used() -> None:
     ],
 )
 def test_the_url_for_a_client_on_this_machine(host: str, url: str) -> None:
-    assert Address(host, 80).url == url
+    assert make_url(host, 80) == url
 
 
 async def test_a_second_signal_ends_the_process_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,7 +303,7 @@ async def test_a_second_signal_ends_the_process_at_once(monkeypatch: pytest.Monk
     monkeypatch.setattr(os, "_exit", codes.append)
     said: list[str] = []
     stop = asyncio.Event()
-    with ShutdownSignals(stop, said.append):
+    with handle_signals(stop, said.append):
         os.kill(os.getpid(), signal.SIGTERM)
         await asyncio.wait_for(stop.wait(), 5)
         assert (codes, len(said)) == ([], 1)

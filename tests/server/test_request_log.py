@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from mlxrun.errors import EngineDead, Overloaded
-from mlxrun.server.app_config import CONFIG_HASH
 from mlxrun.server.endpoints import admin
+from mlxrun.server.request_context import CONFIG_HASH
 from tests.helpers.server_fakes import MINI, Serving, hello, says, server_config, serving
 from tests.server.endpoints.test_admin import metric
 from tests.server.test_live_requests import connect, cut, until

@@ -99,11 +99,7 @@ class BatchQueue:
         return {"running": None if running is None else running.describe_progress(), "waiting": count}
 
     async def add(self, batch: Batch) -> None:
-        """Add a new batch; its input file may be deleted from then on. Completes even if the client
-        disconnects meanwhile."""
-        await asyncio.shield(self._add(batch))
-
-    async def _add(self, batch: Batch) -> None:
+        """Add a new batch; its input file may be deleted from then on."""
         content = self.storage.find_content(batch.input_file_id)
         await asyncio.to_thread(self.storage.batches.create, batch, content)
         await asyncio.to_thread(self.storage.measure_batches)
@@ -111,11 +107,7 @@ class BatchQueue:
         self._start_tasks()
 
     async def cancel(self, batch: Batch) -> None:
-        """End a batch early and keep what is finished; InvalidState if it has ended. Completes even if the
-        client disconnects meanwhile."""
-        await asyncio.shield(self._cancel(batch))
-
-    async def _cancel(self, batch: Batch) -> None:
+        """End a batch early and keep what is finished; InvalidState if it has ended."""
         if batch.status in (*FINAL_STATUSES, "finalizing"):
             raise InvalidState(f"the batch is {batch.status} and cannot be cancelled any more")
         if batch.status != "cancelling":
@@ -141,7 +133,12 @@ class BatchQueue:
         """Bring a batch to its end. The errors of one batch end here, so that they do not affect others."""
         while not batch.ended:
             try:
-                await self._try_to_end(service, batch)
+                final = {"cancelling": "cancelled", "finalizing": "completed"}.get(batch.status)
+                final = final or await self._work_until_expiry(service, batch)
+                if final is not None:
+                    await self._end(service, batch, final)
+                else:
+                    await self._remove_job(batch)
             except EngineDead as error:
                 log.warning("%s: %s; it continues when the server is started again", batch.id, error)
                 return
@@ -152,15 +149,6 @@ class BatchQueue:
                 trace = "".join(traceback.format_tb(error.__traceback__))
                 log.error("%s: a bug in mlxrun: %s\n%s", batch.id, type(error).__name__, trace)
                 await self._fail(batch, error)
-
-    async def _try_to_end(self, service: JobService, batch: Batch) -> None:
-        """One try, which continues from the batch's status."""
-        final = {"cancelling": "cancelled", "finalizing": "completed"}.get(batch.status)
-        final = final or await self._work_until_expiry(service, batch)
-        if final is not None:
-            await self._end(service, batch, final)
-        else:
-            await self._remove_job(batch)
 
     async def _work_until_expiry(self, service: JobService, batch: Batch) -> str | None:
         """Validate and run a batch until it is finished, cancelled or expired, and return its final status;

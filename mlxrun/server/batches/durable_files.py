@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from mlxrun.batch.run_paths import write_atomically
 from mlxrun.errors import MlxrunError
 
 
@@ -43,17 +44,7 @@ def link_file(source: Path, target: Path) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Replace a small document atomically and durably."""
-    temp = path.with_name(path.name + ".tmp")
-    with temp.open("wb") as file:
-        file.write(json.dumps(value, ensure_ascii=False).encode("utf-8", "backslashreplace"))
-        file.flush()
-        os.fsync(file.fileno())
-    temp.replace(path)
-    handle = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    write_atomically(path, json.dumps(value, ensure_ascii=False).encode("utf-8", "backslashreplace"))
 
 
 def read_json(path: Path) -> dict[str, Any]:

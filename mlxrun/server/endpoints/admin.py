@@ -13,12 +13,12 @@ from prometheus_client import generate_latest
 from mlxrun import __version__
 from mlxrun.errors import EngineDead, MlxrunError, NotFound
 from mlxrun.server.access import API_KEYS, may_access
-from mlxrun.server.app_config import CONFIG, CONFIG_HASH
 from mlxrun.server.engine_state import ENGINE
 from mlxrun.server.json_bodies import json_response, read_empty_body
 from mlxrun.server.live_requests import LIVE_REQUESTS
 from mlxrun.server.metrics import METRICS
 from mlxrun.server.openapi import make_document
+from mlxrun.server.request_context import CONFIG, CONFIG_HASH
 from mlxrun.server.routes import OPENAPI_PATH, ROUTES
 from mlxrun.server.status import count_phases, describe_batches, describe_files, describe_limits
 from mlxrun.server.surface import Endpoint, Surface
@@ -86,10 +86,11 @@ async def get_metrics(request: web.Request) -> web.StreamResponse:
 async def cancel_request(request: web.Request) -> web.StreamResponse:
     """End a request in flight. A request of another API key is not found."""
     await read_empty_body(request)
-    requests, rid = request.app[LIVE_REQUESTS], request.match_info["id"]
-    live = requests.get(rid)
-    if live is None or not may_access(request, live.key_name) or not requests.cancel(rid):
+    rid = request.match_info["id"]
+    live = request.app[LIVE_REQUESTS].get(rid)
+    if live is None or not may_access(request, live.key_name):
         raise NotFound(f"there is no request {rid[:128]!r} in flight")
+    live.cancel()
     return json_response({"id": rid, "cancelled": True})
 
 

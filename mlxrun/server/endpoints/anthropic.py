@@ -21,7 +21,7 @@ from mlxrun.server.engine_state import ENGINE
 from mlxrun.server.generation import stream_deltas
 from mlxrun.server.json_bodies import json_response, read_json
 from mlxrun.server.live_requests import LIVE_REQUESTS, LiveRequest
-from mlxrun.server.sse import EventStream
+from mlxrun.server.sse import open_stream
 from mlxrun.server.surface import Endpoint, Surface
 
 log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ async def create_message(request: web.Request) -> web.StreamResponse:
 
 
 async def _stream(request: web.Request, live: LiveRequest, writer: MessageWriter) -> web.StreamResponse:
-    async with EventStream(request, live, ping=lambda: writer.write_ping(live.cached_tokens)) as events:
+    async with open_stream(request, live, ping=lambda: writer.write_ping(live.cached_tokens)) as events:
         events.response.headers[ID_HEADER] = live.id
         try:
             async with aclosing(stream_deltas(live)) as stream:

@@ -7,6 +7,7 @@ machine are refused. A batch belongs to the API key that created it.
 
 from __future__ import annotations
 
+import asyncio
 import re
 
 from aiohttp import web
@@ -64,7 +65,7 @@ async def create_batch(request: web.Request) -> web.Response:
     now, batch_id = queue.storage.get_time(), queue.storage.create_id("batch_")
     expires, owner = now + _parse_window(window), key_name(request)
     batch = Batch(batch_id, endpoint, file.id, window, now, expires, owner, given.get("metadata"))
-    await queue.add(batch)
+    await asyncio.shield(queue.add(batch))  # as a whole, even if the client disconnects
     return json_response(batch.describe())
 
 
@@ -93,7 +94,7 @@ async def cancel_batch(request: web.Request) -> web.Response:
     """End a batch early; finished lines are kept."""
     await read_empty_body(request)
     queue, batch = await _find(request)
-    await queue.cancel(batch)
+    await asyncio.shield(queue.cancel(batch))  # as a whole, even if the client disconnects
     return json_response(batch.describe())
 
 

@@ -16,13 +16,13 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from mlxrun.errors import NotFound, RequestError, TimedOut
 from mlxrun.server.access import key_name, may_access
-from mlxrun.server.app_config import CONFIG
 from mlxrun.server.batches.batch_folders import MIN_COUNTED_BYTES
 from mlxrun.server.batches.batch_queue import BatchQueue, get_open_queue
 from mlxrun.server.batches.durable_files import StorageError
 from mlxrun.server.batches.storage import Storage, StoredFile, Upload
 from mlxrun.server.json_bodies import BODY_TIMEOUT, json_response
 from mlxrun.server.pagination import make_page, read_query, sort_by_order
+from mlxrun.server.request_context import CONFIG
 from mlxrun.server.surface import Endpoint
 from mlxrun.text.field_errors import quote, reject, reject_unsupported, shorten, suggest
 

@@ -15,12 +15,12 @@ from mlxrun.api.openai.response import build_error, build_response
 from mlxrun.api.openai.stream import ChunkWriter
 from mlxrun.api.prepared import PreparedRequest
 from mlxrun.errors import MlxrunError
-from mlxrun.server.app_config import CONFIG, CONFIG_HASH
 from mlxrun.server.engine_state import ENGINE, EngineState
 from mlxrun.server.generation import collect_choices, stream_deltas
 from mlxrun.server.json_bodies import json_response, read_json
 from mlxrun.server.live_requests import LIVE_REQUESTS, LiveRequest
-from mlxrun.server.sse import EventStream
+from mlxrun.server.request_context import CONFIG, CONFIG_HASH
+from mlxrun.server.sse import open_stream
 from mlxrun.server.surface import Endpoint, Surface
 from mlxrun.text.field_errors import reject
 
@@ -54,7 +54,7 @@ async def _stream(request: web.Request, live: LiveRequest) -> web.StreamResponse
     """An error before the first chunk has its own status; a later one is the last event, without [DONE]."""
     prepared = live.prepared
     chunks = ChunkWriter(prepared, _get_id(prepared), int(time.time()), _make_fingerprint(request))
-    async with EventStream(request, live) as events:
+    async with open_stream(request, live) as events:
         try:
             async with aclosing(stream_deltas(live)) as stream:
                 async for choice, deltas in stream:

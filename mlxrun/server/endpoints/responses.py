@@ -27,7 +27,7 @@ from mlxrun.server.json_bodies import json_response, read_json
 from mlxrun.server.live_requests import LIVE_REQUESTS
 from mlxrun.server.pagination import make_page, read_query, sort_by_order
 from mlxrun.server.response_store import RESPONSES, RunningResponse, make_not_found
-from mlxrun.server.sse import EventStream
+from mlxrun.server.sse import EventStream, open_stream
 from mlxrun.server.surface import Endpoint, Surface
 from mlxrun.text.field_errors import quote, reject, reject_unsupported
 
@@ -75,7 +75,7 @@ async def _complete(request: web.Request, run: RunningResponse) -> web.Response:
 
 async def _stream(request: web.Request, run: RunningResponse) -> web.StreamResponse:
     writer = run.writer
-    async with EventStream(request, run.live) as events:
+    async with open_stream(request, run.live) as events:
         try:
             async with aclosing(_announce_delay(stream_deltas(run.live))) as stream:
                 async for item in stream:
@@ -155,7 +155,7 @@ async def cancel_response(request: web.Request) -> web.Response:
     response, _ = responses.find(request)
     run = responses.running.get(response["id"])
     if run is not None:
-        request.app[LIVE_REQUESTS].cancel(run.live.id)
+        run.live.cancel()
         response = await asyncio.shield(run.done)
     if response["status"] != "cancelled":
         raise RequestError(f"the response {response['id']} is {response['status']} and cannot be cancelled")

@@ -11,9 +11,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from mlxrun.api.context import ApiContext
 from mlxrun.engine.client import EngineClient
 from mlxrun.scheduler.request import HitKind, Request, TokenEvent
-from mlxrun.server.app_config import CONFIG, CONFIG_HASH
 from mlxrun.server.endpoints import admin
 from mlxrun.server.engine_state import LoadedEngine
+from mlxrun.server.request_context import CONFIG, CONFIG_HASH
 from mlxrun.text.images import MediaLoader
 from tests.helpers.server_fakes import MINI, Serving, hello, says, serving
 from tests.server.test_live_requests import connect, cut, until

@@ -17,7 +17,7 @@ from mlxrun.api.openai.fields import HARMLESS, HONOURED, REFUSED
 from mlxrun.config.settings import ApiSettings, SchedulerSettings
 from mlxrun.errors import EngineDead, Overloaded, PromptTooLong
 from mlxrun.scheduler.request import FinishReason, HitKind, TokenEvent
-from mlxrun.server.app_config import CONFIG_HASH
+from mlxrun.server.request_context import CONFIG_HASH
 from tests.helpers.bracket_formats import TOOL, Brackets
 from tests.helpers.server_fakes import FakeEngine, Reply, Serving, says, server_config, serving
 from tests.helpers.tokenizers import TOOLS, FakeModelInfo

@@ -1,4 +1,4 @@
-"""The id of each request, as `x-request-id` has it and as the log shows it."""
+"""What handlers and log lines need of every request: the server's config, and the id of the request."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ from collections.abc import Set
 
 from aiohttp import web
 
+from mlxrun.config.settings import Config
+
+CONFIG = web.AppKey("config", Config)
+CONFIG_HASH = web.AppKey("config_hash", str)
 ID_HEADER = "x-request-id"
 _ID = web.RequestKey("id", str)
 _VALID_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
