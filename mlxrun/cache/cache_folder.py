@@ -129,9 +129,7 @@ def _expand_home(path: str) -> Path:
     try:
         return Path(path).expanduser()
     except RuntimeError as error:
-        raise ConfigError(
-            f"cache.disk_path: {path}: the home folder is unknown; give an absolute path"
-        ) from error
+        raise ConfigError(f"cache.disk_path: {path}: the home folder is unknown; give a full path") from error
 
 
 def _scan_folder(folder: Path) -> list[os.DirEntry[str]]:

@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 QUEUE_BYTES = 512_000_000
 RETRY_SECONDS = 60.0
 CLOSE_SECONDS = 60.0
+_FIELDS = ("key", "parent", "kind", "start", "stop", "ids")  # equal for the same entry
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -152,7 +153,7 @@ class DiskTier:
         path = self._folder.locate_file(entry.key)
         try:
             found, payload = load_entry(path, self._folder.fingerprint)
-            if not _is_same(found, entry):
+            if any(getattr(found, field) != getattr(entry, field) for field in _FIELDS):
                 raise BadFile("it holds another entry than expected")
         except BadFile as error:
             self._delete_bad_file(path, error)
@@ -256,15 +257,8 @@ class DiskTier:
             self._paused_until = time.monotonic() + RETRY_SECONDS
             first, self._warned = not self._warned, True
         if first:
-            logger.warning(
+            message = (
                 "%s: prefixes cannot be saved: %s; requests go on, saved prefixes are still used, and saving "
-                "is tried again every %d s",
-                self._folder.path,
-                error.strerror or error,
-                RETRY_SECONDS,
+                "is tried again every %d s"
             )
-
-
-def _is_same(found: CacheEntry, wanted: CacheEntry) -> bool:
-    fields = ("key", "parent", "kind", "start", "stop", "ids")
-    return all(getattr(found, field) == getattr(wanted, field) for field in fields)
+            logger.warning(message, self._folder.path, error.strerror or error, RETRY_SECONDS)

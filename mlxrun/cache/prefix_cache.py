@@ -110,7 +110,7 @@ class PrefixCache(PrefixCacheInterface):
         if tracked is None or tracked.running or not self._planned:
             return False
         points = tracked.list_keypoints(tracked.longest_useful_hit)
-        if not any(key in self._planned for _, key in points):
+        if not any(self._planned.get_owners(key) for _, key in points):
             return False
         version = self._index.version, len(tracked.chain)
         if tracked.matched[:2] != version:
@@ -118,9 +118,10 @@ class PrefixCache(PrefixCacheInterface):
             tracked.matched = *version, match.length if match else 0
         for stop, key in points:
             if stop > tracked.matched[2]:
-                if key in self._planned:
-                    for owner in self._planned.get_owners(key):
-                        self._tracked[owner].awaited = True
+                owners = self._planned.get_owners(key)
+                for owner in owners:
+                    self._tracked[owner].awaited = True
+                if owners:
                     return True
                 # A delta is of no use without those before it; a state is.
                 if stop % self._chunk == 0 and not self._index.has_states:
@@ -187,13 +188,13 @@ class PrefixCache(PrefixCacheInterface):
 
     @contain_failures(list)
     def plan_final_snapshots(
-        self, request_id: str, output: Sequence[int], num_cached: int
+        self, request_id: str, output: Sequence[int], kv_length: int
     ) -> list[SnapshotRequest]:
         tracked = self._get_tracked(request_id)
         if tracked is None or not tracked.running:
             return []
         try:
-            drafts = self._planner.plan_final_snapshots(tracked, output, num_cached)
+            drafts = self._planner.plan_final_snapshots(tracked, output, kv_length)
             return self._request_snapshots(tracked, drafts)
         finally:
             self._stop(tracked)

@@ -15,6 +15,8 @@ from mlxrun.cache.content_keys import KeyChain
 from mlxrun.cache.entry import CacheEntry, Key
 from mlxrun.scheduler.step_plan import SnapshotKind
 
+RoundDown = Callable[[int], int]
+
 
 @dataclass(slots=True, eq=False)
 class RadixNode:
@@ -78,7 +80,7 @@ class RadixIndex:
 
     # -- search -----------------------------------------------------------------------------------------
 
-    def match(self, chain: KeyChain, limit: int, round_down: Callable[[int], int]) -> RadixMatch | None:
+    def match(self, chain: KeyChain, limit: int, round_down: RoundDown) -> RadixMatch | None:
         """Return the longest usable match of at most `limit` tokens; `round_down` rounds a length down to one
         at which a match may end."""
         limit = min(limit, len(chain))
@@ -123,9 +125,7 @@ class RadixIndex:
                     break
         return path, position - start
 
-    def _find_last_state(
-        self, chain: KeyChain, limit: int, round_down: Callable[[int], int]
-    ) -> CacheEntry | None:
+    def _find_last_state(self, chain: KeyChain, limit: int, round_down: RoundDown) -> CacheEntry | None:
         for index in range((limit - 1) // self.chunk, -1, -1):
             path, depth = self._walk_down(chain, index, limit)
             for node in reversed(path):

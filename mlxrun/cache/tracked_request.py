@@ -6,7 +6,7 @@ the end of its prompt.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from mlxrun.cache.content_keys import KeyChain, build_content_ids
@@ -93,12 +93,9 @@ class PlannedKeypoints:
     def __bool__(self) -> bool:
         return bool(self._owners)
 
-    def __contains__(self, key: object) -> bool:
-        return key in self._owners
-
-    def get_owners(self, key: Key) -> frozenset[str]:
+    def get_owners(self, key: Key) -> Collection[str]:
         """Return the requests that are going to compute a keypoint."""
-        return frozenset(self._owners.get(key, ()))
+        return self._owners.get(key, ())
 
     def register(self, request_id: str, points: Iterable[Keypoint]) -> None:
         self.remove(request_id)

@@ -150,7 +150,8 @@ def clear(folder: Path, prefix: str | None, yes: bool, as_json: bool) -> int:
     models = _choose_models(folder, prefix)
     files = [(path, size) for model in models for path, size in list_file_sizes(model)]
     size = _format_size(sum(size for _, size in files))
-    what = f"{_count_entries(len(files))} ({size}) of {_count(len(models), 'model')} in {folder}"
+    entries, owners = _count(len(files), "entry", "entries"), _count(len(models), "model", "models")
+    what = f"{entries} ({size}) of {owners} in {folder}"
     if files and not yes and not _confirm_deletion(what):
         click.echo("nothing was deleted", err=True)
         return 1
@@ -160,7 +161,7 @@ def clear(folder: Path, prefix: str | None, yes: bool, as_json: bool) -> int:
     if as_json:
         _print_json(path=str(folder), deleted=deleted, freed_bytes=freed, failed=failed)
     else:
-        click.echo(f"{folder}: {_count_entries(deleted)} deleted, {_format_size(freed)} freed")
+        click.echo(f"{folder}: {_count(deleted, 'entry', 'entries')} deleted, {_format_size(freed)} freed")
     for line in failed:
         click.echo(f"not deleted: {line}", err=True)
     return 1 if failed else 0
@@ -194,7 +195,7 @@ def _can_ask() -> bool:
 
 def _format_model(model: ModelInspection) -> str:
     name = model.folder.fingerprint.hex()[:FINGERPRINT_DIGITS]
-    entries, tokens = _count_entries(len(model.entries)), _count(model.tokens, "token")
+    entries, tokens = _count(len(model.entries), "entry", "entries"), _count(model.tokens, "token", "tokens")
     used = [_format_time(inspected.used) for inspected in model.entries]
     ages = f", used {used[0]} to {used[-1]}" if used else ""
     bad = f", {model.unreadable} unreadable" if model.unreadable else ""
@@ -244,12 +245,8 @@ def _print_json(**report: Any) -> None:
     click.echo(json.dumps({"format": FORMAT, **report}, indent=2, ensure_ascii=False))
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def _count_entries(number: int) -> str:
-    return "1 entry" if number == 1 else f"{number:,} entries"
+def _count(number: int, one: str, many: str) -> str:
+    return f"{number:,} {one if number == 1 else many}"
 
 
 def _format_size(nbytes: int) -> str:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def check_parsers(loaded: LoadedConfig) -> list[ConfigProblem]:
     """Find names of parsers that do not exist."""
-    from mlxrun.config.nodes import make_problem
+    from mlxrun.config.nodes import ConfigProblem
 
     given = loaded.config.parsers
     if given.tools in ("auto", "none") and given.reasoning in ("auto", "none"):
@@ -31,13 +31,13 @@ def check_parsers(loaded: LoadedConfig) -> list[ConfigProblem]:
             choose_formats(None, (), *names)
         except ConfigError as error:
             path = f"parsers.{key}"
-            found.append(make_problem(loaded.origins[path], path, str(error)))
+            found.append(ConfigProblem.at(loaded.origins[path], path, str(error)))
     return found
 
 
 def check_chat_template(loaded: LoadedConfig) -> list[ConfigProblem]:
     """Find a chat template that cannot be read, or is not valid Jinja."""
-    from mlxrun.config.nodes import make_problem
+    from mlxrun.config.nodes import ConfigProblem
 
     key, given = "model.chat_template", loaded.config.model.chat_template
     if given is None:
@@ -47,10 +47,10 @@ def check_chat_template(loaded: LoadedConfig) -> list[ConfigProblem]:
     try:
         broken = find_syntax_error(Path(given).read_text(encoding="utf-8"))
     except OSError as error:
-        return [make_problem(loaded.origins[key], key, f"{given}: {error.strerror}")]
+        return [ConfigProblem.at(loaded.origins[key], key, f"{given}: {error.strerror}")]
     except UnicodeDecodeError as error:
-        return [make_problem(loaded.origins[key], key, f"{given}: it is not UTF-8 text: {error.reason}")]
+        return [ConfigProblem.at(loaded.origins[key], key, f"{given}: it is not UTF-8 text: {error.reason}")]
     if broken is None:
         return []
     line, reason = broken
-    return [make_problem(loaded.origins[key], key, f"{given}:{line}: {reason}")]
+    return [ConfigProblem.at(loaded.origins[key], key, f"{given}:{line}: {reason}")]

@@ -87,14 +87,8 @@ def _explain_field(info: SettingField) -> list[str]:
 
 def _wrap_comment(text: str, indent: str) -> list[str]:
     lead = indent + "# "
-    return textwrap.wrap(
-        text,
-        WIDTH,
-        initial_indent=lead,
-        subsequent_indent=lead,
-        break_on_hyphens=False,
-        break_long_words=False,
-    )
+    wrapper = textwrap.TextWrapper(WIDTH, lead, lead, break_on_hyphens=False, break_long_words=False)
+    return wrapper.wrap(text)
 
 
 def _list_rows(loaded: LoadedConfig, values: dict[str, Any]) -> Iterator[tuple[str, str]]:

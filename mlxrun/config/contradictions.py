@@ -144,10 +144,7 @@ def check_public_host(config: Config) -> str | None:
     server = config.server
     if server.api_keys or server.allow_public or is_loopback(server.host):
         return None
-    return (
-        f"{server.host} can be reached from other machines: set server.api_keys, "
-        "or confirm it with server.allow_public: true"
-    )
+    return f"{server.host} can be reached from other machines: set server.api_keys or server.allow_public"
 
 
 @reads("server.api_keys")

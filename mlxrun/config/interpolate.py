@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from mlxrun.config.nodes import ConfigNode, ConfigProblem, make_problem
+from mlxrun.config.nodes import ConfigNode, ConfigProblem
 from mlxrun.config.setting_fields import SettingField, list_fields
 from mlxrun.config.yaml_source import parse_scalar
 
@@ -42,26 +42,22 @@ class Interpolator:
             return ConfigNode(items, node.origin, node.key_origin)
         if not isinstance(node.value, str):
             return node
-        return self._replace_in_string(node, path, info)
+        return self._replace(node, path, info)
 
-    def _replace_in_string(self, node: ConfigNode, path: str, info: SettingField | None) -> ConfigNode:
-        text = self._replace(node, path)
-        if text == node.value:
-            has_reference = any(not match[0].startswith("$$") for match in _REFERENCE.finditer(node.value))
-            if info is not None and info.is_secret and not has_reference:
-                self._problems.append(
-                    make_problem(node.origin, path, "this is a secret; write ${NAME} and set that variable")
-                )
-            return node
-        as_yaml = info is not None and path == info.path and not info.is_text
-        return ConfigNode(parse_scalar(text) if as_yaml else text, node.origin, node.key_origin)
-
-    def _replace(self, node: ConfigNode, path: str) -> str:
+    def _replace(self, node: ConfigNode, path: str, info: SettingField | None) -> ConfigNode:
         def replace(match: re.Match[str]) -> str:
             if match[0].startswith("$$"):
                 return match[0][1:]
             if match[1] not in self._environ:
-                self._problems.append(make_problem(node.origin, path, f"the variable {match[1]} is not set"))
+                message = f"the variable {match[1]} is not set"
+                self._problems.append(ConfigProblem.at(node.origin, path, message))
             return self._environ.get(match[1], match[0])
 
-        return _REFERENCE.sub(replace, node.value)
+        text = _REFERENCE.sub(replace, node.value)
+        if text != node.value:
+            as_yaml = info is not None and path == info.path and not info.is_text
+            return ConfigNode(parse_scalar(text) if as_yaml else text, node.origin, node.key_origin)
+        if info is not None and info.is_secret and not _REFERENCE.search(text):
+            message = "this is a secret; write ${NAME} and set that variable"
+            self._problems.append(ConfigProblem.at(node.origin, path, message))
+        return node

@@ -13,16 +13,7 @@ from pathlib import Path
 
 from mlxrun.config.contradictions import RULES
 from mlxrun.config.conversion import build_config, hash_config
-from mlxrun.config.nodes import (
-    DEFAULT,
-    ConfigNode,
-    ConfigProblem,
-    Origin,
-    find_node,
-    make_problem,
-    merge_nodes,
-    strip_origins,
-)
+from mlxrun.config.nodes import DEFAULT, ConfigNode, ConfigProblem, Origin
 from mlxrun.config.setting_fields import list_fields
 from mlxrun.config.settings import Config
 from mlxrun.config.sources import ConfigSources
@@ -64,11 +55,11 @@ def load_config(
     # be read has been reported.
     reported = {item.rank for item in problems}
     problems += [item for layer in layers for item in validate_layer(layer) if item.rank not in reported]
-    tree = reduce(merge_nodes, layers, ConfigNode({}, DEFAULT))
-    nodes = {key: find_node(tree, key.split(".")) for key in list_fields()}
+    tree = reduce(ConfigNode.merge, layers, ConfigNode({}, DEFAULT))
+    nodes = {key: tree.find(key.split(".")) for key in list_fields()}
     origins = {key: node.origin if node else DEFAULT for key, node in nodes.items()}
     wrong = {item.key for item in problems}
-    config = build_config(strip_origins(tree), wrong)
+    config = build_config(tree.strip_origins(), wrong)
     problems += _find_contradictions(config, origins, wrong)
     loaded = LoadedConfig(config, origins, hash_config(config), chosen)
     wrong = {item.key for item in problems}
@@ -95,5 +86,5 @@ def _find_contradictions(
         message = None if wrong.intersection(keys) else rule(config)
         if message:
             key = next((key for key in keys if origins[key] != DEFAULT), keys[0])
-            problems.append(make_problem(origins[key], key, message))
+            problems.append(ConfigProblem.at(origins[key], key, message))
     return problems

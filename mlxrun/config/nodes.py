@@ -17,15 +17,9 @@ class Origin:
     column: int = 0
 
     def __str__(self) -> str:
-        match self.kind:
-            case "default":
-                return "default"
-            case "set":
-                return f"--set {self.name}"
-            case "env":
-                return self.name
-            case "file":
-                return f"{self.name}:{self.line}:{self.column}"
+        if self.kind == "file":
+            return f"{self.name}:{self.line}:{self.column}"
+        return f"--set {self.name}" if self.kind == "set" else self.name or self.kind
 
 
 DEFAULT = Origin("default")
@@ -39,6 +33,34 @@ class ConfigNode:
     origin: Origin
     key_origin: Origin | None = None
 
+    def merge(self, top: ConfigNode) -> ConfigNode:
+        """Return `top` over this node: mappings are merged key by key, everything else is replaced."""
+        if not (isinstance(self.value, dict) and isinstance(top.value, dict)):
+            return top
+        merged = dict(self.value)
+        for key, node in top.value.items():
+            merged[key] = merged[key].merge(node) if key in merged else node
+        return ConfigNode(merged, top.origin, top.key_origin)
+
+    def strip_origins(self) -> Any:
+        """Return the value as plain dicts, lists and scalars."""
+        if isinstance(self.value, dict):
+            return {key: child.strip_origins() for key, child in self.value.items()}
+        if isinstance(self.value, list):
+            return [child.strip_origins() for child in self.value]
+        return self.value
+
+    def find(self, path: Sequence[str | int]) -> ConfigNode | None:
+        """Return the node at a path, or None."""
+        node: ConfigNode | None = self
+        for step in path:
+            value = node.value if node is not None else None
+            if isinstance(value, list) and isinstance(step, int):
+                node = value[step]
+            else:
+                node = value.get(step) if isinstance(value, dict) else None
+        return node
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class ConfigProblem:
@@ -48,43 +70,11 @@ class ConfigProblem:
     text: str
     key: str = ""  # the `section.key` that has the error, if there is one
 
-
-def make_problem(origin: Origin, path: str, message: str) -> ConfigProblem:
-    """Return a problem whose text is like `configs/prod.yaml:12:11: scheduler.policy: message`."""
-    order = ("default", "file", "env", "set").index(origin.kind)
-    names_path = origin.kind == "set" and origin.name == path
-    where = f"{origin}: {path}: " if path and not names_path else f"{origin}: "
-    rank = (order, origin.name, origin.line, origin.column)
-    return ConfigProblem(rank, where + message, ".".join(path.split(".")[:2]))
-
-
-def merge_nodes(base: ConfigNode, top: ConfigNode) -> ConfigNode:
-    """Return `top` over `base`: mappings are merged key by key, everything else is replaced."""
-    if not (isinstance(base.value, dict) and isinstance(top.value, dict)):
-        return top
-    merged = dict(base.value)
-    for key, node in top.value.items():
-        merged[key] = merge_nodes(merged[key], node) if key in merged else node
-    return ConfigNode(merged, top.origin, top.key_origin)
-
-
-def strip_origins(node: ConfigNode) -> Any:
-    """Return the value as plain dicts, lists and scalars."""
-    if isinstance(node.value, dict):
-        return {key: strip_origins(child) for key, child in node.value.items()}
-    if isinstance(node.value, list):
-        return [strip_origins(child) for child in node.value]
-    return node.value
-
-
-def find_node(node: ConfigNode, path: Sequence[str | int]) -> ConfigNode | None:
-    """Return the node at a path, or None."""
-    found: ConfigNode | None = node
-    for step in path:
-        if found is None:
-            return None
-        if isinstance(found.value, dict):
-            found = found.value.get(step)
-        else:
-            found = found.value[step] if isinstance(found.value, list) and isinstance(step, int) else None
-    return found
+    @classmethod
+    def at(cls, origin: Origin, path: str, message: str) -> ConfigProblem:
+        """A problem whose text is like `configs/prod.yaml:12:11: scheduler.policy: message`."""
+        order = ("default", "file", "env", "set").index(origin.kind)
+        names_path = origin.kind == "set" and origin.name == path
+        where = f"{origin}: {path}: " if path and not names_path else f"{origin}: "
+        rank = (order, origin.name, origin.line, origin.column)
+        return cls(rank, where + message, ".".join(path.split(".")[:2]))

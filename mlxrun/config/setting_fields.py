@@ -99,20 +99,14 @@ def _describe_class(section: str, cls: type) -> list[SettingField]:
 
 
 def _describe_field(section: str, item: Field[Any], hint: Any, doc: str) -> SettingField:
-    marks: tuple[Any, ...] = ()
-    if get_origin(hint) is Annotated:
-        hint, *rest = get_args(hint)
-        marks = tuple(rest)
-    optional = False
-    if get_origin(hint) in (Union, types.UnionType):
-        kinds = [kind for kind in get_args(hint) if kind is not types.NoneType]
-        optional = len(kinds) < len(get_args(hint))
-        (hint,) = kinds  # a key has one type, which may be optional
+    hint, *marks = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+    kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    (kind,) = (each for each in kinds if each is not types.NoneType)  # a key has one type, perhaps optional
     return SettingField(
         section=section,
         key=item.name,
-        type=hint,
-        optional=optional,
+        type=kind,
+        optional=types.NoneType in kinds,
         default=item.default if item.default_factory is MISSING else item.default_factory(),
         doc=doc,
         range=next((mark for mark in marks if isinstance(mark, Range)), Range()),

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mlxrun.config.interpolate import Interpolator
-from mlxrun.config.nodes import ConfigNode, ConfigProblem, Origin, make_problem
+from mlxrun.config.nodes import ConfigNode, ConfigProblem, Origin
 from mlxrun.config.schema import EXTENDS
 from mlxrun.config.setting_fields import list_fields, list_sections
 from mlxrun.config.yaml_source import YamlError, parse_value, parse_yaml
@@ -30,7 +30,7 @@ class ConfigSources:
         self._interpolator = Interpolator(environ, problems)
 
     def _report(self, origin: Origin, path: str, message: str) -> None:
-        self._problems.append(make_problem(origin, path, message))
+        self._problems.append(ConfigProblem.at(origin, path, message))
 
     def read_files(self, path: Path, named_by: str = "", above: tuple[Path, ...] = ()) -> list[ConfigNode]:
         """Return the layers of a file: first those that it extends, in order, then its own."""
@@ -148,19 +148,13 @@ def _list_extended(tree: ConfigNode) -> list[ConfigNode]:
 
 def _make_absolute(tree: ConfigNode, path: str, folder: Path) -> None:
     section, key = path.split(".")
-    inner = tree.value.get(section)
-    if inner is None or not isinstance(inner.value, dict):
-        return
-    node = inner.value.get(key)
+    node = tree.find((section, key))
     if node is None or not isinstance(node.value, str) or not node.value:
         return
     target = Path(os.path.abspath(folder / Path(node.value).expanduser()))
-    if path != MODEL_PATH or (node.value != EMBEDDED and (_looks_like_path(node.value) or target.is_dir())):
-        inner.value[key] = ConfigNode(str(target), node.origin, node.key_origin)
-
-
-def _looks_like_path(text: str) -> bool:
-    return text.startswith((".", "/", "~"))
+    is_path = path != MODEL_PATH or node.value.startswith((".", "/", "~"))
+    if is_path or (node.value != EMBEDDED and target.is_dir()):
+        tree.value[section].value[key] = ConfigNode(str(target), node.origin, node.key_origin)
 
 
 def _shorten_path(path: Path) -> str:

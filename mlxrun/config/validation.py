@@ -13,7 +13,7 @@ from typing import Any
 import jsonschema
 
 from mlxrun.config.byte_sizes import parse_bytes
-from mlxrun.config.nodes import ConfigNode, ConfigProblem, find_node, make_problem, strip_origins
+from mlxrun.config.nodes import ConfigNode, ConfigProblem
 from mlxrun.config.schema import EXTENDS, build_schema
 from mlxrun.config.setting_fields import SettingField, list_fields, list_sections
 
@@ -31,7 +31,7 @@ _YAML_1_1 = {"yes": "true", "on": "true", "no": "false", "off": "false"}
 
 def validate_layer(tree: ConfigNode) -> list[ConfigProblem]:
     """Return all problems of one layer."""
-    errors = jsonschema.Draft202012Validator(build_schema()).iter_errors(strip_origins(tree))
+    errors = jsonschema.Draft202012Validator(build_schema()).iter_errors(tree.strip_origins())
     problems = [problem for error in errors for problem in _explain(tree, error)]
     return problems + list(_check_sizes(tree, {problem.key for problem in problems}))
 
@@ -39,31 +39,31 @@ def validate_layer(tree: ConfigNode) -> list[ConfigProblem]:
 def _explain(tree: ConfigNode, error: jsonschema.ValidationError) -> Iterator[ConfigProblem]:
     """Yield the problems that one schema error means."""
     path = ".".join(str(step) for step in error.absolute_path)
-    node = find_node(tree, list(error.absolute_path))
+    node = tree.find(list(error.absolute_path))
     assert node is not None
     if error.validator == "additionalProperties":
         for key, child in node.value.items():
             if key not in _list_keys(path):
                 suggestion = _suggest(_find_meant_key(key, path), repr)
                 origin = child.key_origin or child.origin
-                yield make_problem(origin, f"{path}.{key}" if path else key, f"unknown key{suggestion}")
+                yield ConfigProblem.at(origin, f"{path}.{key}" if path else key, f"unknown key{suggestion}")
     else:
         steps = path.split(".")
         info = list_fields().get(".".join(steps[:2])) or list_fields().get(steps[0])
-        yield make_problem(node.origin, path, _describe_error(error, info))
+        yield ConfigProblem.at(node.origin, path, _describe_error(error, info))
 
 
 def _check_sizes(tree: ConfigNode, wrong: set[str]) -> Iterator[ConfigProblem]:
     """Check the ranges of byte sizes that are strings: the schema checks their pattern only."""
     for path, info in list_fields().items():
-        node = find_node(tree, path.split("."))
+        node = tree.find(path.split("."))
         if not (info.is_bytes and node and isinstance(node.value, str)) or path in wrong:
             continue
         size, low, high = parse_bytes(node.value), info.range.low, info.range.high
         if low is not None and size < low:
-            yield make_problem(node.origin, path, f"{node.value!r} is less than {format_number(low)}")
+            yield ConfigProblem.at(node.origin, path, f"{node.value!r} is less than {format_number(low)}")
         elif high is not None and size > high:
-            yield make_problem(node.origin, path, f"{node.value!r} is more than {format_number(high)}")
+            yield ConfigProblem.at(node.origin, path, f"{node.value!r} is more than {format_number(high)}")
 
 
 def _list_keys(section: str) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from mlxrun.config.nodes import ConfigNode, ConfigProblem, Origin, make_problem
+from mlxrun.config.nodes import ConfigNode, ConfigProblem, Origin
 
 _NUMBER_START = list("-+.0123456789")
 _SCALARS = (
@@ -67,7 +67,7 @@ def parse_yaml(text: str, name: str, problems: list[ConfigProblem]) -> ConfigNod
         return ConfigNode({}, start)
     reader = _Reader(name, None, problems)
     if not isinstance(root, yaml.MappingNode):
-        problems.append(make_problem(reader.get_origin(root), "", "a config must be a mapping of sections"))
+        problems.append(ConfigProblem.at(reader.get_origin(root), "", "a config is a mapping of sections"))
         return ConfigNode({}, start)
     return reader.read(root, None, "")
 
@@ -152,7 +152,7 @@ class _Reader:
             mark = node.start_mark
             raise YamlError(mark.line + 1, mark.column + 1, "too many values: aliases multiply them")
         if id(node) in self._open:
-            self._problems.append(make_problem(here, path, "this alias contains itself"))
+            self._problems.append(ConfigProblem.at(here, path, "this alias contains itself"))
             return ConfigNode(None, here, key)
         self._open.add(id(node))
         value = self._read_value(node, path)
@@ -167,7 +167,7 @@ class _Reader:
         try:
             return _construct_scalar(node.tag, node.value)
         except ValueError as error:
-            self._problems.append(make_problem(self.get_origin(node), path, str(error)))
+            self._problems.append(ConfigProblem.at(self.get_origin(node), path, str(error)))
             return node.value
 
     def _read_mapping(self, node: yaml.MappingNode, path: str) -> dict[str, ConfigNode]:
@@ -177,12 +177,12 @@ class _Reader:
             key = key_node.value
             if key_node.tag != _TAG + "str" or not isinstance(key, str):
                 shown = repr(key) if isinstance(key, str) else "a list or a mapping"
-                self._problems.append(make_problem(at, path, f"a key must be a string, not {shown}"))
+                self._problems.append(ConfigProblem.at(at, path, f"a key must be a string, not {shown}"))
                 continue
             child = f"{path}.{key}" if path else key
             if key in found:
                 first = found[key].key_origin
-                self._problems.append(make_problem(at, child, f"this key is given twice, first at {first}"))
+                self._problems.append(ConfigProblem.at(at, child, f"this key has a value at {first} already"))
                 continue
             found[key] = self.read(value_node, at, child)
         return found

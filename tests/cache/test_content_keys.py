@@ -58,7 +58,7 @@ def test_keys_name_everything_before() -> None:
     assert chain([1, 2, 3, 4], root=b"1" * 16).get_grid_key(1) != one.get_grid_key(1)
 
 
-def test_parts_have_keys_of_their_own() -> None:
+def test_each_kind_has_its_own_key() -> None:
     ids = chain([1, 2, 3, 4, 5])
     found = {ids.get_entry_key(part, stop) for part in SnapshotKind for stop in range(1, 6)}
     assert len(found) == 10

@@ -74,7 +74,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(0.002)
 
 
-def test_written_records_are_found_again(open_tier: Callable[..., DiskTier], tmp_path: Path) -> None:
+def test_written_entries_are_found_again(open_tier: Callable[..., DiskTier], tmp_path: Path) -> None:
     first = open_tier()
     made = [make_entry(number) for number in range(5)]
     assert all(first.write(entry, payload) for entry, payload in made)
@@ -189,7 +189,7 @@ def test_a_file_of_another_model_in_our_folder_is_deleted(
     assert (get_counters(tier).refused, moved.exists()) == (1, False)
 
 
-def test_a_file_that_holds_another_record_than_asked_is_refused(
+def test_a_file_that_holds_another_entry_is_refused(
     open_tier: Callable[..., DiskTier], tmp_path: Path
 ) -> None:
     entry, _, path = write_entry(tmp_path)
@@ -385,7 +385,7 @@ def test_a_folder_that_goes_away_is_made_again(open_tier: Callable[..., DiskTier
     assert tier.read(make_entry(0)[0]) is None
 
 
-def test_a_blob_that_is_no_file_is_dropped(open_tier: Callable[..., DiskTier]) -> None:
+def test_a_payload_that_cannot_be_written_is_dropped(open_tier: Callable[..., DiskTier]) -> None:
     tier, (entry, _) = open_tier(), make_entry(1)
     assert tier.write(entry, SerializedPayload({"x": SerializedTensor("F9", (1,), b"1")}, {}))
     tier.write(*make_entry(2))
@@ -429,7 +429,9 @@ def process(where: Path, seed: int, steps: int) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2])
 
 
-def test_killed_writers_leave_whole_files_or_none(open_tier: Callable[..., DiskTier], tmp_path: Path) -> None:
+def test_killed_writers_leave_complete_files_or_none(
+    open_tier: Callable[..., DiskTier], tmp_path: Path
+) -> None:
     rng = random.Random(4)
     for seed in range(8):
         with process(tmp_path, seed, -1) as child:

@@ -43,7 +43,7 @@ def sign_again(data: bytes, change: Callable[[dict[str, Any]], None]) -> bytes:
 
 
 @pytest.mark.parametrize("kind", SnapshotKind)
-def test_a_record_comes_back_as_it_was(kind: SnapshotKind, tmp_path: Path) -> None:
+def test_an_entry_is_read_back_as_it_was_written(kind: SnapshotKind, tmp_path: Path) -> None:
     entry, payload, path = write_entry(tmp_path, kind=kind)
     for source in (path, path.read_bytes()):
         found, loaded = load_entry(source, ROOT)

@@ -32,15 +32,15 @@ from tests.helpers.cache_fakes import (
 LONG = list(range(100, 130))
 
 
-def records(cache: PrefixCache, part: SnapshotKind | None = None) -> list[CacheEntry]:
+def list_entries(cache: PrefixCache, part: SnapshotKind | None = None) -> list[CacheEntry]:
     return [r for r in cache._index.entries.values() if part in (None, r.kind)]
 
 
 def stops(cache: PrefixCache, part: SnapshotKind) -> list[int]:
-    return sorted(r.stop for r in records(cache, part))
+    return sorted(r.stop for r in list_entries(cache, part))
 
 
-# -- what is kept ------------------------------------------------------------------------------------
+# -- what is stored ----------------------------------------------------------------------------------
 
 
 def test_an_interrupted_prompt_keeps_its_work() -> None:
@@ -55,7 +55,7 @@ def test_an_interrupted_prompt_keeps_its_work() -> None:
 
 
 def test_a_prompt_that_is_always_interrupted_gets_done() -> None:
-    """B14, with states: each try goes on where the last one was given up, off the grid too."""
+    """With states: each try goes on where the last one was given up, off the grid too."""
     for deltas in (True, False):
         cache, found = make_cache(states=True, deltas=deltas), []
         for n in range(7):
@@ -108,7 +108,7 @@ def test_a_conversation_keeps_its_first_and_its_last_states() -> None:
 
 
 def test_a_state_from_which_others_went_on_stays() -> None:
-    """Two conversations part at 35: it is there for a third, whatever came after."""
+    """Two conversations branch off at 35: that state is there for a third, whatever came after."""
     cache = make_cache(states=True, every=1000)
     turns(cache, 2)
     for fork in (90, 91):
@@ -130,7 +130,7 @@ def test_states_stay_until_the_new_one_is_safe() -> None:
     assert set(before) < set(stops(cache, SnapshotKind.STATE))
 
 
-def test_only_the_newest_checkpoint_of_a_prompt_is_kept() -> None:
+def test_only_the_newest_checkpoint_of_a_prompt_stays() -> None:
     """Every 24 tokens less the chunk that a kill may find half written."""
     cache = make_cache(states=True, every=24)
     row = Row(cache, make_request("a", range(70)))
@@ -156,12 +156,12 @@ def test_a_checkpoint_that_another_uses_stays() -> None:
     assert stops(cache, SnapshotKind.STATE) == [16, 69]
 
 
-def test_boundaries_are_kept() -> None:
+def test_states_at_boundaries_are_stored() -> None:
     cache = make_cache(states=True, every=16)
     assert cache.needs_boundary_stops and not make_cache().needs_boundary_stops
     serve(cache, "a", range(70), boundaries=(11, 50))
     assert {11, 50, 69} <= set(stops(cache, SnapshotKind.STATE))
-    assert all(r.boundary for r in records(cache, SnapshotKind.STATE) if r.stop in (11, 50, 69))
+    assert all(r.boundary for r in list_entries(cache, SnapshotKind.STATE) if r.stop in (11, 50, 69))
 
 
 def test_nothing_is_saved_twice() -> None:
@@ -188,7 +188,7 @@ def test_a_preempted_row_goes_on() -> None:
         row.end()
 
 
-def test_tokens_that_are_not_known_yet_are_not_kept() -> None:
+def test_tokens_that_are_not_known_yet_are_not_stored() -> None:
     """Decode-ahead: the row may hold a token more than anybody knows."""
     for states in (False, True):
         cache = make_cache(states=states)
@@ -218,7 +218,7 @@ def test_the_budget_holds_on_every_path(memory: int, states: bool) -> None:
 
 @pytest.mark.parametrize("states", [False, True])
 @pytest.mark.parametrize("deltas", [False, True])
-def test_everything_can_be_given_back(deltas: bool, states: bool) -> None:
+def test_all_memory_can_be_freed(deltas: bool, states: bool) -> None:
     if not deltas and not states:
         return
     cache = make_cache(deltas=deltas, states=states)
@@ -269,7 +269,7 @@ def test_a_full_cache_takes_new_prompts() -> None:
         assert hit is not None and hit.length == 30
 
 
-def test_a_hit_is_kept_until_release() -> None:
+def test_a_hit_is_pinned_until_its_row_is_freed() -> None:
     cache = make_cache()
     serve(cache, "a", LONG)
     row = Row(cache, make_request("b", LONG))
@@ -297,7 +297,7 @@ def test_the_order_does_not_grow() -> None:
     assert len(cache._store._memory_order) < 200
 
 
-# -- what cannot be used --------------------------------------------------------------------------------
+# -- what cannot be used -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("states", [False, True])
@@ -305,7 +305,7 @@ def test_unusable_payloads_are_dropped(states: bool) -> None:
     codec = FakeCodec()
     cache = make_cache(codec=codec, states=states)
     serve(cache, "a", LONG)
-    middle = next(r for r in records(cache, SnapshotKind.DELTA) if r.stop == 16)
+    middle = next(r for r in list_entries(cache, SnapshotKind.DELTA) if r.stop == 16)
     codec.broken.add(middle.payload)
     hit = Row(cache, make_request("b", LONG)).begin()
     assert cache.counters.refused >= 1
@@ -321,7 +321,7 @@ def test_what_could_not_be_restored_is_dropped() -> None:
     row = Row(cache, make_request("b", LONG))
     assert row.begin() is not None
     cache.invalidate_hit("b")
-    assert cache.counters.refused == 4 and not records(cache) and not files.files and cache.nbytes == 0
+    assert cache.counters.refused == 4 and not list_entries(cache) and not files.files and cache.nbytes == 0
     row.state.num_computed_tokens, row.state.decoding = 0, False
     while row.prefill():
         pass
@@ -354,7 +354,7 @@ def test_stray_calls_do_nothing() -> None:
     assert cache.plan_snapshots("x", 0, 5, 5) == [] == cache.plan_final_snapshots("x", (), 5)
 
 
-# -- disk -----------------------------------------------------------------------------------------------
+# -- disk --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("deltas", "states"), [(True, False), (True, True), (False, True)])
@@ -373,7 +373,7 @@ def test_a_restart_finds_it_again(deltas: bool, states: bool) -> None:
 
 
 def test_checkpoints_are_on_disk_before_the_prompt_is_done() -> None:
-    """A2: a crash in the middle loses what came after the last checkpoint."""
+    """A crash in the middle loses what came after the last checkpoint."""
     files = FakeDiskTier()
     row = Row(make_cache(disk_tier=files, every=24), make_request("a", range(70)))
     row.begin()
@@ -390,7 +390,7 @@ def test_memory_is_only_in_front_of_the_disk() -> None:
     cache = make_cache(disk_tier=files, codec=codec, memory=20)
     serve(cache, "a", LONG)
     cache.shrink(0)
-    assert cache.nbytes == 0 and records(cache)
+    assert cache.nbytes == 0 and list_entries(cache)
     for _ in range(2):
         hit = serve(cache, "b", LONG)
         assert hit is not None and hit.length == 29
@@ -436,7 +436,7 @@ def test_files_that_cannot_be_reached_or_lie_are_deleted() -> None:
     del files.files[by_stop[SnapshotKind.DELTA, 16].key]
     by_stop[SnapshotKind.DELTA, 8].parent = b"x" * 16
     cache = make_cache(disk_tier=files, states=True)
-    assert not records(cache) and not files.files and cache.counters.refused == 1
+    assert not list_entries(cache) and not files.files and cache.counters.refused == 1
 
 
 def test_a_full_disk_is_only_memory() -> None:
@@ -449,7 +449,7 @@ def test_a_full_disk_is_only_memory() -> None:
     assert not files.files and serve(cache, "again", [4, *LONG]) is not None
 
 
-def test_parts_leave_the_disk_once_the_whole_is_there() -> None:
+def test_shorter_entries_leave_the_disk_once_the_longer_one_is_there() -> None:
     files = FakeDiskTier()
     cache = make_cache(disk_tier=files, every=1000)
     serve(cache, "a", range(13))
@@ -461,7 +461,7 @@ def test_parts_leave_the_disk_once_the_whole_is_there() -> None:
     check_integrity(cache)
 
 
-# -- held -----------------------------------------------------------------------------------------------
+# -- waiting for a prefix ----------------------------------------------------------------------------
 
 
 def test_a_shared_prefix_is_computed_once() -> None:
@@ -496,7 +496,7 @@ def test_a_short_shared_prefix_is_computed_once() -> None:
         assert hit is not None and hit.length == 100
 
 
-def test_nobody_waits_for_a_few_tokens() -> None:
+def test_no_request_waits_for_a_few_tokens() -> None:
     cache = make_cache(chunk=512)
     Row(cache, make_request("a", LONG), 512).begin()
     Row(cache, make_request("b", LONG), 512)
@@ -504,7 +504,7 @@ def test_nobody_waits_for_a_few_tokens() -> None:
 
 
 @pytest.mark.parametrize("how", ["preempt", "end"])
-def test_nobody_waits_for_who_has_gone(how: str) -> None:
+def test_no_request_waits_for_one_that_has_gone(how: str) -> None:
     cache = make_cache()
     first = Row(cache, make_request("a", LONG))
     Row(cache, make_request("b", LONG))
@@ -514,7 +514,7 @@ def test_nobody_waits_for_who_has_gone(how: str) -> None:
     assert not cache.should_wait_for_prefix("b")
 
 
-def test_nobody_waits_for_what_is_not_kept() -> None:
+def test_no_request_waits_for_what_is_not_stored() -> None:
     """The budget holds nothing: once it was computed, waiting has no use."""
     cache = make_cache(memory=1)
     first = Row(cache, make_request("a", LONG))
@@ -537,7 +537,7 @@ def test_waiting_is_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(searched) == 1
 
 
-# -- anything, in any order ---------------------------------------------------------------------------------
+# -- anything, in any order --------------------------------------------------------------------------
 
 
 def some_request(draw: random.Random, number: int) -> Any:
@@ -678,7 +678,7 @@ def test_the_property_has_something_to_look_at() -> None:
 
 
 def quick(cache: PrefixCache) -> None:
-    """Image prompts that differ only in what the image shows, and prompts that part early."""
+    """Serve image prompts that differ only in what the image shows, and prompts that branch off early."""
     prompt, spans = [1, 2, *[7] * 6, 3, 4, 5, 6], ((2, 8),)
     for what in (b"dog", b"cat", b"dog"):
         serve(cache, repr(what), prompt, image_spans=spans, image_digests=(what,), chunk=4)
@@ -711,25 +711,25 @@ def test_the_property_sees_images_that_are_mixed_up(monkeypatch: pytest.MonkeyPa
             drive(seed)
 
 
-def test_the_property_sees_parts_of_images(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_property_sees_hits_inside_images(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracked_request.TrackedRequest, "round_down", lambda self, length: length)
     with pytest.raises(AssertionError):
         for seed in range(200):
             drive(seed)
 
 
-def test_the_property_sees_a_budget_that_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_property_sees_a_budget_that_is_exceeded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(EntryStore, "enforce_budgets", lambda self: self._update_counters())
     with pytest.raises(AssertionError):
         for seed in range(50):
             drive(seed)
 
 
-def test_a_part_stays_on_disk_until_the_whole_is_there() -> None:
+def test_a_shorter_entry_stays_on_disk_until_the_longer_one_is_there() -> None:
     """A disk that takes no more loses nothing that it has."""
 
     class Slow(FakeDiskTier):
-        """Takes records, and writes none of them before `written` is set."""
+        """Accepts entries, and writes none of them before `written` is set."""
 
         written = False
 
@@ -742,7 +742,7 @@ def test_a_part_stays_on_disk_until_the_whole_is_there() -> None:
     kept = set(files.files)
     assert kept
     serve(cache, "b", range(15))
-    assert kept < set(files.files), "the longer record is on its way, the shorter one still there"
+    assert kept < set(files.files), "the longer entry is being written, the shorter one is still there"
     files.written = True
     serve(cache, "c", [9, 9, 9, 9, 9])
     assert not kept <= set(files.files)

@@ -23,7 +23,7 @@ def test_nothing_is_known_at_first() -> None:
 
 
 def test_a_prompt_sent_again_leaves_one_token() -> None:
-    """B27, A5: also after its answer took the place of the prompt's own record."""
+    """Also after the entry of its answer has replaced that of the prompt."""
     cache = make_cache()
     serve(cache, "a", LONG, [1, 2, 3])
     hit = serve(cache, "b", LONG)
@@ -44,7 +44,7 @@ def test_a_prompt_that_goes_on() -> None:
     assert hit is not None and (hit.length, hit.kind) == (32, HitKind.PREFIX)
 
 
-def test_a_part_of_a_longer_prompt() -> None:
+def test_a_beginning_of_a_longer_prompt() -> None:
     cache = make_cache(chunk=64)
     serve(cache, "a", LONG, chunk=64)
     hit = serve(cache, "b", LONG[:20], chunk=64)
@@ -52,7 +52,7 @@ def test_a_part_of_a_longer_prompt() -> None:
 
 
 @pytest.mark.parametrize("chunk", [4, 8, 64])
-def test_a_prompt_that_parts_inside_a_record(chunk: int) -> None:
+def test_a_prompt_that_branches_off_inside_an_entry(chunk: int) -> None:
     cache = make_cache(chunk=chunk)
     serve(cache, "a", LONG, chunk=chunk)
     hit = serve(cache, "b", [*LONG[:25], 1, 2, 3, 4, 5], chunk=chunk)
@@ -71,7 +71,7 @@ def test_the_best_of_many_branches() -> None:
 
 
 def test_states_are_exact_positions() -> None:
-    """A6, A7: a part of another prompt finds no state, unless one was kept right there."""
+    """A beginning of another prompt finds no state, unless one was stored right there."""
     cache = make_cache(states=True, every=1000)
     serve(cache, "a", LONG)
     assert serve(cache, "b", LONG[:20]) is None
@@ -83,7 +83,7 @@ def test_states_are_exact_positions() -> None:
 
 @pytest.mark.parametrize("deltas", [True, False])
 def test_states_at_boundaries_serve_others(deltas: bool) -> None:
-    """A3, B10: off the grid, with and without layers that keep all keys."""
+    """Off the grid, with and without layers that keep all keys."""
     cache = make_cache(states=True, deltas=deltas, every=1000)
     serve(cache, "a", LONG, boundaries=(21,))
     hit = serve(cache, "b", [*LONG[:21], 1, 2, 3, 4], boundaries=(21,))
@@ -114,7 +114,7 @@ def test_without_the_keys_a_state_is_a_miss() -> None:
 
 
 def test_images() -> None:
-    """B8, A21: the same tokens with another image match up to the image."""
+    """The same tokens with another image match up to the image."""
     cache = make_cache()
     prompt, spans = [1, 2, 3, *[9] * 10, 4, 5, 6], ((3, 13),)
     serve(cache, "a", prompt, image_spans=spans, image_digests=(DOG,))
@@ -125,7 +125,7 @@ def test_images() -> None:
 
 
 def test_a_hit_never_ends_inside_an_image() -> None:
-    """Only a part of the image's chunk is known: back to its start."""
+    """If only a part of the image's chunk is known, the hit ends before the image."""
     cache = make_cache(chunk=8)
     prompt, spans = [1, 2, 3, *[9] * 10, 4, 5, 6], ((3, 13),)
     serve(cache, "a", prompt, image_spans=spans, image_digests=(DOG,))
@@ -148,7 +148,7 @@ def test_images_without_digests_are_never_matched() -> None:
 
 
 def test_on_the_grid_only() -> None:
-    """engine.reproducible: every hit and every record ends on the grid."""
+    """engine.reproducible: every hit and every entry ends on the grid."""
     for states in (False, True):
         cache = make_cache(states=states, grid_only=True, every=16)
         assert not cache.needs_boundary_stops
@@ -160,10 +160,10 @@ def test_on_the_grid_only() -> None:
         assert short is None or short.length % 8 == 0
 
 
-# -- cost: A15 -------------------------------------------------------------------------------------
+# -- cost --------------------------------------------------------------------------------------------
 
 
-def counted(monkeypatch: pytest.MonkeyPatch, act: Callable[[], Any]) -> tuple[int, int]:
+def count_costs(monkeypatch: pytest.MonkeyPatch, act: Callable[[], Any]) -> tuple[int, int]:
     """(hashes made, edges compared) of an action."""
     counts = [0, 0]
 
@@ -184,24 +184,24 @@ def counted(monkeypatch: pytest.MonkeyPatch, act: Callable[[], Any]) -> tuple[in
     return counts[0], counts[1]
 
 
-def fill(cache: PrefixCache, records: int, shared: list[int]) -> None:
+def fill_cache(cache: PrefixCache, records: int, shared: list[int]) -> None:
     for n in range(records):
         serve(cache, f"s{n}", [*shared, n + 1000, n * 7, n], chunk=512)
 
 
-def test_lookup_does_not_grow_with_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A15: 5,000 records that share 300 tokens within a chunk, and the chunks of other prompts."""
+def test_the_cost_of_a_lookup_does_not_grow_with_entries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """5,000 entries that share 300 tokens within a chunk, and the chunks of other prompts."""
     shared = [n % 50 for n in range(300)]
     prompt = [*shared, *range(2000, 2000 + 16_000)]
     costs = []
     for records in (50, 5000):
         cache = make_cache(chunk=512, memory=10**9, every=10**6)
-        fill(cache, records, shared)
+        fill_cache(cache, records, shared)
         for n in range(records // 16):
             serve(cache, f"o{n}", [n + 60, *range(1600)], chunk=512)
         serve(cache, "a", prompt, chunk=512)
         row = Row(cache, make_request("b", [*prompt[:-50], *range(60)]), 512)
-        costs.append(counted(monkeypatch, row.begin))
+        costs.append(count_costs(monkeypatch, row.begin))
         assert row.hit is not None and row.hit.length == len(prompt) - 50
     assert costs[0] == costs[1]
     assert costs[1][0] <= 16_300 // 512 + 2
@@ -211,8 +211,8 @@ def test_lookup_does_not_grow_with_records(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_branching_chunk_is_walked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     shared = [n % 50 for n in range(300)]
     cache = make_cache(chunk=512, memory=10**9)
-    fill(cache, 3000, shared)
+    fill_cache(cache, 3000, shared)
     row = Row(cache, make_request("b", [*shared, 1, 2, 3]), 512)
-    _, compared = counted(monkeypatch, row.begin)
+    _, compared = count_costs(monkeypatch, row.begin)
     assert row.hit is not None and row.hit.length == 300
     assert compared <= 6

@@ -1,7 +1,7 @@
-"""Files of the prefix cache that were damaged, forged, swapped or are not ours: a miss, never another answer.
+"""Damaged, forged, swapped and foreign files of the prefix cache are misses, and never change an answer.
 
-B28, A15. An engine fills a folder; then, for each kind of damage, a copy of that folder is damaged and a new
-engine answers from it: the tokens and logprobs of the ORACLE, no error, and what was damaged is gone.
+An engine fills a folder. For each kind of damage a copy of that folder is damaged, and a new engine answers
+from it: the tokens and logprobs are those of the oracle, there is no error, and the damaged files are gone.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ class Filled:
         engine = open_engine(self.zoo, self.family, disk)
         events = []
         for number, ids in enumerate(prompts):
-            event = engine_driver.run(engine, [ask(f"{number}", ids)])[f"{number}"]
-            engine_driver.same(event, self.zoo.answer(self.family, ids, COUNT))
+            event = engine_driver.run_requests(engine, [ask(f"{number}", ids)])[f"{number}"]
+            engine_driver.check_answer(event, self.zoo.answer(self.family, ids, COUNT))
             events.append(event)
-        engine.prefixes.shutdown()
-        return Answered(events, engine.prefixes.read_counters())
+        engine.prefix_cache.shutdown()
+        return Answered(events, engine.prefix_cache.read_counters())
 
 
 @dataclass(frozen=True)
@@ -78,19 +78,19 @@ class Answered:
 
 def open_engine(zoo: Zoo, family: str, disk: Path, seed: int | None = None) -> Any:
     options = {"backend": "disk", "disk_path": str(disk), "checkpoint_every": CHUNK}
-    return engine_driver.engine(zoo.text(family, seed), **options)
+    return engine_driver.make_real_engine(zoo.text(family, seed), **options)
 
 
 def ask(name: str, ids: Sequence[int]) -> Request:
-    return replace(engine_driver.text(name, ids, max_tokens=COUNT), boundaries=(BOUNDARY,))
+    return replace(engine_driver.make_text_request(name, ids, max_tokens=COUNT), boundaries=(BOUNDARY,))
 
 
 def fill(zoo: Zoo, family: str, disk: Path, seed: int | None = None) -> Path:
     """Have an engine keep what the prompts need."""
     engine = open_engine(zoo, family, disk, seed)
     for number, ids in enumerate(PROMPTS):
-        engine_driver.run(engine, [ask(f"{number}", ids)])
-    engine.prefixes.shutdown()
+        engine_driver.run_requests(engine, [ask(f"{number}", ids)])
+    engine.prefix_cache.shutdown()
     assert files(disk)
     return disk
 
@@ -280,7 +280,7 @@ def each_another(names: Sequence[str]) -> Damage:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_header_field_changed(filled: Filled) -> None:
-    """B28: every field of the header, as damage would change it; the digest is as it was."""
+    """Every field of the header, as damage would change it; the digest is as it was."""
     names = list(CHANGES)
     for _ in range(0, len(names), len(files(filled.disk))):
         disk = check_missed(filled, each_another(names))
@@ -291,7 +291,7 @@ def test_every_header_field_changed(filled: Filled) -> None:
 @pytest.mark.parametrize("family", ONE)
 @pytest.mark.parametrize("name", [name for name in CHANGES if name not in HARMLESS])
 def test_every_header_field_forged(filled: Filled, name: str) -> None:
-    """B28: every field of the header of every file, and a digest that fits."""
+    """Every field of the header of every file, and a digest that fits."""
     check_missed(filled, forge(CHANGES[name], signed=True))
 
 
@@ -329,7 +329,7 @@ def flip(rng: random.Random, where: str) -> Damage:
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("where", ["length", "header", "data"])
 def test_flipped_bits(filled: Filled, where: str) -> None:
-    """B28: in every file at once."""
+    """In every file at once."""
     check_mended(filled, check_missed(filled, flip(random.Random(), where)))
 
 
@@ -344,7 +344,7 @@ def test_many_flipped_bits(filled: Filled, where: str) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_one_bad_file_of_many(filled: Filled) -> None:
-    """B28: what does not rest on it is still used; each file once."""
+    """What does not rest on it is still used; each file once."""
     rng, every = random.Random(), files(filled.disk)
     for number in range(len(every)):
         disk = filled.copy()
@@ -378,7 +378,7 @@ TORN: dict[str, Damage] = {
 @pytest.mark.parametrize("family", ONE)
 @pytest.mark.parametrize("how", list(TORN))
 def test_torn_files(filled: Filled, how: str) -> None:
-    """B28: as a power cut leaves them."""
+    """As a power cut leaves them."""
     check_missed(filled, TORN[how])
 
 
@@ -387,7 +387,7 @@ def test_torn_files(filled: Filled, how: str) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_files_that_swapped_names(filled: Filled) -> None:
-    """B28: each holds another record than its name says."""
+    """Each holds another record than its name says."""
     disk = filled.copy()
     paths = files(disk)
     contents = [path.read_bytes() for path in paths]
@@ -400,7 +400,7 @@ def test_files_that_swapped_names(filled: Filled) -> None:
 
 @pytest.mark.parametrize("family", CI)
 def test_files_of_another_model(filled: Filled, zoo: Zoo, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """A15: other weights, same shapes: in a folder of their own, and refused if they are put in ours."""
+    """Other weights, same shapes: in a folder of their own, and refused if they are put in ours."""
     disk = filled.copy()
     theirs = files(fill(zoo, filled.family, tmp_path_factory.mktemp("theirs"), seed=7))
     assert {path.name for path in theirs}.isdisjoint(path.name for path in files(disk))
