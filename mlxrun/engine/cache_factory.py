@@ -17,7 +17,7 @@ from mlxrun.cache.entry import CacheCounters
 from mlxrun.cache.prefix_cache import PrefixCache
 from mlxrun.config.settings import Config
 from mlxrun.errors import ConfigError
-from mlxrun.model.doctor import get_backend
+from mlxrun.model.machine.device import get_backend
 from mlxrun.model.machine.versions import list_library_versions
 from mlxrun.model.model_info import LoadedModelInfo
 from mlxrun.model.snapshot.snapshots import SnapshotCodec
@@ -40,7 +40,7 @@ def build_prefix_cache(
     assert chunk is not None
     if settings.backend == "none":
         return NoPrefixCache()
-    if not snapshots.supported:
+    if snapshots.problem is not None:
         return NoPrefixCache()  # which Snapshots has said, with the reason
     size = _resolve_memory_bytes(config, snapshots, memory)
     if size is None:

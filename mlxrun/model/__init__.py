@@ -1,4 +1,4 @@
-"""The only package that imports mlx, mlx_lm and mlx_vlm, besides bench's peers.
+"""Models: loading, probing, and computing the scheduler's steps. Only this package and bench import mlx.
 
 OpenBLAS must be in the process before mlx is: see mlxrun.model.machine.blas.
 """
@@ -8,8 +8,8 @@ import os
 from mlxrun.model.machine.blas import load_blas
 
 load_blas()
-# MLX on CUDA keeps cuDNN plans and CUDA graphs by shape, few of them, and raises when it makes too many anew:
-# prompts of all lengths are our daily work.
+# MLX on CUDA caches few cuDNN plans and CUDA graphs, by shape, and raises if it has to make too many anew.
+# Prompts of all lengths need many.
 os.environ.setdefault("MLX_CUDA_SDPA_CACHE_SIZE", "2048")
 os.environ.setdefault("MLX_CUDA_GRAPH_CACHE_SIZE", "2048")
 os.environ.setdefault("MLX_ENABLE_CACHE_THRASHING_CHECK", "0")

@@ -1,48 +1,24 @@
-"""The only fork between text and vision: how a model is called. Everything above this is one path.
+"""How a model is called: the only fork between text and vision. Everything above this is one path.
 
-TextAdapter calls an mlx-lm model, VisionAdapter an mlx-vlm model's language part. What an image needs
-(embeddings, positions, visual masks, deepstack features) is request state: it is computed once, sliced by
-chunk and passed explicitly each time; nothing is read from or left on the shared module.
+Adapter calls a text model of mlx-lm, VisionAdapter the language part of an mlx-vlm model. What an image needs
+(embeddings, positions, visual masks, deepstack features) belongs to the request: it is computed once, sliced
+by chunk and passed explicitly each time; nothing is read from or left on the shared module.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
 from mlxrun.errors import ModelLoadError, RequestError
-from mlxrun.model.prompt_inputs import TEXT_ONLY as TEXT_ONLY
-from mlxrun.model.prompt_inputs import PromptInputs as PromptInputs
+from mlxrun.model.prompt_inputs import TEXT_ONLY, PromptInputs
 from mlxrun.model.ragged.layer_caches import list_all_arrays
 from mlxrun.model.vision.embedder import Embedder
 from mlxrun.model.vision.features import ImagePromptEmbedder
-
-
-class Adapter(Protocol):
-    """A loaded model, as the runner uses it."""
-
-    model: nn.Module
-
-    def make_cache(self) -> list[Any]:
-        """Empty single-row caches, one a layer."""
-        ...
-
-    def prepare_inputs(self, prompt: Sequence[int], media: Any, computed: int = 0) -> PromptInputs:
-        """What the request needs beyond token ids. RequestError if the model cannot use `media`. `computed`:
-        so many tokens are in the row's cache already, and `prefill` will not be called for them."""
-        ...
-
-    def prefill(self, ids: mx.array, cache: list[Any], start: int, inputs: PromptInputs) -> mx.array:
-        """Logits [B, n, V], lazy, of tokens `ids` [B, n] at positions start..start+n; fills `cache`."""
-        ...
-
-    def decode(self, ids: mx.array, cache: list[Any], positions: Sequence[int]) -> mx.array:
-        """Logits [B, 1, V] of one new token a row, `ids` [B, 1], at these rotary positions."""
-        ...
 
 
 def run_trial_forward(adapter: Adapter) -> tuple[list[Any], int]:
@@ -55,70 +31,81 @@ def run_trial_forward(adapter: Adapter) -> tuple[list[Any], int]:
     return cache, int(logits.shape[-1])
 
 
-class TextAdapter:
-    """A model of mlx-lm."""
+class Adapter:
+    """A loaded model, as the runner uses it. This class is for text models."""
 
     def __init__(self, model: nn.Module) -> None:
-        from mlx_lm.models.cache import make_prompt_cache
-
         self.model = model
-        self._make = make_prompt_cache
 
     def make_cache(self) -> list[Any]:
-        return self._make(self.model)
+        """Empty single-row caches, one a layer."""
+        from mlx_lm.models.cache import make_prompt_cache
 
-    def prepare_inputs(self, prompt: Sequence[int], media: Any, computed: int = 0) -> PromptInputs:
+        return make_prompt_cache(self.model)
+
+    def prepare_inputs(self, prompt: Sequence[int], media: Any, cached: int = 0) -> PromptInputs:
+        """What the request needs beyond token ids. RequestError if the model cannot use `media`. `cached`:
+        tokens that are in the row's cache already, for which `prefill` will not be called."""
         if media is not None:
             raise RequestError("this model takes no images")
         return TEXT_ONLY
 
     def prefill(self, ids: mx.array, cache: list[Any], start: int, inputs: PromptInputs) -> mx.array:
+        """Logits [B, n, V], lazy, of tokens `ids` [B, n] at positions start..start+n; fills `cache`."""
         logits: mx.array = self.model(ids, cache=cache)
         return logits
 
     def decode(self, ids: mx.array, cache: list[Any], positions: Sequence[int]) -> mx.array:
+        """Logits [B, 1, V] of one new token a row, `ids` [B, 1], at these rotary positions."""
         logits: mx.array = self.model(ids, cache=cache)
         return logits
 
 
-class VisionAdapter:
-    """A model of mlx-vlm. Text-only requests take the same way without embeddings.
+class VisionAdapter(Adapter):
+    """A model of mlx-vlm. Text-only requests take the same path, without embeddings.
 
-    `image_bytes`: for features of images that were seen before, see model/vision/features.py; 0: none are kept.
-    `whole_sets`: reuse them only where all images of a prompt are the same, which is exact bit by bit.
+    `image_bytes`: budget for features of images that were seen before (model/vision/features.py); 0: none.
+    `exact_sets_only`: reuse them only where all images of a prompt are the same, which is exact bit by bit.
     """
 
     def __init__(self, model: nn.Module, image_bytes: int = 0, exact_sets_only: bool = False) -> None:
-        from mlx_vlm.models.cache import make_prompt_cache
-
-        self.model = model
-        self._make = make_prompt_cache
+        super().__init__(model)
         self._language = model.language_model
         embedder = Embedder(model)
         self._mrope = embedder.mrope
         self._images = ImagePromptEmbedder(embedder, image_bytes, exact_sets_only)
 
     def make_cache(self) -> list[Any]:
-        return self._make(self._language)
+        from mlx_vlm.models.cache import make_prompt_cache
 
-    def prepare_inputs(self, prompt: Sequence[int], media: Any, computed: int = 0) -> PromptInputs:
-        return TEXT_ONLY if media is None else self._images.embed(prompt, media, computed)
+        return make_prompt_cache(self._language)
+
+    def prepare_inputs(self, prompt: Sequence[int], media: Any, cached: int = 0) -> PromptInputs:
+        return TEXT_ONLY if media is None else self._images.embed(prompt, media, cached)
 
     def prefill(self, ids: mx.array, cache: list[Any], start: int, inputs: PromptInputs) -> mx.array:
         stop = start + ids.shape[1]
         prompt = 0 if inputs.embeds is None else inputs.embeds.shape[1]
-        if start < prompt < stop:  # a preempted row: its answer so far has token ids alone
+        if start < prompt < stop:  # a preempted row: its answer so far has token ids only
             self.prefill(ids[:, : prompt - start], cache, start, inputs)
             return self.prefill(ids[:, prompt - start :], cache, prompt, inputs)
         extra = self._slice_inputs(inputs, start, stop) if start < prompt else {}
         if self._mrope and "position_ids" not in extra:
-            places = mx.arange(start + inputs.position_delta, stop + inputs.position_delta)
-            extra["position_ids"] = mx.broadcast_to(places, (3, *ids.shape))
+            positions = mx.arange(start + inputs.position_delta, stop + inputs.position_delta)
+            extra["position_ids"] = mx.broadcast_to(positions, (3, *ids.shape))
+        logits: mx.array = self._language(ids, cache=cache, **extra).logits
+        return logits
+
+    def decode(self, ids: mx.array, cache: list[Any], positions: Sequence[int]) -> mx.array:
+        extra: dict[str, Any] = {}
+        if self._mrope:  # always explicit: without it the model would use the state of the last prefill
+            rows = mx.array(list(positions), dtype=mx.int32)[None, :, None]
+            extra["position_ids"] = mx.broadcast_to(rows, (3, len(positions), 1))
         logits: mx.array = self._language(ids, cache=cache, **extra).logits
         return logits
 
     def _slice_inputs(self, inputs: PromptInputs, start: int, stop: int) -> dict[str, Any]:
-        """A chunk of what replaces or goes with the token ids of a prompt with images."""
+        """A chunk of what replaces or accompanies the token ids of a prompt with images."""
         extra: dict[str, Any] = {}
         if inputs.embeds is not None:
             extra["inputs_embeds"] = inputs.embeds[:, start:stop]
@@ -133,7 +120,7 @@ class VisionAdapter:
     def _slice_deepstack(
         self, inputs: PromptInputs, visual: np.ndarray[Any, np.dtype[np.bool_]], start: int, stop: int
     ) -> dict[str, Any]:
-        """Mask and features of the visual tokens in the chunk, cut together; nothing if it has none."""
+        """Mask and features of the visual tokens in the chunk; nothing if it has none."""
         first, last = int(visual[:start].sum()), int(visual[:stop].sum())
         if first == last:
             return {}
@@ -141,11 +128,3 @@ class VisionAdapter:
             "visual_pos_masks": mx.array(visual[None, start:stop]),
             "deepstack_visual_embeds": [d[first:last] for d in inputs.deepstack],
         }
-
-    def decode(self, ids: mx.array, cache: list[Any], positions: Sequence[int]) -> mx.array:
-        extra: dict[str, Any] = {}
-        if self._mrope:  # always explicit: left out, the model would use the last prefill's state
-            rows = mx.array(list(positions), dtype=mx.int32)[None, :, None]
-            extra["position_ids"] = mx.broadcast_to(rows, (3, len(positions), 1))
-        logits: mx.array = self._language(ids, cache=cache, **extra).logits
-        return logits

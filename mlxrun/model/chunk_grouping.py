@@ -1,9 +1,9 @@
-"""Which prompt chunks share a forward, and how: first chunks of plain text, equal in length or nearly so.
+"""Which prompt chunks share a forward: first chunks of plain text, of equal or nearly equal length.
 
 A shared forward starts from empty caches, so it is exact without padding for every family. Rows that are
 padded on the right stay exact where attention is the only state (causal: no token sees what comes after
-it); recurrent layers would take the padding in, so there only equal lengths share. Chunks of one request
-that follow each other may go as one: the grid is for the prefix cache and for reproducible cuts.
+it); recurrent layers would take the padding in, so there only equal lengths share. Consecutive chunks of one
+request may be merged: the grid of chunks only matters for the prefix cache and for reproducible results.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ MAX_WASTE = 1.25  # a shared forward may compute this many times its useful toke
 
 @dataclass(frozen=True, slots=True)
 class PrefillSharing:
-    """`rows`: most chunks in a forward. `padded`: longest chunk to pad to; 0: equal lengths only. `joined`:
-    consecutive chunks of a request go as one (faster on GPUs; without fused attention, small ones are).
+    """`max_rows`: most chunks in a forward. `max_padded`: longest chunk to pad to; 0: equal lengths only.
+    `merge_chunks`: consecutive chunks of a request share a forward (faster on GPUs, with fused attention).
     """
 
     max_rows: int = 1
@@ -29,19 +29,19 @@ class PrefillSharing:
 
 def group_chunks(
     chunks: Sequence[PrefillChunk],
-    plain: Collection[str],
+    shareable: Collection[str],
     sharing: PrefillSharing,
-    breaks: Collection[tuple[str, int]] = (),
+    forward_ends: Collection[tuple[str, int]] = (),
 ) -> list[list[PrefillChunk]]:
-    """Chunks as forwards, in an order that keeps each request's chunks in sequence.
+    """The chunks of each forward, in an order that keeps each request's chunks in sequence.
 
-    `plain`: requests without images whose chunk does not sample. `breaks`: (request, position) where a
-    forward has to end, as the state after it is wanted.
+    `shareable`: requests without images whose chunk does not sample. `forward_ends`: (request, position)
+    where a forward has to end because a snapshot of the state is due.
     """
     if sharing.merge_chunks:
-        chunks = _merge_chunks(chunks, breaks)
-    first = [c for c in chunks if c.start == 0 and c.request_id in plain]
-    later = [[c] for c in chunks if c.start > 0 or c.request_id not in plain]
+        chunks = _merge_chunks(chunks, forward_ends)
+    first = [c for c in chunks if c.start == 0 and c.request_id in shareable]
+    later = [[c] for c in chunks if c.start > 0 or c.request_id not in shareable]
     forwards: list[list[PrefillChunk]] = []
     for chunk in sorted(first, key=lambda c: -c.stop):
         if not (forwards and _fits(forwards[-1], chunk, sharing)):
@@ -50,16 +50,18 @@ def group_chunks(
     return forwards + later
 
 
-def _merge_chunks(chunks: Sequence[PrefillChunk], breaks: Collection[tuple[str, int]]) -> list[PrefillChunk]:
-    joined: list[PrefillChunk] = []
+def _merge_chunks(
+    chunks: Sequence[PrefillChunk], forward_ends: Collection[tuple[str, int]]
+) -> list[PrefillChunk]:
+    merged: list[PrefillChunk] = []
     for chunk in chunks:
-        last = joined[-1] if joined else None
-        follows = last and last.request_id == chunk.request_id and last.stop == chunk.start
-        if last and follows and (last.request_id, last.stop) not in breaks:
-            joined[-1] = PrefillChunk(chunk.request_id, last.start, chunk.stop)
+        last = merged[-1] if merged else None
+        start = (chunk.request_id, chunk.start)
+        if last is not None and (last.request_id, last.stop) == start and start not in forward_ends:
+            merged[-1] = PrefillChunk(chunk.request_id, last.start, chunk.stop)
         else:
-            joined.append(chunk)
-    return joined
+            merged.append(chunk)
+    return merged
 
 
 def _fits(forward: Sequence[PrefillChunk], chunk: PrefillChunk, sharing: PrefillSharing) -> bool:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from functools import partial
-from typing import Any
 
 import mlx.core as mx
 
@@ -12,9 +10,8 @@ from mlxrun.model.adapter import Adapter
 from mlxrun.model.compute_methods import ComputeMethods, make_decode_batch
 from mlxrun.model.ragged.attention import use_engine_attention
 from mlxrun.model.ragged.decode_batch import JoiningRow
-from mlxrun.model.row_state import RowState
 from mlxrun.model.sampler import Sampler
-from mlxrun.model.step_output import LogitsBatch
+from mlxrun.model.step_output import LogitsBatch, RowState
 
 
 class DecodeRunner:
@@ -52,9 +49,9 @@ class DecodeRunner:
         self._reorder(rows)
         lengths = self.batch.lengths
         positions = [n + rows[rid].inputs.position_delta for rid, n in zip(self.order, lengths, strict=True)]
+        assert self.newest_tokens is not None and self.sampler is not None
         with use_engine_attention():
-            logits = self.batch.forward(partial(self._call_model, positions))
-        assert self.sampler is not None
+            logits = self.batch.forward(self._adapter.decode, self.newest_tokens, positions)
         return [LogitsBatch(tuple(self.order), logits, self.sampler, [n + 1 for n in lengths])]
 
     def _reorder(self, rows: Mapping[str, RowState]) -> None:
@@ -70,15 +67,6 @@ class DecodeRunner:
         self.newest_tokens = tokens[mx.array([index[rid] for rid in order])]
         self.sampler = Sampler([rows[rid].sampling for rid in order], self._vocab)
         self.order = order
-
-    def _call_model(self, positions: Sequence[int], first: int, count: int, caches: list[Any]) -> mx.array:
-        """Logits of rows first..first+count, and of dummy rows where the batch has a fixed width."""
-        assert self.newest_tokens is not None
-        padding = self.batch.count_padding(count)
-        ids = self.newest_tokens[first : first + count]
-        if padding:
-            ids = mx.concatenate([ids, mx.zeros(padding, ids.dtype)])
-        return self._adapter.decode(ids[:, None], caches, [*positions[first : first + count], *[0] * padding])
 
     def list_arrays(self) -> list[mx.array]:
         """State to evaluate in each step: no logits consume it, so its graph would grow."""

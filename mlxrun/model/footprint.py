@@ -1,4 +1,4 @@
-"""What this model and a row of it cost on this device: the numbers behind the scheduler's admission."""
+"""The memory that a model and its rows take on this device, for the scheduler's admission."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from mlxrun.model.ragged.layer_caches import LayerKind
 from mlxrun.model.ragged.row_group import BUFFER_STEP
 from mlxrun.scheduler.memory_budget import Footprint, MemoryBudget
 
-# Activations of one prompt token in flight, in units of the hidden size: attention and MLP of one layer.
+# Activations of one prompt token, in units of the hidden size: attention and MLP of one layer.
 ACTIVATION_FACTOR = 24
-# Padding to a group's longest row, and room for rows and tokens to come: measured 1.25 to 1.7 for rows of 300
+# Padding to a group's longest row, and spare rows and tokens: measured 1.25 to 1.7 for rows of 300
 # tokens and more, up to 3.6 where most are far shorter than 256.
 PADDING_FACTOR = 1.5
 
@@ -29,28 +29,25 @@ def count_weight_bytes(model: nn.Module) -> int:
 def measure_footprint(cache: Sequence[Any]) -> Footprint:
     """Bytes of a row in the decode batch, read off caches [1, ...] that hold a few tokens."""
     per_token, fixed, windows = 0, 0, []
-    for leaf in layer_caches.flatten_caches(cache):
-        kind = layer_caches.get_kind(leaf)
-        if kind in (LayerKind.KV, LayerKind.WINDOW):
-            size = sum(a.shape[1] * a.shape[3] * a.itemsize for a in (leaf.keys, leaf.values))
-            window = layer_caches.get_window(leaf)
-            per_token += size if window is None else 0
-            windows += [] if window is None else [(window, size)]
+    for layer in layer_caches.flatten_caches(cache):
+        if layer_caches.get_kind(layer) not in (LayerKind.KV, LayerKind.WINDOW):
+            fixed += sum(a.nbytes for a in layer_caches.list_arrays(layer))
+            continue
+        window = layer_caches.get_window(layer)
+        size = sum(a.shape[1] * a.shape[3] * a.itemsize for a in (layer.keys, layer.values))
+        if window is None:
+            per_token += size
         else:
-            fixed += sum(a.nbytes for a in layer_caches.list_arrays(leaf))
-    windows = [(window, int(size * PADDING_FACTOR)) for window, size in windows]
+            windows.append((window, int(size * PADDING_FACTOR)))
     return Footprint(int(per_token * PADDING_FACTOR), fixed, tuple(windows), BUFFER_STEP)
 
 
 def make_memory_budget(
     settings: SchedulerSettings, model: nn.Module, hidden: int, cache: Sequence[Any], vocab: int
 ) -> MemoryBudget:
-    """The sum that admission checks. `hidden`: width of the model; `vocab`: of its logits."""
+    """The sum that admission checks. `hidden`: width of the model; `vocab`: width of its logits."""
     limit = settings.memory_limit or get_memory_limit()
-    itemsize = max(
-        (a.itemsize for leaf in layer_caches.flatten_caches(cache) for a in layer_caches.list_arrays(leaf)),
-        default=4,
-    )
+    itemsize = max((a.itemsize for a in layer_caches.list_all_arrays(cache)), default=4)
     logits = settings.max_running * vocab * 4 * 4
     return MemoryBudget(
         limit=int(limit * (1 - settings.memory_headroom)),

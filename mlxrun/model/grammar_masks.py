@@ -1,8 +1,7 @@
-"""Which tokens the rows of a step may draw: the masks of their constraints, as one array.
+"""Which tokens the rows of a step may sample: the masks of their grammars, as one array.
 
-What a row's constraint raises, or a mask that allows nothing, is that row's own failure. It comes out when
-the row's next token is taken in, so that the tokens before it are delivered; until then the row draws as it
-likes.
+An exception of a row's matcher, or a mask that allows nothing, fails that row only. The row fails when its
+next token is read, so that the tokens before it are delivered; until then it is sampled without a mask.
 """
 
 from __future__ import annotations
@@ -21,44 +20,41 @@ ALLOW_ALL = b"\xff"  # allows its eight tokens
 
 @dataclass(slots=True)
 class RowGrammar:
-    """A row's constraint, and what it failed by."""
+    """A row's matcher, and the error that it failed with."""
 
     matcher: GrammarMatcher
     error: Exception | None = None
 
     def compute_mask(self, size: int) -> bytes:
-        """The mask in so many bytes; tokens that only the model has are forbidden."""
+        """The mask in so many bytes; tokens that the tokenizer does not have are forbidden."""
         if self.error is None:
             try:
                 return self.matcher.mask()[:size].ljust(size, b"\0")
-            except Exception as error:  # the border: see above
+            except Exception as error:  # see the module's docstring
                 self.error = error
         return ALLOW_ALL * size
 
     def accept(self, token: int) -> None:
-        """Take a token in, or raise what failed."""
+        """Advance by the sampled token. Raises what failed before."""
         if self.error is not None:
             raise self.error
         self.matcher.accept(token)
 
 
-def make_grammar_mask(guards: Sequence[RowGrammar | None], vocab: int) -> mx.array | None:
-    """bool [rows, vocab]; None if no row has a constraint."""
-    if not any(guards):
+def make_grammar_mask(grammars: Sequence[RowGrammar | None], vocab: int) -> mx.array | None:
+    """Bool [rows, vocab], True for allowed tokens; None if no row has a grammar."""
+    if not any(grammars):
         return None
     size = (vocab + 7) // 8
-    rows = [ALLOW_ALL * size if guard is None else guard.compute_mask(size) for guard in guards]
+    rows = [ALLOW_ALL * size if grammar is None else grammar.compute_mask(size) for grammar in grammars]
     packed = np.frombuffer(b"".join(rows), np.uint8).reshape(len(rows), size)
     mask = np.unpackbits(packed, axis=1, count=vocab, bitorder="little").view(np.bool_)
     for index in np.flatnonzero(~mask.any(axis=1)).tolist():
-        guard = guards[index]
-        assert guard is not None
-        guard.error = RequestError(_explain_empty_mask(guard.matcher), code="grammar_failed")
+        grammar = grammars[index]
+        assert grammar is not None
+        reason = "the grammar allows no token that this model has"
+        if grammar.matcher.done:
+            reason = "the answer is complete by its grammar, and the request has no stop token to say so"
+        grammar.error = RequestError(reason, code="grammar_failed")
         mask[index] = True
     return mx.array(mask)
-
-
-def _explain_empty_mask(constraint: GrammarMatcher) -> str:
-    if constraint.done:
-        return "the answer is complete by its grammar, and the request has no stop token to say so"
-    return "the grammar allows no token that this model has"

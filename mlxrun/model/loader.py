@@ -1,4 +1,4 @@
-"""Loads a model's weights: text through mlx-lm, vision through mlx-vlm. On the engine thread only."""
+"""Loads a model's weights: text models with mlx-lm, vision models with mlx-vlm. On the engine thread only."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mlx.utils import tree_flatten
 
 from mlxrun.config.settings import ModelSettings
 from mlxrun.errors import ModelLoadError
-from mlxrun.model.adapter import Adapter, TextAdapter, VisionAdapter
+from mlxrun.model.adapter import Adapter, VisionAdapter
 from mlxrun.model.model_info import LoadedModelInfo
 from mlxrun.model.ragged import attention
 
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 def load_adapter(
     settings: ModelSettings, info: LoadedModelInfo, image_bytes: int = 0, *, exact_sets_only: bool = False
 ) -> Adapter:
-    """The model, its weights evaluated, its attention seam installed. The rest: see VisionAdapter."""
+    """The model with its weights evaluated and its attention routed. Parameters: see VisionAdapter."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if not any(info.folder.glob("*.safetensors")):
         raise ModelLoadError(f"no *.safetensors in {info.folder}: the model has no weights")
@@ -42,16 +42,14 @@ def load_adapter(
     if mx.metal.is_available():
         mx.set_wired_limit(int(mx.device_info()["max_recommended_working_set_size"]))
     return (
-        VisionAdapter(model, image_bytes, exact_sets_only=exact_sets_only)
-        if info.vision
-        else TextAdapter(model)
+        VisionAdapter(model, image_bytes, exact_sets_only=exact_sets_only) if info.vision else Adapter(model)
     )
 
 
 def _load_text(settings: ModelSettings, info: LoadedModelInfo) -> Any:
     from mlx_lm.utils import load_adapters, load_model
 
-    strict = "vision_config" not in info.config  # a vision model's text part: its other weights are left out
+    strict = "vision_config" not in info.config  # of a vision model only the text part is loaded
     model, _ = load_model(info.folder, lazy=True, strict=strict, trust_remote_code=settings.trust_remote_code)
     if not strict:
         _check_complete(model, info.folder)
@@ -59,7 +57,7 @@ def _load_text(settings: ModelSettings, info: LoadedModelInfo) -> Any:
 
 
 def _check_complete(model: Any, folder: Path) -> None:
-    """Where the library is told to leave weights out, it also leaves random numbers for missing ones."""
+    """ModelLoadError if weights are missing: loaded without `strict`, they would stay random."""
     weights: dict[str, mx.array] = {}
     for file in sorted(folder.glob("model*.safetensors")):
         weights |= mx.load(str(file))
@@ -71,7 +69,7 @@ def _check_complete(model: Any, folder: Path) -> None:
 def _load_vision(settings: ModelSettings, info: LoadedModelInfo) -> Any:
     from mlx_vlm.utils import load_model
 
-    if "model_file" in info.config and not settings.trust_remote_code:  # mlx-vlm would run it unasked
+    if "model_file" in info.config and not settings.trust_remote_code:  # mlx-vlm would run it
         raise ModelLoadError(
             f"{info.folder}: config.json names Python code of its own (model_file): read it, and set "
             "model.trust_remote_code to run it"
@@ -81,7 +79,7 @@ def _load_vision(settings: ModelSettings, info: LoadedModelInfo) -> Any:
 
 
 def _apply_lora(model: Any, adapter: str) -> Any:
-    """The vision model with its LoRA adapter. The library takes any tensors there, and prints what it did."""
+    """The vision model with its LoRA adapter. The library loads any tensors, and prints what it did."""
     from mlx_vlm.utils import apply_lora_layers
 
     load_weights = model.load_weights
@@ -91,24 +89,24 @@ def _apply_lora(model: Any, adapter: str) -> Any:
 
     model.load_weights = checked
     try:
-        with contextlib.redirect_stdout(io.StringIO()) as said:
+        with contextlib.redirect_stdout(io.StringIO()) as output:
             apply_lora_layers(model, adapter)
     finally:
         del model.load_weights
-    for line in said.getvalue().splitlines():
+    for line in output.getvalue().splitlines():
         log.info("%s: %s", adapter, line)
     return model
 
 
 def _read_fitting_weights(model: Any, file: str) -> list[tuple[str, mx.array]]:
-    """The file's tensors, if all fit a parameter and no parameter that was made for them stays random."""
-    tensors, places = mx.load(file), dict(tree_flatten(model.parameters()))
+    """The file's tensors; ModelLoadError unless each fits a parameter and no LoRA parameter is missing."""
+    tensors, parameters = mx.load(file), dict(tree_flatten(model.parameters()))
     wrong = [
         f"{name}: the model has no such parameter"
-        if name not in places
-        else f"{name}: of shape {tensor.shape}, where the model has {places[name].shape}"
+        if name not in parameters
+        else f"{name}: of shape {tensor.shape}, where the model has {parameters[name].shape}"
         for name, tensor in sorted(tensors.items())
-        if name not in places or tensor.shape != places[name].shape
+        if name not in parameters or tensor.shape != parameters[name].shape
     ]
     missing = dict(tree_flatten(model.trainable_parameters())).keys() - tensors.keys()
     wrong += [f"{name}: missing in the file" for name in sorted(missing)]
@@ -119,14 +117,14 @@ def _read_fitting_weights(model: Any, file: str) -> list[tuple[str, mx.array]]:
 
 
 def _choose_dtype(settings: ModelSettings) -> mx.Dtype | None:
-    """The type to cast to, or None to keep the file's: half precision is several times slower on a CPU."""
+    """The dtype to cast to; None keeps the file's. Half precision is several times slower on a CPU."""
     if settings.dtype == "auto":
         return mx.float32 if mx.default_device() == mx.cpu else None
     return {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}[settings.dtype]
 
 
 def _describe_error(error: Exception) -> str:
-    """The error, with the library versions if a model type is unknown to them."""
+    """The error, with the library versions if they do not know the model type."""
     text = f"the model cannot be loaded: {type(error).__name__}: {error}"
     if "not supported" in str(error):
         versions = ", ".join(f"{n} {importlib.metadata.version(n)}" for n in ("mlx-lm", "mlx-vlm"))

@@ -1,4 +1,4 @@
-"""Where a model's files are, and digests of them: what a manifest needs to say which model it was."""
+"""Finds a model's files, and computes the digests that identify them in a manifest."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from mlxrun.config.settings import ModelSettings
 from mlxrun.errors import ModelLoadError
 
 EMBEDDED = Path(__file__).parent.parent / "embedded" / "model"
-_WHOLE = 1 << 30  # weight files up to this size are hashed whole
+_FULL_HASH_BYTES = 1 << 30  # files up to this size are hashed in full
 _BLOCK = 1 << 16
 _SAMPLES = 1024
 _TEXT_FILES = ["*.json", "*.jinja", "*.txt", "*.model", "*.py", "*.tiktoken"]
 
 
 def find_model_folder(settings: ModelSettings, weights: bool = True) -> Path:
-    """The folder of the model; a hub id is downloaded (without weights if they are not wanted)."""
+    """The folder of the model. A model on the hub is downloaded; `weights`: whether with its weights."""
     if settings.path == "embedded":
         return EMBEDDED
     folder = Path(settings.path).expanduser()
@@ -40,12 +40,12 @@ def _download(settings: ModelSettings, weights: bool) -> Path:
         return Path(snapshot_download(settings.path, revision=settings.revision, allow_patterns=patterns))
     except (OSError, ValueError, HfHubHTTPError, LocalEntryNotFoundError) as error:
         raise ModelLoadError(
-            f"model.path: {settings.path!r} is neither a folder here nor a model that the hub gives: {error}"
+            f"model.path: {settings.path!r} is neither a local folder nor a model on the hub: {error}"
         ) from error
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file that may be absent; ModelLoadError if it is something else."""
+    """The JSON object of a file, {} if the file is absent; ModelLoadError if it is something else."""
     if not path.is_file():
         return {}
     try:
@@ -60,8 +60,8 @@ def read_json(path: Path) -> dict[str, Any]:
 def compute_digests(
     folder: Path, adapter: Path | None, chat_template: str | None, *, code: bool = False
 ) -> dict[str, str]:
-    """sha256 of `model` (config, weights, LoRA adapter), `tokenizer` and `template`. `code`: Python files of
-    the folder may run, and are part of the model."""
+    """sha256 of `model` (config, weights, LoRA adapter), `tokenizer` and `template`. `code`: whether Python
+    files of the folder may run, and are part of the model."""
     weights = sorted(folder.glob("*.safetensors")) + (sorted(adapter.glob("*")) if adapter else [])
     weights += sorted(folder.rglob("*.py")) if code else []
     tokenizer = [folder / n for n in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")]
@@ -82,10 +82,10 @@ def _hash_files(paths: list[Path]) -> str:
 
 
 def _hash_file(total: hashlib._Hash, path: Path) -> None:
-    """The whole file, or, if that would take seconds, evenly spaced blocks of it."""
+    """Hash the file, or evenly spaced blocks of it if all of it would take seconds."""
     size = path.stat().st_size
     with path.open("rb") as file:
-        if size <= _WHOLE:
+        if size <= _FULL_HASH_BYTES:
             while block := file.read(1 << 20):
                 total.update(block)
             return

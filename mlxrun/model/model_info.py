@@ -1,7 +1,7 @@
-"""The host's side of a model: tokenizer, template, limits and image processor, without weights.
+"""The part of a model without weights: tokenizer, template, limits and image processor.
 
-A front end prepares prompts with it on any thread while the engine thread computes; `--dry-run` needs
-nothing else. It is what mlxrun.text.model_info.HostModel describes.
+Front ends prepare prompts with it on any thread while the engine thread computes; `--dry-run` needs nothing
+else. It implements mlxrun.text.model_info.ModelInfo.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import hashlib
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +21,13 @@ from mlxrun.model.model_files import compute_digests, find_model_folder, read_js
 from mlxrun.scheduler.request import ProcessedPrompt
 
 DEFAULT_CONTEXT = 32_768
+_CONTEXT_KEYS = ("max_position_embeddings", "max_seq_len", "max_sequence_length", "n_positions", "seq_length")
 _DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModelInfo:
-    """A model without its weights. `config` is its config.json; `digests` name its files' contents."""
+    """A model without its weights. `digests` identify the contents of its files."""
 
     folder: Path
     config: Mapping[str, Any]
@@ -63,7 +63,7 @@ class LoadedModelInfo:
     def _digest_spans(
         self, spans: Sequence[tuple[int, int]], ids: Sequence[int], images: Sequence[Any]
     ) -> tuple[bytes, ...]:
-        """One a span: of its own image where it is known which that is, else of all images in order."""
+        """A digest of each span: of its own image where that is known, else of all images in order."""
         own = [compute_image_digest(image, self.processor_digest) for image in images]
         number = number_regions(spans, ids, getattr(self.processor, "image_break_token_id", None))
         if number and number[-1] + 1 == len(own):
@@ -71,18 +71,14 @@ class LoadedModelInfo:
         return (hashlib.blake2b(b"".join(own), digest_size=16).digest(),) * len(spans)
 
     def _find_spans(self, ids: Sequence[int]) -> tuple[tuple[int, int], ...]:
-        token = _find_image_token(self.config)
-        spans, start = [], 0
-        for is_image, run in groupby(ids, key=lambda i: i == token):
-            length = len(list(run))
-            if is_image:
-                spans.append((start, start + length))
-            start += length
-        return tuple(spans)
+        keys = ("image_token_id", "image_token_index")
+        token = next((self.config[key] for key in keys if isinstance(self.config.get(key), int)), None)
+        edges = np.flatnonzero(np.diff([0, *(i == token for i in ids), 0])).tolist()
+        return tuple(zip(edges[::2], edges[1::2], strict=True))
 
 
 def compute_image_digest(image: Any, settings: bytes = b"") -> bytes:
-    """16 bytes, of an image's decoded pixels and of the settings of the processor that takes them."""
+    """A digest of 16 bytes of an image's decoded pixels and of its processor's settings."""
     found = hashlib.blake2b(settings, digest_size=16)
     found.update(f"{image.mode} {image.size}".encode())
     if image.mode in ("P", "PA"):
@@ -92,8 +88,8 @@ def compute_image_digest(image: Any, settings: bytes = b"") -> bytes:
 
 
 def number_regions(spans: Sequence[tuple[int, int]], ids: Sequence[int], line_break: int | None) -> list[int]:
-    """For each span the number of its region: spans with only a token between them that ends a line of an
-    image, and stands nowhere else, are of one image."""
+    """The number of each span's region: spans belong to one image if only the token `line_break`, which ends
+    a line of an image, is between them."""
     numbers: list[int] = []
     end = 0
     for start, stop in spans:
@@ -104,7 +100,7 @@ def number_regions(spans: Sequence[tuple[int, int]], ids: Sequence[int], line_br
 
 
 def load_model_info(settings: ModelSettings, weights: bool = False) -> LoadedModelInfo:
-    """Everything but the weights; `weights`: fetch them too if the model comes from the hub."""
+    """Load everything except the weights. `weights`: download them too if the model comes from the hub."""
     folder = find_model_folder(settings, weights)
     config = read_json(folder / "config.json")
     vision = _is_vision(settings, config)
@@ -147,7 +143,7 @@ def _load_tokenizer(folder: Path, settings: ModelSettings) -> Any:
     _check_templates(folder)
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=settings.trust_remote_code)
-    except Exception as error:  # a damaged file is a bare Exception of the library, as is much else
+    except Exception as error:  # the library raises bare exceptions for damaged files
         raise ModelLoadError(_explain_no_tokenizer(folder, error)) from error
     if not tokenizer.is_fast:
         raise ModelLoadError(f"{folder}: the model has no tokenizer.json (a fast tokenizer), which is needed")
@@ -156,22 +152,22 @@ def _load_tokenizer(folder: Path, settings: ModelSettings) -> Any:
 
 
 def _explain_no_tokenizer(folder: Path, error: Exception) -> str:
-    """Why there is no tokenizer: the library's own words may be a bare key, or name no file."""
+    """Why there is no tokenizer: the library's own message may be a bare key, or name no file."""
     from tokenizers import Tokenizer
 
     file = folder / "tokenizer.json"
     if not file.is_file():
-        last = str(error).strip().rpartition("\n")[2]  # of a list of what it tried, the one that helps
+        last = str(error).strip().rpartition("\n")[2]  # the most helpful line of a list of attempts
         return f"{folder}: there is no tokenizer.json, and no other tokenizer can be loaded: {last}"
     try:
         Tokenizer.from_file(str(file))
-    except Exception as found:  # the library has no class of its own for it
-        return f"{file}: the file is damaged, or no tokenizer of a kind that is known: {found}"
+    except Exception as found:  # the library raises bare exceptions
+        return f"{file}: the file is damaged, or its kind of tokenizer is not known: {found}"
     return f"{folder}: the tokenizer cannot be loaded: {type(error).__name__}: {error}"
 
 
 def _check_vocabulary(folder: Path, tokenizer: Any) -> None:
-    """ModelLoadError if text has no tokens: without a tokenizer.json the library may make an empty one."""
+    """ModelLoadError if text has no tokens: without a tokenizer.json the library may return an empty one."""
     backend = tokenizer.backend_tokenizer
     added = {token.content for token in backend.get_added_tokens_decoder().values()}
     ordinary = backend.get_vocab(with_added_tokens=False).keys() - added
@@ -184,7 +180,7 @@ def _check_vocabulary(folder: Path, tokenizer: Any) -> None:
 
 
 def _check_templates(folder: Path) -> None:
-    """ModelLoadError naming the template's file that cannot be read: the library names none."""
+    """ModelLoadError that names the template file which cannot be read; the library's error does not."""
     for path in (folder / "chat_template.jinja", *sorted(folder.glob("additional_chat_templates/*.jinja"))):
         try:
             path.read_bytes().decode("utf-8")
@@ -206,14 +202,14 @@ def _read_template(folder: Path, settings: ModelSettings, tokenizer: Any) -> str
     if isinstance(found, dict):  # several named templates
         found = found.get("default")
     if found is not None and not isinstance(found, str):
-        raise ModelLoadError(f"{where}: chat_template is neither text nor named texts, but {found!r:.60}")
+        raise ModelLoadError(f"{where}: chat_template must be a string or named strings, not {found!r:.60}")
     return found
 
 
 def _collect_eos_ids(
     config: Mapping[str, Any], generation: Mapping[str, Any], tokenizer: Any
 ) -> frozenset[int]:
-    """Every token that any of the model's files calls an end."""
+    """Every token that one of the model's files names as an end token."""
     found: set[Any] = {tokenizer.eos_token_id}
     for source in (generation, config, config.get("text_config") or {}):
         value = source.get("eos_token_id")
@@ -222,19 +218,9 @@ def _collect_eos_ids(
 
 
 def _read_context_length(settings: ModelSettings, config: Mapping[str, Any]) -> int:
-    own = None
-    for source in (config.get("text_config") or {}, config):
-        for key in (
-            "max_position_embeddings",
-            "max_seq_len",
-            "max_sequence_length",
-            "n_positions",
-            "seq_length",
-        ):
-            own = own or source.get(key)
-    if settings.context_length is not None:
-        return settings.context_length
-    return int(own) if own else DEFAULT_CONTEXT
+    sources = (config.get("text_config") or {}, config)
+    found = [source[key] for source in sources for key in _CONTEXT_KEYS if source.get(key)]
+    return settings.context_length or int(found[0] if found else DEFAULT_CONTEXT)
 
 
 def _read_defaults(generation: Mapping[str, Any]) -> dict[str, float]:
@@ -261,15 +247,8 @@ def _load_processor(folder: Path, config: Mapping[str, Any], settings: ModelSett
 
 
 def _digest_processor(folder: Path) -> bytes:
-    """Of all files that say how images become pixels."""
+    """A digest of all files that determine how images become pixels."""
     found = hashlib.blake2b(digest_size=16)
     for path in sorted(folder.glob("*processor*.json")):
         found.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return found.digest()
-
-
-def _find_image_token(config: Mapping[str, Any]) -> int | None:
-    for key in ("image_token_id", "image_token_index"):
-        if isinstance(config.get(key), int):
-            return int(config[key])
-    return None

@@ -1,4 +1,4 @@
-"""Prefill steps: chunks of prompts, alone or several in one forward, and the snapshots that are due after them."""
+"""Prefill steps: chunks of prompts, one or several in a forward, and the snapshots due after them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from mlxrun.model.adapter import Adapter
 from mlxrun.model.chunk_grouping import group_chunks
 from mlxrun.model.compute_methods import ComputeMethods
 from mlxrun.model.prompt_inputs import TEXT_ONLY, PromptInputs
+from mlxrun.model.ragged import layer_caches
 from mlxrun.model.ragged.attention import use_engine_attention
-from mlxrun.model.ragged.layer_caches import list_all_arrays, reserve_capacity, split_row
-from mlxrun.model.row_state import RowState
+from mlxrun.model.ragged.layer_caches import list_all_arrays, reserve_capacity
 from mlxrun.model.sampler import Sampler
 from mlxrun.model.snapshot.copier import DueSnapshots, SnapshotCopier
-from mlxrun.model.step_output import LogitsBatch
+from mlxrun.model.step_output import LogitsBatch, RowState, compute_capacity
 from mlxrun.scheduler.step_plan import PrefillChunk, SnapshotRequest, SnapshotResult
 
 LAYERS_PER_LAUNCH = 7  # layers of a prompt that are launched together where launching takes the time
@@ -50,17 +50,21 @@ class PrefillRunner:
     ) -> PrefillOutput:
         """Compute the chunks, and copy what `requests` ask for as soon as a row has that many tokens."""
         output, due = PrefillOutput(), DueSnapshots(requests)
-        shareable = {c.request_id for c in chunks if _is_shareable(c, rows[c.request_id])}
+        shareable = {  # their chunks need token ids only, and sample nothing
+            chunk.request_id
+            for chunk in chunks
+            for row in [rows[chunk.request_id]]
+            if row.inputs is TEXT_ONLY and chunk.stop < len(row.tokens)
+        }
         for group in group_chunks(chunks, shareable, self._methods.sharing, due.forward_ends):
             if len(group) > 1:
                 self._forward_shared(group, [rows[chunk.request_id] for chunk in group])
             else:
                 output.logits += self._forward_single(group[0], rows[group[0].request_id])
             for chunk in group:
-                row = rows[chunk.request_id]
-                output.arrays += list_all_arrays(row.cache)
+                output.arrays += list_all_arrays(rows[chunk.request_id].cache)
                 ready = due.pop_ready(chunk.request_id, chunk.stop)
-                output.snapshots += self._copier.copy_rows(ready, lambda rid: _view(rows[rid]))
+                output.snapshots += self._copier.copy_rows(ready, lambda rid: rows[rid].view_cache())
         output.arrays += self._copier.list_arrays(output.snapshots)
         return output
 
@@ -93,17 +97,13 @@ class PrefillRunner:
         for index, (row, chunk) in enumerate(zip(rows, chunks, strict=True)):
             # A row that joins the decode batch in the next step is copied then, so it needs no copy now.
             joins_next = self._methods.decode != "row_by_row" and chunk.stop == len(row.tokens) - 1
-            own = split_row(cache, index, chunk.stop, copied=not joins_next)
-            row.cache, row.cached = reserve_capacity(own, compute_capacity(row.tokens, row.params)), chunk.stop
+            own = layer_caches.split_row(cache, index, chunk.stop, copied=not joins_next)
+            row.cache = reserve_capacity(own, compute_capacity(row.tokens, row.params))
+            row.cached = chunk.stop
 
     def _call_model(
         self, ids: list[list[int]], cache: list[Any], start: int, inputs: PromptInputs, layers: int = 0
     ) -> mx.array:
-        """Logits of prompt tokens, which fill `cache`. `layers`: so many are launched together; 0: none yet."""
+        """Logits of prompt tokens, which fill `cache`. `layers`: launch so many at a time; 0: none yet."""
         with use_engine_attention(layers):
             return self._adapter.prefill(mx.array(ids), cache, start, inputs)
-
-
-def _is_shareable(chunk: PrefillChunk, row: RowState) -> bool:
-    """Whether the chunk needs token ids alone, and samples nothing."""
-    return row.inputs is TEXT_ONLY and chunk.stop < len(row.tokens)

@@ -1,4 +1,4 @@
-"""What one request's prompt is made of, beyond its token ids."""
+"""The inputs of a prompt beyond its token ids."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import numpy as np
 class PromptInputs:
     """All arrays are evaluated.
 
-    `embeds` [1, L, D] or None for plain text; `positions` [3, 1, L] for mRoPE models with images; `delta` is
-    what to add to a later token's index for its position; `visual` bool [L] marks the tokens that the
-    `deepstack` features, each [visual tokens, D], belong to.
+    `embeds` [1, L, D] or None for plain text; `positions` [3, 1, L] for mRoPE models with images;
+    `position_delta` is added to a later token's index for its position; `visual_mask` bool [L] marks the
+    tokens that the `deepstack` features, each [visual tokens, D], belong to.
     """
 
     embeds: mx.array | None = None
@@ -26,8 +26,8 @@ class PromptInputs:
     per_layer: mx.array | None = None
 
     def list_arrays(self) -> list[mx.array]:
-        held = (self.embeds, self.positions, self.per_layer, *self.deepstack)
-        return [a for a in held if a is not None]
+        arrays = (self.embeds, self.positions, self.per_layer, *self.deepstack)
+        return [a for a in arrays if a is not None]
 
 
 TEXT_ONLY = PromptInputs()

@@ -1,8 +1,8 @@
 """Computes what the scheduler planned. Owns every array of a request: caches, embeddings, sampling state.
 
-`execute` launches a step and then reads the tokens of the step before (decode-ahead), so that the device never
-waits for Python. Runs on the engine thread only. An exception that concerns one request (its images, its
-grammar) is returned in `errors`; after any other exception all rows are lost, and `reset` must be called.
+`execute` launches a step and then reads the tokens of the step before (decode-ahead), so that the device
+never waits for Python. Runs on the engine thread only. An exception that concerns one request (its images,
+its grammar) is returned in `errors`; after any other exception all rows are lost, and `reset` must be called.
 """
 
 from __future__ import annotations
@@ -16,14 +16,20 @@ import mlx.core as mx
 from mlxrun.model.adapter import Adapter
 from mlxrun.model.compute_methods import ComputeMethods
 from mlxrun.model.decode import DecodeRunner
-from mlxrun.model.grammar_masks import RowGrammar
+from mlxrun.model.grammar_masks import RowGrammar, make_grammar_mask
 from mlxrun.model.prefill import PrefillRunner
-from mlxrun.model.ragged.layer_caches import RowView, list_all_arrays, reserve_capacity, view_row
-from mlxrun.model.row_state import RowState, compute_capacity
+from mlxrun.model.ragged.layer_caches import RowView, list_all_arrays, reserve_capacity
 from mlxrun.model.sampler import RowSampling
 from mlxrun.model.snapshot.copier import SnapshotCopier
 from mlxrun.model.snapshot.snapshots import SnapshotCodec
-from mlxrun.model.step_output import LaunchedStep, LogitsBatch, SampledRows, collect_tokens, sample
+from mlxrun.model.step_output import (
+    LaunchedStep,
+    LogitsBatch,
+    RowState,
+    SampledRows,
+    collect_tokens,
+    compute_capacity,
+)
 from mlxrun.scheduler.request import SamplingParams
 from mlxrun.scheduler.step_plan import Admission, SnapshotResult, StepPlan, StepResult
 
@@ -46,7 +52,7 @@ class ModelRunner:
     """`vocab`: width of the logits. `methods`: how the model decodes and prefills."""
 
     def __init__(
-        self, adapter: Adapter, vocab: int, methods: ComputeMethods, snapshots: SnapshotCodec | None = None
+        self, adapter: Adapter, vocab: int, methods: ComputeMethods, snapshots: SnapshotCodec
     ) -> None:
         self._adapter = adapter
         self._vocab = vocab
@@ -77,7 +83,7 @@ class ModelRunner:
 
     @property
     def awaits_first_tokens(self) -> bool:
-        """Whether the launched step samples first tokens only: reading them at once delays no row's next one."""
+        """Whether the launched step samples first tokens only, so that reading it at once delays no row."""
         return self._launched.first_tokens
 
     def collect(self) -> StepResult:
@@ -171,7 +177,7 @@ class ModelRunner:
         return StepForward(arrays, unsampled, step)
 
     def _launch_rest(self, forward: StepForward) -> tuple[LaunchedStep, tuple[SnapshotResult, ...]]:
-        """Sample rows with a grammar. Returns the step, and its snapshots if one must not be lost to a kill."""
+        """Sample rows with a grammar. Returns the step, and snapshots that have to be stored at once."""
         step = forward.step
         if forward.unsampled:
             step = replace(step, sampled=self._sample(forward.unsampled))
@@ -182,11 +188,14 @@ class ModelRunner:
         return replace(step, snapshots=()), step.snapshots
 
     def _sample(self, batches: Sequence[LogitsBatch]) -> list[SampledRows]:
-        """Sample the batches; each row's next decode step takes in the token."""
+        """Sample each row by its settings and its grammar; the row's next decode step takes in the token."""
         sampled = []
         for batch in batches:
             rows = [self._rows[rid] for rid in batch.ids]
-            tokens = sample(batch, rows, self._vocab)
+            mask = make_grammar_mask([row.grammar for row in rows], self._vocab)
+            tokens = batch.sampler(batch.logits, batch.positions, mask)
+            for row in rows:
+                row.has_sampled = True
             if batch.sampler is self._decoder.sampler:
                 self._decoder.newest_tokens = tokens.tokens
             else:
@@ -201,6 +210,6 @@ class ModelRunner:
         """The number of tokens in a row's caches, and what they hold; None for rows that never started."""
         row = self._rows.get(request_id)
         if row is not None and row.cache:
-            return row.cached, view_row(row.cache)
+            return row.view_cache()
         in_batch = row is not None and request_id in self._decoder.batch.ids
         return self._decoder.batch.view_row(request_id) if in_batch else None

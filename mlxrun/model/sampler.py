@@ -1,9 +1,9 @@
-"""Draws one token a row, all rows at once, each by its own SamplingParams.
+"""Samples one token a row, all rows at once, each by its own SamplingParams.
 
-Everything happens on float32 logits of the last position. Randomness is a counter: the noise of a draw
-depends on the request's seed and the token's position alone, so a row draws the same in any batch.
-Filters in this order: temperature, top_k, top_p (over what is left), min_p (relative to the likeliest). What
-a grammar forbids is gone before all of that; logprobs are the model's own.
+Everything is computed on float32 logits of the last position. The noise of a token depends only on the
+request's seed and the token's position, so a row samples the same tokens in any batch. Filters apply in this
+order: temperature, top_k, top_p (over what is left), min_p (relative to the likeliest). Tokens that a grammar
+forbids are removed before all of that; logprobs are the model's own.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ import mlx.core as mx
 
 from mlxrun.scheduler.request import SamplingParams, TokenLogprob
 from mlxrun.scheduler.step_plan import SampledToken
-
-_NEVER = float("-inf")
 
 
 @dataclass(slots=True)
@@ -43,7 +41,7 @@ class RowSampling:
 
 @dataclass(frozen=True, slots=True)
 class SampledBatch:
-    """What a step drew; lazy arrays, one entry a row. `top_*` [rows, n] hold the n likeliest, best first."""
+    """Sampled tokens; lazy arrays, one entry a row. `top_*` [rows, n] hold the n likeliest, best first."""
 
     tokens: mx.array
     logprobs: mx.array | None = None
@@ -55,7 +53,7 @@ class SampledBatch:
 
 
 class Sampler:
-    """The rows of one batch in their order. Make a new one when they change; `rows` carry their state."""
+    """Samples the rows of one batch, in their order. Make a new one when rows change; they hold the state."""
 
     def __init__(self, rows: Sequence[RowSampling], vocab: int) -> None:
         params = [row.params for row in rows]
@@ -75,19 +73,18 @@ class Sampler:
         self._greedy = mx.array([p.temperature == 0 for p in params])[:, None]
         self._filters = self._random and any(p.top_k or p.top_p < 1 or p.min_p for p in params)
         self._top_k = _make_column([p.top_k or vocab for p in params])
-        # Cumulated float32 probabilities reach 1 before the tail's end: 2 is what never cuts.
+        # Cumulated float32 probabilities reach 1 before the end of the tail; 2 keeps all of it.
         self._top_p = _make_column([p.top_p if p.top_p < 1 else 2.0 for p in params])
         self._min_p = _make_column([p.min_p for p in params])
-        asked = [p.logprobs for p in params if p.logprobs is not None]
-        self._logprobs = max(asked, default=None)
+        self._logprobs = max((p.logprobs for p in params if p.logprobs is not None), default=None)
 
     def __call__(
-        self, logits: mx.array, positions: Sequence[int], allowed: mx.array | None = None
+        self, logits: mx.array, positions: Sequence[int], mask: mx.array | None = None
     ) -> SampledBatch:
-        """Draw from `logits` [rows, V] the tokens at these positions (prompt and answer counted together).
-        `allowed`: bool [rows, V], None for all."""
+        """Sample from `logits` [rows, V] the tokens at these positions (prompt and answer counted together).
+        `mask`: bool [rows, V], False for forbidden tokens."""
         raw = logits.astype(mx.float32)
-        adjusted = self._adjust(raw if allowed is None else mx.where(allowed, raw, _NEVER))
+        adjusted = self._adjust(raw if mask is None else mx.where(mask, raw, -mx.inf))
         tokens = mx.argmax(self._add_noise(adjusted, positions), axis=-1)
         if self._penalties:
             self._record_tokens(tokens)
@@ -111,7 +108,7 @@ class Sampler:
         return x
 
     def _add_noise(self, x: mx.array, positions: Sequence[int]) -> mx.array:
-        """Logits whose argmax is the draw: by the Gumbel trick for rows with a temperature."""
+        """Logits whose argmax is the sampled token: by the Gumbel trick for rows with a temperature."""
         if not self._random:
             return x
         y = x / self._temperature
@@ -125,11 +122,11 @@ class Sampler:
     def _filter(self, y: mx.array) -> mx.array:
         order = mx.argsort(-y, axis=-1)
         ranked = mx.take_along_axis(y, order, axis=-1)
-        ranked = mx.where(mx.arange(self._vocab) < self._top_k, ranked, _NEVER)
+        ranked = mx.where(mx.arange(self._vocab) < self._top_k, ranked, -mx.inf)
         p = mx.softmax(ranked, axis=-1, precise=True)
         before = mx.cumsum(p, axis=-1) - p
         keep = ((before < self._top_p) & (p >= self._min_p * p[:, :1])) | (mx.arange(self._vocab) == 0)
-        return mx.put_along_axis(y, order, mx.where(keep, ranked, _NEVER), axis=-1)
+        return mx.put_along_axis(y, order, mx.where(keep, ranked, -mx.inf), axis=-1)
 
     def _record_tokens(self, tokens: mx.array) -> None:
         rows = mx.arange(len(self.rows))
@@ -144,22 +141,20 @@ class Sampler:
         return [self._seen, self._counts] if self._penalties else []
 
 
-def read_sampled(draw: SampledBatch, params: Sequence[SamplingParams]) -> list[SampledToken]:
-    """The draw as Python numbers, one a row; waits for the step to be computed."""
-    tokens: list[int] = draw.tokens.tolist()
-    if draw.logprobs is None:
+def read_sampled(batch: SampledBatch, params: Sequence[SamplingParams]) -> list[SampledToken]:
+    """The tokens as Python numbers, one a row; waits for the step to be computed."""
+    tokens: list[int] = batch.tokens.tolist()
+    if batch.logprobs is None:
         return [SampledToken(token) for token in tokens]
-    chosen = draw.logprobs.tolist()
-    ids = [[]] * len(tokens) if draw.top_ids is None else draw.top_ids.tolist()
-    values = [[]] * len(tokens) if draw.top_logprobs is None else draw.top_logprobs.tolist()
-
-    def told(row: int) -> TokenLogprob | None:
+    chosen = batch.logprobs.tolist()
+    ids = [[]] * len(tokens) if batch.top_ids is None else batch.top_ids.tolist()
+    values = [[]] * len(tokens) if batch.top_logprobs is None else batch.top_logprobs.tolist()
+    sampled = []
+    for row, token in enumerate(tokens):
         count = params[row].logprobs
-        if count is None:
-            return None
-        return TokenLogprob(chosen[row], tuple(zip(ids[row], values[row], strict=True))[:count])
-
-    return [SampledToken(token, told(row)) for row, token in enumerate(tokens)]
+        top = tuple(zip(ids[row], values[row], strict=True))[:count]
+        sampled.append(SampledToken(token, None if count is None else TokenLogprob(chosen[row], top)))
+    return sampled
 
 
 def _has_penalty(p: SamplingParams) -> bool:
@@ -174,13 +169,11 @@ def _count_tokens(tokens: Sequence[int], vocab: int) -> mx.array:
 def _make_bias(params: Sequence[SamplingParams], vocab: int) -> mx.array | None:
     if not any(p.logit_bias for p in params):
         return None
-    rows = []
-    for p in params:
-        row = mx.zeros(vocab)
+    bias = mx.zeros((len(params), vocab))
+    for row, p in enumerate(params):
         if p.logit_bias:
-            row[mx.array(list(p.logit_bias))] = mx.array(list(p.logit_bias.values()))
-        rows.append(row)
-    return mx.stack(rows)
+            bias[row, mx.array(list(p.logit_bias))] = mx.array(list(p.logit_bias.values()))
+    return bias
 
 
 def _make_column(values: Sequence[float]) -> mx.array:

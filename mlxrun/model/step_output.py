@@ -1,22 +1,52 @@
-"""From logits to tokens: sampling what a forward gave, and reading what was sampled a step before."""
+"""Rows, the logits of a step, the step that the device computes, and its tokens once they are known."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import mlx.core as mx
 
-from mlxrun.model.grammar_masks import make_grammar_mask
-from mlxrun.model.row_state import RowState
-from mlxrun.model.sampler import SampledBatch, Sampler, read_sampled
+from mlxrun.model.grammar_masks import RowGrammar
+from mlxrun.model.prompt_inputs import PromptInputs
+from mlxrun.model.ragged.layer_caches import RowView, view_row
+from mlxrun.model.ragged.row_group import BUFFER_STEP
+from mlxrun.model.sampler import RowSampling, SampledBatch, Sampler, read_sampled
 from mlxrun.scheduler.request import SamplingParams
 from mlxrun.scheduler.step_plan import SampledToken, SnapshotResult
 
 log = logging.getLogger(__name__)
 
 SampledRows = tuple[tuple[str, ...], SampledBatch]  # ids of the rows, and what was sampled for them
+
+
+@dataclass(slots=True, eq=False)
+class RowState:
+    """A running request. Its `cache` is empty once the row has joined the decode batch."""
+
+    tokens: list[int]  # the prompt, and the answer so far if the request was preempted
+    inputs: PromptInputs
+    sampling: RowSampling
+    cache: list[Any]
+    newest_token: mx.array  # [1]: input of the first decode step
+    cached: int = 0  # tokens in `cache`
+    has_sampled: bool = False  # a token of this row was launched
+    grammar: RowGrammar | None = None  # knows all tokens that were read
+
+    def view_cache(self) -> tuple[int, RowView]:
+        """The number of tokens in the row's own cache, and what it holds."""
+        return self.cached, view_row(self.cache)
+
+    @property
+    def params(self) -> SamplingParams:
+        return self.sampling.params
+
+
+def compute_capacity(tokens: Sequence[int], params: SamplingParams) -> int:
+    """Tokens that a row's cache should hold before it has to grow."""
+    return len(tokens) + min(params.max_tokens, BUFFER_STEP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +67,6 @@ class LaunchedStep:
     prefilled: Sequence[mx.array] = ()
     snapshots: tuple[SnapshotResult, ...] = ()
     first_tokens: bool = False  # every sampled token is the first of its request
-
-
-def sample(batch: LogitsBatch, rows: Sequence[RowState], vocab: int) -> SampledBatch:
-    """Sample each row by its settings, as its grammar allows."""
-    for row in rows:
-        row.has_sampled = True
-    mask = make_grammar_mask([row.grammar for row in rows], vocab)
-    return batch.sampler(batch.logits, batch.positions, mask)
 
 
 def collect_tokens(

@@ -1,4 +1,4 @@
-"""What a model's folder says of itself, in the many ways in which folders say it: A33, A45, A46, A47, A67.
+"""What a model's folder says of itself, in the many ways in which folders say it.
 
 Ends of answers, templates, context, recommended sampling and the kind of model, read from files of any age;
 and that weights are loaded once.
@@ -66,27 +66,27 @@ ENDS: dict[str, tuple[dict[str, Any], dict[str, Any] | None, set[int]]] = {
 
 @pytest.mark.parametrize("case", ENDS)
 def test_every_file_may_name_an_end(folder: Folder, case: str) -> None:
-    """A47: what any of the model's files calls an end of an answer is one."""
+    """What any of the model's files calls an end of an answer is one."""
     config, generation, wanted = ENDS[case]
     assert host(folder(config=config, generation=generation)).eos_ids == wanted
 
 
 def test_an_end_from_a_list_ends_an_answer(zoo: Zoo, folder: Folder) -> None:
-    """A47: not only read: the engine stops there. The twin: without the file the answer goes on."""
+    """Not only read: the engine stops there. The twin: without the file the answer goes on."""
     ids = text_models.prompts(4, [12])[0]
     said = zoo.answer("llama", ids).tokens
     end = next(token for i, token in enumerate(said) if i > 3 and token not in said[:i])
     for generation, wanted in (({"eos_token_id": [1, end]}, said[: said.index(end)]), (None, said)):
-        engine = engine_driver.engine(folder(generation=generation))
-        request = engine_driver.text("a", ids, stop_ids=engine.model_info.eos_ids)
-        assert engine_driver.run(engine, [request])["a"].tokens == tuple(wanted)
+        engine = engine_driver.make_real_engine(folder(generation=generation))
+        request = engine_driver.make_text_request("a", ids, stop_ids=engine.model_info.eos_ids)
+        assert engine_driver.run_requests(engine, [request])["a"].tokens == tuple(wanted)
 
 
 # -- templates ------------------------------------------------------------------------------------------
 
 
 def test_templates_of_old_and_new_folders(folder: Folder) -> None:
-    """A47: beside the tokenizer, in its config, as a list of named ones, in chat_template.json, or none."""
+    """Beside the tokenizer, in its config, as a list of named ones, in chat_template.json, or none."""
     plain = folder()
     own = (plain / "chat_template.jinja").read_text()
     assert host(plain).chat_template == own
@@ -108,7 +108,7 @@ def test_templates_of_old_and_new_folders(folder: Folder) -> None:
 
 
 def test_a_template_that_is_none_is_named(folder: Folder) -> None:
-    """A47: the file, not only its folder. The twin: the same bytes in UTF-8."""
+    """The file, not only its folder. The twin: the same bytes in UTF-8."""
     made = folder()
     path = made / "chat_template.jinja"
     path.write_bytes("é {{ messages }}".encode("latin-1"))
@@ -125,7 +125,7 @@ def test_a_template_that_is_none_is_named(folder: Folder) -> None:
 
 
 def test_a_processor_needs_no_template(folder: Folder) -> None:
-    """A47: nothing beside the tokenizer inside the processor: text and its image are read the same."""
+    """Nothing beside the tokenizer inside the processor: text and its image are read the same."""
     path = folder("vision", "qwen3_vl")
     text, images = (
         vision_models.prompt("qwen3_vl", "what is ", None, "?"),
@@ -136,7 +136,7 @@ def test_a_processor_needs_no_template(folder: Folder) -> None:
     made = host(path)
     assert made.chat_template is None and made.processor.tokenizer is not made.tokenizer
     read = made.process(text, images)
-    assert (read.ids, read.spans) == (wanted.ids, wanted.spans) and len(read.spans) == 1
+    assert (read.ids, read.image_spans) == (wanted.ids, wanted.image_spans) and len(read.image_spans) == 1
 
 
 # -- numbers ----------------------------------------------------------------------------------------------
@@ -155,7 +155,7 @@ CONTEXTS: dict[str, tuple[dict[str, Any], int]] = {
 
 @pytest.mark.parametrize("case", CONTEXTS)
 def test_the_context_is_the_models_own(folder: Folder, case: str) -> None:
-    """A33: it bounds prompts; a config may say otherwise."""
+    """It bounds prompts; a config may say otherwise."""
     config, wanted = CONTEXTS[case]
     path = folder(config=config)
     assert host(path).context_length == wanted
@@ -163,7 +163,7 @@ def test_the_context_is_the_models_own(folder: Folder, case: str) -> None:
 
 
 def test_recommended_sampling_is_the_default(folder: Folder) -> None:
-    """A67: generation_config.json of the model; `do_sample: false` is greedy; what is no number is left."""
+    """Generation_config.json of the model; `do_sample: false` is greedy; what is no number is left."""
     recommended = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "repetition_penalty": 1.05}
     made = host(folder(generation={**recommended, "do_sample": True, "max_length": 9, "min_p": None}))
     assert made.defaults == recommended
@@ -176,7 +176,7 @@ def test_recommended_sampling_is_the_default(folder: Folder) -> None:
 
 @pytest.mark.parametrize("family", ["gemma3", "qwen3_vl", "idefics3"])
 def test_the_kind_follows_from_the_config(folder: Folder, family: str) -> None:
-    """A45: vision_config makes a vision model, `kind: text` takes it for a text model all the same."""
+    """Vision_config makes a vision model, `kind: text` takes it for a text model all the same."""
     path = folder("vision", family)
     seen = host(path)
     assert seen.vision and seen.processor is not None
@@ -185,7 +185,7 @@ def test_the_kind_follows_from_the_config(folder: Folder, family: str) -> None:
 
 
 def test_a_text_model_cannot_be_made_to_see(folder: Folder) -> None:
-    """A45: `kind: vision` is an error that names the setting and what is missing."""
+    """`kind: vision` is an error that names the setting and what is missing."""
     path = folder()
     assert not host(path).vision
     with pytest.raises(ModelLoadError, match=r"model\.kind: vision.*no vision_config"):
@@ -204,23 +204,27 @@ def with_extra(path: Path, *names: str) -> Path:
 
 
 def test_weights_of_other_parts_are_left_out(zoo: Zoo, folder: Folder) -> None:
-    """A46: those of a drafting head, and of a tower where the text alone is wanted; answers are the same."""
+    """Those of a drafting head, and of a tower where the text alone is wanted; answers are the same."""
     ids = text_models.prompts(5, [20])[0]
     plain = with_extra(folder("text", "qwen3_5"), "mtp.layers.0.mlp.weight", "vision_tower.blocks.0.weight")
     seeing = with_extra(
         folder("vision", "qwen3_vl"), "vision_tower.more.weight", "language_model.mtp.0.weight"
     )
-    event = engine_driver.run(engine_driver.engine(plain), [engine_driver.text("a", ids)])["a"]
-    engine_driver.same(event, zoo.answer("qwen3_5", ids))
-    event = engine_driver.run(engine_driver.engine(seeing, kind="text"), [engine_driver.text("a", ids)])["a"]
-    engine_driver.same(event, zoo.see("qwen3_vl", ids))
+    event = engine_driver.run_requests(
+        engine_driver.make_real_engine(plain), [engine_driver.make_text_request("a", ids)]
+    )["a"]
+    engine_driver.check_answer(event, zoo.answer("qwen3_5", ids))
+    event = engine_driver.run_requests(
+        engine_driver.make_real_engine(seeing, kind="text"), [engine_driver.make_text_request("a", ids)]
+    )["a"]
+    engine_driver.check_answer(event, zoo.see("qwen3_vl", ids))
 
 
 @pytest.mark.parametrize(("kind", "family"), [("text", "llama"), ("vision", "qwen3_vl")])
 def test_weights_that_nobody_knows_are_named(folder: Folder, kind: str, family: str) -> None:
-    """A46: a checkpoint of another model is no half-right one; the error says what is too much."""
+    """A checkpoint of another model is no half-right one; the error says what is too much."""
     with pytest.raises(ModelLoadError, match=r"(?s)not in model.*stranger\.weight"):
-        engine_driver.engine(with_extra(folder(kind, family), "model.stranger.weight"))
+        engine_driver.make_real_engine(with_extra(folder(kind, family), "model.stranger.weight"))
 
 
 @pytest.mark.parametrize(
@@ -234,7 +238,7 @@ def test_weights_that_nobody_knows_are_named(folder: Folder, kind: str, family: 
 def test_weights_are_loaded_once(
     zoo: Zoo, monkeypatch: pytest.MonkeyPatch, kind: str, family: str, read_as: Any
 ) -> None:
-    """A46: one load, and at no time more than 1.2 times the model in memory."""
+    """One load, and at no time more than 1.2 times the model in memory."""
     import mlx_lm.utils
     import mlx_vlm.utils
 

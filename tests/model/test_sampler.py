@@ -1,4 +1,4 @@
-"""Each row is drawn by its own settings, whatever its neighbours' are (B21, B22, A67)."""
+"""Each row is drawn by its own settings, whatever its neighbours' are."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def allowed(x: np.ndarray, p: SamplingParams, prompt: Sequence[int], output: Seq
 
 
 def test_a_row_draws_the_same_alone_and_in_any_batch() -> None:
-    """B21, B22: 11 settings together and in another order, over a dozen steps, with the penalties' memory."""
+    """11 settings together and in another order, over a dozen steps, with the penalties' memory."""
     steps = [logits(step, len(PARAMS)) for step in range(12)]
     prompt = [1, 3, 5, 7]
 
@@ -107,7 +107,7 @@ def test_a_row_draws_the_same_alone_and_in_any_batch() -> None:
 
 
 def test_rows_that_join_and_leave_keep_their_memory() -> None:
-    """B21: penalties follow their row through new samplers in another order, as when rows join and leave."""
+    """Penalties follow their row through new samplers in another order, as when rows join and leave."""
     x = [logits(100 + step, 1)[0] for step in range(20)]
 
     def alone(index: int) -> list[int]:
@@ -215,7 +215,7 @@ def test_every_step_of_the_filters_is_the_references(index: int) -> None:
 
 
 def test_noise_differs_by_seed_and_position_alone() -> None:
-    """B22: no two (seed, position) share their noise, large and neighbouring seeds included."""
+    """No two (seed, position) share their noise, large and neighbouring seeds included."""
     x = mx.zeros((1, VOCAB))
     seeds = [0, 1, 2, 2**31, 2**32, 2**32 + 1, 2**63, 2**64 - 1]
     seen = {}
@@ -301,19 +301,22 @@ MIXED = [
 
 @pytest.mark.parametrize("family", ["llama", "qwen3_next"])
 def test_a_seeded_request_gives_the_same_text_in_any_batch(zoo: Zoo, family: str) -> None:
-    """B22, B21: alone, with others, joining later, preempted on the way; other seeds give other texts."""
+    """Alone, with others, joining later, preempted on the way; other seeds give other texts."""
     (prompt,) = text_models.prompts(3, [19])
     wanted = []
-    engine = engine_driver.engine(zoo.text(family), max_running=1)
+    engine = engine_driver.make_real_engine(zoo.text(family), max_running=1)
     for params in MIXED:
         wanted.append(
-            engine_driver.run(engine, [engine_driver.text("alone", prompt, **params)])["alone"].tokens
+            engine_driver.run_requests(engine, [engine_driver.make_text_request("alone", prompt, **params)])[
+                "alone"
+            ].tokens
         )
     assert len(set(wanted)) == len(wanted)
 
-    engine = engine_driver.engine(zoo.text(family))
+    engine = engine_driver.make_real_engine(zoo.text(family))
     asks = [
-        engine_driver.Ask(engine_driver.text(str(i), prompt, **p), joins=3 * i) for i, p in enumerate(MIXED)
+        engine_driver.TimedRequest(engine_driver.make_text_request(str(i), prompt, **p), add_step=3 * i)
+        for i, p in enumerate(MIXED)
     ]
 
     def preempt(step: int) -> None:
@@ -322,5 +325,5 @@ def test_a_seeded_request_gives_the_same_text_in_any_batch(zoo: Zoo, family: str
                 engine.scheduler._preempt(entry)  # type: ignore[arg-type]
 
     for each in (lambda step: None, preempt):
-        events = engine_driver.run(engine, asks, each)
+        events = engine_driver.run_requests(engine, asks, each)
         assert [events[str(i)].tokens for i in range(len(MIXED))] == wanted

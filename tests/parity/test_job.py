@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mlxrun.batch.partial_answers import PartialAnswer, PartialAnswers, parse_records
-from mlxrun.batch.run_paths import Paths
+from mlxrun.batch.run_paths import JobPaths
 from mlxrun.cli.main import main
 from tests.helpers.batch_fakes import by_id, chat, write_job
 
@@ -16,7 +16,7 @@ from tests.helpers.batch_fakes import by_id, chat, write_job
 def test_alone_together_and_in_another_order(
     tmp_path: Path, zoo: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """C8, A68: greedy and seeded lines, chat and raw prompts, several choices, a bad line among them."""
+    """Greedy and seeded lines, chat and raw prompts, several choices, a bad line among them."""
     lines: list[Any] = [
         chat(f"c{i}", "hello " * (1 + i * i), max_tokens=12, temperature=i % 2) for i in range(10)
     ]
@@ -36,7 +36,7 @@ def test_alone_together_and_in_another_order(
 def test_partial_answers_go_on(
     tmp_path: Path, zoo: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], most: int
 ) -> None:
-    """C3: the engine goes on from known tokens, drawn ones too, to the bytes of an uninterrupted run."""
+    """The engine goes on from known tokens, drawn ones too, to the bytes of an uninterrupted run."""
     lines = [
         chat(f"c{i}", "hello " * (1 + i), max_tokens=12, temperature=i % 2, **({"n": 2} if i > 3 else {}))
         for i in range(6)
@@ -46,14 +46,14 @@ def test_partial_answers_go_on(
         for name in ("drop", "remove"):
             patch.setattr(PartialAnswers, name, lambda *args: None)
         assert main(["batch", str(write_job(tmp_path, lines, "whole.jsonl")), *args]) == 0
-    whole = Paths.of(tmp_path / "whole.jsonl")
-    paths = Paths.of(write_job(tmp_path, lines))
+    whole = JobPaths(tmp_path / "whole.jsonl")
+    paths = JobPaths(write_job(tmp_path, lines))
     paths.folder.mkdir()
     with whole.answers.open("rb") as file:
         found = [
             (key, i, each) for key, choices in parse_records(file).items() for i, each in choices.items()
         ]
-    cut = [(key, i, PartialAnswer(each.of, each.tokens[:most])) for key, i, each in found]
+    cut = [(key, i, PartialAnswer(each.request_digest, each.tokens[:most])) for key, i, each in found]
     paths.answers.write_bytes(b"".join(each.take_record(key, i) for key, i, each in cut))
     assert main(["batch", str(paths.job), *args]) == 0
     assert "6 partial answers of the last run" in capsys.readouterr().err

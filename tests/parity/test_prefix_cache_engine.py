@@ -1,6 +1,4 @@
-"""What the prefix cache gives with the real runner, where other tests only ask a scripted one: A2, A5, A11,
-A12, A15, A20, B10, and design 3 for rows that are pushed out.
-"""
+"""What the prefix cache gives with the real runner, where other tests only ask a scripted one."""
 
 from __future__ import annotations
 
@@ -14,13 +12,14 @@ import mlx.core as mx
 import pytest
 
 from mlxrun.engine.engine import Engine
-from mlxrun.model.runner import ModelRunner
+from mlxrun.model.decode import DecodeRunner
 from mlxrun.model.snapshot.packing import Stack
 from mlxrun.model.snapshot.snapshots import DeltaPayload, SnapshotCodec
 from mlxrun.scheduler.request import FinishReason, HitKind, Request, TokenEvent
 from mlxrun.scheduler.step_plan import SnapshotKind
 from tests.helpers import engine_driver, text_models
-from tests.helpers.engine_driver import Ask
+from tests.helpers.engine_driver import TimedRequest
+from tests.helpers.engine_fakes import merge_events
 from tests.helpers.model_fixtures import Zoo
 
 BASE = tuple(text_models.prompts(41, [75])[0])
@@ -30,7 +29,7 @@ COUNT = 24
 
 
 def once(engine: Engine, request: Request) -> TokenEvent:
-    return engine_driver.run(engine, [request])[request.id]
+    return engine_driver.run_requests(engine, [request])[request.id]
 
 
 # -- nothing is computed twice ----------------------------------------------------------------------------
@@ -38,12 +37,12 @@ def once(engine: Engine, request: Request) -> TokenEvent:
 
 @pytest.mark.parametrize("family", text_models.CORE)
 def test_the_next_turn_goes_on_from_the_answer(zoo: Zoo, family: str) -> None:
-    """A5, B10: not only the prompt of the turn before is found, but its answer too, in each of six turns."""
-    engine, ids = engine_driver.engine(zoo.text(family)), BASE[:40]
+    """Not only the prompt of the turn before is found, but its answer too, in each of six turns."""
+    engine, ids = engine_driver.make_real_engine(zoo.text(family)), BASE[:40]
     known = 0
     for turn in range(6):
-        event = once(engine, engine_driver.text(f"turn {turn}", ids, max_tokens=9))
-        engine_driver.same(event, zoo.answer(family, ids, 9))
+        event = once(engine, engine_driver.make_text_request(f"turn {turn}", ids, max_tokens=9))
+        engine_driver.check_answer(event, zoo.answer(family, ids, 9))
         assert event.num_cached_tokens >= known, turn
         known = len(ids) + len(event.tokens) - 1  # the last token was never computed on
         ids = (*ids, *event.tokens, *OTHER[turn * 9 : turn * 9 + 9])
@@ -51,34 +50,37 @@ def test_the_next_turn_goes_on_from_the_answer(zoo: Zoo, family: str) -> None:
 
 @pytest.mark.parametrize("family", text_models.CORE)
 def test_an_aborted_prompt_keeps_all_of_its_work(zoo: Zoo, family: str) -> None:
-    """A2: also where no checkpoint is due: hybrids keep the state at which they were stopped."""
-    engine = engine_driver.engine(zoo.text(family), prefill_budget=CHUNK, checkpoint_every=1 << 20)
-    left = engine_driver.run(engine, [Ask(engine_driver.text("gone", BASE), leaves=3)])["gone"]
+    """Also where no checkpoint is due: hybrids keep the state at which they were stopped."""
+    engine = engine_driver.make_real_engine(zoo.text(family), prefill_budget=CHUNK, checkpoint_every=1 << 20)
+    left = engine_driver.run_requests(
+        engine, [TimedRequest(engine_driver.make_text_request("gone", BASE), abort_step=3)]
+    )["gone"]
     assert left.finish is FinishReason.ABORT and left.num_computed_tokens == 3 * CHUNK
-    event = once(engine, engine_driver.text("again", BASE))
+    event = once(engine, engine_driver.make_text_request("again", BASE))
     assert event.num_cached_tokens == 3 * CHUNK
-    engine_driver.same(event, zoo.answer(family, BASE))
+    engine_driver.check_answer(event, zoo.answer(family, BASE))
 
 
 @pytest.mark.parametrize("family", text_models.CORE)
 def test_an_aborted_answer_is_kept(zoo: Zoo, family: str) -> None:
-    """A2: of an answer too: who asks with its beginning goes on from there."""
-    engine = engine_driver.engine(zoo.text(family))
-    left = engine_driver.run(engine, [Ask(engine_driver.text("gone", BASE[:40], max_tokens=40), leaves=14)])[
-        "gone"
-    ]
+    """Of an answer too: who asks with its beginning goes on from there."""
+    engine = engine_driver.make_real_engine(zoo.text(family))
+    left = engine_driver.run_requests(
+        engine,
+        [TimedRequest(engine_driver.make_text_request("gone", BASE[:40], max_tokens=40), abort_step=14)],
+    )["gone"]
     assert left.finish is FinishReason.ABORT and len(left.tokens) > 6
     ids = (*BASE[:40], *left.tokens, *OTHER[:5])
-    event = once(engine, engine_driver.text("again", ids, max_tokens=9))
+    event = once(engine, engine_driver.make_text_request("again", ids, max_tokens=9))
     assert event.num_cached_tokens >= 40 + len(left.tokens) - 1
-    engine_driver.same(event, zoo.answer(family, ids, 9))
+    engine_driver.check_answer(event, zoo.answer(family, ids, 9))
 
 
 @pytest.mark.parametrize("family", text_models.CORE)
 def test_a_row_that_was_pushed_out_computes_no_prompt_again(zoo: Zoo, family: str) -> None:
     """Design 3: a batch's row gives way in the middle of its answer, and comes back with its prompt
     and all of its answer: nothing is computed again."""
-    engine = engine_driver.engine(zoo.text(family), max_running=1)
+    engine = engine_driver.make_real_engine(zoo.text(family), max_running=1)
     computed: list[int] = []
     schedule = engine.scheduler.schedule
 
@@ -88,7 +90,7 @@ def test_a_row_that_was_pushed_out_computes_no_prompt_again(zoo: Zoo, family: st
         return plan
 
     engine.scheduler.schedule = spy  # type: ignore[method-assign]
-    behind = replace(engine_driver.text("a", BASE[:40]), background=True)
+    behind = replace(engine_driver.make_text_request("a", BASE[:40]), background=True)
     pushed = []
 
     def look(step: int) -> None:
@@ -96,12 +98,14 @@ def test_a_row_that_was_pushed_out_computes_no_prompt_again(zoo: Zoo, family: st
         if a is not None and not a.running and a.output:
             pushed.append(len(a.output))
 
-    events = engine_driver.run(
-        engine, [behind, Ask(engine_driver.text("b", OTHER[:40], max_tokens=5), joins=12)], look
+    events = engine_driver.run_requests(
+        engine,
+        [behind, TimedRequest(engine_driver.make_text_request("b", OTHER[:40], max_tokens=5), add_step=12)],
+        look,
     )
     assert pushed and pushed[0] > 4
-    engine_driver.same(events["a"], zoo.answer(family, BASE[:40]))
-    engine_driver.same(events["b"], zoo.answer(family, OTHER[:40], 5))
+    engine_driver.check_answer(events["a"], zoo.answer(family, BASE[:40]))
+    engine_driver.check_answer(events["b"], zoo.answer(family, OTHER[:40], 5))
     assert computed[:3] == [16, 16, 7]
     assert sum(computed[3:]) == 0, computed
 
@@ -118,59 +122,61 @@ SAMPLING: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("family", ["llama", "qwen3_next"])
 def test_other_sampling_finds_the_same_prefix(zoo: Zoo, family: str) -> None:
-    """A11: what was computed for a greedy request serves a drawn one, and the other way round."""
-    engine = engine_driver.engine(zoo.text(family))
-    assert once(engine, engine_driver.text("greedy", BASE)).hit_kind is HitKind.MISS
+    """What was computed for a greedy request serves a drawn one, and the other way round."""
+    engine = engine_driver.make_real_engine(zoo.text(family))
+    assert once(engine, engine_driver.make_text_request("greedy", BASE)).hit_kind is HitKind.MISS
     for i, params in enumerate(SAMPLING):
-        event = once(engine, engine_driver.text(f"{i}", BASE, **params))
+        event = once(engine, engine_driver.make_text_request(f"{i}", BASE, **params))
         assert (event.hit_kind, event.num_cached_tokens) == (HitKind.EXACT, len(BASE) - 1), params
         cold = once(
-            engine_driver.engine(zoo.text(family), backend="none"),
-            engine_driver.text(f"{i}", BASE, **params),
+            engine_driver.make_real_engine(zoo.text(family), backend="none"),
+            engine_driver.make_text_request(f"{i}", BASE, **params),
         )
         assert event.tokens == cold.tokens, params
-    engine_driver.same(once(engine, engine_driver.text("again", BASE)), zoo.answer(family, BASE))
+    engine_driver.check_answer(
+        once(engine, engine_driver.make_text_request("again", BASE)), zoo.answer(family, BASE)
+    )
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3_next"])
 def test_the_cache_survives_a_failed_step(zoo: Zoo, monkeypatch: pytest.MonkeyPatch, family: str) -> None:
-    """A11: all rows are lost and the batch is built anew; the prefixes are still there."""
-    engine = engine_driver.engine(zoo.text(family))
-    once(engine, engine_driver.text("first", BASE))
-    runner = engine_driver.runner(engine)
-    batch, real = runner._batch, ModelRunner._decode
+    """All rows are lost and the batch is built anew; the prefixes are still there."""
+    engine = engine_driver.make_real_engine(zoo.text(family))
+    once(engine, engine_driver.make_text_request("first", BASE))
+    runner = engine_driver.get_runner(engine)
+    batch, real = runner._decoder.batch, DecodeRunner.forward
     failed: list[int] = []
 
-    def decode(self: Any, ids: Sequence[str]) -> Any:
+    def decode(self: Any, ids: Sequence[str], rows: Any) -> Any:
         if ids and not failed:
             failed.append(1)
             raise RuntimeError("made for this test")
-        return real(self, ids)
+        return real(self, ids, rows)
 
-    monkeypatch.setattr(ModelRunner, "_decode", decode)
+    monkeypatch.setattr(DecodeRunner, "forward", decode)
     asks = [
-        engine_driver.text("second", (*BASE, *OTHER[:9])),
-        engine_driver.text("third", OTHER),
+        engine_driver.make_text_request("second", (*BASE, *OTHER[:9])),
+        engine_driver.make_text_request("third", OTHER),
     ]
-    events = engine_driver.run(engine, asks)
-    assert failed and runner._batch is not batch
-    engine_driver.same(events["second"], zoo.answer(family, (*BASE, *OTHER[:9])))
-    engine_driver.same(events["third"], zoo.answer(family, OTHER))
-    event = once(engine, engine_driver.text("fourth", BASE))
+    events = engine_driver.run_requests(engine, asks)
+    assert failed and runner._decoder.batch is not batch
+    engine_driver.check_answer(events["second"], zoo.answer(family, (*BASE, *OTHER[:9])))
+    engine_driver.check_answer(events["third"], zoo.answer(family, OTHER))
+    event = once(engine, engine_driver.make_text_request("fourth", BASE))
     assert event.hit_kind is HitKind.EXACT or event.num_cached_tokens == len(BASE) - 1
-    engine_driver.same(event, zoo.answer(family, BASE))
+    engine_driver.check_answer(event, zoo.answer(family, BASE))
 
 
 def test_a_cleared_cache_is_logged(zoo: Zoo, caplog: pytest.LogCaptureFixture) -> None:
-    """A11: whoever wonders why nothing is found can read it; without a clear nothing is said."""
-    engine = engine_driver.engine(zoo.text("llama"))
+    """Whoever wonders why nothing is found can read it; without a clear nothing is said."""
+    engine = engine_driver.make_real_engine(zoo.text("llama"))
     with caplog.at_level(logging.INFO, "mlxrun"):
-        once(engine, engine_driver.text("first", BASE))
-        once(engine, engine_driver.text("second", BASE))
+        once(engine, engine_driver.make_text_request("first", BASE))
+        once(engine, engine_driver.make_text_request("second", BASE))
         assert "cleared" not in caplog.text
-        engine.clear_cache()
+        engine.prefix_cache.clear()
     assert caplog.text.count("the prefix cache was cleared") == 1
-    assert once(engine, engine_driver.text("third", BASE)).hit_kind is HitKind.MISS
+    assert once(engine, engine_driver.make_text_request("third", BASE)).hit_kind is HitKind.MISS
 
 
 def doubled(stack: Stack) -> Stack:
@@ -187,31 +193,31 @@ def planted(payload: Any) -> Any:
 
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "qwen3_next", "mamba2"])
 def test_an_entry_of_two_rows_is_a_miss(zoo: Zoo, family: str) -> None:
-    """A12: planted in the cache. Nothing of it is used, the answer is right, and the next one hits again."""
-    engine = engine_driver.engine(zoo.text(family))
-    once(engine, engine_driver.text("first", BASE))
-    held = engine.prefix_cache._index.records.values()  # type: ignore[attr-defined]
+    """Planted in the cache. Nothing of it is used, the answer is right, and the next one hits again."""
+    engine = engine_driver.make_real_engine(zoo.text(family))
+    once(engine, engine_driver.make_text_request("first", BASE))
+    held = engine.prefix_cache._index.entries.values()  # type: ignore[attr-defined]
     assert held
     for record in held:
         record.payload = planted(record.payload)
-    event = once(engine, engine_driver.text("second", BASE))
+    event = once(engine, engine_driver.make_text_request("second", BASE))
     assert (event.hit_kind, event.num_cached_tokens) == (HitKind.MISS, 0)
     assert engine.prefix_cache.read_counters()["refused"] > 0 and engine.errors == 0
-    engine_driver.same(event, zoo.answer(family, BASE))
-    event = once(engine, engine_driver.text("third", BASE))
+    engine_driver.check_answer(event, zoo.answer(family, BASE))
+    event = once(engine, engine_driver.make_text_request("third", BASE))
     assert event.hit_kind is HitKind.EXACT
-    engine_driver.same(event, zoo.answer(family, BASE))
+    engine_driver.check_answer(event, zoo.answer(family, BASE))
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "qwen3_next"])
 def test_evicted_between_waiting_and_running(zoo: Zoo, family: str) -> None:
-    """A20: a request that waits is promised nothing: what is gone when it runs is a miss, and right."""
-    engine = engine_driver.engine(zoo.text(family), max_running=1)
-    once(engine, engine_driver.text("first", BASE))
+    """A request that waits is promised nothing: what is gone when it runs is a miss, and right."""
+    engine = engine_driver.make_real_engine(zoo.text(family), max_running=1)
+    once(engine, engine_driver.make_text_request("first", BASE))
     assert engine.prefix_cache.nbytes > 0
-    engine.add(engine_driver.text("long", OTHER[:40]))
+    engine.add(engine_driver.make_text_request("long", OTHER[:40]))
     engine.step()
-    engine.add(engine_driver.text("second", BASE))
+    engine.add(engine_driver.make_text_request("second", BASE))
     engine.step()
     assert [e.running for e in engine.scheduler.requests] == [True, False]
     engine.prefix_cache.shrink(0)
@@ -219,24 +225,24 @@ def test_evicted_between_waiting_and_running(zoo: Zoo, family: str) -> None:
     while engine.busy:
         for event in engine.step():
             old = events.get(event.request_id)
-            events[event.request_id] = event if old is None else old.merge(event)
+            events[event.request_id] = event if old is None else merge_events(old, event)
     assert events["second"].hit_kind is HitKind.MISS
-    engine_driver.same(events["second"], zoo.answer(family, BASE))
+    engine_driver.check_answer(events["second"], zoo.answer(family, BASE))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "qwen3_next"])
 def test_a_prompt_of_thousands_of_tokens_is_found_in_the_next_turn(zoo: Zoo, family: str) -> None:
-    """A5: 4,000 tokens in many chunks, then the answer, then the next question."""
+    """4,000 tokens in many chunks, then the answer, then the next question."""
     ids = text_models.prompts(44, [4000])[0]
     sizes = {"chunk": 256, "prefill_budget": 1024, "context_length": 8000}
-    engine = engine_driver.engine(zoo.text(family), **sizes)
-    first = once(engine, engine_driver.text("first", ids, max_tokens=4))
+    engine = engine_driver.make_real_engine(zoo.text(family), **sizes)
+    first = once(engine, engine_driver.make_text_request("first", ids, max_tokens=4))
     turn = (*ids, *first.tokens, *OTHER[:9])
-    second = once(engine, engine_driver.text("second", turn, max_tokens=4))
+    second = once(engine, engine_driver.make_text_request("second", turn, max_tokens=4))
     assert second.num_cached_tokens >= len(ids) - 1
-    cold = engine_driver.engine(zoo.text(family), backend="none", **sizes)
-    assert second.tokens == once(cold, engine_driver.text("cold", turn, max_tokens=4)).tokens
+    cold = engine_driver.make_real_engine(zoo.text(family), backend="none", **sizes)
+    assert second.tokens == once(cold, engine_driver.make_text_request("cold", turn, max_tokens=4)).tokens
 
 
 # -- memory -----------------------------------------------------------------------------------------------
@@ -244,9 +250,11 @@ def test_a_prompt_of_thousands_of_tokens_is_found_in_the_next_turn(zoo: Zoo, fam
 
 def cost_of_a_hit(zoo: Zoo, spoilt: bool) -> tuple[int, int]:
     """(bytes that restoring 1,500 tokens takes at its peak, bytes of the entry). `spoilt`: copied first."""
-    engine = engine_driver.engine(zoo.text("llama"), chunk=512, prefill_budget=512, context_length=8000)
+    engine = engine_driver.make_real_engine(
+        zoo.text("llama"), chunk=512, prefill_budget=512, context_length=8000
+    )
     ids = text_models.prompts(45, [1500])[0]
-    once(engine, engine_driver.text("first", ids, max_tokens=1))
+    once(engine, engine_driver.make_text_request("first", ids, max_tokens=1))
     entry, seen, restore = engine.prefix_cache.nbytes, list[int](), SnapshotCodec.restore
 
     def measured(self: Any, hit: Any, *given: Any) -> Any:
@@ -266,14 +274,14 @@ def cost_of_a_hit(zoo: Zoo, spoilt: bool) -> tuple[int, int]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(SnapshotCodec, "restore", measured)
-        event = once(engine, engine_driver.text("second", (*ids, 1), max_tokens=1))
+        event = once(engine, engine_driver.make_text_request("second", (*ids, 1), max_tokens=1))
     assert event.num_cached_tokens >= len(ids) - 1 and engine.prefix_cache.nbytes >= entry > 500_000
     (peak,) = seen
     return peak, entry
 
 
 def test_a_hit_costs_one_copy(zoo: Zoo) -> None:
-    """A15: restoring takes the memory of the row that it makes, and not of the entry once more."""
+    """Restoring takes the memory of the row that it makes, and not of the entry once more."""
     peak, entry = cost_of_a_hit(zoo, spoilt=False)
     spare = entry * 256 // 1500  # a buffer has room for the next tokens
     assert peak < 1.1 * entry + spare
@@ -287,6 +295,6 @@ def test_parts_of_the_cache_that_the_tests_look_at(zoo: Zoo) -> None:
         ("llama", {SnapshotKind.DELTA}),
         ("qwen3_next", {SnapshotKind.DELTA, SnapshotKind.STATE}),
     ):
-        engine = engine_driver.engine(zoo.text(family))
-        once(engine, engine_driver.text("a", BASE))
-        assert {r.part for r in engine.prefix_cache._index.records.values()} == wanted  # type: ignore[attr-defined]
+        engine = engine_driver.make_real_engine(zoo.text(family))
+        once(engine, engine_driver.make_text_request("a", BASE))
+        assert {r.kind for r in engine.prefix_cache._index.entries.values()} == wanted  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""engine.reproducible gives the same bytes in any company, and nothing that a step leaves grows (A36, B19).
+"""engine.reproducible gives the same bytes in any company, and nothing that a step leaves grows.
 
 On a CPU each row is then decoded alone; the fixed width, which a GPU needs, is tested by its forwards.
 """
@@ -19,23 +19,23 @@ from mlxrun.model.ragged.decode_batch import DecodeBatch
 from mlxrun.model.sampler import Sampler
 from mlxrun.scheduler.request import TokenEvent
 from tests.helpers import engine_driver, text_models, vision_models
-from tests.helpers.engine_driver import Ask
+from tests.helpers.engine_driver import TimedRequest
 from tests.helpers.model_fixtures import Zoo
 
 ROWS = 5
 SLOW = [pytest.mark.slow]
 EVERY = [pytest.param(f, marks=[] if f in text_models.CORE else SLOW) for f in text_models.TEXT]
-VISION = [pytest.param(f, marks=[] if f in vision_models.F6 else SLOW) for f in vision_models.VISION]
+VISION = [pytest.param(f, marks=[] if f in vision_models.CORE else SLOW) for f in vision_models.VISION]
 
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine_driver.small_groups(monkeypatch)
+    engine_driver.use_small_groups(monkeypatch)
 
 
 def watch_decodes(engine: Engine) -> list[int]:
     """Rows of each decode forward from now on."""
-    adapter = engine_driver.runner(engine)._adapter
+    adapter = engine_driver.get_runner(engine)._adapter
     original, widths = adapter.decode, []
 
     def decode(ids: mx.array, cache: list[Any], positions: Any) -> mx.array:
@@ -60,45 +60,48 @@ def test_text_is_the_same_bytes_in_any_batch(zoo: Zoo, family: str, small: None)
     prompts = text_models.prompts(5, (1, 3, 16, 17, 31, 50))
     settings = [{"temperature": 0.8, "seed": i} if i % 2 else {} for i in range(len(prompts))]
     asks = [
-        Ask(engine_driver.text(str(i), p, max_tokens=10, logprobs=2, **more))
+        TimedRequest(engine_driver.make_text_request(str(i), p, max_tokens=10, logprobs=2, **more))
         for i, (p, more) in enumerate(zip(prompts, settings, strict=True))
     ]
-    engine = engine_driver.engine(zoo.text(family), reproducible=True, max_running=ROWS)
+    engine = engine_driver.make_real_engine(zoo.text(family), reproducible=True, max_running=ROWS)
     widths = watch_decodes(engine)
     alone: dict[str, TokenEvent] = {}
     for ask in asks:
-        alone |= engine_driver.run(engine, [ask])
+        alone |= engine_driver.run_requests(engine, [ask])
     noise = [
-        Ask(engine_driver.text(f"noise {i}", p), 2 * i, 3 * i + 9)
+        TimedRequest(engine_driver.make_text_request(f"noise {i}", p), 2 * i, 3 * i + 9)
         for i, p in enumerate(text_models.prompts(6, (7, 25, 60)))
     ]
     for company in (
         asks,
         asks[::-1],
-        [Ask(a.request, joins=(3, 0, 11, 2, 0, 7)[i]) for i, a in enumerate(asks)] + noise,
+        [TimedRequest(a.request, add_step=(3, 0, 11, 2, 0, 7)[i]) for i, a in enumerate(asks)] + noise,
     ):
-        events = engine_driver.run(engine, company)
+        events = engine_driver.run_requests(engine, company)
         assert all(same_bytes(events[ask.id], alone[ask.id]) for ask in asks)
     assert set(widths) == {1}
 
 
 @pytest.mark.parametrize("family", VISION)
 def test_images_are_the_same_bytes_in_any_batch(zoo: Zoo, family: str, small: None) -> None:
-    engine = engine_driver.engine(zoo.vision(family), reproducible=True, max_running=ROWS)
+    engine = engine_driver.make_real_engine(zoo.vision(family), reproducible=True, max_running=ROWS)
     images = vision_models.images(3, 3)
     prompts = [vision_models.prompt(family, "x" * i, None, "what?") for i in range(3)]
     asks = [
-        Ask(engine_driver.seen(engine, str(i), p, [image], max_tokens=12))
+        TimedRequest(engine_driver.make_vision_request(engine, str(i), p, [image], max_tokens=12))
         for i, (p, image) in enumerate(zip(prompts, images, strict=True))
     ]
     asks += [
-        Ask(engine_driver.text(f"text {n}", text_models.prompts(1, [n])[0], max_tokens=12)) for n in (2, 30)
+        TimedRequest(
+            engine_driver.make_text_request(f"text {n}", text_models.prompts(1, [n])[0], max_tokens=12)
+        )
+        for n in (2, 30)
     ]
     alone: dict[str, TokenEvent] = {}
     for ask in asks:
-        alone |= engine_driver.run(engine, [ask])
-    for company in (asks, [Ask(a.request, joins=(9, 0, 4, 2, 0)[i]) for i, a in enumerate(asks)]):
-        events = engine_driver.run(engine, company)
+        alone |= engine_driver.run_requests(engine, [ask])
+    for company in (asks, [TimedRequest(a.request, add_step=(9, 0, 4, 2, 0)[i]) for i, a in enumerate(asks)]):
+        events = engine_driver.run_requests(engine, company)
         assert all(same_bytes(events[ask.id], alone[ask.id]) for ask in asks)
 
 
@@ -106,25 +109,35 @@ def test_images_are_the_same_bytes_in_any_batch(zoo: Zoo, family: str, small: No
 def test_a_fixed_width_is_kept(zoo: Zoo, family: str, small: None) -> None:
     """Every decode forward has the same number of rows, filled up with dummies that change nothing."""
     prompts = text_models.prompts(5, (1, 3, 9, 17, 31))
-    asks = [Ask(engine_driver.text(str(i), p, max_tokens=12), joins=2 * i) for i, p in enumerate(prompts)]
+    asks = [
+        TimedRequest(engine_driver.make_text_request(str(i), p, max_tokens=12), add_step=2 * i)
+        for i, p in enumerate(prompts)
+    ]
     answers = [zoo.answer(family, p) for p in prompts]
-    decode = {"deepseek_v3": "grouped", "gemma2": "alone", "gpt_bigcode": "alone"}.get(family, "ragged")
+    decode = {"deepseek_v3": "grouped", "gemma2": "row_by_row", "gpt_bigcode": "row_by_row"}.get(
+        family, "ragged"
+    )
     methods = ComputeMethods(decode, fixed_width=ROWS)  # type: ignore[arg-type]
-    engine = engine_driver.engine(zoo.text(family), methods, max_running=ROWS)
+    engine = engine_driver.make_real_engine(zoo.text(family), methods, max_running=ROWS)
     widths = watch_decodes(engine)
-    events = engine_driver.run(engine, asks)
+    events = engine_driver.run_requests(engine, asks)
     for i, answer in enumerate(answers):
-        engine_driver.same(events[str(i)], answer, 12)
-    assert set(widths) == ({ROWS} if isinstance(engine_driver.runner(engine)._batch, DecodeBatch) else {1})
+        engine_driver.check_answer(events[str(i)], answer, 12)
+    assert set(widths) == (
+        {ROWS} if isinstance(engine_driver.get_runner(engine)._decoder.batch, DecodeBatch) else {1}
+    )
 
 
 def test_without_it_the_width_follows_the_rows(zoo: Zoo) -> None:
     """The twin of the tests above: what they assert is the setting's doing."""
-    engine = engine_driver.engine(zoo.text("llama"), max_running=ROWS)
+    engine = engine_driver.make_real_engine(zoo.text("llama"), max_running=ROWS)
     widths = watch_decodes(engine)
-    engine_driver.run(
+    engine_driver.run_requests(
         engine,
-        [engine_driver.text(str(n), p) for n, p in enumerate(text_models.prompts(5, (9, 9, 200)))],
+        [
+            engine_driver.make_text_request(str(n), p)
+            for n, p in enumerate(text_models.prompts(5, (9, 9, 200)))
+        ],
     )
     assert {2, 3} <= set(widths) <= {1, 2, 3}
 
@@ -155,7 +168,7 @@ def held(value: Any, seen: set[int]) -> Iterator[mx.array]:
 def edges(engine: Engine) -> int:
     """Edges of the graphs of all that the runner holds: what would be computed if somebody asked."""
     text = io.StringIO()
-    arrays = list(held(engine_driver.runner(engine), set()))
+    arrays = list(held(engine_driver.get_runner(engine), set()))
     assert len(arrays) > 3
     mx.export_to_dot(text, *arrays)
     return text.getvalue().count("->")
@@ -183,21 +196,25 @@ def graph_growth(engine: Engine, steps: int = STEPS) -> tuple[int, int]:
         if step in early or step in late:
             counts[step] = edges(engine)
 
-    asks = [engine_driver.text(str(i), p, max_tokens=steps, **more[i]) for i, p in enumerate(prompts)]
-    engine_driver.run(engine, asks, count)
+    asks = [
+        engine_driver.make_text_request(str(i), p, max_tokens=steps, **more[i]) for i, p in enumerate(prompts)
+    ]
+    engine_driver.run_requests(engine, asks, count)
     return max(counts[step] for step in early), max(counts[step] for step in late)
 
 
 @pytest.mark.parametrize("family", GROWS)
 def test_the_graph_does_not_grow(zoo: Zoo, family: str) -> None:
-    """A36, B19: buffers, states, the sampler's memory, positions and masks, over 300 decode steps."""
-    early, late = graph_growth(engine_driver.engine(zoo.text(family)))
+    """Buffers, states, the sampler's memory, positions and masks, over 300 decode steps."""
+    early, late = graph_growth(engine_driver.make_real_engine(zoo.text(family)))
     assert late <= early
 
 
-@pytest.mark.parametrize("decode", ["grouped", "alone"])
+@pytest.mark.parametrize("decode", ["grouped", "row_by_row"])
 def test_the_graph_does_not_grow_in_the_slower_ways(zoo: Zoo, decode: Any) -> None:
-    early, late = graph_growth(engine_driver.engine(zoo.text("qwen3_next"), ComputeMethods(decode)), 110)
+    early, late = graph_growth(
+        engine_driver.make_real_engine(zoo.text("qwen3_next"), ComputeMethods(decode)), 110
+    )
     assert late <= early
 
 
@@ -210,26 +227,28 @@ def test_a_graph_that_grows_is_seen(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(Sampler, "_record_tokens", remember)
     monkeypatch.setattr(Sampler, "_adjust", lambda self, x: x)
     monkeypatch.setattr(Sampler, "list_arrays", lambda self: [])
-    early, late = graph_growth(engine_driver.engine(zoo.text("llama")), 110)
+    early, late = graph_growth(engine_driver.make_real_engine(zoo.text("llama")), 110)
     assert late > early + 40
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3_next", "falcon_h1", "gpt_bigcode"])
 def test_nothing_is_held_when_all_are_done(zoo: Zoo, family: str) -> None:
-    """A25, B16: buffers and states are gone with their rows at once, not when Python looks for garbage."""
-    engine = engine_driver.engine(zoo.text(family))
-    runner = engine_driver.runner(engine)
-    asks = [engine_driver.text(str(i), p) for i, p in enumerate(text_models.prompts(2, (3, 90, 20)))]
-    engine_driver.run(engine, asks)
+    """Buffers and states are gone with their rows at once, not when Python looks for garbage."""
+    engine = engine_driver.make_real_engine(zoo.text(family))
+    runner = engine_driver.get_runner(engine)
+    asks = [
+        engine_driver.make_text_request(str(i), p) for i, p in enumerate(text_models.prompts(2, (3, 90, 20)))
+    ]
+    engine_driver.run_requests(engine, asks)
     gc.collect()
     gc.disable()
     try:
         mx.synchronize()
         before = mx.get_active_memory()
-        engine_driver.run(engine, asks)
+        engine_driver.run_requests(engine, asks)
         mx.synchronize()
         assert mx.get_active_memory() <= before + 1024
     finally:
         gc.enable()
-    assert not runner._rows and runner._batch.ids == []
+    assert not runner._rows and runner._decoder.batch.ids == []
     assert sum(a.nbytes for a in held(runner, set())) < 1024

@@ -12,14 +12,14 @@ import mlx.core as mx
 import pytest
 
 from mlxrun.engine.engine import Engine
-from mlxrun.model import runner
-from mlxrun.model.compute_methods import ComputeMethods, find_padding_limit
+from mlxrun.model import decode, prefill
 from mlxrun.model.chunk_grouping import PrefillSharing
+from mlxrun.model.compute_methods import ComputeMethods, find_padding_limit
+from mlxrun.model.decode import DecodeRunner
 from mlxrun.model.ragged import attention, decode_batch, layer_caches, row_group
-from mlxrun.model.runner import ModelRunner
 from mlxrun.model.sampler import Sampler
 from tests.helpers import engine_driver, text_models
-from tests.helpers.engine_driver import Ask
+from tests.helpers.engine_driver import TimedRequest
 from tests.helpers.model_fixtures import Zoo
 
 Patch = pytest.MonkeyPatch
@@ -31,7 +31,7 @@ RAGGED, GROUPED = ComputeMethods("ragged"), ComputeMethods("grouped")
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: Patch) -> None:
-    engine_driver.small_groups(monkeypatch)
+    engine_driver.use_small_groups(monkeypatch)
 
 
 def wraps(monkeypatch: Patch, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
@@ -129,26 +129,26 @@ def newest_tokens_not_reordered(monkeypatch: Patch) -> None:
     """After rows have moved, each goes on with the token of the row that was in its place."""
 
     def make(original: Any) -> Any:
-        def reorder(self: Any) -> None:
-            before, order = self._newest, list(self._order)
-            original(self)
-            if before is not None and len(order) == len(self._order) and order != self._order:
-                self._newest = before
+        def reorder(self: Any, rows: Any) -> None:
+            before, order = self.newest_tokens, list(self.order)
+            original(self, rows)
+            if before is not None and len(order) == len(self.order) and order != self.order:
+                self.newest_tokens = before
 
         return reorder
 
-    wraps(monkeypatch, ModelRunner, "_reorder", make)
+    wraps(monkeypatch, DecodeRunner, "_reorder", make)
 
 
 def newest_tokens_of_a_step_ago(monkeypatch: Patch) -> None:
     def make(original: Any) -> Any:
-        def reorder(self: Any) -> None:
-            original(self)
-            self._newest = mx.roll(self._newest, 1)
+        def reorder(self: Any, rows: Any) -> None:
+            original(self, rows)
+            self.newest_tokens = mx.roll(self.newest_tokens, 1)
 
         return reorder
 
-    wraps(monkeypatch, ModelRunner, "_reorder", make)
+    wraps(monkeypatch, DecodeRunner, "_reorder", make)
 
 
 def sampling_states_swapped(monkeypatch: Patch) -> None:
@@ -157,7 +157,7 @@ def sampling_states_swapped(monkeypatch: Patch) -> None:
     def swapped(states: Sequence[Any], vocab: int) -> Sampler:
         return Sampler([*states[1:], *states[:1]], vocab)
 
-    monkeypatch.setattr(runner, "Sampler", swapped)
+    monkeypatch.setattr(decode, "Sampler", swapped)
 
 
 def rows_joined_one_token_short(monkeypatch: Patch) -> None:
@@ -201,15 +201,17 @@ def another_row_of_a_shared_forward(monkeypatch: Patch) -> None:
 
 
 def chunks_in_another_order(monkeypatch: Patch) -> None:
-    wraps(monkeypatch, runner, "shared", lambda original: lambda *given: list(reversed(original(*given))))
+    wraps(
+        monkeypatch, prefill, "group_chunks", lambda original: lambda *given: list(reversed(original(*given)))
+    )
 
 
-def parity(engine: Engine, zoo: Zoo, family: str, todo: Sequence[Ask]) -> bool:
+def parity(engine: Engine, zoo: Zoo, family: str, todo: Sequence[TimedRequest]) -> bool:
     """Whether all of these give what the ORACLE gives. A bug that raises is not silent, and no twin."""
-    events = engine_driver.run(engine, todo)
+    events = engine_driver.run_requests(engine, todo)
     assert [e.error for e in events.values() if e.error is not None] == []
     return not any(
-        engine_driver.differs(events[ask.id], zoo.answer(family, ask.request.prompt)) for ask in todo
+        engine_driver.has_other_answer(events[ask.id], zoo.answer(family, ask.request.prompt)) for ask in todo
     )
 
 
@@ -241,10 +243,10 @@ TEXT = [
 def test_decode(
     zoo: Zoo, family: str, methods: ComputeMethods, plant: Callable[[Patch], None], monkeypatch: Patch
 ) -> None:
-    engine = engine_driver.engine(zoo.text(family), methods)
+    engine = engine_driver.make_real_engine(zoo.text(family), methods)
     plant(monkeypatch)
     used = PROMPTS[: 2 if plant is window_ignored else 4]
-    todo = [Ask(engine_driver.text(str(i), p), JOINS[i]) for i, p in enumerate(used)]
+    todo = [TimedRequest(engine_driver.make_text_request(str(i), p), JOINS[i]) for i, p in enumerate(used)]
     assert parity(engine, zoo, family, todo) is (plant is none)
 
 
@@ -262,27 +264,31 @@ PREFILL = [
 def test_prefill(zoo: Zoo, family: str, plant: Callable[[Patch], None], monkeypatch: Patch) -> None:
     """Chunks that share forwards: of equal length, and padded where the family allows it."""
     padded = {"llama": 16, "gemma3_text": 8, "gpt_oss": 8}.get(family, 0)
-    engine = engine_driver.engine(zoo.text(family), ComputeMethods("ragged", PrefillSharing(4, padded)))
+    engine = engine_driver.make_real_engine(
+        zoo.text(family), ComputeMethods("ragged", PrefillSharing(4, padded))
+    )
     plant(monkeypatch)
     prompts = text_models.prompts(4, (9, 8, 9, 40))
-    todo = [Ask(engine_driver.text(str(i), p)) for i, p in enumerate(prompts)]
+    todo = [TimedRequest(engine_driver.make_text_request(str(i), p)) for i, p in enumerate(prompts)]
     assert parity(engine, zoo, family, todo) is (plant is none)
 
 
 @pytest.mark.parametrize("family", ["qwen3_next", "mamba2", "nemotron_h"])
 def test_padded_prefill_of_recurrent_state(zoo: Zoo, family: str) -> None:
-    """B7: why `paddable` says no to these families, whatever the probe's short prompts say."""
+    """Why `paddable` says no to these families, whatever the probe's short prompts say."""
     prompts = text_models.prompts(4, (9, 8, 9, 8))
-    todo = [Ask(engine_driver.text(str(i), p)) for i, p in enumerate(prompts)]
+    todo = [TimedRequest(engine_driver.make_text_request(str(i), p)) for i, p in enumerate(prompts)]
     for padded in (0, 16):
-        engine = engine_driver.engine(zoo.text(family), ComputeMethods("ragged", PrefillSharing(4, padded)))
-        assert find_padding_limit(engine_driver.runner(engine)._adapter.make_cache(), 16) == 0
+        engine = engine_driver.make_real_engine(
+            zoo.text(family), ComputeMethods("ragged", PrefillSharing(4, padded))
+        )
+        assert find_padding_limit(engine_driver.get_runner(engine)._adapter.make_cache(), 16) == 0
         assert parity(engine, zoo, family, todo) is (padded == 0)
 
 
 @pytest.mark.parametrize("plant", [none, sampling_states_swapped, newest_tokens_not_reordered])
 def test_sampling(zoo: Zoo, plant: Callable[[Patch], None], monkeypatch: Patch) -> None:
-    """B21: rows with different settings; each must give what it gives alone."""
+    """Rows with different settings; each must give what it gives alone."""
     settings = [
         {"temperature": 0.0, "presence_penalty": 1.0},
         {"temperature": 0.0, "logit_bias": {65: 4.0}},
@@ -290,12 +296,12 @@ def test_sampling(zoo: Zoo, plant: Callable[[Patch], None], monkeypatch: Patch) 
         {"temperature": 0.9, "seed": 2},
     ]
     todo = [
-        Ask(engine_driver.text(str(i), p, **more), JOINS[i])
+        TimedRequest(engine_driver.make_text_request(str(i), p, **more), JOINS[i])
         for i, (p, more) in enumerate(zip(PROMPTS, settings, strict=True))
     ]
-    alone = engine_driver.run(engine_driver.engine(zoo.text("llama"), max_running=1), todo)
-    engine = engine_driver.engine(zoo.text("llama"))
+    alone = engine_driver.run_requests(engine_driver.make_real_engine(zoo.text("llama"), max_running=1), todo)
+    engine = engine_driver.make_real_engine(zoo.text("llama"))
     plant(monkeypatch)
-    together = engine_driver.run(engine, todo)
+    together = engine_driver.run_requests(engine, todo)
     right = all(together[ask.id].tokens == alone[ask.id].tokens for ask in todo)
     assert right is (plant is none)

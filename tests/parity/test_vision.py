@@ -1,4 +1,4 @@
-"""Vision models in the engine give what the ORACLE gives, images and text mixed in one batch (F6).
+"""Vision models in the engine give what the ORACLE gives, images and text mixed in one batch.
 
 Groups are small, as in test_parity_text.py. That these tests can fail is shown in test_mutations_vision.py.
 """
@@ -20,21 +20,21 @@ from mlxrun.errors import ModelLoadError, RequestError
 from mlxrun.scheduler.request import FinishReason, TokenEvent
 from mlxrun.scheduler.step_plan import StepPlan, StepResult
 from tests.helpers import engine_driver, text_models, vision_models
-from tests.helpers.engine_driver import Ask
+from tests.helpers.engine_driver import TimedRequest
 from tests.helpers.model_fixtures import Zoo
 from tests.helpers.oracle import Answer
 
 SLOW = [pytest.mark.slow]
 SOME = ("qwen3_5", "qwen2_5_vl")
 FAMILIES = [
-    pytest.param(f, marks=[] if f in (*vision_models.F6, *SOME) else SLOW) for f in vision_models.VISION
+    pytest.param(f, marks=[] if f in (*vision_models.CORE, *SOME) else SLOW) for f in vision_models.VISION
 ]
 # qwen3_5 computes its recurrent layers token by token on a CPU: together only.
 LIGHT = [
-    pytest.param(f, marks=[] if f in (*vision_models.F6, "qwen2_5_vl") else SLOW)
+    pytest.param(f, marks=[] if f in (*vision_models.CORE, "qwen2_5_vl") else SLOW)
     for f in vision_models.VISION
 ]
-EVERY = [pytest.param(f, marks=[] if f in vision_models.F6 else SLOW) for f in vision_models.VISION]
+EVERY = [pytest.param(f, marks=[] if f in vision_models.CORE else SLOW) for f in vision_models.VISION]
 MROPE = [pytest.param(f, marks=[] if f == "qwen3_vl" else SLOW) for f in vision_models.MROPE]
 
 RED, BLOCKS, WIDE, TALL = (
@@ -58,7 +58,7 @@ CASES: dict[str, Any] = {
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine_driver.small_groups(monkeypatch)
+    engine_driver.use_small_groups(monkeypatch)
 
 
 def rendered(family: str, case: Any) -> tuple[Any, list[Image.Image]]:
@@ -73,40 +73,40 @@ def wanted(zoo: Zoo, family: str) -> dict[str, Answer]:
     return {name: zoo.see(family, *rendered(family, case)) for name, case in CASES.items()}
 
 
-def asks(engine: Engine, family: str, **params: Any) -> list[Ask]:
+def asks(engine: Engine, family: str, **params: Any) -> list[TimedRequest]:
     return [
-        Ask(engine_driver.seen(engine, name, *rendered(family, case), **params))
+        TimedRequest(engine_driver.make_vision_request(engine, name, *rendered(family, case), **params))
         for name, case in CASES.items()
     ]
 
 
 def all_same(events: dict[str, TokenEvent], answers: dict[str, Answer], count: int | None = None) -> None:
     for name, event in events.items():
-        engine_driver.same(event, answers[name], count)
+        engine_driver.check_answer(event, answers[name], count)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_together(zoo: Zoo, family: str) -> None:
-    """A41, A43, A68, B6: images and text in one decode batch; then again, joining while others decode."""
-    engine, answers = engine_driver.engine(zoo.vision(family)), wanted(zoo, family)
+    """Images and text in one decode batch; then again, joining while others decode."""
+    engine, answers = engine_driver.make_real_engine(zoo.vision(family)), wanted(zoo, family)
     assert engine.probe is not None
     chosen, padded = engine.probe.methods, {"gemma3": 8, "qwen3_5": 0}.get(family, 16)
     assert (chosen.decode, chosen.sharing.max_rows, chosen.sharing.max_padded) == ("ragged", 8, padded)
     made = asks(engine, family)
     for ask in made:
         assert ask.request.prompt == answers[ask.id].ids
-    all_same(engine_driver.run(engine, made), answers)
-    joins = [Ask(a.request, joins=(0, 9, 1, 30, 3, 12, 5, 20)[i]) for i, a in enumerate(made)]
-    all_same(engine_driver.run(engine, joins), answers)
+    all_same(engine_driver.run_requests(engine, made), answers)
+    joins = [TimedRequest(a.request, add_step=(0, 9, 1, 30, 3, 12, 5, 20)[i]) for i, a in enumerate(made)]
+    all_same(engine_driver.run_requests(engine, joins), answers)
 
 
-@pytest.mark.parametrize("way", engine_driver.WAYS)
+@pytest.mark.parametrize("way", engine_driver.VARIANTS)
 @pytest.mark.parametrize("family", EVERY)
 def test_every_way(zoo: Zoo, family: str, way: str) -> None:
-    """A43, A68: chunk sizes (an image larger than a chunk too), sharing, decode methods."""
-    engine = engine_driver.engine(zoo.vision(family), **engine_driver.WAYS[way])
+    """Chunk sizes (an image larger than a chunk too), sharing, decode methods."""
+    engine = engine_driver.make_real_engine(zoo.vision(family), **engine_driver.VARIANTS[way])
     order = asks(engine, family, max_tokens=10)
-    events = engine_driver.run(engine, order if len(way) % 2 else reversed(order))
+    events = engine_driver.run_requests(engine, order if len(way) % 2 else reversed(order))
     assert len(events) == len(CASES)
     all_same(events, wanted(zoo, family), 10)
 
@@ -114,14 +114,16 @@ def test_every_way(zoo: Zoo, family: str, way: str) -> None:
 @pytest.mark.parametrize("family", EVERY)
 def test_chunk_boundaries_around_an_image(zoo: Zoo, family: str) -> None:
     """An image moves through the chunk grid, token by token: no chunk ends inside it."""
-    engine = engine_driver.engine(zoo.vision(family))
+    engine = engine_driver.make_real_engine(zoo.vision(family))
     chunks = watch_chunks(engine)
     requests, answers, edges = [], {}, set()
     for before in range(0, 19, 1 if family == "qwen3_vl" else 2):
         text = vision_models.prompt(family, "x" * before, None, "?", None)
-        requests.append(engine_driver.seen(engine, str(before), text, [TALL, BLOCKS], max_tokens=6))
+        requests.append(
+            engine_driver.make_vision_request(engine, str(before), text, [TALL, BLOCKS], max_tokens=6)
+        )
         answers[str(before)] = zoo.see(family, text, [TALL, BLOCKS], count=6)
-    all_same(engine_driver.run(engine, requests), answers)
+    all_same(engine_driver.run_requests(engine, requests), answers)
     for request in requests:
         assert len(request.image_spans) >= 2
         stops = {stop for name, stop in chunks if name == request.id}
@@ -134,7 +136,7 @@ def test_chunk_boundaries_around_an_image(zoo: Zoo, family: str) -> None:
 
 def watch_chunks(engine: Engine) -> list[tuple[str, int]]:
     """The end of every chunk from now on."""
-    runner = engine_driver.runner(engine)
+    runner = engine_driver.get_runner(engine)
     original, chunks = runner.execute, []
 
     def execute(plan: StepPlan) -> StepResult:
@@ -148,16 +150,16 @@ def watch_chunks(engine: Engine) -> list[tuple[str, int]]:
 @pytest.mark.parametrize("family", EVERY)
 def test_a_prompt_may_end_in_an_image_or_be_one(zoo: Zoo, family: str) -> None:
     """Nothing is left for the decode batch to start with: the last chunk samples; also after preemption."""
-    engine = engine_driver.engine(zoo.vision(family))
+    engine = engine_driver.make_real_engine(zoo.vision(family))
     image = vision_models.placeholder(family)
     cases = {"ends": ("look: " + image, [WIDE]), "only": (image, [RED]), "two": (image + image, [TALL, RED])}
     answers = {name: zoo.see(family, *case) for name, case in cases.items()}
-    requests = [engine_driver.seen(engine, name, *case) for name, case in cases.items()]
+    requests = [engine_driver.make_vision_request(engine, name, *case) for name, case in cases.items()]
     all_same(
-        engine_driver.run(engine, [*requests, engine_driver.text("0", [65, 66])]),
+        engine_driver.run_requests(engine, [*requests, engine_driver.make_text_request("0", [65, 66])]),
         answers | {"0": zoo.see(family, [65, 66])},
     )
-    all_same(engine_driver.run(engine, requests, push_out(engine)), answers)
+    all_same(engine_driver.run_requests(engine, requests, push_out(engine)), answers)
 
 
 def push_out(engine: Engine) -> Any:
@@ -175,9 +177,9 @@ def push_out(engine: Engine) -> Any:
 @pytest.mark.parametrize("family", LIGHT)
 def test_preempted_rows_with_images(zoo: Zoo, family: str) -> None:
     """A row that is pushed out comes back with its images, and with answer tokens that have no embeddings."""
-    engine = engine_driver.engine(zoo.vision(family))
+    engine = engine_driver.make_real_engine(zoo.vision(family))
     made = asks(engine, family, max_tokens=16)
-    all_same(engine_driver.run(engine, made, push_out(engine)), wanted(zoo, family), 16)
+    all_same(engine_driver.run_requests(engine, made, push_out(engine)), wanted(zoo, family), 16)
 
 
 @pytest.mark.parametrize("family", EVERY)
@@ -185,54 +187,60 @@ def test_fuzz(zoo: Zoo, family: str) -> None:
     """Random joins, aborts, limits and preemptions."""
     rng = np.random.default_rng(8)
     engine, answers = (
-        engine_driver.engine(zoo.vision(family), max_running=5),
+        engine_driver.make_real_engine(zoo.vision(family), max_running=5),
         wanted(zoo, family),
     )
     todo, limits = [], {}
     for number in range(16):
         name = str(rng.choice(list(CASES)))
         limits[f"{number} {name}"] = count = int(rng.integers(1, engine_driver.COUNT + 1))
-        made = engine_driver.seen(
+        made = engine_driver.make_vision_request(
             engine, f"{number} {name}", *rendered(family, CASES[name]), max_tokens=count
         )
         joins = int(rng.integers(0, 30))
-        todo.append(Ask(made, joins, joins + int(rng.integers(0, 30)) if rng.random() < 0.3 else None))
+        todo.append(
+            TimedRequest(made, joins, joins + int(rng.integers(0, 30)) if rng.random() < 0.3 else None)
+        )
 
     def preempt(step: int) -> None:
         for entry in engine.scheduler.requests:
             if entry.running and rng.random() < 0.02:
                 engine.scheduler._preempt(entry)  # type: ignore[arg-type]
 
-    events = engine_driver.run(engine, todo, preempt)
+    events = engine_driver.run_requests(engine, todo, preempt)
     for name, event in events.items():
-        engine_driver.beginning(event, answers[name.split(" ", 1)[1]], limits[name])
+        engine_driver.check_partial_answer(event, answers[name.split(" ", 1)[1]], limits[name])
     assert sum(e.finish is FinishReason.LENGTH for e in events.values()) > 7
 
 
 @pytest.mark.parametrize("family", LIGHT)
 def test_text_only(zoo: Zoo, family: str) -> None:
-    """A41: a vision model that never sees an image, or has just seen one."""
-    engine = engine_driver.engine(zoo.vision(family))
+    """A vision model that never sees an image, or has just seen one."""
+    engine = engine_driver.make_real_engine(zoo.vision(family))
     texts = {str(n): ids for n, ids in enumerate(text_models.prompts(2, [1, 3, 30]))}
     answers = {name: zoo.see(family, ids) for name, ids in texts.items()}
-    requests = [engine_driver.text(name, ids) for name, ids in texts.items()]
-    all_same(engine_driver.run(engine, requests), answers)
-    engine_driver.run(engine, [engine_driver.seen(engine, "seen", *rendered(family, CASES["two"]))])
-    all_same(engine_driver.run(engine, requests), answers)
+    requests = [engine_driver.make_text_request(name, ids) for name, ids in texts.items()]
+    all_same(engine_driver.run_requests(engine, requests), answers)
+    engine_driver.run_requests(
+        engine, [engine_driver.make_vision_request(engine, "seen", *rendered(family, CASES["two"]))]
+    )
+    all_same(engine_driver.run_requests(engine, requests), answers)
 
 
 @pytest.mark.parametrize("family", MROPE)
 def test_served_as_a_text_model(zoo: Zoo, family: str) -> None:
-    """A45, A46: `model.kind: text` loads the text part of the same files through the other library."""
-    engine = engine_driver.engine(zoo.vision(family), kind="text")
+    """`model.kind: text` loads the text part of the same files through the other library."""
+    engine = engine_driver.make_real_engine(zoo.vision(family), kind="text")
     texts = {str(n): ids for n, ids in enumerate(text_models.prompts(2, [1, 3, 30]))}
-    events = engine_driver.run(engine, [engine_driver.text(name, ids) for name, ids in texts.items()])
+    events = engine_driver.run_requests(
+        engine, [engine_driver.make_text_request(name, ids) for name, ids in texts.items()]
+    )
     all_same(events, {name: zoo.see(family, ids) for name, ids in texts.items()})
 
 
 @pytest.mark.parametrize("kind", ["text", "vision"])
 def test_missing_weights_are_not_made_up(zoo: Zoo, kind: str, tmp_path: Path) -> None:
-    """A46: a text part may leave the vision tower's weights; none of its own may be absent."""
+    """A text part may leave the vision tower's weights; none of its own may be absent."""
     folder = tmp_path / "model"
     shutil.copytree(zoo.vision("qwen3_vl"), folder)
     file = str(folder / "model.safetensors")
@@ -240,29 +248,29 @@ def test_missing_weights_are_not_made_up(zoo: Zoo, kind: str, tmp_path: Path) ->
     del weights["language_model.model.layers.1.mlp.down_proj.weight"]
     mx.save_safetensors(file, weights, metadata={"format": "mlx"})
     with pytest.raises(ModelLoadError, match=r"(?s)[Mm]issing.*layers\.1\.mlp\.down_proj"):
-        engine_driver.engine(folder, kind=kind)
+        engine_driver.make_real_engine(folder, kind=kind)
 
 
 @pytest.mark.parametrize("family", MROPE)
 def test_nothing_is_read_from_the_shared_module(zoo: Zoo, family: str) -> None:
-    """B9: positions and deltas that another request left on the language model change nothing."""
-    engine, answers = engine_driver.engine(zoo.vision(family)), wanted(zoo, family)
-    language = engine_driver.runner(engine)._adapter.model.language_model
+    """Positions and deltas that another request left on the language model change nothing."""
+    engine, answers = engine_driver.make_real_engine(zoo.vision(family)), wanted(zoo, family)
+    language = engine_driver.get_runner(engine)._adapter.model.language_model
 
     def poison(step: int) -> None:
         language._rope_deltas = mx.array([[1000 + step]])
         language._position_ids = mx.full((3, 1, 500), 77 + step)
 
     poison(0)
-    all_same(engine_driver.run(engine, asks(engine, family), poison), answers)
+    all_same(engine_driver.run_requests(engine, asks(engine, family), poison), answers)
 
 
 @pytest.mark.parametrize("family", EVERY)
 def test_an_image_is_encoded_once(zoo: Zoo, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A43: one pass through the vision tower a request, however many chunks and steps it takes; one more at
+    """One pass through the vision tower a request, however many chunks and steps it takes; one more at
     the first prompt where a part of the images was seen before, to see whether that may be used."""
-    engine = engine_driver.engine(zoo.vision(family), chunk=5, prefill_budget=10)
-    adapter = engine_driver.runner(engine)._adapter
+    engine = engine_driver.make_real_engine(zoo.vision(family), chunk=5, prefill_budget=10)
+    adapter = engine_driver.get_runner(engine)._adapter
     calls: list[str] = []
     original = type(adapter.model).get_input_embeddings
 
@@ -272,20 +280,20 @@ def test_an_image_is_encoded_once(zoo: Zoo, family: str, monkeypatch: pytest.Mon
         return original(*args, **kwargs)
 
     monkeypatch.setattr(type(adapter.model), "get_input_embeddings", counted)
-    engine_driver.run(engine, asks(engine, family))
+    engine_driver.run_requests(engine, asks(engine, family))
     requests = sum(not isinstance(c, list) and len(c) > 1 for c in CASES.values())
     assert 0 < len(calls) <= requests + 1
 
 
 @pytest.mark.parametrize("family", EVERY)
 def test_a_request_whose_images_fail_fails_alone(zoo: Zoo, family: str) -> None:
-    """A31, B2: pixels that the vision tower refuses."""
-    engine, answers = engine_driver.engine(zoo.vision(family)), wanted(zoo, family)
+    """Pixels that the vision tower refuses."""
+    engine, answers = engine_driver.make_real_engine(zoo.vision(family)), wanted(zoo, family)
     good = asks(engine, family)
     broken = good[0].request
     media = {key: value[..., :1] for key, value in broken.media.items()}
     bad = replace(broken, id="bad", media=media, image_digests=(b"other",) * len(broken.image_digests))
-    events = engine_driver.run(engine, [*good[:3], Ask(bad, joins=1), *good[3:]])
+    events = engine_driver.run_requests(engine, [*good[:3], TimedRequest(bad, add_step=1), *good[3:]])
     event = events.pop("bad")
     assert event.finish is FinishReason.ERROR
     assert isinstance(event.error, RequestError)
@@ -294,11 +302,11 @@ def test_a_request_whose_images_fail_fails_alone(zoo: Zoo, family: str) -> None:
 
 
 def test_a_text_model_takes_no_images(zoo: Zoo) -> None:
-    """A31: the request fails alone, with a reason."""
-    engine = engine_driver.engine(zoo.text("llama"))
+    """The request fails alone, with a reason."""
+    engine = engine_driver.make_real_engine(zoo.text("llama"))
     prompt = text_models.prompts(0, [33])[0]
-    media = replace(engine_driver.text("media", prompt), media={"pixel_values": np.zeros(1)})
-    events = engine_driver.run(engine, [engine_driver.text("text", prompt), media])
-    engine_driver.same(events["text"], zoo.answer("llama", prompt))
+    media = replace(engine_driver.make_text_request("media", prompt), media={"pixel_values": np.zeros(1)})
+    events = engine_driver.run_requests(engine, [engine_driver.make_text_request("text", prompt), media])
+    engine_driver.check_answer(events["text"], zoo.answer("llama", prompt))
     assert events["media"].finish is FinishReason.ERROR
     assert "takes no images" in str(events["media"].error)

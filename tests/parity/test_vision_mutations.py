@@ -44,16 +44,16 @@ def none(monkeypatch: Patch) -> None:
 def delta_dropped(monkeypatch: Patch) -> None:
     """Answers go on at the position of the last prompt token, images counted by their tokens."""
 
-    looks_at_images(monkeypatch, lambda inputs: replace(inputs, delta=0))
+    looks_at_images(monkeypatch, lambda inputs: replace(inputs, position_delta=0))
 
 
 def delta_of_another_row(monkeypatch: Patch) -> None:
-    """B9: what a delta on the shared module would do."""
+    """What a delta on the shared module would do."""
     deltas = [0]
 
     def change(inputs: PromptInputs) -> PromptInputs:
         deltas.append(inputs.position_delta)
-        return replace(inputs, delta=deltas[-2])
+        return replace(inputs, position_delta=deltas[-2])
 
     looks_at_images(monkeypatch, change)
 
@@ -117,7 +117,7 @@ VISION = [
     *((family, positions_of_the_first_chunk) for family in vision_models.MROPE),
     ("qwen3_vl", deepstack_of_the_first_tokens),
     ("qwen3_vl", deepstack_of_another_row),
-    *((family, embeddings_of_another_row) for family in vision_models.F6),
+    *((family, embeddings_of_another_row) for family in vision_models.CORE),
 ]
 
 
@@ -134,12 +134,14 @@ def test_images(zoo: Zoo, family: str, plant: Callable[[Patch], None], monkeypat
     }
     if plant is embeddings_of_another_row:
         del cases["c"]
-    engine = engine_driver.engine(zoo.vision(family), ComputeMethods("ragged"))
+    engine = engine_driver.make_real_engine(zoo.vision(family), ComputeMethods("ragged"))
     plant(monkeypatch)
-    requests = [engine_driver.seen(engine, name, *case) for name, case in cases.items()]
-    events = engine_driver.run(engine, requests)
+    requests = [engine_driver.make_vision_request(engine, name, *case) for name, case in cases.items()]
+    events = engine_driver.run_requests(engine, requests)
     assert [e.error for e in events.values() if e.error is not None] == []
     different = [
-        name for name, case in cases.items() if engine_driver.differs(events[name], zoo.see(family, *case))
+        name
+        for name, case in cases.items()
+        if engine_driver.has_other_answer(events[name], zoo.see(family, *case))
     ]
     assert bool(different) is (plant is not none)

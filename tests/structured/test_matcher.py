@@ -12,8 +12,9 @@ import pytest
 
 from mlxrun.engine.engine import Engine
 from mlxrun.errors import RequestError
-from mlxrun.model import runner, step_output
+from mlxrun.model import runner
 from mlxrun.model.compute_methods import ComputeMethods
+from mlxrun.model.runner import ModelRunner
 from mlxrun.scheduler.request import FinishReason, Request, TokenEvent
 from mlxrun.structured.grammar import CompiledGrammar, compile_grammar
 from mlxrun.structured.matcher import ReasoningBounds
@@ -92,13 +93,13 @@ def test_rows_without_a_grammar_are_unchanged_beside_rows_with_one(zoo: Zoo, whi
 
 def test_masks_on_the_wrong_rows_are_seen(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
     """The counterpart: each row has its neighbour's mask."""
-    made = step_output.make_grammar_mask
+    made = runner.make_grammar_mask
 
     def shifted(guards: Sequence[Any], vocab: int) -> mx.array | None:
         mask = made(guards, vocab)
         return None if mask is None else mx.roll(mask, 1, axis=0)
 
-    monkeypatch.setattr(step_output, "make_grammar_mask", shifted)
+    monkeypatch.setattr(runner, "make_grammar_mask", shifted)
     engine = engine_driver.make_real_engine(zoo.text("llama", ends=True))
     events = engine_driver.run_requests(engine, make_mixed(engine))
     assert any(
@@ -142,7 +143,7 @@ def record_steps(engine: Engine, request: Request, monkeypatch: pytest.MonkeyPat
         original = getattr(owner, name)
         monkeypatch.setattr(owner, name, lambda *a: (seen.append(letter), original(*a))[1])
 
-    record(runner, "sample", "s")
+    record(ModelRunner, "_sample", "s")
     record(runner, "collect_tokens", "r")
     record(runner.mx, "async_eval", "l")
     engine_driver.run_requests(engine, [request], lambda step: seen.append(" "))
@@ -272,7 +273,7 @@ def test_a_failed_step_changes_no_answer(zoo: Zoo, monkeypatch: pytest.MonkeyPat
     """All rows are lost and computed again, one after the other."""
     expected = answer_alone(zoo)
     engine = engine_driver.make_real_engine(zoo.text("llama", ends=True))
-    original, calls = runner.sample, [0]
+    original, calls = ModelRunner._sample, [0]
 
     def failing(*given: Any) -> Any:
         calls[0] += 1
@@ -280,7 +281,7 @@ def test_a_failed_step_changes_no_answer(zoo: Zoo, monkeypatch: pytest.MonkeyPat
             raise RuntimeError("as scripted")
         return original(*given)
 
-    monkeypatch.setattr(runner, "sample", failing)
+    monkeypatch.setattr(ModelRunner, "_sample", failing)
     events = engine_driver.run_requests(engine, make_ruled(engine))
     assert calls[0] > 12
     assert {name: event.tokens for name, event in events.items()} == expected

@@ -1,1 +1,1 @@
-"""TODO."""
+"""What MLX runs on: the device, its memory, BLAS and library versions."""

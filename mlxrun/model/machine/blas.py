@@ -1,7 +1,7 @@
 """Loads the system's OpenBLAS before MLX on Linux, where the MLX wheel for CPUs links the reference BLAS.
 
-With RTLD_GLOBAL the loader resolves MLX's `cblas_*` calls to the first library that has them: float32 GEMM
-is then some 30 times faster on two cores. `mlxrun.model` calls this before anything imports mlx.
+With RTLD_GLOBAL the loader resolves MLX's `cblas_*` calls to the first library that has them: float32 matrix
+products are then some 30 times faster on two cores. `mlxrun.model` calls this before anything imports mlx.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ ADVICE = "install OpenBLAS (Debian, Ubuntu: apt install libopenblas0-pthread)"
 
 
 def load_blas() -> str | None:
-    """Load OpenBLAS for all libraries that come later; its path, or None (none found, or mlx came first)."""
+    """Load OpenBLAS for all libraries that are loaded later. Returns its path; None if there is none, or if
+    mlx was loaded before."""
     if not sys.platform.startswith("linux") or "mlx.core" in sys.modules:
         return None
     for name in _iterate_names():
@@ -34,7 +35,7 @@ def load_blas() -> str | None:
 
 
 def _iterate_names() -> Iterator[str]:
-    """Names to try; the search for others runs programs, so it comes last."""
+    """Names to try; the search for other names runs programs, so it comes last."""
     yield from NAMES
     found = ctypes.util.find_library("openblas")
     if found is not None:
@@ -42,7 +43,7 @@ def _iterate_names() -> Iterator[str]:
 
 
 def find_loaded_blas() -> str | None:
-    """Path of the OpenBLAS in this process, other than NumPy's and SciPy's own, which MLX cannot use."""
+    """Path of the OpenBLAS in this process; those of NumPy and SciPy do not count, as MLX cannot use them."""
     maps = Path("/proc/self/maps")
     if not maps.is_file():
         return None

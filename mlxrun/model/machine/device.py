@@ -1,4 +1,4 @@
-"""What this machine computes on, and what follows from that."""
+"""The device that MLX computes on, its memory, and the settings that depend on it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,18 @@ from mlxrun.scheduler.scheduler import DEFAULT_CHUNK
 from mlxrun.scheduler.token_budget import StepCosts
 
 CPU_SHARE = 0.8  # of the memory that is free at start
-CHUNK_CUDA = 4096  # tokens; CUDA is bound by launches, of forwards and of copies: few large chunks are best
-# A launch-bound forward more costs more than the logits of so many tokens, and than what rows wait for them.
+CUDA_CHUNK = 4096  # tokens; launches of forwards and copies dominate on CUDA: few large chunks are best
+# One more launch-bound forward costs more than the logits of so many tokens, or than rows that wait.
 CUDA_STEP_COSTS = StepCosts(max_sampling_chunk=512, waiting_weight=4)
-CPU_STEP_COSTS = StepCosts(deep_prompt=384)  # so that a piece costs about as much as a step of 16 rows
+CPU_STEP_COSTS = StepCosts(deep_prompt=384)  # so that a chunk costs about as much as a step of 16 rows
 BUSY_CPU, BUSY_GPU = 256, 512  # tokens beside decoding rows
+
+
+def get_backend() -> str:
+    """The backend of the default device: metal, cuda or cpu."""
+    if not uses_gpu():
+        return "cpu"
+    return "metal" if mx.metal.is_available() else "cuda"
 
 
 def uses_gpu() -> bool:
@@ -24,27 +31,27 @@ def uses_gpu() -> bool:
 
 
 def uses_cuda() -> bool:
-    return uses_gpu() and not mx.metal.is_available()
+    return get_backend() == "cuda"
 
 
 def choose_step_costs(config: Config) -> StepCosts:
-    """How the scheduler should cut steps here. A configured `prefill_budget_busy` is what it is."""
+    """The scheduler's costs on this device. A configured `prefill_budget_busy` is not adapted."""
     if uses_gpu():
         return CUDA_STEP_COSTS if uses_cuda() else StepCosts()
     return StepCosts() if config.scheduler.prefill_budget_busy else CPU_STEP_COSTS
 
 
 def resolve_config(config: Config) -> Config:
-    """The config with the values that depend on the device filled in."""
+    """The config with values for the settings that depend on the device."""
     scheduler = config.scheduler
-    chunk = scheduler.chunk or min(CHUNK_CUDA if uses_cuda() else DEFAULT_CHUNK, scheduler.prefill_budget)
-    whole = chunk if config.engine.reproducible else min(chunk, BUSY_GPU if uses_gpu() else BUSY_CPU)
-    busy = scheduler.prefill_budget_busy or min(whole, scheduler.prefill_budget)
+    chunk = scheduler.chunk or min(CUDA_CHUNK if uses_cuda() else DEFAULT_CHUNK, scheduler.prefill_budget)
+    most = chunk if config.engine.reproducible else min(chunk, BUSY_GPU if uses_gpu() else BUSY_CPU)
+    busy = scheduler.prefill_budget_busy or min(most, scheduler.prefill_budget)
     return replace(config, scheduler=replace(scheduler, chunk=chunk, prefill_budget_busy=busy))
 
 
 def get_memory_limit() -> int:
-    """Bytes that may be used: the device's recommendation, or most of what is free; 0 if nobody says."""
+    """Bytes that may be used: the device's recommendation, or most of what is free; 0 if unknown."""
     info = mx.device_info()
     if uses_gpu():
         for key in ("max_recommended_working_set_size", "memory_size", "total_memory"):
@@ -55,7 +62,7 @@ def get_memory_limit() -> int:
 
 
 def read_free_memory() -> int:
-    """Bytes that Linux calls available; 0 elsewhere."""
+    """Bytes that Linux reports as available; 0 on other systems."""
     path = Path("/proc/meminfo")
     if not path.is_file():
         return 0

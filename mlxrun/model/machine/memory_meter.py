@@ -1,4 +1,4 @@
-"""MLX's memory counters as the benchmark reads them: they count on every backend, the CPU too."""
+"""MLX's memory counters, which count on every backend, the CPU included."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import mlx.core as mx
 
 
 def start_measuring(drop_pool: bool) -> int:
-    """Drop garbage, and the pool of free buffers if asked; start a new peak; bytes of living arrays."""
+    """Collect garbage, drop the pool of free buffers if wanted, and reset the peak; returns bytes in use."""
     gc.collect()
     mx.synchronize()
     if drop_pool:
@@ -18,10 +18,10 @@ def start_measuring(drop_pool: bool) -> int:
 
 
 def read_peak() -> int:
-    """Most bytes that were alive at once since `settle`; the pool of free buffers is not counted."""
+    """The most bytes in use since `start_measuring`, without the pool of free buffers."""
     return max(mx.get_peak_memory(), mx.get_active_memory())
 
 
 def read_device_memory() -> dict[str, int]:
-    """Bytes of living arrays, of the pool of free buffers, and the most that were alive so far."""
+    """Bytes in use, in the pool of free buffers, and the most that were in use so far."""
     return {"active": mx.get_active_memory(), "cache": mx.get_cache_memory(), "peak": read_peak()}

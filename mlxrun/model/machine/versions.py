@@ -1,6 +1,6 @@
-"""Installed libraries against the ranges that mlxrun was tested with. Imports no mlx: it works without.
+"""Compares installed libraries with the ranges that mlxrun was tested with. Imports no mlx.
 
-The ranges are the package's own dependencies: of the installed distribution, else of the pyproject.toml
+The ranges are the package's own dependencies: those of the installed distribution, or of the pyproject.toml
 beside the package.
 """
 
@@ -22,7 +22,7 @@ BACKENDS = ("mlx-metal", "mlx-cpu", "mlx-cuda-12", "mlx-cuda-13")
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of `mlxrun doctor`. `note`: works, but could be better; `off`: must be put right."""
+    """One line of `mlxrun doctor`. Level `note`: works, but could be better; `off`: must be fixed."""
 
     area: str
     name: str
@@ -33,13 +33,13 @@ class Finding:
 
 
 def list_library_versions() -> dict[str, str]:
-    """What is installed of the libraries that decide results and speed, and Python."""
+    """The versions of Python and of the libraries that determine results and speed."""
     found = {name: find_version(name) for name in (*SHOWN, *BACKENDS)}
     return {"python": platform.python_version()} | {n: v for n, v in found.items() if v is not None}
 
 
 def find_version(name: str) -> str | None:
-    """Version of a distribution; None if it is not there."""
+    """Version of a distribution; None if it is not installed."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -47,7 +47,7 @@ def find_version(name: str) -> str | None:
 
 
 def read_requirements() -> list[str]:
-    """The dependencies as they are written, extras left out; empty if nobody knows them."""
+    """The package's dependencies; empty if they are not known."""
     try:
         return metadata.requires("mlxrun") or []
     except metadata.PackageNotFoundError:
@@ -59,7 +59,7 @@ def read_requirements() -> list[str]:
 
 
 def check_versions(lines: Iterable[str]) -> list[Finding]:
-    """One finding a requirement that applies to this platform."""
+    """A finding for each requirement that applies to this platform."""
     from packaging.requirements import Requirement
 
     parsed = [Requirement(line) for line in lines]

@@ -1,10 +1,10 @@
-"""The one attention seam: how a model's own layers attend over ragged rows in one forward.
+"""The attention seam: how a model's own layers attend over ragged rows in one forward.
 
-Models call their module's `scaled_dot_product_attention(queries, keys, values, ...)`. `install` routes that
-call, once for each model module, to the keys if they are RaggedKeys, to model/ragged/cpu_attention.py for the engine's own
-forwards on a CPU, and to the library's function otherwise. The stand-ins below are what a model sees as its
-cache, keys, values and mask while it decodes; a model that looks inside them fails in the parity probe and is
-decoded another way (model/compute_methods.py).
+Models call their module's `scaled_dot_product_attention(queries, keys, values, ...)`. `route_attention`
+routes that call, once for each model module, to RaggedKeys, or to cpu_attention.py for the engine's own
+forwards on a CPU, and to the library's function otherwise. The classes below are what a model sees as its
+cache, keys and mask while it decodes; a model that looks inside them fails in the parity probe and uses
+another decode method.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _BASES = ("mlx_lm.models.base", "mlx_vlm.models.base")
 
 
 class NotRaggedError(TypeError):
-    """The model asked something of a stand-in that only a plain array can answer."""
+    """The model used a ragged object in a way that only a plain array supports."""
 
 
 class RaggedMask:
-    """What `make_mask` gives: the layer's window; each group makes its own mask from it."""
+    """The result of `make_mask`: the layer's window, from which each group makes its own mask."""
 
     def __init__(self, window: int | None) -> None:
         self.window = window
@@ -68,38 +68,56 @@ class RaggedKeys:
         window = None if mask is None else mask.window
         outputs, row = [], 0
         for group, (keys, values) in zip(self._groups, self._pairs, strict=True):
-            part = queries if len(group.ids) == queries.shape[0] else queries[row : row + len(group.ids)]
-            allowed = group.make_mask(keys.shape[2], window)
-            outputs.append(_attend(part, keys, values, scale, allowed, **kwargs))
-            row += len(group.ids)
+            count = len(group.ids)
+            own = queries if count == queries.shape[0] else queries[row : row + count]
+            outputs.append(
+                _attend(own, keys, values, scale, group.make_mask(keys.shape[2], window), **kwargs)
+            )
+            row += count
         if row < queries.shape[0]:  # dummy rows of a fixed decode width
             shape = (queries.shape[0] - row, *outputs[0].shape[1:])
             outputs.append(mx.zeros(shape, outputs[0].dtype))
         return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=0)
 
 
-class RaggedCache:
-    """One KV or WINDOW leaf of all rows, as the model sees it in a step.
+class StepCache:
+    """One KV or WINDOW layer, as the model sees it in a step; the members are those of the libraries' caches.
 
     `offset` is an int32 array [rows]; `_offset` its largest value, which spares some models a device sync.
     """
 
-    def __init__(self, leaf: int, window: int | None) -> None:
-        self._leaf = leaf
+    def __init__(self, layer: int, window: int | None) -> None:
+        self._layer = layer
         self._window = window
         self._groups: list[RowGroup] = []
-        self._fetched: RaggedKeys | None = None
         self.offset: mx.array = mx.array([], dtype=mx.int32)
         self._offset = 0
 
     def begin_step(self, groups: list[RowGroup], offsets: mx.array, longest: int) -> None:
         """Start a step: every group has advanced, `offsets` are the new tokens' positions."""
         self._groups, self.offset, self._offset = groups, offsets, longest
-        self._fetched = None
 
     def end_step(self) -> None:
-        """Drop the step's views, so that buffers can be updated in place and go with their rows."""
-        self._groups, self._fetched = [], None
+        """Drop the step's views, so that buffers can be updated in place and freed with their rows."""
+        self._groups = []
+
+    def keys_and_values(self) -> tuple[Any, Any]:
+        """The keys and values of this step."""
+        raise NotImplementedError
+
+    @property
+    def state(self) -> tuple[Any, Any]:
+        return self.keys_and_values()
+
+
+class RaggedCache(StepCache):
+    """All rows in one forward: keys and values are RaggedKeys."""
+
+    _fetched: RaggedKeys | None = None
+
+    def end_step(self) -> None:
+        super().end_step()
+        self._fetched = None
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[RaggedKeys, RaggedKeys]:
         """Add one token [rows, H, 1, D] to every row."""
@@ -108,9 +126,9 @@ class RaggedCache:
         pairs, row = [], 0
         for group in self._groups:
             count = len(group.ids)
-            whole = count == keys.shape[0]
-            k, v = (keys, values) if whole else (keys[row : row + count], values[row : row + count])
-            pairs.append(group.buffers[self._leaf].append(k, v, group.get_width(self._window)))
+            all_rows = count == keys.shape[0]
+            k, v = (keys, values) if all_rows else (keys[row : row + count], values[row : row + count])
+            pairs.append(group.buffers[self._layer].append(k, v, group.get_width(self._window)))
             row += count
         self._fetched = RaggedKeys(self._groups, pairs, keys.shape[0])
         return self._fetched, self._fetched
@@ -118,128 +136,88 @@ class RaggedCache:
     def keys_and_values(self) -> tuple[RaggedKeys, RaggedKeys]:
         """What this step fetched, for layers that share another layer's keys."""
         if self._fetched is None:
-            raise NotRaggedError("keys were asked for before the step's update")
+            raise NotRaggedError("the model read keys before the step's update")
         return self._fetched, self._fetched
 
-    @property
-    def state(self) -> tuple[RaggedKeys, RaggedKeys]:
-        return self.keys_and_values()
-
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> RaggedMask:
-        """The mask of one new token a row; `window_size` limits what it sees, as the leaf does."""
+        """The mask of one new token a row; `window_size` limits what it attends to, as the layer does."""
         if N != 1 or return_array:
-            raise NotRaggedError("the model wants the mask as an array")
+            raise NotRaggedError("the model needs the mask as an array")
         return RaggedMask(window_size)
 
 
-class GroupCache:
-    """One KV or WINDOW leaf of one group with plain padded arrays: for models that look inside.
-
-    Same members as RaggedCache, which stand for the libraries' batch caches.
-    """
-
-    def __init__(self, leaf: int, window: int | None) -> None:
-        self._leaf = leaf
-        self._window = window
-        self._group: RowGroup | None = None
-        self.offset: mx.array = mx.array([], dtype=mx.int32)
-        self._offset = 0
-
-    def begin_step(self, groups: list[RowGroup], offsets: mx.array, longest: int) -> None:
-        (self._group,) = groups
-        self.offset, self._offset = offsets, longest
-
-    def end_step(self) -> None:
-        """Nothing is held beyond the step."""
-        self._group = None
+class GroupCache(StepCache):
+    """One group in a forward, with plain padded arrays: for models that look inside."""
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        assert self._group is not None
-        return self._group.buffers[self._leaf].append(keys, values, self._group.get_width(self._window))
+        (group,) = self._groups
+        return group.buffers[self._layer].append(keys, values, group.get_width(self._window))
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
-        assert self._group is not None
-        return self._group.buffers[self._leaf].view(self._group.get_width(self._window))
-
-    @property
-    def state(self) -> tuple[mx.array, mx.array]:
-        return self.keys_and_values()
+        (group,) = self._groups
+        return group.buffers[self._layer].view(group.get_width(self._window))
 
     def make_mask(
         self, N: int, return_array: bool = False, window_size: int | None = None
     ) -> mx.array | None:
-        """Bool [rows, 1, 1, width], or None where every row sees everything."""
-        assert self._group is not None
-        width = self._group.get_width(self._window)
-        mask = self._group.make_mask(width, window_size)
+        """Bool [rows, 1, 1, width], or None where every row attends to everything."""
+        (group,) = self._groups
+        width = group.get_width(self._window)
+        mask = group.make_mask(width, window_size)
         if mask is None and return_array:
-            mask = mx.ones((len(self._group.ids), 1, 1, width), dtype=mx.bool_)
+            mask = mx.ones((len(group.ids), 1, 1, width), dtype=mx.bool_)
         return mask
 
 
 def route_attention(model: nn.Module) -> int:
-    """Route the seam in each module that defines a part of this model; returns how many have it.
+    """Route attention in each module that defines a part of this model; returns how many modules have it.
 
-    Idempotent. ModelLoadError if a module binds the name to something that is not the library's function.
+    Idempotent. ModelLoadError if a module binds the name to something that is not a function.
     """
-    modules = list(_find_modules(model))
+    modules = _find_modules(model)
     for module in modules:
         original = vars(module)[ATTENTION_FUNCTION]
+        if not callable(original):
+            raise ModelLoadError(
+                f"{module.__name__}.{ATTENTION_FUNCTION} is not a function: untested mlx-lm or mlx-vlm"
+            )
         if not getattr(original, "routes_ragged_keys", False):
-            if not callable(original):
-                raise ModelLoadError(
-                    f"{module.__name__}.{ATTENTION_FUNCTION} is not a function: untested mlx-lm or mlx-vlm"
-                )
             setattr(module, ATTENTION_FUNCTION, _make_routed(original))
     return len(modules)
 
 
-def _find_modules(model: nn.Module) -> Iterator[ModuleType]:
+def _find_modules(model: nn.Module) -> list[ModuleType]:
     names = {base.__module__ for m in model.modules() for base in type(m).__mro__}
-    for name in sorted(names):
-        if name.startswith(("mlx_lm.models.", "mlx_vlm.models.")) or ATTENTION_FUNCTION in vars(
-            sys.modules[name]
-        ):
-            module = sys.modules[name]
-            if ATTENTION_FUNCTION in vars(module):
-                yield module
+    return [sys.modules[name] for name in sorted(names) if ATTENTION_FUNCTION in vars(sys.modules[name])]
 
 
-class _EngineForward:
-    """How attention over plain arrays is computed now; the engine thread's alone."""
+class _EngineAttention:
+    """How attention over plain arrays is computed now. Only the engine thread uses it."""
 
-    def __init__(self) -> None:
-        self.own = False
-        self.every = 0
-        self.seen = 0
-
-    def after(self, out: mx.array) -> None:
-        self.seen += 1
-        if self.every and self.seen % self.every == 0:
-            mx.async_eval(out)
-
-
-_forward = _EngineForward()
+    enabled = False
+    calls_per_launch = 0
+    calls = 0
 
 
 @contextmanager
 def use_engine_attention(calls_per_launch: int = 0) -> Iterator[None]:
-    """What a model computes in this block is the engine's: it attends as model/ragged/cpu_attention.py does on a CPU.
+    """Forwards in this block are the engine's own: on a CPU they attend as cpu_attention.py does.
 
-    What it builds is launched at each `launched`th attention over plain arrays (0: at none), so that a device
+    Each `calls_per_launch`th result of attention over plain arrays is launched (0: none), so that a device
     computes the first layers of a prompt while Python builds the later ones.
     """
-    _forward.own, _forward.every, _forward.seen = True, calls_per_launch, 0
+    _EngineAttention.enabled, _EngineAttention.calls = True, 0
+    _EngineAttention.calls_per_launch = calls_per_launch
     try:
         yield
     finally:
-        _forward.own, _forward.every = False, 0
+        _EngineAttention.enabled = False
 
 
 def _attend(
     queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: Any, **kwargs: Any
 ) -> mx.array:
-    """The engine's own: on a CPU ours, where it knows all that is given, else the library's kernel."""
+    """The engine's attention: cpu_attention.py on a CPU if it supports all arguments, else the kernel."""
     if not kwargs and mx.default_device() == mx.cpu and queries.dtype in cpu_attention.FLOATS:
         return cpu_attention.compute_attention(queries, keys, values, scale, mask)
     return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask, **kwargs)
@@ -251,14 +229,17 @@ def _make_routed(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
 
     def attend(queries: mx.array, keys: Any, *args: Any, **kwargs: Any) -> mx.array:
         ragged = isinstance(keys, RaggedKeys)
-        if not ragged and not (known and _forward.own and isinstance(keys, mx.array)):
+        if not ragged and not (known and _EngineAttention.enabled and isinstance(keys, mx.array)):
             return original(queries, keys, *args, **kwargs)
         given = dict(zip(names[2:], args, strict=False)) | kwargs
         extra = {name: value for name, value in given.items() if name not in _KNOWN and value is not None}
         if ragged:
             return keys.attend(queries, given["scale"], given.get("mask"), **extra)
         out = _attend(queries, keys, given["values"], given["scale"], given.get("mask"), **extra)
-        _forward.after(out)
+        _EngineAttention.calls += 1
+        every = _EngineAttention.calls_per_launch
+        if every and _EngineAttention.calls % every == 0:
+            mx.async_eval(out)
         return out
 
     attend.routes_ragged_keys = True  # type: ignore[attr-defined]

@@ -1,8 +1,8 @@
-"""Attention on MLX's CPU backend, where most of the library's own is spent in `exp`, a number at a time.
+"""Attention on MLX's CPU backend, where the library's own spends most of its time in a scalar `exp`.
 
-The softmax is NumPy's, in place, on the scores of a few queries at a time: they stay in the processor's
+NumPy computes the softmax in place, on the scores of a few queries at a time: they stay in the processor's
 cache, and a long prompt needs no memory for all of them. Few scores stay in the graph, where a power of two
-costs half of an `exp`. All is computed in float32; results differ from the library's by rounding alone.
+costs half of an `exp`. Everything is computed in float32; results differ from the library's by rounding only.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import mlx.core as mx
 import numpy as np
 
 BLOCK_SCORES = 1 << 21  # scores that are computed together: 8 MB
-MIN_QUERIES = 8  # queries in a block: products of fewer are slow
-NUMPY_SCORES = 1 << 17  # scores that NumPy passes over several times
-GRAPH_SCORES = 1 << 15  # scores of a decode step from which leaving the graph pays
-MASKED_SCORE = -1e30  # of a score that does not count; finite, so that a row which sees nothing is no NaN
+MIN_QUERIES = 8  # in a block: matrix products of fewer rows are slow
+NUMPY_SCORES = 1 << 17  # scores that NumPy makes several passes over
+GRAPH_SCORES = 1 << 15  # a decode step with fewer scores stays in the graph
+MASKED_SCORE = -1e30  # finite, so that a row that attends to nothing does not become NaN
 LOG2E = math.log2(math.e)
 FLOATS = (mx.float32, mx.float16, mx.bfloat16)
 
@@ -28,11 +28,11 @@ Mask: TypeAlias = mx.array | str | None
 def compute_attention(
     queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: Mask
 ) -> mx.array:
-    """What mx.fast.scaled_dot_product_attention computes: queries [B, Hq, L, D], keys [B, H, N, D], values
+    """Same as mx.fast.scaled_dot_product_attention: queries [B, Hq, L, D], keys [B, H, N, D], values
     [B, H, N, Dv] -> [B, Hq, L, Dv], of the queries' dtype, one of FLOATS.
 
-    `mask`: bool or to be added, broadcast to [B, Hq, L, N]; "causal": the last query sees all keys. Computes
-    at once where that is faster, so it is not for compiled functions.
+    `mask`: bool or to be added, broadcast to [B, Hq, L, N]; "causal": the last query attends to all keys.
+    Evaluates at once where that is faster, so it cannot be used in compiled functions.
     """
     q, k, v = (x.astype(mx.float32) for x in (queries, keys, values))
     rows, heads, length, _ = q.shape
@@ -49,30 +49,30 @@ def _attend_in_graph(q: mx.array, k: mx.array, v: mx.array, scale: float, mask: 
 
 
 def _attend_in_blocks(q: mx.array, k: mx.array, v: mx.array, scale: float, mask: Mask) -> mx.array:
-    done = list[mx.array]()
+    outputs = list[mx.array]()
     for scores in _iterate_blocks(q * scale, k, mask):
-        if done:
-            mx.async_eval(done[-1])  # its scores go with it; what comes next does not need it
+        if outputs:
+            mx.async_eval(outputs[-1])  # frees its scores; the next block does not depend on it
         sums = _exponentiate(scores, causal=isinstance(mask, str))
-        done.append(_sum_values(scores, v[:, :, : scores.shape[-1]]) / mx.array(sums))
-    return done[0] if len(done) == 1 else mx.concatenate(done, axis=2)
+        outputs.append(_sum_values(scores, v[:, :, : scores.shape[-1]]) / mx.array(sums))
+    return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=2)
 
 
 def _iterate_blocks(q: mx.array, k: mx.array, mask: Mask) -> Iterator[mx.array]:
-    """Scores [B, Hq, l, n] of some queries at a time; causal: only of keys that one of them sees."""
+    """Scores [B, Hq, l, n] of some queries at a time; causal: only of keys that one of them attends to."""
     (batch, heads, length, _), width = q.shape, k.shape[2]
     rows = max(MIN_QUERIES, BLOCK_SCORES // (batch * heads * width))
     for start in range(0, length, rows):
         stop = min(start + rows, length)
-        seen = width - length + stop if isinstance(mask, str) else width
-        part = mask if isinstance(mask, mx.array) else None
-        if part is not None and part.ndim > 1 and part.shape[-2] > 1:
-            part = part[..., start:stop, :]
-        yield _compute_scores(q[:, :, start:stop], k[:, :, :seen], part)
+        keys = width - length + stop if isinstance(mask, str) else width
+        own = mask if isinstance(mask, mx.array) else None
+        if own is not None and own.ndim > 1 and own.shape[-2] > 1:
+            own = own[..., start:stop, :]
+        yield _compute_scores(q[:, :, start:stop], k[:, :, :keys], own)
 
 
 def _compute_scores(q: mx.array, k: mx.array, mask: mx.array | None, unit: float = 1.0) -> mx.array:
-    """[B, Hq, l, n], masked. `unit`: what one of an added mask counts."""
+    """Scores [B, Hq, l, n], masked. `unit`: factor of an added mask."""
     batch, heads, length, _ = q.shape
     groups = k.shape[1]
     folded = q.reshape(batch, groups, heads // groups * length, -1)  # heads that share keys: one product
@@ -85,20 +85,20 @@ def _compute_scores(q: mx.array, k: mx.array, mask: mx.array | None, unit: float
 
 
 def _exponentiate(scores: mx.array, *, causal: bool) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
-    """Turns scores [B, H, l, n] into weights, in place; returns the weights' sums [B, H, l, 1]."""
+    """Turn scores [B, H, l, n] into weights, in place; returns the weights' sums [B, H, l, 1]."""
     mx.eval(scores)
-    view = np.array(scores, copy=False)  # the same memory, and writable: MLX's documented way
+    view = np.array(scores, copy=False)  # the same memory, writable, as MLX documents
     rows, width = view.shape[2:]
     if causal and rows > 1:
         view[..., -rows:][..., ~np.tri(rows, dtype=np.bool_)] = MASKED_SCORE
-    lines = view.reshape(-1, width, copy=False)
-    sums = np.empty((len(lines), 1), np.float32)
+    flat = view.reshape(-1, width, copy=False)
+    sums = np.empty((len(flat), 1), np.float32)
     count = max(1, NUMPY_SCORES // width)
-    for first in range(0, len(lines), count):
-        part = lines[first : first + count]
-        part -= part.max(axis=-1, keepdims=True)
-        np.exp(part, out=part)
-        part.sum(axis=-1, keepdims=True, out=sums[first : first + count])
+    for first in range(0, len(flat), count):
+        block = flat[first : first + count]
+        block -= block.max(axis=-1, keepdims=True)
+        np.exp(block, out=block)
+        block.sum(axis=-1, keepdims=True, out=sums[first : first + count])
     return sums.reshape(*view.shape[:-1], 1)
 
 

@@ -1,6 +1,7 @@
 """Rows decoded one by one with the library's own single-row caches: for models that take no array offset.
 
-The same members as rows.DecodeBatch, and the slowest way: as exact as the library itself.
+Has the same members as decode_batch.DecodeBatch. It is the slowest method, and as exact as the library
+itself.
 """
 
 from __future__ import annotations
@@ -9,9 +10,8 @@ from collections.abc import Collection, Sequence
 
 import mlx.core as mx
 
-from mlxrun.model.ragged import layer_caches
-from mlxrun.model.ragged.decode_batch import ModelCall, JoiningRow
-from mlxrun.model.ragged.layer_caches import RowView
+from mlxrun.model.ragged.decode_batch import DecodeCall, JoiningRow
+from mlxrun.model.ragged.layer_caches import RowView, list_all_arrays, view_row
 
 
 class RowByRowBatch:
@@ -29,31 +29,24 @@ class RowByRowBatch:
     def lengths(self) -> list[int]:
         return [row.length + self._steps[rid] for rid, row in self._rows.items()]
 
-    @property
-    def nbytes(self) -> int:
-        return sum(a.nbytes for a in self.list_state_arrays())
-
     def update(
-        self, keep: Collection[str], joining: Sequence[JoiningRow], coming: Sequence[int] = ()
+        self, keep: Collection[str], joining: Sequence[JoiningRow], expected: Sequence[int] = ()
     ) -> None:
         self._rows = {rid: row for rid, row in self._rows.items() if rid in keep}
         self._rows |= {row.id: row for row in joining}
         self._steps = {rid: self._steps.get(rid, 0) for rid in self._rows}
 
     def view_row(self, rid: str) -> tuple[int, RowView]:
-        """Tokens in a row's cache, and what it holds; valid until the next `update` or `forward`."""
+        """The tokens in a row's cache, and what it holds; valid until the next `update` or `forward`."""
         row = self._rows[rid]
-        return row.length + self._steps[rid], layer_caches.view_row(row.cache)
+        return row.length + self._steps[rid], view_row(row.cache)
 
-    def forward(self, call: ModelCall) -> mx.array:
+    def forward(self, decode: DecodeCall, tokens: mx.array, positions: Sequence[int]) -> mx.array:
         outputs = []
-        for first, (rid, row) in enumerate(self._rows.items()):
-            outputs.append(call(first, 1, row.cache)[:, -1])
+        for i, (rid, row) in enumerate(self._rows.items()):
+            outputs.append(decode(tokens[i : i + 1][:, None], row.cache, [positions[i]])[:, -1])
             self._steps[rid] += 1
         return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=0)
 
-    def count_padding(self, count: int) -> int:
-        return 0
-
     def list_state_arrays(self) -> list[mx.array]:
-        return [a for row in self._rows.values() for a in layer_caches.list_all_arrays(row.cache)]
+        return [a for row in self._rows.values() for a in list_all_arrays(row.cache)]

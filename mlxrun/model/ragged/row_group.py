@@ -1,15 +1,16 @@
 """A row group: rows of similar length that share one attention call a layer, so that padding stays small.
 
-For every KV or WINDOW leaf it holds one buffer [rows, H, tokens, D], rows aligned on the right at `end`:
+For every KV or WINDOW layer cache it holds one buffer [rows, H, tokens, D], rows aligned on the right at
+`end`:
 
       ....aaaaaaaaaa|....       a, b, c: keys of three rows, the newest last
       .........bbbbb|....       . never attended to: masked, as it lies before a row's first key, or spare
-      ..cccccccccccc|....       room for tokens to come
+      ..cccccccccccc|....       spare space for tokens to come
       ..............|....       and for rows to come
                    end
 
-Joining and leaving write one row; a whole buffer is copied only when it must grow. All lengths are Python
-ints; masks depend on lengths alone, so one mask serves all layers of a step.
+Adding and removing a row write one row; a buffer is copied only when it must grow. All lengths are Python
+ints; masks depend on lengths only, so one mask serves all layers of a step.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from typing import NamedTuple
 import mlx.core as mx
 
 BUFFER_STEP = 256  # buffers grow by this many tokens, as the libraries' caches do
-SPARE_TOKENS = 2048  # a buffer has room for more rows of up to this many tokens in all, or for a quarter more
+SPARE_TOKENS = (
+    2048  # a buffer has space for more rows of up to this many tokens in all, or for a quarter more
+)
 
 KeysValues = tuple[mx.array, mx.array]
 
@@ -34,7 +37,7 @@ class RowKeysValues(NamedTuple):
 
 
 class KVBuffer:
-    """Keys and values of one leaf for the rows of a group. `window`: how many tokens count; None: all."""
+    """Keys and values of one layer for the rows of a group. `window`: tokens attended to; None: all."""
 
     def __init__(self, window: int | None) -> None:
         self.window = window
@@ -64,16 +67,16 @@ class KVBuffer:
         keys, values = (mx.contiguous(x[index : index + 1]) for x in self.view(width))
         return RowKeysValues(keys, values, width)
 
-    def add_rows(self, parts: Sequence[RowKeysValues], width: int, coming: int = 0) -> None:
-        """Add rows. `width`: tokens that the longest present row needs; `coming`: rows that join later."""
-        longest = max(part.length for part in parts)
-        full = self.keys is None or self.rows + len(parts) > self.keys.shape[0]
-        if self.rows == coming == 0 and len(parts) == 1 and parts[0].keys.shape[2] > longest:
-            self.keys, self.values, self.rows, self.end = parts[0].keys, parts[0].values, 1, longest
+    def add_rows(self, rows: Sequence[RowKeysValues], width: int, expected: int = 0) -> None:
+        """Add rows. `width`: tokens that the longest present row needs; `expected`: rows that join later."""
+        longest = max(row.length for row in rows)
+        full = self.keys is None or self.rows + len(rows) > self.keys.shape[0]
+        if self.rows == expected == 0 and len(rows) == 1 and rows[0].keys.shape[2] > longest:
+            self.keys, self.values, self.rows, self.end = rows[0].keys, rows[0].values, 1, longest
         elif full or longest > self.end:
-            self._rebuild(parts, width, max(longest, width), coming)
+            self._rebuild(rows, width, max(longest, width), expected)
         else:
-            self._write_rows(parts)
+            self._write_rows(rows)
 
     def remove_row(self, index: int) -> None:
         """Drop a row; the last row takes its place."""
@@ -90,49 +93,43 @@ class KVBuffer:
         ):
             self._rebuild([], width, width)
 
-    @property
-    def nbytes(self) -> int:
-        return 0 if self.keys is None or self.values is None else self.keys.nbytes + self.values.nbytes
-
-    def _write_rows(self, parts: Sequence[RowKeysValues]) -> None:
+    def _write_rows(self, rows: Sequence[RowKeysValues]) -> None:
         assert self.keys is not None and self.values is not None
-        for keys, values, length in parts:
+        for keys, values, length in rows:
             start = self.end - length
             self.keys[self.rows, :, start : self.end] = keys[0, :, :length]
             self.values[self.rows, :, start : self.end] = values[0, :, :length]
             self.rows += 1
 
-    def _rebuild(self, parts: Sequence[RowKeysValues], width: int, end: int, coming: int = 0) -> None:
-        """Move to a new buffer that ends rows at `end`, with room; keeps `width` tokens of present rows."""
+    def _rebuild(self, rows: Sequence[RowKeysValues], width: int, end: int, expected: int = 0) -> None:
+        """Move to a larger buffer that ends rows at `end`; keeps `width` tokens of present rows."""
         present = None if self.rows == 0 else self.view(width)
-        rows = self.rows + len(parts)
-        end = min(end, max([width if self.rows else 0, *(part.length for part in parts)]))
-        tokens = _round_up(end + 1 + end // 16)  # new memory is slow to get on a GPU: grow in proportion
-        shape = (rows + max(coming, self._count_spare_rows(rows, tokens)) if parts else rows, tokens)
-        keys, values = present or parts[0][:2]
-        self.keys, self.values = _make_zeros(keys, shape), _make_zeros(values, shape)
+        count = self.rows + len(rows)
+        end = min(end, max([width if self.rows else 0, *(row.length for row in rows)]))
+        tokens = round_up(end + 1 + end // 16)  # new memory is slow to get on a GPU: grow in proportion
+        capacity = count + max(expected, self._count_spare_rows(count, tokens)) if rows else count
+        keys, values = present or rows[0][:2]
+        self.keys, self.values = (
+            mx.zeros((capacity, x.shape[1], tokens, x.shape[3]), x.dtype) for x in (keys, values)
+        )
         if present is not None:
             self.keys[: self.rows, :, end - width : end] = keys
             self.values[: self.rows, :, end - width : end] = values
         self.end = end
-        self._write_rows(parts)
+        self._write_rows(rows)
 
     def _count_spare_rows(self, rows: int, tokens: int) -> int:
-        """Rows to keep room for: none for the first, which may well stay alone."""
+        """Rows to keep space for: none for the first row, which may well stay the only one."""
         return max(rows // 4, SPARE_TOKENS // tokens if rows > 1 else 0)
 
 
-def _round_up(tokens: int) -> int:
+def round_up(tokens: int) -> int:
+    """The capacity of a buffer that holds so many tokens."""
     return -(-tokens // BUFFER_STEP) * BUFFER_STEP
 
 
-def _make_zeros(like: mx.array, shape: tuple[int, int]) -> mx.array:
-    """Zeros for `shape` (rows, tokens) of keys or values like these."""
-    return mx.zeros((shape[0], like.shape[1], shape[1], like.shape[3]), like.dtype)
-
-
 class RowGroup:
-    """The rows of one length bucket and their buffers, one a KV or WINDOW leaf of the model.
+    """The rows of one length bucket and their buffers, one a KV or WINDOW layer of the model.
 
     `ids` and `lengths` (tokens in the cache, the one being computed included) are in row order.
     """
@@ -145,7 +142,7 @@ class RowGroup:
         self._masks: dict[tuple[int | None, int], mx.array | None] = {}
 
     def add_row(self, rid: str, length: int) -> None:
-        """Enter a row's name; its keys are given to the buffers."""
+        """Register a row; its keys are added to the buffers."""
         self.ids.append(rid)
         self.lengths.append(length)
 
@@ -169,14 +166,14 @@ class RowGroup:
         self._masks.clear()
 
     def get_width(self, window: int | None) -> int:
-        """Tokens that the longest row attends to in a leaf with this window."""
+        """Tokens that the longest row attends to in a layer with this window."""
         longest = max(self.lengths, default=0)
         return longest if window is None else min(longest, window)
 
     def make_mask(self, width: int, window: int | None) -> mx.array | None:
-        """Bool [rows, 1, 1, width], True where a row may look; None if all may look everywhere.
+        """Bool [rows, 1, 1, width], True where a row attends; None if all attend everywhere.
 
-        `window`: the model's own limit for this layer, which may be tighter than the leaf's.
+        `window`: the model's own limit for this layer, which may be tighter than its cache's.
         """
         key = window if window is not None and window < width else None
         if (key, width) not in self._masks:
@@ -187,7 +184,3 @@ class RowGroup:
                 mask = mx.arange(width) >= first
             self._masks[key, width] = mask
         return self._masks[key, width]
-
-    @property
-    def nbytes(self) -> int:
-        return sum(buffer.nbytes for buffer in self.buffers)

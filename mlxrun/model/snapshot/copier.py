@@ -1,17 +1,18 @@
-"""Copies for the prefix cache, out of rows that prefill, decode or end. A copy that fails is none: no request
-may suffer from what is only kept for others.
+"""Copies rows for the prefix cache: rows that prefill, decode or end.
+
+A copy that fails is logged and left out: no request may suffer from what is only cached for others.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import mlx.core as mx
 
 from mlxrun.model.ragged.layer_caches import RowView
-from mlxrun.model.snapshot.snapshots import SnapshotCodec
+from mlxrun.model.snapshot.snapshots import Payload, SnapshotCodec
 from mlxrun.scheduler.step_plan import CacheHit, SnapshotKind, SnapshotRequest, SnapshotResult
 
 log = logging.getLogger(__name__)
@@ -20,56 +21,65 @@ RowPosition = tuple[str, int]  # request, tokens
 
 
 class SnapshotCopier:
-    """`snapshots`: None where nothing is kept."""
+    """Copies rows and restores them. Exceptions are logged, never raised."""
 
-    def __init__(self, snapshots: SnapshotCodec | None) -> None:
-        self._snapshots = snapshots
+    def __init__(self, codec: SnapshotCodec) -> None:
+        self._codec = codec
 
-    def copy_row(self, save: SnapshotRequest, length: int, view: RowView) -> SnapshotResult:
-        """What is asked for of a row of `length` tokens, lazy; no payload if the row does not hold it."""
-        snapshots = self._snapshots
+    def copy_rows(
+        self, requests: Sequence[SnapshotRequest], find_view: Callable[[str], tuple[int, RowView] | None]
+    ) -> list[SnapshotResult]:
+        """A lazy copy for each request; no payload if the row does not hold what is requested.
+
+        `find_view`: the number of tokens in a row's caches and what they hold; None if it never started.
+        """
+        views = {rid: find_view(rid) for rid in {request.request_id for request in requests}}
+        return [
+            SnapshotResult(request, self._copy(request, views[request.request_id])) for request in requests
+        ]
+
+    def _copy(self, request: SnapshotRequest, row: tuple[int, RowView] | None) -> Payload | None:
+        if row is None:
+            return None
+        length, view = row
         try:
-            assert snapshots is not None
-            if save.kind is SnapshotKind.DELTA and length >= save.stop:
-                return SnapshotResult(save, snapshots.copy_delta(view, save.start, save.stop))
-            if save.kind is SnapshotKind.STATE and length == save.stop:
-                return SnapshotResult(save, snapshots.copy_state(view, length))
-        except Exception:  # the border: see above
+            if request.kind is SnapshotKind.DELTA and length >= request.stop:
+                return self._codec.copy_delta(view, request.start, request.stop)
+            if request.kind is SnapshotKind.STATE and length == request.stop:
+                return self._codec.copy_state(view, length)
+        except Exception:  # see the module's docstring
             log.warning("a copy for the prefix cache failed", exc_info=True)
-        return SnapshotResult(save, None)
+        return None
 
-    def restore(self, hit: CacheHit, room: int, new_cache: list[Any]) -> list[Any] | None:
-        """Caches that hold what a hit gives, or None: it has to be computed."""
+    def restore(self, hit: CacheHit, capacity: int, new_cache: list[Any]) -> list[Any] | None:
+        """Caches that hold a hit's tokens; None if they cannot be restored and have to be computed."""
         try:
-            assert self._snapshots is not None
-            return self._snapshots.restore(hit, room, new_cache)
-        except Exception as error:  # the border
+            return self._codec.restore(hit, capacity, new_cache)
+        except Exception as error:  # see the module's docstring
             log.warning("a prefix cannot be restored and is computed: %s: %s", type(error).__name__, error)
             return None
 
-    def list_arrays(self, saved: Iterable[SnapshotResult]) -> list[mx.array]:
-        """What has to be evaluated."""
-        snapshots = self._snapshots
-        made = [s.payload for s in saved if s.payload is not None]
-        return [] if snapshots is None else [a for payload in made for a in snapshots.list_arrays(payload)]
+    def list_arrays(self, snapshots: Iterable[SnapshotResult]) -> list[mx.array]:
+        """The arrays that have to be evaluated."""
+        payloads = [s.payload for s in snapshots if s.payload is not None]
+        return [a for payload in payloads for a in self._codec.list_arrays(payload)]
 
 
 class DueSnapshots:
-    """The copies that a step wants of rows that prefill in it."""
+    """The snapshots that a step takes of rows that prefill in it."""
 
-    def __init__(self, saves: Sequence[SnapshotRequest]) -> None:
-        self._at: dict[RowPosition, list[SnapshotRequest]] = {}
-        for save in saves:
-            self._at.setdefault((save.request_id, save.stop), []).append(save)
+    def __init__(self, requests: Sequence[SnapshotRequest]) -> None:
+        self._due: dict[RowPosition, list[SnapshotRequest]] = {}
+        for request in requests:
+            self._due.setdefault((request.request_id, request.stop), []).append(request)
 
     @property
     def forward_ends(self) -> set[RowPosition]:
-        """Where a forward has to end, because a state is that of one moment."""
-        return {
-            place for place, saves in self._at.items() if any(s.kind is SnapshotKind.STATE for s in saves)
-        }
+        """Where a forward has to end, because a state can be copied at exactly that position only."""
+        kinds = {position: {r.kind for r in requests} for position, requests in self._due.items()}
+        return {position for position, found in kinds.items() if SnapshotKind.STATE in found}
 
-    def pop_ready(self, request_id: str, filled: int) -> list[SnapshotRequest]:
-        """What can be copied now of a row with so many tokens, first things first."""
-        places = sorted(p for p in self._at if p[0] == request_id and p[1] <= filled)
-        return [save for place in places for save in self._at.pop(place)]
+    def pop_ready(self, request_id: str, cached: int) -> list[SnapshotRequest]:
+        """The requests that a row of so many tokens fulfils, in the order of their positions."""
+        ready = sorted(p for p in self._due if p[0] == request_id and p[1] <= cached)
+        return [request for position in ready for request in self._due.pop(position)]

@@ -1,7 +1,7 @@
-"""Caches of other classes, kept whole through what the libraries promise of each: `state` and `from_state`.
+"""Copies of caches of other classes, through what the libraries promise of each: `state` and `from_state`.
 
-What a class forgets there would come back wrong, so `survives` tries it on a filled cache before one is
-trusted. A state is a tree of arrays and plain values; the tree is kept as JSON, the arrays beside it.
+A class may leave something out of its state, so `can_round_trip` tries a filled cache before the class is
+trusted. A state is a tree of arrays and plain values: the tree is stored as JSON, the arrays beside it.
 """
 
 from __future__ import annotations
@@ -18,51 +18,49 @@ from mlxrun.model.snapshot.packing import copy_stacked
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LibraryCacheState:
-    """One cache: `tree` says where each array belongs."""
+    """The state of one cache. `tree`: JSON that says where each array belongs."""
 
     tree: str
     arrays: tuple[mx.array, ...]
 
 
-def capture_state(leaf: Any) -> LibraryCacheState:
+def capture_state(cache: Any) -> LibraryCacheState:
     """Copies of all that a cache holds. ValueError if it holds what cannot be stored."""
     arrays: list[mx.array] = []
-    tree = _encode_tree([leaf.state, *([leaf.meta_state] if _has_meta(leaf) else [])], arrays)
-    return LibraryCacheState(json.dumps(tree), tuple(_copy(a) for a in arrays))
+    meta = [cache.meta_state] if hasattr(type(cache), "meta_state") else []
+    tree = _encode_tree([cache.state, *meta], arrays)
+    copies = [copy_stacked([a]) if a.ndim else copy_stacked([a[None]])[0] for a in arrays]
+    return LibraryCacheState(json.dumps(tree), tuple(copies))
 
 
-def restore_cache(like: Any, whole: LibraryCacheState) -> Any:
-    """A cache of the same class as `like`. ValueError if `whole` is not of such a one."""
+def restore_cache(template: Any, state: LibraryCacheState) -> Any:
+    """A cache of the class of `template`. ValueError if `state` is not of that class."""
     try:
-        return type(like).from_state(*_decode_tree(json.loads(whole.tree), whole.arrays))
+        return type(template).from_state(*_decode_tree(json.loads(state.tree), state.arrays))
     except (TypeError, AttributeError, IndexError, KeyError, json.JSONDecodeError) as error:
-        raise ValueError(f"not the state of a {type(like).__name__}: {error}") from error
+        raise ValueError(f"not the state of a {type(template).__name__}: {error}") from error
 
 
-def can_round_trip(leaf: Any) -> bool:
-    """Whether a filled cache comes back as it was, with all its attributes."""
+def can_round_trip(cache: Any) -> bool:
+    """Whether a filled cache is restored as it was, with all its attributes."""
     try:
-        whole = capture_state(leaf)
-        again = restore_cache(leaf, whole)
-        back = capture_state(again)
-        same = vars(again).keys() == vars(leaf).keys() and back.tree == whole.tree
+        state = capture_state(cache)
+        restored = restore_cache(cache, state)
+        again = capture_state(restored)
+        same = vars(restored).keys() == vars(cache).keys() and again.tree == state.tree
     except (ValueError, NotImplementedError, TypeError, AttributeError):
         return False
     return same and all(
-        mx.array_equal(a, b, equal_nan=True).item() for a, b in zip(back.arrays, whole.arrays, strict=True)
+        mx.array_equal(a, b, equal_nan=True).item() for a, b in zip(again.arrays, state.arrays, strict=True)
     )
 
 
-def has_same_layout(whole: LibraryCacheState, template: LibraryCacheState) -> bool:
+def has_same_layout(state: LibraryCacheState, template: LibraryCacheState) -> bool:
     """Whether both may be states of one cache: as many arrays, of the same types, of one row each."""
-    return len(whole.arrays) == len(template.arrays) and all(
+    return len(state.arrays) == len(template.arrays) and all(
         a.dtype == b.dtype and a.ndim == b.ndim and a.shape[:1] == b.shape[:1]
-        for a, b in zip(whole.arrays, template.arrays, strict=True)
+        for a, b in zip(state.arrays, template.arrays, strict=True)
     )
-
-
-def _has_meta(leaf: Any) -> bool:
-    return hasattr(type(leaf), "meta_state")
 
 
 def _encode_tree(node: Any, arrays: list[mx.array]) -> Any:
@@ -88,7 +86,3 @@ def _decode_tree(node: Any, arrays: Sequence[mx.array]) -> Any:
         return inside
     items = [_decode_tree(item, arrays) for item in inside]
     return tuple(items) if kind == "tuple" else items
-
-
-def _copy(array: mx.array) -> mx.array:
-    return copy_stacked([array]) if array.ndim else copy_stacked([array[None]])[0]

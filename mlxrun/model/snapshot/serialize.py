@@ -1,7 +1,7 @@
 """Arrays as bytes and back: what leaves the engine thread, and what a file brings in.
 
-`to_tensor` waits for the array. `to_array` checks before it builds: ValueError for anything but exactly the
-bytes that the dtype and the shape ask for.
+`serialize_array` waits for the array. `deserialize_array` raises ValueError unless there are exactly the
+bytes that the dtype and the shape need.
 """
 
 from __future__ import annotations
@@ -31,21 +31,16 @@ _DTYPES: dict[str, tuple[mx.Dtype, str]] = {
 _NAMES = {dtype: name for name, (dtype, _) in _DTYPES.items()}
 
 
-def name(dtype: mx.Dtype) -> str:
-    """What safetensors calls it. ValueError if it has no name for it."""
-    if dtype not in _NAMES:
-        raise ValueError(f"arrays of {dtype} cannot be stored")
-    return _NAMES[dtype]
-
-
 def serialize_array(array: mx.array) -> SerializedTensor:
-    """The array's bytes."""
+    """The array's bytes. ValueError if safetensors has no name for its dtype."""
+    if array.dtype not in _NAMES:
+        raise ValueError(f"arrays of {array.dtype} cannot be stored")
     raw = array.view(mx.uint16) if array.dtype == mx.bfloat16 else array
-    return SerializedTensor(name(array.dtype), tuple(array.shape), np.asarray(raw).tobytes())
+    return SerializedTensor(_NAMES[array.dtype], tuple(array.shape), np.asarray(raw).tobytes())
 
 
 def deserialize_array(tensor: SerializedTensor) -> mx.array:
-    """The array again, in memory of its own."""
+    """The array, in memory of its own."""
     if tensor.dtype not in _DTYPES:
         raise ValueError(f"unknown dtype {tensor.dtype!r}")
     dtype, raw = _DTYPES[tensor.dtype]

@@ -1,11 +1,9 @@
-"""Payloads of the prefix cache: parts of a row, copied, that other rows start from.
+"""Payloads of the prefix cache: copied parts of a row that other rows start from.
 
-A Delta holds keys and values of a span of tokens, of the leaves that keep all of them; a State holds all the
+A delta holds keys and values of a span of tokens, of the layers that keep all of them; a state holds all the
 rest (windows, recurrent states, caches of other classes) after exactly so many tokens. Both are lazy until
-the caller evaluates `arrays(payload)`; from then on they pin nothing and nothing that happens to the row
-reaches them. A row restored from payloads never writes into them.
-
-Whatever does not fit raises ValueError or is not `usable`: a cache may cost speed, never correctness.
+the caller evaluates `list_arrays(payload)`; from then on they are independent of the row, and rows restored
+from them never write into them. Whatever does not fit raises ValueError or is not usable.
 """
 
 from __future__ import annotations
@@ -19,8 +17,8 @@ from typing import Any
 import mlx.core as mx
 
 from mlxrun.model.ragged import layer_caches
-from mlxrun.model.ragged.layer_caches import LayerKind, RowView
-from mlxrun.model.ragged.row_group import BUFFER_STEP, RowKeysValues
+from mlxrun.model.ragged.layer_caches import LayerKind, RowView, flatten_caches, get_kind
+from mlxrun.model.ragged.row_group import RowKeysValues, round_up
 from mlxrun.model.snapshot import library_caches
 from mlxrun.model.snapshot.library_caches import LibraryCacheState
 from mlxrun.model.snapshot.packing import ArrayLayout, Stack, StackPacker
@@ -35,7 +33,7 @@ FORMAT = "1"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeltaPayload:
-    """Keys and values of `tokens` tokens in a row."""
+    """Keys and values of `tokens` consecutive tokens."""
 
     tokens: int
     stacks: tuple[Stack, ...]
@@ -43,7 +41,7 @@ class DeltaPayload:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StatePayload:
-    """What a row holds after `length` tokens, beside the keys of all tokens."""
+    """What a row holds after `length` tokens, apart from the keys and values of all tokens."""
 
     length: int
     stacks: tuple[Stack, ...]
@@ -54,51 +52,45 @@ Payload = DeltaPayload | StatePayload
 
 
 class SnapshotCodec:
-    """Made of a cache list that holds a few tokens (adapter.first_look). It keeps none of its arrays.
+    """Copies, restores and serialises the rows of a model. `caches` hold a few tokens (run_trial_forward).
 
-    `deltas`, `states`: which parts this model's rows have. Not `supported`: nothing can be kept, and
-    `problem` says why. `stored_bits`: of keys and values in deltas; ConfigError if the model's dimensions do
-    not allow it.
+    `has_deltas`, `has_states`: the parts that this model's rows have. `problem`: why nothing can be cached.
+    `stored_bits`: of keys and values in deltas; ConfigError if the model's dimensions do not allow it.
     """
 
     def __init__(self, caches: Sequence[Any], stored_bits: int | None = None) -> None:
         self.bits = stored_bits
-        flat = layer_caches.flatten_caches(caches)
-        self._kinds = [layer_caches.get_kind(leaf) for leaf in flat]
-        self._windows = [layer_caches.get_window(leaf) for leaf in flat]
+        layers = flatten_caches(caches)
+        self._kinds = [get_kind(layer) for layer in layers]
+        self._windows = [layer_caches.get_window(layer) for layer in layers]
         self.has_deltas = LayerKind.KV in self._kinds
-        self.has_states = any(k is not LayerKind.KV for k in self._kinds)
-        self.problem = _find_problem(flat)
+        self.has_states = any(kind is not LayerKind.KV for kind in self._kinds)
+        self.problem = _find_problem(layers)
         if self.problem is not None:
             log.warning("the prefix cache is off: %s", self.problem)
             return
         view = layer_caches.view_row(caches)
-        length = max((h.length for h in view.layers if isinstance(h, RowKeysValues)), default=0)
+        length = max((x.length for x in view.layers if isinstance(x, RowKeysValues)), default=0)
         self._slots = [
-            [a is not None for a in held] if kind is LayerKind.STATE else []
-            for held, kind in zip(view.layers, self._kinds, strict=True)
+            [a is not None for a in layer] if kind is LayerKind.STATE else []
+            for layer, kind in zip(view.layers, self._kinds, strict=True)
         ]
-        self._classes = [f"{type(leaf).__module__}.{type(leaf).__name__}" for leaf in flat]
-        self._keys = StackPacker(
-            [ArrayLayout.from_array(a, 0) for a in self._slice_keys(view, 0, length)], stored_bits
-        )
-        fixed = [ArrayLayout.from_array(a, w) for a, w in self._list_state_arrays(view)]
-        self._rest = StackPacker(fixed)
-        self._others = [library_caches.capture_state(leaf) for leaf in self._list_library_caches(view)]
+        self._classes = [_name_class(layer) for layer in layers]
+        spans = self._slice_keys(view, 0, length)
+        self._keys = StackPacker([ArrayLayout.from_array(a, 0) for a in spans], stored_bits)
+        self._rest = StackPacker([ArrayLayout.from_array(a, w) for a, w in self._list_state_arrays(view)])
+        self._others = self._capture_others(view)
         self._layout = hashlib.blake2b("\n".join(self.describe()).encode(), digest_size=16).hexdigest()
 
-    @property
-    def supported(self) -> bool:
-        return self.problem is None
-
     def describe(self) -> list[str]:
-        """All that payloads depend on beside the weights, for the fingerprint of the cache."""
+        """Everything except the weights that payloads depend on, for the fingerprint of the cache."""
         if self.problem is not None:
             return [self.problem]
-        sort = [f"{c} {k.value} {s}" for c, k, s in zip(self._classes, self._kinds, self._slots, strict=True)]
+        rows = zip(self._classes, self._kinds, self._slots, strict=True)
+        layers = [f"{name} {kind.value} {slots}" for name, kind, slots in rows]
         others = [f"{o.tree} {[(a.shape, str(a.dtype)) for a in o.arrays]}" for o in self._others]
-        planes = [str(plane) for plane in (*self._keys.planes, *self._rest.planes)]
-        return [f"format {FORMAT}, bits {self.bits}", *sort, *planes, *others]
+        layouts = [str(layout) for layout in (*self._keys.layouts, *self._rest.layouts)]
+        return [f"format {FORMAT}, bits {self.bits}", *layers, *layouts, *others]
 
     # -- out of a row -----------------------------------------------------------------------------------
 
@@ -110,103 +102,104 @@ class SnapshotCodec:
 
     def copy_state(self, view: RowView, length: int) -> StatePayload:
         """Copy of everything else of a row that holds exactly `length` tokens."""
-        for part, window in self._list_keys_values(view):
-            if part.length != (length if window is None else min(length, window)):
+        for row, window in self._list_keys_values(view):
+            if row.length != (length if window is None else min(length, window)):
                 raise ValueError(f"the row does not hold {length} tokens")
         arrays = [a for a, _ in self._list_state_arrays(view)]
-        others = tuple(library_caches.capture_state(leaf) for leaf in self._list_library_caches(view))
-        return StatePayload(length, self._rest.pack(arrays, length), others)
+        return StatePayload(length, self._rest.pack(arrays, length), self._capture_others(view))
 
     def list_arrays(self, payload: Payload) -> list[mx.array]:
-        """What has to be evaluated before the payload is kept."""
+        """The arrays that have to be evaluated before the payload is cached."""
         others = payload.others if isinstance(payload, StatePayload) else ()
         return [a for s in payload.stacks for a in s] + [a for o in others for a in o.arrays]
 
     def _list_keys_values(self, view: RowView) -> list[tuple[RowKeysValues, int | None]]:
-        """Keys and values of each KV and WINDOW leaf, with its window."""
-        if [_sort(h) for h in view.layers] != [_sorts[k] for k in self._kinds]:
-            raise ValueError("the row has other caches than this model")
+        """Keys and values of each KV and WINDOW layer, with its window."""
+        for layer, kind in zip(view.layers, self._kinds, strict=True):
+            expected = {LayerKind.STATE: tuple, LayerKind.OTHER: object}.get(kind, RowKeysValues)
+            found = type(layer) if isinstance(layer, tuple) else object
+            if found is not expected:
+                raise ValueError("the row has other caches than this model")
         pairs = zip(view.layers, self._windows, strict=True)
-        return [(held, window) for held, window in pairs if isinstance(held, RowKeysValues)]
+        return [(layer, window) for layer, window in pairs if isinstance(layer, RowKeysValues)]
 
     def _slice_keys(self, view: RowView, start: int, stop: int) -> list[mx.array]:
         spans = []
-        for part, window in self._list_keys_values(view):
+        for row, window in self._list_keys_values(view):
             if window is None:
-                if part.length < stop:
-                    raise ValueError(f"the row holds {part.length} tokens, not {stop}")
-                spans += [part.keys[:, :, start:stop], part.values[:, :, start:stop]]
+                if row.length < stop:
+                    raise ValueError(f"the row holds {row.length} tokens, not {stop}")
+                spans += [row.keys[:, :, start:stop], row.values[:, :, start:stop]]
         return spans
 
     def _list_state_arrays(self, view: RowView) -> list[tuple[mx.array, int | None]]:
-        """Arrays of WINDOW and STATE leaves, leaf by leaf, and the most tokens that they hold."""
+        """Arrays of WINDOW and STATE layers, layer by layer, and the most tokens that they hold."""
         found: list[tuple[mx.array, int | None]] = []
-        for held, kind, window, slots in zip(
-            view.layers, self._kinds, self._windows, self._slots, strict=True
-        ):
-            if kind is LayerKind.WINDOW:
-                found += [
-                    (held.keys[:, :, : held.length], window),
-                    (held.values[:, :, : held.length], window),
-                ]
-            elif kind is LayerKind.STATE:
-                if [a is not None for a in held] != slots:
+        for i, layer in enumerate(view.layers):
+            if self._kinds[i] is LayerKind.WINDOW:
+                found += [(a[:, :, : layer.length], self._windows[i]) for a in (layer.keys, layer.values)]
+            elif self._kinds[i] is LayerKind.STATE:
+                if [a is not None for a in layer] != self._slots[i]:
                     raise ValueError("other slots of a recurrent state are filled than this model fills")
-                found += [(a, None) for a in held if a is not None]
+                found += [(a, None) for a in layer if a is not None]
         return found
 
-    def _list_library_caches(self, view: RowView) -> list[Any]:
-        return [h for h, kind in zip(view.layers, self._kinds, strict=True) if kind is LayerKind.OTHER]
+    def _capture_others(self, view: RowView) -> tuple[LibraryCacheState, ...]:
+        pairs = zip(view.layers, self._kinds, strict=True)
+        return tuple(library_caches.capture_state(x) for x, kind in pairs if kind is LayerKind.OTHER)
 
     # -- into a row -------------------------------------------------------------------------------------
 
-    def restore(self, hit: CacheHit, room: int, new_cache: Sequence[Any]) -> list[Any]:
-        """`new_cache`, empty single-row caches, filled with the first `hit.length` tokens; keys of `room`
-        tokens fit in before a buffer grows.
+    def restore(self, hit: CacheHit, capacity: int, new_cache: Sequence[Any]) -> list[Any]:
+        """`new_cache`, empty single-row caches, filled with the first `hit.length` tokens; keys of `capacity`
+        tokens fit before a buffer grows.
 
         ValueError if the payloads do not fit the model, the hit or each other.
         """
         self._check(hit)
-        fresh = layer_caches.reserve_capacity(new_cache, max(room, hit.length + 1))
-        flat = layer_caches.flatten_caches(fresh)
-        if [layer_caches.get_kind(leaf) for leaf in flat] != self._kinds:
+        capacity = max(capacity, hit.length + 1)
+        cache = layer_caches.reserve_capacity(new_cache, capacity)
+        layers = flatten_caches(cache)
+        if [get_kind(layer) for layer in layers] != self._kinds:
             raise ValueError("the payloads are for other caches")
-        spans = iter(self._restore_keys(hit, max(room, hit.length + 1)) if self.has_deltas else ())
-        rest = iter(self._rest.unpack(hit.state.stacks) if self.has_states else ())
+        spans = iter(self._restore_keys(hit, capacity) if self.has_deltas else ())
+        rest = iter(self._rest.unstack(self._rest.dequantise(hit.state.stacks)) if self.has_states else ())
         others = iter(hit.state.others if self.has_states else ())
-        for index, leaf in enumerate(flat):
+        for index, layer in enumerate(layers):
             kind = self._kinds[index]
             if kind is LayerKind.KV:
-                leaf.keys, leaf.values, leaf.offset = next(spans), next(spans), hit.length
+                layer.keys, layer.values, layer.offset = next(spans), next(spans), hit.length
             elif kind is LayerKind.WINDOW:
-                leaf.keys, leaf.values, leaf.offset = next(rest), next(rest), hit.length
-                leaf._idx = leaf.keys.shape[2]  # oldest first, full or to be grown: see _update_in_place
+                layer.keys, layer.values, layer.offset = next(rest), next(rest), hit.length
+                layer._idx = layer.keys.shape[2]  # oldest first, full or to be grown: see _update_in_place
             elif kind is LayerKind.STATE:
-                leaf.cache = [next(rest) if filled else None for filled in self._slots[index]]
+                layer.cache = [next(rest) if filled else None for filled in self._slots[index]]
             else:
-                flat[index] = library_caches.restore_cache(leaf, next(others))
-        return layer_caches.unflatten_caches(fresh, flat)
+                layers[index] = library_caches.restore_cache(layer, next(others))
+        return layer_caches.unflatten_caches(cache, layers)
 
-    def _restore_keys(self, hit: CacheHit, room: int) -> Iterable[mx.array]:
-        """Keys and values of each KV leaf. Layers of a shape are put together at once: a copy a chunk, not a
-        copy a chunk and layer, which is what a GPU's time would go into. A row's first step takes its layers
-        apart, as it may not write into what they share."""
+    def _restore_keys(self, hit: CacheHit, capacity: int) -> Iterable[mx.array]:
+        """Keys and values of each KV layer.
+
+        Layers of one shape are concatenated together: a copy for each chunk instead of one for each chunk and
+        layer, which would dominate on a GPU. The row's first step separates the layers, as it may not write
+        into shared memory.
+        """
         parts = [(stop - start, self._keys.dequantise(payload.stacks)) for start, stop, payload in hit.deltas]
-        spare = -(-room // BUFFER_STEP) * BUFFER_STEP - hit.length
-        wholes = []
-        for pieces in zip(*(stacks for _, stacks in parts), strict=True):
-            cut = [s if s.shape[2] == n else s[:, :, :n] for s, (n, _) in zip(pieces, parts, strict=True)]
-            planes, heads, _, size = cut[0].shape
-            wholes.append(
-                mx.concatenate([*cut, mx.zeros((planes, heads, spare, size), cut[0].dtype)], axis=2)
-            )
-        return self._keys.unstack(wholes)
+        spare = round_up(capacity) - hit.length
+        joined = []
+        for stacks in zip(*(stacks for _, stacks in parts), strict=True):
+            spans = [s if s.shape[2] == n else s[:, :, :n] for s, (n, _) in zip(stacks, parts, strict=True)]
+            layers, heads, _, size = spans[0].shape
+            spans.append(mx.zeros((layers, heads, spare, size), spans[0].dtype))
+            joined.append(mx.concatenate(spans, axis=2))
+        return self._keys.unstack(joined)
 
     def _check(self, hit: CacheHit) -> None:
-        if not self.supported or hit.length < 1:
+        if self.problem is not None or hit.length < 1:
             raise ValueError("there is nothing to restore")
         if bool(hit.deltas) != self.has_deltas or (hit.state is not None) != self.has_states:
-            raise ValueError("a part of the row is missing, or there is one that this model has not")
+            raise ValueError("a part of the row is missing, or there is one that this model does not have")
         reached = 0
         for start, stop, payload in hit.deltas:
             if start != reached or stop <= start or not isinstance(payload, DeltaPayload):
@@ -230,52 +223,47 @@ class SnapshotCodec:
         return sum(a.nbytes for a in self.list_arrays(payload))
 
     def count_min_bytes(self, tokens: int) -> int:
-        """Bytes of a delta of so many tokens and of a state after them, the smallest useful content."""
+        """Bytes of a delta of so many tokens and of a state after them: the least that is of use."""
         others = sum(a.nbytes for other in self._others for a in other.arrays)
         return self._keys.count_bytes(tokens) + self._rest.count_bytes(tokens) + others
 
     def is_usable(self, payload: Any, tokens: int) -> bool:
-        """Whether it can be restored: of one row, with the right shapes and types; a delta of `tokens` tokens
-        at least."""
-        if not self.supported:
+        """Whether it can be restored: one row, right shapes and types, a delta of `tokens` tokens or more."""
+        if self.problem is not None:
             return False
         if isinstance(payload, DeltaPayload):
             return payload.tokens >= max(tokens, 1) and self._keys.fits(payload.stacks, payload.tokens)
         if not isinstance(payload, StatePayload) or payload.length < 1:
             return False
-        same = len(payload.others) == len(self._others) and all(
-            library_caches.has_same_layout(own, template)
-            for own, template in zip(payload.others, self._others, strict=True)
+        return (
+            len(payload.others) == len(self._others)
+            and all(map(library_caches.has_same_layout, payload.others, self._others))
+            and self._rest.fits(payload.stacks, payload.length)
         )
-        return same and self._rest.fits(payload.stacks, payload.length)
 
     def encode(self, payload: Payload) -> SerializedPayload:
         """The payload as bytes; waits for its arrays."""
-        tensors = {
-            f"{i}.{j}": serialize_array(a)
-            for i, stack in enumerate(payload.stacks)
-            for j, a in enumerate(stack)
-        }
-        meta = {"layout": self._layout}
+        meta, series = {"layout": self._layout}, {str(i): stack for i, stack in enumerate(payload.stacks)}
         if isinstance(payload, DeltaPayload):
-            return SerializedPayload(tensors, meta | {"part": "delta", "tokens": str(payload.tokens)})
-        for i, other in enumerate(payload.others):
-            tensors |= {f"other {i}.{j}": serialize_array(a) for j, a in enumerate(other.arrays)}
-            meta[f"other {i}"] = other.tree
-        return SerializedPayload(tensors, meta | {"part": "state", "tokens": str(payload.length)})
+            meta |= {"part": "delta", "tokens": str(payload.tokens)}
+        else:
+            meta |= {"part": "state", "tokens": str(payload.length)}
+            meta |= {f"other {i}": other.tree for i, other in enumerate(payload.others)}
+            series |= {f"other {i}": other.arrays for i, other in enumerate(payload.others)}
+        tensors = {f"{k}.{i}": serialize_array(a) for k, stack in series.items() for i, a in enumerate(stack)}
+        return SerializedPayload(tensors, meta)
 
-    def decode(self, blob: SerializedPayload) -> Payload:
-        """The payload again. ValueError if these bytes are not a payload of this model."""
-        meta = blob.meta
-        if not self.supported or meta.get("layout") != self._layout:
+    def decode(self, serialized: SerializedPayload) -> Payload:
+        """The payload of these bytes. ValueError if they are not a payload of this model."""
+        meta = serialized.meta
+        if self.problem is not None or meta.get("layout") != self._layout:
             raise ValueError("a payload of another model")
         if meta.get("part") not in ("delta", "state") or not meta.get("tokens", "").isdecimal():
             raise ValueError("a payload without its part or its tokens")
         tokens, delta = int(meta["tokens"]), meta["part"] == "delta"
-        arrays = {name: deserialize_array(tensor) for name, tensor in blob.tensors.items()}
-        stacks = tuple(
-            _pop_series(arrays, str(i)) for i in range(len((self._keys if delta else self._rest).groups))
-        )
+        arrays = {name: deserialize_array(tensor) for name, tensor in serialized.tensors.items()}
+        groups = (self._keys if delta else self._rest).groups
+        stacks = tuple(_pop_series(arrays, str(i)) for i in range(len(groups)))
         others = tuple(
             LibraryCacheState(meta.get(f"other {i}", ""), _pop_series(arrays, f"other {i}"))
             for i in range(0 if delta else len(self._others))
@@ -294,24 +282,16 @@ def _pop_series(arrays: dict[str, mx.array], prefix: str) -> tuple[mx.array, ...
     return tuple(found)
 
 
-_sorts: dict[LayerKind, type] = {
-    LayerKind.KV: RowKeysValues,
-    LayerKind.WINDOW: RowKeysValues,
-    LayerKind.STATE: tuple,
-    LayerKind.OTHER: object,
-}
+def _name_class(layer: Any) -> str:
+    return f"{type(layer).__module__}.{type(layer).__name__}"
 
 
-def _sort(held: Any) -> type:
-    return RowKeysValues if isinstance(held, RowKeysValues) else tuple if isinstance(held, tuple) else object
-
-
-def _find_problem(flat: Sequence[Any]) -> str | None:
-    """Why rows of this model cannot be kept; None if they can."""
-    for leaf in flat:
-        kind, name = layer_caches.get_kind(leaf), f"{type(leaf).__module__}.{type(leaf).__name__}"
-        if kind in (LayerKind.KV, LayerKind.WINDOW) and leaf.keys is None:
-            return f"a {name} of the model stays empty"
-        if kind is LayerKind.OTHER and not library_caches.can_round_trip(leaf):
-            return f"caches of {name} do not come back as they were"
-    return None if flat else "the model keeps nothing"
+def _find_problem(layers: Sequence[Any]) -> str | None:
+    """Why rows of this model cannot be cached; None if they can."""
+    for layer in layers:
+        kind = get_kind(layer)
+        if kind in (LayerKind.KV, LayerKind.WINDOW) and layer.keys is None:
+            return f"a {_name_class(layer)} of the model stays empty"
+        if kind is LayerKind.OTHER and not library_caches.can_round_trip(layer):
+            return f"caches of {_name_class(layer)} do not come back as they were"
+    return None if layers else "the model has no caches"

@@ -1,1 +1,1 @@
-"""TODO."""
+"""Prompts with images: their embeddings, and features of images that were seen before."""

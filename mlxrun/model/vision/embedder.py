@@ -1,4 +1,4 @@
-"""Prompts with images as an mlx-vlm model embeds them, whole or but for what its vision tower gives."""
+"""Prompts with images as an mlx-vlm model embeds them, with or without its vision tower."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _UNSUPPORTED = ("cross_attention_states", "decoder_inputs_embeds", "pos_hw")
 
 
 class Embedder:
-    """`mrope`: positions are of three axes. `image_token`: what stands for an image's parts, if known."""
+    """`mrope`: positions have three axes. `image_token`: the placeholder of an image's features, if known."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -27,7 +27,7 @@ class Embedder:
         self.image_token = next((t for t in tokens if isinstance(t, int)), None)
 
     def embed_prompt(self, prompt: Sequence[int], media: Mapping[str, Any]) -> PromptInputs:
-        """The model's own way, through its vision tower."""
+        """The whole prompt, by way of the vision tower."""
         ids = mx.array([list(prompt)])
         given = {key: mx.array(value) for key, value in media.items()}
         pixels = given.pop("pixel_values")
@@ -47,19 +47,19 @@ class Embedder:
         )
 
     def embed_text(self, prompt: Sequence[int], media: Mapping[str, Any]) -> PromptInputs:
-        """All of a prompt that does not depend on what its images show."""
+        """The same, except for the embeddings and deepstack features of image tokens."""
         ids = mx.array([list(prompt)])
         mask = mx.ones_like(ids)
         features = self._model.get_input_embeddings(ids, None, mask=mask)
-        place, delta = features.position_ids, features.rope_deltas
+        position_ids, delta = features.position_ids, features.rope_deltas
         grid = media.get("image_grid_thw")
         if grid is not None and hasattr(self._model.language_model, "get_rope_index"):
-            place, delta = self._model.language_model.get_rope_index(ids, mx.array(grid), None, mask)
-        positions, shift = self._read_positions(place, delta, len(prompt))
+            position_ids, delta = self._model.language_model.get_rope_index(ids, mx.array(grid), None, mask)
+        positions, shift = self._read_positions(position_ids, delta, len(prompt))
         return PromptInputs(features.inputs_embeds, positions, shift, per_layer=features.per_layer_inputs)
 
     def _read_positions(self, positions: Any, delta: Any, length: int) -> tuple[mx.array | None, int]:
-        """Positions [3, 1, L] of a model that has such, and what later tokens' are off by."""
+        """Positions [3, 1, L] if the model uses mRoPE, and the offset of later tokens' positions."""
         if not self.mrope:
             positions = None
         elif positions.ndim == 2:

@@ -1,28 +1,24 @@
-"""Prompts with images as embeddings, without looking twice at the same image.
+"""Embeds prompts with images without encoding the same image twice.
 
-Kept are the embeddings of image tokens (and their deepstack features), by a digest of the processed pixels,
-within a budget of bytes. A prompt is put together from them and from the text's own embeddings; positions are
-always those of the request itself. Nothing is assumed of a model: each time that it has computed a prompt,
-the same is put together from the parts, and only if both are equal bit by bit are the parts kept. So this
-serves every model of mlx-vlm that scatters image features into embeddings, and no other is harmed.
-
-Images that were seen as part of another set serve too if the tower looks at each alone. That is found out
-once a model, at the first prompt where it would help; there the results are compared with a tolerance, as a
-tower rounds differently in other batches. `whole_sets` rules it out.
+The embeddings of image tokens (and their deepstack features) are cached by a digest of the processed pixels,
+and prompts are assembled from them and from the text's own embeddings. No model is trusted: each prompt that
+it has embedded is also assembled from the parts, and only if both are equal bit by bit are the parts cached.
+Images of another set are reused if the vision tower encodes each independently, which is checked once, with a
+tolerance.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
 
 import mlx.core as mx
 import numpy as np
+from cachetools import LRUCache
 
 from mlxrun.model.prompt_inputs import PromptInputs
+from mlxrun.model.vision.embedder import Embedder
 from mlxrun.model.vision.image_units import ImageUnits, Media, split_images
 
 log = logging.getLogger(__name__)
@@ -30,42 +26,31 @@ log = logging.getLogger(__name__)
 _MISFITS = (ValueError, TypeError, IndexError, KeyError, AttributeError)
 
 
-class Embeds(Protocol):
-    """How a model embeds prompts: model/vision/embedder.py."""
-
-    image_token: int | None
-
-    def whole(self, prompt: Sequence[int], media: Media) -> PromptInputs:
-        """All of it, by way of the vision tower."""
-        ...
-
-    def text(self, prompt: Sequence[int], media: Media) -> PromptInputs:
-        """The same but for the embeddings and deepstack features of image tokens."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class ImageFeatures:
-    """Image tokens: embeddings [n, D], and deepstack features of the same tokens; memory of their own."""
+    """Embeddings [n, D] of image tokens, and their deepstack features, in memory of their own."""
 
     embeddings: mx.array
     deepstack: tuple[mx.array, ...]
 
     @staticmethod
     def from_prompt(inputs: PromptInputs, places: np.ndarray) -> ImageFeatures:
-        """What lies at these places of a prompt, which are all its image tokens."""
+        """The features at the indices of all image tokens of a prompt."""
         assert inputs.embeds is not None
-        numbers = mx.arange(len(places))  # gathering copies: nothing else is held on to
-        return ImageFeatures(inputs.embeds[0, mx.array(places)], tuple(d[numbers] for d in inputs.deepstack))
+        rows = mx.arange(len(places))
+        return ImageFeatures(inputs.embeds[0, mx.array(places)], tuple(d[rows] for d in inputs.deepstack))
 
     @staticmethod
     def concatenate(parts: Sequence[ImageFeatures]) -> ImageFeatures:
         if len(parts) == 1:
             return parts[0]
-        layers = zip(*(part.deepstack for part in parts), strict=True)
-        return ImageFeatures(
-            mx.concatenate([p.embeddings for p in parts]), tuple(mx.concatenate(layer) for layer in layers)
-        )
+        arrays = zip(*(part.list_arrays() for part in parts), strict=True)
+        embeddings, *deepstack = (mx.concatenate(array) for array in arrays)
+        return ImageFeatures(embeddings, tuple(deepstack))
+
+    def take(self, rows: mx.array) -> ImageFeatures:
+        """A copy of some of the image tokens."""
+        return ImageFeatures(self.embeddings[rows], tuple(d[rows] for d in self.deepstack))
 
     @property
     def count(self) -> int:
@@ -79,210 +64,167 @@ class ImageFeatures:
         return sum(a.nbytes for a in self.list_arrays())
 
 
-class FeatureCache:
-    """What was seen, least recently used first out. Keys are the digests of one or more images in order."""
+class FeatureCache(LRUCache[tuple[bytes, ...], ImageFeatures]):
+    """Features within a budget of bytes. Keys are the digests of one or more images in order."""
 
     def __init__(self, budget: int) -> None:
-        self.budget = budget
-        self.nbytes = 0
-        self._entries: OrderedDict[tuple[bytes, ...], ImageFeatures] = OrderedDict()
+        super().__init__(budget, getsizeof=lambda features: features.nbytes)
 
-    def __len__(self) -> int:
-        return len(self._entries)
+    def add(self, digests: Sequence[bytes], features: ImageFeatures) -> None:
+        """Cache evaluated features, unless they exceed the budget by themselves."""
+        self.pop(tuple(digests), None)
+        if features.nbytes <= self.maxsize:
+            self[tuple(digests)] = features
 
-    def get(self, names: Sequence[bytes]) -> ImageFeatures | None:
-        found = self._entries.get(tuple(names))
-        if found is not None:
-            self._entries.move_to_end(tuple(names))
-        return found
-
-    def add(self, names: Sequence[bytes], seen: ImageFeatures) -> None:
-        """Keep it if it fits at all; its arrays are evaluated."""
-        old = self._entries.pop(tuple(names), None)
-        self.nbytes -= 0 if old is None else old.nbytes
-        if seen.nbytes > self.budget:
-            return
-        self._entries[tuple(names)] = seen
-        self.nbytes += seen.nbytes
-        while self.nbytes > self.budget:
-            self.nbytes -= self._entries.popitem(last=False)[1].nbytes
-
-    def match_prefix(self, names: Sequence[bytes]) -> tuple[int, list[ImageFeatures]]:
-        """How many of the first images are known, and what is known of them."""
-        reached, found = 0, []
-        while reached < len(names):
-            stops = range(len(names), reached, -1)
-            stop = next((s for s in stops if tuple(names[reached:s]) in self._entries), None)
+    def match_prefix(self, digests: Sequence[bytes]) -> tuple[int, list[ImageFeatures]]:
+        """How many of the first images are cached, and their features."""
+        count, found = 0, []
+        while count < len(digests):
+            stops = (s for s in range(len(digests), count, -1) if tuple(digests[count:s]) in self)
+            stop = next(stops, None)
             if stop is None:
                 break
-            seen = self.get(names[reached:stop])
-            assert seen is not None
-            found.append(seen)
-            reached = stop
-        return reached, found
+            found.append(self[tuple(digests[count:stop])])
+            count = stop
+        return count, found
+
+
+@dataclass(frozen=True, slots=True)
+class ImagePrompt:
+    """A prompt with images. `places`: the indices of all its image tokens; `digests`: one a unit."""
+
+    tokens: Sequence[int]
+    media: Media
+    units: ImageUnits
+    digests: Sequence[bytes]
+    places: np.ndarray
 
 
 class ImagePromptEmbedder:
-    """Embeds prompts of one model. `budget`: bytes of features that are kept; 0: none."""
+    """Embeds prompts of one model. `budget`: bytes of features that are cached; 0: none."""
 
-    def __init__(self, embeds: Embeds, budget: int, whole_sets: bool = False) -> None:
-        self._embeds = embeds
+    def __init__(self, embedder: Embedder, budget: int, exact_sets_only: bool = False) -> None:
+        self._embedder = embedder
         self.features = FeatureCache(budget)
-        self._on = budget > 0 and embeds.image_token is not None
-        self._proven = False  # that parts give the whole
-        self._alone: bool | None = False if whole_sets else None  # that the tower looks at each image alone
+        self._enabled = budget > 0 and embedder.image_token is not None
+        self._verified = False  # assembled prompts equal those of the model
+        # Whether the vision tower encodes each image independently of the others; None: not known yet.
+        self._independent: bool | None = False if exact_sets_only else None
 
-    def embed(self, prompt: Sequence[int], media: Media, computed: int = 0) -> PromptInputs:
-        """`computed`: so many tokens are in the row's cache already, and nothing will be asked of them."""
-        units = split_images(media) if self._on else None
+    def embed(self, tokens: Sequence[int], media: Media, cached: int = 0) -> PromptInputs:
+        """`cached`: tokens that are in the row's cache already, which need no embeddings."""
+        units = split_images(media) if self._enabled else None
         if units is None:
-            return _evaluated(self._embeds.whole(prompt, media))
-        places = np.flatnonzero(np.array(prompt) == self._embeds.image_token)
-        if self._proven and (len(places) == 0 or computed > places[-1]):
-            return PromptInputs(position_delta=self._embeds.text(prompt, media).position_delta)
-        names = units.compute_digests()
-        reached, known = self.features.match_prefix(names)
-        if (reached == len(names) and len(known) == 1) or (known and self._alone):
+            return _evaluate(self._embedder.embed_prompt(tokens, media))
+        places = np.flatnonzero(np.array(tokens) == self._embedder.image_token)
+        if self._verified and (len(places) == 0 or cached > places[-1]):
+            return PromptInputs(position_delta=self._embedder.embed_text(tokens, media).position_delta)
+        prompt = ImagePrompt(tokens, media, units, units.compute_digests(), places)
+        count, known = self.features.match_prefix(prompt.digests)
+        if (count == len(prompt.digests) and len(known) == 1) or (known and self._independent):
             try:
-                return self._reused(prompt, media, units, names, places, reached, known)
+                return self._reuse(prompt, count, known)
             except _MISFITS as error:
-                log.warning("images of a prompt are looked at again: %s", error)
+                log.warning("cached image features of a prompt cannot be used: %s", error)
                 known = []
-        return self._looked_at(prompt, media, units, names, places, reached, known)
+        return self._embed_all(prompt, count, known)
 
-    def _reused(
-        self,
-        prompt: Sequence[int],
-        media: Media,
-        units: ImageUnits,
-        names: Sequence[bytes],
-        places: np.ndarray,
-        reached: int,
-        known: Sequence[ImageFeatures],
-    ) -> PromptInputs:
-        """From what is known of the first images; the others are looked at."""
-        if reached < len(names):
-            others = places[sum(seen.count for seen in known) :]
-            rest = self._look(prompt, units, reached, others)
-            self._keep(names[reached:], rest, others)
+    def _reuse(self, prompt: ImagePrompt, count: int, known: Sequence[ImageFeatures]) -> PromptInputs:
+        """Assemble a prompt from the features of its first `count` images; the model encodes the others."""
+        if count < len(prompt.digests):
+            rest = self._encode_rest(prompt, count, known)
+            self._store(prompt.digests[count:], rest, prompt.places[-rest.count :])
             known = [*known, rest]
-        return self._put_together(prompt, media, places, ImageFeatures.concatenate(known))
+        return self._assemble(prompt, ImageFeatures.concatenate(known))
 
-    def _looked_at(
-        self,
-        prompt: Sequence[int],
-        media: Media,
-        units: ImageUnits,
-        names: Sequence[bytes],
-        places: np.ndarray,
-        reached: int,
-        known: Sequence[ImageFeatures],
-    ) -> PromptInputs:
-        """All of it by the model; and what was seen is kept if it serves."""
-        inputs = _evaluated(self._embeds.whole(prompt, media))
-        if len(places) == 0 or inputs.embeds is None:
+    def _embed_all(self, prompt: ImagePrompt, count: int, known: Sequence[ImageFeatures]) -> PromptInputs:
+        """The model embeds the whole prompt; its features are cached if they can be reused."""
+        inputs = _evaluate(self._embedder.embed_prompt(prompt.tokens, prompt.media))
+        if len(prompt.places) == 0 or inputs.embeds is None:
             return inputs
         try:
-            seen = ImageFeatures.from_prompt(inputs, places)
-            self._on = _equal(self._put_together(prompt, media, places, seen), inputs)
+            features = ImageFeatures.from_prompt(inputs, prompt.places)
+            self._enabled = _are_equal(self._assemble(prompt, features), inputs)
         except _MISFITS as error:
-            log.debug("a prompt cannot be put together: %s", error)
-            self._on = False
-        if not self._on:
-            log.info("image features of this model are not kept: they would not come back as they were")
+            log.debug("a prompt cannot be assembled from image features: %s", error)
+            self._enabled = False
+        if not self._enabled:
+            log.info("image features of this model are not cached: prompts assembled from them differ")
             return inputs
-        self._proven = True
-        if known and self._alone is None and reached < len(names):
-            self._alone = self._looks_alone(prompt, units, places, reached, known, seen)
-        self._keep(names, seen, places)
+        self._verified = True
+        if known and self._independent is None and count < len(prompt.digests):
+            self._independent = self._check_independence(prompt, count, known, features)
+        self._store(prompt.digests, features, prompt.places)
         return inputs
 
-    def _keep(self, names: Sequence[bytes], seen: ImageFeatures, places: np.ndarray) -> None:
-        mx.eval(seen.list_arrays())
+    def _store(self, digests: Sequence[bytes], features: ImageFeatures, places: np.ndarray) -> None:
+        mx.eval(features.list_arrays())
         runs = np.split(np.arange(len(places)), np.flatnonzero(np.diff(places) > 1) + 1)
-        if not self._alone or len(runs) != len(names):
-            self.features.add(names, seen)
+        if not self._independent or len(runs) != len(digests):
+            self.features.add(digests, features)
             return
-        for name, run in zip(names, runs, strict=True):
-            numbers = mx.array(run)
-            own = ImageFeatures(seen.embeddings[numbers], tuple(d[numbers] for d in seen.deepstack))
+        for digest, run in zip(digests, runs, strict=True):
+            own = features.take(mx.array(run))
             mx.eval(own.list_arrays())
-            self.features.add([name], own)
+            self.features.add([digest], own)
 
-    def _looks_alone(
-        self,
-        prompt: Sequence[int],
-        units: ImageUnits,
-        places: np.ndarray,
-        reached: int,
-        known: Sequence[ImageFeatures],
-        seen: ImageFeatures,
+    def _check_independence(
+        self, prompt: ImagePrompt, count: int, known: Sequence[ImageFeatures], features: ImageFeatures
     ) -> bool:
-        """Whether images give the same without the others: those known from before, and the rest."""
+        """Whether images have the same features without the others: the `known` ones, and the rest."""
         try:
-            rest = self._look(prompt, units, reached, places[sum(s.count for s in known) :])
-            again = ImageFeatures.concatenate([*known, rest])
-            return all(_close(a, b) for a, b in zip(again.list_arrays(), seen.list_arrays(), strict=True))
+            again = ImageFeatures.concatenate([*known, self._encode_rest(prompt, count, known)])
+            pairs = zip(again.list_arrays(), features.list_arrays(), strict=True)
+            return all(_are_close(a, b) for a, b in pairs)
         except _MISFITS as error:
-            log.info("the images of a prompt cannot be looked at one by one: %s", error)
+            log.info("the images of a prompt cannot be encoded one by one: %s", error)
             return False
 
-    def _look(
-        self, prompt: Sequence[int], units: ImageUnits, first: int, places: np.ndarray
-    ) -> ImageFeatures:
-        """Image tokens of the units from `first` on, from the part of the prompt that they are in."""
+    def _encode_rest(self, prompt: ImagePrompt, count: int, known: Sequence[ImageFeatures]) -> ImageFeatures:
+        """Features of all but the first `count` images, from the part of the prompt that holds them."""
+        places = prompt.places[sum(features.count for features in known) :]
         start, stop = max(int(places[0]) - 1, 0), int(places[-1]) + 2
-        return ImageFeatures.from_prompt(
-            self._embeds.whole(prompt[start:stop], units.concatenate_from(first)), places - start
-        )
+        inputs = self._embedder.embed_prompt(prompt.tokens[start:stop], prompt.units.concatenate_from(count))
+        return ImageFeatures.from_prompt(inputs, places - start)
 
-    def _put_together(
-        self, prompt: Sequence[int], media: Media, places: np.ndarray, seen: ImageFeatures
-    ) -> PromptInputs:
-        text = self._embeds.text(prompt, media)
+    def _assemble(self, prompt: ImagePrompt, features: ImageFeatures) -> PromptInputs:
+        """The prompt's inputs from the embeddings of its text and the features of its images."""
+        text = self._embedder.embed_text(prompt.tokens, prompt.media)
         assert text.embeds is not None
-        if seen.count != len(places):
-            raise ValueError(f"{seen.count} image features for {len(places)} image tokens")
-        embeds = text.embeds.astype(seen.embeddings.dtype)[...]
-        embeds[0, mx.array(places)] = seen.embeddings
-        visual = np.zeros(len(prompt), dtype=np.bool_)
-        visual[places] = True
-        return _evaluated(
-            PromptInputs(
-                embeds=embeds,
-                positions=text.positions,
-                position_delta=text.position_delta,
-                visual_mask=visual if seen.deepstack else None,
-                deepstack=seen.deepstack,
-                per_layer=text.per_layer,
-            )
-        )
+        if features.count != len(prompt.places):
+            raise ValueError(f"{features.count} image features for {len(prompt.places)} image tokens")
+        embeds = text.embeds.astype(features.embeddings.dtype)[...]
+        embeds[0, mx.array(prompt.places)] = features.embeddings
+        visual = np.zeros(len(prompt.tokens), dtype=np.bool_)
+        visual[prompt.places] = True
+        mask = visual if features.deepstack else None
+        return _evaluate(replace(text, embeds=embeds, visual_mask=mask, deepstack=features.deepstack))
 
 
-def _evaluated(inputs: PromptInputs) -> PromptInputs:
+def _evaluate(inputs: PromptInputs) -> PromptInputs:
     mx.eval(inputs.list_arrays())
     return inputs
 
 
-def _equal(one: PromptInputs, other: PromptInputs) -> bool:
-    """Bit by bit; the mask counts only where there is something that it is for."""
-    ours, theirs = one.list_arrays(), other.list_arrays()
+def _are_equal(one: PromptInputs, other: PromptInputs) -> bool:
+    """Bit by bit; the visual mask matters only where there are deepstack features."""
+    arrays, others = one.list_arrays(), other.list_arrays()
     masks = [None if i.visual_mask is None else i.visual_mask.tolist() for i in (one, other)]
     return (
         one.position_delta == other.position_delta
         and (not other.deepstack or masks[0] == masks[1])
-        and len(ours) == len(theirs)
+        and len(arrays) == len(others)
         and all(
             a.shape == b.shape and a.dtype == b.dtype and mx.array_equal(a, b, equal_nan=True).item()
-            for a, b in zip(ours, theirs, strict=True)
+            for a, b in zip(arrays, others, strict=True)
         )
     )
 
 
-def _close(one: mx.array, other: mx.array) -> bool:
-    """Equal but for rounding, of 16-bit arithmetic if need be."""
+def _are_close(one: mx.array, other: mx.array) -> bool:
+    """Equal but for rounding, which is coarser in 16-bit types."""
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
     limit = 1e-3 if one.dtype == mx.float32 else 3e-2
-    off, size = mx.abs(one - other).max(), mx.abs(other).max()
-    return bool((off <= limit * size).item())
+    difference, size = mx.abs(one - other).max(), mx.abs(other).max()
+    return bool((difference <= limit * size).item())

@@ -1,6 +1,6 @@
-"""Processed images as units: what the vision tower sees of each image, cut out of what it sees of all.
+"""Processed images as units: the input of the vision tower for each image, split from the input for all.
 
-Only layouts that are known are cut; anything else is one unit, of all the images.
+Only known layouts are split; anything else is one unit of all the images.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Media = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class ImageUnits:
-    """Pixels image by image; `axis`: along which they lie after each other when they are joined."""
+    """Arrays of each image; `axis`: the axis along which they are concatenated."""
 
     units: tuple[Media, ...]
     axis: int
@@ -27,13 +27,13 @@ class ImageUnits:
         return [_compute_digest(unit) for unit in self.units]
 
     def concatenate_from(self, first: int) -> Media:
-        """Units from `first` on, as the processor would have made them."""
+        """Units from `first` on, as the processor would have made them together."""
         rest = self.units[first:]
         return {key: np.concatenate([unit[key] for unit in rest], axis=self.axis) for key in rest[0]}
 
 
 def split_images(media: Media) -> ImageUnits | None:
-    """None where images cannot be told apart by their bytes."""
+    """The units of processed images; None where images cannot be compared by their bytes."""
     arrays = {key: np.asarray(value) for key, value in media.items()}
     if "pixel_values" not in arrays or any(a.dtype.hasobject for a in arrays.values()):
         return None
@@ -47,7 +47,7 @@ def split_images(media: Media) -> ImageUnits | None:
 
 
 def _find_layout(arrays: Mapping[str, np.ndarray]) -> tuple[int, dict[str, Sequence[int]] | None]:
-    """The axis and how much of it belongs to each image, by array. None: not known."""
+    """The axis, and for each array the length of each image along it. None: not known."""
     pixels, grid = arrays["pixel_values"], arrays.get("image_grid_thw")
     if grid is not None:
         patches = [int(n) for n in grid.prod(axis=-1)]

@@ -1,5 +1,5 @@
 """A LoRA adapter (`model.adapter`): applied, part of what the prefix cache is rooted in, and refused where it
-does not fit. B28, A66: an option that changes nothing would be a lie.
+does not fit: an option that changes nothing would be a lie.
 """
 
 from __future__ import annotations
@@ -64,23 +64,23 @@ def library(folder: Path, adapter: Path) -> Answer:
 def test_an_adapter_is_applied(zoo: Zoo, adapter: Make) -> None:
     """The answers are those of mlx-lm with the same adapter, and not the plain model's."""
     folder, made = zoo.text("llama"), adapter()
-    event = engine_driver.run(
-        engine_driver.engine(folder, adapter=str(made)),
-        [engine_driver.text("a", BASE)],
+    event = engine_driver.run_requests(
+        engine_driver.make_real_engine(folder, adapter=str(made)),
+        [engine_driver.make_text_request("a", BASE)],
     )["a"]
-    engine_driver.same(event, library(folder, made))
-    assert engine_driver.differs(event, zoo.answer("llama", BASE))
+    engine_driver.check_answer(event, library(folder, made))
+    assert engine_driver.has_other_answer(event, zoo.answer("llama", BASE))
 
 
 def test_prefixes_of_other_weights_are_not_used(zoo: Zoo, adapter: Make, tmp_path: Path) -> None:
-    """B28: one folder of the cache; the plain model and each adapter find their own records and no others."""
+    """One folder of the cache; the plain model and each adapter find their own records and no others."""
     folder, disk = zoo.text("llama"), str(tmp_path / "cache")
     ways: list[dict[str, str]] = [{}, *({"adapter": str(adapter(f"{seed}", seed))} for seed in (1, 2))]
     found = []
     for _ in range(2):
         for way in ways:
-            engine = engine_driver.engine(folder, backend="disk", disk_path=disk, **way)
-            event = engine_driver.run(engine, [engine_driver.text("a", BASE)])["a"]
+            engine = engine_driver.make_real_engine(folder, backend="disk", disk_path=disk, **way)
+            event = engine_driver.run_requests(engine, [engine_driver.make_text_request("a", BASE)])["a"]
             engine.prefix_cache.shutdown()
             found.append((event.num_cached_tokens, event.tokens))
             assert (event.hit_kind is HitKind.MISS) == (len(found) <= len(ways))
@@ -98,7 +98,7 @@ def test_an_adapter_that_does_not_fit_is_refused(zoo: Zoo, adapter: Make, tmp_pa
     }
     for folder, said in bad.values():
         with pytest.raises(ModelLoadError, match=f"(?s){said}"):
-            engine_driver.engine(zoo.text("llama"), adapter=str(folder))
+            engine_driver.make_real_engine(zoo.text("llama"), adapter=str(folder))
 
 
 # -- models that see --------------------------------------------------------------------------------------
@@ -143,12 +143,14 @@ def test_a_vision_adapter_is_applied(zoo: Zoo, seeing: Make) -> None:
     from mlx_vlm.utils import apply_lora_layers, load_model
 
     folder, made = zoo.vision("qwen3_vl"), seeing("good")
-    engine = engine_driver.engine(folder, adapter=str(made))
+    engine = engine_driver.make_real_engine(folder, adapter=str(made))
     model = apply_lora_layers(load_model(folder), made)
     ids = vision_models.prompt("qwen3_vl", "what is this?")
     event, plain = (
-        engine_driver.run(each, [engine_driver.seen(each, "a", ids, max_tokens=6)])["a"]
-        for each in (engine, engine_driver.engine(folder))
+        engine_driver.run_requests(each, [engine_driver.make_vision_request(each, "a", ids, max_tokens=6)])[
+            "a"
+        ]
+        for each in (engine, engine_driver.make_real_engine(folder))
     )
     tokens = list(engine.model_info.tokenizer.encode(ids))
     for token in event.tokens:
@@ -188,7 +190,7 @@ def test_a_vision_adapter_that_does_not_fit_is_refused(
 ) -> None:
     """Never the plain model's answers in its name, nor random ones: the file and the tensors are named."""
     with pytest.raises(ModelLoadError, match=rf"adapters\.safetensors: the adapter does not fit.*{said}"):
-        engine_driver.engine(zoo.vision("qwen3_vl"), adapter=str(seeing("bad", edit)))
+        engine_driver.make_real_engine(zoo.vision("qwen3_vl"), adapter=str(seeing("bad", edit)))
 
 
 def test_what_the_library_prints_goes_to_the_log(
@@ -198,6 +200,21 @@ def test_what_the_library_prints_goes_to_the_log(
     made = seeing("old", legacy=True)
     capsys.readouterr()
     with caplog.at_level(logging.INFO, "mlxrun.model.loader"):
-        engine_driver.engine(zoo.vision("qwen3_vl"), adapter=str(made))
+        engine_driver.make_real_engine(zoo.vision("qwen3_vl"), adapter=str(made))
     assert "trainable params" in caplog.text
     assert capsys.readouterr().out == ""
+
+
+def test_media_that_needs_a_custom_module_is_not_run_unasked(zoo: Zoo, tmp_path: Path) -> None:
+    """mlx-vlm imports `model_file` of a config without asking: mlxrun asks model.trust_remote_code."""
+    import json
+    import shutil
+
+    folder = tmp_path / "model"
+    shutil.copytree(zoo.vision("qwen3_vl"), folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"model_file": "own.py"}))
+    (folder / "own.py").write_text(f"import pathlib\npathlib.Path({str(tmp_path / 'ran')!r}).touch()\n")
+    with pytest.raises(ModelLoadError, match="trust_remote_code"):
+        engine_driver.make_real_engine(folder)
+    assert not (tmp_path / "ran").exists()
