@@ -48,9 +48,9 @@ class PrefixCacheInterface:
         return []
 
     def plan_final_snapshots(
-        self, request_id: str, output: Sequence[int], num_cached: int
+        self, request_id: str, output: Sequence[int], kv_length: int
     ) -> list[SnapshotRequest]:
-        """The snapshots to take of a row that is freed (the request ended or is preempted) with `num_cached`
+        """The snapshots to take of a row that is freed (the request ended or is preempted) with `kv_length`
         tokens in its KV cache. `output`: the tokens after the prompt, the stop token included."""
         return []
 

@@ -53,10 +53,10 @@ class Scheduler:
         self._chunk = settings.chunk or DEFAULT_CHUNK
         self._aligned_chunks = aligned_chunks
         self._clock = clock
-        cache = self._prefix_cache = prefix_cache or NoPrefixCache()
-        costs = costs or StepCosts()
-        needs_exact_stops = cache.needs_boundary_stops or aligned_chunks
-        self._max_sampling_chunk = 0 if needs_exact_stops else costs.max_sampling_chunk
+        cache, costs = prefix_cache or NoPrefixCache(), costs or StepCosts()
+        self._prefix_cache = cache
+        can_sample_in_chunks = not (cache.needs_boundary_stops or aligned_chunks)
+        self._max_sampling_chunk = costs.max_sampling_chunk if can_sample_in_chunks else 0
         min_chunk = self._chunk if aligned_chunks else min(self._chunk, MIN_CHUNK)
         self._token_budget = TokenBudget(settings, self._chunk, min_chunk, limits.memory, cache, costs)
         self._waiting_queue = WaitingQueue(settings, clock)
@@ -76,8 +76,7 @@ class Scheduler:
         if len(request.prior_output) >= request.params.max_tokens:
             raise RequestError("the answer already has max_tokens tokens", param="max_tokens")
         max_length = self.limits.compute_max_length(request, self._token_budget.min_chunk)
-        waiting = [s.request for s in self._requests.values() if not s.running]
-        num_waiting = sum(other.background == request.background for other in waiting)
+        num_waiting = sum(s.request.background == request.background for s in self.requests if not s.running)
         if num_waiting >= self.settings.max_queue:  # checked last: a client retries after Overloaded
             raise Overloaded(f"{num_waiting} requests are waiting (scheduler.max_queue): try again later")
         state = RequestState(request, self._num_arrivals, self._clock(), max_length)
@@ -278,7 +277,7 @@ class Scheduler:
         elif state.suspect:  # it completed a step alone; preempted, so that the next suspect is alone too
             state.suspect = False
             self._preempt(state)
-        logprobs = () if sampled.logprob is None else (sampled.logprob,)
+        logprobs = (sampled.logprob,) if sampled.logprob else ()
         return state.make_event(state.num_tokens, tokens=(sampled.token,), logprobs=logprobs, finish=finish)
 
     def _finish(

@@ -22,12 +22,12 @@ from mlxrun.scheduler.request import FinishReason, HitKind, Request, TokenEvent,
 from tests.helpers.engine_fakes import (
     FakeRunner,
     Gate,
-    answer,
-    fake_host,
+    compute_answer,
     make_engine,
+    make_model_info,
     make_request,
+    make_settings,
     merge_events,
-    small,
 )
 
 BARRIER = make_request("barrier", 1, 4)
@@ -61,10 +61,10 @@ class Bench:
         return tuple(tokens), finish
 
     async def settle(self) -> None:
-        """All that was sent before has been done: a request that came later has ended."""
+        """Wait until all earlier messages are handled, that is until a later request has ended."""
         if isinstance(self.runner.before, Gate):
             self.runner.before.open()
-        assert await self.answer(BARRIER) == answer(BARRIER)
+        assert await self.answer(BARRIER) == compute_answer(BARRIER)
         assert self.client._collectors == {}
         assert self.engine.scheduler.requests == ()
         assert self.runner.rows.keys() <= {BARRIER.id}
@@ -110,7 +110,7 @@ async def until(true: Callable[[], bool]) -> None:
 
 async def after_steps(runner: FakeRunner, gate: Gate, steps: int) -> None:
     """Let so many steps end and their events arrive; the next one is held at the gate."""
-    gate.let(steps)
+    gate.let_pass(steps)
     await until(lambda: gate.waiting > steps)
 
 
@@ -122,22 +122,22 @@ async def test_many_requests_get_their_own_answers() -> None:
     requests = [make_request(f"r{i}", 1 + 3 * i, 1 + i) for i in range(12)]
     async with bench() as b:
         answers = await asyncio.gather(*(b.answer(r) for r in requests))
-        assert answers == [answer(r) for r in requests]
+        assert answers == [compute_answer(r) for r in requests]
         await b.settle()
     assert len(b.runner.threads) == 1
     assert threading.get_ident() not in b.runner.threads
     assert not any(isinstance(message, Abort) for message in b.sent)
 
 
-async def test_the_host_is_there_after_start() -> None:
+async def test_model_info_is_available_after_start() -> None:
     async with bench() as b:
         assert b.client.model_info == b.engine.model_info
-        assert b.client.model_info.name == fake_host().name
+        assert b.client.model_info.name == make_model_info().name
         assert b.client.dead_error is None
 
 
 async def test_a_slow_reader_gets_everything_in_one_event() -> None:
-    """One slot a request, and no other request waits for its reader."""
+    """Each request has one slot, and no other request waits for its reader."""
     request, gate = make_request("slow", 9, 300), Gate(5)
     async with bench(FakeRunner(before=gate)) as b, aclosing(b.client.generate(request)) as events:
         first = await anext(events)
@@ -145,12 +145,12 @@ async def test_a_slow_reader_gets_everything_in_one_event() -> None:
         gate.open()
         for i in range(5):
             other = make_request(f"r{i}", 5, 60)
-            assert await b.answer(other) == answer(other)
+            assert await b.answer(other) == compute_answer(other)
             assert isinstance(collector._event, TokenEvent)
         await until(lambda: "slow" not in b.client._collectors)
         rest = [event async for event in events]
         assert len(rest) == 1
-        assert (first.tokens + rest[0].tokens, rest[0].finish) == answer(request)
+        assert (first.tokens + rest[0].tokens, rest[0].finish) == compute_answer(request)
 
 
 class Counted(tuple[int, ...]):
@@ -168,7 +168,7 @@ class Counted(tuple[int, ...]):
 
 
 def _stalled(count: int) -> tuple[TokenEvent, list[TokenEvent]]:
-    """What a reader gets that has let so many events pass, and these."""
+    """The event that a reader gets after this many unread events, and those events."""
     said = [TokenLogprob(-float(i)) for i in range(count)]
     events = [
         TokenEvent("a", Counted((i,)), (said[i],), num_computed_tokens=i // 2, num_cached_tokens=3)
@@ -183,7 +183,7 @@ def _stalled(count: int) -> tuple[TokenEvent, list[TokenEvent]]:
     return asyncio.run(collector.get()), events
 
 
-def test_what_a_stalled_reader_lets_pass_costs_the_same_for_each_token() -> None:
+def test_events_for_a_stalled_reader_cost_the_same_for_each_token() -> None:
     """Four times the events, four times the copies; merging them one by one takes sixteen times."""
     stalled, merged = {}, {}
     for count in (100, 400):
@@ -206,8 +206,8 @@ def test_what_a_stalled_reader_lets_pass_costs_the_same_for_each_token() -> None
     assert merged[400] > 15 * merged[100]
 
 
-def test_a_slot_is_empty_once_it_was_read() -> None:
-    """Nothing comes twice; an error in place of what was not read leaves nothing of it."""
+def test_a_slot_is_empty_after_it_was_read() -> None:
+    """No event comes twice, and an error that replaces unread events leaves none of them."""
     collector = Collector()
     first, second = (
         TokenEvent("a", (1,), num_computed_tokens=4),
@@ -222,8 +222,8 @@ def test_a_slot_is_empty_once_it_was_read() -> None:
     assert asyncio.run(collector.get()) == TokenEvent("", finish=FinishReason.ERROR, error=error)
 
 
-async def test_news_cross_to_the_loop_once_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One call_soon_threadsafe a step, however many requests have news."""
+async def test_events_are_sent_to_the_loop_once_per_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One call_soon_threadsafe per step, however many requests have events."""
     loop = asyncio.get_running_loop()
     trace: list[str] = []
     plain = loop.call_soon_threadsafe
@@ -236,9 +236,9 @@ async def test_news_cross_to_the_loop_once_a_step(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(loop, "call_soon_threadsafe", traced)
     runner = FakeRunner(before=lambda plan: trace.append("step"))
     requests = [make_request(f"r{i}", 20, 40) for i in range(8)]
-    async with bench(runner, small(max_running=8)) as b:
+    async with bench(runner, make_settings(max_running=8)) as b:
         answers = await asyncio.gather(*(b.answer(r) for r in requests))
-        assert answers == [answer(r) for r in requests]
+        assert answers == [compute_answer(r) for r in requests]
     assert trace.count("step") == len(runner.plans)
     assert trace.pop(0) == "_on_ready"
     assert set(trace) == {"step", "_on_events"}
@@ -251,12 +251,12 @@ async def test_news_cross_to_the_loop_once_a_step(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("steps", range(10))
 @pytest.mark.parametrize("where", ["at the engine's", "at its own"])
-async def test_leaving_aborts_within_a_step(where: str, steps: int) -> None:
+async def test_cancelling_aborts_within_a_step(where: str, steps: int) -> None:
     """Cancelled at each await point, while the request waits, prefills or decodes: no table keeps
     it, and no more of it is computed than the step under way."""
     gate = Gate()
     runner = FakeRunner(before=gate)
-    async with bench(runner, small(prefill_budget=4, prefill_budget_busy=4)) as b:
+    async with bench(runner, make_settings(prefill_budget=4, prefill_budget_busy=4)) as b:
 
         async def read() -> None:
             async with aclosing(b.client.generate(make_request("a", 20, 5))) as events:
@@ -337,12 +337,12 @@ async def test_an_id_is_free_once_its_request_has_ended() -> None:
         got = await anext(events)
         while got.finish is None:
             got = merge_events(got, await anext(events))
-        assert (got.tokens, got.finish) == answer(fresh)
+        assert (got.tokens, got.finish) == compute_answer(fresh)
         # Its consumer is still there; the id is free all the same, and what it does then is no abort.
         again = asyncio.create_task(b.answer(fresh))
         await asyncio.sleep(0)
         await events.aclose()
-        assert await again == answer(fresh)
+        assert await again == compute_answer(fresh)
 
 
 async def test_two_hundred_random_aborts() -> None:
@@ -360,10 +360,10 @@ async def test_two_hundred_random_aborts() -> None:
                 tokens += event.tokens
                 if left is not None and (left := left - 1) < 0:
                     return
-        assert (tokens, event.finish) == answer(request)
+        assert (tokens, event.finish) == compute_answer(request)
         ended.append(request.id)
 
-    async with bench(settings=small(max_queue=1000)) as b:
+    async with bench(settings=make_settings(max_queue=1000)) as b:
         tasks = [asyncio.create_task(consume(b, r)) for r in requests]
         for request, task in zip(requests, tasks, strict=True):
             if leaving.get(request.id) == 0:
@@ -380,10 +380,10 @@ async def test_two_hundred_random_aborts() -> None:
 
 
 async def test_refusals_are_raised() -> None:
-    """In place of an event, and nothing stays behind."""
+    """A refusal is raised in place of an event, and leaves nothing behind."""
     gate = Gate()
     runner = FakeRunner(before=gate, refuse={"bad": ValueError("no image")})
-    async with bench(runner, small(max_running=1, max_queue=1)) as b:
+    async with bench(runner, make_settings(max_running=1, max_queue=1)) as b:
         first = asyncio.create_task(b.answer(make_request("a")))
         await after_steps(runner, gate, 1)
         waits = asyncio.create_task(b.answer(make_request("bad")))
@@ -398,7 +398,7 @@ async def test_refusals_are_raised() -> None:
             await long
         with pytest.raises(RequestError, match="no image"):
             await waits
-        assert await first == answer(make_request("a"))
+        assert await first == compute_answer(make_request("a"))
         await b.settle()
         assert not any(isinstance(message, Abort) for message in b.sent)
 
@@ -408,13 +408,15 @@ async def test_an_error_comes_after_the_tokens_before_it() -> None:
     requests = [make_request(rid, 6, 12) for rid in "abcd"]
     async with bench(FakeRunner(poison={"c": 12})) as b:
         results = await asyncio.gather(*(b.answer(r) for r in requests), return_exceptions=True)
-        assert [r for i, r in enumerate(results) if i != 2] == [answer(r) for r in requests if r.id != "c"]
+        assert [r for i, r in enumerate(results) if i != 2] == [
+            compute_answer(r) for r in requests if r.id != "c"
+        ]
         assert isinstance(results[2], RequestError)
         tokens: tuple[int, ...] = ()
         with pytest.raises(RequestError, match="c cannot be computed"):
             async for event in b.client.generate(requests[2]):
                 tokens += event.tokens
-        assert tokens == answer(requests[2])[0][:5]
+        assert tokens == compute_answer(requests[2])[0][:5]
         await b.settle()
 
 
@@ -422,11 +424,11 @@ async def test_an_error_comes_after_the_tokens_before_it() -> None:
 
 
 @pytest.mark.parametrize("late", [False, True])
-async def test_a_dead_engine_tells_everybody(late: bool) -> None:
+async def test_a_dead_engine_fails_all_requests(late: bool) -> None:
     """Waiters get a 5xx at once, later requests too; the thread has ended and computes no more."""
     runner = FakeRunner(late=late)
-    async with bench(runner, small(max_running=2)) as b:
-        assert await b.answer(make_request("ok")) == answer(make_request("ok"))
+    async with bench(runner, make_settings(max_running=2)) as b:
+        assert await b.answer(make_request("ok")) == compute_answer(make_request("ok"))
         runner.dead = True
         before = len(runner.plans)
         results = await asyncio.gather(
@@ -444,7 +446,7 @@ async def test_a_dead_engine_tells_everybody(late: bool) -> None:
 
 
 async def test_an_error_outside_a_step_ends_the_engine_too() -> None:
-    """A bug in mlxrun, or a device that does not even reset: nobody waits for ever."""
+    """A bug in mlxrun, or a device that cannot be reset, leaves no request waiting."""
 
     class Stuck(FakeRunner):
         def reset(self) -> None:
@@ -460,7 +462,7 @@ async def test_an_error_outside_a_step_ends_the_engine_too() -> None:
 
 @pytest.mark.parametrize("error", [ModelLoadError("no such model"), RuntimeError("odd weights")])
 async def test_a_failed_load_is_raised_by_start(error: Exception) -> None:
-    """As it is if mlxrun says it, else as EngineDead with its cause; the thread has ended."""
+    """An MlxrunError as it is, others as EngineDead with the cause; the thread has ended."""
 
     def build() -> Engine:
         raise error
@@ -491,7 +493,7 @@ async def test_start_can_be_cancelled() -> None:
 
 
 @pytest.mark.parametrize("cancel", [False, True])
-async def test_close_ends_what_runs(cancel: bool) -> None:
+async def test_close_ends_running_requests(cancel: bool) -> None:
     """Everybody gets one end; an answer that is complete stays what it is. Also if `close` itself
     is cancelled."""
     gate = Gate()
@@ -516,7 +518,7 @@ async def test_close_ends_what_runs(cancel: bool) -> None:
         event = await first
         while event.finish is None:
             event = merge_events(event, await anext(done))
-        assert (event.tokens, event.finish) == answer(make_request("done", 3, 1))
+        assert (event.tokens, event.finish) == compute_answer(make_request("done", 3, 1))
         with pytest.raises(EngineDead, match="closed"):
             await b.answer(make_request("later"))
         await b.client.close()

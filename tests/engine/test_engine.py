@@ -11,11 +11,11 @@ from mlxrun.scheduler.request import FinishReason
 from tests.helpers.engine_fakes import (
     Answers,
     FakeRunner,
-    answer,
+    compute_answer,
     finish_all,
     make_engine,
     make_request,
-    small,
+    make_settings,
 )
 
 CROWD = [make_request(rid, 3 + 4 * i, 6 + i) for i, rid in enumerate("abcde")]
@@ -28,15 +28,15 @@ def error_of(answers: Answers, rid: str) -> MlxrunError:
 
 
 def test_a_request_that_cannot_start_fails_alone() -> None:
-    """Of three requests one has a broken image; the error is its own, the others notice nothing."""
+    """One of three requests has a broken image: it gets the error, and the others are not affected."""
     refused = MediaError("not an image")
     runner = FakeRunner(refuse={"b": refused})
     engine = make_engine(runner)
     for request in CROWD[:3]:
         engine.add(request)
     answers = finish_all(engine)
-    assert answers.got("a") == answer(CROWD[0])
-    assert answers.got("c") == answer(CROWD[2])
+    assert answers.get_answer("a") == compute_answer(CROWD[0])
+    assert answers.get_answer("c") == compute_answer(CROWD[2])
     assert answers.error("b") is refused
     assert runner.resets == 0
     assert runner.broken == []
@@ -44,7 +44,7 @@ def test_a_request_that_cannot_start_fails_alone() -> None:
 
 @pytest.mark.parametrize("error", [TypeError("bad media"), ValueError("odd")])
 def test_what_the_runner_raises_becomes_a_request_error(error: Exception) -> None:
-    """With its cause; the request's own, so not to be tried again, but no fault of the client."""
+    """The error keeps its cause. It has status 500, as the client is not at fault."""
     engine = make_engine(FakeRunner(refuse={"a": error}))
     engine.add(make_request("a"))
     shown = error_of(finish_all(engine), "a")
@@ -58,17 +58,17 @@ def test_what_the_runner_raises_becomes_a_request_error(error: Exception) -> Non
 @pytest.mark.parametrize("culprit", range(5))
 @pytest.mark.parametrize("position", [1, 4, 18, 22])
 def test_one_poisoned_request_fails_alone(culprit: int, position: int, late: bool) -> None:
-    """Whatever it breaks on (prompt, first token, a later one), and if the device says so a step late."""
+    """Wherever it breaks (prompt, first token, a later one), also if the device reports it a step late."""
     bad = CROWD[culprit]
     runner = FakeRunner(poison={bad.id: position}, late=late)
-    engine = make_engine(runner, small(max_running=5))
+    engine = make_engine(runner, make_settings(max_running=5))
     for request in CROWD:
         engine.add(request)
     answers = finish_all(engine)
     assert runner.broken == []
     for request in CROWD:
-        tokens, finish = answers.got(request.id)
-        right = answer(request)
+        tokens, finish = answers.get_answer(request.id)
+        right = compute_answer(request)
         if request is not bad:
             assert (tokens, finish) == right
             continue
@@ -83,17 +83,17 @@ def test_one_poisoned_request_fails_alone(culprit: int, position: int, late: boo
 def test_a_step_that_fails_once_costs_no_request(step: int) -> None:
     """At every step of a busy engine: all are rebuilt from their tokens, the answers are right."""
     runner = FakeRunner(fail_steps=[step])
-    engine = make_engine(runner, small(max_running=3, policy="shortest"))
+    engine = make_engine(runner, make_settings(max_running=3, policy="shortest"))
     for request in CROWD:
         engine.add(request)
     answers = finish_all(engine)
     assert runner.broken == []
     assert runner.resets == 1
-    assert [answers.got(r.id) for r in CROWD] == [answer(r) for r in CROWD]
+    assert [answers.get_answer(r.id) for r in CROWD] == [compute_answer(r) for r in CROWD]
 
 
-def test_a_late_error_is_not_put_on_the_one_that_is_left() -> None:
-    """The culprit was aborted, or preempted, while its token was under way; who is left is innocent."""
+def test_a_late_error_does_not_fail_the_remaining_request() -> None:
+    """The failing request was aborted or preempted while its token was in flight."""
     for position in range(2, 12):
         runner = FakeRunner(poison={"b": position}, late=True)
         engine = make_engine(runner)
@@ -101,28 +101,28 @@ def test_a_late_error_is_not_put_on_the_one_that_is_left() -> None:
         for request in CROWD[:2]:
             engine.add(request)
         while runner.trouble is None:
-            answers.take(engine.step())
+            answers.record(engine.step())
         engine.abort("b")
         finish_all(engine, answers)
         assert runner.resets == 1
-        assert answers.got("a") == answer(CROWD[0])
+        assert answers.get_answer("a") == compute_answer(CROWD[0])
         assert answers.finish("b") is FinishReason.ABORT
 
 
 def test_two_culprits_in_a_row_do_not_stop_the_engine() -> None:
-    """A suspect is tried when nothing of the one before is under way, so one failure tells."""
+    """A suspect runs when nothing of the one before is in flight, so one failure is conclusive."""
     runner = FakeRunner(poison={"b": 1, "c": 1})
     engine = make_engine(runner, max_errors=3)
     for request in CROWD[:3]:
         engine.add(request)
     answers = finish_all(engine)
-    assert answers.got("a") == answer(CROWD[0])
+    assert answers.get_answer("a") == compute_answer(CROWD[0])
     assert [answers.finish(rid) for rid in "bc"] == [FinishReason.ERROR] * 2
     assert runner.resets == 3
 
 
 def test_a_failure_leaves_no_step_behind() -> None:
-    """The rows are gone already; a step that only frees them would be one too many."""
+    """The rows are lost already, so no step is needed to free them."""
     engine = make_engine(FakeRunner(poison={"a": 1}))
     engine.add(make_request("a"))
     assert [event.finish for event in engine.step()] == [FinishReason.ERROR]
@@ -130,19 +130,19 @@ def test_a_failure_leaves_no_step_behind() -> None:
 
 
 def test_requests_that_come_during_a_quarantine_wait_for_its_end() -> None:
-    """A suspect computes alone, so that a failure tells who is to blame."""
+    """A suspect runs alone, so that a failure identifies it."""
     runner = FakeRunner(fail_steps=[4])
     engine = make_engine(runner)
     answers = Answers()
     for request in CROWD[:2]:
         engine.add(request)
     for _ in range(4):
-        answers.take(engine.step())
+        answers.record(engine.step())
     engine.add(CROWD[2])
     finish_all(engine, answers)
     assert runner.admissions == ["a", "b", "a", "b", "a", "b", "c"]
     assert runner.broken == []
-    assert [answers.got(r.id) for r in CROWD[:3]] == [answer(r) for r in CROWD[:3]]
+    assert [answers.get_answer(r.id) for r in CROWD[:3]] == [compute_answer(r) for r in CROWD[:3]]
 
 
 @pytest.mark.parametrize("abort", "abc")
@@ -155,14 +155,14 @@ def test_suspects_can_be_aborted(abort: str, after: int) -> None:
     for request in CROWD[:3]:
         engine.add(request)
     for _ in range(3 + after):
-        answers.take(engine.step())
+        answers.record(engine.step())
     engine.abort(abort)
     finish_all(engine, answers)
     assert runner.broken == []
     for request in CROWD[:3]:
         aborted = answers.finish(request.id) is FinishReason.ABORT
         assert aborted == (request.id == abort)
-        assert aborted or answers.got(request.id) == answer(request)
+        assert aborted or answers.get_answer(request.id) == compute_answer(request)
 
 
 @pytest.mark.parametrize("late", [False, True])
@@ -184,12 +184,12 @@ def test_a_broken_device_stops_the_engine(
             while len(engine.scheduler.requests) < count:
                 sent += 1
                 engine.add(make_request(f"r{sent}"))
-            answers.take(engine.step())
+            answers.record(engine.step())
     assert isinstance(dead.value.__cause__, RuntimeError)
     assert len(caplog.records) == limit
     assert runner.resets == limit
     assert len(runner.plans) <= 4 * limit
-    assert all(answers.got(rid) in [((), FinishReason.ERROR), ((), None)] for rid in answers.events)
+    assert all(answers.get_answer(rid) in [((), FinishReason.ERROR), ((), None)] for rid in answers.events)
 
 
 def test_failures_far_apart_do_not_add_up() -> None:
@@ -201,7 +201,7 @@ def test_failures_far_apart_do_not_add_up() -> None:
     engine.add(make_request("b", 5, 60))
     answers = finish_all(engine)
     assert runner.resets > 6
-    assert answers.got("a") == answer(request)
+    assert answers.get_answer("a") == compute_answer(request)
 
 
 def test_progress_counts_the_prompt_once() -> None:

@@ -1,7 +1,7 @@
-"""Drives an engine on this thread, one step after the other: what the parity tests share.
+"""Runs a real engine step by step on this thread; shared by the parity tests.
 
-`engine(folder, ...)` builds one with settings that make small things happen (chunks of 16, little budget);
-`run(engine, asks)` adds, aborts and steps until all is done; `check` compares with the ORACLE.
+`make_real_engine(folder, ...)` builds one with small chunks and budgets; `run_requests` adds, aborts
+and steps until all requests have ended; `check_answer` compares with the ORACLE.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ COUNT = 24  # tokens of an answer
 SMALL = {"chunk": 16, "prefill_budget": 64, "prefill_budget_busy": 32}
 
 # Fields of the settings, and methods if the probe's choice is not taken.
-WAYS: dict[str, dict[str, Any]] = {
+VARIANTS: dict[str, dict[str, Any]] = {
     "one at a time": {"max_running": 1},
     "unshared": {"prefill_rows": 1},
     "chunk 5": {"chunk": 5, "prefill_budget": 20, "prefill_budget_busy": 7},
@@ -53,20 +53,20 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True)
-class Ask:
-    """A request, the step before which it is added, and the one before which it is aborted."""
+class TimedRequest:
+    """A request, the step before which it is added, and the step before which it is aborted."""
 
     request: Request
-    joins: int = 0
-    leaves: int | None = None
+    add_step: int = 0
+    abort_step: int | None = None
 
     @property
     def id(self) -> str:
         return self.request.id
 
 
-def config(folder: Path, **options: Any) -> Config:
-    """`options`: fields of the settings of model, engine, scheduler and cache by their names."""
+def make_config(folder: Path, **options: Any) -> Config:
+    """`options`: fields of the model, engine, scheduler and cache settings, by name."""
 
     def own(settings: Any) -> dict[str, Any]:
         return {f.name: options[f.name] for f in fields(settings) if f.name in options}
@@ -79,9 +79,9 @@ def config(folder: Path, **options: Any) -> Config:
     )
 
 
-def engine(folder: Path, methods: ComputeMethods | None = None, **options: Any) -> Engine:
-    """A fresh engine; `methods` are taken unprobed if given."""
-    made = config(folder, **options)
+def make_real_engine(folder: Path, methods: ComputeMethods | None = None, **options: Any) -> Engine:
+    """A new engine. `methods`, if given, are used without a probe."""
+    made = make_config(folder, **options)
     if methods is None:
         return build_engine(made)
     chosen = ProbeReport(methods, ())
@@ -89,29 +89,29 @@ def engine(folder: Path, methods: ComputeMethods | None = None, **options: Any) 
         return build_engine(made)
 
 
-def small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Groups for up to 15, 31, 63, ... tokens, buffers that grow by 16: a few short prompts fill several."""
+def use_small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Row groups for up to 15, 31, 63, ... tokens, so that a few short prompts fill several of them."""
     monkeypatch.setattr(decode_batch, "SHORTEST_BUCKET", 8)
     monkeypatch.setattr(row_group, "BUFFER_STEP", 16)
     monkeypatch.setattr(row_group, "SPARE_TOKENS", 64)
 
 
-def runner(engine: Engine) -> Any:
-    """The ModelRunner, for tests that look at what it holds."""
+def get_runner(engine: Engine) -> Any:
+    """The ModelRunner, for tests that look at its state."""
     return engine._runner
 
 
-def text(name: str, ids: Sequence[int], **params: Any) -> Request:
+def make_text_request(name: str, ids: Sequence[int], **params: Any) -> Request:
     return Request(name, tuple(ids), _params(params))
 
 
-def seen(
+def make_vision_request(
     engine: Engine, name: str, prompt: str | Sequence[int], images: Sequence[Image.Image] = (), **params: Any
 ) -> Request:
     """A request to a vision model, through its processor if it has images."""
     if not images:
         ids = engine.model_info.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
-        return text(name, ids, **params)
+        return make_text_request(name, ids, **params)
     assert isinstance(prompt, str)
     made = engine.model_info.process(prompt, images)
     return Request(name, made.ids, _params(params), made.image_spans, made.media, made.image_digests)
@@ -121,18 +121,20 @@ def _params(given: dict[str, Any]) -> SamplingParams:
     return replace(SamplingParams(max_tokens=COUNT, logprobs=0), **given)
 
 
-def run(
-    engine: Engine, asks: Iterable[Ask | Request], each: Callable[[int], None] = lambda step: None
+def run_requests(
+    engine: Engine,
+    requests: Iterable[TimedRequest | Request],
+    each: Callable[[int], None] = lambda step: None,
 ) -> dict[str, TokenEvent]:
-    """Every request's events, merged; each has one final event. `each` is called after each step."""
-    todo = [ask if isinstance(ask, Ask) else Ask(ask) for ask in asks]
+    """Each request's events, merged; checks that one is final. `each` is called after each step."""
+    todo = [ask if isinstance(ask, TimedRequest) else TimedRequest(ask) for ask in requests]
     events: dict[str, TokenEvent] = {}
     step = 0
-    while engine.busy or any(ask.joins >= step for ask in todo):
+    while engine.busy or any(ask.add_step >= step for ask in todo):
         for ask in todo:
-            if ask.joins == step:
+            if ask.add_step == step:
                 engine.add(ask.request)
-            if ask.leaves == step:
+            if ask.abort_step == step:
                 engine.abort(ask.id)
         for event in engine.step():
             old = events.get(event.request_id)
@@ -145,7 +147,7 @@ def run(
     return events
 
 
-def same(event: TokenEvent, answer: Answer, count: int | None = None) -> None:
+def check_answer(event: TokenEvent, answer: Answer, count: int | None = None) -> None:
     """The whole answer (or its first `count` tokens), token by token, as the ORACLE gives it."""
     assert event.error is None, event.error
     assert event.finish is FinishReason.LENGTH, event.finish
@@ -153,22 +155,22 @@ def same(event: TokenEvent, answer: Answer, count: int | None = None) -> None:
     answer.check(event.tokens, [p.logprob for p in event.logprobs])
 
 
-def beginning(event: TokenEvent, answer: Answer, count: int | None = None) -> None:
-    """As far as it came, if it was aborted."""
+def check_partial_answer(event: TokenEvent, answer: Answer, count: int | None = None) -> None:
+    """The same for an answer that may have been aborted."""
     if event.finish is not FinishReason.ABORT:
-        same(event, answer, count)
+        check_answer(event, answer, count)
     elif event.tokens:
         answer.check(event.tokens, [p.logprob for p in event.logprobs])
 
 
-def differs(event: TokenEvent, answer: Answer) -> bool:
+def has_other_answer(event: TokenEvent, answer: Answer) -> bool:
     """Whether parity fails, for mutation tests: an error, other tokens, or logprobs off by the tolerance."""
     try:
-        same(event, answer)
+        check_answer(event, answer)
     except AssertionError:
         return True
     return False
 
 
-def probabilities(event: TokenEvent) -> np.ndarray:
+def list_logprobs(event: TokenEvent) -> np.ndarray:
     return np.array([p.logprob for p in event.logprobs], dtype=np.float32)

@@ -1,7 +1,7 @@
-"""A scripted model: what the engine needs of ModelRunner and Host, without mlx.
+"""A scripted runner in place of ModelRunner, without mlx, and an engine over it.
 
-A request's tokens depend on its prompt and the position alone, and come one step late, as the real runner's
-do. Each plan is checked against what a runner relies on; what breaks a rule lands in `broken`.
+A request's tokens depend on its prompt and the position only, and come one step late, as those of the real
+runner do. Each plan is checked against the rules that a runner relies on; violations are listed in `broken`.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ VOCAB = 50
 CONTEXT = 1000
 
 
-def token_at(prompt: Sequence[int], position: int) -> int:
+def compute_token(prompt: Sequence[int], position: int) -> int:
     """The token at `position` of prompt + answer."""
     return zlib.crc32(repr((tuple(prompt), position)).encode()) % VOCAB
 
 
-def answer(request: Request, limit: int = CONTEXT) -> tuple[tuple[int, ...], FinishReason]:
-    """What the request must get when nothing goes wrong; `limit`: most tokens of prompt and answer."""
+def compute_answer(request: Request, limit: int = CONTEXT) -> tuple[tuple[int, ...], FinishReason]:
+    """The answer that the request must get. `limit`: maximum of prompt and answer tokens."""
     tokens: list[int] = []
     start = len(request.prompt)
     for position in range(start, min(start + request.params.max_tokens, limit)):
-        token = token_at(request.prompt, position)
+        token = compute_token(request.prompt, position)
         if token in request.params.stop_ids:
             return tuple(tokens), FinishReason.STOP
         tokens.append(token)
@@ -52,7 +52,7 @@ def make_request(rid: str = "a", size: int = 10, max_tokens: int = 4, **fields: 
 
 
 class Clock:
-    """Time as the test says."""
+    """A clock that the test sets."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -62,7 +62,7 @@ class Clock:
 
 
 class Gate:
-    """Lets an engine thread take so many steps as the test says; for `FakeRunner.before`."""
+    """Lets an engine thread run as many steps as the test allows; for `FakeRunner.before`."""
 
     def __init__(self, steps: int = 0) -> None:
         self._steps = threading.Semaphore(steps)
@@ -72,9 +72,9 @@ class Gate:
     def __call__(self, plan: StepPlan) -> None:
         self.waiting += 1
         if not self._open and not self._steps.acquire(timeout=10):
-            raise AssertionError("the test has forgotten this engine")
+            raise AssertionError("the test did not open the gate")
 
-    def let(self, steps: int) -> None:
+    def let_pass(self, steps: int) -> None:
         for _ in range(steps):
             self._steps.release()
 
@@ -84,8 +84,8 @@ class Gate:
 
 
 @dataclass(slots=True)
-class Row:
-    """What the runner holds of a request."""
+class FakeRow:
+    """The runner's record of a request."""
 
     request: Request
     length: int  # tokens of prompt and answer that are known or drawn
@@ -94,7 +94,7 @@ class Row:
 
 @dataclass
 class FakeRunner:
-    """Answers with `token_at`. The fields before `plans` are what a test may script, also while it runs."""
+    """Samples `compute_token`. A test may script the fields before `plans`, also during a run."""
 
     fail_steps: Sequence[int] = ()  # these calls of `execute` raise (the first is 1)
     poison: Mapping[str, int] = field(default_factory=dict)  # id: raise when this position is computed
@@ -111,7 +111,7 @@ class FakeRunner:
     admissions: list[str] = field(default_factory=list)
     resets: int = 0
     closed: bool = False
-    rows: dict[str, Row] = field(default_factory=dict)
+    rows: dict[str, FakeRow] = field(default_factory=dict)
     peak: int = 0  # bytes in use at most
     _launched: list[tuple[str, int]] = field(default_factory=list)  # (id, position) under way
     trouble: str | None = None
@@ -164,11 +164,11 @@ class FakeRunner:
         self.admissions.append(request.id)
         if request.id in self.rows:
             self._break(f"{request.id} is admitted twice")
-        if output != answer(request)[0][: len(output)]:
+        if output != compute_answer(request)[0][: len(output)]:
             self._break(f"{request.id} is admitted with an answer that it did not get: {output}")
         if request.id in self.refuse:
             return self.refuse[request.id]
-        self.rows[request.id] = Row(request, len(request.prompt) + len(output))
+        self.rows[request.id] = FakeRow(request, len(request.prompt) + len(output))
         return None
 
     def _decode(self, rid: str) -> int:
@@ -230,12 +230,12 @@ class FakeRunner:
             self._break(f"{used} bytes are needed of {self.memory.limit}")
 
     def _sample(self, request: Request, position: int) -> SampledToken:
-        token = token_at(request.prompt, position)
+        token = compute_token(request.prompt, position)
         asked = request.params.logprobs is not None
         return SampledToken(token, TokenLogprob(-float(position)) if asked else None)
 
 
-def fake_host(context_length: int = CONTEXT) -> LoadedModelInfo:
+def make_model_info(context_length: int = CONTEXT) -> LoadedModelInfo:
     return LoadedModelInfo(
         folder=Path("fake"),
         config={},
@@ -251,8 +251,8 @@ def fake_host(context_length: int = CONTEXT) -> LoadedModelInfo:
     )
 
 
-def small(**fields: Any) -> SchedulerSettings:
-    """Settings of a size that is easy to count: chunks of 4, 12 prompt tokens a step, 8 while rows decode."""
+def make_settings(**fields: Any) -> SchedulerSettings:
+    """Settings easy to count with: chunks of 4, 12 prompt tokens per step, 8 beside decoding rows."""
     defaults = {
         "chunk": 4,
         "prefill_budget": 12,
@@ -273,11 +273,11 @@ def make_engine(
     context: int = CONTEXT,
     whole: bool = False,
 ) -> Engine:
-    """An Engine over a FakeRunner (one that has never been told anything, if none is given)."""
+    """An Engine over a FakeRunner, by default an unscripted one."""
     limits = RequestLimits(context, memory or MemoryBudget())
-    scheduler = Scheduler(settings or small(), limits, aligned_chunks=whole, clock=clock or Clock())
-    host = fake_host(context)
-    return Engine(host, scheduler, runner or FakeRunner(), EngineSettings(max_errors=max_errors))
+    scheduler = Scheduler(settings or make_settings(), limits, aligned_chunks=whole, clock=clock or Clock())
+    model_info = make_model_info(context)
+    return Engine(model_info, scheduler, runner or FakeRunner(), EngineSettings(max_errors=max_errors))
 
 
 def merge_events(first: TokenEvent, later: TokenEvent) -> TokenEvent:
@@ -287,12 +287,12 @@ def merge_events(first: TokenEvent, later: TokenEvent) -> TokenEvent:
 
 
 class Answers:
-    """All events so far, by request; checks that each request ends once and that nothing follows."""
+    """All events so far, by request. Checks that each request ends once and that no event follows."""
 
     def __init__(self) -> None:
         self.events: dict[str, list[TokenEvent]] = {}
 
-    def take(self, events: Sequence[TokenEvent]) -> None:
+    def record(self, events: Sequence[TokenEvent]) -> None:
         for event in events:
             before = self.events.setdefault(event.request_id, [])
             assert not (before and before[-1].finish), f"after the end of {event.request_id}: {event}"
@@ -309,7 +309,7 @@ class Answers:
     def error(self, rid: str) -> Exception | None:
         return self.events[rid][-1].error
 
-    def got(self, rid: str) -> tuple[tuple[int, ...], FinishReason | None]:
+    def get_answer(self, rid: str) -> tuple[tuple[int, ...], FinishReason | None]:
         return self.tokens(rid), self.finish(rid)
 
 
@@ -319,5 +319,31 @@ def finish_all(engine: Engine, answers: Answers | None = None, steps: int = 5000
     for _ in range(steps):
         if not engine.busy:
             return answers
-        answers.take(engine.step())
+        answers.record(engine.step())
     raise AssertionError(f"not idle after {steps} steps: {[e.id for e in engine.scheduler.requests]}")
+
+
+def serve_requests(*requests: Request, **options: Any) -> tuple[FakeRunner, Answers]:
+    """Answer these requests, all sent before the first step."""
+    runner = FakeRunner(memory=options.get("memory"))
+    engine = make_engine(runner, **options)
+    for request in requests:
+        engine.add(request)
+    answers = finish_all(engine)
+    assert runner.broken == []
+    assert runner.rows == {}
+    return runner, answers
+
+
+def list_ended(answers: Answers, engine: Engine, steps: int) -> list[str]:
+    """Run steps. Returns the ids of requests in the order in which they ended."""
+    order: list[str] = []
+    for _ in range(steps):
+        events = engine.step()
+        answers.record(events)
+        order += [e.request_id for e in events if e.finish]
+    return order
+
+
+def list_chunks(plan: StepPlan) -> list[tuple[str, int, int]]:
+    return [(c.request_id, c.start, c.stop) for c in plan.prefill]

@@ -1,4 +1,4 @@
-"""Which rows are given up for a request that is not in the background: as few as let it in, or none."""
+"""Which background rows are preempted for another request: as few as necessary, or none."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mlxrun.scheduler.request_state import RequestState
 from mlxrun.scheduler.scheduler import Scheduler
 from mlxrun.scheduler.step_plan import CacheHit, SampledToken, StepResult
 from mlxrun.scheduler.token_budget import DECODE_RESERVE
-from tests.helpers.engine_fakes import Clock, FakeRunner, finish_all, make_engine, make_request, small
+from tests.helpers.engine_fakes import Clock, FakeRunner, finish_all, make_engine, make_request, make_settings
 
 
 def background(rid: str, size: int, max_tokens: int = 30, **fields: Any) -> Request:
@@ -27,7 +27,7 @@ def background(rid: str, size: int, max_tokens: int = 30, **fields: Any) -> Requ
 
 
 def step(scheduler: Scheduler) -> list[str]:
-    """One step in which every row that decodes says a token; the requests whose rows were dropped."""
+    """Run a step in which each decoding row gets a token. Returns the requests whose rows were freed."""
     plan = scheduler.schedule()
     scheduler.update(plan, StepResult({rid: SampledToken(1) for rid in plan.decode}))
     return list(plan.free)
@@ -35,7 +35,7 @@ def step(scheduler: Scheduler) -> list[str]:
 
 @dataclass(frozen=True)
 class Case:
-    """Rows that run, in the background or not, and one more request that is not."""
+    """Running rows, in the background or not, and a late request that is not in the background."""
 
     running: tuple[Request, ...]
     late: Request
@@ -58,8 +58,8 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 def check(case: Case) -> None:
-    """What the late request did to the rows in the background."""
-    plain = small(max_running=case.rows, prefill_budget=400, prefill_budget_busy=400)
+    """Check which background rows the late request preempted."""
+    plain = make_settings(max_running=case.rows, prefill_budget=400, prefill_budget_busy=400)
     scheduler = Scheduler(plain, RequestLimits(300, case.memory), clock=Clock())
     for request in case.running:
         scheduler.add(request)
@@ -84,10 +84,10 @@ def check(case: Case) -> None:
     assert all(e.request.background for e in victims)
     live = [e for e in before if not e.request.background]
     assert late.running == enters(live)
-    assert not victims or late.running, "rows were given up for nothing"
+    assert not victims or late.running, "rows were preempted in vain"
     for victim in victims:
         rest = [e for e in before if e not in victims or e is victim]
-        assert not enters(rest), f"{victim.id} need not have gone"
+        assert not enters(rest), f"{victim.id} need not have been preempted"
     if victims:
         first = min(rank_urgency(e, False) for e in victims)
         rest = [e for e in before if not e.request.background or rank_urgency(e, False) <= first]
@@ -104,8 +104,8 @@ def holds(case: Case) -> None:
     check(case)
 
 
-def test_rows_give_way_only_where_that_lets_the_other_in_and_only_as_many_as_needed() -> None:
-    """Over any rows, memory and urgency."""
+def test_as_few_rows_as_necessary_are_preempted_and_none_in_vain() -> None:
+    """For any rows, memory and urgency."""
     holds()
 
 
@@ -128,14 +128,14 @@ def _unpruned(
 
 @pytest.mark.parametrize("wrong", [_all, _most_urgent, _unpruned])
 def test_the_property_sees_a_wrong_choice(wrong: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The twin."""
+    """The property fails with a wrong choice of victims."""
     monkeypatch.setattr(module, "choose_victims", wrong)
     with pytest.raises(AssertionError):
         holds()
 
 
-def test_the_property_sees_rows_given_up_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The twin: whoever asks first and looks afterwards."""
+def test_the_property_sees_rows_preempted_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The property fails if rows are preempted before it is known whether that helps."""
 
     def ask(self: Scheduler, entry: RequestState, running: list[RequestState]) -> bool:
         for row in [e for e in self._sort_by_urgency(running)[::-1] if e.request.background]:
@@ -149,11 +149,11 @@ def test_the_property_sees_rows_given_up_for_nothing(monkeypatch: pytest.MonkeyP
         holds()
 
 
-def test_a_batch_goes_on_beside_a_request_that_does_not_fit() -> None:
-    """Memory that a live row fills: what waits for it does not cost the batch its rows."""
+def test_a_batch_continues_beside_a_request_that_does_not_fit() -> None:
+    """A live row fills the memory: a request that waits for it does not preempt the batch's rows."""
     memory = MemoryBudget(limit=200, footprint=Footprint(per_token=1, step=1))
     runner = FakeRunner(memory=memory)
-    engine = make_engine(runner, small(max_running=8), memory=memory, context=300)
+    engine = make_engine(runner, make_settings(max_running=8), memory=memory, context=300)
     engine.add(make_request("live", 60, 10))
     engine.add(background("b", 10, 10))
     for _ in range(8):
@@ -166,29 +166,31 @@ def test_a_batch_goes_on_beside_a_request_that_does_not_fit() -> None:
 
 
 class Pinning(NoPrefixCache):
-    """A cache whose bytes belong to what it gave to rows, and cannot be given up while these run."""
+    """A prefix cache whose entries are pinned by running rows, and cannot be evicted before these end."""
 
     def __init__(self, each: int) -> None:
         self.each = each
         self.pinned: set[str] = set()
 
     @property
-    def nbytes(self) -> int:  # type: ignore[override]
+    def nbytes(self) -> int:
         return self.each * len(self.pinned)
 
     def lookup(self, request_id: str, output: Sequence[int], max_tokens: int) -> CacheHit | None:
         self.pinned.add(request_id)
         return None
 
-    def plan_final_snapshots(self, request_id: str, output: Sequence[int], num_cached: int) -> list[Any]:
+    def plan_final_snapshots(self, request_id: str, output: Sequence[int], kv_length: int) -> list[Any]:
         self.pinned.discard(request_id)
         return []
 
 
-def test_what_the_cache_keeps_for_rows_goes_with_them() -> None:
-    """Bytes that are pinned for a row in the background are no reason to let a request wait."""
+def test_entries_pinned_by_preempted_rows_can_be_evicted() -> None:
+    """Bytes that are pinned by a background row do not make a live request wait."""
     memory = MemoryBudget(limit=200, footprint=Footprint(per_token=1, step=1))
-    scheduler = Scheduler(small(), RequestLimits(300, memory), prefix_cache=Pinning(25), clock=Clock())
+    scheduler = Scheduler(
+        make_settings(), RequestLimits(300, memory), prefix_cache=Pinning(25), clock=Clock()
+    )
     for number in range(3):
         scheduler.add(background(f"b{number}", 5, 3))
     step(scheduler)

@@ -1,4 +1,4 @@
-"""Who passes whom: short prompts behind a long one, and background requests behind all others."""
+"""Short prompts overtake a long one, and background requests stay behind all others."""
 
 from __future__ import annotations
 
@@ -10,20 +10,18 @@ import pytest
 from mlxrun.engine.engine import Engine
 from mlxrun.errors import Overloaded
 from mlxrun.scheduler.memory_budget import Footprint, MemoryBudget
-from mlxrun.scheduler.prefix_cache_interface import NoPrefixCache
 from mlxrun.scheduler.request import FinishReason, Request
 from mlxrun.scheduler.step_plan import StepPlan
-from mlxrun.scheduler.token_budget import StepCosts, TokenBudget
-from tests.helpers.engine_fakes import FakeRunner, finish_all, make_engine, make_request, small
+from tests.helpers.engine_fakes import FakeRunner, finish_all, make_engine, make_request, make_settings
 
 POLICIES = ("fcfs", "priority", "shortest", "fair")
 CHUNK = 8
 
 
 def busy(policy: str, **fields: Any) -> tuple[FakeRunner, Engine]:
-    """Four rows decode, and a prompt of 400 tokens has begun."""
+    """Four rows decode, and a prompt of 400 tokens has started."""
     runner = FakeRunner()
-    settings = small(policy=policy, chunk=CHUNK, prefill_budget=24, max_running=12, **fields)
+    settings = make_settings(policy=policy, chunk=CHUNK, prefill_budget=24, max_running=12, **fields)
     engine = make_engine(runner, settings, context=600)
     for i in range(4):
         engine.add(make_request(f"d{i}", 3, 90))
@@ -41,7 +39,7 @@ def prefilled(plan: StepPlan, rid: str | None = None) -> int:
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("when", range(4))
 def test_a_short_prompt_waits_for_two_chunks_at_most(policy: str, when: int) -> None:
-    """Whatever the policy, and at whatever moment it comes."""
+    """With every policy, and whenever it comes."""
     runner, engine = busy(policy)
     for _ in range(when):
         engine.step()
@@ -57,8 +55,8 @@ def test_a_short_prompt_waits_for_two_chunks_at_most(policy: str, when: int) -> 
     assert runner.broken == []
 
 
-def test_the_head_of_the_line_keeps_every_other_step() -> None:
-    """With a short prompt in every step the long one gets half of them."""
+def test_the_head_of_the_queue_keeps_every_other_step() -> None:
+    """With a new short prompt in every step, the long one still gets half of the steps."""
     runner, engine = busy("fcfs")
     before = len(runner.plans)
     for i in range(40):
@@ -70,8 +68,8 @@ def test_the_head_of_the_line_keeps_every_other_step() -> None:
     assert sum(long) == 20 * CHUNK
 
 
-def test_what_is_nearly_as_long_passes_nobody() -> None:
-    """fcfs stays first come, first served among prompts of a size."""
+def test_a_prompt_that_is_nearly_as_long_overtakes_nobody() -> None:
+    """fcfs stays first come, first served among prompts of similar length."""
     runner, engine = busy("fcfs")
     engine.add(make_request("other", 300, 2))
     for _ in range(10):
@@ -79,7 +77,7 @@ def test_what_is_nearly_as_long_passes_nobody() -> None:
     assert all(prefilled(plan, "other") == 0 for plan in runner.plans)
 
 
-def test_the_less_urgent_pass_nobody() -> None:
+def test_a_less_urgent_prompt_overtakes_nobody() -> None:
     runner, engine = busy("priority")
     engine.add(make_request("short", 7, 2, priority=1))
     for _ in range(10):
@@ -91,10 +89,10 @@ def background(rid: str, size: int, max_tokens: int, **fields: Any) -> Request:
     return replace(make_request(rid, size, max_tokens, **fields), background=True)
 
 
-def test_background_prompts_get_what_others_leave() -> None:
-    """A batch in the server: never a prompt token of a step in which somebody else could be served."""
+def test_background_prompts_get_spare_capacity() -> None:
+    """A step computes no background prompt while another prompt could use its tokens."""
     runner = FakeRunner()
-    engine = make_engine(runner, small(max_running=8))
+    engine = make_engine(runner, make_settings(max_running=8))
     engine.add(background("b", 60, 4))
     engine.step()
     engine.add(make_request("a", 40, 4))
@@ -105,10 +103,10 @@ def test_background_prompts_get_what_others_leave() -> None:
     assert {answers.finish(rid) for rid in "ab"} == {FinishReason.LENGTH}
 
 
-def test_background_rows_give_way() -> None:
-    """All rows are taken by a batch: a live request takes one at once, and the batch goes on later."""
+def test_background_rows_are_preempted_for_a_row() -> None:
+    """If a batch has all rows, a live request gets one at once, and the batch continues later."""
     runner = FakeRunner()
-    engine = make_engine(runner, small(max_running=4))
+    engine = make_engine(runner, make_settings(max_running=4))
     for i in range(6):
         engine.add(background(f"b{i}", 5, 30))
     for _ in range(4):
@@ -122,10 +120,10 @@ def test_background_rows_give_way() -> None:
     assert runner.broken == []
 
 
-def test_background_rows_give_way_where_memory_is_short() -> None:
+def test_background_rows_are_preempted_for_memory() -> None:
     memory = MemoryBudget(limit=120, transient=1, footprint=Footprint(per_token=1, step=1))
     runner = FakeRunner(memory=memory)
-    engine = make_engine(runner, small(max_running=8), memory=memory)
+    engine = make_engine(runner, make_settings(max_running=8), memory=memory)
     engine.add(background("b", 40, 8))
     for _ in range(6):
         engine.step()
@@ -136,10 +134,10 @@ def test_background_rows_give_way_where_memory_is_short() -> None:
     assert runner.broken == []
 
 
-def test_background_rows_fill_half_beside_others() -> None:
-    """They slow each step that they are in, so beside live rows there are no more than half of all."""
+def test_background_requests_get_half_of_the_rows_beside_others() -> None:
+    """They slow down each step, so beside live rows they get at most half of all rows."""
     runner = FakeRunner()
-    engine = make_engine(runner, small(max_running=8))
+    engine = make_engine(runner, make_settings(max_running=8))
     engine.add(make_request("a", 3, 60))
     for i in range(8):
         engine.add(background(f"b{i}", 3, 20))
@@ -148,9 +146,9 @@ def test_background_rows_fill_half_beside_others() -> None:
     assert max(len(plan.decode) for plan in runner.plans) == 5
 
 
-def test_the_queues_are_counted_apart() -> None:
-    """A batch does not fill the queue of live requests, nor they the batch's."""
-    engine = make_engine(FakeRunner(), small(max_queue=2))
+def test_live_and_background_requests_are_counted_apart() -> None:
+    """A batch does not fill the queue of live requests, and they do not fill that of the batch."""
+    engine = make_engine(FakeRunner(), make_settings(max_queue=2))
     for rid in "xy":
         engine.add(background(rid, 5, 2))
     engine.add(make_request("a", 5, 2))
@@ -163,25 +161,9 @@ def test_the_queues_are_counted_apart() -> None:
 
 def test_aging_moves_no_background_request_forward() -> None:
     runner = FakeRunner()
-    engine = make_engine(runner, small(max_running=1, aging=0.001))
+    engine = make_engine(runner, make_settings(max_running=1, aging=0.001))
     engine.add(make_request("a", 30, 2))
     engine.add(background("b", 5, 2))
     engine.add(make_request("c", 30, 2))
     finish_all(engine)
     assert "".join(runner.admissions) == "acb"
-
-
-def test_pieces_shrink_where_attention_is_the_cost() -> None:
-    """What decoding rows feel of a long prompt does not grow with it; alone it is not slowed."""
-    plain, deep = (
-        TokenBudget(settings, 512, 512, MemoryBudget(), NoPrefixCache(), costs)
-        for settings, costs in (
-            (small(chunk=512, prefill_budget=512), StepCosts()),
-            (small(chunk=512, prefill_budget=4096, prefill_budget_busy=256), StepCosts(deep_prompt=1024)),
-        )
-    )
-    depths = (0, 1024, 2048, 16384, 10**6)
-    budgets = [deep.compute_prefill_budget([], 16, 1, depth) for depth in depths]
-    assert budgets == [256, 256, 128, 16, 4]
-    assert deep.compute_prefill_budget([], 0, 1, 16384) == 4096
-    assert plain.compute_prefill_budget([], 0, 1, 16384) == 512

@@ -1,7 +1,4 @@
-"""The scheduler under any order of adds, aborts, failures and time.
-
-Design 3 and 9; A22, A23, A31, A34, B2, B3, B16, B20.
-"""
+"""The scheduler under any order of adds, aborts, failures and time."""
 
 from __future__ import annotations
 
@@ -21,11 +18,11 @@ from tests.helpers.engine_fakes import (
     Answers,
     Clock,
     FakeRunner,
-    answer,
+    compute_answer,
     finish_all,
     make_engine,
     make_request,
-    small,
+    make_settings,
 )
 
 SIZES = st.integers(1, 40)
@@ -33,11 +30,11 @@ SIZES = st.integers(1, 40)
 
 @st.composite
 def setups(draw: st.DrawFn) -> dict[str, Any]:
-    """Settings of any sense, and memory that is short or has no limit."""
+    """Any valid settings, with memory that is short or unlimited."""
     chunk = draw(st.sampled_from([1, 4, 7, 100]))
     budget = draw(st.integers(chunk, 3 * chunk))
     whole = draw(st.booleans())
-    scheduler = small(
+    scheduler = make_settings(
         policy=draw(st.sampled_from(["fcfs", "priority", "shortest", "fair"])),
         aging=draw(st.sampled_from([0.0, 5.0])),
         chunk=chunk,
@@ -91,7 +88,7 @@ class Run:
         self.budgets: list[int] = []  # of each plan
 
     def _every_row_decodes(self, plan: StepPlan) -> None:
-        """Whatever prefills, each row that is filled and has tokens to come is in the plan."""
+        """Whatever prefills, the plan decodes each row that is prefilled and has tokens left."""
         entries = {e.id: e for e in self.engine.scheduler.requests}
         self.budgets.append(self._budget(len(plan.decode), len(entries) - len(plan.decode)))
         for rid, row in self.runner.rows.items():
@@ -102,7 +99,7 @@ class Run:
                 self.runner.broken.append(f"{rid} is left out of {plan}")
 
     def _budget(self, decoding: int, waiting: int) -> int:
-        """Most prompt tokens that a step may have."""
+        """The maximum of prompt tokens in a step."""
         limits = self.engine.scheduler.settings
         if decoding == 0:
             return limits.prefill_budget
@@ -129,11 +126,11 @@ class Run:
                 self.clock.now += seconds
             case ("step",):
                 if self.engine.busy:
-                    self.answers.take(self.engine.step())
+                    self.answers.record(self.engine.step())
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """Everything that a scheduler may be told, in any order, over a runner that checks each plan."""
+    """All calls of a scheduler, in any order, over a runner that checks each plan."""
 
     @initialize(setup=setups(), late=st.booleans())
     def start(self, setup: dict[str, Any], late: bool) -> None:
@@ -163,7 +160,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(ahead=st.integers(0, 3), position=st.integers(1, 50))
     def poison(self, ahead: int, position: int) -> None:
-        """A request to come, or one that runs, cannot be computed from some position on."""
+        """A later or a running request cannot be computed from some position on."""
         self._do("poison", f"r{self.count - ahead}", position)
 
     @rule()
@@ -233,10 +230,10 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def _check_end(self, rid: str, request: Request) -> None:
         run = self.run_
-        tokens, finish = run.answers.got(rid)
+        tokens, finish = run.answers.get_answer(rid)
         scheduler = run.engine.scheduler
         limit = scheduler.limits.compute_max_length(request, scheduler._token_budget.min_chunk)
-        right, reason = answer(request, limit)
+        right, reason = compute_answer(request, limit)
         assert tokens == right[: len(tokens)]
         assert max(e.num_computed_tokens for e in run.answers.events[rid]) <= len(request.prompt)
         if finish is FinishReason.ABORT:

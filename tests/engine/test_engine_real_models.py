@@ -1,7 +1,4 @@
-"""What the engine owes its users whatever the settings: A1, A22, A28, A35, A44, A48, B4, B5.
-
-Small models, the real runner, and the real thread where threads matter.
-"""
+"""The engine over small real models: the real runner, and the real thread where threads matter."""
 
 from __future__ import annotations
 
@@ -37,10 +34,10 @@ OTHER = tuple(text_models.prompts(42, [75])[0])
 
 @pytest.mark.parametrize("backend", ["memory", "none"])
 def test_a_prompt_is_always_computed_in_chunks(zoo: Zoo, backend: str) -> None:
-    """40 tokens in chunks of 5, each with news of its progress; the answer is the ORACLE's."""
+    """40 tokens in chunks of 5, each with an event of its progress; the answer equals the ORACLE's."""
     sizes = {"chunk": 5, "prefill_budget": 5, "prefill_budget_busy": 5}
-    engine = engine_driver.engine(zoo.text("llama"), backend=backend, **sizes)
-    engine.add(engine_driver.text("a", BASE[:40]))
+    engine = engine_driver.make_real_engine(zoo.text("llama"), backend=backend, **sizes)
+    engine.add(engine_driver.make_text_request("a", BASE[:40]))
     events = []
     while engine.busy:
         events += engine.step()
@@ -50,18 +47,20 @@ def test_a_prompt_is_always_computed_in_chunks(zoo: Zoo, backend: str) -> None:
     whole = events[0]
     for event in events[1:]:
         whole = merge_events(whole, event)
-    engine_driver.same(whole, zoo.answer("llama", BASE[:40]))
+    engine_driver.check_answer(whole, zoo.answer("llama", BASE[:40]))
 
 
 @pytest.mark.parametrize("family", ["gemma3_text", "gpt_oss"])
 def test_a_prompt_of_ten_windows(zoo: Zoo, family: str) -> None:
     """Windows of 8, prompts of 80 and more in chunks of 5, alone and beside each other."""
-    engine = engine_driver.engine(zoo.text(family), chunk=5, prefill_budget=20, prefill_budget_busy=5)
+    engine = engine_driver.make_real_engine(
+        zoo.text(family), chunk=5, prefill_budget=20, prefill_budget_busy=5
+    )
     prompts = {str(n): ids for n, ids in enumerate(text_models.prompts(43, [80, 83, 97]))}
-    for name, event in engine_driver.run(
-        engine, [engine_driver.text(n, ids) for n, ids in prompts.items()]
+    for name, event in engine_driver.run_requests(
+        engine, [engine_driver.make_text_request(n, ids) for n, ids in prompts.items()]
     ).items():
-        engine_driver.same(event, zoo.answer(family, prompts[name]))
+        engine_driver.check_answer(event, zoo.answer(family, prompts[name]))
 
 
 # -- memory -----------------------------------------------------------------------------------------------
@@ -71,7 +70,7 @@ def test_free_buffers_are_given_back_rarely(zoo: Zoo, monkeypatch: pytest.Monkey
     """Not every few steps: at most once in 256, and only if there is much to give back."""
     cleared: list[int] = []
     monkeypatch.setattr(mx, "clear_cache", lambda: cleared.append(1))
-    engine = engine_driver.engine(zoo.text("llama"))
+    engine = engine_driver.make_real_engine(zoo.text("llama"))
     steps = 0
 
     def count(step: int) -> None:
@@ -79,10 +78,10 @@ def test_free_buffers_are_given_back_rarely(zoo: Zoo, monkeypatch: pytest.Monkey
         steps = step
 
     cleared.clear()
-    engine_driver.run(engine, [engine_driver.text("a", BASE, max_tokens=300)], count)
+    engine_driver.run_requests(engine, [engine_driver.make_text_request("a", BASE, max_tokens=300)], count)
     assert steps > 256 and not cleared  # a tiny model's pool is not worth it
     monkeypatch.setattr(runner_module, "POOL_LIMIT", -1)
-    engine_driver.run(engine, [engine_driver.text("b", BASE, max_tokens=300)], count)
+    engine_driver.run_requests(engine, [engine_driver.make_text_request("b", BASE, max_tokens=300)], count)
     assert 1 <= len(cleared) <= steps // 256 + 1
 
 
@@ -145,7 +144,7 @@ def tokens(events: Sequence[TokenEvent]) -> tuple[int, ...]:
 async def test_all_of_mlx_is_on_one_thread(zoo: Zoo, tmp_path: Any) -> None:
     """Load, probe, images, steps, aborts, hits from disk, saves and the end of it all, with
     several streams at once, text and images. Images are prepared beside it, as a server does."""
-    config = engine_driver.config(zoo.vision("qwen3_vl"), backend="disk", disk_path=str(tmp_path))
+    config = engine_driver.make_config(zoo.vision("qwen3_vl"), backend="disk", disk_path=str(tmp_path))
     watched = Watched()
     owner: list[int] = []
 
@@ -161,14 +160,14 @@ async def test_all_of_mlx_is_on_one_thread(zoo: Zoo, tmp_path: Any) -> None:
             watched.calls.clear()
             client = await EngineClient.start_with(build)
             try:
-                make = partial(engine_driver.seen, client._ready.result())
+                make = partial(engine_driver.make_vision_request, client._ready.result())
                 requests = [
                     await asyncio.to_thread(make, f"{i}", prompt, [image], max_tokens=12)
                     for i, (prompt, image) in enumerate(zip(prompts, images, strict=True))
                 ]
-                requests.append(engine_driver.text("text", BASE, max_tokens=12))
+                requests.append(engine_driver.make_text_request("text", BASE, max_tokens=12))
                 leaving = asyncio.create_task(
-                    collect(client, engine_driver.text("gone", OTHER, max_tokens=500))
+                    collect(client, engine_driver.make_text_request("gone", OTHER, max_tokens=500))
                 )
                 found = await asyncio.gather(*(collect(client, request) for request in requests))
                 leaving.cancel()
@@ -179,8 +178,8 @@ async def test_all_of_mlx_is_on_one_thread(zoo: Zoo, tmp_path: Any) -> None:
     assert {
         "ModelRunner.execute",
         "ModelRunner.close",
-        "Snapshots.restore",
-        "Snapshots.decode",
+        "SnapshotCodec.restore",
+        "SnapshotCodec.decode",
     } <= watched.names()
     for prompt, image, events in zip(prompts, images, found, strict=False):
         assert tokens(events) == tuple(zoo.see("qwen3_vl", prompt, [image], 12).tokens)
@@ -195,11 +194,11 @@ async def test_work_on_another_thread_is_seen(zoo: Zoo) -> None:
 
     def build() -> Engine:
         owner.append(threading.get_ident())
-        return build_engine(engine_driver.config(zoo.text("llama")))
+        return build_engine(engine_driver.make_config(zoo.text("llama")))
 
     with watched.watching():
         client = await EngineClient.start_with(build)
-        await collect(client, engine_driver.text("a", BASE, max_tokens=2))
+        await collect(client, engine_driver.make_text_request("a", BASE, max_tokens=2))
         mx.eval(mx.array([1]) + 1)
         await client.close()
     assert watched.threads() == {*owner, threading.get_ident()}
@@ -207,12 +206,12 @@ async def test_work_on_another_thread_is_seen(zoo: Zoo) -> None:
 
 async def test_answers_to_images_come_token_by_token(zoo: Zoo) -> None:
     """Five events or more, each as soon as its token is known, and together the whole answer."""
-    client = await EngineClient.start(engine_driver.config(zoo.vision("gemma3")))
+    client = await EngineClient.start(engine_driver.make_config(zoo.vision("gemma3")))
     try:
         image = vision_models.images(8, 1)
         prompt = vision_models.prompt("gemma3", "what is ", None, "?")
         request = await asyncio.to_thread(
-            engine_driver.seen, client._ready.result(), "a", prompt, image, max_tokens=16
+            engine_driver.make_vision_request, client._ready.result(), "a", prompt, image, max_tokens=16
         )
         events = await collect(client, request)
         assert sum(bool(event.tokens) for event in events) >= 5

@@ -1,0 +1,117 @@
+"""The prefix cache shrinks before a request waits or a row is preempted, by no more than necessary; and the
+budget of prompt tokens beside decoding rows."""
+
+from __future__ import annotations
+
+from mlxrun.scheduler.memory_budget import Footprint, MemoryBudget, RequestLimits
+from mlxrun.scheduler.prefix_cache_interface import NoPrefixCache
+from mlxrun.scheduler.scheduler import Scheduler
+from mlxrun.scheduler.step_plan import SampledToken, StepPlan, StepResult
+from mlxrun.scheduler.token_budget import StepCosts, TokenBudget
+from tests.helpers.engine_fakes import make_request, make_settings
+
+LIMIT = 1000
+MEMORY = MemoryBudget(limit=LIMIT, footprint=Footprint(per_token=1, step=1))
+
+
+class SizedCache(NoPrefixCache):
+    """A prefix cache of this many bytes, of which `pinned` cannot be evicted."""
+
+    nbytes = 0
+
+    def __init__(self, nbytes: int, pinned: int = 0) -> None:
+        self.nbytes = nbytes
+        self.pinned = pinned
+
+    def shrink(self, max_bytes: int) -> None:
+        self.nbytes = max(min(self.nbytes, max_bytes), self.pinned)
+
+
+def make_scheduler(cache: SizedCache) -> Scheduler:
+    return Scheduler(make_settings(max_running=8), RequestLimits(10_000, MEMORY), prefix_cache=cache)
+
+
+def step(scheduler: Scheduler) -> StepPlan:
+    plan = scheduler.schedule()
+    scheduler.update(plan, StepResult({rid: SampledToken(7) for rid in plan.decode}))
+    return plan
+
+
+def running(scheduler: Scheduler) -> list[str]:
+    return [entry.id for entry in scheduler.requests if entry.running]
+
+
+def used(scheduler: Scheduler) -> int:
+    return MEMORY.compute_needed_bytes(
+        [entry.projected_length for entry in scheduler.requests if entry.running], 0
+    )
+
+
+def test_the_prefix_cache_shrinks_before_a_request_waits() -> None:
+    """Two requests that fit beside each other run at once, although the cache filled the memory."""
+    cache = SizedCache(LIMIT)
+    scheduler = make_scheduler(cache)
+    for rid in ("a", "b"):
+        scheduler.add(make_request(rid, 200, 50))
+    step(scheduler)
+    assert running(scheduler) == ["a", "b"]
+    assert 0 < cache.nbytes <= LIMIT - used(scheduler)
+
+
+def test_nothing_is_evicted_if_both_requests_fit() -> None:
+    """The cache keeps its size if it fits beside both rows."""
+    cache = SizedCache(100)
+    scheduler = make_scheduler(cache)
+    for rid in ("a", "b"):
+        scheduler.add(make_request(rid, 200, 50))
+    step(scheduler)
+    assert running(scheduler) == ["a", "b"] and cache.nbytes == 100
+
+
+def test_the_prefix_cache_shrinks_before_a_row_is_preempted() -> None:
+    """Growing rows take memory from the cache first: no row is preempted, the sum stays within the limit."""
+    cache = SizedCache(400)
+    scheduler = make_scheduler(cache)
+    for rid in ("a", "b"):
+        scheduler.add(make_request(rid, 100, 200))
+    seen = []
+    while scheduler.busy:
+        before, both = used(scheduler), len(scheduler.requests) == 2
+        assert not step(scheduler).clear_pool, "no row has to be preempted"
+        seen.append(cache.nbytes)
+        assert before + cache.nbytes <= LIMIT
+        assert not both or len(scheduler.requests) < 2 or running(scheduler) == ["a", "b"]
+    assert seen == sorted(seen, reverse=True) and seen[0] > seen[-1] >= LIMIT - 3 * 300
+
+
+def test_pinned_bytes_count_as_used() -> None:
+    """The second request waits until the first has ended and its entries can be evicted."""
+    cache = SizedCache(750, pinned=750)
+    scheduler = make_scheduler(cache)
+    for rid in ("a", "b"):
+        scheduler.add(make_request(rid, 100, 5))
+    step(scheduler)
+    assert running(scheduler) == ["a"]
+    for _ in range(30):
+        step(scheduler)
+        assert len(running(scheduler)) <= 1
+    assert not scheduler.requests
+
+
+def test_chunks_of_deep_prompts_shrink_beside_decoding_rows() -> None:
+    """The delay of decoding rows does not grow with the depth of a prompt; a lone prompt keeps its budget."""
+    plain, deep = (
+        TokenBudget(settings, 512, 512, MemoryBudget(), NoPrefixCache(), costs)
+        for settings, costs in (
+            (make_settings(chunk=512, prefill_budget=512), StepCosts()),
+            (
+                make_settings(chunk=512, prefill_budget=4096, prefill_budget_busy=256),
+                StepCosts(deep_prompt=1024),
+            ),
+        )
+    )
+    depths = (0, 1024, 2048, 16384, 10**6)
+    budgets = [deep.compute_prefill_budget([], 16, 1, depth) for depth in depths]
+    assert budgets == [256, 256, 128, 16, 4]
+    assert deep.compute_prefill_budget([], 0, 1, 16384) == 4096
+    assert plain.compute_prefill_budget([], 0, 1, 16384) == 512
