@@ -34,14 +34,14 @@ FALLBACK_BYTES = 2_000_000_000  # default size if the amount of memory is unknow
 def build_prefix_cache(
     config: Config, model_info: LoadedModelInfo, snapshots: SnapshotCodec, memory: MemoryBudget
 ) -> PrefixCacheInterface:
-    """`config`: with the device's values filled in. ConfigError if the budget holds no chunk, or for a folder
-    that cannot be written."""
+    """`config`: with the values of the device. ConfigError if the budget holds no chunk, or if the folder
+    cannot be written."""
     settings, chunk = config.cache, config.scheduler.chunk
     assert chunk is not None
     if settings.backend == "none":
         return NoPrefixCache()
     if snapshots.problem is not None:
-        return NoPrefixCache()  # which Snapshots has said, with the reason
+        return NoPrefixCache()  # SnapshotCodec has logged the reason
     size = _resolve_memory_bytes(config, snapshots, memory)
     if size is None:
         log.warning("the prefix cache is off: the memory that is left holds no chunk of %d tokens", chunk)
@@ -83,7 +83,7 @@ def compute_fingerprint(config: Config, model_info: LoadedModelInfo, snapshots: 
 
 
 def _resolve_memory_bytes(config: Config, snapshots: SnapshotCodec, memory: MemoryBudget) -> int | None:
-    """Bytes of the memory tier; None if by default there is no room for a single chunk."""
+    """Bytes of the memory tier; None if the default size holds no chunk."""
     assert config.scheduler.chunk is not None
     least = snapshots.count_min_bytes(config.scheduler.chunk)
     given = config.cache.memory_bytes
