@@ -1,6 +1,6 @@
 """Jobs of long prompts that are killed again and again: the same bytes, and little is computed twice.
 
-C1, C3, A2. Each run is a `mlxrun batch` in a process of its own, ended by SIGKILL at a random moment: while
+Each run is a `mlxrun batch` in a process of its own, ended by SIGKILL at a random moment: while
 it loads, prefills or decodes. The process logs what its runner was told to compute, so that what a kill costs
 is counted row by row and to the token: of a killed run the manifest knows what status.json last said.
 
@@ -24,7 +24,7 @@ from typing import Any
 
 import pytest
 
-from mlxrun.batch.run_paths import Paths
+from mlxrun.batch.run_paths import JobPaths
 from tests.helpers import text_models, vision_models
 from tests.helpers.batch_fakes import Bench, chat, write_job
 from tests.helpers.model_fixtures import Zoo
@@ -55,7 +55,7 @@ def logged(runner, plan):
         what = repr((request.prompt, request.image_digests, request.params.seed)).encode()
         names[request.id] = hashlib.sha256(what).hexdigest()[:16]
     result = execute(runner, plan)
-    assert not result.unusable, result.unusable
+    assert not result.invalid_hits, result.invalid_hits
     sizes = [(names[one.request.id], len(one.request.prompt)) for one in plan.admit]
     chunks = [(names[chunk.request_id], chunk.start, chunk.stop) for chunk in plan.prefill]
     step = {"admit": sizes, "prefill": chunks, "decode": len(plan.decode)}
@@ -84,8 +84,8 @@ class Job:
     _process: subprocess.Popen[bytes] | None = None
 
     @property
-    def paths(self) -> Paths:
-        return Paths.of(self.path)
+    def paths(self) -> JobPaths:
+        return JobPaths(self.path)
 
     @property
     def log(self) -> Path:
@@ -106,7 +106,7 @@ class Job:
         return code
 
     def kill_after(self, steps: int, pause: float, most: float = PATIENCE) -> None:
-        """Kill -9 so many seconds after so many steps, which are waited for no longer than `most` seconds."""
+        """Kill the process `pause` seconds after so many steps, for which it waits at most `most` seconds."""
         assert self._process is not None
         until = time.monotonic() + most
         while len(self.steps()) < steps and self._process.poll() is None and time.monotonic() < until:
@@ -123,7 +123,7 @@ class Job:
             self._process.wait()
 
     def steps(self) -> list[dict[str, Any]]:
-        """What this run has computed so far."""
+        """Return the steps that this run has logged so far."""
         if not self.log.exists():
             return []
         with self.log.open("rb") as file:
@@ -142,7 +142,7 @@ class Job:
         return "both" if prefill and decode else "prefill" if prefill else "decode"
 
     def _count(self) -> None:
-        """Take in the log of the run that has ended: what was computed before, and is again?"""
+        """Read the log of the run that has ended, and count what was computed again."""
         first, top = dict[str, int](), dict[str, int]()
         for step in self.steps():
             self.made += 1
@@ -162,7 +162,7 @@ class Job:
 
 @pytest.fixture
 def jobs() -> Iterator[list[Job]]:
-    """The jobs of a test: none of their processes outlives it."""
+    """Makes jobs, none of whose processes outlives the test."""
     made: list[Job] = []
     yield made
     for job in made:
@@ -185,7 +185,7 @@ LOGPROBS: dict[str, dict[str, Any]] = {
 
 
 def texts(count: int, most: int) -> list[dict[str, Any]]:
-    """Prompts of token ids, 1,500 to `most` long; one begins like another."""
+    """Return prompts of 1,500 to `most` token ids; one begins like another."""
     lengths = [1500 + i * (most - 1500) // (count - 1) for i in range(count)]
     prompts = text_models.prompts(count, lengths)
     prompts[1][:1000] = prompts[0][:1000]
@@ -220,7 +220,7 @@ def data_url(image: Any) -> str:
 
 
 def killed_often(whole: Job, job: Job, times: int, rng: random.Random) -> None:
-    """Run `whole` in one go, and `job` with so many kills; the bound has to hold for every row."""
+    """Run `whole` without and `job` with so many kills; check the bound for every row."""
     whole.start()
     assert whole.finish() == 0
     share = whole.made // times
@@ -236,7 +236,7 @@ def killed_often(whole: Job, job: Job, times: int, rng: random.Random) -> None:
 
 
 def check_bound(whole: Job, job: Job) -> None:
-    """C3, of each row and in all; and what the manifests say of it."""
+    """Check the cost of each row and in all, and what the manifests say about it."""
     assert all(cost <= BOUND for cost in job.costs), job.costs
     assert whole.computed <= job.computed <= whole.computed + len(job.kills) * ROWS * BOUND
     runs, once = job.manifest()["runs"], whole.manifest()["runs"]
@@ -251,7 +251,7 @@ def check_bound(whole: Job, job: Job) -> None:
 
 
 def numbers(value: Any) -> Iterator[float]:
-    """The logprobs in a record, which are its floats."""
+    """Return the floats of a line, which are its logprobs."""
     if isinstance(value, float):
         yield value
     elif isinstance(value, dict):
@@ -286,7 +286,7 @@ def texts_of(line: bytes) -> list[str]:
 
 
 def pair(jobs: list[Job], folder: Path, model: Path, lines: Sequence[Any], **settings: Any) -> list[Job]:
-    """The same job twice."""
+    """Return the same job twice."""
     named = {name.replace("__", "."): value for name, value in settings.items()}
     jobs += [Job(write_job(folder, lines, f"{name}.jsonl"), model, named) for name in ("whole", "job")]
     return jobs
@@ -305,7 +305,7 @@ MODELS = [("text", "llama"), ("text", "qwen3_next"), ("vision", "qwen3_vl")]
 
 @pytest.mark.parametrize(("kind", "family"), MODELS)
 def test_some_kills(zoo: Zoo, tmp_path: Path, jobs: list[Job], kind: str, family: str) -> None:
-    """C1, C3, A2: three kills: while it loads, while it prefills and later."""
+    """Three kills: while it loads, while it prefills and later."""
     model, lines = make(zoo, kind, family, 3, 2200)
     whole, job = pair(jobs, tmp_path, model, lines)
     killed_often(whole, job, 3, random.Random(family))
@@ -316,7 +316,7 @@ def test_some_kills(zoo: Zoo, tmp_path: Path, jobs: list[Job], kind: str, family
 @pytest.mark.sweep
 @pytest.mark.parametrize(("kind", "family"), [*MODELS, ("text", "gemma3_text"), ("vision", "qwen3_5")])
 def test_twenty_kills(zoo: Zoo, tmp_path: Path, jobs: list[Job], kind: str, family: str) -> None:
-    """C1, C3, A2: at random moments."""
+    """The kills are at random moments."""
     model, lines = make(zoo, kind, family, 6, 4000)
     whole, job = pair(jobs, tmp_path, model, lines)
     killed_often(whole, job, 20, random.Random())
@@ -327,7 +327,7 @@ def test_twenty_kills(zoo: Zoo, tmp_path: Path, jobs: list[Job], kind: str, fami
 
 @pytest.mark.sweep
 def test_reproducible_jobs_are_equal_to_the_last_digit(zoo: Zoo, tmp_path: Path, jobs: list[Job]) -> None:
-    """C1, C3: with logprobs in every line. Answers begin anew then, prompts go on."""
+    """With logprobs in every line, answers begin anew and prompts go on."""
     lines = [line | LOGPROBS["text"] | {"max_tokens": 120} for line in texts(4, 2200)]
     whole, job = pair(jobs, tmp_path, zoo.text("llama"), lines, engine__reproducible="true")
     killed_often(whole, job, 6, random.Random())
@@ -336,7 +336,7 @@ def test_reproducible_jobs_are_equal_to_the_last_digit(zoo: Zoo, tmp_path: Path,
 
 
 def test_a_kill_in_a_prompt_of_16k_tokens(zoo: Zoo, tmp_path: Path, jobs: list[Job]) -> None:
-    """C3: killed half way, at most `checkpoint_every` + one chunk are computed again."""
+    """After a kill at most `checkpoint_every` + one chunk are computed again."""
     prompt = text_models.prompts(16, [16_384])[0]
     lines = [{"id": "long", "prompt": prompt, "max_tokens": 8, "temperature": 0}]
     sizes = {"scheduler__chunk": 256, "scheduler__prefill_budget": 4096, "cache__checkpoint_every": 1024}
@@ -365,7 +365,7 @@ def figures(whole: Job, job: Job) -> str:
 
 
 async def test_tokens_of_lines_that_a_killed_run_did_not_finish(tmp_path: Path) -> None:
-    """C3: they have no journal entry; the manifest takes them from what status.json last said."""
+    """They have no journal entry; the manifest takes them from the last status.json."""
     bench = Bench(write_job(tmp_path, [chat("a", "one"), chat("b", "two")]))
     await bench.run(limit=1)
     manifest, status = (json.loads(path.read_text()) for path in (bench.paths.manifest, bench.paths.status))
