@@ -36,13 +36,13 @@ def count_calls(model: Any) -> Callable[[], int]:
     return lambda: calls[0]
 
 
-def image_script(host: Any, config: Config, scale: float, seed: str) -> Script:
+def image_script(model_info: Any, config: Config, scale: float, seed: str) -> Script:
     """Two questions about one image, which no earlier seed has shown."""
     draw = random.Random(f"image {seed}")
     system, image = _words(draw, max(LEAST_SYSTEM, round(SYSTEM * scale))), _picture(draw)
     for warm in (False, True):
         question = _words(draw, QUESTION)
-        request = _prepare(host, config, system, image, question)
+        request = _prepare(model_info, config, system, image, question)
         yield Ask(
             "warm" if warm else "cold",
             request.prompt,
@@ -67,7 +67,7 @@ def _picture(draw: random.Random) -> str:
     return "data:image/png;base64," + base64.b64encode(out.getvalue()).decode()
 
 
-def _prepare(host: Any, config: Config, system: str, image: str, question: str) -> Any:
+def _prepare(model_info: Any, config: Config, system: str, image: str, question: str) -> Any:
     """The Request that a front end makes of such a chat."""
     from mlxrun.api.context import ApiContext
     from mlxrun.api.openai.request import prepare_request
@@ -76,7 +76,7 @@ def _prepare(host: Any, config: Config, system: str, image: str, question: str) 
     content = [{"type": "image_url", "image_url": {"url": image}}, {"type": "text", "text": question}]
     messages = [{"role": "system", "content": system}, {"role": "user", "content": content}]
     body = {"messages": messages, "max_tokens": LEAST_OUTPUT}
-    side = ApiContext(host, config, MediaLoader(config.media, None))
+    side = ApiContext(model_info, config, MediaLoader(config.media, None))
     prepared = asyncio.run(prepare_request("/v1/chat/completions", body, side, default_seed=0))
     (request,) = prepared.requests
     if not request.image_spans:
