@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from mlxrun.api.openai.request import prepare_request
-from tests.helpers.served_model import Served, picture
+from tests.helpers.served_model import ModelServer, make_image_part
 
 Json = dict[str, Any]
 
@@ -163,7 +163,7 @@ OPENCODE_CASES: dict[str, Json] = {
         **OPENCODE,
         "messages": [
             *OPENCODE_SYSTEM,
-            {"role": "user", "content": [{"type": "text", "text": "What colour is it?"}, picture()]},
+            {"role": "user", "content": [{"type": "text", "text": "What colour is it?"}, make_image_part()]},
         ],
     },
 }
@@ -233,7 +233,7 @@ CONTINUE_CASES: dict[str, Json] = {
                 "role": "user",
                 "content": [
                     {"type": "text", "text": "and this?"},
-                    {**picture(), "image_url": {**picture()["image_url"], "detail": "auto"}},
+                    {**make_image_part(), "image_url": {**make_image_part()["image_url"], "detail": "auto"}},
                 ],
             },
         ],
@@ -264,7 +264,7 @@ CASES = {f"opencode: {name}": body for name, body in OPENCODE_CASES.items()} | {
 }
 
 
-def post(served: Served, body: Json) -> str:
+def post(served: ModelServer, body: Json) -> str:
     """The answer's body. The headers are those that these programs add."""
     headers = {
         "Content-Type": "application/json",
@@ -286,7 +286,7 @@ def post(served: Served, body: Json) -> str:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_agents_send_is_answered(served: Served, name: str) -> None:
+def test_what_agents_send_is_answered(served: ModelServer, name: str) -> None:
     """A stream of chunks to its end, usage last where it is asked for; or one object."""
     body = CASES[name]
     text = post(served, body)
@@ -303,7 +303,7 @@ def test_what_agents_send_is_answered(served: Served, name: str) -> None:
         assert chunks[-1]["usage"]["completion_tokens"] > 0 and chunks[-1]["choices"] == []
 
 
-def test_what_nobody_sends_is_refused(served: Served) -> None:
+def test_what_nobody_sends_is_refused(served: ModelServer) -> None:
     """The twin: an accepted body is not one that nobody has looked at."""
     for more in ({"promptCacheKeys": "x"}, {"stream_options": {"usage": True}}, {"tools": [{"type": "mcp"}]}):
         with pytest.raises(urllib.error.HTTPError) as caught:
@@ -312,7 +312,7 @@ def test_what_nobody_sends_is_refused(served: Served) -> None:
         assert json.load(caught.value)["error"]["param"].startswith(next(iter(more)))
 
 
-def test_the_history_is_all_there(served: Served) -> None:
+def test_the_history_is_all_there(served: ModelServer) -> None:
     """Two system messages, results, parts and consecutive users reach the prompt in order, and
     arguments as objects."""
     side = served.state.context

@@ -17,7 +17,7 @@ from anthropic.types import Message
 from PIL import Image, ImageDraw
 
 from tests.helpers.anthropic_bodies import BILLING, claude_code
-from tests.helpers.served_model import Served
+from tests.helpers.served_model import ModelServer
 
 Json = dict[str, Any]
 
@@ -89,7 +89,7 @@ ASKED: dict[str, tuple[list[Any], Json, str]] = {
 
 
 @pytest.mark.parametrize("name", ASKED)
-async def test_all_ways_to_ask(served: Served, anthropic_client: Anthropic, name: str) -> None:
+async def test_all_ways_to_ask(served: ModelServer, anthropic_client: Anthropic, name: str) -> None:
     """Whole and streamed, sync and async say the same; the count is that of the prompt."""
     messages, fields, wanted = ASKED[name]
     whole = ask(anthropic_client, messages, **fields)
@@ -116,7 +116,7 @@ def test_why_an_answer_ended(anthropic_client: Anthropic) -> None:
     assert "2" not in text_of(stopped)
 
 
-def test_a_thought_is_a_block_of_its_own(anthropic_client: Anthropic) -> None:
+def test_reasoning_is_a_block_of_its_own(anthropic_client: Anthropic) -> None:
     """And it comes back in the next turn, shown or not."""
     shown = ask(anthropic_client, THINK, thinking=ENABLED, max_tokens=1025)
     hidden = ask(anthropic_client, THINK, thinking={**ENABLED, "display": "omitted"}, max_tokens=1025)
@@ -166,7 +166,7 @@ def test_images_are_seen(anthropic_client: Anthropic) -> None:
     assert anthropic_client.messages.count_tokens(model="m", messages=turns).input_tokens == tokens_of(answer)
 
 
-def post(served: Served, path: str, body: Json) -> Json:
+def post(served: ModelServer, path: str, body: Json) -> Json:
     request = urllib.request.Request(
         served.url + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
@@ -175,7 +175,7 @@ def post(served: Served, path: str, body: Json) -> Json:
     return found
 
 
-def test_the_other_surface_says_the_same(served: Served, anthropic_client: Anthropic) -> None:
+def test_the_other_surface_says_the_same(served: ModelServer, anthropic_client: Anthropic) -> None:
     """One conversation, one prompt, one answer."""
     ours = ask(anthropic_client, SUM, system="Be brief.")
     chat = [{"role": "system", "content": "Be brief."}, *SUM]

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.served_model import Served
+from tests.helpers.served_model import ModelServer
 
 pytestmark = pytest.mark.slow
 
@@ -79,7 +79,7 @@ def run(script: str, url: str, home: Path) -> Any:
 
 
 @pytest.mark.parametrize("script", [LITELLM, LANGCHAIN], ids=["litellm", "langchain"])
-def test_client_libraries(served: Served, tmp_path: Path, script: str) -> None:
+def test_client_libraries(served: ModelServer, tmp_path: Path, script: str) -> None:
     """Text, streams and calls come through them."""
     call = ["fetch_weather", {"place": "Dublin"}]
     assert run(script, served.url, tmp_path) == {

@@ -32,19 +32,19 @@ from mlxrun.server.engine_state import ENGINE, LoadedEngine
 from mlxrun.server.lifecycle import listen
 from mlxrun.text.images import MediaLoader
 from tests.helpers.batch_fakes import chat, chats, write_job
-from tests.helpers.batches_server import CHAT, Place, serve
+from tests.helpers.batches_server import CHAT, ServerSetup, serve
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place(tmp_path / "data")
+def place(tmp_path: Path) -> ServerSetup:
+    return ServerSetup(tmp_path / "data")
 
 
 def file_of(lines: list[Any]) -> tuple[str, bytes]:
     return "job.jsonl", "".join(json.dumps(line) + "\n" for line in lines).encode()
 
 
-async def test_the_async_client(place: Place) -> None:
+async def test_the_async_client(place: ServerSetup) -> None:
     """Every endpoint by the official client: what it parses, it parses without a complaint."""
     async with place.run() as site, openai.AsyncOpenAI(base_url=f"{site.url}v1", api_key="none") as client:
         file = await client.files.create(file=file_of(chats(12)), purpose="batch")
@@ -86,7 +86,7 @@ async def test_the_async_client(place: Place) -> None:
             await client.files.retrieve(file.id)
 
 
-async def test_the_sync_client(place: Place) -> None:
+async def test_the_sync_client(place: ServerSetup) -> None:
     """The same on a thread, with a batch that is cancelled and one that is refused."""
     place.pause = 0.02
 
@@ -199,7 +199,7 @@ def answered(root: Path) -> int:
 @pytest.mark.slow
 async def test_a_server_that_is_killed(tmp_path: Path, processes: ForkServerContext) -> None:
     """kill -9 at random moments of two batches: none of their lines is lost, none is there twice."""
-    place = Place(tmp_path / "data", engine=False)
+    place = ServerSetup(tmp_path / "data", engine=False)
     async with place.run() as site:
         made = []
         for count in (60, 25):
@@ -220,11 +220,11 @@ async def test_a_server_that_is_killed(tmp_path: Path, processes: ForkServerCont
     place = replace(place, engine=True)
     async with place.run() as site:
         for batch, count in zip(made, (60, 25), strict=True):
-            done = await site.over(batch)
+            done = await site.wait_until_ended(batch)
             assert done["status"] == "completed"
             assert done["request_counts"] == {"total": count + 1, "completed": count, "failed": 1}
             ids = [record["custom_id"] for record in await site.records(done["output_file_id"])]
             assert sorted(ids) == sorted(line["custom_id"] for line in chats(count))
             assert len(await site.records(done["error_file_id"])) == 1
         assert sum(site.client.tries.values()) <= 77  # what the others had done was not done again
-        assert len((await site.ask("GET", "/v1/files"))["data"]) == 6
+        assert len((await site.send("GET", "/v1/files"))["data"]) == 6

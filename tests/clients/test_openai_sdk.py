@@ -21,7 +21,17 @@ from pydantic import BaseModel
 
 from mlxrun.cli.main import main
 from mlxrun.server.request_context import CONFIG_HASH
-from tests.helpers.served_model import DUBLIN, HELLO, LONG, THINK, WEATHER, Served, looking, same, told
+from tests.helpers.served_model import (
+    DUBLIN,
+    HELLO,
+    LONG,
+    THINK,
+    WEATHER,
+    ModelServer,
+    check_same,
+    make_image_messages,
+    summarize,
+)
 
 
 def ask(client: OpenAI, messages: Any, **fields: Any) -> Any:
@@ -48,7 +58,7 @@ def test_models(openai_client: OpenAI) -> None:
         assert openai_client.models.retrieve(name).id == "embedded"
 
 
-def test_chat(openai_client: OpenAI, served: Served) -> None:
+def test_chat(openai_client: OpenAI, served: ModelServer) -> None:
     whole = ask(openai_client, HELLO)
     (choice,) = whole.choices
     assert choice.message.content == "42" and choice.finish_reason == "stop"
@@ -57,8 +67,8 @@ def test_chat(openai_client: OpenAI, served: Served) -> None:
     assert whole.usage.total_tokens == whole.usage.prompt_tokens + whole.usage.completion_tokens
     again = ask(openai_client, HELLO)
     assert again.id != whole.id and again.usage.prompt_tokens_details.cached_tokens > 0
-    same(whole, again)
-    same(whole, streamed(openai_client, HELLO))
+    check_same(whole, again)
+    check_same(whole, streamed(openai_client, HELLO))
 
 
 @pytest.mark.parametrize(
@@ -80,7 +90,7 @@ def test_a_stream_says_what_the_response_says(openai_client: OpenAI, fields: Any
     whole = ask(openai_client, LONG, **fields)
     other = streamed(openai_client, LONG, stream_options={"include_usage": True}, **fields)
     assert whole.usage.completion_tokens == other.usage.completion_tokens > 0
-    same(whole, other)
+    check_same(whole, other)
 
 
 def test_logprobs(openai_client: OpenAI) -> None:
@@ -102,7 +112,7 @@ def test_the_chunks_of_a_stream(openai_client: OpenAI) -> None:
         assert all(part.delta.role is None and part.finish_reason is None for part in parts[1:-1])
 
 
-def test_a_thought_is_no_content(openai_client: OpenAI) -> None:
+def test_reasoning_is_not_content(openai_client: OpenAI) -> None:
     fields = {"extra_body": {"chat_template_kwargs": {"enable_thinking": True}}}
     whole = ask(openai_client, THINK, **fields)
     (choice,) = whole.choices
@@ -125,7 +135,7 @@ def test_tools(openai_client: OpenAI) -> None:
     assert call.function.name == "fetch_weather" and json.loads(call.function.arguments) == {
         "place": "Dublin"
     }
-    same(whole, streamed(openai_client, DUBLIN, tools=[WEATHER]))
+    check_same(whole, streamed(openai_client, DUBLIN, tools=[WEATHER]))
     result = {"role": "tool", "tool_call_id": call.id, "content": '{"weather": "sunny", "degrees": 21}'}
     history = [*DUBLIN, choice.message.model_dump(exclude_none=True), result]
     after = ask(openai_client, history, tools=[WEATHER])
@@ -134,9 +144,9 @@ def test_tools(openai_client: OpenAI) -> None:
 
 def test_images(openai_client: OpenAI) -> None:
     for colour in ("red", "blue"):
-        whole = ask(openai_client, looking(colour), max_tokens=8)
+        whole = ask(openai_client, make_image_messages(colour), max_tokens=8)
         assert colour in whole.choices[0].message.content
-        same(whole, streamed(openai_client, looking(colour), max_tokens=8))
+        check_same(whole, streamed(openai_client, make_image_messages(colour), max_tokens=8))
 
 
 def test_completions(openai_client: OpenAI) -> None:
@@ -170,7 +180,7 @@ def test_tokens_are_what_the_engine_gets(openai_client: OpenAI) -> None:
     def post(path: str, **body: Any) -> Any:
         return openai_client.post(path, body=body, cast_to=object)
 
-    for messages, more in ((HELLO, {}), (DUBLIN, {"tools": [WEATHER]}), (looking(), {})):
+    for messages, more in ((HELLO, {}), (DUBLIN, {"tools": [WEATHER]}), (make_image_messages(), {})):
         counted = post("/tokenize", messages=messages, **more)
         assert counted["count"] == len(counted["tokens"]) and counted["max_model_len"] == 4096
         assert counted["count"] == ask(openai_client, messages, max_tokens=1, **more).usage.prompt_tokens
@@ -180,7 +190,7 @@ def test_tokens_are_what_the_engine_gets(openai_client: OpenAI) -> None:
     assert len(tokens["token_strs"]) == tokens["count"]
 
 
-async def test_the_async_client(served: Served) -> None:
+async def test_the_async_client(served: ModelServer) -> None:
     async with AsyncOpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as client:
         assert [model.id async for model in client.models.list()] == ["embedded"]
         whole = await client.chat.completions.create(model="m", messages=HELLO)
@@ -222,7 +232,7 @@ def test_errors_are_what_the_client_expects(openai_client: OpenAI) -> None:
         ask(openai_client, HELLO, response_format=form)
 
 
-def test_forms_are_held(openai_client: OpenAI) -> None:
+def test_response_formats_are_enforced(openai_client: OpenAI) -> None:
     """A schema through the openai_client's own model class, and a call where none is asked for."""
 
     class Age(BaseModel):
@@ -241,19 +251,19 @@ def test_forms_are_held(openai_client: OpenAI) -> None:
 
 MIXED: list[dict[str, Any]] = [
     {"messages": HELLO},
-    {"messages": looking("blue"), "max_tokens": 8},
+    {"messages": make_image_messages("blue"), "max_tokens": 8},
     {"messages": DUBLIN, "tools": [WEATHER]},
 ]
 
 
-async def together(served: Served, bodies: list[dict[str, Any]]) -> list[Any]:
+async def together(served: ModelServer, bodies: list[dict[str, Any]]) -> list[Any]:
     """The first choice of each, all asked at once."""
     async with AsyncOpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as client:
         made = await asyncio.gather(*(client.chat.completions.create(model="m", **body) for body in bodies))
-    return [told(one) for one in made]
+    return [summarize(one) for one in made]
 
 
-async def test_three_different_requests_at_once(served: Served) -> None:
+async def test_three_different_requests_at_once(served: ModelServer) -> None:
     """A text, an image and a tools prompt, each as it is alone."""
     alone = [(await together(served, [body]))[0] for body in MIXED]
     assert alone == [
@@ -274,7 +284,7 @@ SETTINGS: list[dict[str, Any]] = [
 ]
 
 
-async def test_four_rows_with_four_settings(served: Served) -> None:
+async def test_four_rows_with_four_settings(served: ModelServer) -> None:
     """Each is what it is alone; without a seed two draws differ."""
     bodies = [{"messages": LONG, "max_tokens": 30, **settings} for settings in SETTINGS]
     alone = [(await together(served, [body]))[0] for body in bodies]
@@ -284,7 +294,9 @@ async def test_four_rows_with_four_settings(served: Served) -> None:
     assert len({text for text, _, _ in await together(served, [free] * 3)}) == 3
 
 
-def test_a_job_says_the_same(served: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_job_gives_the_same_answers(
+    served: ModelServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The same body through `mlxrun batch` and through the server."""
     bodies = [*MIXED, {"messages": LONG, "max_tokens": 20, "temperature": 2, "seed": 5}]
     bodies.append({"messages": [*HELLO, {"role": "assistant", "content": "The res"}], "extra_body": BEGUN})
@@ -297,14 +309,14 @@ def test_a_job_says_the_same(served: Served, tmp_path: Path, capsys: pytest.Capt
     logging.getLogger().handlers.clear()  # it writes to where this test's errors go
     records = [json.loads(line) for line in (tmp_path / "job.out.jsonl").read_text().splitlines()]
     answers = [ChatCompletion.model_validate(record["response"]["body"]) for record in records]
-    assert [told(answer) for answer in answers] == asyncio.run(together(served, bodies))
+    assert [summarize(answer) for answer in answers] == asyncio.run(together(served, bodies))
 
 
 BEGUN = {"continue_final_message": True, "add_generation_prompt": False}
 THINKING = {"chat_template_kwargs": {"enable_thinking": True}}
 
 
-def test_an_answer_that_was_begun(openai_client: OpenAI, served: Served) -> None:
+def test_continuation_of_an_assistant_message(openai_client: OpenAI, served: ModelServer) -> None:
     """It goes on as the whole answer did, as a stream too, also within a thought. Without
     the two fields the text is a turn that is over, and the answer begins anew."""
     for asked, more in ((HELLO, {}), (THINK, THINKING)):
@@ -321,18 +333,18 @@ def test_an_answer_that_was_begun(openai_client: OpenAI, served: Served) -> None
         assert (message.content, getattr(message, "reasoning_content", "")) == rest
         counted = served.call(_tokenize(served, {"messages": turns, **BEGUN, **more}))
         assert counted["count"] == made.usage.prompt_tokens
-        same(streamed(openai_client, turns, extra_body=BEGUN | more), made)
+        check_same(streamed(openai_client, turns, extra_body=BEGUN | more), made)
         anew = ask(openai_client, turns, extra_body=more)
         assert anew.usage.prompt_tokens > made.usage.prompt_tokens
     assert thought  # of the second: it was begun within one
 
 
-async def _tokenize(served: Served, body: dict[str, Any]) -> Any:
+async def _tokenize(served: ModelServer, body: dict[str, Any]) -> Any:
     async with aiohttp.ClientSession() as session, session.post(f"{served.url}/tokenize", json=body) as reply:
         return await reply.json()
 
 
-def test_nothing_is_left_over(openai_client: OpenAI, served: Served) -> None:
+def test_nothing_is_left_over(openai_client: OpenAI, served: ModelServer) -> None:
     """A stream that is closed early, and all before, leave no request behind."""
     with ask(openai_client, LONG, stream=True, max_tokens=100) as stream:
         next(iter(stream))

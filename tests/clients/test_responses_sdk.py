@@ -14,7 +14,7 @@ from openai import AsyncOpenAI, OpenAI
 from PIL import Image, ImageDraw
 
 from mlxrun.server.response_store import RESPONSES
-from tests.helpers.served_model import Served
+from tests.helpers.served_model import ModelServer
 
 SUM = "What is 12 + 30?"
 WEATHER = {
@@ -60,7 +60,7 @@ def output(response: Any) -> Any:
     return items
 
 
-def test_a_whole_answer(openai_client: OpenAI) -> None:
+def test_an_answer_that_is_not_streamed(openai_client: OpenAI) -> None:
     response = ask(openai_client, SUM)
     assert response.output_text == "42"
     assert (response.status, response.model, response.object) == ("completed", "embedded", "response")
@@ -109,7 +109,7 @@ def test_a_tool_round(openai_client: OpenAI) -> None:
     assert by_id.usage.input_tokens == by_items.usage.input_tokens
 
 
-def test_a_thought(openai_client: OpenAI) -> None:
+def test_reasoning(openai_client: OpenAI) -> None:
     """Effort switches it where the template can; the thought comes first, and is counted."""
     question = "What is 12 + 30 + 5?"
     response = ask(openai_client, question, reasoning={"effort": "medium"})
@@ -140,7 +140,7 @@ def test_a_conversation_reuses_its_prefix(openai_client: OpenAI) -> None:
     assert second.usage.input_tokens_details.cached_tokens >= first.usage.input_tokens - 16
 
 
-def test_stored_responses(openai_client: OpenAI, served: Served) -> None:
+def test_stored_responses(openai_client: OpenAI, served: ModelServer) -> None:
     sent = ask(openai_client, SUM, metadata={"run": "7"})
     got = openai_client.responses.retrieve(sent.id)
     assert got.model_dump() == sent.model_dump()
@@ -169,7 +169,7 @@ def test_a_wrong_body(openai_client: OpenAI) -> None:
     assert caught.value.param == "input[0].content[0].type"
 
 
-def test_cancelling_a_stream(openai_client: OpenAI, served: Served) -> None:
+def test_cancelling_a_stream(openai_client: OpenAI, served: ModelServer) -> None:
     stream = openai_client.responses.create(
         model="m", input=SUM, stream=True, extra_body={"ignore_eos": True}
     )
@@ -185,7 +185,7 @@ def test_cancelling_a_stream(openai_client: OpenAI, served: Served) -> None:
     assert not served.app[RESPONSES].running
 
 
-async def test_different_requests_at_once(served: Served, openai_client: OpenAI) -> None:
+async def test_different_requests_at_once(served: ModelServer, openai_client: OpenAI) -> None:
     """A text, an image, tools and a thought together: each as it is alone."""
     asked: list[tuple[Any, dict[str, Any]]] = [
         (SUM, {}),

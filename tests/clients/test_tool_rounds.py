@@ -18,7 +18,7 @@ from openai import OpenAI
 from mlxrun.api.openai.request import prepare_request
 from mlxrun.cli.main import main
 from tests.helpers.batch_fakes import by_id, write_job
-from tests.helpers.served_model import Served
+from tests.helpers.served_model import ModelServer
 
 Json = dict[str, Any]
 
@@ -146,7 +146,7 @@ def test_calls_that_are_forbidden_do_not_come(openai_client: OpenAI) -> None:
     assert not made.calls and made.finish == "stop"
 
 
-def test_the_history_reaches_the_template_natively(openai_client: OpenAI, served: Served) -> None:
+def test_the_history_reaches_the_template_natively(openai_client: OpenAI, served: ModelServer) -> None:
     """Arguments as an object, written once; results behind the calls they answer."""
     _, asked = converse(openai_client)
     prepared = served.call(prepare_request("/v1/chat/completions", body(asked[-1]), served.state.context))

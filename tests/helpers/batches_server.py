@@ -39,7 +39,7 @@ class Clock:
 
 
 @dataclass
-class Site:
+class RunningServer:
     """One server that runs; `http` knows its address."""
 
     url: str
@@ -60,22 +60,22 @@ class Site:
     async def create(self, file: str, **more: Any) -> dict[str, Any]:
         """The answer to a new batch; `status_code` among it if it is refused."""
         body = {"input_file_id": file, "endpoint": CHAT, "completion_window": "24h", **more}
-        return await self.ask("POST", "/v1/batches", json=body)
+        return await self.send("POST", "/v1/batches", json=body)
 
-    async def ask(self, method: str, path: str, **more: Any) -> dict[str, Any]:
+    async def send(self, method: str, path: str, **more: Any) -> dict[str, Any]:
         async with self.http.request(method, path, **more) as response:
             found: dict[str, Any] = await response.json()
             return found if response.status == 200 else {"status_code": response.status, **found}
 
-    async def until(self, batch: str, *states: str) -> dict[str, Any]:
+    async def wait_for_status(self, batch: str, *states: str) -> dict[str, Any]:
         """The batch, once it is in one of these states."""
         async with asyncio.timeout(20):
-            while (found := await self.ask("GET", f"/v1/batches/{batch}"))["status"] not in states:
+            while (found := await self.send("GET", f"/v1/batches/{batch}"))["status"] not in states:
                 await asyncio.sleep(0.01)
         return found
 
-    async def over(self, batch: str) -> dict[str, Any]:
-        return await self.until(batch, "completed", "failed", "cancelled", "expired")
+    async def wait_until_ended(self, batch: str) -> dict[str, Any]:
+        return await self.wait_for_status(batch, "completed", "failed", "cancelled", "expired")
 
     async def records(self, file: str | None) -> list[dict[str, Any]]:
         """The lines of a file of answers."""
@@ -87,7 +87,7 @@ class Site:
 
 
 @dataclass
-class Place:
+class ServerSetup:
     """Where servers run, one after the other: their folder, config and clock."""
 
     root: Path
@@ -98,7 +98,7 @@ class Place:
     engine: bool = True
 
     @asynccontextmanager
-    async def run(self, client: FakeClient | None = None) -> AsyncIterator[Site]:
+    async def run(self, client: FakeClient | None = None) -> AsyncIterator[RunningServer]:
         """One server from start to end."""
         client = client or FakeClient(FakeModelInfo(), self.pause)
         config = replace(self.config, server=replace(self.config.server, data_path=str(self.root)))
@@ -111,7 +111,7 @@ class Place:
             url = str(http_server.make_url("/"))
             async with aiohttp.ClientSession(url, headers=self.headers) as http:
                 try:
-                    yield Site(url, http, queue, client, jobs)
+                    yield RunningServer(url, http, queue, client, jobs)
                 finally:
                     await queue.close()
 
@@ -125,10 +125,10 @@ def serve(root: Path, pause: float) -> None:
     """A server in a process of its own, until its batches are over."""
 
     async def run() -> None:
-        place = Place(root, make_config(rows=4), pause=pause)
+        place = ServerSetup(root, make_config(rows=4), pause=pause)
         async with place.run() as site:
             while True:
-                found = (await site.ask("GET", "/v1/batches"))["data"]
+                found = (await site.send("GET", "/v1/batches"))["data"]
                 if all(batch["status"] in FINAL_STATUSES for batch in found):
                     return
                 await asyncio.sleep(0.01)

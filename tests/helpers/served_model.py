@@ -38,7 +38,7 @@ WEATHER = {
 DUBLIN = [{"role": "user", "content": "How is the weather in Dublin?"}]
 
 
-class Served(AppView):
+class ModelServer(AppView):
     """A running server: `url` without a path, and what tests look into."""
 
     def __init__(self, url: str, app: web.Application, loop: asyncio.AbstractEventLoop) -> None:
@@ -52,17 +52,17 @@ class Served(AppView):
 
 
 @contextmanager
-def serve(config: Config) -> Iterator[Served]:
+def run_model_server(config: Config) -> Iterator[ModelServer]:
     """A server of `config` on a free port, until the block ends."""
     ready: dict[str, Any] = {}
     started = threading.Event()
 
     async def run() -> None:
-        host = load_model_info(config.model, weights=True)
-        client = await EngineClient.start(config, host)
-        formats = detect_formats(host.chat_template, host.tokenizer, config.parsers)
+        model_info = load_model_info(config.model, weights=True)
+        client = await EngineClient.start(config, model_info)
+        formats = detect_formats(model_info.chat_template, model_info.tokenizer, config.parsers)
         app = make_app(config)
-        context = ApiContext(host, config, MediaLoader(config.media, None), formats)
+        context = ApiContext(model_info, config, MediaLoader(config.media, None), formats)
         app[ENGINE].attach(LoadedEngine(client, context, {}))
         runner = web.AppRunner(app, handler_cancellation=True)
         await runner.setup()
@@ -70,7 +70,7 @@ def serve(config: Config) -> Iterator[Served]:
         await site.start()
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
-        ready["served"] = Served(f"http://127.0.0.1:{runner.addresses[0][1]}", app, loop)
+        ready["served"] = ModelServer(f"http://127.0.0.1:{runner.addresses[0][1]}", app, loop)
         ready["stop"] = lambda: loop.call_soon_threadsafe(stop.set)
         started.set()
         try:
@@ -102,7 +102,7 @@ def serve(config: Config) -> Iterator[Served]:
         raise ready["error"]
 
 
-def picture(colour: str = "red") -> dict[str, Any]:
+def make_image_part(colour: str = "red") -> dict[str, Any]:
     image = Image.new("RGB", (96, 96), "white")
     ImageDraw.Draw(image).ellipse((20, 20, 76, 76), fill=colour)
     buffer = io.BytesIO()
@@ -111,12 +111,12 @@ def picture(colour: str = "red") -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": url}}
 
 
-def looking(colour: str = "red") -> list[Any]:
+def make_image_messages(colour: str = "red") -> list[Any]:
     text = {"type": "text", "text": "What colour is the circle?"}
-    return [{"role": "user", "content": [picture(colour), text]}]
+    return [{"role": "user", "content": [make_image_part(colour), text]}]
 
 
-def same(one: Any, other: Any) -> None:
+def check_same(one: Any, other: Any) -> None:
     """Two completions say the same, but for ids and for what the cache had."""
     for a, b in zip(one.choices, other.choices, strict=True):
         assert (a.index, a.finish_reason) == (b.index, b.finish_reason)
@@ -132,7 +132,7 @@ def same(one: Any, other: Any) -> None:
         assert one.usage.completion_tokens_details == other.usage.completion_tokens_details
 
 
-def told(completion: Any) -> Any:
+def summarize(completion: Any) -> Any:
     message = completion.choices[0].message
     calls = [(call.function.name, call.function.arguments) for call in message.tool_calls or []]
     return message.content, calls, completion.choices[0].finish_reason

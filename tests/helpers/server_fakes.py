@@ -45,7 +45,7 @@ Act = str | TokenEvent | MlxrunError | FinishReason | Callable[[], Awaitable[Any
 Script = Callable[[Request], Iterable[Act]]
 
 
-def says(*acts: Act) -> Script:
+def make_script(*acts: Act) -> Script:
     """The same acts for every request."""
     return lambda request: acts
 
@@ -67,7 +67,7 @@ class FakeEngine:
 
     def __init__(self, model_info: Any = None, script: Script | None = None) -> None:
         self.model_info = model_info or FakeModelInfo()
-        self.script = script or says("Hello", " world", "!")
+        self.script = script or make_script("Hello", " world", "!")
         self.requests: list[Request] = []
         self.aborted: list[str] = []
         self.running: dict[str, Collector] = {}
@@ -291,7 +291,7 @@ def _mini_error(error: BaseException, request_id: str) -> dict[str, Any]:
 MINI = Surface("mini", (Endpoint("POST", "/mini", _mini, "A chat, in brief"),), _mini_error)
 
 
-def hello(**fields: Any) -> dict[str, Any]:
+def make_chat_body(**fields: Any) -> dict[str, Any]:
     """A small chat body."""
     return {"messages": [{"role": "user", "content": "hello"}], **fields}
 
@@ -302,12 +302,12 @@ def server_config(**fields: Any) -> Config:
 
 
 @asynccontextmanager
-async def serving(
+async def run_server(
     config: Config | None = None,
     *,
     script: Script | None = None,
     engine: Any = None,
-    host: Any = None,
+    model_info: Any = None,
     formats: ModelFormats | None = None,
     surfaces: Sequence[Surface] | None = None,
     clock: Callable[[], float] = time.monotonic,
@@ -318,7 +318,7 @@ async def serving(
     config = config or server_config()
     if config.server.port != 0:
         config = replace(config, server=replace(config.server, port=0))
-    engine = engine or FakeEngine(host, script)
+    engine = engine or FakeEngine(model_info, script)
     app = make_app(config, batches, surfaces=surfaces, clock=clock)
     if loaded:
         context = ApiContext(

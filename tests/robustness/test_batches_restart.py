@@ -13,28 +13,28 @@ from mlxrun.batch.run_paths import JobPaths
 from mlxrun.errors import EngineDead
 from mlxrun.scheduler.request import Request
 from tests.helpers.batch_fakes import Bench, FakeClient, chat, chats
-from tests.helpers.batches_server import CHAT, Place
+from tests.helpers.batches_server import CHAT, ServerSetup
 from tests.helpers.tokenizers import FakeModelInfo
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place(tmp_path / "data")
+def place(tmp_path: Path) -> ServerSetup:
+    return ServerSetup(tmp_path / "data")
 
 
-async def test_restart_in_the_middle(place: Place) -> None:
+async def test_restart_in_the_middle(place: ServerSetup) -> None:
     """Half done, the server stops; the next one goes on where it was, and every line is there once."""
     place.pause = 0.01
     lines = chats(200)
     async with place.run() as site:
         made = await site.create(await site.upload(lines), metadata={"keep": "me"})
         async with asyncio.timeout(20):
-            while (await site.ask("GET", f"/v1/batches/{made['id']}"))["request_counts"]["completed"] < 5:
+            while (await site.send("GET", f"/v1/batches/{made['id']}"))["request_counts"]["completed"] < 5:
                 await asyncio.sleep(0.01)
         first = site.client
     place.pause = 0.0
     async with place.run() as site:
-        done = await site.over(made["id"])
+        done = await site.wait_until_ended(made["id"])
         assert done["status"] == "completed"
         assert done["metadata"] == {"keep": "me"}
         assert done["created_at"] == made["created_at"]
@@ -46,7 +46,7 @@ async def test_restart_in_the_middle(place: Place) -> None:
 
 
 @pytest.mark.parametrize("status", ["validating", "in_progress", "finalizing", "cancelling"])
-async def test_every_state_goes_on(place: Place, status: str) -> None:
+async def test_a_batch_continues_from_every_status(place: ServerSetup, status: str) -> None:
     """A kill may leave a batch in any state, its files in any state of that."""
     place.engine = False
     async with place.run() as site:
@@ -65,7 +65,7 @@ async def test_every_state_goes_on(place: Place, status: str) -> None:
     (folder / "batch.json").write_text(json.dumps({**found, "status": status}))
     place.engine = True
     async with place.run() as site:
-        done = await site.over(made["id"])
+        done = await site.wait_until_ended(made["id"])
         cancelled = status == "cancelling"
         assert done["status"] == ("cancelled" if cancelled else "completed")
         assert len(await site.records(done["output_file_id"])) == (2 if cancelled else 4)
@@ -74,24 +74,24 @@ async def test_every_state_goes_on(place: Place, status: str) -> None:
             assert not site.client.tries
 
 
-async def test_the_input_may_be_deleted(place: Place) -> None:
+async def test_the_input_may_be_deleted(place: ServerSetup) -> None:
     place.engine = False
     async with place.run() as site:
         file = await site.upload(chats(3))
         made = await site.create(file)
-        assert (await site.ask("DELETE", f"/v1/files/{file}"))["deleted"]
+        assert (await site.send("DELETE", f"/v1/files/{file}"))["deleted"]
         await site.queue.start(site.jobs)
-        assert (await site.over(made["id"]))["request_counts"]["completed"] == 3
+        assert (await site.wait_until_ended(made["id"]))["request_counts"]["completed"] == 3
 
 
-async def test_a_dead_engine_loses_nothing(place: Place) -> None:
+async def test_a_dead_engine_loses_nothing(place: ServerSetup) -> None:
     """The batch stays as it is, and goes on with the next server."""
     async with place.run() as site:
         made = await site.create(await site.upload([*chats(3), chat("dead", "DEAD now")]))
         async with asyncio.timeout(20):
             while site.queue._tasks:
                 await asyncio.sleep(0.01)
-        assert (await site.ask("GET", f"/v1/batches/{made['id']}"))["status"] == "in_progress"
+        assert (await site.send("GET", f"/v1/batches/{made['id']}"))["status"] == "in_progress"
 
     class Healed(FakeClient):
         async def generate(self, request: Request) -> Any:
@@ -102,11 +102,11 @@ async def test_a_dead_engine_loses_nothing(place: Place) -> None:
                 raise KeyError("healed enough to fail alone") from error
 
     async with place.run(Healed(FakeModelInfo())) as site:
-        done = await site.over(made["id"])
+        done = await site.wait_until_ended(made["id"])
         assert (done["status"], done["request_counts"]["completed"]) == ("completed", 3)
 
 
-async def test_a_full_disk_is_waited_for(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_full_disk_is_waited_for(place: ServerSetup, monkeypatch: pytest.MonkeyPatch) -> None:
     """What cannot be written is tried again: nothing is lost, and others get their turn."""
     from mlxrun.batch import line_files as lines
 
@@ -120,14 +120,14 @@ async def test_a_full_disk_is_waited_for(place: Place, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(lines.os, "write", full)
     async with place.run() as site:
-        done = await site.over((await site.create(await site.upload(chats(6))))["id"])
+        done = await site.wait_until_ended((await site.create(await site.upload(chats(6))))["id"])
         assert (done["status"], done["request_counts"]["completed"]) == ("completed", 6)
         assert len(await site.records(done["output_file_id"])) == 6
     assert fails == [0]
 
 
 async def test_a_bug_fails_one_batch(
-    place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    place: ServerSetup, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Others go on; the log says where it was, and nothing that people wrote."""
     async with place.run() as site:
@@ -140,16 +140,16 @@ async def test_a_bug_fails_one_batch(
 
         monkeypatch.setattr(site.jobs, "run", broken)
         made = await site.create(await site.upload(chats(2)))
-        failed = await site.over(made["id"])
+        failed = await site.wait_until_ended(made["id"])
         assert failed["status"] == "failed"
         assert failed["errors"]["data"][0]["message"] == "internal error (ZeroDivisionError)"
         assert "in broken" in caplog.text and secret not in caplog.text
-        assert (await site.over((await site.create(await site.upload(chats(2))))["id"]))[
+        assert (await site.wait_until_ended((await site.create(await site.upload(chats(2))))["id"]))[
             "status"
         ] == "completed"
 
 
-async def test_who_asks_may_go_away(place: Place) -> None:
+async def test_a_client_may_disconnect_at_any_moment(place: ServerSetup) -> None:
     """A batch is made, or cancelled, as a whole or not at all, whenever the connection breaks."""
     place.pause = 0.02
     async with place.run() as site:
@@ -157,17 +157,17 @@ async def test_who_asks_may_go_away(place: Place) -> None:
         path = f"{site.url}v1/batches"
         body = {"input_file_id": file, "endpoint": CHAT, "completion_window": "24h"}
         for wait in (0.0, 0.001, 0.002, 0.004, 0.008):
-            task = asyncio.create_task(site.ask("POST", path, json=body))
+            task = asyncio.create_task(site.send("POST", path, json=body))
             await asyncio.sleep(wait)
             task.cancel()
             await asyncio.wait((task,))
         made = (await site.create(file))["id"]
-        await site.until(made, "in_progress")
-        task = asyncio.create_task(site.ask("POST", f"{path}/{made}/cancel"))
-        while (await site.ask("GET", f"/v1/batches/{made}"))["status"] == "in_progress":
+        await site.wait_for_status(made, "in_progress")
+        task = asyncio.create_task(site.send("POST", f"{path}/{made}/cancel"))
+        while (await site.send("GET", f"/v1/batches/{made}"))["status"] == "in_progress":
             await asyncio.sleep(0)
         task.cancel()
-        assert (await site.over(made))["status"] == "cancelled"
-        listed = {batch["id"] for batch in (await site.ask("GET", "/v1/batches"))["data"]}
+        assert (await site.wait_until_ended(made))["status"] == "cancelled"
+        listed = {batch["id"] for batch in (await site.send("GET", "/v1/batches"))["data"]}
     assert made in listed
     assert {path.parent.name for path in place.root.glob("batches/*/batch.json")} == listed

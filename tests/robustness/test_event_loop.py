@@ -102,7 +102,7 @@ async def most(s: Serving, path: str, body: Any) -> Turns:
 @pytest.mark.parametrize("name", bodies(SMALL))
 async def test_a_large_body_does_not_hold_the_loop(tmp_path: Path, name: str) -> None:
     """As many calls in a turn as for a small one, but for a few for each message: some milliseconds."""
-    async with site(tmp_path, config=CONFIG, host=HOST) as s:
+    async with site(tmp_path, config=CONFIG, model_info=HOST) as s:
         small = await most(s, *bodies(SMALL)[name])
         large = await most(s, *bodies(LARGE)[name])
         assert large.most < small.most + 10 * LARGE, (small.most, large.most, large.where)
@@ -127,7 +127,7 @@ async def test_templates_and_tokenizers_run_beside_the_loop(
 
     for method in ("__call__", "apply_chat_template", "decode", "encode"):
         watched(type(HOST.tokenizer), method)
-    async with site(tmp_path, config=CONFIG, host=HOST) as s:
+    async with site(tmp_path, config=CONFIG, model_info=HOST) as s:
         path, body = bodies(LARGE)[name]
         assert (await s.post(path, body)).status == 200
         await s.settle()

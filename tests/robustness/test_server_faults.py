@@ -23,8 +23,8 @@ from mlxrun.model.model_info import load_model_info
 from mlxrun.model.runner import ModelRunner
 from tests.engine.test_client import engine_threads
 from tests.helpers.engine_fakes import FakeRunner, make_engine
-from tests.helpers.served_model import DUBLIN, HELLO, WEATHER, looking
-from tests.helpers.server_fakes import FakeEngine, Reply, Serving, serving
+from tests.helpers.served_model import DUBLIN, HELLO, WEATHER, make_image_messages
+from tests.helpers.server_fakes import FakeEngine, Reply, Serving, run_server
 from tests.robustness.test_server_fuzz import nothing_left
 from tests.robustness.test_server_fuzz_bodies import CHAT, HI, MESSAGES, RESPONSES
 from tests.server.test_live_requests import until
@@ -48,7 +48,7 @@ async def site(host: Any) -> AsyncIterator[Serving]:
     """The embedded model behind a server."""
     client = await EngineClient.start(CONFIG, host)
     try:
-        async with serving(CONFIG, engine=client) as s:
+        async with run_server(CONFIG, engine=client) as s:
             yield s
     finally:
         await client.close()
@@ -93,7 +93,11 @@ async def test_a_step_that_fails_once_costs_nobody_anything(
         return execute(self, plan)
 
     async with site(host) as s:
-        asked = ({"messages": HELLO}, {"messages": DUBLIN, "tools": [WEATHER]}, {"messages": looking()})
+        asked = (
+            {"messages": HELLO},
+            {"messages": DUBLIN, "tools": [WEATHER]},
+            {"messages": make_image_messages()},
+        )
         alone = [text(await ask(s, **body)) for body in asked]
         await s.engine.clear_cache()
         monkeypatch.setattr(ModelRunner, "execute", failing)
@@ -164,7 +168,7 @@ async def test_a_device_that_is_gone(
 
 
 @pytest.mark.parametrize("error", [RuntimeError("odd weights"), Panic("odd weights")])
-async def test_a_load_that_fails_is_told(error: BaseException) -> None:
+async def test_a_failed_load_is_reported(error: BaseException) -> None:
     """Also where what is raised is no Exception; nobody waits for a model that never comes."""
 
     def build() -> Any:
@@ -224,7 +228,7 @@ async def test_the_tests_see_a_waiter_that_is_forgotten(host: Any, monkeypatch: 
     monkeypatch.setattr("mlxrun.engine.client.EngineClient._on_dead", lambda self, error: None)
     runner = FakeRunner(dead=True)
     client = await EngineClient.start_with(lambda: make_engine(runner, max_errors=1))
-    async with serving(engine=FakeEngine()) as s:
+    async with run_server(engine=FakeEngine()) as s:
         s.state._loaded = replace(s.state._loaded, client=client)
         asked = asyncio.create_task(s.post(CHAT, {"messages": HI}))
         await until(lambda: engine_threads() == [])

@@ -18,8 +18,8 @@ from mlxrun.model.runner import ModelRunner
 from mlxrun.model.snapshot.snapshots import SnapshotCodec
 from mlxrun.scheduler.request import TokenEvent
 from tests.helpers.engine_fakes import FakeRunner, make_engine
-from tests.helpers.served_model import HELLO, looking, picture
-from tests.helpers.server_fakes import FakeEngine, serving
+from tests.helpers.served_model import HELLO, make_image_messages, make_image_part
+from tests.helpers.server_fakes import FakeEngine, run_server
 from tests.helpers.tokenizers import FakeModelInfo
 from tests.robustness.test_server_faults import LONG, ask, site, text
 from tests.robustness.test_server_fuzz import nothing_left
@@ -95,7 +95,7 @@ async def test_an_event_that_cannot_be_delivered(monkeypatch: pytest.MonkeyPatch
     runner, doomed = FakeRunner(), set[str]()
     client = await EngineClient.start_with(lambda: engine_of(runner))
     try:
-        async with serving(engine=client) as s:
+        async with run_server(engine=client) as s:
             right = text(await ask(s, HI))
             generate = client.generate
 
@@ -129,7 +129,7 @@ async def test_a_thread_that_cannot_deliver_says_so() -> None:
 
     object.__setattr__(thread._listener, "on_events", failing)
     try:
-        async with serving(engine=FakeEngine()) as s:
+        async with run_server(engine=FakeEngine()) as s:
             s.state._loaded = replace(s.state._loaded, client=client)
             reply = await ask(s)
             assert reply.status == 503 and "the loop takes nothing" in reply.json["error"]["message"]
@@ -152,7 +152,7 @@ async def test_a_template_that_raises(monkeypatch: pytest.MonkeyPatch) -> None:
         return apply(self, messages, *args, **more)
 
     monkeypatch.setattr(type(fake.tokenizer), "apply_chat_template", failing)
-    async with serving(host=fake) as s:
+    async with run_server(model_info=fake) as s:
         boom = [{"role": "user", "content": "boom"}]
         for path, body in (
             (CHAT, {"messages": boom}),
@@ -175,15 +175,17 @@ async def test_an_image_processor_that_raises(host: Any, monkeypatch: pytest.Mon
         return process(self, given, images)
 
     async with site(host) as s:
-        right = [text(await ask(s)), text(await ask(s, looking()))]
+        right = [text(await ask(s)), text(await ask(s, make_image_messages()))]
         monkeypatch.setattr(type(host), "process", failing)
-        bodies = (HELLO, looking("blue"), looking())
+        bodies = (HELLO, make_image_messages("blue"), make_image_messages())
         one, bad, other = await asyncio.gather(*(ask(s, body) for body in bodies))
         assert [text(one), text(other)] == right
         assert bad.status == 400 and "no blue images" in bad.json["error"]["message"]
-        corrupt = picture()
+        corrupt = make_image_part()
         corrupt["image_url"]["url"] = corrupt["image_url"]["url"][:200]
-        one, bad, other = await asyncio.gather(*(ask(s, m) for m in (HELLO, _with(corrupt), looking())))
+        one, bad, other = await asyncio.gather(
+            *(ask(s, m) for m in (HELLO, _with(corrupt), make_image_messages()))
+        )
         assert [text(one), text(other)] == right
         assert bad.status == 400 and "messages[0].content[0]" in bad.json["error"]["message"]
         await nothing_left(s)
@@ -201,7 +203,7 @@ async def test_inputs_that_the_model_cannot_take(host: Any, monkeypatch: pytest.
     async with site(host) as s:
         right = text(await ask(s))
         monkeypatch.setattr(ModelRunner, "_start_row", failing)
-        one, bad, other = await asyncio.gather(ask(s), ask(s, looking()), ask(s))
+        one, bad, other = await asyncio.gather(ask(s), ask(s, make_image_messages()), ask(s))
         assert [text(one), text(other)] == [right, right]
         assert bad.status == 500 and bad.json["error"]["code"] == "model_error"
         assert (await s.engine.read_stats())["errors"] == 0

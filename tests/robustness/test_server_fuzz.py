@@ -24,7 +24,7 @@ from mlxrun.engine.client import EngineClient
 from mlxrun.server.batches.batch_queue import BatchQueue
 from mlxrun.server.batches.storage import Storage
 from mlxrun.server.response_store import RESPONSES
-from tests.helpers.server_fakes import FakeEngine, Serving, says, server_config, serving
+from tests.helpers.server_fakes import FakeEngine, Serving, make_script, run_server, server_config
 from tests.helpers.tokenizers import TOOLS, FakeModelInfo
 from tests.robustness.test_server_fuzz_bodies import CHAT, HI, Shot, judge, shots
 
@@ -39,11 +39,13 @@ LANES = 16
 
 @asynccontextmanager
 async def site(
-    folder: Path, engine: Any = None, config: Config = CONFIG, host: FakeModelInfo = TEXT
+    folder: Path, engine: Any = None, config: Config = CONFIG, model_info: FakeModelInfo = TEXT
 ) -> AsyncIterator[Serving]:
     """A server with all surfaces, files and batches included."""
     queue = BatchQueue(Storage(folder, config.server.files_max_bytes))
-    async with serving(config, engine=engine, host=host, script=says("An answer."), batches=queue) as s:
+    async with run_server(
+        config, engine=engine, model_info=model_info, script=make_script("An answer."), batches=queue
+    ) as s:
         yield s
 
 
@@ -117,7 +119,7 @@ async def empty(client: EngineClient) -> None:
 @pytest.mark.parametrize("host", [TEXT, VISION], ids=["text", "vision"])
 async def test_bad_requests(tmp_path: Path, host: FakeModelInfo) -> None:
     """A fixed part of the sweep below."""
-    async with site(tmp_path, host=host) as s:
+    async with site(tmp_path, model_info=host) as s:
         found = await volley(s, shots(1, 400))
         assert found[200] > 30 and found[400] > 200 and found[404] and found[405], found
         await nothing_left(s)
@@ -127,7 +129,7 @@ async def test_bad_requests(tmp_path: Path, host: FakeModelInfo) -> None:
 @pytest.mark.parametrize("seed", range(100, 106))
 async def test_ten_thousand_bad_requests(tmp_path: Path, seed: int) -> None:
     """12,000 in all; memory does not grow with them."""
-    async with site(tmp_path, host=(TEXT, VISION)[seed % 2]) as s:
+    async with site(tmp_path, model_info=(TEXT, VISION)[seed % 2]) as s:
         grown = []
         for part in range(4):
             found = await volley(s, shots(4 * seed + part, 500))

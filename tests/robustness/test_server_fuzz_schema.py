@@ -38,7 +38,7 @@ class Background:
         assert self._ready.wait(60)
 
     async def _serve(self, folder: Path) -> None:
-        async with site(folder, config=CONFIG, host=TEXT) as self.serving:
+        async with site(folder, config=CONFIG, model_info=TEXT) as self.serving:
             self._ready.set()
             await self._stop.wait()
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from mlxrun.config.settings import Config, ServerSettings
-from tests.helpers.server_fakes import Serving, hello
+from tests.helpers.server_fakes import Serving, make_chat_body
 from tests.helpers.tokenizers import STRICT, FakeModelInfo
 from tests.robustness.test_server_fuzz import CONFIG, VISION, nothing_left, site
 from tests.robustness.test_server_fuzz_bodies import CHAT, COMPLETION, COUNT, HI, MESSAGES, RESPONSES
@@ -244,7 +244,7 @@ def told(path: str, raw: bytes) -> str:
 @pytest.mark.parametrize("name", MISTAKES)
 async def test_what_is_wrong_is_said_with_its_place(tmp_path: Path, name: str) -> None:
     path, body, place = MISTAKES[name]
-    async with site(tmp_path, host=host_of(name)) as s:
+    async with site(tmp_path, model_info=host_of(name)) as s:
         reply = await s.post(path, body)
         wanted = {"size": 413, "size (A)": 413}.get(name, 404 if name.startswith("a model") else 400)
         assert reply.status == wanted, reply.body[:300]
@@ -260,7 +260,7 @@ async def test_a_template_that_refuses_the_roles(tmp_path: Path, path: str) -> N
     body = (
         {"input": turns} if path == RESPONSES else {"messages": turns} | (CLAUDE if path == MESSAGES else {})
     )
-    async with site(tmp_path, host=FakeModelInfo(chat_template=STRICT)) as s:
+    async with site(tmp_path, model_info=FakeModelInfo(chat_template=STRICT)) as s:
         reply = await s.post(path, body)
         assert reply.status == 400
         assert "Roles must alternate" in told(path, reply.body)
@@ -289,4 +289,4 @@ async def test_a_key_that_comes_twice_among_many(tmp_path: Path) -> None:
         data = io.BytesIO(f'{{{pairs},"a299999":2}}'.encode())
         async with asyncio.timeout(20), s.http.post(s.url + CHAT, data=data) as response:
             assert response.status == 400 and "'a299999'" in told(CHAT, await response.read())
-        assert (await s.post(CHAT, hello())).status == 200
+        assert (await s.post(CHAT, make_chat_body())).status == 200

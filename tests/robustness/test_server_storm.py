@@ -21,7 +21,7 @@ import pytest
 from mlxrun.config.settings import Config, SchedulerSettings, ServerSettings
 from mlxrun.engine.client import EngineClient
 from mlxrun.model.model_info import load_model_info
-from tests.helpers.server_fakes import Serving, serving
+from tests.helpers.server_fakes import Serving, run_server
 from tests.robustness.test_server_fuzz import empty, nothing_left
 from tests.robustness.test_server_fuzz_bodies import CHAT, MESSAGES, RESPONSES
 from tests.server.test_live_requests import until
@@ -39,7 +39,7 @@ LANES = 12
 async def site() -> AsyncIterator[Serving]:
     client = await EngineClient.start(CONFIG, load_model_info(CONFIG.model, weights=True))
     try:
-        async with serving(CONFIG, engine=client) as s:
+        async with run_server(CONFIG, engine=client) as s:
             yield s
     finally:
         await client.close()

@@ -11,7 +11,7 @@ from mlxrun.config.settings import ServerSettings
 from mlxrun.errors import ConfigError
 from mlxrun.server.access import AllowedSites
 from mlxrun.server.endpoints import admin
-from tests.helpers.server_fakes import MINI, Serving, hello, server_config, serving
+from tests.helpers.server_fakes import MINI, Serving, make_chat_body, run_server, server_config
 from tests.robustness.test_server_fuzz_wire import send
 
 ONLY = [MINI, admin.SURFACE]
@@ -55,10 +55,10 @@ async def ask(s: Serving, host: str | None, line: str = "GET /v1/status HTTP/1.1
     return await send(s, head.encode(), over=False)
 
 
-async def test_a_page_that_had_its_name_point_here_reads_nothing() -> None:
-    """DNS rebinding: a GET has no Origin then, and its answer is the page's to read. Issue 4, 6. An address
+async def test_a_page_with_a_rebound_name_reads_nothing() -> None:
+    """DNS rebinding: a GET has no Origin then, and its answer is the page's to read. An address
     is no name that the page could have."""
-    async with serving(surfaces=ONLY) as s:
+    async with run_server(surfaces=ONLY) as s:
         for host in GOOD:
             assert (await ask(s, host))[0] == 200, host
         for host in EVIL:
@@ -71,43 +71,43 @@ async def test_a_page_that_had_its_name_point_here_reads_nothing() -> None:
 
 
 @pytest.mark.parametrize("line", ["GET /nothing", "OPTIONS /mini", "HEAD /v1/status", "DELETE /v1/cache"])
-async def test_whatever_is_asked_for(line: str) -> None:
+async def test_a_foreign_host_name_is_refused_for_every_path(line: str) -> None:
     """Paths that are not there say nothing either; and the twin."""
-    async with serving(surfaces=ONLY) as s:
+    async with run_server(surfaces=ONLY) as s:
         assert (await ask(s, "evil.example", f"{line} HTTP/1.1"))[0] == 403
         assert (await ask(s, "localhost", f"{line} HTTP/1.1"))[0] in (200, 404, 405)
 
 
 async def test_the_error_has_the_shape_of_its_surface() -> None:
-    async with serving(surfaces=ONLY) as s:
-        reply = await s.post("/mini", hello(), Host="evil.example")
+    async with run_server(surfaces=ONLY) as s:
+        reply = await s.post("/mini", make_chat_body(), Host="evil.example")
         assert (reply.status, reply.json["mini"]) == (403, "forbidden")
         assert "'evil.example'" in reply.json["text"] and "server.allowed_hosts" in reply.json["text"]
         assert s.engine.requests == []
 
 
-async def test_without_a_host_it_is_no_browser() -> None:
+async def test_a_request_without_a_host_header_is_served() -> None:
     """Probes and old proxies speak HTTP/1.0."""
-    async with serving(surfaces=ONLY) as s:
+    async with run_server(surfaces=ONLY) as s:
         assert (await ask(s, None, "GET /v1/status HTTP/1.0"))[0] == 200
 
 
 @pytest.mark.parametrize("line", ["Host: localhost\r\nHost: evil.example", "Host: evil.example\r\nHost: x"])
-async def test_two_hosts_are_not_one_that_is_known(line: str) -> None:
-    async with serving(surfaces=ONLY) as s:
+async def test_a_second_host_header_is_refused(line: str) -> None:
+    async with run_server(surfaces=ONLY) as s:
         raw = f"GET /v1/status HTTP/1.1\r\n{line}\r\n\r\n".encode()
         assert (await send(s, raw, over=False))[0] in (400, 403)
 
 
-async def test_names_that_the_config_knows() -> None:
+async def test_host_names_of_the_config_are_allowed() -> None:
     """Behind a proxy: the name in the browser's address line, also for pages of the server's own."""
-    async with serving(server_config(allowed_hosts=("AI.example.com", "::2")), surfaces=ONLY) as s:
+    async with run_server(server_config(allowed_hosts=("AI.example.com", "::2")), surfaces=ONLY) as s:
         for host in (*GOOD, "ai.example.com", "ai.example.com:443", "[::2]:80"):
             assert (await ask(s, host))[0] == 200, host
         for host in ("example.com", "evil.ai.example.com"):
             assert (await ask(s, host))[0] == 403, host
         for origin, status in (("https://ai.example.com", 200), ("https://evil.example", 403)):
-            reply = await s.post("/mini", hello(), Origin=origin, Host="ai.example.com")
+            reply = await s.post("/mini", make_chat_body(), Origin=origin, Host="ai.example.com")
             assert reply.status == status, origin
 
 
@@ -125,7 +125,7 @@ async def test_names_that_the_config_knows() -> None:
     ],
     ids=str,
 )
-def test_when_names_matter(fields: dict[str, Any], refused: bool) -> None:
+def test_when_host_names_are_checked(fields: dict[str, Any], refused: bool) -> None:
     """With keys the key is the protection; for other machines the names are the operator's to give."""
     sites = AllowedSites(ServerSettings(**fields))
     for host in ("evil.example", fields.get("host", "localhost"), "localhost:80"):
@@ -149,7 +149,7 @@ class _Request:
 @pytest.mark.parametrize(
     "name", ["http://ai.example.com", "ai.example.com:443", "ai.example.com/", "*.example.com", "", "a b"]
 )
-def test_a_host_that_is_no_name(name: str) -> None:
+def test_an_invalid_allowed_host_is_a_config_error(name: str) -> None:
     """Said at the start, not by a refusal later on."""
     with pytest.raises(ConfigError, match=r"server\.allowed_hosts: .* is neither a host name"):
         AllowedSites(ServerSettings(allowed_hosts=("ok.example", name)))

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from mlxrun.server.endpoints import admin, openai
-from tests.helpers.server_fakes import MINI, hello, server_config, serving
+from tests.helpers.server_fakes import MINI, make_chat_body, run_server, server_config
 from tests.robustness.test_server_fuzz_wire import WIRE, send
 from tests.server.test_live_requests import connect, cut, until
 
@@ -34,7 +34,7 @@ NO_HTTP = (
 @pytest.mark.parametrize("name", NO_HTTP)
 async def test_an_unreadable_request_is_answered_in_json(name: str) -> None:
     """The parser's refusals look like all others, in one short line, and close the connection."""
-    async with serving(surfaces=[openai.SURFACE]) as s:
+    async with run_server(surfaces=[openai.SURFACE]) as s:
         host, port = s.url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(WIRE[name][0])
@@ -51,7 +51,7 @@ async def test_an_unreadable_request_is_answered_in_json(name: str) -> None:
 
 
 async def test_the_error_has_the_reason() -> None:
-    async with serving(surfaces=[openai.SURFACE]) as s:
+    async with run_server(surfaces=[openai.SURFACE]) as s:
         found = {}
         for name in ("two lengths", "a long path", "a method that is none"):
             body = (await send(s, WIRE[name][0], over=False))[1].partition(b"\r\n\r\n")[2]
@@ -65,7 +65,7 @@ async def test_the_error_has_the_reason() -> None:
 
 async def test_a_good_request_before_a_bad_one_is_answered() -> None:
     """The twin: what came before on the same connection is as it would be alone."""
-    async with serving(surfaces=ONLY) as s:
+    async with run_server(surfaces=ONLY) as s:
         host, port = s.url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -78,11 +78,11 @@ async def test_a_good_request_before_a_bad_one_is_answered() -> None:
 
 
 async def test_a_connection_above_the_limit() -> None:
-    async with serving(server_config(max_connections=2), surfaces=ONLY) as s:
-        opened = [await connect(s, hello()) for _ in range(2)]
+    async with run_server(server_config(max_connections=2), surfaces=ONLY) as s:
+        opened = [await connect(s, make_chat_body()) for _ in range(2)]
         for reader, _ in opened:
             assert b" 200 " in await reader.readline()
-        reader, writer = await connect(s, hello())
+        reader, writer = await connect(s, make_chat_body())
         answer = await reader.read()
         assert answer.startswith(b"HTTP/1.1 503 ")
         assert b"Retry-After: 1" in answer
@@ -91,7 +91,7 @@ async def test_a_connection_above_the_limit() -> None:
         cut(opened[0][1])
         await until(lambda: True)
         for _ in range(100):
-            reader, writer = await connect(s, hello())
+            reader, writer = await connect(s, make_chat_body())
             line = await reader.readline()
             writer.close()
             if b" 200 " in line:

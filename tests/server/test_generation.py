@@ -18,7 +18,7 @@ from mlxrun.errors import Cancelled, EngineDead
 from mlxrun.server.endpoints import admin
 from tests.engine.test_client import after_steps, bench
 from tests.helpers.engine_fakes import FakeRunner, Gate, compute_answer, make_engine, make_request
-from tests.helpers.server_fakes import MINI, hello, serving
+from tests.helpers.server_fakes import MINI, make_chat_body, run_server
 from tests.helpers.tokenizers import FakeModelInfo
 from tests.server.test_live_requests import connect, cut, until
 
@@ -49,7 +49,7 @@ async def test_a_request_is_failed_from_outside() -> None:
         await b.settle()
 
 
-async def test_failing_or_aborting_what_is_not_there_does_nothing() -> None:
+async def test_failing_or_aborting_an_unknown_request_does_nothing() -> None:
     async with bench() as b:
         b.client.fail("nobody", Cancelled("x"))
         b.client.abort("nobody")
@@ -80,7 +80,7 @@ async def test_an_error_is_not_lost_in_what_comes_after_it() -> None:
         await b.settle()
 
 
-async def test_the_engine_is_asked_between_two_steps() -> None:
+async def test_the_engine_is_queried_between_two_steps() -> None:
     """On its own thread, also while it is idle."""
     async with bench() as b:
         stats = await b.client.read_stats()
@@ -96,7 +96,7 @@ async def test_the_engine_is_asked_between_two_steps() -> None:
         await b.settle()
 
 
-def test_rows_of_batches_are_counted_apart() -> None:
+def test_rows_of_batches_are_counted_separately() -> None:
     engine = make_engine()
     for rid, background in (("a", False), ("b", True), ("c", True)):
         engine.add(make_request(rid, background=background))
@@ -105,7 +105,7 @@ def test_rows_of_batches_are_counted_apart() -> None:
     assert stats["background"] == {"running": 0, "waiting": 2}
 
 
-async def test_who_asks_a_dead_engine_hears_of_it() -> None:
+async def test_queries_to_a_dead_engine_raise() -> None:
     gate = Gate()
     runner = FakeRunner(dead=True, before=gate)
     engine = await EngineClient.start_with(lambda: make_engine(runner, max_errors=1))
@@ -125,7 +125,7 @@ async def test_who_asks_a_dead_engine_hears_of_it() -> None:
     await engine.close()
 
 
-async def test_closing_answers_who_asks() -> None:
+async def test_queries_to_a_closed_engine_raise() -> None:
     async with bench() as b:
         pass
     with pytest.raises(EngineDead, match="closed"):
@@ -152,8 +152,8 @@ async def test_the_event_loop_is_never_blocked() -> None:
     runner = FakeRunner(before=gate)
     client = await EngineClient.start_with(lambda: engine_of(runner))
     try:
-        async with serving(surfaces=ONLY, engine=client) as s:
-            asked = [asyncio.create_task(s.post("/mini", hello(max_tokens=3))) for _ in range(4)]
+        async with run_server(surfaces=ONLY, engine=client) as s:
+            asked = [asyncio.create_task(s.post("/mini", make_chat_body(max_tokens=3))) for _ in range(4)]
             await until(lambda: gate.waiting == 1)
             for _ in range(20):
                 assert (await s.get("/health")).status == 200
@@ -180,8 +180,8 @@ async def test_bodies_are_prepared_beside_the_event_loop(monkeypatch: pytest.Mon
         return original(*args, **kwargs)
 
     monkeypatch.setattr(openai, "build_chat_prompt", slow)
-    async with serving(surfaces=ONLY) as s:
-        asked = asyncio.create_task(s.post("/mini", hello()))
+    async with run_server(surfaces=ONLY) as s:
+        asked = asyncio.create_task(s.post("/mini", make_chat_body()))
         await until(lambda: s.active)
         for _ in range(20):
             assert (await s.get("/health")).status == 200
@@ -195,9 +195,9 @@ async def test_an_engine_that_dies_in_a_step() -> None:
     runner = FakeRunner(before=gate)
     client = await EngineClient.start_with(lambda: engine_of(runner, max_errors=1))
     try:
-        async with serving(surfaces=ONLY, engine=client) as s:
+        async with run_server(surfaces=ONLY, engine=client) as s:
             asked = [
-                asyncio.create_task(s.post("/mini", hello(max_tokens=100, stream=stream)))
+                asyncio.create_task(s.post("/mini", make_chat_body(max_tokens=100, stream=stream)))
                 for stream in (False, True)
             ]
             await until(lambda: len(s.live) == 2)
@@ -215,7 +215,7 @@ async def test_an_engine_that_dies_in_a_step() -> None:
         await client.close()
 
 
-async def test_clients_vanish_before_a_real_client() -> None:
+async def test_clients_disconnect_from_a_server_with_a_real_engine_client() -> None:
     """Rows and tables of the engine are empty afterwards."""
     runner = FakeRunner(sleep=0.0005)
     made: list[Engine] = []
@@ -226,10 +226,12 @@ async def test_clients_vanish_before_a_real_client() -> None:
 
     client = await EngineClient.start_with(build)
     try:
-        async with serving(surfaces=ONLY, engine=client) as s:
+        async with run_server(surfaces=ONLY, engine=client) as s:
 
             async def one(number: int) -> None:
-                _, writer = await connect(s, hello(max_tokens=200, stream=number % 2 == 0, n=1 + number % 3))
+                _, writer = await connect(
+                    s, make_chat_body(max_tokens=200, stream=number % 2 == 0, n=1 + number % 3)
+                )
                 await asyncio.sleep(number * 0.001)
                 cut(writer)
 
@@ -238,7 +240,7 @@ async def test_clients_vanish_before_a_real_client() -> None:
             await s.settle()
             await until(lambda: made[0].scheduler.requests == ())
             await until(lambda: client._collectors == {})
-            reply = await s.post("/mini", hello(max_tokens=5))
+            reply = await s.post("/mini", make_chat_body(max_tokens=5))
             assert reply.status == 200
             await until(lambda: not runner.rows)
             assert runner.broken == []
@@ -266,8 +268,10 @@ async def test_the_cache_is_cleared(embedded: Any, tmp_path: Path, backend: Any)
     path = str(tmp_path / "cache") if backend == "disk" else None
     client = await real(embedded, CacheSettings(backend=backend, disk_path=path))
     try:
-        async with serving(Config(server=ServerSettings(port=0)), surfaces=ONLY, engine=client) as s:
-            body = hello(messages=[{"role": "user", "content": "What is 2 + 3? " * 12}], max_tokens=2)
+        async with run_server(Config(server=ServerSettings(port=0)), surfaces=ONLY, engine=client) as s:
+            body = make_chat_body(
+                messages=[{"role": "user", "content": "What is 2 + 3? " * 12}], max_tokens=2
+            )
 
             async def ask() -> int:
                 before = client.read_cache_counters()["tokens"]
@@ -291,8 +295,8 @@ async def test_the_cache_is_cleared(embedded: Any, tmp_path: Path, backend: Any)
 async def test_the_status_of_a_real_engine(embedded: Any) -> None:
     client = await real(embedded, CacheSettings())
     try:
-        async with serving(surfaces=ONLY, engine=client) as s:
-            assert (await s.post("/mini", hello())).status == 200
+        async with run_server(surfaces=ONLY, engine=client) as s:
+            assert (await s.post("/mini", make_chat_body())).status == 200
             status = (await s.get("/v1/status")).json
             assert status["probe"]["decode"] == "ragged"
             assert all(check["passed"] for check in status["probe"]["checks"])

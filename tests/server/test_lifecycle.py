@@ -26,7 +26,15 @@ from mlxrun.server.endpoints import admin
 from mlxrun.server.engine_state import LoadedEngine
 from mlxrun.server.lifecycle import drain, handle_signals, make_url, run
 from mlxrun.text.images import MediaLoader
-from tests.helpers.server_fakes import MINI, AppView, FakeEngine, hello, says, server_config, serving
+from tests.helpers.server_fakes import (
+    MINI,
+    AppView,
+    FakeEngine,
+    make_chat_body,
+    make_script,
+    run_server,
+    server_config,
+)
 from tests.server.test_live_requests import until
 
 ONLY = [MINI, admin.SURFACE]
@@ -84,7 +92,7 @@ async def test_the_output_names_the_address_and_a_first_request() -> None:
     assert life.said[1].startswith("ready: fake, text, context of 4096 tokens; openai, responses, anthropic")
     assert f"curl {await life.url()}/v1/chat/completions -H 'Content-Type" in life.said[1]
     assert life.view.state.stats["steps"] == 7  # read once before anything runs
-    status, reply = await life.post("/v1/chat/completions", hello())
+    status, reply = await life.post("/v1/chat/completions", make_chat_body())
     assert (status, reply["choices"][0]["message"]["content"]) == (200, "Hello world!")
     life.stop.set()
     assert await life.task == 0
@@ -119,10 +127,10 @@ async def test_the_first_request_has_a_key_if_one_is_required() -> None:
 async def test_the_server_listens_before_the_model_is_loaded() -> None:
     life = Life()
     life.load_gate.clear()
-    assert (await life.post("/v1/chat/completions", hello()))[0] == 503
+    assert (await life.post("/v1/chat/completions", make_chat_body()))[0] == 503
     life.load_gate.set()
     await life.ready()
-    assert (await life.post("/v1/chat/completions", hello()))[0] == 200
+    assert (await life.post("/v1/chat/completions", make_chat_body()))[0] == 200
     life.stop.set()
     assert await life.task == 0
 
@@ -175,14 +183,14 @@ async def test_a_stop_while_a_load_cannot_be_interrupted(monkeypatch: pytest.Mon
 async def test_a_drain_lets_running_requests_finish() -> None:
     """SIGTERM: new requests get 503 and Retry-After, running ones their answer; exit code 0."""
     gate = asyncio.Event()
-    life = Life(FakeEngine(script=says("ab", gate.wait, "cd")), drain_timeout=20)
+    life = Life(FakeEngine(script=make_script("ab", gate.wait, "cd")), drain_timeout=20)
     await life.ready()
-    asked = [asyncio.create_task(life.post("/v1/chat/completions", hello())) for _ in range(3)]
+    asked = [asyncio.create_task(life.post("/v1/chat/completions", make_chat_body())) for _ in range(3)]
     await until(lambda: len(life.view.live) == 3)
     life.stop.set()
     await until(lambda: life.view.state.draining)
     async with aiohttp.ClientSession() as http:
-        async with http.post(await life.url() + "/v1/chat/completions", json=hello()) as response:
+        async with http.post(await life.url() + "/v1/chat/completions", json=make_chat_body()) as response:
             assert (response.status, response.headers["Retry-After"]) == (503, "5")
             assert (await response.json())["error"]["code"] == "shutting_down"
         async with http.get(await life.url() + "/health") as response:
@@ -200,9 +208,9 @@ async def test_a_drain_lets_running_requests_finish() -> None:
 
 async def test_a_drain_has_a_time_limit() -> None:
     forever = asyncio.Event()
-    life = Life(FakeEngine(script=says("ab", forever.wait)), drain_timeout=0.05)
+    life = Life(FakeEngine(script=make_script("ab", forever.wait)), drain_timeout=0.05)
     await life.ready()
-    asked = asyncio.create_task(life.post("/v1/chat/completions", hello()))
+    asked = asyncio.create_task(life.post("/v1/chat/completions", make_chat_body()))
     await until(lambda: len(life.view.live) == 1)
     life.stop.set()
     status, reply = await asked
@@ -217,7 +225,7 @@ async def test_a_drain_waits_for_requests_whose_body_is_being_read() -> None:
     await life.ready()
     host, port = (await life.url()).removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
-    data = json.dumps(hello()).encode()
+    data = json.dumps(make_chat_body()).encode()
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n"
     writer.write(head.encode() + data[:5])
     await until(lambda: life.view.active)
@@ -238,7 +246,7 @@ async def test_a_drain_closes_the_batch_queue() -> None:
             self.closed = True
 
     batches = Batches()
-    async with serving(surfaces=ONLY, batches=cast(BatchQueue, batches)) as s:
+    async with run_server(surfaces=ONLY, batches=cast(BatchQueue, batches)) as s:
         await drain(s.app)
         assert batches.closed
 
@@ -247,15 +255,15 @@ async def test_a_drain_closes_the_batch_queue() -> None:
 async def test_the_engine_dies(policy: str) -> None:
     """By policy the process ends with 3 once everybody has an answer, or stays and says so."""
     forever = asyncio.Event()
-    life = Life(FakeEngine(script=says("ab", forever.wait)), on_engine_failure=policy)
+    life = Life(FakeEngine(script=make_script("ab", forever.wait)), on_engine_failure=policy)
     await life.ready()
-    asked = asyncio.create_task(life.post("/v1/chat/completions", hello()))
+    asked = asyncio.create_task(life.post("/v1/chat/completions", make_chat_body()))
     await until(lambda: len(life.view.live) == 1)
     life.engine.die(EngineDead("the device is gone"))
     status, reply = await asked
     assert (status, reply["error"]["message"]) == (503, "the device is gone")
     if policy == "stay":
-        status, reply = await life.post("/v1/chat/completions", hello())
+        status, reply = await life.post("/v1/chat/completions", make_chat_body())
         assert (status, reply["error"]["code"]) == (503, "engine_unavailable")
         assert not life.task.done()
         life.stop.set()

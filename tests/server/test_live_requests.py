@@ -15,7 +15,15 @@ from mlxrun.parsers.delta import PlainParser
 from mlxrun.parsers.model_formats import ModelFormats
 from mlxrun.scheduler.request import HitKind, Request, TokenEvent
 from mlxrun.server.endpoints import admin
-from tests.helpers.server_fakes import MINI, FakeEngine, Serving, hello, says, server_config, serving
+from tests.helpers.server_fakes import (
+    MINI,
+    FakeEngine,
+    Serving,
+    make_chat_body,
+    make_script,
+    run_server,
+    server_config,
+)
 
 ONLY = [MINI, admin.SURFACE]
 
@@ -66,13 +74,11 @@ PREFILL = TokenEvent("", num_computed_tokens=5)
 @pytest.mark.parametrize(
     "before", [(), (PREFILL,), (PREFILL, "some text")], ids=["queued", "prefill", "decode"]
 )
-async def test_a_client_that_goes_away_ends_its_request(
-    stream: bool, n: int, before: tuple[Any, ...]
-) -> None:
+async def test_a_disconnected_client_ends_its_request(stream: bool, n: int, before: tuple[Any, ...]) -> None:
     """Queued, prefilling or decoding, streaming or not: aborted, and nothing is left."""
     forever = asyncio.Event()
-    async with serving(surfaces=ONLY, script=says(*before, forever.wait)) as s:
-        _, writer = await connect(s, hello(stream=stream, n=n))
+    async with run_server(surfaces=ONLY, script=make_script(*before, forever.wait)) as s:
+        _, writer = await connect(s, make_chat_body(stream=stream, n=n))
         await until(lambda: len(s.engine.running) == n)
         phase = "queued" if not before else "prefill" if len(before) == 1 else "decode"
         await until(lambda: [live.phase for live in s.live] == [phase])
@@ -82,40 +88,40 @@ async def test_a_client_that_goes_away_ends_its_request(
         assert (await s.get("/health")).status == 200
 
 
-async def test_a_client_that_closes_in_order_ends_its_request_too() -> None:
+async def test_a_client_that_closes_in_order_ends_its_request() -> None:
     forever = asyncio.Event()
-    async with serving(surfaces=ONLY, script=says("x", forever.wait)) as s:
-        reader, writer = await connect(s, hello(stream=True))
+    async with run_server(surfaces=ONLY, script=make_script("x", forever.wait)) as s:
+        reader, writer = await connect(s, make_chat_body(stream=True))
         await reader.readuntil(b"data: ")
         writer.close()
         await s.settle()
         assert len(s.engine.aborted) == 1
 
 
-async def test_many_clients_vanish_at_random() -> None:
+async def test_many_clients_disconnect_at_random() -> None:
     """At whatever moment, before the body is complete too: the tables are empty afterwards."""
     rng = random.Random(4)
 
     async def one(s: Serving) -> None:
-        _, writer = await connect(s, hello(stream=rng.random() < 0.5, n=rng.choice((1, 1, 2))))
+        _, writer = await connect(s, make_chat_body(stream=rng.random() < 0.5, n=rng.choice((1, 1, 2))))
         for _ in range(rng.randrange(30)):
             await asyncio.sleep(0)
         cut(writer)
 
-    async with serving(surfaces=ONLY, script=says(PREFILL, "a b c d e f g h" * 5)) as s:
+    async with run_server(surfaces=ONLY, script=make_script(PREFILL, "a b c d e f g h" * 5)) as s:
         for _ in range(20):
             await asyncio.gather(*(one(s) for _ in range(10)))
         await s.settle()
-        reply = await s.post("/mini", hello())
+        reply = await s.post("/mini", make_chat_body())
         assert reply.json["texts"] == ["a b c d e f g h" * 5]
 
 
-async def test_an_answer_that_is_read_to_its_end_aborts_nothing() -> None:
+async def test_a_complete_answer_aborts_nothing() -> None:
     """The twin of the tests above."""
-    async with serving(surfaces=ONLY) as s:
+    async with run_server(surfaces=ONLY) as s:
         for stream in (False, True):
             for n in (1, 3):
-                await s.post("/mini", hello(stream=stream, n=n))
+                await s.post("/mini", make_chat_body(stream=stream, n=n))
         await s.settle()
         assert s.engine.aborted == []
 
@@ -123,7 +129,7 @@ async def test_an_answer_that_is_read_to_its_end_aborts_nothing() -> None:
 # -- slow readers ---------------------------------------------------------------------------------------
 
 
-async def test_a_reader_that_takes_nothing_holds_up_nobody_else() -> None:
+async def test_a_slow_reader_does_not_delay_others() -> None:
     """Its tokens merge; another request is answered meanwhile; once it reads, it gets all."""
     count = 5_000
     text = "".join(random.Random(1).choices("abcdefgh ", k=count))
@@ -131,13 +137,13 @@ async def test_a_reader_that_takes_nothing_holds_up_nobody_else() -> None:
     def script(request: Request) -> list[Any]:
         return [text] if request.params.max_tokens > 100 else ["quick"]
 
-    async with serving(surfaces=ONLY, script=script, host=_long()) as s:
-        reader, writer = await connect(s, hello(stream=True, max_tokens=count), small=True)
+    async with run_server(surfaces=ONLY, script=script, model_info=_long()) as s:
+        reader, writer = await connect(s, make_chat_body(stream=True, max_tokens=count), small=True)
         await until(lambda: len(s.live) == 1)
         (live,) = s.live
         await until(lambda: s.engine.scripts_done == 1)
         assert live.output_tokens < count, "all was taken: the buffers are too large for this test"
-        assert (await s.post("/mini", hello(max_tokens=10))).json["texts"] == ["quick"]
+        assert (await s.post("/mini", make_chat_body(max_tokens=10))).json["texts"] == ["quick"]
         writer.transport.resume_reading()
         got: list[str] = []
         ended = False
@@ -153,12 +159,12 @@ async def test_a_reader_that_takes_nothing_holds_up_nobody_else() -> None:
         await s.settle()
 
 
-async def test_a_reader_that_never_reads_is_cut_off() -> None:
+async def test_a_reader_that_never_reads_is_disconnected() -> None:
     """Once its request has timed out, so that a connection is not held for ever."""
     text = "abcdefgh " * 500
     config = server_config(keepalive=0.1, request_timeout=1.5)
-    async with serving(config, surfaces=ONLY, script=says(text), host=_long()) as s:
-        _, writer = await connect(s, hello(stream=True, max_tokens=4_000), small=True)
+    async with run_server(config, surfaces=ONLY, script=make_script(text), model_info=_long()) as s:
+        _, writer = await connect(s, make_chat_body(stream=True, max_tokens=4_000), small=True)
         await until(lambda: len(s.live) == 1)
         await s.settle()
         assert len(s.engine.aborted) == 1
@@ -174,14 +180,14 @@ def _long() -> Any:
 # -- keep-alive -----------------------------------------------------------------------------------------
 
 
-async def test_keep_alives_say_how_far_it_is() -> None:
+async def test_keep_alive_comments_show_the_progress() -> None:
     """While nothing comes the stream tells the phase and the progress."""
     gates = [asyncio.Event() for _ in range(3)]
-    script = says(
+    script = make_script(
         gates[0].wait, TokenEvent("", num_computed_tokens=5), gates[1].wait, "ab", gates[2].wait, "c"
     )
-    async with serving(server_config(keepalive=0.1), surfaces=ONLY, script=script) as s:
-        reader, writer = await connect(s, hello(stream=True))
+    async with run_server(server_config(keepalive=0.1), surfaces=ONLY, script=script) as s:
+        reader, writer = await connect(s, make_chat_body(stream=True))
         for gate, said in zip(gates, (b": queued\n", b": prefill 5/20\n", b": decode 2\n"), strict=True):
             await asyncio.wait_for(reader.readuntil(said), 5)
             await asyncio.wait_for(reader.readuntil(said), 5)  # and again
@@ -191,9 +197,11 @@ async def test_keep_alives_say_how_far_it_is() -> None:
         await s.settle()
 
 
-async def test_a_surface_may_have_a_ping_of_its_own() -> None:
+async def test_a_surface_can_send_its_own_pings() -> None:
     gate = asyncio.Event()
-    async with serving(server_config(keepalive=0.1), surfaces=ONLY, script=says(gate.wait, "x")) as s:
+    async with run_server(
+        server_config(keepalive=0.1), surfaces=ONLY, script=make_script(gate.wait, "x")
+    ) as s:
         request = Ping(s)
         reply = asyncio.create_task(request.post())
         await asyncio.sleep(0.25)
@@ -219,12 +227,12 @@ class Ping:
 
         sse.EventStream.__init__ = with_ping  # type: ignore[method-assign]
         try:
-            return await self.s.post("/mini", hello(stream=True))
+            return await self.s.post("/mini", make_chat_body(stream=True))
         finally:
             sse.EventStream.__init__ = original  # type: ignore[method-assign]
 
 
-async def test_tokens_without_pieces_keep_the_stream_alive_until_it_times_out() -> None:
+async def test_tokens_without_deltas_keep_the_stream_alive_until_it_times_out() -> None:
     """A parser that swallows text is no silent hang: progress, then an error."""
 
     class Swallow(PlainParser):
@@ -243,8 +251,8 @@ async def test_tokens_without_pieces_keep_the_stream_alive_until_it_times_out() 
             yield lambda: asyncio.sleep(0.01)
 
     config = server_config(keepalive=0.1, request_timeout=0.6)
-    async with serving(config, surfaces=ONLY, script=script, formats=Swallowing()) as s:
-        reply = await s.post("/mini", hello(stream=True))
+    async with run_server(config, surfaces=ONLY, script=script, formats=Swallowing()) as s:
+        reply = await s.post("/mini", make_chat_body(stream=True))
         comments = [line for line in reply.body.decode().split("\n") if line.startswith(": decode ")]
         assert len(comments) >= 2
         numbers = [int(line.split(" ")[2]) for line in comments]
@@ -261,11 +269,11 @@ async def test_tokens_without_pieces_keep_the_stream_alive_until_it_times_out() 
 async def test_a_request_that_takes_too_long(n: int) -> None:
     forever = asyncio.Event()
     config = server_config(request_timeout=0.2)
-    async with serving(config, surfaces=ONLY, script=says("ab", forever.wait)) as s:
-        reply = await s.post("/mini", hello(n=n))
+    async with run_server(config, surfaces=ONLY, script=make_script("ab", forever.wait)) as s:
+        reply = await s.post("/mini", make_chat_body(n=n))
         assert (reply.status, reply.json["mini"]) == (504, "request_timeout")
         assert "server.request_timeout" in reply.json["text"]
-        reply = await s.post("/mini", hello(n=n, stream=True))
+        reply = await s.post("/mini", make_chat_body(n=n, stream=True))
         assert reply.status == 200
         assert reply.events[-1] == (None, {"error": "request_timeout"})
         await s.settle()
@@ -276,8 +284,8 @@ async def test_a_request_that_takes_too_long(n: int) -> None:
 @pytest.mark.parametrize("n", [1, 3])
 async def test_a_request_is_cancelled_by_its_id(stream: bool, n: int) -> None:
     forever = asyncio.Event()
-    async with serving(surfaces=ONLY, script=says("ab", forever.wait)) as s:
-        asked = asyncio.create_task(s.post("/mini", hello(stream=stream, n=n), x_request_id="it"))
+    async with run_server(surfaces=ONLY, script=make_script("ab", forever.wait)) as s:
+        asked = asyncio.create_task(s.post("/mini", make_chat_body(stream=stream, n=n), x_request_id="it"))
         await until(lambda: len(s.engine.running) == n and next(iter(s.live)).output_tokens == 2 * n)
         reply = await s.post("/v1/requests/it/cancel", b"")
         assert reply.json == {"id": "it", "cancelled": True}
@@ -294,13 +302,13 @@ async def test_a_request_is_cancelled_by_its_id(stream: bool, n: int) -> None:
 # -- the engine's death ---------------------------------------------------------------------------------
 
 
-async def test_a_key_cancels_only_its_own() -> None:
+async def test_a_key_cancels_only_its_own_requests() -> None:
     """Another key's request is as one that is not there, and runs on."""
     gate = asyncio.Event()
     config = server_config(api_keys={"a": "secret-a", "b": "secret-b"})
     mine, other = {"x_api_key": "secret-a"}, {"x_api_key": "secret-b"}
-    async with serving(config, surfaces=ONLY, script=says("a", gate.wait, "b")) as s:
-        asked = asyncio.create_task(s.post("/mini", hello(), x_request_id="it", **mine))
+    async with run_server(config, surfaces=ONLY, script=make_script("a", gate.wait, "b")) as s:
+        asked = asyncio.create_task(s.post("/mini", make_chat_body(), x_request_id="it", **mine))
         await until(lambda: len(s.live) == 1)
         reply = await s.post("/v1/requests/it/cancel", b"", **other)
         missing = await s.post("/v1/requests/that/cancel", b"", **other)
@@ -311,11 +319,11 @@ async def test_a_key_cancels_only_its_own() -> None:
         assert (await asked).status == 499
 
 
-async def test_when_the_engine_dies_everybody_hears_at_once() -> None:
+async def test_the_death_of_the_engine_ends_all_requests() -> None:
     """Waiters get 503 in their surface's shape, later ones too, and /health says why."""
     forever = asyncio.Event()
-    async with serving(surfaces=ONLY, script=says("ab", forever.wait)) as s:
-        asked = [asyncio.create_task(s.post("/mini", hello(stream=i % 2 == 1))) for i in range(6)]
+    async with run_server(surfaces=ONLY, script=make_script("ab", forever.wait)) as s:
+        asked = [asyncio.create_task(s.post("/mini", make_chat_body(stream=i % 2 == 1))) for i in range(6)]
         await until(lambda: sum(live.output_tokens for live in s.live) == 12)
         s.engine.die(EngineDead("the device is gone"))
         for i, task in enumerate(asked):
@@ -324,7 +332,7 @@ async def test_when_the_engine_dies_everybody_hears_at_once() -> None:
                 assert reply.events[-1] == (None, {"error": "engine_unavailable"})
             else:
                 assert (reply.status, reply.json["mini"]) == (503, "engine_unavailable")
-        reply = await s.post("/mini", hello())
+        reply = await s.post("/mini", make_chat_body())
         assert (reply.status, reply.json["text"]) == (503, "the device is gone")
         for path in ("/health", "/health/ready", "/health/live"):
             reply = await s.get(path)
@@ -350,9 +358,9 @@ async def test_the_status_of_each_phase() -> None:
     clock = Clock()
     gates = [asyncio.Event() for _ in range(4)]
     hit = TokenEvent("", num_computed_tokens=8, num_cached_tokens=8, hit_kind=HitKind.PREFIX)
-    script = says(gates[0].wait, hit, gates[1].wait, "a", gates[2].wait, "bcd", gates[3].wait)
-    async with serving(surfaces=ONLY, script=script, clock=clock) as s:
-        asked = asyncio.create_task(s.post("/mini", hello(), x_request_id="it"))
+    script = make_script(gates[0].wait, hit, gates[1].wait, "a", gates[2].wait, "bcd", gates[3].wait)
+    async with run_server(surfaces=ONLY, script=script, clock=clock) as s:
+        asked = asyncio.create_task(s.post("/mini", make_chat_body(), x_request_id="it"))
         await until(lambda: len(s.live) == 1)
         row = (await s.get("/v1/status")).json["requests"][0]
         assert (row["id"], row["surface"], row["phase"], row["progress"]) == ("it", "mini", "queued", 0)
@@ -389,13 +397,13 @@ async def test_the_status_of_each_phase() -> None:
         assert (await s.get("/v1/status")).json["requests"] == []
 
 
-async def test_choices_count_their_prompt_once() -> None:
+async def test_choices_of_one_prompt_count_it_once() -> None:
     gate = asyncio.Event()
-    script = says(
+    script = make_script(
         TokenEvent("", num_computed_tokens=20, num_cached_tokens=16, hit_kind=HitKind.EXACT), "ab", gate.wait
     )
-    async with serving(surfaces=ONLY, script=script) as s:
-        asked = asyncio.create_task(s.post("/mini", hello(n=3)))
+    async with run_server(surfaces=ONLY, script=script) as s:
+        asked = asyncio.create_task(s.post("/mini", make_chat_body(n=3)))
         await until(lambda: len(s.live) == 1 and next(iter(s.live)).output_tokens == 6)
         (live,) = s.live
         assert (live.prompt_tokens, live.computed_tokens, live.cached_tokens) == (20, 20, 16)
@@ -403,13 +411,13 @@ async def test_choices_count_their_prompt_once() -> None:
         await asked
 
 
-async def test_events_that_come_while_nobody_reads_are_one() -> None:
+async def test_the_fake_engine_merges_unread_events() -> None:
     """The fake merges as the real client does, so that the tests above mean something."""
-    engine = FakeEngine(script=says("abcdef"))
-    async with serving(surfaces=ONLY, engine=engine) as s:
+    engine = FakeEngine(script=make_script("abcdef"))
+    async with run_server(surfaces=ONLY, engine=engine) as s:
         from mlxrun.api.openai.request import prepare_request
 
-        prepared = await prepare_request("/v1/chat/completions", hello(), s.state.context)
+        prepared = await prepare_request("/v1/chat/completions", make_chat_body(), s.state.context)
         events = engine.generate(prepared.requests[0])
         first = await anext(events)
         await asyncio.sleep(0.05)

@@ -25,7 +25,14 @@ from mlxrun.server.access import ApiKeys
 from mlxrun.server.endpoints import admin
 from mlxrun.server.routes import ROUTES
 from mlxrun.server.surface import Endpoint, Surface
-from tests.helpers.server_fakes import MINI, FakeEngine, hello, says, server_config, serving
+from tests.helpers.server_fakes import (
+    MINI,
+    FakeEngine,
+    make_chat_body,
+    make_script,
+    run_server,
+    server_config,
+)
 
 ONLY = [MINI, admin.SURFACE]
 
@@ -33,11 +40,11 @@ ONLY = [MINI, admin.SURFACE]
 # -- routes ---------------------------------------------------------------------------------------------
 
 
-async def test_an_answer_whole_and_as_a_stream() -> None:
-    async with serving(surfaces=ONLY) as s:
-        reply = await s.post("/mini", hello())
+async def test_an_answer_at_once_and_as_a_stream() -> None:
+    async with run_server(surfaces=ONLY) as s:
+        reply = await s.post("/mini", make_chat_body())
         assert (reply.status, reply.json["texts"]) == (200, ["Hello world!"])
-        reply = await s.post("/mini", hello(stream=True))
+        reply = await s.post("/mini", make_chat_body(stream=True))
         assert reply.headers["Content-Type"] == "text/event-stream; charset=utf-8"
         assert "".join(data["text"] for _, data in reply.events) == "Hello world!"
         assert [data["end"] for _, data in reply.events][-2:] == [None, "stop"]
@@ -46,10 +53,10 @@ async def test_an_answer_whole_and_as_a_stream() -> None:
 
 async def test_choices_are_merged_and_each_ends_once() -> None:
     """Several choices at once, whole and as a stream: the same texts."""
-    async with serving(surfaces=ONLY, script=lambda r: [f"answer {r.id[-1]}"]) as s:
-        reply = await s.post("/mini", hello(n=5))
+    async with run_server(surfaces=ONLY, script=lambda r: [f"answer {r.id[-1]}"]) as s:
+        reply = await s.post("/mini", make_chat_body(n=5))
         assert reply.json["texts"] == [f"answer {i}" for i in range(5)]
-        reply = await s.post("/mini", hello(n=5, stream=True))
+        reply = await s.post("/mini", make_chat_body(n=5, stream=True))
         for at in range(5):
             mine = [data for _, data in reply.events if data["at"] == at]
             assert "".join(data["text"] for data in mine) == f"answer {at}"
@@ -63,8 +70,8 @@ async def test_one_choice_that_fails_ends_the_others() -> None:
         forever = asyncio.Event()
         return [Overloaded("no")] if request.id.endswith("-1") else ["abc", forever.wait]
 
-    async with serving(surfaces=ONLY, script=script) as s:
-        reply = await s.post("/mini", hello(n=3))
+    async with run_server(surfaces=ONLY, script=script) as s:
+        reply = await s.post("/mini", make_chat_body(n=3))
         assert (reply.status, reply.json["mini"]) == (429, "overloaded")
         await s.settle()
         assert len(s.engine.aborted) >= 2
@@ -73,9 +80,9 @@ async def test_one_choice_that_fails_ends_the_others() -> None:
 async def test_a_stop_string_ends_the_row() -> None:
     """The engine is told; nothing after the stop string comes out."""
     forever = asyncio.Event()
-    async with serving(surfaces=ONLY, script=says("one two", forever.wait)) as s:
+    async with run_server(surfaces=ONLY, script=make_script("one two", forever.wait)) as s:
         for stream in (False, True):
-            reply = await s.post("/mini", hello(stop=" t", stream=stream))
+            reply = await s.post("/mini", make_chat_body(stop=" t", stream=stream))
             texts = reply.json["texts"] if not stream else ["".join(d["text"] for _, d in reply.events)]
             assert texts == ["one"]
             await s.settle()
@@ -84,7 +91,7 @@ async def test_a_stop_string_ends_the_row() -> None:
 
 async def test_unknown_paths_and_methods() -> None:
     config = Config(server=ServerSettings(port=0), apis=ApiSettings(admin=False))
-    async with serving(config, surfaces=ONLY) as s:
+    async with run_server(config, surfaces=ONLY) as s:
         reply = await s.get("/v1/chat")
         assert reply.status == 404
         assert reply.json["error"]["code"] == "not_found"
@@ -104,8 +111,8 @@ async def test_unknown_paths_and_methods() -> None:
         )
 
 
-async def test_what_can_be_got_has_a_head() -> None:
-    async with serving(surfaces=ONLY) as s:
+async def test_every_get_endpoint_answers_head() -> None:
+    async with run_server(surfaces=ONLY) as s:
         for path in ("/health", "/v1/status"):
             reply = await s.request("HEAD", path)
             assert (reply.status, reply.body) == (200, b"")
@@ -119,7 +126,7 @@ async def test_every_surface_is_registered_and_can_be_switched_off() -> None:
     names = [surface.name for surface in surfaces]
     assert sorted(names) == sorted(ApiSettings.__dataclass_fields__)
     off = Config(server=ServerSettings(port=0), apis=ApiSettings(**dict.fromkeys(names, False)))
-    async with serving(off) as s:
+    async with run_server(off) as s:
         for surface in surfaces:
             for endpoint in surface.endpoints:
                 path = endpoint.path.replace("{", "").replace("}", "")
@@ -130,7 +137,7 @@ async def test_every_surface_is_registered_and_can_be_switched_off() -> None:
 
 
 async def test_openapi_has_every_endpoint() -> None:
-    async with serving(server_config(api_keys={"a": "secret"})) as s:
+    async with run_server(server_config(api_keys={"a": "secret"})) as s:
         document = (await s.get("/openapi.json", x_api_key="secret")).json
         for surface in s.app[ROUTES].surfaces:
             for endpoint in surface.endpoints:
@@ -146,29 +153,31 @@ async def test_openapi_has_every_endpoint() -> None:
 
 
 async def test_every_response_has_a_request_id() -> None:
-    async with serving(surfaces=ONLY) as s:
+    async with run_server(surfaces=ONLY) as s:
         seen = set()
         for path in ("/health", "/nope", "/v1/status"):
             seen.add((await s.get(path)).headers["x-request-id"])
-        stream = await s.post("/mini", hello(stream=True))
+        stream = await s.post("/mini", make_chat_body(stream=True))
         seen.add(stream.headers["x-request-id"])
         assert len(seen) == 4
         assert all(rid.startswith("req_") for rid in seen)
-        reply = await s.post("/mini", hello(), x_request_id="mine-1")
+        reply = await s.post("/mini", make_chat_body(), x_request_id="mine-1")
         assert reply.headers["x-request-id"] == reply.json["id"] == "mine-1"
 
 
 @pytest.mark.parametrize("bad", ["a b", "x" * 129, "\u00e9", "a;b", ""])
 async def test_an_odd_request_id_is_replaced(bad: str) -> None:
-    async with serving(surfaces=ONLY) as s:
+    async with run_server(surfaces=ONLY) as s:
         reply = await s.get("/health", x_request_id=bad)
         assert reply.headers["x-request-id"].startswith("req_")
 
 
-async def test_an_id_that_is_under_way_is_not_given_twice() -> None:
+async def test_the_id_of_a_request_in_flight_is_not_reused() -> None:
     gate = asyncio.Event()
-    async with serving(surfaces=ONLY, script=says(gate.wait, "ok")) as s:
-        tasks = [asyncio.create_task(s.post("/mini", hello(), x_request_id="same")) for _ in range(2)]
+    async with run_server(surfaces=ONLY, script=make_script(gate.wait, "ok")) as s:
+        tasks = [
+            asyncio.create_task(s.post("/mini", make_chat_body(), x_request_id="same")) for _ in range(2)
+        ]
         while len(s.live) < 2:
             await asyncio.sleep(0)
         gate.set()
@@ -182,8 +191,8 @@ async def test_an_id_that_is_under_way_is_not_given_twice() -> None:
 KEYS = {"alice": "sesame-1", "bob": "sesame-2"}
 
 
-async def test_a_key_is_needed_in_either_header() -> None:
-    async with serving(server_config(api_keys=KEYS), surfaces=ONLY) as s:
+async def test_a_key_is_accepted_in_either_header() -> None:
+    async with run_server(server_config(api_keys=KEYS), surfaces=ONLY) as s:
         for headers in (
             {},
             {"Authorization": "Bearer"},
@@ -192,7 +201,7 @@ async def test_a_key_is_needed_in_either_header() -> None:
             {"x_api_key": "sesame-"},
             {"x_api_key": "\u00e9"},
         ):
-            reply = await s.post("/mini", hello(), **headers)
+            reply = await s.post("/mini", make_chat_body(), **headers)
             assert (reply.status, reply.json["mini"]) == (401, "invalid_api_key"), headers
             assert reply.headers["WWW-Authenticate"] == "Bearer"
             assert "sesame" not in reply.body.decode()
@@ -203,18 +212,18 @@ async def test_a_key_is_needed_in_either_header() -> None:
             {"x_api_key": "sesame-1"},
             {"x_api_key": "sesame-1", "Authorization": "Bearer other"},
         ):
-            assert (await s.post("/mini", hello(), **headers)).status == 200, headers
+            assert (await s.post("/mini", make_chat_body(), **headers)).status == 200, headers
         assert (await s.get("/v1/status")).status == 401
         assert (await s.get("/health")).status == 200
 
 
-async def test_keys_name_who_asks() -> None:
+async def test_keys_have_names() -> None:
     """Policy fair shares among the server's keys; without any, among the users of bodies."""
-    async with serving(server_config(api_keys=KEYS), surfaces=ONLY) as s:
-        await s.post("/mini", hello(user="me"), x_api_key="sesame-2")
+    async with run_server(server_config(api_keys=KEYS), surfaces=ONLY) as s:
+        await s.post("/mini", make_chat_body(user="me"), x_api_key="sesame-2")
         assert s.engine.requests[-1].fairness_key == "bob"
-    async with serving(surfaces=ONLY) as s:
-        await s.post("/mini", hello(user="me"))
+    async with run_server(surfaces=ONLY) as s:
+        await s.post("/mini", make_chat_body(user="me"))
         assert s.engine.requests[-1].fairness_key == "me"
 
 
@@ -237,22 +246,22 @@ def test_all_keys_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_cors_is_off_by_default() -> None:
-    async with serving(surfaces=ONLY) as s:
+    async with run_server(surfaces=ONLY) as s:
         reply = await s.request(
             "OPTIONS", "/mini", Origin="https://evil.example", Access_Control_Request_Method="POST"
         )
         assert reply.status == 204
         assert "Access-Control-Allow-Origin" not in reply.headers
-        reply = await s.post("/mini", hello(), Origin="https://evil.example")
+        reply = await s.post("/mini", make_chat_body(), Origin="https://evil.example")
         assert (reply.status, reply.json["mini"]) == (403, "forbidden")
         assert s.engine.requests == []
         own = s.url  # a page of this server itself
-        assert (await s.post("/mini", hello(), Origin=own)).status == 200
+        assert (await s.post("/mini", make_chat_body(), Origin=own)).status == 200
 
 
-async def test_a_name_that_was_made_to_mean_this_machine() -> None:
+async def test_a_rebound_name_is_refused() -> None:
     """DNS rebinding: a page whose own name now leads here is still a page of another site."""
-    async with serving(surfaces=ONLY) as s:
+    async with run_server(surfaces=ONLY) as s:
         for host, status in (
             ("evil.example:80", 403),
             ("evil.example", 403),
@@ -260,13 +269,13 @@ async def test_a_name_that_was_made_to_mean_this_machine() -> None:
             ("127.0.0.1", 200),
             ("[::1]:80", 200),
         ):
-            reply = await s.post("/mini", hello(), Origin=f"http://{host}", Host=host)
+            reply = await s.post("/mini", make_chat_body(), Origin=f"http://{host}", Host=host)
             assert reply.status == status, host
 
 
 async def test_cors_for_the_origins_of_the_config() -> None:
     config = server_config(cors_origins=("https://chat.example.com",), api_keys=KEYS)
-    async with serving(config, surfaces=ONLY) as s:
+    async with run_server(config, surfaces=ONLY) as s:
         origin = {"Origin": "https://chat.example.com"}
         reply = await s.request(
             "OPTIONS",
@@ -280,19 +289,19 @@ async def test_cors_for_the_origins_of_the_config() -> None:
         assert reply.headers["Access-Control-Allow-Methods"] == "POST"
         assert reply.headers["Access-Control-Allow-Headers"] == "authorization,content-type"
         for stream in (False, True):
-            reply = await s.post("/mini", hello(stream=stream), x_api_key="sesame-1", **origin)
+            reply = await s.post("/mini", make_chat_body(stream=stream), x_api_key="sesame-1", **origin)
             assert reply.status == 200
             assert reply.headers["Access-Control-Allow-Origin"] == "https://chat.example.com"
             assert reply.headers["Vary"] == "Origin"
-        refused = await s.post("/mini", hello(), **origin)  # an error can be read by the page too
+        refused = await s.post("/mini", make_chat_body(), **origin)  # an error can be read by the page too
         assert refused.headers["Access-Control-Allow-Origin"] == "https://chat.example.com"
         other = await s.get("/health", Origin="https://evil.example")
         assert "Access-Control-Allow-Origin" not in other.headers
 
 
 async def test_cors_for_all() -> None:
-    async with serving(server_config(cors_origins=("*",)), surfaces=ONLY) as s:
-        reply = await s.post("/mini", hello(), Origin="https://any.example")
+    async with run_server(server_config(cors_origins=("*",)), surfaces=ONLY) as s:
+        reply = await s.post("/mini", make_chat_body(), Origin="https://any.example")
         assert (reply.status, reply.headers["Access-Control-Allow-Origin"]) == (200, "*")
 
 
@@ -323,7 +332,7 @@ async def test_cors_for_all() -> None:
 )
 async def test_bad_json(raw: bytes, said: str) -> None:
     """A 400 that says where, in the surface's shape; also where a worker thread parses."""
-    async with serving(surfaces=ONLY) as s:
+    async with run_server(surfaces=ONLY) as s:
         for data in (raw, raw + b" " * (json_bodies.SMALL_BODY + 1)):
             reply = await s.post("/mini", data)
             assert reply.status == 400
@@ -333,8 +342,8 @@ async def test_bad_json(raw: bytes, said: str) -> None:
 
 
 async def test_the_body_is_limited_however_it_comes() -> None:
-    async with serving(server_config(max_body_bytes=1000), surfaces=ONLY) as s:
-        fits = json.dumps(hello()).encode().ljust(1000)
+    async with run_server(server_config(max_body_bytes=1000), surfaces=ONLY) as s:
+        fits = json.dumps(make_chat_body()).encode().ljust(1000)
         assert (await s.post("/mini", fits)).status == 200
 
         async def pieces() -> Any:
@@ -353,7 +362,7 @@ async def test_the_body_is_limited_however_it_comes() -> None:
 
 
 async def test_messages_are_limited() -> None:
-    async with serving(server_config(max_messages=3), surfaces=ONLY) as s:
+    async with run_server(server_config(max_messages=3), surfaces=ONLY) as s:
         message = {"role": "user", "content": "x"}
         assert (await s.post("/mini", {"messages": [message] * 3})).status == 200
         for name in ("messages", "input"):
@@ -364,17 +373,17 @@ async def test_messages_are_limited() -> None:
 
 async def test_prompts_are_limited() -> None:
     """With the numbers, and before the engine sees it."""
-    async with serving(server_config(max_prompt_tokens=15), surfaces=ONLY) as s:
-        reply = await s.post("/mini", hello())
+    async with run_server(server_config(max_prompt_tokens=15), surfaces=ONLY) as s:
+        reply = await s.post("/mini", make_chat_body())
         assert (reply.status, reply.json["mini"]) == (400, "context_length_exceeded")
         assert reply.json["text"] == "the prompt has 20 tokens; server.max_prompt_tokens is 15"
         assert s.engine.requests == []
         await s.settle()
 
 
-async def test_a_body_that_stops_coming_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_body_that_stops_arriving_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(json_bodies, "BODY_TIMEOUT", 0.05)
-    async with serving(surfaces=ONLY) as s:
+    async with run_server(surfaces=ONLY) as s:
         host, port = s.url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(b"POST /mini HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
@@ -404,8 +413,8 @@ async def test_errors_of_the_engine(
 ) -> None:
     """429 with Retry-After where the queue is full, 503 for memory; before the first event a stream's
     error has its own status too."""
-    async with serving(surfaces=ONLY, script=says(error)) as s:
-        reply = await s.post("/mini", hello(stream=stream))
+    async with run_server(surfaces=ONLY, script=make_script(error)) as s:
+        reply = await s.post("/mini", make_chat_body(stream=stream))
         assert (reply.status, reply.json["mini"]) == (status, code)
         assert reply.headers.get("Retry-After") == retry
         assert reply.json["id"] == reply.headers["x-request-id"]
@@ -413,8 +422,8 @@ async def test_errors_of_the_engine(
 
 
 async def test_an_error_in_a_stream_is_an_event() -> None:
-    async with serving(surfaces=ONLY, script=says("ab", EngineDead("gone"))) as s:
-        reply = await s.post("/mini", hello(stream=True))
+    async with run_server(surfaces=ONLY, script=make_script("ab", EngineDead("gone"))) as s:
+        reply = await s.post("/mini", make_chat_body(stream=True))
         assert reply.status == 200
         assert reply.events[-1] == (None, {"error": "engine_unavailable"})
         assert "".join(data.get("text", "") for _, data in reply.events) == "ab"
@@ -435,9 +444,9 @@ def broken(started: bool) -> Surface:
     return Surface("broken", (Endpoint("GET", "/broken", handler, "fails"),), MINI.error_body)
 
 
-async def test_a_bug_is_a_500_and_the_log_says_where_but_not_what(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_bug_is_a_500_and_is_logged_without_its_text(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-    async with serving(surfaces=[broken(False)]) as s:
+    async with run_server(surfaces=[broken(False)]) as s:
         reply = await s.get("/broken")
         assert (reply.status, reply.json["mini"]) == (500, "KeyError")
         assert "KeyError" in caplog.text
@@ -446,21 +455,21 @@ async def test_a_bug_is_a_500_and_the_log_says_where_but_not_what(caplog: pytest
         assert (await s.get("/health")).status == 200
 
 
-async def test_what_aiohttp_refuses_has_the_surfaces_shape(caplog: pytest.LogCaptureFixture) -> None:
+async def test_errors_of_aiohttp_have_the_shape_of_the_surface(caplog: pytest.LogCaptureFixture) -> None:
     async def handler(request: Any) -> Any:
         from aiohttp import web
 
         raise web.HTTPUnsupportedMediaType(reason="no form")
 
     refusing = Surface("refusing", (Endpoint("POST", "/refuse", handler, "x"),), MINI.error_body)
-    async with serving(surfaces=[refusing]) as s:
+    async with run_server(surfaces=[refusing]) as s:
         reply = await s.post("/refuse", {})
         assert (reply.status, reply.json["text"]) == (415, "no form")
 
 
 async def test_a_path_cannot_write_lines_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "mlxrun")
-    async with serving(surfaces=ONLY) as s:
+    async with run_server(surfaces=ONLY) as s:
         assert (await s.get("/x%0Areq_1%20POST%20/admin%20200")).status == 404
     assert "req_1 POST" not in [line[:10] for line in caplog.text.split("\n")]
     assert "\\nreq_1" in caplog.text
@@ -468,32 +477,32 @@ async def test_a_path_cannot_write_lines_of_the_log(caplog: pytest.LogCaptureFix
 
 async def test_a_field_cannot_write_lines_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "mlxrun")
-    async with serving() as s:
+    async with run_server() as s:
         reply = await s.post("/v1/chat/completions", {"messages": [], "x\nreq_1 POST": 1})
     assert reply.status == 400
     assert "req_1 POST" not in [line[:10] for line in caplog.text.split("\n")]
     assert "x\\nreq_1" in caplog.text
 
 
-async def test_a_bug_in_a_stream_breaks_it_off() -> None:
+async def test_a_bug_in_a_stream_cuts_the_connection() -> None:
     """Nobody may take half an answer for a whole one."""
     import aiohttp
 
-    async with serving(surfaces=[broken(True)]) as s:
+    async with run_server(surfaces=[broken(True)]) as s:
         with pytest.raises(aiohttp.ClientError):
             await s.get("/broken")
         await s.settle()
         assert (await s.get("/health")).status == 200
 
 
-async def test_prompts_are_not_logged_unless_asked(caplog: pytest.LogCaptureFixture) -> None:
+async def test_prompts_are_logged_only_with_log_prompts(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "mlxrun")
-    secret = hello(messages=[{"role": "user", "content": "XYZZY"}])
+    secret = make_chat_body(messages=[{"role": "user", "content": "XYZZY"}])
     wrong = {"messages": [{"role": "XYZZY", "content": "x"}]}
     for prompts in (False, True):
         caplog.clear()
         config = Config(server=ServerSettings(port=0), log=LogSettings(prompts=prompts))
-        async with serving(config, surfaces=ONLY, script=says("PLUGH")) as s:
+        async with run_server(config, surfaces=ONLY, script=make_script("PLUGH")) as s:
             assert (await s.post("/mini", secret)).status == 200
             assert (await s.post("/mini", secret | {"stream": True})).status == 200
             assert (await s.post("/mini", wrong)).status == 400
@@ -502,11 +511,11 @@ async def test_prompts_are_not_logged_unless_asked(caplog: pytest.LogCaptureFixt
         assert "POST /mini 200" in caplog.text
 
 
-async def test_the_engine_is_asked_with_what_the_body_says() -> None:
+async def test_the_fields_of_the_body_reach_the_engine() -> None:
     """A twin of the fakes: what reaches the engine is the prepared request."""
-    engine = FakeEngine(script=says("x" * 50))
-    async with serving(surfaces=ONLY, engine=engine) as s:
-        reply = await s.post("/mini", hello(max_tokens=7, seed=3))
+    engine = FakeEngine(script=make_script("x" * 50))
+    async with run_server(surfaces=ONLY, engine=engine) as s:
+        reply = await s.post("/mini", make_chat_body(max_tokens=7, seed=3))
         assert reply.json["texts"] == ["x" * 7]
         assert engine.requests[0].params.max_tokens == 7
         assert engine.requests[0].params.seed == 3

@@ -12,7 +12,7 @@ import pytest
 from mlxrun.errors import EngineDead, Overloaded
 from mlxrun.server.endpoints import admin
 from mlxrun.server.request_context import CONFIG_HASH
-from tests.helpers.server_fakes import MINI, Serving, hello, says, server_config, serving
+from tests.helpers.server_fakes import MINI, Serving, make_chat_body, make_script, run_server, server_config
 from tests.server.endpoints.test_admin import metric
 from tests.server.test_live_requests import connect, cut, until
 
@@ -45,10 +45,10 @@ async def counted(s: Serving) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-async def test_an_answer_that_is_complete(stream: bool, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_complete_answer(stream: bool, caplog: pytest.LogCaptureFixture) -> None:
     """The twin of all below: nothing is said but the status."""
-    async with serving(surfaces=ONLY) as s:
-        await s.post("/mini", hello(stream=stream))
+    async with run_server(surfaces=ONLY) as s:
+        await s.post("/mini", make_chat_body(stream=stream))
         assert line(caplog) == "POST /mini 200 -"
         assert await counted(s) == {"200": 1}
 
@@ -58,13 +58,11 @@ async def test_an_answer_that_is_complete(stream: bool, caplog: pytest.LogCaptur
     [(False, "POST /mini 499 -"), (True, "POST /mini 200 - stream ended: request_cancelled")],
     ids=["whole", "stream"],
 )
-async def test_a_request_that_was_cancelled(
-    stream: bool, told: str, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_cancelled_request(stream: bool, told: str, caplog: pytest.LogCaptureFixture) -> None:
     """A stream's 200 went out long before; it counts as cancelled all the same."""
     forever = asyncio.Event()
-    async with serving(surfaces=ONLY, script=says("abc", forever.wait)) as s:
-        asked = asyncio.create_task(s.post("/mini", hello(stream=stream), x_request_id="mine"))
+    async with run_server(surfaces=ONLY, script=make_script("abc", forever.wait)) as s:
+        asked = asyncio.create_task(s.post("/mini", make_chat_body(stream=stream), x_request_id="mine"))
         await until(lambda: [live.output_tokens for live in s.live] == [3])
         assert (await s.post("/v1/requests/mine/cancel", {})).status == 200
         await asked
@@ -76,22 +74,22 @@ async def test_a_request_that_was_cancelled(
 @pytest.mark.parametrize(
     ("error", "counts"), [(EngineDead("gone"), "503"), (Overloaded("full"), "429")], ids=["503", "429"]
 )
-async def test_a_stream_that_failed(error: Any, counts: str, caplog: pytest.LogCaptureFixture) -> None:
-    async with serving(surfaces=ONLY, script=says("abc", error)) as s:
-        assert (await s.post("/mini", hello(stream=True))).status == 200
+async def test_a_failed_stream(error: Any, counts: str, caplog: pytest.LogCaptureFixture) -> None:
+    async with run_server(surfaces=ONLY, script=make_script("abc", error)) as s:
+        assert (await s.post("/mini", make_chat_body(stream=True))).status == 200
         assert line(caplog) == f"POST /mini 200 - stream ended: {error.code}"
         assert await counted(s) == {counts: 1}
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("before", [(), ("abc",)], ids=["queued", "decode"])
-async def test_a_client_that_vanished(
+async def test_a_disconnected_client(
     stream: bool, before: tuple[str, ...], caplog: pytest.LogCaptureFixture
 ) -> None:
     """One line, and no traceback."""
     forever = asyncio.Event()
-    async with serving(surfaces=ONLY, script=says(*before, forever.wait)) as s:
-        _, writer = await connect(s, hello(stream=stream))
+    async with run_server(surfaces=ONLY, script=make_script(*before, forever.wait)) as s:
+        _, writer = await connect(s, make_chat_body(stream=stream))
         await until(lambda: [live.output_tokens for live in s.live] == [3 * len(before)])
         cut(writer)
         await s.settle()
@@ -100,11 +98,11 @@ async def test_a_client_that_vanished(
         assert all(record.exc_info is None for record in caplog.records)
 
 
-async def test_a_reader_that_took_nothing_until_its_time_was_over(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_reader_that_is_disconnected_after_the_timeout(caplog: pytest.LogCaptureFixture) -> None:
     """It is no client that went away: the server cut it off, and says why."""
     config = server_config(request_timeout=0.3, keepalive=0.1)
-    async with serving(config, surfaces=ONLY, script=says(*["abcdefgh" * 20] * 50)) as s:
-        _, writer = await connect(s, hello(stream=True, max_tokens=4000), small=True)
+    async with run_server(config, surfaces=ONLY, script=make_script(*["abcdefgh" * 20] * 50)) as s:
+        _, writer = await connect(s, make_chat_body(stream=True, max_tokens=4000), small=True)
         await until(lambda: len(s.live) == 1)
         await until(lambda: not s.active)
         writer.close()
@@ -117,7 +115,7 @@ async def test_a_reader_that_took_nothing_until_its_time_was_over(caplog: pytest
 
 async def test_the_status_names_the_model_and_the_limits() -> None:
     """What is served, how much may run, and how much the files may take."""
-    async with serving(surfaces=ONLY) as s, serving(surfaces=ONLY, loaded=False) as loading:
+    async with run_server(surfaces=ONLY) as s, run_server(surfaces=ONLY, loaded=False) as loading:
         status = (await s.get("/v1/status")).json
         assert status["model"] == {"name": "fake", "context_length": 4096, "vision": False}
         assert status["limits"] == {"max_running": 32, "max_queue": 1024}
@@ -126,12 +124,12 @@ async def test_the_status_names_the_model_and_the_limits() -> None:
         assert before["model"] is None and before["limits"] == status["limits"]
 
 
-async def test_the_metrics_have_what_is_asked_for() -> None:
+async def test_the_metrics_name_the_model_and_the_limits() -> None:
     now = [100.0]
     gate = asyncio.Event()
-    async with serving(surfaces=ONLY, script=says("abc", gate.wait), clock=lambda: now[0]) as s:
+    async with run_server(surfaces=ONLY, script=make_script("abc", gate.wait), clock=lambda: now[0]) as s:
         s.engine.counts = {"tokens": 321}
-        asked = asyncio.create_task(s.post("/mini", hello()))
+        asked = asyncio.create_task(s.post("/mini", make_chat_body()))
         await until(lambda: [live.output_tokens for live in s.live] == [3])
         assert (await metric(s))["mlxrun_request_duration_seconds_count"] == 0
         now[0] += 7

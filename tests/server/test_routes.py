@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mlxrun.server.endpoints import admin, openai
-from tests.helpers.server_fakes import MINI, Serving, serving
+from tests.helpers.server_fakes import MINI, Serving, run_server
 
 ONLY = [MINI, admin.SURFACE]
 
@@ -16,8 +16,8 @@ async def told(s: Serving, method: str, path: str) -> str:
     return str(reply.json["error"]["message"])
 
 
-async def test_the_hint_names_the_paths_of_the_method() -> None:
-    async with serving(surfaces=[openai.SURFACE, admin.SURFACE]) as s:
+async def test_an_unknown_path_suggests_paths_of_the_method() -> None:
+    async with run_server(surfaces=[openai.SURFACE, admin.SURFACE]) as s:
         got = await told(s, "GET", "/v1/model")
         assert got.startswith(
             "there is no /v1/model here (did you mean '/v1/models'?); GET takes /v1/models, "
@@ -34,8 +34,8 @@ async def test_the_hint_names_the_paths_of_the_method() -> None:
         assert got == "there is no /qqq here; no path takes PUT (/openapi.json lists all paths)"
 
 
-async def test_the_hint_names_no_document_that_is_not_there() -> None:
-    async with serving(surfaces=[openai.SURFACE]) as s:
+async def test_the_suggestion_names_the_openapi_document_only_if_it_is_on() -> None:
+    async with run_server(surfaces=[openai.SURFACE]) as s:
         got = await told(s, "POST", "/v1/nope")
         assert "POST takes /v1/" in got and "openapi" not in got
 
@@ -50,8 +50,8 @@ async def test_the_hint_names_no_document_that_is_not_there() -> None:
         ("POST", "/v1/models/some/name", "GET, HEAD"),
     ],
 )
-async def test_a_path_with_other_methods_names_them(method: str, path: str, allow: str) -> None:
-    async with serving(surfaces=[openai.SURFACE, admin.SURFACE]) as s:
+async def test_a_wrong_method_names_the_right_ones(method: str, path: str, allow: str) -> None:
+    async with run_server(surfaces=[openai.SURFACE, admin.SURFACE]) as s:
         reply = await s.request(method, path)
         assert (reply.status, reply.headers["Allow"]) == (405, allow)
         assert reply.json["error"]["message"] == f"{path} does not take {method}, but {allow}"

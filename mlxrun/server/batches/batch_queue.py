@@ -180,9 +180,7 @@ class BatchQueue:
                 return
             batch.request_counts["total"] = checked.total
             if checked.problems:
-                first = checked.problems[
-                    0
-                ]  # its message may quote the file, which does not belong in the log
+                first = checked.problems[0]  # without its message, which may quote the file
                 where = first.code if first.line is None else f"{first.code} in line {first.line}"
                 batch.fail(checked.problems, self.storage.get_time())
                 log.info("%s: failed validation; the first problem: %s", batch.id, where)

@@ -77,7 +77,7 @@ SURFACE = Surface(
             "POST",
             MESSAGES,
             create_message,
-            "Answer a conversation, whole or as a stream",
+            "Answer a conversation, at once or as a stream",
             build_schema(BODY),
         ),
         Endpoint(

@@ -65,7 +65,7 @@ async def create_batch(request: web.Request) -> web.Response:
     now, batch_id = queue.storage.get_time(), queue.storage.create_id("batch_")
     expires, owner = now + _parse_window(window), key_name(request)
     batch = Batch(batch_id, endpoint, file.id, window, now, expires, owner, given.get("metadata"))
-    await asyncio.shield(queue.add(batch))  # as a whole, even if the client disconnects
+    await asyncio.shield(queue.add(batch))  # complete it even if the client disconnects
     return json_response(batch.describe())
 
 
@@ -94,7 +94,7 @@ async def cancel_batch(request: web.Request) -> web.Response:
     """End a batch early; finished lines are kept."""
     await read_empty_body(request)
     queue, batch = await _find(request)
-    await asyncio.shield(queue.cancel(batch))  # as a whole, even if the client disconnects
+    await asyncio.shield(queue.cancel(batch))  # complete it even if the client disconnects
     return json_response(batch.describe())
 
 

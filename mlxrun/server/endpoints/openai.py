@@ -117,7 +117,7 @@ SURFACE = Surface(
         Endpoint("GET", "/v1/models/{owner}/{id}", get_model, "One name of the model that has a slash"),
         *(
             Endpoint(
-                "POST", url, create_completion, f"Answer a {of}, whole or as a stream", BODIES[of].schema
+                "POST", url, create_completion, f"Answer a {of}, at once or as a stream", BODIES[of].schema
             )
             for url, of in URLS.items()
         ),

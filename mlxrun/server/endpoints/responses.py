@@ -190,7 +190,7 @@ SURFACE = Surface(
     "responses",
     (
         Endpoint(
-            "POST", "/v1/responses", create_response, "Answer an input, whole or as a stream", BODY.schema
+            "POST", "/v1/responses", create_response, "Answer an input, at once or as a stream", BODY.schema
         ),
         Endpoint(
             "POST",

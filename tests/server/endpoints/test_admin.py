@@ -15,7 +15,7 @@ from mlxrun.server.endpoints import admin
 from mlxrun.server.engine_state import LoadedEngine
 from mlxrun.server.request_context import CONFIG, CONFIG_HASH
 from mlxrun.text.images import MediaLoader
-from tests.helpers.server_fakes import MINI, Serving, hello, says, serving
+from tests.helpers.server_fakes import MINI, Serving, make_chat_body, make_script, run_server
 from tests.server.test_live_requests import connect, cut, until
 
 ONLY = [MINI, admin.SURFACE]
@@ -25,7 +25,7 @@ ONLY = [MINI, admin.SURFACE]
 
 
 async def test_health() -> None:
-    async with serving(surfaces=ONLY) as s:
+    async with run_server(surfaces=ONLY) as s:
         for path in ("/health", "/health/ready", "/health/live"):
             reply = await s.get(path)
             assert (reply.status, reply.json["status"]) == (200, "ok")
@@ -37,18 +37,18 @@ async def test_health() -> None:
 
 async def test_while_the_model_loads() -> None:
     """Requests get 503 and Retry-After in their surface's shape; health says why."""
-    async with serving(surfaces=ONLY, loaded=False) as s:
+    async with run_server(surfaces=ONLY, loaded=False) as s:
         reply = await s.get("/health")
         assert (reply.status, reply.json["status"], reply.headers["Retry-After"]) == (503, "loading", "5")
         assert (await s.get("/health/live")).status == 200
-        reply = await s.post("/mini", hello())
+        reply = await s.post("/mini", make_chat_body())
         assert (reply.status, reply.json["mini"], reply.headers["Retry-After"]) == (503, "loading", "5")
         for path in ("/v1/status", "/v1/cache", "/metrics", "/openapi.json"):
             assert (await s.get(path)).status == 200
         config = s.app[CONFIG]
         context = ApiContext(s.engine.model_info, config, MediaLoader(config.media, None))
         s.state.attach(LoadedEngine(cast(EngineClient, s.engine), context, {}))
-        assert (await s.post("/mini", hello())).status == 200
+        assert (await s.post("/mini", make_chat_body())).status == 200
 
 
 async def metric(s: Serving) -> dict[str, float]:
@@ -65,7 +65,7 @@ async def metric(s: Serving) -> dict[str, float]:
 async def test_metrics() -> None:
     hit = TokenEvent("", num_computed_tokens=16, num_cached_tokens=16, hit_kind=HitKind.LCP)
     gate = asyncio.Event()
-    async with serving(surfaces=ONLY, script=says(hit, gate.wait, "abc")) as s:
+    async with run_server(surfaces=ONLY, script=make_script(hit, gate.wait, "abc")) as s:
         s.engine.counts = {"lcp": 1, "miss": 2, "memory_bytes": 77, "evicted": 3}
         s.engine.numbers = {
             "running": 1,
@@ -75,7 +75,7 @@ async def test_metrics() -> None:
             "errors": 1,
             "memory": {"active": 5, "limit": None},
         }
-        asked = asyncio.create_task(s.post("/mini", hello()))
+        asked = asyncio.create_task(s.post("/mini", make_chat_body()))
         await until(lambda: [live.phase for live in s.live] == ["prefill"])
         found = await metric(s)
         assert found["mlxrun_requests_live phase=prefill"] == 1
@@ -99,14 +99,14 @@ async def test_metrics() -> None:
         assert found["mlxrun_tokens_total kind=output"] == 3
         assert found["mlxrun_time_to_first_token_seconds_count"] == 1
         assert found["mlxrun_requests_live phase=decode"] == 0
-    async with serving(surfaces=ONLY) as other:  # a registry of its own
+    async with run_server(surfaces=ONLY) as other:  # a registry of its own
         assert (await metric(other))["mlxrun_tokens_total kind=output"] == 0
 
 
-async def test_a_client_that_went_away_is_counted() -> None:
+async def test_a_disconnected_client_is_counted() -> None:
     forever = asyncio.Event()
-    async with serving(surfaces=ONLY, script=says(forever.wait)) as s:
-        _, writer = await connect(s, hello())
+    async with run_server(surfaces=ONLY, script=make_script(forever.wait)) as s:
+        _, writer = await connect(s, make_chat_body())
         await until(lambda: len(s.live) == 1)
         cut(writer)
         await s.settle()
@@ -114,7 +114,7 @@ async def test_a_client_that_went_away_is_counted() -> None:
 
 
 async def test_the_cache_is_shown_and_cleared() -> None:
-    async with serving(surfaces=ONLY) as s:
+    async with run_server(surfaces=ONLY) as s:
         s.engine.counts = {"records": 4, "memory_bytes": 400}
         assert (await s.get("/v1/cache")).json == {"backend": "memory", "records": 4, "memory_bytes": 400}
         for method, path in (("DELETE", "/v1/cache"), ("POST", "/v1/cache/clear")):
@@ -125,9 +125,9 @@ async def test_the_cache_is_shown_and_cleared() -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/cache/clear", "/v1/requests/x/cancel"])
-async def test_what_takes_no_fields_refuses_them(path: str) -> None:
+async def test_endpoints_without_fields_refuse_fields(path: str) -> None:
     """Nothing is ignored; an empty object is what some clients send."""
-    async with serving(surfaces=ONLY) as s:
+    async with run_server(surfaces=ONLY) as s:
         for body, said in ((b'{"x": 1}', "x: unknown parameter"), (b"[1]", "body: expected"), (b"{", "JSON")):
             reply = await s.request("POST", path, body)
             assert reply.status == 400 and said in reply.json["error"]["message"], body
@@ -136,8 +136,8 @@ async def test_what_takes_no_fields_refuses_them(path: str) -> None:
             assert (await s.request("POST", path, body)).status == (404 if "cancel" in path else 200)
 
 
-async def test_the_status_has_what_the_engine_says() -> None:
-    async with serving(surfaces=ONLY) as s:
+async def test_the_status_has_the_statistics_of_the_engine() -> None:
+    async with run_server(surfaces=ONLY) as s:
         s.engine.numbers = {
             "running": 2,
             "waiting": 5,
@@ -161,7 +161,7 @@ async def test_the_status_does_not_wait_for_a_long_step(monkeypatch: pytest.Monk
     """Older numbers with their age, by a scripted clock; what comes late is what the next one is shown."""
     monkeypatch.setattr("mlxrun.server.engine_state.STATS_TIMEOUT", 0.01)
     now, gate = [100.0], asyncio.Event()
-    async with serving(surfaces=ONLY, clock=lambda: now[0]) as s:
+    async with run_server(surfaces=ONLY, clock=lambda: now[0]) as s:
         first = (await s.get("/v1/status")).json
         assert (first["steps"], first["age"]) == (7, 0.0)
         asked = []
@@ -185,7 +185,7 @@ async def test_the_status_does_not_wait_for_a_long_step(monkeypatch: pytest.Monk
 
 
 async def test_no_key_of_the_status_is_ever_absent() -> None:
-    async with serving(surfaces=ONLY, loaded=False) as loading, serving(surfaces=ONLY) as loaded:
+    async with run_server(surfaces=ONLY, loaded=False) as loading, run_server(surfaces=ONLY) as loaded:
         before = (await loading.get("/v1/status")).json
         after = (await loaded.get("/v1/status")).json
         assert before.keys() == after.keys()
@@ -205,11 +205,11 @@ async def test_the_queue_agrees_with_the_requests() -> None:
     def script(request: Request) -> list[Any]:
         return [hit, gates["computed"].wait] if len(s.engine.requests) == 1 else [gates["queued"].wait]
 
-    async with serving(surfaces=ONLY, script=script) as s:
+    async with run_server(surfaces=ONLY, script=script) as s:
         s.engine.numbers = {"running": 9, "waiting": 9}
-        asked = [asyncio.create_task(s.post("/mini", hello()))]
+        asked = [asyncio.create_task(s.post("/mini", make_chat_body()))]
         await until(lambda: [live.phase for live in s.live] == ["prefill"])
-        asked += [asyncio.create_task(s.post("/mini", hello())) for _ in range(2)]
+        asked += [asyncio.create_task(s.post("/mini", make_chat_body())) for _ in range(2)]
         await until(lambda: len(s.live) == 3)
         queue = (await s.get("/v1/status")).json["queue"]
         queue.pop("background")

@@ -28,7 +28,7 @@ from mlxrun.server.endpoints.anthropic import SURFACE
 from mlxrun.server.json_bodies import encode_json
 from tests.helpers.anthropic_api import ADD, TOOL_MODEL_INFO, USER, body, user
 from tests.helpers.anthropic_bodies import BILLING, FIELDS, SEEDS, VALUE, claude_code, nodes
-from tests.helpers.server_fakes import Reply, Script, Serving, says, server_config, serving
+from tests.helpers.server_fakes import Reply, Script, Serving, make_script, run_server, server_config
 
 Json = dict[str, Any]
 
@@ -45,19 +45,19 @@ ONE = {"type": "auto", "disable_parallel_tool_use": True}
 
 # Each with what the engine does and what is asked for.
 CASES: dict[str, tuple[Script, Json]] = {
-    "text": (says("Hello", " wörld", "!"), {}),
-    "empty": (says(), {}),
-    "thought": (says(*THOUGHT, "\n\n", "Three", "."), {}),
-    "hidden": (says(*THOUGHT, "Three"), {"thinking": {"type": "adaptive", "display": "omitted"}}),
-    "calls": (says(*THOUGHT, "Let me ", "see.\n", *CALL, "\n", OTHER), TOOLS),
-    "one_call": (says(*CALL, OTHER), TOOLS | {"tool_choice": ONE}),
-    "stop": (says("one two", " three", " four"), {"stop_sequences": ["zzz", " thr"]}),
-    "length": (says("one two three"), {"max_tokens": 4}),
-    "window": (says("x" * 99), {"max_tokens": 32_000}),
-    "cut_thought": (says("<think>", "so long a thought"), {"max_tokens": 9}),
-    "cut_call": (says(*CALL), TOOLS | {"max_tokens": 48}),
-    "cached": (says(TokenEvent("", num_cached_tokens=7, hit_kind=HitKind.PREFIX), "Hi"), {}),
-    "edits": (says("Hi"), {"context_management": {"edits": []}}),
+    "text": (make_script("Hello", " wörld", "!"), {}),
+    "empty": (make_script(), {}),
+    "thought": (make_script(*THOUGHT, "\n\n", "Three", "."), {}),
+    "hidden": (make_script(*THOUGHT, "Three"), {"thinking": {"type": "adaptive", "display": "omitted"}}),
+    "calls": (make_script(*THOUGHT, "Let me ", "see.\n", *CALL, "\n", OTHER), TOOLS),
+    "one_call": (make_script(*CALL, OTHER), TOOLS | {"tool_choice": ONE}),
+    "stop": (make_script("one two", " three", " four"), {"stop_sequences": ["zzz", " thr"]}),
+    "length": (make_script("one two three"), {"max_tokens": 4}),
+    "window": (make_script("x" * 99), {"max_tokens": 32_000}),
+    "cut_thought": (make_script("<think>", "so long a thought"), {"max_tokens": 9}),
+    "cut_call": (make_script(*CALL), TOOLS | {"max_tokens": 48}),
+    "cached": (make_script(TokenEvent("", num_cached_tokens=7, hit_kind=HitKind.PREFIX), "Hi"), {}),
+    "edits": (make_script("Hi"), {"context_management": {"edits": []}}),
 }
 
 
@@ -138,7 +138,7 @@ async def test_golden(name: str) -> None:
     """The events of a stream, and a message with the same blocks."""
     script, more = CASES[name]
     host = replace(TOOL_MODEL_INFO, context_length=64) if name == "window" else TOOL_MODEL_INFO
-    async with serving(script=script, host=host, formats=FORMATS) as s:
+    async with run_server(script=script, model_info=host, formats=FORMATS) as s:
         stream = await ask(s, body(**{"max_tokens": 500, **more, "stream": True}))
         whole = await ask(s, body(**{"max_tokens": 500, **more}))
         await s.settle()
@@ -152,7 +152,7 @@ async def test_golden(name: str) -> None:
 
 async def test_the_twin_of_the_golden_files() -> None:
     """An event that is out of order does not pass."""
-    async with serving(script=CASES["calls"][0], host=TOOL_MODEL_INFO, formats=FORMATS) as s:
+    async with run_server(script=CASES["calls"][0], model_info=TOOL_MODEL_INFO, formats=FORMATS) as s:
         events = (await ask(s, body(max_tokens=500, stream=True, **TOOLS))).events
     assert rebuilt(events)["stop_reason"] == "tool_use"
     for at in range(1, len(events)):
@@ -166,7 +166,7 @@ async def test_the_twin_of_the_golden_files() -> None:
 async def test_control_tokens_are_no_text(stream: bool) -> None:
     """The model's end token ends the answer where it spells it in pieces; another one is left out."""
     for pieces in (("Hi<|im", "_end|>", "x"), ("H<|im_start|>", "i")):
-        async with serving(script=says(*pieces)) as s:
+        async with run_server(script=make_script(*pieces)) as s:
             reply = await ask(s, body(stream=stream, max_tokens=99))
         message = rebuilt(reply.events) if stream else reply.json
         assert message["content"] == [{"type": "text", "text": "Hi"}]
@@ -175,7 +175,7 @@ async def test_control_tokens_are_no_text(stream: bool) -> None:
 
 async def test_the_count_is_what_the_engine_gets() -> None:
     """Whatever else the body holds."""
-    async with serving(host=TOOL_MODEL_INFO) as s:
+    async with run_server(model_info=TOOL_MODEL_INFO) as s:
         for given in (body(), body(system="be brief"), claude_code("fa690")):
             await ask(s, given)
             counted = {k: given[k] for k in given if k in ("model", "messages", "system", "tools")}
@@ -186,7 +186,7 @@ async def test_the_count_is_what_the_engine_gets() -> None:
 
 async def test_two_requests_that_differ_in_their_billing_line_are_one_prompt() -> None:
     """The same text from a user stays."""
-    async with serving(host=TOOL_MODEL_INFO) as s:
+    async with run_server(model_info=TOOL_MODEL_INFO) as s:
         for cch in ("fa690", "00bb1"):
             assert (await ask(s, claude_code(cch))).status == 200
         assert s.engine.requests[0].prompt == s.engine.requests[1].prompt
@@ -197,7 +197,7 @@ async def test_two_requests_that_differ_in_their_billing_line_are_one_prompt() -
 
 async def test_headers_of_agents() -> None:
     headers = {"anthropic_version": "2023-06-01", "anthropic_beta": "claude-code-20250219,effort-2025-11-24"}
-    async with serving() as s:
+    async with run_server() as s:
         reply = await s.post(f"{URL}?beta=true", body(), **headers, x_api_key="anything")
         assert reply.status == 200 and reply.json["id"].startswith("msg_")
 
@@ -222,7 +222,7 @@ def wrong(reply: Reply, status: int, kind: str) -> str:
 async def test_errors_before_the_answer(stream: bool) -> None:
     """Their own status, streaming or not, in Anthropic's shape."""
     config = Config(server=ServerSettings(port=0, max_body_bytes=2000))
-    async with serving(config, script=says(Overloaded("the queue is full"))) as s:
+    async with run_server(config, script=make_script(Overloaded("the queue is full"))) as s:
         assert "queue" in wrong(await ask(s, body(stream=stream)), 429, "rate_limit_error")
         text = wrong(await ask(s, body(stream=stream, foo=1)), 400, "invalid_request_error")
         assert text == "foo: Extra inputs are not permitted"
@@ -242,7 +242,7 @@ async def test_errors_before_the_answer(stream: bool) -> None:
 
 async def test_keys() -> None:
     """x-api-key and Bearer."""
-    async with serving(Config(server=ServerSettings(port=0, api_keys={"alice": "k1"}))) as s:
+    async with run_server(Config(server=ServerSettings(port=0, api_keys={"alice": "k1"}))) as s:
         for headers in ({"x_api_key": "k1"}, {"Authorization": "Bearer k1"}):
             assert (await ask(s, body(), **headers)).status == 200
         for headers in ({}, {"x_api_key": "k2"}, {"Authorization": "Bearer k2"}):
@@ -250,14 +250,14 @@ async def test_keys() -> None:
 
 
 async def test_switched_off() -> None:
-    async with serving(Config(server=ServerSettings(port=0), apis=ApiSettings(anthropic=False))) as s:
+    async with run_server(Config(server=ServerSettings(port=0), apis=ApiSettings(anthropic=False))) as s:
         assert (await ask(s, body())).status == 404
         assert "apis.anthropic" in (await s.post(COUNT, {})).json["error"]["message"]
 
 
 async def test_an_error_in_the_middle_is_an_event() -> None:
     """The stream ends with it; what has come stays."""
-    async with serving(script=says("Hello", EngineDead("the engine has stopped"))) as s:
+    async with run_server(script=make_script("Hello", EngineDead("the engine has stopped"))) as s:
         reply = await ask(s, body(stream=True))
         await s.settle()
     names = [name for name, _ in reply.events]
@@ -275,7 +275,7 @@ async def test_an_error_in_the_middle_is_an_event() -> None:
 async def test_pings_while_the_prompt_is_computed() -> None:
     """The first event goes out first whatever is late, then pings; the answer follows as always."""
     gate = asyncio.Event()
-    async with serving(server_config(keepalive=0.1), script=says(gate.wait, "Hi")) as s:
+    async with run_server(server_config(keepalive=0.1), script=make_script(gate.wait, "Hi")) as s:
         text = ""
         async with s.http.post(s.url + URL, json=body(stream=True)) as response:
             async for line in response.content:
@@ -293,7 +293,7 @@ async def test_pings_while_the_prompt_is_computed() -> None:
 async def test_a_client_that_goes_away(stream: bool) -> None:
     """The engine is told, and nothing stays."""
     gate = asyncio.Event()
-    async with serving(script=says("Hello", gate.wait, " again")) as s:
+    async with run_server(script=make_script("Hello", gate.wait, " again")) as s:
         task = asyncio.create_task(ask(s, body(stream=stream)))
         while not s.engine.requests:
             await asyncio.sleep(0.001)
@@ -307,7 +307,7 @@ async def test_the_clients_errors() -> None:
     """The package's own classes, with our ids in them; an error in a stream too."""
     host = TOOL_MODEL_INFO
     config = Config(server=ServerSettings(port=0, api_keys={"alice": "k1"}))
-    async with serving(config, script=says("Hello", EngineDead("gone")), host=host) as s:
+    async with run_server(config, script=make_script("Hello", EngineDead("gone")), model_info=host) as s:
         client = AsyncAnthropic(base_url=s.url, api_key="k1", max_retries=0)
         with pytest.raises(BadRequestError) as caught:
             await client.messages.create(**body(thinking={"type": "enabled", "budget_tokens": 5}))
@@ -339,7 +339,7 @@ def test_no_body_is_a_server_error(data: st.DataObject) -> None:
     """200 or 4xx in our shape, and nothing stays; each example sends ten bodies to one server."""
 
     async def run() -> None:
-        async with serving(host=TOOL_MODEL_INFO, script=says("ok", FinishReason.STOP)) as s:
+        async with run_server(model_info=TOOL_MODEL_INFO, script=make_script("ok", FinishReason.STOP)) as s:
             for _ in range(10):
                 made = copy.deepcopy(data.draw(st.sampled_from(SEEDS + [{"messages": [USER]}])))
                 holder, key = data.draw(st.sampled_from(nodes(made)))

@@ -18,12 +18,12 @@ from mlxrun.server.batches.durable_files import StorageError, link_file
 from mlxrun.server.batches.storage import Storage, find_data_folder
 from mlxrun.server.endpoints import files
 from tests.helpers.batch_fakes import chats, make_config
-from tests.helpers.batches_server import Place
+from tests.helpers.batches_server import ServerSetup
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place(tmp_path / "data", engine=False)
+def place(tmp_path: Path) -> ServerSetup:
+    return ServerSetup(tmp_path / "data", engine=False)
 
 
 def form(data: bytes = b'{"a": 1}\n', purpose: str = "batch", **more: str) -> aiohttp.FormData:
@@ -32,15 +32,15 @@ def form(data: bytes = b'{"a": 1}\n', purpose: str = "batch", **more: str) -> ai
     return found
 
 
-def in_folder(place: Place) -> list[str]:
+def in_folder(place: ServerSetup) -> list[str]:
     return sorted(path.name for path in (place.root / "files").iterdir())
 
 
-async def test_a_file_from_end_to_end(place: Place) -> None:
+async def test_a_file_from_end_to_end(place: ServerSetup) -> None:
     """What comes back is what was sent, byte by byte; names are kept; what is deleted is gone."""
     data = b"\xef\xbb\xbf" + b'{"a": "\xc3\xa9"}\r\n' * 5000 + b"no line end"
     async with place.run() as site:
-        made = await site.ask("POST", "/v1/files", data=form(data))
+        made = await site.send("POST", "/v1/files", data=form(data))
         assert made == {
             "object": "file",
             "id": made["id"],
@@ -51,14 +51,14 @@ async def test_a_file_from_end_to_end(place: Place) -> None:
             "status": "processed",
         }
         path = f"/v1/files/{made['id']}"
-        assert await site.ask("GET", path) == made
+        assert await site.send("GET", path) == made
         async with site.http.get(f"{path}/content") as response:
             assert (response.status, response.content_type) == (200, "application/octet-stream")
             assert await response.read() == data
-        deleted = await site.ask("DELETE", path)
+        deleted = await site.send("DELETE", path)
         assert deleted == {"id": made["id"], "object": "file", "deleted": True}
         for method, gone in (("GET", path), ("GET", f"{path}/content"), ("DELETE", path)):
-            assert (await site.ask(method, gone))["status_code"] == 404
+            assert (await site.send(method, gone))["status_code"] == 404
     assert in_folder(place) == []
 
 
@@ -71,7 +71,7 @@ async def test_a_file_from_end_to_end(place: Place) -> None:
         (b"n" * 400, "n" * 255),
     ],
 )
-async def test_strange_names(place: Place, given: bytes, kept: str) -> None:
+async def test_strange_names(place: ServerSetup, given: bytes, kept: str) -> None:
     """A name is a label: whatever it is, it comes back as text, and no path is made of it."""
     body = (
         b'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
@@ -81,20 +81,20 @@ async def test_strange_names(place: Place, given: bytes, kept: str) -> None:
     )
     headers = {"Content-Type": "multipart/form-data; boundary=b"}
     async with place.run() as site:
-        made = await site.ask("POST", "/v1/files", data=body, headers=headers)
+        made = await site.send("POST", "/v1/files", data=body, headers=headers)
         assert (made["filename"], made["bytes"]) == (kept, 2)
         assert in_folder(place) == sorted([f"{made['id']}.json", f"{made['id']}.jsonl"])
     async with place.run() as site:
-        assert (await site.ask("GET", f"/v1/files/{made['id']}"))["filename"] == kept
+        assert (await site.send("GET", f"/v1/files/{made['id']}"))["filename"] == kept
 
 
-async def test_purpose_after_the_file(place: Place) -> None:
+async def test_purpose_after_the_file(place: ServerSetup) -> None:
     """Fields of a form come in any order."""
     late = aiohttp.FormData()
     late.add_field("file", b"{}\n", filename="x.jsonl")
     late.add_field("purpose", "batch")
     async with place.run() as site:
-        assert (await site.ask("POST", "/v1/files", data=late))["bytes"] == 3
+        assert (await site.send("POST", "/v1/files", data=late))["bytes"] == 3
 
 
 @pytest.mark.parametrize(
@@ -111,16 +111,16 @@ async def test_purpose_after_the_file(place: Place) -> None:
         (b"{}", 400, None),
     ],
 )
-async def test_what_is_refused(place: Place, data: Any, status: int | None, param: str | None) -> None:
+async def test_refused_uploads(place: ServerSetup, data: Any, status: int | None, param: str | None) -> None:
     """Each with its field; nothing of it stays on disk."""
     place.config = make_config(max_file_bytes=3000)
     async with place.run() as site:
-        found = await site.ask("POST", "/v1/files", data=data)
+        found = await site.send("POST", "/v1/files", data=data)
         if status is None:  # a form that is no multipart at all
             assert (found["status_code"], "multipart" in found["error"]["message"]) == (400, True)
         else:
             assert (found["status_code"], found["error"]["param"]) == (status, param)
-        assert (await site.ask("GET", "/v1/files"))["data"] == []
+        assert (await site.send("GET", "/v1/files"))["data"] == []
     assert in_folder(place) == []
 
 
@@ -142,32 +142,32 @@ async def test_what_is_refused(place: Place, data: Any, status: int | None, para
         b"\x00\xff" * 5000,
     ],
 )
-async def test_forms_that_are_none(place: Place, body: bytes) -> None:
+async def test_invalid_forms(place: ServerSetup, body: bytes) -> None:
     """B-side of "never a 500, never a hang": a broken form is a 400 and leaves nothing."""
     headers = {"Content-Type": "multipart/form-data; boundary=b"}
     async with place.run() as site, asyncio.timeout(10):
-        found = await site.ask("POST", "/v1/files", data=body, headers=headers)
+        found = await site.send("POST", "/v1/files", data=body, headers=headers)
         assert found["status_code"] == 400
         headers = {"Content-Type": "multipart/form-data"}
-        assert (await site.ask("POST", "/v1/files", data=body, headers=headers))["status_code"] == 400
+        assert (await site.send("POST", "/v1/files", data=body, headers=headers))["status_code"] == 400
     assert in_folder(place) == []
 
 
-async def test_pages_and_filters(place: Place) -> None:
+async def test_pages_and_filters(place: ServerSetup) -> None:
     async with place.run() as site:
         made = []
         for i in range(5):
             place.clock.now += 1
             made.append(await site.upload(chats(1), f"{i}.jsonl"))
-        newest = (await site.ask("GET", "/v1/files"))["data"]
+        newest = (await site.send("GET", "/v1/files"))["data"]
         assert [file["id"] for file in newest] == made[::-1]
         query = {"order": "asc", "limit": "2", "after": made[1]}
-        found = await site.ask("GET", "/v1/files", params=query)
+        found = await site.send("GET", "/v1/files", params=query)
         assert ([file["filename"] for file in found["data"]], found["has_more"]) == (
             ["2.jsonl", "3.jsonl"],
             True,
         )
-        assert (await site.ask("GET", "/v1/files", params={"purpose": "batch_output"}))["data"] == []
+        assert (await site.send("GET", "/v1/files", params={"purpose": "batch_output"}))["data"] == []
         for wrong in (
             {"order": "up"},
             {"limit": "10001"},
@@ -175,11 +175,11 @@ async def test_pages_and_filters(place: Place) -> None:
             {"limit": "-1"},
             {"purpos": "x"},
         ):
-            refused = await site.ask("GET", "/v1/files", params=wrong)
+            refused = await site.send("GET", "/v1/files", params=wrong)
             assert (refused["status_code"], refused["error"]["param"]) == (400, next(iter(wrong)))
 
 
-async def test_an_upload_that_breaks_off(place: Place) -> None:
+async def test_an_interrupted_upload(place: ServerSetup) -> None:
     """The client is gone in the middle; nothing is listed, nothing is left."""
 
     async def half() -> AsyncIterator[bytes]:
@@ -189,7 +189,7 @@ async def test_an_upload_that_breaks_off(place: Place) -> None:
         raise ConnectionError("pulled the plug")
 
     async with place.run() as site:
-        assert (await site.ask("GET", "/v1/files"))["data"] == []
+        assert (await site.send("GET", "/v1/files"))["data"] == []
         broken = aiohttp.FormData({"purpose": "batch"})
         broken.add_field("file", half(), filename="x.jsonl")
         with pytest.raises((aiohttp.ClientError, ConnectionError)):
@@ -197,11 +197,13 @@ async def test_an_upload_that_breaks_off(place: Place) -> None:
         async with asyncio.timeout(10):
             while in_folder(place):
                 await asyncio.sleep(0.01)
-        assert (await site.ask("GET", "/v1/files"))["data"] == []
+        assert (await site.send("GET", "/v1/files"))["data"] == []
 
 
 @pytest.mark.slow
-async def test_a_million_lines_are_not_held(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_million_lines_are_not_held_in_memory(
+    place: ServerSetup, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """48 MB of lines come and go through a few blocks of memory; counted in bytes."""
     line = json.dumps({"custom_id": "0000000", "body": {"a": 1}}).encode() + b"\n"
     block, count = line * 10_000, 100
@@ -222,7 +224,7 @@ async def test_a_million_lines_are_not_held(place: Place, monkeypatch: pytest.Mo
     async with place.run() as site:
         tracemalloc.start()
         try:
-            made = await site.ask("POST", "/v1/files", data=million)
+            made = await site.send("POST", "/v1/files", data=million)
             read = 0
             async with site.http.get(f"/v1/files/{made['id']}/content") as response:
                 async for data in response.content.iter_chunked(1 << 16):
@@ -235,7 +237,7 @@ async def test_a_million_lines_are_not_held(place: Place, monkeypatch: pytest.Mo
     assert peak < 12_000_000 < made["bytes"] / 3
 
 
-async def test_after_a_kill(place: Place) -> None:
+async def test_after_a_kill(place: ServerSetup) -> None:
     """Whole files are there again; halves of all kinds are swept, and what is not ours is left alone."""
     async with place.run() as site:
         kept, torn, lost = [await site.upload(chats(2), name) for name in ("a", "b", "c")]
@@ -247,7 +249,7 @@ async def test_after_a_kill(place: Place) -> None:
     (folder / "file-strange.json").write_text('{"id": "file-strange"}')
     (folder / "notes.txt").write_text("mine")
     async with place.run() as site:
-        assert [file["id"] for file in (await site.ask("GET", "/v1/files"))["data"]] == [kept]
+        assert [file["id"] for file in (await site.send("GET", "/v1/files"))["data"]] == [kept]
         assert len(await site.records(kept)) == 2
     left = {
         f"{kept}.json",
@@ -260,32 +262,32 @@ async def test_after_a_kill(place: Place) -> None:
     assert set(in_folder(place)) == left
 
 
-async def test_two_servers_in_one_folder(place: Place) -> None:
+async def test_two_servers_in_one_folder(place: ServerSetup) -> None:
     """The second serves no files while the first does, says why, and takes over when it can."""
     async with place.run() as first:
         file = await first.upload(chats(1))
         async with place.run() as second:
-            found = await second.ask("GET", "/v1/files")
+            found = await second.send("GET", "/v1/files")
             assert (found["status_code"], "server.data_path" in found["error"]["message"]) == (503, True)
             await first.queue.close()
-            assert [each["id"] for each in (await second.ask("GET", "/v1/files"))["data"]] == [file]
+            assert [each["id"] for each in (await second.send("GET", "/v1/files"))["data"]] == [file]
 
 
-async def test_while_it_shuts_down(place: Place) -> None:
+async def test_while_it_shuts_down(place: ServerSetup) -> None:
     async with place.run() as site:
         await site.queue.close()
-        found = await site.ask("GET", "/v1/batches")
+        found = await site.send("GET", "/v1/batches")
         assert (found["status_code"], found["error"]["code"]) == (503, "shutting_down")
 
 
-async def test_a_folder_that_cannot_be(place: Place) -> None:
+async def test_a_data_path_that_cannot_be_used(place: ServerSetup) -> None:
     place.root.write_text("a file where the folder should be")
     async with place.run() as site:
-        found = await site.ask("POST", "/v1/files", data=form())
+        found = await site.send("POST", "/v1/files", data=form())
         assert (found["status_code"], found["error"]["code"]) == (503, "storage_unavailable")
 
 
-async def test_a_full_disk(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_full_disk(place: ServerSetup, monkeypatch: pytest.MonkeyPatch) -> None:
     """A 503 that names the folder; half a file does not stay."""
 
     class Full:
@@ -308,13 +310,13 @@ async def test_a_full_disk(place: Place, monkeypatch: pytest.MonkeyPatch) -> Non
     async with place.run() as site:
         with monkeypatch.context() as patch:
             patch.setattr(Storage, "start_upload", full)
-            found = await site.ask("POST", "/v1/files", data=form())
+            found = await site.send("POST", "/v1/files", data=form())
         assert (found["status_code"], "No space left" in found["error"]["message"]) == (503, True)
         assert in_folder(place) == []
-        assert (await site.ask("POST", "/v1/files", data=form()))["bytes"] == 9
+        assert (await site.send("POST", "/v1/files", data=form()))["bytes"] == 9
 
 
-async def test_the_event_loop_is_free(place: Place) -> None:
+async def test_the_event_loop_is_not_blocked_by_the_disk(place: ServerSetup) -> None:
     """While a file is written, others are answered: the disk is on a worker thread."""
     blocked = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -327,14 +329,14 @@ async def test_the_event_loop_is_free(place: Place) -> None:
     async with place.run() as site:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(storage.Upload, "finish", slow)
-            upload = asyncio.create_task(site.ask("POST", "/v1/files", data=form()))
+            upload = asyncio.create_task(site.send("POST", "/v1/files", data=form()))
             await blocked.wait()
-            assert (await site.ask("GET", "/v1/files"))["data"] == []
+            assert (await site.send("GET", "/v1/files"))["data"] == []
             answered.set()
             await upload
 
 
-def test_where_files_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     assert find_data_folder(None, {}) == tmp_path / ".local" / "share" / "mlxrun"
     assert find_data_folder(None, {"XDG_DATA_HOME": "relative"}) == tmp_path / ".local" / "share" / "mlxrun"
@@ -342,7 +344,7 @@ def test_where_files_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert find_data_folder("~/jobs", {"XDG_DATA_HOME": "/data"}) == tmp_path / "jobs"
 
 
-def test_a_link_where_links_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some file systems have no hard links: then it is a copy."""
 
     def refuse(*args: Any) -> None:
@@ -369,9 +371,9 @@ def test_the_folder_is_private(tmp_path: Path) -> None:
     Storage(tmp_path / "data", 10**9).open()
 
 
-async def test_switched_off(place: Place) -> None:
+async def test_switched_off(place: ServerSetup) -> None:
     """Each surface can be switched off, and is then not found."""
     place.config = replace(place.config, apis=replace(place.config.apis, batches=False))
     async with place.run() as site:
         site_paths = ("/v1/files", "/v1/batches", "/v1/files/x/content")
-        assert [(await site.ask("GET", path))["status_code"] for path in site_paths] == [404] * 3
+        assert [(await site.send("GET", path))["status_code"] for path in site_paths] == [404] * 3

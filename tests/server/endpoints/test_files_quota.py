@@ -17,21 +17,21 @@ from mlxrun.server.batches import storage
 from mlxrun.server.batches.batch_folders import MIN_COUNTED_BYTES
 from mlxrun.server.endpoints import files
 from tests.helpers.batch_fakes import chats, make_config
-from tests.helpers.batches_server import Place, Site
+from tests.helpers.batches_server import RunningServer, ServerSetup
 from tests.server.endpoints.test_files import form, in_folder
 
 QUOTA = 20_000
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
-    found = Place(tmp_path / "data", engine=False)
+def place(tmp_path: Path) -> ServerSetup:
+    found = ServerSetup(tmp_path / "data", engine=False)
     found.config = replace(found.config, server=replace(found.config.server, files_max_bytes=QUOTA))
     return found
 
 
-async def put(site: Site, data: Any) -> Any:
-    return await site.ask("POST", "/v1/files", data=data)
+async def put(site: RunningServer, data: Any) -> Any:
+    return await site.send("POST", "/v1/files", data=data)
 
 
 def refused(found: Any) -> bool:
@@ -44,12 +44,12 @@ def refused(found: Any) -> bool:
     return True
 
 
-async def used(site: Site) -> int:
-    found = await site.ask("GET", "/v1/status")
+async def used(site: RunningServer) -> int:
+    found = await site.send("GET", "/v1/status")
     return int(found["files"]["bytes"])
 
 
-async def test_exactly_as_much_as_fits(place: Place) -> None:
+async def test_exactly_as_much_as_fits(place: ServerSetup) -> None:
     """To the byte; room comes back with a deletion, and holds over a restart."""
     async with place.run() as site:
         first = await put(site, form(b"x" * 12_000))
@@ -60,16 +60,16 @@ async def test_exactly_as_much_as_fits(place: Place) -> None:
         assert len(in_folder(place)) == 4  # nothing is left of what was refused
     async with place.run() as site:
         assert refused(await put(site, form(b"x")))
-        await site.ask("DELETE", f"/v1/files/{first['id']}")
+        await site.send("DELETE", f"/v1/files/{first['id']}")
         assert (await put(site, form(b"x" * 12_000)))["bytes"] == 12_000
-        assert (await site.ask("GET", "/v1/status"))["files"] == {
+        assert (await site.send("GET", "/v1/status"))["files"] == {
             "count": 2,
             "bytes": 20_000,
             "max_bytes": QUOTA,
         }
 
 
-async def test_small_ones_count_as_a_page(place: Place) -> None:
+async def test_small_files_and_batches_count_as_a_page(place: ServerSetup) -> None:
     """Else there could be any number of files, and of batches of one file."""
     async with place.run() as site:
         file = await site.upload(chats(1))
@@ -81,22 +81,22 @@ async def test_small_ones_count_as_a_page(place: Place) -> None:
         assert (found["status_code"], found["error"]["param"]) == (413, "input_file_id")
         assert found["error"]["code"] == "storage_full"
         assert refused(await put(site, form(b"x")))
-        assert len((await site.ask("GET", "/v1/batches"))["data"]) == 3
+        assert len((await site.send("GET", "/v1/batches"))["data"]) == 3
     async with place.run() as site:
-        await site.ask("GET", "/v1/files")
+        await site.send("GET", "/v1/files")
         assert await used(site) == 4 * MIN_COUNTED_BYTES
 
 
-async def test_without_a_quota_in_the_way(tmp_path: Path) -> None:
+async def test_the_default_quota(tmp_path: Path) -> None:
     """The twin: as the default is, all of it is taken."""
-    async with Place(tmp_path / "data", engine=False).run() as site:
+    async with ServerSetup(tmp_path / "data", engine=False).run() as site:
         for _ in range(3):
             assert (await put(site, form(b"x" * 6000)))["bytes"] == 6000
         assert await used(site) == 18_000
 
 
-async def test_one_that_says_its_length_is_refused_before_it_comes(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+async def test_an_upload_with_a_length_is_refused_before_it_arrives(
+    place: ServerSetup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def write(self: storage.Upload, data: bytes) -> None:
         raise AssertionError("something of it was written")
@@ -107,7 +107,7 @@ async def test_one_that_says_its_length_is_refused_before_it_comes(
     assert in_folder(place) == []
 
 
-async def test_what_is_still_coming_counts(place: Place) -> None:
+async def test_unfinished_uploads_count(place: ServerSetup) -> None:
     """Two at once cannot have the same room, and one that breaks off gives its room back."""
     place.config = replace(place.config, server=replace(place.config.server, files_max_bytes=1_000_000))
     gate = asyncio.Event()
@@ -130,7 +130,7 @@ async def test_what_is_still_coming_counts(place: Place) -> None:
             assert (await put(site, form(b"x" * 510_000)))["status_code"] == 413
             small = await put(site, form(b"x" * 200_000))
             assert small["bytes"] == 200_000
-            await site.ask("DELETE", f"/v1/files/{small['id']}")
+            await site.send("DELETE", f"/v1/files/{small['id']}")
             gate.set()
             if end:
                 assert (await task)["bytes"] == 800_000
@@ -142,7 +142,7 @@ async def test_what_is_still_coming_counts(place: Place) -> None:
             assert await used(site) == (800_000 if end else 0)
 
 
-async def test_one_that_grows_over_it_is_refused_and_removed(place: Place) -> None:
+async def test_an_upload_without_a_length_is_refused_as_it_grows(place: ServerSetup) -> None:
     """Its length was not said: it counts as it comes."""
 
     async def grows() -> AsyncIterator[bytes]:
@@ -160,7 +160,7 @@ async def test_one_that_grows_over_it_is_refused_and_removed(place: Place) -> No
         assert await used(site) == 0
 
 
-async def test_answers_count_but_are_never_refused(place: Place) -> None:
+async def test_answers_count_but_are_never_refused(place: ServerSetup) -> None:
     """Work that was done is handed out, whatever the quota says."""
     place.engine = True
     place.config = replace(make_config(), server=replace(place.config.server, files_max_bytes=1_000_000))
@@ -171,23 +171,23 @@ async def test_answers_count_but_are_never_refused(place: Place) -> None:
         place.config, server=replace(place.config.server, files_max_bytes=size + 1 + MIN_COUNTED_BYTES)
     )
     async with place.run() as site:
-        batch = await site.over((await site.create(file))["id"])
+        batch = await site.wait_until_ended((await site.create(file))["id"])
         assert batch["status"] == "completed"
         assert len(await site.records(batch["output_file_id"])) == 60
-        found = (await site.ask("GET", "/v1/status"))["files"]
+        found = (await site.send("GET", "/v1/status"))["files"]
         assert found["count"] == 2 and found["bytes"] > size + 1 + MIN_COUNTED_BYTES
         assert (await put(site, form(b"x")))["status_code"] == 413
 
 
-async def test_a_batch_that_failed_leaves_nothing(place: Place) -> None:
+async def test_a_batch_that_failed_leaves_nothing(place: ServerSetup) -> None:
     """Its input is gone with the file: else room that nobody can give back, until the next start."""
     place.engine = True
     async with place.run() as site:
         file = await site.upload([*chats(20), "no line"])
         assert refused(await put(site, form(b"x" * QUOTA)))
-        made = await site.over((await site.create(file))["id"])
+        made = await site.wait_until_ended((await site.create(file))["id"])
         assert made["status"] == "failed"
-        await site.ask("DELETE", f"/v1/files/{file}")
+        await site.send("DELETE", f"/v1/files/{file}")
         async with asyncio.timeout(30):
             while (place.root / "batches" / made["id"] / "job").exists():
                 await asyncio.sleep(0.005)
@@ -196,30 +196,30 @@ async def test_a_batch_that_failed_leaves_nothing(place: Place) -> None:
         assert (await put(site, form(b"x" * left)))["bytes"] == left
 
 
-async def test_what_a_batch_holds_is_known_from_the_start(place: Place) -> None:
+async def test_the_bytes_of_a_batch_are_known_after_a_restart(place: ServerSetup) -> None:
     """/v1/status counts it before anybody uploads, and once when it has become a file."""
     async with place.run() as site:
         file = await site.upload(chats(60))
-        size = (await site.ask("GET", f"/v1/files/{file}"))["bytes"]
+        size = (await site.send("GET", f"/v1/files/{file}"))["bytes"]
         assert size > MIN_COUNTED_BYTES
         made = await site.create(file)
-        await site.ask("DELETE", f"/v1/files/{file}")
+        await site.send("DELETE", f"/v1/files/{file}")
     place.engine = False
     async with place.run() as site:
-        await site.ask("GET", "/v1/files")
+        await site.send("GET", "/v1/files")
         assert await used(site) == size
     place.engine = True
     async with place.run() as site:
-        done = await site.over(made["id"])
+        done = await site.wait_until_ended(made["id"])
         assert done["status"] == "completed"
-        answers = (await site.ask("GET", f"/v1/files/{done['output_file_id']}"))["bytes"]
+        answers = (await site.send("GET", f"/v1/files/{done['output_file_id']}"))["bytes"]
         async with asyncio.timeout(30):
             while await used(site) != max(MIN_COUNTED_BYTES, answers) + MIN_COUNTED_BYTES:
                 await asyncio.sleep(0.005)
 
 
-async def test_a_sender_that_goes_away_before_it_has_begun(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+async def test_a_client_that_disconnects_before_its_upload_is_created(
+    place: ServerSetup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a thread begins for it is removed all the same, its handle too."""
     gate, begun, leaving = threading.Event(), threading.Event(), asyncio.Event()
@@ -249,15 +249,15 @@ async def test_a_sender_that_goes_away_before_it_has_begun(
         assert in_folder(place) == [] and not site.queue.storage._uploads
 
 
-async def test_a_deleted_file_counts_while_its_batch_has_it(place: Place) -> None:
+async def test_a_deleted_file_counts_while_its_batch_has_it(place: ServerSetup) -> None:
     """Else a client could fill the disk: upload, make a batch, delete, upload."""
     async with place.run() as site:
         file = await site.upload(chats(45))
-        size = (await site.ask("GET", f"/v1/files/{file}"))["bytes"]
+        size = (await site.send("GET", f"/v1/files/{file}"))["bytes"]
         assert MIN_COUNTED_BYTES < size < QUOTA - 2 * MIN_COUNTED_BYTES
         batch = await site.create(file)
         assert await used(site) == size + MIN_COUNTED_BYTES  # one file under two names
-        await site.ask("DELETE", f"/v1/files/{file}")
+        await site.send("DELETE", f"/v1/files/{file}")
         assert refused(await put(site, form(b"x" * (QUOTA - size + 1))))
         assert (await put(site, form(b"x" * (QUOTA - size - 500))))["bytes"]
         assert batch["status"] == "validating"

@@ -19,14 +19,14 @@ from mlxrun.errors import EngineDead, Overloaded, PromptTooLong
 from mlxrun.scheduler.request import FinishReason, HitKind, TokenEvent
 from mlxrun.server.request_context import CONFIG_HASH
 from tests.helpers.bracket_formats import TOOL, Brackets
-from tests.helpers.server_fakes import FakeEngine, Reply, Serving, says, server_config, serving
+from tests.helpers.server_fakes import FakeEngine, Reply, Serving, make_script, run_server, server_config
 from tests.helpers.tokenizers import TOOLS, FakeModelInfo
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 HI = [{"role": "user", "content": "hi"}]
 GOLDEN = Path(__file__).parents[2] / "helpers" / "golden"
 HOST = FakeModelInfo(chat_template=TOOLS)
-SAYS = says("[y] a~b(", '{"x":1}', ")", FinishReason.STOP)
+SAYS = make_script("[y] a~b(", '{"x":1}', ")", FinishReason.STOP)
 
 
 class Slow(FakeEngine):
@@ -90,7 +90,7 @@ async def test_golden(name: str, stream: bool) -> None:
         del body["messages"]
     if not stream:
         body.pop("stream_options", None)
-    async with serving(engine=Slow(), formats=Brackets()) as s:
+    async with run_server(engine=Slow(), formats=Brackets()) as s:
         reply = await s.post(url, body)
         assert reply.status == 200
         kind = "text/event-stream" if stream else "application/json"
@@ -103,7 +103,7 @@ def deltas(reply: Reply) -> list[Any]:
     return [data["choices"][0] for _, data in reply.events if data != "[DONE]" and data["choices"]]
 
 
-async def test_choices_of_a_stream_come_as_they_are_made() -> None:
+async def test_choices_are_streamed_as_they_are_generated() -> None:
     """n > 1: the second choice speaks while the first waits, and each ends once."""
     go = asyncio.Event()
 
@@ -116,7 +116,7 @@ async def test_choices_of_a_stream_come_as_they_are_made() -> None:
         if not slow:
             go.set()
 
-    async with serving(host=HOST, script=script) as s:
+    async with run_server(model_info=HOST, script=script) as s:
         reply = await s.post(CHAT, {"messages": HI, "n": 2, "stream": True})
         order = [
             (c["index"], c["delta"].get("content"), c["finish_reason"])
@@ -131,9 +131,9 @@ async def test_choices_of_a_stream_come_as_they_are_made() -> None:
         assert reply.events[-1][1] == "[DONE]"
 
 
-async def test_cached_tokens_and_the_seed_are_told() -> None:
+async def test_the_response_has_cached_tokens_and_the_fingerprint() -> None:
     hit = TokenEvent("", num_computed_tokens=4, num_cached_tokens=3, hit_kind=HitKind.PREFIX)
-    async with serving(script=says(hit, "x")) as s:
+    async with run_server(script=make_script(hit, "x")) as s:
         body = {"messages": HI, "stream": True, "stream_options": {"include_usage": True}}
         *_, last, usage, done = [data for _, data in (await s.post(CHAT, body)).events]
         assert usage["usage"]["prompt_tokens_details"] == {"cached_tokens": 3} and done == "[DONE]"
@@ -148,7 +148,7 @@ async def test_cached_tokens_and_the_seed_are_told() -> None:
 async def test_an_error_before_the_first_token_has_its_status(stream: bool) -> None:
     cases = ((Overloaded("full"), 429), (PromptTooLong("long"), 400), (EngineDead("gone"), 503))
     for error, status in cases:
-        async with serving(script=says(error)) as s:
+        async with run_server(script=make_script(error)) as s:
             reply = await s.post(CHAT, {"messages": HI, "stream": stream})
             assert reply.status == status and reply.json["error"]["code"] == error.code
             await s.settle()
@@ -161,7 +161,7 @@ async def test_an_error_in_a_stream_is_its_last_event() -> None:
         yield "ab"
         yield EngineDead("gone") if request.id.endswith("-0") else asyncio.Event().wait
 
-    async with serving(script=script) as s:
+    async with run_server(script=script) as s:
         reply = await s.post(CHAT, {"messages": HI, "stream": True, "n": 2})
         assert reply.status == 200
         assert reply.events[-1][1]["error"] == {
@@ -176,7 +176,7 @@ async def test_an_error_in_a_stream_is_its_last_event() -> None:
 
 
 async def test_a_stop_string_ends_the_row() -> None:
-    async with serving(script=says("one", " two three", asyncio.Event().wait)) as s:
+    async with run_server(script=make_script("one", " two three", asyncio.Event().wait)) as s:
         for stream in (True, False):
             reply = await s.post(CHAT, {"messages": HI, "stop": " two", "stream": stream})
             choices = deltas(reply) if stream else reply.json["choices"]
@@ -189,7 +189,7 @@ async def test_a_stop_string_ends_the_row() -> None:
 async def test_names() -> None:
     """With names in the config only these are served; the response has the model's own."""
     host = FakeModelInfo(name="m", names=("alias", "org/other"))
-    async with serving(server_config(), host=host) as s:
+    async with run_server(server_config(), model_info=host) as s:
         listed = (await s.get("/v1/models")).json
         assert [model["id"] for model in listed["data"]] == ["m", "alias", "org/other"]
         assert (await s.get("/v1/models/org/other")).json["id"] == "org/other"
@@ -208,15 +208,15 @@ async def test_names() -> None:
         assert page["data"][0]["type"] == "model"
 
 
-async def test_a_surface_that_is_off_is_not_there() -> None:
+async def test_a_surface_that_is_off_is_not_found() -> None:
     config = replace(server_config(), apis=ApiSettings(openai=False, tokenize=False))
-    async with serving(config) as s:
+    async with run_server(config) as s:
         for path in (CHAT, COMPLETION, "/tokenize", "/v1/detokenize"):
             assert (await s.post(path, {})).status == 404
         assert (await s.get("/v1/models")).status == 404
 
 
-async def test_what_is_wrong_is_said_with_its_place() -> None:
+async def test_errors_name_the_field() -> None:
     cases: list[tuple[str, Any, str | None, str]] = [
         (CHAT, [], "body", "expected an object"),
         (CHAT, {}, "messages", "missing"),
@@ -232,7 +232,7 @@ async def test_what_is_wrong_is_said_with_its_place() -> None:
         (COMPLETION, {"prompt": [[1], [99_999]]}, "prompt[1][0]", "vocabulary"),
         (COMPLETION, {"prompt": "x", "logprobs": 30}, "logprobs", "maximum"),
     ]
-    async with serving() as s:
+    async with run_server() as s:
         for url, body, param, words in cases:
             reply = await s.post(url, body)
             error = reply.json["error"]
@@ -242,7 +242,7 @@ async def test_what_is_wrong_is_said_with_its_place() -> None:
 
 
 async def test_several_prompts_and_priority_reach_the_engine() -> None:
-    async with serving() as s:
+    async with run_server() as s:
         await s.post(COMPLETION, {"prompt": ["a", "b"], "n": 2, "user": "u"})
         assert len({r.id for r in s.engine.requests}) == 4 and {
             r.fairness_key for r in s.engine.requests
@@ -251,10 +251,10 @@ async def test_several_prompts_and_priority_reach_the_engine() -> None:
         assert reply.status == 400 and "scheduler.policy" in reply.json["error"]["message"]
 
 
-async def test_more_answers_than_the_queue_holds() -> None:
+async def test_more_choices_than_the_queue_holds() -> None:
     """A 429 would ask the client to try again for ever."""
     config = replace(server_config(), scheduler=SchedulerSettings(max_queue=3))
-    async with serving(config) as s:
+    async with run_server(config) as s:
         assert (await s.post(CHAT, {"messages": HI, "n": 3})).status == 200
         reply = await s.post(COMPLETION, {"prompt": ["a", "b"], "n": 2})
         error = reply.json["error"]
@@ -326,7 +326,7 @@ RECORDED: dict[str, dict[str, Any]] = {
 async def test_bodies_that_clients_send(name: str) -> None:
     """Shapes of agents and chat programs, after their documentation, are taken and reach the model."""
     body = RECORDED[name]
-    async with serving(host=HOST, script=says("ok")) as s:
+    async with run_server(model_info=HOST, script=make_script("ok")) as s:
         reply = await s.post(CHAT, body)
         assert reply.status == 200
         (request,) = s.engine.requests
@@ -384,7 +384,7 @@ def test_no_body_is_a_5xx(asked: list[tuple[str, Any, int]]) -> None:
         return reply.status
 
     async def run() -> None:
-        async with serving(host=HOST, script=SAYS, formats=Brackets()) as s:
+        async with run_server(model_info=HOST, script=SAYS, formats=Brackets()) as s:
             await asyncio.gather(*(one(s, *row) for row in asked))
             await s.settle()
 
@@ -398,7 +398,7 @@ async def test_the_fuzzer_would_see_a_5xx() -> None:
         def generate(self, request: Any) -> Any:
             raise KeyError("a secret")
 
-    async with serving(engine=Broken()) as s:
+    async with run_server(engine=Broken()) as s:
         reply = await s.post(CHAT, {"messages": HI})
         assert reply.status == 500 and reply.json["error"]["code"] == "internal_error"
         assert b"secret" not in reply.body

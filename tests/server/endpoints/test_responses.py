@@ -27,7 +27,7 @@ from mlxrun.scheduler.request import FinishReason
 from mlxrun.server import response_store
 from mlxrun.server.response_store import RESPONSES
 from tests.helpers.responses_api import ADD, BODIES, PNG, ScriptedDelta
-from tests.helpers.server_fakes import FakeEngine, Serving, says, server_config, serving
+from tests.helpers.server_fakes import FakeEngine, Serving, make_script, run_server, server_config
 from tests.helpers.tokenizers import TOOLS, FakeModelInfo
 
 GOLDEN = Path(__file__).parents[2] / "helpers" / "golden"
@@ -113,7 +113,7 @@ def golden(name: str, found: Any) -> None:
     assert json.loads(path.read_text(encoding="utf-8")) == json.loads(text)
 
 
-THOUGHT_TEXT_CALLS = says(
+THOUGHT_TEXT_CALLS = make_script(
     "<think>", "Let me ", "see.", "</think>", "I ", "add \u00e9\u4f60.",
     "<tool_call>", "add(", '{"a": 1', ', "b": 2})', "</tool_call>",
     "<tool_call>", "patch(", '{"input": "*** Begin"})', "</tool_call>",
@@ -132,9 +132,9 @@ EVERYTHING = {
 # Streams.
 
 
-async def test_the_events_of_a_thought_a_text_and_calls() -> None:
+async def test_the_events_of_reasoning_content_and_calls() -> None:
     """As in the file, and [DONE] at the end."""
-    async with serving(script=THOUGHT_TEXT_CALLS, host=HOST, formats=Marks()) as s:
+    async with run_server(script=THOUGHT_TEXT_CALLS, model_info=HOST, formats=Marks()) as s:
         events = await stream(s, EVERYTHING)
         assert events.pop() == (None, "[DONE]")
         assert all(name == data["type"] for name, data in events)
@@ -142,8 +142,8 @@ async def test_the_events_of_a_thought_a_text_and_calls() -> None:
         await s.settle()
 
 
-async def test_a_whole_response_is_that_of_the_stream() -> None:
-    async with serving(script=THOUGHT_TEXT_CALLS, host=HOST, formats=Marks()) as s:
+async def test_a_response_equals_that_of_its_stream() -> None:
+    async with run_server(script=THOUGHT_TEXT_CALLS, model_info=HOST, formats=Marks()) as s:
         whole = await ask(s, EVERYTHING)
         events = await stream(s, EVERYTHING)
         streamed = events[-2][1]["response"]
@@ -155,7 +155,7 @@ async def test_a_whole_response_is_that_of_the_stream() -> None:
 
 async def test_deltas_join_to_the_text() -> None:
     """Whatever the tokens are."""
-    async with serving(script=says("He", "llo w\u00f6", "rld \U0001f642")) as s:
+    async with run_server(script=make_script("He", "llo w\u00f6", "rld \U0001f642")) as s:
         events = [data for _, data in await stream(s, {"input": "hi"}) if isinstance(data, dict)]
     deltas = [data["delta"] for data in events if data["type"] == "response.output_text.delta"]
     assert len(deltas) > 1
@@ -167,7 +167,7 @@ async def test_deltas_join_to_the_text() -> None:
 async def test_the_first_events_do_not_wait_for_the_first_token() -> None:
     """So that a client knows the id while its prompt is read."""
     go = asyncio.Event()
-    async with serving(script=says(go.wait, "a")) as s:
+    async with run_server(script=make_script(go.wait, "a")) as s:
         async with s.http.post(s.url + URL, json={"input": "hi", "stream": True}) as response:
             first = await response.content.readuntil(b"\n\n")
             second = await response.content.readuntil(b"\n\n")
@@ -177,8 +177,8 @@ async def test_the_first_events_do_not_wait_for_the_first_token() -> None:
         await s.settle()
 
 
-async def test_an_answer_that_was_cut() -> None:
-    async with serving(script=says("abc")) as s:
+async def test_an_answer_of_limited_length() -> None:
+    async with run_server(script=make_script("abc")) as s:
         whole = await ask(s, {"input": "hi", "max_output_tokens": 2})
         events = await stream(s, {"input": "hi", "max_output_tokens": 2})
     assert (whole["status"], whole["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
@@ -187,9 +187,9 @@ async def test_an_answer_that_was_cut() -> None:
 
 
 async def test_logprobs_are_those_of_the_text() -> None:
-    script = says("<think>", "no", "</think>", "ab")
+    script = make_script("<think>", "no", "</think>", "ab")
     body = {"input": "hi", "include": ["message.output_text.logprobs"], "top_logprobs": 2}
-    async with serving(script=script, host=HOST, formats=Marks()) as s:
+    async with run_server(script=script, model_info=HOST, formats=Marks()) as s:
         whole = await ask(s, body)
         events = await stream(s, body)
         plain = await ask(s, {"input": "hi"})
@@ -210,7 +210,7 @@ async def test_errors_before_the_stream_have_their_own_status(monkeypatch: pytes
     """A queue that is full: not an event of a stream that began well."""
     monkeypatch.setattr(module, "FIRST_EVENT_SECONDS", 5.0)
     for error, status in ((Overloaded("full"), 429), (EngineDead("dead"), 503)):
-        async with serving(script=says(error)) as s:
+        async with run_server(script=make_script(error)) as s:
             for streaming in (True, False):
                 reply = await s.post(URL, {"input": "hi", "stream": streaming})
                 assert reply.status == status
@@ -219,7 +219,7 @@ async def test_errors_before_the_stream_have_their_own_status(monkeypatch: pytes
 
 
 async def test_an_error_in_a_stream_is_its_last_event() -> None:
-    async with serving(script=says("half", EngineDead("the engine has stopped"))) as s:
+    async with run_server(script=make_script("half", EngineDead("the engine has stopped"))) as s:
         events = await stream(s, {"input": "hi"})
         assert events.pop() == (None, "[DONE]")
         name, data = events[-1]
@@ -246,7 +246,7 @@ async def test_an_error_in_a_stream_is_its_last_event() -> None:
 )
 async def test_bad_bodies(body: Any, param: str) -> None:
     """A 400 in OpenAI's shape that names the field."""
-    async with serving() as s:
+    async with run_server() as s:
         reply = await s.post(URL, body)
         assert (reply.status, reply.json["error"]["param"]) == (400, param)
         assert reply.json["error"]["type"] == "invalid_request_error"
@@ -257,8 +257,8 @@ async def test_bad_bodies(body: Any, param: str) -> None:
 # What is stored.
 
 
-async def test_what_is_retrieved_is_what_was_sent() -> None:
-    async with serving(script=THOUGHT_TEXT_CALLS, host=HOST, formats=Marks()) as s:
+async def test_a_retrieved_response_equals_the_sent_one() -> None:
+    async with run_server(script=THOUGHT_TEXT_CALLS, model_info=HOST, formats=Marks()) as s:
         sent = await s.post(URL, EVERYTHING)
         got = await s.get(f"{URL}/{sent.json['id']}?include[]=reasoning.encrypted_content")
         assert got.body == sent.body
@@ -269,7 +269,7 @@ async def test_what_is_retrieved_is_what_was_sent() -> None:
 
 
 async def test_store_false_is_honoured() -> None:
-    async with serving() as s:
+    async with run_server() as s:
         sent = await ask(s, {"input": "hi", "store": False})
         assert sent["store"] is False
         assert (await s.get(f"{URL}/{sent['id']}")).status == 404
@@ -278,9 +278,9 @@ async def test_store_false_is_honoured() -> None:
         assert len(s.app[RESPONSES].store) == 0
 
 
-async def test_a_conversation_goes_on() -> None:
+async def test_a_conversation_continues() -> None:
     """The prompt is that of the whole conversation; instructions are not carried on."""
-    async with serving(script=says("Bob")) as s:
+    async with run_server(script=make_script("Bob")) as s:
         first = await ask(s, {"input": "I am Bob.", "instructions": "Be kind."})
         second = await ask(s, {"input": "Who am I?", "previous_response_id": first["id"]})
         whole = [
@@ -302,7 +302,7 @@ async def test_a_conversation_goes_on() -> None:
 
 
 async def test_input_items_come_in_pages() -> None:
-    async with serving(script=says("Bob")) as s:
+    async with run_server(script=make_script("Bob")) as s:
         first = await ask(s, {"input": [{"role": "user", "content": f"m{i}"} for i in range(3)]})
         second = await ask(s, {"input": "last", "previous_response_id": first["id"]})
         path = f"{URL}/{second['id']}/input_items"
@@ -318,9 +318,9 @@ async def test_input_items_come_in_pages() -> None:
             assert (await s.get(f"{path}?{query}")).status == 400
 
 
-async def test_a_response_is_its_owners_alone() -> None:
+async def test_a_response_is_visible_to_its_owner_only() -> None:
     config = server_config(api_keys={"ann": "sk-ann", "ben": "sk-ben"})
-    async with serving(config) as s:
+    async with run_server(config) as s:
         sent = await ask(s, {"input": "hi"}, x_api_key="sk-ann")
         path = f"{URL}/{sent['id']}"
         assert (await s.get(path, x_api_key="sk-ann")).status == 200
@@ -336,7 +336,7 @@ async def test_tokens_are_counted_as_the_engine_reads_them() -> None:
     host = FakeModelInfo(vision=True)
     parts = [{"type": "input_image", "image_url": PNG}, {"type": "input_text", "text": "what?"}]
     body = {"input": [{"role": "user", "content": parts}], "instructions": "x"}
-    async with serving(host=host) as s:
+    async with run_server(model_info=host) as s:
         counted = (await s.post(f"{URL}/input_tokens", body)).json
         sent = await ask(s, body)
     assert counted == {"object": "response.input_tokens", "input_tokens": sent["usage"]["input_tokens"]}
@@ -344,7 +344,7 @@ async def test_tokens_are_counted_as_the_engine_reads_them() -> None:
 
 
 async def test_a_server_that_stores_nothing_says_so() -> None:
-    async with serving(server_config(store_responses=0)) as s:
+    async with run_server(server_config(store_responses=0)) as s:
         sent = await ask(s, {"input": "hi"})
         assert sent["store"] is False
         assert (await s.get(f"{URL}/{sent['id']}")).status == 404
@@ -356,7 +356,7 @@ async def test_a_server_that_stores_nothing_says_so() -> None:
 async def test_cancelling_a_stream() -> None:
     """It ends as cancelled with what it has, and can be retrieved so."""
     never = asyncio.Event()
-    async with serving(script=says("half", never.wait)) as s:
+    async with run_server(script=make_script("half", never.wait)) as s:
         async with s.http.post(s.url + URL, json={"input": "hi", "stream": True}) as response:
             first = json.loads((await response.content.readuntil(b"\n\n")).split(b"data: ")[1])
             path = f"{URL}/{first['response']['id']}"
@@ -375,9 +375,9 @@ async def test_cancelling_a_stream() -> None:
         assert len(s.engine.aborted) == 1
 
 
-async def test_cancelling_a_whole_response() -> None:
+async def test_cancelling_a_response_that_is_not_streamed() -> None:
     never = asyncio.Event()
-    async with serving(script=says("half", never.wait)) as s:
+    async with run_server(script=make_script("half", never.wait)) as s:
         asking = asyncio.create_task(s.post(URL, {"input": "hi"}))
         running = s.app[RESPONSES].running
         while not s.engine.requests:
@@ -388,8 +388,8 @@ async def test_cancelling_a_whole_response() -> None:
         await s.settle()
 
 
-async def test_what_is_done_cannot_be_cancelled() -> None:
-    async with serving() as s:
+async def test_a_finished_response_cannot_be_cancelled() -> None:
+    async with run_server() as s:
         sent = await ask(s, {"input": "hi"})
         reply = await s.post(f"{URL}/{sent['id']}/cancel", {})
         assert reply.status == 400 and "completed" in reply.json["error"]["message"]
@@ -399,13 +399,13 @@ async def test_what_is_done_cannot_be_cancelled() -> None:
 @pytest.mark.parametrize("streaming", [True, False])
 @pytest.mark.parametrize("script", [(), ("half",)])
 @pytest.mark.parametrize("grace", [0.0, 5.0])
-async def test_a_client_that_goes_away_leaves_nothing(
+async def test_a_disconnected_client_leaves_nothing(
     streaming: bool, script: tuple[str, ...], grace: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Aborted, not stored, no entry left."""
     monkeypatch.setattr(module, "FIRST_EVENT_SECONDS", grace)
     never = asyncio.Event()
-    async with serving(script=says(*script, never.wait)) as s:
+    async with run_server(script=make_script(*script, never.wait)) as s:
         asking = asyncio.create_task(s.post(URL, {"input": "hi", "stream": streaming}))
         while not s.engine.requests:
             await asyncio.sleep(0)
@@ -485,13 +485,13 @@ CODEX: dict[str, Any] = {
 }
 
 
-async def test_what_codex_sends_is_answered() -> None:
+async def test_bodies_of_codex_are_answered() -> None:
     """Two turns, the second with what came back as Codex sends it: without ids, thoughts encoded."""
-    script = says(
+    script = make_script(
         "<think>", "ls then", "</think>", "<tool_call>", "exec_command(", '{"cmd": "ls"})', "</tool_call>"
     )
     config = replace(server_config(), sampling=SamplingSettings(seed=7))
-    async with serving(config, script=script, host=HOST, formats=Marks()) as s:
+    async with run_server(config, script=script, model_info=HOST, formats=Marks()) as s:
         events = await stream(s, CODEX)
         kinds = [name for name, _ in events]
         assert kinds[0] == "response.created" and kinds[-2] == "response.completed"
@@ -513,7 +513,7 @@ async def test_what_codex_sends_is_answered() -> None:
 @given(bodies=st.lists(BODIES, min_size=10, max_size=20))
 async def test_no_body_breaks_the_server(bodies: list[dict[str, Any]]) -> None:
     """Never a 5xx, never a request that stays. Single bodies: tests/api/responses/test_request.py."""
-    async with serving(host=FakeModelInfo(chat_template=TOOLS, vision=True), formats=Marks()) as s:
+    async with run_server(model_info=FakeModelInfo(chat_template=TOOLS, vision=True), formats=Marks()) as s:
         for body in bodies:
             reply = await s.post(URL, json.dumps(body))
             assert reply.status in (200, 400, 404), (body, reply.body)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mlxrun.server.endpoints.tokenize import _decode, _tokenize_text
 from tests.helpers.bracket_formats import TOOL
-from tests.helpers.server_fakes import serving
+from tests.helpers.server_fakes import run_server
 from tests.helpers.tokenizers import CHATML, THINKING, TOOLS, FakeModelInfo, byte_tokenizer, ids_of
 
 HI = [{"role": "user", "content": "hi"}]
@@ -20,7 +20,7 @@ BEGIN = byte_tokenizer().convert_tokens_to_ids("<|begin|>")
 @pytest.mark.parametrize("prefix", ["", "/v1"])
 async def test_prompts(prefix: str) -> None:
     """A raw prompt gets the tokenizer's special tokens unless told otherwise; an empty one may be counted."""
-    async with serving() as s:
+    async with run_server() as s:
         reply = await s.post(f"{prefix}/tokenize", {"prompt": "hello", "model": "any"})
         tokens = [BEGIN, *ids_of("hello")]
         assert reply.json == {"count": 2, "max_model_len": 4096, "tokens": tokens}
@@ -43,7 +43,7 @@ async def test_messages_are_what_the_engine_gets() -> None:
         (THINKING, {"chat_template_kwargs": {"enable_thinking": False}}),
     ]
     for template, fields in cases:
-        async with serving(host=FakeModelInfo(chat_template=template)) as s:
+        async with run_server(model_info=FakeModelInfo(chat_template=template)) as s:
             counted = (await s.post("/tokenize", {"messages": HI, **fields})).json
             await s.post("/v1/chat/completions", {"messages": HI, **fields})
             (request,) = s.engine.requests
@@ -69,7 +69,7 @@ async def test_what_is_refused() -> None:
         ("/detokenize", {"tokens": [1, True]}, "tokens[1]"),
         ("/detokenize", {"tokens": "x"}, "tokens"),
     ]
-    async with serving(host=FakeModelInfo(chat_template=TOOLS)) as s:
+    async with run_server(model_info=FakeModelInfo(chat_template=TOOLS)) as s:
         for path, body, param in cases:
             reply = await s.post(path, body)
             assert (reply.status, reply.json["error"]["param"]) == (400, param), body
