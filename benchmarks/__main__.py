@@ -9,9 +9,9 @@ from typing import Any
 import click
 
 from benchmarks.prefix_cache.workloads import SCENARIOS
-from mlxrun.cli.bench_options import measure_options, put_out
+from mlxrun.cli.bench_options import add_measure_options, write_report
 from mlxrun.cli.main import main
-from mlxrun.cli.options import json_option, load, repeat_option
+from mlxrun.cli.options import add_json_option, load_command_config, make_repeat_option
 
 FAMILIES = ("plain", "windowed", "hybrid", "vision")
 
@@ -42,7 +42,7 @@ def command() -> None:
     show_default=True,
     help="Measure mlx-lm's LRUPromptCache too, as its server uses it, in turn.",
 )
-@measure_options
+@add_measure_options
 def cache(
     model: str,
     families: tuple[str, ...],
@@ -64,22 +64,22 @@ def cache(
     nothing       32 distinct prompts of 512, with the cache and without
     lookup        the search alone, among 10 and 5000 records
     """
-    config = load(config_path, sets).config
+    config = load_command_config(config_path, sets).config
     from benchmarks.prefix_cache.benchmark import CachePlan, run_cache_bench
+    from benchmarks.prefix_cache.models import list_families
     from benchmarks.prefix_cache.report import print_cache_report
-    from mlxrun.bench.models import families as families_of
 
-    has = families_of(model)
+    has = list_families(model)
     unknown = [family for family in families if family not in has]
     if unknown:
         raise click.UsageError(f"--family {unknown[0]}: --model {model} is {', '.join(has)}")
     plan = CachePlan(model, families or has, scenarios or SCENARIOS, config, **options)
     report = run_cache_bench(plan, lambda line: print(line, file=sys.stderr))
-    return put_out(report, json_path, print_cache_report)
+    return write_report(report, json_path, print_cache_report)
 
 
 @command.command(name="structured-output")
-@measure_options
+@add_measure_options
 def masks(
     model: str, json_path: Path | None, config_path: Path | None, sets: tuple[str, ...], **options: Any
 ) -> int:
@@ -87,11 +87,17 @@ def masks(
 
     256 sampled tokens are answered to prompts of 32.
     """
-    config = load(config_path, sets).config
-    from benchmarks.structured_output import MasksPlan, print_masks_report, run_masks_bench
+    config = load_command_config(config_path, sets).config
+    from benchmarks.structured_output import (
+        StructuredOutputPlan,
+        print_structured_output_report,
+        run_structured_output_bench,
+    )
 
-    report = run_masks_bench(MasksPlan(model, config, **options), lambda line: print(line, file=sys.stderr))
-    return put_out(report, json_path, print_masks_report)
+    report = run_structured_output_bench(
+        StructuredOutputPlan(model, config, **options), lambda line: print(line, file=sys.stderr)
+    )
+    return write_report(report, json_path, print_structured_output_report)
 
 
 @command.command(name="parsers")
@@ -109,23 +115,23 @@ def masks(
     type=click.IntRange(1, 10_000_000),
     help="Characters of an answer.",
 )
-@repeat_option("Runs; medians are shown.")
-@json_option
+@make_repeat_option("Runs; medians are shown.")
+@add_json_option
 def parsers(parsers: tuple[str, ...], length: int, repeat: int, json_path: Path | None) -> int:
     """Characters a second of the parsers of tool calls and of reasoning, by characters a piece.
 
     No model takes part. A token of a model is about 4 characters.
     """
-    from benchmarks.parser_samples import names
+    from benchmarks.parser_samples import list_parsers
     from benchmarks.parsers import ParsersPlan, print_parsers_report, run_parsers_bench
 
-    known = sorted({name for _, name in names()})
+    known = sorted({name for _, name in list_parsers()})
     unknown = [name for name in parsers if name not in known]
     if unknown:
         raise click.UsageError(f"--parser {unknown[0]}: there are {', '.join(known)}")
     plan = ParsersPlan(parsers, length, repeat)
     report = run_parsers_bench(plan, lambda line: print(line, file=sys.stderr))
-    return put_out(report, json_path, print_parsers_report)
+    return write_report(report, json_path, print_parsers_report)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""`python -m benchmarks prefix-cache`: requests that meet the prefix cache cold and warm, beside mlx-lm's prompt cache.
+"""`python -m benchmarks prefix-cache`: requests that meet the prefix cache cold and warm, beside mlx-lm's
+prompt cache.
 
 All sides of a family are loaded at once and take turns round by round (A B, B A, ...). A round draws fresh
 tokens; one round of the same lengths goes before, unmeasured. Answers are compared with a side that keeps
@@ -15,11 +16,12 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from benchmarks.prefix_cache.measurement import Record, Side, play, same_tokens, summary
+from benchmarks.prefix_cache.models import VISION, open_family_model
 from benchmarks.prefix_cache.workloads import IMAGE, LOOKUP, NOTHING, SCRIPTS, Script, distinct, make_script
 from mlxrun import __version__
-from mlxrun.bench.engine.benchmark import OURS, PEER, turns
-from mlxrun.bench.engine.measurement import Contender, drive
-from mlxrun.bench.models import VISION, BenchModel, bench_model
+from mlxrun.bench.engine.benchmark import OURS, PEER, alternate
+from mlxrun.bench.engine.measurement import Contender, run_workload
+from mlxrun.bench.models import BenchModel
 from mlxrun.config.settings import Config
 from mlxrun.errors import ConfigError
 
@@ -94,7 +96,7 @@ def _family(plan: CachePlan, family: str, say: Say) -> dict[str, Any]:
     """One family's part of the report."""
     names = _scenarios(plan, family)
     parts: dict[str, Any] = {}
-    with bench_model(plan.model, plan.seed, family) as model:
+    with open_family_model(plan.model, plan.seed, family) as model:
         config = _model_config(plan.config, model, family)
         peer = plan.peer and family != VISION
         played = [name for name in names if name != NOTHING]
@@ -176,7 +178,7 @@ def measure_rounds(
     rounds: dict[str, list[list[Record]]] = {side: [] for side in sides}
     for contender in sides.values():
         play(contender, scripts(name, "warm-up"))
-    for side in turns(list(sides), repeat):
+    for side in alternate(list(sides), repeat):
         number, start = len(rounds[side]) + 1, time.perf_counter()
         rounds[side].append(play(sides[side], scripts(name, str(number))))
         say(f"{name} {side} {number}/{repeat}: {time.perf_counter() - start:.2f} s")
@@ -210,10 +212,10 @@ def compare(
     median over pairs of neighbours, which a slow moment of the machine hits alike."""
     rates: dict[str, list[float]] = {name: [] for name in engines}
     for name in engines:
-        drive(engines[name], distinct(plan.scale, vocab, f"{plan.seed} warm-up"), clock)
-    for name in turns(list(engines), 2 * plan.repeat):
+        run_workload(engines[name], distinct(plan.scale, vocab, f"{plan.seed} warm-up"), clock)
+    for name in alternate(list(engines), 2 * plan.repeat):
         work = distinct(plan.scale, vocab, f"{plan.seed} {len(rates[name])}")
-        trace = drive(engines[name], work, clock)
+        trace = run_workload(engines[name], work, clock)
         rates[name].append((work.prompt_tokens + work.output_tokens) / (trace.end - trace.start))
         say(f"{name} {len(rates[name])}/{2 * plan.repeat}: {rates[name][-1]:,.0f} tok/s")
     pairs = [on / off for on, off in zip(rates[ON], rates[OFF], strict=True)]

@@ -35,10 +35,10 @@ class FakeCodec:
     def encode(self, payload: Any) -> Any:
         raise NotImplementedError
 
-    def decode(self, blob: Any) -> Any:
+    def decode(self, serialized: Any) -> Any:
         raise NotImplementedError
 
-    def usable(self, payload: Any, tokens: int) -> bool:
+    def is_usable(self, payload: Any, tokens: int) -> bool:
         return True
 
 

@@ -1,4 +1,5 @@
-"""Numbers of `python -m benchmarks prefix-cache`: what a side did with a script, and what follows from it. Pure."""
+"""Numbers of `python -m benchmarks prefix-cache`: what a side did with a script, and what follows from it.
+Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""mlxrun's Engine with its prefix cache as a side of `python -m benchmarks prefix-cache`, stepped on this thread."""
+"""mlxrun's Engine with its prefix cache as a side of `python -m benchmarks prefix-cache`, stepped on this
+thread."""
 
 from __future__ import annotations
 
@@ -64,15 +65,15 @@ class OursCached:
         return Answer(tuple(tokens), first - start, cached, _name(kind), self._held(), tower)
 
     def _held(self) -> int:
-        return int(self._engine.prefixes.read_counters().get("memory_bytes", 0))
+        return int(self._engine.prefix_cache.read_counters().get("memory_bytes", 0))
 
     def forget(self) -> None:
         """Evict everything from memory."""
-        self._engine.prefixes.shrink(0)
+        self._engine.prefix_cache.shrink(0)
 
     def close(self) -> None:
         """Drop the engine; its own close() would end this thread's MLX streams."""
-        self._engine.prefixes.shutdown()
+        self._engine.prefix_cache.shutdown()
         del self._engine, self._tower
 
 

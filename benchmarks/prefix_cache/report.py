@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.prefix_cache.workloads import NOTHING, TURNS
-from mlxrun.bench.report import fitting, make_table, show_bytes, where
+from mlxrun.bench.report import describe_machine, format_bytes, make_console, make_table
 
 COLUMNS = (
     "family",
@@ -31,7 +31,7 @@ LEFT = 3  # columns of words
 
 def print_cache_report(report: Mapping[str, Any], console: Console | None = None) -> None:
     """One table of what was played, one of what was not reused, one of the search; then the notes."""
-    console = fitting(console)
+    console = make_console(console)
     tables = (
         (COLUMNS, LEFT, list(played(report))),
         (("family", "cache on", "cache off", "on/off"), 1, list(nothing(report))),
@@ -64,7 +64,7 @@ def _cells(result: Mapping[str, Any]) -> tuple[str, ...]:
         f"{m['reused_share']:.1%}",
         f"{m['prefilled_tokens']:,.0f}",
         hits or "-",
-        show_bytes(m["held_bytes"]),
+        format_bytes(m["held_bytes"]),
         "-" if m["growth"] is None else f"{m['growth']:.2f}",
         f"{result['same_tokens']:.0%}",
     )
@@ -93,7 +93,12 @@ def notes(report: Mapping[str, Any]) -> list[str]:
         for family, part in report["families"].items()
     )
     lines = [
-        ", ".join([*models, f"scale {settings['scale']:g}, median of {settings['repeat']}; {where(report)}"])
+        ", ".join(
+            [
+                *models,
+                f"scale {settings['scale']:g}, median of {settings['repeat']}; {describe_machine(report)}",
+            ]
+        )
     ]
     scenarios = {name for part in report["families"].values() for name in part["scenarios"]}
     if scenarios - {NOTHING}:

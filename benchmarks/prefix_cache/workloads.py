@@ -1,4 +1,5 @@
-"""What `python -m benchmarks prefix-cache` asks: scripts of requests that are served one after the other. Pure and seeded.
+"""What `python -m benchmarks prefix-cache` asks: scripts of requests that are served one after the other.
+Pure and seeded.
 
 A script yields an Ask and is sent the answer's tokens, so that a conversation can build on its answers. The
 same scenario, scale, vocabulary and seed give the same asks. `boundaries` are those that the text side gives:
@@ -12,7 +13,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from mlxrun.bench.engine.workloads import Job, Workload
+from mlxrun.bench.engine.workloads import BenchRequest, Workload
 
 TURNS = 10
 USERS = 4  # requests that share a prefix
@@ -124,5 +125,5 @@ def distinct(scale: float, vocab: int, seed: str) -> Workload:
     """32 prompts of 512 tokens that share nothing, all at once."""
     draw = Draw(f"{NOTHING} {seed}", scale, vocab)
     output = draw.output(32)
-    jobs = tuple(Job(f"{seed}-{i:02d}", draw.scaled(512), output) for i in range(32))
+    jobs = tuple(BenchRequest(f"{seed}-{i:02d}", draw.scaled(512), output) for i in range(32))
     return Workload(NOTHING, jobs)

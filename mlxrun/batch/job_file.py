@@ -58,7 +58,7 @@ class BadLine:
     eval: EvalSpec | None = None
 
 
-class _LineRefused(Exception):
+class _LineError(Exception):
     def __init__(self, reason: str, param: str | None = None) -> None:
         super().__init__(reason)
         self.param = param
@@ -116,39 +116,32 @@ def parse_line(raw: RawLine) -> JobLine | BadLine:
     try:
         value = _decode(raw)
         if not isinstance(value, dict):
-            raise _LineRefused(f"a line must be a JSON object, not {_name_kind(value)}")
-        return (
-            _parse_short_form(raw.number, value)
-            if _is_short(value)
-            else _parse_openai_form(raw.number, value)
-        )
-    except _LineRefused as bad:
+            raise _LineError(f"a line must be a JSON object, not {_name_type(value)}")
+        return _parse_short(raw.number, value) if _is_short(value) else _parse_openai(raw.number, value)
+    except _LineError as bad:
         return BadLine(raw.number, _find_custom_id(value), str(bad), bad.param, _find_eval(value))
 
 
 def _decode(raw: RawLine) -> Any:
     if raw.too_long:
-        raise _LineRefused(f"longer than {MAX_LINE >> 20} MiB")
+        raise _LineError(f"longer than {MAX_LINE >> 20} MiB")
     try:
         text = raw.data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise _LineRefused(
-            f"not UTF-8: byte 0x{raw.data[error.start]:02x} at byte {error.start + 1}"
-        ) from error
+        byte = raw.data[error.start]
+        raise _LineError(f"not UTF-8: byte 0x{byte:02x} at byte {error.start + 1}") from error
     try:
         value = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_check_unique)
         if "\\u" in text:
             json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
-        raise _LineRefused(
-            "contains a lone UTF-16 surrogate (\\ud800 to \\udfff), which is not text"
-        ) from error
+        raise _LineError("contains a lone UTF-16 surrogate (\\ud800 to \\udfff): no text") from error
     except json.JSONDecodeError as error:
-        raise _LineRefused(f"not JSON: {error.msg} at column {error.pos + 1}") from error
+        raise _LineError(f"not JSON: {error.msg} at column {error.pos + 1}") from error
     except RecursionError as error:
-        raise _LineRefused("not JSON that can be read: nested too deeply") from error
+        raise _LineError("not JSON that can be read: nested too deeply") from error
     except ValueError as error:  # our own hooks; integers of thousands of digits
-        raise _LineRefused(f"not JSON: {error}") from error
+        raise _LineError(f"not JSON: {error}") from error
     return value
 
 
@@ -169,54 +162,50 @@ def _is_short(value: dict[str, Any]) -> bool:
     return not any(key in value for key in _OPENAI_KEYS)
 
 
-def _parse_short_form(number: int, value: dict[str, Any]) -> JobLine:
+def _parse_short(number: int, value: dict[str, Any]) -> JobLine:
     body = {key: item for key, item in value.items() if key not in ("id", "eval")}
     if ("prompt" in body) == ("messages" in body):
         got = "both" if "prompt" in body else "neither"
-        raise _LineRefused(f"a line needs {_FULL}, or id and one of prompt and messages ({got} given)")
+        raise _LineError(f"a line needs {_FULL}, or id and one of prompt and messages ({got} given)")
     custom_id = _check_custom_id(value, "id")
     return _make_line(number, custom_id, COMPLETION if "prompt" in body else CHAT, body, value)
 
 
-def _parse_openai_form(number: int, value: dict[str, Any]) -> JobLine:
+def _parse_openai(number: int, value: dict[str, Any]) -> JobLine:
     for key in value:
         if key not in _OPENAI_KEYS and key != "eval":
-            raise _LineRefused(f"unknown key {key!r}; a line takes {_FULL}, and eval", key)
+            raise _LineError(f"unknown key {key!r}; a line takes {_FULL}, and eval", key)
     for key in _OPENAI_KEYS:
         if key not in value:
-            raise _LineRefused(f"{key} is missing", key)
+            raise _LineError(f"{key} is missing", key)
     custom_id = _check_custom_id(value, "custom_id")
     if value["method"] != "POST":
-        raise _LineRefused(f"method must be POST, not {_format_value(value['method'])}", "method")
+        raise _LineError(f"method must be POST, not {_quote(value['method'])}", "method")
     if value["url"] not in URLS:
-        raise _LineRefused(
-            f"url must be one of {' and '.join(URLS)}, not {_format_value(value['url'])}", "url"
-        )
+        raise _LineError(f"url must be one of {' and '.join(URLS)}, not {_quote(value['url'])}", "url")
     if not isinstance(value["body"], dict):
-        raise _LineRefused(f"body must be an object, not {_name_kind(value['body'])}", "body")
+        raise _LineError(f"body must be an object, not {_name_type(value['body'])}", "body")
     return _make_line(number, custom_id, value["url"], value["body"], value)
 
 
 def _make_line(number: int, custom_id: str, url: str, body: dict[str, Any], value: dict[str, Any]) -> JobLine:
     if body.get("stream"):
-        raise _LineRefused(
-            "stream cannot be used in a job: answers are written when they are complete", "stream"
-        )
+        raise _LineError("stream is not supported in a job: answers are written once complete", "stream")
     wanted = None
     if value.get("eval") is not None:
         try:
             wanted = parse_eval(value["eval"])
         except ValueError as error:
-            raise _LineRefused(str(error), "eval") from error
+            raise _LineError(str(error), "eval") from error
     return JobLine(number, custom_id, url, body, wanted)
 
 
 def _check_custom_id(value: dict[str, Any], key: str) -> str:
     if key not in value:
-        raise _LineRefused(f"{key} is missing", key)
+        raise _LineError(f"{key} is missing", key)
     found = value[key]
     if not isinstance(found, str) or not found:
-        raise _LineRefused(f"{key} must be a string that is not empty, not {_format_value(found)}", key)
+        raise _LineError(f"{key} must be a string that is not empty, not {_quote(found)}", key)
     return found
 
 
@@ -232,11 +221,11 @@ def _find_eval(value: Any) -> EvalSpec | None:
         return None
 
 
-def _name_kind(value: Any) -> str:
+def _name_type(value: Any) -> str:
     names = {dict: "an object", list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
     return names.get(type(value), "a number")
 
 
-def _format_value(value: Any) -> str:
+def _quote(value: Any) -> str:
     text = json.dumps(value)
     return text if len(text) <= 60 else text[:57] + "..."

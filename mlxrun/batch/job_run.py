@@ -20,7 +20,7 @@ from mlxrun.batch.line_answerer import LineAnswerer, LinePreparer, get_base_seed
 from mlxrun.batch.line_index import DONE, FAILED, TODO, LineIndex
 from mlxrun.batch.line_keys import LineKeys, digest_settings
 from mlxrun.batch.line_runner import BACKOFF, LineRunner
-from mlxrun.batch.manifest import JobFacts, Manifest, StatusFile, check_owner
+from mlxrun.batch.manifest import Manifest, StatusFile, check_owner
 from mlxrun.batch.output_writer import OutputWriter, sort_outputs
 from mlxrun.batch.partial_answers import PartialAnswers
 from mlxrun.batch.progress import ProgressMeter, ProgressView, make_view
@@ -116,7 +116,7 @@ class JobRun:
             await asyncio.to_thread(job_cache.delete_cache, self.paths.cache)
         reconciler = Reconciler(index, self.paths, retry=end if self.options.retry_failed else 0)
         await asyncio.to_thread(reconciler.read_journal)
-        manifest = Manifest(self.paths, self._collect_facts())
+        manifest = Manifest(self.paths, self._collect_facts(), get_base_seed(config))
         await asyncio.to_thread(manifest.begin, index, reconciler.state.runs)
         state = await asyncio.to_thread(reconciler.rewrite, settings)
         self._answers = PartialAnswers(self.paths.answers, keep=not config.engine.reproducible)
@@ -191,12 +191,15 @@ class JobRun:
                 if client is not None and not setup.shared_engine:
                     await self.stop.run_cleanup(client.close())
 
-    def _collect_facts(self) -> JobFacts:
-        setup = self.setup
-        names = {"model": "fingerprint", "tokenizer": "tokenizer_sha256", "template": "template_sha256"}
-        digests = {new: setup.model_info.digests[old] for old, new in names.items()}
-        model = {"path": setup.config.model.path, **digests}
-        return JobFacts(to_plain(setup.config), setup.config_hash, model, get_base_seed(setup.config))
+    def _collect_facts(self) -> dict[str, Any]:
+        """What the manifest records of the config and the model."""
+        config, digests = self.setup.config, self.setup.model_info.digests
+        names = {"fingerprint": "model", "tokenizer_sha256": "tokenizer", "template_sha256": "template"}
+        return {
+            "config": to_plain(config),
+            "config_hash": self.setup.config_hash,
+            "model": {"path": config.model.path, **{name: digests[key] for name, key in names.items()}},
+        }
 
     def _report_earlier_runs(self, state: JobState, settings: str, lines: int) -> None:
         """Say what earlier runs left, a sentence for each fact."""

@@ -16,7 +16,7 @@ import os
 import platform
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -33,16 +33,6 @@ FORMAT = 1
 STATUS_EVERY = 0.2  # seconds; the tokens of a killed run after its last status.json are not counted
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError, RecursionError)
 _LIBRARIES = ("mlxrun", "mlx", "mlx-lm", "mlx-vlm", "transformers", "tokenizers")
-
-
-@dataclass(frozen=True, slots=True)
-class JobFacts:
-    """What the manifest records of the config and the model."""
-
-    config: Mapping[str, Any]  # as resolved, secrets hidden
-    config_hash: str
-    model: Mapping[str, Any]  # path, fingerprint, digests of tokenizer and template
-    base_seed: int
 
 
 def format_now() -> str:
@@ -64,7 +54,9 @@ def list_versions() -> dict[str, str]:
 class Manifest:
     """The manifest of one job during one run."""
 
-    def __init__(self, paths: JobPaths, facts: JobFacts) -> None:
+    def __init__(self, paths: JobPaths, facts: Mapping[str, Any], base_seed: int) -> None:
+        """`facts`: what the manifest records of the config and the model."""
+        self._base_seed = base_seed
         self._paths = paths
         self._facts = facts
         self._runs, self._device = _read_earlier_runs(paths.manifest)
@@ -102,15 +94,12 @@ class Manifest:
         self._write(index, meter, hash_file(self._paths.out) if complete else None)
 
     def _write(self, index: LineIndex, meter: ProgressMeter | None, output: str | None) -> None:
-        facts = self._facts
         content = {
             "format": FORMAT,
-            "config": facts.config,
-            "config_hash": facts.config_hash,
-            "model": facts.model,
+            **self._facts,
             "versions": list_versions(),
             "device": self._device,
-            "seeds": {"base": facts.base_seed, "line": "sha256('base:custom_id')[:4] >> 1, unless given"},
+            "seeds": {"base": self._base_seed, "line": "sha256('base:custom_id')[:4] >> 1, unless given"},
             "input": {"path": os.path.abspath(self._paths.job), "sha256": index.sha256, "lines": len(index)},
             "output": {"path": os.path.abspath(self._paths.out), "sha256": output},
             "counts": {

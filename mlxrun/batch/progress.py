@@ -37,12 +37,8 @@ class ProgressMeter:
     output: int = 0
     counters: Callable[[], Mapping[str, int]] = dict  # of the prefix cache
     _finished_tokens: int = 0  # tokens of finished lines, answered or failed
-    _prepared: tuple[int, int, int] = (
-        0,
-        0,
-        0,
-    )  # lines that were tokenised; their prompt tokens and max_tokens
-    _answered: tuple[int, int] = (0, 0)  # lines that were answered; their output tokens
+    _prepared: tuple[int, int, int] = (0, 0, 0)  # tokenised lines, their prompt tokens and max_tokens
+    _answered: tuple[int, int] = (0, 0)  # answered lines, their output tokens
     _started: float | None = None
     _samples: deque[tuple[float, int, int]] = field(default_factory=deque)
 

@@ -16,43 +16,43 @@ from pathlib import Path
 from typing import Any
 
 from mlxrun import __version__
-from mlxrun.model.versions import library_versions
+from mlxrun.model.machine.versions import list_library_versions
 
 
-def with_provenance(report: Mapping[str, Any]) -> dict[str, Any]:
+def add_provenance(report: Mapping[str, Any]) -> dict[str, Any]:
     """The report with `date` (UTC), `command`, `machine` and `versions`; what the report says itself wins.
 
     The versions of the report are completed, not replaced: a benchmark may know more than this module.
     """
-    versions = {"mlxrun": __version__} | library_versions() | dict(report.get("versions", {}))
+    versions = {"mlxrun": __version__} | list_library_versions() | dict(report.get("versions", {}))
     origin = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": shlex.join(["mlxrun", *sys.argv[1:]]),
-        "machine": machine_facts(),
+        "machine": read_machine_facts(),
     }
     return origin | dict(report) | {"versions": versions}
 
 
-def machine_facts() -> dict[str, Any]:
+def read_machine_facts() -> dict[str, Any]:
     """The processor, its cores (those that this process may use), the memory in bytes and the system."""
     return {
-        "cpu": _cpu_name(),
-        "cores": _cores(),
-        "memory_bytes": _memory(),
-        "os": _os_name(),
+        "cpu": _find_cpu_name(),
+        "cores": _count_cores(),
+        "memory_bytes": _count_memory(),
+        "os": _find_os_name(),
         "arch": platform.machine(),
     }
 
 
-def _cores() -> int:
+def _count_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
-def _cpu_name() -> str:
+def _find_cpu_name() -> str:
     if sys.platform == "darwin":
-        return _sysctl("machdep.cpu.brand_string") or platform.processor()
+        return _read_sysctl("machdep.cpu.brand_string") or platform.processor()
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -61,14 +61,14 @@ def _cpu_name() -> str:
     return next(names, platform.processor() or platform.machine())
 
 
-def _memory() -> int | None:
+def _count_memory() -> int | None:
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError):
         return None
 
 
-def _os_name() -> str:
+def _find_os_name() -> str:
     if sys.platform == "darwin":
         return f"macOS {platform.mac_ver()[0]}"
     try:
@@ -77,7 +77,7 @@ def _os_name() -> str:
         return platform.system()
 
 
-def _sysctl(key: str) -> str:
+def _read_sysctl(key: str) -> str:
     import subprocess
 
     try:

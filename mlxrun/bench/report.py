@@ -1,29 +1,31 @@
-"""The benchmark's report as a table: rich on a terminal, Markdown when piped, so that it can be pasted."""
+"""Tables of benchmark reports: rich on a terminal, Markdown when piped, so that they can be pasted."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from mlxrun.bench.engine.measurement import MEASURES, EngineMeasure
+from mlxrun.bench.engine.measurement import MEASURES
 
 PIPED_WIDTH = 160
 
 
 def print_report(report: Mapping[str, Any], console: Console | None = None) -> None:
-    """One table of all workloads, then what was measured and where."""
-    console = fitting(console)
-    console.print(_table(report, console.is_terminal))
-    for line in notes(report):
-        console.print(line, highlight=False, soft_wrap=True)
+    """One table of all workloads of `mlxrun bench engine`, then the settings and the machine."""
+    sides = list(next(iter(report["workloads"].values()))["sides"])
+    columns = ["workload", "measure", *sides, *(["times better"] if len(sides) > 1 else [])]
+    cells = [(name, *row) for name, part in report["workloads"].items() for row in build_rows(part)]
+    console = make_console(console)
+    console.print(make_table(columns, 2, cells, console.is_terminal))
+    print_notes(build_notes(report), console)
 
 
-def fitting(console: Console | None) -> Console:
-    """The console, wide enough for a table if nobody watches."""
+def make_console(console: Console | None) -> Console:
+    """The console; if it is no terminal, one that is wide enough for a table."""
     console = console or Console()
     if console.is_terminal:
         return console
@@ -43,81 +45,68 @@ def make_table(columns: Sequence[str], left: int, cells: Sequence[Sequence[str]]
     return table
 
 
-def _table(report: Mapping[str, Any], terminal: bool) -> Table:
-    sides = list(next(iter(report["workloads"].values()))["sides"])
-    table = Table(box=box.SIMPLE_HEAD if terminal else box.MARKDOWN)
-    table.add_column("workload")
-    table.add_column("measure")
-    for side in sides:
-        table.add_column(side, justify="right")
-    if len(sides) > 1:
-        table.add_column("times better", justify="right")
-    for name, part in report["workloads"].items():
-        title = name
-        for cells in rows(part):
-            table.add_row(title, *cells)
-            title = ""
-        if terminal:
-            table.add_section()
-    return table
+def print_notes(lines: Iterable[str], console: Console) -> None:
+    """Print lines under a table."""
+    for line in lines:
+        console.print(line, highlight=False, soft_wrap=True)
 
 
-def rows(part: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """Cells of one workload: measure, one value a side, the ratio if there is a peer."""
-    out = []
+def build_rows(part: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """The rows of one workload: measure, one value a side, the ratio if there is a peer."""
+    rows = []
     for measure in MEASURES:
         values = [side["median"].get(measure.key) for side in part["sides"].values()]
-        if all(v is None for v in values):
-            continue
-        cells = [measure.title, *(show(measure, v) for v in values)]
-        if "ratio" in part:
-            ratio = part["ratio"][measure.key]
-            cells.append("-" if ratio is None else f"{ratio:.2f}")
-        out.append(tuple(cells))
-    return out
+        if any(value is not None for value in values):
+            cells = [format_value(value, measure.unit) for value in values]
+            if "ratio" in part:
+                cells.append(format_value(part["ratio"][measure.key], "x").removesuffix(" x"))
+            rows.append((measure.title, *cells))
+    return rows
 
 
-def show(measure: EngineMeasure, value: float | None) -> str:
-    """A number with its unit."""
+def format_value(value: float | None, unit: str) -> str:
+    """A number with its unit; times are in seconds, "%" is a share, "x" a ratio, "" a count."""
     if value is None:
         return "-"
-    if measure.unit == "bytes":
-        return show_bytes(value)
-    if measure.unit == "ms":
-        return f"{value * 1000:.1f} ms"
-    return f"{value:,.3f} s" if measure.unit == "s" else f"{value:,.0f} tok/s"
+    if unit == "bytes":
+        return format_bytes(value)
+    if unit == "ms":
+        return f"{value * 1000:,.1f} ms"
+    if unit == "%":
+        return f"{value:.0%}"
+    digits = {"x": ".2f", "s": ",.3f", "1/s": ",.1f"}.get(unit, ",.0f")
+    return f"{value:{digits}} {unit}".rstrip()
 
 
-def show_bytes(value: float) -> str:
+def format_bytes(value: float) -> str:
     """Bytes in the unit that fits."""
     return f"{value / 1e9:.3f} GB" if value >= 1e8 else f"{value / 1e6:.1f} MB"
 
 
-def where(report: Mapping[str, Any]) -> str:
+def describe_machine(report: Mapping[str, Any]) -> str:
     """The machine and the versions."""
     device = report["device"]
     versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
     return ", ".join(str(device[k]) for k in ("backend", "name", "blas") if device.get(k)) + f"; {versions}"
 
 
-def notes(report: Mapping[str, Any]) -> list[str]:
-    """Lines under the table: the setting, then what needs words."""
+def build_notes(report: Mapping[str, Any]) -> list[str]:
+    """Lines under the table: the settings, the machine, and what the columns do not say."""
     model, settings = report["model"], report["settings"]
     lines = [
         f"{model['name']} ({model['dtype'] or 'quantised'}), scale {settings['scale']:g}, "
-        f"median of {settings['repeat']}; {where(report)}"
+        f"median of {settings['repeat']}; {describe_machine(report)}"
     ]
     for name, part in report["workloads"].items():
         if "same_tokens" in part:
-            lines.append(
-                f"{name}: {part['same_tokens']:.0%} of the answers have the same tokens on both sides"
-            )
+            same = f"{part['same_tokens']:.0%} of the answers have the same tokens on both sides"
+            lines.append(f"{name}: {same}")
         if "chunk" in part:
-            lines.append(_chunk_note(name, part["chunk"]))
+            lines.append(_build_chunk_note(name, part["chunk"]))
     return lines
 
 
-def _chunk_note(name: str, chunk: Mapping[str, Any]) -> str:
+def _build_chunk_note(name: str, chunk: Mapping[str, Any]) -> str:
     over = ", ".join(f"{side} {v:.2f}" for side, v in chunk["p99_in_chunks"].items() if v is not None)
     return (
         f"{name}: one prefill chunk of {chunk['tokens']} tokens at the end of the long prompt takes "

@@ -9,25 +9,24 @@ from typing import Any
 import click
 
 from mlxrun.bench.engine.workloads import WORKLOADS
-from mlxrun.cli.bench_options import measure_options, put_out
+from mlxrun.cli.bench_options import add_measure_options, write_report
 from mlxrun.cli.bench_serve import command as serve
 from mlxrun.cli.bench_serve import model_command
-from mlxrun.cli.options import load
+from mlxrun.cli.options import load_command_config
 
 MOVED = {"cache": "prefix-cache", "masks": "structured-output", "parsers": "parsers"}
 
 
 class BenchGroup(click.Group):
-    """Says where benchmarks of single parts are now."""
+    """Refuses the old names of benchmarks that have moved."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command; one that has moved is an error that names its new place."""
+        """Find the command; one that has moved is an error with its new name."""
         if args[0] in MOVED:
-            ctx.fail(
-                f"`mlxrun bench {args[0]}` is now called `python -m benchmarks {MOVED[args[0]]}`, in a checkout"
-            )
+            new = f"python -m benchmarks {MOVED[args[0]]}"
+            ctx.fail(f"`mlxrun bench {args[0]}` is now called `{new}`, in a checkout")
         return super().resolve_command(ctx, args)
 
 
@@ -55,7 +54,7 @@ command.add_command(model_command)
 @click.option(
     "--peer/--no-peer", default=True, show_default=True, help="Measure mlx-lm's BatchGenerator too, in turn."
 )
-@measure_options
+@add_measure_options
 def engine(
     model: str,
     workloads: tuple[str, ...],
@@ -74,10 +73,10 @@ def engine(
 
     128 tokens are answered to each (256 in staggered). "times better" is above 1 where mlxrun is better.
     """
-    config = load(config_path, sets).config
-    from mlxrun.bench.engine.benchmark import BenchPlan, run_bench
+    config = load_command_config(config_path, sets).config
+    from mlxrun.bench.engine.benchmark import EnginePlan, run_engine_bench
     from mlxrun.bench.report import print_report
 
-    plan = BenchPlan(model, workloads or tuple(WORKLOADS), config, **options)
-    report = run_bench(plan, lambda line: print(line, file=sys.stderr))
-    return put_out(report, json_path, print_report)
+    plan = EnginePlan(model, workloads or tuple(WORKLOADS), config, **options)
+    report = run_engine_bench(plan, lambda line: print(line, file=sys.stderr))
+    return write_report(report, json_path, print_report)

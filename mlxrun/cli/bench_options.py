@@ -1,4 +1,4 @@
-"""Options and output that all benchmark commands share, those of `python -m benchmarks` too."""
+"""Options and output of all benchmark commands, including those of `python -m benchmarks`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
-from mlxrun.bench.provenance import with_provenance
+from mlxrun.bench.provenance import add_provenance
 from mlxrun.cli.options import add_config_options, add_json_option, make_repeat_option
 from mlxrun.errors import JobError
 
@@ -17,7 +17,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def add_measure_options(function: F) -> F:
-    """What all benchmarks take."""
+    """Add the options of all benchmarks."""
     model = click.option(
         "--model",
         default="tiny",
@@ -38,7 +38,7 @@ def add_measure_options(function: F) -> F:
 
 def write_report(report: Any, json_path: Path | None, show: Callable[[Any], None]) -> int:
     """Show the report as a table, write it as JSON, or both; the JSON says where and how it was measured."""
-    text = json.dumps(with_provenance(report), indent=2) + "\n"
+    text = json.dumps(add_provenance(report), indent=2) + "\n"
     if str(json_path) == "-":
         click.echo(text, nl=False)
         return 0

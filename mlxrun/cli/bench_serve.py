@@ -1,18 +1,19 @@
-"""`mlxrun bench serve`: measures servers that run already."""
+"""`mlxrun bench serve`: measures running servers."""
 
 from __future__ import annotations
 
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 from click.core import ParameterSource
 
 from mlxrun.bench.serve.workload_kinds import KINDS
-from mlxrun.bench.serve.workloads import Size
-from mlxrun.cli.bench_options import put_out
-from mlxrun.cli.options import json_option, repeat_option
+from mlxrun.bench.serve.workloads import PromptSize
+from mlxrun.cli.bench_options import write_report
+from mlxrun.cli.options import add_json_option, make_repeat_option
 from mlxrun.errors import ConfigError
 
 EPILOG = """\b
@@ -60,55 +61,46 @@ Examples:
     type=click.IntRange(1),
     help="Of the one long prompt of the workload long.",
 )
-@repeat_option("Rounds.")
+@make_repeat_option("Rounds.")
 @click.option("--seed", default="0", show_default=True, help="Of the words, and of the times of --rate.")
-@json_option
+@add_json_option
 @click.pass_context
 def command(
     context: click.Context,
+    /,
     urls: tuple[str, ...],
     workloads: tuple[str, ...],
-    model: str | None,
     key_env: str | None,
-    concurrency: int,
-    rate: float | None,
-    requests: int,
-    prompt_words: int,
-    output_tokens: int,
-    long_words: int,
-    repeat: int,
-    seed: str,
     json_path: Path | None,
+    **options: Any,
 ) -> int:
-    """Streams of chats against running servers: tok/s, time to first token, time between pieces.
+    """Streams of chats against running servers: tok/s, time to first token, inter-token times.
 
     \b
-    chat    every prompt has words of its own
+    chat    every prompt has different words
     shared  nine tenths of all prompts are the same
     mixed   prompts of a quarter to four times the length
     image   a small picture in each prompt
-    long    one long prompt comes among decoding streams: what they feel of it
+    long    one long prompt arrives while streams decode: how much it delays them
     """
     from mlxrun.bench.serve.benchmark import print_serve_report, run_serve_bench
     from mlxrun.bench.serve.rounds import ServePlan
-    from mlxrun.bench.serve.streaming_client import Load, Target
+    from mlxrun.bench.serve.streaming_client import LoadPattern, Target
 
     chosen = workloads or ("chat",)
     _check_flags(context, chosen)
-    key = None
-    if key_env is not None:
-        key = os.environ.get(key_env)
-        if not key:
-            raise ConfigError(f"--key-env {key_env}: there is no such environment variable")
-    named = [_target(url, at) for at, url in enumerate(urls)]
-    targets = tuple(Target(name, url, model, key) for name, url in named)
+    key = os.environ.get(key_env) if key_env is not None else None
+    if key_env is not None and not key:
+        raise ConfigError(f"--key-env {key_env}: there is no such environment variable")
+    named = [_parse_target(url, at) for at, url in enumerate(urls)]
+    targets = tuple(Target(name, url, options["model"], key) for name, url in named)
     if len({target.name for target in targets}) < len(targets):
         raise click.UsageError("--url: two servers have one name")
-    load = Load(concurrency, rate, seed=seed)
-    size = Size(prompt_words, output_tokens, long_words)
-    plan = ServePlan(targets, chosen, size, requests, load, repeat)
+    load = LoadPattern(options["concurrency"], options["rate"], seed=options["seed"])
+    size = PromptSize(options["prompt_words"], options["output_tokens"], options["long_words"])
+    plan = ServePlan(targets, chosen, size, options["requests"], load, options["repeat"])
     report = run_serve_bench(plan, lambda line: print(line, file=sys.stderr))
-    put_out(report, json_path, print_serve_report)
+    write_report(report, json_path, print_serve_report)
     failed = any(side["errors"] for part in report["workloads"].values() for side in part.values())
     return 1 if failed else 0
 
@@ -138,16 +130,16 @@ def model_command(folder: Path, preset: str, seed: int) -> int:
 
 
 def _check_flags(context: click.Context, chosen: tuple[str, ...]) -> None:
-    """A flag that is given and means nothing to any chosen workload is an error."""
-    for flag in sorted(frozenset().union(*(kind.takes for kind in KINDS.values()))):
+    """A flag that no chosen workload uses is an error."""
+    for flag in sorted(frozenset().union(*(kind.settings for kind in KINDS.values()))):
         given = context.get_parameter_source(flag) is not ParameterSource.DEFAULT
-        if given and not any(flag in KINDS[name].takes for name in chosen):
-            takers = ", ".join(name for name, kind in KINDS.items() if flag in kind.takes)
-            raise click.UsageError(f"--{flag.replace('_', '-')} is for the workloads {takers} only")
+        if given and not any(flag in KINDS[name].settings for name in chosen):
+            users = ", ".join(name for name, kind in KINDS.items() if flag in kind.settings)
+            raise click.UsageError(f"--{flag.replace('_', '-')} is for the workloads {users} only")
 
 
-def _target(value: str, at: int) -> tuple[str, str]:
-    """Name and URL; a server without a name is called by its place."""
+def _parse_target(value: str, at: int) -> tuple[str, str]:
+    """Name and URL; a server without a name is called by its position."""
     name, sign, url = value.partition("=")
     if not sign or "://" in name:
         name, url = f"server {at + 1}", value

@@ -82,7 +82,7 @@ def test_both_forms() -> None:
         ({**GOOD, "url": "/v1/responses"}, "url must be one of /v1/chat/completions and", "url"),
         ({**GOOD, "url": []}, "url must be one of", "url"),
         ({**GOOD, "body": [1]}, "body must be an object, not an array", "body"),
-        ({**GOOD, "body": {"stream": True}}, "stream cannot be used in a job", "stream"),
+        ({**GOOD, "body": {"stream": True}}, "stream is not supported in a job", "stream"),
         ({**GOOD, "eval": 5}, "eval must be an object, not int", "eval"),
         ({**GOOD, "eval": {"match": "exact"}}, "eval.expected is missing", "eval"),
         ({**GOOD, "eval": {"expected": "x", "mtach": "exact"}}, "eval.mtach is not known", "eval"),

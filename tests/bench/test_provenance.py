@@ -9,29 +9,29 @@ from pathlib import Path
 
 import pytest
 
-from mlxrun.bench.provenance import machine_facts, with_provenance
+from mlxrun.bench.provenance import add_provenance, read_machine_facts
 from mlxrun.cli.bench_options import write_report
 
 
 def test_a_report_gets_its_date_command_machine_and_versions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["/somewhere/bin/mlxrun", "bench", "serve", "--url", "a b"])
-    report = with_provenance({"format": 1, "workloads": {}})
+    report = add_provenance({"format": 1, "workloads": {}})
     assert report["command"] == "mlxrun bench serve --url 'a b'"
     assert datetime.fromisoformat(report["date"]).utcoffset() is not None
-    assert report["machine"] == machine_facts()
+    assert report["machine"] == read_machine_facts()
     assert {"mlxrun", "python", "mlx", "mlx-lm"} <= report["versions"].keys()
     assert report["format"] == 1
 
 
 def test_what_the_report_says_itself_is_kept() -> None:
-    report = with_provenance({"date": "then", "versions": {"mlx": "of the peer"}})
+    report = add_provenance({"date": "then", "versions": {"mlx": "of the peer"}})
     assert report["date"] == "then"
     assert report["versions"]["mlx"] == "of the peer"
     assert "python" in report["versions"]
 
 
 def test_the_machine_has_a_processor_cores_and_a_system() -> None:
-    facts = machine_facts()
+    facts = read_machine_facts()
     assert facts["cpu"] and facts["os"] and facts["arch"]
     assert facts["cores"] >= 1
     assert facts["memory_bytes"] is None or facts["memory_bytes"] > 0
@@ -39,4 +39,4 @@ def test_the_machine_has_a_processor_cores_and_a_system() -> None:
 
 def test_put_out_writes_it(tmp_path: Path) -> None:
     assert write_report({"format": 1}, tmp_path / "report.json", lambda report: None) == 0
-    assert json.loads((tmp_path / "report.json").read_text())["machine"] == machine_facts()
+    assert json.loads((tmp_path / "report.json").read_text())["machine"] == read_machine_facts()

@@ -1,4 +1,5 @@
-"""`python -m benchmarks prefix-cache`: its scripts, its arithmetic, its report, and every scenario for real in small."""
+"""`python -m benchmarks prefix-cache`: its scripts, its arithmetic, its report, and every scenario for real
+in small."""
 
 from __future__ import annotations
 
@@ -16,11 +17,11 @@ from benchmarks.__main__ import FAMILIES, command
 from benchmarks.prefix_cache.benchmark import CachePlan, compare, measure_rounds
 from benchmarks.prefix_cache.lookup import measure_lookup
 from benchmarks.prefix_cache.measurement import Answer, Record, numbers, play, same_tokens, shared, summary
+from benchmarks.prefix_cache.models import list_families
 from benchmarks.prefix_cache.report import print_cache_report
 from benchmarks.prefix_cache.workloads import SCENARIOS, SCRIPTS, TURNS, Ask, Script, distinct, make_script
-from mlxrun.bench.engine.measurement import Output
-from mlxrun.bench.engine.workloads import Job
-from mlxrun.bench.models import families
+from mlxrun.bench.engine.measurement import RequestOutput
+from mlxrun.bench.engine.workloads import BenchRequest
 from mlxrun.config.settings import Config
 from mlxrun.errors import ConfigError
 
@@ -115,8 +116,8 @@ def test_a_conversation_grows_by_its_answers_and_ends_with_its_yardsticks() -> N
 
 def test_distinct_prompts_share_nothing() -> None:
     work = distinct(1.0, VOCAB, "0")
-    assert [(len(j.prompt), j.output) for j in work.jobs] == [(512, 32)] * 32
-    assert len({j.prompt[:8] for j in [*work.jobs, *distinct(1.0, VOCAB, "1").jobs]}) == 64
+    assert [(len(j.prompt), j.output) for j in work.requests] == [(512, 32)] * 32
+    assert len({j.prompt[:8] for j in [*work.requests, *distinct(1.0, VOCAB, "1").requests]}) == 64
 
 
 # -- playing and arithmetic -------------------------------------------------------------------------
@@ -203,10 +204,10 @@ class Timed:
         self._left.update({job.id: job.output for job in jobs})
         self.seen += [job.id for job in jobs]
 
-    def step(self) -> list[Output]:
+    def step(self) -> list[RequestOutput]:
         self._clock[0] += self._seconds
         self._left = {name: left - 1 for name, left in self._left.items()}
-        out = [Output(name, (1,), left == 0) for name, left in self._left.items()]
+        out = [RequestOutput(name, (1,), left == 0) for name, left in self._left.items()]
         self._left = {name: left for name, left in self._left.items() if left}
         return out
 
@@ -222,7 +223,7 @@ def test_what_the_cache_costs_is_the_median_over_neighbours() -> None:
     assert got["ratio"] == pytest.approx(0.8)
     assert {name: len(r) for name, r in got["runs"].items()} == {"on": 4, "off": 4}
     assert all(len(set(e.seen)) == len(e.seen) == 5 * 32 for e in engines.values())
-    assert isinstance(distinct(0.1, VOCAB, "0").jobs[0], Job)
+    assert isinstance(distinct(0.1, VOCAB, "0").requests[0], BenchRequest)
 
 
 # -- report -----------------------------------------------------------------------------------------
@@ -265,17 +266,17 @@ def test_piped_the_tables_are_markdown() -> None:
 
 
 def test_families_are_those_of_the_model(tmp_path: Path) -> None:
-    assert families("tiny") == FAMILIES
-    assert families("qwen3-0.6b") == ("plain",)
-    assert families("embedded") == ("vision",)
+    assert list_families("tiny") == FAMILIES
+    assert list_families("qwen3-0.6b") == ("plain",)
+    assert list_families("embedded") == ("vision",)
     cases = {"layer_types": ["sliding_attention"]}, {"linear_num_key_heads": 2}, {"sliding_window": None}
     found = []
     for case in cases:
         (tmp_path / "config.json").write_text(json.dumps(case))
-        found += families(str(tmp_path))
+        found += list_families(str(tmp_path))
     assert found == ["windowed", "hybrid", "plain"]
     with pytest.raises(ConfigError, match=r"tiny, qwen3-0\.6b"):
-        families("nope")
+        list_families("nope")
 
 
 def test_wrong_options_are_usage_errors() -> None:
@@ -310,7 +311,8 @@ def run_real(tmp_path: Path, *args: str) -> dict[str, Any]:
     assert result.exit_code == 0, result.output
     assert "…" not in result.output
     report: dict[str, Any] = json.loads(path.read_text())
-    assert set(report) == {"format", "versions", "device", "settings", "families", "lookup"}
+    origin = {"date", "command", "machine", "versions"}
+    assert set(report) == origin | {"format", "device", "settings", "families", "lookup"}
     return report
 
 

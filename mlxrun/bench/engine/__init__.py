@@ -1,1 +1,1 @@
-"""TODO."""
+"""`mlxrun bench engine`: measures the engine beside mlx-lm's BatchGenerator in one process."""

@@ -1,7 +1,9 @@
-"""`mlxrun bench engine`: our engine and mlx-lm's BatchGenerator over the same files, in one process, in turn.
+"""`mlxrun bench engine`: our engine and mlx-lm's BatchGenerator with the same model, in one process, in
+turns.
 
-The order alternates (A B, B A, ...), so that a machine that warms up or slows down hurts both. Each turn
-loads one side alone, warms it up, measures one workload and closes it: neither pays for the other's memory.
+The order alternates (A B, B A, ...), so that a machine that slows down affects both sides. Each turn loads
+one side alone, warms it up, measures one workload and closes it, so that no side uses memory during the
+other's turn.
 """
 
 from __future__ import annotations
@@ -16,14 +18,14 @@ from mlxrun import __version__
 from mlxrun.bench.engine.measurement import (
     Contender,
     Trace,
-    agreement,
-    drive,
-    medians,
-    metrics,
-    ratios,
+    compute_agreement,
+    compute_medians,
+    compute_metrics,
+    compute_ratios,
+    run_workload,
 )
 from mlxrun.bench.engine.workloads import Workload, make_workload
-from mlxrun.bench.models import BenchModel, bench_model
+from mlxrun.bench.models import BenchModel, open_model
 from mlxrun.config.settings import Config
 from mlxrun.scheduler.scheduler import DEFAULT_CHUNK
 
@@ -35,7 +37,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class BenchPlan:
+class EnginePlan:
     """What to measure."""
 
     model: str
@@ -48,12 +50,12 @@ class BenchPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryMeter:
-    """Clock and memory counters, as functions: `settle(drop_pool)` starts a new peak and says what lives."""
+class BenchMeter:
+    """Clock and memory counters: `reset_peak(drop_pool)` starts a new peak and returns the bytes in use."""
 
     clock: Callable[[], float]
-    settle: Callable[[bool], int]
-    peak: Callable[[], int]
+    reset_peak: Callable[[bool], int]
+    read_peak: Callable[[], int]
 
 
 @dataclass(slots=True)
@@ -64,35 +66,37 @@ class SideRuns:
     last: Trace | None = None
 
 
-def run_bench(plan: BenchPlan, say: Say) -> dict[str, Any]:
+def run_engine_bench(plan: EnginePlan, say: Say) -> dict[str, Any]:
     """Measure everything; the report, as `--json` writes it."""
     from mlxrun.model.doctor import describe_device
     from mlxrun.model.machine import memory_meter as counters
     from mlxrun.model.machine.device import resolve_config
     from mlxrun.model.machine.versions import list_library_versions
 
-    config = resolve_config(plan.config)  # every prompt is computed: the peer has no prefix cache here
+    config = resolve_config(plan.config)  # the peer has no prefix cache here, so every prompt is computed
     plan = replace(plan, config=replace(config, cache=replace(config.cache, backend="none")))
-    meter = MemoryMeter(time.perf_counter, counters.start_measuring, counters.read_peak)
-    with bench_model(plan.model, plan.seed) as model:
-        openers = _openers(plan, model)
+    meter = BenchMeter(time.perf_counter, counters.start_measuring, counters.read_peak)
+    with open_model(plan.model, plan.seed) as model:
+        openers = _make_openers(plan, model)
         workloads = {}
         for name in plan.workloads:
             workload = make_workload(name, plan.scale, model.vocab, plan.seed)
             sides = measure_workload(workload, openers, plan.repeat, meter, say)
-            workloads[name] = summary(workload, sides) | _chunk(plan, model, workload, sides)
+            workloads[name] = summarize_workload(workload, sides) | _measure_chunk(
+                plan, model, workload, sides
+            )
     return {
         "format": FORMAT,
         "versions": {"mlxrun": __version__} | list_library_versions(),
         "device": describe_device(),
         "model": {"name": model.name, "dtype": model.dtype, "vocab": model.vocab},
-        "settings": _settings(plan),
+        "settings": _collect_settings(plan),
         "workloads": workloads,
     }
 
 
-def _openers(plan: BenchPlan, model: BenchModel) -> dict[str, Opener]:
-    """How to load each side. Ours computes in the file's type, as mlx-lm does."""
+def _make_openers(plan: EnginePlan, model: BenchModel) -> dict[str, Opener]:
+    """Functions that load each side. Ours computes in the dtype of the file, as mlx-lm does."""
     from mlxrun.bench.engine.mlxrun_contender import MlxrunContender
 
     settings = replace(plan.config.model, path=str(model.folder))
@@ -107,7 +111,7 @@ def _openers(plan: BenchPlan, model: BenchModel) -> dict[str, Opener]:
     return openers
 
 
-def _settings(plan: BenchPlan) -> dict[str, Any]:
+def _collect_settings(plan: EnginePlan) -> dict[str, Any]:
     settings = {
         "scale": plan.scale,
         "repeat": plan.repeat,
@@ -122,17 +126,20 @@ def _settings(plan: BenchPlan) -> dict[str, Any]:
     return settings
 
 
-def _chunk(
-    plan: BenchPlan, model: BenchModel, workload: Workload, sides: Mapping[str, SideRuns]
+def _measure_chunk(
+    plan: EnginePlan, model: BenchModel, workload: Workload, sides: Mapping[str, SideRuns]
 ) -> dict[str, Any]:
-    """The yardstick of `staggered`: one prefill chunk alone, and our rows' p99 beside the prefill over it."""
+    """For `staggered`: the seconds of one prefill chunk alone, and inter-token p99 as a multiple of them."""
     if workload.long_id is None:
         return {}
-    from mlxrun.bench.engine.mlx_lm_contender import chunk_seconds
+    from mlxrun.bench.engine.mlx_lm_contender import measure_chunk
 
-    prompt, chunk = workload.job(workload.long_id).prompt, plan.config.scheduler.chunk or DEFAULT_CHUNK
-    seconds = chunk_seconds(Path(model.folder), prompt, chunk)
-    gaps = {name: medians(side.runs)["long_gap_p99_s"] for name, side in sides.items()}
+    prompt, chunk = (
+        workload.find_request(workload.long_id).prompt,
+        plan.config.scheduler.chunk or DEFAULT_CHUNK,
+    )
+    seconds = measure_chunk(Path(model.folder), prompt, chunk)
+    gaps = {name: compute_medians(side.runs)["long_gap_p99_s"] for name, side in sides.items()}
     over = {name: None if gap is None else gap / seconds for name, gap in gaps.items()}
     return {"chunk": {"tokens": min(chunk, len(prompt)), "seconds": seconds, "p99_in_chunks": over}}
 
@@ -140,52 +147,54 @@ def _chunk(
 # -- turns ------------------------------------------------------------------------------------------
 
 
-def turns(names: Sequence[str], repeat: int) -> Iterator[str]:
+def alternate(names: Sequence[str], repeat: int) -> Iterator[str]:
     """A B, B A, A B, ...: `repeat` rounds."""
     for i in range(repeat):
         yield from names if i % 2 == 0 else reversed(names)
 
 
 def measure_workload(
-    workload: Workload, openers: Mapping[str, Opener], repeat: int, meter: MemoryMeter, say: Say
+    workload: Workload, openers: Mapping[str, Opener], repeat: int, meter: BenchMeter, say: Say
 ) -> dict[str, SideRuns]:
     """Run the workload `repeat` times on each side, in alternating order."""
     sides = {name: SideRuns() for name in openers}
-    for name in turns(list(openers), repeat):
+    for name in alternate(list(openers), repeat):
         side = sides[name]
-        trace, memory = _turn(openers[name], workload, meter)
-        side.runs.append(metrics(trace, workload) | memory)
+        trace, memory = _measure_once(openers[name], workload, meter)
+        side.runs.append(compute_metrics(trace, workload) | memory)
         side.last = trace
         say(f"{workload.name} {name} {len(side.runs)}/{repeat}: {trace.end - trace.start:.2f} s")
     return sides
 
 
-def _turn(opener: Opener, workload: Workload, meter: MemoryMeter) -> tuple[Trace, dict[str, float | None]]:
+def _measure_once(
+    opener: Opener, workload: Workload, meter: BenchMeter
+) -> tuple[Trace, dict[str, float | None]]:
     """Load, warm up, measure, close."""
-    before = meter.settle(True)
+    before = meter.reset_peak(True)
     contender = opener()
-    weights = meter.settle(True) - before
+    weights = meter.reset_peak(True) - before
     try:
-        drive(contender, workload, meter.clock)  # all of it: what is planned or compiled by shape is known
-        alive = meter.settle(False)  # a server's pool of free buffers is warm
-        trace = drive(contender, workload, meter.clock)
-        peak = meter.peak()
+        run_workload(contender, workload, meter.clock)  # all of it, so that each shape is compiled
+        alive = meter.reset_peak(False)  # a server keeps its pool of free buffers
+        trace = run_workload(contender, workload, meter.clock)
+        peak = meter.read_peak()
     finally:
         contender.close()
     return trace, {"peak_bytes": weights + peak - alive, "peak_rows_bytes": peak - alive}
 
 
-def summary(workload: Workload, sides: Mapping[str, SideRuns]) -> dict[str, Any]:
+def summarize_workload(workload: Workload, sides: Mapping[str, SideRuns]) -> dict[str, Any]:
     """One workload's part of the report."""
     report: dict[str, Any] = {
-        "rows": len(workload.jobs),
+        "rows": len(workload.requests),
         "prompt_tokens": workload.prompt_tokens,
         "output_tokens": workload.output_tokens,
-        "sides": {name: {"runs": s.runs, "median": medians(s.runs)} for name, s in sides.items()},
+        "sides": {name: {"runs": s.runs, "median": compute_medians(s.runs)} for name, s in sides.items()},
     }
     if OURS in sides and PEER in sides:
         ours, peer = sides[OURS], sides[PEER]
-        report["ratio"] = ratios(medians(ours.runs), medians(peer.runs))
+        report["ratio"] = compute_ratios(compute_medians(ours.runs), compute_medians(peer.runs))
         assert ours.last is not None and peer.last is not None
-        report["same_tokens"] = agreement(ours.last, peer.last)
+        report["same_tokens"] = compute_agreement(ours.last, peer.last)
     return report

@@ -1,49 +1,48 @@
-"""Drives one contender through a workload and turns what it saw into numbers. Pure: the clock comes in.
+"""Runs a workload on a contender and computes the measures of the run. Pure: the clock is a parameter.
 
-A contender is an engine behind three calls; it never learns how long an answer was timed or which row counts.
-All times are seconds of `clock` at the moment a step returned; tokens of one step share a time.
+A contender is an engine behind three calls. All times are seconds of `clock` when a step has returned; tokens
+of one step have the same time.
 """
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from mlxrun.bench.engine.workloads import Job, Workload
+from mlxrun.bench.engine.workloads import BenchRequest, Workload
 from mlxrun.errors import MlxrunError
 
 Values = Mapping[str, float | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
-    """Tokens that one step gave one job."""
+class RequestOutput:
+    """The tokens of one request in one step."""
 
-    job_id: str
+    request_id: str
     tokens: tuple[int, ...]
     done: bool = False
 
 
 class Contender(Protocol):
-    """An engine that is measured. Built with its model loaded; used on one thread."""
+    """An engine that is measured, with its model loaded; used on one thread."""
 
-    def add(self, jobs: Sequence[Job]) -> None:
-        """Take jobs in, in this order."""
+    def add(self, requests: Sequence[BenchRequest]) -> None:
+        """Add requests in this order."""
 
-    def step(self) -> list[Output]:
-        """Compute something; called while jobs are unfinished."""
+    def step(self) -> list[RequestOutput]:
+        """Compute one step; called while requests are unfinished."""
 
     def close(self) -> None:
-        """Let go of everything, the weights too."""
+        """Release everything, including the weights."""
 
 
 @dataclass(slots=True)
 class Trace:
-    """When each job came in and when each of its tokens came out."""
+    """When each request was added and when each of its tokens came."""
 
     start: float
     added: dict[str, float] = field(default_factory=dict)
@@ -55,43 +54,45 @@ class Trace:
         return max(times[-1] for times in self.times.values())
 
 
-def drive(contender: Contender, workload: Workload, clock: Callable[[], float]) -> Trace:
-    """Run the workload to its end. A job that gets more or fewer tokens than it asked for is an error."""
-    waiting, live, tick = deque(workload.jobs), set[str](), 0
+def run_workload(contender: Contender, workload: Workload, clock: Callable[[], float]) -> Trace:
+    """Run the workload to its end. MlxrunError if a request gets more or fewer tokens than it should."""
+    waiting, live, tick = deque(workload.requests), set[str](), 0
     trace = Trace(clock())
     while waiting or live:
         if not live:
-            tick = max(tick, waiting[0].tick)
-        due: list[Job] = []
-        while waiting and waiting[0].tick <= tick:
+            tick = max(tick, waiting[0].arrival)
+        due: list[BenchRequest] = []
+        while waiting and waiting[0].arrival <= tick:
             due.append(waiting.popleft())
         if due:
             now = clock()
             contender.add(due)
-            live.update(job.id for job in due)
-            trace.added.update({job.id: now for job in due})
-        tick += int(_take(trace, contender.step(), live, clock))
-    _check(trace, workload)
+            live.update(request.id for request in due)
+            trace.added.update({request.id: now for request in due})
+        tick += int(_record_outputs(trace, contender.step(), live, clock))
+    _check_lengths(trace, workload)
     return trace
 
 
-def _take(trace: Trace, outputs: Sequence[Output], live: set[str], clock: Callable[[], float]) -> bool:
-    """Note a step's outputs; True if some row got a token."""
+def _record_outputs(
+    trace: Trace, outputs: Sequence[RequestOutput], live: set[str], clock: Callable[[], float]
+) -> bool:
+    """Add a step's outputs to the trace; True if any row got a token."""
     now = clock()
     for output in outputs:
-        trace.times.setdefault(output.job_id, []).extend([now] * len(output.tokens))
-        trace.tokens.setdefault(output.job_id, []).extend(output.tokens)
+        trace.times.setdefault(output.request_id, []).extend([now] * len(output.tokens))
+        trace.tokens.setdefault(output.request_id, []).extend(output.tokens)
         if output.done:
-            live.discard(output.job_id)
+            live.discard(output.request_id)
     return any(output.tokens for output in outputs)
 
 
-def _check(trace: Trace, workload: Workload) -> None:
-    for job in workload.jobs:
-        got = len(trace.tokens.get(job.id, []))
-        if got != job.output:
+def _check_lengths(trace: Trace, workload: Workload) -> None:
+    for request in workload.requests:
+        got = len(trace.tokens.get(request.id, []))
+        if got != request.output:
             raise MlxrunError(
-                f"bench: {job.id} got {got} tokens instead of {job.output}: the run counts for nothing"
+                f"bench: {request.id} got {got} tokens instead of {request.output}: the run is not counted"
             )
 
 
@@ -100,7 +101,7 @@ def _check(trace: Trace, workload: Workload) -> None:
 
 @dataclass(frozen=True, slots=True)
 class EngineMeasure:
-    """One number of a run: how it is shown and which direction is better."""
+    """One number of a run: its label, its unit, and which direction is better."""
 
     key: str
     title: str
@@ -109,7 +110,7 @@ class EngineMeasure:
 
 
 MEASURES = (
-    EngineMeasure("wall_s", "whole job", "s", "low"),
+    EngineMeasure("wall_s", "whole workload", "s", "low"),
     EngineMeasure("output_tps", "output", "tok/s", "high"),
     EngineMeasure("prefill_tps", "prefill, to the last first token", "tok/s", "high"),
     EngineMeasure("decode_tps", "decode, all rows decoding", "tok/s", "high"),
@@ -123,55 +124,54 @@ MEASURES = (
 )
 
 
-def metrics(trace: Trace, workload: Workload) -> dict[str, float | None]:
-    """The numbers of one run, memory aside; None where the run does not have such a moment."""
-    first = {job_id: times[0] for job_id, times in trace.times.items()}
-    ttft = [first[job_id] - added for job_id, added in trace.added.items()]
+def compute_metrics(trace: Trace, workload: Workload) -> dict[str, float | None]:
+    """The measures of one run without memory; None if the run does not have such a moment."""
+    first = {request_id: times[0] for request_id, times in trace.times.items()}
+    ttft = [first[request_id] - added for request_id, added in trace.added.items()]
     gaps = [b - a for times in trace.times.values() for a, b in zip(times, times[1:], strict=False)]
     wall = trace.end - trace.start
     return {
         "wall_s": wall,
-        "output_tps": _rate(workload.output_tokens, wall),
-        "prefill_tps": _rate(workload.prompt_tokens, max(first.values()) - trace.start),
-        "decode_tps": _steady(trace),
+        "output_tps": _compute_rate(workload.output_tokens, wall),
+        "prefill_tps": _compute_rate(workload.prompt_tokens, max(first.values()) - trace.start),
+        "decode_tps": _compute_decode_rate(trace),
         "ttft_mean_s": statistics.fmean(ttft),
-        "ttft_p99_s": percentile(ttft, 0.99),
-        "gap_p50_s": percentile(gaps, 0.50),
-        "gap_p99_s": percentile(gaps, 0.99),
-        "long_gap_p99_s": _gap_beside(trace, workload.long_id),
+        "ttft_p99_s": compute_percentile(ttft, 99),
+        "gap_p50_s": compute_percentile(gaps, 50),
+        "gap_p99_s": compute_percentile(gaps, 99),
+        "long_gap_p99_s": _compute_gap_beside(trace, workload.long_id),
     }
 
 
-def _steady(trace: Trace) -> float | None:
+def _compute_decode_rate(trace: Trace) -> float | None:
     """Tokens a second from the last row's first token to the first row's last one."""
     start = max(times[0] for times in trace.times.values())
     end = min(times[-1] for times in trace.times.values())
     tokens = sum(start < t <= end for times in trace.times.values() for t in times)
-    return _rate(tokens, end - start)
+    return _compute_rate(tokens, end - start)
 
 
-def _gap_beside(trace: Trace, long_id: str | None) -> float | None:
+def _compute_gap_beside(trace: Trace, long_id: str | None) -> float | None:
     """p99 of the other rows' gaps that end between a job's arrival and its first token."""
     if long_id is None:
         return None
     start, end = trace.added[long_id], trace.times[long_id][0]
-    rows = [times for job_id, times in trace.times.items() if job_id != long_id]
+    rows = [times for request_id, times in trace.times.items() if request_id != long_id]
     pairs = [pair for times in rows for pair in zip(times, times[1:], strict=False)]
-    return percentile([b - a for a, b in pairs if start < b <= end], 0.99)
+    return compute_percentile([b - a for a, b in pairs if start < b <= end], 99)
 
 
-def percentile(values: Sequence[float], share: float) -> float | None:
-    """Nearest rank: the smallest value that at least `share` of all are not above."""
-    if not values:
-        return None
-    return sorted(values)[max(math.ceil(share * len(values)), 1) - 1]
+def compute_percentile(values: Sequence[float], percent: int) -> float | None:
+    """Nearest rank: the smallest value that is not below `percent` per cent of all; None if there is none."""
+    rank = -(-percent * len(values) // 100)  # rounded up
+    return sorted(values)[max(rank, 1) - 1] if values else None
 
 
-def _rate(count: float, seconds: float) -> float | None:
+def _compute_rate(count: float, seconds: float) -> float | None:
     return count / seconds if count and seconds > 0 else None
 
 
-def medians(runs: Sequence[Values]) -> dict[str, float | None]:
+def compute_medians(runs: Sequence[Values]) -> dict[str, float | None]:
     """Per measure the median over runs; None if a run lacks it."""
     return {m.key: _median([run.get(m.key) for run in runs]) for m in MEASURES}
 
@@ -181,8 +181,8 @@ def _median(values: Sequence[float | None]) -> float | None:
     return statistics.median(known) if known and len(known) == len(values) else None
 
 
-def ratios(ours: Values, peer: Values) -> dict[str, float | None]:
-    """How many times better ours is, per measure: above 1 is better whatever the direction."""
+def compute_ratios(ours: Values, peer: Values) -> dict[str, float | None]:
+    """How many times better ours is for each measure: above 1 is better."""
     out: dict[str, float | None] = {}
     for m in MEASURES:
         over, under = (ours, peer) if m.better == "high" else (peer, ours)
@@ -191,6 +191,8 @@ def ratios(ours: Values, peer: Values) -> dict[str, float | None]:
     return out
 
 
-def agreement(ours: Trace, peer: Trace) -> float:
-    """Share of jobs whose tokens are the same on both sides: 1.0 unless rounding decides a near-tie."""
-    return statistics.fmean(float(ours.tokens[job_id] == peer.tokens[job_id]) for job_id in ours.tokens)
+def compute_agreement(ours: Trace, peer: Trace) -> float:
+    """Share of requests with the same tokens on both sides: 1.0 unless rounding decides a near-tie."""
+    return statistics.fmean(
+        float(ours.tokens[request_id] == peer.tokens[request_id]) for request_id in ours.tokens
+    )

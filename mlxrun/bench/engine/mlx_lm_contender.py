@@ -1,7 +1,7 @@
-"""Other engines as contenders, each driven as its own server drives it. May import mlx_lm.
+"""mlx-lm's BatchGenerator as a contender, called as mlx-lm's own server calls it. Imports mlx_lm.
 
 mlx-lm's BatchGenerator runs with the defaults of its library and of its server: 32 rows decode, 8 prompts
-prefill together, 2048 tokens at a time; greedy. Its server calls `insert` and `next` just like this.
+prefill together, 2048 tokens at a time; greedy. Its server calls `insert` and `next` in the same way.
 """
 
 from __future__ import annotations
@@ -20,47 +20,54 @@ from mlx_lm.generate import BatchGenerator
 from mlx_lm.models.cache import can_trim_prompt_cache, make_prompt_cache, trim_prompt_cache
 from mlx_lm.utils import load_model
 
-from mlxrun.bench.engine.measurement import Output
-from mlxrun.bench.engine.workloads import Job
+from mlxrun.bench.engine.measurement import RequestOutput
+from mlxrun.bench.engine.workloads import BenchRequest
 
 SETTINGS = {"completion_batch_size": 32, "prefill_batch_size": 8, "prefill_step_size": 2048}
 
 
 class MlxLmContender:
-    """mlx-lm's BatchGenerator."""
+    """Runs greedy requests on mlx-lm's BatchGenerator."""
 
     name = "mlx-lm"
 
     def __init__(self, model: Any) -> None:
         self._generator = BatchGenerator(model, **SETTINGS)
-        self._jobs: dict[int, str] = {}
+        self._request_ids: dict[int, str] = {}
 
     @classmethod
     def open(cls, folder: Path) -> MlxLmContender:
         """Load the folder's weights as they are."""
         return cls(load_model(folder)[0])
 
-    def add(self, jobs: Sequence[Job]) -> None:
+    def add(self, requests: Sequence[BenchRequest]) -> None:
         """Insert the prompts in one call."""
-        prompts, outputs = [list(job.prompt) for job in jobs], [job.output for job in jobs]
-        for uid, job in zip(self._generator.insert(prompts, outputs), jobs, strict=True):
-            self._jobs[uid] = job.id
+        prompts, outputs = (
+            [list(request.prompt) for request in requests],
+            [request.output for request in requests],
+        )
+        for uid, request in zip(self._generator.insert(prompts, outputs), requests, strict=True):
+            self._request_ids[uid] = request.id
 
-    def step(self) -> list[Output]:
+    def step(self) -> list[RequestOutput]:
         """One `next`: a token for every row, then up to 2048 tokens of up to 8 prompts."""
         _, responses = self._generator.next()
-        return [Output(self._jobs[r.uid], (r.token,), r.finish_reason is not None) for r in responses]
+        return [
+            RequestOutput(self._request_ids[r.uid], (r.token,), r.finish_reason is not None)
+            for r in responses
+        ]
 
     def close(self) -> None:
-        """Drop the model with the generator."""
+        """Release the generator and the model."""
         self._generator.close()
         del self._generator
 
 
-def chunk_seconds(folder: Path, prompt: Sequence[int], chunk: int, repeat: int = 3) -> float:
-    """Time of the forward over the last `chunk` tokens of a prompt, the rest in the cache: the longest chunk.
+def measure_chunk(folder: Path, prompt: Sequence[int], chunk: int, repeat: int = 3) -> float:
+    """Seconds of a forward over the last `chunk` tokens of a prompt with the rest in the cache, and nothing
+    else.
 
-    Nothing else runs. The yardstick of what a decoding row may wait while a long prompt prefills.
+    The inter-token times of decoding rows during the prefill of a long prompt are compared with it.
     """
     model = load_model(folder)[0]
     cache = make_prompt_cache(model)

@@ -1,32 +1,26 @@
-"""mlxrun's Engine as a contender: the same class that serves jobs, stepped directly, without its thread."""
+"""mlxrun's Engine as a contender, stepped directly and without its thread."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from mlxrun.bench.engine.measurement import Output
-from mlxrun.bench.engine.workloads import Job
+from mlxrun.bench.engine.measurement import RequestOutput
+from mlxrun.bench.engine.workloads import BenchRequest
 from mlxrun.config.settings import Config
 from mlxrun.errors import MlxrunError
-from mlxrun.scheduler.request import Request, SamplingParams, TokenEvent
+from mlxrun.scheduler.request import Request, SamplingParams
 
-
-class Steps(Protocol):
-    """The part of engine.engine.Engine that is used here."""
-
-    @property
-    def busy(self) -> bool: ...
-    def add(self, request: Request) -> None: ...
-    def step(self) -> list[TokenEvent]: ...
+if TYPE_CHECKING:
+    from mlxrun.engine.engine import Engine
 
 
 class MlxrunContender:
-    """Greedy requests without stop ids."""
+    """Runs greedy requests without stop ids on an Engine."""
 
     name = "mlxrun"
 
-    def __init__(self, engine: Steps) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
     @classmethod
@@ -36,23 +30,24 @@ class MlxrunContender:
 
         return cls(build_engine(config))
 
-    def add(self, jobs: Sequence[Job]) -> None:
-        """One request a job."""
-        for job in jobs:
-            self._engine.add(Request(job.id, job.prompt, SamplingParams(max_tokens=job.output)))
+    def add(self, requests: Sequence[BenchRequest]) -> None:
+        """Add the requests."""
+        for request in requests:
+            self._engine.add(Request(request.id, request.prompt, SamplingParams(max_tokens=request.output)))
 
-    def step(self) -> list[Output]:
-        """One engine step; progress of prefill is left out, a failed request ends the benchmark."""
+    def step(self) -> list[RequestOutput]:
+        """One engine step. Prefill progress is skipped; MlxrunError if a request fails."""
         if not self._engine.busy:
-            raise MlxrunError("bench: the engine is idle but has not answered every request")
+            raise MlxrunError("bench: the engine is idle but has unfinished requests")
         outputs = []
         for event in self._engine.step():
             if event.error is not None:
                 raise event.error
             if event.tokens or event.finish is not None:
-                outputs.append(Output(event.request_id, event.tokens, event.finish is not None))
+                outputs.append(RequestOutput(event.request_id, event.tokens, event.finish is not None))
         return outputs
 
     def close(self) -> None:
-        """Drop the engine. Its own close() would end this thread's MLX streams, which the next side needs."""
+        """Release the engine. Its own close() would end this thread's MLX streams, which the next side
+        needs."""
         del self._engine

@@ -1,8 +1,8 @@
-"""What the benchmark asks for: prompts of random tokens, fixed answer lengths, and when each arrives.
+"""Workloads of `mlxrun bench engine`: prompts of random tokens, answer lengths and arrivals. Pure and seeded.
 
-Pure and seeded: the same name, scale, vocabulary and seed give the same jobs. Arrivals count *ticks*, steps
-in which some row got a token, so that they mean the same to engines whose steps differ. No stop ids: every
-answer has its full length.
+The same name, scale, vocabulary and seed make the same requests. An arrival is a number of *ticks*, steps in
+which any row got a token, so that it means the same to engines whose steps differ. There are no stop ids:
+every answer has its full length.
 """
 
 from __future__ import annotations
@@ -19,86 +19,88 @@ STAGGERED_AFTER = 15
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """One prompt with its answer length; `tick`: when it arrives."""
+class BenchRequest:
+    """One prompt with its answer length in tokens; `arrival` is a number of ticks."""
 
     id: str
     prompt: tuple[int, ...]
     output: int
-    tick: int = 0
+    arrival: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Jobs in order of arrival. `long_id`: the job whose prefill the others should not feel, if any."""
+    """Requests in order of arrival. `long_id`: the one whose prefill should not delay the others, if any."""
 
     name: str
-    jobs: tuple[Job, ...] = field(repr=False)
+    requests: tuple[BenchRequest, ...] = field(repr=False)
     long_id: str | None = None
 
     @property
     def prompt_tokens(self) -> int:
-        return sum(len(job.prompt) for job in self.jobs)
+        return sum(len(request.prompt) for request in self.requests)
 
     @property
     def output_tokens(self) -> int:
-        return sum(job.output for job in self.jobs)
+        return sum(request.output for request in self.requests)
 
-    def job(self, job_id: str) -> Job:
-        """The job of that id."""
-        return next(job for job in self.jobs if job.id == job_id)
+    def find_request(self, request_id: str) -> BenchRequest:
+        """The request of that id."""
+        return next(request for request in self.requests if request.id == request_id)
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
-    """A job before its tokens are drawn."""
+class RequestShape:
+    """A request before its tokens are chosen."""
 
     prompt: int
     output: int
-    tick: int = 0
+    arrival: int = 0
 
 
 def make_workload(name: str, scale: float, vocab: int, seed: int = 0) -> Workload:
     """The workload of that name, prompt and answer lengths times `scale`."""
     shapes = list(WORKLOADS[name](scale))
-    draw = random.Random(f"{name} {seed}")
-    jobs = tuple(
-        Job(f"{name}-{i:02d}", tuple(draw.choices(range(vocab), k=shape.prompt)), shape.output, shape.tick)
+    rng = random.Random(f"{name} {seed}")
+    requests = tuple(
+        BenchRequest(
+            f"{name}-{i:02d}", tuple(rng.choices(range(vocab), k=shape.prompt)), shape.output, shape.arrival
+        )
         for i, shape in enumerate(shapes)
     )
-    long_id = jobs[STAGGERED_BEFORE].id if name == "staggered" else None
-    return Workload(name, jobs, long_id)
+    long_id = requests[STAGGERED_BEFORE].id if name == "staggered" else None
+    return Workload(name, requests, long_id)
 
 
-def _scaled(tokens: int, scale: float, least: int = 2) -> int:
+def _scale(tokens: int, scale: float, least: int = 2) -> int:
     return max(least, round(tokens * scale))
 
 
-def _at_once(*counts: tuple[int, int]) -> Callable[[float], Iterator[Shape]]:
-    """(count, prompt tokens) pairs, all arriving at the start."""
+def _arrive_at_once(*counts: tuple[int, int]) -> Callable[[float], Iterator[RequestShape]]:
+    """Shapes of (count, prompt tokens) pairs that all arrive at the start."""
 
-    def shapes(scale: float) -> Iterator[Shape]:
+    def shapes(scale: float) -> Iterator[RequestShape]:
         for count, tokens in counts:
-            yield from [Shape(_scaled(tokens, scale), _scaled(OUTPUT, scale, SHORTEST_OUTPUT))] * count
+            yield from [RequestShape(_scale(tokens, scale), _scale(OUTPUT, scale, SHORTEST_OUTPUT))] * count
 
     return shapes
 
 
-def _staggered(scale: float) -> Iterator[Shape]:
-    """A short prompt every few ticks; a long one once 16 decode, none of which ends before it is in."""
+def _arrive_staggered(scale: float) -> Iterator[RequestShape]:
+    """A short prompt every few ticks, and a long one once 16 rows decode, which all outlast its prefill."""
     every = max(1, round(4 * scale))
     arrives = STAGGERED_BEFORE * every + 4
-    output = _scaled(STAGGERED_OUTPUT, scale, 2 * arrives)
+    output = _scale(STAGGERED_OUTPUT, scale, 2 * arrives)
     for i in range(STAGGERED_BEFORE):
-        yield Shape(_scaled(256, scale), output, i * every)
-    yield Shape(_scaled(16384, scale), output, arrives)
+        yield RequestShape(_scale(256, scale), output, i * every)
+    yield RequestShape(_scale(16384, scale), output, arrives)
     for i in range(1, STAGGERED_AFTER + 1):
-        yield Shape(_scaled(256, scale), output, arrives + i * every)
+        yield RequestShape(_scale(256, scale), output, arrives + i * every)
 
 
-WORKLOADS: dict[str, Callable[[float], Iterator[Shape]]] = {
-    "uniform": _at_once((32, 512)),
-    "ragged": _at_once((1, 16384), (31, 256)),
-    "mixed": _at_once((4, 8192), (8, 2048), (20, 512)),
-    "staggered": _staggered,
+WORKLOADS: dict[str, Callable[[float], Iterator[RequestShape]]] = {
+    "uniform": _arrive_at_once((32, 512)),
+    "ragged": _arrive_at_once((1, 16384), (31, 256)),
+    "mixed": _arrive_at_once((4, 8192), (8, 2048), (20, 512)),
+    "staggered": _arrive_staggered,
 }

@@ -1,1 +1,1 @@
-"""TODO."""
+"""`mlxrun bench serve`: measures running servers as a client sees them."""

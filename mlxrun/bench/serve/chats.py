@@ -1,4 +1,4 @@
-"""Workloads of `mlxrun bench serve` that are a number of chats: all of a round are sent, as the load says."""
+"""The workloads of `mlxrun bench serve` that send a number of chats in each round."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from mlxrun.bench.serve.rounds import Round, ServeMeasure, ServePlan, Values, WorkloadKind, percentile
-from mlxrun.bench.serve.streaming_client import StreamTimes, Target, measure
-from mlxrun.bench.serve.workloads import bodies
+from mlxrun.bench.engine.measurement import compute_percentile
+from mlxrun.bench.serve.rounds import RoundResult, ServeMeasure, ServePlan, Values, WorkloadKind
+from mlxrun.bench.serve.streaming_client import StreamTimes, Target, send_all
+from mlxrun.bench.serve.workloads import make_bodies
 
 MEASURES = {
     "output_rate": ServeMeasure("output", "tok/s", True),
@@ -16,31 +17,31 @@ MEASURES = {
     "ttft_p50": ServeMeasure("TTFT p50", "ms"),
     "ttft_p95": ServeMeasure("TTFT p95", "ms"),
     "ttft_p99": ServeMeasure("TTFT p99", "ms"),
-    "gap_p50": ServeMeasure("between pieces p50", "ms"),
-    "gap_p95": ServeMeasure("between pieces p95", "ms"),
-    "gap_p99": ServeMeasure("between pieces p99", "ms"),
-    "whole_p50": ServeMeasure("whole answer p50", "ms"),
+    "gap_p50": ServeMeasure("inter-token p50", "ms"),
+    "gap_p95": ServeMeasure("inter-token p95", "ms"),
+    "gap_p99": ServeMeasure("inter-token p99", "ms"),
+    "latency_p50": ServeMeasure("request latency p50", "ms"),
     "cached_share": ServeMeasure("prompt from cache", "%", True),
     "errors": ServeMeasure("errors", ""),
 }
-TAKES = frozenset({"concurrency", "rate", "requests", "prompt_words", "output_tokens"})
+SETTINGS = frozenset({"concurrency", "rate", "requests", "prompt_words", "output_tokens"})
 
 
-def chats(name: str) -> WorkloadKind:
-    """The workload whose bodies are called `name`."""
-    return WorkloadKind(MEASURES, partial(_round, name), TAKES, _note, "output_rate")
+def make_chat_kind(name: str) -> WorkloadKind:
+    """The workload with the bodies of that name."""
+    return WorkloadKind(MEASURES, partial(_run_round, name), SETTINGS, _describe_round, "output_rate")
 
 
-async def _round(name: str, target: Target, plan: ServePlan, seed: str) -> Round:
-    seen = await measure(target, bodies(name, plan.size, plan.requests, seed), plan.load)
-    return Round(numbers(seen), tuple(s.error for s in seen if s.error is not None))
+async def _run_round(name: str, target: Target, plan: ServePlan, seed: str) -> RoundResult:
+    streams = await send_all(target, make_bodies(name, plan.size, plan.requests, seed), plan.load)
+    return RoundResult(compute_numbers(streams), tuple(s.error for s in streams if s.error is not None))
 
 
-def numbers(seen: Sequence[StreamTimes]) -> Values:
-    """The numbers of one round; seconds."""
-    good = [s for s in seen if s.error is None]
+def compute_numbers(streams: Sequence[StreamTimes]) -> Values:
+    """The numbers of one round, times in seconds."""
+    good = [s for s in streams if s.error is None]
     found: Values = dict.fromkeys(MEASURES)
-    found["errors"] = len(seen) - len(good)
+    found["errors"] = len(streams) - len(good)
     if not good:
         return found
     wall = max(s.end for s in good) - min(s.sent for s in good)
@@ -48,16 +49,16 @@ def numbers(seen: Sequence[StreamTimes]) -> Values:
     found["output_rate"] = sum(s.output for s in good) / wall
     found["request_rate"] = len(good) / wall
     found["cached_share"] = sum(s.cached for s in good) / prompt if prompt else None
-    found["whole_p50"] = percentile([s.end - s.sent for s in good], 50)
-    firsts = [s.pieces[0] - s.sent for s in good]
-    gaps = [b - a for s in good for a, b in zip(s.pieces, s.pieces[1:], strict=False)]
+    found["latency_p50"] = compute_percentile([s.end - s.sent for s in good], 50)
+    firsts = [s.deltas[0] - s.sent for s in good]
+    gaps = [b - a for s in good for a, b in zip(s.deltas, s.deltas[1:], strict=False)]
     for share in (50, 95, 99):
-        found[f"ttft_p{share}"] = percentile(firsts, share)
-        found[f"gap_p{share}"] = percentile(gaps, share) if gaps else None
+        found[f"ttft_p{share}"] = compute_percentile(firsts, share)
+        found[f"gap_p{share}"] = compute_percentile(gaps, share)
     return found
 
 
-def _note(settings: Mapping[str, Any]) -> str:
+def _describe_round(settings: Mapping[str, Any]) -> str:
     how = f"{settings['rate']:g} requests/s" if settings["rate"] else f"{settings['concurrency']} streams"
     return (
         f"{settings['requests']} requests a round, {how}, {settings['prompt_words']} words and at most "

@@ -1,8 +1,8 @@
-"""The workload `long` of `mlxrun bench serve`: what decoding streams feel of one long prompt among them.
+"""The workload `long` of `mlxrun bench serve`: how much one long prompt delays streams that decode.
 
-A round is two passes over one server. In the first, streams decode, a long prompt comes, and a short one
-right behind it; in the second, as many streams of other words decode alone. The gaps of both passes are taken
-at the same pieces of the same streams, those that lay beside the long prompt: rows are equally long in both.
+A round is two passes over one server. In the first, streams decode while a long prompt comes, and a short one
+right after it; in the second, as many streams with other words decode alone. Inter-token times of both passes
+are taken at the same deltas, those that came beside the long prompt, so that rows are equally long in both.
 """
 
 from __future__ import annotations
@@ -10,32 +10,32 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mlxrun.bench.serve.rounds import Round, ServeMeasure, ServePlan, Values, WorkloadKind, percentile
+from mlxrun.bench.engine.measurement import compute_percentile
+from mlxrun.bench.serve.rounds import RoundResult, ServeMeasure, ServePlan, Values, WorkloadKind
 from mlxrun.bench.serve.streaming_client import Clock, Connection, StreamTimes, Target, connect
-from mlxrun.bench.serve.workloads import Size, bodies
+from mlxrun.bench.serve.workloads import PromptSize, make_bodies
 
-START = 16  # pieces that each stream has before the long prompt is sent
-STREAM_TOKENS = 4096  # more than a stream needs: it is closed when everything is seen
+START_DELTAS = 16  # deltas that each stream has before the long prompt is sent
+STREAM_TOKENS = 4096  # more than a stream needs: it is closed once all is measured
 LONG_TOKENS = 16
 SHORT_TOKENS = 8
-BEHIND = 0.1  # seconds: by then the server has the long prompt
+SHORT_DELAY = 0.1  # seconds: by then the server has the long prompt
 CHECK_EVERY = 0.05  # seconds between calls of /health, whether or not the last one came back
-SLACK = 2.0  # a server is idle if a short request takes at most so many times what it took before the round
+SLACK = 2.0  # a server is idle if a short request takes at most this multiple of its time before the round
 IDLE_LIMIT = 60.0
 IDLE_PAUSE = 0.5
 
 MEASURES = {
-    "gap_p50": ServeMeasure("between pieces p50, beside the long prompt", "ms"),
-    "gap_p99": ServeMeasure("between pieces p99, beside the long prompt", "ms"),
-    "alone_p50": ServeMeasure("between pieces p50, without it", "ms"),
-    "alone_p99": ServeMeasure("between pieces p99, without it", "ms"),
+    "gap_p50": ServeMeasure("inter-token p50, beside the long prompt", "ms"),
+    "gap_p99": ServeMeasure("inter-token p99, beside the long prompt", "ms"),
+    "alone_p50": ServeMeasure("inter-token p50, without it", "ms"),
+    "alone_p99": ServeMeasure("inter-token p99, without it", "ms"),
     "ratio_p99": ServeMeasure("p99 with / without", "x"),
-    "gaps": ServeMeasure("pieces beside the long prompt", "", None),
+    "gaps": ServeMeasure("deltas beside the long prompt", "", None),
     "ended": ServeMeasure("streams that ended early", ""),
     "long_ttft": ServeMeasure("TTFT of the long prompt", "ms"),
     "long_tokens": ServeMeasure("tokens of the long prompt", "", None),
@@ -44,12 +44,12 @@ MEASURES = {
     "health_p99": ServeMeasure("/health p99 meanwhile", "ms"),
     "errors": ServeMeasure("errors", ""),
 }
-TAKES = frozenset({"concurrency", "prompt_words", "long_words"})
+SETTINGS = frozenset({"concurrency", "prompt_words", "long_words"})
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
-    """What was seen of the first pass; `checks`: seconds of each call of /health, empty without one."""
+class BesideLongPrompt:
+    """The times of the first pass; `checks`: seconds of each call of /health, empty if there is none."""
 
     streams: Sequence[StreamTimes]
     long: StreamTimes
@@ -58,137 +58,140 @@ class Beside:
     errors: tuple[str, ...] = ()
 
 
-async def long_round(target: Target, plan: ServePlan, seed: str, clock: Clock = time.perf_counter) -> Round:
-    """One round; an error of the long prompt leaves no number."""
-    async with connect(target, plan.load.timeout, clock) as line:
-        probes = _probes(plan.size, seed)
-        before = [await line.ask(next(probes)) for _ in range(3)]
+async def run_long_round(
+    target: Target, plan: ServePlan, seed: str, clock: Clock = time.perf_counter
+) -> RoundResult:
+    """Run one round; if the long prompt fails there are no numbers."""
+    async with connect(target, plan.load.timeout, clock) as connection:
+        probes = _make_probes(plan.size, seed)
+        before = [await connection.stream_chat(next(probes)) for _ in range(3)]
         if lost := next((s.error for s in before if s.error is not None), None):
-            return _lost(f"a short request before the round: {lost}")
+            return _make_failed_round(f"a short request before the round: {lost}")
         usual = max(s.end - s.sent for s in before)
-        beside = await _beside(line, plan, seed)
+        beside = await _stream_beside_long_prompt(connection, plan, seed)
         if beside.long.error is not None:
-            return _lost(f"the long prompt: {beside.long.error}")
-        errors = await _until_idle(line, usual, probes)
-        alone = await _alone(line, plan, seed, [places.stop for places in _places(beside)])
-        errors += await _until_idle(line, usual, probes)
-    found = long_numbers(beside, alone)
+            return _make_failed_round(f"the long prompt: {beside.long.error}")
+        errors = await _wait_until_idle(connection, usual, probes)
+        alone = await _stream_alone(
+            connection, plan, seed, [deltas.stop for deltas in _find_delta_ranges(beside)]
+        )
+        errors += await _wait_until_idle(connection, usual, probes)
+    found = compute_long_numbers(beside, alone)
     errors += [f"a stream: {s.error}" for s in (*beside.streams, *alone) if s.error is not None]
     errors += [f"the short prompt: {beside.short.error}"] if beside.short.error is not None else []
     errors += beside.errors
     if not found["gaps"]:
-        errors.append("no stream had a piece beside the long prompt")
-    return Round(found | {"errors": len(errors)}, tuple(errors))
+        errors.append("no stream had a delta beside the long prompt")
+    return RoundResult(found | {"errors": len(errors)}, tuple(errors))
 
 
-def _lost(error: str) -> Round:
-    return Round(dict.fromkeys(MEASURES) | {"errors": 1}, (error,))
+def _make_failed_round(error: str) -> RoundResult:
+    return RoundResult(dict.fromkeys(MEASURES) | {"errors": 1}, (error,))
 
 
 class _DecodingStreams:
     """Answers that stream at the same time."""
 
-    def __init__(self, line: Connection) -> None:
-        self._line = line
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
         self._tasks: list[asyncio.Task[StreamTimes]] = []
-        self._news = asyncio.Event()
+        self._updated = asyncio.Event()
 
     def start(self, body: dict[str, Any]) -> StreamTimes:
-        """What is seen of it grows from now on."""
+        """Start a stream; its times are filled in as it goes."""
         seen = StreamTimes()
-        self._tasks.append(asyncio.create_task(self._line.ask(body, seen, self._news.set)))
+        self._tasks.append(asyncio.create_task(self._connection.stream_chat(body, seen, self._updated.set)))
         return seen
 
     async def until(self, ready: Callable[[], bool]) -> None:
-        """Wait; it is looked at again whenever anything came."""
+        """Wait until `ready()`, which is called again after each delta."""
         while not ready():
-            self._news.clear()
-            await self._news.wait()
+            self._updated.clear()
+            await self._updated.wait()
 
-    async def close(self) -> None:
-        """Go away from whatever still streams, as a client may."""
+    async def __aenter__(self) -> _DecodingStreams:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        """Disconnect from all streams that have not ended."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
-@asynccontextmanager
-async def _answers(line: Connection) -> AsyncIterator[_DecodingStreams]:
-    answers = _DecodingStreams(line)
-    try:
-        yield answers
-    finally:
-        await answers.close()
-
-
-async def _beside(line: Connection, plan: ServePlan, seed: str) -> Beside:
-    """The first pass; it lasts until each stream has the piece that it awaits at the long prompt's first."""
-    watch = _Health(line)
+async def _stream_beside_long_prompt(connection: Connection, plan: ServePlan, seed: str) -> BesideLongPrompt:
+    """The first pass; it lasts until each stream has a delta after the first one of the long prompt."""
+    watch = HealthWatch(connection)
     await watch.find()
-    async with _answers(line) as answers:
-        streams = [answers.start(body) for body in _streams(plan, f"{seed} beside")]
-        await answers.until(lambda: all(s.done or len(s.pieces) >= START for s in streams))
-        long = answers.start(_one(plan.size.long, LONG_TOKENS, f"{seed} long"))
-        watching = asyncio.create_task(watch.run(lambda: bool(long.pieces) or long.done))
+    async with _DecodingStreams(connection) as answers:
+        streams = [answers.start(body) for body in _make_stream_bodies(plan, f"{seed} beside")]
+        await answers.until(lambda: all(s.done or len(s.deltas) >= START_DELTAS for s in streams))
+        long = answers.start(_make_body(plan.size.long, LONG_TOKENS, f"{seed} long"))
+        watching = asyncio.create_task(watch.run(lambda: bool(long.deltas) or long.done))
         try:
-            await asyncio.sleep(BEHIND)
-            short = answers.start(_one(plan.size.prompt, SHORT_TOKENS, f"{seed} short"))
+            await asyncio.sleep(SHORT_DELAY)
+            short = answers.start(_make_body(plan.size.prompt, SHORT_TOKENS, f"{seed} short"))
             await answers.until(lambda: long.done and short.done)
-            first = long.pieces[0] if long.pieces else long.end
-            await answers.until(lambda: all(s.done or s.pieces[-1] >= first for s in streams))
+            first = long.deltas[0] if long.deltas else long.end
+            await answers.until(lambda: all(s.done or s.deltas[-1] >= first for s in streams))
             await watching
         finally:
             watching.cancel()
-    return Beside(streams, long, short, watch.seconds, tuple(watch.errors))
+    return BesideLongPrompt(streams, long, short, watch.seconds, tuple(watch.errors))
 
 
-async def _alone(line: Connection, plan: ServePlan, seed: str, counts: Sequence[int]) -> list[StreamTimes]:
-    """The second pass; it lasts until each stream has so many pieces."""
-    async with _answers(line) as answers:
-        streams = [answers.start(body) for body in _streams(plan, f"{seed} alone")]
+async def _stream_alone(
+    connection: Connection, plan: ServePlan, seed: str, counts: Sequence[int]
+) -> list[StreamTimes]:
+    """The second pass; it lasts until each stream has as many deltas as `counts` says."""
+    async with _DecodingStreams(connection) as answers:
+        streams = [answers.start(body) for body in _make_stream_bodies(plan, f"{seed} alone")]
         wanted = list(zip(streams, counts, strict=True))
-        await answers.until(lambda: all(s.done or len(s.pieces) >= count for s, count in wanted))
+        await answers.until(lambda: all(s.done or len(s.deltas) >= count for s, count in wanted))
     return streams
 
 
-def _streams(plan: ServePlan, seed: str) -> list[dict[str, Any]]:
-    return bodies("chat", Size(plan.size.prompt, STREAM_TOKENS), plan.load.concurrency, seed)
+def _make_stream_bodies(plan: ServePlan, seed: str) -> list[dict[str, Any]]:
+    return make_bodies("chat", PromptSize(plan.size.prompt, STREAM_TOKENS), plan.load.concurrency, seed)
 
 
-def _one(words: int, tokens: int, seed: str) -> dict[str, Any]:
-    return bodies("chat", Size(words, tokens), 1, seed)[0]
+def _make_body(words: int, tokens: int, seed: str) -> dict[str, Any]:
+    return make_bodies("chat", PromptSize(words, tokens), 1, seed)[0]
 
 
-def _probes(size: Size, seed: str) -> Iterator[dict[str, Any]]:
-    """Short requests without end, each of words of its own."""
-    return (_one(size.prompt, SHORT_TOKENS, f"{seed} probe {at}") for at in itertools.count())
+def _make_probes(size: PromptSize, seed: str) -> Iterator[dict[str, Any]]:
+    """An endless series of short requests, each with different words."""
+    return (_make_body(size.prompt, SHORT_TOKENS, f"{seed} probe {at}") for at in itertools.count())
 
 
-async def _until_idle(line: Connection, usual: float, probes: Iterator[dict[str, Any]]) -> list[str]:
-    """Servers notice late, or never, that a client has gone; the error if one still works for it."""
-    begun = line.clock()
+async def _wait_until_idle(
+    connection: Connection, usual: float, probes: Iterator[dict[str, Any]]
+) -> list[str]:
+    """Wait until the server is idle, as it may notice late that streams were closed; an error if it is
+    not."""
+    begun = connection.clock()
     while True:
-        seen = await line.ask(next(probes))
+        seen = await connection.stream_chat(next(probes))
         if seen.error is None and seen.end - seen.sent <= SLACK * usual:
             return []
-        if line.clock() - begun > IDLE_LIMIT:
+        if connection.clock() - begun > IDLE_LIMIT:
             return [f"the server was still busy {IDLE_LIMIT:.0f} s after its streams were closed"]
         await asyncio.sleep(IDLE_PAUSE)
 
 
 @dataclass(slots=True)
-class _Health:
-    """Calls GET /health at fixed times, so that one long wait counts as often as it would for others."""
+class HealthWatch:
+    """Calls GET /health at fixed times, whether or not the last call has returned."""
 
-    line: Connection
+    connection: Connection
     there: bool = False
     seconds: list[float] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
 
     async def find(self) -> None:
-        """Whether the server has it."""
+        """Find out whether the server has /health."""
         try:
-            status, _ = await self.line.health()
+            status, _ = await self.connection.call_health()
         except Exception:  # the border: a foreign server need not have it, nor refuse it well
             return
         self.there = status == 200
@@ -202,7 +205,7 @@ class _Health:
 
     async def _call(self) -> None:
         try:
-            status, seconds = await self.line.health()
+            status, seconds = await self.connection.call_health()
         except Exception as error:  # the border: the server is foreign
             self.errors.append(f"/health: {type(error).__name__}: {error}")
             return
@@ -212,54 +215,52 @@ class _Health:
             self.errors.append(f"/health: {status}")
 
 
-def _places(beside: Beside) -> list[range]:
-    """Of each stream the pieces that it waited for beside the long prompt, if only in part: a gap counts that
-    began before the long prompt's first piece and ended after it was sent."""
-    start, end = beside.long.sent, beside.long.pieces[0]
+def _find_delta_ranges(beside: BesideLongPrompt) -> list[range]:
+    """The deltas of each stream that came beside the long prompt: those that came after it was sent, and
+    whose predecessor came before its first delta."""
+    start, end = beside.long.sent, beside.long.deltas[0]
     found = []
     for seen in beside.streams:
-        at = [i for i in range(1, len(seen.pieces)) if seen.pieces[i] > start and seen.pieces[i - 1] < end]
+        at = [i for i in range(1, len(seen.deltas)) if seen.deltas[i] > start and seen.deltas[i - 1] < end]
         found.append(range(at[0], at[-1] + 1) if at else range(0))
     return found
 
 
-def long_numbers(beside: Beside, alone: Sequence[StreamTimes]) -> Values:
-    """The numbers of one round, whose long prompt was answered. A piece counts that both passes have; what
-    failed is left out."""
+def compute_long_numbers(beside: BesideLongPrompt, alone: Sequence[StreamTimes]) -> Values:
+    """The numbers of one round whose long prompt was answered, from deltas that both passes have. Failed
+    streams are left out."""
     found: Values = dict.fromkeys(MEASURES)
-    first = beside.long.pieces[0]
+    first = beside.long.deltas[0]
     gaps: list[float] = []
     plain: list[float] = []
     ended = 0
-    for seen, other, places in zip(beside.streams, alone, _places(beside), strict=True):
+    for seen, other, deltas in zip(beside.streams, alone, _find_delta_ranges(beside), strict=True):
         if seen.error is not None or other.error is not None:
             continue
-        both = range(places.start, min(places.stop, len(other.pieces)))
-        gaps += [seen.pieces[i] - seen.pieces[i - 1] for i in both]
-        plain += [other.pieces[i] - other.pieces[i - 1] for i in both]
-        ended += seen.pieces[-1] < first or len(other.pieces) < places.stop
+        both = range(deltas.start, min(deltas.stop, len(other.deltas)))
+        gaps += [seen.deltas[i] - seen.deltas[i - 1] for i in both]
+        plain += [other.deltas[i] - other.deltas[i - 1] for i in both]
+        ended += seen.deltas[-1] < first or len(other.deltas) < deltas.stop
     found |= {"gaps": len(gaps), "ended": ended, "errors": 0}
     if gaps:
-        found |= {"gap_p50": percentile(gaps, 50), "alone_p50": percentile(plain, 50)}
-        found |= {
-            "gap_p99": (with_it := percentile(gaps, 99)),
-            "alone_p99": (without := percentile(plain, 99)),
-        }
-        found["ratio_p99"] = with_it / without if without else None
+        found |= {"gap_p50": compute_percentile(gaps, 50), "alone_p50": compute_percentile(plain, 50)}
+        with_it, without = compute_percentile(gaps, 99), compute_percentile(plain, 99)
+        found |= {"gap_p99": with_it, "alone_p99": without}
+        found["ratio_p99"] = with_it / without if with_it and without else None
     long, short = beside.long, beside.short
     found["long_ttft"] = first - long.sent
     found["long_tokens"] = long.prompt or None
     found["long_cached"] = long.cached / long.prompt if long.prompt else None
-    found["short_ttft"] = short.pieces[0] - short.sent if short.error is None else None
-    found["health_p99"] = percentile(beside.checks, 99) if beside.checks else None
+    found["short_ttft"] = short.deltas[0] - short.sent if short.error is None else None
+    found["health_p99"] = compute_percentile(beside.checks, 99)
     return found
 
 
-def _note(settings: Mapping[str, Any]) -> str:
+def _describe_round(settings: Mapping[str, Any]) -> str:
     return (
         f"long: {settings['concurrency']} streams of {settings['prompt_words']} words, and one prompt of "
         f"{settings['long_words']} among them, with a short one behind it; then the same streams without"
     )
 
 
-LONG = WorkloadKind(MEASURES, long_round, TAKES, _note, "ratio_p99")
+LONG = WorkloadKind(MEASURES, run_long_round, SETTINGS, _describe_round, "ratio_p99")

@@ -1,20 +1,20 @@
-"""What the workloads of `mlxrun bench serve` share: the plan, a round, and how one is measured."""
+"""The plan of `mlxrun bench serve`, the result of a round, and the measures of a workload."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mlxrun.bench.serve.streaming_client import Load, Target
-from mlxrun.bench.serve.workloads import Size
+from mlxrun.bench.serve.streaming_client import LoadPattern, Target
+from mlxrun.bench.serve.workloads import PromptSize
 
 Values = dict[str, float | None]
 
 
 @dataclass(frozen=True, slots=True)
 class ServeMeasure:
-    """One number of a round: how it is shown, and whether more of it is better (None: neither is)."""
+    """One number of a round: its label and unit, and whether more is better (None: neither is)."""
 
     title: str
     unit: str
@@ -23,20 +23,20 @@ class ServeMeasure:
 
 @dataclass(frozen=True, slots=True)
 class ServePlan:
-    """What to send, and to whom."""
+    """What to send to which servers."""
 
     targets: tuple[Target, ...]
     workloads: tuple[str, ...]
-    size: Size
+    size: PromptSize
     requests: int
-    load: Load
+    load: LoadPattern
     repeat: int = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
-    """The numbers of one round, one for each measure of its workload (seconds, tokens, shares), and what
-    went wrong in it."""
+class RoundResult:
+    """The numbers of one round, one for each measure of its workload (seconds, tokens, shares), and its
+    errors."""
 
     numbers: Values
     errors: tuple[str, ...] = ()
@@ -46,19 +46,13 @@ class Round:
 class WorkloadKind:
     """How a workload is measured.
 
-    `run` sends one round to one server; its last argument seeds the words. `takes` are the settings, by their
-    names on the command line, that mean something to it; `note` says in words what was sent, from the
+    `run_round` sends one round to one server; its last argument seeds the words. `settings` are those that
+    the workload uses, by their names on the command line; `describe` says in words what was sent, from the
     report's settings; `headline` is the measure that progress shows.
     """
 
     measures: Mapping[str, ServeMeasure]
-    run: Callable[[Target, ServePlan, str], Awaitable[Round]]
-    takes: frozenset[str]
-    note: Callable[[Mapping[str, Any]], str]
+    run_round: Callable[[Target, ServePlan, str], Awaitable[RoundResult]]
+    settings: frozenset[str]
+    describe: Callable[[Mapping[str, Any]], str]
     headline: str
-
-
-def percentile(values: Sequence[float], share: int) -> float:
-    """The value below which `share` per cent lie: the nearest one, never between two."""
-    ordered = sorted(values)
-    return ordered[max(0, -(-len(ordered) * share // 100) - 1)]

@@ -1,7 +1,8 @@
-"""The client of `mlxrun bench serve`: streams chats from OpenAI-compatible servers and notes what came when.
+"""The client of `mlxrun bench serve`: streams chats from OpenAI-compatible servers and records when deltas
+came.
 
-It knows no server: a token is what `usage` counts, or a piece of text where no usage is sent. All times are
-seconds of `clock`.
+It works with any server: tokens are counted by `usage`, or as deltas where the server sends no usage. All
+times are seconds of `clock`.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ class Target:
 
 @dataclass(slots=True)
 class StreamTimes:
-    """One request: `pieces` are the times at which text came; `done` once it has ended, well or not."""
+    """One request: `deltas` are the times at which content came; `done` once it has ended, well or not."""
 
     sent: float = 0.0
-    pieces: list[float] = field(default_factory=list)
+    deltas: list[float] = field(default_factory=list)
     end: float = 0.0
     prompt: int = 0
     cached: int = 0
@@ -47,9 +48,9 @@ class StreamTimes:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
-    """`concurrency`: streams at once (closed loop); `rate`: requests a second instead (open loop), at times
-    drawn from `seed`, as the words are."""
+class LoadPattern:
+    """`concurrency`: streams at once (closed loop); `rate`: requests a second instead (open loop), at random
+    times from `seed`, as the words are."""
 
     concurrency: int = 16
     rate: float | None = None
@@ -59,41 +60,43 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """A way to one server, open as long as `connect` lasts."""
+    """An HTTP session with one server, open as long as `connect` lasts."""
 
     target: Target
     session: ClientSession
     clock: Clock
 
-    async def ask(
-        self, body: dict[str, Any], seen: StreamTimes | None = None, note: Callable[[], None] | None = None
+    async def stream_chat(
+        self,
+        body: dict[str, Any],
+        seen: StreamTimes | None = None,
+        on_delta: Callable[[], None] = lambda: None,
     ) -> StreamTimes:
-        """One stream; whatever goes wrong is an error of this request. Who hands in `seen` can watch it grow:
-        `note` is called after every piece and at the end. Cancelling closes the connection."""
+        """Send one request and read its stream into `seen`; failures are errors of this request. `on_delta`
+        is called after every delta and at the end. Cancelling closes the connection."""
         seen = seen or StreamTimes()
-        note = note or _nobody
-        asked = {"model": self.target.model, "stream": True, "stream_options": {"include_usage": True}}
+        options = {"model": self.target.model, "stream": True, "stream_options": {"include_usage": True}}
         seen.sent = self.clock()
         try:
             async with self.session.post(
-                f"{self.target.url}/chat/completions", json=body | asked
+                f"{self.target.url}/chat/completions", json=body | options
             ) as response:
                 if response.status != 200:
                     text = (await response.text())[:200]
                     seen.error = f"{response.status}: {text}"
                 else:
-                    await _read(response.content, seen, self.clock, note)
+                    await _read_stream(response.content, seen, self.clock, on_delta)
         except Exception as error:  # the border: the server is foreign
             seen.error = f"{type(error).__name__}: {error}"
         seen.end = self.clock()
-        seen.output = seen.output or len(seen.pieces)
-        if seen.error is None and not seen.pieces:
-            seen.error = "the stream ended without any text"
+        seen.output = seen.output or len(seen.deltas)
+        if seen.error is None and not seen.deltas:
+            seen.error = "the stream ended without content"
         seen.done = True
-        note()
+        on_delta()
         return seen
 
-    async def health(self) -> tuple[int, float]:
+    async def call_health(self) -> tuple[int, float]:
         """The status of GET /health, which lies beside /v1, and the seconds that it took."""
         sent = self.clock()
         async with self.session.get(f"{self.target.url.removesuffix('/v1')}/health") as response:
@@ -101,48 +104,44 @@ class Connection:
         return response.status, self.clock() - sent
 
 
-def _nobody() -> None:
-    """Nobody watches."""
-
-
 @asynccontextmanager
 async def connect(
     target: Target, timeout: float, clock: Clock = time.perf_counter
 ) -> AsyncIterator[Connection]:
-    """A line to the server; `timeout`: seconds that one request may take."""
-    async with _session(target, timeout) as session:
+    """A session with the server; `timeout`: seconds that one request may take."""
+    async with _open_session(target, timeout) as session:
         yield Connection(target, session, clock)
 
 
-async def measure(
-    target: Target, bodies: Sequence[dict[str, Any]], load: Load, clock: Clock = time.perf_counter
+async def send_all(
+    target: Target, bodies: Sequence[dict[str, Any]], load: LoadPattern, clock: Clock = time.perf_counter
 ) -> list[StreamTimes]:
-    """Send them all, as the load says; what was seen of each, in order."""
-    async with connect(target, load.timeout, clock) as line:
+    """Send all bodies as `load` says; the times of each, in order."""
+    async with connect(target, load.timeout, clock) as connection:
         if load.rate is not None:
-            return await _open_loop(line.ask, bodies, load.rate, random.Random(load.seed))
+            return await _open_loop(connection.stream_chat, bodies, load.rate, random.Random(load.seed))
         slots = asyncio.Semaphore(load.concurrency)
 
         async def one(body: dict[str, Any]) -> StreamTimes:
             async with slots:
-                return await line.ask(body)
+                return await connection.stream_chat(body)
 
         return list(await asyncio.gather(*(one(body) for body in bodies)))
 
 
 async def _open_loop(
-    ask: Callable[[dict[str, Any]], Any], bodies: Sequence[dict[str, Any]], rate: float, draw: random.Random
+    send: Callable[[dict[str, Any]], Any], bodies: Sequence[dict[str, Any]], rate: float, rng: random.Random
 ) -> list[StreamTimes]:
-    """Requests come when they come (a Poisson process), however long the answers take."""
+    """Send requests as a Poisson process of that rate, however long the answers take."""
     tasks = []
     for body in bodies:
-        tasks.append(asyncio.create_task(ask(body)))
-        await asyncio.sleep(draw.expovariate(rate))
+        tasks.append(asyncio.create_task(send(body)))
+        await asyncio.sleep(rng.expovariate(rate))
     return list(await asyncio.gather(*tasks))
 
 
 @asynccontextmanager
-async def _session(target: Target, timeout: float) -> AsyncIterator[ClientSession]:
+async def _open_session(target: Target, timeout: float) -> AsyncIterator[ClientSession]:
     import aiohttp
 
     headers = {"Authorization": f"Bearer {target.key}"} if target.key else {}
@@ -153,15 +152,17 @@ async def _session(target: Target, timeout: float) -> AsyncIterator[ClientSessio
         yield session
 
 
-async def model_of(target: Target) -> str:
-    """The first model that the server names; what it is called if it names none."""
-    async with _session(target, 30) as session, session.get(f"{target.url}/models") as response:
+async def find_model(target: Target) -> str:
+    """The first model that the server lists; "default" if it lists none."""
+    async with _open_session(target, 30) as session, session.get(f"{target.url}/models") as response:
         found = await response.json(content_type=None) if response.status == 200 else {}
     models = (found or {}).get("data") or []
     return str(models[0]["id"]) if models else "default"
 
 
-async def _read(stream: StreamReader, seen: StreamTimes, clock: Clock, note: Callable[[], None]) -> None:
+async def _read_stream(
+    stream: StreamReader, seen: StreamTimes, clock: Clock, on_delta: Callable[[], None]
+) -> None:
     async for line in stream:
         if not line.startswith(b"data:"):
             continue
@@ -178,6 +179,6 @@ async def _read(stream: StreamReader, seen: StreamTimes, clock: Clock, note: Cal
             seen.cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
         for choice in chunk.get("choices") or ():
             if any((choice.get("delta") or {}).get(key) for key in CONTENT):
-                seen.pieces.append(clock())
-                note()
-    seen.error = "the stream was cut off before [DONE]"
+                seen.deltas.append(clock())
+                on_delta()
+    seen.error = "the stream ended before [DONE]"

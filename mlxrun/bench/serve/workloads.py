@@ -1,7 +1,7 @@
-"""What `mlxrun bench serve` sends: chat bodies, drawn from a seed. Pure.
+"""The chat bodies that `mlxrun bench serve` sends, made from a seed. Pure.
 
 Prompts are made of common words, so that a token is about a word for most tokenizers; the server's own usage
-says what it was. Every request of a round has words of its own, unless the workload shares a prefix.
+says what it was. Every request of a round has different words, unless the workload shares a prefix.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SIDE = 64  # pixels of an image
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class PromptSize:
     """Words of a prompt and tokens of its answer; `long`: words of the long prompt, if there is one."""
 
     prompt: int
@@ -32,46 +32,46 @@ class Size:
     long: int = 16_000
 
 
-Maker = Callable[[random.Random, Size, int], dict[str, Any]]
+Maker = Callable[[random.Random, PromptSize, int], dict[str, Any]]
 
 
-def _body(messages: list[dict[str, Any]], output: int) -> dict[str, Any]:
+def _make_body(messages: list[dict[str, Any]], output: int) -> dict[str, Any]:
     return {"messages": messages, "max_tokens": output, "temperature": 0}
 
 
-def _words(draw: random.Random, count: int) -> str:
-    return " ".join(draw.choices(WORDS, k=max(1, count)))
+def _draw_words(rng: random.Random, count: int) -> str:
+    return " ".join(rng.choices(WORDS, k=max(1, count)))
 
 
-def _chat(draw: random.Random, size: Size, at: int) -> dict[str, Any]:
-    return _body([{"role": "user", "content": _words(draw, size.prompt)}], size.output)
+def _make_chat(rng: random.Random, size: PromptSize, at: int) -> dict[str, Any]:
+    return _make_body([{"role": "user", "content": _draw_words(rng, size.prompt)}], size.output)
 
 
-def _shared(draw: random.Random, size: Size, at: int) -> dict[str, Any]:
+def _make_shared(rng: random.Random, size: PromptSize, at: int) -> dict[str, Any]:
     """Nine tenths of the prompt are the same for all, whatever the round."""
     own = max(1, size.prompt // 10)
-    system = _words(random.Random("shared"), size.prompt - own)
-    messages = [{"role": "system", "content": system}, {"role": "user", "content": _words(draw, own)}]
-    return _body(messages, size.output)
+    system = _draw_words(random.Random("shared"), size.prompt - own)
+    messages = [{"role": "system", "content": system}, {"role": "user", "content": _draw_words(rng, own)}]
+    return _make_body(messages, size.output)
 
 
-def _mixed(draw: random.Random, size: Size, at: int) -> dict[str, Any]:
+def _make_mixed(rng: random.Random, size: PromptSize, at: int) -> dict[str, Any]:
     """A quarter, once, twice and four times the prompt, in turns."""
     factor = (0.25, 1, 2, 4)[at % 4]
-    return _chat(draw, Size(round(size.prompt * factor), size.output), at)
+    return _make_chat(rng, PromptSize(round(size.prompt * factor), size.output), at)
 
 
-def _image(draw: random.Random, size: Size, at: int) -> dict[str, Any]:
+def _make_image(rng: random.Random, size: PromptSize, at: int) -> dict[str, Any]:
     parts = [
-        {"type": "image_url", "image_url": {"url": _picture(draw)}},
-        {"type": "text", "text": _words(draw, size.prompt)},
+        {"type": "image_url", "image_url": {"url": _draw_picture(rng)}},
+        {"type": "text", "text": _draw_words(rng, size.prompt)},
     ]
-    return _body([{"role": "user", "content": parts}], size.output)
+    return _make_body([{"role": "user", "content": parts}], size.output)
 
 
-def _picture(draw: random.Random) -> str:
-    """A PNG of blocks, as a data URL; written by hand, as the client should need no image library."""
-    colours = [draw.randbytes(3) for _ in range(16)]
+def _draw_picture(rng: random.Random) -> str:
+    """A PNG of blocks as a data URL; encoded here, as the client needs no image library."""
+    colours = [rng.randbytes(3) for _ in range(16)]
     rows = (b"".join(colours[y // 16 * 4 + x // 16] for x in range(SIDE)) for y in range(SIDE))
     data = zlib.compress(b"".join(b"\0" + row for row in rows))
     chunks = ((b"IHDR", struct.pack(">IIBBBBB", SIDE, SIDE, 8, 2, 0, 0, 0)), (b"IDAT", data), (b"IEND", b""))
@@ -82,10 +82,15 @@ def _picture(draw: random.Random) -> str:
     return "data:image/png;base64," + base64.b64encode(png).decode()
 
 
-WORKLOADS: dict[str, Maker] = {"chat": _chat, "shared": _shared, "mixed": _mixed, "image": _image}
+WORKLOADS: dict[str, Maker] = {
+    "chat": _make_chat,
+    "shared": _make_shared,
+    "mixed": _make_mixed,
+    "image": _make_image,
+}
 
 
-def bodies(name: str, size: Size, count: int, seed: str) -> list[dict[str, Any]]:
-    """The bodies of one round; every seed draws other words."""
-    draw = random.Random(f"{name} {seed}")
-    return [WORKLOADS[name](draw, size, at) for at in range(count)]
+def make_bodies(name: str, size: PromptSize, count: int, seed: str) -> list[dict[str, Any]]:
+    """The bodies of one round; every seed gives other words."""
+    rng = random.Random(f"{name} {seed}")
+    return [WORKLOADS[name](rng, size, at) for at in range(count)]

@@ -14,22 +14,22 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from mlxrun.bench.engine.benchmark import MemoryMeter, measure_workload, summary, turns
+from mlxrun.bench.engine.benchmark import BenchMeter, alternate, measure_workload, summarize_workload
 from mlxrun.bench.engine.measurement import (
     MEASURES,
-    Output,
+    RequestOutput,
     Trace,
-    agreement,
-    drive,
-    medians,
-    metrics,
-    percentile,
-    ratios,
+    compute_agreement,
+    compute_medians,
+    compute_metrics,
+    compute_percentile,
+    compute_ratios,
+    run_workload,
 )
 from mlxrun.bench.engine.mlxrun_contender import MlxrunContender
-from mlxrun.bench.engine.workloads import STAGGERED_BEFORE, WORKLOADS, Job, Workload, make_workload
-from mlxrun.bench.models import PRESETS, bench_model, describe
-from mlxrun.bench.report import notes, print_report, rows
+from mlxrun.bench.engine.workloads import STAGGERED_BEFORE, WORKLOADS, BenchRequest, Workload, make_workload
+from mlxrun.bench.models import PRESETS, describe_model, open_model
+from mlxrun.bench.report import build_notes, build_rows, print_report
 from mlxrun.cli.bench import command
 from mlxrun.errors import ConfigError, MlxrunError, RequestError
 from mlxrun.scheduler.request import FinishReason, Request, TokenEvent
@@ -52,20 +52,20 @@ class FakeContender:
     def decoding(self) -> int:
         return sum(self._wait[j] < 0 for j in self._left)
 
-    def add(self, jobs: Sequence[Job]) -> None:
+    def add(self, jobs: Sequence[BenchRequest]) -> None:
         self.added.append((self.now, [job.id for job in jobs]))
         for job in jobs:
             self._left[job.id] = job.output - self._lose
             self._wait[job.id] = self._prefill
 
-    def step(self) -> list[Output]:
+    def step(self) -> list[RequestOutput]:
         self.now += 1.0
         outputs = []
         for job_id in list(self._left):
             self._wait[job_id] -= 1
             if self._wait[job_id] < 0:
                 self._left[job_id] -= 1
-                outputs.append(Output(job_id, (7,), self._left[job_id] <= 0))
+                outputs.append(RequestOutput(job_id, (7,), self._left[job_id] <= 0))
                 if self._left[job_id] <= 0:
                     del self._left[job_id]
         return outputs
@@ -75,7 +75,7 @@ class FakeContender:
 
 
 def run(contender: FakeContender, workload: Workload) -> Trace:
-    return drive(contender, workload, lambda: contender.now)
+    return run_workload(contender, workload, lambda: contender.now)
 
 
 # -- workloads --------------------------------------------------------------------------------------
@@ -86,33 +86,33 @@ def test_a_workload_is_the_same_every_time_and_stays_below_the_vocabulary(name: 
     one, two = (make_workload(name, 0.1, VOCAB, seed=3) for _ in range(2))
     assert one == two
     assert one != make_workload(name, 0.1, VOCAB, seed=4)
-    assert len({job.id for job in one.jobs}) == len(one.jobs) == 32
-    assert all(0 <= token < VOCAB for job in one.jobs for token in job.prompt)
-    assert [job.tick for job in one.jobs] == sorted(job.tick for job in one.jobs)
+    assert len({job.id for job in one.requests}) == len(one.requests) == 32
+    assert all(0 <= token < VOCAB for job in one.requests for token in job.prompt)
+    assert [job.arrival for job in one.requests] == sorted(job.arrival for job in one.requests)
 
 
 def test_the_shapes_are_those_that_the_goals_speak_of() -> None:
     """Issue 2, item 8."""
     lengths = {
-        name: sorted(len(j.prompt) for j in make_workload(name, 1.0, VOCAB).jobs) for name in WORKLOADS
+        name: sorted(len(j.prompt) for j in make_workload(name, 1.0, VOCAB).requests) for name in WORKLOADS
     }
     assert lengths["uniform"] == [512] * 32
     assert lengths["ragged"] == [256] * 31 + [16384]
     assert lengths["mixed"] == [512] * 20 + [2048] * 8 + [8192] * 4
     assert lengths["staggered"] == [256] * 31 + [16384]
-    assert {j.output for j in make_workload("ragged", 1.0, VOCAB).jobs} == {128}
+    assert {j.output for j in make_workload("ragged", 1.0, VOCAB).requests} == {128}
 
 
 @pytest.mark.parametrize("scale", [0.01, 0.05, 0.3, 1.0, 2.0])
 def test_the_long_prompt_arrives_while_sixteen_rows_decode(scale: float) -> None:
     workload = make_workload("staggered", scale, VOCAB)
     assert workload.long_id is not None
-    long = workload.job(workload.long_id)
-    assert len(long.prompt) == max(len(job.prompt) for job in workload.jobs)
+    long = workload.find_request(workload.long_id)
+    assert len(long.prompt) == max(len(job.prompt) for job in workload.requests)
     seen: dict[str, int] = {}
 
     class Watch(FakeContender):
-        def add(self, jobs: Sequence[Job]) -> None:
+        def add(self, jobs: Sequence[BenchRequest]) -> None:
             seen.update({job.id: self.decoding for job in jobs})
             super().add(jobs)
 
@@ -122,15 +122,19 @@ def test_the_long_prompt_arrives_while_sixteen_rows_decode(scale: float) -> None
 
 def test_scale_shortens_prompts_and_answers_but_leaves_time_to_decode_together() -> None:
     small = make_workload("ragged", 0.02, VOCAB)
-    assert max(len(j.prompt) for j in small.jobs) == 328
-    assert min(j.output for j in small.jobs) == 24
+    assert max(len(j.prompt) for j in small.requests) == 328
+    assert min(j.output for j in small.requests) == 24
 
 
 # -- driving and arithmetic -------------------------------------------------------------------------
 
 
 def test_arrivals_count_steps_that_gave_tokens_and_idle_time_is_skipped() -> None:
-    jobs = (Job("a", (1,), 3), Job("b", (1,), 1, tick=1), Job("c", (1,), 1, tick=50))
+    jobs = (
+        BenchRequest("a", (1,), 3),
+        BenchRequest("b", (1,), 1, arrival=1),
+        BenchRequest("c", (1,), 1, arrival=50),
+    )
     contender = FakeContender(prefill=2)
     trace = run(contender, Workload("w", jobs))
     # a: two steps of prefill, first token at 3 = tick 1; b comes in then; c as soon as nothing is left.
@@ -139,20 +143,24 @@ def test_arrivals_count_steps_that_gave_tokens_and_idle_time_is_skipped() -> Non
 
 
 def test_a_job_with_missing_tokens_is_an_error_not_a_number() -> None:
-    workload = Workload("w", (Job("a", (1,), 5),))
+    workload = Workload("w", (BenchRequest("a", (1,), 5),))
     with pytest.raises(MlxrunError, match="a got 4 tokens instead of 5"):
         run(FakeContender(lose=1), workload)
 
 
 def test_metrics_by_hand() -> None:
-    jobs = (Job("a", (1,) * 10, 4), Job("b", (1,) * 20, 3), Job("long", (1,) * 30, 2))
+    jobs = (
+        BenchRequest("a", (1,) * 10, 4),
+        BenchRequest("b", (1,) * 20, 3),
+        BenchRequest("long", (1,) * 30, 2),
+    )
     trace = Trace(
         start=10.0,
         added={"a": 10.0, "b": 10.0, "long": 12.0},
         times={"a": [11.0, 12.0, 14.0, 15.0], "b": [12.0, 13.0, 16.0], "long": [14.0, 18.0]},
         tokens={"a": [1] * 4, "b": [1] * 3, "long": [1] * 2},
     )
-    got = metrics(trace, Workload("w", jobs, long_id="long"))
+    got = compute_metrics(trace, Workload("w", jobs, long_id="long"))
     assert got["wall_s"] == 8.0
     assert got["output_tps"] == 9 / 8
     assert got["prefill_tps"] == 60 / 4
@@ -166,23 +174,23 @@ def test_metrics_by_hand() -> None:
 
 def test_rows_that_never_decode_together_have_no_steady_rate() -> None:
     trace = Trace(0.0, {"a": 0.0, "b": 0.0}, {"a": [1.0, 2.0], "b": [2.0, 3.0]}, {"a": [1, 1], "b": [1, 1]})
-    workload = Workload("w", (Job("a", (1,), 2), Job("b", (1,), 2)))
-    assert metrics(trace, workload)["decode_tps"] is None
-    assert metrics(trace, workload)["long_gap_p99_s"] is None
+    workload = Workload("w", (BenchRequest("a", (1,), 2), BenchRequest("b", (1,), 2)))
+    assert compute_metrics(trace, workload)["decode_tps"] is None
+    assert compute_metrics(trace, workload)["long_gap_p99_s"] is None
 
 
 @pytest.mark.parametrize(
-    ("values", "share", "expected"),
-    [([], 0.5, None), ([3.0], 0.99, 3.0), ([4.0, 1.0, 3.0, 2.0], 0.5, 2.0), (list(range(1, 101)), 0.99, 99)],
+    ("values", "percent", "expected"),
+    [([], 50, None), ([3.0], 99, 3.0), ([4.0, 1.0, 3.0, 2.0], 50, 2.0), (list(range(1, 101)), 99, 99)],
 )
-def test_percentile_is_nearest_rank(values: list[float], share: float, expected: float | None) -> None:
-    assert percentile(values, share) == expected
+def test_percentile_is_nearest_rank(values: list[float], percent: int, expected: float | None) -> None:
+    assert compute_percentile(values, percent) == expected
 
 
 def test_ratios_say_how_many_times_better_ours_is() -> None:
     ours = {"wall_s": 2.0, "decode_tps": 30.0, "peak_bytes": 10.0, "gap_p50_s": None}
     peer = {"wall_s": 16.0, "decode_tps": 3.0, "peak_bytes": 5.0, "gap_p50_s": 1.0}
-    got = ratios(ours, peer)
+    got = compute_ratios(ours, peer)
     assert (got["wall_s"], got["decode_tps"], got["peak_bytes"]) == (8.0, 10.0, 0.5)
     assert got["gap_p50_s"] is None and got["output_tps"] is None
 
@@ -191,14 +199,14 @@ def test_medians_need_every_run() -> None:
     runs: list[dict[str, float | None]] = [
         {"wall_s": w, "decode_tps": d} for w, d in [(1, 1), (9, None), (2, 2)]
     ]
-    assert medians(runs)["wall_s"] == 2
-    assert medians(runs)["decode_tps"] is None
+    assert compute_medians(runs)["wall_s"] == 2
+    assert compute_medians(runs)["decode_tps"] is None
 
 
 def test_agreement_counts_answers_with_the_same_tokens() -> None:
     ours = Trace(0.0, tokens={"a": [1, 2], "b": [1, 2]})
     peer = Trace(0.0, tokens={"a": [1, 2], "b": [1, 3]})
-    assert agreement(ours, peer) == 0.5
+    assert compute_agreement(ours, peer) == 0.5
 
 
 # -- turns and report -------------------------------------------------------------------------------
@@ -219,7 +227,7 @@ def fake_sides(repeat: int) -> tuple[list[FakeContender], list[str], dict[str, A
             opened.append(self)
             names.append(name)
 
-        def step(self) -> list[Output]:
+        def step(self) -> list[RequestOutput]:
             state["peak"] = state["alive"] + self._rows
             return super().step()
 
@@ -232,11 +240,11 @@ def fake_sides(repeat: int) -> tuple[list[FakeContender], list[str], dict[str, A
         return state["alive"]
 
     openers = {"mlxrun": lambda: Side("mlxrun", 100, 1), "mlx-lm": lambda: Side("mlx-lm", 200, 4)}
-    meter = MemoryMeter(lambda: opened[-1].now, settle, lambda: state["peak"])
+    meter = BenchMeter(lambda: opened[-1].now, settle, lambda: state["peak"])
     said: list[str] = []
     sides = measure_workload(workload, openers, repeat, meter, said.append)
     assert len(said) == 2 * repeat
-    return opened, names, summary(workload, sides)
+    return opened, names, summarize_workload(workload, sides)
 
 
 def test_sides_take_turns_and_each_pays_for_its_own_memory_alone() -> None:
@@ -244,7 +252,7 @@ def test_sides_take_turns_and_each_pays_for_its_own_memory_alone() -> None:
     assert (
         names
         == ["mlxrun", "mlx-lm", "mlx-lm", "mlxrun", "mlxrun", "mlx-lm"]
-        == list(turns(["mlxrun", "mlx-lm"], 3))
+        == list(alternate(["mlxrun", "mlx-lm"], 3))
     )
     assert all(contender.closed for contender in opened)
     ours, peer = part["sides"]["mlxrun"]["median"], part["sides"]["mlx-lm"]["median"]
@@ -269,11 +277,11 @@ def fake_report() -> dict[str, Any]:
 
 def test_the_table_has_every_measure_with_values_and_the_ratio() -> None:
     report = fake_report()
-    cells = {row[0]: row[1:] for row in rows(report["workloads"]["uniform"])}
+    cells = {row[0]: row[1:] for row in build_rows(report["workloads"]["uniform"])}
     assert set(cells) == {m.title for m in MEASURES} - {"inter-token p99 while the long prompt prefills"}
-    assert cells["whole job"] == ("25.000 s", "28.000 s", "1.12")
+    assert cells["whole workload"] == ("25.000 s", "28.000 s", "1.12")
     assert cells["peak memory"] == ("0.0 MB", "0.0 MB", "2.00")
-    assert any("512 tokens" in line and "mlxrun 0.90" in line for line in notes(report))
+    assert any("512 tokens" in line and "mlxrun 0.90" in line for line in build_notes(report))
 
 
 def test_piped_it_is_a_markdown_table() -> None:
@@ -290,7 +298,7 @@ def test_without_a_peer_there_is_one_column_and_no_ratio() -> None:
     report = fake_report()
     part = report["workloads"]["uniform"]
     del part["sides"]["mlx-lm"], part["ratio"], part["same_tokens"]
-    assert all(len(row) == 2 for row in rows(part))
+    assert all(len(row) == 2 for row in build_rows(part))
 
 
 # -- our side ---------------------------------------------------------------------------------------
@@ -318,32 +326,32 @@ def test_our_engine_is_asked_for_greedy_answers_of_a_fixed_length() -> None:
     progress = TokenEvent("a", num_computed_tokens=1)
     last = TokenEvent("a", (5,), finish=FinishReason.LENGTH)
     engine = FakeEngine([[progress], [TokenEvent("a", (4,))], [last]])
-    trace = drive(MlxrunContender(engine), Workload("w", (Job("a", (1, 2), 2),)), lambda: 0.0)
+    trace = run_workload(MlxrunContender(engine), Workload("w", (BenchRequest("a", (1, 2), 2),)), lambda: 0.0)
     assert trace.tokens == {"a": [4, 5]}
     params = engine.asked[0].params
     assert (params.max_tokens, params.temperature, params.stop_ids) == (2, 0.0, frozenset())
 
 
 def test_a_failed_request_and_a_stuck_engine_end_the_benchmark() -> None:
-    workload = Workload("w", (Job("a", (1, 2), 2),))
+    workload = Workload("w", (BenchRequest("a", (1, 2), 2),))
     broken = TokenEvent("a", finish=FinishReason.ERROR, error=RequestError("no room"))
     with pytest.raises(RequestError, match="no room"):
-        drive(MlxrunContender(FakeEngine([[broken]])), workload, lambda: 0.0)
+        run_workload(MlxrunContender(FakeEngine([[broken]])), workload, lambda: 0.0)
     with pytest.raises(MlxrunError, match="idle"):
-        drive(MlxrunContender(FakeEngine([])), workload, lambda: 0.0)
+        run_workload(MlxrunContender(FakeEngine([])), workload, lambda: 0.0)
 
 
 # -- models and the command -------------------------------------------------------------------------
 
 
 def test_a_model_is_a_preset_or_a_folder(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"tiny, qwen3-0\.6b"), bench_model("nope"):
+    with pytest.raises(ConfigError, match=r"tiny, qwen3-0\.6b"), open_model("nope"):
         pass
     config = {"text_config": {"vocab_size": 9, "dtype": "bfloat16"}}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    assert (describe("m", tmp_path).vocab, describe("m", tmp_path).dtype) == (9, "bfloat16")
+    assert (describe_model("m", tmp_path).vocab, describe_model("m", tmp_path).dtype) == (9, "bfloat16")
     (tmp_path / "config.json").write_text(json.dumps(config | {"quantization": {"bits": 4}}))
-    assert describe("m", tmp_path).dtype is None
+    assert describe_model("m", tmp_path).dtype is None
 
 
 def test_the_big_preset_has_the_real_shape() -> None:
@@ -383,7 +391,8 @@ def test_both_sides_run_for_real(tmp_path: Path) -> None:
     result = CliRunner().invoke(command, [*args, "--json", str(path)], catch_exceptions=False)
     assert result.exit_code == 0
     report = json.loads(path.read_text())
-    assert set(report) == {"format", "versions", "device", "model", "settings", "workloads"}
+    origin = {"date", "command", "machine", "versions"}
+    assert set(report) == origin | {"format", "device", "model", "settings", "workloads"}
     assert list(report["workloads"]) == ["ragged", "staggered"]
     for part in report["workloads"].values():
         assert set(part["sides"]) == {"mlxrun", "mlx-lm"}

@@ -15,15 +15,16 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from PIL import Image
 
-from mlxrun.bench.serve.benchmark import medians, print_serve_report, run_serve_bench
-from mlxrun.bench.serve.chats import numbers
-from mlxrun.bench.serve.rounds import ServePlan, percentile
-from mlxrun.bench.serve.streaming_client import Load, StreamTimes, Target, measure, model_of
-from mlxrun.bench.serve.workloads import WORKLOADS, Size, bodies
+from mlxrun.bench.engine.measurement import compute_percentile
+from mlxrun.bench.serve.benchmark import compute_medians, print_serve_report, run_serve_bench
+from mlxrun.bench.serve.chats import compute_numbers
+from mlxrun.bench.serve.rounds import ServePlan
+from mlxrun.bench.serve.streaming_client import LoadPattern, StreamTimes, Target, find_model, send_all
+from mlxrun.bench.serve.workloads import WORKLOADS, PromptSize, make_bodies
 from mlxrun.cli.main import main
 from mlxrun.errors import MlxrunError
 
-SIZE = Size(40, 8)
+SIZE = PromptSize(40, 8)
 
 
 def chunk(**fields: Any) -> bytes:
@@ -78,20 +79,20 @@ class Script:
         return response
 
 
-async def seen_of(script: Script, count: int, load: Load | None = None) -> list[StreamTimes]:
+async def seen_of(script: Script, count: int, load: LoadPattern | None = None) -> list[StreamTimes]:
     async with TestServer(script.app()) as server:
         target = Target("t", str(server.make_url("/v1")), "tiny", "secret")
-        return await measure(target, bodies("chat", SIZE, count, "0"), load or Load(4))
+        return await send_all(target, make_bodies("chat", SIZE, count, "0"), load or LoadPattern(4))
 
 
 async def test_what_is_noted() -> None:
     """Tokens are what usage says; a piece is a chunk with text, not the role, a comment or the usage."""
     script = Script()
     seen = await seen_of(script, 6)
-    assert [(s.prompt, s.cached, s.output, len(s.pieces), s.error) for s in seen] == [
+    assert [(s.prompt, s.cached, s.output, len(s.deltas), s.error) for s in seen] == [
         (20, 10, 7, 3, None)
     ] * 6
-    assert all(s.sent <= s.pieces[0] <= s.pieces[-1] <= s.end for s in seen)
+    assert all(s.sent <= s.deltas[0] <= s.deltas[-1] <= s.end for s in seen)
     body = script.bodies[0]
     assert body["stream"] is True and body["model"] == "tiny" and body["max_tokens"] == SIZE.output
     assert script.most <= 4
@@ -104,18 +105,20 @@ async def test_without_usage_pieces_are_counted() -> None:
 
 @pytest.mark.parametrize(
     ("trouble", "match"),
-    [("full", "429"), ("breaks", "broken"), ("mute", "without"), ("cut", "before [DONE]")],
+    [("full", "429"), ("breaks", "broken"), ("mute", "without content"), ("cut", "before [DONE]")],
 )
 async def test_errors_are_of_their_request_alone(trouble: str, match: str) -> None:
-    seen = await seen_of(Script({2: trouble}), 3, Load(1))
+    seen = await seen_of(Script({2: trouble}), 3, LoadPattern(1))
     assert [s.error is None for s in seen] == [True, False, True]
     assert match in str(seen[1].error)
-    assert numbers(seen)["errors"] == 1
+    assert compute_numbers(seen)["errors"] == 1
 
 
 async def test_a_server_that_is_not_there_is_an_error() -> None:
-    (seen,) = await measure(Target("t", "http://127.0.0.1:1/v1", "m"), bodies("chat", SIZE, 1, "0"), Load(1))
-    assert seen.error is not None and numbers([seen])["output_rate"] is None
+    (seen,) = await send_all(
+        Target("t", "http://127.0.0.1:1/v1", "m"), make_bodies("chat", SIZE, 1, "0"), LoadPattern(1)
+    )
+    assert seen.error is not None and compute_numbers([seen])["output_rate"] is None
 
 
 async def test_a_warm_up_of_errors_stops_it() -> None:
@@ -124,7 +127,7 @@ async def test_a_warm_up_of_errors_stops_it() -> None:
         script = Script(bad)
         async with TestServer(script.app()) as server:
             target = Target("t", str(server.make_url("/v1")), "tiny")
-            plan = ServePlan((target,), ("chat",), SIZE, 2, Load(1), repeat=1)
+            plan = ServePlan((target,), ("chat",), SIZE, 2, LoadPattern(1), repeat=1)
             if goes_on:
                 report = await asyncio.to_thread(run_serve_bench, plan, lambda line: None)
                 assert report["workloads"]["chat"]["t"]["runs"][0]["errors"] == 0
@@ -136,56 +139,56 @@ async def test_a_warm_up_of_errors_stops_it() -> None:
 
 async def test_an_open_loop_does_not_wait() -> None:
     script = Script()
-    seen = await seen_of(script, 5, Load(1, rate=10_000.0))
+    seen = await seen_of(script, 5, LoadPattern(1, rate=10_000.0))
     assert len(seen) == 5 and all(s.error is None for s in seen)
 
 
 async def test_the_model_is_asked_for() -> None:
     async with TestServer(Script().app()) as server:
-        assert await model_of(Target("t", str(server.make_url("/v1")))) == "tiny"
+        assert await find_model(Target("t", str(server.make_url("/v1")))) == "tiny"
 
 
 def test_numbers_of_a_round() -> None:
     """Two requests by hand: 10 tokens in 4 s; first pieces after 1 and 2 s; gaps 1, 1 and 0.5 s."""
     seen = [StreamTimes(0.0, [1.0, 2.0, 3.0], 3.0, 10, 5, 6), StreamTimes(1.0, [3.0, 3.5], 4.0, 10, 0, 4)]
-    found = numbers(seen)
+    found = compute_numbers(seen)
     assert (found["output_rate"], found["request_rate"], found["cached_share"]) == (2.5, 0.5, 0.25)
     assert (found["ttft_p50"], found["ttft_p99"]) == (1.0, 2.0)
-    assert (found["gap_p50"], found["gap_p95"], found["whole_p50"]) == (1.0, 1.0, 3.0)
+    assert (found["gap_p50"], found["gap_p95"], found["latency_p50"]) == (1.0, 1.0, 3.0)
 
 
 def test_percentiles_are_values_that_were_seen() -> None:
     values = [float(i) for i in range(1, 101)]
-    assert [percentile(values, share) for share in (50, 95, 99, 100)] == [50.0, 95.0, 99.0, 100.0]
-    assert percentile([7.0], 99) == 7.0
+    assert [compute_percentile(values, share) for share in (50, 95, 99, 100)] == [50.0, 95.0, 99.0, 100.0]
+    assert compute_percentile([7.0], 99) == 7.0
 
 
 def test_medians_leave_out_what_is_missing() -> None:
-    run = numbers([StreamTimes(0.0, [1.0], 2.0, 1, 0, 1)])
-    empty = numbers([StreamTimes(0.0, error="gone")])
-    assert medians([run, empty])["ttft_p50"] == 1.0
-    assert medians([empty])["ttft_p50"] is None
+    run = compute_numbers([StreamTimes(0.0, [1.0], 2.0, 1, 0, 1)])
+    empty = compute_numbers([StreamTimes(0.0, error="gone")])
+    assert compute_medians([run, empty])["ttft_p50"] == 1.0
+    assert compute_medians([empty])["ttft_p50"] is None
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_rounds_differ_and_seeds_repeat(name: str) -> None:
-    one, again, other = (bodies(name, SIZE, 8, seed) for seed in ("1", "1", "2"))
+    one, again, other = (make_bodies(name, SIZE, 8, seed) for seed in ("1", "1", "2"))
     assert one == again and all(a != b for a, b in zip(one, other, strict=True))
     assert len({json.dumps(body) for body in one}) == 8
 
 
 def test_shared_prompts_begin_alike_in_every_round() -> None:
-    systems = {b["messages"][0]["content"] for seed in "12" for b in bodies("shared", SIZE, 4, seed)}
+    systems = {b["messages"][0]["content"] for seed in "12" for b in make_bodies("shared", SIZE, 4, seed)}
     assert len(systems) == 1 and len(systems.pop().split()) == 36
 
 
 def test_mixed_prompts_have_four_lengths() -> None:
-    lengths = [len(b["messages"][0]["content"].split()) for b in bodies("mixed", SIZE, 8, "0")]
+    lengths = [len(b["messages"][0]["content"].split()) for b in make_bodies("mixed", SIZE, 8, "0")]
     assert lengths == [10, 40, 80, 160] * 2
 
 
 def test_the_picture_is_one() -> None:
-    part = bodies("image", SIZE, 1, "0")[0]["messages"][0]["content"][0]
+    part = make_bodies("image", SIZE, 1, "0")[0]["messages"][0]["content"][0]
     data = base64.b64decode(part["image_url"]["url"].partition(",")[2])
     with Image.open(io.BytesIO(data)) as image:
         image.load()
@@ -195,11 +198,11 @@ def test_the_picture_is_one() -> None:
 def test_a_report_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     """The first server is compared with each other; above 1 is better, also where less is better."""
     draw = random.Random(0)
-    fast = numbers([StreamTimes(0.0, [0.1, 0.2], 0.2, 10, 0, 20)])
-    slow = numbers([StreamTimes(0.0, [0.4, 0.8], 0.8, 10, 0, 20), StreamTimes(0.0, error="gone")])
+    fast = compute_numbers([StreamTimes(0.0, [0.1, 0.2], 0.2, 10, 0, 20)])
+    slow = compute_numbers([StreamTimes(0.0, [0.4, 0.8], 0.8, 10, 0, 20), StreamTimes(0.0, error="gone")])
     sides = {
-        "fast": {"runs": [fast], "median": medians([fast]), "errors": {}},
-        "slow": {"runs": [slow], "median": medians([slow]), "errors": {"gone": 1}},
+        "fast": {"runs": [fast], "median": compute_medians([fast]), "errors": {}},
+        "slow": {"runs": [slow], "median": compute_medians([slow]), "errors": {"gone": 1}},
     }
     settings = {"requests": 1, "repeat": 1, "prompt_words": 1, "output_tokens": 2, "rate": None}
     report = {

@@ -14,22 +14,22 @@ from aiohttp.test_utils import TestServer
 from mlxrun.bench.serve import long_prompt
 from mlxrun.bench.serve.long_prompt import (
     MEASURES,
-    START,
+    START_DELTAS,
     STREAM_TOKENS,
-    Beside,
-    long_numbers,
-    long_round,
+    BesideLongPrompt,
+    compute_long_numbers,
+    run_long_round,
 )
-from mlxrun.bench.serve.rounds import Round, ServePlan
-from mlxrun.bench.serve.streaming_client import Load, StreamTimes, Target
-from mlxrun.bench.serve.workloads import Size
+from mlxrun.bench.serve.rounds import RoundResult, ServePlan
+from mlxrun.bench.serve.streaming_client import LoadPattern, StreamTimes, Target
+from mlxrun.bench.serve.workloads import PromptSize
 from mlxrun.cli.main import main
 from tests.bench.serve.test_benchmark import Script, chunk, text
 
 STREAMS = 3
 STEP = 1 / 64  # seconds; sums of it are exact
 CHUNKS = 10  # steps that the long prompt takes once the short one is there
-SIZE = Size(20, 8, 200)
+SIZE = PromptSize(20, 8, 200)
 
 
 class Answer:
@@ -132,15 +132,15 @@ async def running(script: Steps) -> AsyncIterator[str]:
             await steps
 
 
-async def round_of(script: Steps) -> Round:
+async def round_of(script: Steps) -> RoundResult:
     async with running(script) as url:
         target = Target("t", url, "tiny")
-        plan = ServePlan((target,), ("long",), SIZE, 1, Load(STREAMS))
-        return await long_round(target, plan, "0", lambda: script.now)
+        plan = ServePlan((target,), ("long",), SIZE, 1, LoadPattern(STREAMS))
+        return await run_long_round(target, plan, "0", lambda: script.now)
 
 
 async def test_gaps_beside_a_long_prompt_over_those_without() -> None:
-    """A27: steps are half as long again under the long prompt, so gaps are 1.5 times those without it."""
+    """Steps are half as long again under the long prompt, so gaps are 1.5 times those without it."""
     found = (await round_of(Steps())).numbers
     assert (found["gap_p50"], found["gap_p99"]) == (1.5 * STEP, 1.5 * STEP)
     assert (found["alone_p50"], found["alone_p99"], found["ratio_p99"]) == (STEP, STEP, 1.5)
@@ -174,16 +174,16 @@ async def test_what_is_sent() -> None:
 
 async def test_streams_that_end_early_are_counted() -> None:
     """As long as they last they are measured; if none lasts that is an error."""
-    found = await round_of(Steps(most=START + 4))
+    found = await round_of(Steps(most=START_DELTAS + 4))
     assert (found.numbers["ended"], found.numbers["ratio_p99"], found.errors) == (STREAMS, 1.5, ())
-    found = await round_of(Steps(most=START))
+    found = await round_of(Steps(most=START_DELTAS))
     assert (found.numbers["ended"], found.numbers["ratio_p99"]) == (STREAMS, None)
-    assert found.errors == ("no stream had a piece beside the long prompt",)
+    assert found.errors == ("no stream had a delta beside the long prompt",)
 
 
 @pytest.mark.parametrize(("status", "errors"), [(200, 0), (503, 1)])
 async def test_health_is_asked_for_meanwhile(status: int, errors: int) -> None:
-    """A27. A status that is not 200 is an error of the round, and no latency."""
+    """A status that is not 200 is an error of the round, and no latency."""
     script = Steps(health=status)
     found = await round_of(script)
     assert script.checks > 1
@@ -225,13 +225,13 @@ def test_the_same_pieces_of_the_same_streams() -> None:
     long, short = StreamTimes(2.5, [6.0], 7.0, 100, 25, 1), StreamTimes(2.75, [3.5], 4.0, 10, 0, 1)
     streams = [seen(1, 2, 3, 5, 8, 9), seen(3.5, 5, done=True), seen(error="gone", done=True)]
     alone = [seen(0, 9, 10, 10.5, 11, 99), seen(1, 2), seen(0, 50, 100)]
-    found = long_numbers(Beside(streams, long, short, [0.25, 0.5]), alone)
+    found = compute_long_numbers(BesideLongPrompt(streams, long, short, [0.25, 0.5]), alone)
     assert (found["gaps"], found["gap_p50"], found["gap_p99"]) == (4, 1.5, 3)
     assert (found["alone_p50"], found["alone_p99"], found["ratio_p99"]) == (0.5, 1, 3)
     assert (found["long_ttft"], found["short_ttft"], found["health_p99"]) == (3.5, 0.75, 0.5)
     assert (found["long_tokens"], found["long_cached"], found["ended"]) == (100, 0.25, 1)
     shorter = [seen(0, 9, 10, done=True), seen(1, 2), seen()]
-    found = long_numbers(Beside(streams, long, short), shorter)
+    found = compute_long_numbers(BesideLongPrompt(streams, long, short), shorter)
     assert (found["gaps"], found["gap_p99"], found["ended"], found["health_p99"]) == (2, 1.5, 2, None)
 
 
