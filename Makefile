@@ -5,7 +5,7 @@ BIN := .venv/bin
 PYTEST_ARGS ?= -n auto --maxprocesses 4 --dist loadfile
 BENCH_ARGS ?=
 
-.PHONY: demo test lint format bench generate clean
+.PHONY: demo test test-fast lint format bench plots cast generate clean
 .DEFAULT_GOAL := test
 
 demo: .venv/.installed
@@ -13,6 +13,11 @@ demo: .venv/.installed
 
 test: lint
 	$(BIN)/pytest -q $(PYTEST_ARGS)
+
+# The quick tests: no servers, no parity with real models, no kills.
+APART := parity clients robustness server bench benchmarks tools
+test-fast: .venv/.installed-dev
+	$(BIN)/pytest -q $(PYTEST_ARGS) -m 'not slow and not sweep' $(addprefix --ignore=tests/,$(APART))
 
 lint: .venv/.installed-dev
 	$(BIN)/ruff check .
@@ -26,13 +31,21 @@ format: .venv/.installed-dev
 bench: .venv/.installed
 	$(BIN)/mlxrun bench engine $(BENCH_ARGS)
 
+# Draws docs/images from benchmarks/results. `cast` records the killed and resumed job again first.
+plots: .venv/.installed-plots
+	$(BIN)/python -m benchmarks.plots
+
+cast: .venv/.installed-plots
+	$(BIN)/python -m benchmarks.plots.record
+	$(BIN)/python -m benchmarks.plots
+
 # Everything that is made from mlxrun/config/settings.py; tests fail when one of these is stale.
 generate: .venv/.installed
 	$(BIN)/python -m mlxrun.config.generate
 
 clean:
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
-	find mlxrun tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find mlxrun tests tools benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Stamps: what is installed is as new as pyproject.toml. The dev install covers the plain one.
 $(BIN)/python:
@@ -45,4 +58,8 @@ $(BIN)/python:
 
 .venv/.installed-dev: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install -q -e '.[dev]'
+	@touch .venv/.installed $@
+
+.venv/.installed-plots: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install -q -e '.[plots]'
 	@touch .venv/.installed $@

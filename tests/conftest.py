@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from anthropic import Anthropic
     from openai import OpenAI
 
-    from tests.helpers.served_model import Served
+    from tests.helpers.served_model import ModelServer
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub
 os.environ["TRANSFORMERS_VERBOSITY"] = "error"
@@ -37,17 +37,17 @@ def _no_config_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
+def served() -> Iterator[ModelServer]:
     """The embedded model behind a real server, one for all tests of a file."""
     from mlxrun.config.settings import Config
-    from tests.helpers.served_model import serve
+    from tests.helpers.served_model import run_model_server
 
-    with serve(Config()) as running:
+    with run_model_server(Config()) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def openai_client(served: Served) -> Iterator[OpenAI]:
+def openai_client(served: ModelServer) -> Iterator[OpenAI]:
     """OpenAI's own client of that server, which tries once."""
     from openai import OpenAI
 
@@ -56,7 +56,7 @@ def openai_client(served: Served) -> Iterator[OpenAI]:
 
 
 @pytest.fixture(scope="module")
-def anthropic_client(served: Served) -> Iterator[Anthropic]:
+def anthropic_client(served: ModelServer) -> Iterator[Anthropic]:
     """Anthropic's own client of that server, which tries once."""
     from anthropic import Anthropic
 

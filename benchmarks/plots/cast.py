@@ -171,8 +171,8 @@ def _strip(
     changes = [next(group) for _, group in groupby(parts, key=lambda part: part[1])]
     contents = list(dict.fromkeys(part for _, part in changes))
     step = 2 * height  # a gap between contents: what stands out of one is not seen with the next
-    drawn = [f'<g transform="translate(0 {i * step:g})">{c}</g>' for i, c in enumerate(contents) if c]
-    if not drawn:
+    frames = [f'<g transform="translate(0 {i * step:g})">{c}</g>' for i, c in enumerate(contents) if c]
+    if not frames:
         return "", ""
     steps = [(at, contents.index(part)) for at, part in changes]
     rule = ""
@@ -185,7 +185,7 @@ def _strip(
             f".{name}{{{last};animation:{name} {total:.2f}s step-end infinite}}@keyframes {name}{{{marks}}}"
         )
     window = f'<svg x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" overflow="hidden">'
-    return rule, f'{window}<g class="{name}">{"".join(drawn)}</g></svg>'
+    return rule, f'{window}<g class="{name}">{"".join(frames)}</g></svg>'
 
 
 def _row(row: Row) -> str:

@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.prefix_cache.workloads import LEAST_OUTPUT, Ask, Script
+from benchmarks.prefix_cache.workloads import LEAST_OUTPUT, PromptCase, Script
 from mlxrun.config.settings import Config
 from mlxrun.errors import MlxrunError
 
@@ -36,32 +36,32 @@ def count_calls(model: Any) -> Callable[[], int]:
     return lambda: calls[0]
 
 
-def image_script(model_info: Any, config: Config, scale: float, seed: str) -> Script:
+def make_image_script(model_info: Any, config: Config, scale: float, seed: str) -> Script:
     """Two questions about one image, which no earlier seed has shown."""
-    draw = random.Random(f"image {seed}")
-    system, image = _words(draw, max(LEAST_SYSTEM, round(SYSTEM * scale))), _picture(draw)
+    rng = random.Random(f"image {seed}")
+    system, image = _draw_words(rng, max(LEAST_SYSTEM, round(SYSTEM * scale))), _draw_picture(rng)
     for warm in (False, True):
-        question = _words(draw, QUESTION)
+        question = _draw_words(rng, QUESTION)
         request = _prepare(model_info, config, system, image, question)
-        yield Ask(
+        yield PromptCase(
             "warm" if warm else "cold",
             request.prompt,
             LEAST_OUTPUT,
             request.boundaries,
-            fresh=not warm,
+            clear_before=not warm,
             request=request,
         )
 
 
-def _words(draw: random.Random, count: int) -> str:
-    return " ".join(draw.choices(WORDS, k=count))
+def _draw_words(rng: random.Random, count: int) -> str:
+    return " ".join(rng.choices(WORDS, k=count))
 
 
-def _picture(draw: random.Random) -> str:
+def _draw_picture(rng: random.Random) -> str:
     """Random blocks, as a data URL."""
     from PIL import Image
 
-    small = Image.frombytes("RGB", (8, 8), draw.randbytes(3 * 64))
+    small = Image.frombytes("RGB", (8, 8), rng.randbytes(3 * 64))
     out = io.BytesIO()
     small.resize((SIDE, SIDE), Image.Resampling.NEAREST).save(out, "PNG")
     return "data:image/png;base64," + base64.b64encode(out.getvalue()).decode()
@@ -76,8 +76,8 @@ def _prepare(model_info: Any, config: Config, system: str, image: str, question:
     content = [{"type": "image_url", "image_url": {"url": image}}, {"type": "text", "text": question}]
     messages = [{"role": "system", "content": system}, {"role": "user", "content": content}]
     body = {"messages": messages, "max_tokens": LEAST_OUTPUT}
-    side = ApiContext(model_info, config, MediaLoader(config.media, None))
-    prepared = asyncio.run(prepare_request("/v1/chat/completions", body, side, default_seed=0))
+    context = ApiContext(model_info, config, MediaLoader(config.media, None))
+    prepared = asyncio.run(prepare_request("/v1/chat/completions", body, context, default_seed=0))
     (request,) = prepared.requests
     if not request.image_spans:
         raise MlxrunError("bench: the model's processor made no image tokens")

@@ -1,7 +1,7 @@
-"""The `lookup` scenario: how long the prefix cache looks for 16k tokens among few and many records.
+"""The `lookup` scenario: how long a lookup of 16k tokens takes in the prefix cache with few and many entries.
 
-Payloads are fakes and nothing is computed: it is the search alone, the keys of the prompt included. `found`:
-all of the prompt is there. `parted`: it begins like every other record and then leaves all of them.
+Payloads are fakes and nothing is computed: only the lookup is timed, including the keys of the prompt.
+`found`: all of the prompt is there. `parted`: it begins like every other record and then leaves all of them.
 """
 
 from __future__ import annotations
@@ -44,27 +44,27 @@ class FakeCodec:
 
 def measure_lookup(config: Config, seed: int, say: Say, records: Sequence[int] = RECORDS) -> dict[str, Any]:
     """Median seconds of a search, by the number of records in the store."""
-    draw = random.Random(f"lookup {seed}")
-    known, common = _tokens(draw, TOKENS), _tokens(draw, COMMON)
-    parted = common + _tokens(draw, TOKENS - COMMON)
+    rng = random.Random(f"lookup {seed}")
+    known, common = _draw_tokens(rng, TOKENS), _draw_tokens(rng, COMMON)
+    parted = common + _draw_tokens(rng, TOKENS - COMMON)
     rows = []
     for count in records:
-        cache = _filled(config.cache, known, common, count, draw)
-        held = cache.read_counters()["records"]
-        row: dict[str, Any] = {"records": held}
+        cache = _fill_cache(config.cache, known, common, count, rng)
+        stored = cache.read_counters()["records"]
+        row: dict[str, Any] = {"records": stored}
         for name, prompt in (("found", known), ("parted", parted)):
-            row[f"{name}_s"], row[f"{name}_tokens"] = _median(cache, prompt + _tokens(draw, 1))
-        say(f"lookup {held} records: {row['found_s'] * 1e6:.0f} us")
+            row[f"{name}_s"], row[f"{name}_tokens"] = _time_lookup(cache, prompt + _draw_tokens(rng, 1))
+        say(f"lookup {stored} records: {row['found_s'] * 1e6:.0f} us")
         rows.append(row)
     return {"tokens": TOKENS, "chunk": CHUNK, "times": TIMES, "rows": rows}
 
 
-def _tokens(draw: random.Random, count: int) -> tuple[int, ...]:
-    return tuple(draw.choices(range(VOCAB), k=count))
+def _draw_tokens(rng: random.Random, count: int) -> tuple[int, ...]:
+    return tuple(rng.choices(range(VOCAB), k=count))
 
 
-def _filled(
-    settings: CacheSettings, known: tuple[int, ...], common: tuple[int, ...], count: int, draw: random.Random
+def _fill_cache(
+    settings: CacheSettings, known: tuple[int, ...], common: tuple[int, ...], count: int, rng: random.Random
 ) -> Any:
     """A cache with the whole known prompt, and other prompts of one record each up to `count` records."""
     cache: Any = PrefixCache(
@@ -76,16 +76,16 @@ def _filled(
         settings=settings,
         memory_bytes=1 << 40,
     )
-    _enter(cache, known)
+    _add_prompt(cache, known)
     for _ in range(count - cache.read_counters()["records"]):
-        _enter(cache, common + _tokens(draw, OTHER - len(common)))
+        _add_prompt(cache, common + _draw_tokens(rng, OTHER - len(common)))
     return cache
 
 
-def _enter(cache: Any, tokens: tuple[int, ...]) -> None:
+def _add_prompt(cache: Any, tokens: tuple[int, ...]) -> None:
     """As the engine does for a prompt of these tokens and one more."""
     target = len(tokens)
-    cache.track(_request("fill", (*tokens, 0)))
+    cache.track(_make_request("fill", (*tokens, 0)))
     cache.lookup("fill", (), target)
     for start in range(0, target, CHUNK):
         for save in cache.plan_snapshots("fill", start, min(start + CHUNK, target), target):
@@ -95,11 +95,11 @@ def _enter(cache: Any, tokens: tuple[int, ...]) -> None:
     cache.forget("fill")
 
 
-def _median(cache: Any, prompt: tuple[int, ...]) -> tuple[float, int]:
+def _time_lookup(cache: Any, prompt: tuple[int, ...]) -> tuple[float, int]:
     """Median seconds from a new request to its hit, and the hit's tokens."""
     times, length = [], 0
     for i in range(TIMES):
-        request = _request(f"ask-{i}", prompt)
+        request = _make_request(f"lookup-{i}", prompt)
         start = time.perf_counter()
         cache.track(request)
         hit = cache.lookup(request.id, (), len(prompt) - 1)
@@ -109,5 +109,5 @@ def _median(cache: Any, prompt: tuple[int, ...]) -> tuple[float, int]:
     return statistics.median(times), length
 
 
-def _request(name: str, prompt: tuple[int, ...]) -> Request:
+def _make_request(name: str, prompt: tuple[int, ...]) -> Request:
     return Request(name, prompt, SamplingParams(max_tokens=1))

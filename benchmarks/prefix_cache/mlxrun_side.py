@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.prefix_cache.measurement import Answer
-from benchmarks.prefix_cache.workloads import Ask
+from benchmarks.prefix_cache.measurement import SideAnswer
+from benchmarks.prefix_cache.workloads import PromptCase
 from mlxrun.config.settings import Config
 from mlxrun.errors import MlxrunError
 from mlxrun.scheduler.request import HitKind, Request, SamplingParams
@@ -17,7 +17,7 @@ from mlxrun.scheduler.request import HitKind, Request, SamplingParams
 Calls = Callable[[], int]
 
 
-class OursCached:
+class MlxrunSide:
     """Greedy requests without stop ids, one at a time."""
 
     def __init__(self, engine: Any, tower: Calls | None = None) -> None:
@@ -27,7 +27,7 @@ class OursCached:
         self._count = 0
 
     @classmethod
-    def open(cls, config: Config, count: bool = False) -> OursCached:
+    def open(cls, config: Config, count: bool = False) -> MlxrunSide:
         """Load the model that the config names; `count`: count its vision tower's calls."""
         from benchmarks.prefix_cache.image import count_calls
         from mlxrun.engine.factory import build_engine
@@ -40,10 +40,10 @@ class OursCached:
         """The model without its weights."""
         return self._engine.model_info
 
-    def ask(self, ask: Ask) -> Answer:
-        """Add it, and step until nothing is left to do, copies for the cache included."""
+    def serve(self, case: PromptCase) -> SideAnswer:
+        """Serve one request alone, and step until its snapshots are stored too."""
         self._count += 1
-        request = _request(ask, f"bench-{self._count}")
+        request = _make_request(case, f"bench-{self._count}")
         before = self._tower() if self._tower else None
         start, first = time.perf_counter(), None
         self._engine.add(request)
@@ -57,32 +57,32 @@ class OursCached:
                     first = time.perf_counter()
                 tokens += event.tokens
                 cached, kind = max(cached, event.num_cached_tokens), event.hit_kind or kind
-        if first is None or len(tokens) != ask.output:
-            raise MlxrunError(
-                f"bench: {len(tokens)} tokens instead of {ask.output}: the run counts for nothing"
-            )
+        if first is None or len(tokens) != case.output:
+            raise MlxrunError(f"bench: {len(tokens)} tokens instead of {case.output}: the run is not counted")
         tower = None if self._tower is None or before is None else self._tower() - before
-        return Answer(tuple(tokens), first - start, cached, _name(kind), self._held(), tower)
+        return SideAnswer(
+            tuple(tokens), first - start, cached, _name_hit(kind), self._count_cache_bytes(), tower
+        )
 
-    def _held(self) -> int:
+    def _count_cache_bytes(self) -> int:
         return int(self._engine.prefix_cache.read_counters().get("memory_bytes", 0))
 
-    def forget(self) -> None:
+    def clear_cache(self) -> None:
         """Evict everything from memory."""
         self._engine.prefix_cache.shrink(0)
 
     def close(self) -> None:
-        """Drop the engine; its own close() would end this thread's MLX streams."""
+        """Release the engine; its own close() would end this thread's MLX streams."""
         self._engine.prefix_cache.shutdown()
         del self._engine, self._tower
 
 
-def _request(ask: Ask, name: str) -> Request:
-    params = SamplingParams(max_tokens=ask.output)
-    if ask.request is not None:
-        return replace(ask.request, id=name, params=params)
-    return Request(name, ask.prompt, params, boundaries=ask.boundaries)
+def _make_request(case: PromptCase, name: str) -> Request:
+    params = SamplingParams(max_tokens=case.output)
+    if case.request is not None:
+        return replace(case.request, id=name, params=params)
+    return Request(name, case.prompt, params, boundaries=case.boundaries)
 
 
-def _name(kind: HitKind | None) -> str | None:
+def _name_hit(kind: HitKind | None) -> str | None:
     return None if kind is None else str(kind)

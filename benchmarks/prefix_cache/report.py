@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.prefix_cache.workloads import NOTHING, TURNS
+from benchmarks.prefix_cache.workloads import NO_REUSE, TURNS
 from mlxrun.bench.report import describe_machine, format_bytes, make_console, make_table
 
 COLUMNS = (
@@ -22,9 +22,9 @@ COLUMNS = (
     "of shared",
     "prefilled",
     "hits",
-    "held",
-    "of one",
-    "same",
+    "cache size",
+    "of last turn",
+    "same answers",
 )
 LEFT = 3  # columns of words
 
@@ -33,26 +33,26 @@ def print_cache_report(report: Mapping[str, Any], console: Console | None = None
     """One table of what was played, one of what was not reused, one of the search; then the notes."""
     console = make_console(console)
     tables = (
-        (COLUMNS, LEFT, list(played(report))),
-        (("family", "cache on", "cache off", "on/off"), 1, list(nothing(report))),
-        (("records", "found", "parted"), 0, list(lookup(report))),
+        (COLUMNS, LEFT, list(build_scenario_rows(report))),
+        (("family", "cache on", "cache off", "on/off"), 1, list(build_no_reuse_rows(report))),
+        (("records", "found", "parted"), 0, list(build_lookup_rows(report))),
     )
     for columns, left, rows in tables:
         if rows:
             console.print(make_table(columns, left, rows, console.is_terminal))
-    for line in notes(report):
+    for line in build_notes(report):
         console.print(line, highlight=False, soft_wrap=True)
 
 
-def played(report: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+def build_scenario_rows(report: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     """A row for each scenario and side."""
     for family, part in report["families"].items():
         for name, scenario in part["scenarios"].items():
             for side, result in scenario.get("sides", {}).items():
-                yield (family, name, side, *_cells(result))
+                yield (family, name, side, *_format_cells(result))
 
 
-def _cells(result: Mapping[str, Any]) -> tuple[str, ...]:
+def _format_cells(result: Mapping[str, Any]) -> tuple[str, ...]:
     m = result["median"]
     hits = " ".join(f"{kind} {count}" for kind, count in result["hits"].items())
     return (
@@ -64,28 +64,28 @@ def _cells(result: Mapping[str, Any]) -> tuple[str, ...]:
         f"{m['reused_share']:.1%}",
         f"{m['prefilled_tokens']:,.0f}",
         hits or "-",
-        format_bytes(m["held_bytes"]),
+        format_bytes(m["cache_bytes"]),
         "-" if m["growth"] is None else f"{m['growth']:.2f}",
         f"{result['same_tokens']:.0%}",
     )
 
 
-def nothing(report: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+def build_no_reuse_rows(report: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     """A row for each family."""
     for family, part in report["families"].items():
-        result = part["scenarios"].get(NOTHING)
+        result = part["scenarios"].get(NO_REUSE)
         if result is not None:
             rates = (f"{rate:,.0f} tok/s" for rate in result["median"].values())
             yield (family, *rates, f"{result['ratio']:.3f}")
 
 
-def lookup(report: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+def build_lookup_rows(report: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     """A row for each size of the store."""
     for row in (report["lookup"] or {}).get("rows", ()):
         yield (f"{row['records']:,}", f"{row['found_s'] * 1e6:,.0f} us", f"{row['parted_s'] * 1e6:,.0f} us")
 
 
-def notes(report: Mapping[str, Any]) -> list[str]:
+def build_notes(report: Mapping[str, Any]) -> list[str]:
     """What was measured and where; what the columns do not say."""
     settings = report["settings"]
     models = (
@@ -101,13 +101,13 @@ def notes(report: Mapping[str, Any]) -> list[str]:
         )
     ]
     scenarios = {name for part in report["families"].values() for name in part["scenarios"]}
-    if scenarios - {NOTHING}:
+    if scenarios - {NO_REUSE}:
         lines.append(
             "of shared: share of the tokens that an earlier request had too; "
-            "same: warm answers with the tokens of a side that keeps nothing"
+            "same answers: warm answers with the tokens of a side without a cache"
         )
     if "conversation" in scenarios:
-        lines.append(f"of one: bytes held after {TURNS} turns over those of the last turn alone")
+        lines.append(f"of last turn: cache size after {TURNS} turns over that of the last turn alone")
     lines += [
         f"{family} {name}: {scenario['sides'][side]['median']['tower_calls']:g} vision tower calls when warm"
         for family, part in report["families"].items()

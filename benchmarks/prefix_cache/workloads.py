@@ -1,8 +1,8 @@
-"""What `python -m benchmarks prefix-cache` asks: scripts of requests that are served one after the other.
-Pure and seeded.
+"""Scripts of `python -m benchmarks prefix-cache`: requests that are served one after the other. Pure and
+seeded.
 
-A script yields an Ask and is sent the answer's tokens, so that a conversation can build on its answers. The
-same scenario, scale, vocabulary and seed give the same asks. `boundaries` are those that the text side gives:
+A script yields a PromptCase and is sent the answer's tokens, so that a conversation can build on its answers.
+The same scenario, scale, vocabulary and seed give the same cases. `boundaries` are those of the text package:
 the end of the system part and the start of the last user turn.
 """
 
@@ -23,22 +23,22 @@ Role = Literal["first", "cold", "warm", "alone"]
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """One request. `first` opens a conversation, `cold` is new to the cache, `warm` is not, `alone` is asked
-    of an empty cache for what it then holds. `fresh`: forget everything before."""
+class PromptCase:
+    """One request. `first` opens a conversation, `cold` is new to the cache, `warm` is not, `alone` is sent
+    to an empty cache to measure its size afterwards. `clear_before`: the cache is cleared first."""
 
     role: Role
     prompt: tuple[int, ...] = field(repr=False)
     output: int
     boundaries: tuple[int, ...] = ()
-    fresh: bool = False
-    request: Any = field(default=None, repr=False)  # a Request, where tokens alone do not say it all
+    clear_before: bool = False
+    request: Any = field(default=None, repr=False)  # a Request, if tokens alone are not enough
 
 
-Script = Generator[Ask, tuple[int, ...], None]
+Script = Generator[PromptCase, tuple[int, ...], None]
 
 
-class Draw:
+class RandomTokens:
     """Random tokens, and lengths times the scale."""
 
     def __init__(self, name: str, scale: float, vocab: int) -> None:
@@ -64,66 +64,71 @@ class Draw:
 
 
 def make_script(name: str, scale: float, vocab: int, seed: str) -> Script:
-    """The asks of that scenario; every seed draws other tokens of the same lengths."""
-    return SCRIPTS[name](Draw(f"{name} {seed}", scale, vocab))
+    """The cases of that scenario; every seed gives other tokens of the same lengths."""
+    return SCRIPTS[name](RandomTokens(f"{name} {seed}", scale, vocab))
 
 
-def _repeat(draw: Draw) -> Script:
-    """16k tokens, and the very same again: system and tools a quarter of them."""
-    system = draw.scaled(4096)
-    prompt = system + draw.scaled(12288)
+def _repeat(rng: RandomTokens) -> Script:
+    """16k tokens, then the same again; a quarter of them are system prompt and tools."""
+    system = rng.scaled(4096)
+    prompt = system + rng.scaled(12288)
     for role, fresh in (("cold", True), ("warm", False)):
-        yield Ask(role, prompt, draw.output(32), (len(system),), fresh)  # type: ignore[arg-type]
+        yield PromptCase(role, prompt, rng.output(32), (len(system),), fresh)  # type: ignore[arg-type]
 
 
-def _shared(tokens: int) -> Callable[[Draw], Script]:
-    def script(draw: Draw) -> Script:
-        system = draw.scaled(tokens)
+def _shared(tokens: int) -> Callable[[RandomTokens], Script]:
+    def script(rng: RandomTokens) -> Script:
+        system = rng.scaled(tokens)
         for i in range(USERS):
-            prompt = system + draw.scaled(256)
-            yield Ask("warm" if i else "cold", prompt, draw.output(32), (len(system),), fresh=i == 0)
+            prompt = system + rng.scaled(256)
+            yield PromptCase(
+                "warm" if i else "cold", prompt, rng.output(32), (len(system),), clear_before=i == 0
+            )
 
     return script
 
 
-def _conversation(draw: Draw) -> Script:
-    """An agent's turns on a system prompt of 4k; then what the same lengths cost without a past."""
-    system, output = draw.scaled(4096), draw.output(128)
+def _conversation(rng: RandomTokens) -> Script:
+    """The turns of an agent on a system prompt of 4k; then prompts of the same lengths without earlier
+    turns."""
+    system, output = rng.scaled(4096), rng.output(128)
     prompt, sizes = system, []
     for i in range(TURNS):
-        start, prompt = len(prompt), prompt + draw.scaled(700)
+        start, prompt = len(prompt), prompt + rng.scaled(700)
         sizes.append((len(prompt), (len(system), start)[: 1 + bool(i)]))
-        answer = yield Ask("warm" if i else "first", prompt, output, sizes[-1][1], fresh=i == 0)
+        answer = yield PromptCase("warm" if i else "first", prompt, output, sizes[-1][1], clear_before=i == 0)
         prompt += answer
     length, boundaries = sizes[1 + (TURNS - 1) // 2]  # the middle one of the warm turns
-    yield Ask("cold", draw.tokens(length), output, boundaries)
+    yield PromptCase("cold", rng.tokens(length), output, boundaries)
     length, boundaries = sizes[-1]
-    yield Ask("alone", draw.tokens(length), output, boundaries, fresh=True)
+    yield PromptCase("alone", rng.tokens(length), output, boundaries, clear_before=True)
 
 
-def _alternating(draw: Draw) -> Script:
+def _alternating(rng: RandomTokens) -> Script:
     """Two system prompts of 4k take turns."""
-    systems = (draw.scaled(4096), draw.scaled(4096))
+    systems = (rng.scaled(4096), rng.scaled(4096))
     for i in range(2 * USERS):
         system = systems[i % 2]
-        prompt = system + draw.scaled(64)
-        yield Ask("cold" if i < 2 else "warm", prompt, draw.output(32), (len(system),), fresh=i == 0)
+        prompt = system + rng.scaled(64)
+        yield PromptCase(
+            "cold" if i < 2 else "warm", prompt, rng.output(32), (len(system),), clear_before=i == 0
+        )
 
 
-SCRIPTS: dict[str, Callable[[Draw], Script]] = {
+SCRIPTS: dict[str, Callable[[RandomTokens], Script]] = {
     "repeat": _repeat,
     "shared-2k": _shared(2048),
     "shared-16k": _shared(16384),
     "conversation": _conversation,
     "alternating": _alternating,
 }
-IMAGE, NOTHING, LOOKUP = "image", "nothing", "lookup"
-SCENARIOS = (*SCRIPTS, IMAGE, NOTHING, LOOKUP)
+IMAGE, NO_REUSE, LOOKUP = "image", "nothing", "lookup"
+SCENARIOS = (*SCRIPTS, IMAGE, NO_REUSE, LOOKUP)
 
 
-def distinct(scale: float, vocab: int, seed: str) -> Workload:
+def make_distinct(scale: float, vocab: int, seed: str) -> Workload:
     """32 prompts of 512 tokens that share nothing, all at once."""
-    draw = Draw(f"{NOTHING} {seed}", scale, vocab)
-    output = draw.output(32)
-    jobs = tuple(BenchRequest(f"{seed}-{i:02d}", draw.scaled(512), output) for i in range(32))
-    return Workload(NOTHING, jobs)
+    rng = RandomTokens(f"{NO_REUSE} {seed}", scale, vocab)
+    output = rng.output(32)
+    jobs = tuple(BenchRequest(f"{seed}-{i:02d}", rng.scaled(512), output) for i in range(32))
+    return Workload(NO_REUSE, jobs)

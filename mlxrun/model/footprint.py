@@ -22,10 +22,6 @@ ACTIVATION_FACTOR = 24
 PADDING_FACTOR = 1.5
 
 
-def count_weight_bytes(model: nn.Module) -> int:
-    return sum(array.nbytes for _, array in tree_flatten(model.parameters()))
-
-
 def measure_footprint(cache: Sequence[Any]) -> Footprint:
     """Bytes of a row in the decode batch, read off caches [1, ...] that hold a few tokens."""
     per_token, fixed, windows = 0, 0, []
@@ -48,10 +44,11 @@ def make_memory_budget(
     """The sum that admission checks. `hidden`: width of the model; `vocab`: width of its logits."""
     limit = settings.memory_limit or get_memory_limit()
     itemsize = max((a.itemsize for a in layer_caches.list_all_arrays(cache)), default=4)
+    weights = sum(array.nbytes for _, array in tree_flatten(model.parameters()))
     logits = settings.max_running * vocab * 4 * 4
     return MemoryBudget(
         limit=int(limit * (1 - settings.memory_headroom)),
-        weights=count_weight_bytes(model) + logits,
+        weights=weights + logits,
         transient=hidden * itemsize * ACTIVATION_FACTOR,
         footprint=measure_footprint(cache),
     )

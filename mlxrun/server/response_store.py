@@ -14,6 +14,7 @@ import threading
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -175,13 +176,20 @@ class Responses:
 
         return ResponseLookup(get_history, lambda name: self.store.get_item(owner, name))
 
-    def start(self, live: LiveRequest, request: ResponseRequest, token: str) -> RunningResponse:
-        """List a response as running."""
+    @contextmanager
+    def run(self, live: LiveRequest, request: ResponseRequest, token: str) -> Iterator[RunningResponse]:
+        """List a response as running; after the block it is cancelled unless it has ended."""
         response = build_response(f"resp_{token}", int(time.time()), request, live.prepared)
         response["store"] = request.stored and self._stores_any
         run = RunningResponse(live, request, ResponseWriter(response, request, live.prepared))
         self.running[response["id"]] = run
-        return run
+        try:
+            yield run
+        finally:
+            del self.running[response["id"]]
+            if run.writer.response["status"] == "in_progress":
+                run.writer.cancel()
+            run.done.set_result(run.writer.response)
 
     async def save(self, run: RunningResponse) -> None:
         """Store a finished response, if it is to be stored, before its client gets its end."""
@@ -189,13 +197,6 @@ class Responses:
         if response["store"]:
             measure = StoredResponse.measure
             self.store.add(await asyncio.to_thread(measure, run.live.key_name, response, run.context))
-
-    def end(self, run: RunningResponse) -> None:
-        """A response has ended; it is cancelled if its client disconnected before."""
-        del self.running[run.writer.response["id"]]
-        if run.writer.response["status"] == "in_progress":
-            run.writer.cancel()
-        run.done.set_result(run.writer.response)
 
     def find(self, request: web.Request) -> tuple[dict[str, Any], tuple[Item, ...]]:
         """The body and the prompt's items of the response in the URL. NotFound if its owner has none."""

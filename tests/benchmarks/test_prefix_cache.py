@@ -14,12 +14,28 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from benchmarks.__main__ import FAMILIES, command
-from benchmarks.prefix_cache.benchmark import CachePlan, compare, measure_rounds
+from benchmarks.prefix_cache.benchmark import CachePlan, compare_without_reuse, measure_rounds
 from benchmarks.prefix_cache.lookup import measure_lookup
-from benchmarks.prefix_cache.measurement import Answer, Record, numbers, play, same_tokens, shared, summary
+from benchmarks.prefix_cache.measurement import (
+    ServedCase,
+    SideAnswer,
+    compute_numbers,
+    compute_same_share,
+    count_shared,
+    run_script,
+    summarize_rounds,
+)
 from benchmarks.prefix_cache.models import list_families
 from benchmarks.prefix_cache.report import print_cache_report
-from benchmarks.prefix_cache.workloads import SCENARIOS, SCRIPTS, TURNS, Ask, Script, distinct, make_script
+from benchmarks.prefix_cache.workloads import (
+    SCENARIOS,
+    SCRIPTS,
+    TURNS,
+    PromptCase,
+    Script,
+    make_distinct,
+    make_script,
+)
 from mlxrun.bench.engine.measurement import RequestOutput
 from mlxrun.bench.engine.workloads import BenchRequest
 from mlxrun.config.settings import Config
@@ -32,31 +48,31 @@ class FakeSide:
     """Answers with the prompt's sum; remembers prompts, and reuses what `shared` says."""
 
     def __init__(self, keep: bool = True) -> None:
-        self.asked: list[Ask] = []
-        self.forgot: list[int] = []
+        self.served: list[PromptCase] = []
+        self.cleared: list[int] = []
         self.closed = False
         self._keep = keep
         self._known: list[tuple[int, ...]] = []
 
-    def ask(self, ask: Ask) -> Answer:
-        self.asked.append(ask)
-        cached = shared(ask.prompt, self._known)
-        tokens = tuple((sum(ask.prompt) + i) % VOCAB for i in range(ask.output))
+    def serve(self, case: PromptCase) -> SideAnswer:
+        self.served.append(case)
+        cached = count_shared(case.prompt, self._known)
+        tokens = tuple((sum(case.prompt) + i) % VOCAB for i in range(case.output))
         if self._keep:
-            self._known.append(ask.prompt + tokens)
+            self._known.append(case.prompt + tokens)
         held = sum(len(known) for known in self._known)
-        return Answer(tokens, float(len(ask.prompt) - cached), cached, "lcp" if cached else "miss", held)
+        return SideAnswer(tokens, float(len(case.prompt) - cached), cached, "lcp" if cached else "miss", held)
 
-    def forget(self) -> None:
-        self.forgot.append(len(self.asked))
+    def clear_cache(self) -> None:
+        self.cleared.append(len(self.served))
         self._known.clear()
 
     def close(self) -> None:
         self.closed = True
 
 
-def played(name: str, scale: float = 1.0, seed: str = "0") -> list[Record]:
-    return play(FakeSide(), make_script(name, scale, VOCAB, seed))
+def played(name: str, scale: float = 1.0, seed: str = "0") -> list[ServedCase]:
+    return run_script(FakeSide(), make_script(name, scale, VOCAB, seed))
 
 
 # -- scripts ----------------------------------------------------------------------------------------
@@ -65,15 +81,15 @@ def played(name: str, scale: float = 1.0, seed: str = "0") -> list[Record]:
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_script_asks_the_same_every_time_and_other_tokens_for_another_seed(name: str) -> None:
     one, two, other = (
-        [r.ask for r in play(FakeSide(), make_script(name, 0.1, VOCAB, s))] for s in ("1", "1", "2")
+        [r.case for r in run_script(FakeSide(), make_script(name, 0.1, VOCAB, s))] for s in ("1", "1", "2")
     )
     assert one == two
     assert [len(a.prompt) for a in one] == [len(a.prompt) for a in other]
     assert all(a.prompt[:4] != b.prompt[:4] for a, b in zip(one, other, strict=True))
-    assert one[0].fresh
-    for ask in one:
-        assert list(ask.boundaries) == sorted(set(ask.boundaries))
-        assert all(0 < at < len(ask.prompt) for at in ask.boundaries)
+    assert one[0].clear_before
+    for case in one:
+        assert list(case.boundaries) == sorted(set(case.boundaries))
+        assert all(0 < at < len(case.prompt) for at in case.boundaries)
 
 
 @pytest.mark.parametrize(
@@ -89,66 +105,66 @@ def test_the_scripts_are_those_that_the_goals_speak_of(
     name: str, roles: list[str], prompt: int, common: int
 ) -> None:
     records = played(name)
-    assert [r.ask.role for r in records] == roles
-    assert {len(r.ask.prompt) for r in records} == {prompt}
+    assert [r.case.role for r in records] == roles
+    assert {len(r.case.prompt) for r in records} == {prompt}
     # Random tokens may agree by chance where the shared part ends.
-    warm = [r.shared for r in records if r.ask.role == "warm"]
+    warm = [r.shared for r in records if r.case.role == "warm"]
     assert all(common <= n <= common + 3 for n in warm)
-    assert [r.shared <= 3 for r in records if r.ask.role == "cold"] == [True] * roles.count("cold")
+    assert [r.shared <= 3 for r in records if r.case.role == "cold"] == [True] * roles.count("cold")
 
 
 def test_a_conversation_grows_by_its_answers_and_ends_with_its_yardsticks() -> None:
     records = played("conversation")
     turns, (cold, alone) = records[:TURNS], records[TURNS:]
-    assert [r.ask.role for r in turns] == ["first"] + ["warm"] * 9
+    assert [r.case.role for r in turns] == ["first"] + ["warm"] * 9
     for before, after in zip(turns, turns[1:], strict=False):
-        past = before.ask.prompt + before.answer.tokens
-        assert after.ask.prompt[: len(past)] == past
-        assert after.ask.boundaries == (4096, len(past))
-        assert len(after.ask.prompt) - len(past) == 700
+        past = before.case.prompt + before.answer.tokens
+        assert after.case.prompt[: len(past)] == past
+        assert after.case.boundaries == (4096, len(past))
+        assert len(after.case.prompt) - len(past) == 700
         assert after.shared >= len(past)
-    warm = sorted(len(r.ask.prompt) for r in turns[1:])
-    assert (cold.ask.role, len(cold.ask.prompt)) == ("cold", warm[4])
-    assert (alone.ask.role, len(alone.ask.prompt), alone.ask.fresh) == ("alone", warm[-1], True)
-    assert alone.ask.boundaries == turns[-1].ask.boundaries
+    warm = sorted(len(r.case.prompt) for r in turns[1:])
+    assert (cold.case.role, len(cold.case.prompt)) == ("cold", warm[4])
+    assert (alone.case.role, len(alone.case.prompt), alone.case.clear_before) == ("alone", warm[-1], True)
+    assert alone.case.boundaries == turns[-1].case.boundaries
     assert cold.shared <= 3 and alone.shared == 0
 
 
 def test_distinct_prompts_share_nothing() -> None:
-    work = distinct(1.0, VOCAB, "0")
+    work = make_distinct(1.0, VOCAB, "0")
     assert [(len(j.prompt), j.output) for j in work.requests] == [(512, 32)] * 32
-    assert len({j.prompt[:8] for j in [*work.requests, *distinct(1.0, VOCAB, "1").requests]}) == 64
+    assert len({j.prompt[:8] for j in [*work.requests, *make_distinct(1.0, VOCAB, "1").requests]}) == 64
 
 
 # -- playing and arithmetic -------------------------------------------------------------------------
 
 
 def test_shared_is_what_a_perfect_cache_would_not_compute() -> None:
-    assert shared((1, 2, 3, 4), []) == 0
-    assert shared((1, 2, 3, 4), [(1, 9), (1, 2, 3, 9)]) == 3
-    assert shared((1, 2, 3, 4), [(1, 2)]) == 2
-    assert shared((1, 2, 3, 4), [(1, 2, 3, 4, 5)]) == 3
+    assert count_shared((1, 2, 3, 4), []) == 0
+    assert count_shared((1, 2, 3, 4), [(1, 9), (1, 2, 3, 9)]) == 3
+    assert count_shared((1, 2, 3, 4), [(1, 2)]) == 2
+    assert count_shared((1, 2, 3, 4), [(1, 2, 3, 4, 5)]) == 3
 
 
 def test_a_fresh_ask_comes_after_the_cache_was_emptied() -> None:
     side = FakeSide()
-    play(side, make_script("conversation", 0.1, VOCAB, "0"))
-    assert side.forgot == [0, TURNS + 1]
+    run_script(side, make_script("conversation", 0.1, VOCAB, "0"))
+    assert side.cleared == [0, TURNS + 1]
 
 
 def test_a_stop_iteration_of_a_side_is_not_taken_for_the_end() -> None:
     class Broken(FakeSide):
-        def ask(self, ask: Ask) -> Answer:
+        def serve(self, case: PromptCase) -> SideAnswer:
             raise StopIteration
 
     with pytest.raises(StopIteration):
-        play(Broken(), make_script("repeat", 0.1, VOCAB, "0"))
+        run_script(Broken(), make_script("repeat", 0.1, VOCAB, "0"))
 
 
 def test_numbers_by_hand() -> None:
-    def record(role: Any, tokens: int, ttft: float, cached: int, common: int, held: int) -> Record:
-        answer = Answer((1,), ttft, cached, "prefix", held, tower=0)
-        return Record(Ask(role, (0,) * tokens, 1), answer, common)
+    def record(role: Any, tokens: int, ttft: float, cached: int, common: int, held: int) -> ServedCase:
+        answer = SideAnswer((1,), ttft, cached, "prefix", held, tower_calls=0)
+        return ServedCase(PromptCase(role, (0,) * tokens, 1), answer, common)
 
     records = [
         record("first", 10, 9.0, 0, 0, 5),
@@ -157,39 +173,39 @@ def test_numbers_by_hand() -> None:
         record("cold", 25, 12.0, 0, 0, 99),
         record("alone", 30, 7.0, 0, 0, 10),
     ]
-    got = numbers(records)
+    got = compute_numbers(records)
     assert (got["ttft_cold_s"], got["ttft_warm_s"], got["times"]) == (12.0, 3.0, 4.0)
     assert (got["prompt_tokens"], got["reused_tokens"], got["prefilled_tokens"]) == (25, 14, 11)
     assert got["reused_share"] == pytest.approx(28 / 30)
-    assert (got["held_bytes"], got["growth"], got["tower_calls"]) == (12, 1.2, 0)
+    assert (got["cache_bytes"], got["growth"], got["tower_calls"]) == (12, 1.2, 0)
 
 
 def test_sides_take_turns_after_a_round_that_does_not_count() -> None:
     log: list[tuple[str, str]] = []
     sides = {"a": FakeSide(), "b": FakeSide()}
 
-    def scripts(name: str, seed: str) -> Iterator[Ask]:
+    def scripts(name: str, seed: str) -> Iterator[PromptCase]:
         log.append((name, seed))
         return make_script(name, 0.01, VOCAB, seed)
 
     rounds = measure_rounds("repeat", sides, scripts, 2, lambda line: None)  # type: ignore[arg-type]
     assert log == [("repeat", s) for s in ("warm-up", "warm-up", "1", "1", "2", "2")]
     assert {name: len(r) for name, r in rounds.items()} == {"a": 2, "b": 2}
-    assert all(len(side.asked) == 6 for side in sides.values())
-    got = summary(rounds["a"])
+    assert all(len(side.served) == 6 for side in sides.values())
+    got = summarize_rounds(rounds["a"])
     assert got["hits"] == {"lcp": 2} and got["median"]["reused_share"] == 1.0
     assert got["median"]["tower_calls"] is None and got["median"]["growth"] is None
 
 
 def test_a_warm_answer_is_compared_with_one_of_a_side_that_keeps_nothing() -> None:
     records = played("shared-2k", 0.1)
-    assert same_tokens(FakeSide(keep=False), records) == 1.0
+    assert compute_same_share(FakeSide(keep=False), records) == 1.0
 
     class Wrong(FakeSide):
-        def ask(self, ask: Ask) -> Answer:
-            return Answer((0,), 1.0, 0)
+        def serve(self, case: PromptCase) -> SideAnswer:
+            return SideAnswer((0,), 1.0, 0)
 
-    assert same_tokens(Wrong(), records) == 0.0
+    assert compute_same_share(Wrong(), records) == 0.0
 
 
 class Timed:
@@ -219,11 +235,11 @@ def test_what_the_cache_costs_is_the_median_over_neighbours() -> None:
     clock = [0.0]
     engines = {"on": Timed(clock, 1.25), "off": Timed(clock, 1.0)}
     plan = CachePlan("tiny", ("plain",), ("nothing",), Config(), scale=0.1, repeat=2)
-    got = compare(engines, plan, VOCAB, lambda line: None, lambda: clock[0])
+    got = compare_without_reuse(engines, plan, VOCAB, lambda line: None, lambda: clock[0])
     assert got["ratio"] == pytest.approx(0.8)
     assert {name: len(r) for name, r in got["runs"].items()} == {"on": 4, "off": 4}
     assert all(len(set(e.seen)) == len(e.seen) == 5 * 32 for e in engines.values())
-    assert isinstance(distinct(0.1, VOCAB, "0").requests[0], BenchRequest)
+    assert isinstance(make_distinct(0.1, VOCAB, "0").requests[0], BenchRequest)
 
 
 # -- report -----------------------------------------------------------------------------------------
@@ -234,7 +250,8 @@ def fake_report() -> dict[str, Any]:
         return make_script("conversation", 0.05, VOCAB, seed)
 
     sides = {
-        name: summary([play(FakeSide(), script(str(i))) for i in range(2)]) | {"same_tokens": 1.0}
+        name: summarize_rounds([run_script(FakeSide(), script(str(i))) for i in range(2)])
+        | {"same_tokens": 1.0}
         for name in ("mlxrun", "mlx-lm")
     }
     nothing = {"runs": {}, "median": {"on": 990.0, "off": 1000.0}, "ratio": 0.99}
@@ -331,7 +348,7 @@ def test_what_was_computed_is_reused_for_real(family: str, peer: str, tmp_path: 
         assert list(part["sides"]) == (["mlxrun", "mlx-lm"] if peer == "--peer" else ["mlxrun"])
         ours = part["sides"]["mlxrun"]
         assert ours["median"]["reused_share"] >= 0.98, name
-        assert ours["median"]["held_bytes"] > 0 and ours["median"]["times"] > 0
+        assert ours["median"]["cache_bytes"] > 0 and ours["median"]["times"] > 0
         assert "miss" not in ours["hits"]
         assert (ours["median"]["growth"] is not None) == (name == "conversation")
         for side in part["sides"].values():

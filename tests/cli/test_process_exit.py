@@ -1,4 +1,4 @@
-"""How a process ends that has loaded MLX: its own code, all cleaned up, and no abort (B1)."""
+"""How a process ends that has loaded MLX: its own code, all cleaned up, and no abort."""
 
 from __future__ import annotations
 

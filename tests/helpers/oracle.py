@@ -1,6 +1,6 @@
 """ORACLE: what a request must give: greedy, cold, alone, float32, through the library's own one-request loop.
 
-Each call loads the model anew (20 ms), so that none sees what another left behind. Logprobs are whole rows.
+Each call loads the model anew (20 ms), so that none sees what another left behind. Logprobs are full rows.
 `Answer.gap` tells how far apart the two best tokens ever were: below 1e-3 equality of tokens proves little.
 """
 
@@ -37,7 +37,7 @@ class Answer:
         return float((best[:, -1] - best[:, -2]).min())
 
     def check(self, tokens: Sequence[int], logprobs: Any = None, tolerance: float = TOLERANCE) -> None:
-        """Fail unless these are the first tokens of the answer; logprobs: of the chosen, or whole rows.
+        """Fail unless these are the first tokens of the answer; logprobs: of the chosen, or full rows.
 
         Two tokens that are equally likely but for rounding are both right; what follows is then not compared.
         """

@@ -57,9 +57,9 @@ class Bench:
         cache, logits = self.fill(ids, cache, start, chunk)
         return self.decode(cache, logits, len(ids))
 
-    def save(self, view: layer_caches.RowView, length: int, cuts: Sequence[int] = ()) -> CacheHit:
-        """Payloads of a whole row, evaluated; deltas between the cuts."""
-        edges = [0, *(c for c in cuts if c < length), length]
+    def save(self, view: layer_caches.RowView, length: int, ends: Sequence[int] = ()) -> CacheHit:
+        """Evaluated payloads of a row; its deltas end at these positions."""
+        edges = [0, *(c for c in ends if c < length), length]
         deltas: list[tuple[int, int, Any]] = []
         if self.snapshots.has_deltas:
             spans = list(zip(edges, edges[1:], strict=False))
@@ -69,8 +69,8 @@ class Bench:
         mx.eval([a for p in payloads for a in self.snapshots.list_arrays(p)])
         return CacheHit(length, HitKind.PREFIX, tuple(deltas), state)
 
-    def restore(self, hit: CacheHit, room: int = LENGTH) -> list[Any]:
-        return self.snapshots.restore(hit, room, self.adapter.make_cache())
+    def restore(self, hit: CacheHit, capacity: int = LENGTH) -> list[Any]:
+        return self.snapshots.restore(hit, capacity, self.adapter.make_cache())
 
     def through_bytes(self, hit: CacheHit) -> CacheHit:
         def again(payload: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The tiny models and the ORACLE are fit for what other tests conclude from them (fixtures F1-F6)."""
+"""The tiny models and the ORACLE are fit for what other tests conclude from them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.helpers.model_fixtures import Zoo
 
 SLOW = [pytest.mark.slow]
 TEXT = [pytest.param(f, marks=[] if f in text_models.CORE else SLOW) for f in text_models.TEXT]
-VISION = [pytest.param(f, marks=[] if f in vision_models.F6 else SLOW) for f in vision_models.VISION]
+VISION = [pytest.param(f, marks=[] if f in vision_models.CORE else SLOW) for f in vision_models.VISION]
 
 
 @pytest.mark.parametrize("family", TEXT)
@@ -36,7 +36,7 @@ def test_the_first_token_of_a_text_prompt_matters(zoo: Zoo, family: str) -> None
 
 @pytest.mark.parametrize("family", TEXT)
 def test_the_oracle_does_not_depend_on_the_prefill_step(zoo: Zoo, family: str) -> None:
-    """A1: chunks of 5 give what one token at a time gives."""
+    """Chunks of 5 give what one token at a time gives."""
     (prompt,) = text_models.prompts(8, [23])
     answer = zoo.answer(family, prompt, count=8)
     chunked = oracle.text_answer(zoo.text(family), prompt, count=8, step=5)
@@ -57,7 +57,7 @@ def test_vision_model_sees_each_of_its_images(zoo: Zoo, family: str) -> None:
 
 @pytest.mark.parametrize("family", VISION)
 def test_vision_model_answers_text_alone(zoo: Zoo, family: str) -> None:
-    """A41: without images; as rendered text and as the same token ids."""
+    """Without images; as rendered text and as the same token ids."""
     answer = zoo.see(family, vision_models.prompt(family, "no image"))
     same = zoo.see(family, answer.ids)
     assert len(set(answer.tokens)) >= 6
@@ -65,7 +65,7 @@ def test_vision_model_answers_text_alone(zoo: Zoo, family: str) -> None:
 
 
 def test_a_model_is_its_seed(zoo: Zoo, tmp_path: Path) -> None:
-    """Equal bytes from equal seeds, whatever was drawn before; other bytes from another."""
+    """Equal bytes from equal seeds, whatever was sampled before; other bytes from another."""
     for build, folder, family in (
         (text_models.build, zoo.text("gpt_oss"), "gpt_oss"),
         (vision_models.build, zoo.vision("qwen3_vl"), "qwen3_vl"),

@@ -1,4 +1,4 @@
-"""Tiny float32 random-weight text models of real architectures (F1-F5 and more), as folders mlx_lm loads.
+"""Tiny float32 random-weight text models of real architectures, as folders mlx_lm loads.
 
 `build(family, folder)` writes config.json, model.safetensors and a byte-level tokenizer; the weights depend
 on the seed alone. Greedy output varies and is printable ASCII: the output rows of other tokens are zero, so a
@@ -189,10 +189,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
 }
 
-F1, F2, F3, F3B, F4, F5 = "llama", "gemma3_text", "qwen3_next", "qwen3_5", "mamba2", "gpt_oss"
-CORE = (F1, F2, F3, F4, F5)
+CORE = ("llama", "gemma3_text", "qwen3_next", "mamba2", "gpt_oss")
 TEXT = tuple(CONFIGS)
-# What a prefix cache may cut anywhere; the others need snapshots (F2 and F5 only past their window).
+# Prefixes of any length can be reused; the others need snapshots (gemma3_text, gpt_oss: past their window).
 SLICEABLE = ("llama", "qwen3", "mistral", "phi3", "olmo2", "deepseek_v3", "gemma2", "gpt_bigcode")
 # Where seed 0 gives a dull model.
 _SEEDS = {"gemma2": 5, "gpt_bigcode": 2}
@@ -251,7 +250,7 @@ def _is_embedding(name: str) -> bool:
 
 
 def _speakable(ends: bool, rest: float) -> np.ndarray:
-    """1 for tokens that may come out (printable ASCII, newline, <|im_end|> if asked), `rest` for others."""
+    """1 for tokens that may come out (printable ASCII, newline, <|im_end|> if wanted), `rest` for others."""
     keep = np.full(VOCAB, rest, dtype=np.float32)
     keep[[10, *range(32, 127)]] = 1
     if ends:

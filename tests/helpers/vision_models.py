@@ -1,4 +1,4 @@
-"""Tiny float32 random-weight vision-language models (F6), as folders that mlx_vlm and its processors load.
+"""Tiny float32 random-weight vision-language models, as folders that mlx_vlm and its processors load.
 
 `build(family, folder)` is as in models.py. llava is left out: its processor fails under transformers 5.23.
 Images are small (`images(seed, n)`): 4 to 18 tokens each. `prompt(family, *parts)` renders ChatML with one
@@ -137,7 +137,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
 }
 VISION = tuple(CONFIGS)
-F6 = ("qwen3_vl", "gemma3", "idefics3")
+CORE = ("qwen3_vl", "gemma3", "idefics3")
 MROPE = ("qwen3_vl", "qwen2_5_vl", "qwen3_5")
 
 _PROCESSOR: dict[str, dict[str, Any]] = {

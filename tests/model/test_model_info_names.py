@@ -33,7 +33,7 @@ def test_names_do_not_hide_the_models_own(folder: Path) -> None:
     for name in ("foo", "bar", "tiny-9b", str(folder), None):
         check_model_name(name, found)
     for name in ("baz", folder.parent.name, "embedded", ""):
-        with pytest.raises(NotFound, match="is not served here, but foo, bar, tiny-9b$"):
+        with pytest.raises(NotFound, match="is not served here; the names are foo, bar, tiny-9b$"):
             check_model_name(name, found)
 
 

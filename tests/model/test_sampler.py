@@ -1,4 +1,4 @@
-"""Each row is drawn by its own settings, whatever its neighbours' are."""
+"""Each row is sampled by its own settings, whatever its neighbours' are."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def started(params: SamplingParams, prompt: Sequence[int] = (), output: Sequence
     return RowSampling.start(params, prompt, output, VOCAB)
 
 
-def tokens(draw: SampledBatch) -> list[int]:
-    return draw.tokens.tolist()
+def tokens(batch: SampledBatch) -> list[int]:
+    return batch.tokens.tolist()
 
 
 def allowed(x: np.ndarray, p: SamplingParams, prompt: Sequence[int], output: Sequence[int]) -> np.ndarray:
@@ -91,12 +91,12 @@ def test_a_row_draws_the_same_alone_and_in_any_batch() -> None:
 
     def run(order: Sequence[int]) -> list[list[int]]:
         sampler = Sampler([started(PARAMS[i], prompt, [5]) for i in order], VOCAB)
-        drawn: list[list[int]] = [[] for _ in PARAMS]
+        sampled_rows: list[list[int]] = [[] for _ in PARAMS]
         for step, x in enumerate(steps):
             made = tokens(sampler(mx.array(x[list(order)]), [10 + 3 * i + step for i in order]))
             for i, token in zip(order, made, strict=True):
-                drawn[i].append(token)
-        return drawn
+                sampled_rows[i].append(token)
+        return sampled_rows
 
     everyone = list(range(len(PARAMS)))
     together = run(everyone)
@@ -115,20 +115,20 @@ def test_rows_that_join_and_leave_keep_their_memory() -> None:
         return [tokens(sampler(mx.array(x[n][None]), [n]))[0] for n in range(20)]
 
     states = {i: started(PARAMS[i], [2, 4]) for i in (1, 5, 6, 10)}
-    drawn: dict[int, list[int]] = {i: [] for i in states}
+    sampled_rows: dict[int, list[int]] = {i: [] for i in states}
     rng = np.random.default_rng(0)
-    while any(len(d) < 20 for d in drawn.values()):
-        left = [i for i in states if len(drawn[i]) < 20]
+    while any(len(d) < 20 for d in sampled_rows.values()):
+        left = [i for i in states if len(sampled_rows[i]) < 20]
         order = rng.permutation(left)[: int(rng.integers(1, len(left) + 1))].tolist()
         sampler = Sampler([states[i] for i in order], VOCAB)
         for _ in range(int(rng.integers(1, 4))):
-            if any(len(drawn[i]) == 20 for i in order):
+            if any(len(sampled_rows[i]) == 20 for i in order):
                 break
-            where = [len(drawn[i]) for i in order]
+            where = [len(sampled_rows[i]) for i in order]
             made = tokens(sampler(mx.array(np.stack([x[n] for n in where])), where))
             for i, token in zip(order, made, strict=True):
-                drawn[i].append(token)
-    assert drawn == {i: alone(i) for i in states}
+                sampled_rows[i].append(token)
+    assert sampled_rows == {i: alone(i) for i in states}
 
 
 def test_a_row_that_is_computed_again_goes_on_as_it_was() -> None:
@@ -136,9 +136,9 @@ def test_a_row_that_is_computed_again_goes_on_as_it_was() -> None:
     x = logits(7, 16)
     for params in PARAMS:
         sampler = Sampler([started(params, [8, 9])], VOCAB)
-        whole = [tokens(sampler(mx.array(x[n][None]), [2 + n]))[0] for n in range(16)]
-        again = Sampler([started(params, [8, 9], whole[:6])], VOCAB)
-        assert [tokens(again(mx.array(x[n][None]), [2 + n]))[0] for n in range(6, 16)] == whole[6:]
+        full = [tokens(sampler(mx.array(x[n][None]), [2 + n]))[0] for n in range(16)]
+        again = Sampler([started(params, [8, 9], full[:6])], VOCAB)
+        assert [tokens(again(mx.array(x[n][None]), [2 + n]))[0] for n in range(6, 16)] == full[6:]
 
 
 def test_greedy_rows_are_not_touched_by_sampled_neighbours() -> None:
@@ -150,23 +150,23 @@ def test_greedy_rows_are_not_touched_by_sampled_neighbours() -> None:
 
 
 def test_a_filter_beside_it_takes_nothing_from_a_row_without_one() -> None:
-    """Rounding must not cut the tail of top_p 1: cumulated float32 probabilities reach 1 before the end."""
+    """Rounding must not drop the tail of top_p 1: cumulated float32 probabilities reach 1 before the end."""
     x = -np.linspace(0, 40, 4000, dtype=np.float32)[None].repeat(2, axis=0)
     sampler = Sampler(
         [RowSampling(SamplingParams(temperature=1.0)), RowSampling(replace(WARM, top_k=2))], 4000
     )
-    kept = np.array(sampler._filter(mx.array(x)))
-    assert np.array_equal(kept[0], x[0])
-    assert np.isfinite(kept[1]).sum() == 2
+    remaining = np.array(sampler._filter(mx.array(x)))
+    assert np.array_equal(remaining[0], x[0])
+    assert np.isfinite(remaining[1]).sum() == 2
 
 
 # -- the distribution ---------------------------------------------------------------------------------------
 
 
-def draws(
+def count_samples(
     params: SamplingParams, x: np.ndarray, count: int, prompt: Sequence[int], output: Sequence[int]
 ) -> np.ndarray:
-    """How often each token is drawn: the same logits at `count` positions, many rows at once."""
+    """How often each token is sampled: the same logits at `count` positions, many rows at once."""
     width = 500
     total = np.zeros(len(x), dtype=int)
     for start in range(0, count, width):
@@ -183,7 +183,7 @@ def test_draws_follow_the_distribution(index: int) -> None:
     prompt, output = [0, 1, 2, int(x.argmax())], [2, int(np.argsort(x)[-2]), 2, 6]
     wanted = allowed(x, params, prompt, output)
     count = 4000
-    got = draws(params, x, count, prompt, output)
+    got = count_samples(params, x, count, prompt, output)
     assert got.sum() == count
     assert not got[wanted == 0].any()
     # Pearson's chi-square over tokens that are expected often enough, the others taken together.
@@ -198,7 +198,7 @@ def test_draws_follow_the_distribution(index: int) -> None:
 
 @pytest.mark.parametrize("index", range(len(PARAMS)))
 def test_every_step_of_the_filters_is_the_references(index: int) -> None:
-    """What may be drawn at all, and with which probability, to float32's precision."""
+    """What may be sampled at all, and with which probability, to float32's precision."""
     params = PARAMS[index]
     for seed in range(20):
         x = logits(seed, 1)[0]
@@ -229,7 +229,7 @@ def test_noise_differs_by_seed_and_position_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("params", "kept"),
+    ("params", "remaining"),
     [
         ({"top_p": 0.0}, 1),
         ({"min_p": 1.0}, 1),
@@ -238,11 +238,11 @@ def test_noise_differs_by_seed_and_position_alone() -> None:
         ({"top_p": 0.999999, "min_p": 1e-9, "top_k": 3}, 3),
     ],
 )
-def test_at_the_edges_at_least_one_token_stays(params: dict[str, Any], kept: int) -> None:
+def test_at_the_edges_at_least_one_token_stays(params: dict[str, Any], remaining: int) -> None:
     x = logits(1, 1)
     sampler = Sampler([RowSampling(replace(WARM, **params))], VOCAB)
     y = np.array(sampler._filter(mx.array(x)))[0]
-    assert np.isfinite(y).sum() == kept
+    assert np.isfinite(y).sum() == remaining
     assert np.isfinite(y[x.argmax()])
 
 
@@ -257,9 +257,9 @@ def test_logprobs_are_float32_and_of_the_model_itself() -> None:
     x = mx.array(logits(9, len(params))).astype(mx.bfloat16)
     exact = np.array(x.astype(mx.float32)).astype(np.float64)
     wanted = exact - np.log(np.exp(exact).sum(-1, keepdims=True))
-    draw = Sampler([started(p, [1], [2]) for p in params], VOCAB)(x, [4] * len(params))
-    assert draw.logprobs is not None and draw.logprobs.dtype == mx.float32
-    for row, (sampled, p) in enumerate(zip(read_sampled(draw, params), params, strict=True)):
+    batch = Sampler([started(p, [1], [2]) for p in params], VOCAB)(x, [4] * len(params))
+    assert batch.logprobs is not None and batch.logprobs.dtype == mx.float32
+    for row, (sampled, p) in enumerate(zip(read_sampled(batch, params), params, strict=True)):
         if p.logprobs is None:
             assert sampled.logprob is None
             continue
@@ -274,16 +274,16 @@ def test_logprobs_are_float32_and_of_the_model_itself() -> None:
 
 def test_more_logprobs_than_tokens_are_all_tokens() -> None:
     params = SamplingParams(logprobs=VOCAB + 5)
-    draw = Sampler([RowSampling(params)], VOCAB)(mx.array(logits(1, 1)), [0])
-    (sampled,) = read_sampled(draw, [params])
+    batch = Sampler([RowSampling(params)], VOCAB)(mx.array(logits(1, 1)), [0])
+    (sampled,) = read_sampled(batch, [params])
     assert sampled.logprob is not None
     assert sorted(token for token, _ in sampled.logprob.top) == list(range(VOCAB))
 
 
 def test_without_logprobs_none_are_made() -> None:
-    draw = Sampler([started(GREEDY), started(WARM)], VOCAB)(mx.array(logits(1, 2)), [0, 0])
-    assert draw.logprobs is None and draw.top_ids is None
-    assert len(draw.list_arrays()) == 1
+    batch = Sampler([started(GREEDY), started(WARM)], VOCAB)(mx.array(logits(1, 2)), [0, 0])
+    assert batch.logprobs is None and batch.top_ids is None
+    assert len(batch.list_arrays()) == 1
 
 
 # -- in the engine ------------------------------------------------------------------------------------------

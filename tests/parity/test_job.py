@@ -1,4 +1,4 @@
-"""The whole way with a real engine: a job alone, together and in another order gives the same records."""
+"""A job with a real engine: line by line, together and in another order gives the same records."""
 
 from __future__ import annotations
 
@@ -36,25 +36,25 @@ def test_alone_together_and_in_another_order(
 def test_partial_answers_go_on(
     tmp_path: Path, zoo: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], most: int
 ) -> None:
-    """The engine goes on from known tokens, drawn ones too, to the bytes of an uninterrupted run."""
+    """The engine goes on from known tokens, sampled ones too, to the bytes of an uninterrupted run."""
     lines = [
         chat(f"c{i}", "hello " * (1 + i), max_tokens=12, temperature=i % 2, **({"n": 2} if i > 3 else {}))
         for i in range(6)
     ]
     args = ["--set", f"model.path={zoo.text('llama')}", "--set", "batch.order=input"]
     with monkeypatch.context() as patch:
-        for name in ("drop", "remove"):
+        for name in ("remove_line", "delete_file"):
             patch.setattr(PartialAnswers, name, lambda *args: None)
-        assert main(["batch", str(write_job(tmp_path, lines, "whole.jsonl")), *args]) == 0
-    whole = JobPaths(tmp_path / "whole.jsonl")
+        assert main(["batch", str(write_job(tmp_path, lines, "full.jsonl")), *args]) == 0
+    full = JobPaths(tmp_path / "full.jsonl")
     paths = JobPaths(write_job(tmp_path, lines))
     paths.folder.mkdir()
-    with whole.answers.open("rb") as file:
+    with full.answers.open("rb") as file:
         found = [
             (key, i, each) for key, choices in parse_records(file).items() for i, each in choices.items()
         ]
-    cut = [(key, i, PartialAnswer(each.request_digest, each.tokens[:most])) for key, i, each in found]
-    paths.answers.write_bytes(b"".join(each.take_record(key, i) for key, i, each in cut))
+    partial = [(key, i, PartialAnswer(each.request_digest, each.tokens[:most])) for key, i, each in found]
+    paths.answers.write_bytes(b"".join(each.take_record(key, i) for key, i, each in partial))
     assert main(["batch", str(paths.job), *args]) == 0
     assert "6 partial answers of the last run" in capsys.readouterr().err
-    assert paths.out.read_bytes() == whole.out.read_bytes()
+    assert paths.out.read_bytes() == full.out.read_bytes()

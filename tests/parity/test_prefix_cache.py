@@ -60,7 +60,7 @@ def is_sliceable(family: str) -> bool:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_kind_of_hit_gives_the_cold_answer(zoo: Zoo, family: str) -> None:
-    """Exact, prefix, supersequence, lcp; what cannot be cut is used at its boundaries alone."""
+    """Exact, prefix, supersequence, lcp; recurrent models are reused at boundaries only."""
     engine = engine_driver.make_real_engine(zoo.text(family))
     longer = (*BASE, *OTHER[:30])
     parted = (*BASE[:40], *OTHER[40:])
@@ -109,7 +109,7 @@ def test_what_an_aborted_prompt_has_computed_serves_the_next_try(zoo: Zoo, famil
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_preempted_rows_come_back_through_the_cache(zoo: Zoo, family: str) -> None:
-    """Design 3: a preempted request resumes from its chunks, its answer included."""
+    """A preempted request resumes from its chunks, its answer included."""
     engine = engine_driver.make_real_engine(zoo.text(family), checkpoint_every=CHUNK)
     prompts = {f"r{i}": (*BASE[: 30 + 11 * i], *OTHER[i : i + 5]) for i in range(3)}
 
@@ -228,7 +228,7 @@ def test_what_requests_share_is_computed_once(zoo: Zoo, family: str) -> None:
 
 
 def test_choices_of_one_prompt_compute_it_once(zoo: Zoo) -> None:
-    """Design 8: `n > 1` is the same prompt n times."""
+    """`n > 1` is the same prompt n times."""
     engine = engine_driver.make_real_engine(zoo.text("llama"))
     events = engine_driver.run_requests(engine, [ask(f"{i}", BASE) for i in range(5)])
     assert all(e.tokens == events["0"].tokens for e in events.values())
@@ -237,7 +237,7 @@ def test_choices_of_one_prompt_compute_it_once(zoo: Zoo) -> None:
 
 @pytest.mark.parametrize("family", ["llama", "qwen3_next"])
 def test_a_client_that_drops_again_and_again_gets_through(zoo: Zoo, family: str) -> None:
-    """Each try goes on where the last one was cut off, so that the fifth has nothing left to compute."""
+    """Each try goes on where the last one was stopped, so that the fifth has nothing left to compute."""
     engine = engine_driver.make_real_engine(zoo.text(family), prefill_budget=CHUNK, checkpoint_every=CHUNK)
     left = []
     for i in range(4):
@@ -258,7 +258,7 @@ def test_a_hit_that_cannot_be_restored_is_computed(
     engine = engine_driver.make_real_engine(zoo.text(family))
     once(engine, ask("first", BASE))
 
-    def broken(self: Any, hit: Any, room: int, new: list[Any]) -> list[Any]:
+    def broken(self: Any, hit: Any, capacity: int, new: list[Any]) -> list[Any]:
         raise ValueError("made for this test")
 
     with monkeypatch.context() as patch:
@@ -317,7 +317,7 @@ def test_stored_bits_hold_less_and_nearly_the_same(zoo: Zoo, bits: int) -> None:
 
 @pytest.mark.parametrize("family", ["llama", "qwen3_next"])
 def test_reproducible_bytes_do_not_depend_on_the_cache(zoo: Zoo, family: str) -> None:
-    """Design 8: hits on the grid only, where the cuts are the same."""
+    """Hits on the grid only, where the chunks are the same."""
     found = []
     for backend in ("none", "memory"):
         engine = engine_driver.make_real_engine(
@@ -414,11 +414,11 @@ def warm(zoo: Zoo) -> Iterator[Callable[[str], bool]]:
 def test_a_dropped_state_is_noticed(warm: Callable[[str], bool], monkeypatch: pytest.MonkeyPatch) -> None:
     restore = SnapshotCodec.restore
 
-    def without(self: Any, hit: Any, room: int, new: list[Any]) -> list[Any]:
-        cache = restore(self, hit, room, new)
-        for leaf in layer_caches.flatten_caches(cache):
-            if layer_caches.get_kind(leaf) is LayerKind.STATE:
-                leaf.cache = [a if a is None else a * 0 for a in leaf.cache]
+    def without(self: Any, hit: Any, capacity: int, new: list[Any]) -> list[Any]:
+        cache = restore(self, hit, capacity, new)
+        for layer in layer_caches.flatten_caches(cache):
+            if layer_caches.get_kind(layer) is LayerKind.STATE:
+                layer.cache = [a if a is None else a * 0 for a in layer.cache]
         return cache
 
     assert not warm("qwen3_next")
@@ -442,7 +442,9 @@ def test_a_wrong_delta_is_noticed(
 
 def test_an_ignored_image_is_noticed(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cache that looks at tokens alone answers for the first image."""
-    monkeypatch.setattr(tracked_request, "content", lambda tokens, spans, digests: array("q", tokens))
+    monkeypatch.setattr(
+        tracked_request, "build_content_ids", lambda tokens, spans, digests: array("q", tokens)
+    )
     engine = engine_driver.make_real_engine(zoo.vision("qwen3_vl"))
     a, b, _ = IMAGES
     once(engine, see(engine, "qwen3_vl", "a", "a?", [a]))

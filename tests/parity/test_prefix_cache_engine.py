@@ -78,8 +78,7 @@ def test_an_aborted_answer_is_kept(zoo: Zoo, family: str) -> None:
 
 @pytest.mark.parametrize("family", text_models.CORE)
 def test_a_row_that_was_pushed_out_computes_no_prompt_again(zoo: Zoo, family: str) -> None:
-    """Design 3: a batch's row gives way in the middle of its answer, and comes back with its prompt
-    and all of its answer: nothing is computed again."""
+    """A row is preempted in the middle of its answer, and nothing of it is computed again."""
     engine = engine_driver.make_real_engine(zoo.text(family), max_running=1)
     computed: list[int] = []
     schedule = engine.scheduler.schedule
@@ -122,7 +121,7 @@ SAMPLING: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("family", ["llama", "qwen3_next"])
 def test_other_sampling_finds_the_same_prefix(zoo: Zoo, family: str) -> None:
-    """What was computed for a greedy request serves a drawn one, and the other way round."""
+    """What was computed for a greedy request serves a sampled one, and the other way round."""
     engine = engine_driver.make_real_engine(zoo.text(family))
     assert once(engine, engine_driver.make_text_request("greedy", BASE)).hit_kind is HitKind.MISS
     for i, params in enumerate(SAMPLING):
@@ -196,9 +195,9 @@ def test_an_entry_of_two_rows_is_a_miss(zoo: Zoo, family: str) -> None:
     """Planted in the cache. Nothing of it is used, the answer is right, and the next one hits again."""
     engine = engine_driver.make_real_engine(zoo.text(family))
     once(engine, engine_driver.make_text_request("first", BASE))
-    held = engine.prefix_cache._index.entries.values()  # type: ignore[attr-defined]
-    assert held
-    for record in held:
+    entries = engine.prefix_cache._index.entries.values()  # type: ignore[attr-defined]
+    assert entries
+    for record in entries:
         record.payload = planted(record.payload)
     event = once(engine, engine_driver.make_text_request("second", BASE))
     assert (event.hit_kind, event.num_cached_tokens) == (HitKind.MISS, 0)
@@ -268,7 +267,7 @@ def cost_of_a_hit(zoo: Zoo, spoilt: bool) -> tuple[int, int]:
             hit = replace(hit, deltas=tuple(copies))
             mx.eval([stack for *_, delta in copies for stack in delta.stacks])
         cache = restore(self, hit, *given)
-        mx.eval([leaf.state for leaf in cache])
+        mx.eval([layer.state for layer in cache])
         seen.append(mx.get_peak_memory() - before)
         return cache
 
@@ -283,7 +282,7 @@ def cost_of_a_hit(zoo: Zoo, spoilt: bool) -> tuple[int, int]:
 def test_a_hit_costs_one_copy(zoo: Zoo) -> None:
     """Restoring takes the memory of the row that it makes, and not of the entry once more."""
     peak, entry = cost_of_a_hit(zoo, spoilt=False)
-    spare = entry * 256 // 1500  # a buffer has room for the next tokens
+    spare = entry * 256 // 1500  # a buffer has space for the next tokens
     assert peak < 1.1 * entry + spare
     peak, entry = cost_of_a_hit(zoo, spoilt=True)
     assert peak > 1.9 * entry, "the twin: a copy of the entry would be seen"

@@ -145,7 +145,7 @@ def test_without_it_the_width_follows_the_rows(zoo: Zoo) -> None:
 # -- the lazy graph -----------------------------------------------------------------------------------------
 
 
-def held(value: Any, seen: set[int]) -> Iterator[mx.array]:
+def find_arrays(value: Any, seen: set[int]) -> Iterator[mx.array]:
     """Every array that can be reached from our objects, their containers and the libraries' caches."""
     if id(value) in seen:
         return
@@ -154,21 +154,21 @@ def held(value: Any, seen: set[int]) -> Iterator[mx.array]:
         yield value
     elif isinstance(value, dict):
         for item in value.values():
-            yield from held(item, seen)
+            yield from find_arrays(item, seen)
     elif isinstance(value, (list, tuple)):
         for item in value:
-            yield from held(item, seen)
+            yield from find_arrays(item, seen)
     elif type(value).__module__.startswith(("mlxrun.model", "mlx_lm.models.cache", "mlx_vlm.models.cache")):
         names = [*getattr(value, "__dict__", {}), *getattr(type(value), "__slots__", ())]
         for name in names:
             if name not in ("_adapter", "model"):
-                yield from held(getattr(value, name), seen)
+                yield from find_arrays(getattr(value, name), seen)
 
 
 def edges(engine: Engine) -> int:
-    """Edges of the graphs of all that the runner holds: what would be computed if somebody asked."""
+    """Edges of the graphs of all that the runner holds: what would still have to be computed."""
     text = io.StringIO()
-    arrays = list(held(engine_driver.get_runner(engine), set()))
+    arrays = list(find_arrays(engine_driver.get_runner(engine), set()))
     assert len(arrays) > 3
     mx.export_to_dot(text, *arrays)
     return text.getvalue().count("->")
@@ -251,4 +251,4 @@ def test_nothing_is_held_when_all_are_done(zoo: Zoo, family: str) -> None:
     finally:
         gc.enable()
     assert not runner._rows and runner._decoder.batch.ids == []
-    assert sum(a.nbytes for a in held(runner, set())) < 1024
+    assert sum(a.nbytes for a in find_arrays(runner, set())) < 1024

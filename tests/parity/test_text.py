@@ -153,11 +153,11 @@ def test_prompts_share_a_forward_where_that_is_exact(
 
     def watched(cache: Any, index: int, length: int, **options: Any) -> Any:
         keyed = [
-            leaf
-            for leaf in layer_caches.flatten_caches(cache)
-            if layer_caches.get_kind(leaf) is not LayerKind.STATE
+            layer
+            for layer in layer_caches.flatten_caches(cache)
+            if layer_caches.get_kind(layer) is not LayerKind.STATE
         ]
-        split.append((length, max(leaf.offset for leaf in keyed)))
+        split.append((length, max(layer.offset for layer in keyed)))
         return original(cache, index, length, **options)
 
     engine = engine_driver.make_real_engine(zoo.text(family))

@@ -152,7 +152,7 @@ def newest_tokens_of_a_step_ago(monkeypatch: Patch) -> None:
 
 
 def sampling_states_swapped(monkeypatch: Patch) -> None:
-    """Each row is drawn by its neighbour's settings."""
+    """Each row is sampled by its neighbour's settings."""
 
     def swapped(states: Sequence[Any], vocab: int) -> Sampler:
         return Sampler([*states[1:], *states[:1]], vocab)
@@ -164,12 +164,12 @@ def rows_joined_one_token_short(monkeypatch: Patch) -> None:
     """The newest key of the prompt is lost on the way into the batch."""
 
     def make(original: Any) -> Any:
-        def part(leaf: Any) -> Any:
-            keys, values, length = original(leaf)
+        def read(layer: Any) -> Any:
+            keys, values, length = original(layer)
             shifted = mx.concatenate([keys[:, :, :1], keys[:, :, : length - 1]], axis=2)
-            return type(original(leaf))(shifted, values[:, :, :length], length)
+            return type(original(layer))(shifted, values[:, :, :length], length)
 
-        return part
+        return read
 
     wraps(monkeypatch, layer_caches, "read_keys_values", make)
 

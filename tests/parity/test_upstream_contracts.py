@@ -30,8 +30,8 @@ BOTH = pytest.mark.parametrize("library", [LM, VLM])
 def versions(library: str) -> str:
     """What is installed, and what the package asks for."""
     name = library.split(".")[0].replace("_", "-")
-    asked = [Requirement(line) for line in read_requirements()]
-    ranges = sorted({f"{r.name} {r.specifier}" for r in asked if r.name == name})
+    required = [Requirement(line) for line in read_requirements()]
+    ranges = sorted({f"{r.name} {r.specifier}" for r in required if r.name == name})
     return f"{name} {find_version(name)} is installed; mlxrun was tested with {', '.join(ranges)}"
 
 
@@ -147,7 +147,7 @@ def test_arrays_cache(library: str) -> None:
     need(cache.cache[1] is cache[1], library, "ArraysCache items are its slots")
     cache.cache = [mx.zeros((2, 3)), mx.zeros((2, 3))]
     need(cache[0].shape == (2, 3), library, "ArraysCache.cache can be set")
-    need(cache.left_padding is None and cache.lengths is None, library, "no padding unless asked for")
+    need(cache.left_padding is None and cache.lengths is None, library, "no padding by default")
     need(cache.make_mask(1) is None, library, "ArraysCache.make_mask without padding")
 
 
@@ -245,7 +245,7 @@ def test_a_vision_model(zoo: Zoo, family: str) -> None:
 # -- mlx ----------------------------------------------------------------------------------------------------
 
 MLX: dict[str, Callable[[], bool]] = {
-    "vmap over random keys draws each row by its own key": lambda: bool(
+    "vmap over random keys samples each row with its own key": lambda: bool(
         mx.array_equal(
             mx.vmap(lambda key: mx.random.gumbel(shape=(4,), key=key))(mx.array([[0, 1], [2, 3]], mx.uint32))[
                 1
@@ -275,9 +275,9 @@ MLX: dict[str, Callable[[], bool]] = {
 
 def copied_before() -> bool:
     original = mx.zeros(3)
-    kept = original[0:2]
+    view = original[0:2]
     original[0] = 5.0
-    return bool(kept.tolist() == [0, 0] and original.tolist() == [5, 0, 0])
+    return bool(view.tolist() == [0, 0] and original.tolist() == [5, 0, 0])
 
 
 def crossed() -> bool:

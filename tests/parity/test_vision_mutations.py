@@ -59,7 +59,7 @@ def delta_of_another_row(monkeypatch: Patch) -> None:
 
 
 def positions_of_the_first_chunk(monkeypatch: Patch) -> None:
-    """Each chunk's positions are cut from the front."""
+    """Each chunk's positions are sliced from the front."""
 
     def make(original: Any) -> Any:
         def media(self: Any, inputs: Any, start: int, stop: int) -> Any:
@@ -74,7 +74,7 @@ def positions_of_the_first_chunk(monkeypatch: Patch) -> None:
 
 
 def deepstack_of_the_first_tokens(monkeypatch: Patch) -> None:
-    """The mask is cut by chunk, the features are not: mlx-vlm's own chunks do that."""
+    """The mask is sliced by chunk, the features are not: mlx-vlm's own chunks do that."""
 
     def make(original: Any) -> Any:
         def deepstack(self: Any, inputs: Any, visual: Any, start: int, stop: int) -> Any:
@@ -90,22 +90,22 @@ def deepstack_of_the_first_tokens(monkeypatch: Patch) -> None:
 
 
 def deepstack_of_another_row(monkeypatch: Patch) -> None:
-    kept: list[Any] = []
+    seen: list[Any] = []
 
     def change(inputs: PromptInputs) -> PromptInputs:
-        kept.append(inputs.deepstack)
-        return replace(inputs, deepstack=kept[0])
+        seen.append(inputs.deepstack)
+        return replace(inputs, deepstack=seen[0])
 
     looks_at_images(monkeypatch, change)
 
 
 def embeddings_of_another_row(monkeypatch: Patch) -> None:
     """Requests with as many tokens: the first one's image is shown to all."""
-    kept: list[Any] = []
+    seen: list[Any] = []
 
     def change(inputs: PromptInputs) -> PromptInputs:
-        kept.append(inputs.embeds)
-        return replace(inputs, embeds=kept[0])
+        seen.append(inputs.embeds)
+        return replace(inputs, embeds=seen[0])
 
     looks_at_images(monkeypatch, change)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from mlxrun.batch.run_paths import Paths
+from mlxrun.batch.run_paths import JobPaths
 from mlxrun.config.loading import load_config
 from mlxrun.config.settings import Config, ModelSettings, SchedulerSettings
 from mlxrun.engine.factory import build_engine
@@ -35,7 +35,7 @@ def test_a_memory_limit_below_the_weights(zoo: Zoo) -> None:
     config = Config(
         model=ModelSettings(path=str(zoo.text("llama"))), scheduler=SchedulerSettings(memory_limit=10_000)
     )
-    with pytest.raises(ConfigError, match=r"scheduler\.memory_limit: weights .* nothing could ever run"):
+    with pytest.raises(ConfigError, match=r"scheduler\.memory_limit: weights .* no request can ever run"):
         build_engine(config)
 
 
@@ -77,7 +77,7 @@ def _empty(file: Path) -> None:
     ids=["none", "empty", "{}", "[]", "no model", "no text"],
 )
 def test_a_tokenizer_that_is_none(model: Path, harm: Callable[[Path], object], said: str) -> None:
-    """A33: no model that reads nothing and answers nothing; the error names folder and file. The twin: the
+    """No model that reads nothing and answers nothing; the error names folder and file. The twin: the
     folder as it was loads."""
     settings = ModelSettings(path=str(model))
     assert load_model_info(settings).tokenizer.encode("a b", add_special_tokens=False)
@@ -98,7 +98,7 @@ def test_a_folder_without_weights(zoo: Zoo, tmp_path: Path, kind: str) -> None:
 
 def test_an_output_that_is_no_regular_file(tmp_path: Path) -> None:
     with pytest.raises(JobError, match="not a regular file"):
-        Paths.of(tmp_path / "j.jsonl", Path("/dev/null"))
+        JobPaths(tmp_path / "j.jsonl", Path("/dev/null"))
 
 
 @pytest.mark.parametrize(

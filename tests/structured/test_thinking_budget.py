@@ -28,7 +28,7 @@ from mlxrun.structured.thinking_budget import ThinkingBudget, build_thinking_bud
 from mlxrun.text.images import MediaLoader
 from tests.helpers import byte_tokenizer
 from tests.helpers.byte_tokenizer import TOKEN_ID
-from tests.helpers.parser_driver import Item, Thought, merged
+from tests.helpers.parser_driver import Item, Reasoning, merge_deltas
 from tests.helpers.served_model import THINK as QUESTION
 
 EOS, THINK, UNTHINK = (TOKEN_ID[text] for text in ("<|im_end|>", "<think>", "</think>"))
@@ -208,7 +208,7 @@ def test_a_grammar_with_reasoning_that_the_model_may_begin(model: Any) -> None:
 def read(think: str, opened: bool, said: Iterable[int], model: Any) -> list[Item]:
     parser = AnswerParser(None, find_reasoning_family(think), opened=opened)
     text = model.tokenizer.decode([*said], skip_special_tokens=False)
-    return merged([*parser.feed(text), *parser.finish()])
+    return merge_deltas([*parser.feed(text), *parser.finish()])
 
 
 @pytest.mark.parametrize("think", [family.name for family in REASONING_FAMILIES])
@@ -220,7 +220,7 @@ def test_every_format_is_closed_in_its_own_way(model: Any, think: str) -> None:
     assert everything(row)
     closing = forced(say(row, b"."))
     assert closing and everything(row)
-    assert read(think, False, [*ids, *b"hm so.", *closing, *b"Yes."], model) == [Thought("hm so."), "Yes."]
+    assert read(think, False, [*ids, *b"hm so.", *closing, *b"Yes."], model) == [Reasoning("hm so."), "Yes."]
 
 
 @pytest.mark.parametrize("name", ["gemma4", "mistral", "cohere", "harmony"])

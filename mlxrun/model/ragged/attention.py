@@ -1,10 +1,9 @@
 """The attention seam: how a model's own layers attend over ragged rows in one forward.
 
-Models call their module's `scaled_dot_product_attention(queries, keys, values, ...)`. `route_attention`
-routes that call, once for each model module, to RaggedKeys, or to cpu_attention.py for the engine's own
-forwards on a CPU, and to the library's function otherwise. The classes below are what a model sees as its
-cache, keys and mask while it decodes; a model that looks inside them fails in the parity probe and uses
-another decode method.
+Models call their module's `scaled_dot_product_attention(queries, keys, ...)`. `route_attention` routes that
+call to RaggedKeys, to cpu_attention.py for the engine's own forwards on a CPU, or to the library. The classes
+below are what a model sees as its cache, keys and mask while it decodes; models that look inside fail in the
+parity probe.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """A row group: rows of similar length that share one attention call a layer, so that padding stays small.
 
-For every KV or WINDOW layer cache it holds one buffer [rows, H, tokens, D], rows aligned on the right at
-`end`:
+For every KV or WINDOW layer it holds one buffer [rows, H, tokens, D], rows aligned on the right at `end`:
 
       ....aaaaaaaaaa|....       a, b, c: keys of three rows, the newest last
       .........bbbbb|....       . never attended to: masked, as it lies before a row's first key, or spare
@@ -109,9 +108,8 @@ class KVBuffer:
         tokens = round_up(end + 1 + end // 16)  # new memory is slow to get on a GPU: grow in proportion
         capacity = count + max(expected, self._count_spare_rows(count, tokens)) if rows else count
         keys, values = present or rows[0][:2]
-        self.keys, self.values = (
-            mx.zeros((capacity, x.shape[1], tokens, x.shape[3]), x.dtype) for x in (keys, values)
-        )
+        self.keys = mx.zeros((capacity, keys.shape[1], tokens, keys.shape[3]), keys.dtype)
+        self.values = mx.zeros((capacity, values.shape[1], tokens, values.shape[3]), values.dtype)
         if present is not None:
             self.keys[: self.rows, :, end - width : end] = keys
             self.values[: self.rows, :, end - width : end] = values

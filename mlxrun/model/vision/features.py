@@ -1,10 +1,9 @@
 """Embeds prompts with images without encoding the same image twice.
 
-The embeddings of image tokens (and their deepstack features) are cached by a digest of the processed pixels,
-and prompts are assembled from them and from the text's own embeddings. No model is trusted: each prompt that
-it has embedded is also assembled from the parts, and only if both are equal bit by bit are the parts cached.
-Images of another set are reused if the vision tower encodes each independently, which is checked once, with a
-tolerance.
+The features of image tokens are cached by a digest of the processed pixels, and prompts are assembled from
+them and from the embeddings of the text. No model is trusted: features are cached only if the assembled
+prompt equals the model's own bit by bit. Images of another set are reused if the vision tower encodes each
+independently.
 """
 
 from __future__ import annotations

@@ -51,13 +51,11 @@ async def create_response(request: web.Request) -> web.StreamResponse:
     """Answer a body: with one object, or with a stream of events."""
     token = secrets.token_hex(16)
     wanted, prepared = await _prepare(request, token)
-    responses = request.app[RESPONSES]
-    with request.app[LIVE_REQUESTS].open(request, "responses", prepared) as live:
-        run = responses.start(live, wanted, token)
-        try:
-            return await (_stream(request, run) if prepared.stream else _complete(request, run))
-        finally:
-            responses.end(run)
+    with (
+        request.app[LIVE_REQUESTS].open(request, "responses", prepared) as live,
+        request.app[RESPONSES].run(live, wanted, token) as run,
+    ):
+        return await (_stream(request, run) if prepared.stream else _complete(request, run))
 
 
 async def _complete(request: web.Request, run: RunningResponse) -> web.Response:

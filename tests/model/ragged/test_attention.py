@@ -19,8 +19,8 @@ from tests.parity.test_upstream_contracts import need
 HEADS, SIZE = 2, 8
 
 
-def test_stand_ins_refuse_what_they_cannot_answer() -> None:
-    """A question that only a plain array can answer is an error, never a wrong answer."""
+def test_ragged_objects_refuse_what_only_arrays_support() -> None:
+    """A use that only a plain array supports is an error, never a wrong result."""
     cache = RaggedCache(0, None)
     with pytest.raises(NotRaggedError):
         cache.make_mask(2)
@@ -38,12 +38,12 @@ def test_stand_ins_refuse_what_they_cannot_answer() -> None:
     assert isinstance(cache.make_mask(1, window_size=4), RaggedMask)
 
 
-@pytest.mark.parametrize("stand_in", [RaggedCache, GroupCache])
-def test_offsets_are_an_array_and_an_int(stand_in: type) -> None:
+@pytest.mark.parametrize("cache_class", [RaggedCache, GroupCache])
+def test_offsets_are_an_array_and_an_int(cache_class: type) -> None:
     """Models that need a Python int find `_offset`, so that no step waits for the device."""
     group = RowGroup(9, [None])
     group.ids, group.lengths = ["a", "b"], [3, 5]
-    cache = stand_in(0, None)
+    cache = cache_class(0, None)
     cache.begin_step([group], mx.array([2, 4], dtype=mx.int32), 4)
     assert cache.offset.dtype == mx.int32
     assert type(cache._offset) is int and cache._offset == 4
@@ -56,7 +56,7 @@ NO_SEAM = ("mamba2", "gemma2")  # no attention; softcapped scores of its own
     "family",
     [pytest.param(f, marks=[] if f in text_models.CORE else [pytest.mark.slow]) for f in text_models.TEXT],
 )
-def test_models_attend_through_the_seam(zoo: Zoo, family: str) -> None:
+def test_models_attend_through_the_routed_function(zoo: Zoo, family: str) -> None:
     """Each family's module binds the name, unless it has no attention; installing twice is once."""
     adapter = engine_driver.get_runner(engine_driver.make_real_engine(zoo.text(family), probe=False))._adapter
     bound = attention.route_attention(adapter.model)
@@ -72,7 +72,7 @@ def test_models_attend_through_the_seam(zoo: Zoo, family: str) -> None:
         assert not hasattr(inner, "routes_ragged_keys")
 
 
-def test_a_seam_that_is_no_function_is_refused(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_that_is_no_function_is_refused(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
     adapter = engine_driver.get_runner(
         engine_driver.make_real_engine(zoo.text("llama"), probe=False)
     )._adapter
@@ -82,7 +82,7 @@ def test_a_seam_that_is_no_function_is_refused(zoo: Zoo, monkeypatch: pytest.Mon
         attention.route_attention(adapter.model)
 
 
-def test_a_prompt_can_be_launched_in_pieces(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prompt_can_be_launched_in_parts(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where launches take time, a few layers are launched while the next are built: the same logits."""
     from mlx_lm import load
 
@@ -90,7 +90,7 @@ def test_a_prompt_can_be_launched_in_pieces(zoo: Zoo, monkeypatch: pytest.Monkey
     attention.route_attention(model)
     ids = mx.array([[1, 2, 3, 4, 5]])
     with attention.use_engine_attention():
-        whole = model(ids)
+        at_once = model(ids)
     launched: list[int] = []
     original = mx.async_eval
 
@@ -103,8 +103,8 @@ def test_a_prompt_can_be_launched_in_pieces(zoo: Zoo, monkeypatch: pytest.Monkey
         model(ids)
     own = len(launched)  # on a CPU attention launches what it computes
     with attention.use_engine_attention(1):
-        pieces = model(ids)
+        launched_in_parts = model(ids)
     assert len(launched) - 2 * own == len(model.layers) > 1
-    assert mx.array_equal(whole, pieces).item()
+    assert mx.array_equal(at_once, launched_in_parts).item()
     model(ids)
     assert len(launched) - 2 * own == len(model.layers)

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(mx.default_device() != mx.cpu, reason="for CPUs"
 SCALE = 0.3
 
 
-def drawn(seed: int, batch: int, groups: int, repeats: int, length: int, width: int) -> list[mx.array]:
+def make_arrays(seed: int, batch: int, groups: int, repeats: int, length: int, width: int) -> list[mx.array]:
     """Queries, keys and values; keys and values are parts of larger buffers, as caches give them."""
     rng = np.random.default_rng(seed)
     q = rng.normal(size=(batch, groups * repeats, length, 8)) * 3
@@ -74,7 +74,7 @@ def test_it_is_the_library_s_attention(
     block: int,
 ) -> None:
     width = length + before
-    arrays = drawn(seed, batch, groups, repeats, length, width)
+    arrays = make_arrays(seed, batch, groups, repeats, length, width)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cpu_attention, "BLOCK_SCORES", block)
         patch.setattr(cpu_attention, "MIN_QUERIES", 2)
@@ -87,7 +87,7 @@ def test_it_is_the_library_s_attention(
 @pytest.mark.parametrize("length", [1, 7])
 def test_half_precision(dtype: mx.Dtype, length: int) -> None:
     """The library rounds the scores too: ours are at most as far from the truth."""
-    arrays = [x.astype(dtype) for x in drawn(1, 2, 2, 2, length, 20)]
+    arrays = [x.astype(dtype) for x in make_arrays(1, 2, 2, 2, length, 20)]
     truth = [x.astype(mx.float32) for x in arrays]
     exact = mx.fast.scaled_dot_product_attention(*truth, scale=SCALE, mask="causal")
     got = cpu_attention.compute_attention(*arrays, SCALE, "causal")
@@ -100,7 +100,7 @@ def test_half_precision(dtype: mx.Dtype, length: int) -> None:
 def test_a_query_that_sees_nothing_is_no_nan() -> None:
     mask = mx.array(np.arange(5)[None] < np.array([[0], [3]]))
     for length in (1, 2):
-        q, k, v = drawn(2, 1, 1, 1, length, 5)
+        q, k, v = make_arrays(2, 1, 1, 1, length, 5)
         assert not mx.isnan(cpu_attention.compute_attention(q, k, v, SCALE, mask[:length])).any().item()
 
 
@@ -120,7 +120,7 @@ def unshared(q: mx.array, k: mx.array, v: mx.array, scale: float, mask: Any) -> 
 @pytest.mark.parametrize("wrong", [shifted, unshared])
 def test_what_is_wrong_is_seen(wrong: Callable[..., mx.array]) -> None:
     """The twins."""
-    assert difference(drawn(4, 1, 2, 3, 7, 20), "causal", wrong) > 1e-2
+    assert difference(make_arrays(4, 1, 2, 3, 7, 20), "causal", wrong) > 1e-2
 
 
 def test_only_the_engine_s_forwards_attend_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +136,7 @@ def test_only_the_engine_s_forwards_attend_so(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(cpu_attention, "compute_attention", counted)
     routed = attention._make_routed(library)
-    q, k, v = drawn(5, 1, 2, 2, 4, 9)
+    q, k, v = make_arrays(5, 1, 2, 2, 4, 9)
     theirs = routed(q, k, v, cache=None, scale=SCALE, mask="causal")
     assert not calls
     with attention.use_engine_attention():

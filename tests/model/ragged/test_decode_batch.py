@@ -1,6 +1,6 @@
-"""The decode batch against a reference that keeps each row's whole history.
+"""The decode batch against a reference that keeps each row's full history.
 
-No model: `Toy` attends over KV, windowed and packed leaves and updates recurrent state, as a model would,
+No model: `Toy` attends over KV, windowed and packed layers and updates recurrent state, as a model would,
 with arrays that depend on the row's name and position alone.
 """
 
@@ -24,7 +24,7 @@ from mlxrun.model.ragged.row_by_row import RowByRowBatch
 from tests.helpers import engine_driver
 
 HEADS, SIZE, WINDOW, NARROW = 2, 8, 6, 3
-KEYED = (0, 1, 4)  # positions of KV and WINDOW leaves among the flattened ones; 2 and 3 are states
+KEYED = (0, 1, 4)  # positions of KV and WINDOW layers among the flattened ones; 2 and 3 are states
 
 
 def template() -> list[Any]:
@@ -40,28 +40,28 @@ def count_bytes(batch: Any) -> int:
 
 
 @cache
-def drawn(row: str, position: int, leaf: int, what: int) -> np.ndarray:
-    """[H, D]: what this row's token at this position has in this leaf. 0: query, 1: key, 2: value."""
-    rng = np.random.default_rng([zlib.crc32(row.encode()), position, leaf, what])
+def make_vector(row: str, position: int, layer: int, what: int) -> np.ndarray:
+    """[H, D]: what this row's token at this position has in this layer. 0: query, 1: key, 2: value."""
+    rng = np.random.default_rng([zlib.crc32(row.encode()), position, layer, what])
     return rng.standard_normal((HEADS, SIZE)).astype(np.float32)
 
 
-def attended(row: str, length: int, leaf: int, window: int | None) -> np.ndarray:
+def attended(row: str, length: int, layer: int, window: int | None) -> np.ndarray:
     """[H, D]: attention of the newest of `length` tokens over the newest `window` of them."""
     first = 0 if window is None else max(0, length - window)
-    keys = np.stack([drawn(row, n, leaf, 1) for n in range(first, length)], 1)
-    values = np.stack([drawn(row, n, leaf, 2) for n in range(first, length)], 1)
-    scores = np.einsum("hd,hnd->hn", drawn(row, length - 1, leaf, 0), keys)
+    keys = np.stack([make_vector(row, n, layer, 1) for n in range(first, length)], 1)
+    values = np.stack([make_vector(row, n, layer, 2) for n in range(first, length)], 1)
+    scores = np.einsum("hd,hnd->hn", make_vector(row, length - 1, layer, 0), keys)
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     return np.einsum("hn,hnd->hd", weights / weights.sum(-1, keepdims=True), values)
 
 
 @cache
-def state_after(row: str, length: int, leaf: int) -> np.ndarray:
+def state_after(row: str, length: int, layer: int) -> np.ndarray:
     """[D]: a state that remembers all of the row's tokens and their order."""
     if length == 0:
         return np.zeros(SIZE, np.float32)
-    return np.tanh(0.7 * state_after(row, length - 1, leaf) + drawn(row, length - 1, leaf, 1)[0])
+    return np.tanh(0.7 * state_after(row, length - 1, layer) + make_vector(row, length - 1, layer, 1)[0])
 
 
 @cache
@@ -73,24 +73,24 @@ def expected(row: str, length: int) -> np.ndarray:
         attended(row, length, 1, WINDOW),
         attended(row, length, 4, None),
     ]
-    states = [state_after(row, length, leaf) for leaf in (2, 3)]
+    states = [state_after(row, length, layer) for layer in (2, 3)]
     return np.concatenate([p.reshape(-1) for p in (*parts, *states)])
 
 
 def prefilled(row: str, length: int, dtype: mx.Dtype = mx.float32) -> JoiningRow:
-    """A row in single-row caches, filled in uneven pieces, as chunked prefill leaves them."""
+    """A row in single-row caches, filled in uneven chunks, as chunked prefill leaves them."""
     cache = template()
     flat = layer_caches.flatten_caches(cache)
     for start in range(0, length, 5):
         span = range(start, min(start + 5, length))
-        for leaf in KEYED:
+        for layer in KEYED:
             keys, values = (
-                mx.array(np.stack([drawn(row, n, leaf, what) for n in span], 1))[None].astype(dtype)
+                mx.array(np.stack([make_vector(row, n, layer, what) for n in span], 1))[None].astype(dtype)
                 for what in (1, 2)
             )
-            flat[leaf].update_and_fetch(keys, values)
-    for leaf in (2, 3):
-        flat[leaf].cache[0] = mx.array(state_after(row, length, leaf))[None]
+            flat[layer].update_and_fetch(keys, values)
+    for layer in (2, 3):
+        flat[layer].cache[0] = mx.array(state_after(row, length, layer))[None]
     return JoiningRow(row, length, cache)
 
 
@@ -121,26 +121,28 @@ class Toy:
     def _forward(self, names: Sequence[str], places: Sequence[int], caches: list[Any]) -> mx.array:
         flat = layer_caches.flatten_caches(caches)
         outputs = []
-        for leaf in KEYED:
-            offset = flat[leaf].offset
+        for layer in KEYED:
+            offset = flat[layer].offset
             if isinstance(offset, mx.array):
                 assert offset.tolist() == list(places)
             query, keys, values = (
-                mx.array(np.stack([drawn(r, n, leaf, what) for r, n in zip(names, places, strict=True)]))[
-                    :, :, None
-                ]
+                mx.array(
+                    np.stack([make_vector(r, n, layer, what) for r, n in zip(names, places, strict=True)])
+                )[:, :, None]
                 for what in range(3)
             )
-            mask = flat[leaf].make_mask(1, return_array=False, window_size=WINDOW if leaf == 1 else None)
-            narrow = flat[leaf].make_mask(1, return_array=False, window_size=NARROW)
-            keys, values = flat[leaf].update_and_fetch(keys, values)
+            mask = flat[layer].make_mask(1, return_array=False, window_size=WINDOW if layer == 1 else None)
+            narrow = flat[layer].make_mask(1, return_array=False, window_size=NARROW)
+            keys, values = flat[layer].update_and_fetch(keys, values)
             outputs.append(attend(query, keys, values, mask))
-            if leaf == 0:
+            if layer == 0:
                 outputs.append(attend(query, keys, values, narrow))
-        for leaf in (2, 3):
-            new = mx.array(np.stack([drawn(r, n, leaf, 1)[0] for r, n in zip(names, places, strict=True)]))
-            flat[leaf][0] = mx.tanh(0.7 * flat[leaf][0] + new)
-            outputs.append(flat[leaf][0])
+        for layer in (2, 3):
+            new = mx.array(
+                np.stack([make_vector(r, n, layer, 1)[0] for r, n in zip(names, places, strict=True)])
+            )
+            flat[layer][0] = mx.tanh(0.7 * flat[layer][0] + new)
+            outputs.append(flat[layer][0])
         return mx.concatenate([x.reshape(len(names), -1) for x in outputs], axis=-1)[:, None]
 
 
@@ -270,7 +272,7 @@ def test_memory_stays_bounded_while_rows_come_and_go() -> None:
         assert count_bytes(batch) <= 2 * (1.25 * rows + spare) * TOKEN
     batch.update(set(batch.ids[:1]), [])
     only = batch.lengths[0]
-    assert count_bytes(batch) <= 2 * (only + 257) * TOKEN  # the others' room has been given back
+    assert count_bytes(batch) <= 2 * (only + 257) * TOKEN  # the others' memory has been given back
 
 
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16, mx.float32])

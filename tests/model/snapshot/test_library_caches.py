@@ -56,7 +56,9 @@ def test_other_classes_are_kept_whole(zoo: Zoo, make: Callable[[], Any]) -> None
     for place in PLACES:
         cache, _ = bench.fill(ids[:place])
         hit = bench.save(layer_caches.view_row(cache), place)
-        wanted = bench.answer(ids, cache, place)  # with the same cuts: kept first tokens depend on them
+        wanted = bench.answer(
+            ids, cache, place
+        )  # in the same chunks: the first tokens that are kept depend on them
         bench.answer(ids, bench.restore(hit), place, 1)
         assert same(bench.answer(ids, bench.restore(bench.through_bytes(hit)), place), wanted), place
 

@@ -208,6 +208,6 @@ def test_a_restored_row_has_room(benches: Callable[..., Bench]) -> None:
     (ids,) = text_models.prompts(3, [30])
     cache, _ = bench.fill(ids)
     again = bench.restore(bench.save(layer_caches.view_row(cache), 30, (16,)), 700)
-    assert {leaf.keys.shape[2] for leaf in again} == {768}
+    assert {layer.keys.shape[2] for layer in again} == {768}
     bench.fill(ids * 20, again, 30, 200)
-    assert {leaf.keys.shape[2] for leaf in again} == {768}
+    assert {layer.keys.shape[2] for layer in again} == {768}

@@ -102,7 +102,7 @@ def test_a_payload_pins_nothing(
     """When the row is gone, what is left in memory is the payload, and then nothing."""
     bench = benches(family)
     (ids,) = text_models.prompts(3, [300])
-    limit = mx.set_cache_limit(0)  # a buffer that is used again may be larger than what is asked for
+    limit = mx.set_cache_limit(0)  # a buffer that is used again may be larger than requested
     request.addfinalizer(lambda: mx.set_cache_limit(limit))
     bench.fill(ids, chunk=100)
     gc.collect()
@@ -145,8 +145,8 @@ def test_quantised_storage(benches: Callable[..., Bench], family: str, bits: int
     (ids,) = text_models.prompts(3, [LENGTH])
     cache, _ = bench.fill(ids[:32])
     hit, plain = (b.save(layer_caches.view_row(cache), 32, (16,)) for b in (bench, exact))
-    delta, whole = hit.deltas[0][2], plain.deltas[0][2]
-    assert bench.snapshots.nbytes(delta) < exact.snapshots.nbytes(whole) * (0.32 if bits == 8 else 0.2)
+    delta, unquantised = hit.deltas[0][2], plain.deltas[0][2]
+    assert bench.snapshots.nbytes(delta) < exact.snapshots.nbytes(unquantised) * (0.32 if bits == 8 else 0.2)
     restored = bench.through_bytes(hit)
     for one, other in zip(
         layer_caches.list_all_arrays(bench.restore(restored)),
@@ -156,16 +156,18 @@ def test_quantised_storage(benches: Callable[..., Bench], family: str, bits: int
         off = mx.abs(one - other).max() / mx.abs(other).max()
         assert off.item() < (0.01 if bits == 8 else 0.12)
     assert not exact.snapshots.is_usable(delta, 16)
-    assert not bench.snapshots.is_usable(whole, 16)
+    assert not bench.snapshots.is_usable(unquantised, 16)
     with pytest.raises(ValueError):
         exact.snapshots.decode(bench.snapshots.encode(delta))
 
 
 def test_the_fingerprint_tells_models_apart(benches: Callable[..., Bench]) -> None:
-    told = [tuple(benches(f).snapshots.describe()) for f in ("llama", "gemma3_text", "qwen3_next", "mamba2")]
-    told.append(tuple(benches("llama", 8).snapshots.describe()))
-    assert len(set(told)) == 5
-    assert told[0] == tuple(benches("qwen3").snapshots.describe())  # weights are the caller's business
+    described = [
+        tuple(benches(f).snapshots.describe()) for f in ("llama", "gemma3_text", "qwen3_next", "mamba2")
+    ]
+    described.append(tuple(benches("llama", 8).snapshots.describe()))
+    assert len(set(described)) == 5
+    assert described[0] == tuple(benches("qwen3").snapshots.describe())  # weights are the caller's business
 
 
 def test_no_bits_for_small_heads(zoo: Zoo) -> None:

@@ -78,9 +78,7 @@ def equal(one: mx.array | None, other: mx.array | None) -> bool:
 
 
 @pytest.mark.parametrize("family", vision_models.VISION)
-def test_the_same_image_is_not_looked_at_again(
-    zoo: Zoo, family: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_same_image_is_encoded_once(zoo: Zoo, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     eyes = Eyes(zoo.vision(family), monkeypatch)
     assert eyes.check("what is ", A, "?") == 1
     assert eyes.check("another, longer question about ", A, ", please?") == 0
@@ -117,7 +115,7 @@ def test_a_growing_conversation(zoo: Zoo, family: str, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "gemma3"])
-def test_whole_sets_only(zoo: Zoo, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exact_sets_only(zoo: Zoo, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     eyes = Eyes(zoo.vision(family), monkeypatch, exact_sets_only=True)
     for _ in range(2):
         eyes.check("a", A)
@@ -130,7 +128,7 @@ def test_whole_sets_only(zoo: Zoo, family: str, monkeypatch: pytest.MonkeyPatch)
 def test_a_tower_that_mixes_images_is_found_out(
     zoo: Zoo, family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its features depend on the other images: then only whole sets are reused."""
+    """Its features depend on the other images: then only exact sets are reused."""
     eyes = Eyes(zoo.vision(family), monkeypatch)
     tower = type(getattr(eyes.model, "vision_tower", None) or eyes.model.vision_model)
     plain = tower.__call__
@@ -186,7 +184,7 @@ def test_images_that_lie_in_the_cache_are_not_needed(
     assert eyes.adapter.prepare_inputs(made.ids, made.media, stop - 1).embeds is not None and eyes.looks == 1
 
 
-def test_none_are_kept_by_default(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_cached_by_default(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
     eyes = Eyes(zoo.vision("qwen3_vl"), monkeypatch, image_bytes=0)
     assert eyes.check("a", A) == eyes.check("b", A) == 1
 
