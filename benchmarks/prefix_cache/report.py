@@ -22,9 +22,9 @@ COLUMNS = (
     "of shared",
     "prefilled",
     "hits",
-    "cache size",
-    "of last turn",
-    "same answers",
+    "cache",
+    "growth",
+    "same",
 )
 LEFT = 3  # columns of words
 
@@ -104,10 +104,10 @@ def build_notes(report: Mapping[str, Any]) -> list[str]:
     if scenarios - {NO_REUSE}:
         lines.append(
             "of shared: share of the tokens that an earlier request had too; "
-            "same answers: warm answers with the tokens of a side without a cache"
+            "same: warm answers with the tokens of a side without a cache"
         )
     if "conversation" in scenarios:
-        lines.append(f"of last turn: cache size after {TURNS} turns over that of the last turn alone")
+        lines.append(f"growth: cache size after {TURNS} turns over that of the last turn alone")
     lines += [
         f"{family} {name}: {scenario['sides'][side]['median']['tower_calls']:g} vision tower calls when warm"
         for family, part in report["families"].items()

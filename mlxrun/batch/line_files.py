@@ -25,7 +25,7 @@ class Appender:
         self._handle: int | None = None
 
     def append(self, data: bytes) -> None:
-        """Write `data` at the end, as a whole or not at all."""
+        """Append `data`, completely or not at all."""
         with wrap_write_errors(self.path):
             if self._handle is None:
                 self._handle = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -64,16 +64,16 @@ def filter_lines(path: Path, temp: Path, rewrite: Callable[[bytes], bytes | None
     good = 0  # bytes of the old file that stay as they are
     with path.open("rb") as old, ExitStack() as files:
         for data in old:
-            kept = rewrite(data)
-            if new is None and kept != data:
-                if kept is None and not data.endswith(b"\n"):
+            new_line = rewrite(data)
+            if new is None and new_line != data:
+                if new_line is None and not data.endswith(b"\n"):
                     return os.truncate(path, good)
                 shutil.copyfile(path, temp)
                 new = files.enter_context(temp.open("r+b"))
                 new.truncate(good)
                 new.seek(good)
             if new is not None:
-                new.write(kept or b"")
+                new.write(new_line or b"")
             good += len(data)
         if new is not None:
             replace_file(new, temp, path)

@@ -1,6 +1,6 @@
 """Appends the records of finished lines to the outputs, and then to the journal.
 
-`add` writes a record at once, as a whole or not at all. `commit` makes all records so far durable and only
+`add` writes a record at once, completely or not at all. `commit` makes all records so far durable and only
 then adds them to the journal: after any kill the journal names no line that the outputs do not contain.
 `add` and `close` belong to the event loop; `commit` may run in a thread.
 """

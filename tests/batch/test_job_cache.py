@@ -1,4 +1,4 @@
-"""A job's own cache folder, what the manifest and the status say of the cache, and what the user is told."""
+"""A job's prefix cache: its folder, the counters in manifest and status, and the messages to the user."""
 
 from __future__ import annotations
 
@@ -144,10 +144,10 @@ def test_reused_tokens_are_told_apart() -> None:
     """What a prompt computes again after a preemption counts once, and nothing is ever taken back."""
     prompt = _PromptProgress()
     events = [(0, 0), (48, 32), (64, 32), (16, 32), (100, 32), (40, 90), (100, 90)]
-    news = [
+    progress = [
         prompt.take_progress(TokenEvent("r", num_computed_tokens=c, num_cached_tokens=k)) for c, k in events
     ]
-    assert news == [(0, 0), (16, 32), (16, 0), (0, 0), (36, 0), (0, 0), (0, 0)]
+    assert progress == [(0, 0), (16, 32), (16, 0), (0, 0), (36, 0), (0, 0), (0, 0)]
 
 
 async def test_reused_tokens_reach_manifest_and_meter(

@@ -1,4 +1,4 @@
-"""Jobs beside live requests: the same session on somebody else's engine, cut short by cancelling."""
+"""Jobs beside live requests: the same run on a shared engine, interrupted by cancelling."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def service(client: FakeClient, config: Config | None = None) -> JobService:
 async def test_run_tells_and_counts(tmp_path: Path) -> None:
     """Progress comes as counts; the end is what the files hold, and the engine runs on."""
     job = write_job(tmp_path, [*chats(5), "bad"])
-    client, told = FakeClient(FakeModelInfo()), list[JobCounts]()
+    client, progress = FakeClient(FakeModelInfo()), list[JobCounts]()
     jobs = service(client)
-    assert await jobs.run(job, told.append) == JobCounts(6, 5, 1) == told[-1]
+    assert await jobs.run(job, progress.append) == JobCounts(6, 5, 1) == progress[-1]
     files = jobs.get_paths(job)
     assert len(by_id(files.out)) == 5
     assert files.errors.exists() and files.manifest.exists()
     assert not client.closed
-    assert await jobs.run(job, told.append) == JobCounts(6, 5, 1)
+    assert await jobs.run(job, progress.append) == JobCounts(6, 5, 1)
     assert sum(client.tries.values()) == 5
 
 
@@ -58,11 +58,11 @@ async def test_cancelling_keeps_what_is_done(tmp_path: Path) -> None:
     client = FakeClient(FakeModelInfo(), 0.01)
     jobs, enough = service(client), asyncio.Event()
 
-    def told(counts: JobCounts) -> None:
+    def progress(counts: JobCounts) -> None:
         if counts.done >= 3:
             enough.set()
 
-    task = asyncio.create_task(jobs.run(job, told))
+    task = asyncio.create_task(jobs.run(job, progress))
     await asyncio.wait_for(enough.wait(), 10)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -72,7 +72,7 @@ async def test_cancelling_keeps_what_is_done(tmp_path: Path) -> None:
     assert 3 <= done < 200
     assert await jobs.repair(job) == JobCounts(200, done, 0)
     after = FakeClient(FakeModelInfo())
-    assert await service(after).run(job, told) == JobCounts(200, 200, 0)
+    assert await service(after).run(job, progress) == JobCounts(200, 200, 0)
     assert sum(after.tries.values()) == 200 - done
     assert after.answered, "partial answers are continued"
     (tmp_path / "whole").mkdir()

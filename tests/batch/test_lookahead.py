@@ -47,16 +47,16 @@ def test_alike_together_else_first_come() -> None:
 
 def test_the_look_ahead_is_bounded() -> None:
     """A million lines are not read to start the first."""
-    asked: list[int] = []
+    called: list[int] = []
 
     def like(position: int) -> int:
-        asked.append(position)
+        called.append(position)
         return 0
 
     ahead = Lookahead(iter(range(10**9)), like)
     for _ in range(50):
         ahead.next()
-    assert len(asked) < WINDOW + 50
+    assert len(called) < WINDOW + 50
 
 
 def line(body: Any, url: str = "/v1/chat/completions") -> int:
@@ -108,6 +108,6 @@ async def test_a_job_starts_alike_lines_together(tmp_path: Path) -> None:
 
     bench = Bench(write_job(tmp_path, lines()), make_config(order="input", concurrency=1))
     await bench.run()
-    asked = [int(text.split(" ")[1]) % 5 for text in bench.client.tries]
-    assert [kind for kind, _ in groupby(asked)] == [0, 1, 2, 3, 4]
+    called = [int(text.split(" ")[1]) % 5 for text in bench.client.tries]
+    assert [kind for kind, _ in groupby(called)] == [0, 1, 2, 3, 4]
     assert bench.paths.out.read_bytes().index(b"say 1") < bench.paths.out.read_bytes().index(b"say 5")

@@ -22,7 +22,7 @@ from tests.helpers.batch_fakes import Bench, chat, chats, make_config, write_job
 
 LINES = [
     chat("plain", "hello world"),
-    chat("drawn", "say it", temperature=1.0, seed=11),
+    chat("sampled", "say it", temperature=1.0, seed=11),
     chat("n", "some of them", n=3),
     chat("cut", "a long one that is cut", max_tokens=7),
     chat("stop", "left STOP right", stop=["STOP"]),
@@ -49,7 +49,7 @@ def whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[bytes, Found
 
 
 def cut(found: Found, most: int) -> Iterator[bytes]:
-    """Records of at most `most` tokens of each choice, in two pieces where there are two."""
+    """Records of at most `most` tokens of each choice, in two records where there are two."""
     for key, choices in found.items():
         for choice, answer in choices.items():
             part = PartialAnswer(answer.request_digest)
@@ -322,7 +322,7 @@ def test_records_hold_every_digit() -> None:
 
 
 def test_when_an_answer_is_complete() -> None:
-    """By the length that was asked for, by the context's end, or as recorded; an abort is no end."""
+    """By the requested length, by the context's end, or as recorded; an abort is no end."""
     request = Request("r", tuple(range(10)), SamplingParams(max_tokens=5))
     tokens = [1, 2, 3, 4]
     assert PartialAnswer("", tokens).find_finish(request, 100) is None

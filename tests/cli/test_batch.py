@@ -58,7 +58,7 @@ def test_a_job(tmp_path: Path, fake_engine: list[Config], capsys: pytest.Capture
 def test_the_engine_of_a_job(
     tmp_path: Path, fake_engine: list[Config], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It keeps prefixes beside the answers while it runs, unless it is to keep none; the user is told what
+    """It keeps prefixes beside the answers while it runs, unless it is to keep none; a message says what
     that saved, and the config that the manifest shows is the user's own."""
     job = write_job(tmp_path, chats(2))
     assert main(["batch", str(job)]) == 0

@@ -76,7 +76,7 @@ class FakeClient:
         self.counts["miss"] += 1
         word = get_first_word(text)
         if word in TROUBLE and (word != "BUSY" or self.tries[text] <= int(text.split(" ")[1])):
-            raise TROUBLE[word](f"the engine was told {text!r}")
+            raise TROUBLE[word](f"the engine got {text!r}")
         self.busy += 1
         self.most = max(self.most, self.busy)
         over = False
@@ -92,9 +92,9 @@ class FakeClient:
         rng = random.Random(request.params.seed)
         answer = text + "".join(rng.choices("xyz", k=2))
         ids = byte_tokenizer()(answer, add_special_tokens=False)["input_ids"][: request.params.max_tokens]
-        known, half = len(request.prior_output), len(request.prompt) // 2
+        known, middle = len(request.prior_output), len(request.prompt) // 2
         assert tuple(ids[:known]) == request.prior_output, "these tokens are not of this answer"
-        yield TokenEvent(request.id, num_computed_tokens=half, hit_kind=HitKind.MISS)
+        yield TokenEvent(request.id, num_computed_tokens=middle, hit_kind=HitKind.MISS)
         for at, token in list(enumerate(ids))[known:]:
             await asyncio.sleep(random.random() * self.pause)
             self.output += 1
@@ -195,7 +195,7 @@ class Bench:
         return JobPaths(self.job)
 
     async def run(self, **options: Any) -> JobOutcome:
-        """One run; `client` is the engine it had, `said` what it told the user."""
+        """One run; `client` is the engine it had, `said` its messages to the user."""
         self.client = FakeClient(self.model_info, self.client.pause, self.tokens)
         self.said.clear()
         preparer = LinePreparer(self.model_info, self.config, self.job.parent)

@@ -305,10 +305,10 @@ def test_without_a_peer_there_is_one_column_and_no_ratio() -> None:
 
 
 class FakeEngine:
-    """Scripted events; keeps what was asked."""
+    """Scripted events; records its requests."""
 
     def __init__(self, steps: list[list[TokenEvent]]) -> None:
-        self.asked: list[Request] = []
+        self.requests: list[Request] = []
         self._steps = steps
 
     @property
@@ -316,7 +316,7 @@ class FakeEngine:
         return bool(self._steps)
 
     def add(self, request: Request) -> None:
-        self.asked.append(request)
+        self.requests.append(request)
 
     def step(self) -> list[TokenEvent]:
         return self._steps.pop(0)
@@ -328,7 +328,7 @@ def test_our_engine_is_asked_for_greedy_answers_of_a_fixed_length() -> None:
     engine = FakeEngine([[progress], [TokenEvent("a", (4,))], [last]])
     trace = run_workload(MlxrunContender(engine), Workload("w", (BenchRequest("a", (1, 2), 2),)), lambda: 0.0)
     assert trace.tokens == {"a": [4, 5]}
-    params = engine.asked[0].params
+    params = engine.requests[0].params
     assert (params.max_tokens, params.temperature, params.stop_ids) == (2, 0.0, frozenset())
 
 

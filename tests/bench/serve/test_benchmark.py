@@ -67,8 +67,8 @@ class Script:
             await response.write(chunk(error={"message": "broken"}))
             return response
         if trouble != "mute":
-            for piece in "abc":
-                await response.write(chunk(**text(piece)))
+            for delta in "abc":
+                await response.write(chunk(**text(delta)))
         if self.usage:
             details = {"cached_tokens": 10}
             usage = {"prompt_tokens": 20, "completion_tokens": 7, "prompt_tokens_details": details}
@@ -86,7 +86,7 @@ async def seen_of(script: Script, count: int, load: LoadPattern | None = None) -
 
 
 async def test_what_is_noted() -> None:
-    """Tokens are what usage says; a piece is a chunk with text, not the role, a comment or the usage."""
+    """Tokens are what usage says; a delta is a chunk with text, not the role, a comment or the usage."""
     script = Script()
     seen = await seen_of(script, 6)
     assert [(s.prompt, s.cached, s.output, len(s.deltas), s.error) for s in seen] == [
@@ -149,7 +149,7 @@ async def test_the_model_is_asked_for() -> None:
 
 
 def test_numbers_of_a_round() -> None:
-    """Two requests by hand: 10 tokens in 4 s; first pieces after 1 and 2 s; gaps 1, 1 and 0.5 s."""
+    """Two requests by hand: 10 tokens in 4 s; first deltas after 1 and 2 s; gaps 1, 1 and 0.5 s."""
     seen = [StreamTimes(0.0, [1.0, 2.0, 3.0], 3.0, 10, 5, 6), StreamTimes(1.0, [3.0, 3.5], 4.0, 10, 0, 4)]
     found = compute_numbers(seen)
     assert (found["output_rate"], found["request_rate"], found["cached_share"]) == (2.5, 0.5, 0.25)

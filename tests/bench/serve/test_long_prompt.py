@@ -33,19 +33,19 @@ SIZE = PromptSize(20, 8, 200)
 
 
 class Answer:
-    """One request at the server: how many tokens are left, and the pieces on their way."""
+    """One request at the server: how many tokens are left, and the deltas on their way."""
 
     def __init__(self, words: int, tokens: int) -> None:
         self.words, self.left = words, tokens
         self.stream = tokens == STREAM_TOKENS
         self.chunks = CHUNKS if words == SIZE.long else 0
-        self.pieces: asyncio.Queue[str] = asyncio.Queue()
+        self.deltas: asyncio.Queue[str] = asyncio.Queue()
 
 
 class Steps(Script):
-    """Every step gives each answer a piece; one with a chunk of the long prompt takes half as long again.
+    """Every step gives each answer a delta; one with a chunk of the long prompt takes half as long again.
 
-    `stalls`: nothing else is answered under the long prompt. `most`: pieces after which a stream ends.
+    `stalls`: nothing else is answered under the long prompt. `most`: deltas after which a stream ends.
     `late`: short requests that are slow after streams were closed. `health`: its status, 0 for none.
     `full`: "stream", "long" or "short": one such request is refused.
     """
@@ -87,7 +87,7 @@ class Steps(Script):
             long.chunks -= 1
         for answer in self.open:
             if answer is not long and not (long and self.stalls):
-                answer.pieces.put_nowait("a")
+                answer.deltas.put_nowait("a")
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
@@ -115,7 +115,7 @@ class Steps(Script):
         response = web.StreamResponse()
         await response.prepare(request)
         while answer.left:
-            await response.write(chunk(**text(await answer.pieces.get())))
+            await response.write(chunk(**text(await answer.deltas.get())))
             answer.left -= 1
         usage = {"prompt_tokens": answer.words, "completion_tokens": 1}
         await response.write(chunk(choices=[], usage=usage) + b"data: [DONE]\n\n")
@@ -151,7 +151,7 @@ async def test_gaps_beside_a_long_prompt_over_those_without() -> None:
 
 
 async def test_a_server_that_stalls_has_a_larger_ratio() -> None:
-    """The twin: a gap counts that ends only after the first piece of the long prompt."""
+    """The twin: a gap counts that ends only after the first delta of the long prompt."""
     found = (await round_of(Steps(stalls=True))).numbers
     assert (found["gap_p99"] or 0) > CHUNKS * 1.5 * STEP
     assert found["alone_p99"] == STEP and (found["ratio_p99"] or 0) > 1.5 * CHUNKS
@@ -164,11 +164,11 @@ async def test_what_is_sent() -> None:
     await round_of(script)
     prompts = [body["messages"][0]["content"] for body in script.bodies]
     assert len(set(prompts)) == len(prompts)
-    asked = [(len(p.split()), b["max_tokens"]) for p, b in zip(prompts, script.bodies, strict=True)]
+    sent = [(len(p.split()), b["max_tokens"]) for p, b in zip(prompts, script.bodies, strict=True)]
     stream, probe = (SIZE.prompt, STREAM_TOKENS), (SIZE.prompt, long_prompt.SHORT_TOKENS)
     long = (SIZE.long, long_prompt.LONG_TOKENS)
     streams = [stream] * STREAMS
-    assert asked == [probe] * 3 + streams + [long, probe, probe] + streams + [probe]
+    assert sent == [probe] * 3 + streams + [long, probe, probe] + streams + [probe]
     assert not script.open, "streams that nobody needs any more are closed"
 
 
@@ -215,13 +215,13 @@ async def test_the_next_pass_waits_for_an_idle_server(monkeypatch: pytest.Monkey
     assert set(found.errors) == {"the server was still busy 1 s after its streams were closed"}
 
 
-def seen(*pieces: float, **fields: Any) -> StreamTimes:
-    return StreamTimes(0.0, list(pieces), **fields)
+def seen(*deltas: float, **fields: Any) -> StreamTimes:
+    return StreamTimes(0.0, list(deltas), **fields)
 
 
 def test_the_same_pieces_of_the_same_streams() -> None:
-    """By hand: the long prompt is sent at 2.5 s and has its first piece at 6. The first stream waited for its
-    pieces 2 to 4 meanwhile (1, 2 and 3 s). The second ended at 5: one piece of 1.5 s."""
+    """By hand: the long prompt is sent at 2.5 s and has its first delta at 6. The first stream waited for its
+    deltas 2 to 4 meanwhile (1, 2 and 3 s). The second ended at 5: one delta of 1.5 s."""
     long, short = StreamTimes(2.5, [6.0], 7.0, 100, 25, 1), StreamTimes(2.75, [3.5], 4.0, 10, 0, 1)
     streams = [seen(1, 2, 3, 5, 8, 9), seen(3.5, 5, done=True), seen(error="gone", done=True)]
     alone = [seen(0, 9, 10, 10.5, 11, 99), seen(1, 2), seen(0, 50, 100)]
