@@ -23,6 +23,8 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # on tiny matrices its threa
 
 importlib.import_module("mlxrun.model")  # as the product does: OpenBLAS has to be there before MLX
 
+pytest.register_assert_rewrite("tests.helpers.parser_driver")  # its asserts show both sides
+
 from tests.helpers.model_fixtures import zoo  # noqa: E402, F401
 
 # No deadlines: machines differ. In CI the same examples each time.

@@ -1,4 +1,4 @@
-"""Every form of `more_forms` with every value, and in every company."""
+"""Every format of `call_formats.FORMATS` with every value, and beside every other text."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ import pytest
 from mlxrun.parsers.answer_parser import AnswerParser
 from mlxrun.parsers.delta import Delta
 from mlxrun.parsers.registry import TOOL_CALL_FAMILIES, choose_formats, find_tool_call_family
+from tests.helpers.parser_corpus import core, malformed, well_formed
 from tests.helpers.parser_corpus.call_formats import FORMATS
 from tests.helpers.parser_corpus.templates import TEMPLATES
 from tests.helpers.parser_corpus.well_formed import FIRST
@@ -34,6 +35,13 @@ def test_a_template_belongs_to_one_family(
 
 def test_every_family_has_a_template() -> None:
     assert {family for family, *_ in TEMPLATES} == {family for family, _, _ in FORMATS.values()}
+
+
+def test_every_family_has_a_corpus() -> None:
+    """A family without cases, or without a call that streams, would be tested by nothing."""
+    tested = {case.family for case in [*core.CASES, *malformed.CASES, *well_formed.CASES]}
+    assert {family.name for family in TOOL_CALL_FAMILIES} - tested == set()
+    assert {family for family, _, _ in FORMATS.values()} - set(STREAMED) == set()
 
 
 def test_another_template_belongs_to_no_family() -> None:
