@@ -93,6 +93,7 @@ STREAMED = {
     "mistral_v3": '[TOOL_CALLS] [{"name": "get_weather", "arguments": {"city": "Par',
     "deepseek_v3": '<｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n{"city": "Par',
     "deepseek_v31": '<｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{"city": "Par',
+    "deepseek_v32": '<｜DSML｜invoke name="get_weather">\n<｜DSML｜parameter name="city" string="true">Par',
     "glm": "<tool_call>get_weather<arg_key>city</arg_key><arg_value>Par",
     "longcat": '<longcat_tool_call>{"name": "get_weather", "arguments": {"city": "Par',
     "kimi_k2": '<|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>{"city": "Par',
@@ -148,4 +149,5 @@ def test_text_around_arguments_makes_a_call(family: str) -> None:
 
 def test_formats_without_json_have_no_text_around_arguments() -> None:
     without = {f.name for f in TOOL_CALL_FAMILIES if f.name in STREAMED and f.prefix_suffix is None}
-    assert without == {"glm", "longcat", "minimax_m2", "gemma4", "function_gemma", "step", "pythonic"}
+    tagged = {"deepseek_v32", "glm", "longcat", "minimax_m2", "gemma4", "function_gemma", "step", "pythonic"}
+    assert without == tagged
