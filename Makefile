@@ -14,8 +14,9 @@ demo: .venv/.installed
 test: lint
 	$(BIN)/pytest -q $(PYTEST_ARGS)
 
-# The quick tests: no servers, no parity with real models, no kills.
-APART := parity clients robustness server bench benchmarks tools
+# The quick tests: no servers, no kills, and no sweeps over the families of models.
+APART := parity clients robustness server bench benchmarks tools model/snapshot model/test_probe.py \
+  structured/test_matcher.py engine/test_engine_real_models.py helpers/test_fixtures.py
 test-fast: .venv/.installed-dev
 	$(BIN)/pytest -q $(PYTEST_ARGS) -m 'not slow and not sweep' $(addprefix --ignore=tests/,$(APART))
 

@@ -167,7 +167,7 @@ def print_structured_output_report(report: Mapping[str, Any], console: Console |
     console = make_console(console)
     part = report["workloads"]["structured-output"]
     cells = []
-    for key, title in (("decode_tps", "decode, tok/s"), ("output_tps", "whole job, tok/s")):
+    for key, title in (("decode_tps", "decode, tok/s"), ("output_tps", "whole workload, tok/s")):
         free, ruled = (part["sides"][side]["median"][key] for side in (FREE, SCHEMAS))
         cells.append(
             [
