@@ -16,12 +16,12 @@ from mlxrun.cli.options import add_json_option, load_command_config, make_repeat
 FAMILIES = ("plain", "windowed", "hybrid", "vision")
 
 
-@click.group(name="benchmarks")
+@click.group(name="benchmarks", context_settings={"help_option_names": ["-h", "--help"]})
 def command() -> None:
     """Measure single parts of mlxrun: the prefix cache, structured output, the parsers."""
 
 
-@command.command(name="prefix-cache")
+@command.command(name="prefix-cache", short_help="The prefix cache, beside mlx-lm's prompt cache.")
 @click.option(
     "--family",
     "families",
@@ -52,17 +52,17 @@ def cache(
     sets: tuple[str, ...],
     **options: Any,
 ) -> int:
-    """Requests that meet the prefix cache cold and warm, and mlx-lm's prompt cache beside it.
+    """Measure requests without and with reuse from the prefix cache, and the same in mlx-lm's prompt cache.
 
     \b
-    repeat        a prompt of 16384 tokens, and the same again
-    shared-2k     2048 shared tokens and 256 others
-    shared-16k    16384 shared tokens and 256 others
-    conversation  10 turns of an agent on a system prompt of 4096
-    alternating   two system prompts of 4096 in turn
-    image         another question about the same image (vision)
-    nothing       32 distinct prompts of 512, with the cache and without
-    lookup        the search alone, among 10 and 5000 records
+    repeat        a prompt of 16384 tokens is sent twice
+    shared-2k     prompts share 2048 tokens and end with 256 of their own
+    shared-16k    prompts share 16384 tokens and end with 256 of their own
+    conversation  an agent's 10 turns after a system prompt of 4096 tokens
+    alternating   two system prompts of 4096 tokens are used alternately
+    image         another question about the same image (vision models)
+    nothing       32 different prompts of 512 tokens, with the cache and without
+    lookup        only the search in the cache, among 10 and 5000 entries
     """
     config = load_command_config(config_path, sets).config
     from benchmarks.prefix_cache.benchmark import CachePlan, run_cache_bench
@@ -78,14 +78,14 @@ def cache(
     return write_report(report, json_path, print_cache_report)
 
 
-@command.command(name="structured-output")
+@command.command(name="structured-output", short_help="Decoding with JSON schemas.")
 @add_measure_options
 def masks(
     model: str, json_path: Path | None, config_path: Path | None, sets: tuple[str, ...], **options: Any
 ) -> int:
-    """Decode speed of 16 rows that each follow a JSON schema of their own, and of the same rows without.
+    """Measure how fast 16 rows decode when each follows its own JSON schema, and when none does.
 
-    256 sampled tokens are answered to prompts of 32.
+    Each prompt has 32 tokens and each answer 256 sampled tokens.
     """
     config = load_command_config(config_path, sets).config
     from benchmarks.structured_output import (
@@ -100,13 +100,13 @@ def masks(
     return write_report(report, json_path, print_structured_output_report)
 
 
-@command.command(name="parsers")
+@command.command(name="parsers", short_help="Parsers of tool calls and reasoning.")
 @click.option(
     "--parser",
     "parsers",
     multiple=True,
     metavar="NAME",
-    help="Of tool calls or of reasoning; may be given several times; default: all.",
+    help="Parser of tool calls or of reasoning; may be given several times; default: all.",
 )
 @click.option(
     "--length",
@@ -118,9 +118,9 @@ def masks(
 @make_repeat_option("Runs; medians are shown.")
 @add_json_option
 def parsers(parsers: tuple[str, ...], length: int, repeat: int, json_path: Path | None) -> int:
-    """Characters a second of the parsers of tool calls and of reasoning, by characters a piece.
+    """Measure how many characters per second the parsers of tool calls and of reasoning read.
 
-    No model takes part. A token of a model is about 4 characters.
+    Answers arrive in chunks of several sizes; a model's token is about 4 characters. No model is loaded.
     """
     from benchmarks.parser_samples import list_parsers
     from benchmarks.parsers import ParsersPlan, print_parsers_report, run_parsers_bench

@@ -94,7 +94,10 @@ def print_parsers_report(report: Mapping[str, Any], console: Console | None = No
         for row in report["parsers"]
     ]
     console.print(make_table(columns, 2, cells, console.is_terminal))
-    note = "Characters a second of processor time, by characters a chunk; marked: a call or reasoning."
+    note = (
+        "Values are characters read per second of processor time. The number in a heading is the characters "
+        "in each chunk; text is plain text, marked is a tool call or reasoning."
+    )
     console.print(note, highlight=False, soft_wrap=True)
 
 

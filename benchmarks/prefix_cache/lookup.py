@@ -54,7 +54,7 @@ def measure_lookup(config: Config, seed: int, say: Say, records: Sequence[int] =
         row: dict[str, Any] = {"records": stored}
         for name, prompt in (("found", known), ("parted", parted)):
             row[f"{name}_s"], row[f"{name}_tokens"] = _time_lookup(cache, prompt + _draw_tokens(rng, 1))
-        say(f"lookup {stored} records: {row['found_s'] * 1e6:.0f} us")
+        say(f"lookup among {stored} entries: {row['found_s'] * 1e6:.0f} us")
         rows.append(row)
     return {"tokens": TOKENS, "chunk": CHUNK, "times": TIMES, "rows": rows}
 

@@ -35,7 +35,7 @@ def print_cache_report(report: Mapping[str, Any], console: Console | None = None
     tables = (
         (COLUMNS, LEFT, list(build_scenario_rows(report))),
         (("family", "cache on", "cache off", "on/off"), 1, list(build_no_reuse_rows(report))),
-        (("records", "found", "parted"), 0, list(build_lookup_rows(report))),
+        (("entries", "full match", "partial match"), 0, list(build_lookup_rows(report))),
     )
     for columns, left, rows in tables:
         if rows:
@@ -103,11 +103,13 @@ def build_notes(report: Mapping[str, Any]) -> list[str]:
     scenarios = {name for part in report["families"].values() for name in part["scenarios"]}
     if scenarios - {NO_REUSE}:
         lines.append(
-            "of shared: share of the tokens that an earlier request had too; "
-            "same: warm answers with the tokens of a side without a cache"
+            "of shared: reused tokens, as a share of the prompt's tokens that an earlier request had too; "
+            "same: share of warm answers with the same tokens as without a cache"
         )
     if "conversation" in scenarios:
-        lines.append(f"growth: cache size after {TURNS} turns over that of the last turn alone")
+        lines.append(
+            f"growth: cache size after {TURNS} turns, divided by the size that the last turn needs alone"
+        )
     lines += [
         f"{family} {name}: {scenario['sides'][side]['median']['tower_calls']:g} vision tower calls when warm"
         for family, part in report["families"].items()
@@ -116,5 +118,9 @@ def build_notes(report: Mapping[str, Any]) -> list[str]:
         if scenario["sides"][side]["median"]["tower_calls"] is not None
     ]
     if report["lookup"]:
-        lines.append(f"lookup: a prompt of {report['lookup']['tokens']} tokens, keys included")
+        lines.append(
+            f"lookup: time to search the cache for a prompt of {report['lookup']['tokens']} tokens, with the "
+            "time to compute its keys; full match: all of the prompt is in the cache; "
+            "partial match: only its beginning is"
+        )
     return lines

@@ -137,7 +137,8 @@ def _decode(raw: RawLine) -> Any:
     except UnicodeEncodeError as error:
         raise _LineError("contains a lone UTF-16 surrogate (\\ud800 to \\udfff): no text") from error
     except json.JSONDecodeError as error:
-        raise _LineError(f"not JSON: {error.msg} at column {error.pos + 1}") from error
+        reason = error.msg.removesuffix(" at")  # as in "Unterminated string starting at"
+        raise _LineError(f"not JSON: {reason} at column {error.pos + 1}") from error
     except RecursionError as error:
         raise _LineError("not JSON that can be read: nested too deeply") from error
     except ValueError as error:  # our own hooks; integers of thousands of digits

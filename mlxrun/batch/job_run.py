@@ -204,9 +204,9 @@ class JobRun:
     def _report_earlier_runs(self, state: JobState, settings: str, lines: int) -> None:
         """Say what earlier runs left, a sentence for each fact."""
         for problem in state.problems:
-            self.say(f"{problem}: this entry of the journal is skipped; its record is checked by itself")
+            self.say(f"{problem}; this entry is skipped, and its line's record is checked without it")
         if state.old_settings not in (None, settings):
-            self.say("the model, or a setting that changes answers, is not that of the earlier run")
+            self.say("the model or a setting that affects answers has changed since the earlier run")
         for reason, number in sorted(state.discarded.items()):
             self.say(_DISCARDED[reason].format(pluralize(number, "line"), dropped=self.paths.dropped))
         if state.done or state.failed:
@@ -231,11 +231,11 @@ class JobRun:
 
 
 _DISCARDED = {
-    "changed": "{} changed, or the model did: run again, old answers are in {dropped}",
-    "gone": "{} no longer in the job: answers moved to {dropped}",
-    "edited": "{} edited in the output since: run again, the edited records are in {dropped}",
-    "broken": "{} of the output not written by this job: moved to {dropped}",
-    "twice": "{} twice in the output: one record of each kept",
-    "torn": "{} incomplete because the last run was killed: run again",
-    "retried": "{} that failed: tried again",
+    "changed": "{} will run again because the job or the model changed; old answers were moved to {dropped}",
+    "gone": "the job no longer contains {}; old answers were moved to {dropped}",
+    "edited": "{} will run again because the output was edited; the edited records were moved to {dropped}",
+    "broken": "the output had {} that this job did not write, now moved to {dropped}",
+    "twice": "the output had more than one record of {}; one record of each is kept",
+    "torn": "the output had {} that the last run did not finish writing, now removed",
+    "retried": "{} that failed will be tried again",
 }

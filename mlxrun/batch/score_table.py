@@ -55,10 +55,10 @@ def _print_rich(rows: list[tuple[str, ...]], stream: TextIO) -> None:
     Console(file=stream).print(table)
 
 
-def list_common_reasons(errors: Path, most: int = 3, read: int = 1000) -> list[tuple[str, int]]:
-    """The most common reasons among the first `read` error records, each with its count."""
+def list_common_reasons(errors: Path, read: int = 1000) -> list[tuple[str, int]]:
+    """The reasons of the first `read` error records, each with its count, the most common first."""
     found: Counter[str] = Counter()
     with errors.open(encoding="utf-8") as lines:
         for line in islice(lines, read):
             found[str(json.loads(line)["error"]["message"])[:200]] += 1
-    return found.most_common(most)
+    return found.most_common()

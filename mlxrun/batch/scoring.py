@@ -48,14 +48,14 @@ def parse_eval(value: Any) -> EvalSpec:
 
 def _check_expected(wanted: EvalSpec) -> None:
     if wanted.match in ("exact", "contains", "regex") and not isinstance(wanted.expected, str):
-        raise ValueError(f"eval.expected must be a string for match {wanted.match}")
+        raise ValueError(f"eval.expected must be a string because eval.match is {wanted.match}")
     if wanted.match == "regex":
         try:
             re.compile(wanted.expected)
         except (re.error, RecursionError, OverflowError) as error:
             raise ValueError(f"eval.expected is not a regular expression: {error}") from error
     if wanted.match == "number" and _parse_number(wanted.expected) is None:
-        raise ValueError("eval.expected must be a number for match number")
+        raise ValueError("eval.expected must be a number because eval.match is number")
 
 
 def score(wanted: EvalSpec, answer: str) -> int:

@@ -66,7 +66,7 @@ class StopSignals:
         if self.requested and self.owns_process:
             os._exit(EXIT)  # all written records are complete; the next start needs no more
         self._requested.set()
-        again = " (once more to stop at once)" if self.owns_process else ""
+        again = " (press Ctrl-C again to stop immediately)" if self.owns_process else ""
         self._say(f"stopping: no new lines are started, finished lines are kept{again}")
 
     def check(self) -> None:

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from mlxrun.bench.engine.measurement import MEASURES
 
-PIPED_WIDTH = 160
+PIPED_WIDTH = 1000  # wider than any table, so that no cell is cut
 
 
 def print_report(report: Mapping[str, Any], console: Console | None = None) -> None:
@@ -25,7 +25,7 @@ def print_report(report: Mapping[str, Any], console: Console | None = None) -> N
 
 
 def make_console(console: Console | None) -> Console:
-    """The console; if it is no terminal, one that is wide enough for a table."""
+    """The console; if it is no terminal, one that is wide enough for every table."""
     console = console or Console()
     if console.is_terminal:
         return console
@@ -109,6 +109,7 @@ def build_notes(report: Mapping[str, Any]) -> list[str]:
 def _build_chunk_note(name: str, chunk: Mapping[str, Any]) -> str:
     over = ", ".join(f"{side} {v:.2f}" for side, v in chunk["p99_in_chunks"].items() if v is not None)
     return (
-        f"{name}: one prefill chunk of {chunk['tokens']} tokens at the end of the long prompt takes "
-        f"{chunk['seconds'] * 1000:.1f} ms alone; inter-token p99 beside its prefill, in such chunks: {over}"
+        f"{name}: with nothing else running, the last {chunk['tokens']} tokens of the long prompt take "
+        f"{chunk['seconds'] * 1000:.1f} ms to prefill. Inter-token p99 while the long prompt prefills, as a "
+        f"multiple of that time: {over}"
     )

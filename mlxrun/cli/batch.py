@@ -38,11 +38,13 @@ A line of JOBS has OpenAI's batch format or a short one; an `eval` key scores th
 JOBS x.jsonl writes x.out.jsonl, x.errors.jsonl (lines that failed, with their line number and reason) and
 x.out.jsonl.run/ (manifest.json, journal.jsonl, status.json; until all lines are done also answers.jsonl and
 cache/, to continue partial answers and prompts). Lines that are done are not run again unless they changed.
-Ctrl-C once stops in order, twice at once.
+Press Ctrl-C to stop and keep all finished lines; press it again to stop immediately.
 
 \b
 Exit codes: 0 all lines done; 1 some failed; 2 config or job file; 3 engine; 130 interrupted, resumable.
 """
+
+SHOWN_REASONS = 3  # of failures; all are in the errors file
 
 
 @click.command(epilog=EPILOG)
@@ -96,8 +98,11 @@ async def _run(loaded: LoadedConfig, paths: JobPaths, options: JobOptions) -> in
     click.echo(f"{meter.done} of {pluralize(meter.total, 'line')} done{reused}{output}")
     if meter.failed:
         click.echo(f"{meter.failed} failed: {paths.errors}")
-        for reason, times in list_common_reasons(paths.errors):
+        reasons = list_common_reasons(paths.errors)
+        for reason, times in reasons[:SHOWN_REASONS]:
             _say(f"  {times} x {reason}")
+        if len(reasons) > SHOWN_REASONS:
+            _say(f"  ... and {len(reasons) - SHOWN_REASONS} more")
     return outcome.exit_code
 
 
@@ -113,7 +118,7 @@ async def _dry_run(loaded: LoadedConfig, paths: JobPaths, options: JobOptions) -
     refused = f"{found.refused} would be refused" if found.refused else "none would be refused"
     click.echo(f"{pluralize(found.lines, 'line')}, {refused}")
     click.echo(
-        f"{pluralize(found.requests, 'answer')} of at most {pluralize(found.max_tokens, 'token')} together"
+        f"{pluralize(found.requests, 'answer')} with at most {pluralize(found.max_tokens, 'token')} in total"
     )
     click.echo(f"{pluralize(found.prompt_tokens, 'prompt token')}, the longest prompt has {found.longest}")
     click.echo(pluralize(found.images, "image"))

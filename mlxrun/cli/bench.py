@@ -63,15 +63,15 @@ def engine(
     sets: tuple[str, ...],
     **options: Any,
 ) -> int:
-    """Our engine and mlx-lm's BatchGenerator on the same model and prompts.
+    """Measure mlxrun's engine and mlx-lm's BatchGenerator with the same model and prompts.
 
     \b
     uniform    32 prompts of 512 tokens
-    ragged     1 of 16384 and 31 of 256
-    mixed      4 of 8192, 8 of 2048 and 20 of 512
-    staggered  a prompt of 256 every 4 steps; one of 16384 once 16 rows decode
+    ragged     1 prompt of 16384 tokens and 31 of 256
+    mixed      4 prompts of 8192 tokens, 8 of 2048 and 20 of 512
+    staggered  a prompt of 256 tokens every 4 steps, and one of 16384 once 16 requests decode
 
-    128 tokens are answered to each (256 in staggered). "times better" is above 1 where mlxrun is better.
+    Each answer has 128 tokens (256 in staggered). "times better" is above 1 where mlxrun is better.
     """
     config = load_command_config(config_path, sets).config
     from mlxrun.bench.engine.benchmark import EnginePlan, run_engine_bench

@@ -32,7 +32,7 @@ Examples:
     multiple=True,
     required=True,
     metavar="[NAME=]URL",
-    help="An OpenAI-compatible server, with its /v1; several are measured in turns.",
+    help="URL of an OpenAI-compatible server, ending in /v1. Give it again for each further server.",
 )
 @click.option(
     "--workload",
@@ -41,28 +41,54 @@ Examples:
     type=click.Choice(list(KINDS)),
     help="May be given several times; default: chat.",
 )
-@click.option("--model", help="Name to send; default: the first that the server lists.")
+@click.option("--model", help="Model name to send; default: the first one that the server lists.")
 @click.option(
     "--key-env", metavar="NAME", help="Environment variable with the API key; it is sent to every server."
 )
-@click.option("--concurrency", default=16, show_default=True, type=click.IntRange(1, 10_000))
+@click.option(
+    "--concurrency",
+    default=16,
+    show_default=True,
+    type=click.IntRange(1, 10_000),
+    help="Number of requests that run at the same time.",
+)
 @click.option(
     "--rate",
     type=click.FloatRange(0, min_open=True),
-    help="Requests a second, whether the server keeps up or not, instead of a number of streams.",
+    help="Send this many requests per second at random times, whether or not the server keeps up, instead "
+    "of --concurrency.",
 )
-@click.option("--requests", default=64, show_default=True, type=click.IntRange(1), help="Of one round.")
-@click.option("--prompt-words", default=180, show_default=True, type=click.IntRange(1))
-@click.option("--output-tokens", default=32, show_default=True, type=click.IntRange(1))
+@click.option(
+    "--requests",
+    default=64,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Number of requests in each round.",
+)
+@click.option(
+    "--prompt-words", default=180, show_default=True, type=click.IntRange(1), help="Words in each prompt."
+)
+@click.option(
+    "--output-tokens",
+    default=32,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Maximum tokens in each answer.",
+)
 @click.option(
     "--long-words",
     default=16_000,
     show_default=True,
     type=click.IntRange(1),
-    help="Of the one long prompt of the workload long.",
+    help="Words in the long prompt of the workload `long`.",
 )
-@make_repeat_option("Rounds.")
-@click.option("--seed", default="0", show_default=True, help="Of the words, and of the times of --rate.")
+@make_repeat_option("Number of rounds; medians are shown.")
+@click.option(
+    "--seed",
+    default="0",
+    show_default=True,
+    help="Seed of the random words, and of the times at which --rate sends.",
+)
 @add_json_option
 @click.pass_context
 def command(
@@ -74,14 +100,14 @@ def command(
     json_path: Path | None,
     **options: Any,
 ) -> int:
-    """Streams of chats against running servers: tok/s, time to first token, inter-token times.
+    """Send streaming chats to running servers; measure tok/s, time to first token and inter-token times.
 
     \b
     chat    every prompt has different words
-    shared  nine tenths of all prompts are the same
-    mixed   prompts of a quarter to four times the length
-    image   a small picture in each prompt
-    long    one long prompt arrives while streams decode: how much it delays them
+    shared  the first 90 % of the words are the same in every prompt
+    mixed   prompts have a quarter of --prompt-words to four times as many
+    image   every prompt has a small picture
+    long    how much one long prompt delays streams that are decoding
     """
     from mlxrun.bench.serve.benchmark import print_serve_report, run_serve_bench
     from mlxrun.bench.serve.rounds import ServePlan

@@ -78,7 +78,8 @@ def ls(folder: Path, entries: bool, as_json: bool) -> None:
     """List the models that have entries, with their sizes and when they were last used.
 
     The fingerprint covers the weights, the adapter, the libraries, and how entries are computed and stored.
-    Tokens are those whose keys and values are stored; for a model without them, those that states cover.
+    The token count is the number of tokens whose keys and values are stored. For a model that has only
+    recurrent states, it is the number of tokens that the stored states cover.
     """
     from mlxrun.cache.inspection import inspect_models
 

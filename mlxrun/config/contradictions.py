@@ -128,7 +128,7 @@ def check_cache_is_on(config: Config) -> str | None:
     given = [key for key in _CACHE_KEYS if getattr(cache, key) != getattr(default, key)]
     if cache.backend != "none" or not given:
         return None
-    return f"there is no prefix cache, so that cache.{given[0]} has no effect; remove one of them"
+    return f"cache.backend is none, so cache.{given[0]} has no effect; remove one of them"
 
 
 @reads("cache.stored_bits", "engine.reproducible")

@@ -49,7 +49,7 @@ class Interpolator:
             if match[0].startswith("$$"):
                 return match[0][1:]
             if match[1] not in self._environ:
-                message = f"the variable {match[1]} is not set"
+                message = f"the environment variable {match[1]} is not set"
                 self._problems.append(ConfigProblem.at(node.origin, path, message))
             return self._environ.get(match[1], match[0])
 
@@ -58,6 +58,6 @@ class Interpolator:
             as_yaml = info is not None and path == info.path and not info.is_text
             return ConfigNode(parse_scalar(text) if as_yaml else text, node.origin, node.key_origin)
         if info is not None and info.is_secret and not _REFERENCE.search(text):
-            message = "this is a secret; write ${NAME} and set that variable"
+            message = "this is a secret; write ${NAME} here and set the environment variable NAME"
             self._problems.append(ConfigProblem.at(node.origin, path, message))
         return node

@@ -44,7 +44,9 @@ def build_prefix_cache(
         return NoPrefixCache()  # SnapshotCodec has logged the reason
     size = _resolve_memory_bytes(config, snapshots, memory)
     if size is None:
-        log.warning("the prefix cache is off: the memory that is left holds no chunk of %d tokens", chunk)
+        log.warning(
+            "the prefix cache is off because the free memory is too small for one chunk of %d tokens", chunk
+        )
         return NoPrefixCache()
     root, counters = compute_fingerprint(config, model_info, snapshots), CacheCounters()
     disk_tier: DiskTier | None = None

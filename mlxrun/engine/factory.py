@@ -12,6 +12,7 @@ from mlxrun.engine.cache_factory import build_prefix_cache
 from mlxrun.engine.engine import Engine
 from mlxrun.errors import ConfigError
 from mlxrun.model.adapter import run_trial_forward
+from mlxrun.model.compute_methods import DecodeMethod
 from mlxrun.model.footprint import make_memory_budget
 from mlxrun.model.loader import load_adapter
 from mlxrun.model.machine.device import choose_step_costs, resolve_config
@@ -46,9 +47,16 @@ def build_engine(config: Config, model_info: LoadedModelInfo | None = None) -> E
         aligned_chunks=reproducible,
         costs=costs,
     )
-    log.info("loaded %s: decode %s", model_info.name, probe.methods.decode)
+    log.info("loaded %s; %s", model_info.name, _DECODE[probe.methods.decode])
     runner = ModelRunner(adapter, vocab, probe.methods, snapshots)
     return Engine(model_info, scheduler, runner, config.engine, probe, prefix_cache)
+
+
+_DECODE: dict[DecodeMethod, str] = {
+    "ragged": "rows of any length decode together",
+    "grouped": "rows of similar length decode together",
+    "row_by_row": "rows decode one by one",
+}
 
 
 def _read_hidden_size(model_info: LoadedModelInfo) -> int:

@@ -107,9 +107,10 @@ def report_probe(probe: ProbeReport) -> Iterator[Finding]:
     """The parity table: each fast method that was tried, and then the methods that the engine uses."""
     for check in probe.checks:
         facts = {"passed": check.passed, "difference": check.difference, "error": check.error}
-        value = check.error or f"differs by {check.difference:.1e} of the logits' spread"
-        advice = "" if check.passed else "is not used for this model: a safer, slower method is"
-        yield Finding("parity", check.name, "ok" if check.passed else "note", value, advice, facts)
+        advice = (
+            "" if check.passed else "this method is not used for this model; a slower one is used instead"
+        )
+        yield Finding("parity", check.name, "ok" if check.passed else "note", check.describe(), advice, facts)
     decode, sharing = probe.methods.decode, probe.methods.sharing
     padded = (
         f", padded up to {sharing.max_padded} tokens" if sharing.max_padded and sharing.max_rows > 1 else ""

@@ -46,12 +46,21 @@ TOLERANCE = {mx.float32: 5e-3, mx.bfloat16: 0.25, mx.float16: 0.1}
 
 @dataclass(frozen=True, slots=True)
 class ProbeCheck:
-    """One comparison. `difference`: largest |logits - reference| / std; None if the method raised `error`."""
+    """One comparison. `difference`: largest |logits - reference| / std; None if the method raised `error`.
+    `limit`: the largest difference that passes."""
 
     name: str
     passed: bool
     difference: float | None = None
     error: str | None = None
+    limit: float | None = None
+
+    def describe(self) -> str:
+        """The result as words: the error, or the difference and its limit."""
+        if self.difference is None:
+            return str(self.error)
+        limit = "" if self.limit is None else f" (limit {self.limit:g})"
+        return f"logits differ by {self.difference:.1e} standard deviations{limit}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +93,7 @@ def choose_methods(adapter: Adapter, vocab: int, config: Config) -> ProbeReport:
         padded = 0
     for check in checks:
         if not check.passed:
-            reason = check.error or check.difference
-            log.warning("parity probe: %s differs from row by row (%s) and is not used", check.name, reason)
+            log.warning("parity probe: %s is not used for this model: %s", check.name, check.describe())
     sharing = replace(candidate.sharing, max_rows=rows, max_padded=padded)
     return ProbeReport(replace(candidate, decode=decode, sharing=sharing), tuple(checks))
 
@@ -131,7 +139,7 @@ class _Reference:
         rows = zip(logits, self._logits, strict=True)
         pairs = [pair for row, reference in rows for pair in zip(row, reference, strict=True)]
         worst = max(float(np.max(np.abs(x - y)) / (np.std(y) + 1e-9)) for x, y in pairs)
-        return ProbeCheck(name, bool(worst <= self._tolerance), worst)
+        return ProbeCheck(name, bool(worst <= self._tolerance), worst, limit=self._tolerance)
 
     def _prefill(self, index: int) -> list[Any]:
         """A row's caches with all but the last token of a prompt."""

@@ -60,6 +60,7 @@ def test_both_forms() -> None:
     [
         (b"{", "not JSON: Expecting property name enclosed in double quotes at column 2", None),
         (b'{"id": "a" "prompt": "b"}', "not JSON: Expecting ',' delimiter at column 12", None),
+        (b'{"id": "a', "not JSON: Unterminated string starting at column 8", None),
         (b'{"id": "a", "prompt": NaN}', "not JSON: NaN is not a JSON value", None),
         (b'{"id": "a", "id": "b", "prompt": ""}', "not JSON: the key 'id' is given twice", None),
         (b'{"id": "a\xff"}', "not UTF-8: byte 0xff at byte 10", None),
@@ -89,7 +90,11 @@ def test_both_forms() -> None:
         ({**GOOD, "eval": {"expected": "x", "match": "fuzzy"}}, "eval.match must be one of exact", "eval"),
         ({**GOOD, "eval": {"expected": "x", "match": []}}, "eval.match must be one of exact", "eval"),
         ({**GOOD, "eval": {"expected": "x", "group": 3}}, "eval.group must be a string", "eval"),
-        ({**GOOD, "eval": {"expected": 3}}, "eval.expected must be a string for match exact", "eval"),
+        (
+            {**GOOD, "eval": {"expected": 3}},
+            "eval.expected must be a string because eval.match is exact",
+            "eval",
+        ),
         ({**GOOD, "eval": {"expected": "(", "match": "regex"}}, "eval.expected is not a regular", "eval"),
         ({**GOOD, "eval": {"expected": "x", "match": "number"}}, "eval.expected must be a number", "eval"),
     ],

@@ -148,8 +148,8 @@ async def test_changed_lines_run_again(tmp_path: Path) -> None:
         f"line-{i}" for i in (0, 1, 3, 4, 6, 8)
     }
     assert sorted(by_id(bench.paths.dropped)) == ["line-2", "line-5", "line-7", "line-9"]
-    assert any(text.startswith("3 lines changed") for text in bench.said)
-    assert any(text.startswith("1 line no longer in the job") for text in bench.said)
+    assert any(text.startswith("3 lines will run again") for text in bench.said)
+    assert any(text.startswith("the job no longer contains 1 line") for text in bench.said)
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ async def test_another_model_or_setting_runs_all_again(tmp_path: Path, change: A
     bench.config = change(bench) or bench.config
     await bench.run()
     assert bench.ran == 4
-    assert "the model, or a setting that changes answers, is not that of the earlier run" in bench.said
+    assert "the model or a setting that affects answers has changed since the earlier run" in bench.said
     assert len(by_id(bench.paths.out)) == len(by_id(bench.paths.dropped)) == 4
 
 

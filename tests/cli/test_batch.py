@@ -130,7 +130,7 @@ def test_dry_run(tmp_path: Path, fake_engine: list[Config], capsys: pytest.Captu
     out, err = capsys.readouterr()
     assert out.splitlines() == [
         "5 lines, 3 would be refused",
-        "3 answers of at most 17 tokens together",
+        "3 answers with at most 17 tokens in total",
         "50 prompt tokens, the longest prompt has 30",
         "1 image",
     ]

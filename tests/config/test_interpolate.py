@@ -26,7 +26,7 @@ def test_a_reference_in_extends() -> None:
 
 def test_a_missing_variable() -> None:
     assert load_errors("scheduler:\n  max_running: ${ROWS}\n") == [
-        "a.yaml:2:16: scheduler.max_running: the variable ROWS is not set"
+        "a.yaml:2:16: scheduler.max_running: the environment variable ROWS is not set"
     ]
 
 
@@ -37,14 +37,16 @@ def test_api_keys_come_from_variables_and_are_not_printed() -> None:
     assert to_plain(config)["server"]["api_keys"] == {"alice": "***", "bob": "***"}
     assert hash_config(config) == hash_config(load(text, A="other", B="one").config)
     assert load_errors("server:\n  api_keys:\n    alice: hunter2\n") == [
-        "a.yaml:3:12: server.api_keys.alice: this is a secret; write ${NAME} and set that variable"
+        "a.yaml:3:12: server.api_keys.alice: this is a secret; "
+        "write ${NAME} here and set the environment variable NAME"
     ]
     assert load("", MLXRUN_SERVER__API_KEYS__CAROL="hunter2").config.server.api_keys == {"carol": "hunter2"}
 
 
 def test_a_secret_is_not_written_down() -> None:
     assert load_errors("server:\n  api_keys:\n    a: ${T}\n    b: x${T}\n    c: hunter2\n", T="other") == [
-        "a.yaml:5:8: server.api_keys.c: this is a secret; write ${NAME} and set that variable"
+        "a.yaml:5:8: server.api_keys.c: this is a secret; "
+        "write ${NAME} here and set the environment variable NAME"
     ]
 
 

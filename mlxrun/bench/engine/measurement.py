@@ -112,7 +112,7 @@ class EngineMeasure:
 MEASURES = (
     EngineMeasure("wall_s", "whole workload", "s", "low"),
     EngineMeasure("output_tps", "output", "tok/s", "high"),
-    EngineMeasure("prefill_tps", "prefill, to the last first token", "tok/s", "high"),
+    EngineMeasure("prefill_tps", "prefill until all have a first token", "tok/s", "high"),
     EngineMeasure("decode_tps", "decode, all rows decoding", "tok/s", "high"),
     EngineMeasure("ttft_mean_s", "TTFT mean", "s", "low"),
     EngineMeasure("ttft_p99_s", "TTFT p99", "s", "low"),

@@ -113,9 +113,12 @@ def print_serve_report(report: Mapping[str, Any], console: Console | None = None
     console.print(make_table(columns, 2, cells, console.is_terminal))
     settings = report["settings"]
     notes = dict.fromkeys(KINDS[name].describe(settings) for name in report["workloads"])
-    lines = [f"{note}; median of {settings['repeat']} rounds in turns." for note in notes]
+    repeat = settings["repeat"]
+    rounds = "1 round" if repeat == 1 else f"the median of {repeat} rounds"
+    order = ", with the servers measured alternately" if others else ""
+    lines = [f"{note}. Values are those of {rounds}{order}." for note in notes]
     if others:
-        lines.append("x / y: how many times better x is.")
+        lines.append(f"{sides[0]} / NAME: how many times better {sides[0]} is than the server NAME.")
     for name, part in report["workloads"].items():
         for side, found in part.items():
             lines += [f"{name} {side}: {count} x {error}" for error, count in found["errors"].items()]

@@ -30,18 +30,18 @@ IDLE_LIMIT = 60.0
 IDLE_PAUSE = 0.5
 
 MEASURES = {
-    "gap_p50": ServeMeasure("inter-token p50, beside the long prompt", "ms"),
-    "gap_p99": ServeMeasure("inter-token p99, beside the long prompt", "ms"),
-    "alone_p50": ServeMeasure("inter-token p50, without it", "ms"),
-    "alone_p99": ServeMeasure("inter-token p99, without it", "ms"),
-    "ratio_p99": ServeMeasure("p99 with / without", "x"),
-    "gaps": ServeMeasure("deltas beside the long prompt", "", None),
+    "gap_p50": ServeMeasure("inter-token p50 while the long prompt prefills", "ms"),
+    "gap_p99": ServeMeasure("inter-token p99 while the long prompt prefills", "ms"),
+    "alone_p50": ServeMeasure("inter-token p50 without the long prompt", "ms"),
+    "alone_p99": ServeMeasure("inter-token p99 without the long prompt", "ms"),
+    "ratio_p99": ServeMeasure("p99 with the long prompt / without it", "x"),
+    "gaps": ServeMeasure("deltas while the long prompt prefills", "", None),
     "ended": ServeMeasure("streams that ended early", ""),
     "long_ttft": ServeMeasure("TTFT of the long prompt", "ms"),
     "long_tokens": ServeMeasure("tokens of the long prompt", "", None),
-    "long_cached": ServeMeasure("long prompt from cache", "%", None),
-    "short_ttft": ServeMeasure("TTFT of the short prompt behind it", "ms"),
-    "health_p99": ServeMeasure("/health p99 meanwhile", "ms"),
+    "long_cached": ServeMeasure("share of the long prompt from cache", "%", None),
+    "short_ttft": ServeMeasure("TTFT of the short prompt sent after it", "ms"),
+    "health_p99": ServeMeasure("/health p99 while the long prompt prefills", "ms"),
     "errors": ServeMeasure("errors", ""),
 }
 SETTINGS = frozenset({"concurrency", "prompt_words", "long_words"})
@@ -81,7 +81,7 @@ async def run_long_round(
     errors += [f"the short prompt: {beside.short.error}"] if beside.short.error is not None else []
     errors += beside.errors
     if not found["gaps"]:
-        errors.append("no stream had a delta beside the long prompt")
+        errors.append("no stream had a delta while the long prompt was prefilled")
     return RoundResult(found | {"errors": len(errors)}, tuple(errors))
 
 

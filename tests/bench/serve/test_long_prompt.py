@@ -178,7 +178,7 @@ async def test_streams_that_end_early_are_counted() -> None:
     assert (found.numbers["ended"], found.numbers["ratio_p99"], found.errors) == (STREAMS, 1.5, ())
     found = await round_of(Steps(most=START_DELTAS))
     assert (found.numbers["ended"], found.numbers["ratio_p99"]) == (STREAMS, None)
-    assert found.errors == ("no stream had a delta beside the long prompt",)
+    assert found.errors == ("no stream had a delta while the long prompt was prefilled",)
 
 
 @pytest.mark.parametrize(("status", "errors"), [(200, 0), (503, 1)])
@@ -245,7 +245,7 @@ async def test_the_command_shows_it(
     async with running(Steps(health=200)) as url:
         code = await asyncio.to_thread(main, ["bench", "serve", "--url", url, *flags.split()])
     shown = capsys.readouterr()
-    assert code == 0 and "long server 1 1/1: p99 with / without" in shown.err
+    assert code == 0 and "long server 1 1/1: p99 with the long prompt / without it" in shown.err
     rows = [line.split("|")[2].strip() for line in shown.out.splitlines() if "|" in line]
     assert rows[2:] == [measure.title for measure in MEASURES.values()]
     assert f"2 streams of {SIZE.prompt} words, and one prompt of {SIZE.long} among them" in shown.out
