@@ -7,6 +7,7 @@ with a suggestion. What a schema cannot express is checked where it is used. The
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -130,13 +131,19 @@ def raise_schema_error(error: ValidationError, prefix: str = "") -> NoReturn:
         reject(param, f"expected {names}, got {get_json_type(error.instance)}", code="invalid_type")
     if "propertyNames" in error.absolute_schema_path:
         reject(param, f"{quote(error.instance)} is not a token id, such as '1234'", code="invalid_value")
+    if error.validator == "enum":
+        allowed: Any = error.validator_value
+        options = ", ".join(json.dumps(option) for option in allowed if option is not None)
+        value = error.instance
+        shown = json.dumps(shorten(value)) if isinstance(value, str) else f"this {get_json_type(value)}"
+        reject(param, f"{shown} is not one of {options}", code="invalid_value")
     reject(param, shorten(error.message), code="invalid_value")
 
 
 def _describe(schema: Schema) -> str:
     if "const" in schema:
-        return repr(schema["const"])
-    return " or ".join(map(repr, schema["enum"])) if "enum" in schema else f"{schema['type']}"
+        return json.dumps(schema["const"])
+    return " or ".join(map(json.dumps, schema["enum"])) if "enum" in schema else f"{schema['type']}"
 
 
 def format_path(parts: Iterable[Any], prefix: str = "") -> str:

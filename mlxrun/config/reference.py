@@ -25,7 +25,7 @@ A config is a YAML file. Every key has a default, so an empty file is valid. mlx
 configs/prod.yaml:12:11: log.format: 'jsn' is not one of 'text', 'json' (did you mean 'json'?)
 ```
 
-- Unknown keys, contradictory settings and settings that would have no effect are rejected.
+- Unknown keys and settings that contradict each other are rejected, and many that would have no effect.
 - Scalars are read as in YAML 1.2: only `true` and `false` are booleans, and `1e-3` is a number.
 - `${NAME}` in a string of a file or of `--set` is replaced by that variable; `$${NAME}` becomes `${NAME}`.
 - Byte sizes are numbers or strings with a unit: `20MB` is 20,000,000 bytes, `20MiB` is 20,971,520.

@@ -98,9 +98,9 @@ def _find_family(name: str, families: Sequence[F], what: str) -> F:
     by_name = {known: family for family in families for known in (family.name, *family.aliases)}
     if name not in by_name:
         listed = sorted({*by_name, AUTO, NONE})
-        close = difflib.get_close_matches(name, listed, 1)
-        hint = f" (did you mean {close[0]!r}?)" if close else ""
-        raise ConfigError(f"{name!r} is no {what}{hint}; there are {', '.join(listed)}")
+        close = difflib.get_close_matches(name, listed, 3)
+        hint = f" (did you mean {' or '.join(map(repr, close))}?)" if close else ""
+        raise ConfigError(f"{name!r} is not the name of a {what}{hint}; docs/tools.md lists the names")
     return by_name[name]
 
 

@@ -42,11 +42,17 @@ SWITCH_INTERVAL = 0.0005  # seconds after which a thread that waits for the inte
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
+def _describe_client_error(error: Exception) -> str:
+    if isinstance(error, web.RequestPayloadError):
+        return "A client's request body could not be read: it ended early or is badly encoded."
+    return f"A client sent an invalid HTTP request ({type(error).__name__})."
+
+
 def _shorten_client_errors(record: logging.LogRecord) -> bool:
     """Log a client's mistakes without the bytes that it sent, and not as errors of the server."""
     error = record.exc_info[1] if record.exc_info else None
     if isinstance(error, (HttpProcessingError, web.RequestPayloadError)):
-        record.msg, record.args, record.exc_info = f"invalid HTTP: {type(error).__name__}", (), None
+        record.msg, record.args, record.exc_info = _describe_client_error(error), (), None
         record.levelno, record.levelname = logging.INFO, "INFO"
     return True
 

@@ -24,7 +24,7 @@ class RequestMetrics:
         self._tokens = counter("mlxrun_tokens", text, ("kind",))
         text = "From a validated request to its first token."
         self.ttft = histogram("mlxrun_time_to_first_token_seconds", text, buckets=_REQUEST_BUCKETS)
-        text = "Between two tokens of an answer that came one by one."
+        text = "Time between two consecutive tokens of an answer, where each token was sent by itself."
         self.inter_token = histogram("mlxrun_inter_token_seconds", text, buckets=_TOKEN_BUCKETS)
         text = "From a validated request to the end of its answer."
         self._duration = histogram("mlxrun_request_duration_seconds", text, buckets=_REQUEST_BUCKETS)

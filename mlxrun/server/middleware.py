@@ -14,7 +14,7 @@ from mlxrun.server.engine_state import ENGINE
 from mlxrun.server.json_bodies import check_length, json_response
 from mlxrun.server.metrics import METRICS
 from mlxrun.server.request_context import ACTIVE_IDS, CONFIG, ID_HEADER, request_id
-from mlxrun.server.request_log import describe_end, log_end, log_error
+from mlxrun.server.request_log import describe_end, describe_error, log_end
 from mlxrun.server.routes import ROUTES
 from mlxrun.server.surface import Endpoint, Handler, Surface
 
@@ -28,6 +28,7 @@ async def handle_request(request: web.Request, handler: Handler) -> web.StreamRe
     active, clock = app[ACTIVE_IDS], app[ENGINE].clock
     rid, started = request_id(request, active), clock()
     surface, endpoint = app[ROUTES].find(request)
+    failure: Exception | None = None
     status: int | None = None  # of the response; None if the client disconnected
     active.add(rid)
     try:
@@ -38,13 +39,15 @@ async def handle_request(request: web.Request, handler: Handler) -> web.StreamRe
         raise  # the client disconnected
     except Exception as error:
         status = surface.status(error)
-        log_error(request, error, with_text=app[CONFIG].log.prompts)
+        failure = error
         return _respond_with_error(request, surface, error)
     finally:
         active.discard(rid)
         counted, end = describe_end(request, surface, status)
         app[METRICS].requests.labels(surface.name, str(counted)).inc()
-        log_end(request, endpoint, status, clock() - started, end)
+        if failure is not None:
+            end += describe_error(request, failure, with_text=app[CONFIG].log.prompts)
+        log_end(request, endpoint, status, clock() - started, end, failure)
 
 
 async def _check_and_run(
@@ -90,9 +93,9 @@ def _answer_unmatched(request: web.Request) -> web.StreamResponse:
         raise request.app[ROUTES].make_not_found(request)
     if request.method == "OPTIONS" and "Access-Control-Request-Method" in request.headers:
         return _answer_preflight(request, error.allowed_methods)
-    methods = ", ".join(sorted(error.allowed_methods))
+    methods = " or ".join(sorted(error.allowed_methods))
     raise MethodNotAllowed(
-        f"{request.path} does not take {request.method}, but {methods}", error.allowed_methods
+        f"{request.method} is not allowed for {request.path}; use {methods}", error.allowed_methods
     )
 
 

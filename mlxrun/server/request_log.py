@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import traceback
+from urllib.parse import quote
 
 from aiohttp import web
 
@@ -21,26 +22,37 @@ log = logging.getLogger(__name__)
 CLIENT_GONE = 499  # the status, in the log and in metrics, of a request whose client disconnected
 
 
-def log_error(request: web.Request, error: Exception, *, with_text: bool) -> None:
-    """Log an error that the client gets. The text of a bug's exception may quote a prompt."""
+def describe_error(request: web.Request, error: Exception, *, with_text: bool) -> str:
+    """Why a request was refused or failed, for the end of its line; logs the traceback of a bug.
+
+    The text of an error may quote a prompt, so it is included only if `with_text`.
+    """
     rid = request_id(request)
     if not isinstance(error, MlxrunError):
         trace = "".join(traceback.format_tb(error.__traceback__))
         log.error("%s %s%s\n%s", rid, type(error).__name__, f": {error}" if with_text else "", trace)
-        return
+        return f" {type(error).__name__}"
     param = error.param if isinstance(error, RequestError) else None
-    text = str(error) if with_text else param or "-"
-    level = logging.WARNING if error.http_status >= 500 else logging.INFO
+    text = str(error) if with_text else param
     # Escaped, because the client chooses field names, and they must not forge lines of the log.
-    log.log(level, "%s %s: %s", rid, error.code, repr(text)[1:-1])
+    return f" {error.code}: {repr(text)[1:-1]}" if text else f" {error.code}"
 
 
 def log_end(
-    request: web.Request, endpoint: Endpoint | None, status: int | None, took: float, end: str
+    request: web.Request,
+    endpoint: Endpoint | None,
+    status: int | None,
+    took: float,
+    end: str,
+    error: Exception | None = None,
 ) -> None:
-    """Log the one line of a request. `took`: seconds; `end`: from `describe_end`."""
-    level = logging.DEBUG if endpoint is not None and endpoint.public else logging.INFO
-    path = repr(request.path[:100]) if endpoint is None else endpoint.path
+    """Log the one line of a request. `took`: seconds; `end`: from `describe_end` and `describe_error`."""
+    level = logging.DEBUG if endpoint is not None and endpoint.public and error is None else logging.INFO
+    if error is not None and (status or 0) >= 500:
+        level = logging.WARNING
+    # Percent-encoded, because the client chooses the path, and it must not forge words or lines of the log.
+    unmatched = quote(request.path[:100], safe="/:@!$&()*+,;=", errors="backslashreplace")
+    path = unmatched if endpoint is None else endpoint.path
     shown, key = status or CLIENT_GONE, key_name(request) or "-"
     log.log(level, "%s %s %s %d %s %.3fs%s", request_id(request), request.method, path, shown, key, took, end)
 

@@ -215,4 +215,6 @@ RESPONSES = web.AppKey("responses", Responses)
 
 def make_not_found(name: str) -> NotFound:
     """The error for a response that does not exist."""
-    return NotFound(f"there is no response {shorten(name)!r}: not stored, deleted, or evicted for newer ones")
+    return NotFound(
+        f"the response {shorten(name)!r} does not exist: it was not stored, was deleted, or was evicted"
+    )

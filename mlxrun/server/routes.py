@@ -47,11 +47,11 @@ class Routes:
         method = "GET" if request.method == "HEAD" else request.method
         paths = self._list_paths(method)
         near = get_close_matches(request.path[:80], paths, MOST_SUGGESTED, cutoff=0.0)
-        others = f"; {method} takes {', '.join(near)}" if near else f"; no path takes {method[:20]}"
+        others = f"; paths for {method}: {', '.join(near)}" if near else f"; no path accepts {method[:20]}"
         if len(near) < len(paths) or not near:
             others += ", ..." if near else ""
             others += f" ({OPENAPI_PATH} lists all paths)" if OPENAPI_PATH in self._list_paths("GET") else ""
-        return NotFound(f"there is no {request.path[:200]} here{suggest(request.path, paths)}{others}")
+        return NotFound(f"the path {request.path[:200]} does not exist{suggest(request.path, paths)}{others}")
 
     def _list_paths(self, method: str) -> list[str]:
         endpoints = (endpoint for surface in self.surfaces for endpoint in surface.endpoints)

@@ -190,7 +190,10 @@ class RowMatcher:
 
 def get_error_reason(matcher: llguidance.LLMatcher) -> str:
     """Return why a matcher failed, in one line."""
-    text = re.sub(r"\s*\n\s*", " ", matcher.get_error().replace("<non-verbose/>", "")).strip()
+    # Positions are in the grammar that mlxrun writes, which the client never sees.
+    error = re.sub(r"\n *\d+ \| .*", "", matcher.get_error().replace("<non-verbose/>", ""), flags=re.DOTALL)
+    error = re.sub(r"( \(in regex\))?: regex parse error:.*\nerror: ", ": ", error, flags=re.DOTALL)
+    text = re.sub(r"\s*\n\s*", " ", re.sub(r"^(at )?\d+\(\d+\): ", "", error)).strip()
     if text == "NoExtensionBias":
         return "no text matches it"
     return shorten(text, _MAX_REASON)

@@ -161,7 +161,7 @@ def _find_named_tool(choice: dict[str, Any], tools: Tools) -> Mapping[str, Any]:
     for tool in tools:
         if _get_function(tool)["name"] == name:
             return tool
-    reject("tool_choice.function.name", f"{quote(name)} is none of the tools")
+    reject("tool_choice.function.name", f"{quote(name)} is not the name of a tool in tools")
 
 
 def _compile_forced(

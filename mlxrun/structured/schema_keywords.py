@@ -19,7 +19,7 @@ from jsonschema import (
 )
 from jsonschema.validators import validator_for
 
-from mlxrun.text.field_errors import reject, shorten, suggest
+from mlxrun.text.field_errors import quote, reject, shorten, suggest
 
 # The keywords whose value is a schema, a list of schemas, or an object of schemas.
 _ONE = {
@@ -35,6 +35,7 @@ _ANNOTATIONS = {
     *("title", "writeOnly", "discriminator", "example", "externalDocs", "nullable", "xml"),
 }
 _DRAFTS = (Draft4Validator, Draft7Validator, Draft201909Validator, Draft202012Validator)
+_TYPES = ("string", "number", "integer", "boolean", "object", "array", "null")
 _ASSERTIONS = {key for draft in _DRAFTS for key in draft.VALIDATORS} | {"minContains", "maxContains"}
 _KNOWN = _ONE | _MANY | _NAMED | _ANNOTATIONS | _ASSERTIONS
 
@@ -45,7 +46,7 @@ def check_schema(schema: Any, param: str, strict: bool) -> None:
         validator_for(schema, default=Draft202012Validator).check_schema(schema)
     except SchemaError as error:
         at = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in error.absolute_path)
-        reject(param + at, f"is not a valid JSON Schema: {shorten(error.message)}")
+        reject(param + at, f"is not a valid JSON Schema: {_describe_error(error)}")
     except RecursionError:
         reject(param, "is nested too deeply")
     for path, each in _iterate_schemas(schema, param):
@@ -53,6 +54,14 @@ def check_schema(schema: Any, param: str, strict: bool) -> None:
         _check_count(each, path)
         if strict:
             _check_names(each, path)
+
+
+def _describe_error(error: SchemaError) -> str:
+    if error.validator == "anyOf" and list(error.absolute_path)[-1:] == ["type"]:
+        if isinstance(error.instance, str):
+            return f"{quote(error.instance)} is not one of {', '.join(_TYPES)}"
+        return f"expected a type or an array of types; the types are {', '.join(_TYPES)}"
+    return shorten(error.message)
 
 
 def _iterate_schemas(schema: Any, path: str) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -62,6 +62,8 @@ class MediaLoader:
                 raise MediaError(f"{param}: {exc}", param=param) from exc
 
     async def _read(self, url: str) -> bytes:
+        if not url:
+            raise MediaError("the url is empty")
         scheme = _SCHEME.match(url)
         if scheme is None:
             return await asyncio.to_thread(self._read_file, url)
@@ -73,7 +75,12 @@ class MediaLoader:
                     "URLs are not fetched; send the image as a data: URL, or set media.allow_urls: true"
                 )
             return await fetch_image(url, self._settings, self._public)
-        raise MediaError(f"{scheme[1]}: URLs are not supported; use a data: URL, a path or an http(s) URL")
+        usable = ["a data: URL"]
+        if self._base is not None:
+            usable.append("a path")
+        if self._settings.allow_urls:
+            usable.append("an http(s) URL")
+        raise MediaError(f"{scheme[1]}: URLs are not supported; use {' or '.join(usable)}")
 
     def _read_data(self, url: str) -> bytes:
         head = _DATA.match(url)
@@ -93,7 +100,7 @@ class MediaLoader:
         """Reads a file. Links are resolved before the check, so that none leads out of the roots."""
         name_shown = shorten(name)
         if self._base is None:
-            raise MediaError("file paths are supported in jobs only; send the image as a data: URL")
+            raise MediaError("file paths are not supported on the server; send the image as a data: URL")
         try:
             path = (self._base / name).resolve()
             if not any(path.is_relative_to(root) for root in self._roots):

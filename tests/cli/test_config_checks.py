@@ -31,9 +31,9 @@ def test_unknown_parsers(command: list[str], capsys: pytest.CaptureFixture[str])
     assert main([*command, "-c", "c.yaml"]) == 2
     first, second = capsys.readouterr().err.splitlines()
     assert first.startswith(
-        "mlxrun: c.yaml:2:10: parsers.tools: 'qwn3' is no tool parser (did you mean 'qwen3'"
+        "mlxrun: c.yaml:2:10: parsers.tools: 'qwn3' is not the name of a tool parser (did you mean 'qwen3'"
     )
-    assert second.startswith("mlxrun: c.yaml:3:14: parsers.reasoning: 'thnk' is no reasoning parser")
+    assert second.startswith("mlxrun: c.yaml:3:14: parsers.reasoning: 'thnk' is not the name of a reasoning")
 
 
 @pytest.mark.parametrize("command", [*COMMANDS, ["config", "check"]], ids=" ".join)
@@ -48,7 +48,7 @@ def test_other_mistakes_hide_none(command: list[str], capsys: pytest.CaptureFixt
     assert main([*command, "-c", "c.yaml", "--set", "model.adapter=nowhere"]) == 2
     lines = capsys.readouterr().err.splitlines()
     said = (
-        "c.yaml:2:10: parsers.tools: 'hermess' is no tool parser (did you mean 'hermes'?)",
+        "c.yaml:2:10: parsers.tools: 'hermess' is not the name of a tool parser (did you mean 'hermes'",
         "c.yaml:3:14: parsers.reasoning: 3 is not a string",
         "c.yaml:5:3: scheduler.polcy: unknown key (did you mean 'policy'?)",
         "c.yaml:7:18: model.chat_template: ",

@@ -95,7 +95,7 @@ async def test_unknown_paths_and_methods() -> None:
         reply = await s.get("/v1/chat")
         assert reply.status == 404
         assert reply.json["error"]["code"] == "not_found"
-        assert "GET takes /health" in reply.json["error"]["message"]
+        assert "paths for GET: /health" in reply.json["error"]["message"]
         reply = await s.post("/v1/chat", b"{}")
         assert "/mini" in reply.json["error"]["message"]
         reply = await s.get("/v1/status")
@@ -472,7 +472,7 @@ async def test_a_path_cannot_write_lines_of_the_log(caplog: pytest.LogCaptureFix
     async with run_server(surfaces=ONLY) as s:
         assert (await s.get("/x%0Areq_1%20POST%20/admin%20200")).status == 404
     assert "req_1 POST" not in [line[:10] for line in caplog.text.split("\n")]
-    assert "\\nreq_1" in caplog.text
+    assert "GET /x%0Areq_1%20POST%20/admin%20200 404" in caplog.text
 
 
 async def test_a_field_cannot_write_lines_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
@@ -482,6 +482,14 @@ async def test_a_field_cannot_write_lines_of_the_log(caplog: pytest.LogCaptureFi
     assert reply.status == 400
     assert "req_1 POST" not in [line[:10] for line in caplog.text.split("\n")]
     assert "x\\nreq_1" in caplog.text
+
+
+async def test_a_refused_request_has_one_line_with_the_reason(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "mlxrun.server.request_log")
+    async with run_server() as s:
+        assert (await s.post("/v1/chat/completions", {"messages": [], "temperature": 9})).status == 400
+    (said,) = [each.getMessage() for each in caplog.records if each.name == "mlxrun.server.request_log"]
+    assert " POST /v1/chat/completions 400 - " in said and said.endswith("s invalid_value: temperature")
 
 
 async def test_a_bug_in_a_stream_cuts_the_connection() -> None:

@@ -55,7 +55,10 @@ async def test_a_complete_answer(stream: bool, caplog: pytest.LogCaptureFixture)
 
 @pytest.mark.parametrize(
     ("stream", "told"),
-    [(False, "POST /mini 499 -"), (True, "POST /mini 200 - stream ended: request_cancelled")],
+    [
+        (False, "POST /mini 499 - request_cancelled"),
+        (True, "POST /mini 200 - stream ended: request_cancelled"),
+    ],
     ids=["whole", "stream"],
 )
 async def test_a_cancelled_request(stream: bool, told: str, caplog: pytest.LogCaptureFixture) -> None:

@@ -20,24 +20,27 @@ async def test_an_unknown_path_suggests_paths_of_the_method() -> None:
     async with run_server(surfaces=[openai.SURFACE, admin.SURFACE]) as s:
         got = await told(s, "GET", "/v1/model")
         assert got.startswith(
-            "there is no /v1/model here (did you mean '/v1/models'?); GET takes /v1/models, "
+            "the path /v1/model does not exist (did you mean '/v1/models'?); paths for GET: /v1/models, "
         )
         assert got.endswith(", ... (/openapi.json lists all paths)") and "completions" not in got
-        assert len(got.partition("takes ")[2].partition(", ...")[0].split(", ")) == 5
+        assert len(got.partition("GET: ")[2].partition(", ...")[0].split(", ")) == 5
         got = await told(s, "POST", "/chat/completions")
-        assert "(did you mean '/v1/chat/completions'?); POST takes /v1/chat/completions, " in got
+        assert "(did you mean '/v1/chat/completions'?); paths for POST: /v1/chat/completions, " in got
         got = await told(s, "POST", "/v1/models/")
         assert "'/v1/models'" not in got  # which takes no POST
         got = await told(s, "DELETE", "/v1/caches")
-        assert got == "there is no /v1/caches here (did you mean '/v1/cache'?); DELETE takes /v1/cache"
+        assert (
+            got
+            == "the path /v1/caches does not exist (did you mean '/v1/cache'?); paths for DELETE: /v1/cache"
+        )
         got = await told(s, "PUT", "/qqq")
-        assert got == "there is no /qqq here; no path takes PUT (/openapi.json lists all paths)"
+        assert got == "the path /qqq does not exist; no path accepts PUT (/openapi.json lists all paths)"
 
 
 async def test_the_suggestion_names_the_openapi_document_only_if_it_is_on() -> None:
     async with run_server(surfaces=[openai.SURFACE]) as s:
         got = await told(s, "POST", "/v1/nope")
-        assert "POST takes /v1/" in got and "openapi" not in got
+        assert "paths for POST: /v1/" in got and "openapi" not in got
 
 
 @pytest.mark.parametrize(
@@ -54,4 +57,7 @@ async def test_a_wrong_method_names_the_right_ones(method: str, path: str, allow
     async with run_server(surfaces=[openai.SURFACE, admin.SURFACE]) as s:
         reply = await s.request(method, path)
         assert (reply.status, reply.headers["Allow"]) == (405, allow)
-        assert reply.json["error"]["message"] == f"{path} does not take {method}, but {allow}"
+        assert (
+            reply.json["error"]["message"]
+            == f"{method} is not allowed for {path}; use {allow.replace(', ', ' or ')}"
+        )

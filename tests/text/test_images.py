@@ -128,11 +128,11 @@ def test_no_damage_crashes_the_decoder(data: st.DataObject) -> None:
         ("data:image/png;base64,a b", "not valid base64"),
         ("data:image/png;base64,\u00e9", "not valid base64"),
         ("data:nonsense", "expected data:image/"),
-        ("ftp://model_info/x.png", "ftp: URLs are not supported"),
+        ("ftp://model_info/x.png", "ftp: URLs are not supported; use a data: URL"),
         ("file:///etc/passwd", "file: URLs are not supported"),
         ("https://example.com/x.png", "set media.allow_urls: true"),
-        ("x.png", "in jobs only"),
-        ("", "in jobs only"),
+        ("x.png", "not supported on the server"),
+        ("", "the url is empty"),
     ],
 )
 def test_refused_urls(url: str, words: str) -> None:

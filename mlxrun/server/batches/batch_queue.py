@@ -181,9 +181,11 @@ class BatchQueue:
             batch.request_counts["total"] = checked.total
             if checked.problems:
                 first = checked.problems[0]  # without its message, which may quote the file
-                where = first.code if first.line is None else f"{first.code} in line {first.line}"
+                where = f"line {first.line} is not a valid request"
+                if first.line is None:
+                    where = "the file has no lines" if first.code == "empty_file" else "the file is invalid"
                 batch.fail(checked.problems, self.storage.get_time())
-                log.info("%s: failed validation; the first problem: %s", batch.id, where)
+                log.info("%s: failed validation: %s (GET /v1/batches/%s says why)", batch.id, where, batch.id)
             else:
                 batch.status, batch.in_progress_at = "in_progress", self.storage.get_time()
             await self._save(batch)

@@ -112,9 +112,14 @@ def _describe_model(name: str, engine: EngineState) -> dict[str, Any]:
 SURFACE = Surface(
     "openai",
     (
-        Endpoint("GET", "/v1/models", list_models, "The names of the model"),
-        Endpoint("GET", "/v1/models/{id}", get_model, "One name of the model"),
-        Endpoint("GET", "/v1/models/{owner}/{id}", get_model, "One name of the model that has a slash"),
+        Endpoint("GET", "/v1/models", list_models, "List the names of the served model"),
+        Endpoint("GET", "/v1/models/{id}", get_model, "Describe the served model by one of its names"),
+        Endpoint(
+            "GET",
+            "/v1/models/{owner}/{id}",
+            get_model,
+            "Describe the served model by a name that has a slash",
+        ),
         *(
             Endpoint(
                 "POST", url, create_completion, f"Answer a {of}, at once or as a stream", BODIES[of].schema

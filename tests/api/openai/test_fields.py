@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from mlxrun.api.anthropic import fields as anthropic_fields
+from mlxrun.api.body_schema import BodySchema
 from mlxrun.api.openai import fields as openai_fields
 from mlxrun.api.openai.fields import HARMLESS, HONOURED, REFUSED
 from mlxrun.api.openai.response import build_error
 from mlxrun.api.responses import fields as responses_fields
+from mlxrun.errors import RequestError
 from tests.helpers.openai_api import CHAT, COMPLETION, HI, TOOL, chat, complete, refused
 
 CLIENTS = Path(__file__).parents[3] / "docs" / "clients.md"
@@ -52,6 +54,16 @@ def test_the_documents_name_what_is_refused() -> None:
 def test_both_spellings_of_the_cache_key() -> None:
     """Some clients send both."""
     assert chat(prompt_cache_key="a", promptCacheKey="a").requests[0].prompt == chat().requests[0].prompt
+
+
+def test_values_in_errors_are_written_as_json() -> None:
+    schema = BodySchema(
+        {"size": {"enum": ["small", None]}}, {"store": ({"const": False}, "nothing is stored")}
+    )
+    with pytest.raises(RequestError, match=r'^size: "huge" is not one of "small"$'):
+        schema.check({"size": "huge"})
+    with pytest.raises(RequestError, match=r"^store: .*only false is supported \(nothing is stored\)$"):
+        schema.check({"store": True})
 
 
 @pytest.mark.parametrize(

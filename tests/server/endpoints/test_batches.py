@@ -361,7 +361,10 @@ async def test_the_status_shows_running_and_waiting_batches(
     ]
     assert {record.levelname for record in caplog.records if record.name.startswith("mlxrun.")} == {"INFO"}
     begun = f"{first['id']}: started: 0 of 30 lines done, 0 failed"
-    refused = f"{bad['id']}: failed validation; the first problem: invalid_line in line 1"
+    refused = (
+        f"{bad['id']}: failed validation: line 1 is not a valid request"
+        f" (GET /v1/batches/{bad['id']} says why)"
+    )
     assert said.count(begun) == said.count(refused) == 1
     cancelled = [text for text in said if text.startswith(f"{first['id']}: cancelled: ")]
     assert len(cancelled) == 1 and cancelled[0].endswith(" of 30 lines done, 0 failed")
