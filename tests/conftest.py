@@ -23,9 +23,9 @@ os.environ["TRANSFORMERS_VERBOSITY"] = "error"
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # on tiny matrices its threads only wait for each other
 
 if platform.machine() == "x86_64":
-    # The same kernels on every processor. In those for Haswell and Zen a sum depends on the number of rows, which
-    # the random weights of gemma2 amplify to 1e-4: its own library then differs from itself by the prefill step.
-    os.environ.setdefault("OPENBLAS_CORETYPE", "Sandybridge")
+    # The same kernels everywhere. In those for Haswell and Zen a sum depends on the number of rows, which the
+    # random weights of gemma2 amplify to 1e-4: the library then differs from itself by the prefill step.
+    os.environ["OPENBLAS_CORETYPE"] = "Sandybridge"
 
 importlib.import_module("mlxrun.model")  # as the product does: OpenBLAS has to be there before MLX
 
