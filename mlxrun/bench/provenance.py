@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import platform
 import shlex
+import subprocess
 import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -35,53 +36,21 @@ def add_provenance(report: Mapping[str, Any]) -> dict[str, Any]:
 
 def read_machine_facts() -> dict[str, Any]:
     """The processor, its cores (those that this process may use), the memory in bytes and the system."""
+    affinity = getattr(os, "sched_getaffinity", None)
     return {
         "cpu": _find_cpu_name(),
-        "cores": _count_cores(),
-        "memory_bytes": _count_memory(),
-        "os": _find_os_name(),
+        "cores": len(affinity(0)) if affinity else os.cpu_count(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "os": platform.platform(),
         "arch": platform.machine(),
     }
 
 
-def _count_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def _find_cpu_name() -> str:
+    """The name that the system gives the processor, else its architecture."""
     if sys.platform == "darwin":
-        return _read_sysctl("machdep.cpu.brand_string") or platform.processor()
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor() or platform.machine())
-
-
-def _count_memory() -> int | None:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError):
-        return None
-
-
-def _find_os_name() -> str:
-    if sys.platform == "darwin":
-        return f"macOS {platform.mac_ver()[0]}"
-    try:
-        return platform.freedesktop_os_release()["PRETTY_NAME"]
-    except (OSError, KeyError):
-        return platform.system()
-
-
-def _read_sysctl(key: str) -> str:
-    import subprocess
-
-    try:
-        found = subprocess.run(["sysctl", "-n", key], capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return ""
-    return found.stdout.strip()
+        sysctl = ["sysctl", "-n", "machdep.cpu.brand_string"]
+        return subprocess.run(sysctl, capture_output=True, text=True).stdout.strip() or platform.processor()
+    info = Path("/proc/cpuinfo").read_text(encoding="utf-8") if Path("/proc/cpuinfo").exists() else ""
+    names = (line.partition(":")[2].strip() for line in info.splitlines() if line.startswith("model name"))
+    return next(names, platform.machine())
