@@ -142,10 +142,6 @@ class JobService:
         """Run no lines, but complete files that a kill left incomplete, and count their lines."""
         return await self._run_job(path, JobOptions(limit=0), lambda counts: None)
 
-    def get_paths(self, path: Path) -> JobPaths:
-        """The paths of a job's output, errors and manifest, which need not exist."""
-        return JobPaths(path)
-
     async def _run_job(
         self, path: Path, options: JobOptions, on_progress: Callable[[JobCounts], None]
     ) -> JobCounts:

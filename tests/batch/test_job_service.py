@@ -43,7 +43,7 @@ async def test_run_tells_and_counts(tmp_path: Path) -> None:
     client, progress = FakeClient(FakeModelInfo()), list[JobCounts]()
     jobs = service(client)
     assert await jobs.run(job, progress.append) == JobCounts(6, 5, 1) == progress[-1]
-    files = jobs.get_paths(job)
+    files = JobPaths(job)
     assert len(by_id(files.out)) == 5
     assert files.errors.exists() and files.manifest.exists()
     assert not client.closed
@@ -148,7 +148,7 @@ async def test_the_limits_of_the_server(tmp_path: Path) -> None:
     limits = ServerSettings(max_messages=8, max_prompt_tokens=100)
     jobs = service(FakeClient(FakeModelInfo()), replace(make_config(), server=limits))
     assert await jobs.run(job, lambda counts: None) == JobCounts(4, 2, 2)
-    errors = {record["custom_id"]: record["error"] for record in read(jobs.get_paths(job).errors)}
+    errors = {record["custom_id"]: record["error"] for record in read(JobPaths(job).errors)}
     assert (errors["long"]["code"], "server.max_prompt_tokens" in errors["long"]["message"]) == (
         "context_length_exceeded",
         True,
@@ -215,4 +215,4 @@ async def test_two_jobs_at_once(tmp_path: Path) -> None:
     assert counts == [JobCounts(10, 10, 0)] * 2
     for job, name in zip(found, "ab", strict=True):
         assert by_id(JobPaths(job).out).keys() == {f"{name}{i}" for i in range(10)}
-        assert json.loads(jobs.get_paths(job).manifest.read_bytes())["counts"]["done"] == 10
+        assert json.loads(JobPaths(job).manifest.read_bytes())["counts"]["done"] == 10

@@ -72,7 +72,7 @@ async def run_long_round(
         if beside.long.error is not None:
             return _make_failed_round(f"the long prompt: {beside.long.error}")
         errors = await _wait_until_idle(connection, usual, probes)
-        alone = await _stream_alone(
+        alone = await _stream_without_long_prompt(
             connection, plan, seed, [deltas.stop for deltas in _find_delta_ranges(beside)]
         )
         errors += await _wait_until_idle(connection, usual, probes)
@@ -140,7 +140,7 @@ async def _stream_beside_long_prompt(connection: Connection, plan: ServePlan, se
     return BesideLongPrompt(streams, long, short, watch.seconds, tuple(watch.errors))
 
 
-async def _stream_alone(
+async def _stream_without_long_prompt(
     connection: Connection, plan: ServePlan, seed: str, counts: Sequence[int]
 ) -> list[StreamTimes]:
     """The second pass; it lasts until each stream has as many deltas as `counts` says."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxrun.parsers.delta import Delta
 from tests.helpers.parser_corpus.core import CASES as CALLS
 from tests.helpers.parser_corpus.reasoning import CASES as REASONING
 from tests.helpers.parser_driver import (
     Call,
     Case,
+    MemorylessParser,
     ParserWithoutFinish,
     any_split,
     check_any_split,
@@ -86,20 +85,6 @@ def test_a_parser_without_finish_fails() -> None:
     failed = [case for case in CASES if not is_passed(case, ParserWithoutFinish)]
     assert {case.family for case in failed} == {case.family for case in CASES}
     assert {case.reasoning for case in failed} == {case.reasoning for case in CASES}
-
-
-class MemorylessParser:
-    """A broken parser, to which every chunk is an answer of its own: it misses markers that are split."""
-
-    def __init__(self, case: Case) -> None:
-        self._case = case
-
-    def feed(self, text: str) -> Sequence[Delta]:
-        one = make_parser(self._case)
-        return [*one.feed(text), *one.finish()]
-
-    def finish(self) -> Sequence[Delta]:
-        return ()
 
 
 @pytest.mark.parametrize("family", sorted({case.family for case in CALLS if case.family}))

@@ -5,14 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlxrun.parsers.delta import Delta
 from mlxrun.parsers.registry import find_tool_call_family
 from tests.helpers.parser_corpus.call_formats import FORMATS
 from tests.helpers.parser_corpus.malformed import CASES as MALFORMED
@@ -21,6 +19,7 @@ from tests.helpers.parser_driver import (
     Call,
     Case,
     Item,
+    MemorylessParser,
     ParserWithoutFinish,
     Reasoning,
     any_split,
@@ -129,20 +128,6 @@ def test_any_split(data: st.DataObject) -> None:
 def test_a_parser_without_finish_fails() -> None:
     """The counterpart of `test_case`: without its `finish` every family loses something."""
     assert {case.family for case in CASES if not is_passed(case, ParserWithoutFinish)} == set(FAMILIES)
-
-
-class MemorylessParser:
-    """A broken parser, to which every chunk is an answer of its own: it misses markers that are split."""
-
-    def __init__(self, case: Case) -> None:
-        self._case = case
-
-    def feed(self, text: str) -> Sequence[Delta]:
-        one = make_parser(self._case)
-        return [*one.feed(text), *one.finish()]
-
-    def finish(self) -> Sequence[Delta]:
-        return ()
 
 
 @pytest.mark.parametrize("family", FAMILIES)
