@@ -1,0 +1,1 @@
+"""Scores: answers compared with what is expected, scores by group, confidence intervals."""

@@ -1,0 +1,136 @@
+"""Scorers that users write: a function in a Python module or file, `module:function` or `file.py:function`.
+
+    def score(answer, expected, line, response): ...
+
+`answer` is the text of the answer, without reasoning; `expected` that of the line's `eval` (None without
+one); `line` the job line, as a dict; `response` the response body, without reasoning. A function may take
+fewer of these parameters, by name. It returns a number from 0 to 1, a bool, or a dict with `score` and any of
+`note`, `extracted` and `scores` (further numbers by name). It runs in one thread at a time, with copies.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import json
+import math
+import os
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from mlxrun.errors import JobError
+from mlxrun.scoring.verdict import ScoredAnswer, Verdict
+
+_PARAMETERS = ("answer", "expected", "line", "response")
+
+
+class CustomScorer:
+    """A loaded function of a user."""
+
+    def __init__(self, name: str, digest: str, function: Callable[..., Any], takes: tuple[str, ...]) -> None:
+        self.name = name
+        self.digest = digest
+        self._function = function
+        self._takes = takes
+        self._lock = threading.Lock()
+
+    def score(self, answer: ScoredAnswer) -> Verdict:
+        """Call the function; what it raises, or returns wrongly, becomes a note."""
+        values = {
+            "answer": answer.text,
+            "expected": answer.expected,
+            "line": answer.line,
+            "response": answer.body,
+        }
+        arguments = {name: copy.deepcopy(values[name]) for name in self._takes}
+        try:
+            with self._lock:
+                found = self._function(**arguments)
+        except (Exception, SystemExit) as error:
+            return Verdict(0, note=f"the scorer {self.name} raised {type(error).__name__}: {error}"[:500])
+        try:
+            return _read_result(found)
+        except Exception as error:
+            return Verdict(0, note=f"the scorer {self.name} returned no score: {error}"[:500])
+
+
+def _read_result(found: Any) -> Verdict:
+    """The verdict that a function returned; ValueError if it returned none."""
+    if not isinstance(found, Mapping):
+        return Verdict(_read_score(found, "what it returned"))
+    unknown = found.keys() - {"score", "comment", "extracted", "scores"}
+    if unknown or "score" not in found:
+        raise ValueError("it must return a score, or a dict of score, comment, extracted and scores")
+    scores = {str(key): _read_score(value, key) for key, value in (found.get("scores") or {}).items()}
+    extracted, comment = found.get("extracted"), found.get("comment")
+    json.dumps(extracted, allow_nan=False)
+    score = _read_score(found["score"], "score")
+    return Verdict(score, extracted, None, scores, None if comment is None else str(comment))
+
+
+def _read_score(value: Any, name: Any) -> float:
+    try:
+        number = float(value)  # NumPy's numbers too
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name} is {value!r:.100}, and no number") from error
+    if isinstance(value, str) or not math.isfinite(number) or not 0 <= number <= 1:
+        raise ValueError(f"{name} is {value!r:.100}, and no number from 0 to 1")
+    return number
+
+
+def load_scorer(name: str) -> CustomScorer:
+    """Import a scorer; JobError that names what is missing. Modules in the working directory are found."""
+    place, colon, function_name = name.rpartition(":")
+    if not colon or not place or not function_name.isidentifier():
+        raise JobError(f"scorer {name!r}: write module:function, or path/to/file.py:function")
+    module = _import_module(name, place)
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        raise JobError(f"scorer {name!r}: {place} has no function {function_name!r}")
+    return CustomScorer(name, _digest_source(module), function, _read_parameters(name, function))
+
+
+def _import_module(name: str, place: str) -> ModuleType:
+    try:
+        if not place.endswith(".py"):
+            if os.getcwd() not in sys.path:
+                sys.path.insert(0, os.getcwd())  # as `python -m` does; a console script does not
+            return importlib.import_module(place)
+        key = f"mlxrun_scorer_{hashlib.sha256(os.path.abspath(place).encode()).hexdigest()[:16]}"
+        spec = importlib.util.spec_from_file_location(key, place)
+        assert spec is not None and spec.loader is not None
+        module = sys.modules[key] = importlib.util.module_from_spec(spec)  # dataclasses look it up there
+        spec.loader.exec_module(module)
+        return module
+    except (Exception, SystemExit) as error:
+        raise JobError(f"scorer {name!r}: cannot be imported: {type(error).__name__}: {error}") from error
+
+
+def _digest_source(module: ModuleType) -> str:
+    """The sha256 of the module's file; empty for a module without one."""
+    path = getattr(module, "__file__", None)
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest() if path else ""
+
+
+def _read_parameters(name: str, function: Callable[..., Any]) -> tuple[str, ...]:
+    """The names of the parameters that the function takes; JobError if it needs others."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError) as error:
+        raise JobError(f"scorer {name!r}: its parameters cannot be read: {error}") from error
+    open_kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    needed = [each.name for each in parameters if each.default is each.empty and each.kind not in open_kinds]
+    unknown = [each for each in needed if each not in _PARAMETERS]
+    if unknown or any(each.kind is each.POSITIONAL_ONLY for each in parameters):
+        reason = f"it has {', '.join(unknown) or 'positional-only ones'}"
+        raise JobError(f"scorer {name!r}: its parameters must be of {', '.join(_PARAMETERS)}; {reason}")
+    if any(each.kind is each.VAR_KEYWORD for each in parameters):
+        return _PARAMETERS
+    return tuple(each.name for each in parameters if each.name in _PARAMETERS)
