@@ -95,6 +95,17 @@ def list_models(folder: Path) -> list[ModelFolder]:
     return [ModelFolder(folder, bytes.fromhex(name)) for name in sorted(names)]
 
 
+def list_foreign_files(folder: Path) -> Iterator[Path]:
+    """Yield what is in `folder` and in the folders of its models, but is no entry and no temporary file."""
+    models = {model.path.name: model for model in list_models(folder)}
+    yield from (folder / item.name for item in _scan_folder(folder) if item.name not in models)
+    for model in models.values():
+        own = {path.name for path in model.list_files()}
+        for item in _scan_folder(model.path):
+            if item.name not in own and not _TEMP.fullmatch(item.name):
+                yield model.path / item.name
+
+
 def get_default_folder(environ: Mapping[str, str] = os.environ) -> Path:
     """Return the folder that is used if the config names none."""
     base = environ.get("XDG_CACHE_HOME", "")

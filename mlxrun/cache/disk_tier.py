@@ -95,7 +95,10 @@ class DiskTier:
         the queue is full."""
         write = _Write(entry, payload, payload.nbytes + 8 * len(entry.ids))
         with self._changed:
-            if entry.key in self._pending:
+            pending = self._pending.get(entry.key)
+            if pending is not None:  # the writer may have read the entry before it got logprobs: once more
+                self._pending[entry.key] = write
+                self._queued += write.nbytes - pending.nbytes
                 return True
             if self._closing or time.monotonic() < self._paused_until:
                 return False
@@ -238,7 +241,7 @@ class DiskTier:
             self._pause(error)
             return
         with self._changed:
-            if self._pending.get(key) is not write:  # it was deleted meanwhile, and its file will be
+            if self._pending.get(key) is not write:  # it was deleted or replaced meanwhile
                 return
             self._cancel_write(key)
             if size is not None:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from mlxrun.cache.entry_scores import EntryScores, ScoreBook
 from mlxrun.scheduler.payload import SerializedPayload
 from mlxrun.scheduler.step_plan import SnapshotKind
 
@@ -44,6 +45,8 @@ class CacheEntry:
     prompt_end: CacheEntry | None = None  # of a draft that goes beyond the end of its prompt: that end
     hit_count: int = 0  # requests whose hit ended with it
     obsolete_states: Sequence[CacheEntry] = ()  # of a draft: states that nobody needs once it is stored
+    scores: EntryScores | None = None  # logprobs of its tokens, if a request wanted them
+    book: ScoreBook | None = None  # of a draft: the prompt's logprobs, which may be known before it is stored
 
 
 class PayloadCodec(Protocol):
@@ -77,7 +80,7 @@ class CacheCounters:
     lcp: int = 0
     miss: int = 0
     tokens: int = 0  # that need not be computed
-    records: int = 0  # entries in memory now
+    entries: int = 0  # in memory now
     memory_bytes: int = 0  # now
     disk_bytes: int = 0  # now
     evicted: int = 0  # from memory

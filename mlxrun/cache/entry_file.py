@@ -2,7 +2,8 @@
 
     8 bytes  length of the header, little endian
     header   JSON: "__metadata__", whose first item is "digest"; then the table of tensors
-    data     the entry's ids (int64), then the payload's tensors in the order of the table
+    data     the entry's ids (int64), the logprobs of its tokens (EntryScores.encode) if it has any, then the
+             payload's tensors in the order of the table
 
 The safetensors package is not used: its functions take raw pointers, differ between versions and copy data.
 A reader trusts nothing: a torn or changed file, or one of another model or version, raises BadFile.
@@ -23,6 +24,7 @@ from typing import IO, Any, NoReturn
 
 from mlxrun.cache.content_keys import compute_entry_key
 from mlxrun.cache.entry import CacheEntry
+from mlxrun.cache.entry_scores import EntryScores
 from mlxrun.scheduler.payload import SerializedPayload, SerializedTensor
 from mlxrun.scheduler.step_plan import SnapshotKind
 
@@ -30,6 +32,7 @@ FORMAT = "1"
 HEADER_LIMIT = 4 << 20
 PEEK_BYTES = 1 << 15  # holds most headers with their ids, so that one read is enough
 IDS = "ids"
+SCORES = "scores"
 PAYLOAD = "payload."  # prefix of the codec's tensor names, so that none is called "ids"
 CODEC = "codec."  # prefix of the codec's metadata
 ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1}
@@ -51,8 +54,12 @@ def encode_entry(entry: CacheEntry, payload: SerializedPayload, fingerprint: byt
     """Return the file as its header and the data of each tensor, which is not copied. ValueError if the file
     could not be read back."""
     tensors = {IDS: SerializedTensor("I64", (len(entry.ids),), entry.ids.tobytes())}
+    scores = entry.scores  # read once: the engine thread may replace them
+    if scores is not None:
+        encoded = scores.encode()
+        tensors[SCORES] = SerializedTensor("I32", (len(encoded) // 4,), encoded)
     tensors |= {PAYLOAD + name: tensor for name, tensor in payload.tensors.items()}
-    fields = {"digest": _NO_DIGEST.decode(), **_describe_entry(entry, fingerprint)}
+    fields = {"digest": _NO_DIGEST.decode(), **_describe_entry(entry, fingerprint, scores)}
     fields |= {CODEC + name: value for name, value in payload.meta.items()}
     header = _encode_header(fields, tensors)
     data = [tensor.data for tensor in tensors.values()]
@@ -71,18 +78,20 @@ def load_entry(source: Path | bytes, fingerprint: bytes) -> tuple[CacheEntry, Se
     if _hash_file(header.raw, data) != header.raw[_DIGEST]:
         _fail("its checksum is wrong: it was changed or damaged")
     name = source.stem if isinstance(source, Path) else None
-    entry = _decode_entry(header.fields, data[0], fingerprint, name)
+    scores = data[1] if len(table) > 1 and table[1].name == SCORES else None
+    entry = _decode_entry(header.fields, data[0], scores, fingerprint, name)
     tensors = {
         info.name.removeprefix(PAYLOAD): SerializedTensor(info.dtype, info.shape, bytes_)
-        for info, bytes_ in zip(table[1:], data[1:], strict=True)
+        for info, bytes_ in zip(table, data, strict=True)
+        if info.name.startswith(PAYLOAD)
     }
     meta = {name.removeprefix(CODEC): text for name, text in header.fields.items() if name.startswith(CODEC)}
     return entry, SerializedPayload(tensors, meta)
 
 
 def peek_entry(path: Path, fingerprint: bytes) -> tuple[CacheEntry, os.stat_result]:
-    """Return the entry by its header and its ids. The payload is not read: neither it nor its table is
-    verified, except that the file has the right length."""
+    """Return the entry by its header, its ids and its scores. The payload is not read: neither it nor its
+    table is verified, except that the file has the right length."""
     with path.open("rb", buffering=PEEK_BYTES) as file:
         stat = os.fstat(file.fileno())
         header = _read_header(file)
@@ -91,7 +100,11 @@ def peek_entry(path: Path, fingerprint: bytes) -> tuple[CacheEntry, os.stat_resu
         if stat.st_size != len(header.raw) + end or ids_info.end > end:
             _fail(WRONG_SIZE)
         ids = _read_exactly(file, ids_info.nbytes)
-    return _decode_entry(header.fields, ids, fingerprint, path.stem), stat
+        scores_info = _parse_scores_info(header, ids_info.end)
+        if scores_info is not None and scores_info.end > end:
+            _fail(WRONG_SIZE)
+        scores = None if scores_info is None else _read_exactly(file, scores_info.nbytes)
+    return _decode_entry(header.fields, ids, scores, fingerprint, path.stem), stat
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +169,9 @@ def _read_header(file: IO[bytes]) -> _Header:
 def _read_table(header: _Header, size: int) -> list[_TensorInfo]:
     """Return the tensors, the ids first; they follow each other without gaps and fill the file."""
     table = [_parse_ids_info(header)]
-    for name, description in list(header.tensors.items())[1:]:
+    scores = _parse_scores_info(header, table[0].end)
+    table += [] if scores is None else [scores]
+    for name, description in list(header.tensors.items())[len(table) :]:
         info = _parse_tensor_info(name, description)
         if not name.startswith(PAYLOAD) or info.start != table[-1].end:
             _fail(f"tensor {name} is not where it should be")
@@ -170,6 +185,16 @@ def _parse_ids_info(header: _Header) -> _TensorInfo:
     info = _parse_tensor_info(*next(iter(header.tensors.items())))
     if (info.name, info.dtype, len(info.shape), info.start) != (IDS, "I64", 1, 0):
         _fail(NO_IDS)
+    return info
+
+
+def _parse_scores_info(header: _Header, start: int) -> _TensorInfo | None:
+    """The tensor of scores, which is the second one; None if there is none."""
+    if SCORES not in header.tensors:
+        return None
+    info = _parse_tensor_info(SCORES, header.tensors[SCORES])
+    if list(header.tensors).index(SCORES) != 1 or (info.dtype, info.start) != ("I32", start):
+        _fail("its scores are not where they should be")
     return info
 
 
@@ -197,9 +222,12 @@ def _count_bytes(dtype: str, shape: Iterable[int]) -> int:
     return math.prod(shape) * ITEM_BYTES[dtype]
 
 
-def _describe_entry(entry: CacheEntry, fingerprint: bytes) -> dict[str, str]:
+def _describe_entry(
+    entry: CacheEntry, fingerprint: bytes, scores: EntryScores | None = None
+) -> dict[str, str]:
     """Return the header's fields about an entry."""
-    return {
+    digest = None if scores is None else hashlib.blake2b(scores.encode(), digest_size=16).hexdigest()
+    return ({} if digest is None else {SCORES: digest}) | {
         "format": FORMAT,
         "root": fingerprint.hex(),
         "key": entry.key.hex(),
@@ -212,7 +240,9 @@ def _describe_entry(entry: CacheEntry, fingerprint: bytes) -> dict[str, str]:
     }
 
 
-def _decode_entry(fields: Mapping[str, str], ids: bytes, fingerprint: bytes, name: str | None) -> CacheEntry:
+def _decode_entry(
+    fields: Mapping[str, str], ids: bytes, scores: bytes | None, fingerprint: bytes, name: str | None
+) -> CacheEntry:
     """Return the entry that the header describes, if every field agrees with the content."""
     if fields.get("format") != FORMAT:
         _fail(f"its format is {fields.get('format')!r}; this version reads {FORMAT!r}")
@@ -228,10 +258,11 @@ def _decode_entry(fields: Mapping[str, str], ids: bytes, fingerprint: bytes, nam
             ids=array("q", ids),
             boundary=fields.get("boundary") == "yes",
             on_disk=True,
+            scores=None if scores is None else EntryScores.decode(scores),
         )
     except (KeyError, ValueError) as error:
         _fail(f"its header is incomplete or wrong: {error}")
-    expected = _describe_entry(entry, fingerprint)
+    expected = _describe_entry(entry, fingerprint, entry.scores)
     for field in sorted(expected.keys() | fields.keys() - {"digest"}):
         if not field.startswith(CODEC) and fields.get(field) != expected.get(field):
             _fail(f"its header says {field} {fields.get(field)!r}, but it is {expected.get(field)!r}")
@@ -241,6 +272,8 @@ def _decode_entry(fields: Mapping[str, str], ids: bytes, fingerprint: bytes, nam
         _fail(f"it has {len(entry.ids)} token ids for positions {entry.start} to {entry.stop}")
     if entry.key != compute_entry_key(entry):
         _fail("its key is not that of its content")
+    if entry.scores is not None and entry.scores.first + len(entry.scores.best_ids) != entry.stop:
+        _fail("its scores are those of other tokens")
     return entry
 
 

@@ -76,7 +76,7 @@ class EntryStore:
             if known.payload is None:
                 self._add_to_memory(known, payload)
         if draft.durable:
-            self._write(known)
+            self.write(known)
         self.enforce_budgets()
         return known if known in self.index else None
 
@@ -90,7 +90,7 @@ class EntryStore:
         self._count_payload(entry, 1)
         # A contained entry is deleted from disk only once this one is there.
         if entry.durable or any(shorter.on_disk for shorter in contained):
-            self._write(entry)
+            self.write(entry)
         for shorter in contained:
             entry.last_used = max(entry.last_used, shorter.last_used)
             self._retire(shorter, entry)
@@ -180,7 +180,7 @@ class EntryStore:
 
     def _evict_from_memory(self, entry: CacheEntry) -> None:
         """Write the entry to disk first, if it is not there: so a prompt may be longer than memory holds."""
-        self._write(entry)
+        self.write(entry)
         if entry.on_disk:
             self._count_payload(entry, -1)
             self._update_counters()
@@ -227,7 +227,7 @@ class EntryStore:
     def _count_payload(self, entry: CacheEntry, sign: int) -> None:
         """Account for a payload that has come into memory (1), or drop it from there (-1)."""
         self.nbytes += sign * entry.nbytes
-        self.counters.records += sign
+        self.counters.entries += sign
         if sign > 0:
             self._memory_order.add(entry)
         else:
@@ -240,7 +240,7 @@ class EntryStore:
 
     # -- disk -------------------------------------------------------------------------------------------
 
-    def _write(self, entry: CacheEntry) -> None:
+    def write(self, entry: CacheEntry) -> None:
         """Write an entry to disk, after all that it depends on."""
         if self._disk_tier is None:
             return

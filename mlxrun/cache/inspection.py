@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mlxrun.cache.cache_folder import ModelFolder, list_models
+from mlxrun.cache.cache_folder import ModelFolder, list_foreign_files, list_models
 from mlxrun.cache.entry import CacheEntry
 from mlxrun.cache.entry_file import BadFile, load_entry, peek_entry
 from mlxrun.scheduler.step_plan import SnapshotKind
@@ -85,6 +85,11 @@ def verify_files(folder: Path, delete: bool) -> tuple[int, list[tuple[Path, str]
             except OSError as error:
                 bad.append((path, f"it cannot be read: {error.strerror or error}"))
     return good, bad
+
+
+def count_foreign_files(folder: Path) -> int:
+    """The number of files and folders in `folder`, and in the folders of models, that are no entries."""
+    return sum(1 for _ in list_foreign_files(folder))
 
 
 def _delete_bad_file(path: Path) -> str:

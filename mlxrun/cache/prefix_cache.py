@@ -6,49 +6,32 @@ an answer. snapshot_planner.py decides what to store, the runner copies it, and 
 
 from __future__ import annotations
 
-import functools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from types import NoneType
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any
 
+from mlxrun.cache.containment import contain_failures
 from mlxrun.cache.disk_tier import DiskTier
 from mlxrun.cache.entry import CacheCounters, CacheEntry, Key, PayloadCodec
 from mlxrun.cache.entry_store import EntryStore
 from mlxrun.cache.radix_index import RadixIndex, RadixMatch
+from mlxrun.cache.score_keeper import ScoreKeeper
 from mlxrun.cache.snapshot_planner import SnapshotPlanner
 from mlxrun.cache.tracked_request import PlannedKeypoints, TrackedRequest
 from mlxrun.config.settings import CacheSettings
 from mlxrun.scheduler.prefix_cache_interface import PrefixCacheInterface
-from mlxrun.scheduler.request import HitKind, Request
-from mlxrun.scheduler.step_plan import CacheHit, SnapshotKind, SnapshotRequest, SnapshotResult
+from mlxrun.scheduler.request import HitKind, Request, TokenLogprob
+from mlxrun.scheduler.step_plan import (
+    CacheHit,
+    ScoredTokens,
+    SnapshotKind,
+    SnapshotRequest,
+    SnapshotResult,
+)
 
 log = logging.getLogger(__name__)
-
-P = ParamSpec("P")
-T = TypeVar("T")
-Method = Callable[Concatenate["PrefixCache", P], T]
-
-
-def contain_failures(make_default: Callable[[], Any]) -> Callable[[Method[P, T]], Method[P, T]]:
-    """Decorate a method so that a failure in it is logged, once, and the method returns `make_default()`."""
-
-    def decorate(method: Method[P, T]) -> Method[P, T]:
-        @functools.wraps(method)
-        def call(self: PrefixCache, /, *args: P.args, **kwargs: P.kwargs) -> T:
-            try:
-                return method(self, *args, **kwargs)
-            except Exception:
-                if not self._failed:
-                    log.exception("the prefix cache failed; requests go on without it (logged once)")
-                self._failed = True
-                default: T = make_default()
-                return default
-
-        return call
-
-    return decorate
 
 
 class PrefixCache(PrefixCacheInterface):
@@ -77,6 +60,7 @@ class PrefixCache(PrefixCacheInterface):
         self.counters = counters or CacheCounters()
         self._index = index = RadixIndex(root, chunk, has_deltas=deltas, has_states=states)
         self._store = EntryStore(index, codec, disk_tier, memory_bytes, settings.disk_bytes, self.counters)
+        self._scores = ScoreKeeper(index, self._store, grid_only)
         self._planner = SnapshotPlanner(
             index, self._store, settings.checkpoint_every, grid_only=grid_only, on_disk=self.survives_restart
         )
@@ -107,20 +91,31 @@ class PrefixCache(PrefixCacheInterface):
     @contain_failures(bool)
     def should_wait_for_prefix(self, request_id: str) -> bool:
         tracked = self._get_tracked(request_id)
-        if tracked is None or tracked.running or not self._planned:
+        if tracked is None or tracked.running:
             return False
-        points = tracked.list_keypoints(tracked.longest_useful_hit)
-        if not any(self._planned.get_owners(key) for _, key in points):
-            return False
+        if self._planned and self._waits_for_keypoint(tracked):
+            return True
+        return self._scores.has_owners and self._scores.waits_for_owner(tracked, self._match(tracked))
+
+    def _match(self, tracked: TrackedRequest) -> int:
+        """The longest hit that a waiting request would have now."""
         version = self._index.version, len(tracked.chain)
         if tracked.matched[:2] != version:
             match = self._index.match(tracked.chain, tracked.longest_useful_hit, tracked.round_down)
             tracked.matched = *version, match.length if match else 0
+        return tracked.matched[2]
+
+    def _waits_for_keypoint(self, tracked: TrackedRequest) -> bool:
+        points = tracked.list_keypoints(tracked.longest_useful_hit)
+        if not any(self._planned.get_owners(key) for _, key in points):
+            return False
+        matched = self._match(tracked)
         for stop, key in points:
-            if stop > tracked.matched[2]:
-                owners = self._planned.get_owners(key)
+            if stop > matched:
+                found = [self._tracked[owner] for owner in self._planned.get_owners(key)]
+                owners = [owner for owner in found if tracked.can_use(owner, stop)]
                 for owner in owners:
-                    self._tracked[owner].awaited = True
+                    owner.awaited = True
                 if owners:
                     return True
                 # A delta is of no use without those before it; a state is.
@@ -128,12 +123,29 @@ class PrefixCache(PrefixCacheInterface):
                     return False
         return False
 
+    @contain_failures(tuple)
+    def find_scores(self, request_id: str, start: int) -> Sequence[TokenLogprob]:
+        tracked = self._get_tracked(request_id)
+        if tracked is None:
+            return ()
+        found, size = self._scores.find_scores(tracked, start), len(tracked.request.prompt)
+        if start + len(found) == size and not tracked.request.params.max_tokens:  # there will be no lookup
+            self.counters.exact += 1
+            self.counters.tokens += size
+        return found
+
+    def record_scores(self, scores: ScoredTokens) -> None:
+        tracked = self._tracked.get(scores.request_id)
+        if tracked is not None and tracked.book is not None:
+            tracked.book.record(scores.start, scores.logprobs)
+
     def lookup(self, request_id: str, output: Sequence[int], max_tokens: int) -> CacheHit | None:
         tracked = self._get_tracked(request_id)
         hit = None
         if tracked is not None:
             self._stop(tracked)
             tracked.running = True
+            self._scores.add_owner(tracked)
             hit = self._find_hit(tracked, output, max_tokens)
             tracked.state_at = tracked.written_at = hit.length if hit else 0
             self._register_keypoints(tracked, hit.length if hit else 0, max_tokens)
@@ -217,28 +229,19 @@ class PrefixCache(PrefixCacheInterface):
         if tracked is None:
             return
         if entry is not None and tracked.running and draft.kind is SnapshotKind.STATE and draft.from_prompt:
-            self._replace_checkpoint(tracked, entry)
+            self._planner.replace_checkpoint(tracked, entry)
         tracked.pending.discard(draft.key)
         self._planned.mark_computed(tracked.request.id, draft.stop if tracked.pending else tracked.computed)
 
     @contain_failures(NoneType)
     def _insert(self, draft: CacheEntry, payload: Any) -> CacheEntry | None:
+        book, draft.book = draft.book, None
+        self._scores.add_scores(draft, book, draft.stop)
         entry = self._store.insert(draft, payload)
         if entry is not None:
+            self._scores.add_scores(entry, book, draft.stop)
             self._store.remove_obsolete_states(entry, draft)
         return entry
-
-    @contain_failures(NoneType)
-    def _replace_checkpoint(self, tracked: TrackedRequest, state: CacheEntry) -> None:
-        """Remove the earlier states of a running prompt, except those that others use. With a disk tier, the
-        newest state that is a file stays until a newer one is."""
-        tracked.checkpoints.append((state, state.last_used))
-        durable = [i for i, (entry, _) in enumerate(tracked.checkpoints) if self._store.is_durable(entry)]
-        stays = {durable[-1] if durable else 0, len(tracked.checkpoints) - 1}
-        for i, (old, tick) in enumerate(tracked.checkpoints):
-            if i not in stays and not old.boundary and not old.pins and old.last_used == tick:
-                self._store.remove(old)
-        tracked.checkpoints = [tracked.checkpoints[i] for i in sorted(stays)]
 
     @contain_failures(NoneType)
     def invalidate_hit(self, request_id: str) -> None:
@@ -266,6 +269,8 @@ class PrefixCache(PrefixCacheInterface):
 
     def _request_snapshots(self, tracked: TrackedRequest, drafts: list[CacheEntry]) -> list[SnapshotRequest]:
         tracked.pending.update(draft.key for draft in drafts)
+        for draft in drafts:
+            draft.book = tracked.book
         request_id, on_disk = tracked.request.id, self.survives_restart
         return [
             SnapshotRequest(request_id, d.kind, d.start, d.stop, d, on_disk and d.durable) for d in drafts
@@ -279,6 +284,7 @@ class PrefixCache(PrefixCacheInterface):
 
     def _stop(self, tracked: TrackedRequest) -> None:
         """Forget what is only known of a running request."""
+        self._scores.remove_owner(tracked)
         self._unpin(tracked)
         self._planned.remove(tracked.request.id)
         tracked.running = False

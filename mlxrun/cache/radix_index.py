@@ -7,6 +7,7 @@ If the model has deltas, every state is covered by a delta, and the parent of ev
 
 from __future__ import annotations
 
+import itertools
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from mlxrun.cache.entry import CacheEntry, Key
 from mlxrun.scheduler.step_plan import SnapshotKind
 
 RoundDown = Callable[[int], int]
+MAX_OVERLAPS = 16  # branches of a chunk that are searched for one with scores
 
 
 @dataclass(slots=True, eq=False)
@@ -142,6 +144,19 @@ class RadixIndex:
             states += [node.state for node in path if node.state is not None and node.depth <= depth]
         return states
 
+    def list_overlaps(self, chain: KeyChain, limit: int, whole_only: bool) -> list[tuple[CacheEntry, int]]:
+        """Return the entries whose scores are about a prompt's first `limit` tokens, each with the position
+        up to which its tokens are those of the prompt. `whole_only`: entries of full chunks."""
+        if not self.has_deltas:  # then states have the scores of all tokens before them
+            return [(state, state.stop) for state in self.find_states(chain, limit)]
+        chunks, path, covered = self._match_deltas(chain, min(limit, len(chain)))
+        found = [(entry, entry.stop) for entry in chunks]
+        if path and not whole_only:
+            below = list(itertools.islice(_iterate_deltas(path[-1]), MAX_OVERLAPS))
+            complete = [entry for entry in below if entry.scores is not None and entry.scores.complete]
+            found += [(entry, covered) for entry in [*complete, *below][:1]]
+        return found
+
     def _is_end(self, chain: KeyChain, length: int) -> bool:
         path, depth = self._walk_down(chain, length // self.chunk, length)
         return bool(path) and path[-1].depth == depth and path[-1].is_end
@@ -248,9 +263,17 @@ class RadixIndex:
 
 def _find_delta(node: RadixNode) -> CacheEntry:
     """Return a delta at this node or below it."""
-    while node.delta is None:
-        node = next(child for child in node.children.values() if child.delta_count)
-    return node.delta
+    return next(_iterate_deltas(node))
+
+
+def _iterate_deltas(node: RadixNode) -> Iterator[CacheEntry]:
+    """Yield the deltas at this node and below it."""
+    nodes = [node]
+    while nodes:
+        node = nodes.pop()
+        if node.delta is not None:
+            yield node.delta
+        nodes += [child for child in node.children.values() if child.delta_count]
 
 
 def _collect_entries(node: RadixNode | None) -> list[CacheEntry]:

@@ -7,7 +7,9 @@ likely to branch off, and at intervals between; and the rest of a row that is fr
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import NoneType
 
+from mlxrun.cache.containment import contain_failures
 from mlxrun.cache.entry import CacheEntry, Key
 from mlxrun.cache.entry_store import EntryStore
 from mlxrun.cache.radix_index import RadixIndex
@@ -62,7 +64,7 @@ class SnapshotPlanner:
             at = draft.stop
             is_state = draft.kind is SnapshotKind.STATE
             draft.from_prompt = True
-            draft.boundary = is_state and (at == target or at in tracked.request.boundaries)
+            draft.boundary = is_state and (at == target or at in tracked.request.branch_points)
             draft.durable = is_state or at == target or at - tracked.written_at >= self._interval
             if draft.durable:
                 tracked.written_at = at
@@ -75,7 +77,19 @@ class SnapshotPlanner:
         if not self._index.has_states or (self._grid_only and stop % self._chunk):
             return False
         overdue = stop % self._chunk == 0 and stop - last >= self._interval
-        return overdue or stop == target or stop in tracked.request.boundaries
+        return overdue or stop == target or stop in tracked.request.branch_points
+
+    @contain_failures(NoneType)
+    def replace_checkpoint(self, tracked: TrackedRequest, state: CacheEntry) -> None:
+        """Remove the earlier states of a running prompt, except those that others use. With a disk tier, the
+        newest state that is a file stays until a newer one is."""
+        tracked.checkpoints.append((state, state.last_used))
+        durable = [i for i, (entry, _) in enumerate(tracked.checkpoints) if self._store.is_durable(entry)]
+        stays = {durable[-1] if durable else 0, len(tracked.checkpoints) - 1}
+        for i, (old, tick) in enumerate(tracked.checkpoints):
+            if i not in stays and not old.boundary and not old.pins and old.last_used == tick:
+                self._store.remove(old)
+        tracked.checkpoints = [tracked.checkpoints[i] for i in sorted(stays)]
 
     def plan_final_snapshots(
         self, tracked: TrackedRequest, output: Sequence[int], num_cached: int

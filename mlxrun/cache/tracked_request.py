@@ -11,8 +11,10 @@ from dataclasses import dataclass, field
 
 from mlxrun.cache.content_keys import KeyChain, build_content_ids
 from mlxrun.cache.entry import CacheEntry, Key
+from mlxrun.cache.entry_scores import ScoreBook
 from mlxrun.scheduler.request import Request
 
+MIN_SHARED = 16  # tokens: what a request that waits for another one's logprobs must share with it at least
 MIN_KEYPOINT = 64  # a keypoint off the grid before this one is not worth waiting for
 
 Keypoint = tuple[int, Key]
@@ -36,8 +38,15 @@ class TrackedRequest:
     awaited: bool = False  # others wait for what it computes
     deferred: int = 0  # the prompt's end, if it is stored together with the answer only
     matched: tuple[int, int, int] = (-1, 0, 0)  # version of the index, tokens known, tokens matched then
+    waited_at: int = -MIN_SHARED  # tokens matched when it last began to wait for another one's logprobs
+    waits_for: str = ""  # the request whose logprobs it waits for, or waited for last
+    book: ScoreBook | None = None  # the logprobs of its prompt, if it wants them
     _chain: KeyChain | None = None
     _keypoints: tuple[int, list[Keypoint]] = (-1, [])
+
+    def __post_init__(self) -> None:
+        if self.request.params.prompt_logprobs is not None:
+            self.book = ScoreBook(self.request.prompt, self.request.image_spans)
 
     @property
     def cacheable(self) -> bool:
@@ -72,12 +81,22 @@ class TrackedRequest:
         ends_in_image = any(start < known <= stop for start, stop in self.request.image_spans)
         return known if ends_in_image else known - 1
 
+    def can_use(self, owner: TrackedRequest, stop: int) -> bool:
+        """Whether it may wait for a running request to compute its first `stop` tokens. Those from the first
+        wanted logprob on are of no use without their logprobs, of which entries have the likeliest token
+        only. One in the background may get no share of the next steps while others wait."""
+        if owner.request.background and not self.request.background:
+            return False
+        wanted = self.request.params.prompt_logprobs
+        has_scores = wanted is None or (wanted <= 1 and owner.book is not None)
+        return has_scores or stop < self.request.score_from
+
     def list_keypoints(self, limit: int) -> list[Keypoint]:
         """Return all keypoints up to `limit` tokens."""
         if self._keypoints[0] != limit:
             points = set(range(self.chunk, limit + 1, self.chunk))
             if not self.grid_only:
-                points |= {at for at in (*self.request.boundaries, limit) if MIN_KEYPOINT <= at <= limit}
+                points |= {at for at in (*self.request.branch_points, limit) if MIN_KEYPOINT <= at <= limit}
             points = {at for at in points if self.round_down(at) == at}
             self._keypoints = limit, [(at, self.chain.get_key(at)) for at in sorted(points)]
         return self._keypoints[1]

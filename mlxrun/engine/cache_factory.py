@@ -73,7 +73,7 @@ def compute_fingerprint(config: Config, model_info: LoadedModelInfo, snapshots: 
     parts = {
         "format": FORMAT_VERSION,
         "model": model_info.digests["model"],
-        "load": {key: asdict(config.model)[key] for key in ("kind", "dtype")},
+        "load": {key: asdict(config.model)[key] for key in ("kind", "dtype", "dequantize")},
         "layers": snapshots.describe(),
         "chunk": config.scheduler.chunk,
         "reproducible": config.engine.reproducible,

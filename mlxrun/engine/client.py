@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from mlxrun.config.settings import Config
 from mlxrun.engine.engine import Engine
 from mlxrun.engine.factory import build_engine
-from mlxrun.engine.stats import collect_stats
+from mlxrun.engine.stats import EngineStats
 from mlxrun.engine.thread import Abort, CallEngine, EngineThread, Listener, StopEngine, Submit
 from mlxrun.errors import EngineDead, InternalError, MlxrunError, RequestError
 from mlxrun.model.model_info import LoadedModelInfo
@@ -31,15 +31,17 @@ class Collector:
     """One slot for the events of one request: `put` merges those that were not read yet, `get` waits."""
 
     def __init__(self) -> None:
-        self._event: TokenEvent | None = None  # the unread events as one, without the tokens of merged ones
+        self._event: TokenEvent | None = None  # the unread events as one, without the tokens and logprobs
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprob] = []
+        self._prompt_logprobs: list[TokenLogprob | None] = []
         self._filled = asyncio.Event()
 
     def put(self, event: TokenEvent) -> None:
         # Tokens are copied here and when they are read. Merging whole events would copy all each time.
         self._tokens += event.tokens
         self._logprobs += event.logprobs
+        self._prompt_logprobs += event.prompt_logprobs
         self._event = event if self._event is None else self._event.merge_progress(event)
         self._filled.set()
 
@@ -56,9 +58,16 @@ class Collector:
         return event
 
     def _take_unread(self) -> TokenEvent | None:
-        event, tokens, logprobs = self._event, tuple(self._tokens), tuple(self._logprobs)
-        self._event, self._tokens, self._logprobs = None, [], []
-        return event and replace(event, tokens=tokens, logprobs=logprobs)
+        if self._event is None:
+            return None
+        event = replace(
+            self._event,
+            tokens=tuple(self._tokens),
+            logprobs=tuple(self._logprobs),
+            prompt_logprobs=tuple(self._prompt_logprobs),
+        )
+        self._event, self._tokens, self._logprobs, self._prompt_logprobs = None, [], [], []
+        return event
 
 
 class EngineClient:
@@ -114,9 +123,10 @@ class EngineClient:
         """The counters of the prefix cache (cache.entry.CacheCounters) by name; empty without a cache."""
         return self._ready.result().prefix_cache.read_counters()
 
-    async def read_stats(self) -> Mapping[str, Any]:
-        """The engine's numbers (engine/stats.py), read between two steps. EngineDead if it has stopped."""
-        return await self._call_engine(collect_stats)
+    def read_stats(self) -> EngineStats:
+        """The engine's numbers after its newest step; after its last one if it has stopped."""
+        assert self._thread.stats is not None, "the engine is ready"
+        return self._thread.stats
 
     async def clear_cache(self) -> None:
         """Drop all prefix cache entries that no running request uses. EngineDead if it has stopped."""
@@ -152,7 +162,9 @@ class EngineClient:
                 event = await collector.get()
                 finished = event.finish is not None
                 if event.error is not None:
-                    if event.tokens:  # they came before the error, and were merged with it
+                    if (
+                        event.tokens or event.prompt_logprobs
+                    ):  # they came before the error, and were merged with it
                         yield replace(event, finish=None, error=None)
                     raise event.error
                 yield event
@@ -168,6 +180,12 @@ class EngineClient:
             await asyncio.to_thread(self._thread.join)
         finally:
             self._on_dead(EngineDead("the engine was closed"))
+
+    def stop_at_exit(self) -> None:
+        """Stop the engine and wait for its thread, while the process ends and no worker thread can start any
+        more. May be called on any thread; unfinished requests get no event."""
+        self._thread.send(StopEngine())
+        self._thread.join()
 
     def _raise_if_dead(self) -> None:
         if self._dead_error is not None:

@@ -6,6 +6,7 @@ It knows token ids, not text. Every request that `add` accepted gets exactly one
 from __future__ import annotations
 
 import logging
+import time
 from typing import Protocol
 
 from mlxrun.config.settings import EngineSettings
@@ -55,6 +56,8 @@ class Engine:
         self.errors = 0  # failed steps since the start
         self._failures_in_a_row = 0  # failed steps since the last token
         self._aborted: list[TokenEvent] = []  # final events that the next step returns
+        self._last_plan: StepPlan | None = None  # of the step before; None if the engine was idle then
+        self._last_time = 0.0  # when that step ended
 
     @property
     def busy(self) -> bool:
@@ -79,25 +82,41 @@ class Engine:
         reading it before the next launch. Raises EngineDead after `engine.max_errors` failed steps in a row.
         """
         self.steps += 1
+        if self._last_plan is None:
+            self._last_time = time.monotonic()
         collect_only = self._runner.awaits_first_tokens and not self.scheduler.has_rows_to_free
-        plan = StepPlan() if collect_only else self.scheduler.schedule()
+        are_stored = not self._runner.has_pending_snapshots
+        plan = StepPlan() if collect_only else self.scheduler.schedule(are_stored)
         try:
             result = self._runner.collect() if collect_only else self._runner.execute(plan)
         except Exception as error:  # whatever the model raises, each request must get an answer
             return self._handle_failed_step(plan, error)
+        self._record_time(plan)
+        for scores in filter(self.scheduler.owns_scores, result.scores):
+            self.prefix_cache.record_scores(scores)
         for snapshot in result.snapshots:
             self.prefix_cache.store_snapshot(snapshot)
         for request_id in result.invalid_hits:
             self.prefix_cache.invalidate_hit(request_id)
-        if result.tokens:  # only tokens prove that a step has succeeded, since a device reports errors late
+        if result.tokens or result.scores:  # only these prove that a step succeeded: errors come late
             self._failures_in_a_row = 0
-        return self._take_aborted() + self.scheduler.update(plan, result)
+        events = self._take_aborted() + self.scheduler.update(plan, result)
+        if not self.busy:  # the time until the next step is nobody's
+            self._last_plan = None
+        return events
+
+    def _record_time(self, plan: StepPlan) -> None:
+        """Take in how long the runner took to launch `plan` and to wait for the step before."""
+        now = time.monotonic()
+        self.scheduler.token_budget.pace.record_step(plan, self._last_plan, now - self._last_time)
+        self._last_plan, self._last_time = plan, now
 
     def _handle_failed_step(self, plan: StepPlan, error: Exception) -> list[TokenEvent]:
         self.errors += 1
         self._failures_in_a_row += 1
         log.error("step failed (%d in a row): %s", self._failures_in_a_row, error, exc_info=error)
         self._runner.reset()
+        self._last_plan = None
         aborted = self._take_aborted()
         if self._failures_in_a_row >= self._settings.max_errors:
             raise EngineDead(f"{self._failures_in_a_row} steps failed in a row: {error}") from error

@@ -6,7 +6,10 @@ Must be called on the thread that will step the engine, because MLX's streams be
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
+from typing import Literal
 
+from mlxrun.config.image_bytes import get_image_bytes
 from mlxrun.config.settings import Config
 from mlxrun.engine.cache_factory import build_prefix_cache
 from mlxrun.engine.engine import Engine
@@ -32,10 +35,17 @@ def build_engine(config: Config, model_info: LoadedModelInfo | None = None) -> E
     config = resolve_config(config)
     model_info = model_info or load_model_info(config.model, weights=True)
     reproducible = config.engine.reproducible
-    adapter = load_adapter(config.model, model_info, config.cache.image_bytes, exact_sets_only=reproducible)
+    adapter = load_adapter(config, model_info)
+    # The fingerprint of the prefix cache has what was chosen, not that it was left open.
+    form: Literal["always", "never"] = "always" if adapter.weights.held else "never"
+    config = replace(config, model=replace(config.model, dequantize=form))
     cache, vocab = run_trial_forward(adapter)
     probe = choose_methods(adapter, vocab, config)
-    memory = make_memory_budget(config.scheduler, adapter.model, _read_hidden_size(model_info), cache, vocab)
+    image_bytes = 0
+    if model_info.vision:
+        image_bytes = get_image_bytes(config.media.memory_bytes, config.scheduler.memory_limit)
+    hidden = _read_hidden_size(model_info)
+    memory = make_memory_budget(config.scheduler, adapter.model, hidden, cache, vocab, image_bytes)
     if 0 < memory.limit < memory.weights:
         raise ConfigError(f"scheduler.memory_limit: {memory.explain_shortage(1, 1)}: no request can ever run")
     snapshots = SnapshotCodec(cache, config.cache.stored_bits)

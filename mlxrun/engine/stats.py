@@ -1,8 +1,10 @@
-"""The engine's numbers for /v1/status and /metrics. Read them on the engine thread, between two steps."""
+"""The engine's numbers for /v1/status and /metrics, which the engine thread publishes after each step."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mlxrun.model.machine.memory_meter import read_device_memory
@@ -13,18 +15,36 @@ if TYPE_CHECKING:
     from mlxrun.scheduler.request_state import RequestState
 
 
-def collect_stats(engine: Engine) -> Mapping[str, Any]:
-    """JSON-ready: running and waiting requests, in all and in the background; steps and failed steps since
-    the start; bytes of memory; and the result of the probe, or None if there was none."""
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """`counts` are JSON-ready: running and waiting requests, in all and in the background; steps and failed
+    steps since the start; and the result of the probe, or None if there was none."""
+
+    counts: Mapping[str, Any]
+    memory_limit: int | None  # bytes
+    time: float  # seconds of time.monotonic
+    busy: bool  # whether another step follows
+
+    def compute_age(self) -> float:
+        """Seconds since the step after which these were collected; 0 while the engine is idle."""
+        return time.monotonic() - self.time if self.busy else 0.0
+
+    def describe(self) -> dict[str, Any]:
+        """The counts, and the bytes of memory at this moment."""
+        return {**self.counts, "memory": {**read_device_memory(), "limit": self.memory_limit}}
+
+
+def collect_stats(engine: Engine) -> EngineStats:
+    """Collect them on the engine's thread, between two steps."""
     requests = engine.scheduler.requests
-    return {
+    counts = {
         **_count_requests(requests),
         "background": _count_requests([state for state in requests if state.request.background]),
         "steps": engine.steps,
         "errors": engine.errors,
-        "memory": {**read_device_memory(), "limit": engine.scheduler.limits.memory.limit or None},
         "probe": None if engine.probe is None else _describe_probe(engine.probe),
     }
+    return EngineStats(counts, engine.scheduler.limits.memory.limit or None, time.monotonic(), engine.busy)
 
 
 def _count_requests(requests: Collection[RequestState]) -> dict[str, int]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlxrun.engine.engine import Engine
+from mlxrun.engine.stats import EngineStats, collect_stats
 from mlxrun.errors import EngineDead, MlxrunError
 from mlxrun.scheduler.request import FinishReason, Request, TokenEvent
 
@@ -66,6 +67,7 @@ class EngineThread:
     def __init__(self, build: Callable[[], Engine], listener: Listener) -> None:
         self._build = build
         self._listener = listener
+        self.stats: EngineStats | None = None  # after the newest step; None until the engine is built
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         # A daemon thread does not keep the process alive if a front end dies without sending StopEngine.
         self._thread = threading.Thread(target=self._run, name="mlxrun-engine", daemon=True)
@@ -92,6 +94,7 @@ class EngineThread:
             self._listener.on_dead(_as_engine_dead(error))
             return
         try:
+            self.stats = collect_stats(engine)
             self._listener.on_ready(engine)
             self._run_steps(engine)
         except BaseException as error:  # a panic of a Rust library is not an Exception
@@ -105,7 +108,10 @@ class EngineThread:
             events = self._handle_messages(engine)
             if events is None:
                 return
-            events += engine.step() if engine.busy else []
+            self.stats = collect_stats(engine)  # published: whoever reads them waits for no step
+            if engine.busy:
+                events += engine.step()
+                self.stats = collect_stats(engine)
             if events:
                 self._listener.on_events(events)
 

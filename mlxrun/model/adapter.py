@@ -19,6 +19,7 @@ from mlxrun.model.prompt_inputs import TEXT_ONLY, PromptInputs
 from mlxrun.model.ragged.layer_caches import list_all_arrays
 from mlxrun.model.vision.embedder import Embedder
 from mlxrun.model.vision.features import ImagePromptEmbedder
+from mlxrun.model.weight_form import PLAIN_WEIGHTS, WeightForm
 
 
 def run_trial_forward(adapter: Adapter) -> tuple[list[Any], int]:
@@ -32,10 +33,16 @@ def run_trial_forward(adapter: Adapter) -> tuple[list[Any], int]:
 
 
 class Adapter:
-    """A loaded model, as the runner uses it. This class is for text models."""
+    """A loaded model, as the runner uses it; this class is for text models. `weights`: their form."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, weights: WeightForm = PLAIN_WEIGHTS) -> None:
         self.model = model
+        self.weights = weights
+
+    @property
+    def text_model(self) -> nn.Module:
+        """The model that makes logits of tokens."""
+        return self.model
 
     def make_cache(self) -> list[Any]:
         """Empty single-row caches, one a layer."""
@@ -50,9 +57,21 @@ class Adapter:
             raise RequestError("this model takes no images")
         return TEXT_ONLY
 
-    def prefill(self, ids: mx.array, cache: list[Any], start: int, inputs: PromptInputs) -> mx.array:
-        """Logits [B, n, V], lazy, of tokens `ids` [B, n] at positions start..start+n; fills `cache`."""
-        logits: mx.array = self.model(ids, cache=cache)
+    def encode_images(self, inputs: PromptInputs, start: int, stop: int) -> PromptInputs:
+        """The same inputs with the features of all images in tokens `start` to `stop`."""
+        return inputs
+
+    def prefill(
+        self,
+        ids: mx.array,
+        cache: list[Any],
+        start: int,
+        inputs: PromptInputs,
+        model: nn.Module | None = None,
+    ) -> mx.array:
+        """Logits [B, n, V], lazy, of tokens `ids` [B, n] at positions start..start+n; fills `cache`.
+        `model`: called in place of `text_model` (hidden_tap.py)."""
+        logits: mx.array = (self.text_model if model is None else model)(ids, cache=cache)
         return logits
 
     def decode(self, ids: mx.array, cache: list[Any], positions: Sequence[int]) -> mx.array:
@@ -66,14 +85,26 @@ class VisionAdapter(Adapter):
 
     `image_bytes`: budget for features of images that were seen before (model/vision/features.py); 0: none.
     `exact_sets_only`: reuse them only where all images of a prompt are the same, which is exact bit by bit.
+    `line_break`: the token between the lines of an image, if there is one.
     """
 
-    def __init__(self, model: nn.Module, image_bytes: int = 0, exact_sets_only: bool = False) -> None:
-        super().__init__(model)
+    def __init__(
+        self,
+        model: nn.Module,
+        image_bytes: int = 0,
+        exact_sets_only: bool = False,
+        line_break: int | None = None,
+        weights: WeightForm = PLAIN_WEIGHTS,
+    ) -> None:
+        super().__init__(model, weights)
         self._language = model.language_model
         embedder = Embedder(model)
         self._mrope = embedder.mrope
-        self._images = ImagePromptEmbedder(embedder, image_bytes, exact_sets_only)
+        self._images = ImagePromptEmbedder(embedder, image_bytes, exact_sets_only, line_break)
+
+    @property
+    def text_model(self) -> nn.Module:
+        return self._language
 
     def make_cache(self) -> list[Any]:
         from mlx_vlm.models.cache import make_prompt_cache
@@ -83,17 +114,27 @@ class VisionAdapter(Adapter):
     def prepare_inputs(self, prompt: Sequence[int], media: Any, cached: int = 0) -> PromptInputs:
         return TEXT_ONLY if media is None else self._images.embed(prompt, media, cached)
 
-    def prefill(self, ids: mx.array, cache: list[Any], start: int, inputs: PromptInputs) -> mx.array:
+    def encode_images(self, inputs: PromptInputs, start: int, stop: int) -> PromptInputs:
+        return self._images.encode_pending(inputs, start, stop)
+
+    def prefill(
+        self,
+        ids: mx.array,
+        cache: list[Any],
+        start: int,
+        inputs: PromptInputs,
+        model: nn.Module | None = None,
+    ) -> mx.array:
         stop = start + ids.shape[1]
         prompt = 0 if inputs.embeds is None else inputs.embeds.shape[1]
         if start < prompt < stop:  # a preempted row: its answer so far has token ids only
-            self.prefill(ids[:, : prompt - start], cache, start, inputs)
-            return self.prefill(ids[:, prompt - start :], cache, prompt, inputs)
+            self.prefill(ids[:, : prompt - start], cache, start, inputs, model)
+            return self.prefill(ids[:, prompt - start :], cache, prompt, inputs, model)
         extra = self._slice_inputs(inputs, start, stop) if start < prompt else {}
         if self._mrope and "position_ids" not in extra:
             positions = mx.arange(start + inputs.position_delta, stop + inputs.position_delta)
             extra["position_ids"] = mx.broadcast_to(positions, (3, *ids.shape))
-        logits: mx.array = self._language(ids, cache=cache, **extra).logits
+        logits: mx.array = (self.text_model if model is None else model)(ids, cache=cache, **extra).logits
         return logits
 
     def decode(self, ids: mx.array, cache: list[Any], positions: Sequence[int]) -> mx.array:

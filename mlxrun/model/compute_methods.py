@@ -47,6 +47,11 @@ def can_batch(template: Sequence[Any]) -> bool:
     return all(get_kind(layer) is not LayerKind.OTHER for layer in flatten_caches(template))
 
 
+def can_stack(template: Sequence[Any]) -> bool:
+    """Whether rows that hold equally many tokens can be stacked: a window may have turned, which cannot."""
+    return {get_kind(layer) for layer in flatten_caches(template)} <= {LayerKind.KV, LayerKind.STATE}
+
+
 def find_padding_limit(template: Sequence[Any], chunk: int) -> int:
     """Tokens of the longest first chunk that may be padded (see chunk_grouping.py); 0: none."""
     layers = flatten_caches(template)

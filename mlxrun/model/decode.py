@@ -35,7 +35,8 @@ class DecodeRunner:
         """Logits of one token for each of these rows, in one batch; rows that are not named leave."""
         present = set(self.batch.ids)
         joining = {rid: rows[rid] for rid in ids if rid not in present}
-        prefilling = rows.keys() - present - joining.keys() if joining else ()
+        waiting = rows.keys() - present - joining.keys() if joining else ()
+        prefilling = [rid for rid in waiting if not rows[rid].ends_unsampled]
         self.batch.update(
             set(ids),
             [JoiningRow(rid, row.cached, row.cache) for rid, row in joining.items()],

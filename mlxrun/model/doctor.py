@@ -7,16 +7,16 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 
 from mlxrun.model.machine import device
-from mlxrun.model.machine.blas import ADVICE, find_loaded_blas
+from mlxrun.model.machine.blas import ADVICE, describe_blas, find_loaded_blas
 from mlxrun.model.machine.versions import Finding
 from mlxrun.model.model_info import LoadedModelInfo
 from mlxrun.model.probe import ProbeReport
+from mlxrun.model.weight_form import WeightForm
 
 MATMUL_SIZE = 1024
 MATMUL_SECONDS = 0.3
@@ -28,8 +28,7 @@ def describe_device() -> dict[str, Any]:
     name = str(info.pop("device_name", info.get("architecture", "unknown")))
     facts = {"backend": device.get_backend(), "name": name} | info
     if facts["backend"] == "cpu":
-        blas = find_loaded_blas()
-        facts["blas"] = None if blas is None else Path(blas).name
+        facts |= describe_blas()
     return facts
 
 
@@ -101,6 +100,17 @@ def report_model(path: str, info: LoadedModelInfo) -> Finding:
         return Finding("model", path, "ok", value, facts=facts)
     advice = "no chat template: only /v1/completions will work; see model.chat_template"
     return Finding("model", path, "note", value, advice, facts)
+
+
+def report_weights(form: WeightForm) -> Iterator[Finding]:
+    """How quantised weights are multiplied, and the times that decided it; nothing if there are none."""
+    if not form.kinds:
+        return
+    facts = {"kinds": form.kinds, "held": form.held, "methods": form.table.entries, "seconds": form.seconds}
+    yield Finding("weights", "form", "ok", form.describe(), facts=facts)
+    for name, times in form.seconds.items():
+        curve = ", ".join(f"{rows} rows {value * 1e6:.0f}" for rows, value in times.items())
+        yield Finding("weights", name, "ok", f"{curve} us", facts={"seconds": times})
 
 
 def report_probe(probe: ProbeReport) -> Iterator[Finding]:

@@ -39,16 +39,22 @@ def measure_footprint(cache: Sequence[Any]) -> Footprint:
 
 
 def make_memory_budget(
-    settings: SchedulerSettings, model: nn.Module, hidden: int, cache: Sequence[Any], vocab: int
+    settings: SchedulerSettings,
+    model: nn.Module,
+    hidden: int,
+    cache: Sequence[Any],
+    vocab: int,
+    image_bytes: int = 0,
 ) -> MemoryBudget:
-    """The sum that admission checks. `hidden`: width of the model; `vocab`: width of its logits."""
+    """The sum that admission checks. `hidden`: width of the model; `vocab`: width of its logits;
+    `image_bytes`: what front ends may take for decoded images, which counts as weights."""
     limit = settings.memory_limit or get_memory_limit()
     itemsize = max((a.itemsize for a in layer_caches.list_all_arrays(cache)), default=4)
     weights = sum(array.nbytes for _, array in tree_flatten(model.parameters()))
     logits = settings.max_running * vocab * 4 * 4
     return MemoryBudget(
         limit=int(limit * (1 - settings.memory_headroom)),
-        weights=weights + logits,
+        weights=weights + logits + image_bytes,
         transient=hidden * itemsize * ACTIVATION_FACTOR,
         footprint=measure_footprint(cache),
     )

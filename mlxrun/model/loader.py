@@ -7,25 +7,27 @@ import importlib.metadata
 import io
 import logging
 import os
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from mlxrun.config.settings import ModelSettings
+from mlxrun.config.settings import Config, ModelSettings
 from mlxrun.errors import ModelLoadError
 from mlxrun.model.adapter import Adapter, VisionAdapter
+from mlxrun.model.load_progress import evaluate_parameters
 from mlxrun.model.model_info import LoadedModelInfo
 from mlxrun.model.ragged import attention
+from mlxrun.model.weight_form import settle_weights
 
 log = logging.getLogger(__name__)
 
 
-def load_adapter(
-    settings: ModelSettings, info: LoadedModelInfo, image_bytes: int = 0, *, exact_sets_only: bool = False
-) -> Adapter:
-    """The model with its weights evaluated and its attention routed. Parameters: see VisionAdapter."""
+def load_adapter(config: Config, info: LoadedModelInfo) -> Adapter:
+    """The model with its weights evaluated, their form settled and its attention routed."""
+    settings = config.model
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if not any(info.folder.glob("*.safetensors")):
         raise ModelLoadError(f"no *.safetensors in {info.folder}: the model has no weights")
@@ -37,13 +39,25 @@ def load_adapter(
     if dtype is not None:
         model.set_dtype(dtype)
     model.eval()
-    mx.eval(model.parameters())
+    form = settle_weights(model, config, dtype or _find_dtype(model))
+    evaluate_parameters(model, info.name)
     attention.route_attention(model)
     if mx.metal.is_available():
         mx.set_wired_limit(int(mx.device_info()["max_recommended_working_set_size"]))
-    return (
-        VisionAdapter(model, image_bytes, exact_sets_only=exact_sets_only) if info.vision else Adapter(model)
-    )
+    if not info.vision:
+        return Adapter(model, form)
+    # Features of images are reused bit by bit only where all images of a prompt are the same.
+    line_break = getattr(info.processor, "image_break_token_id", None)
+    return VisionAdapter(model, config.cache.image_bytes, config.engine.reproducible, line_break, form)
+
+
+def _find_dtype(model: Any) -> mx.Dtype:
+    """The type of activations: that of most floating-point parameters of the language model, without those of
+    LoRA adapters, which are in float32 whatever the model's type is."""
+    parameters = tree_flatten(getattr(model, "language_model", model).parameters())
+    dtypes = [array.dtype for name, array in parameters if ".lora_" not in name]
+    found = Counter(dtype for dtype in dtypes if mx.issubdtype(dtype, mx.floating))
+    return found.most_common(1)[0][0] if found else mx.bfloat16
 
 
 def _load_text(settings: ModelSettings, info: LoadedModelInfo) -> Any:

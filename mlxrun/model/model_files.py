@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
 from mlxrun.config.settings import ModelSettings
-from mlxrun.errors import ModelLoadError
+from mlxrun.errors import ConfigError, ModelLoadError
+from mlxrun.model.load_progress import LoadProgress
 
+log = logging.getLogger(__name__)
 EMBEDDED = Path(__file__).parent.parent / "embedded" / "model"
 _FULL_HASH_BYTES = 1 << 30  # files up to this size are hashed in full
 _BLOCK = 1 << 16
@@ -24,7 +27,7 @@ def find_model_folder(settings: ModelSettings, weights: bool = True) -> Path:
     folder = Path(settings.path).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").is_file():
-            raise ModelLoadError(f"model.path: {folder} has no config.json")
+            raise ConfigError(f"model.path: {folder} has no config.json, so it is not the folder of a model")
         return folder
     if settings.path.count("/") != 1 or settings.path.startswith((".", "/", "~")):
         raise ModelLoadError(f"model.path: there is no folder {folder}")
@@ -35,6 +38,7 @@ def _download(settings: ModelSettings, weights: bool) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
+    log.info("looking for %s in the local cache and on the hub", settings.path)
     patterns = [*_TEXT_FILES, "*.safetensors"] if weights else _TEXT_FILES
     try:
         return Path(snapshot_download(settings.path, revision=settings.revision, allow_patterns=patterns))
@@ -65,30 +69,34 @@ def compute_digests(
     weights = sorted(folder.glob("*.safetensors")) + (sorted(adapter.glob("*")) if adapter else [])
     weights += sorted(folder.rglob("*.py")) if code else []
     tokenizer = [folder / n for n in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")]
+    total = sum(path.stat().st_size for path in weights if path.is_file())
+    progress = LoadProgress(f"reading the files of {folder.name} for their digests", total)
     return {
-        "model": _hash_files([folder / "config.json", *weights]),
-        "tokenizer": _hash_files(tokenizer),
+        "model": _hash_files([folder / "config.json", *weights], progress),
+        "tokenizer": _hash_files(tokenizer, progress),
         "template": hashlib.sha256((chat_template or "").encode()).hexdigest(),
     }
 
 
-def _hash_files(paths: list[Path]) -> str:
+def _hash_files(paths: list[Path], progress: LoadProgress) -> str:
     total = hashlib.sha256()
     for path in paths:
         if path.is_file():
             total.update(f"{path.name}:{path.stat().st_size}:".encode())
-            _hash_file(total, path)
+            _hash_file(total, path, progress)
     return total.hexdigest()
 
 
-def _hash_file(total: hashlib._Hash, path: Path) -> None:
+def _hash_file(total: hashlib._Hash, path: Path, progress: LoadProgress) -> None:
     """Hash the file, or evenly spaced blocks of it if all of it would take seconds."""
     size = path.stat().st_size
     with path.open("rb") as file:
         if size <= _FULL_HASH_BYTES:
             while block := file.read(1 << 20):
                 total.update(block)
+                progress.add(len(block))
             return
         for i in range(_SAMPLES):
             file.seek(i * (size - _BLOCK) // (_SAMPLES - 1))
             total.update(file.read(_BLOCK))
+        progress.add(size)

@@ -7,6 +7,7 @@ else. It implements mlxrun.text.model_info.ModelInfo.
 from __future__ import annotations
 
 import hashlib
+import logging
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,11 +16,14 @@ from typing import Any
 
 import numpy as np
 
+from mlxrun.config.byte_sizes import format_rounded
 from mlxrun.config.settings import ModelSettings
 from mlxrun.errors import MediaError, ModelLoadError
 from mlxrun.model.model_files import compute_digests, find_model_folder, read_json
+from mlxrun.model.vision.image_units import number_regions
 from mlxrun.scheduler.request import ProcessedPrompt
 
+log = logging.getLogger(__name__)
 DEFAULT_CONTEXT = 32_768
 _CONTEXT_KEYS = ("max_position_embeddings", "max_seq_len", "max_sequence_length", "n_positions", "seq_length")
 _DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -87,21 +91,13 @@ def compute_image_digest(image: Any, settings: bytes = b"") -> bytes:
     return found.digest()
 
 
-def number_regions(spans: Sequence[tuple[int, int]], ids: Sequence[int], line_break: int | None) -> list[int]:
-    """The number of each span's region: spans belong to one image if only the token `line_break`, which ends
-    a line of an image, is between them."""
-    numbers: list[int] = []
-    end = 0
-    for start, stop in spans:
-        same = numbers and start == end + 1 and line_break is not None and ids[end] == line_break
-        numbers.append(numbers[-1] + (not same) if numbers else 0)
-        end = stop
-    return numbers
-
-
 def load_model_info(settings: ModelSettings, weights: bool = False) -> LoadedModelInfo:
     """Load everything except the weights. `weights`: download them too if the model comes from the hub."""
     folder = find_model_folder(settings, weights)
+    if weights:
+        size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+        name = _get_own_name(settings, folder)
+        log.info("loading %s from %s, %s of weights", name, folder, format_rounded(size))
     config = read_json(folder / "config.json")
     vision = _is_vision(settings, config)
     generation = read_json(folder / "generation_config.json")
@@ -220,7 +216,20 @@ def _collect_eos_ids(
 def _read_context_length(settings: ModelSettings, config: Mapping[str, Any]) -> int:
     sources = (config.get("text_config") or {}, config)
     found = [source[key] for source in sources for key in _CONTEXT_KEYS if source.get(key)]
-    return settings.context_length or int(found[0] if found else DEFAULT_CONTEXT)
+    wanted = settings.context_length
+    if wanted is not None and found and wanted > (most := max(int(found[0]), *map(_read_extended, sources))):
+        log.warning(
+            "model.context_length is %d, but the model's config allows %d tokens; answers beyond may be bad",
+            wanted,
+            most,
+        )
+    return wanted or int(found[0] if found else DEFAULT_CONTEXT)
+
+
+def _read_extended(config: Mapping[str, Any]) -> int:
+    """The context that the scaling of positions, such as YaRN's, makes of the original one; 0 for none."""
+    scaling = config.get("rope_scaling") or {}
+    return int((scaling.get("original_max_position_embeddings") or 0) * (scaling.get("factor") or 1))
 
 
 def _read_defaults(generation: Mapping[str, Any]) -> dict[str, float]:

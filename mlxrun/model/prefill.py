@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import mlx.core as mx
 
 from mlxrun.model.adapter import Adapter
 from mlxrun.model.chunk_grouping import group_chunks
 from mlxrun.model.compute_methods import ComputeMethods
-from mlxrun.model.prompt_inputs import TEXT_ONLY, PromptInputs
+from mlxrun.model.prompt_inputs import TEXT_ONLY
+from mlxrun.model.prompt_scorer import (
+    PrefillForward,
+    PromptScorer,
+    ScoredForward,
+    ScoredPart,
+    ScoredSlice,
+)
 from mlxrun.model.ragged import layer_caches
-from mlxrun.model.ragged.attention import use_engine_attention
 from mlxrun.model.ragged.layer_caches import list_all_arrays, reserve_capacity
 from mlxrun.model.sampler import Sampler
 from mlxrun.model.snapshot.copier import DueSnapshots, SnapshotCopier
@@ -31,6 +36,7 @@ class PrefillOutput:
     logits: list[LogitsBatch] = field(default_factory=list)
     arrays: list[mx.array] = field(default_factory=list)
     snapshots: list[SnapshotResult] = field(default_factory=list)
+    scores: list[ScoredSlice] = field(default_factory=list)
 
 
 class PrefillRunner:
@@ -41,6 +47,7 @@ class PrefillRunner:
         self._vocab = vocab
         self._methods = methods
         self._copier = copier
+        self._scorer = PromptScorer(adapter, vocab, aligned=methods.fixed_width > 0)
 
     def forward(
         self,
@@ -48,62 +55,88 @@ class PrefillRunner:
         requests: Sequence[SnapshotRequest],
         rows: Mapping[str, RowState],
     ) -> PrefillOutput:
-        """Compute the chunks, and copy what `requests` ask for as soon as a row has that many tokens."""
+        """Compute the chunks, whose images are encoded, and copy what `requests` ask for as soon as a row has
+        that many tokens."""
         output, due = PrefillOutput(), DueSnapshots(requests)
-        shareable = {  # their chunks need token ids only, and sample nothing
-            chunk.request_id
-            for chunk in chunks
-            for row in [rows[chunk.request_id]]
-            if row.inputs is TEXT_ONLY and chunk.stop < len(row.tokens)
-        }
-        for group in group_chunks(chunks, shareable, self._methods.sharing, due.forward_ends):
+        shareable = {c.request_id for c in chunks if self._is_shareable(c, rows[c.request_id])}
+        ends = {rid: len(row.tokens) - 1 for rid, row in rows.items() if row.ends_unsampled}
+        for group in group_chunks(chunks, shareable, self._methods.sharing, due.forward_ends, ends):
             if len(group) > 1:
-                self._forward_shared(group, [rows[chunk.request_id] for chunk in group])
+                output.scores += self._forward_shared(group, [rows[chunk.request_id] for chunk in group])
             else:
-                output.logits += self._forward_single(group[0], rows[group[0].request_id])
+                logits, scores = self._forward_single(group[0], rows[group[0].request_id])
+                output.logits += logits
+                output.scores += scores
             for chunk in group:
                 output.arrays += list_all_arrays(rows[chunk.request_id].cache)
                 ready = due.pop_ready(chunk.request_id, chunk.stop)
                 output.snapshots += self._copier.copy_rows(ready, lambda rid: rows[rid].view_cache())
         output.arrays += self._copier.list_arrays(output.snapshots)
+        output.arrays += [array for part in output.scores for array in part.list_arrays()]
         return output
+
+    def _is_shareable(self, chunk: PrefillChunk, row: RowState) -> bool:
+        """Whether a chunk needs token ids only and samples nothing, and its scores take no small forwards."""
+        needs_ids_only = row.inputs is TEXT_ONLY and (chunk.stop < len(row.tokens) or row.ends_unsampled)
+        return needs_ids_only and (not _list_parts([chunk], [row]) or self._scorer.tap is not None)
 
     def compute_prefix(self, row: RowState, length: int) -> None:
         """Fill the row's empty cache with its first `length` tokens, and wait for them."""
         for start in range(0, length, RECOMPUTE_CHUNK):
             stop = min(start + RECOMPUTE_CHUNK, length)
-            self._call_model([row.tokens[start:stop]], row.cache, start, row.inputs)
+            row.inputs = self._adapter.encode_images(row.inputs, start, stop)
+            self._call_model(PrefillForward([row.tokens[start:stop]], row.cache, start, row.inputs), ())
             mx.eval(list_all_arrays(row.cache))
         row.cached = length
 
-    def _forward_single(self, chunk: PrefillChunk, row: RowState) -> list[LogitsBatch]:
-        """Logits if the chunk ends the row's tokens: then nothing is left for a decode step to compute."""
+    def _forward_single(
+        self, chunk: PrefillChunk, row: RowState
+    ) -> tuple[list[LogitsBatch], list[ScoredSlice]]:
+        """Logits if the chunk ends the row's tokens: then nothing is left for a decode step to compute. And
+        the scores of the chunk."""
         layers = LAYERS_PER_LAUNCH if self._methods.launch_first else 0
-        logits = self._call_model(
-            [row.tokens[chunk.start : chunk.stop]], row.cache, chunk.start, row.inputs, layers
+        ids = [row.tokens[chunk.start : chunk.stop]]
+        done = self._call_model(
+            PrefillForward(ids, row.cache, chunk.start, row.inputs, layers), _list_parts([chunk], [row])
         )
         row.cached = chunk.stop
-        if chunk.stop < len(row.tokens):
-            return []
+        if chunk.stop < len(row.tokens) or row.ends_unsampled:
+            return [], done.slices
         sampler = Sampler([row.sampling], self._vocab)
-        return [LogitsBatch((chunk.request_id,), logits[:, -1], sampler, [chunk.stop])]
+        return [LogitsBatch((chunk.request_id,), done.last, sampler, [chunk.stop])], done.slices
 
-    def _forward_shared(self, chunks: Sequence[PrefillChunk], rows: Sequence[RowState]) -> None:
-        """First chunks of several rows in one forward, padded on the right."""
-        longest = max(chunk.stop for chunk in chunks)
-        ids = [row.tokens[: c.stop] + [0] * (longest - c.stop) for row, c in zip(rows, chunks, strict=True)]
-        cache = reserve_capacity(self._adapter.make_cache(), longest)
-        self._call_model(ids, cache, 0, TEXT_ONLY)
+    def _forward_shared(self, chunks: Sequence[PrefillChunk], rows: Sequence[RowState]) -> list[ScoredSlice]:
+        """Chunks of several rows, which begin at the same position, in one forward, padded on the right.
+        Returns their scores."""
+        start, longest = chunks[0].start, max(chunk.stop for chunk in chunks)
+        ids = [
+            row.tokens[start : c.stop] + [0] * (longest - c.stop) for row, c in zip(rows, chunks, strict=True)
+        ]
+        if start:
+            cache = layer_caches.stack_rows([row.cache for row in rows], longest - start)
+        else:
+            cache = reserve_capacity(self._adapter.make_cache(), longest)
+        done = self._call_model(PrefillForward(ids, cache, start, TEXT_ONLY), _list_parts(chunks, rows))
         for index, (row, chunk) in enumerate(zip(rows, chunks, strict=True)):
-            # A row that joins the decode batch in the next step is copied then, so it needs no copy now.
-            joins_next = self._methods.decode != "row_by_row" and chunk.stop == len(row.tokens) - 1
-            own = layer_caches.split_row(cache, index, chunk.stop, copied=not joins_next)
+            # A row that joins the decode batch in the next step is copied then, so it needs no copy now; a
+            # row that never decodes is freed.
+            is_freed = row.ends_unsampled or self._methods.decode != "row_by_row"
+            copied = not (is_freed and chunk.stop == len(row.tokens) - 1)
+            own = layer_caches.split_row(cache, index, chunk.stop, copied=copied)
             row.cache = reserve_capacity(own, compute_capacity(row.tokens, row.params))
             row.cached = chunk.stop
+        return done.slices
 
-    def _call_model(
-        self, ids: list[list[int]], cache: list[Any], start: int, inputs: PromptInputs, layers: int = 0
-    ) -> mx.array:
-        """Logits of prompt tokens, which fill `cache`. `layers`: launch so many at a time; 0: none yet."""
-        with use_engine_attention(layers):
-            return self._adapter.prefill(mx.array(ids), cache, start, inputs)
+    def _call_model(self, forward: PrefillForward, parts: Sequence[ScoredPart]) -> ScoredForward:
+        if parts:
+            return self._scorer.forward(forward, parts)
+        return ScoredForward([], forward.call(self._adapter)[:, -1])
+
+
+def _list_parts(chunks: Sequence[PrefillChunk], rows: Sequence[RowState]) -> list[ScoredPart]:
+    """The chunks of a forward that have wanted tokens; each row has one chunk."""
+    return [
+        ScoredPart(index, chunk, row.scoring)
+        for index, (chunk, row) in enumerate(zip(chunks, rows, strict=True))
+        if row.scoring is not None and row.scoring.list_positions(chunk.start, chunk.stop)
+    ]

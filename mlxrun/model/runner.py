@@ -18,6 +18,7 @@ from mlxrun.model.compute_methods import ComputeMethods
 from mlxrun.model.decode import DecodeRunner
 from mlxrun.model.grammar_masks import RowGrammar, make_grammar_mask
 from mlxrun.model.prefill import PrefillRunner
+from mlxrun.model.prompt_scorer import RowScoring, read_scores
 from mlxrun.model.ragged.layer_caches import RowView, list_all_arrays, reserve_capacity
 from mlxrun.model.sampler import RowSampling
 from mlxrun.model.snapshot.copier import SnapshotCopier
@@ -31,7 +32,7 @@ from mlxrun.model.step_output import (
     compute_capacity,
 )
 from mlxrun.scheduler.request import SamplingParams
-from mlxrun.scheduler.step_plan import Admission, SnapshotResult, StepPlan, StepResult
+from mlxrun.scheduler.step_plan import Admission, PrefillChunk, SnapshotResult, StepPlan, StepResult
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +90,8 @@ class ModelRunner:
     def collect(self) -> StepResult:
         """Read the launched step, and launch nothing."""
         launched, self._launched = self._launched, LaunchedStep()
-        return StepResult(*collect_tokens(launched, self._rows, {}), snapshots=launched.snapshots)
+        tokens, errors = collect_tokens(launched, self._rows, {})
+        return StepResult(tokens, errors, launched.snapshots, scores=read_scores(launched.scores))
 
     # -- the step ---------------------------------------------------------------------------------------
 
@@ -102,6 +104,7 @@ class ModelRunner:
         """
         freed, snapshots = self._free(plan)
         errors, invalid_hits = self._admit(plan.admit)
+        errors |= self._encode_images(plan.prefill)
         forward = self._forward(plan, snapshots)
         if self._methods.launch_first:
             mx.async_eval(forward.launch)
@@ -110,7 +113,9 @@ class ModelRunner:
         if not self._methods.launch_first:
             mx.async_eval(forward.launch)
         self._launched, urgent = self._launch_rest(forward)
-        return StepResult(tokens, errors | failed, previous.snapshots + urgent, invalid_hits)
+        admitted = [admission.request.id for admission in plan.admit]  # older scores are not theirs
+        scores = read_scores(previous.scores, admitted)
+        return StepResult(tokens, errors | failed, previous.snapshots + urgent, invalid_hits, scores)
 
     def _free(self, plan: StepPlan) -> tuple[dict[str, SamplingParams | None], list[SnapshotResult]]:
         """Drop rows. Returns their params, None for ids that are admitted again, and their last snapshots."""
@@ -145,6 +150,21 @@ class ModelRunner:
                 errors[request_id] = error
         return errors, tuple(invalid_hits)
 
+    def _encode_images(self, chunks: Sequence[PrefillChunk]) -> dict[str, Exception]:
+        """Encode the images of these chunks. Returns the errors of requests whose images fail; their rows are
+        dropped."""
+        errors: dict[str, Exception] = {}
+        for chunk in chunks:
+            row = self._rows.get(chunk.request_id)
+            try:
+                if row is not None:
+                    row.inputs = self._adapter.encode_images(row.inputs, chunk.start, chunk.stop)
+            except Exception as error:  # as above
+                log.warning("the images of request %s cannot be encoded: %s", chunk.request_id, error)
+                errors[chunk.request_id] = error
+                del self._rows[chunk.request_id]
+        return errors
+
     def _start_row(self, admission: Admission) -> RowState:
         """A row whose cache holds what the prefix cache gave, or nothing if that could not be restored."""
         request, output, hit = admission.request, admission.output, admission.hit
@@ -160,7 +180,8 @@ class ModelRunner:
         grammar = None
         if request.grammar is not None:
             grammar = RowGrammar(request.grammar.start(output, request.params.stop_ids))
-        return RowState(tokens, inputs, sampling, cache, mx.array(tokens[-1:]), cached, grammar=grammar)
+        newest, scoring = mx.array(tokens[-1:]), RowScoring.start(request)
+        return RowState(tokens, inputs, sampling, cache, newest, cached, grammar=grammar, scoring=scoring)
 
     def _forward(self, plan: StepPlan, snapshots: Sequence[SnapshotResult]) -> StepForward:
         """Build the graph of one decode forward for all rows, of the prompts' chunks and of the sampling."""
@@ -173,7 +194,8 @@ class ModelRunner:
         unsampled = batches if any(row.grammar for row in rows) else []
         sampled = [] if unsampled else self._sample(batches)
         arrays = self._list_arrays(sampled) + [batch.logits for batch in unsampled] + prefilled.arrays
-        step = LaunchedStep(sampled, prefilled.arrays, (*snapshots, *prefilled.snapshots), first_tokens)
+        copies, scores = (*snapshots, *prefilled.snapshots), tuple(prefilled.scores)
+        step = LaunchedStep(sampled, prefilled.arrays, copies, scores, first_tokens)
         return StepForward(arrays, unsampled, step)
 
     def _launch_rest(self, forward: StepForward) -> tuple[LaunchedStep, tuple[SnapshotResult, ...]]:

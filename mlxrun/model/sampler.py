@@ -3,7 +3,8 @@
 Everything is computed on float32 logits of the last position. The noise of a token depends only on the
 request's seed and the token's position, so a row samples the same tokens in any batch. Filters apply in this
 order: temperature, top_k, top_p (over what is left), min_p (relative to the likeliest). Tokens that a grammar
-forbids are removed before all of that; logprobs are the model's own.
+forbids, and those that would end an answer before its `min_tokens`, are removed before all of that; logprobs
+are the model's own.
 """
 
 from __future__ import annotations
@@ -21,18 +22,20 @@ from mlxrun.scheduler.step_plan import SampledToken
 class RowSampling:
     """One row's settings, and the tokens seen so far where a penalty needs them.
 
+    `end_position`: the first position, prompt and answer counted together, where the answer may end.
     `seen` bool [V] over prompt and answer, `counts` float32 [V] over the answer; both None without penalties.
     """
 
     params: SamplingParams
     seen: mx.array | None = None
     counts: mx.array | None = None
+    end_position: int = 0
 
     @classmethod
     def start(
         cls, params: SamplingParams, prompt: Sequence[int], output: Sequence[int], vocab: int
     ) -> RowSampling:
-        row = cls(params)
+        row = cls(params, end_position=len(prompt) + params.min_tokens)
         if _has_penalty(params):
             row.seen = _count_tokens([*prompt, *output], vocab) > 0
             row.counts = _count_tokens(output, vocab)
@@ -76,6 +79,8 @@ class Sampler:
         # Cumulated float32 probabilities reach 1 before the end of the tail; 2 keeps all of it.
         self._top_p = _make_column([p.top_p if p.top_p < 1 else 2.0 for p in params])
         self._min_p = _make_column([p.min_p for p in params])
+        self._end_ids = {i: [t for t in p.end_ids if t < vocab] for i, p in enumerate(params) if p.min_tokens}
+        self._suppressed: tuple[list[int], mx.array] | None = None  # rows, and their penalty [rows, V]
         self._logprobs = max((p.logprobs for p in params if p.logprobs is not None), default=None)
 
     def __call__(
@@ -84,7 +89,11 @@ class Sampler:
         """Sample from `logits` [rows, V] the tokens at these positions (prompt and answer counted together).
         `mask`: bool [rows, V], False for forbidden tokens."""
         raw = logits.astype(mx.float32)
-        adjusted = self._adjust(raw if mask is None else mx.where(mask, raw, -mx.inf))
+        allowed = raw if mask is None else mx.where(mask, raw, -mx.inf)
+        kept = self._suppress_ends(allowed, positions)
+        if mask is not None and kept is not allowed:  # a complete answer may sample nothing but its end
+            kept = mx.where(mx.max(kept, axis=-1, keepdims=True) > -mx.inf, kept, allowed)
+        adjusted = self._adjust(kept)
         tokens = mx.argmax(self._add_noise(adjusted, positions), axis=-1)
         if self._penalties:
             self._record_tokens(tokens)
@@ -97,6 +106,19 @@ class Sampler:
             return SampledBatch(tokens, chosen)
         order = mx.argsort(-logprobs, axis=-1)[:, :count]
         return SampledBatch(tokens, chosen, order, mx.take_along_axis(logprobs, order, axis=-1))
+
+    def _suppress_ends(self, x: mx.array, positions: Sequence[int]) -> mx.array:
+        """Logits without the tokens that end answers, for rows whose answers may not end yet."""
+        active = [i for i in self._end_ids if positions[i] < self.rows[i].end_position]
+        if not active:
+            self._suppressed = None
+            return x
+        if self._suppressed is None or self._suppressed[0] != active:
+            penalty = mx.zeros((len(self.rows), self._vocab))
+            for i in active:
+                penalty[i, mx.array(self._end_ids[i], dtype=mx.int32)] = -mx.inf
+            self._suppressed = active, penalty
+        return x + self._suppressed[1]
 
     def _adjust(self, x: mx.array) -> mx.array:
         if self._bias is not None:

@@ -11,6 +11,7 @@ import mlx.core as mx
 
 from mlxrun.model.grammar_masks import RowGrammar
 from mlxrun.model.prompt_inputs import PromptInputs
+from mlxrun.model.prompt_scorer import RowScoring, ScoredSlice
 from mlxrun.model.ragged.layer_caches import RowView, view_row
 from mlxrun.model.ragged.row_group import BUFFER_STEP
 from mlxrun.model.sampler import RowSampling, SampledBatch, Sampler, read_sampled
@@ -34,6 +35,7 @@ class RowState:
     cached: int = 0  # tokens in `cache`
     has_sampled: bool = False  # a token of this row was launched
     grammar: RowGrammar | None = None  # knows all tokens that were read
+    scoring: RowScoring | None = None
 
     def view_cache(self) -> tuple[int, RowView]:
         """The number of tokens in the row's own cache, and what it holds."""
@@ -42,6 +44,11 @@ class RowState:
     @property
     def params(self) -> SamplingParams:
         return self.sampling.params
+
+    @property
+    def ends_unsampled(self) -> bool:
+        """Whether the request ends with its prompt, so that the row never decodes."""
+        return self.params.max_tokens == 0
 
 
 def compute_capacity(tokens: Sequence[int], params: SamplingParams) -> int:
@@ -61,11 +68,12 @@ class LogitsBatch:
 
 @dataclass(frozen=True, slots=True)
 class LaunchedStep:
-    """A step that the device computes: sampled tokens, prefilled arrays to wait for, and snapshots."""
+    """A step that the device computes: sampled tokens, prefilled arrays to wait for, snapshots and scores."""
 
     sampled: Sequence[SampledRows] = ()
     prefilled: Sequence[mx.array] = ()
     snapshots: tuple[SnapshotResult, ...] = ()
+    scores: tuple[ScoredSlice, ...] = ()
     first_tokens: bool = False  # every sampled token is the first of its request
 
 

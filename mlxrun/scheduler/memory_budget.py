@@ -85,8 +85,13 @@ class RequestLimits:
         RequestError, PromptTooLong or OutOfMemory if the request can never run."""
         if not request.prompt:
             raise RequestError("the prompt is empty")
+        max_tokens = request.params.max_tokens
+        if max_tokens < 0:
+            raise RequestError("max_tokens must be at least 0", param="max_tokens")
+        if len(request.prior_output) >= max_tokens > 0:
+            raise RequestError("the answer already has max_tokens tokens", param="max_tokens")
         size = len(request.prompt) + len(request.prior_output)
-        if size >= self.context:
+        if size + min(max_tokens, 1) > self.context:
             raise PromptTooLong(f"the prompt has {size} tokens; the context holds {self.context}")
         chunk = max([min_chunk, *(end - start for start, end in request.image_spans)])
         if not self.memory.fits([size + 1], min(chunk, size)):

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from mlxrun.scheduler.request import Request
-from mlxrun.scheduler.step_plan import CacheHit, SnapshotRequest, SnapshotResult
+from mlxrun.scheduler.request import Request, TokenLogprob
+from mlxrun.scheduler.step_plan import CacheHit, ScoredTokens, SnapshotRequest, SnapshotResult
 
 
 class PrefixCacheInterface:
@@ -42,6 +42,14 @@ class PrefixCacheInterface:
         """The longest usable hit of at most `max_tokens` tokens. Called when a request with this much of its
         answer gets a row. The entries of the hit are pinned until `plan_final_snapshots`."""
         return None
+
+    def find_scores(self, request_id: str, start: int) -> Sequence[TokenLogprob]:
+        """The known logprobs of the prompt's tokens from `start` on, up to the first unknown one; those of
+        tokens inside images mean nothing. Called before `lookup`."""
+        return ()
+
+    def record_scores(self, scores: ScoredTokens) -> None:
+        """Take in logprobs that the runner has computed, before the snapshots of the same step."""
 
     def plan_snapshots(self, request_id: str, start: int, stop: int, target: int) -> list[SnapshotRequest]:
         """The snapshots to take once tokens [start, stop) have been prefilled; prefill ends at `target`."""

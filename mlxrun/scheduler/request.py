@@ -18,10 +18,13 @@ from mlxrun.errors import MlxrunError
 class SamplingParams:
     """How the tokens of one request are sampled. Ranges are validated where bodies are parsed.
 
-    Order of application, on float32 logits of the last position: grammar, logit_bias, repetition penalty
-    (CTRL, arXiv:1909.05858: over prompt and answer), presence and frequency penalty (OpenAI: over the answer
-    only), temperature, top_k, top_p, min_p. `temperature` 0 is greedy. `seed` and the token's position decide
-    all randomness of a request, whatever else runs in the batch.
+    Order of application, on float32 logits of the last position: grammar, `min_tokens`, logit_bias,
+    repetition penalty (CTRL, arXiv:1909.05858: over prompt and answer), presence and frequency penalty
+    (OpenAI: over the answer only), temperature, top_k, top_p, min_p. `temperature` 0 is greedy. `seed` and
+    the token's position decide all randomness of a request, whatever else runs in the batch.
+
+    The first `min_tokens` tokens are none of `end_ids`, unless the grammar allows nothing else.
+    `max_tokens` 0: the request ends once its prompt is computed.
     """
 
     max_tokens: int = 256
@@ -36,6 +39,9 @@ class SamplingParams:
     seed: int = 0
     logprobs: int | None = None  # None: none; n: of the sampled token and of the n likeliest ones
     stop_ids: frozenset[int] = frozenset()  # end the answer, and are not part of it
+    min_tokens: int = 0
+    end_ids: frozenset[int] = frozenset()  # with min_tokens: stop_ids, and the model's own with ignore_eos
+    prompt_logprobs: int | None = None  # None: none; n: of each prompt token and of the n likeliest ones
 
 
 class GrammarMatcher(Protocol):
@@ -82,7 +88,8 @@ class Request:
     content. `boundaries`: ascending positions in `prompt` where other prompts are likely to diverge from this
     one, such as the end of the system prompt and tools, or the start of the last user turn. `prior_output`:
     tokens of the answer that are known from an earlier run; events do not repeat them. `grammar`: what the
-    answer must match.
+    answer must match. `score_from`: with `prompt_logprobs`, the first position of `prompt` whose logprob is
+    wanted; the first token has none.
     """
 
     id: str
@@ -97,6 +104,15 @@ class Request:
     fairness_key: str = ""  # policy `fair`: these get equal shares
     grammar: Grammar | None = None
     background: bool = False  # served on spare capacity only: an offline batch beside live requests
+    score_from: int = 1
+
+    @property
+    def branch_points(self) -> tuple[int, ...]:
+        """`boundaries`, and where the answers to one question part: before the token that predicts the first
+        wanted one of a prompt whose beginning is not scored."""
+        if self.params.prompt_logprobs is None or not 1 < self.score_from < len(self.prompt):
+            return self.boundaries
+        return tuple(sorted({*self.boundaries, self.score_from - 1}))
 
 
 class FinishReason(enum.StrEnum):
@@ -128,10 +144,12 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class TokenEvent:
-    """Progress of one request. Events of a request can be merged: tokens concatenate, other fields take the
-    latest.
+    """Progress of one request. Events of a request can be merged: tokens and logprobs concatenate, other
+    fields take the latest.
 
     Exactly one event of each request has `finish` set, and it is the last one. `tokens` never has a stop id.
+    `prompt_logprobs` go on where those of the event before ended; the first one is of the token at
+    `score_from`. None stands for a token inside an image.
     """
 
     request_id: str
@@ -142,9 +160,11 @@ class TokenEvent:
     hit_kind: HitKind | None = None  # None until the request runs
     finish: FinishReason | None = None
     error: MlxrunError | None = None  # set if and only if finish is ERROR
+    stop_id: int | None = None  # the stop id that was sampled, if that is why it finished
+    prompt_logprobs: tuple[TokenLogprob | None, ...] = ()  # of prompt tokens, in order of position
 
     def merge_progress(self, later: TokenEvent) -> TokenEvent:
-        """This event followed by `later`, as one event without the tokens of either."""
+        """This event followed by `later`, as one event without the tokens and logprobs of either."""
         return TokenEvent(
             self.request_id,
             num_computed_tokens=max(self.num_computed_tokens, later.num_computed_tokens),
@@ -152,4 +172,5 @@ class TokenEvent:
             hit_kind=later.hit_kind or self.hit_kind,
             finish=later.finish,
             error=later.error,
+            stop_id=later.stop_id,
         )

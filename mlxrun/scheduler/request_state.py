@@ -5,7 +5,7 @@
 
 Prefill stops before the last token, which becomes the row's first decode step, so that no chunk has to
 compute logits. If the prompt is one token or ends in an image, there is no such token: its last chunk samples
-instead.
+instead. A request without output (`max_tokens` 0) ends where its first decode step would be.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from mlxrun.scheduler.prompt_scores import PromptScores
 from mlxrun.scheduler.request import HitKind, Request, TokenEvent
 from mlxrun.scheduler.step_plan import CacheHit
 
@@ -24,6 +25,8 @@ class RequestState:
     arrival_time: float  # in seconds of the scheduler's clock
     max_length: int  # of prompt and output, in tokens: the context, or what fits in memory
     output: list[int] = field(init=False)
+    scores: PromptScores = field(init=False)
+    _image_starts: tuple[int, ...] = field(init=False)
     snapshot_positions: tuple[int, ...] = ()  # chunks end there, so that states can be snapshotted
     num_computed_tokens: int = 0  # tokens that are in the row's cache or in a chunk of the step in flight
     kv_length: int = 0  # the same, plus the tokens that decode steps have added
@@ -37,6 +40,11 @@ class RequestState:
 
     def __post_init__(self) -> None:
         self.output = list(self.request.prior_output)
+        self.scores = PromptScores(self.request)
+        spans, digests = self.request.image_spans, self.request.image_digests or self.request.image_spans
+        # An image may be several spans of tokens, which then have the same digest.
+        new = [at == 0 or digests[at] != digests[at - 1] for at in range(len(spans))]
+        self._image_starts = tuple(start for (start, _), is_new in zip(spans, new, strict=True) if is_new)
 
     @property
     def id(self) -> str:
@@ -73,6 +81,13 @@ class RequestState:
         """Whether all tokens that the output may get are known or in flight."""
         return self.num_in_flight >= self.remaining_output
 
+    @property
+    def needs_nothing(self) -> bool:
+        """Whether a request without output is complete: its prompt is computed, or its logprobs are known."""
+        params = self.request.params
+        is_computed = self.decoding or params.prompt_logprobs is not None
+        return params.max_tokens == 0 and is_computed and self.scores.complete
+
     def make_event(self, num_computed_tokens: int, **fields: Any) -> TokenEvent:
         """An event that reports this much prefill. Output tokens that are computed again after a preemption
         do not count. `fields`: other fields of TokenEvent."""
@@ -82,16 +97,24 @@ class RequestState:
             num_computed_tokens=computed,
             num_cached_tokens=self.num_cached_tokens,
             hit_kind=self.hit_kind,
+            prompt_logprobs=self.scores.take_unsent(),
             **fields,
         )
 
-    def find_chunk_end(self, chunk: int, max_tokens: int) -> int:
+    def count_images(self, start: int, stop: int) -> int:
+        """The images that begin in tokens `start` to `stop`."""
+        return sum(start <= begin < stop for begin in self._image_starts)
+
+    def find_chunk_end(self, chunk: int, max_tokens: int, max_images: int | None = None) -> int:
         """End of the next chunk: the next multiple of `chunk`, at most `prefill_target` and `max_tokens`
-        away.
+        away, and before more than `max_images` images.
 
         It is never inside an image. An image of more than `max_tokens` is computed in one chunk.
         """
         start = self.num_computed_tokens
+        begins = [begin for begin in self._image_starts if begin >= start]
+        if max_images is not None and len(begins) > max_images:
+            max_tokens = min(max_tokens, max(begins[max_images] - start, 1))
         stop = min((start // chunk + 1) * chunk, self.prefill_target, start + max_tokens)
         stop = min([stop, *(position for position in self.snapshot_positions if position > start)])
         for image_start, image_stop in self.request.image_spans:
@@ -103,8 +126,8 @@ class RequestState:
         """A chunk up to `stop` was scheduled."""
         if stop == self.prefill_target:
             self.decoding = True
-            self.num_in_flight += int(stop == self.num_tokens)
-        self.num_computed_tokens = self.kv_length = stop
+            self.num_in_flight += int(stop == self.num_tokens and self.remaining_output > 0)
+        self.num_computed_tokens = self.kv_length = self.scores.launched = stop
 
     def record_decode(self) -> None:
         """A decode step was scheduled."""
@@ -116,12 +139,20 @@ class RequestState:
         `max_sampling_chunk` tokens are left, one forward computes them and samples."""
         length = 0 if hit is None else hit.length
         self.num_in_flight = 0  # tokens that an earlier row had in flight are sampled again
+        self.scores.launched = 0
         if self.hit_kind is None:
             self.hit_kind = HitKind.MISS if hit is None else hit.kind
             self.num_cached_tokens = min(length, len(self.request.prompt))
         self.num_computed_tokens = self.kv_length = length
-        self.last_chunk_samples = hit is not None and 1 < self.num_tokens - length <= max_sampling_chunk
+        left = self.num_tokens - length
+        samples = hit is not None and self.request.params.max_tokens > 0
+        self.last_chunk_samples = samples and 1 < left <= max_sampling_chunk
         self.decoding = length == self.prefill_target
+
+    def record_found(self) -> None:
+        """The prefix cache had all that the request needs, so that it gets no row."""
+        if self.hit_kind is None:
+            self.hit_kind, self.num_cached_tokens = HitKind.EXACT, len(self.request.prompt)
 
     def reset(self) -> None:
         """Back to waiting, with nothing computed. The output is kept; tokens in flight may still arrive."""

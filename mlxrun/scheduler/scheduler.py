@@ -14,13 +14,14 @@ from mlxrun.config.settings import SchedulerSettings
 from mlxrun.errors import InternalError, MlxrunError, Overloaded, RequestError
 from mlxrun.scheduler.memory_budget import RequestLimits
 from mlxrun.scheduler.preemption import choose_victims, rank_urgency
+from mlxrun.scheduler.prefill_planner import PrefillPlanner
 from mlxrun.scheduler.prefix_cache_interface import NoPrefixCache, PrefixCacheInterface
 from mlxrun.scheduler.request import FinishReason, Request, TokenEvent
 from mlxrun.scheduler.request_state import RequestState
 from mlxrun.scheduler.step_plan import (
     Admission,
-    PrefillChunk,
     SampledToken,
+    ScoredTokens,
     SnapshotRequest,
     StepPlan,
     StepResult,
@@ -50,19 +51,22 @@ class Scheduler:
     ) -> None:
         self.limits = limits
         self.settings = settings
-        self._chunk = settings.chunk or DEFAULT_CHUNK
-        self._aligned_chunks = aligned_chunks
+        chunk = settings.chunk or DEFAULT_CHUNK
         self._clock = clock
         cache, costs = prefix_cache or NoPrefixCache(), costs or StepCosts()
         self._prefix_cache = cache
         can_sample_in_chunks = not (cache.needs_boundary_stops or aligned_chunks)
         self._max_sampling_chunk = costs.max_sampling_chunk if can_sample_in_chunks else 0
-        min_chunk = self._chunk if aligned_chunks else min(self._chunk, MIN_CHUNK)
-        self._token_budget = TokenBudget(settings, self._chunk, min_chunk, limits.memory, cache, costs)
+        min_chunk = chunk if aligned_chunks else min(chunk, MIN_CHUNK)
+        self.token_budget = TokenBudget(settings, chunk, min_chunk, limits.memory, cache, costs)
         self._waiting_queue = WaitingQueue(settings, clock)
+        self._prefill_planner = PrefillPlanner(
+            self._waiting_queue, self.token_budget, cache, chunk, aligned_chunks
+        )
         self._requests: dict[str, RequestState] = {}  # all unfinished requests, in order of arrival
         self._rows_to_free: list[str] = []  # the runner frees them in the next step
         self._final_snapshots: list[SnapshotRequest] = []  # to take of them before that
+        self._found: list[RequestState] = []  # requests that need no row: the prefix cache knew their scores
         self._num_arrivals = 0
 
     # -- requests come and go -------------------------------------------------------------------------
@@ -71,17 +75,13 @@ class Scheduler:
         """Queue it. Overloaded if the queue is full; PromptTooLong or RequestError if it cannot run."""
         if request.id in self._requests:
             raise RequestError(f"a request with id {request.id!r} is already running")
-        if request.params.max_tokens < 1:
-            raise RequestError("max_tokens must be at least 1", param="max_tokens")
-        if len(request.prior_output) >= request.params.max_tokens:
-            raise RequestError("the answer already has max_tokens tokens", param="max_tokens")
-        max_length = self.limits.compute_max_length(request, self._token_budget.min_chunk)
+        max_length = self.limits.compute_max_length(request, self.token_budget.min_chunk)
         num_waiting = sum(s.request.background == request.background for s in self.requests if not s.running)
         if num_waiting >= self.settings.max_queue:  # checked last: a client retries after Overloaded
             raise Overloaded(f"{num_waiting} requests are waiting (scheduler.max_queue): try again later")
         state = RequestState(request, self._num_arrivals, self._clock(), max_length)
         if self._prefix_cache.needs_boundary_stops:
-            state.snapshot_positions = request.boundaries
+            state.snapshot_positions = request.branch_points
         self._requests[request.id] = state
         self._num_arrivals += 1
         self._prefix_cache.track(request)
@@ -111,14 +111,20 @@ class Scheduler:
 
     # -- the step -----------------------------------------------------------------------------------
 
-    def schedule(self) -> StepPlan:
-        """Plan the next step: one token for every decoding row, and prompt chunks within the token budget."""
+    def schedule(self, snapshots_are_stored: bool = True) -> StepPlan:
+        """Plan the next step: one token for every decoding row, and prompt chunks within the token budget.
+
+        Where nothing runs, a request waits for the snapshots of the rows before it to be stored, which takes
+        a step or two: it may go on from the answer of one of them.
+        """
         clear_pool = self._preempt_for_memory()
         queue = self._waiting_queue.order_requests(self._requests.values(), self.has_rows_to_free)
-        admitted = self._admit(queue)
+        is_stored = snapshots_are_stored and not self._final_snapshots
+        admitted = self._admit(queue) if is_stored or self._running else ()
         decoding = [s for s in self._requests.values() if s.decoding and not s.exhausted]
         self._snapshot_exhausted()
-        chunks, snapshots = self._schedule_prefill([s for s in queue if s.remaining_prefill], len(decoding))
+        queue = [s for s in queue if s.remaining_prefill]
+        chunks, snapshots = self._prefill_planner.plan_chunks(queue, self._running, len(decoding))
         for state in decoding:
             state.record_decode()
         freed, self._rows_to_free = tuple(self._rows_to_free), []
@@ -128,33 +134,47 @@ class Scheduler:
 
     def update(self, plan: StepPlan, result: StepResult) -> list[TokenEvent]:
         """Take in the result of a step. Returns one event for each request that made progress or ended."""
-        chunks = [c for c in plan.prefill if c.request_id in self._requests]
-        events = {c.request_id: self._requests[c.request_id].make_event(c.stop) for c in chunks}
+        for scores in filter(self.owns_scores, result.scores):
+            self._requests[scores.request_id].scores.add(scores.start, scores.logprobs)
+        ids = [c.request_id for c in plan.prefill] + [s.request_id for s in result.scores]
+        states = [*map(self._requests.get, ids), *self._found]
+        moved = {s.id: s for s in states if s is not None and self._requests.get(s.id) is s}
+        events = dict.fromkeys(moved, TokenEvent(""))
         for rid, sampled in result.tokens.items():
             state = self._requests.get(rid)
             if state and state.num_in_flight:  # otherwise the token belongs to an ended request with this id
                 events[rid] = self._append_token(state, sampled)
+                moved.pop(rid, None)
         for rid, error in result.errors.items():
             if rid in self._requests:
                 events[rid] = self._finish(self._requests[rid], FinishReason.ERROR, error)
+                moved.pop(rid, None)
+        for state in [*moved.values(), *(s for s in self._running if s.id not in moved)]:
+            if state.needs_nothing:  # a hit may leave a new row nothing to compute
+                events[state.id] = self._finish(state, FinishReason.LENGTH)
+            elif state.id in moved:
+                events[state.id] = state.make_event(state.num_computed_tokens)
+        self._found.clear()
         return list(events.values())
+
+    def owns_scores(self, scores: ScoredTokens) -> bool:
+        """Whether the request of this id has launched them; otherwise they belong to an ended one."""
+        state = self._requests.get(scores.request_id)
+        return state is not None and state.scores.owns(scores.start)
 
     def step_failed(self, plan: StepPlan, error: Exception) -> list[TokenEvent]:
         """Handle a step that raised: all rows are lost. A request that was alone in the step fails. If there
         were several, each is a suspect and must complete a step alone, which finds the one that fails.
-
         A device reports errors a step late, so a request is not alone if a row was freed in the same step.
         """
         running = self._running
         for state in self._requests.values():
-            state.kv_length = state.num_in_flight = 0
-        events: list[TokenEvent] = []
-        if len(running) == 1 and not plan.free:
-            events = [self._finish(running[0], FinishReason.ERROR, error)]
-        else:
-            for state in running:
-                state.suspect = True
-                self._preempt(state)
+            state.kv_length = state.num_in_flight = state.scores.launched = 0
+        is_alone = len(running) == 1 and not plan.free
+        events = [self._finish(running[0], FinishReason.ERROR, error)] if is_alone else []
+        for state in self._running:
+            state.suspect = True
+            self._preempt(state)
         self._rows_to_free.clear()
         self._final_snapshots.clear()
         return events
@@ -171,9 +191,17 @@ class Scheduler:
                 continue
             if not self._can_run(state, running) and not self._preempt_background(state, running):
                 break
+            if not state.scores.complete:
+                start = state.scores.next_position
+                state.scores.add(start, self._prefix_cache.find_scores(state.id, start))
+            if state.needs_nothing:
+                state.record_found()
+                self._found.append(state)
+                continue
             state.running = True
             running.append(state)
-            hit = self._prefix_cache.lookup(state.id, state.output, state.num_tokens - 1)
+            limit = state.scores.limit_hit(state.num_tokens - 1)
+            hit = self._prefix_cache.lookup(state.id, state.output, limit)
             state.start_running(hit, self._max_sampling_chunk)
             admitted.append(Admission(state.request, tuple(state.output), hit))
         return tuple(admitted)
@@ -186,7 +214,7 @@ class Scheduler:
         background = sum(s.request.background for s in running)
         if state.request.background and background < len(running) and 2 * background >= max_rows:
             return False
-        return len(running) < max_rows and self._token_budget.can_admit(running, state, use_cache)
+        return len(running) < max_rows and self.token_budget.can_admit(running, state, use_cache)
 
     def _preempt_background(self, state: RequestState, running: list[RequestState]) -> bool:
         """Preempt as few background rows as needed for a request that is not in the background, or none if
@@ -208,10 +236,10 @@ class Scheduler:
     def _preempt_for_memory(self) -> bool:
         """Preempt the least urgent rows if the next step does not fit in memory; whether that was so."""
         running = self._running
-        if len(running) < 2 or self._token_budget.fits_next_step(running):
+        if len(running) < 2 or self.token_budget.fits_next_step(running):
             return False
         running = self._sort_by_urgency(running)
-        while len(running) > 1 and not self._token_budget.fits_next_step(running):
+        while len(running) > 1 and not self.token_budget.fits_next_step(running):
             self._preempt(running.pop())
         return True
 
@@ -222,12 +250,9 @@ class Scheduler:
     def _preempt(self, state: RequestState) -> None:
         """Free the row; its tokens are computed again once it is admitted again. A token in flight is still
         appended when it arrives, so the request continues from the final snapshot of the row."""
-        self._free_row(state, state.output)
-        state.reset()
-
-    def _free_row(self, state: RequestState, output: Sequence[int]) -> None:
         self._rows_to_free.append(state.id)
-        self._take_final_snapshots(state, output)
+        self._take_final_snapshots(state, state.output)
+        state.reset()
 
     def _take_final_snapshots(self, state: RequestState, output: Sequence[int]) -> None:
         self._final_snapshots += self._prefix_cache.plan_final_snapshots(state.id, output, state.kv_length)
@@ -236,35 +261,8 @@ class Scheduler:
     def _snapshot_exhausted(self) -> None:
         """Snapshot rows whose last token is in flight: they leave the decode batch before they are freed."""
         for state in self._requests.values():
-            if state.decoding and state.exhausted and state.kv_length:
+            if state.decoding and state.exhausted and state.kv_length and not state.needs_nothing:
                 self._take_final_snapshots(state, state.output)
-
-    def _schedule_prefill(
-        self, queue: Sequence[RequestState], num_decoding: int
-    ) -> tuple[list[PrefillChunk], list[SnapshotRequest]]:
-        """Prompt chunks of running requests within the budget, and the snapshots to take of them. Only the
-        first chunk is shortened to fit the budget: short chunks cost more forwards than they save."""
-        chunks: list[PrefillChunk] = []
-        snapshots: list[SnapshotRequest] = []
-        picked, is_shared = self._waiting_queue.pick_for_step([s for s in queue if s.running], self._chunk)
-        depth = picked[0].num_computed_tokens if picked and not self._aligned_chunks else 0
-        budget = self._token_budget.compute_prefill_budget(self._running, num_decoding, len(queue), depth)
-        budget = min(budget, self._chunk) if is_shared else budget
-        for state in picked:
-            while state.remaining_prefill and budget > 0:
-                start = state.num_computed_tokens
-                max_tokens = self._chunk if self._aligned_chunks or chunks else budget
-                stop = state.find_chunk_end(self._chunk, max_tokens)
-                if stop - start > budget and chunks:  # the first chunk may exceed the budget: a large image
-                    return chunks, snapshots
-                chunks.append(PrefillChunk(state.id, start, stop))
-                budget -= stop - start
-                self._waiting_queue.record_served(state, stop - start)
-                state.record_prefill(stop)
-                snapshots += self._prefix_cache.plan_snapshots(state.id, start, stop, state.prefill_target)
-                if self._prefix_cache.survives_restart and stop % self._chunk == 0:
-                    break
-        return chunks, snapshots
 
     def _append_token(self, state: RequestState, sampled: SampledToken) -> TokenEvent:
         state.num_in_flight -= 1
@@ -288,13 +286,15 @@ class Scheduler:
             text = f"the model failed on this request: {type(error).__name__}: {error}"
             error = InternalError(text, error, code="model_error")
         has_sampled = stop is not None or len(state.output) > len(state.request.prior_output)
-        computed = state.num_tokens if state.decoding or has_sampled else state.num_computed_tokens
-        event = state.make_event(computed, finish=why, error=error)
+        is_computed = state.decoding or has_sampled or state.needs_nothing
+        computed = state.num_tokens if is_computed else state.num_computed_tokens
+        event = state.make_event(computed, finish=why, error=error, stop_id=stop)
         self._remove(state, state.output if stop is None else [*state.output, stop])
         return event
 
     def _remove(self, state: RequestState, output: Sequence[int]) -> None:
         del self._requests[state.id]
         if state.running:
-            self._free_row(state, output)
+            self._rows_to_free.append(state.id)
+            self._take_final_snapshots(state, output)
         self._prefix_cache.forget(state.id)

@@ -20,6 +20,7 @@ class PrefillChunk:
     request_id: str
     start: int
     stop: int
+    images: int = 0  # that begin in it
 
 
 class SnapshotKind(enum.StrEnum):
@@ -103,14 +104,26 @@ class SampledToken:
 
 
 @dataclass(frozen=True, slots=True)
+class ScoredTokens:
+    """The logprobs of consecutive prompt tokens of a request, the first one at position `start`. Each has at
+    least one of the likeliest tokens, even if the request wants none: the prefix cache keeps it."""
+
+    request_id: str
+    start: int
+    logprobs: tuple[TokenLogprob, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class StepResult:
-    """Sampled tokens and failed requests, by request id. With decode-ahead, tokens lag one step behind.
+    """Sampled tokens and failed requests, by request id. With decode-ahead, tokens and scores lag one step
+    behind.
 
     `snapshots`: copies that are ready. `invalid_hits`: requests whose hit could not be restored, so that the
-    runner computed those tokens.
+    runner computed those tokens. `scores`: of prompts, each request's in order of position.
     """
 
     tokens: Mapping[str, SampledToken] = field(default_factory=dict)
     errors: Mapping[str, Exception] = field(default_factory=dict)
     snapshots: tuple[SnapshotResult, ...] = ()
     invalid_hits: tuple[str, ...] = ()
+    scores: tuple[ScoredTokens, ...] = ()

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from mlxrun.config.settings import SchedulerSettings
 from mlxrun.scheduler.memory_budget import MemoryBudget
+from mlxrun.scheduler.prefill_pace import PrefillPace
 from mlxrun.scheduler.prefix_cache_interface import PrefixCacheInterface
 from mlxrun.scheduler.request_state import RequestState
 
@@ -53,6 +54,7 @@ class TokenBudget:
         self._max_tokens = settings.prefill_budget
         self._max_tokens_busy = settings.prefill_budget_busy or chunk
         self._costs = costs
+        self.pace = PrefillPace(settings.step_ms or 0, chunk, min_chunk)
 
     def can_admit(self, running: Sequence[RequestState], state: RequestState, use_cache: bool = True) -> bool:
         """Whether it fits beside the running requests. `use_cache`: see fits_memory."""
@@ -82,12 +84,13 @@ class TokenBudget:
         computed yet; `depth`: how many tokens of the step's first prompt are computed.
 
         A step delays all decoding rows and serves the waiting prompts, so its size follows the ratio of the
-        two. It shrinks if memory is short, down to `min_chunk`.
+        two. It is limited by the time of a step, and shrinks if memory is short, down to `min_chunk`.
         """
         budget = self._max_tokens
         if decoding:
             weight = max(waiting * self._costs.waiting_weight, decoding)
             budget = min(budget, self._limit_for_depth(self._max_tokens_busy * weight // decoding, depth))
+        budget = self.pace.limit_tokens(budget, decoding > 0)
         lengths = [s.projected_length for s in running]
         while budget > self.min_chunk and not self.fits_memory(lengths, budget):
             budget = max(budget // 2, self.min_chunk)

@@ -1,8 +1,8 @@
 """The order in which prompts are computed, and which of them get the tokens of a step.
 
 The policy sorts; overdue requests go to the front, and background requests go behind all others. If prompts
-wait that are much shorter than what is left of the first one, steps of one chunk alternate between the first
-and the short ones. A short prompt is then computed within two chunks, and the long one keeps every other
+wait that are much shorter than what is left of the first one, steps of one chunk alternate between the short
+ones and the first. A short prompt is then computed within two chunks, and the long one keeps every other
 step.
 """
 
@@ -25,7 +25,7 @@ class WaitingQueue:
         self._policy_name = settings.policy
         self._policy = build_policy(settings.policy)
         self._clock = clock
-        self._served_head_last = False  # the last step went to the first request while short prompts waited
+        self._served_head_last = True  # the last step went to the first request
 
     def order_requests(self, requests: Iterable[RequestState], freeing: bool) -> list[RequestState]:
         """The requests with prefill left, in the order of service. `freeing`: this step also frees rows."""
@@ -49,8 +49,8 @@ class WaitingQueue:
         head = queue[0] if queue else None
         behind = queue[1:] if head is not None and head.remaining_prefill > chunk else ()
         short = [s for s in behind if head is not None and self._may_overtake(s, head)]
-        self._served_head_last = bool(short) and not self._served_head_last
-        if not short or self._served_head_last:
+        self._served_head_last = not short or not self._served_head_last
+        if self._served_head_last:
             return list(queue), bool(short)
         return sorted(short, key=lambda s: (s.remaining_prefill, s.arrival_index)), True
 

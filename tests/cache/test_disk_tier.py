@@ -233,6 +233,23 @@ def test_a_pending_write_is_read_and_counted(
     assert (get_counters(tier).written, get_counters(tier).read) == (2, 0)
 
 
+def test_an_entry_that_changes_while_it_is_written_is_written_again(
+    open_tier: Callable[..., DiskTier], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have got logprobs after the writer had read it."""
+    disk, tier = SlowDisk(monkeypatch), open_tier()
+    (entry, old), (_, new) = make_entry(1), make_entry(2, 128)
+    assert tier.write(entry, old)
+    assert disk.begun.wait(10)
+    assert tier.write(entry, new) and tier.read(entry) is new
+    assert tier.nbytes == new.nbytes + 32
+    disk.release(2)
+    tier.close()
+    assert tier.read(entry) == new
+    assert tier.nbytes == get_counters(tier).disk_bytes > 0
+    assert len(open_tier().scan()) == 1
+
+
 def test_deleting_a_pending_write_cancels_it(
     open_tier: Callable[..., DiskTier], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

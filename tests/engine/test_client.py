@@ -1,118 +1,32 @@
-"""The asyncio client and the engine thread, over a scripted runner: cancellation, endings, threads."""
+"""The asyncio client over a scripted runner: answers, cancellation, endings."""
 
 from __future__ import annotations
 
 import asyncio
 import random
 import threading
-from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import Callable
+from contextlib import aclosing
 from dataclasses import replace
 from functools import reduce
 from typing import Any
 
 import pytest
 
-from mlxrun.config.settings import SchedulerSettings
-from mlxrun.engine.client import Collector, EngineClient
-from mlxrun.engine.engine import Engine
-from mlxrun.engine.thread import Abort, Message, StopEngine
-from mlxrun.errors import EngineDead, MlxrunError, ModelLoadError, Overloaded, PromptTooLong, RequestError
+from mlxrun.engine.client import Collector
+from mlxrun.engine.thread import Abort, StopEngine
+from mlxrun.errors import EngineDead, MlxrunError, Overloaded, PromptTooLong, RequestError
 from mlxrun.scheduler.request import FinishReason, HitKind, Request, TokenEvent, TokenLogprob
+from tests.helpers.engine_bench import Bench, after_steps, bench, engine_threads, until
 from tests.helpers.engine_fakes import (
     FakeRunner,
     Gate,
     compute_answer,
-    make_engine,
     make_model_info,
     make_request,
     make_settings,
     merge_events,
 )
-
-BARRIER = make_request("barrier", 1, 4)
-
-
-class Bench:
-    """A client, the parts behind it, and the messages that it sends to its thread."""
-
-    def __init__(self, client: EngineClient, engine: Engine, runner: FakeRunner) -> None:
-        self.client = client
-        self.engine = engine
-        self.runner = runner
-        self.sent: list[Message] = []
-        put = client._thread.send
-
-        def record(message: Message) -> None:
-            self.sent.append(message)
-            put(message)
-
-        client._thread.send = record  # type: ignore[method-assign]
-
-    async def answer(self, request: Request) -> tuple[tuple[int, ...], FinishReason | None]:
-        """The whole answer."""
-        tokens: list[int] = []
-        finish = None
-        async with aclosing(self.client.generate(request)) as events:
-            async for event in events:
-                assert finish is None
-                tokens += event.tokens
-                finish = event.finish
-        return tuple(tokens), finish
-
-    async def settle(self) -> None:
-        """Wait until all earlier messages are handled, that is until a later request has ended."""
-        if isinstance(self.runner.before, Gate):
-            self.runner.before.open()
-        assert await self.answer(BARRIER) == compute_answer(BARRIER)
-        assert self.client._collectors == {}
-        assert self.engine.scheduler.requests == ()
-        assert self.runner.rows.keys() <= {BARRIER.id}
-        assert self.runner.broken == []
-
-
-@asynccontextmanager
-async def bench(
-    runner: FakeRunner | None = None, settings: SchedulerSettings | None = None, **options: Any
-) -> AsyncIterator[Bench]:
-    runner = runner or FakeRunner()
-    made: list[Engine] = []
-
-    def build() -> Engine:
-        runner.threads.add(threading.get_ident())
-        made.append(make_engine(runner, settings, **options))
-        return made[0]
-
-    client = await EngineClient.start_with(build)
-    try:
-        yield Bench(client, made[0], runner)
-    finally:
-        if isinstance(runner.before, Gate):
-            runner.before.open()
-        await client.close()
-        assert runner.closed
-        assert engine_threads() == []
-
-
-def engine_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "mlxrun-engine"]
-
-
-async def until(true: Callable[[], bool]) -> None:
-    """Give the engine thread time; fails after long."""
-    for _ in range(5000):
-        if true():
-            await asyncio.sleep(0)  # what the thread has handed over is delivered
-            return
-        await asyncio.sleep(0.001)
-    raise AssertionError("nothing happens")
-
-
-async def after_steps(runner: FakeRunner, gate: Gate, steps: int) -> None:
-    """Let so many steps end and their events arrive; the next one is held at the gate."""
-    gate.let_pass(steps)
-    await until(lambda: gate.waiting > steps)
-
 
 # -- answers --------------------------------------------------------------------------------------------
 
@@ -445,51 +359,13 @@ async def test_a_dead_engine_fails_all_requests(late: bool) -> None:
         assert b.client._collectors == {}
 
 
-async def test_an_error_outside_a_step_ends_the_engine_too() -> None:
-    """A bug in mlxrun, or a device that cannot be reset, leaves no request waiting."""
-
-    class Stuck(FakeRunner):
-        def reset(self) -> None:
-            raise OSError("the device does not answer")
-
-    async with bench(Stuck(dead=True)) as b:
-        with pytest.raises(EngineDead, match="OSError: the device does not answer") as caught:
-            await b.answer(make_request("a"))
-        assert isinstance(caught.value.__cause__, OSError)
-        with pytest.raises(EngineDead):
-            await b.answer(make_request("b"))
-
-
-@pytest.mark.parametrize("error", [ModelLoadError("no such model"), RuntimeError("odd weights")])
-async def test_a_failed_load_is_raised_by_start(error: Exception) -> None:
-    """An MlxrunError as it is, others as EngineDead with the cause; the thread has ended."""
-
-    def build() -> Engine:
-        raise error
-
-    with pytest.raises(MlxrunError, match=str(error)) as caught:
-        await EngineClient.start_with(build)
-    assert caught.value is error or caught.value.__cause__ is error
-    assert engine_threads() == []
-
-
-async def test_start_can_be_cancelled() -> None:
-    """What is being loaded is closed; no thread stays."""
-    runner, go = FakeRunner(), threading.Event()
-
-    def build() -> Engine:
-        go.wait(10)
-        return make_engine(runner)
-
-    start = asyncio.create_task(EngineClient.start_with(build))
-    await until(lambda: engine_threads() != [])
-    start.cancel()
-    await asyncio.sleep(0)
-    go.set()
-    with pytest.raises(asyncio.CancelledError):
-        await start
-    assert engine_threads() == []
-    assert runner.closed
+async def test_the_engine_stops_at_exit_without_a_worker_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with bench() as b:
+        assert engine_threads()
+        with monkeypatch.context() as patch:
+            patch.setattr(asyncio, "to_thread", None)
+            b.client.stop_at_exit()
+        assert not engine_threads()
 
 
 @pytest.mark.parametrize("cancel", [False, True])
@@ -524,23 +400,3 @@ async def test_close_ends_running_requests(cancel: bool) -> None:
         await b.client.close()
         assert b.client._collectors == {}
         assert len([message for message in b.sent if isinstance(message, StopEngine)]) == 2
-
-
-def test_a_loop_that_is_gone_does_not_stop_the_thread() -> None:
-    """A front end that dies without `close` leaves a thread that still ends when told."""
-    runner, gate = FakeRunner(), Gate()
-    runner.before = gate
-    clients: list[EngineClient] = []
-
-    async def use() -> None:
-        client = await EngineClient.start_with(lambda: make_engine(runner))
-        clients.append(client)
-        asyncio.create_task(anext(client.generate(make_request("a", 5, 3))))  # noqa: RUF006
-        await until(lambda: gate.waiting == 1)
-
-    asyncio.run(use())
-    gate.open()
-    clients[0]._thread.send(StopEngine())
-    clients[0]._thread._thread.join(10)
-    assert not clients[0]._thread._thread.is_alive()
-    assert runner.closed

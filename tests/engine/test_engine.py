@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import pytest
 
+from mlxrun.config.settings import SchedulerSettings
 from mlxrun.errors import EngineDead, MediaError, MlxrunError, RequestError
 from mlxrun.scheduler.request import FinishReason
+from mlxrun.scheduler.step_plan import StepPlan
 from tests.helpers.engine_fakes import (
     Answers,
     FakeRunner,
@@ -232,3 +235,95 @@ def test_close_closes_the_runner() -> None:
     runner = FakeRunner()
     make_engine(runner).close()
     assert runner.closed
+
+
+class TimedDevice:
+    """`FakeRunner.before` and `time.monotonic` of a device that computes `pace` prompt tokens a second. The
+    time of a step passes while the next one waits for it; if it is not `is_lazy`, in the step itself."""
+
+    def __init__(self, pace: float, monkeypatch: pytest.MonkeyPatch, is_lazy: bool = True) -> None:
+        self.pace = pace
+        self.is_lazy = is_lazy
+        self.now = 0.0
+        self.launched = 0
+        monkeypatch.setattr("mlxrun.engine.engine.time.monotonic", lambda: self.now)
+
+    def __call__(self, plan: StepPlan) -> None:
+        tokens = self.count(plan)
+        self.now += (self.launched if self.is_lazy else tokens) / self.pace
+        self.launched = tokens
+
+    def count(self, plan: StepPlan) -> float:
+        return sum(chunk.stop - chunk.start for chunk in plan.prefill)
+
+
+def list_sizes(runner: FakeRunner) -> list[int]:
+    """Prompt tokens of each step that had some."""
+    totals = (sum(chunk.stop - chunk.start for chunk in plan.prefill) for plan in runner.plans)
+    return [total for total in totals if total]
+
+
+@pytest.mark.parametrize("is_lazy", [False, True])
+@pytest.mark.parametrize(("pace", "size"), [(100_000, 4096), (3000, 512), (1000, 128), (10, 64)])
+def test_steps_take_as_long_as_they_may(
+    pace: int, size: int, is_lazy: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """200 ms: after the first chunk, a step has as many tokens as the device computes in that time."""
+    runner = FakeRunner(before=TimedDevice(pace, monkeypatch, is_lazy))
+    settings = SchedulerSettings(step_ms=200, chunk=512, prefill_budget=4096)
+    engine = make_engine(runner, settings, context=20_000)
+    engine.add(make_request("long", 15_000, 2))
+    finish_all(engine, steps=400)
+    sizes = list_sizes(runner)
+    assert sizes[:2] == [512, 512]  # the pace is known once a step has waited for another
+    assert set(sizes[6:-1]) <= {size} and min(sizes[:-1]) >= min(size, 512)
+
+
+def test_a_short_prompt_passes_a_long_one_within_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What arrives waits for the steps that are launched, and its prompt is in the next one."""
+    device = TimedDevice(1000, monkeypatch)
+    runner = FakeRunner(before=device)
+    engine = make_engine(runner, SchedulerSettings(step_ms=200, chunk=512), context=20_000)
+    engine.add(make_request("long", 15_000, 2))
+    for _ in range(10):
+        engine.step()
+    came = device.now
+    engine.add(make_request("short", 20, 2))
+    while not any(event.tokens for event in engine.step()):
+        pass
+    assert device.now - came <= 2 * 0.2
+
+
+def test_waiting_for_work_is_not_the_time_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An aborted prompt leaves a step behind; the hours until the next request are not its time."""
+    device = TimedDevice(100_000, monkeypatch)
+    runner = FakeRunner(before=device)
+    engine = make_engine(runner, SchedulerSettings(step_ms=200, chunk=512), context=20_000)
+    engine.add(make_request("gone", 15_000, 2))
+    for _ in range(3):
+        engine.step()
+    engine.abort("gone")
+    finish_all(engine)
+    device.now += 3600
+    runner.plans.clear()
+    engine.add(make_request("next", 15_000, 2))
+    finish_all(engine)
+    assert list_sizes(runner)[0] > 512
+
+
+def test_a_step_encodes_as_many_images_as_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One a step until their time is known, over all requests; then as many as fit."""
+
+    class Slow(TimedDevice):
+        def count(self, plan: StepPlan) -> float:
+            return super().count(plan) + sum(0.03 * self.pace * chunk.images for chunk in plan.prefill)
+
+    runner = FakeRunner(before=Slow(100_000, monkeypatch, is_lazy=False))
+    engine = make_engine(runner, SchedulerSettings(step_ms=100, chunk=512), context=20_000)
+    spans = tuple((at, at + 20) for at in range(10, 1000, 50))
+    for rid in ("a", "b"):
+        engine.add(replace(make_request(rid, 1000, 2), image_spans=spans))
+    finish_all(engine, steps=400)
+    shown = [sum(chunk.images for chunk in plan.prefill) for plan in runner.plans]
+    assert sum(shown) == 40 and shown[0] == 1
+    assert max(shown) == 3

@@ -50,6 +50,23 @@ def test_a_prompt_is_always_computed_in_chunks(zoo: Zoo, backend: str) -> None:
     engine_driver.check_answer(whole, zoo.answer("llama", BASE[:40]))
 
 
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "mamba2"])
+def test_steps_of_a_millisecond(zoo: Zoo, family: str) -> None:
+    """The shortest steps, of 64 tokens: the answers are those of whole chunks."""
+    sizes = {"chunk": 256, "prefill_budget": 1024, "prefill_budget_busy": 256}
+    prompts = {str(n): ids for n, ids in enumerate(text_models.prompts(44, [300, 77, 190]))}
+    answers, steps = [], []
+    for step_ms in (1, 0):
+        engine = engine_driver.make_real_engine(zoo.text(family), step_ms=step_ms, **sizes)
+        requests = [
+            engine_driver.TimedRequest(engine_driver.make_text_request(*each)) for each in prompts.items()
+        ]
+        events = engine_driver.run_requests(engine, requests)
+        answers.append({name: event.tokens for name, event in events.items()})
+        steps.append(engine.steps)
+    assert answers[0] == answers[1] and steps[0] > steps[1]
+
+
 @pytest.mark.parametrize("family", ["gemma3_text", "gpt_oss"])
 def test_a_prompt_of_ten_windows(zoo: Zoo, family: str) -> None:
     """Windows of 8, prompts of 80 and more in chunks of 5, alone and beside each other."""

@@ -10,10 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import mlx.core as mx
+import mlx.nn as nn
 import pytest
 from mlx.utils import tree_flatten
 
 from mlxrun.errors import ModelLoadError
+from mlxrun.model import loader
 from mlxrun.scheduler.request import HitKind
 from tests.helpers import engine_driver, text_models, vision_models
 from tests.helpers.model_fixtures import Zoo
@@ -70,6 +72,20 @@ def test_an_adapter_is_applied(zoo: Zoo, adapter: Make) -> None:
     )["a"]
     engine_driver.check_answer(event, library(folder, made))
     assert engine_driver.has_other_answer(event, zoo.answer("llama", BASE))
+
+
+def test_adapters_do_not_decide_the_type_of_activations(zoo: Zoo) -> None:
+    """Most floating-point parameters are the adapter's here: of the model, only norms have such ones."""
+    from mlx_lm.tuner.utils import linear_to_lora_layers
+    from mlx_lm.utils import load_model
+
+    model, _ = load_model(zoo.text("llama"), lazy=True)
+    model.set_dtype(mx.bfloat16)
+    nn.quantize(model, group_size=32, bits=4, mode="mxfp4")
+    linear_to_lora_layers(model, 2, LORA)
+    dtypes = [array.dtype for _, array in tree_flatten(model.parameters())]
+    assert dtypes.count(mx.float32) > dtypes.count(mx.bfloat16) > 0
+    assert loader._find_dtype(model) == mx.bfloat16
 
 
 def test_prefixes_of_other_weights_are_not_used(zoo: Zoo, adapter: Make, tmp_path: Path) -> None:

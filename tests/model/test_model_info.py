@@ -15,7 +15,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from mlxrun.config.settings import ModelSettings
+from mlxrun.config.settings import Config, ModelSettings
 from mlxrun.errors import ModelLoadError
 from mlxrun.model.loader import load_adapter
 from mlxrun.model.model_info import DEFAULT_CONTEXT, LoadedModelInfo, load_model_info
@@ -164,6 +164,32 @@ def test_the_context_is_the_models_own(folder: Folder, case: str) -> None:
     assert host(path, context_length=33).context_length == 33
 
 
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+
+
+@pytest.mark.parametrize(
+    ("config", "wanted", "most"),
+    [
+        ({}, 78, 77),
+        ({}, 77, None),
+        ({}, None, None),
+        ({"rope_scaling": YARN}, 256, None),
+        ({"rope_scaling": YARN}, 257, 256),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, 78, 77),
+        ({"max_position_embeddings": 50, "text_config": {"max_position_embeddings": 60}}, 61, 60),
+        ({"max_position_embeddings": None}, 10**6, None),
+    ],
+)
+def test_a_context_beyond_the_models_own_is_a_warning(
+    folder: Folder, caplog: pytest.LogCaptureFixture, config: dict[str, Any], wanted: int | None, most: int
+) -> None:
+    path = folder(config={"max_position_embeddings": 77, **config})
+    assert host(path, context_length=wanted).context_length == wanted or wanted is None
+    found = [record.getMessage() for record in caplog.records if "context_length" in record.getMessage()]
+    said = f"model.context_length is {wanted}, but the model's config allows {most} tokens"
+    assert [message.startswith(said) for message in found] == [True] * (most is not None)
+
+
 def test_recommended_sampling_is_the_default(folder: Folder) -> None:
     """Generation_config.json of the model; `do_sample: false` is greedy; what is no number is left."""
     recommended = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "repetition_penalty": 1.05}
@@ -258,7 +284,7 @@ def test_weights_are_loaded_once(
     mx.clear_cache()
     before = mx.get_active_memory()
     mx.reset_peak_memory()
-    adapter = load_adapter(ModelSettings(path=str(path), kind=read_as), made)
+    adapter = load_adapter(Config(model=ModelSettings(path=str(path), kind=read_as)), made)
     active = mx.get_active_memory() - before
     assert calls == ["mlx_vlm.utils" if kind == "vision" and read_as == "auto" else "mlx_lm.utils"]
     assert active > 100_000

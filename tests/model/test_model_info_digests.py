@@ -6,7 +6,8 @@ import pytest
 from PIL import Image
 
 from mlxrun.config.settings import ModelSettings
-from mlxrun.model.model_info import compute_image_digest, load_model_info, number_regions
+from mlxrun.model.model_info import compute_image_digest, load_model_info
+from mlxrun.model.vision.image_units import number_regions
 from tests.helpers import vision_models
 from tests.helpers.model_fixtures import Zoo
 

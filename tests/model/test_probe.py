@@ -180,6 +180,39 @@ def test_what_the_probe_finds_would_have_been_wrong(zoo: Zoo, case: str, monkeyp
         right(zoo, family, engine)
 
 
+HALF = ["ragged masks", "ragged queries", "ragged offsets", "all offsets", "states", "moved rows"]
+
+
+@pytest.mark.parametrize("case", HALF)
+def test_defects_are_found_in_half_precision_too(zoo: Zoo, case: str, monkeypatch: Patch) -> None:
+    """There the tolerance follows the model's own rounding, and stays far below what a defect does."""
+    family, plant, chosen = BROKEN[case]
+    engine_driver.use_small_groups(monkeypatch)
+    plant(monkeypatch)
+    engine = engine_driver.make_real_engine(zoo.text(family), dtype="bfloat16")
+    assert methods(engine).decode == chosen
+    limit = checks(engine)["decode ragged"].limit
+    assert limit is not None and 0.25 <= limit <= 1.0
+
+
+def test_the_tolerance_is_fixed_in_float32(zoo: Zoo) -> None:
+    assert {check.limit for check in checks(engine_driver.make_real_engine(zoo.text("llama"))).values()} == {
+        probe.TOLERANCE[mx.float32]
+    }
+
+
+@pytest.mark.parametrize(("noise", "limit"), [(0.01, 0.25), (0.3, 0.6), (9.0, 1.0)])
+def test_the_tolerance_follows_the_models_own_rounding(
+    zoo: Zoo, noise: float, limit: float, monkeypatch: Patch
+) -> None:
+    """In half precision, rounding may choose other experts; a defect must not hide behind that."""
+    original = probe._compare
+    monkeypatch.setattr(probe._Reference, "_decode_prompt", lambda self, index: "token by token")
+    monkeypatch.setattr(probe, "_compare", lambda a, b: noise if a == ["token by token"] else original(a, b))
+    engine = engine_driver.make_real_engine(zoo.text("llama"), dtype="bfloat16")
+    assert checks(engine)["decode ragged"].limit == pytest.approx(limit)
+
+
 # -- prefill ------------------------------------------------------------------------------------------------
 
 
@@ -215,8 +248,16 @@ def test_padding_that_a_row_keeps(zoo: Zoo, monkeypatch: Patch) -> None:
     engine = engine_driver.make_real_engine(zoo.text("llama"))
     found = checks(engine)
     assert found["prefill equal lengths"].passed and not found["prefill padded"].passed
-    assert methods(engine).sharing == PrefillSharing(8, 0)
+    assert methods(engine).sharing == PrefillSharing(8, 0, tails=True)
     right(zoo, "llama", engine)
+
+
+def test_tails_that_are_stacked_in_another_order(zoo: Zoo, monkeypatch: Patch) -> None:
+    original = layer_caches.stack_rows
+    monkeypatch.setattr(layer_caches, "stack_rows", lambda rows, tokens: original(rows[::-1], tokens))
+    engine = engine_driver.make_real_engine(zoo.text("llama"))
+    assert not checks(engine)["prefill tails"].passed
+    assert methods(engine).sharing == PrefillSharing(8, 16)
 
 
 @pytest.mark.parametrize(
@@ -226,7 +267,7 @@ def test_recurrent_families_are_not_padded(zoo: Zoo, family: str) -> None:
     """Nemotron_h is wrong under padding by nats; no family with recurrent state is tried."""
     engine = engine_driver.make_real_engine(zoo.text(family))
     assert "prefill padded" not in checks(engine)
-    assert methods(engine).sharing == PrefillSharing(8, 0)
+    assert methods(engine).sharing == PrefillSharing(8, 0, tails=True)
     right(zoo, family, engine)
 
 
@@ -251,7 +292,10 @@ def test_a_sound_model_passes_by_far(zoo: Zoo, family: str) -> None:
 def test_a_vision_model_is_probed_too(zoo: Zoo, family: str, monkeypatch: Patch) -> None:
     """Also the positions that its adapter gives, where the model takes them."""
     engine = engine_driver.make_real_engine(zoo.vision(family))
-    assert set(checks(engine)) == {"decode ragged", "prefill equal lengths", "prefill padded"}
+    names = {"decode ragged", "prefill equal lengths", "prefill padded"}
+    assert set(checks(engine)) == (
+        names if family == "gemma3" else names | {"prefill tails"}
+    )  # it has windows
     ragged_masks_dropped(monkeypatch)
     assert methods(engine_driver.make_real_engine(zoo.vision(family))).decode == "grouped"
 

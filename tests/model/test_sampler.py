@@ -286,6 +286,43 @@ def test_without_logprobs_none_are_made() -> None:
     assert len(batch.list_arrays()) == 1
 
 
+# -- answers that may not end yet ---------------------------------------------------------------------------
+
+
+def test_the_first_tokens_are_no_end_of_the_answer() -> None:
+    """Until the minimum is reached, counted from the prompt's end; rows without a minimum are as before."""
+    x = logits(3, 3)
+    likely = np.argsort(-x, axis=-1)
+    ends = frozenset(int(t) for t in likely[:, 0]) | {10**6}  # one that the logits do not have
+    params = replace(GREEDY, min_tokens=2, end_ids=ends)
+    rows = [started(params, [1, 2, 3]), started(GREEDY, [1]), started(params, [1, 2, 3, 4, 5], [6])]
+    sampler = Sampler(rows, VOCAB)
+    rest = [next(int(t) for t in row if int(t) not in ends) for row in likely]
+    best = [int(row[0]) for row in likely]
+    assert tokens(sampler(mx.array(x), [3, 1, 6])) == [rest[0], best[1], rest[2]]
+    assert tokens(sampler(mx.array(x), [4, 2, 7])) == [rest[0], best[1], best[2]]
+    assert tokens(sampler(mx.array(x), [5, 3, 8])) == best
+    assert sampler._suppressed is None, "what is over costs nothing"
+
+
+def test_a_grammar_that_allows_nothing_else_wins() -> None:
+    """A complete answer ends, as any other token would break it; a grammar with a choice waits."""
+    x = logits(4, 2)
+    params = replace(WARM, min_tokens=9, end_ids=frozenset({7, 8}), top_k=3)
+    mask = np.zeros((2, VOCAB), dtype=bool)
+    mask[0, 7] = mask[1, [7, 8, 20]] = True
+    sampler = Sampler([started(params, [1]), started(params, [1])], VOCAB)
+    for position in range(1, 9):
+        assert tokens(sampler(mx.array(x), [position] * 2, mx.array(mask))) == [7, 20]
+
+
+def test_no_bias_makes_a_masked_end_likely() -> None:
+    x = logits(6, 1)
+    params = replace(WARM, min_tokens=50, end_ids=frozenset({5}), logit_bias={5: 100.0})
+    sampler = Sampler([started(params)], VOCAB)
+    assert 5 not in {tokens(sampler(mx.array(x), [position]))[0] for position in range(50)}
+
+
 # -- in the engine ------------------------------------------------------------------------------------------
 
 MIXED = [

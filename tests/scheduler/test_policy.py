@@ -42,7 +42,7 @@ def test_policies_order_waiting_requests(policy: str, order: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("policy", "first"), [("fcfs", "a"), ("priority", "b"), ("shortest", "b"), ("fair", "b")]
+    ("policy", "first"), [("fcfs", "b"), ("priority", "b"), ("shortest", "b"), ("fair", "b")]
 )
 def test_policies_order_prompts_that_run(policy: str, first: str) -> None:
     """Also between chunks: a short, urgent request of another key comes after a long one has started."""

@@ -11,7 +11,7 @@ import pytest
 
 from mlxrun.errors import Overloaded, PromptTooLong, RequestError
 from mlxrun.scheduler.memory_budget import Footprint, MemoryBudget, RequestLimits
-from mlxrun.scheduler.request import FinishReason, Request, TokenEvent
+from mlxrun.scheduler.request import FinishReason, Request
 from mlxrun.scheduler.scheduler import Scheduler
 from mlxrun.scheduler.step_plan import SampledToken, StepResult
 from tests.helpers.engine_fakes import (
@@ -25,7 +25,6 @@ from tests.helpers.engine_fakes import (
     make_engine,
     make_request,
     make_settings,
-    merge_events,
     serve_requests,
 )
 
@@ -100,7 +99,11 @@ def test_a_stop_id_ends_the_answer_and_is_not_part_of_it(size: int, at: int) -> 
     request = replace(plain, params=replace(plain.params, stop_ids=frozenset([compute_token(prompt, stop)])))
     _, answers = serve_requests(request, make_request("b", 5, 20))
     assert answers.get_answer("a") == compute_answer(request)
-    assert answers.finish("a") is (FinishReason.STOP if stop < size + 8 else FinishReason.LENGTH)
+    ended = stop < size + 8
+    assert answers.finish("a") is (FinishReason.STOP if ended else FinishReason.LENGTH)
+    stop_id = compute_token(prompt, stop) if ended else None
+    assert [event.stop_id for event in answers.events["a"]][-1] == stop_id
+    assert all(event.stop_id is None for event in answers.events["a"][:-1] + answers.events["b"])
 
 
 def test_the_context_ends_an_answer() -> None:
@@ -114,15 +117,6 @@ def test_events_carry_logprobs_where_asked() -> None:
     _, answers = serve_requests(make_request("a", 5, 3, logprobs=0), make_request("b", 5, 3))
     assert [lp.logprob for e in answers.events["a"] for lp in e.logprobs] == [-5.0, -6.0, -7.0]
     assert not any(e.logprobs for e in answers.events["b"])
-
-
-def test_events_merge_into_one() -> None:
-    """Tokens concatenate, and the other fields take the latest value."""
-    first = TokenEvent("a", (1, 2), num_computed_tokens=8, num_cached_tokens=4)
-    merged = merge_events(first, TokenEvent("a", (3,), num_computed_tokens=6, finish=FinishReason.STOP))
-    assert merged == TokenEvent(
-        "a", (1, 2, 3), num_computed_tokens=8, num_cached_tokens=4, finish=FinishReason.STOP
-    )
 
 
 # -- chunks and budgets ----------------------------------------------------------------------------------
@@ -275,7 +269,7 @@ def test_what_could_never_fit_is_refused_with_the_sum() -> None:
     engine = make_engine(memory=memory)
     with pytest.raises(PromptTooLong) as caught:
         engine.add(make_request("a", 100))
-    assert caught.value.code == "out_of_memory"
+    assert (caught.value.http_status, caught.value.code) == (400, "context_length_exceeded")
     assert "weights 1.0 MB + 101 tokens 2.0 MB" in str(caught.value)
     assert "> limit 3.0 MB" in str(caught.value)
     engine.add(make_request("a", 99))
@@ -299,7 +293,7 @@ def test_an_image_that_cannot_be_computed_in_memory_is_refused() -> None:
     ("request_", "match"),
     [
         (make_request("a", 0), "empty"),
-        (make_request("a", 5, 0), "max_tokens"),
+        (make_request("a", 5, -1), "max_tokens"),
         (make_request("twin", 5), "'twin' is already running"),
     ],
 )

@@ -232,7 +232,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         run = self.run_
         tokens, finish = run.answers.get_answer(rid)
         scheduler = run.engine.scheduler
-        limit = scheduler.limits.compute_max_length(request, scheduler._token_budget.min_chunk)
+        limit = scheduler.limits.compute_max_length(request, scheduler.token_budget.min_chunk)
         right, reason = compute_answer(request, limit)
         assert tokens == right[: len(tokens)]
         assert max(e.num_computed_tokens for e in run.answers.events[rid]) <= len(request.prompt)

@@ -11,7 +11,9 @@ import ctypes.util
 import logging
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +42,22 @@ def _iterate_names() -> Iterator[str]:
     found = ctypes.util.find_library("openblas")
     if found is not None:
         yield found
+
+
+def describe_blas() -> dict[str, Any]:
+    """The OpenBLAS in this process: the name of its file (None: not loaded), the processor that its kernels
+    are made for, and its number of threads."""
+    path = find_loaded_blas()
+    if path is None:
+        return {"blas": None}
+    found: dict[str, Any] = {"blas": Path(path).name}
+    library = ctypes.CDLL(path)  # loaded already, so this only counts
+    with suppress(AttributeError):
+        get_name = library.openblas_get_corename
+        get_name.restype = ctypes.c_char_p
+        found["blas_kernel"] = get_name().decode()
+        found["blas_threads"] = int(library.openblas_get_num_threads())
+    return found
 
 
 def find_loaded_blas() -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ CUDA_CHUNK = 4096  # tokens; launches of forwards and copies dominate on CUDA: f
 CUDA_STEP_COSTS = StepCosts(max_sampling_chunk=512, waiting_weight=4)
 CPU_STEP_COSTS = StepCosts(deep_prompt=384)  # so that a chunk costs about as much as a step of 16 rows
 BUSY_CPU, BUSY_GPU = 256, 512  # tokens beside decoding rows
+STEP_MS, CUDA_STEP_MS = 200, 100
 
 
 def get_backend() -> str:
@@ -47,7 +49,10 @@ def resolve_config(config: Config) -> Config:
     chunk = scheduler.chunk or min(CUDA_CHUNK if uses_cuda() else DEFAULT_CHUNK, scheduler.prefill_budget)
     most = chunk if config.engine.reproducible else min(chunk, BUSY_GPU if uses_gpu() else BUSY_CPU)
     busy = scheduler.prefill_budget_busy or min(most, scheduler.prefill_budget)
-    return replace(config, scheduler=replace(scheduler, chunk=chunk, prefill_budget_busy=busy))
+    default = CUDA_STEP_MS if uses_cuda() else STEP_MS
+    step_ms = default if scheduler.step_ms is None else scheduler.step_ms
+    scheduler = replace(scheduler, chunk=chunk, prefill_budget_busy=busy, step_ms=step_ms)
+    return replace(config, scheduler=scheduler)
 
 
 def get_memory_limit() -> int:
@@ -59,6 +64,13 @@ def get_memory_limit() -> int:
                 return int(info[key])
         return 0
     return int(read_free_memory() * CPU_SHARE)
+
+
+def get_total_memory() -> int:
+    """Bytes that the device has, whatever is in use; 0 if unknown."""
+    if uses_gpu():
+        return get_memory_limit()
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def read_free_memory() -> int:

@@ -123,8 +123,8 @@ def list_all_arrays(cache: Sequence[Any]) -> list[mx.array]:
 def split_row(cache: Sequence[Any], index: int, length: int, *, copied: bool = True) -> list[Any]:
     """Row `index` of caches that several rows filled together, trimmed to its first `length` tokens.
 
-    Only for caches that were filled from empty, unpadded or padded on the right. Without `copied` the row
-    keeps the arrays of all rows alive: for a row that joins the decode batch in the next step.
+    Only for caches that were filled from empty or stacked, unpadded or padded on the right. Without `copied`
+    the row keeps the arrays of all rows alive: for a row that joins the decode batch in the next step.
     """
     layers = []
     for layer in flatten_caches(cache):
@@ -138,6 +138,25 @@ def split_row(cache: Sequence[Any], index: int, length: int, *, copied: bool = T
             row.trim(layer.offset - length)  # a ring has not turned yet, so it can be trimmed too
         layers.append(row)
     return unflatten_caches(cache, layers)
+
+
+def stack_rows(caches: Sequence[Sequence[Any]], new_tokens: int) -> list[Any]:
+    """Caches of several rows, all of KV and STATE layers that hold equally many tokens, as one cache with
+    space for `new_tokens` more. Nothing is shared with the rows."""
+    stacked = []
+    for layers in zip(*map(flatten_caches, caches), strict=True):
+        joined = copy.copy(layers[0])
+        if get_kind(joined) is LayerKind.STATE:
+            slots = zip(*(layer.cache for layer in layers), strict=True)
+            joined.cache = [None if slot[0] is None else mx.concatenate(slot) for slot in slots]
+        else:
+            needed, size = joined.offset + new_tokens, min(layer.keys.shape[2] for layer in layers)
+            size = size if size >= needed else joined.offset  # else the cache grows when it is filled
+            joined.step = round_up(needed)
+            joined.keys = mx.concatenate([layer.keys[:, :, :size] for layer in layers])
+            joined.values = mx.concatenate([layer.values[:, :, :size] for layer in layers])
+        stacked.append(joined)
+    return unflatten_caches(caches[0], stacked)
 
 
 def _is_class(item: Any, name: str) -> bool:

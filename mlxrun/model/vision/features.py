@@ -16,9 +16,9 @@ import mlx.core as mx
 import numpy as np
 from cachetools import LRUCache
 
-from mlxrun.model.prompt_inputs import PromptInputs
+from mlxrun.model.prompt_inputs import ImagePrompt, PendingImages, PromptInputs
 from mlxrun.model.vision.embedder import Embedder
-from mlxrun.model.vision.image_units import ImageUnits, Media, split_images
+from mlxrun.model.vision.image_units import Media, split_images
 
 log = logging.getLogger(__name__)
 
@@ -47,9 +47,10 @@ class ImageFeatures:
         embeddings, *deepstack = (mx.concatenate(array) for array in arrays)
         return ImageFeatures(embeddings, tuple(deepstack))
 
-    def take(self, rows: mx.array) -> ImageFeatures:
-        """A copy of some of the image tokens."""
-        return ImageFeatures(self.embeddings[rows], tuple(d[rows] for d in self.deepstack))
+    def make_blank(self, count: int) -> ImageFeatures:
+        """Zeros in place of the features of so many image tokens."""
+        embeddings, *deepstack = (mx.zeros((count, *a.shape[1:]), a.dtype) for a in self.list_arrays())
+        return ImageFeatures(embeddings, tuple(deepstack))
 
     @property
     def count(self) -> int:
@@ -88,22 +89,15 @@ class FeatureCache(LRUCache[tuple[bytes, ...], ImageFeatures]):
         return count, found
 
 
-@dataclass(frozen=True, slots=True)
-class ImagePrompt:
-    """A prompt with images. `places`: the indices of all its image tokens; `digests`: one a unit."""
-
-    tokens: Sequence[int]
-    media: Media
-    units: ImageUnits
-    digests: Sequence[bytes]
-    places: np.ndarray
-
-
 class ImagePromptEmbedder:
-    """Embeds prompts of one model. `budget`: bytes of features that are cached; 0: none."""
+    """Embeds prompts of one model. `budget`: bytes of features that are cached; 0: none. `line_break`: the
+    token that divides the lines of an image, if there is one."""
 
-    def __init__(self, embedder: Embedder, budget: int, exact_sets_only: bool = False) -> None:
+    def __init__(
+        self, embedder: Embedder, budget: int, exact_sets_only: bool = False, line_break: int | None = None
+    ) -> None:
         self._embedder = embedder
+        self._line_break = line_break
         self.features = FeatureCache(budget)
         self._enabled = budget > 0 and embedder.image_token is not None
         self._verified = False  # assembled prompts equal those of the model
@@ -111,35 +105,72 @@ class ImagePromptEmbedder:
         self._independent: bool | None = False if exact_sets_only else None
 
     def embed(self, tokens: Sequence[int], media: Media, cached: int = 0) -> PromptInputs:
-        """`cached`: tokens that are in the row's cache already, which need no embeddings."""
+        """`cached`: tokens that are in the row's cache already, which need no embeddings. Where images are
+        known to be independent, at most one is encoded here, and `encode_pending` encodes the others."""
         units = split_images(media) if self._enabled else None
         if units is None:
             return _evaluate(self._embedder.embed_prompt(tokens, media))
         places = np.flatnonzero(np.array(tokens) == self._embedder.image_token)
-        if self._verified and (len(places) == 0 or cached > places[-1]):
-            return PromptInputs(position_delta=self._embedder.embed_text(tokens, media).position_delta)
         prompt = ImagePrompt(tokens, media, units, units.compute_digests(), places)
-        count, known = self.features.match_prefix(prompt.digests)
-        if (count == len(prompt.digests) and len(known) == 1) or (known and self._independent):
+        if self._needs_no_image(prompt, cached):
+            return self._embed_text(prompt)
+        try:
+            inputs = self._embed_known(prompt, cached)
+        except _MISFITS as error:
+            inputs = self._embed_misfit(prompt, error)
+        return inputs or self._embed_all(prompt)
+
+    def encode_pending(self, inputs: PromptInputs, start: int, stop: int) -> PromptInputs:
+        """Encode the pending images in tokens `start` to `stop`; those before `start` are not needed any
+        more."""
+        while (pending := inputs.pending) is not None and pending.runs[pending.first][0] < stop:
             try:
-                return self._reuse(prompt, count, known)
+                inputs = self._insert_next(inputs, pending, start)
             except _MISFITS as error:
-                log.warning("cached image features of a prompt cannot be used: %s", error)
-                known = []
-        return self._embed_all(prompt, count, known)
+                return self._embed_misfit(pending.prompt, error)
+        return inputs
 
-    def _reuse(self, prompt: ImagePrompt, count: int, known: Sequence[ImageFeatures]) -> PromptInputs:
-        """Assemble a prompt from the features of its first `count` images; the model encodes the others."""
-        if count < len(prompt.digests):
-            rest = self._encode_rest(prompt, count, known)
-            self._store(prompt.digests[count:], rest, prompt.places[-rest.count :])
-            known = [*known, rest]
-        return self._assemble(prompt, ImageFeatures.concatenate(known))
+    def _embed_misfit(self, prompt: ImagePrompt, error: Exception) -> PromptInputs:
+        log.warning("the images of a prompt cannot be encoded one by one: %s", error)
+        return self._embed_all(prompt)
 
-    def _embed_all(self, prompt: ImagePrompt, count: int, known: Sequence[ImageFeatures]) -> PromptInputs:
+    def _needs_no_image(self, prompt: ImagePrompt, cached: int) -> bool:
+        return self._verified and (len(prompt.places) == 0 or cached > prompt.places[-1])
+
+    def _embed_text(self, prompt: ImagePrompt) -> PromptInputs:
+        """What tokens after all images need."""
+        return PromptInputs(
+            position_delta=self._embedder.embed_text(prompt.tokens, prompt.media).position_delta
+        )
+
+    def _embed_known(self, prompt: ImagePrompt, cached: int) -> PromptInputs | None:
+        """The prompt's inputs from images that were seen before, or from one image, with others pending; None
+        if all images must be encoded together."""
+        count, known = self.features.match_prefix(prompt.digests)
+        if count == len(prompt.digests) and (len(known) == 1 or self._independent):
+            return self._assemble(prompt, ImageFeatures.concatenate(known))
+        runs = prompt.split_places(self._line_break)
+        if runs is None or len(runs) < 2:
+            return None
+        if self._independent is None:
+            self._independent = self._check_pair(prompt, runs)
+            count, known = self.features.match_prefix(prompt.digests)
+        if not self._independent:
+            return None
+        if self._needs_no_image(prompt, cached):  # known only now
+            return self._embed_text(prompt)
+        if not known:  # one is needed for the type and the width of the embeddings
+            count = next(image for image, run in enumerate(runs) if run[-1] >= cached)
+            first = self._encode_image(prompt, runs, count)
+            known = [*(first.make_blank(len(run)) for run in runs[:count]), first]
+            count += 1
+        inputs = self._assemble(prompt, ImageFeatures.concatenate(known))
+        return replace(inputs, pending=PendingImages(prompt, runs, count) if count < len(runs) else None)
+
+    def _embed_all(self, prompt: ImagePrompt) -> PromptInputs:
         """The model embeds the whole prompt; its features are cached if they can be reused."""
         inputs = _evaluate(self._embedder.embed_prompt(prompt.tokens, prompt.media))
-        if len(prompt.places) == 0 or inputs.embeds is None:
+        if not self._enabled or len(prompt.places) == 0 or inputs.embeds is None:
             return inputs
         try:
             features = ImageFeatures.from_prompt(inputs, prompt.places)
@@ -151,49 +182,63 @@ class ImagePromptEmbedder:
             log.info("image features of this model are not cached: prompts assembled from them differ")
             return inputs
         self._verified = True
-        if known and self._independent is None and count < len(prompt.digests):
-            self._independent = self._check_independence(prompt, count, known, features)
-        self._store(prompt.digests, features, prompt.places)
+        mx.eval(features.list_arrays())
+        self.features.add(prompt.digests, features)
         return inputs
 
-    def _store(self, digests: Sequence[bytes], features: ImageFeatures, places: np.ndarray) -> None:
+    def _encode_image(self, prompt: ImagePrompt, runs: Sequence[np.ndarray], image: int) -> ImageFeatures:
+        """Features of one image, from the part of the prompt that holds it, or as they were seen before."""
+        known = self.features.get((prompt.digests[image],))
+        if known is not None:
+            return known
+        part = prompt.cut(runs, image, image + 1)
+        inputs = self._embedder.embed_prompt(part.tokens, part.media)
+        features = ImageFeatures.from_prompt(inputs, part.places)
         mx.eval(features.list_arrays())
-        runs = np.split(np.arange(len(places)), np.flatnonzero(np.diff(places) > 1) + 1)
-        if not self._independent or len(runs) != len(digests):
-            self.features.add(digests, features)
-            return
-        for digest, run in zip(digests, runs, strict=True):
-            own = features.take(mx.array(run))
-            mx.eval(own.list_arrays())
-            self.features.add([digest], own)
+        self.features.add(part.digests, features)
+        return features
 
-    def _check_independence(
-        self, prompt: ImagePrompt, count: int, known: Sequence[ImageFeatures], features: ImageFeatures
-    ) -> bool:
-        """Whether images have the same features without the others: the `known` ones, and the rest."""
+    def _check_pair(self, prompt: ImagePrompt, runs: Sequence[np.ndarray]) -> bool:
+        """Whether the first two images have the same features one by one as together, and the model's own
+        embeddings are those assembled from them."""
         try:
-            again = ImageFeatures.concatenate([*known, self._encode_rest(prompt, count, known)])
-            pairs = zip(again.list_arrays(), features.list_arrays(), strict=True)
-            return all(_are_close(a, b) for a, b in pairs)
+            pair = prompt.cut(runs, 0, 2)
+            together = ImageFeatures.from_prompt(self._embed_all(pair), pair.places)
+            single = ImageFeatures.concatenate([self._encode_image(prompt, runs, image) for image in (0, 1)])
+            pairs = zip(single.list_arrays(), together.list_arrays(), strict=True)
+            return self._enabled and all(_are_close(a, b) for a, b in pairs)
         except _MISFITS as error:
             log.info("the images of a prompt cannot be encoded one by one: %s", error)
             return False
 
-    def _encode_rest(self, prompt: ImagePrompt, count: int, known: Sequence[ImageFeatures]) -> ImageFeatures:
-        """Features of all but the first `count` images, from the part of the prompt that holds them."""
-        places = prompt.places[sum(features.count for features in known) :]
-        start, stop = max(int(places[0]) - 1, 0), int(places[-1]) + 2
-        inputs = self._embedder.embed_prompt(prompt.tokens[start:stop], prompt.units.concatenate_from(count))
-        return ImageFeatures.from_prompt(inputs, places - start)
+    def _insert_next(self, inputs: PromptInputs, pending: PendingImages, start: int) -> PromptInputs:
+        """The inputs with the features of their first pending image, or none of it if it ends before
+        `start`."""
+        assert inputs.embeds is not None
+        run, embeds = pending.runs[pending.first], inputs.embeds[...]
+        if run[-1] < start:
+            deepstack = tuple(mx.zeros((len(run), *d.shape[1:]), d.dtype) for d in inputs.deepstack)
+        else:
+            features = self._encode_image(pending.prompt, pending.runs, pending.first)
+            if features.count != len(run):
+                raise ValueError(f"{features.count} features of an image for {len(run)} image tokens")
+            embeds[0, mx.array(run)] = features.embeddings
+            deepstack = features.deepstack
+        both = zip(inputs.deepstack, deepstack, strict=True)
+        left = pending.first + 1 < len(pending.runs)
+        rest = replace(pending, first=pending.first + 1) if left else None
+        return _evaluate(
+            replace(inputs, embeds=embeds, deepstack=tuple(map(mx.concatenate, both)), pending=rest)
+        )
 
     def _assemble(self, prompt: ImagePrompt, features: ImageFeatures) -> PromptInputs:
-        """The prompt's inputs from the embeddings of its text and the features of its images."""
+        """The prompt's inputs from the embeddings of its text and the features of its first images."""
         text = self._embedder.embed_text(prompt.tokens, prompt.media)
         assert text.embeds is not None
-        if features.count != len(prompt.places):
+        if features.count > len(prompt.places):
             raise ValueError(f"{features.count} image features for {len(prompt.places)} image tokens")
         embeds = text.embeds.astype(features.embeddings.dtype)[...]
-        embeds[0, mx.array(prompt.places)] = features.embeddings
+        embeds[0, mx.array(prompt.places[: features.count])] = features.embeddings
         visual = np.zeros(len(prompt.tokens), dtype=np.bool_)
         visual[prompt.places] = True
         mask = visual if features.deepstack else None

@@ -26,10 +26,14 @@ class ImageUnits:
         """A digest of each unit, 16 bytes."""
         return [_compute_digest(unit) for unit in self.units]
 
-    def concatenate_from(self, first: int) -> Media:
-        """Units from `first` on, as the processor would have made them together."""
-        rest = self.units[first:]
-        return {key: np.concatenate([unit[key] for unit in rest], axis=self.axis) for key in rest[0]}
+    def take(self, first: int, last: int) -> ImageUnits:
+        """Units `first` to `last`, without `last`."""
+        return ImageUnits(self.units[first:last], self.axis)
+
+    def concatenate(self, first: int, last: int) -> Media:
+        """Units `first` to `last`, without `last`, as the processor would have made them together."""
+        some = self.units[first:last]
+        return {key: np.concatenate([unit[key] for unit in some], axis=self.axis) for key in some[0]}
 
 
 def split_images(media: Media) -> ImageUnits | None:
@@ -44,6 +48,18 @@ def split_images(media: Media) -> ImageUnits | None:
     parts = {key: np.split(a, edges[key], axis=axis) for key, a in arrays.items()}
     count = len(next(iter(lengths.values())))
     return ImageUnits(tuple({key: part[i] for key, part in parts.items()} for i in range(count)), axis)
+
+
+def number_regions(spans: Sequence[tuple[int, int]], ids: Sequence[int], line_break: int | None) -> list[int]:
+    """The number of each span's region: spans belong to one image if only the token `line_break`, which ends
+    a line of an image, is between them."""
+    numbers: list[int] = []
+    end = 0
+    for start, stop in spans:
+        same = numbers and start == end + 1 and line_break is not None and ids[end] == line_break
+        numbers.append(numbers[-1] + (not same) if numbers else 0)
+        end = stop
+    return numbers
 
 
 def _find_layout(arrays: Mapping[str, np.ndarray]) -> tuple[int, dict[str, Sequence[int]] | None]:

@@ -13,7 +13,7 @@ from PIL import Image
 from mlxrun.config.settings import ModelSettings
 from mlxrun.model.adapter import VisionAdapter
 from mlxrun.model.model_info import LoadedModelInfo, load_model_info
-from mlxrun.model.prompt_inputs import PromptInputs
+from mlxrun.model.prompt_inputs import ImagePrompt
 from mlxrun.model.ragged import layer_caches
 from mlxrun.model.vision.features import FeatureCache, ImageFeatures
 from mlxrun.model.vision.image_units import split_images
@@ -33,7 +33,9 @@ class Eyes:
         self.host: LoadedModelInfo = load_model_info(ModelSettings(path=str(folder)))
         self.model = load(str(folder))[0]
         self.cold = VisionAdapter(self.model)
-        self.adapter = VisionAdapter(self.model, **{"image_bytes": MANY} | options)
+        self.line_break = getattr(self.host.processor, "image_break_token_id", None)
+        given = {"image_bytes": MANY, "line_break": self.line_break} | options
+        self.adapter = VisionAdapter(self.model, **given)
         self.family = self.host.config["model_type"]
         self.looks = 0
         self._count(monkeypatch)
@@ -58,6 +60,8 @@ class Eyes:
         made = self.made(*parts)
         self.looks = 0
         found = self.adapter.prepare_inputs(made.ids, made.media)
+        found = self.adapter.encode_images(found, 0, len(made.ids))
+        assert found.pending is None
         looks = self.looks
         wanted = self.cold.prepare_inputs(made.ids, made.media)
         assert found.position_delta == wanted.position_delta
@@ -184,6 +188,82 @@ def test_images_that_lie_in_the_cache_are_not_needed(
     assert eyes.adapter.prepare_inputs(made.ids, made.media, stop - 1).embeds is not None and eyes.looks == 1
 
 
+def make_small() -> list[Image.Image]:
+    return [image.resize((32, 32)) for image in (A, B, C, D)]
+
+
+@pytest.mark.parametrize("family", vision_models.VISION)
+def test_images_are_encoded_when_their_tokens_are_due(
+    zoo: Zoo, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the first prompt with several images too: after a check of two of them, each has its turn."""
+    eyes = Eyes(zoo.vision(family), monkeypatch)
+    one, two, three, four = make_small()
+    made = eyes.made("a", one, "b", two, "c", three, "d", four, "e")
+    inputs = eyes.adapter.prepare_inputs(made.ids, made.media)
+    assert inputs.pending is not None and inputs.pending.first == 2  # the two that were compared
+    runs, (size, looks) = inputs.pending.runs, (len(made.ids), [eyes.looks])
+    for start, stop in ((0, runs[1][0]), (runs[1][0], runs[2][0]), (runs[2][0], runs[3][0] + 1)):
+        inputs = eyes.adapter.encode_images(inputs, int(start), int(stop))
+        looks.append(eyes.looks)
+    assert [b - a for a, b in zip(looks, looks[1:], strict=False)] == [0, 0, 2]
+    assert inputs.pending is None and eyes.adapter.encode_images(inputs, 0, size) is inputs
+    wanted = eyes.cold.prepare_inputs(made.ids, made.media)
+    for found, expected in zip(inputs.list_arrays(), wanted.list_arrays(), strict=True):
+        assert found.shape == expected.shape
+        assert mx.abs(found - expected).max().item() <= 1e-4 * max(1, mx.abs(expected).max().item())
+
+
+@pytest.mark.parametrize("family", vision_models.VISION)
+def test_images_of_a_restored_prefix_are_not_encoded(
+    zoo: Zoo, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row that goes on between its images encodes those behind, at their own places."""
+    eyes = Eyes(zoo.vision(family), monkeypatch)
+    one, two, three, four = make_small()
+    eyes.check("warm", one, "up", two, exact=False)
+    eyes.adapter._images.features.clear()
+    made = eyes.made("a", one, "b", two, "c", three, "d", four, "e")
+    wanted = eyes.cold.prepare_inputs(made.ids, made.media)
+    runs = wanted_runs(eyes, made)
+    start = int(runs[2][0])
+    eyes.looks = 0
+    inputs = eyes.adapter.prepare_inputs(made.ids, made.media, start)
+    inputs = eyes.adapter.encode_images(inputs, start, len(made.ids))
+    assert eyes.looks == 2
+    assert inputs.embeds is not None and wanted.embeds is not None
+    assert mx.abs(inputs.embeds[:, start:] - wanted.embeds[:, start:]).max().item() <= 1e-4
+    before = sum(len(run) for run in runs[:2])
+    for found, expected in zip(inputs.deepstack, wanted.deepstack, strict=True):
+        assert found.shape == expected.shape
+        assert mx.abs(found[before:] - expected[before:]).max().item() <= 1e-4
+    assert mx.abs(inputs.embeds[:, :start] - wanted.embeds[:, :start]).max().item() > 0
+
+
+def wanted_runs(eyes: Eyes, made: Any) -> Any:
+    """The places of each image of a prompt."""
+    units = split_images(made.media)
+    places = np.flatnonzero(np.array(made.ids) == eyes.adapter._images._embedder.image_token)
+    return ImagePrompt(made.ids, made.media, units, units.compute_digests(), places).split_places(
+        eyes.line_break
+    )
+
+
+def test_an_image_that_does_not_fit_its_place_is_encoded_with_the_others(
+    zoo: Zoo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    eyes = Eyes(zoo.vision("gemma3"), monkeypatch)
+    one, two, three, four = make_small()
+    made = eyes.made("a", one, "b", two, "c", three, "d", four, "e")
+    inputs = eyes.adapter.prepare_inputs(made.ids, made.media)
+    own = eyes.adapter._images
+    monkeypatch.setattr(own, "_encode_image", lambda prompt, runs, image: ImageFeatures(mx.zeros((1, 8)), ()))
+    inputs = eyes.adapter.encode_images(inputs, 0, len(made.ids))
+    wanted = eyes.cold.prepare_inputs(made.ids, made.media)
+    assert inputs.pending is None
+    assert equal(inputs.embeds, wanted.embeds)
+
+
 def test_nothing_is_cached_by_default(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
     eyes = Eyes(zoo.vision("qwen3_vl"), monkeypatch, image_bytes=0)
     assert eyes.check("a", A) == eyes.check("b", A) == 1
@@ -215,7 +295,3 @@ def test_features_pin_nothing(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None
     eyes.adapter.prepare_inputs(made.ids, made.media)
     gc.collect()
     assert mx.get_active_memory() - before <= eyes.adapter._images.features.currsize + 4096
-
-
-def test_inputs_list_their_arrays() -> None:
-    assert PromptInputs().list_arrays() == []

@@ -1,0 +1,56 @@
+"""Logs how far the loading of a model is, every few seconds, and evaluates its weights in groups for that."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+from mlxrun.config.byte_sizes import format_rounded
+
+log = logging.getLogger(__name__)
+REPORT_EVERY = 2.0  # seconds
+GROUP_BYTES = 1 << 28  # of weights that are evaluated in one call
+
+
+class LoadProgress:
+    """Counts bytes of `total`; the log has a line every REPORT_EVERY seconds until all are counted."""
+
+    def __init__(self, what: str, total: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._what = what
+        self._total = total
+        self._clock = clock
+        self._done = 0
+        self._reported = clock()
+
+    def add(self, nbytes: int) -> None:
+        """Count more bytes."""
+        self._done += nbytes
+        if self._done >= self._total or self._clock() - self._reported < REPORT_EVERY:
+            return
+        self._reported = self._clock()
+        share = self._done / self._total
+        log.info(
+            "%s: %s of %s (%.0f %%)", self._what, *map(format_rounded, (self._done, self._total)), 100 * share
+        )
+
+
+def evaluate_parameters(model: Any, name: str) -> None:
+    """Load a model's parameters, which the library has only described so far. They are evaluated in groups of
+    GROUP_BYTES, so that progress can be logged in between."""
+    import mlx.core as mx
+    from mlx.utils import tree_flatten
+
+    arrays = [array for _, array in tree_flatten(model.parameters())]
+    progress = LoadProgress(f"loading the weights of {name}", sum(array.nbytes for array in arrays))
+    group: list[Any] = []
+    size = 0
+    for array in arrays:
+        group.append(array)
+        size += array.nbytes
+        if size >= GROUP_BYTES:
+            mx.eval(group)
+            progress.add(size)
+            group, size = [], 0
+    mx.eval(group)

@@ -1,0 +1,240 @@
+"""Chooses the form of quantised weights: held dequantised, or quantised, with a method by number of rows.
+
+`model.dequantize: auto` times three of the model's own products at load. In reproducible mode the choice
+follows from the device alone, because a timing may fall out differently the next time.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, get_args
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from mlxrun.config.settings import Config
+from mlxrun.model.machine.device import get_backend, get_memory_limit, get_total_memory
+from mlxrun.model.quantized_layers import (
+    MAX_TRANSIENT,
+    MethodTable,
+    ProductMethod,
+    count_weights,
+    dequantize_weight,
+    describe_quantization,
+    hold_dequantized,
+    is_expert,
+    list_products,
+    list_quantized,
+    multiply,
+    route_products,
+)
+
+log = logging.getLogger(__name__)
+
+WIDTHS = (1, 32, 256, 8, 4, 2, 64)  # rows of the timed products, the most telling first
+PRODUCTS = 3
+HELD = "held"  # the name of dequantised weights among the timed methods
+MEMORY_SHARE = 0.5  # of the memory limit, that dequantised weights may take
+WORTH = 0.85  # a method replaces the default one if it takes at most this share of its time
+HELD_WORTH = 0.95  # the same for dequantised weights, on average
+HOPELESS = 4.0  # a method that takes so many times the best one's time is not timed
+SECONDS = 0.6  # after which nothing is timed with more rows
+GRAPHS, GRAPH_SECONDS, MAX_REPEATS = 3, 0.004, 16  # timed graphs, their length, and products in each
+CPU_OUTPUTS = 512  # columns of a product that is timed on a CPU
+# Without timing: MLX's CUDA backend multiplies rows one by one unless they are one matrix.
+FIXED_TABLES: Mapping[str, MethodTable] = {
+    "cuda": MethodTable(((1, "library"), (128, "flat"), (256, "dequantized"))),
+    "metal": MethodTable(),
+    "cpu": MethodTable(((4, "library"), (8, "dequantized"))),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class WeightForm:
+    """What was chosen. `kinds`: of quantised weights; empty if there are none. `keeps_experts`: those stay
+    quantised where the others are held. `seconds`: by method and rows, of the timed products together; empty
+    if nothing was timed."""
+
+    kinds: tuple[str, ...] = ()
+    held: bool = False
+    keeps_experts: bool = False
+    table: MethodTable = field(default_factory=MethodTable)
+    seconds: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
+
+    def describe(self) -> str:
+        """One line for logs and `mlxrun doctor`."""
+        kinds = ", ".join(self.kinds)
+        if self.held:
+            return f"{kinds}, held dequantized" + (" except for experts" if self.keeps_experts else "")
+        steps = [f"{method} up to {most} rows" for most, method in self.table.entries[:-1]]
+        last = self.table.entries[-1][1]
+        return f"{kinds}, multiplied by: " + ", ".join([*steps, f"{last} beyond" if steps else last])
+
+
+PLAIN_WEIGHTS = WeightForm()
+
+
+def settle_weights(model: nn.Module, config: Config, dtype: mx.Dtype) -> WeightForm:
+    """Give the model's quantised weights their form. `dtype`: of activations, and of dequantised weights."""
+    kinds = tuple(describe_quantization(model))
+    if not kinds:
+        return PLAIN_WEIGHTS
+    choice, backend = config.model.dequantize, get_backend()
+    # On a GPU, experts take the same time quantised (measured on CUDA), at a quarter of the memory.
+    keeps_experts = choice == "auto" and backend != "cpu"
+    layers = [layer for layer in list_quantized(model) if not (keeps_experts and is_expert(layer))]
+    # In reproducible mode the choice must not depend on what other processes use just now.
+    usual_limit = get_total_memory() if config.engine.reproducible else get_memory_limit()
+    limit = config.scheduler.memory_limit or usual_limit
+    may_hold = choice == "auto" and fits_memory(layers, limit, dtype)
+    seconds: dict[str, dict[int, float]] = {}
+    table = FIXED_TABLES[backend]
+    held = choice == "always"
+    if config.engine.reproducible:
+        held = held or (may_hold and backend != "metal")
+    elif not held:
+        seconds = time_products(model, dtype, may_hold)
+        table = choose_table(seconds, table)
+        held = may_hold and is_held_faster(seconds)
+    if held:
+        hold_dequantized(layers, dtype)
+    else:
+        route_products(model, table)
+    form = WeightForm(kinds, held, held and bool(list_quantized(model)), table, seconds)
+    log.info("weights: %s", form.describe())
+    return form
+
+
+def fits_memory(layers: Iterable[nn.Module], limit: int, dtype: mx.Dtype) -> bool:
+    """Whether dequantised weights take at most their share of the memory limit; 0: the limit is unknown."""
+    needed = sum(count_weights(layer) for layer in layers) * dtype.size
+    return 0 < needed <= limit * MEMORY_SHARE
+
+
+# -- timing ---------------------------------------------------------------------------------------------
+
+
+def time_products(model: nn.Module, dtype: mx.Dtype, may_hold: bool = True) -> dict[str, dict[int, float]]:
+    """Seconds of the model's most frequent products together, by method and number of rows. `may_hold`:
+    those of dequantised weights too, which take their memory meanwhile.
+
+    A method is left out with many rows if it took far longer with fewer than the best one takes with many.
+    """
+    layers = [_cut(layer) if get_backend() == "cpu" else layer for layer in _pick_layers(model)]
+    held = [dequantize_weight(layer, dtype) for layer in layers] if may_hold else []
+    mx.eval(held)
+    found: dict[str, dict[int, float]] = {name: {} for name in _list_methods(may_hold)}
+    spent = 0.0
+    for rows in WIDTHS if layers else ():
+        inputs = [_make_rows(layer, rows, dtype) for layer in layers]
+        best = math.inf
+        for name, times in found.items():
+            least = max((value for r, value in times.items() if r < rows), default=0.0)
+            if least > HOPELESS * best or not _is_candidate(name, rows):
+                continue
+            times[rows], elapsed = _time_graph(partial(_multiply_all, layers, held, inputs, name))
+            best, spent = min(best, times[rows]), spent + elapsed
+        if spent > SECONDS:
+            break
+    return {name: dict(sorted(times.items())) for name, times in found.items() if times}
+
+
+def _multiply_all(
+    layers: Sequence[Any], held: Sequence[mx.array], inputs: Sequence[mx.array], name: Any
+) -> list[mx.array]:
+    if name == HELD:
+        return [x @ weight.T for x, weight in zip(inputs, held, strict=True)]
+    return [multiply(layer, x, name) for layer, x in zip(layers, inputs, strict=True)]
+
+
+def _is_candidate(name: str, rows: int) -> bool:
+    """Whether to time a method with so many rows. On CUDA each one has kernels to compile, some for a minute;
+    the fixed table holds for that backend, and only dequantised weights are compared with it."""
+    return name == HELD or get_backend() != "cuda" or name == FIXED_TABLES["cuda"].choose(rows)
+
+
+def _list_methods(may_hold: bool) -> list[str]:
+    """What may be of use on this device: on a CPU, rows gain nothing by being one matrix."""
+    methods = [method for method in get_args(ProductMethod) if method != "flat" or get_backend() != "cpu"]
+    return [HELD, *methods] if may_hold else methods
+
+
+def _pick_layers(model: nn.Module) -> list[Any]:
+    """One layer of each of the shapes that take most of the work."""
+    layers: list[Any] = [layer for layer in list_products(model) if count_weights(layer) <= MAX_TRANSIENT]
+    work: Counter[tuple[Any, ...]] = Counter()
+    for layer in layers:
+        work[_get_shape(layer)] += count_weights(layer)
+    by_shape = {_get_shape(layer): layer for layer in layers}
+    return [by_shape[shape] for shape, _ in work.most_common(PRODUCTS)]
+
+
+def _cut(layer: Any) -> Any:
+    """The layer with its first outputs only. On a CPU, whole products of large layers take long."""
+    cut: Any = nn.Module()
+    cut.bits, cut.mode, cut.group_size = layer.bits, layer.mode, layer.group_size
+    for name in ("weight", "scales", "biases"):
+        if layer.get(name) is not None:
+            cut[name] = layer[name][:CPU_OUTPUTS]
+    mx.eval(cut.parameters())
+    return cut
+
+
+def _get_shape(layer: Any) -> tuple[Any, ...]:
+    return (*layer["weight"].shape, layer.bits, layer.mode, layer.group_size)
+
+
+def _make_rows(layer: Any, rows: int, dtype: mx.Dtype) -> mx.array:
+    """Activations in the shape of a decode step."""
+    size = layer["weight"].shape[1] * 32 // layer.bits
+    made = mx.ones((rows, 1, size), dtype)
+    mx.eval(made)
+    return made
+
+
+def _time_graph(compute: Callable[[], list[mx.array]]) -> tuple[float, float]:
+    """Seconds of one graph, the best of several, and the seconds that timing it took without compiling."""
+    mx.eval(compute())  # compiles, and allocates
+    start = time.perf_counter()
+    mx.eval(compute())
+    best = time.perf_counter() - start
+    repeats = min(MAX_REPEATS, int(GRAPH_SECONDS / best))
+    for _ in range(GRAPHS if repeats else 0):
+        begin = time.perf_counter()
+        mx.eval([compute() for _ in range(repeats)])
+        best = min(best, (time.perf_counter() - begin) / repeats)
+    return best, time.perf_counter() - start
+
+
+# -- choice ---------------------------------------------------------------------------------------------
+
+
+def choose_table(seconds: Mapping[str, Mapping[int, float]], default: MethodTable) -> MethodTable:
+    """The best method that needs no dequantised weights, for each number of rows; `default`: if not timed."""
+    entries: list[tuple[int, ProductMethod]] = []
+    for rows in sorted(WIDTHS):
+        times = {m: seconds[m][rows] for m in get_args(ProductMethod) if rows in seconds.get(m, {})}
+        usual = best = default.choose(rows)
+        if times:
+            best = min(times, key=times.__getitem__)
+            best = usual if times[best] > WORTH * times.get(usual, math.inf) else best
+        if entries and entries[-1][1] == best:
+            entries.pop()
+        entries.append((rows, best))
+    return MethodTable(tuple(entries))
+
+
+def is_held_faster(seconds: Mapping[str, Mapping[int, float]]) -> bool:
+    """Whether dequantised weights are faster on the whole: by the geometric mean over the numbers of rows."""
+    ratios = []
+    for rows in {rows for times in seconds.values() for rows in times}:
+        others = [times[rows] for name, times in seconds.items() if name != HELD and rows in times]
+        held = seconds.get(HELD, {}).get(rows, math.inf)
+        ratios.append(held / min(others) if others else 1 / HOPELESS)
+    return bool(ratios) and math.prod(ratios) < HELD_WORTH ** len(ratios)

@@ -1,0 +1,70 @@
+"""An engine is built from a config, or refused with the reason before anything runs."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+from mlxrun.config.settings import Config, ModelSettings, SchedulerSettings
+from mlxrun.engine.factory import build_engine
+from mlxrun.errors import ConfigError, ModelLoadError
+from mlxrun.model.model_info import load_model_info
+from mlxrun.scheduler.prefix_cache_interface import NoPrefixCache
+from tests.helpers import engine_driver, text_models
+from tests.helpers.model_fixtures import Zoo
+
+
+def test_weights_that_compute_nan(zoo: Zoo, tmp_path: Path) -> None:
+    """A model that can only answer nonsense does not load."""
+    folder = tmp_path / "damaged"
+    shutil.copytree(zoo.text("llama"), folder)
+    weights = mx.load(str(folder / "model.safetensors"))
+    name = "model.layers.1.mlp.down_proj.weight"
+    weights[name] = weights[name] * float("nan")
+    mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "mlx"})
+    with pytest.raises(ModelLoadError, match="NaN"):
+        build_engine(Config(model=ModelSettings(path=str(folder))))
+
+
+def test_a_memory_limit_below_the_weights(zoo: Zoo) -> None:
+    config = Config(
+        model=ModelSettings(path=str(zoo.text("llama"))), scheduler=SchedulerSettings(memory_limit=10_000)
+    )
+    with pytest.raises(ConfigError, match=r"scheduler\.memory_limit: weights .* no request can ever run"):
+        build_engine(config)
+
+
+def test_a_model_that_is_loaded_is_not_read_again(zoo: Zoo) -> None:
+    """The front end reads it first, as it needs the tokenizer."""
+    config = engine_driver.make_config(zoo.text("llama"))
+    model_info = load_model_info(config.model, weights=True)
+    assert build_engine(config, model_info).model_info is model_info
+
+
+def test_the_parts_share_the_settings(zoo: Zoo) -> None:
+    """The scheduler's limits are the model's context and the memory; the cache is the engine's."""
+    folder = zoo.text("llama")
+    engine = engine_driver.make_real_engine(folder, backend="none", memory_limit=500_000_000)
+    assert isinstance(engine.prefix_cache, NoPrefixCache) and not engine.busy
+    assert engine.scheduler.limits.context == engine.model_info.context_length
+    memory = engine.scheduler.limits.memory
+    assert 0 < memory.weights < memory.limit <= 500_000_000 and memory.footprint.per_token > 0
+    assert engine.probe is not None
+    unprobed = engine_driver.make_real_engine(folder, probe=False)
+    assert unprobed.probe is not None and unprobed.probe.checks == ()
+
+
+def test_a_reproducible_engine_has_aligned_chunks(zoo: Zoo) -> None:
+    """However full the batch is: a short budget waits for a whole chunk."""
+    (prompt,) = text_models.prompts(5, [40])
+    engine = engine_driver.make_real_engine(zoo.text("llama"), reproducible=True, prefill_budget_busy=17)
+    plans = []
+    execute = engine_driver.get_runner(engine).execute
+    engine_driver.get_runner(engine).execute = lambda plan: plans.append(plan) or execute(plan)
+    requests = [engine_driver.make_text_request(name, prompt[i:]) for i, name in enumerate("ab")]
+    engine_driver.run_requests(engine, requests)
+    chunks = [(chunk.start, chunk.stop) for plan in plans for chunk in plan.prefill]
+    assert {start % 16 for start, _ in chunks} == {0} and len(chunks) == 6

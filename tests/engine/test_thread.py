@@ -1,0 +1,119 @@
+"""The engine's thread: it loads, ends with the engine, and outlives the loop that made it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from mlxrun.engine.client import EngineClient
+from mlxrun.engine.engine import Engine
+from mlxrun.engine.thread import StopEngine
+from mlxrun.errors import EngineDead, MlxrunError, ModelLoadError
+from tests.helpers.engine_bench import after_steps, bench, engine_threads, until
+from tests.helpers.engine_fakes import FakeRunner, Gate, make_engine, make_request
+
+
+async def test_an_error_outside_a_step_ends_the_engine_too() -> None:
+    """A bug in mlxrun, or a device that cannot be reset, leaves no request waiting."""
+
+    class Stuck(FakeRunner):
+        def reset(self) -> None:
+            raise OSError("the device does not answer")
+
+    async with bench(Stuck(dead=True)) as b:
+        with pytest.raises(EngineDead, match="OSError: the device does not answer") as caught:
+            await b.answer(make_request("a"))
+        assert isinstance(caught.value.__cause__, OSError)
+        with pytest.raises(EngineDead):
+            await b.answer(make_request("b"))
+
+
+@pytest.mark.parametrize("error", [ModelLoadError("no such model"), RuntimeError("odd weights")])
+async def test_a_failed_load_is_raised_by_start(error: Exception) -> None:
+    """An MlxrunError as it is, others as EngineDead with the cause; the thread has ended."""
+
+    def build() -> Engine:
+        raise error
+
+    with pytest.raises(MlxrunError, match=str(error)) as caught:
+        await EngineClient.start_with(build)
+    assert caught.value is error or caught.value.__cause__ is error
+    assert engine_threads() == []
+
+
+async def test_start_can_be_cancelled() -> None:
+    """What is being loaded is closed; no thread stays."""
+    runner, go = FakeRunner(), threading.Event()
+
+    def build() -> Engine:
+        go.wait(10)
+        return make_engine(runner)
+
+    start = asyncio.create_task(EngineClient.start_with(build))
+    await until(lambda: engine_threads() != [])
+    start.cancel()
+    await asyncio.sleep(0)
+    go.set()
+    with pytest.raises(asyncio.CancelledError):
+        await start
+    assert engine_threads() == []
+    assert runner.closed
+
+
+def test_a_loop_that_is_gone_does_not_stop_the_thread() -> None:
+    """A front end that dies without `close` leaves a thread that still ends when told."""
+    runner, gate = FakeRunner(), Gate()
+    runner.before = gate
+    clients: list[EngineClient] = []
+
+    async def use() -> None:
+        client = await EngineClient.start_with(lambda: make_engine(runner))
+        clients.append(client)
+        asyncio.create_task(anext(client.generate(make_request("a", 5, 3))))  # noqa: RUF006
+        await until(lambda: gate.waiting == 1)
+
+    asyncio.run(use())
+    gate.open()
+    clients[0]._thread.send(StopEngine())
+    clients[0]._thread._thread.join(10)
+    assert not clients[0]._thread._thread.is_alive()
+    assert runner.closed
+
+
+async def test_numbers_are_published_after_each_step() -> None:
+    """They can be read while a step runs, and are those of an idle engine once it has ended."""
+    gate = Gate()
+    async with bench(FakeRunner(before=gate)) as b:
+        first = b.client.read_stats()
+        assert (first.counts["steps"], first.busy) == (0, False)
+        task = asyncio.create_task(b.answer(make_request("a", 10, 4)))
+        await after_steps(b.runner, gate, 2)  # the third step is held
+        running = b.client.read_stats()
+        assert (running.counts["steps"], running.counts["running"], running.busy) == (2, 1, True)
+        gate.open()
+        await task
+        await b.settle()
+        await until(lambda: not b.client.read_stats().busy)
+        last = b.client.read_stats()
+        assert last.counts["running"] == 0 and last.counts["steps"] > 2 and last.compute_age() == 0.0
+
+
+async def test_a_dead_engine_shows_its_last_numbers() -> None:
+    async with bench(FakeRunner(dead=True), max_errors=1) as b:
+        with pytest.raises(EngineDead):
+            await b.answer(make_request("a"))
+        assert b.client.read_stats().counts["steps"] == 0  # after which the failed step began
+
+
+async def test_a_first_step_is_seen_while_it_runs() -> None:
+    """The numbers say that there is work as soon as a request has come."""
+    gate = Gate()
+    async with bench(FakeRunner(before=gate)) as b:
+        task = asyncio.create_task(b.answer(make_request("a", 10, 2)))
+        await until(lambda: gate.waiting == 1)
+        stats = b.client.read_stats()
+        assert stats.busy and stats.counts["waiting"] == 1 and stats.compute_age() > 0
+        gate.open()
+        await task

@@ -1,0 +1,89 @@
+"""Settings and costs that depend on the device."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlxrun.config.settings import Config, EngineSettings, SchedulerSettings
+from mlxrun.model.machine import device
+from mlxrun.scheduler.scheduler import DEFAULT_CHUNK
+from mlxrun.scheduler.token_budget import StepCosts
+
+
+@pytest.fixture
+def backend(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    monkeypatch.setattr(device, "STEP_MS", 200)  # in other tests, steps have no limit
+    monkeypatch.setattr(device, "uses_gpu", lambda: name != "cpu")
+    monkeypatch.setattr(device, "uses_cuda", lambda: name == "cuda")
+    return name
+
+
+def on(*names: str) -> Any:
+    return pytest.mark.parametrize("backend", names, indirect=True)
+
+
+@on("cpu", "metal", "cuda")
+def test_chunks_and_budgets_have_values_of_the_device(backend: str) -> None:
+    found = device.resolve_config(Config()).scheduler
+    assert found.chunk == (device.CUDA_CHUNK if backend == "cuda" else DEFAULT_CHUNK)
+    assert found.prefill_budget_busy == (device.BUSY_CPU if backend == "cpu" else device.BUSY_GPU)
+    assert found.step_ms == (device.CUDA_STEP_MS if backend == "cuda" else device.STEP_MS)
+    assert device.resolve_config(Config(scheduler=found)).scheduler == found
+
+
+@on("cpu", "metal", "cuda")
+def test_what_is_configured_stays(backend: str) -> None:
+    given = SchedulerSettings(chunk=64, prefill_budget=100, prefill_budget_busy=70, step_ms=0)
+    assert device.resolve_config(Config(scheduler=given)).scheduler == given
+
+
+@on("cpu", "cuda")
+def test_a_chunk_fits_the_budget_and_reproducible_runs_keep_whole_chunks(backend: str) -> None:
+    small = Config(scheduler=SchedulerSettings(prefill_budget=100))
+    assert device.resolve_config(small).scheduler.chunk == 100
+    whole = replace(Config(), engine=EngineSettings(reproducible=True))
+    found = device.resolve_config(whole).scheduler
+    assert found.prefill_budget_busy == found.chunk
+
+
+@on("cpu")
+def test_a_cpu_adapts_its_prompts_unless_their_share_is_configured(backend: str) -> None:
+    assert device.choose_step_costs(Config()) == device.CPU_STEP_COSTS
+    fixed = Config(scheduler=SchedulerSettings(prefill_budget_busy=64))
+    assert device.choose_step_costs(fixed) == StepCosts()
+
+
+@on("metal", "cuda")
+def test_only_cuda_is_bound_by_launches(backend: str) -> None:
+    expected = device.CUDA_STEP_COSTS if backend == "cuda" else StepCosts()
+    assert device.choose_step_costs(Config()) == expected
+
+
+@pytest.mark.parametrize("key", ["max_recommended_working_set_size", "memory_size", "total_memory"])
+@on("metal")
+def test_a_gpu_names_its_memory_in_one_of_three_ways(
+    backend: str, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device.mx, "device_info", lambda: {key: 123, "architecture": "x"})
+    assert device.get_memory_limit() == 123
+    monkeypatch.setattr(device.mx, "device_info", dict)
+    assert device.get_memory_limit() == 0
+
+
+def test_the_total_is_no_less_than_what_is_free() -> None:
+    assert device.get_total_memory() >= device.read_free_memory() > 0
+
+
+def test_free_memory_is_read_from_linux(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    info = tmp_path / "meminfo"
+    monkeypatch.setattr(device, "Path", lambda name: info)
+    assert device.read_free_memory() == 0, "another system"
+    info.write_text("MemTotal: 100 kB\nMemAvailable:   50 kB\n")
+    assert device.read_free_memory() == 50 * 1024
+    monkeypatch.setattr(device, "uses_gpu", lambda: False)
+    assert device.get_memory_limit() == int(50 * 1024 * device.CPU_SHARE)

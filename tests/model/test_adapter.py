@@ -1,0 +1,60 @@
+"""How text and vision models are called."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from mlxrun.errors import ModelLoadError, RequestError
+from mlxrun.model.adapter import run_trial_forward
+from mlxrun.model.prompt_inputs import TEXT_ONLY
+from tests.helpers import text_models
+from tests.helpers.model_fixtures import Zoo
+from tests.helpers.runner_driver import load_tiny_adapter
+
+
+def test_the_trial_forward_gives_caches_of_two_tokens_and_the_width_of_the_logits(zoo: Zoo) -> None:
+    adapter = load_tiny_adapter(zoo.text("llama"))
+    cache, vocab = run_trial_forward(adapter)
+    assert {layer.offset for layer in cache} == {2}
+    assert vocab == adapter.prefill(mx.array([[1]]), adapter.make_cache(), 0, TEXT_ONLY).shape[-1]
+
+
+def test_a_model_that_computes_nan_is_refused(zoo: Zoo) -> None:
+    adapter = load_tiny_adapter(zoo.text("llama"))
+    adapter.model.model.norm.weight = mx.full(adapter.model.model.norm.weight.shape, mx.nan)
+    with pytest.raises(ModelLoadError, match="NaN"):
+        run_trial_forward(adapter)
+
+
+def test_a_text_model_takes_no_images(zoo: Zoo) -> None:
+    adapter = load_tiny_adapter(zoo.text("llama"))
+    assert adapter.prepare_inputs([1, 2], None) is TEXT_ONLY
+    with pytest.raises(RequestError, match="takes no images"):
+        adapter.prepare_inputs([1, 2], object())
+
+
+@pytest.mark.parametrize("kind", ["text", "vision"])
+def test_prefill_and_decode_give_what_one_forward_gives(zoo: Zoo, kind: str) -> None:
+    folder = zoo.text("llama") if kind == "text" else zoo.vision("qwen3_vl")
+    adapter = load_tiny_adapter(folder)
+    (prompt,) = text_models.prompts(3, [12])
+    whole = adapter.prefill(mx.array([prompt]), adapter.make_cache(), 0, TEXT_ONLY)[:, -1]
+    cache = adapter.make_cache()
+    adapter.prefill(mx.array([prompt[:7]]), cache, 0, TEXT_ONLY)
+    adapter.prefill(mx.array([prompt[7:11]]), cache, 7, TEXT_ONLY)
+    last = adapter.decode(mx.array([prompt[11:]]), cache, [11])[:, -1]
+    assert np.abs(np.array(whole) - np.array(last)).max() < 1e-4
+
+
+def test_the_comparison_sees_a_wrong_position(zoo: Zoo) -> None:
+    """The mutation twin: positions are explicit for a model with multimodal rotary positions."""
+    adapter = load_tiny_adapter(zoo.vision("qwen3_vl"))
+    (prompt,) = text_models.prompts(3, [12])
+    outputs = []
+    for position in (11, 17):
+        cache = adapter.make_cache()
+        adapter.prefill(mx.array([prompt[:11]]), cache, 0, TEXT_ONLY)
+        outputs.append(np.array(adapter.decode(mx.array([prompt[11:]]), cache, [position])[:, -1]))
+    assert np.abs(outputs[0] - outputs[1]).max() > 1e-3

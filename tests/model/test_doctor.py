@@ -1,0 +1,62 @@
+"""What doctor finds out about the machine and the probe; the command is in tests/cli."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from mlxrun.model import doctor
+from mlxrun.model.chunk_grouping import PrefillSharing
+from mlxrun.model.compute_methods import ComputeMethods
+from mlxrun.model.probe import ProbeCheck, ProbeReport
+
+
+def test_the_reference_blas_is_noted_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "linux")
+    slow, fast = doctor.check_blas(None, 7.5), doctor.check_blas("/lib/libopenblas.so.0", 240.0)
+    assert slow.level == "note" and "libopenblas0-pthread" in slow.advice and "8 GFLOP/s" in slow.value
+    assert fast.level == "ok" and not fast.advice and fast.facts["gflops"] == 240.0
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert doctor.check_blas(None, 900.0).level == "ok"
+
+
+def test_the_parity_table_says_what_passed_and_what_is_used() -> None:
+    """What fails the probe is not used, and doctor says so."""
+    checks = (
+        ProbeCheck("decode ragged", False, error="TypeError: no array offset"),
+        ProbeCheck("decode grouped", True, 1.5e-6),
+        ProbeCheck("prefill padded", False, 5.5),
+    )
+    found = list(doctor.report_probe(ProbeReport(ComputeMethods("grouped", PrefillSharing(8, 0)), checks)))
+    assert [f.level for f in found] == ["note", "ok", "note", "ok"]
+    assert "TypeError" in found[0].value and "1.5e-06" in found[1].value and "not used" in found[2].advice
+    assert found[-1].facts == {"decode": "grouped", "prefill_rows": 8, "padded": 0}
+    (alone,) = doctor.report_probe(ProbeReport(ComputeMethods("row_by_row"), ()))
+    assert alone.level == "note" and "one by one" in alone.advice
+
+
+def test_the_device_is_described_without_serial_numbers() -> None:
+    facts = doctor.describe_device()
+    assert facts["backend"] in {"cpu", "metal", "cuda"} and facts["name"]
+    assert not {"uuid", "pci_bus_id", "device_name"} & facts.keys()
+
+
+def test_memory_is_told_with_its_default_limit() -> None:
+    finding = doctor.check_memory({})
+    assert finding.facts["total"] > finding.facts["free"] > 0
+    assert 0 < finding.facts["limit"] <= finding.facts["total"] and "total" in finding.value
+
+
+def test_without_a_compiler_kernels_are_not_fused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
+    finding = doctor.check_compiler()
+    assert finding.level == "note" and "install g++" in finding.advice
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: "/bin/g++")
+    assert doctor.check_compiler().level == "ok"
+
+
+def test_the_rate_of_the_matmul_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "MATMUL_SIZE", 32)
+    monkeypatch.setattr(doctor, "MATMUL_SECONDS", 0.0)
+    assert doctor.measure_matmul() > 0

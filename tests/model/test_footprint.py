@@ -1,0 +1,47 @@
+"""The memory of a row as it is read off the library's caches, for each kind of layer."""
+
+from __future__ import annotations
+
+import pytest
+
+from mlxrun.config.settings import SchedulerSettings
+from mlxrun.model.adapter import Adapter, run_trial_forward
+from mlxrun.model.footprint import PADDING_FACTOR, make_memory_budget, measure_footprint
+from tests.helpers.model_fixtures import Zoo
+from tests.helpers.runner_driver import load_tiny_adapter
+
+TOKEN_BYTES = 2 * 2 * 16 * 4  # keys and values, two heads of 16 float32 numbers
+
+
+def load(zoo: Zoo, family: str) -> Adapter:
+    return load_tiny_adapter(zoo.text(family))
+
+
+def test_attention_costs_memory_by_the_token(zoo: Zoo) -> None:
+    footprint = measure_footprint(run_trial_forward(load(zoo, "llama"))[0])
+    assert footprint.per_token == int(3 * TOKEN_BYTES * PADDING_FACTOR)
+    assert (footprint.fixed, footprint.windows) == (0, ())
+
+
+def test_windows_are_bounded(zoo: Zoo) -> None:
+    footprint = measure_footprint(run_trial_forward(load(zoo, "gemma3_text"))[0])
+    assert footprint.windows and {window for window, _ in footprint.windows} == {8}
+    assert footprint.per_token > 0, "every second layer keeps all tokens"
+
+
+def test_recurrent_states_are_fixed(zoo: Zoo) -> None:
+    footprint = measure_footprint(run_trial_forward(load(zoo, "mamba2"))[0])
+    assert footprint.fixed > 0 and footprint.per_token == 0 and footprint.windows == ()
+
+
+@pytest.mark.parametrize("rows", [1, 64])
+def test_the_budget_has_room_for_weights_and_the_logits_of_all_rows(zoo: Zoo, rows: int) -> None:
+    adapter = load(zoo, "llama")
+    cache, vocab = run_trial_forward(adapter)
+    settings = SchedulerSettings(max_running=rows, memory_limit=10**9, memory_headroom=0.25)
+    budget = make_memory_budget(settings, adapter.model, 64, cache, vocab)
+    assert budget.limit == 750_000_000
+    one = make_memory_budget(SchedulerSettings(max_running=1), adapter.model, 64, cache, vocab)
+    assert budget.weights - one.weights == (rows - 1) * vocab * 16
+    images = make_memory_budget(settings, adapter.model, 64, cache, vocab, image_bytes=1000)
+    assert images.weights - budget.weights == 1000

@@ -1,0 +1,95 @@
+"""Where a model's files are, and the digests that name them."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from mlxrun.config.settings import ModelSettings
+from mlxrun.errors import ConfigError, ModelLoadError
+from mlxrun.model import model_files
+from mlxrun.model.model_files import EMBEDDED, compute_digests, find_model_folder, read_json
+
+
+def test_the_built_in_model_and_local_folders() -> None:
+    assert find_model_folder(ModelSettings(path="embedded")) == EMBEDDED
+    assert find_model_folder(ModelSettings(path=str(EMBEDDED))) == EMBEDDED
+
+
+def test_a_folder_without_a_config_and_a_path_without_a_folder_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="has no config.json"):
+        find_model_folder(ModelSettings(path=str(tmp_path)))
+    with pytest.raises(ModelLoadError, match="there is no folder"):
+        find_model_folder(ModelSettings(path=str(tmp_path / "none")))
+
+
+def test_a_hub_id_that_cannot_be_fetched_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    def fail(*args: object, **options: object) -> str:
+        raise OSError("no network")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
+    with pytest.raises(ModelLoadError, match="neither a local folder nor a model on the hub: no network"):
+        find_model_folder(ModelSettings(path="owner/name"))
+
+
+def test_json_files(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    assert read_json(path) == {}
+    path.write_text('{"a": 1}')
+    assert read_json(path) == {"a": 1}
+    for wrong in ("[1]", "{", "\xff"):
+        path.write_bytes(wrong.encode("latin-1"))
+        with pytest.raises(ModelLoadError, match="a.json"):
+            read_json(path)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "model"
+    shutil.copytree(EMBEDDED, made)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("name", "changed"),
+    [
+        ("config.json", {"model"}),
+        ("model.safetensors", {"model"}),
+        ("tokenizer.json", {"tokenizer"}),
+        ("README.md", set()),
+    ],
+)
+def test_each_digest_names_its_files(folder: Path, name: str, changed: set[str]) -> None:
+    before = compute_digests(folder, None, "template")
+    with (folder / name).open("ab") as file:
+        file.write(b" ")
+    after = compute_digests(folder, None, "template")
+    assert {key for key in before if before[key] != after[key]} == changed
+
+
+def test_adapters_templates_and_code_count(folder: Path, tmp_path: Path) -> None:
+    plain = compute_digests(folder, None, "template")
+    assert compute_digests(folder, None, "other")["template"] != plain["template"]
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    (adapter / "adapters.safetensors").write_bytes(b"x")
+    assert compute_digests(folder, adapter, "template")["model"] != plain["model"]
+    (folder / "modeling.py").write_text("x = 1")
+    assert compute_digests(folder, None, "template") == plain, "code that may not run is no part of the model"
+    assert compute_digests(folder, None, "template", code=True)["model"] != plain["model"]
+
+
+def test_large_files_are_sampled_at_both_ends(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_files, "_FULL_HASH_BYTES", 1 << 20)
+    path = folder / "model.safetensors"
+    before = compute_digests(folder, None, None)["model"]
+    data = bytearray(path.read_bytes())
+    for index in (0, len(data) // 2, len(data) - 1):
+        data[index] ^= 1
+        path.write_bytes(data)
+        assert compute_digests(folder, None, None)["model"] != before, index
+        data[index] ^= 1

@@ -1,0 +1,300 @@
+"""Which form quantised weights get, and that answers stay what the library gives."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, get_args
+
+import mlx.core as mx
+import mlx.nn as nn
+import pytest
+from mlx_lm.models.switch_layers import SwitchLinear
+
+from mlxrun.model import weight_form
+from mlxrun.model.quantized_layers import MethodTable, ProductMethod, list_quantized
+from mlxrun.model.weight_form import (
+    FIXED_TABLES,
+    HELD,
+    WIDTHS,
+    WeightForm,
+    choose_table,
+    fits_memory,
+    is_held_faster,
+    settle_weights,
+    time_products,
+)
+from tests.helpers import engine_driver, oracle, text_models
+from tests.helpers.model_fixtures import Zoo
+from tests.helpers.oracle import Answer
+
+Curve = Mapping[str, Mapping[int, float]]
+# Microseconds by method and rows: 4096 x 6144 and 1024 x 3072 in 4 bit on an H200, 4096 x 4096 on a CPU.
+LARGE_ON_CUDA: Curve = {
+    "library": {1: 23, 2: 37, 4: 64, 8: 99},
+    "flat": {1: 24, 2: 35, 4: 43, 8: 21, 32: 31, 64: 39, 256: 116},
+    "dequantized": {1: 82, 2: 97, 4: 97, 8: 88, 32: 82, 64: 95, 256: 105},
+    HELD: {1: 21, 2: 38, 4: 38, 8: 29, 32: 26, 64: 36, 256: 49},
+}
+SMALL_ON_CUDA: Curve = {
+    "library": {1: 7.7, 2: 11, 4: 15, 8: 19},
+    "flat": {1: 7.9, 2: 22, 4: 23, 8: 8.8, 32: 10.6, 64: 12, 256: 20},
+    "dequantized": {1: 23, 4: 44, 8: 36, 32: 45, 64: 46, 256: 38},
+    HELD: {1: 8.1, 2: 21, 4: 23, 8: 20, 32: 23, 64: 24, 256: 28},
+}
+ON_A_CPU: Curve = {
+    "library": {1: 13500, 2: 26430, 4: 54700},
+    "dequantized": {1: 19000, 2: 20000, 4: 22000, 8: 23000, 32: 25000, 64: 40000, 256: 160000},
+    HELD: {1: 4300, 2: 4800, 4: 7100, 8: 7400, 32: 8400, 64: 25000, 256: 140500},
+}
+BOUND_BY_MEMORY: Curve = {  # as a device where a token costs the bytes of its weights
+    "library": {1: 10, 2: 11, 4: 13, 8: 18, 32: 40, 64: 75, 256: 300},
+    HELD: {1: 36, 2: 36, 4: 36, 8: 36, 32: 45, 64: 76, 256: 280},
+}
+
+
+@pytest.mark.parametrize(
+    ("curve", "entries"),
+    [
+        (LARGE_ON_CUDA, ((2, "library"), (64, "flat"), (256, "dequantized"))),
+        (SMALL_ON_CUDA, ((4, "library"), (256, "flat"))),
+        (ON_A_CPU, ((1, "library"), (256, "dequantized"))),
+        (BOUND_BY_MEMORY, ((256, "library"),)),
+    ],
+)
+def test_the_best_method_is_chosen_for_each_number_of_rows(curve: Curve, entries: Any) -> None:
+    """The default stays where another one gains little: here, the library's call."""
+    assert choose_table(curve, MethodTable()).entries == entries
+
+
+def test_what_was_not_timed_follows_the_default() -> None:
+    default = MethodTable(((1, "library"), (128, "flat"), (256, "dequantized")))
+    entries = ((1, "library"), (64, "flat"), (256, "dequantized"))
+    assert choose_table({}, default).entries == entries
+    assert choose_table({"library": {1: 5.0}, "flat": {1: 2.0}}, default).entries[0] == (64, "flat")
+
+
+@pytest.mark.parametrize(
+    ("curve", "held"),
+    [
+        (LARGE_ON_CUDA, True),
+        (SMALL_ON_CUDA, False),
+        (ON_A_CPU, True),
+        (BOUND_BY_MEMORY, False),
+        ({}, False),
+    ],
+)
+def test_weights_are_held_dequantized_where_that_is_faster_on_the_whole(curve: Curve, held: bool) -> None:
+    assert is_held_faster(curve) is held
+
+
+def test_held_weights_that_were_hopeless_with_many_rows_are_not_chosen() -> None:
+    curve = {"library": {1: 10.0, 2: 10.0}, HELD: {1: 1.0}}
+    assert not is_held_faster(curve)
+
+
+def make_model() -> nn.Module:
+    mx.random.seed(0)
+    model = nn.Sequential(nn.Linear(256, 256), nn.Linear(256, 512), nn.Linear(512, 64))
+    nn.quantize(model, group_size=64, bits=4)
+    mx.eval(model.parameters())
+    return model
+
+
+def test_products_are_timed_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = time_products(make_model(), mx.float32)
+    assert set(seconds) == {"library", "dequantized", HELD}, "rows as a matrix gain nothing on a CPU"
+    assert all(value > 0 for times in seconds.values() for value in times.values())
+    monkeypatch.setattr(weight_form, "SECONDS", -1)
+    assert {rows for times in time_products(make_model(), mx.float32).values() for rows in times} == {1}
+
+
+def test_what_may_not_be_held_is_not_dequantised_to_time_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither where the config forbids it, nor where the memory does not suffice."""
+    monkeypatch.setattr(weight_form, "dequantize_weight", lambda *given: pytest.fail("dequantised"))
+    seconds = settle_weights(make_model(), make_config(dequantize="never"), mx.float32).seconds
+    assert set(seconds) == {"library", "dequantized"}
+    config = engine_driver.make_config(Path("model"), memory_limit=1000)
+    assert set(settle_weights(make_model(), config, mx.float32).seconds) == {"library", "dequantized"}
+
+
+def test_hopeless_methods_are_not_timed_with_more_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    def compute(graph: Any) -> tuple[float, float]:
+        *_, inputs, name = graph.args
+        costs = {"library": 1.0, "flat": 9.0, "dequantized": 2.0}
+        return (3.0 if name == HELD else costs[name] * inputs[0].shape[0]), 0.0
+
+    monkeypatch.setattr(weight_form, "get_backend", lambda: "metal")
+    monkeypatch.setattr(weight_form, "_time_graph", compute)
+    seconds = time_products(make_model(), mx.float32)
+    assert set(seconds[HELD]) == set(WIDTHS)
+    assert set(seconds["library"]) == {1, 2, 4, 8, 32} and set(seconds["flat"]) == {1, 4, 8, 32}
+
+
+def test_on_cuda_only_kernels_that_are_used_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weight_form, "get_backend", lambda: "cuda")
+    monkeypatch.setattr(weight_form, "_time_graph", lambda graph: (1.0, 0.0))
+    seconds = time_products(make_model(), mx.float32)
+    assert {name: set(times) for name, times in seconds.items()} == {
+        HELD: set(WIDTHS),
+        "library": {1},
+        "flat": {2, 4, 8, 32, 64},
+        "dequantized": {256},
+    }
+    assert choose_table(seconds, FIXED_TABLES["cuda"]).choose(50) == "flat"
+
+
+def test_the_memory_of_dequantized_weights_is_limited() -> None:
+    model = make_model()
+    needed = (256 * 256 + 256 * 512 + 512 * 64) * 4
+    layers = list_quantized(model)
+    assert fits_memory(layers, needed * 2, mx.float32)
+    assert not fits_memory(layers, needed * 2 - 2, mx.float32)
+    assert not fits_memory(layers, 0, mx.float32), "an unknown limit"
+
+
+def make_config(**options: Any) -> Any:
+    return engine_driver.make_config(Path("model"), memory_limit=10**9, **options)
+
+
+@pytest.mark.parametrize("reproducible", [False, True])
+def test_settings_decide(reproducible: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weight_form, "time_products", lambda *given: ON_A_CPU)
+    found = {
+        choice: settle_weights(
+            make_model(), make_config(dequantize=choice, reproducible=reproducible), mx.float32
+        )
+        for choice in ("auto", "never", "always")
+    }
+    assert [form.held for form in found.values()] == [True, False, True]
+    assert found["never"].table == (
+        FIXED_TABLES["cpu"] if reproducible else choose_table(ON_A_CPU, FIXED_TABLES["cpu"])
+    )
+    assert bool(found["auto"].seconds) is not reproducible, "a timing may fall out differently the next time"
+    assert "held dequantized" in found["always"].describe()
+    assert found["never"].describe().startswith("affine 4 bit, multiplied by: library up to ")
+
+
+@pytest.mark.parametrize(
+    ("backend", "choice", "kept"), [("cpu", "auto", 0), ("cuda", "auto", 1), ("cuda", "always", 0)]
+)
+def test_experts_stay_quantised_on_a_gpu(
+    backend: str, choice: str, kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weight_form, "get_backend", lambda: backend)
+    monkeypatch.setattr(weight_form, "time_products", lambda *given: ON_A_CPU)
+    model = nn.Sequential(nn.Linear(64, 64), SwitchLinear(64, 64, 2))
+    nn.quantize(model, group_size=64, bits=4)
+    form = settle_weights(model, make_config(dequantize=choice), mx.float32)
+    assert form.held and len(list_quantized(model)) == kept
+    assert form.describe() == "affine 4 bit, held dequantized" + " except for experts" * kept
+
+
+def test_auto_keeps_what_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weight_form, "time_products", lambda *given: ON_A_CPU)
+    config = engine_driver.make_config(Path("model"), memory_limit=1000)
+    assert not settle_weights(make_model(), config, mx.float32).held
+
+
+def test_a_reproducible_choice_does_not_depend_on_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weight_form, "get_memory_limit", lambda: 0)
+    config = engine_driver.make_config(Path("model"), reproducible=True)
+    assert settle_weights(make_model(), config, mx.float32).held
+    config = engine_driver.make_config(Path("model"), reproducible=False)
+    assert not settle_weights(make_model(), config, mx.float32).held
+
+
+def test_entries_of_another_form_are_not_found(quantized: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fingerprint names the form that `auto` chose; plain weights have one form."""
+
+    def read_root(folder: Path, **options: Any) -> bytes:
+        cache: Any = engine_driver.make_real_engine(folder, **options).scheduler._prefix_cache
+        return bytes(cache._root)
+
+    monkeypatch.setattr(weight_form, "is_held_faster", lambda seconds: True)
+    auto = read_root(quantized)
+    assert auto == read_root(quantized, dequantize="always") != read_root(quantized, dequantize="never")
+    monkeypatch.setattr(weight_form, "is_held_faster", lambda seconds: False)
+    assert read_root(quantized) == read_root(quantized, dequantize="never") != auto
+
+
+def test_plain_weights_have_no_form() -> None:
+    assert settle_weights(nn.Sequential(nn.Linear(4, 4)), make_config(), mx.float32) == WeightForm()
+
+
+# -- answers --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def quantized(zoo: Zoo, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model in 4 bit, as the library writes it."""
+    from mlx_lm.utils import load_model, quantize_model, save_config, save_model
+
+    model, config = load_model(zoo.text("llama"))
+    model, config = quantize_model(model, config, group_size=32, bits=4)
+    folder: Path = tmp_path_factory.mktemp("quantized")
+    save_model(folder, model)
+    save_config(config, folder / "config.json")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).write_bytes((zoo.text("llama") / name).read_bytes())
+    assert "quantization" in json.loads((folder / "config.json").read_text())
+    return folder
+
+
+PROMPTS = text_models.prompts(5, (3, 17, 40, 41, 90))
+CHOICES: dict[str, dict[str, Any]] = {
+    "never": {"dequantize": "never"},
+    "always": {"dequantize": "always"},
+    "auto": {},
+    "reproducible": {"reproducible": True, "max_running": 4},
+}
+
+
+@pytest.fixture(scope="module")
+def answers(quantized: Path) -> list[Answer]:
+    """What the library gives for each prompt alone."""
+    return [oracle.text_answer(quantized, prompt, engine_driver.COUNT) for prompt in PROMPTS]
+
+
+def run(folder: Path, **options: Any) -> Any:
+    engine = engine_driver.make_real_engine(folder, **options)
+    requests = [engine_driver.make_text_request(str(i), prompt) for i, prompt in enumerate(PROMPTS)]
+    return engine, engine_driver.run_requests(engine, requests)
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_answers_are_the_librarys(quantized: Path, answers: list[Answer], choice: str) -> None:
+    engine, events = run(quantized, **CHOICES[choice])
+    assert engine.probe.weights.kinds == ("affine 4 bit",)
+    for i, answer in enumerate(answers):
+        engine_driver.check_answer(events[str(i)], answer)
+
+
+@pytest.mark.parametrize("method", get_args(ProductMethod))
+def test_answers_are_the_librarys_by_every_method(
+    quantized: Path, answers: list[Answer], method: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weight_form, "choose_table", lambda *given: MethodTable(((1, method),)))
+    engine, events = run(quantized, dequantize="never")
+    assert engine.probe.weights.table.choose(5) == method
+    for i, answer in enumerate(answers):
+        engine_driver.check_answer(events[str(i)], answer)
+
+
+def test_the_comparison_sees_a_wrong_product(
+    quantized: Path, answers: list[Answer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mutation twin: weights that are dequantised with scales of another group."""
+    real = mx.dequantize
+    monkeypatch.setattr(
+        "mlxrun.model.quantized_layers.mx.dequantize",
+        lambda w, scales, *rest, **options: real(w, mx.roll(scales, 1, axis=-1), *rest, **options),
+    )
+    _, events = run(quantized, dequantize="always")
+    assert any(engine_driver.has_other_answer(events[str(i)], answer) for i, answer in enumerate(answers))
+
+
+def test_loading_converts_one_weight_at_a_time(quantized: Path) -> None:
+    engine = engine_driver.make_real_engine(quantized, dequantize="always")
+    assert list_quantized(engine_driver.get_runner(engine)._adapter.model) == []

@@ -1,0 +1,65 @@
+"""Embedding prompts with and without the vision tower."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from mlxrun.config.settings import ModelSettings
+from mlxrun.errors import RequestError
+from mlxrun.model.model_info import load_model_info
+from mlxrun.model.vision.embedder import _UNSUPPORTED, Embedder
+from tests.helpers import vision_models
+from tests.helpers.model_fixtures import Zoo
+
+
+def load(zoo: Zoo, family: str) -> tuple[Any, Any]:
+    """The model and what its processor makes of two images among text."""
+    from mlx_vlm import load
+
+    folder = str(zoo.vision(family))
+    info = load_model_info(ModelSettings(path=folder))
+    text = vision_models.prompt(family, "look ", None, " and ", None, " now")
+    return load(folder)[0], info.process(text, vision_models.images(3, 2))
+
+
+@pytest.mark.parametrize("family", vision_models.VISION)
+def test_text_is_embedded_as_it_is_among_images(zoo: Zoo, family: str) -> None:
+    """Without the tower only the rows of image tokens differ, and all positions are the same."""
+    model, made = load(zoo, family)
+    embedder = Embedder(model)
+    assert embedder.mrope == (family in vision_models.MROPE)
+    whole = embedder.embed_prompt(made.ids, made.media)
+    text = embedder.embed_text(made.ids, made.media)
+    is_image = np.array(made.ids) == embedder.image_token
+    assert is_image.sum() == sum(end - start for start, end in made.image_spans) > 0
+    rows = [np.array(inputs.embeds[0].astype(mx.float32)) for inputs in (whole, text)]
+    assert np.array_equal(rows[0][~is_image], rows[1][~is_image])
+    assert not np.array_equal(rows[0][is_image], rows[1][is_image])
+    assert whole.position_delta == text.position_delta
+    assert (whole.positions is None) == (text.positions is None) == (not embedder.mrope)
+    if whole.positions is not None:
+        assert whole.positions.shape == (3, 1, len(made.ids))
+        assert mx.array_equal(whole.positions, text.positions).item()
+    if whole.deepstack:
+        assert np.array_equal(whole.visual_mask, is_image) and text.deepstack == ()
+
+
+@pytest.mark.parametrize("name", _UNSUPPORTED)
+def test_a_model_that_needs_more_is_refused(zoo: Zoo, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, made = load(zoo, "gemma3")
+    embedder = Embedder(model)
+    embed = type(model).get_input_embeddings
+
+    def with_more(self: Any, *args: Any, **options: Any) -> Any:
+        found = embed(self, *args, **options)
+        fields = {field: getattr(found, field) for field in found.__dataclass_fields__}
+        return SimpleNamespace(**fields | {name: mx.zeros(1)})
+
+    monkeypatch.setattr(type(model), "get_input_embeddings", with_more)
+    with pytest.raises(RequestError, match=f"models that need {name} are not supported"):
+        embedder.embed_prompt(made.ids, made.media)
