@@ -5,7 +5,8 @@ Plain text costs one test for the first characters of markers and makes one delt
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from mlxrun.parsers.argument_writer import ArgumentWriter
@@ -15,6 +16,9 @@ from mlxrun.parsers.family import Reader, ReasoningFamily, ToolCallFamily
 from mlxrun.parsers.marker_scanner import get_scanner
 from mlxrun.parsers.text_stream import Malformed, Step, StreamCut, TextStream
 from mlxrun.parsers.tool_schemas import ToolSchemas
+
+# What may follow a tag that a text mentions, and does not follow one that closes reasoning.
+_AFTER_MENTION = frozenset(" \t.,;:!?)]}'\"`")
 
 
 class AnswerParser:
@@ -41,8 +45,9 @@ class AnswerParser:
         self._family = family
         self._reasoning = reasoning
         convert = family.convert_id if family is not None else None
-        make_id = (lambda: convert(new_id())) if convert is not None else new_id
-        self._stream = TextStream(offered, make_id, reasoning is not None)
+        self._make_id = (lambda: convert(new_id())) if convert is not None else new_id
+        self._tools = tools
+        self._stream = TextStream(offered, self._make_id, reasoning is not None)
         self._out = self._stream.out
         # Text that passes this test is returned without a reader, as more of one of the three below.
         self._is_plain: Callable[[str], bool] | None = None
@@ -51,6 +56,11 @@ class AnswerParser:
             None  # the call whose argument, an open string, the text continues
         )
         self._sink: Callable[[str], None] | None = None  # takes text of which no delta is made yet
+        self._reasoned = False  # whether there was reasoning
+        self._mentioned = 0  # tags of reasoning that are text, and not closed by text yet
+        self._recorded: list[str] | None = None  # reasoning from the first opener of a call on
+        self._late: list[Delta] = []  # calls in reasoning, which count if nothing comes behind it
+        self._late_after = 0  # how many calls came before them
         self._reader = self._run(opened)
 
     @property
@@ -61,6 +71,8 @@ class AnswerParser:
 
     def feed(self, text: str) -> Sequence[Delta]:
         """Return the deltas that `text` makes certain."""
+        if self._recorded is not None:
+            self._recorded.append(text)
         if self._is_plain is None or not self._is_plain(text):
             return self._read(text) if text else ()
         if self._call is not None:
@@ -86,8 +98,12 @@ class AnswerParser:
         """Return the rest."""
         self._stream.ended = True
         self._read("")
-        self._out.finish()
-        return self._out.take()
+        out = self._out
+        if out.fresh and out.calls == self._late_after:
+            for call in self._late:
+                out.add_arguments(out.begin_call(call.name, call.id), call.text)
+        out.finish()
+        return out.take()
 
     def _read(self, text: str) -> Sequence[Delta]:
         """Run the reader on more text, and note what text it needs not see."""
@@ -122,13 +138,13 @@ class AnswerParser:
         s, out = self._stream, self._out
         family, reasoning = self._family, self._reasoning
         pairs = dict(reasoning.pairs) if reasoning else {}
+        pairs |= dict.fromkeys(reasoning.variants, reasoning.pairs[0][1]) if reasoning else {}
         ignored = (*(family.ignored if family else ()), *(reasoning.ignored if reasoning else ()))
-        openers = get_scanner(*(family.openers if family else ()), *pairs, *ignored)
+        calls = (*family.openers, *family.bare) if family else ()
+        closers = {closer for each in pairs.values() for closer in each if " " not in closer} - {*calls}
+        openers = get_scanner(*calls, *pairs, *closers, *ignored)
         if opened and pairs:
-            opener, closers = next(iter(pairs.items()))
-            yield from s.skip_space()
-            yield from s.take_literal(opener)  # some models repeat the tag that ends the prompt
-            yield from self._read_reasoning(closers)
+            yield from self._read_reasoning(pairs, next(iter(pairs.values())))
         begins = True
         while True:
             if begins and family is not None and family.read_start is not None:
@@ -140,33 +156,86 @@ class AnswerParser:
                 return
             if opener in ignored:
                 out.end_section()
+            elif opener in closers:
+                yield from self._read_stray(opener)
             elif opener not in pairs:
-                assert family is not None and family.read is not None
-                begins = yield from self._try_call(family.read, opener)
+                assert family is not None
+                read = family.read_bare if opener in family.bare else family.read
+                assert read is not None
+                begins = yield from self._try_call(read, opener)
             elif out.fresh or (reasoning is not None and reasoning.anywhere):
-                yield from self._read_reasoning(pairs[opener])
+                yield from self._read_reasoning(pairs, pairs[opener])
                 begins = True
             else:
+                self._mentioned += 1
                 out.add("content", opener)
 
-    def _read_reasoning(self, closers: tuple[str, ...]) -> Step[None]:
+    def _read_stray(self, closer: str) -> Step[None]:
+        """Read on behind a tag that closes nothing. It is left out unless the text seems to mention it."""
+        out = self._out
+        following = yield from self._stream.peek()
+        if self._reasoning is not None and self._reasoning.anywhere:
+            out.end_section()
+        elif self._mentioned:
+            self._mentioned -= 1
+            out.add("content", closer)
+        elif out.at_line_start or (self._reasoned and following not in _AFTER_MENTION and not out.space):
+            out.end_section()
+        else:
+            out.add("content", closer)
+
+    def _read_reasoning(self, openers: Collection[str], closers: tuple[str, ...]) -> Step[None]:
         """Read reasoning up to what closes it: a tag, a call where that does, or the end of the answer."""
         s, out, family = self._stream, self._out, self._family
         read = family.read if family is not None and family.ends_reasoning else None
-        markers = closers
-        if family is not None and read is not None:
-            markers = (*closers, *family.openers, *family.ignored)
+        calls = family.openers if family is not None else ()
+        ignored = family.ignored if family is not None and read is not None else ()
+        scanner = get_scanner(*closers, *calls, *ignored)
         out.add("reasoning", "")
+        self._reasoned, self._late = True, []
+        yield from s.skip_all(*openers)  # also behind one that ends the prompt
         while True:
-            marker = yield from s.pass_text("reasoning", get_scanner(*markers))
+            marker = yield from s.pass_text("reasoning", scanner)
             if not marker or marker in closers:
-                out.end_section()
+                self._close_reasoning(marker)
                 return
-            if family is not None and read is not None and marker in family.openers:
-                if (yield from self._try_call(read, marker, "reasoning")) and s.found_call():
-                    return
-            else:
+            if marker in ignored:
                 out.end_section()
+            elif read is None:
+                out.add("reasoning", marker)
+                if self._recorded is None:
+                    self._recorded = [marker, s.rest]
+            elif (yield from self._try_call(read, marker, "reasoning")) and s.found_call():
+                return
+
+    def _close_reasoning(self, closer: str) -> None:
+        """End reasoning. If it was not closed, the calls in it were meant as calls; so they were if the tag
+        comes right behind a call, and nothing behind the tag."""
+        recorded, self._recorded = self._recorded, None
+        self._out.end_section()
+        if recorded is not None:
+            text = "".join(recorded)
+            calls, is_last = self._find_calls(text[: len(text) - len(self._stream.rest) - len(closer)])
+            if not closer or is_last:
+                self._late, self._late_after = calls, self._out.calls
+
+    def _find_calls(self, text: str) -> tuple[list[Delta], bool]:
+        """Find the complete calls in a text; return one delta each, and whether the text ends with a call."""
+        assert self._family is not None
+        family = dataclasses.replace(self._family, read_start=None, bare=(), read_bare=None)
+        parser = AnswerParser(family, None, self._tools, new_id=self._make_id)
+        parser._stream.wasted = self._stream.wasted
+        calls: dict[int, Delta] = {}
+        last = ""
+        for delta in (*parser.feed(text), *parser.finish()):
+            last = delta.kind
+            if delta.kind == "call":
+                head = calls.get(delta.index, delta)
+                arguments = delta.text if head is delta else head.text + delta.text
+                calls[delta.index] = dataclasses.replace(head, text=arguments)
+        self._stream.wasted = parser._stream.wasted
+        broken = parser._stream.broken_calls
+        return [call for index, call in calls.items() if index not in broken], last == "call"
 
     def _try_call(self, read: Reader, opener: str, kind: TextKind = "content") -> Step[bool]:
         """Try to read a call. False: there is none, and the opener has become text of this kind."""
@@ -179,4 +248,8 @@ class AnswerParser:
             yield from read(s, opener)
         except (Malformed, StreamCut) as error:
             s.abandon_attempt(isinstance(error, StreamCut))
-        return s.end_attempt()
+        found = s.end_attempt()
+        ends = (*self._family.ends, *self._family.ignored) if self._family is not None else ()
+        if found and ends and s.found_call() and s.out.fresh:
+            yield from s.skip_all(*ends)
+        return found

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from mlxrun.parsers.delta_builder import DeltaBuilder
-from mlxrun.parsers.tool_schemas import ValueSchema, encode_json
+from mlxrun.parsers.tool_schemas import encode_json
+from mlxrun.parsers.value_schema import ValueSchema
 
 
 class ArgumentWriter:

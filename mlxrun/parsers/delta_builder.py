@@ -1,8 +1,8 @@
 """The deltas that a parser has found so far, in order, with neighbours of one kind joined.
 
 White space between reasoning, content and calls only separates them and is dropped: what ends a section is
-held back until its kind continues, what begins one is skipped. An answer's own first and last white space
-stays.
+held back until its kind continues, what begins one is skipped. Sections of one kind are joined by a line
+feed. An answer's own first and last white space stays.
 """
 
 from __future__ import annotations
@@ -34,6 +34,12 @@ class DeltaBuilder:
         self.skip = False  # whether white space now would begin a section
         self.fresh = True  # whether no content came since the start, the last reasoning or the last call
         self.calls = 0
+        self._begun: set[TextKind] = set()  # the kinds that have text
+
+    @property
+    def at_line_start(self) -> bool:
+        """Whether content that comes now begins a line or a section."""
+        return self.fresh or any("\n" in space for space in self.space)
 
     def add(self, kind: TextKind, text: str) -> None:
         """Add content or reasoning."""
@@ -46,6 +52,9 @@ class DeltaBuilder:
             return
         body = text.rstrip(SPACE)
         if body:
+            if self.skip and kind in self._begun:
+                self._append(kind, "\n")
+            self._begun.add(kind)
             self.skip = False
             if kind == "content":
                 self.fresh = False

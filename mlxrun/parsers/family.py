@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from mlxrun.parsers.delta_builder import SPACE
 from mlxrun.parsers.text_stream import Step, TextStream
 
-Reader = Callable[[TextStream, str], Step[None]]
+Reader = Callable[[TextStream, str], Step[Any]]
 Detector = Callable[[str, frozenset[str]], bool]
 
 
@@ -16,7 +17,9 @@ Detector = Callable[[str, frozenset[str]], bool]
 class ToolCallFamily:
     """A format of tool calls.
 
-    `openers` begin a call anywhere in the text; `read` gets the stream behind one, and the opener.
+    `openers` begin a call anywhere in the text; `read` gets the stream behind one, and the opener. `bare` are
+    texts that begin a call without a marker, and much else: they are not looked for in reasoning, and
+    `read_bare` reads what stands behind one.
     `read_start` is tried where text begins, with "" as the opener: for formats without one. Both begin a call
     (`TextStream.begin_call`), or return without: then the opener is text, and what follows it is read again.
     `read_answer` replaces all of that, and the reasoning family: for formats that structure the whole answer.
@@ -29,6 +32,9 @@ class ToolCallFamily:
     read_start: Reader | None = None
     read_answer: Callable[[TextStream], Step[None]] | None = None
     ignored: tuple[str, ...] = ()  # markers without a meaning of their own, which are left out of the text
+    bare: tuple[str, ...] = ()
+    read_bare: Reader | None = None
+    ends: tuple[str, ...] = ()  # end tags that are left out behind a call, also where one is too many
     # Whether a call ends reasoning that was not closed: for openers that are special tokens, which text that
     # only mentions a call does not contain.
     ends_reasoning: bool = False
@@ -38,6 +44,8 @@ class ToolCallFamily:
     markers: tuple[str, ...] = ()  # special tokens whose text the parser must see
     # Makes of a tool's name the text before and after a call's JSON arguments, for grammars; None: no JSON.
     prefix_suffix: Callable[[str], tuple[str, str]] | None = None
+    # Makes the family of one model from the texts of its added tokens: for tags that each names differently.
+    adapt: Callable[[ToolCallFamily, frozenset[str]], ToolCallFamily] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +60,13 @@ class ReasoningFamily:
     detect: Detector
     pairs: tuple[tuple[str, tuple[str, ...]], ...]
     anywhere: bool = False
+    variants: tuple[str, ...] = ()  # what models write for the first opening tag; a budget does not count it
     read_answer: Callable[[TextStream], Step[None]] | None = None
     ignored: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
     markers: tuple[str, ...] = ()
     closing: str = ""  # what ends reasoning early, written as the model's template writes it
+    adapt: Callable[[ReasoningFamily, frozenset[str]], ReasoningFamily] | None = None  # as above
 
     def is_opened_by(self, prompt: str) -> bool:
         """Whether a rendered prompt ends with the opening tag, so that the answer begins within reasoning."""

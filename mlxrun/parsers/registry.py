@@ -13,24 +13,40 @@ from typing import Any, TypeVar
 from mlxrun.config.settings import ParserSettings
 from mlxrun.errors import ConfigError
 from mlxrun.parsers.families import (
+    apertus,
+    cohere,
     deepseek,
+    deepseek_v4,
+    ernie45,
+    functionary,
     gemma,
+    gigachat3,
     glm,
     granite,
     harmony,
     hermes,
+    hunyuan,
+    internlm2,
+    jamba,
     kimi,
+    kimi_k3,
     llama,
     longcat,
+    minicpm5,
     minimax,
+    minimax_m3,
     mistral,
+    muse,
+    olmo3,
     phi,
     plain_json,
+    plamo3,
     pythonic,
     qwen3_coder,
     reasoning_tags,
     seed_oss,
     step,
+    ui_tars,
     xlam,
 )
 from mlxrun.parsers.family import ReasoningFamily, ToolCallFamily
@@ -40,25 +56,51 @@ AUTO, NONE = "auto", "none"
 
 TOOL_CALL_FAMILIES: tuple[ToolCallFamily, ...] = (
     harmony.FAMILY,
+    muse.FAMILY,
     *gemma.FAMILIES,
+    *deepseek_v4.FAMILIES,
     *deepseek.FAMILIES,
+    kimi_k3.FAMILY,
     kimi.FAMILY,
+    minimax_m3.FAMILY,
     minimax.FAMILY,
+    *gigachat3.FAMILIES,
+    plamo3.FAMILY,
+    apertus.FAMILY,
+    internlm2.FAMILY,
+    *cohere.FAMILIES,
+    *functionary.FAMILIES,
     longcat.FAMILY,
-    glm.FAMILY,
+    *hunyuan.FAMILIES,
+    jamba.FAMILY,
+    *glm.FAMILIES,
     *mistral.FAMILIES,
     granite.FAMILY,
     phi.FAMILY,
     xlam.FAMILY,
     step.FAMILY,
+    minicpm5.FAMILY,
+    olmo3.FAMILY,
     pythonic.FAMILY,
     llama.FAMILY,
     seed_oss.FAMILY,
     qwen3_coder.FAMILY,
+    ernie45.FAMILY,
     hermes.FAMILY,
-    plain_json.FAMILY,  # recognises no template: `auto` takes it where no other family matches
+    # These recognise no template. `auto` takes the last where no other family matches.
+    ui_tars.FAMILY,
+    plain_json.FAMILY,
 )
-REASONING_FAMILIES: tuple[ReasoningFamily, ...] = (harmony.REASONING, *reasoning_tags.FAMILIES)
+REASONING_FAMILIES: tuple[ReasoningFamily, ...] = (
+    harmony.REASONING,
+    muse.REASONING,
+    kimi_k3.REASONING,
+    plamo3.REASONING,
+    hunyuan.REASONING,
+    ernie45.REASONING,
+    *reasoning_tags.FAMILIES,
+    ui_tars.REASONING,
+)
 
 F = TypeVar("F", bound=ToolCallFamily | ReasoningFamily)
 
@@ -81,8 +123,10 @@ def choose_formats(
     calls = _choose(tools, TOOL_CALL_FAMILIES, "tool parser", template or "", known)
     if tools == AUTO and calls is None:
         calls = plain_json.FAMILY
+    thinking = _choose(reasoning, REASONING_FAMILIES, "reasoning parser", template or "", known)
     return ModelFormats(
-        calls, _choose(reasoning, REASONING_FAMILIES, "reasoning parser", template or "", known)
+        calls.adapt(calls, known) if calls and calls.adapt else calls,
+        thinking.adapt(thinking, known) if thinking and thinking.adapt else thinking,
     )
 
 

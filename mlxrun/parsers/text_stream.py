@@ -8,108 +8,43 @@ the opener becomes text, and what follows it is read again.
 from __future__ import annotations
 
 import functools
-import re
-from collections.abc import Callable, Generator
-from typing import TypeVar
+from collections.abc import Callable
 
 from mlxrun.parsers.argument_writer import ArgumentWriter
 from mlxrun.parsers.delta import TextKind
-from mlxrun.parsers.delta_builder import SPACE, DeltaBuilder, make_call_id
+from mlxrun.parsers.delta_builder import DeltaBuilder, make_call_id
 from mlxrun.parsers.marker_scanner import MarkerScanner, get_scanner
+from mlxrun.parsers.text_buffer import MAX_NAME, Malformed, Step, StreamCut, TextBuffer
 from mlxrun.parsers.tool_schemas import ToolSchemas
 
-MAX_NAME = 400  # characters of a name, a number or a word
+__all__ = ["MAX_NAME", "MAX_WASTED", "Malformed", "PassThrough", "Step", "StreamCut", "TextStream"]
 MAX_WASTED = 1_000_000  # characters read without finding a call, as an answer may be full of openers
-T = TypeVar("T")
-Step = Generator[None, None, T]
 # Where text goes without running the reader, and the test that it has to pass.
 PassThrough = tuple[TextKind | ArgumentWriter | Callable[[str], None], Callable[[str], bool]]
 
 
-class Malformed(Exception):
-    """The text is not a call, or is one no longer."""
-
-
-class StreamCut(Exception):
-    """The text has ended in the middle of a call."""
-
-
-class TextStream:
+class TextStream(TextBuffer):
     """The text not yet read, and the deltas found so far. `tools`: the tools that the request offers."""
 
     def __init__(
         self, tools: ToolSchemas, new_id: Callable[[], str] = make_call_id, separates_reasoning: bool = True
     ) -> None:
+        super().__init__()
         self.tools = tools
         self.separates_reasoning = separates_reasoning  # for harmony: else reasoning is content
         self.out = DeltaBuilder(new_id)
-        self.ended = False
         self.exhausted = False  # whether so much was read without finding a call that openers are text now
         self.pass_through: PassThrough | None = None
-        self._text = ""
-        self._at = 0
         # Taken text that may yet be returned as text: these chunks, then `_text` from `_start` up to `_at`.
         self._taken: list[str] = []
         self._start = 0
         self._kind: TextKind = "content"  # its kind if it is returned
         self._settled = True  # whether the current attempt has found something
-        self._wasted = 0  # characters read in attempts that found nothing
+        self.wasted = 0  # characters read in attempts that found nothing
+        self.broken_calls: set[int] = set()  # calls that their reader could not complete
         self._call: ArgumentWriter | None = None
 
     # -- reading ------------------------------------------------------------------------------------
-
-    def peek(self, count: int = 1) -> Step[str]:
-        """Return the next `count` characters, fewer only at the end, without taking them."""
-        while len(self._text) - self._at < count and not self.ended:
-            yield
-        return self._text[self._at : self._at + count]
-
-    def peek_while(self, accepts: Callable[[str], bool], start: int = 0) -> Step[str]:
-        """Return the characters from `start` on up to the first that `accepts` refuses, without taking them.
-        Raises StreamCut if the text ends before that, Malformed if there are MAX_NAME of them."""
-        end = start
-        while True:
-            seen = yield from self.peek(end + 1)
-            if len(seen) <= end:
-                raise StreamCut
-            if not accepts(seen[end]):
-                return seen[start:end]
-            end += 1
-            if end - start == MAX_NAME:
-                raise Malformed
-
-    def take(self, count: int) -> str:
-        """Take characters that `peek` has shown."""
-        taken = self._text[self._at : self._at + count]
-        self._at += len(taken)
-        return taken
-
-    def skip_space(self) -> Step[str]:
-        """Take white space; return the character after it, which is not taken, or "" at the end."""
-        while True:
-            char = yield from self.peek()
-            if not char or char not in SPACE:
-                return char
-            self._at += 1
-
-    def take_literal(self, *texts: str) -> Step[str]:
-        """Take whichever of `texts` comes now, the longest of several, and return it; "" if none does."""
-        longest = sorted(texts, key=len, reverse=True)
-        while True:
-            for text in longest:
-                if self._text.startswith(text, self._at):
-                    return self.take(len(text))
-                rest = len(self._text) - self._at
-                if rest < len(text) and text.startswith(self._text[self._at :]) and not self.ended:
-                    break
-            else:
-                return ""
-            yield
-
-    def skip(self, *texts: str) -> Step[str]:
-        """Take white space, then whichever of `texts` comes, and return that; "" if none does."""
-        yield from self.skip_space()
-        return (yield from self.take_literal(*texts))
 
     def read_until(self, *markers: str, required: bool = True) -> Step[tuple[str, str]]:
         """Take the text up to the next of `markers`, and the marker; return both. Raises StreamCut at the end
@@ -129,21 +64,6 @@ class TextStream:
         if required and not marker:
             raise StreamCut
         return "".join(parts), marker
-
-    def read_name(self, *markers: str, strip: bool = True) -> Step[tuple[str, str]]:
-        """Take a name up to the next of `markers`, and the marker; return both. Raises StreamCut at the end,
-        and Malformed if the text is too long for a name: it shall not hold back the rest of the answer."""
-        find = get_scanner(*markers).find
-        while True:
-            stop, marker = find(self._text, self._at, self.ended)
-            if stop - self._at > MAX_NAME:
-                raise Malformed
-            if marker is not None:
-                name = self.take(stop - self._at)
-                return name.strip() if strip else name, self.take(len(marker))
-            if self.ended:
-                raise StreamCut
-            yield
 
     def stream_string(
         self,
@@ -203,10 +123,6 @@ class TextStream:
             yield
             self.pass_through = None
 
-    def match(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
-        """Match the text that has come, without taking it. More text must not change what the caller does."""
-        return pattern.match(self._text, self._at)
-
     # -- results ------------------------------------------------------------------------------------
 
     def commit(self) -> None:
@@ -221,10 +137,17 @@ class TextStream:
         self._settled = True
         self._forget_taken()
 
+    def drop(self) -> None:
+        """Leave what was read out of the answer, as it is a marker without a meaning."""
+        self.out.end_section()
+        self._settled = True
+        self._forget_taken()
+
     def begin_call(self, name: str, id: str = "") -> ArgumentWriter:
         """Return the writer of a call, which is begun by its first argument or by its end.
 
         `id`: the model's own, where the format has one. Raises Malformed if the tool is not offered."""
+        name = name if name in self.tools else name.strip()
         if name not in self.tools:
             raise Malformed
         self._call = ArgumentWriter(self.out, name, self.tools.get_schema(name), self._on_progress, id)
@@ -254,6 +177,7 @@ class TextStream:
             return
         if call is not None and call.started:
             taken = self._taken, self._start
+            self.broken_calls.add(call.index)
             call.close()
             if cut:
                 self._at = len(self._text)
@@ -268,8 +192,8 @@ class TextStream:
         found = self._settled
         if not found:
             opener, *parts = self._taken
-            self._wasted += sum(map(len, parts)) + self._at - self._start
-            self.exhausted = self._wasted > MAX_WASTED
+            self.wasted += sum(map(len, parts)) + self._at - self._start
+            self.exhausted = self.wasted > MAX_WASTED
             if parts:
                 self._text, self._start = "".join((*parts, self._text[self._start :])), 0
             self._at = self._start
@@ -292,7 +216,3 @@ class TextStream:
             self._taken.append(self._text[self._start : self._at])
         self._text = self._text[self._at :]
         self._at = self._start = 0
-
-    def is_drained(self) -> bool:
-        """Whether all text that has come is taken."""
-        return self._at == len(self._text)

@@ -13,68 +13,12 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mlxrun.parsers.value_schema import ValueSchema, get_type
+
 NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
 _INTEGER = re.compile(r"[-+]?[0-9]+(?:\.0*)?")
 _FLOAT = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
 _WORDS = {"true": "true", "false": "false", "null": "null", "none": "null"}
-_ALIASES = {
-    "str": "string",
-    "text": "string",
-    "int": "integer",
-    "float": "number",
-    "double": "number",
-    "bool": "boolean",
-    "dict": "object",
-    "list": "array",
-    "tuple": "array",
-}
-_DEPTH = 16  # of references within a schema
-
-
-class ValueSchema:
-    """One place in a JSON Schema: which types it admits, and the schemas below it."""
-
-    def __init__(self, schema: Any, root: Mapping[str, Any] | None = None) -> None:
-        self._root = root if root is not None else (schema if isinstance(schema, Mapping) else {})
-        self._branches = _find_branches(schema, self._root, _DEPTH)
-        self.types = _find_types(self._branches)
-        self.options = tuple(_find_options(self._branches))
-
-    def get_member(self, key: str) -> ValueSchema:
-        """Return the schema of a member."""
-        for part in self._branches:
-            properties = part.get("properties")
-            if isinstance(properties, Mapping) and key in properties:
-                return ValueSchema(properties[key], self._root)
-        for part in self._branches:
-            if isinstance(part.get("additionalProperties"), Mapping):
-                return ValueSchema(part["additionalProperties"], self._root)
-        return ValueSchema({}, self._root)
-
-    def get_items(self) -> ValueSchema:
-        """Return the schema of an array's items."""
-        for part in self._branches:
-            if isinstance(part.get("items"), Mapping):
-                return ValueSchema(part["items"], self._root)
-        return ValueSchema({}, self._root)
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """The members that it names, in order, by which positional arguments are named."""
-        named = (part["properties"] for part in self._branches if isinstance(part.get("properties"), Mapping))
-        return tuple(dict.fromkeys(key for properties in named for key in properties))
-
-    @property
-    def is_text_only(self) -> bool:
-        """Whether a value can only be a string, so that it may be written before it is complete."""
-        return self.types == {"string"} and all(isinstance(option, str) for option in self.options)
-
-    @property
-    def excludes_text(self) -> bool:
-        """Whether a string would break the schema."""
-        if self.options:
-            return not any(isinstance(option, str) for option in self.options)
-        return bool(self.types) and "string" not in self.types
 
 
 class ToolSchemas:
@@ -135,6 +79,12 @@ def encode_bare_value(text: str, schema: ValueSchema, *, guess: bool = False) ->
     return encode_json(text)
 
 
+def is_scalar(text: str) -> bool:
+    """Whether a bare value is a number or one of JSON's words, which nothing can continue."""
+    bare = text.strip()
+    return len(bare) < 100 and (bare.lower() in _WORDS or _FLOAT.fullmatch(bare) is not None)
+
+
 def repair_string(text: str, schema: ValueSchema) -> str:
     """Encode a string; where the schema excludes strings, what the text stands for."""
     return encode_bare_value(text, schema) if schema.excludes_text else encode_json(text)
@@ -185,8 +135,8 @@ def _parse_literal(text: str) -> Any:
 
 
 def _encode_container(text: str, schema: ValueSchema) -> str | None:
-    """Encode an array or object as JSON, also one that is written as Python or encoded twice."""
-    for read in (_parse_json, _parse_literal) if schema.types else (_parse_json,):
+    """Encode an array or object as JSON, also one that is written as Python, escaped or encoded twice."""
+    for read in (_parse_json, _parse_literal, _parse_escaped) if schema.types else (_parse_json,):
         try:
             value = read(text)
             if isinstance(value, str) and schema.types:
@@ -203,6 +153,10 @@ def _encode_container(text: str, schema: ValueSchema) -> str | None:
 
 def _parse_json(text: str) -> Any:
     return json.loads(text, strict=False, parse_constant=_reject_constant)
+
+
+def _parse_escaped(text: str) -> Any:
+    return _parse_json(_parse_json(f'"{text}"'))
 
 
 def _reject_constant(word: str) -> Any:
@@ -223,70 +177,5 @@ def _match_option(text: str, schema: ValueSchema) -> str | None:
 
 
 def _drop_options(schema: ValueSchema) -> ValueSchema:
-    kinds = sorted(schema.types or {_get_type(option) for option in schema.options})
+    kinds = sorted(schema.types or {get_type(option) for option in schema.options})
     return ValueSchema({"type": kinds})
-
-
-def _find_branches(schema: Any, root: Mapping[str, Any], depth: int) -> list[Mapping[str, Any]]:
-    """Return the schema and all schemas that it refers to or is composed of."""
-    if not isinstance(schema, Mapping) or depth == 0:
-        return []
-    found: list[Mapping[str, Any]] = [schema]
-    reference = schema.get("$ref")
-    if isinstance(reference, str):
-        found += _find_branches(_resolve_reference(reference, root), root, depth - 1)
-    for word in ("anyOf", "oneOf", "allOf"):
-        parts = schema.get(word)
-        if isinstance(parts, Sequence) and not isinstance(parts, str):
-            for part in parts:
-                found += _find_branches(part, root, depth - 1)
-    return found
-
-
-def _resolve_reference(reference: str, root: Mapping[str, Any]) -> Any:
-    place: Any = root
-    if not reference.startswith("#"):
-        return None
-    for step in reference[1:].split("/")[1:]:
-        step = step.replace("~1", "/").replace("~0", "~")
-        if isinstance(place, Mapping):
-            place = place.get(step)
-        elif isinstance(place, Sequence) and step.isdigit() and int(step) < len(place):
-            place = place[int(step)]
-        else:
-            return None
-    return place
-
-
-def _find_types(parts: Sequence[Mapping[str, Any]]) -> frozenset[str]:
-    types: set[str] = set()
-    for part in parts:
-        given = part.get("type")
-        named = [given] if isinstance(given, str) else given if isinstance(given, (list, tuple)) else []
-        types |= {_ALIASES.get(name.lower(), name.lower()) for name in named if isinstance(name, str)}
-        if given is None and "properties" in part:
-            types.add("object")
-        if given is None and "items" in part:
-            types.add("array")
-        if part.get("nullable") is True:
-            types.add("null")
-        types |= {_get_type(option) for option in _find_options([part])} if given is None else set()
-    return frozenset(types)
-
-
-def _find_options(parts: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """Return the values that enum and const admit."""
-    options: list[Any] = []
-    for part in parts:
-        if isinstance(part.get("enum"), (list, tuple)):
-            options += part["enum"]
-        elif "const" in part:
-            options.append(part["const"])
-    return options
-
-
-def _get_type(value: Any) -> str:
-    if value is None:
-        return "null"
-    kinds = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
-    return kinds.get(type(value), "string")

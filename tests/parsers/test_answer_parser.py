@@ -12,7 +12,7 @@ import pytest
 from mlxrun.parsers.answer_parser import AnswerParser
 from mlxrun.parsers.registry import TOOL_CALL_FAMILIES, find_reasoning_family, find_tool_call_family
 from tests.helpers.parser_corpus.core import coder, hermes
-from tests.helpers.parser_driver import Call, make_tool_call_parser, merge_deltas
+from tests.helpers.parser_driver import TOOLS, Call, make_tool_call_parser, merge_deltas
 
 PLAIN = [f" word{i}" if i % 7 else "\n" for i in range(10_000)]
 
@@ -24,7 +24,8 @@ def test_plain_text_runs_no_reader(name: str) -> None:
     Families whose markers begin with a letter look up where that letter comes.
     """
     machine = make_tool_call_parser(name)
-    begun = {marker[0] for marker in find_tool_call_family(name).openers} & set("".join(PLAIN))
+    family = find_tool_call_family(name)
+    begun = {marker[0] for marker in (*family.openers, *family.bare)} & set("".join(PLAIN))
     deltas = [delta for token in PLAIN for delta in machine.feed(token)]
     assert "".join(delta.text for delta in deltas) == "".join(PLAIN).rstrip()
     assert machine.reads <= 3 or begun
@@ -148,3 +149,52 @@ def test_long_arguments_are_read_in_linear_time() -> None:
         assert merge_deltas([*parser.feed(text), *parser.finish()]) == [
             Call("write_file", {"content": content})
         ]
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_call_in_open_reasoning_comes_with_the_end(closed: bool) -> None:
+    """Its text is passed on as reasoning, as it comes; the call follows when nothing else can."""
+    parser = AnswerParser(
+        find_tool_call_family("hermes"),
+        find_reasoning_family("think"),
+        TOOLS,
+        opened=True,
+        new_id=lambda: "id0",
+    )
+    text = "hm\n" + hermes("add", {"a": 1})
+    given = [delta for char in text for delta in parser.feed(char)]
+    assert {delta.kind for delta in given} == {"reasoning"}
+    assert "".join(delta.text for delta in given) == text
+    given += parser.feed("\n</think>\n" if closed else "\n")
+    assert "".join(delta.text for delta in given) == text
+    assert merge_deltas(parser.finish()) == [Call("add", {"a": 1})]
+
+
+def test_reasoning_is_kept_from_an_opener_to_its_end_only() -> None:
+    """Long reasoning without a call costs no memory."""
+    parser = AnswerParser(find_tool_call_family("hermes"), find_reasoning_family("think"), TOOLS, opened=True)
+    for _ in range(100):
+        parser.feed("word < ")
+    assert parser._recorded is None
+    parser.feed("<tool_call> or so")
+    assert parser._recorded is not None
+    parser.feed(" </think>Yes.")
+    assert parser._recorded is None
+    assert merge_deltas(parser.finish()) == []
+
+
+def test_text_behind_a_call_begins_with_a_line_feed() -> None:
+    """With its first delta; without text before the call there is none."""
+    for before, after in (("Hi. ", "\nYes"), ("", "Yes")):
+        parser = make_tool_call_parser("hermes")
+        parser.feed(before + hermes("now", {}))
+        assert [delta.text for delta in parser.feed(" \nYes, ")] == [after + ","]
+
+
+def test_a_string_goes_on_behind_an_end_tag_that_ends_nothing() -> None:
+    """As soon as the character that follows shows it."""
+    parser = make_tool_call_parser("qwen3_coder")
+    head = "<function=write_file><parameter=content>a</parameter>"
+    assert "".join(delta.text for delta in parser.feed(head)) == '{"content": "a'
+    assert "".join(delta.text for delta in parser.feed(" ")) == ""
+    assert "".join(delta.text for delta in parser.feed("b")) == "</parameter> b"

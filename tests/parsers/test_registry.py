@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import jsonschema
 import pytest
@@ -13,7 +12,6 @@ from mlx_lm.tool_parsers import json_tools
 from mlx_lm.tool_parsers import qwen3_coder as upstream_coder
 
 from mlxrun.errors import ConfigError
-from mlxrun.parsers.answer_parser import AnswerParser
 from mlxrun.parsers.model_formats import ModelFormats
 from mlxrun.parsers.registry import (
     REASONING_FAMILIES,
@@ -23,7 +21,7 @@ from mlxrun.parsers.registry import (
     find_tool_call_family,
 )
 from tests.helpers.parser_corpus.core import CASES
-from tests.helpers.parser_driver import TOOLS, Call, Case, Reasoning, make_tool_call_parser, merge_deltas
+from tests.helpers.parser_driver import TOOLS, Call, Case
 
 # -- against mlx-lm ---------------------------------------------------------------------------------
 
@@ -122,52 +120,3 @@ def test_unknown_names() -> None:
         find_reasoning_family("thinks")
     with pytest.raises(ConfigError, match="'zzz' is not the name of a tool parser; docs/tools.md lists"):
         find_tool_call_family("zzz")
-
-
-def test_markers() -> None:
-    """The detokenizer lets through what the parsers of this request take out again, and nothing else."""
-    chosen = choose_formats(HERMES, ["<think>"])
-    every = ("<tool_call>", "</tool_call>", "<think>", "</think>")
-    assert chosen.make_parser(TOOLS, "", "a").markers == every
-    assert chosen.make_parser(None, "", "a").markers == ("<think>", "</think>")
-    assert choose_formats(HERMES, [], reasoning="none").make_parser([], "", "a").markers == ()
-
-
-@pytest.mark.parametrize(
-    ("prompt", "opened"),
-    [
-        ("<|im_start|>assistant\n<think>\n", True),
-        ("<|im_start|>assistant\n<think>", True),
-        ("<|im_start|>assistant\n<think>\n\n</think>\n\n", False),
-        ("<|im_start|>assistant\n", False),
-        ("Say <think>\n twice", False),
-    ],
-)
-def test_a_prompt_may_end_within_reasoning(prompt: str, opened: bool) -> None:
-    """The answer to such a prompt begins within reasoning."""
-    assert find_reasoning_family("think").is_opened_by(prompt) is opened
-    parser = choose_formats(None, ["<think>"]).make_parser(None, prompt, "a")
-    found = [*parser.feed("hm</think>Yes"), *parser.finish()]
-    assert merge_deltas(found) == ([Reasoning("hm"), "Yes"] if opened else ["hm</think>Yes"])
-    assert merge_deltas([*ModelFormats().make_parser(None, prompt, "a").feed("hm")]) == ["hm"]
-
-
-@pytest.mark.parametrize("thinking", REASONING_FAMILIES, ids=lambda thinking: thinking.name)
-def test_a_reasoning_is_closed_in_the_model_s_own_way(thinking: Any) -> None:
-    """The text that a budget writes ends the reasoning, and none of it is content."""
-    opener, closers = thinking.pairs[0]
-    parser = AnswerParser(None, thinking)
-    deltas = [*parser.feed(f"{opener}\nhm{thinking.closing}Yes."), *parser.finish()]
-    assert merge_deltas(deltas) == [Reasoning("hm"), "Yes."]
-    assert closers[0] in thinking.closing
-
-
-def test_text_around_arguments_makes_a_call() -> None:
-    """The parser reads what a grammar for `tool_choice: required` is built from."""
-    for family in TOOL_CALL_FAMILIES:
-        if family.prefix_suffix is None:
-            continue
-        before, after = family.prefix_suffix("add")
-        parser = make_tool_call_parser(family.name, new_id=lambda: "id0")
-        deltas = [*parser.feed(f'{before}{{"a": 1, "b": 2.5}}{after}'), *parser.finish()]
-        assert merge_deltas(deltas) == [Call("add", {"a": 1, "b": 2.5})], family.name

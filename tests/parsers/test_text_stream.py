@@ -47,6 +47,12 @@ _HELD_BACK = {
     "space": ("hermes", "a" + "\n" * 100_000),
     "a value that flows": ("hermes", hermes("write_file", {"content": _LONG})),
     "a message's header": ("harmony", f"<|channel|>{_LONG}"),
+    "end tags in a string": ("qwen3_coder", coder("write_file", {"content": "</parameter> " * 8_000})),
+    "end tags in an array": ("qwen3_coder", coder("write_file", {"tags": ["</parameter> "] * 6_000})),
+    "quotes in a Python string": ("pythonic", "[write_file(content='" + "it's " * 20_000 + "')]"),
+    "quotes in Gemma's string": ("gemma4", "<|tool_call>call:write_file{content:'" + "it's " * 20_000 + "'}"),
+    "objects that are no calls": ("hermes", '{"a": [{}]}\n' * 8_000),
+    "fences that are no calls": ("hermes", '```json\n{"a": 1}\n```\n' * 5_000),
 }
 
 

@@ -9,11 +9,11 @@ import pytest
 
 from mlxrun.parsers.tool_schemas import (
     ToolSchemas,
-    ValueSchema,
     encode_bare_value,
     repair_string,
     repair_value,
 )
+from mlxrun.parsers.value_schema import ValueSchema
 from tests.helpers.parser_driver import make_tool
 
 ROOT = {"$defs": {"n": {"type": "number"}, "list": {"type": "array", "items": {"$ref": "#/$defs/n"}}}}

@@ -7,6 +7,9 @@ string. The markers around all calls are ignored wherever they stand.
 
 from __future__ import annotations
 
+import dataclasses
+
+from mlxrun.parsers.families.deepseek_v4 import BLOCKS, PREFIX, find_version
 from mlxrun.parsers.family import Reader, ToolCallFamily
 from mlxrun.parsers.readers.invoke_tags import InvokeTags
 from mlxrun.parsers.readers.json_call import read_arguments
@@ -47,34 +50,35 @@ V3 = ToolCallFamily(
     aliases=("deepseek_r1", "deepseek"),
     markers=(_BEGIN, _SEP, _END, *_SECTION),
     ignored=_SECTION,
+    ends=(_END,),
     ends_reasoning=True,
     prefix_suffix=lambda name: (
         f"{_SECTION[0]}{_BEGIN}{_TYPE}{_SEP}{name}\n{_FENCE}json\n",
         f"\n{_FENCE}{_END}{_SECTION[1]}",
     ),
 )
-V31 = ToolCallFamily(
+V31 = dataclasses.replace(
+    V3,
     name="deepseek_v31",
     detect=lambda template, tokens: _BEGIN in template and _FENCE + "json" not in template,
-    openers=(_BEGIN,),
     read=_make_reader(fenced=False),
     aliases=("deepseek_v3_1",),
-    markers=(_BEGIN, _SEP, _END, *_SECTION),
-    ignored=_SECTION,
-    ends_reasoning=True,
     prefix_suffix=lambda name: (f"{_SECTION[0]}{_BEGIN}{name}{_SEP}", f"{_END}{_SECTION[1]}"),
 )
-_PREFIX = "｜DSML｜"
-_TAGS = InvokeTags(_PREFIX)
-_BLOCK = (f"<{_PREFIX}function_calls>", f"</{_PREFIX}function_calls>")
+_TAGS = InvokeTags(PREFIX, *BLOCKS)
 V32 = ToolCallFamily(
     name="deepseek_v32",
-    detect=lambda template, tokens: _PREFIX in template or _PREFIX in tokens,
+    detect=lambda template, tokens: find_version(template, tokens) == "3.2",
     openers=(_TAGS.opener,),
     read=_TAGS.read,
-    ignored=_BLOCK,
+    ends=(_TAGS.close,),
+    ignored=BLOCKS,
     ends_reasoning=True,
     aliases=("deepseek_v3_2",),
-    markers=(_PREFIX, *_BLOCK),
+    markers=(PREFIX, *BLOCKS),
+    prefix_suffix=lambda name: (
+        f'\n\n<{PREFIX}function_calls>\n{_TAGS.opener}"{name}">\n',
+        f"\n{_TAGS.close}\n</{PREFIX}function_calls>",
+    ),
 )
 FAMILIES = (V32, V3, V31)

@@ -7,7 +7,8 @@ are read too.
 from __future__ import annotations
 
 from mlxrun.parsers.family import ToolCallFamily
-from mlxrun.parsers.readers.json_call import make_prefix_suffix, read_calls
+from mlxrun.parsers.readers.bare_call import BARE, read_bare
+from mlxrun.parsers.readers.json_call import make_prefix_suffix, read_block
 from mlxrun.parsers.text_stream import Step, TextStream
 
 _START, _PLAIN, _OLD = "<|tool_call|>", "<tool_call>", "<function_call>"
@@ -15,9 +16,11 @@ _ENDS = {_START: "<|/tool_call|>", _PLAIN: "</tool_call>", _OLD: "</function_cal
 
 
 def _read(s: TextStream, opener: str) -> Step[None]:
-    yield from s.skip_space()
-    if (yield from read_calls(s)):
-        yield from s.skip(_ENDS[opener])
+    yield from s.skip_all(opener)
+    if s.out.at_line_start and (yield from s.take_literal(_ENDS[opener])):
+        s.drop()
+    else:
+        yield from read_block(s, _ENDS[opener])
 
 
 def _detect(template: str, tokens: frozenset[str]) -> bool:
@@ -30,6 +33,9 @@ FAMILY = ToolCallFamily(
     detect=_detect,
     openers=(_START, _PLAIN, _OLD),
     read=_read,
+    bare=BARE,
+    read_bare=read_bare,
+    ends=tuple(_ENDS.values()),
     aliases=("granite_20b_fc",),
     markers=(_START, _PLAIN, "</tool_call>", _OLD),
     prefix_suffix=make_prefix_suffix(f"{_START}[", "]"),

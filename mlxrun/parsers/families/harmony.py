@@ -99,7 +99,7 @@ def _read_message(s: TextStream, header: _MessageHeader) -> Step[str]:
             s.abandon_attempt(isinstance(error, StreamCut))
         if s.end_attempt():
             return end or (yield from s.pass_text("content", _BODY))
-    elif not header.recipient or header.is_reasoning:
+    elif header.recipient in ("", "assistant") or header.is_reasoning:
         s.out.end_section()
         return (yield from s.pass_text(kind, _BODY))
     else:

@@ -1,12 +1,13 @@
 """Hermes 2/3, Qwen 2.5 and 3, Nemotron: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`.
 
 Within the tags the XML of Qwen3-Coder is read too (Nemotron), and that XML also where the tag before it was
-forgotten.
+forgotten. So is the JSON without tags where it begins a line, also in a code fence.
 """
 
 from __future__ import annotations
 
 from mlxrun.parsers.family import ToolCallFamily
+from mlxrun.parsers.readers.bare_call import BARE, read_bare
 from mlxrun.parsers.readers.json_call import make_prefix_suffix, read_calls
 from mlxrun.parsers.readers.xml_call import OPENER, read_function
 from mlxrun.parsers.text_stream import Malformed, Step, TextStream
@@ -16,16 +17,24 @@ _ENDS = {"<TOOLCALL>": "</TOOLCALL>"}
 
 
 def read(s: TextStream, opener: str) -> Step[None]:
-    """Read one block, of one call or several. What is no call in it is text, and so is its end tag then."""
+    """Read one block, of one call or several, or a call without its tags. What is no call in it is text, and
+    so is its end tag then."""
     if opener == OPENER:
         yield from read_function(s)
-    elif (yield from s.skip_space()) == "<":
-        if not (yield from s.take_literal(OPENER)):
+        return
+    yield from s.skip_all(opener)
+    end = _ENDS.get(opener, END)
+    if (yield from s.skip_space()) == "<":
+        if (yield from s.take_literal(OPENER)):
+            yield from read_function(s)
+        elif s.out.at_line_start and (yield from s.take_literal(end)):
+            s.drop()
+            return
+        else:
             raise Malformed
-        yield from read_function(s)
     elif not (yield from read_calls(s)):
         return
-    yield from s.skip(_ENDS.get(opener, END))
+    yield from s.skip(end, "}" + end, "}\n" + end)
 
 
 FAMILY = ToolCallFamily(
@@ -37,6 +46,9 @@ FAMILY = ToolCallFamily(
     ),
     openers=(START, *_ENDS, OPENER),
     read=read,
+    bare=BARE,
+    read_bare=read_bare,
+    ends=(END, "</function>"),
     aliases=("qwen", "qwen2_5", "qwen3", "nemotron"),
     markers=(START, END),
     prefix_suffix=make_prefix_suffix(f"{START}\n", f"\n{END}"),

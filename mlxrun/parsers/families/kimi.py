@@ -48,6 +48,7 @@ FAMILY = ToolCallFamily(
     aliases=("kimi",),
     markers=(_BEGIN, _ARGUMENTS, _END, *_SECTIONS),
     ignored=_SECTIONS,
+    ends=(_END,),
     ends_reasoning=True,
     prefix_suffix=lambda name: (
         f"{_SECTIONS[0]}{_BEGIN}functions.{name}:0{_ARGUMENTS}",

@@ -1,21 +1,22 @@
 """Llama 3.1 to 4: `{"name": ..., "parameters": {...}}` as the answer, or behind `<|python_tag|>`.
 
-Several objects follow each other, also with semicolons between them. Behind the tag built-in tools are called
-as Python (`brave_search.call(query="x")`). The model card shows `<function=name>{...}</function>`.
+Several objects follow each other, also with semicolons between them, and may stand behind prose. Behind the
+tag built-in tools are called as Python (`brave_search.call(query="x")`). The model card shows
+`<function=name>{...}</function>`.
 """
 
 from __future__ import annotations
 
 from mlxrun.parsers.delta_builder import SPACE
 from mlxrun.parsers.families.pythonic import read_call, read_list
-from mlxrun.parsers.families.xlam import read_bare_calls
 from mlxrun.parsers.family import ToolCallFamily
-from mlxrun.parsers.readers.json_call import make_prefix_suffix, read_arguments, read_calls
-from mlxrun.parsers.text_stream import Malformed, Step, TextStream
+from mlxrun.parsers.readers.bare_call import BARE, FENCE, read_bare, read_bare_calls
+from mlxrun.parsers.readers.json_call import make_prefix_suffix, read_calls
+from mlxrun.parsers.readers.xml_call import OPENER, read_function
+from mlxrun.parsers.text_stream import Step, TextStream
 
 _TAGS = {"<|python_tag|>": "<|eom_id|>", "<|python_start|>": "<|python_end|>"}
 _JSON = ("{", *SPACE)  # what may follow the bracket of a list of objects
-_FUNCTION, _CLOSE = "<function=", "</function>"
 
 
 def _read_start(s: TextStream, opener: str) -> Step[None]:
@@ -33,9 +34,14 @@ def _read_more(s: TextStream) -> Step[None]:
         pass
 
 
+def _read_bare(s: TextStream, opener: str) -> Step[None]:
+    if (yield from read_bare(s, opener, anywhere=opener != FENCE)):
+        yield from _read_more(s)
+
+
 def _read(s: TextStream, opener: str) -> Step[None]:
-    if opener == _FUNCTION:
-        yield from _read_function(s)
+    if opener == OPENER:
+        yield from read_function(s)
         return
     yield from s.skip_space()
     seen = yield from s.peek(2)
@@ -49,14 +55,6 @@ def _read(s: TextStream, opener: str) -> Step[None]:
     yield from s.skip(_TAGS[opener])
 
 
-def _read_function(s: TextStream) -> Step[None]:
-    name, end = yield from s.read_name(">", "\n")
-    if end == "\n":
-        raise Malformed
-    yield from read_arguments(s, s.begin_call(name))
-    yield from s.skip(_CLOSE)
-
-
 def _detect(template: str, tokens: frozenset[str]) -> bool:
     return "ipython" in template and '"parameters": ' in template and "<tool_call>" not in template
 
@@ -64,8 +62,11 @@ def _detect(template: str, tokens: frozenset[str]) -> bool:
 FAMILY = ToolCallFamily(
     name="llama",
     detect=_detect,
-    openers=(*_TAGS, _FUNCTION),
+    openers=(*_TAGS, OPENER),
     read=_read,
+    bare=BARE,
+    read_bare=_read_bare,
+    ends=(*_TAGS.values(), "</function>"),
     read_start=_read_start,
     aliases=("llama3", "llama3_json", "llama4", "llama4_json"),
     markers=tuple(tag for pair in _TAGS.items() for tag in pair),

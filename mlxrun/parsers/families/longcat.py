@@ -12,6 +12,7 @@ FAMILY = ToolCallFamily(
     detect=lambda template, tokens: _TAGS.opener in template,
     openers=(_TAGS.opener,),
     read=_TAGS.read,
+    ends=(_TAGS.close,),
     ends_reasoning=True,
     aliases=("longcat_flash",),
     markers=_TAGS.markers,

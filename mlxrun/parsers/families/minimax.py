@@ -9,13 +9,14 @@ from mlxrun.parsers.family import ToolCallFamily
 from mlxrun.parsers.readers.invoke_tags import InvokeTags
 
 START, END = "<minimax:tool_call>", "</minimax:tool_call>"
-_TAGS = InvokeTags()
+_TAGS = InvokeTags("", START, END)
 
 FAMILY = ToolCallFamily(
     name="minimax_m2",
     detect=lambda template, tokens: START in template,
     openers=(_TAGS.opener,),
     read=_TAGS.read,
+    ends=(_TAGS.close,),
     aliases=("minimax",),
     markers=(START, END),
     ignored=(START, END),

@@ -6,7 +6,8 @@ The first is what the model's own template shows, the second what its published 
 from __future__ import annotations
 
 from mlxrun.parsers.family import ToolCallFamily
-from mlxrun.parsers.readers.json_call import make_prefix_suffix, read_calls
+from mlxrun.parsers.readers.bare_call import BARE, read_bare
+from mlxrun.parsers.readers.json_call import make_prefix_suffix, read_block
 from mlxrun.parsers.text_stream import Malformed, Step, TextStream
 
 _START, _END, _WORD = "<|tool_call|>", "<|/tool_call|>", "functools"
@@ -14,12 +15,9 @@ _WRONG = "</|tool_call|>"  # which the model also writes
 
 
 def _read(s: TextStream, opener: str) -> Step[None]:
-    if opener == _START:
-        yield from s.skip_space()
-    elif (yield from s.peek()) != "[":
+    if opener == _WORD and (yield from s.peek()) != "[":
         raise Malformed
-    if (yield from read_calls(s)):
-        yield from s.skip(_END, _WRONG)
+    yield from read_block(s, _END, _WRONG)
 
 
 FAMILY = ToolCallFamily(
@@ -27,6 +25,9 @@ FAMILY = ToolCallFamily(
     detect=lambda template, tokens: "<|tool|>" in template or f"{_WORD}[" in template,
     openers=(_START, _WORD),
     read=_read,
+    bare=BARE,
+    read_bare=read_bare,
+    ends=(_END, _WRONG),
     aliases=("phi4", "phi4_mini_json"),
     markers=(_START, _END),
     prefix_suffix=make_prefix_suffix(f"{_START}[", f"]{_END}"),

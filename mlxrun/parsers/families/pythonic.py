@@ -1,12 +1,13 @@
 """Calls written as Python: `[f(a=1, b="x"), g()]`, of Llama 3.2 and 4, and of LFM2 between special tokens.
 
 Values are Python's literals or JSON's; they are passed on one by one, when they are complete. Without an
-opener a list counts only where the answer begins.
+opener a list counts only where the answer begins, or a line with the name of an offered tool.
 """
 
 from __future__ import annotations
 
 import ast
+import json
 import math
 import re
 from typing import Any
@@ -14,25 +15,34 @@ from typing import Any
 from mlxrun.parsers.argument_writer import ArgumentWriter
 from mlxrun.parsers.family import ToolCallFamily
 from mlxrun.parsers.readers.json_call import read_calls
-from mlxrun.parsers.text_stream import Malformed, Step, StreamCut, TextStream
+from mlxrun.parsers.readers.tagged_arguments import is_followed
+from mlxrun.parsers.text_stream import MAX_NAME, Malformed, Step, StreamCut, TextStream
 from mlxrun.parsers.tool_schemas import (
-    ValueSchema,
     encode_bare_value,
     encode_json,
     parse_python,
     repair_value,
 )
+from mlxrun.parsers.value_schema import ValueSchema
 
 _ENDS = {"<|tool_call_start|>": "<|tool_call_end|>", "<|python_start|>": "<|python_end|>"}
 _STOPS = ("(", ")", "[", "]", "{", "}", ",", '"', "'")
 _NAMED = re.compile(r"\s*(\w+)\s*=(?!=)(.*)", re.DOTALL)
 _BARE = re.compile(r"\w[\w .:/+-]*")
+_ESCAPES = {0: "\\0", 10: "\\n", 13: "\\r"}
+# What may follow a string as an argument, and within brackets. "known" is there once it is certain.
+_NEXT = re.compile(
+    r"""\s*(?:(?P<known>["']|,\s*(?:["'\[{(\-\d)]|\w+\s*[=,)])|\)[ \t]*(?:[\],;\n<`]|\)[ \t]*[\n`]))"""
+    r"""|(?:,\s*(?:\w+\s*)?|\)[ \t]*(?:\)[ \t]*)?)?\Z)"""
+)
+_NEXT_INSIDE = re.compile(r"""\s*(?:(?P<known>["',)\]}:+])|\Z)""")
 _WORDS = {"true": True, "false": False, "null": None}
 
 
-def read_list(s: TextStream) -> Step[bool]:
-    """Read a list of calls to its end. What is no call becomes text; False: there was such."""
-    if (yield from s.take_literal("[")) != "[":
+def read_list(s: TextStream, opened: bool = False) -> Step[bool]:
+    """Read a list of calls to its end. What is no call becomes text; False: there was such. `opened`: its
+    bracket was taken."""
+    if not opened and not (yield from s.take_literal("[")):
         raise Malformed
     all_calls, char = True, ","
     while char == ",":
@@ -62,7 +72,8 @@ def read_call(s: TextStream) -> Step[bool]:
         if call is None:
             s.return_as_text()
         elif text.strip():
-            _write_argument(call, text, count)
+            if count or end == "," or not _write_object(call, text):
+                _write_argument(call, text, count)
             s.commit()
         elif end == ",":
             raise Malformed
@@ -80,7 +91,7 @@ def _read_argument(s: TextStream) -> Step[tuple[str, str]]:
         text, mark = yield from s.read_until(*_STOPS)
         parts.append(text)
         if mark in "\"'":
-            parts.append((yield from _read_string(s, mark)))
+            parts.append((yield from _read_string(s, mark, depth)))
         elif mark in ",)" and not depth:
             return "".join(parts), mark
         else:
@@ -90,19 +101,52 @@ def _read_argument(s: TextStream) -> Step[tuple[str, str]]:
                 raise Malformed
 
 
-def _read_string(s: TextStream, quote: str) -> Step[str]:
-    """Read the source of a string behind its first quote. Newlines that Python does not allow are escaped."""
+def _read_string(s: TextStream, quote: str, depth: int) -> Step[str]:
+    """Read the source of a string behind its first quote. Newlines that Python does not allow are escaped; so
+    are quotes behind which the call does not go on: models forget to."""
     long = yield from s.take_literal(quote * 2)
     end = quote + long
     parts = [end]
     while True:
         text, mark = yield from s.read_until(end, "\\")
-        parts += [text if long else text.replace("\r", "\\r").replace("\n", "\\n"), mark]
-        if mark == end:
+        parts.append(text if long else text.translate(_ESCAPES))
+        if mark == end and not long and not (yield from _goes_on(s, depth)):
+            parts.append("\\")
+        elif mark == end:
+            parts.append(mark)
             return "".join(parts)
-        if not (yield from s.peek()):
-            raise StreamCut
-        parts.append(s.take(1))
+        parts.append(mark)
+        if mark == "\\":
+            if not (yield from s.peek()):
+                raise StreamCut
+            parts.append(s.take(1))
+
+
+def _goes_on(s: TextStream, depth: int) -> Step[bool]:
+    """Whether what follows a quote may follow a string within `depth` brackets. Nothing is taken."""
+    size = 1
+    while size < MAX_NAME:
+        seen = yield from s.peek(size)
+        found = (_NEXT_INSIDE if depth else _NEXT).match(seen)
+        if found is None:
+            return False
+        if found["known"] is not None or len(seen) < size:
+            return True
+        size += 1
+    return False
+
+
+def _write_object(call: ArgumentWriter, text: str) -> bool:
+    """Write all arguments, if the only one is a dictionary of them."""
+    if not text.lstrip().startswith("{"):
+        return False
+    members = json.loads(_convert(text.strip(), ValueSchema({})))
+    keys = call.schema.keys
+    if not isinstance(members, dict) or (keys and not any(key in keys for key in members)):
+        return False
+    for key, value in members.items():
+        call.write_member(key, encode_json(repair_value(value, call.schema.get_member(key))))
+    return True
 
 
 def _write_argument(call: ArgumentWriter, text: str, position: int) -> None:
@@ -129,12 +173,15 @@ def _convert(source: str, schema: ValueSchema) -> str:
 
 
 class _JsonWords(ast.NodeTransformer):
-    """Replaces JSON's words by Python's."""
+    """Replaces JSON's words by Python's, and sets by lists."""
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
         if node.id not in _WORDS:
             return node
         return ast.copy_location(ast.Constant(_WORDS[node.id]), node)
+
+    def visit_Set(self, node: ast.Set) -> ast.expr:
+        return ast.copy_location(ast.List([self.visit(item) for item in node.elts], ast.Load()), node)
 
 
 def _check_json(value: Any) -> Any:
@@ -156,8 +203,16 @@ def _read_start(s: TextStream, opener: str) -> Step[None]:
     yield from read_list(s)
 
 
+def _read_bare(s: TextStream, opener: str) -> Step[None]:
+    """Read a list without a token that begins a line with the name of an offered tool, behind its bracket."""
+    names = tuple(f"{name}(" for name in s.tools.names)
+    if not s.out.at_line_start or not (yield from is_followed(s, names, certain=True)):
+        raise Malformed
+    yield from read_list(s, opened=True)
+
+
 def _read(s: TextStream, opener: str) -> Step[None]:
-    yield from s.skip_space()
+    yield from s.skip_all(opener)
     seen = yield from s.peek(2)
     if (yield from (read_calls(s) if "{" in seen else read_list(s))):
         yield from s.skip(_ENDS[opener])
@@ -174,6 +229,9 @@ FAMILY = ToolCallFamily(
     openers=tuple(_ENDS),
     read=_read,
     read_start=_read_start,
+    bare=("[",),
+    read_bare=_read_bare,
+    ends=tuple(_ENDS.values()),
     aliases=("llama3_2_pythonic", "llama4_pythonic", "lfm2"),
     markers=(*_ENDS, *_ENDS.values()),
 )

@@ -5,15 +5,16 @@ Hermes' reader knows both formats, as models that were trained on one sometimes 
 
 from __future__ import annotations
 
-from mlxrun.parsers.families.hermes import END, START, read
-from mlxrun.parsers.family import ToolCallFamily
+import dataclasses
+
+from mlxrun.parsers.families import hermes
 from mlxrun.parsers.readers.xml_call import OPENER
 
-FAMILY = ToolCallFamily(
+FAMILY = dataclasses.replace(
+    hermes.FAMILY,
     name="qwen3_coder",
-    detect=lambda template, tokens: OPENER in template and START in template,
-    openers=(START, OPENER),
-    read=read,
+    detect=lambda template, tokens: OPENER in template and hermes.START in template,
+    openers=(hermes.START, OPENER),
     aliases=("qwen3_coder_xml", "qwen3_xml", "qwen3_5", "nemotron_v3"),
-    markers=(START, END),
+    prefix_suffix=None,
 )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from mlxrun.parsers.families import hermes
-from mlxrun.parsers.family import ToolCallFamily
 from mlxrun.parsers.readers.invoke_tags import InvokeTags
 from mlxrun.parsers.readers.xml_call import OPENER
 from mlxrun.parsers.text_stream import Step, TextStream
@@ -24,7 +25,8 @@ def _detect(template: str, tokens: frozenset[str]) -> bool:
     return step_3_5 or "<steptml:" in template
 
 
-FAMILY = ToolCallFamily(
+FAMILY = dataclasses.replace(
+    hermes.FAMILY,
     name="step",
     detect=_detect,
     openers=(hermes.START, OPENER, _TAGS.opener),
@@ -32,4 +34,5 @@ FAMILY = ToolCallFamily(
     aliases=("step3", "step3p5", "step3_5"),
     markers=(hermes.START, hermes.END, *_IGNORED),
     ignored=_IGNORED,
+    prefix_suffix=None,
 )

@@ -16,6 +16,7 @@ from mlxrun.parsers.readers.json_text import expect, read_key, read_raw_value, r
 from mlxrun.parsers.text_stream import Malformed, Step, StreamCut, TextStream
 from mlxrun.parsers.tool_schemas import ToolSchemas, encode_json
 
+NAMES = ("name", "tool_name")
 ARGUMENTS = ("arguments", "parameters")
 
 
@@ -26,15 +27,24 @@ def make_prefix_suffix(
     return lambda name: (f'{before}{{"name": {encode_json(name)}, "{arguments}": ', "}" + after)
 
 
-def read_calls(s: TextStream, ids: re.Pattern[str] | None = None) -> Step[bool]:
+def read_calls(
+    s: TextStream,
+    ids: re.Pattern[str] | None = None,
+    opened: str = "",
+    read_object: Callable[[TextStream], Step[bool]] | None = None,
+) -> Step[bool]:
     """Read one object or several, in an array or one after the other. What is no call becomes text, as does
-    all behind the last object then. False: there was such."""
-    array = yield from s.take_literal("[")
+    all behind the last object then. False: there was such. `opened`: the brackets that were taken already.
+    `read_object` reads an object behind its brace, for formats of their own; False: it is no call."""
+    array = opened.removesuffix("{") if opened else (yield from s.take_literal("["))
     all_calls = True
     while True:
         if array:
             yield from s.skip_space()
-        if not (yield from read_call(s, ids)):
+        if not opened:
+            yield from expect(s, "{")
+        opened = ""
+        if not (yield from (read_object(s) if read_object else _read_object(s, ids))):
             s.return_as_text()
             all_calls = False
         char = yield from s.skip_space()
@@ -49,13 +59,28 @@ def read_calls(s: TextStream, ids: re.Pattern[str] | None = None) -> Step[bool]:
     return all_calls
 
 
+def read_block(
+    s: TextStream, *ends: str, read_object: Callable[[TextStream], Step[bool]] | None = None
+) -> Step[None]:
+    """Read calls and the tag behind them, one of `ends`, which is text if any of them is no call.
+    `read_object`: as for read_calls."""
+    yield from s.skip_space()
+    if (yield from read_calls(s, read_object=read_object)):
+        yield from s.skip(*ends)
+
+
 def read_call(s: TextStream, ids: re.Pattern[str] | None = None, id: str = "") -> Step[bool]:
-    """Read one object. False: it is no call of an offered tool; all of it was taken.
+    """Read one object. False: it is no call of an offered tool; all of it was taken."""
+    yield from expect(s, "{")
+    return (yield from _read_object(s, ids, id))
+
+
+def _read_object(s: TextStream, ids: re.Pattern[str] | None = None, id: str = "") -> Step[bool]:
+    """Read one object behind its brace.
 
     `ids`: the form of an `id` that is used as the call's, if the format has ids. It is used if it comes
     before the arguments, which do not wait for it. `id`: one that was found outside the object.
     """
-    yield from expect(s, "{")
     name: str | None = None
     arguments: str | None = None
     call: ArgumentWriter | None = None
@@ -66,9 +91,9 @@ def read_call(s: TextStream, ids: re.Pattern[str] | None = None, id: str = "") -
         key = yield from read_key(s)
         char = yield from s.skip_space()
         first = key in ARGUMENTS and call is None and arguments is None
-        if key == "name" and name is None and char == '"':
+        if key in NAMES and name is None and char == '"':
             s.take(1)
-            name = yield from read_string(s)
+            name = (yield from read_string(s)).strip()
         elif key == "function" and name is None and char == "{":
             return (yield from _read_nested(s, ids, id))
         elif first and name is not None and name in s.tools:

@@ -11,7 +11,8 @@ import re
 
 from mlxrun.parsers.argument_writer import ArgumentWriter
 from mlxrun.parsers.text_stream import Malformed, Step, StreamCut, TextStream
-from mlxrun.parsers.tool_schemas import NUMBER, ValueSchema, encode_json, repair_string
+from mlxrun.parsers.tool_schemas import NUMBER, encode_json, repair_string
+from mlxrun.parsers.value_schema import ValueSchema
 
 MAX_DEPTH = 64
 CLOSERS = {"{": "}", "[": "]"}

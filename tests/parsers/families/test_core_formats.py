@@ -1,75 +1,27 @@
-"""The formats of hermes, qwen3_coder, seed_oss, plain JSON and reasoning: every case for any split."""
+"""The formats of hermes, qwen3_coder, seed_oss, json and reasoning: any splits, and fragments of cases."""
 
 from __future__ import annotations
-
-from dataclasses import replace
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.helpers.parser_checks import check_nothing_lost, remove_space
 from tests.helpers.parser_corpus.core import CASES as CALLS
 from tests.helpers.parser_corpus.reasoning import CASES as REASONING
 from tests.helpers.parser_driver import (
-    Call,
     Case,
     MemorylessParser,
     ParserWithoutFinish,
     any_split,
-    check_any_split,
-    check_nothing_lost,
     is_passed,
     make_parser,
     normalise,
     run_parser,
-    sample_positions,
     split_evenly,
 )
 
 CASES = [*CALLS, *REASONING]
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-def test_case(case: Case) -> None:
-    """The expected result, however the text is split."""
-    check_any_split(case)
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-def test_nothing_is_lost(case: Case) -> None:
-    """Content, reasoning and calls account for every character but white space and markers."""
-    check_nothing_lost(case, case.expected)
-
-
-# Neighbours of one kind are joined, so where reasoning twice meet a cut cannot be checked by the law.
-APART = [case for case in CASES if len(normalise(case.expected)) == len(case.expected)]
-
-
-@pytest.mark.parametrize("case", APART, ids=lambda case: case.id)
-def test_cut_anywhere(case: Case) -> None:
-    """Wherever an answer is cut off, its calls are valid JSON and nothing else is lost."""
-    for place in sample_positions(case.text):
-        text = case.text[:place]
-        cut = replace(case, text=text)
-        items = run_parser(lambda cut=cut: make_parser(cut), [text])  # type: ignore[misc]
-        check_nothing_lost(cut, items, values=False)
-        calls = [item for item in items if isinstance(item, Call)]
-        for call, whole in zip(
-            calls, (item for item in case.expected if isinstance(item, Call)), strict=False
-        ):
-            assert _is_prefix(call.arguments, whole.arguments), (text, call, whole)
-
-
-def _is_prefix(part: Any, whole: Any) -> bool:
-    """Whether arguments may be what is left of others after a cut."""
-    if isinstance(part, dict) and isinstance(whole, dict):
-        return list(part) == list(whole)[: len(part)] and all(_is_prefix(part[k], whole[k]) for k in part)
-    if isinstance(part, list) and isinstance(whole, list):
-        return len(part) <= len(whole) and all(map(_is_prefix, part, whole))
-    if isinstance(part, str) and isinstance(whole, str):
-        return True
-    return normalise([Call("", {"a": part})]) == normalise([Call("", {"a": whole})])
 
 
 @given(st.data())
@@ -81,7 +33,7 @@ def test_any_split(data: st.DataObject) -> None:
 
 
 def test_a_parser_without_finish_fails() -> None:
-    """The counterpart of `test_case`: without its `finish` every family loses something."""
+    """The counterpart of the tests of the cases: without its `finish` every family loses something."""
     failed = [case for case in CASES if not is_passed(case, ParserWithoutFinish)]
     assert {case.family for case in failed} == {case.family for case in CASES}
     assert {case.reasoning for case in failed} == {case.reasoning for case in CASES}
@@ -89,7 +41,7 @@ def test_a_parser_without_finish_fails() -> None:
 
 @pytest.mark.parametrize("family", sorted({case.family for case in CALLS if case.family}))
 def test_a_parser_without_memory_fails(family: str) -> None:
-    """A second counterpart of `test_case`."""
+    """A second counterpart of the tests of the cases."""
     cases = [case for case in CALLS if case.family == family and case.well_formed]
     assert cases
     assert not any(is_passed(case, lambda _, case=case: MemorylessParser(case)) for case in cases)  # type: ignore[misc]
@@ -117,7 +69,7 @@ def test_any_fragments(family: str, think: str | None, data: st.DataObject) -> N
     text = data.draw(_any_fragments(family))
     case = Case("fragments", family, text, [], reasoning=think)
     whole = run_parser(lambda: make_parser(case), [text])
-    check_nothing_lost(case, whole, values=False)
+    check_nothing_lost(*remove_space(case, whole), values=False)
     for split in (split_evenly(text, 1), split_evenly(text, 4), data.draw(any_split(text))):
         assert normalise(run_parser(lambda: make_parser(case), split)) == normalise(whole)
 

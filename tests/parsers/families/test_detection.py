@@ -9,15 +9,28 @@ import pytest
 
 from mlxrun.parsers.answer_parser import AnswerParser
 from mlxrun.parsers.delta import Delta
-from mlxrun.parsers.registry import TOOL_CALL_FAMILIES, choose_formats, find_tool_call_family
+from mlxrun.parsers.registry import (
+    TOOL_CALL_FAMILIES,
+    choose_formats,
+    find_reasoning_family,
+    find_tool_call_family,
+)
 from tests.helpers.parser_corpus import core, malformed, well_formed
 from tests.helpers.parser_corpus.call_formats import FORMATS
 from tests.helpers.parser_corpus.templates import TEMPLATES
 from tests.helpers.parser_corpus.well_formed import FIRST
-from tests.helpers.parser_driver import TOOLS, Call, Case, make_parser, make_tool_call_parser, run_parser
+from tests.helpers.parser_driver import (
+    TOOLS,
+    Call,
+    Case,
+    make_parser,
+    make_tool_call_parser,
+    run_parser,
+)
 
 # One reader reads both; the template belongs to the family that the registry has first.
-_SHARED = {("step", "qwen3_coder")}
+_SHARED = {("step", "qwen3_coder"), ("ernie45", "hermes"), ("jamba", "hermes"), ("ling3", "glm")}
+_WITHOUT_TEMPLATE = {"ui_tars"}  # its prompts show the format, not its template
 
 
 @pytest.mark.parametrize(("family", "which", "template", "tokens"), TEMPLATES, ids=[t[1] for t in TEMPLATES])
@@ -34,7 +47,17 @@ def test_a_template_belongs_to_one_family(
 
 
 def test_every_family_has_a_template() -> None:
-    assert {family for family, *_ in TEMPLATES} == {family for family, _, _ in FORMATS.values()}
+    ours = {family for family, _, _ in FORMATS.values()}
+    assert {family for family, *_ in TEMPLATES} == ours - _WITHOUT_TEMPLATE
+
+
+@pytest.mark.parametrize("family", sorted(_WITHOUT_TEMPLATE))
+def test_a_family_without_a_template_is_found_by_its_name(family: str) -> None:
+    """No template is taken for it, and the config can name it, with its reasoning."""
+    assert not any(find_tool_call_family(family).detect(line[2], frozenset(line[3])) for line in TEMPLATES)
+    chosen = choose_formats(None, (), tools=family, reasoning=family)
+    assert chosen.tool_calls is find_tool_call_family(family)
+    assert chosen.reasoning is find_reasoning_family(family)
 
 
 def test_every_family_has_a_corpus() -> None:
@@ -69,7 +92,7 @@ def test_harmony_without_a_reasoning_parser_is_all_content() -> None:
     """Where the config says `reasoning: none`, the analysis is content, and nothing is lost."""
     text = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>x"
     answer = make_tool_call_parser("harmony")
-    assert "".join(d.text for d in [*answer.feed(text), *answer.finish()] if d.kind == "content") == "hmx"
+    assert "".join(d.text for d in [*answer.feed(text), *answer.finish()] if d.kind == "content") == "hm\nx"
 
 
 def _ids(family: str, text: str) -> list[str]:
@@ -106,14 +129,42 @@ STREAMED = {
     "xlam": '[{"name": "get_weather", "arguments": {"city": "Par',
     "step": "<tool_call>\n<function=get_weather>\n<parameter=city>\nPar",
     "pythonic": "[get_weather(city='Paris', unit='c",
+    "deepseek_v4": '<｜DSML｜invoke name="get_weather">\n<｜DSML｜parameter name="city" string="true">Par',
+    "deepseek_v41": '<｜DSML｜ invoke name="get_weather">\n<｜DSML｜ parameter name="city" string="true">Par',
+    "kimi_k3": '<|open|>call tool="get_weather" index="1"<|sep|>'
+    '<|open|>argument key="city" type="string"<|sep|>Par',
+    "minimax_m3": ']<]minimax[>[<invoke name="get_weather">]<]minimax[>[<city>Par',
+    "minicpm5": '<function name="get_weather"><param name="city">Par',
+    "jamba": '<tool_calls>[{"name": "get_weather", "arguments": {"city": "Par',
+    "hunyuan_a13b": '<tool_calls><tool_call>get_weather\n```json\n{"city": "Par',
+    "hunyuan_v3": "<tool_call>get_weather<tool_sep><arg_key>city</arg_key><arg_value>Par",
+    "ling3": "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Par",
+    "ernie45": '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Par',
+    "olmo3": "<function_calls>get_weather(city='Paris', unit='c",
+    "apertus": '<|tools_prefix|>[{"get_weather": {"city": "Par',
+    "internlm2": '<|action_start|><|plugin|>\n{"name": "get_weather", "parameters": {"city": "Par',
+    "plamo3": "<|plamo:begin_tool_request:plamo|><|plamo:begin_tool_name:plamo|>get_weather"
+    '<|plamo:end_tool_name:plamo|><|plamo:begin_tool_arguments:plamo|><|plamo:msg|>{"city": "Par',
+    "cohere": '<|START_ACTION|>[{"tool_name": "get_weather", "parameters": {"city": "Par',
+    "command_r": 'Action:\n```json\n[{"tool_name": "get_weather", "parameters": {"city": "Par',
+    "functionary": 'get_weather\n{"city": "Par',
+    "functionary_v2": 'get_weather\n<|content|>{"city": "Par',
+    "functionary_v25": '<|reserved_special_token_249|>get_weather\n{"city": "Par',
+    "functionary_v31": '<function=get_weather>{"city": "Par',
+    "gigachat3": 'function call<|role_sep|>\n{"name": "get_weather", "arguments": {"city": "Par',
+    "gigachat31": '<|function_call|>{"name": "get_weather", "arguments": {"city": "Par',
+    "gigachat35": '<｜GCML｜invoke name="get_weather">\n<｜GCML｜parameter name="city" string="true">Par',
+    "ui_tars": "Action: get_weather(city='Paris', unit='c",
+    "muse": ' to=f<|message|><atem:invoke name="get_weather">\n<atem:parameter name="city">Par',
 }
+_BY_VALUE = {"pythonic", "olmo3", "ui_tars"}  # whose values are passed on when they are complete
 
 
 @pytest.mark.parametrize("family", STREAMED)
 def test_arguments_come_as_soon_as_they_are_certain(family: str) -> None:
     """Long before the call ends its name and the beginning of a string are out."""
     text = STREAMED[family]
-    arguments = '{"city": "Paris"' if family == "pythonic" else '{"city": "Par'
+    arguments = '{"city": "Paris"' if family in _BY_VALUE else '{"city": "Par'
     one = make_tool_call_parser(family)
     found = [delta for char in text for delta in one.feed(char)]
     assert [delta.name for delta in found if delta.name] == ["get_weather"]
@@ -149,5 +200,5 @@ def test_text_around_arguments_makes_a_call(family: str) -> None:
 
 def test_formats_without_json_have_no_text_around_arguments() -> None:
     without = {f.name for f in TOOL_CALL_FAMILIES if f.name in STREAMED and f.prefix_suffix is None}
-    tagged = {"deepseek_v32", "glm", "longcat", "minimax_m2", "gemma4", "function_gemma", "step", "pythonic"}
-    assert without == tagged
+    tagged = {"glm", "longcat", "minimax_m2", "gemma4", "function_gemma", "step", "pythonic"}
+    assert without == tagged | {"minimax_m3", "minicpm5", "hunyuan_v3", "ling3", "olmo3", "muse"}

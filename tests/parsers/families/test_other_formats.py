@@ -1,30 +1,26 @@
-"""The formats of the other families: every case for any split, and answers that are cut off."""
+"""The formats of the other families: well-formed calls, any arguments and splits, and fragments of cases."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import re
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlxrun.parsers.registry import find_tool_call_family
+from tests.helpers.family_cases import HEADER_WORDS, remove_header_words
+from tests.helpers.parser_checks import check_nothing_lost, remove_space
 from tests.helpers.parser_corpus.call_formats import FORMATS
 from tests.helpers.parser_corpus.malformed import CASES as MALFORMED
+from tests.helpers.parser_corpus.newer_formats import LOST_VALUES
 from tests.helpers.parser_corpus.well_formed import CASES as WELL_FORMED
 from tests.helpers.parser_driver import (
     Call,
     Case,
-    Item,
     MemorylessParser,
     ParserWithoutFinish,
-    Reasoning,
     any_split,
-    check_any_split,
-    check_nothing_lost,
     is_passed,
     make_parser,
     make_tool,
@@ -35,60 +31,6 @@ from tests.helpers.parser_driver import (
 
 CASES = [*WELL_FORMED, *MALFORMED]
 FAMILIES = sorted({family for family, _, _ in FORMATS.values()})
-# Cases in which the text of a call does not show its keys or values, or in which a header is dropped.
-IMPLICIT_VALUES = {
-    "pythonic: positional arguments",
-    "pythonic: strings side by side",
-    "pythonic: too many positional",
-}
-DROPPED_HEADERS = {
-    "harmony: a tool of no one in reasoning",
-    "harmony: cut in a recipient",
-    "harmony: a channel without its marker",
-}
-# Words of harmony's headers count as markers; they are removed from both sides.
-_WORDS = re.compile(
-    r"(<\|(?:start|channel|constrain)\|>)(?:assistant|analysis|commentary|final|json)|commentary(?=<\|channel\|>)"
-)
-
-
-def _without_header_words(case: Case, items: list[Item]) -> tuple[Case, list[Item]]:
-    """A case of harmony without the words of its headers, for `check_nothing_lost`."""
-    if case.family != "harmony":
-        return case, items
-
-    def remove(text: str) -> str:
-        return _WORDS.sub(r"\1", text)
-
-    plain = [
-        item
-        if isinstance(item, Call)
-        else Reasoning(remove(item.text))
-        if isinstance(item, Reasoning)
-        else remove(item)
-        for item in items
-    ]
-    return dataclasses.replace(case, text=remove(case.text)), plain
-
-
-def _without_space(case: Case, items: list[Item]) -> tuple[Case, list[Item]]:
-    """A case without white space and the markers that are ignored within text."""
-    assert case.family is not None
-    drops = "|".join(map(re.escape, find_tool_call_family(case.family).ignored))
-    nothing = re.compile(rf"\s+|{drops}" if drops else r"\s+")
-
-    def remove(text: str) -> str:
-        return nothing.sub("", text)
-
-    plain = [
-        item
-        if isinstance(item, Call)
-        else Reasoning(remove(item.text))
-        if isinstance(item, Reasoning)
-        else remove(item)
-        for item in items
-    ]
-    return dataclasses.replace(case, text=remove(case.text)), plain
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -100,21 +42,7 @@ def test_well_formed(form: str) -> None:
         for size in (len(case.text), 1, 4):
             found = run_parser(lambda case=case: make_parser(case), split_evenly(case.text, size))  # type: ignore[misc]
             assert normalise(found) == normalise(case.expected), f"{case.id}, chunks of {size}"
-        check_nothing_lost(*_without_header_words(case, case.expected))
-
-
-@pytest.mark.parametrize("case", MALFORMED, ids=lambda case: case.id)
-def test_case(case: Case) -> None:
-    """The expected result, however the text is split."""
-    check_any_split(case)
-
-
-@pytest.mark.parametrize(
-    "case", [c for c in MALFORMED if c.id not in DROPPED_HEADERS], ids=lambda case: case.id
-)
-def test_nothing_is_lost(case: Case) -> None:
-    """Content, reasoning and calls account for every character but white space and markers."""
-    check_nothing_lost(*_without_header_words(case, case.expected), values=case.id not in IMPLICIT_VALUES)
+        check_nothing_lost(*remove_header_words(case, case.expected))
 
 
 @given(st.data())
@@ -126,7 +54,7 @@ def test_any_split(data: st.DataObject) -> None:
 
 
 def test_a_parser_without_finish_fails() -> None:
-    """The counterpart of `test_case`: without its `finish` every family loses something."""
+    """The counterpart of the tests of the cases: without its `finish` every family loses something."""
     assert {case.family for case in CASES if not is_passed(case, ParserWithoutFinish)} == set(FAMILIES)
 
 
@@ -148,7 +76,7 @@ def _is_prefix(part: Any, whole: Any) -> bool:
         return len(part) <= len(whole) and all(map(_is_prefix, part, whole))
     if isinstance(part, str) and isinstance(whole, str):
         # One character more may begin an end tag, or be text.
-        return whole.startswith(part) or (part.startswith(whole) and part[len(whole) :].strip() == "<")
+        return whole.startswith(part) or (part.startswith(whole) and part[len(whole) :].strip() in ("<", "]"))
     return json.dumps(part) == json.dumps(whole)
 
 
@@ -156,7 +84,8 @@ def _is_prefix(part: Any, whole: Any) -> bool:
 def test_every_cut_of_a_call_is_sound(form: str) -> None:
     """Cut off anywhere, a call is a prefix of the complete one, or what came is text as it was written."""
     family, _, write = FORMATS[form]
-    arguments = {"path": 'a "b"\n{ü}', "tags": ["x", "y, z"], "meta": {"k": [1.5, {"d": None}]}, "mode": 42}
+    leaf = 2 if form in LOST_VALUES else None
+    arguments = {"path": 'a "b"\n{ü}', "tags": ["x", "y, z"], "meta": {"k": [1.5, {"d": leaf}]}, "mode": 42}
     text = write("write_file", arguments)
     seen = 0
     for end in range(len(text) + 1):
@@ -169,7 +98,7 @@ def test_every_cut_of_a_call_is_sound(form: str) -> None:
             assert _is_prefix(call.arguments, arguments), case.id
             seen = max(seen, len(call.arguments))
         if not calls and family != "harmony":
-            check_nothing_lost(*_without_space(case, items))
+            check_nothing_lost(*remove_space(case, items))
     assert seen == len(arguments)
 
 
@@ -226,6 +155,8 @@ _ANY_TOOL = [
 def test_any_arguments(form: str, arguments: dict[str, Any], size: int) -> None:
     """All arguments that a template writes are read, to the last digit and character."""
     family, _, write = FORMATS[form]
+    if form in LOST_VALUES:
+        arguments = {key: value for key, value in arguments.items() if key not in ("data", "list")}
     case = Case(form, family, write("any", arguments), [], tools=_ANY_TOOL)
     found = run_parser(lambda: make_parser(case), split_evenly(case.text, size))
     assert normalise(found) == normalise([Call("any", arguments)])
@@ -253,11 +184,11 @@ def test_any_fragments(family: str, think: str | None, data: st.DataObject) -> N
     """Whatever a model writes, the split does not matter, nothing is lost and calls are valid JSON."""
     text = data.draw(_any_fragments(family))
     case = Case(
-        "fragments", family, text, [], reasoning="harmony" if family == "harmony" and think else think
+        "fragments", family, text, [], reasoning=family if family in ("harmony", "muse") and think else think
     )
     whole = run_parser(lambda: make_parser(case), [text])
-    if family != "harmony":
-        check_nothing_lost(*_without_space(case, whole), values=False)
+    if family not in HEADER_WORDS:
+        check_nothing_lost(*remove_space(case, whole), values=False)
     for split in (split_evenly(text, 1), split_evenly(text, 4), data.draw(any_split(text))):
         assert normalise(run_parser(lambda: make_parser(case), split)) == normalise(whole)
 
