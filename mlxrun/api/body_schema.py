@@ -1,8 +1,9 @@
-"""Checks request bodies: every field of an endpoint is honoured, harmless, or refused by name.
+"""Checks request bodies: a field is honoured, or accepted without effect and logged, or refused by name.
 
-`BodySchema.check` returns the fields that were given (null counts as not given); an unknown field is an error
-with a suggestion. What a schema cannot express is checked where it is used. The fields themselves are in the
-`fields.py` of each surface.
+Accepted without effect is what does not change the content of an answer: hints, labels, storage and billing,
+and neutral values of what is not supported. An unknown field is an error with a suggestion. What a schema
+cannot express is checked where it is used. The fields themselves are in the `fields.py` of each surface;
+field_reference.py documents them.
 """
 
 from __future__ import annotations
@@ -12,29 +13,37 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from jsonschema import Draft202012Validator, ValidationError
 
 from mlxrun.text.field_errors import (
     UNKNOWN,
-    check_type,
     get_json_type,
-    get_required,
     quote,
     reject,
+    reject_unknown,
     reject_unsupported,
     shorten,
     suggest,
 )
+from mlxrun.text.ignored_fields import log_ignored
 
 Schema = dict[str, Any]
+Accepted = dict[str, tuple[Schema, str]]  # by field: the values that have no effect, and the reason
 
 ANY: Schema = {}
 BOOL: Schema = {"type": "boolean"}
 STRING: Schema = {"type": "string"}
+LIST: Schema = {"type": "array"}
 OBJECT: Schema = {"type": "object"}
 TOOLS: Schema = {"type": "array", "maxItems": 1024}
+METADATA: Schema = {  # of objects that OpenAI's API stores
+    "type": "object",
+    "maxProperties": 16,
+    "propertyNames": {"maxLength": 64},
+    "additionalProperties": {"type": "string", "maxLength": 512},
+}
 
 
 def object_of(required: Mapping[str, Schema], optional: Mapping[str, Schema] | None = None) -> Schema:
@@ -53,13 +62,15 @@ class BodySchema:
 
     `honoured`: JSON schema by field. `harmless`: fields that are accepted with values that do not change the
     answer: the schema of those values, and the reason. `refused`: known fields that are always refused, and
-    the reason. `elsewhere`: fields of other endpoints, and the URL to which they belong.
+    the reason. `elsewhere`: fields of other endpoints, and the URL to which they belong. `ignored`: as
+    `harmless`, but refused with `server.strict_fields`; a name may be `field.inner`.
     """
 
     honoured: Mapping[str, Schema]
     harmless: Mapping[str, tuple[Schema, str]] = field(default_factory=dict)
     refused: Mapping[str, str] = field(default_factory=dict)
     elsewhere: Mapping[str, str] = field(default_factory=dict)
+    ignored: Mapping[str, tuple[Schema, str]] = field(default_factory=dict)
 
     @cached_property
     def validator(self) -> Draft202012Validator:
@@ -68,17 +79,27 @@ class BodySchema:
     @property
     def schema(self) -> Schema:
         """The whole body as one JSON schema, for documents."""
-        harmless = {name: schema for name, (schema, _) in self.harmless.items()}
-        return {"type": "object", "properties": {**self.honoured, **harmless}, "additionalProperties": False}
+        fields = {name: schema for name, (schema, _) in {**self.harmless, **self.ignored}.items()}
+        properties = {name: schema for name, schema in fields.items() if "." not in name} | dict(
+            self.honoured
+        )
+        for name in fields.keys() - properties.keys():
+            parent, _, inner = name.partition(".")
+            known = properties[parent].get("properties", {})
+            properties[parent] = {**properties[parent], "properties": {**known, inner: fields[name]}}
+        return {"type": "object", "properties": properties, "additionalProperties": False}
 
-    def check(self, body: Any) -> dict[str, Any]:
-        """The fields of a body that were given, each of the right type and range."""
+    def check(self, body: Any, *, strict: bool = False) -> dict[str, Any]:
+        """The fields of a body that were given (null counts as not given), each of the right type and range.
+        Integers that were written as 2.0 become integers. `strict`: refuses what is only `ignored`."""
         if not isinstance(body, dict):
             reject("body", f"expected an object, got {get_json_type(body)}", code="invalid_type")
         given = {key: value for key, value in body.items() if value is not None}
         try:
+            if not strict:
+                given = self._drop_ignored(given)
             for key, value in given.items():
-                self._check_known(key, value)
+                self._check_known(key, value, strict)
                 _check_count(key, value, self.honoured.get(key, {}))
             _check_finite(given)
             errors = list(self.validator.iter_errors(given))
@@ -86,22 +107,62 @@ class BodySchema:
             reject("body", "is nested too deeply")
         if errors:
             raise_schema_error(min(errors, key=lambda error: format_path(error.absolute_path)))
-        return given
+        return {key: convert_integers(value, self.honoured.get(key, ANY)) for key, value in given.items()}
 
-    def _check_known(self, key: str, value: Any) -> None:
+    def _drop_ignored(self, given: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+        """The fields without those that are accepted and have no effect, which are logged."""
+        kept = {}
+        for key, value in given.items():
+            path = f"{prefix}{key}"
+            if path in self.ignored and _is_valid(value, self.ignored[path][0]):
+                log_ignored(path, self.ignored[path][1])
+            elif path in self._parents and isinstance(value, dict):
+                inner = {name: item for name, item in value.items() if item is not None}
+                kept[key] = self._drop_ignored(inner, f"{path}.")
+            else:
+                kept[key] = value
+        return kept
+
+    @cached_property
+    def _parents(self) -> frozenset[str]:
+        """Fields that have fields among `ignored`."""
+        return frozenset(name.rpartition(".")[0] for name in self.ignored)
+
+    def _check_known(self, key: str, value: Any, strict: bool) -> None:
         if key in self.honoured:
             return
         if key in self.refused:
             reject_unsupported(key, self.refused[key])
         if key in self.harmless:
             schema, reason = self.harmless[key]
-            if not Draft202012Validator(schema).is_valid(value):
-                reject_unsupported(key, f"only {_describe(schema)} is supported ({reason})")
+            if not _is_valid(value, schema):
+                reject_unsupported(key, f"only {describe_values(schema)} is supported ({reason})")
+            log_ignored(key, reason)
             return
         if key in self.elsewhere:
             reject(key, f"belongs to {self.elsewhere[key]}", code=UNKNOWN)
-        hint = suggest(key, [*self.honoured, *self.harmless])
-        reject(shorten(key), f"unknown parameter{hint}", code=UNKNOWN)
+        if key in self.ignored and not strict:
+            schema, reason = self.ignored[key]
+            reject_unsupported(key, f"only {describe_values(schema)} is supported ({reason})")
+        reject_unknown(key, [*self.honoured, *self.harmless, *([] if strict else self.ignored)])
+
+
+def _is_valid(value: Any, schema: Schema) -> bool:
+    return bool(Draft202012Validator(schema).is_valid(value))
+
+
+def convert_integers(value: Any, schema: Schema) -> Any:
+    """A value that passed its schema, with integers where the schema has them, also if 2.0 was sent."""
+    kinds = schema.get("type", ())
+    if type(value) is float and "integer" in kinds and "number" not in kinds:
+        return int(value)
+    if isinstance(value, dict):
+        fields, others = schema.get("properties", {}), schema.get("additionalProperties") or ANY
+        if fields or others:
+            return {key: convert_integers(item, fields.get(key, others)) for key, item in value.items()}
+    elif isinstance(value, list) and schema.get("items"):
+        return [convert_integers(item, schema["items"]) for item in value]
+    return value
 
 
 def _check_count(name: str, value: Any, schema: Schema) -> None:
@@ -129,7 +190,13 @@ def raise_schema_error(error: ValidationError, prefix: str = "") -> NoReturn:
         expected: Any = error.validator_value
         names = expected if isinstance(expected, str) else " or ".join(expected)
         reject(param, f"expected {names}, got {get_json_type(error.instance)}", code="invalid_type")
-    if "propertyNames" in error.absolute_schema_path:
+    if error.validator == "additionalProperties" and error.validator_value is False:
+        schema, instance = cast(Any, error.schema), cast(Any, error.instance)
+        extra = next(key for key in instance if key not in schema["properties"])
+        reject(
+            f"{param}.{shorten(extra)}", f"unknown field{suggest(extra, schema['properties'])}", code=UNKNOWN
+        )
+    if "propertyNames" in error.absolute_schema_path and error.validator == "pattern":
         reject(param, f"{quote(error.instance)} is not a token id, such as '1234'", code="invalid_value")
     if error.validator == "enum":
         allowed: Any = error.validator_value
@@ -140,10 +207,14 @@ def raise_schema_error(error: ValidationError, prefix: str = "") -> NoReturn:
     reject(param, shorten(error.message), code="invalid_value")
 
 
-def _describe(schema: Schema) -> str:
+def describe_values(schema: Schema) -> str:
+    """The values that a schema of one type, constant or enumeration accepts, in words."""
     if "const" in schema:
         return json.dumps(schema["const"])
-    return " or ".join(map(json.dumps, schema["enum"])) if "enum" in schema else f"{schema['type']}"
+    if "enum" in schema:
+        return " or ".join(map(json.dumps, schema["enum"]))
+    kinds = schema.get("type", "any value")
+    return kinds if isinstance(kinds, str) else " or ".join(kinds)
 
 
 def format_path(parts: Iterable[Any], prefix: str = "") -> str:
@@ -152,19 +223,3 @@ def format_path(parts: Iterable[Any], prefix: str = "") -> str:
     for part in parts:
         text += f"[{part}]" if isinstance(part, int) else f".{part}"
     return text.removeprefix(".")
-
-
-def check_tools(tools: Any) -> list[dict[str, Any]]:
-    """Checks function tools, which templates take as they are."""
-    for i, tool in enumerate(tools):
-        where = f"tools[{i}]"
-        check_type(tool, dict, where)
-        if get_required(tool, "type", str, where) != "function":
-            reject_unsupported(f"{where}.type", "only 'function' tools are supported")
-        function = get_required(tool, "function", dict, where)
-        if not get_required(function, "name", str, f"{where}.function"):
-            reject(f"{where}.function.name", "is empty")
-        for key, expected in (("description", str), ("parameters", dict), ("strict", bool)):
-            if function.get(key) is not None:
-                check_type(function[key], expected, f"{where}.function.{key}")
-    return list(tools)

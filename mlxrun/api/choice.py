@@ -13,19 +13,22 @@ from mlxrun.api.prepared import PreparedRequest
 from mlxrun.parsers.delta import Delta, Parser
 from mlxrun.scheduler.request import FinishReason, HitKind, TokenEvent, TokenLogprob
 from mlxrun.text.continuation import get_continuation_tail_ids, get_prompt_tail_ids
-from mlxrun.text.detokenize import Detokenizer, TokenBytes
+from mlxrun.text.detokenize import Detokenizer, get_token_bytes
 from mlxrun.text.model_info import ModelInfo
 from mlxrun.text.stops import StopMatcher
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerToken:
-    """The bytes of a token with its logprob; `offset` is where it begins in the text."""
+    """The bytes of a token with its logprob; `offset` is where it begins in the text. `top`: the likeliest
+    tokens with their logprobs, `top_ids` their ids."""
 
     text: bytes
     logprob: float
     top: tuple[tuple[bytes, float], ...]
     offset: int
+    id: int
+    top_ids: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -49,9 +52,11 @@ class Choice:
         self.completion_tokens = 0
         self.reasoning_tokens = 0  # of these, tokens of the reasoning
         self.cached_tokens = 0
+        self.token_ids: list[int] = []  # that were sampled, the stop token that ended the answer included
         self.calls: list[ToolCall] = []
         self.hit: HitKind | None = None  # what the prefix cache had of the prompt
         self._stops = prepared.stops
+        self._min_tokens = request.params.min_tokens  # stop strings in these do not count
         self._single_call = prepared.single_tool_call
         if prepared.kind == "completion":
             prefix_ids = get_prompt_tail_ids(model_info, request.prompt)
@@ -68,7 +73,10 @@ class Choice:
         self._decoded = 0  # characters before stop strings were removed
         self._released = 0  # characters of `text`
         self._finish: FinishReason | None = None
-        self._bytes = TokenBytes(backend) if request.params.logprobs is not None else None
+        self.prompt_logprobs: list[TokenLogprob | None] = []  # of the prompt's tokens from the second on
+        wanted = (request.params.logprobs, request.params.prompt_logprobs)
+        self._bytes = None if wanted == (None, None) else get_token_bytes(backend)
+        self._has_logprobs = request.params.logprobs is not None
         self._logprobs: list[tuple[int, TokenLogprob, int]] = []
 
     @property
@@ -105,7 +113,7 @@ class Choice:
     def resume(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprob] = ()) -> list[Delta]:
         """The deltas of tokens that an earlier run generated (Request.prior_output), before any event. They
         can end the answer: see `stopped`."""
-        expected = len(tokens) if logprobs or self._bytes is not None else 0
+        expected = len(tokens) if logprobs or self._has_logprobs else 0
         if len(logprobs) != expected:
             raise ValueError(f"{len(tokens)} answered tokens with {len(logprobs)} logprobs")
         return self.feed(TokenEvent("", tuple(tokens), tuple(logprobs)))
@@ -116,6 +124,7 @@ class Choice:
             raise event.error
         self.cached_tokens = max(self.cached_tokens, event.num_cached_tokens)
         self.hit = event.hit_kind or self.hit
+        self.prompt_logprobs += event.prompt_logprobs
         deltas: list[Delta] = []
         for i, token in enumerate(event.tokens):
             if self.ended:
@@ -123,11 +132,13 @@ class Choice:
             if event.logprobs:
                 self._logprobs.append((token, event.logprobs[i], self._decoded))
             self.completion_tokens += 1
+            self.token_ids.append(token)
             self._pending_tokens += 1
             deltas += self._parse(self._detokenizer.feed((token,)))
         if event.finish is not None and not self.ended:
             deltas += self.finish()
             self._finish = event.finish
+            self.token_ids += () if event.stop_id is None else (event.stop_id,)
         return deltas
 
     def finish(self) -> list[Delta]:
@@ -143,18 +154,22 @@ class Choice:
     def get_tokens_with_logprobs(self, start: int = 0) -> list[AnswerToken]:
         """The tokens from number `start` on with their logprobs, except those entirely behind a stop string;
         while the answer grows, those whose text was released."""
-        if self._bytes is None:
-            return []
         end = self._decoded + 1 if self._finish is not None and not self.stopped else self._released
-        return [
-            AnswerToken(self._bytes(token), lp.logprob, tuple((self._bytes(i), p) for i, p in lp.top), offset)
-            for token, lp, offset in self._logprobs[start:]
-            if offset < end
-        ]
+        return [self._make_answer_token(*each) for each in self._logprobs[start:] if each[2] < end]
+
+    def get_token_bytes(self, token: int) -> bytes:
+        """The bytes of any token of the model, if logprobs were asked for."""
+        assert self._bytes is not None
+        return self._bytes(token)
+
+    def _make_answer_token(self, token: int, logprob: TokenLogprob, offset: int) -> AnswerToken:
+        top = tuple((self.get_token_bytes(i), p) for i, p in logprob.top)
+        ids = tuple(i for i, _ in logprob.top)
+        return AnswerToken(self.get_token_bytes(token), logprob.logprob, top, offset, token, ids)
 
     def _parse(self, decoded: str) -> list[Delta]:
         self._decoded += len(decoded)
-        text = self._matcher.feed(decoded)
+        text = self._matcher.feed(decoded, may_match=self.completion_tokens > self._min_tokens)
         self._release(text)
         deltas = self._collect(self._parser.feed(text)) if self._parser is not None else []
         if self._matcher.matched is not None and not self.stopped:

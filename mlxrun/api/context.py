@@ -9,12 +9,13 @@ from mlxrun.parsers.model_formats import ModelFormats
 from mlxrun.text.images import MediaLoader
 from mlxrun.text.model_info import ModelInfo
 from mlxrun.text.template import check_template
+from mlxrun.text.template_support import inspect_template
 
 
 @dataclass(frozen=True, slots=True)
 class ApiContext:
-    """`media_loader` decides which images may be read; `formats` how answers are parsed. Raises
-    ModelLoadError if the chat template is broken, so that it is found when a model is loaded."""
+    """`media_loader` decides which images may be read; `formats` how answers are parsed. The chat template is
+    asked what it renders, which is when a model is loaded; raises ModelLoadError if it is broken."""
 
     model_info: ModelInfo
     config: Config
@@ -23,3 +24,4 @@ class ApiContext:
 
     def __post_init__(self) -> None:
         check_template(self.model_info, self.config.model.chat_template)
+        inspect_template(self.model_info)

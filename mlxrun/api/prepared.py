@@ -27,8 +27,13 @@ class PreparedRequest:
     n: int = 1
     control_stops: tuple[str, ...] = ()  # texts of stop tokens, which also end the answer if they are spelled
     echoed_prompts: tuple[str, ...] = ()  # the text of each prompt, if completions repeat it
+    echoed_offsets: tuple[tuple[int, ...], ...] = ()  # where their tokens begin, if these have logprobs
+    prompt_logprobs: int | None = None  # alternatives per token in the field of this name; None: no field
     stream: bool = False
     include_usage: bool = False  # whether a stream ends with a chunk of token counts
+    continuous_usage: bool = False  # whether every chunk of a stream has those so far
+    returns_token_ids: bool = False  # whether responses have the ids of prompt and answer
+    writes_tokens_as_ids: bool = False  # whether logprobs name tokens by their ids
     formats: ModelFormats = ModelFormats()
     tools: tuple[Mapping[str, Any], ...] = ()  # those that the answer may call, in OpenAI's format
     single_tool_call: bool = False  # whether the answer ends after its first tool call

@@ -14,10 +14,12 @@ from mlxrun.config.settings import Config
 from mlxrun.errors import PromptTooLong
 from mlxrun.scheduler.request import SamplingParams
 from mlxrun.text.field_errors import check_type, get_json_type, reject
+from mlxrun.text.infill import find_infill_end_ids
 from mlxrun.text.model_info import ModelInfo
 
 MAX_STOPS = 16
 MAX_STOP_LENGTH = 1024  # characters of one
+DEFAULT_MAX_TOKENS = 32_768  # of an answer, where neither the body, nor the config, nor the caller sets it
 _GREEDY = 1e-5
 _MAX_TOP_K = 2**24  # more than any vocabulary, and exact in float32
 _DEFAULTS = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
@@ -33,6 +35,7 @@ def build_sampling_params(
         candidates = (body.get(name), getattr(config.sampling, name), model_info.defaults.get(name))
         values[name] = next((value for value in candidates if value is not None), default)
     size = len(model_info.tokenizer)
+    stop_ids, min_tokens = _read_stop_ids(body, model_info, size), int(body.get("min_tokens", 0))
     return SamplingParams(
         temperature=float(values["temperature"]) if values["temperature"] >= _GREEDY else 0.0,
         top_p=float(values["top_p"]),
@@ -43,7 +46,10 @@ def build_sampling_params(
         frequency_penalty=float(body.get("frequency_penalty", 0.0)),
         logit_bias=_read_logit_bias(body.get("logit_bias", {}), size),
         logprobs=logprobs,
-        stop_ids=_read_stop_ids(body, model_info, size),
+        prompt_logprobs=read_prompt_logprobs(body),
+        stop_ids=stop_ids,
+        min_tokens=min_tokens,
+        end_ids=stop_ids | model_info.eos_ids if min_tokens else frozenset(),
     )
 
 
@@ -62,6 +68,8 @@ def _read_stop_ids(body: Mapping[str, Any], model_info: ModelInfo, size: int) ->
         if token >= size:
             reject(f"stop_token_ids[{i}]", f"{token} is not a token id; the vocabulary has {size} tokens")
     eos = frozenset() if body.get("ignore_eos") else model_info.eos_ids
+    if body.get("suffix") and not body.get("ignore_eos"):
+        eos |= find_infill_end_ids(model_info)
     return eos | frozenset(map(int, given))
 
 
@@ -69,9 +77,17 @@ def read_chat_logprobs(body: Mapping[str, Any]) -> int | None:
     """The number of alternatives per token, `top_logprobs`; None: no logprobs."""
     if body.get("logprobs"):
         return int(body.get("top_logprobs", 0))
-    if "top_logprobs" in body:
+    if body.get("top_logprobs"):
         reject("top_logprobs", 'needs "logprobs": true')
     return None
+
+
+def read_prompt_logprobs(body: Mapping[str, Any]) -> int | None:
+    """The number of alternatives per prompt token, of `prompt_logprobs` and of an echo with logprobs; None:
+    prompts have no logprobs."""
+    echoed = body.get("logprobs") if body.get("echo") else None
+    counts = [int(count) for count in (body.get("prompt_logprobs"), echoed) if count is not None]
+    return max(counts, default=None)
 
 
 def read_stop_strings(value: Any) -> tuple[str, ...]:
@@ -96,21 +112,26 @@ def read_stop_strings(value: Any) -> tuple[str, ...]:
 def compute_max_tokens(
     body: Mapping[str, Any], prompt: int, model_info: ModelInfo, config: Config, default: int | None
 ) -> int:
-    """The maximum number of answer tokens. A requested number must fit; a default is lowered to what fits."""
+    """The maximum number of answer tokens. A requested number, which may be 0, must fit; a default is lowered
+    to what fits. `min_tokens` must not be more."""
     names = [name for name in ("max_completion_tokens", "max_tokens") if name in body]
     values = {int(body[name]) for name in names}
     if len(values) > 1:
         reject("max_tokens", "differs from max_completion_tokens; give one of them")
     left = model_info.context_length - prompt
     requested = values.pop() if values else None
-    if left < (requested or 1):
-        answer = f"{requested} tokens of answer" if requested else "at least one token of answer"
+    if left < (1 if requested is None else requested):
+        answer = "at least one token of answer" if requested is None else f"{requested} tokens of answer"
         raise PromptTooLong(
             f"the prompt has {prompt} tokens; with {answer} that is more than the context "
             f"of {model_info.context_length} tokens",
             param=names[0] if names and left > 0 else None,
         )
-    return min(requested or config.sampling.max_tokens or default or left, left)
+    usual = config.sampling.max_tokens or default or DEFAULT_MAX_TOKENS
+    most = min(usual if requested is None else requested, left)
+    if int(body.get("min_tokens", 0)) > most:
+        reject("min_tokens", f"is more than the answer may have: {most} tokens (max_tokens, and the context)")
+    return most
 
 
 def choose_seed(body: Mapping[str, Any], config: Config, default: int | None) -> int:

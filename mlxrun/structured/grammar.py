@@ -20,12 +20,14 @@ import llguidance
 from cachetools import LRUCache
 from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
 
+from mlxrun.errors import RequestError
 from mlxrun.structured.matcher import (
     GrammarTokens,
     ReasoningBounds,
     RowMatcher,
     get_error_reason,
     quote_literal,
+    try_answer,
 )
 from mlxrun.structured.schema_keywords import check_schema
 from mlxrun.text.field_errors import check_type, get_json_type, reject, shorten
@@ -34,6 +36,7 @@ from mlxrun.text.model_info import ModelInfo
 GrammarKind = Literal["json_object", "json_schema", "regex", "choice", "lark", "ebnf"]
 
 MAX_CHARACTERS = 1 << 20  # of a grammar
+MAX_CHOICES = 20_000  # compiled in some 100 ms
 # How many compiled grammars are cached, and characters of their sources: a character costs 100 to 400 bytes,
 # and what rows learn of a grammar stays with it, up to MAX_LEXER_STATES. 16 of the worst kind are 2 GB; most
 # have 1 MB each.
@@ -51,13 +54,14 @@ class GrammarError(Exception):
 @dataclass(frozen=True, slots=True, eq=False)
 class CompiledGrammar:
     """A grammar that is ready to use; see scheduler.request.Grammar. `warnings`: what a lenient schema asks
-    for and does not get."""
+    for and does not get. `param`: the field that it is from, which errors of its rows name."""
 
     tokens: GrammarTokens
     source: str
     matcher: llguidance.LLMatcher  # at the start of the grammar; threads share it, so it is only ever copied
     warnings: tuple[str, ...] = ()
     reasoning: ReasoningBounds | None = None
+    param: str | None = None
 
     def begin_after(self, reasoning: ReasoningBounds) -> CompiledGrammar:
         """Return the same grammar for an answer that begins with reasoning, behind which it begins."""
@@ -66,16 +70,22 @@ class CompiledGrammar:
     def start(self, output: Sequence[int], stop_ids: frozenset[int]) -> RowMatcher:
         """Make the matcher of a row that has these output tokens already."""
         matcher = RowMatcher(
-            self.tokens, self.matcher.deep_copy(), stop_ids, self.reasoning, self._remove_from_cache
+            self.tokens, self.matcher.deep_copy(), stop_ids, self.reasoning, self._make_row_error
         )
         for token in output:
             matcher.accept(token)
         return matcher
 
+    def _make_row_error(self, reason: str, spoilt: bool) -> RequestError:
+        if spoilt:
+            self._remove_from_cache()
+        where = f"{self.param}: " if self.param else ""
+        return RequestError(f"{where}the grammar {reason}", code="grammar_failed", param=self.param)
+
     def _remove_from_cache(self) -> None:
         """Copies share a lexer: once it has come to its limits, every later row fails too. So the next
         request compiles the grammar again."""
-        key = self.tokens, self.source
+        key = self.tokens, self.source, self.param
         with _cache_lock:
             cached = _cache.get(key)
             if cached is not None and cached.matcher is self.matcher:
@@ -87,7 +97,7 @@ def _get_cached_size(grammar: CompiledGrammar) -> int:
     return max(len(grammar.source), MAX_CACHED_CHARACTERS // MAX_CACHED)
 
 
-_cache: LRUCache[tuple[GrammarTokens, str], CompiledGrammar] = LRUCache(
+_cache: LRUCache[tuple[GrammarTokens, str, str | None], CompiledGrammar] = LRUCache(
     MAX_CACHED_CHARACTERS, getsizeof=_get_cached_size
 )
 _cache_lock = threading.Lock()
@@ -95,11 +105,13 @@ _cache_lock = threading.Lock()
 
 @dataclass(frozen=True, slots=True)
 class CallPattern:
-    """A call of one tool: its JSON arguments between two texts (see parsers.family), and their schema."""
+    """A call of one tool: its JSON arguments between two texts (see parsers.family), and their schema.
+    `param`: the field that the schema is from, which errors name."""
 
     prefix: str
     schema: Mapping[str, Any] | bool
     suffix: str
+    param: str
 
 
 def compile_grammar(
@@ -119,12 +131,12 @@ def compile_grammar(
             case "regex":
                 source = llguidance.LLMatcher.grammar_from_regex(_check_text(value, param))
             case "choice":
-                source = f"start: {' | '.join(map(quote_literal, _check_choices(value, param)))}"
+                source = _write_choices(_check_choices(value, param))
             case "lark":
                 source = llguidance.LLMatcher.grammar_from_lark(_check_text(value, param))
             case "ebnf":
                 source = any_to_lark(_check_text(value, param))
-        return _compile(source, model)
+        return _compile(source, model, param)
 
 
 def compile_calls(
@@ -144,7 +156,7 @@ def compile_calls(
     for i, pattern in enumerate(patterns):
         parts = (
             tokens.write_literal(pattern.prefix.removeprefix(opener)),
-            f"%json {_encode_schema(pattern.schema, strict, param)}",
+            f"%json {_encode_schema(pattern.schema, strict, pattern.param)}",
             tokens.write_literal(pattern.suffix),
         )
         rules.append(f"call{i}: {' '.join(filter(None, parts))}")
@@ -155,8 +167,13 @@ def compile_calls(
         start = "start: call"
     else:
         start = f"start: call ({' '.join(filter(None, (tokens.write_literal(separator), 'call')))})*"
-    with _reject_errors(param):
-        return _compile("\n".join([start, f"call: {calls}", *rules]), model)
+    try:
+        with _reject_errors(param):
+            return _compile("\n".join([start, f"call: {calls}", *rules]), model, param)
+    except RequestError:
+        for pattern in patterns:  # names the schema if it is one of them by itself
+            compile_grammar("json_schema", pattern.schema, model, param=pattern.param, strict=strict)
+        raise
 
 
 def _write_free_text(tokens: GrammarTokens, opener: str) -> str:
@@ -183,6 +200,14 @@ def _make_grammar_tokens(backend: Any, eos_ids: frozenset[int]) -> GrammarTokens
 
 
 # -- sources ----------------------------------------------------------------------------------------------
+
+
+def _write_choices(choices: Sequence[str]) -> str:
+    """One of these texts, as a single lexeme: alternatives of the parser are slower and limited in number."""
+    texts = [quote_literal(text) for text in choices if text]
+    lexeme = f"CHOICE: {' | '.join(texts)}" if texts else ""
+    start = 'start: CHOICE | ""' if len(texts) < len(choices) else "start: CHOICE"
+    return f"{start}\n{lexeme}" if texts else 'start: ""'
 
 
 def _write_json(schema: Any, strict: bool, param: str) -> str:
@@ -222,6 +247,8 @@ def _check_choices(value: Any, param: str) -> list[str]:
     check_type(value, list, param)
     if not value:
         reject(param, "is empty; give at least one string to choose")
+    if len(value) > MAX_CHOICES:
+        reject(param, f"has {len(value)} strings; at most {MAX_CHOICES} are allowed", code="invalid_grammar")
     for i, text in enumerate(value):
         if not isinstance(text, str):
             reject(f"{param}[{i}]", f"expected string, got {get_json_type(text)}", code="invalid_type")
@@ -242,16 +269,16 @@ def _reject_errors(param: str) -> Iterator[None]:
         reject(param, f"cannot be read: {shorten(str(error))}", code="invalid_grammar")
 
 
-def _compile(source: str, model: ModelInfo) -> CompiledGrammar:
+def _compile(source: str, model: ModelInfo, param: str) -> CompiledGrammar:
     if len(source) > MAX_CHARACTERS:
         raise GrammarError(f"a grammar of {len(source)} characters; at most {MAX_CHARACTERS} are allowed")
     tokens = get_grammar_tokens(model)
     with _cache_lock:
-        grammar = _cache.get((tokens, source))
+        grammar = _cache.get((tokens, source, param))
     if grammar is None:
-        grammar = _compile_source(tokens, source)
+        grammar = replace(_compile_source(tokens, source), param=param)
         with _cache_lock:
-            _cache[tokens, source] = grammar
+            _cache[tokens, source, param] = grammar
     return grammar
 
 
@@ -264,10 +291,10 @@ def _compile_source(tokens: GrammarTokens, source: str) -> CompiledGrammar:
         verbose_errors=False,
     )
     matcher = llguidance.LLMatcher(tokens.tokenizer, source, log_level=0, limits=limits)
-    first = matcher.deep_copy()  # copies share what is learned of the grammar
+    probe = matcher.deep_copy()  # copies share what is learned of the grammar
     if not matcher.is_error():
-        first.compute_bitmask()  # the slowest mask, which finds most of what is wrong with a grammar
-    for each in (matcher, first):
+        try_answer(probe, tokens)
+    for each in (matcher, probe):
         if each.is_error():
             raise GrammarError(get_error_reason(each))
     return CompiledGrammar(tokens, source, matcher, tuple(matcher.get_grammar_warnings()))

@@ -10,18 +10,32 @@ from __future__ import annotations
 import copy
 import enum
 import json
+import logging
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import llguidance
+import numpy as np
 
 from mlxrun.errors import RequestError
 from mlxrun.text.field_errors import shorten
 
 MAX_GAP = 4  # tokens of white space between reasoning and the answer
 _MAX_REASON = 400  # characters of llguidance's reason in an error
+# What a client can do about the limits of llguidance, by its words for them.
+_PLAIN_REASONS = {
+    r"Current row has \d+ items|Too many items \(limit": (
+        "too many alternatives are possible at one place; have fewer, such as fewer optional properties"
+    ),
+    r"too many states": "it takes too many states; use shorter texts, simpler patterns and smaller limits",
+    r"too many expressions|\((grammar|number of symbols)\) too big|schema too large|fuel exhausted": (
+        "it is too large or too complex; use shorter texts and lists, simpler patterns and smaller limits"
+    ),
+}
+PROBE_TOKENS = 16  # of an answer, which are tried when a grammar is compiled
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,7 +94,8 @@ class _Phase(enum.Enum):
 
 
 class RowMatcher:
-    """The state of one row. `matcher`: this row's own; `on_error` is called if llguidance fails."""
+    """The state of one row. `matcher`: this row's own; `make_error`: the error for a reason, and whether
+    llguidance has failed, so that the grammar is of no more use."""
 
     def __init__(
         self,
@@ -88,7 +103,7 @@ class RowMatcher:
         matcher: llguidance.LLMatcher,
         stop_ids: frozenset[int],
         reasoning: ReasoningBounds | None = None,
-        on_error: Callable[[], None] = lambda: None,
+        make_error: Callable[[str, bool], RequestError] = lambda reason, _: RequestError(reason),
     ) -> None:
         self._tokens = tokens
         self._matcher = matcher
@@ -97,7 +112,7 @@ class RowMatcher:
         self._named_stop_ids = stop_ids.intersection(tokens.special_ids.values())
         self._closer = reasoning.closer.encode() if reasoning is not None else b""
         self._opener_ids = reasoning.opener_ids if reasoning is not None else ()
-        self._on_error = on_error
+        self._make_row_error = make_error
         self._tail = b""  # the end of the reasoning, where the closer may have begun
         self._opened = 0  # how many of `opener_ids` have come
         self._gap = 0
@@ -181,22 +196,39 @@ class RowMatcher:
             raise self._make_error(f"does not allow token {token}")
 
     def _make_error(self, what: str) -> RequestError:
-        reason = ""
-        if self._matcher.is_error():
-            self._on_error()
-            reason = f": {get_error_reason(self._matcher)}"
-        return RequestError(f"the grammar {what}{reason}", code="grammar_failed")
+        spoilt = self._matcher.is_error()
+        reason = f": {get_error_reason(self._matcher)}" if spoilt else ""
+        return self._make_row_error(f"{what}{reason}", spoilt)
 
 
 def get_error_reason(matcher: llguidance.LLMatcher) -> str:
     """Return why a matcher failed, in one line."""
     # Positions are in the grammar that mlxrun writes, which the client never sees.
     error = re.sub(r"\n *\d+ \| .*", "", matcher.get_error().replace("<non-verbose/>", ""), flags=re.DOTALL)
+    if error.startswith("panic:") or "<backtrace>" in error:
+        log.error("llguidance failed: %s", shorten(error.partition("<backtrace>")[0].strip()))
+        return "the grammar library failed on it; it is probably too large"
+    for pattern, plain in _PLAIN_REASONS.items():
+        if re.search(pattern, error):
+            return plain
     error = re.sub(r"( \(in regex\))?: regex parse error:.*\nerror: ", ": ", error, flags=re.DOTALL)
     text = re.sub(r"\s*\n\s*", " ", re.sub(r"^(at )?\d+\(\d+\): ", "", error)).strip()
     if text == "NoExtensionBias":
         return "no text matches it"
     return shorten(text, _MAX_REASON)
+
+
+def try_answer(matcher: llguidance.LLMatcher, tokens: GrammarTokens) -> None:
+    """Write the beginning of some answer, which finds most of what is wrong with a grammar: its first mask is
+    the slowest, and what is too large fails where a row enters it."""
+    for _ in range(PROBE_TOKENS):
+        mask = np.frombuffer(change_mask(matcher.compute_bitmask(), forbid=tokens.end_ids), np.uint8)
+        allowed = np.flatnonzero(np.unpackbits(mask, bitorder="little"))
+        if matcher.is_error() or matcher.is_stopped() or not allowed.size:
+            return
+        forced = matcher.compute_ff_tokens() or [int(allowed[0])]
+        if not all(matcher.consume_token(token) for token in forced):
+            return
 
 
 def quote_literal(text: str) -> str:

@@ -61,7 +61,7 @@ def build_response_grammar(
     if forced:
         if text is not None:
             reject(text.param, "not together with a tool_choice that forces a call")
-        grammar = _compile_forced(given, forced, model, formats)
+        grammar = _compile_forced(given, tools, forced, model, formats)
     elif text is not None:
         grammar = _compile_text(text, tools, model, formats)
     elif any(_get_function(tool).get("strict") for tool in tools):
@@ -139,8 +139,8 @@ def _read_vllm_field(name: str, value: Any, param: str) -> ResponseFormat | None
     return ResponseFormat(STRUCTURED_OUTPUTS[name], value, param, strict=False)
 
 
-def _find_forced_tools(given: Mapping[str, Any], tools: Tools) -> Tools:
-    """Return the tools of which one must be called; empty if none must."""
+def _find_forced_tools(given: Mapping[str, Any], tools: Tools) -> Sequence[int]:
+    """Return the indices of the tools of which one must be called; empty if none must."""
     choice = given.get("tool_choice", "auto")
     if isinstance(choice, dict):
         return [_find_named_tool(choice, tools)]
@@ -148,30 +148,31 @@ def _find_forced_tools(given: Mapping[str, Any], tools: Tools) -> Tools:
         reject("tool_choice", f"{quote(choice)} is not one of auto, none, required")
     if choice == "required" and not tools:
         reject("tool_choice", "'required' needs tools")
-    return tools if choice == "required" else ()
+    return range(len(tools)) if choice == "required" else ()
 
 
-def _find_named_tool(choice: dict[str, Any], tools: Tools) -> Mapping[str, Any]:
+def _find_named_tool(choice: dict[str, Any], tools: Tools) -> int:
     check_keys(choice, ("type", "function"), "tool_choice")
     if choice.get("type") != "function":
         reject_unsupported("tool_choice.type", "only 'function' is supported")
     function = check_type(choice.get("function"), dict, "tool_choice.function")
     check_keys(function, ("name",), "tool_choice.function")
     name = check_type(function.get("name"), str, "tool_choice.function.name")
-    for tool in tools:
+    for i, tool in enumerate(tools):
         if _get_function(tool)["name"] == name:
-            return tool
+            return i
     reject("tool_choice.function.name", f"{quote(name)} is not the name of a tool in tools")
 
 
 def _compile_forced(
-    given: Mapping[str, Any], tools: Tools, model: ModelInfo, formats: ModelFormats
+    given: Mapping[str, Any], tools: Tools, forced: Sequence[int], model: ModelInfo, formats: ModelFormats
 ) -> CompiledGrammar:
-    """Compile a call of one of the tools, or several calls where they are allowed."""
-    patterns = _make_patterns(tools, formats, "tool_choice")
+    """Compile a call of one of the `forced` tools, or several calls where they are allowed."""
+    patterns = _make_patterns(tools, forced, formats, "tool_choice")
     several = given.get("tool_choice") == "required" and given.get("parallel_tool_calls") is not False
     separator = formats.call_separator if several else None
-    return compile_calls(patterns, model, param="tools", separator=separator, strict=_are_strict(tools))
+    strict = _are_strict([tools[i] for i in forced])
+    return compile_calls(patterns, model, param="tools", separator=separator, strict=strict)
 
 
 def _compile_text(
@@ -183,7 +184,8 @@ def _compile_text(
     if text.kind not in ("json_object", "json_schema"):
         reject(text.param, "not together with tools that may be called; set tool_choice: none")
     schema = {"type": "object"} if text.kind == "json_object" else text.value
-    patterns = [*_make_patterns(tools, formats, text.param), CallPattern("", schema, "")]
+    calls = _make_patterns(tools, range(len(tools)), formats, text.param)
+    patterns = [*calls, CallPattern("", schema, "", text.param)]
     return compile_calls(patterns, model, param=text.param, strict=text.strict)
 
 
@@ -191,21 +193,25 @@ def _compile_strict(tools: Tools, model: ModelInfo, formats: ModelFormats) -> Co
     """Compile free text in which calls, if there are any, match the schemas of their tools."""
     first = next(i for i, tool in enumerate(tools) if _get_function(tool).get("strict"))
     param = f"tools[{first}].function.strict"
-    patterns, opener = _make_patterns(tools, formats, param), formats.call_opener
+    patterns, opener = _make_patterns(tools, range(len(tools)), formats, param), formats.call_opener
     if not opener:
         reject_unsupported(param, "a schema of this model's calls is enforced only if a call is forced")
     return compile_calls(patterns, model, param="tools", opener=opener, strict=_are_strict(tools))
 
 
-def _make_patterns(tools: Tools, formats: ModelFormats, param: str) -> list[CallPattern]:
+def _make_patterns(
+    tools: Tools, indices: Sequence[int], formats: ModelFormats, param: str
+) -> list[CallPattern]:
+    """Make the patterns of the tools at `indices`. `param`: the field because of which they are enforced."""
     patterns = []
-    for tool in tools:
-        function = _get_function(tool)
+    for i in indices:
+        function = _get_function(tools[i])
         around = formats.get_call_prefix_suffix(function["name"])
         if around is None:
             reject_unsupported(param, "this model's format of tool calls is not JSON, and cannot be enforced")
         schema = function.get("parameters") or {"type": "object"}
-        patterns.append(CallPattern(around[0], {"type": "object", **schema}, around[1]))
+        path = f"tools[{i}].function.parameters"
+        patterns.append(CallPattern(around[0], {"type": "object", **schema}, around[1], path))
     return patterns
 
 

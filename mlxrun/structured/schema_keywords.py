@@ -49,7 +49,7 @@ def check_schema(schema: Any, param: str, strict: bool) -> None:
         reject(param + at, f"is not a valid JSON Schema: {_describe_error(error)}")
     except RecursionError:
         reject(param, "is nested too deeply")
-    for path, each in _iterate_schemas(schema, param):
+    for path, each in iterate_schemas(schema, param):
         _check_range(each, path)
         _check_count(each, path)
         if strict:
@@ -64,7 +64,7 @@ def _describe_error(error: SchemaError) -> str:
     return shorten(error.message)
 
 
-def _iterate_schemas(schema: Any, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def iterate_schemas(schema: Any, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Iterate over the schema and all schemas within it, with their paths."""
     if not isinstance(schema, dict):
         return
@@ -73,12 +73,12 @@ def _iterate_schemas(schema: Any, path: str) -> Iterator[tuple[str, dict[str, An
         where = f"{path}.{key}"
         if key in _NAMED and isinstance(value, dict):
             for name, each in value.items():
-                yield from _iterate_schemas(each, f"{where}.{name}")
+                yield from iterate_schemas(each, f"{where}.{name}")
         elif key in _MANY and isinstance(value, list):
             for i, each in enumerate(value):
-                yield from _iterate_schemas(each, f"{where}[{i}]")
+                yield from iterate_schemas(each, f"{where}[{i}]")
         elif key in _ONE:
-            yield from _iterate_schemas(value, where)
+            yield from iterate_schemas(value, where)
 
 
 def _check_names(schema: dict[str, Any], path: str) -> None:

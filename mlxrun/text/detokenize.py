@@ -105,13 +105,19 @@ class TokenBytes:
         if text is None:
             return b""  # a padding row of the embedding, which is no token
         if self._byte_level:
-            table = _make_byte_table()
+            table = make_byte_table()
             return b"".join(bytes((table[c],)) if c in table else c.encode() for c in text)
         if self._byte_fallback and (byte := _BYTE.fullmatch(text)):
             return bytes((int(byte[1], 16),))
         if self._space is not None:
             return text.replace(self._space, " ").encode()
         return str(self._backend.decode([token], skip_special_tokens=False)).encode()
+
+
+@functools.lru_cache(maxsize=8)
+def get_token_bytes(backend: Tokenizer) -> TokenBytes:
+    """The one TokenBytes of a tokenizer."""
+    return TokenBytes(backend)
 
 
 def _find_space_marker(step: dict[str, Any]) -> str | None:
@@ -125,9 +131,9 @@ def _find_space_marker(step: dict[str, Any]) -> str | None:
 
 
 @functools.lru_cache(maxsize=1)
-def _make_byte_table() -> dict[str, int]:
+def make_byte_table() -> dict[str, int]:
     """GPT-2's letters for bytes: printable bytes are themselves, the others follow from U+0100 on."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in set(printable)]
+    others = [byte for byte in range(256) if byte not in printable]
     table = {chr(byte): byte for byte in printable}
     return table | {chr(256 + n): byte for n, byte in enumerate(others)}

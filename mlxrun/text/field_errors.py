@@ -6,7 +6,7 @@ Paths look like `messages[3].content[1].type`; they are `RequestError.param` and
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NoReturn
 
 from mlxrun.errors import RequestError
@@ -30,6 +30,11 @@ def reject_choice(param: str, value: Any, options: Iterable[str]) -> NoReturn:
     names = list(options)
     hint = suggest(value, names) if isinstance(value, str) else ""
     reject(param, f"{quote(value)} is not one of {', '.join(names)}{hint}")
+
+
+def reject_unknown(param: str, options: Iterable[str]) -> NoReturn:
+    """Raises the RequestError for a field or parameter that is none of `options`, with a suggestion."""
+    reject(shorten(param), f"unknown parameter{suggest(param, options)}", code=UNKNOWN)
 
 
 def get_json_type(value: Any) -> str:
@@ -71,7 +76,7 @@ def get_required(value: dict[str, Any], key: str, expected: type, param: str) ->
     return check_type(value[key], expected, f"{param}.{key}")
 
 
-def check_keys(value: dict[str, Any], allowed: Iterable[str], param: str) -> None:
+def check_keys(value: Mapping[str, Any], allowed: Iterable[str], param: str) -> None:
     """Refuses the first key that is not allowed, by name."""
     allowed = tuple(allowed)
     for key in value:

@@ -1,7 +1,8 @@
 """Fetches an image from a URL without letting the sender reach into our network (SSRF).
 
-The address that was checked is the one that is connected to: the resolver drops every address that is not
-public. No redirects, no cookies, no proxies from the environment, no compressed bodies.
+What counts is the address that a connection has: it is checked before anything is sent over it. Before, the
+resolver drops every address that is not public. No redirects, no cookies, no proxies from the environment, no
+compressed bodies.
 """
 
 from __future__ import annotations
@@ -9,29 +10,36 @@ from __future__ import annotations
 import ipaddress
 import socket
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mlxrun.config.settings import MediaSettings
 from mlxrun.errors import MediaError
 
 if TYPE_CHECKING:
-    from aiohttp import ClientResponse
+    from aiohttp import ClientResponse, TCPConnector
     from aiohttp.abc import AbstractResolver
+    from aiohttp.connector import Connection
     from yarl import URL
 
-_NAT64 = ipaddress.ip_network("64:ff9b::/96")
+_GLOBAL = ipaddress.ip_network("2000::/3")  # all that is assigned to the public internet so far
+# Prefixes of addresses that have an IPv4 address in their last 32 bits: compatible, mapped and translated
+# (RFC 4291, RFC 2765), and NAT64's well-known one (RFC 6052). Its local-use one, 64:ff9b:1::/48, is private.
+_EMBEDDING = tuple(
+    ipaddress.ip_network(prefix) for prefix in ("::/96", "::ffff:0:0/96", "::ffff:0:0:0/96", "64:ff9b::/96")
+)
 
 
 def is_public(address: str) -> bool:
-    """Whether an address is on the public internet; an address that embeds another one is judged by that."""
+    """Whether an address is on the public internet; an address that embeds others is judged by those."""
     ip = ipaddress.ip_address(address.partition("%")[0])
-    if isinstance(ip, ipaddress.IPv6Address):
-        inner = ip.ipv4_mapped or ip.sixtofour or (ip.teredo[1] if ip.teredo else None)
-        if ip in _NAT64:
-            inner = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)
-        if inner is not None:
-            return is_public(str(inner))
-    return ip.is_global and not ip.is_multicast
+    if isinstance(ip, ipaddress.IPv4Address):
+        return ip.is_global and not ip.is_multicast
+    inner = [ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)] if any(ip in net for net in _EMBEDDING) else []
+    inner += [ip.sixtofour] if ip.sixtofour else []
+    inner += ip.teredo or ()
+    if inner:
+        return all(is_public(str(each)) for each in inner)
+    return ip in _GLOBAL and ip.is_global and not ip.is_multicast
 
 
 async def fetch_image(url: str, settings: MediaSettings, public: Callable[[str], bool] = is_public) -> bytes:
@@ -39,7 +47,7 @@ async def fetch_image(url: str, settings: MediaSettings, public: Callable[[str],
     import aiohttp
 
     target = _check_url(url, settings, public)
-    connector = aiohttp.TCPConnector(resolver=_make_resolver(public), use_dns_cache=False, force_close=True)
+    connector = _make_connector(public)
     try:
         async with (
             aiohttp.ClientSession(
@@ -95,6 +103,23 @@ async def _read_body(response: ClientResponse, most: int) -> bytes:
     if too_large:
         raise MediaError(f"the image has more than media.max_bytes ({most})")
     return bytes(data)
+
+
+def _make_connector(public: Callable[[str], bool]) -> TCPConnector:
+    import aiohttp
+
+    class PublicConnector(aiohttp.TCPConnector):
+        """Connects to public addresses only."""
+
+        async def connect(self, *args: Any, **kwargs: Any) -> Connection:
+            connection = await super().connect(*args, **kwargs)
+            peer = connection.transport.get_extra_info("peername") if connection.transport else None
+            if not peer or not public(peer[0]):
+                connection.close()
+                raise MediaError("the URL leads to no public address")
+            return connection
+
+    return PublicConnector(resolver=_make_resolver(public), use_dns_cache=False, force_close=True)
 
 
 def _make_resolver(public: Callable[[str], bool]) -> AbstractResolver:

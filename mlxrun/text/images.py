@@ -1,8 +1,8 @@
 """Loads the images of requests: data URLs, files under the allowed folders, and URLs if the config allows.
 
-The bytes of an image are limited before it is read, its pixels before decoding. The result is RGB, rotated
-as the EXIF data says, transparency on white, the first frame of an animation. Every failure is a MediaError.
-At most `parallel` images are loaded at once; reading and decoding run on worker threads.
+The bytes of an image are limited before it is read, its pixels before decoding, and the memory of all decoded
+images while they are in use. Every failure is a MediaError. At most `parallel` images are read at once;
+reading and decoding run on worker threads.
 """
 
 from __future__ import annotations
@@ -10,37 +10,42 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-import io
-import logging
 import re
 import stat
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mlxrun.config.image_bytes import DEFAULT_IMAGE_BYTES
 from mlxrun.config.settings import MediaSettings
 from mlxrun.errors import MediaError
-from mlxrun.text.field_errors import shorten
+from mlxrun.text.field_errors import reject, shorten
+from mlxrun.text.image_decoding import LARGE_IMAGE, ImageHeader, decode_image, read_header
 from mlxrun.text.image_fetch import fetch_image, is_public
+from mlxrun.text.image_memory import get_image_memory
+from mlxrun.text.image_side import find_image_side
+from mlxrun.text.messages import ImageRef
+from mlxrun.text.model_info import ModelInfo
+from mlxrun.text.workers import IMAGES
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-logger = logging.getLogger(__name__)
-
 _DATA = re.compile(r"data:(?P<type>[^;,]*)(?P<options>(?:;[^;,]*)*),", re.IGNORECASE)
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
-_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
 
 
 class MediaLoader:
-    """Loads the images of many requests. `base` is the job file's folder; None (the server) refuses paths."""
+    """Loads the images of many requests. `base` is the job file's folder; None (the server) refuses paths.
+    `memory_bytes`: of all decoded images at a time."""
 
     def __init__(
         self,
         settings: MediaSettings,
         base: Path | None,
         *,
+        memory_bytes: int = DEFAULT_IMAGE_BYTES,
         parallel: int = 4,
         public: Callable[[str], bool] = is_public,
     ) -> None:
@@ -50,31 +55,89 @@ class MediaLoader:
             [(self._base / root).resolve() for root in settings.roots] if self._base is not None else []
         )
         self._slots = asyncio.Semaphore(parallel)
+        self._memory_bytes = memory_bytes
         self._public = public
 
-    async def load(self, url: str, param: str) -> Image:
-        """The image behind `url`; errors name `param`."""
-        async with self._slots:
-            try:
-                data = await self._read(url)
-                return await asyncio.to_thread(decode_image, data, self._settings.max_pixels)
-            except MediaError as exc:
-                raise MediaError(f"{param}: {exc}", param=param) from exc
+    @asynccontextmanager
+    async def load_images(self, refs: Sequence[ImageRef], model: ModelInfo) -> AsyncIterator[list[Image]]:
+        """The decoded images of a request, for use within the block: their memory counts until its end. Of
+        several errors the first in the order of `refs` is raised."""
+        if not refs:
+            yield []
+            return
+        self._check_count(refs, model)
+        read = await self._read_all(refs)
+        headers = [header for _, header in read]
+        is_large = any(header.pixels > LARGE_IMAGE for header in headers)
+        side = await IMAGES.run(find_image_side, model) if is_large else None
+        factors = [header.choose_factor(side) for header in headers]
+        needed = self._count_bytes(headers, factors, refs)
+        async with get_image_memory(self._memory_bytes).hold(needed):
+            images = []
+            for ref, factor in zip(refs, factors, strict=True):
+                with _name_errors(ref.param):
+                    images.append(await IMAGES.run(decode_image, read.pop(0)[0], factor))
+            yield images
+
+    async def _read_all(self, refs: Sequence[ImageRef]) -> list[tuple[bytes, ImageHeader]]:
+        found = []
+        for result in await asyncio.gather(*map(self._read_image, refs), return_exceptions=True):
+            if isinstance(result, BaseException):
+                raise result
+            found.append(result)
+        return found
+
+    def _check_count(self, refs: Sequence[ImageRef], model: ModelInfo) -> None:
+        if not model.vision:
+            reject(refs[0].param, f"the model {model.name!r} does not accept images")
+        most = self._settings.max_images
+        if len(refs) > most:
+            param = refs[most].param
+            text = f"{param}: {len(refs)} images are more than media.max_images ({most})"
+            raise MediaError(text, param=param)
+
+    async def _read_image(self, ref: ImageRef) -> tuple[bytes, ImageHeader]:
+        with _name_errors(ref.param):
+            async with self._slots:
+                data = await self._read(ref.url)
+            return data, await asyncio.to_thread(read_header, data, self._settings.max_pixels)
+
+    def _count_bytes(
+        self, headers: Sequence[ImageHeader], factors: Sequence[int], refs: Sequence[ImageRef]
+    ) -> int:
+        """The bytes that the images of a request need at once: decoded one after the other, and kept. Raises
+        MediaError if they never fit."""
+        kept = decoding = 0
+        for header, factor, ref in zip(headers, factors, refs, strict=True):
+            kept += header.count_kept_bytes(factor)
+            decoding = max(decoding, header.count_decoder_bytes(factor))
+            if kept + decoding > self._memory_bytes:
+                raise MediaError(
+                    f"{ref.param}: the images up to this one need {(kept + decoding) / 1e6:.0f} MB when "
+                    f"they are decoded, more than media.memory_bytes ({self._memory_bytes / 1e6:.0f} MB)",
+                    param=ref.param,
+                )
+        return kept + decoding
 
     async def _read(self, url: str) -> bytes:
+        scheme = _SCHEME.match(url)
+        if scheme is not None and scheme[1].lower() in ("http", "https") and self._settings.allow_urls:
+            return await fetch_image(url, self._settings, self._public)
+        return await asyncio.to_thread(self.read_local, url)
+
+    def read_local(self, url: str) -> bytes:
+        """The encoded image of a data URL or path; it blocks. Raises MediaError, for other URLs too."""
         if not url:
             raise MediaError("the url is empty")
         scheme = _SCHEME.match(url)
         if scheme is None:
-            return await asyncio.to_thread(self._read_file, url)
+            return self._read_file(url)
         if scheme[1].lower() == "data":
-            return await asyncio.to_thread(self._read_data, url)
+            return self._read_data(url)
         if scheme[1].lower() in ("http", "https"):
-            if not self._settings.allow_urls:
-                raise MediaError(
-                    "URLs are not fetched; send the image as a data: URL, or set media.allow_urls: true"
-                )
-            return await fetch_image(url, self._settings, self._public)
+            raise MediaError(
+                "URLs are not fetched; send the image as a data: URL, or set media.allow_urls: true"
+            )
         usable = ["a data: URL"]
         if self._base is not None:
             usable.append("a path")
@@ -124,33 +187,10 @@ class MediaLoader:
             raise MediaError(f"the image has more than media.max_bytes ({self._settings.max_bytes})")
 
 
-def decode_image(data: bytes, max_pixels: int) -> Image:
-    """Decodes an image to RGB. Its size is checked from the header, before any pixel is decoded."""
-    from PIL import Image, ImageOps
-
-    Image.MAX_IMAGE_PIXELS = None  # PIL only warns, at a size of its own; the check is below
+@contextmanager
+def _name_errors(param: str) -> Iterator[None]:
+    """Errors about an image name the field that has it."""
     try:
-        with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
-            pixels = image.width * image.height
-            if pixels > max_pixels:
-                size = f"{image.width} x {image.height}"
-                raise MediaError(f"the image has {size} pixels, more than media.max_pixels ({max_pixels})")
-            image.load()
-            return _convert_to_rgb(ImageOps.exif_transpose(image))
-    except MediaError:
-        raise
-    except Exception as exc:  # decoders of untrusted bytes raise exceptions of any class
-        logger.debug("image cannot be decoded", exc_info=True)
-        raise MediaError(f"not a readable image ({', '.join(_FORMATS[:6])}), or a damaged one") from exc
-
-
-def _convert_to_rgb(image: Image) -> Image:
-    from PIL import Image as images
-
-    if image.has_transparency_data:
-        white = images.new("RGBA", image.size, "white")
-        return images.alpha_composite(white, image.convert("RGBA")).convert("RGB")
-    if image.mode.startswith("I"):
-        # 16 bits per pixel, which convert() alone would clip
-        image = image.convert("I").point(lambda value: value / 256).convert("L")
-    return image.convert("RGB")
+        yield
+    except MediaError as exc:
+        raise MediaError(f"{param}: {exc}", param=param) from exc

@@ -21,7 +21,7 @@ from mlxrun.text.field_errors import iterate_strings, reject, shorten
 from mlxrun.text.messages import Message
 from mlxrun.text.model_info import ModelInfo
 from mlxrun.text.template import ImageMarkers, get_image_markers, render_chat
-from mlxrun.text.tokens import tokenize
+from mlxrun.text.tokens import check_length, tokenize
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -33,8 +33,9 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 @dataclass(frozen=True, slots=True)
 class RenderedPrompt:
-    """A prompt's text and tokens. `spans`, `media`, `digests` and `boundaries` are those of a Request;
-    `continuation` is the end of the text that the answer continues."""
+    """A prompt's text and tokens. `image_spans`, `media`, `image_digests` and `boundaries` are those of a
+    Request; `continuation` is the end of the text that the answer continues; `offsets` are where the tokens
+    begin in the text, if they are known."""
 
     text: str
     ids: tuple[int, ...]
@@ -43,20 +44,34 @@ class RenderedPrompt:
     image_digests: tuple[bytes, ...] = ()
     boundaries: tuple[int, ...] = ()
     continuation: str = ""
+    offsets: tuple[int, ...] = ()
 
     @property
     def text_before_continuation(self) -> str:
         return self.text.removesuffix(self.continuation)
 
 
-def check_text(value: Any, param: str, markers: ImageMarkers) -> None:
-    """Refuses strings that cannot be tokenized, or that would be read as an image."""
+@dataclass(frozen=True, slots=True)
+class PromptOptions:
+    """`continued_path`: the path of the last message's content, if the answer continues it. `must_fit`: raise
+    PromptTooLong before a text is tokenized that is certainly too long for the context."""
+
+    continued_path: str | None = None
+    must_fit: bool = False
+
+
+def check_text(value: Any, param: str, markers: ImageMarkers) -> int:
+    """The number of characters of all strings in a value. Refuses strings that cannot be tokenized, or that
+    would be read as an image."""
+    size = 0
     for path, text in iterate_strings(value, param):
         if not text.isascii() and _SURROGATE.search(text):
             reject(path, "contains half of a surrogate pair, which is not Unicode text")
         token = markers.find_reserved_token(text)
         if token is not None:
             reject(path, f"contains the model's media token {token!r}; remove it or spell it differently")
+        size += len(text)
+    return size
 
 
 def build_chat_prompt(
@@ -65,14 +80,15 @@ def build_chat_prompt(
     images: Sequence[Image],
     tools: Sequence[Message] | None,
     arguments: Mapping[str, Any],
-    continued_path: str | None = None,
+    options: PromptOptions = PromptOptions(),
 ) -> RenderedPrompt:
-    """Renders and tokenizes a conversation; the model's processor runs only if there are images.
-    `continued_path`: the path of the last message's content, if the answer continues it."""
-    if continued_path is None:
+    """Renders and tokenizes a conversation; the model's processor runs only if there are images."""
+    if options.continued_path is None:
         text = render_chat(model, messages, tools, arguments)
     else:
-        text = render_continuation(model, messages, tools, arguments, continued_path)
+        text = render_continuation(model, messages, tools, arguments, options.continued_path)
+    if options.must_fit:
+        check_length(model, text)
     tokens = tokenize(model, text, add_special_tokens=False)
     get_image_markers(model).check(tokens.ids, len(images))
     processed = _process_images(model, text, images) if images else None
@@ -105,6 +121,7 @@ def build_raw_prompt(model: ModelInfo, prompt: str | Sequence[int], param: str) 
     """Builds a prompt of /v1/completions: a text, or token ids as they are."""
     if isinstance(prompt, str):
         check_text(prompt, param, get_image_markers(model))
+        check_length(model, prompt, param)
         text, ids = prompt, tokenize(model, prompt, add_special_tokens=True).ids
     else:
         ids = tuple(prompt)

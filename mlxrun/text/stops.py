@@ -19,15 +19,16 @@ class StopMatcher:
         self._withheld = ""
         self.matched: str | None = None
 
-    def feed(self, text: str) -> str:
-        """Text that is certainly not part of a stop string."""
+    def feed(self, text: str, *, may_match: bool = True) -> str:
+        """Text that is certainly not part of a stop string. Without `may_match`, stop strings that end in
+        `text` are passed through."""
         if self.matched is not None:
             return ""
         if not self._stops:
             return text
         for end, char in enumerate(text, 1):
             match = self._advance(char)
-            if match is not None:
+            if match is not None and may_match:
                 self.matched = match
                 until, self._withheld = self._withheld + text[:end], ""
                 return until[: len(until) - len(match)]

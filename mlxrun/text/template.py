@@ -21,6 +21,7 @@ from jinja2.parser import Parser
 
 from mlxrun.errors import ModelLoadError, RequestError
 from mlxrun.text.field_errors import reject, reject_unsupported, shorten, suggest
+from mlxrun.text.ignored_fields import log_ignored
 from mlxrun.text.messages import Message
 from mlxrun.text.model_info import ModelInfo
 
@@ -81,6 +82,12 @@ def find_template_variables(template: str) -> frozenset[str]:
         raise RequestError(f"the model's chat template is broken: line {exc.lineno}: {exc.message}") from exc
 
 
+def find_reasoning_switch(model: ModelInfo) -> str | None:
+    """The variable that switches reasoning in the model's chat template; None if it has none."""
+    known = find_template_variables(model.chat_template or "")
+    return next((name for name in REASONING_SWITCHES if name in known), None)
+
+
 def require_template(model: ModelInfo) -> str:
     """The model's chat template. Raises RequestError if it has none."""
     if model.chat_template is None:
@@ -91,22 +98,29 @@ def require_template(model: ModelInfo) -> str:
     return model.chat_template
 
 
-def check_template_arguments(
-    model: ModelInfo, requested: Mapping[str, str], configured: Iterable[str]
-) -> None:
-    """Refuses variables that the template would silently ignore; for those of the config it warns, once.
-
-    `requested` maps each variable that a request sets to the field that sets it.
-    """
-    template = require_template(model)
-    known = find_template_variables(template)
+def select_template_variables(
+    model: ModelInfo, requested: Mapping[str, Any], param: str, *, strict: bool = False
+) -> dict[str, Any]:
+    """The variables of a request, in its field `param`, that the template has. Others have no effect and are
+    logged; `strict` refuses them."""
+    known = find_template_variables(require_template(model))
     signature = inspect.signature(model.tokenizer.apply_chat_template).parameters
-    for name, where in requested.items():
+    for name in requested:
+        where = f"{param}.{shorten(name)}"
         if name in _RESERVED_VARIABLES or name in signature:
             reject(where, "is set by mlxrun and cannot be overridden")
         if name not in known:
-            reject_unsupported(where, f"the model's chat template has no such variable{suggest(name, known)}")
-    _warn_unused(template, tuple(sorted(set(configured) - known)))
+            reason = f"the model's chat template has no such variable{suggest(name, known)}"
+            if strict:
+                reject_unsupported(where, reason)
+            log_ignored(where, reason)
+    return {name: value for name, value in requested.items() if name in known}
+
+
+def warn_unused_variables(model: ModelInfo, configured: Iterable[str]) -> None:
+    """Warns, once, of variables of the config that the template does not have."""
+    template = require_template(model)
+    _warn_unused(template, tuple(sorted(set(configured) - find_template_variables(template))))
 
 
 @functools.lru_cache(maxsize=16)
@@ -213,6 +227,13 @@ def _find_image_markers(tokenizer: Any, template: str | None) -> ImageMarkers:
         if i in per_image or (token.special and _MEDIA_NAME.search(token.content))
     }
     return ImageMarkers(plain != marked, per_image, media)
+
+
+def render_image_probe(model: ModelInfo) -> str:
+    """A prompt of a single image; empty if the model's template cannot render one."""
+    if not model.vision or model.chat_template is None:
+        return ""
+    return _render_with_and_without_image(model.tokenizer, model.chat_template)[1]
 
 
 def _render_with_and_without_image(tokenizer: Any, template: str) -> tuple[str, str]:

@@ -6,36 +6,62 @@ prefix, everything before the last such split in it has the same tokens, and onl
 
 from __future__ import annotations
 
-import functools
+import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tokenizers import Encoding, Tokenizer
-
+from mlxrun.errors import PromptTooLong
+from mlxrun.text.added_tokens import find_splits, find_splitting_tokens
 from mlxrun.text.model_info import ModelInfo
+from mlxrun.text.token_bounds import count_least_tokens, is_plain
+from mlxrun.text.tokenize_process import tokenize_in_process
+from mlxrun.text.workers import HUGE_TEXT, check_abandoned
 
 
 @dataclass(frozen=True, slots=True)
 class PromptTokens:
-    """A text and its token ids; `encoding` maps tokens to characters."""
+    """A text and its token ids. `splits`: see added_tokens.find_splits; without them counting is slower."""
 
     text: str
     ids: tuple[int, ...]
-    encoding: Encoding | None = None
+    splits: tuple[tuple[int, int], ...] = ()
 
 
 def tokenize(model: ModelInfo, text: str, *, add_special_tokens: bool) -> PromptTokens:
     """Token ids of `text`; `add_special_tokens`: with those that the tokenizer puts around a text."""
-    made = model.tokenizer(text, add_special_tokens=add_special_tokens, verbose=False)
-    encodings = made.encodings
-    return PromptTokens(text, tuple(made["input_ids"]), encodings[0] if encodings else None)
+    check_abandoned()
+    tokenizer = model.tokenizer
+    if len(text) > HUGE_TEXT and is_plain(tokenizer):
+        return PromptTokens(
+            text, *tokenize_in_process(tokenizer, text, add_special_tokens=add_special_tokens)
+        )
+    made = tokenizer(text, add_special_tokens=add_special_tokens, verbose=False)
+    ids, encodings = tuple(made["input_ids"]), made.encodings
+    splits = find_splits(tokenizer.backend_tokenizer, text, ids, encodings[0]) if encodings else ()
+    return PromptTokens(text, ids, splits)
+
+
+def check_length(model: ModelInfo, text: str, param: str | None = None) -> None:
+    """Raises PromptTooLong if a text has more tokens than the context for certain, without counting them."""
+    if len(text) <= model.context_length:
+        return
+    least = count_least_tokens(model.tokenizer, text)
+    if least >= model.context_length:
+        raise PromptTooLong(
+            f"the prompt has {least} tokens or more; with at least one token of answer that is more than "
+            f"the context of {model.context_length} tokens",
+            param=param,
+        )
 
 
 def count_shared_tokens(model: ModelInfo, tokens: PromptTokens, text: str) -> int:
     """The number of leading tokens that `tokens` and `text` share, both without special tokens around."""
     shared = count_shared_prefix(tokens.text, text)
-    split, start = _find_last_split(model.tokenizer.backend_tokenizer, tokens, shared)
+    # The tokenizer takes the longest match, so all candidates for a split must lie within what is shared.
+    last = shared - find_splitting_tokens(model.tokenizer.backend_tokenizer)[1]
+    known = bisect.bisect_right(tokens.splits, last, key=lambda split: split[1])
+    split, start = tokens.splits[known - 1] if known else (0, 0)
     rest = tokenize(model, text[start:], add_special_tokens=False)
     return split + count_shared_prefix(tokens.ids[split:], rest.ids)
 
@@ -50,33 +76,3 @@ def count_shared_prefix(a: Sequence[Any], b: Sequence[Any]) -> int:
         else:
             high = middle - 1
     return low
-
-
-def _find_last_split(backend: Tokenizer, tokens: PromptTokens, shared: int) -> tuple[int, int]:
-    """The last added token that also splits any other text with the same first `shared` characters: its index
-    and its first character; (0, 0) if there is none."""
-    contents, longest = _find_splitting_tokens(backend)
-    last = shared - longest  # the tokenizer takes the longest match, so all candidates must lie within
-    if tokens.encoding is None or last <= 0:
-        return 0, 0
-    for index in range(_find_token_at(tokens.encoding, last), 0, -1):
-        content = contents.get(tokens.ids[index])
-        if content is not None:
-            start = int((tokens.encoding.token_to_chars(index) or (0, 0))[0])
-            if 0 < start <= last and tokens.text.startswith(content, start):
-                return index, start
-    return 0, 0
-
-
-def _find_token_at(encoding: Encoding, char: int) -> int:
-    """The token of a character, or the nearest one before it: not every character is in a token."""
-    tokens = (encoding.char_to_token(i) for i in range(char, -1, -1))
-    return next((int(token) for token in tokens if token is not None), 0)
-
-
-@functools.lru_cache(maxsize=8)
-def _find_splitting_tokens(backend: Tokenizer) -> tuple[dict[int, str], int]:
-    """Added tokens that match the raw text whatever is beside them, and the length of the longest of all."""
-    added = backend.get_added_tokens_decoder()
-    contents = {i: token.content for i, token in added.items() if not (token.normalized or token.single_word)}
-    return contents, max((len(token.content) for token in added.values()), default=0)

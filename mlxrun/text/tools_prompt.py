@@ -29,10 +29,9 @@ def describe_tools_in_prompt(
 ) -> list[Message]:
     """The conversation with the tools in its system prompt. `call_format`: the text before and after the
     arguments of a call of NAME; None: JSON. `native`: the template renders calls and results itself."""
-    names: dict[str, str] = {}
-    written = messages if native else merge_neighbours([_write_as_text(each, names) for each in messages])
+    written = list(messages) if native else _write_all_as_text(messages)
     if not tools:
-        return list(written)
+        return written
     call_format = call_format or _JSON_FORMAT
     how = _JSON_CALL if call_format == _JSON_FORMAT else _FAMILY_CALL.format(*call_format)
     lines = [json.dumps(tool["function"], ensure_ascii=False) for tool in tools]
@@ -40,6 +39,27 @@ def describe_tools_in_prompt(
     if written and written[0]["role"] == "system":
         return [{**written[0], "content": f"{written[0]['content']}\n\n{text}"}, *written[1:]]
     return [{"role": "system", "content": text}, *written]
+
+
+def _write_all_as_text(messages: Sequence[Message]) -> list[Message]:
+    """Messages without calls and results. Results join the user's message with their images, if one follows:
+    some templates insist on taking turns."""
+    names: dict[str, str] = {}
+    written = merge_neighbours([_write_as_text(message, names) for message in messages])
+    if not any(message["role"] == "tool" for message in messages):
+        return written
+    joined: list[Message] = []
+    for message in written:
+        if (
+            joined
+            and message["role"] == joined[-1]["role"] == "user"
+            and isinstance(message["content"], list)
+        ):
+            before = joined.pop()["content"]
+            parts = [{"type": "text", "text": before}] if isinstance(before, str) else before
+            message = {**message, "content": [*parts, *message["content"]]}
+        joined.append(message)
+    return joined
 
 
 def _write_as_text(message: Message, names: dict[str, str]) -> Message:

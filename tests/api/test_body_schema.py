@@ -1,4 +1,4 @@
-"""Bodies and tools of the wrong shape are refused."""
+"""Bodies of the wrong shape are refused."""
 
 from __future__ import annotations
 
@@ -6,29 +6,13 @@ from typing import Any
 
 import pytest
 
+from mlxrun.api.body_schema import METADATA, BodySchema
+from mlxrun.errors import RequestError
 from tests.helpers.openai_api import CHAT, COMPLETION, HI, refused
 from tests.helpers.tokenizers import (
     TOOLS,
     FakeModelInfo,
 )
-
-
-@pytest.mark.parametrize(
-    ("tool", "where"),
-    [
-        ({"type": "function"}, "tools[0].function"),
-        ({"type": "function", "function": None}, "tools[0].function"),
-        ({"type": "function", "function": {}}, "tools[0].function.name"),
-        ({}, "tools[0].type"),
-    ],
-)
-def test_what_a_tool_lacks_is_missing(tool: dict[str, Any], where: str) -> None:
-    """Not null where nothing was sent."""
-    error = refused(CHAT, {"messages": HI, "tools": [tool]})
-    assert (str(error), error.param, error.code) == (f"{where}: missing", where, "missing_field")
-    assert "expected object, got string" in str(
-        refused(CHAT, {"messages": HI, "tools": [{"type": "function", "function": "f"}]})
-    )
 
 
 @pytest.mark.parametrize("body", [None, [], "x", 1])
@@ -46,3 +30,11 @@ def test_deep_nesting_is_refused_not_a_crash() -> None:
     assert refused(COMPLETION, {"prompt": deep})
     tool = {"type": "function", "function": {"name": "f", "parameters": {"a": deep}}}
     assert refused(CHAT, {"messages": HI, "tools": [tool]}, FakeModelInfo(chat_template=TOOLS))
+
+
+def test_a_key_of_metadata_that_is_too_long() -> None:
+    schema = BodySchema({"metadata": METADATA})
+    assert schema.check({"metadata": {"k" * 64: "x"}})
+    with pytest.raises(RequestError, match="^metadata: '?k{60}.*is too long$") as found:
+        schema.check({"metadata": {"k" * 65: "x"}})
+    assert found.value.param == "metadata"

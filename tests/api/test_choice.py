@@ -112,6 +112,21 @@ def test_an_answer_that_was_complete_stays_complete() -> None:
     assert Choice(complete(), 0, MODEL_INFO).resume(()) == []
 
 
+def test_stop_strings_in_the_first_tokens_do_not_count() -> None:
+    """Neither as events, merged or not, nor as known tokens; the first one behind them does."""
+    for fields in ({"stop": "E"}, {"stop": ["E", "xE"]}):
+        prepared = complete(min_tokens=4, **fields)
+        ids = ids_of("aExEyEz")
+        for k in range(len(ids) + 1):
+            choice = Choice(prepared, 0, MODEL_INFO)
+            shown = join(choice.resume(ids[:k]))
+            shown += join(choice.feed(TokenEvent("r", ids[k:], finish=FinishReason.LENGTH)))
+            assert (shown, choice.stop, choice.completion_tokens) == ("aExEy", "E", 6)
+    spelled = Choice(chat(min_tokens=10), 0, MODEL_INFO)
+    deltas = tuple(b"<|im_end|>ok<|im_end|>no")
+    assert join(spelled.feed(TokenEvent("r", deltas))) == "<|im_end|>ok"
+
+
 def test_known_tokens_have_logprobs_if_the_answer_does() -> None:
     with pytest.raises(ValueError, match="2 answered tokens with 0 logprobs"):
         Choice(complete(logprobs=0), 0, MODEL_INFO).resume((97, 98))

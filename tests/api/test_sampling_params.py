@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
+
+import pytest
 
 from mlxrun.api.openai.response import build_response
-from mlxrun.api.sampling_params import derive_choice_seed
+from mlxrun.api.sampling_params import DEFAULT_MAX_TOKENS, derive_choice_seed
 from mlxrun.config.settings import (
     Config,
     SamplingSettings,
@@ -48,6 +51,8 @@ def test_every_sampling_field_arrives() -> None:
             logprobs=True,
             top_logprobs=3,
             stop_token_ids=[65],
+            min_tokens=4,
+            prompt_logprobs=2,
         )
         .requests[0]
         .params
@@ -65,6 +70,9 @@ def test_every_sampling_field_arrives() -> None:
         "seed": 11,
         "logprobs": 3,
         "stop_ids": MODEL_INFO.eos_ids | {65},
+        "min_tokens": 4,
+        "end_ids": MODEL_INFO.eos_ids | {65},
+        "prompt_logprobs": 2,
     }
     assert chat(top_k=-1, ignore_eos=True).requests[0].params.stop_ids == frozenset()
     assert complete(logprobs=0).requests[0].params.logprobs == 0
@@ -118,3 +126,61 @@ def test_length_of_the_answer() -> None:
     error = refused(COMPLETION, {"prompt": "x" * 60}, model_info)
     assert isinstance(error, PromptTooLong) and error.code == "context_length_exceeded"
     assert chat(max_tokens=5, max_completion_tokens=5).requests[0].params.max_tokens == 5
+    config = Config(sampling=SamplingSettings(max_tokens=6))
+    full = complete(model_info, config, prompt=[1] * 50, max_tokens=0).requests[0]
+    assert (full.params.max_tokens, len(full.prompt)) == (0, 50)
+    assert isinstance(refused(COMPLETION, {"prompt": [1] * 50}, model_info), PromptTooLong)
+    assert isinstance(refused(COMPLETION, {"prompt": [1] * 51, "max_tokens": 0}, model_info), PromptTooLong)
+
+
+@pytest.mark.parametrize(
+    ("fields", "wanted"),
+    [
+        ({}, None),
+        ({"logprobs": 3}, None),
+        ({"echo": True}, None),
+        ({"echo": False, "logprobs": 3}, None),
+        ({"echo": True, "logprobs": 0}, 0),
+        ({"echo": True, "logprobs": 3}, 3),
+        ({"prompt_logprobs": 0}, 0),
+        ({"prompt_logprobs": 1, "echo": True, "logprobs": 3}, 3),
+        ({"prompt_logprobs": 5, "echo": True, "logprobs": 3}, 5),
+    ],
+)
+def test_which_requests_want_logprobs_of_their_prompt(fields: dict[str, Any], wanted: int | None) -> None:
+    params = complete(**fields).requests[0].params
+    assert (params.prompt_logprobs, params.logprobs) == (wanted, fields.get("logprobs"))
+
+
+def test_min_tokens_hold_back_every_end() -> None:
+    """Also the model's own ends where they do not end the answer; without a minimum nothing is held back."""
+    params = chat(min_tokens=3, ignore_eos=True, stop_token_ids=[65]).requests[0].params
+    assert (params.stop_ids, params.end_ids) == ({65}, MODEL_INFO.eos_ids | {65})
+    for fields in ({}, {"min_tokens": 0}):
+        params = chat(**fields).requests[0].params
+        assert (params.min_tokens, params.end_ids) == (0, frozenset())
+
+
+def test_more_tokens_than_an_answer_may_have_are_refused() -> None:
+    config = Config(sampling=SamplingSettings(max_tokens=7))
+    cases: list[tuple[dict[str, int], Config]] = [({"max_tokens": 5}, Config()), ({}, config), ({}, Config())]
+    for fields, each in cases:
+        least = fields.get("max_tokens", each.sampling.max_tokens or 10**6) + 1
+        error = refused(CHAT, {"messages": HI, **fields, "min_tokens": least}, config=each)
+        assert (error.param, error.http_status) == ("min_tokens", 400)
+    assert chat(max_tokens=5, min_tokens=5).requests[0].params.min_tokens == 5
+    assert refused(COMPLETION, {"prompt": "a", "min_tokens": -1}).param == "min_tokens"
+
+
+def test_an_answer_without_a_limit_has_a_default_one() -> None:
+    """Whatever the context; the config and the caller may set another, and the context is the most."""
+    large = FakeModelInfo(context_length=10**6)
+    assert chat(large).requests[0].params.max_tokens == DEFAULT_MAX_TOKENS
+    assert (
+        chat(large, Config(sampling=SamplingSettings(max_tokens=10**5))).requests[0].params.max_tokens
+        == 10**5
+    )
+    assert make(CHAT, {"messages": HI}, large, default_max_tokens=9).requests[0].params.max_tokens == 9
+    assert chat(large, max_tokens=5 * 10**5).requests[0].params.max_tokens == 5 * 10**5
+    small = chat().requests[0]
+    assert small.params.max_tokens == MODEL_INFO.context_length - len(small.prompt)

@@ -376,16 +376,18 @@ def test_a_complete_answer_needs_a_stop_token(zoo: Zoo) -> None:
 
 
 def test_a_matcher_that_exceeds_its_limits_fails_alone(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The time of a mask is bounded; what needs more fails alone, with llguidance's reason."""
+    """The time of a mask is bounded; what needs more, later than compiling tries, fails alone."""
     monkeypatch.setattr("mlxrun.structured.grammar.STEP_MAX_ITEMS", 40)
     engine = engine_driver.make_real_engine(zoo.text("llama", ends=True))
-    hard = compile_grammar(
-        "lark", 'start: a\na: a a | "x" | "xx" | b\nb: b b | "x"', engine.model_info, param="p"
-    )
+    source = 'start: LATER a\nLATER: /[yz]{20}/\na: a a | "x" | "xx" | b\nb: b b | "x"'
+    hard = compile_grammar("lark", source, engine.model_info, param="p")
     todo = [
         replace(make_request(engine, "0", stop_ids=frozenset({99})), grammar=hard),
         engine_driver.make_text_request("a", PROMPTS[1]),
     ]
     events = engine_driver.run_requests(engine, todo)
-    assert events["0"].error is not None and "the grammar cannot continue" in str(events["0"].error)
+    error = events["0"].error
+    assert isinstance(error, RequestError) and error.param == "p"
+    assert str(error).startswith("p: the grammar ") and "too many alternatives" in str(error)
+    assert len(events["0"].tokens) >= 20
     engine_driver.check_answer(events["a"], zoo.answer("llama", PROMPTS[1], ends=True))

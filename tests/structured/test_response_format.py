@@ -223,6 +223,9 @@ def test_templates_that_reason_by_default(template: str, enabled: dict[str, bool
     assert (allows(request.grammar, "<think>\nHm\n</think>\n\nno") is None) == reasons
 
 
+BAD = tool("bad", parameters={"type": "x"})
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -232,7 +235,17 @@ def test_templates_that_reason_by_default(template: str, enabled: dict[str, bool
             "response_format.json_schema.schema",
         ),
         ({"tools": [tool("f")], "guided_regex": "a"}, "guided_regex"),
-        ({"tools": [tool("f", strict=True, parameters={"type": "x"})]}, "tools"),
+        ({"tools": [tool("f", strict=True, parameters={"type": "x"})]}, "tools[0].function.parameters.type"),
+        ({"tools": [tool("f"), BAD], "tool_choice": "required"}, "tools[1].function.parameters.type"),
+        (
+            {"tools": [tool("f"), BAD], "tool_choice": {"type": "function", "function": {"name": "bad"}}},
+            "tools[1].function.parameters.type",
+        ),
+        ({"tools": [tool("f"), BAD], **AGE_FORMAT}, "tools[1].function.parameters.type"),
+        (
+            {"tools": [tool("f"), tool("g", strict=True, parameters={"not": {}})], **AGE_FORMAT},
+            "tools[1].function.parameters",
+        ),
         ({"guided_json": {"type": "array", "uniqueItems": True}, "guided_regex": "a"}, "guided_regex"),
     ],
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Sequence
 from typing import Any
@@ -11,8 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from mlxrun.errors import RequestError
 from mlxrun.scheduler.request import ProcessedPrompt
@@ -22,7 +19,8 @@ from mlxrun.text.boundaries import MIN_TOKENS, find_boundaries, make_variants, m
 from mlxrun.text.messages import normalize_messages
 from mlxrun.text.prompt import RenderedPrompt, build_chat_prompt, build_raw_prompt
 from mlxrun.text.template import render_chat
-from mlxrun.text.tokens import PromptTokens, count_shared_prefix, count_shared_tokens, tokenize
+from mlxrun.text.tokens import PromptTokens, tokenize
+from tests.helpers.odd_tokenizers import TEXTS, TOKENIZERS, nasty_tokenizer, true_lcp
 from tests.helpers.tokenizers import (
     CHATML,
     STRICT,
@@ -31,10 +29,7 @@ from tests.helpers.tokenizers import (
     THINKING,
     TOOLS,
     FakeModelInfo,
-    byte_chars,
-    byte_tokenizer,
     ids_of,
-    metaspace_tokenizer,
 )
 
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
@@ -76,66 +71,6 @@ TEMPLATES = (
 )
 
 
-@functools.cache
-def nasty_tokenizer(split: bool = True, normalise: bool = True) -> PreTrainedTokenizerFast:
-    """Merges across the borders of messages; added tokens that begin alike, eat spaces, depend on what is
-    beside them or are found after a normaliser that looks at the whole text."""
-    space, line = "\u0120", "\u010a"
-    merges = [
-        *((line, "h"), (line, "Z"), (line, line), (line + line, line), ("r", line), ("r" + line, "0")),
-        *(("Z", "q"), (space, space), ("h", "i"), ("n", "a"), (line, "n"), (">", line), ("a", space)),
-    ]
-    vocab = {char: i for i, char in enumerate(byte_chars())}
-    for left, right in merges:
-        vocab[left + right] = len(vocab)
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges))
-    if normalise:
-        tokenizer.normalizer = normalizers.Sequence(
-            [normalizers.NFC(), normalizers.Replace("  ", " "), normalizers.Strip()]
-        )
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=split, use_regex=split)
-    tokenizer.decoder = decoders.ByteLevel()
-    exact = {"special": True, "normalized": False}
-    tokenizer.add_special_tokens(
-        [
-            *(AddedToken(text, **exact) for text in ("<|im_start|>", "<|im_start|>user\nZ", "<|im")),
-            AddedToken("<|im_end|>", lstrip=True, rstrip=True, **exact),
-            AddedToken("na", single_word=True, **exact),
-        ]
-    )
-    tokenizer.add_tokens(
-        [AddedToken("<think>", normalized=True), AddedToken("</think>", normalized=False, rstrip=True)]
-    )
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>")
-
-
-TOKENIZERS = {
-    "bytes": byte_tokenizer,
-    "metaspace": metaspace_tokenizer,
-    "nasty": nasty_tokenizer,
-    "nasty, one word": functools.partial(nasty_tokenizer, split=False),
-    "nasty, as it is": functools.partial(nasty_tokenizer, normalise=False),
-}
-
-TEXTS = st.lists(
-    st.sampled_from(
-        [
-            *("hi", "Z", "Zq", "0", "na", " ", "  ", "\n", "\n\n", "a", "\u0159", "e\u030c", "\U0001f600"),
-            *(
-                "<think>",
-                "</think>",
-                "<|im_end|>",
-                "<|im_start|>",
-                "<|im_start|>user\n",
-                "<|im",
-                "hello world",
-            ),
-        ]
-    ),
-    max_size=8,
-).map("".join)
-
-
 def turn(roles: Sequence[str]) -> st.SearchStrategy[dict[str, Any]]:
     turns = st.fixed_dictionaries({"role": st.sampled_from(roles), "content": TEXTS})
     return turns.map(lambda t: t | {"tool_call_id": "c"} if t["role"] == "tool" else t)
@@ -147,55 +82,8 @@ CHATS = st.tuples(
 ).map(lambda parts: [*parts[0], *parts[1]])
 
 
-def true_lcp(a: Sequence[int], b: Sequence[int]) -> int:
-    """One token at a time: the oracle."""
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-
-
 def prompt_of(model_info: FakeModelInfo, messages: list[Any], tools: Any = None) -> RenderedPrompt:
     return build_chat_prompt(model_info, normalize_messages(messages).messages, [], tools, {})
-
-
-@settings(max_examples=300, deadline=None)
-@given(st.sampled_from(sorted(TOKENIZERS)), TEXTS, TEXTS, TEXTS)
-def test_shared_tokens_are_those_of_both_texts(name: str, start: str, one: str, two: str) -> None:
-    """Although only the end of the second text is tokenised."""
-    model_info = FakeModelInfo(tokenizer=TOKENIZERS[name]())
-    for prefix in (start, f"<|im_start|>{start}<|im_end|>\n<|im_start|>user\n"):
-        tokens = tokenize(model_info, prefix + one, add_special_tokens=False)
-        assert tokens.ids == ids_of(prefix + one, model_info.tokenizer)
-        found = count_shared_tokens(model_info, tokens, prefix + two)
-        assert found == true_lcp(tokens.ids, ids_of(prefix + two, model_info.tokenizer))
-        assert count_shared_tokens(model_info, tokens, tokens.text) == len(tokens.ids)
-
-
-@pytest.mark.parametrize(
-    ("added", "one", "two"),
-    [
-        (AddedToken("na", single_word=True, normalized=False), "hi na.", "hi nax"),
-        (AddedToken("<think>", normalized=True), "hi <think>a", "hi <think>b"),
-        (AddedToken("<e>", normalized=False, lstrip=True), "hi" + " " * 9 + "<e>", "hi" + " " * 9 + "x"),
-        (AddedToken("<e>", normalized=False), "hi <e>", "hi <x"),
-    ],
-    ids=["word", "normalised", "strip", "part"],
-)
-def test_a_token_that_depends_on_what_follows_splits_nothing(added: AddedToken, one: str, two: str) -> None:
-    """Without that token the text before it has other tokens, which merge with what is after them."""
-    space = "\u0120"
-    merges = [("i", space), ("i" + space, space), (space, "n"), (space, "<")]
-    merges = merges[:2] if added.lstrip else merges[2:]
-    vocab = {char: i for i, char in enumerate(byte_chars())}
-    for left, right in merges:
-        vocab[left + right] = len(vocab)
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges))
-    tokenizer.normalizer = normalizers.Replace("k>b", "k b")
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.add_tokens([added])
-    model_info = FakeModelInfo(tokenizer=PreTrainedTokenizerFast(tokenizer_object=tokenizer))
-    for first, second in ((one, two), (two, one)):
-        tokens = tokenize(model_info, "hello " + first, add_special_tokens=False)
-        whole = ids_of("hello " + second, model_info.tokenizer)
-        assert count_shared_tokens(model_info, tokens, "hello " + second) == true_lcp(tokens.ids, whole)
 
 
 @settings(max_examples=300, deadline=None)
@@ -461,16 +349,6 @@ def test_positions_that_cannot_be_mapped_are_left_out() -> None:
     assert map_to_expanded((20,), other, (*range(20), 99, 99, *range(30, 50)), ((20, 22),)) == (20,)
     assert map_to_expanded((16, 40), ids, ids, ()) == (16, 40)
     assert map_to_expanded((16, 30), ids, (1, 2, 3), ((0, 3),)) == ()
-
-
-def test_shared_is_the_length_of_the_common_start() -> None:
-    for a, b, expected in (("", "", 0), ("abc", "abd", 2), ("ab", "abc", 2), ("x", "y", 0)):
-        assert (
-            count_shared_prefix(a, b)
-            == count_shared_prefix(tuple(a), tuple(b))
-            == count_shared_prefix(b, a)
-            == expected
-        )
 
 
 def test_boundaries_of_a_text_without_positions() -> None:

@@ -14,18 +14,20 @@ import pytest
 from mlxrun.api.anthropic.fields import BODY as MESSAGES
 from mlxrun.api.choice import Choice
 from mlxrun.api.context import ApiContext
-from mlxrun.api.openai.request import prepare_chat_prompt, read_offered_tools
+from mlxrun.api.openai.offered_tools import read_offered_tools
+from mlxrun.api.openai.request import prepare_chat_prompt
 from mlxrun.api.prepared import PreparedRequest
 from mlxrun.api.responses.fields import BODY as RESPONSES
 from mlxrun.batch.job_file import JobLine
 from mlxrun.batch.line_answerer import LinePreparer
-from mlxrun.config.settings import Config
+from mlxrun.config.settings import Config, MediaSettings
 from mlxrun.errors import RequestError
 from mlxrun.parsers.delta import PlainParser
 from mlxrun.parsers.registry import choose_formats
 from mlxrun.scheduler.request import FinishReason, TokenEvent
 from mlxrun.server.endpoints.tokenize import _tokenize_text
 from mlxrun.text.continuation import ContinuationParser, get_continued_path
+from mlxrun.text.images import MediaLoader
 from tests.helpers.anthropic_api import ADD, CALL, body, count, text, user
 from tests.helpers.anthropic_api import make as message
 from tests.helpers.anthropic_api import refused as message_refused
@@ -249,7 +251,7 @@ def test_token_by_token_it_is_the_same() -> None:
 
 def test_a_parser_that_has_not_read_the_text_is_wrong() -> None:
     """The twin: without the state that the text leaves, reasoning and calls are taken for text."""
-    for start, rest in (("<think>\nFirst", ", hm</think>Yes"), (CALLING[:9], CALLING[9:])):
+    for start, rest in (("<think>\nFirst", ", hm</think>Yes"), (CALLING[:20], CALLING[20:])):
         given = begun(start, tools=[TOOL])
         right = describe(answered(given, rest))
         made = dataclasses.replace(prepared(CHAT, given, FakeModelInfo(chat_template=TOOLS)), formats=FORMATS)
@@ -317,7 +319,7 @@ def test_a_completion_goes_on_from_its_prompt() -> None:
 def test_a_budget_counts_in_open_reasoning() -> None:
     """Reasoning that the text has begun is closed when the answer's own tokens of it are used up."""
     model_info = FakeModelInfo(chat_template=TOOLS)
-    context = ApiContext(model_info, Config(), None, FORMATS)  # type: ignore[arg-type]
+    context = ApiContext(model_info, Config(), MediaLoader(MediaSettings(), None), FORMATS)
     stop = frozenset({byte_tokenizer().eos_token_id})
 
     def closes(content: str) -> bool:
@@ -432,19 +434,20 @@ def test_a_template_that_changes_the_text_is_led_back() -> None:
 async def test_a_job_takes_it_too(tmp_path: Path) -> None:
     """The same code prepares it: the same prompt as the server's."""
     preparer = LinePreparer(FakeModelInfo(), Config(), tmp_path)
-    made = await preparer.prepare(JobLine(1, "a", CHAT, begun("The")))
+    made = (await preparer.prepare(JobLine(1, "a", CHAT, begun("The")))).prepared
     assert made.continuation == "The" and made.prompts[0].endswith("<|im_start|>assistant\nThe")
 
 
 async def test_checked_once() -> None:
     """Tools are looked at once a request, also where a prompt is only counted."""
-    from mlxrun.api.openai import request
+    from mlxrun.api.openai import offered_tools, request
 
     seen = []
     with pytest.MonkeyPatch.context() as patch:
-        check = request.check_tools
-        patch.setattr(request, "check_tools", lambda tools: seen.append(1) or check(tools))
-        context = ApiContext(FakeModelInfo(chat_template=TOOLS), Config(), None)  # type: ignore[arg-type]
+        check = offered_tools.check_tools
+        patch.setattr(offered_tools, "check_tools", lambda tools: seen.append(1) or check(tools))
+        loader = MediaLoader(MediaSettings(), None)
+        context = ApiContext(FakeModelInfo(chat_template=TOOLS), Config(), loader)
         await request.prepare_request(CHAT, {"messages": HI, "tools": [TOOL]}, context)
         assert seen == [1]
         await prepare_chat_prompt(
@@ -470,6 +473,6 @@ def test_every_format_goes_on() -> None:
 
 def sorted_out(items: Sequence[Any]) -> tuple[str, str, list[Call]]:
     """The text, the reasoning and the calls of an answer."""
-    texts = "".join(item for item in items if isinstance(item, str))
-    reasoning = "".join(item.text for item in items if isinstance(item, Reasoning))
+    texts = "\n".join(item for item in items if isinstance(item, str))
+    reasoning = "\n".join(item.text for item in items if isinstance(item, Reasoning))
     return texts, reasoning, [item for item in items if isinstance(item, Call)]

@@ -10,14 +10,19 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from aiohttp.resolver import ThreadedResolver
 from aiohttp.test_utils import TestServer
 from PIL import Image
 
 from mlxrun.config.settings import MediaSettings
 from mlxrun.errors import MediaError
+from mlxrun.text import image_fetch
 from mlxrun.text.image_fetch import is_public
 from mlxrun.text.images import MediaLoader
+from mlxrun.text.messages import ImageRef
+from tests.helpers.tokenizers import FakeModelInfo
 
+SEEN = web.AppKey("seen", list[str])  # the paths of all requests
 TestServer.__test__ = False  # type: ignore[attr-defined]
 
 
@@ -50,7 +55,13 @@ async def server() -> AsyncIterator[TestServer]:
     async def packed(_: web.Request) -> web.Response:
         return web.Response(body=b"x", headers={"Content-Encoding": "gzip"})
 
-    app = web.Application()
+    @web.middleware
+    async def count(request: web.Request, handler: Any) -> Any:
+        app[SEEN].append(request.path)
+        return await handler(request)
+
+    app = web.Application(middlewares=[count])
+    app[SEEN] = []
     for handler in (image, endless, slow, redirect, packed):
         app.router.add_get(f"/{handler.__name__}", handler)
     server = TestServer(app, host="127.0.0.1")
@@ -61,7 +72,9 @@ async def server() -> AsyncIterator[TestServer]:
 
 async def load(url: Any, *, public: Any = lambda _: True, **options: Any) -> Image.Image:
     settings = MediaSettings(**{"allow_urls": True, "timeout": 5.0} | options)
-    return await MediaLoader(settings, None, public=public).load(str(url), "p")
+    loader = MediaLoader(settings, None, public=public)
+    async with loader.load_images([ImageRef(str(url), "p")], FakeModelInfo(vision=True)) as images:
+        return images[0]
 
 
 async def refused(url: Any, **options: Any) -> str:
@@ -138,7 +151,44 @@ async def test_bad_urls(url: str) -> None:
         ("100.64.0.1", False),
         ("192.168.1.1", False),
         ("::", False),
+        ("::1", False),
+        ("::127.0.0.1", False),
+        ("::10.0.0.1", False),
+        ("::8.8.8.8", True),
+        ("::ffff:127.0.0.1", False),
+        ("::ffff:0:127.0.0.1", False),
+        ("::ffff:0:8.8.8.8", True),
+        ("64:ff9b:1::1", False),
+        ("64:ff9b:1:ffff:ffff:ffff:808:808", False),
+        ("64:ff9b::10.0.0.1", False),
+        ("fec0::1", False),
+        ("feff::1", False),
+        ("fc00::1", False),
+        ("2002:808:808::", True),
+        ("2002:a00:1::1", False),
+        ("2001:0:808:808:0:0:f7f7:f7f7", True),  # Teredo: 8.8.8.8 is both server and client
+        ("2001:0:808:808:0:0:80ff:fffe", False),  # its client is 127.0.0.1
+        ("2001:0:7f00:1:0:0:f7f7:f7f7", False),  # its server is
+        ("2001:db8::1", False),
+        ("100::1", False),
+        ("ff0e::1", False),
+        ("4000::1", False),
+        ("240.0.0.1", False),
+        ("255.255.255.255", False),
     ],
 )
 def test_public_addresses(address: str, expected: bool) -> None:
     assert is_public(address) is expected
+
+
+async def test_the_address_of_the_connection_is_what_counts(
+    server: TestServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A resolver that is deceived, or that checks nothing, does not help: nothing is sent."""
+    monkeypatch.setattr(image_fetch, "_make_resolver", lambda public: ThreadedResolver())
+    assert "leads to no public address" in await refused(
+        f"http://localhost:{server.port}/image", public=is_public
+    )
+    assert server.app[SEEN] == []
+    assert (await load(f"http://localhost:{server.port}/image")).size == (3, 2)
+    assert server.app[SEEN] == ["/image"]

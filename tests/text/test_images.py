@@ -11,16 +11,19 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from PIL import Image
 
 from mlxrun.config.settings import MediaSettings
-from mlxrun.errors import MediaError
-from mlxrun.text.images import MediaLoader, decode_image
+from mlxrun.errors import MediaError, RequestError
+from mlxrun.scheduler.request import ProcessedPrompt
+from mlxrun.text.image_memory import get_image_memory
+from mlxrun.text.images import MediaLoader
+from mlxrun.text.messages import ImageRef
+from tests.helpers.tokenizers import FakeModelInfo
 
-MANY = 10**9
+VISION = FakeModelInfo(vision=True)
 
 
 def encoded(image: Image.Image, form: str = "PNG", **options: Any) -> bytes:
@@ -37,8 +40,13 @@ def data_url(data: bytes, kind: str = "image/png") -> str:
     return f"data:{kind};base64,{base64.b64encode(data).decode()}"
 
 
+async def load_one(loader: MediaLoader, url: str, param: str = "messages[0]") -> Image.Image:
+    async with loader.load_images([ImageRef(url, param)], VISION) as images:
+        return images[0]
+
+
 def load(url: str, base: Path | None = None, **options: Any) -> Image.Image:
-    return asyncio.run(MediaLoader(MediaSettings(**options), base).load(url, "messages[0]"))
+    return asyncio.run(load_one(MediaLoader(MediaSettings(**options), base), url))
 
 
 def refused(url: str, base: Path | None = None, **options: Any) -> str:
@@ -54,36 +62,6 @@ def test_formats_come_out_as_rgb(form: str) -> None:
     image = load(data_url(encoded(plain(), form), f"image/{form.lower()}"))
     assert (image.mode, image.size) == ("RGB", (3, 2))
     assert image.getpixel((0, 0))[0] > 240
-
-
-def test_exif_orientation_is_applied() -> None:
-    exif = Image.Exif()
-    exif[0x0112] = 6  # turn by 90 degrees
-    assert decode_image(encoded(plain(), "JPEG", exif=exif.tobytes()), MANY).size == (2, 3)
-
-
-def test_transparency_lies_on_white() -> None:
-    clear = Image.new("RGBA", (1, 1), (0, 0, 0, 0))
-    half = Image.new("LA", (1, 1), (0, 128))
-    palette = Image.new("P", (1, 1), 0)
-    assert decode_image(encoded(clear), MANY).getpixel((0, 0)) == (255, 255, 255)
-    assert decode_image(encoded(half), MANY).getpixel((0, 0)) == (127, 127, 127)
-    assert decode_image(encoded(palette, transparency=0), MANY).getpixel((0, 0)) == (255, 255, 255)
-
-
-def test_first_frame_of_an_animation() -> None:
-    data = encoded(plain(colour="red"), "GIF", save_all=True, append_images=[plain(colour="blue")])
-    assert decode_image(data, MANY).getpixel((0, 0)) == (255, 0, 0)
-
-
-def test_sixteen_bits_are_scaled_not_clipped() -> None:
-    grey = Image.new("I;16", (1, 1), 0x4000)
-    assert decode_image(encoded(grey), MANY).getpixel((0, 0)) == (64, 64, 64)
-
-
-def test_the_same_bytes_give_the_same_pixels() -> None:
-    data = encoded(plain((40, 30)), "JPEG", quality=50)
-    assert decode_image(data, MANY).tobytes() == decode_image(data, MANY).tobytes()
 
 
 def test_pixels_are_counted_from_the_header_before_decoding() -> None:
@@ -104,20 +82,6 @@ def test_broken_images_are_media_errors() -> None:
     good = encoded(plain((64, 64)), "JPEG")
     for data in (b"", b"hello", good[: len(good) // 2], b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"):
         assert "not a readable image" in refused(data_url(data))
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.data())
-def test_no_damage_crashes_the_decoder(data: st.DataObject) -> None:
-    form = data.draw(st.sampled_from(["PNG", "JPEG", "GIF", "WEBP", "BMP", "TIFF"]))
-    raw = bytearray(encoded(plain((9, 7)), form))
-    for _ in range(data.draw(st.integers(1, 4))):
-        raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
-    try:
-        image = decode_image(bytes(raw), 10_000)
-    except MediaError:
-        return
-    assert image.mode == "RGB"
 
 
 @pytest.mark.parametrize(
@@ -190,6 +154,79 @@ def test_many_at_once_with_few_slots(tmp_path: Path) -> None:
 
     async def load_all() -> list[Image.Image]:
         loader = MediaLoader(MediaSettings(), tmp_path, parallel=2)
-        return await asyncio.gather(*(loader.load("a.png", f"m[{i}]") for i in range(20)))
+        return await asyncio.gather(*(load_one(loader, "a.png", f"m[{i}]") for i in range(20)))
 
     assert len(asyncio.run(load_all())) == 20
+
+
+# -- memory -----------------------------------------------------------------------------------------------
+
+
+class Keeping(FakeModelInfo):
+    """Its processor keeps squares of 500 pixels."""
+
+    def process(self, text: str, images: Any) -> Any:
+        return ProcessedPrompt((), (), {"pixel_values": np.zeros((3, 500, 500))})
+
+
+def large(side: int = 2100) -> str:
+    return data_url(encoded(plain((side, side))))
+
+
+async def test_large_images_are_reduced_always_alike() -> None:
+    """Alone and among others; small ones, and those of unknown processors, are not."""
+    refs = [ImageRef(large(), "a"), ImageRef(data_url(encoded(plain())), "b")]
+    loader = MediaLoader(MediaSettings(), None)
+    for some in (refs[:1], refs):
+        async with loader.load_images(some, Keeping(vision=True)) as images:
+            assert [image.size for image in images] == [(1050, 1050), (3, 2)][: len(some)]
+        async with loader.load_images(some, VISION) as images:
+            assert images[0].size == (2100, 2100)
+
+
+async def test_images_of_many_requests_stay_within_the_budget() -> None:
+    """They wait for each other; what is too much for the budget is refused, whatever else runs."""
+    most = 16 * 2 * 300**2 + 4 * 300**2
+    loader = MediaLoader(MediaSettings(), None, memory_bytes=most)
+    memory, held = get_image_memory(most), 0
+    refs = [ImageRef(large(300), f"m[{i}]") for i in range(3)]
+
+    async def use() -> None:
+        nonlocal held
+        async with loader.load_images(refs[:2], VISION) as images:
+            assert len(images) == 2 and memory.used == most
+            held += 1
+            await asyncio.sleep(0.001)
+
+    await asyncio.gather(*(use() for _ in range(5)))
+    assert held == 5 and memory.used == 0
+    with pytest.raises(MediaError, match=r"m\[2\]: .* more than media.memory_bytes") as caught:
+        async with loader.load_images(refs, VISION):
+            pass
+    assert caught.value.param == "m[2]" and memory.used == 0
+
+
+async def test_a_damaged_image_returns_its_memory() -> None:
+    loader = MediaLoader(MediaSettings(), None, memory_bytes=10**8)
+    good = encoded(plain((64, 64)), "JPEG")
+    refs = [ImageRef(data_url(good), "a"), ImageRef(data_url(good[: len(good) // 2]), "b")]
+    with pytest.raises(MediaError, match="^b: not a readable image"):
+        async with loader.load_images(refs, VISION):
+            pass
+    assert get_image_memory(10**8).used == 0
+
+
+async def test_the_first_error_in_the_order_of_the_images() -> None:
+    refs = [ImageRef(large(3), "a"), ImageRef("data:image/png;base64,AAAA", "b"), ImageRef("x.png", "c")]
+    for _ in range(3):
+        with pytest.raises(MediaError, match="^b: "):
+            async with MediaLoader(MediaSettings(), None).load_images(refs, VISION):
+                pass
+    with pytest.raises(MediaError, match="c: 3 images are more than media.max_images"):
+        async with MediaLoader(MediaSettings(max_images=2), None).load_images(refs, VISION):
+            pass
+    with pytest.raises(RequestError, match="a: the model 'fake' does not accept images"):
+        async with MediaLoader(MediaSettings(), None).load_images(refs, FakeModelInfo()):
+            pass
+    async with MediaLoader(MediaSettings(), None).load_images([], FakeModelInfo()) as images:
+        assert images == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlxrun.errors import RequestError
-from mlxrun.text.messages import ImageRef, normalize_messages
+from mlxrun.text.messages import ImageRef, MessageSupport, normalize_messages
 
 URL = "data:image/png;base64,AA=="
 
@@ -125,12 +126,14 @@ def test_tool_arguments_become_objects(arguments: Any, expected: Any) -> None:
         ([{"role": "tool", "content": "2", "name": "add"}], "messages[0].tool_call_id", "missing"),
         ([{"role": "tool", "content": "2", "tool_call_id": None}], "messages[0].tool_call_id", "missing"),
         ([user([{"type": "text", "text": None}])], "messages[0].content[0].text", "null"),
-        ([user([{**text("x"), "cache_control": {}}])], "messages[0].content[0].cache_control", "unknown"),
         ([user([{"type": "image_url", "image_url": URL}])], "messages[0].content[0].image_url", "string"),
         ([user([{"type": "image_url", "image_url": {}}])], "messages[0].content[0].image_url.url", "null"),
-        ([{"role": "system", "content": [image()]}], "messages[0].content[0].type", "user messages only"),
-        ([{"role": "system", "content": "x", "name": "n"}], "messages[0].name", "not supported"),
-        ([user(contnt="x")], "messages[0].contnt", "did you mean 'content'"),
+        ([{"role": "system", "content": [image()]}], "messages[0].content[0].type", "of tools only"),
+        ([{"role": "assistant", "content": [image()]}], "messages[0].content[0].type", "of tools only"),
+        ([{"role": "assistant", "content": "x", "refusal": "no"}], "messages[0].refusal", "beside a content"),
+        ([{"role": "assistant", "content": None, "refusal": 1}], "messages[0].refusal", "string"),
+        ([{"role": "user", "content": "x", "refusal": "no"}], "messages[0].refusal", "not supported"),
+        ([user([{"type": "refusal", "refusal": "no"}])], "messages[0].content[0].type", "not supported"),
         ([user(name=1)], "messages[0].name", "integer"),
         ([{"role": "assistant", "content": "x", "audio": {"id": "1"}}], "messages[0].audio", "not supported"),
     ],
@@ -149,10 +152,8 @@ def test_bad_messages_are_named(messages: Any, param: str, words: str) -> None:
         ({"type": "custom"}, ".type"),
         ({"function": None}, ".function"),
         ({"function": {"name": None}}, ".function.name"),
-        ({"function": {"name": "f", "arguments": "{"}}, ".function.arguments"),
-        ({"function": {"name": "f", "arguments": "[1]"}}, ".function.arguments"),
-        ({"function": {"name": "f", "arguments": '{"a": NaN}'}}, ".function.arguments"),
-        ({"function": {"name": "f", "arguments": "[" * 5000}}, ".function.arguments"),
+        ({"function": {"name": "f", "arguments": [1]}}, ".function.arguments"),
+        ({"function": {"name": "f", "arguments": 1}}, ".function.arguments"),
         ({"function": {"name": "f"}, "id": 1}, ".id"),
     ],
 )
@@ -161,10 +162,153 @@ def test_bad_tool_calls_are_named(call: Any, where: str) -> None:
     assert error.param == f"messages[0].tool_calls[0]{where}"
 
 
-def test_low_detail_is_refused() -> None:
-    """Nothing accepted is ignored: fewer pixels cannot be had."""
-    part = {"type": "image_url", "image_url": {"url": URL, "detail": "low"}}
-    assert refused([user([part])]).param == "messages[0].content[0].image_url.detail"
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+ANSWER = {"role": "assistant", "content": "x", "reasoning_content": "r", "tool_calls": [CALL]}
+
+
+@pytest.mark.parametrize(
+    ("sent", "param"),
+    [
+        (user([{**text("x"), "cache_control": {"type": "ephemeral"}}]), "content[0].cache_control"),
+        (user([{**text("x"), "prompt_cache_breakpoint": True}]), "content[0].prompt_cache_breakpoint"),
+        (user(contnt="x"), "contnt"),
+        ({"role": "system", "content": "x", "name": "n"}, "name"),
+        *(
+            (user([{"type": "image_url", "image_url": {"url": URL, name: value}}]),)
+            + (f"content[0].image_url.{name}",)
+            for name, value in (("detail", "low"), ("detail", 5), ("format", "image/png"))
+        ),
+        *(
+            ({**ANSWER, name: value}, name)
+            for name, value in {
+                "annotations": [{"type": "url_citation"}],
+                "images": [{"image_url": {"url": URL}}],
+                "provider_specific_fields": {"a": 1},
+                "reasoning_details": [{"type": "reasoning.text", "text": "r"}],
+                "thinking_blocks": [{"type": "thinking", "thinking": "r", "signature": "s"}],
+                "token_ids": [1],
+            }.items()
+        ),
+        ({**ANSWER, "tool_calls": [{**CALL, "index": 0}]}, "tool_calls[0].index"),
+        (
+            {**ANSWER, "tool_calls": [{**CALL, "function": {**CALL["function"], "parsed_arguments": {}}}]},
+            "tool_calls[0].function.parsed_arguments",
+        ),
+        ({"role": "tool", "content": "1", "tool_call_id": "c", "is_error": False}, "is_error"),
+    ],
+)
+def test_what_clients_send_back_has_no_effect(sent: dict[str, Any], param: str) -> None:
+    """Unknown fields of messages, parts and calls; refused by name only if fields are strict."""
+
+    def without(value: Any, path: list[Any]) -> Any:
+        if len(path) == 1:
+            return {key: item for key, item in value.items() if key != path[0]}
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        changed = {key: without(item, path[1:]) if key == path[0] else item for key, item in items}
+        return changed if isinstance(value, dict) else list(changed.values())
+
+    path = [int(part) if part.isdigit() else part for part in re.findall(r"\w+", param)]
+    assert normalize_messages([sent]) == normalize_messages([without(sent, path)])
+    with pytest.raises(RequestError) as caught:
+        normalize_messages([sent], strict=True)
+    assert caught.value.param == f"messages[0].{param}"
+
+
+def test_a_field_with_content_is_not_ignored() -> None:
+    """The twin of the test above."""
+    assert normalize_messages([ANSWER]) != normalize_messages([{**ANSWER, "reasoning_content": "s"}])
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"content": None, "refusal": "I cannot"},
+        {"content": "", "refusal": "I cannot"},
+        {"content": [{"type": "refusal", "refusal": "I cannot"}]},
+    ],
+)
+def test_a_refusal_is_text(message: dict[str, Any]) -> None:
+    (turn,) = normalize_messages([{"role": "assistant", **message}]).messages
+    assert turn == {"role": "assistant", "content": "I cannot"}
+    with pytest.raises(RequestError, match="refusal|content"):
+        normalize_messages([{"role": "assistant", **message}], strict=True)
+
+
+BROKEN = ["{", "[1]", '{"a": NaN}', '"x"', "5", "[" * 5000, '{"city": "Praha"', "not json"]
+
+
+@pytest.mark.parametrize("arguments", BROKEN)
+def test_arguments_that_are_no_object_stay_text(arguments: str) -> None:
+    """An agent goes on after its model wrote broken JSON: the text is in the prompt."""
+    call = {**CALL, "function": {"name": "f", "arguments": arguments}}
+
+    def read(support: MessageSupport) -> Any:
+        (turn,) = normalize_messages([{**ANSWER, "tool_calls": [call]}], support).messages
+        return turn["tool_calls"][0]["function"]["arguments"]
+
+    assert read(MessageSupport(text_arguments=True)) == arguments
+    assert read(MessageSupport()) == {"arguments": arguments}
+
+
+def test_arguments_for_templates_that_know_only_text() -> None:
+    support = MessageSupport(object_arguments=False, text_arguments=True)
+    sent = ['{"a":  1}', "", {"a": "č"}, "{"]
+    calls = [{**CALL, "function": {"name": "f", "arguments": each}} for each in sent]
+    (turn,) = normalize_messages([{**ANSWER, "tool_calls": calls}], support).messages
+    read = [call["function"]["arguments"] for call in turn["tool_calls"]]
+    assert read == ['{"a":  1}', "{}", '{"a": "č"}', "{"]
+
+
+RESULT = {"role": "tool", "tool_call_id": "c"}
+IMAGE = {"type": "image"}
+
+
+def test_images_of_results_are_the_users_next() -> None:
+    """All results of a turn stay together; the images begin the user's message, or make one."""
+    sent = [
+        user("look"),
+        ANSWER,
+        {**RESULT, "content": [text("one"), image("a"), text("two")]},
+        {**RESULT, "content": [image("b")]},
+        user("and?"),
+        ANSWER,
+        {**RESULT, "content": [image("c")]},
+        {"role": "assistant", "content": "y"},
+        {**RESULT, "content": [image("d")]},
+    ]
+    chat = normalize_messages(sent)
+    assert [each["role"][0] for each in chat.messages] == list("uattuatuatu")
+    assert [each["content"] for each in chat.messages if each["role"] == "tool"] == ["one\ntwo", "", "", ""]
+    users = [each["content"] for each in chat.messages if each["role"] == "user"]
+    assert users == ["look", [IMAGE, IMAGE, text("and?")], [IMAGE], [IMAGE]]
+    assert [ref.url for ref in chat.images] == list("abcd")
+    before_image = normalize_messages([*sent[:4], user([text("so"), image("e")])])
+    assert before_image.messages[-1]["content"] == [IMAGE, IMAGE, text("so"), IMAGE]
+    assert [ref.url for ref in before_image.images] == list("abe")
+
+
+def test_images_of_results_stay_where_the_template_renders_them() -> None:
+    sent = [ANSWER, {**RESULT, "content": [text("one"), image("a")]}, user("and?")]
+    chat = normalize_messages(sent, MessageSupport(tool_images=True))
+    assert [each["content"] for each in chat.messages] == ["x", [text("one"), IMAGE], "and?"]
+    assert chat.images == (ImageRef("a", "messages[1].content[1].image_url.url"),)
+
+
+def test_late_system_messages_stay_where_the_template_renders_them() -> None:
+    sent = [
+        {"role": "system", "content": "one"},
+        {"role": "developer", "content": "two"},
+        user("a"),
+        {"role": "system", "content": "three"},
+        user("b"),
+    ]
+    chat = normalize_messages(sent, MessageSupport(late_system=True))
+    assert chat.messages == [
+        {"role": "system", "content": "one\n\ntwo"},
+        user("a"),
+        {"role": "system", "content": "three"},
+        user("b"),
+    ]
 
 
 KEYS = st.sampled_from(

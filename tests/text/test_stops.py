@@ -55,6 +55,36 @@ def test_nothing_comes_after_a_match() -> None:
     assert [matcher.feed("axb"), matcher.feed("c"), matcher.finish()] == ["a", "", ""]
 
 
+def test_a_match_where_none_may_be_is_text() -> None:
+    """A stop string that ends later counts, though it begins there."""
+    matcher = StopMatcher(["ab", "c"])
+    assert matcher.feed("xabca", may_match=False) == "xabc"
+    assert matcher.matched is None
+    assert matcher.feed("ba") == "" and matcher.matched == "ab"
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(st.text(alphabet="ab<", max_size=4), max_size=3),
+    st.text(alphabet="ab<", max_size=12),
+    st.text(alphabet="ab<", max_size=12),
+    st.integers(0, 12),
+)
+def test_text_where_none_may_match_is_as_defined(stops: list[str], free: str, rest: str, cut: int) -> None:
+    """The first end behind it wins, however it is split."""
+    matcher = StopMatcher(stops)
+    shown = matcher.feed(free[:cut], may_match=False) + matcher.feed(free[cut:], may_match=False)
+    shown += "".join(matcher.feed(char) for char in rest)
+    shown += matcher.finish()
+    for end in range(len(free) + 1, len(free) + len(rest) + 1):
+        text = (free + rest)[:end]
+        found = max((stop for stop in stops if stop and text.endswith(stop)), key=len, default=None)
+        if found is not None:
+            assert (shown, matcher.matched) == (text[: end - len(found)], found)
+            return
+    assert (shown, matcher.matched) == (free + rest, None)
+
+
 TEXT = st.text(alphabet="ab<", max_size=20)
 
 

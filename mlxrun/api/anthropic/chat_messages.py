@@ -1,8 +1,8 @@
 """Translates Anthropic's messages to chat messages, so that a conversation has one prompt on all surfaces.
 
-Tool results become `tool` messages; their images begin the user message that follows, as only user messages
-have images. Thinking becomes `reasoning_content`; redacted thinking cannot be read and is dropped. Errors are
-RequestErrors with paths of the Anthropic body, written `messages[0].content`.
+Tool results become `tool` messages with their images. Thinking becomes `reasoning_content`; redacted thinking
+cannot be read and is dropped. Errors are RequestErrors with paths of the Anthropic body, written
+`messages[0].content`.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from mlxrun.api.anthropic.fields import (
     check_tagged,
 )
 from mlxrun.api.opaque_reasoning import decode_reasoning
+from mlxrun.config.settings import ServerSettings
 from mlxrun.text.field_errors import get_json_type, reject, reject_unsupported, shorten
 
 logger = logging.getLogger(__name__)
@@ -67,18 +68,22 @@ class ChatMessagesBuilder:
     assistant with text that the answer continues: then `continued` is set.
     """
 
-    def __init__(self, sources: dict[str, str], *, strip_billing: bool, complete: bool) -> None:
+    def __init__(self, sources: dict[str, str], settings: ServerSettings, *, complete: bool) -> None:
         self.messages: list[Json] = []
         self.continued = False
         self._sources = sources
-        self._strip_billing = strip_billing
+        self._strip_billing = settings.strip_billing_header
+        self._echoed = not settings.strict_fields  # see fields.py
         self._complete = complete
         self._open_calls: dict[str, str] = {}  # paths of calls without a result, by id
         self._last_role = "user"  # of the last message that is not the system's
 
     def add_messages(self, messages: Sequence[Any]) -> None:
         """Adds all messages of a body."""
-        read = [check_tagged(m, f"messages[{i}]", MESSAGE, tag="role") for i, m in enumerate(messages)]
+        read = [
+            check_tagged(message, f"messages[{i}]", MESSAGE, tag="role", echoed=self._echoed)
+            for i, message in enumerate(messages)
+        ]
         last_user = max((i for i, (role, _) in enumerate(read) if role == "user"), default=-1)
         for i, (role, given) in enumerate(read):
             where = f"messages[{i}]"
@@ -98,7 +103,7 @@ class ChatMessagesBuilder:
 
     def add_system(self, content: Any, where: str) -> None:
         """Adds a system message. A billing line at the beginning of the first one is left out."""
-        parts = _read_parts(content, where, "system")
+        parts = self._read_parts(content, where, "system")
         if self._strip_billing and parts and not self.messages:
             parts = _strip_billing_line(parts)
         if parts:
@@ -108,30 +113,26 @@ class ChatMessagesBuilder:
         if isinstance(content, str):
             self._add({"role": "user", "content": content}, where)
             return
-        images: list[PromptPart] = []
         parts: list[PromptPart] = []
-        for kind, block, path in _read_blocks(content, f"{where}.content", "user"):
+        for kind, block, path in _read_blocks(content, f"{where}.content", "user", self._echoed):
             if kind != "tool_result":
-                parts.append(_read_part(kind, block, path))
+                parts.append(_read_part(kind, block, path, self._echoed))
             elif parts:
                 reject(path, "`tool_result` blocks must come first in a message")
             else:
-                images += self._add_result(block, path)
-        if images or parts:
-            self._add({"role": "user"}, where, [*images, *parts])
+                self._add_result(block, path)
+        if parts:
+            self._add({"role": "user"}, where, parts)
 
-    def _add_result(self, block: Json, path: str) -> list[PromptPart]:
-        """Adds the result of a call; returns its images."""
+    def _add_result(self, block: Json, path: str) -> None:
         call_id = block["tool_use_id"]
         if self._open_calls.pop(call_id, None) is None and self._complete:
             text = "unexpected: each `tool_result` needs a `tool_use` block of this id in the message before"
             reject(f"{path}.tool_use_id", text)
-        parts = _read_parts(block.get("content", ""), f"{path}.content", "tool_result")
-        texts = [part for part in parts if part.text is not None]
+        parts = self._read_parts(block.get("content", ""), f"{path}.content", "tool_result")
         if block.get("is_error"):
-            texts = _mark_failed(texts, path)
-        self._add({"role": "tool", "tool_call_id": call_id, "content": ""}, path, texts)
-        return [part for part in parts if part.text is None]
+            parts = _mark_failed(parts, path)
+        self._add({"role": "tool", "tool_call_id": call_id, "content": ""}, path, parts)
 
     def _add_assistant(self, content: Any, where: str) -> None:
         if self._last_role != "assistant":
@@ -142,7 +143,7 @@ class ChatMessagesBuilder:
         target = f"messages[{len(self.messages)}]"
         text = reasoning = ""  # blocks of one answer: tool calls split its text
         calls: list[Json] = []
-        for kind, block, path in _read_blocks(content, f"{where}.content", "assistant"):
+        for kind, block, path in _read_blocks(content, f"{where}.content", "assistant", self._echoed):
             if kind == "text":
                 text += block["text"]
             elif kind == "thinking":
@@ -161,6 +162,13 @@ class ChatMessagesBuilder:
         if calls:
             message["tool_calls"] = calls
         self._add(message, where)
+
+    def _read_parts(self, content: Any, where: str, container: str) -> list[PromptPart]:
+        """A string, or blocks of text and images."""
+        if isinstance(content, str):
+            return [PromptPart.from_text(content, where)] if content else []
+        blocks = _read_blocks(content, where, container, self._echoed)
+        return [_read_part(*block, self._echoed) for block in blocks]
 
     def _add(self, message: Json, where: str, parts: Sequence[PromptPart] = ()) -> None:
         target = f"messages[{len(self.messages)}]"
@@ -199,7 +207,7 @@ class ChatMessagesBuilder:
             reject(path, f"`tool_use` ids without `tool_result` blocks in the next message: {ids}")
 
 
-def _read_blocks(content: Any, where: str, container: str) -> list[tuple[str, Json, str]]:
+def _read_blocks(content: Any, where: str, container: str, echoed: bool) -> list[tuple[str, Json, str]]:
     """Type, fields and path of each block, checked."""
     if not isinstance(content, list):
         reject(where, f"expected string or array, got {get_json_type(content)}", code="invalid_type")
@@ -210,27 +218,22 @@ def _read_blocks(content: Any, where: str, container: str) -> list[tuple[str, Js
     refused = REFUSED_BLOCKS | dict.fromkeys(BLOCKS.keys() - allowed.keys(), elsewhere)
     paths = [f"{where}[{i}]" for i in range(len(content))]
     return [
-        (*check_tagged(block, path, allowed, refused), path)
+        (*check_tagged(block, path, allowed, refused, echoed=echoed), path)
         for block, path in zip(content, paths, strict=True)
     ]
 
 
-def _read_parts(content: Any, where: str, container: str) -> list[PromptPart]:
-    """A string, or blocks of text and images."""
-    if isinstance(content, str):
-        return [PromptPart.from_text(content, where)] if content else []
-    return [_read_part(*block) for block in _read_blocks(content, where, container)]
-
-
-def _read_part(kind: str, block: Json, path: str) -> PromptPart:
+def _read_part(kind: str, block: Json, path: str, echoed: bool) -> PromptPart:
     if kind == "text":
         return PromptPart.from_text(block["text"], path, f"{path}.text")
     if kind == "document":
-        return PromptPart.from_text(_write_document(block, path), path)
+        return PromptPart.from_text(_write_document(block, path, echoed), path)
     if kind == "search_result":
-        text = _join_texts(block["content"], f"{path}.content", kind)
+        text = _join_texts(block["content"], f"{path}.content", kind, echoed)
         return PromptPart.from_text(_write_tags(kind, block, ("title", "source"), text), path)
-    source, given = check_tagged(block["source"], f"{path}.source", SOURCES, {"file": "send it as base64"})
+    source, given = check_tagged(
+        block["source"], f"{path}.source", SOURCES, {"file": "send it as base64"}, echoed=echoed
+    )
     check_fields(block.get("transformations", {}), f"{path}.transformations", TRANSFORMATIONS)
     if source == "url":
         return PromptPart({"type": "image_url", "image_url": given}, path, f"{path}.source.url")
@@ -238,19 +241,21 @@ def _read_part(kind: str, block: Json, path: str) -> PromptPart:
     return PromptPart({"type": "image_url", "image_url": {"url": url}}, path, f"{path}.source.data")
 
 
-def _write_document(block: Json, path: str) -> str:
-    kind, source = check_tagged(block["source"], f"{path}.source", DOCUMENTS, REFUSED_DOCUMENTS)
+def _write_document(block: Json, path: str, echoed: bool) -> str:
+    kind, source = check_tagged(
+        block["source"], f"{path}.source", DOCUMENTS, REFUSED_DOCUMENTS, echoed=echoed
+    )
     if kind == "text":
         text = source["data"]
     else:
-        text = _join_texts(source["content"], f"{path}.source.content", "document")
+        text = _join_texts(source["content"], f"{path}.source.content", "document", echoed)
     return _write_tags("document", block, ("title", "context"), text)
 
 
-def _join_texts(content: Any, where: str, container: str) -> str:
+def _join_texts(content: Any, where: str, container: str, echoed: bool) -> str:
     if isinstance(content, str):
         return content
-    return "\n".join(block["text"] for _, block, _ in _read_blocks(content, where, container))
+    return "\n".join(block["text"] for _, block, _ in _read_blocks(content, where, container, echoed))
 
 
 def _write_tags(name: str, block: Mapping[str, Any], keys: Sequence[str], text: str) -> str:
@@ -259,13 +264,15 @@ def _write_tags(name: str, block: Mapping[str, Any], keys: Sequence[str], text: 
     return "\n".join([f"<{name}>", *lines, "<content>", text, "</content>", f"</{name}>"])
 
 
-def _mark_failed(texts: list[PromptPart], path: str) -> list[PromptPart]:
+def _mark_failed(parts: list[PromptPart], path: str) -> list[PromptPart]:
     """Writes into the result of a failed call that it failed, as templates have no mark for that."""
-    if not texts:
-        return [PromptPart.from_text("Error", path)]
-    text = texts[0].body["text"]
+    first = next((i for i, part in enumerate(parts) if part.text is not None), None)
+    if first is None:
+        return [PromptPart.from_text("Error", path), *parts]
+    text = parts[first].body["text"]
     failed = "error" in text[:40].lower()
-    return texts if failed else [texts[0].with_text(f"Error: {text}"), *texts[1:]]
+    marked = parts[first] if failed else parts[first].with_text(f"Error: {text}")
+    return [*parts[:first], marked, *parts[first + 1 :]]
 
 
 def _strip_billing_line(parts: list[PromptPart]) -> list[PromptPart]:

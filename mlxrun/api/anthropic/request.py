@@ -30,26 +30,29 @@ from mlxrun.api.anthropic.fields import (
     check_fields,
     check_tagged,
 )
+from mlxrun.api.anthropic.typed_tools import read_typed_tool
 from mlxrun.api.context import ApiContext
 from mlxrun.api.error_paths import find_source, rename_field
-from mlxrun.api.openai.fields import BODIES
+from mlxrun.api.openai.fields import CHAT_URL
+from mlxrun.api.openai.offered_tools import read_offered_tools
+from mlxrun.api.openai.request import check_body as check_chat_body
 from mlxrun.api.openai.request import (
     check_model_name,
     prepare_chat_prompt,
     prepare_request,
-    read_offered_tools,
 )
 from mlxrun.api.prepared import PreparedRequest
 from mlxrun.errors import RequestError
 from mlxrun.text.continuation import CONTINUE_FINAL_MESSAGE
 from mlxrun.text.field_errors import UNKNOWN, check_type, quote, reject, reject_unsupported, suggest
+from mlxrun.text.ignored_fields import log_ignored
 from mlxrun.text.model_info import ModelInfo
-from mlxrun.text.template import REASONING_SWITCHES, find_template_variables
+from mlxrun.text.template import find_reasoning_switch, find_template_variables
 
 Json = dict[str, Any]
 
-_CHAT_URL = "/v1/chat/completions"
 _EFFORTS = {"xhigh": "high", "max": "high"}  # templates know low, medium and high
+_NO_VARIABLE = "the model's chat template has no variable for it"
 _INDEX = re.compile(r"\[(\d+)\]")
 
 
@@ -86,7 +89,7 @@ async def prepare_message(body: Any, context: ApiContext, *, interleaved: bool =
     limited = dataclasses.replace(context, config=dataclasses.replace(context.config, sampling=sampling))
     try:
         prepared = await prepare_request(
-            _CHAT_URL, message.chat, limited, default_max_tokens=message.max_tokens, stream=True
+            CHAT_URL, message.chat, limited, default_max_tokens=message.max_tokens, stream=True
         )
     except RequestError as error:
         _rename_error(error, "".join(find_source(error.param or "", message.sources)))
@@ -99,7 +102,7 @@ async def count_tokens(body: Any, context: ApiContext) -> Json:
     be longer than the context."""
     message = await asyncio.to_thread(read_message, body, context, count=True)
     try:
-        given = BODIES["chat"].check(message.chat)
+        given = check_chat_body("chat", message.chat, context)
         check_model_name(given["model"], context.model_info)
         prompt = await prepare_chat_prompt(given, read_offered_tools(given), context)
     except RequestError as error:
@@ -121,7 +124,8 @@ def _rename_error(error: RequestError, param: str) -> None:
 def read_message(body: Any, context: ApiContext, *, count: bool = False) -> MessageRequest:
     """Checks a body and translates it to a chat body."""
     try:
-        return _translate(check_body(body, count), context, count)
+        given = check_body(body, count, strict=context.config.server.strict_fields)
+        return _translate(given, context, count)
     except RequestError as error:
         _rename_error(error, error.param or "body")
         raise
@@ -129,8 +133,7 @@ def read_message(body: Any, context: ApiContext, *, count: bool = False) -> Mess
 
 def _translate(given: Json, context: ApiContext, count: bool) -> MessageRequest:
     sources: dict[str, str] = {}
-    strip_billing = context.config.server.strip_billing_header
-    builder = ChatMessagesBuilder(sources, strip_billing=strip_billing, complete=not count)
+    builder = ChatMessagesBuilder(sources, context.config.server, complete=not count)
     if "system" in given:
         builder.add_system(given["system"], "system")
     builder.add_messages(given["messages"])
@@ -139,7 +142,8 @@ def _translate(given: Json, context: ApiContext, count: bool) -> MessageRequest:
     if "stop_sequences" in given:
         chat["stop"] = given["stop_sequences"]
         sources["stop"] = "stop_sequences"
-    metadata = check_fields(given.get("metadata", {}), "metadata", METADATA)
+    lenient = not context.config.server.strict_fields
+    metadata = check_fields(given.get("metadata", {}), "metadata", METADATA, echoed=lenient)
     if "user_id" in metadata:
         chat["user"] = metadata["user_id"]
         sources["user"] = "metadata.user_id"
@@ -163,7 +167,7 @@ def _may_continue(given: Json, count: bool) -> bool:
     conflicts = {
         "thinking": given.get("thinking", {}).get("type", "disabled") != "disabled",
         "tool_choice": given.get("tool_choice", {}).get("type") in ("any", "tool"),
-        "output_config.format": bool(given.get("output_config", {}).get("format")),
+        **{name: True for name, _ in _list_formats(given)},
         **{f"tools[{i}].strict": tool.get("strict") for i, tool in enumerate(given.get("tools", []))},
     }
     conflict = next((name for name, is_set in conflicts.items() if is_set), None)
@@ -186,16 +190,15 @@ def _translate_tool(value: Any, where: str) -> Json:
     check_type(value, dict, where)
     kind = value.get("type")
     if isinstance(kind, str) and kind != "custom":
-        reject_unsupported(f"{where}.type", f"{quote(kind)} has no schema here; describe it as a custom tool")
-    _, tool = check_tagged({**value, "type": "custom" if kind is None else kind}, where, TOOL)
-    function: Json = {"name": tool["name"]}
-    description = tool.get("description", "")
+        tool, function = read_typed_tool(value, where)
+    else:
+        _, tool = check_tagged({**value, "type": "custom" if kind is None else kind}, where, TOOL)
+        function = {name: tool[name] for name in ("name", "description") if name in tool}
     if tool.get("input_examples"):
         examples = [json.dumps(example, ensure_ascii=False) for example in tool["input_examples"]]
-        description = "\n".join([description, "", "Examples of input:", *examples]).lstrip("\n")
-    if "description" in tool or description:
-        function["description"] = description
-    function["parameters"] = tool["input_schema"]
+        lines = [function.get("description", ""), "", "Examples of input:", *examples]
+        function["description"] = "\n".join(lines).lstrip("\n")
+    function.setdefault("parameters", tool.get("input_schema"))
     if tool.get("strict"):
         function["strict"] = True
     return {"type": "function", "function": function}
@@ -229,9 +232,10 @@ def _translate_thinking(given: Json, context: ApiContext, sources: dict[str, str
     if "budget_tokens" in thinking and context.formats.reasoning is not None:
         chat["thinking_budget"] = thinking["budget_tokens"]
         sources["thinking_budget"] = "thinking.budget_tokens"
-    known = find_template_variables(context.model_info.chat_template or "")
-    switch = next((name for name in REASONING_SWITCHES if name in known), None)
-    if switch is not None and kind != "adaptive":
+    switch = find_reasoning_switch(context.model_info)
+    if switch is None:
+        log_ignored("thinking.type", _NO_VARIABLE)
+    elif kind != "adaptive":
         chat["chat_template_kwargs"] = {switch: kind == "enabled"}
         sources[f"chat_template_kwargs.{switch}"] = "thinking"
     return chat
@@ -250,16 +254,31 @@ def _check_budget(body: Json, interleaved: bool) -> None:
 def _translate_output(given: Json, model_info: ModelInfo, sources: dict[str, str]) -> Json:
     output = check_fields(given.get("output_config", {}), "output_config", OUTPUT)
     chat: Json = {}
-    if "effort" in output and "reasoning_effort" in find_template_variables(model_info.chat_template or ""):
+    known = find_template_variables(model_info.chat_template or "")
+    if "effort" in output and "reasoning_effort" not in known:
+        log_ignored("output_config.effort", _NO_VARIABLE)
+    elif "effort" in output:
         chat["reasoning_effort"] = _EFFORTS.get(output["effort"], output["effort"])
         sources["reasoning_effort"] = "output_config.effort"
-    if "format" in output:
-        _, wanted = check_tagged(output["format"], "output_config.format", FORMATS)
+    formats = _list_formats(given)
+    if len(formats) > 1:
+        reject("output_format", "not together with output_config.format; give one of them")
+    for name, value in formats:
+        _, wanted = check_tagged(value, name, FORMATS)
         schema = {"name": "output", "schema": wanted["schema"], "strict": True}
         chat["response_format"] = {"type": "json_schema", "json_schema": schema}
-        sources["response_format"] = "output_config.format"
-        sources["response_format.json_schema.schema"] = "output_config.format.schema"
+        sources["response_format"] = name
+        sources["response_format.json_schema.schema"] = f"{name}.schema"
     return chat
+
+
+def _list_formats(given: Json) -> list[tuple[str, Any]]:
+    """The response formats of a body, by the names of their fields."""
+    values = {
+        "output_config.format": given.get("output_config", {}).get("format"),
+        "output_format": given.get("output_format"),
+    }
+    return [(name, value) for name, value in values.items() if value is not None]
 
 
 def _check_edits(given: Json) -> bool:

@@ -1,11 +1,16 @@
-"""Builds Anthropic's error object and list of models. stream.py builds messages, whole ones too."""
+"""Builds Anthropic's error object and list of models, and writes times.
+
+stream.py builds messages, whole ones too.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Any
 
-from mlxrun.errors import Draining, NotReady, PromptTooLong, describe_error, get_http_status
+from mlxrun.api.anthropic.fields import THREAD_UNSUPPORTED
+from mlxrun.errors import Draining, NotReady, PromptTooLong, RequestError, describe_error, get_http_status
 
 Json = dict[str, Any]
 
@@ -34,12 +39,22 @@ def build_error(error: BaseException, request_id: str) -> Json:
         text = f"prompt is too long: {text}"  # clients look for these words, and shorten the conversation
     default = "invalid_request_error" if 400 <= status < 500 else "api_error"
     kind = _ERROR_TYPES.get(status, default)
-    return {"type": "error", "error": {"type": kind, "message": text}, "request_id": request_id}
+    found: Json = {"type": kind, "message": text}
+    if isinstance(error, RequestError) and error.code == THREAD_UNSUPPORTED:
+        found["details"] = {"error_code": THREAD_UNSUPPORTED, "unsupported": ["thread"]}
+    return {"type": "error", "error": found, "request_id": request_id}
+
+
+def format_time(seconds: float | None) -> str | None:
+    """Seconds since 1970 in the format of RFC 3339."""
+    if seconds is None:
+        return None
+    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
 
 
 def build_models_page(names: Sequence[str]) -> Json:
     """The response of /v1/models in Anthropic's format. The date is unknown: the epoch."""
-    date = "1970-01-01T00:00:00Z"
+    date = format_time(0)
     return {
         "data": [{"type": "model", "id": name, "display_name": name, "created_at": date} for name in names],
         "has_more": False,

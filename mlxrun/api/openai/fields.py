@@ -1,15 +1,34 @@
 """The fields of OpenAI's chat/completions and completions, and of vLLM's tokenize and detokenize.
 
-Ranges are OpenAI's if it has the field.
+Ranges are OpenAI's if it has the field. client_fields.py has what is accepted without effect, besides.
 """
 
 from __future__ import annotations
 
-from mlxrun.api.body_schema import ANY, BOOL, OBJECT, STRING, TOOLS, BodySchema, Schema, object_of
+from mlxrun.api.body_schema import (
+    ANY,
+    BOOL,
+    LIST,
+    OBJECT,
+    STRING,
+    TOOLS,
+    Accepted,
+    BodySchema,
+    Schema,
+    object_of,
+)
+from mlxrun.api.openai.client_fields import (
+    CHAT_IGNORED,
+    COMPLETION_IGNORED,
+    REFUSED_OF_OTHER_CHATS,
+    REFUSED_OF_OTHERS,
+)
 from mlxrun.api.prepared import RequestKind
 
-URLS: dict[str, RequestKind] = {"/v1/chat/completions": "chat", "/v1/completions": "completion"}
+CHAT_URL, COMPLETION_URL = "/v1/chat/completions", "/v1/completions"
+URLS: dict[str, RequestKind] = {CHAT_URL: "chat", COMPLETION_URL: "completion"}
 
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")  # of reasoning, OpenAI's
 MAX_ENTRIES = 1024  # of a list of which each entry is checked
 _COUNT: Schema = {"type": "integer", "minimum": 1}
 _PENALTY: Schema = {"type": "number", "minimum": -2, "maximum": 2}
@@ -33,7 +52,10 @@ _COMMON: dict[str, Schema] = {
     "n": {"type": "integer", "minimum": 1, "maximum": 128},
     "stop": ANY,
     "stream": BOOL,
-    "stream_options": object_of({}, {"include_usage": BOOL, "include_obfuscation": {"const": False}}),
+    "stream_options": object_of(
+        {},
+        {"include_usage": BOOL, "continuous_usage_stats": BOOL, "include_obfuscation": {"const": False}},
+    ),
     "top_k": {"type": "integer", "minimum": -1},
     "min_p": {"type": "number", "minimum": 0, "exclusiveMaximum": 1},
     "repetition_penalty": {"type": "number", "minimum": 0.01, "maximum": 10},
@@ -44,6 +66,10 @@ _COMMON: dict[str, Schema] = {
     "guided_grammar": STRING,
     "stop_token_ids": {"type": "array", "items": {"type": "integer", "minimum": 0}, "maxItems": MAX_ENTRIES},
     "ignore_eos": BOOL,
+    "min_tokens": {"type": "integer", "minimum": 0},
+    "prompt_logprobs": _TOP,
+    "return_token_ids": BOOL,
+    "return_tokens_as_token_ids": BOOL,
     "priority": {"type": "integer", "minimum": -(2**31), "maximum": 2**31 - 1},
     "user": STRING,
 }
@@ -56,7 +82,16 @@ HONOURED: dict[RequestKind, dict[str, Schema]] = {
         "max_completion_tokens": _COUNT,
         "logprobs": BOOL,
         "top_logprobs": _TOP,
-        "reasoning_effort": STRING,
+        "reasoning_effort": STRING,  # reasoning.py resolves this and the next three
+        "reasoning": object_of(  # OpenRouter's
+            {},
+            {"effort": STRING, "enabled": BOOL, "max_tokens": _COUNT, "exclude": {"const": False}},
+        ),
+        "thinking": object_of(  # of the chat APIs of GLM and DeepSeek, and LiteLLM's
+            {"type": {"enum": ["enabled", "disabled", "auto", "adaptive"]}},
+            {"budget_tokens": _COUNT, "clear_thinking": BOOL},
+        ),
+        "enable_thinking": BOOL,  # of the chat API of Qwen
         "thinking_budget": {"type": "integer", "minimum": 0},
         "thinking_token_budget": {"type": "integer", "minimum": 0},  # vLLM's name of the same
         "chat_template_kwargs": OBJECT,
@@ -65,15 +100,23 @@ HONOURED: dict[RequestKind, dict[str, Schema]] = {
         "add_generation_prompt": BOOL,  # with the next, as in vLLM: see text/continuation.py
         "continue_final_message": BOOL,
     },
-    "completion": _COMMON | {"prompt": ANY, "echo": BOOL, "logprobs": _TOP},
+    "completion": _COMMON
+    | {
+        "prompt": ANY,
+        "suffix": STRING,
+        "echo": BOOL,
+        "logprobs": _TOP,
+        "max_tokens": {"type": "integer", "minimum": 0},  # 0: for the logprobs of the prompt
+    },
 }
 
-# Accepted because these values do not change the answer: the values, and the reason.
-_HARMLESS: dict[str, tuple[Schema, str]] = {
+# Accepted because these values do not change the answer, also with server.strict_fields: the values, and the
+# reason.
+_HARMLESS: Accepted = {
     "skip_special_tokens": ({"const": True}, "special tokens are never part of the text"),
     "include_stop_str_in_output": ({"const": False}, "stop strings are never part of an answer"),
 }
-HARMLESS: dict[RequestKind, dict[str, tuple[Schema, str]]] = {
+HARMLESS: dict[RequestKind, Accepted] = {
     "chat": _HARMLESS
     | {
         "include_reasoning": ({"const": True}, "reasoning is always returned"),
@@ -93,7 +136,9 @@ HARMLESS: dict[RequestKind, dict[str, tuple[Schema, str]]] = {
     },
 }
 
-# Known fields that are always refused, and the reason.
+IGNORED: dict[RequestKind, Accepted] = {"chat": CHAT_IGNORED, "completion": COMPLETION_IGNORED}
+
+# Known fields that are refused, unless their value is one of IGNORED, and the reason.
 _REFUSED = {  # of vLLM's fields
     "allowed_token_ids": "use structured_outputs",
     "bad_words": "use logit_bias",
@@ -102,18 +147,15 @@ _REFUSED = {  # of vLLM's fields
     "guided_whitespace_pattern": "white space in JSON output cannot be configured",
     "length_penalty": "there is no beam search",
     "logits_processors": "code in requests is not run",
-    "min_tokens": "the model decides where an answer ends; see ignore_eos",
     "mm_processor_kwargs": "the model's files configure image processing",
-    "prompt_logprobs": "logprobs of prompts are not computed",
     "request_id": "mlxrun assigns the ids",
-    "return_token_ids": "answers are returned as text; see /tokenize",
-    "return_tokens_as_token_ids": "answers are returned as text; see /tokenize",
     "spaces_between_special_tokens": "special tokens are never part of the text",
     "truncate_prompt_tokens": "a prompt that does not fit is refused, not truncated",
     "use_beam_search": "there is no beam search",
 }
 REFUSED: dict[RequestKind, dict[str, str]] = {
     "chat": _REFUSED
+    | REFUSED_OF_OTHER_CHATS
     | {
         "audio": "only text output is supported",
         "chat_template": "set model.chat_template in the config",
@@ -127,7 +169,7 @@ REFUSED: dict[RequestKind, dict[str, str]] = {
         "verbosity": "ask for the desired length in the prompt",
         "web_search_options": "there is no web search",
     },
-    "completion": _REFUSED | {"suffix": "text can only be continued at its end"},
+    "completion": _REFUSED | REFUSED_OF_OTHERS,
 }
 
 _URL = {kind: url for url, kind in URLS.items()}
@@ -137,14 +179,15 @@ BODIES: dict[RequestKind, BodySchema] = {
         HARMLESS[kind],
         REFUSED[kind],
         {name: _URL[other] for other in HONOURED if other != kind for name in HONOURED[other]},
+        IGNORED[kind],
     )
     for kind in HONOURED
 }
 
 # Tokens of a prompt, as the engine would get it, and back.
 _PROMPT_FIELDS = (
-    *("messages", "tools", "reasoning_effort", "chat_template_kwargs"),
-    *("add_generation_prompt", "continue_final_message"),
+    *("messages", "tools", "reasoning_effort", "reasoning", "thinking", "enable_thinking"),
+    *("chat_template_kwargs", "add_generation_prompt", "continue_final_message"),
 )
 TOKENIZE = BodySchema(
     {"model": STRING, "prompt": STRING, "add_special_tokens": BOOL, "return_token_strs": BOOL}
@@ -152,5 +195,5 @@ TOKENIZE = BodySchema(
     | {"tool_choice": {"enum": ["auto", "none"]}}
 )
 DETOKENIZE = BodySchema(
-    {"model": STRING, "tokens": {"type": "array"}}
+    {"model": STRING, "tokens": LIST}
 )  # whose items the endpoint checks, since there may be many

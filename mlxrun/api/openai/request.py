@@ -1,7 +1,8 @@
 """Prepares bodies of OpenAI's chat/completions and completions: from JSON to Requests.
 
-Used by the batch runner and by all surfaces of the server. A field is honoured or refused, never ignored: see
-fields.py. A refused body is a RequestError whose `param` names the field. Slow work runs on worker threads.
+Used by the batch runner and by all surfaces of the server. A field that would change the answer is honoured
+or refused: see body_schema.py. A refused body is a RequestError whose `param` names the field. Slow work runs
+on worker threads.
 """
 
 from __future__ import annotations
@@ -11,11 +12,14 @@ import dataclasses
 import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
-from mlxrun.api.body_schema import check_tools
 from mlxrun.api.context import ApiContext
 from mlxrun.api.openai.fields import BODIES, URLS
+from mlxrun.api.openai.offered_tools import read_offered_tools
+from mlxrun.api.openai.raw_prompts import MAX_CHOICES, mark_branches, prepare_raw_prompts
+from mlxrun.api.openai.reasoning import resolve_reasoning_fields
 from mlxrun.api.prepared import PreparedRequest, RequestKind
 from mlxrun.api.sampling_params import (
     build_sampling_params,
@@ -23,38 +27,43 @@ from mlxrun.api.sampling_params import (
     compute_max_tokens,
     derive_choice_seed,
     read_chat_logprobs,
+    read_prompt_logprobs,
     read_stop_strings,
 )
-from mlxrun.errors import MediaError, NotFound
+from mlxrun.errors import NotFound
 from mlxrun.parsers.model_formats import ModelFormats
 from mlxrun.scheduler.request import Grammar, Request, SamplingParams
+from mlxrun.structured.closed_objects import close_body, close_tools
 from mlxrun.structured.response_format import build_response_grammar, reject_structured_output
 from mlxrun.structured.thinking_budget import ThinkingBudget, build_thinking_budget, read_thinking_budget
 from mlxrun.text.continuation import CONTINUE_FINAL_MESSAGE, get_continued_path
 from mlxrun.text.field_errors import (
     UNSUPPORTED,
-    check_type,
-    get_json_type,
     quote,
     reject,
     reject_choice,
     reject_unsupported,
 )
+from mlxrun.text.ignored_fields import log_ignored
 from mlxrun.text.messages import ImageRef, Message, normalize_messages
 from mlxrun.text.model_info import ModelInfo
-from mlxrun.text.prompt import RenderedPrompt, build_chat_prompt, build_raw_prompt, check_text
+from mlxrun.text.prompt import (
+    PromptOptions,
+    RenderedPrompt,
+    build_chat_prompt,
+    check_text,
+)
 from mlxrun.text.template import (
-    check_template_arguments,
     find_template_variables,
     get_image_markers,
     require_template,
+    select_template_variables,
+    warn_unused_variables,
 )
+from mlxrun.text.template_support import get_message_support
 from mlxrun.text.tools_prompt import describe_tools_in_prompt
+from mlxrun.text.workers import IMAGES, run_on_text
 
-if TYPE_CHECKING:
-    from PIL.Image import Image
-
-MAX_CHOICES = 2048
 _CONTROL_TOKEN = re.compile(r"<.*[|_\uff5c].*>")  # <|im_end|>, <end_of_turn>; not </s>, which is HTML too
 
 
@@ -73,20 +82,14 @@ async def prepare_request(
     if kind is None:
         reject_choice("url", url, URLS)
     model_info, config = context.model_info, context.config
-    given = await asyncio.to_thread(BODIES[kind].check, body)
+    given = await asyncio.to_thread(check_body, kind, body, context)
     _check_combinations(kind, given, context, stream)
     logprobs = read_chat_logprobs(given) if kind == "chat" else given.get("logprobs")
     params = build_sampling_params(given, model_info, config, logprobs)
     stops = read_stop_strings(given.get("stop"))
     seed = choose_seed(given, config, default_seed)
     tools = read_offered_tools(given) if kind == "chat" else []
-    if kind == "chat":
-        prompts = [await prepare_chat_prompt(given, tools, context)]
-    else:
-        prompts = await asyncio.to_thread(_build_raw_prompts, given["prompt"], model_info)
-    n = int(given.get("n", 1))
-    if len(prompts) * n > MAX_CHOICES:
-        reject("n", f"{len(prompts)} prompts with {n} choices are more than {MAX_CHOICES} answers")
+    prompts = await _prepare_prompts(kind, given, tools, context)
     formats = context.formats if kind == "chat" else ModelFormats()
     grammar = await asyncio.to_thread(_build_grammar, given, tools, prompts[0], context, formats)
     lengths = [compute_max_tokens(given, len(p.ids), model_info, config, default_max_tokens) for p in prompts]
@@ -98,17 +101,35 @@ async def prepare_request(
         stops=stops,
         seed=seed,
         model=model_info.name,
-        n=n,
+        n=int(given.get("n", 1)),
         control_stops=_get_control_stops(model_info, params.stop_ids) if _is_free_text(grammar) else (),
         echoed_prompts=texts if given.get("echo") else (),
+        echoed_offsets=tuple(prompt.offsets for prompt in prompts) if _has_echoed_logprobs(given) else (),
+        prompt_logprobs=given.get("prompt_logprobs"),
         stream=bool(given.get("stream")),
         include_usage=bool(given.get("stream_options", {}).get("include_usage")),
+        continuous_usage=bool(given.get("stream_options", {}).get("continuous_usage_stats")),
+        returns_token_ids=bool(given.get("return_token_ids")),
+        writes_tokens_as_ids=bool(given.get("return_tokens_as_token_ids")),
         formats=formats,
         tools=tuple(tools),
         single_tool_call=given.get("parallel_tool_calls") is False,
         prompts=texts if kind == "chat" else (),
         continuation=prompts[0].continuation,
     )
+
+
+def check_body(kind: RequestKind, body: Any, context: ApiContext) -> dict[str, Any]:
+    """The fields of a body that have an effect, each of the right type and range."""
+    strict = context.config.server.strict_fields
+    given = BODIES[kind].check(body, strict=strict)
+    if "priority" in given and context.config.scheduler.policy != "priority":
+        reason = "has no effect with this config; set scheduler.policy: priority"
+        if strict:
+            reject("priority", reason, code=UNSUPPORTED)
+        log_ignored("priority", reason)
+        del given["priority"]
+    return resolve_reasoning_fields(given, context) if kind == "chat" else given
 
 
 def check_model_name(name: str | None, model_info: ModelInfo) -> None:
@@ -128,14 +149,38 @@ def _check_combinations(
         reject_unsupported("stream", "batches do not stream; leave it out")
     if "stream_options" in given and not given.get("stream"):
         reject("stream_options", 'needs "stream": true')
-    if "priority" in given and context.config.scheduler.policy != "priority":
-        reason = "has no effect with this config; set scheduler.policy: priority"
-        reject("priority", reason, code=UNSUPPORTED)
-    if kind == "completion" and given.get("echo") and "logprobs" in given:
-        reject_unsupported("echo", "not together with logprobs, as logprobs of prompts are not computed")
+    if kind == "completion" and _has_echoed_logprobs(given) and given.get("suffix"):
+        reject_unsupported("suffix", "not together with echo and logprobs")
+    if "prompt_logprobs" in given and given.get("stream"):
+        reject_unsupported("prompt_logprobs", "not in streams; use echo and logprobs of completions")
     required = "messages" if kind == "chat" else "prompt"
     if required not in given:
         reject(required, "missing", code="missing_field")
+
+
+def _has_echoed_logprobs(given: Mapping[str, Any]) -> bool:
+    return bool(given.get("echo")) and "logprobs" in given
+
+
+async def _prepare_prompts(
+    kind: RequestKind, given: Mapping[str, Any], tools: Sequence[Message], context: ApiContext
+) -> list[RenderedPrompt]:
+    """The prompts of a request, of which each has `n` answers."""
+    if kind == "chat":
+        prompts = [await prepare_chat_prompt(given, tools, context, must_fit=True)]
+    else:
+        prompts = await prepare_raw_prompts(
+            given["prompt"],
+            given.get("suffix", ""),
+            context.model_info,
+            offsets=_has_echoed_logprobs(given),
+        )
+        if read_prompt_logprobs(given) is not None:
+            prompts = mark_branches(prompts)
+    n = int(given.get("n", 1))
+    if len(prompts) * n > MAX_CHOICES:
+        reject("n", f"{len(prompts)} prompts with {n} choices are more than {MAX_CHOICES} answers")
+    return prompts
 
 
 def _build_grammar(
@@ -147,6 +192,8 @@ def _build_grammar(
 ) -> Grammar | None:
     """The grammar of the answer: its response format, and the limit of its reasoning."""
     budget = read_thinking_budget(given)
+    if context.config.structured.close_objects:
+        given, tools = close_body(given), close_tools(tools)
     arguments = {**context.config.model.chat_template_args, **given.get("chat_template_kwargs", {})}
     grammar = build_response_grammar(given, tools, prompt.text, context.model_info, formats, arguments)
     if budget is None:
@@ -200,15 +247,16 @@ def _get_control_stops(model_info: ModelInfo, stop_ids: Iterable[int]) -> tuple[
 
 
 async def prepare_chat_prompt(
-    given: Mapping[str, Any], tools: Sequence[Message], context: ApiContext
+    given: Mapping[str, Any], tools: Sequence[Message], context: ApiContext, *, must_fit: bool = False
 ) -> RenderedPrompt:
-    """The prompt of a checked chat body that offers `tools`, with its images loaded."""
+    """The prompt of a checked chat body that offers `tools`, with its images loaded. `must_fit`: refuse one
+    that is certainly longer than the context before it is tokenized."""
     continued_path = get_continued_path(given)
     if continued_path is not None:
         reason = f"not together with {CONTINUE_FINAL_MESSAGE}, as it applies to an answer from its beginning"
         reject_structured_output(given, tools, reason)
     model_info = context.model_info
-    messages, refs, arguments = await asyncio.to_thread(_read_chat, given, context)
+    messages, refs, arguments, size = await asyncio.to_thread(_read_chat, given, context)
     continuation = str(messages[-1]["content"]) if continued_path is not None else ""
     template = require_template(model_info)
     if "tools" not in find_template_variables(template):
@@ -217,76 +265,26 @@ async def prepare_chat_prompt(
             describe_tools_in_prompt, messages, tools, call_format, native=native
         )
         tools = ()
-    images = await _load_images(refs, context)
-    prompt = await asyncio.to_thread(
-        build_chat_prompt, model_info, messages, images, tools, arguments, continued_path
-    )
+    options = PromptOptions(continued_path, must_fit)
+    async with context.media_loader.load_images(refs, model_info) as images:
+        work = partial(build_chat_prompt, model_info, messages, images, tools, arguments, options)
+        prompt = await (IMAGES.run(work) if images else run_on_text(size, work))
     return dataclasses.replace(prompt, continuation=continuation)
 
 
 def _read_chat(
     given: Mapping[str, Any], context: ApiContext
-) -> tuple[list[Message], tuple[ImageRef, ...], dict[str, Any]]:
-    """Messages, images and template variables, checked."""
-    chat = normalize_messages(given["messages"])
+) -> tuple[list[Message], tuple[ImageRef, ...], dict[str, Any], int]:
+    """Messages, images and template variables, checked; and the number of characters of all of them."""
     configured, model_info = context.config.model.chat_template_args, context.model_info
+    strict = context.config.server.strict_fields
+    chat = normalize_messages(given["messages"], get_message_support(model_info), strict=strict)
     variables = dict(given.get("chat_template_kwargs", {}))
     if "thinking_budget" not in find_template_variables(require_template(model_info)):
         variables.pop("thinking_budget", None)  # read by structured/thinking_budget.py only
-    fields = {name: f"chat_template_kwargs.{name}" for name in variables}
-    if "reasoning_effort" in given:
-        variables["reasoning_effort"] = given["reasoning_effort"]
-        fields["reasoning_effort"] = "reasoning_effort"
-    check_template_arguments(model_info, fields, configured)
+    variables = select_template_variables(model_info, variables, "chat_template_kwargs", strict=strict)
+    warn_unused_variables(model_info, configured)
     markers = get_image_markers(model_info)
-    for name in ("messages", "tools", "chat_template_kwargs", "reasoning_effort"):
-        check_text(given.get(name), name, markers)
-    return chat.messages, chat.images, {**configured, **variables}
-
-
-def read_offered_tools(given: Mapping[str, Any]) -> list[Message]:
-    """The tools that the model may call: none if `tool_choice` is none."""
-    tools = check_tools(given.get("tools", []))
-    return tools if given.get("tool_choice") != "none" else []
-
-
-async def _load_images(refs: Sequence[ImageRef], context: ApiContext) -> list[Image]:
-    """Loads all images at once; of several errors the first in the order of messages is raised."""
-    if refs and not context.model_info.vision:
-        reject(refs[0].param, f"the model {context.model_info.name!r} does not accept images")
-    most = context.config.media.max_images
-    if len(refs) > most:
-        param = refs[most].param
-        raise MediaError(f"{param}: {len(refs)} images are more than media.max_images ({most})", param=param)
-    loads = (context.media_loader.load(ref.url, ref.param) for ref in refs)
-    images = []
-    for result in await asyncio.gather(*loads, return_exceptions=True):
-        if isinstance(result, BaseException):
-            raise result
-        images.append(result)
-    return images
-
-
-# Completions.
-
-
-def _build_raw_prompts(prompt: Any, model_info: ModelInfo) -> list[RenderedPrompt]:
-    """The prompts of a string, strings, token ids, or lists of token ids."""
-    if isinstance(prompt, list) and not prompt:
-        reject("prompt", "is empty; give at least one prompt")
-    if isinstance(prompt, str) or (isinstance(prompt, list) and type(prompt[0]) is int):
-        prompts = [("prompt", prompt)]
-    elif isinstance(prompt, list):
-        if len(prompt) > MAX_CHOICES:
-            reject("prompt", f"has {len(prompt)} prompts; at most {MAX_CHOICES} are allowed")
-        expected = str if isinstance(prompt[0], str) else list
-        prompts = [(f"prompt[{i}]", each) for i, each in enumerate(prompt)]
-        for param, each in prompts:
-            check_type(each, expected, param)
-    else:
-        found = get_json_type(prompt)
-        reject("prompt", f"expected a string or an array, got {found}", code="invalid_type")
-    for param, each in prompts:
-        for i, token in enumerate(each if isinstance(each, list) else ()):
-            check_type(token, int, f"{param}[{i}]")
-    return [build_raw_prompt(model_info, each, param) for param, each in prompts]
+    fields = ("messages", "tools", "reasoning_effort", "chat_template_kwargs")
+    size = sum(check_text(given.get(name), name, markers) for name in fields)
+    return chat.messages, chat.images, {**configured, **variables}, size

@@ -9,12 +9,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from mlxrun.api.choice import AnswerToken, Choice, ToolCall
+from mlxrun.api.openai.logprobs import (
+    build_chat_logprobs,
+    build_completion_logprobs,
+    build_echoed_logprobs,
+    build_prompt_logprobs,
+    join_logprobs,
+)
 from mlxrun.api.prepared import PreparedRequest
 from mlxrun.errors import MlxrunError, RequestError, describe_error, get_http_status
 
 Json = dict[str, Any]
-
-_LOWEST = -9999.0  # OpenAI's value for a probability of zero, whose logarithm is not JSON
 
 
 def build_response(
@@ -27,6 +32,11 @@ def build_response(
     """The response of a finished request: a chat.completion or a text_completion. `fingerprint` identifies
     the server's config; jobs have a manifest instead."""
     chat = prepared.kind == "chat"
+    of_prompt: Json = {}  # that a chat has beside its choices
+    if chat and prepared.returns_token_ids:
+        of_prompt["prompt_token_ids"] = list(prepared.requests[0].prompt)
+    if chat and prepared.prompt_logprobs is not None:
+        of_prompt["prompt_logprobs"] = build_prompt_logprobs(prepared, choices[0])
     return {
         "id": f"{'chatcmpl' if chat else 'cmpl'}-{request_id}",
         "object": "chat.completion" if chat else "text_completion",
@@ -35,13 +45,22 @@ def build_response(
         "system_fingerprint": fingerprint,
         "choices": [_build_choice(prepared, choice) for choice in choices],
         "usage": build_usage(prepared, choices),
+        **of_prompt,
         "mlxrun": {"seed": prepared.seed},
     }
 
 
 def build_usage(prepared: PreparedRequest, choices: Sequence[Choice]) -> Json:
     """Token counts. A prompt counts once, and of its cached tokens only those of its first choice."""
-    prompt = prepared.prompt_tokens
+    return _build_counts(prepared, prepared.prompt_tokens, choices)
+
+
+def build_choice_usage(prepared: PreparedRequest, choice: Choice) -> Json:
+    """Token counts of one choice so far, with its own prompt."""
+    return _build_counts(prepared, len(prepared.requests[choice.index].prompt), [choice])
+
+
+def _build_counts(prepared: PreparedRequest, prompt: int, choices: Sequence[Choice]) -> Json:
     completion = sum(choice.completion_tokens for choice in choices)
     reasoning = sum(choice.reasoning_tokens for choice in choices)
     cached = sum(choice.cached_tokens for choice in choices if choice.index % prepared.n == 0)
@@ -61,8 +80,21 @@ def _build_choice(prepared: PreparedRequest, choice: Choice) -> Json:
         prompts = prepared.echoed_prompts
         answer = {"text": (prompts[choice.index // prepared.n] if prompts else "") + choice.text}
     tokens = choice.get_tokens_with_logprobs()
-    logprobs = build_logprobs(prepared, tokens) if prepared.has_logprobs else None
+    logprobs = build_logprobs(prepared, choice.index, tokens) if prepared.has_logprobs else None
+    if prepared.echoed_offsets:
+        logprobs = join_logprobs(build_echoed_logprobs(prepared, choice), logprobs)
+    if prepared.prompt_logprobs is not None and prepared.kind == "completion":
+        answer["prompt_logprobs"] = build_prompt_logprobs(prepared, choice)
+    if prepared.returns_token_ids:
+        answer |= build_prompt_ids(prepared, choice.index) | {"token_ids": list(choice.token_ids)}
     return {"index": choice.index, **answer, "logprobs": logprobs, "finish_reason": choice.finish_reason}
+
+
+def build_prompt_ids(prepared: PreparedRequest, index: int) -> Json:
+    """The field of a completion's choice with the ids of its prompt; a chat has them beside its choices."""
+    if prepared.kind == "chat":
+        return {}
+    return {"prompt_token_ids": list(prepared.requests[index].prompt)}
 
 
 def _build_message(choice: Choice) -> Json:
@@ -82,38 +114,13 @@ def build_tool_call(call: ToolCall) -> Json:
     return {"id": call.id, "type": "function", "function": function}
 
 
-def build_logprobs(prepared: PreparedRequest, tokens: Sequence[AnswerToken]) -> Json:
-    """The `logprobs` of a choice."""
-    return build_chat_logprobs(tokens) if prepared.kind == "chat" else _build_completion_logprobs(tokens)
-
-
-def build_chat_logprobs(tokens: Sequence[AnswerToken]) -> Json:
-    content = []
-    for token in tokens:
-        top = [_build_chat_token(text, logprob) for text, logprob in token.top]
-        content.append(_build_chat_token(token.text, token.logprob) | {"top_logprobs": top})
-    return {"content": content, "refusal": None}
-
-
-def _build_chat_token(text: bytes, logprob: float) -> Json:
-    return {"token": _format_bytes(text, mark=""), "logprob": max(logprob, _LOWEST), "bytes": list(text)}
-
-
-def _build_completion_logprobs(tokens: Sequence[AnswerToken]) -> Json:
-    return {
-        "tokens": [_format_bytes(token.text) for token in tokens],
-        "token_logprobs": [max(token.logprob, _LOWEST) for token in tokens],
-        "top_logprobs": [{_format_bytes(text): max(p, _LOWEST) for text, p in token.top} for token in tokens],
-        "text_offset": [token.offset for token in tokens],
-    }
-
-
-def _format_bytes(text: bytes, mark: str = "bytes:") -> str:
-    r"""A token as text; part of a character as OpenAI writes it: `\xe4\xbd`, after `mark`."""
-    try:
-        return text.decode()
-    except UnicodeDecodeError:
-        return mark + "".join(f"\\x{byte:02x}" for byte in text)
+def build_logprobs(prepared: PreparedRequest, index: int, tokens: Sequence[AnswerToken]) -> Json:
+    """The `logprobs` of tokens of the answer with this index."""
+    as_ids = prepared.writes_tokens_as_ids
+    if prepared.kind == "chat":
+        return build_chat_logprobs(tokens, as_ids=as_ids)
+    start = len(prepared.echoed_prompts[index // prepared.n]) if prepared.echoed_prompts else 0
+    return build_completion_logprobs(tokens, start, as_ids=as_ids)
 
 
 def build_error(error: BaseException) -> Json:

@@ -11,7 +11,14 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from mlxrun.api.choice import Choice
-from mlxrun.api.openai.response import Json, build_logprobs, build_usage
+from mlxrun.api.openai.logprobs import build_echoed_logprobs
+from mlxrun.api.openai.response import (
+    Json,
+    build_choice_usage,
+    build_logprobs,
+    build_prompt_ids,
+    build_usage,
+)
 from mlxrun.api.prepared import PreparedRequest
 from mlxrun.parsers.delta import Delta
 
@@ -36,7 +43,11 @@ class ChunkWriter:
             "system_fingerprint": fingerprint,
         }
         self._tail: Json = {"usage": None} if prepared.include_usage else {}
+        # Each chunk is encoded by itself if it has more than text: logprobs, token ids or token counts.
+        extras = (prepared.has_logprobs, prepared.returns_token_ids, prepared.continuous_usage)
+        self._is_plain = not any(extras)
         self._logprobs_sent: dict[int, int] = {}  # tokens per choice
+        self._ids_sent: dict[int, int] = {}  # the same
         self._templates: dict[tuple[int, str, int], tuple[str, str]] = {}
         self._choices: dict[int, Choice] = {}
 
@@ -45,8 +56,8 @@ class ChunkWriter:
         if not deltas and choice.finish_reason is None:
             return []
         chunks = [] if choice.index in self._choices else self._write_first(choice, deltas)
-        if self._prepared.has_logprobs:
-            chunks += self._write_with_logprobs(choice, deltas)
+        if not self._is_plain:
+            chunks += self._write_with_extras(choice, deltas)
         elif len(deltas) == 1 and deltas[0].text and not deltas[0].id:
             chunks.append(self._write_delta(choice.index, deltas[0]))
         else:
@@ -65,7 +76,10 @@ class ChunkWriter:
     ) -> Json:
         """One chunk of a choice. `content`: `{"delta": ...}` of a chat, `{"text": ...}` of a completion."""
         choice = {"index": index, **content, "logprobs": logprobs, "finish_reason": finish}
-        return {**self._head, "choices": [choice], **self._tail}
+        tail = self._tail
+        if self._prepared.continuous_usage:
+            tail = {"usage": build_choice_usage(self._prepared, self._choices[index])}
+        return {**self._head, "choices": [choice], **tail}
 
     def make_content(self, delta: Delta) -> Json:
         """The content of a chunk. A call's id and name have a chunk of their own, before its arguments."""
@@ -80,27 +94,38 @@ class ChunkWriter:
         return {"delta": {"tool_calls": [call]}}
 
     def _write_first(self, choice: Choice, deltas: Sequence[Delta]) -> list[str]:
-        """The role, or the prompt if it is echoed."""
+        """The role, or the prompt if it is echoed, and the prompt's ids if they are wanted."""
         self._choices[choice.index] = choice
+        ids = self._prepared.returns_token_ids
         if not self._chat:
             prompts = self._prepared.echoed_prompts
             text = prompts[choice.index // self._prepared.n] if prompts else ""
-            return [_dumps(self.make_chunk(choice.index, {"text": text}))] if text else []
+            extras = build_prompt_ids(self._prepared, choice.index) | {"token_ids": []} if ids else {}
+            scored = bool(self._prepared.echoed_offsets)
+            logprobs = build_echoed_logprobs(self._prepared, choice) if scored else None
+            chunk = self.make_chunk(choice.index, {"text": text, **extras}, logprobs)
+            return [_dumps(chunk)] if text or ids or scored else []
         content = None if deltas and deltas[0].kind == "call" else ""
         role = {"role": "assistant", "content": content, "refusal": None}
-        return [_dumps(self.make_chunk(choice.index, {"delta": role}))]
+        chunk = self.make_chunk(choice.index, {"delta": role})
+        if ids and len(self._choices) == 1:
+            chunk["prompt_token_ids"] = list(self._prepared.requests[0].prompt)
+        return [_dumps(chunk)]
 
-    def _write_with_logprobs(self, choice: Choice, deltas: Sequence[Delta]) -> list[str]:
-        """The last chunk has the logprobs of all tokens that became certain with these deltas."""
+    def _write_with_extras(self, choice: Choice, deltas: Sequence[Delta]) -> list[str]:
+        """The last chunk has the logprobs of all tokens that became certain with these deltas, and the ids of
+        all tokens so far that were not sent."""
         contents = [self.make_content(delta) for delta in join_deltas(deltas)]
         if not contents:
             return []
+        contents[-1] |= self._take_ids(choice)
         last = self.make_chunk(choice.index, contents.pop(), self._take_logprobs(choice))
         return [_dumps(self.make_chunk(choice.index, content)) for content in contents] + [_dumps(last)]
 
     def _write_last(self, choice: Choice) -> str:
-        """Why the choice ended, the seed, and the logprobs of tokens without text."""
+        """Why the choice ended, the seed, and the logprobs and ids of tokens without text."""
         content: Json = {"delta": {}} if self._chat else {"text": ""}
+        content |= self._take_ids(choice)
         chunk = self.make_chunk(choice.index, content, self._take_logprobs(choice), choice.finish_reason)
         return _dumps({**chunk, "mlxrun": {"seed": self._prepared.seed}})
 
@@ -115,12 +140,20 @@ class ChunkWriter:
         before, after = self._templates[key]
         return f"{before}{_dumps(delta.text)}{after}"
 
+    def _take_ids(self, choice: Choice) -> Json:
+        """The field with the ids of tokens that were not sent yet, if they are wanted."""
+        if not self._prepared.returns_token_ids:
+            return {}
+        start = self._ids_sent.get(choice.index, 0)
+        self._ids_sent[choice.index] = len(choice.token_ids)
+        return {"token_ids": choice.token_ids[start:]}
+
     def _take_logprobs(self, choice: Choice) -> Json | None:
         """Those of tokens that are certain by now and were not sent yet."""
         start = self._logprobs_sent.get(choice.index, 0)
         tokens = choice.get_tokens_with_logprobs(start)
         self._logprobs_sent[choice.index] = start + len(tokens)
-        return build_logprobs(self._prepared, tokens) if tokens else None
+        return build_logprobs(self._prepared, choice.index, tokens) if tokens else None
 
 
 def join_deltas(deltas: Sequence[Delta]) -> Iterator[Delta]:

@@ -38,14 +38,14 @@ class ChatMessagesTranslator:
                 text = _join_texts(item["content"], f"{param}.content")
                 self._get_message_for("content", param, ("tool_calls",))["content"] = text
             elif kind == "message":
-                self._add(
-                    {"role": item["role"], "content": self._read_content(item["content"], param)}, param
-                )
+                content = self._read_content(item["content"], f"{param}.content")
+                self._add({"role": item["role"], "content": content}, param)
             else:
                 self.sources[f"messages[{len(self.messages)}].content"] = f"{param}.output"
                 output = item["output"]
-                content = output if isinstance(output, str) else _join_texts(output, f"{param}.output")
-                self._add({"role": "tool", "tool_call_id": item["call_id"], "content": content}, param)
+                if not isinstance(output, str):
+                    output = self._read_content(output, f"{param}.output")
+                self._add({"role": "tool", "tool_call_id": item["call_id"], "content": output}, param)
 
     def _add(self, message: dict[str, Any], param: str) -> None:
         self.sources[f"messages[{len(self.messages)}]"] = param
@@ -78,15 +78,15 @@ class ChatMessagesTranslator:
         calls.append({"id": item["call_id"], "type": "function", "function": function})
 
     def _read_content(self, parts: Sequence[Item], param: str) -> str | list[dict[str, Any]]:
-        """One string, unless there are images."""
+        """One string, unless there are images. `param`: the path of `parts`."""
         if all(part["type"] != "input_image" for part in parts):
-            return _join_texts(parts, f"{param}.content")
+            return _join_texts(parts, param)
         content: list[dict[str, Any]] = []
         for i, part in enumerate(parts):
             if part["type"] == "input_image":
                 image = {"url": part["image_url"], "detail": part["detail"]}
                 field = f"messages[{len(self.messages)}].content[{i}].image_url.detail"
-                self.sources[field] = f"{param}.content[{i}].detail"
+                self.sources[field] = f"{param}[{i}].detail"
                 content.append({"type": "image_url", "image_url": image})
             else:
                 content.append({"type": "text", "text": _get_text(part)})
@@ -96,7 +96,7 @@ class ChatMessagesTranslator:
 def _join_texts(parts: Sequence[Item], param: str) -> str:
     for i, part in enumerate(parts):
         if part["type"] == "input_image":
-            reject_unsupported(f"{param}[{i}].type", "images are supported in user messages only")
+            reject_unsupported(f"{param}[{i}].type", "images are supported in messages and outputs of tools")
     return "".join(_get_text(part) for part in parts)
 
 

@@ -1,12 +1,13 @@
 """Reads input items of a Responses body into the one form in which they are stored and listed.
 
-Every item gets an id, and all content becomes parts. An unknown item or field is refused by name. A content
-part of an unknown type that has a text is read as text, with a warning in the log.
+Every item gets an id, and all content becomes parts. An unknown item is refused by name. An unknown field of
+an item is ignored, as clients send items of other servers back, and a content part of an unknown type that
+has a text is read as text; the log has a line about each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,7 @@ from mlxrun.text.field_errors import (
     reject_choice,
     reject_unsupported,
 )
+from mlxrun.text.ignored_fields import select_known
 
 Item = dict[str, Any]
 
@@ -38,6 +40,7 @@ _REFUSED_PARTS = ("input_file", "input_audio", "input_video", "computer_screensh
 
 
 _TEXT_PARTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
+_IMAGE_KEYS = ("type", "image_url", "detail", "file_id", "prompt_cache_breakpoint")
 _TEXT_KEYS = ("type", "text", "annotations", "logprobs", "parsed", "prompt_cache_breakpoint")
 
 
@@ -49,34 +52,55 @@ class InputItem:
     param: str
 
 
-def read_input_items(value: Any, token: str, lookup: Callable[[str], Item | None]) -> list[InputItem]:
-    """The items of `input`. New ids are made of `token`; `lookup` finds the item of a reference."""
+@dataclass(frozen=True, slots=True)
+class ItemSource:
+    """Where items come from. New ids are made of `token`; `lookup` finds the item of a reference; `strict`
+    refuses unknown fields; `param` is the field of the body."""
+
+    token: str
+    lookup: Callable[[str], Item | None] = lambda _: None
+    strict: bool = False
+    param: str = "input"
+
+
+def read_input_items(value: Any, source: ItemSource) -> list[InputItem]:
+    """The items of a field: a text, or an array."""
+    token, param = source.token, source.param
     if isinstance(value, str):
         item = {"id": f"msg_{token}in00", "type": "message", "status": "completed"}
-        return [InputItem(item | {"role": "user", "content": [_build_text(value, "user")]}, "input")]
-    return [_read_item(item, f"input[{i}]", f"{token}in{i:02d}", lookup) for i, item in enumerate(value)]
+        return [InputItem(item | {"role": "user", "content": [_build_text(value, "user")]}, param)]
+    return [_read_item(item, f"{param}[{i}]", f"{token}in{i:02d}", source) for i, item in enumerate(value)]
+
+
+def check_item_ids(items: Iterable[InputItem], known: Iterable[Item], where: str) -> None:
+    """Refuses an item whose id another item has. `where`: what `known` are the items of."""
+    ids = {item["id"] for item in known}
+    for each in items:
+        if each.item["id"] in ids:
+            reject(f"{each.param}.id", f"{where} has an item {quote(each.item['id'])} already")
+        ids.add(each.item["id"])
 
 
 def _drop_nulls(value: Any, param: str) -> Item:
     return {key: each for key, each in check_type(value, dict, param).items() if each is not None}
 
 
-def _read_item(value: Any, param: str, token: str, lookup: Callable[[str], Item | None]) -> InputItem:
+def _read_item(value: Any, param: str, token: str, source: ItemSource) -> InputItem:
     given = _drop_nulls(value, param)
     kind = check_type(given.get("type", "message" if "role" in given else None), str, f"{param}.type")
     if kind in _REFUSED:
         reject_unsupported(f"{param}.type", f"{kind!r} items; mlxrun does not run OpenAI's built-in tools")
     if kind == "item_reference":
-        return InputItem(_find_reference(given, param, lookup), param)
+        return InputItem(_find_reference(given, param, source.lookup), param)
     if kind not in _KINDS:
         reject_choice(f"{param}.type", kind, (*_KINDS, "item_reference"))
     prefix, read, keys = _KINDS[kind]
-    check_keys(given, ("type", "id", "status", *keys), param)
+    given = select_known(given, ("type", "id", "status", *keys), param, strict=source.strict)
     item_id = check_type(given.get("id", f"{prefix}_{token}"), str, f"{param}.id")
     head: Item = {"id": item_id, "type": kind}
     if kind != "reasoning":
         head["status"] = check_type(given.get("status", "completed"), str, f"{param}.status")
-    return InputItem(head | read(given, param), param)
+    return InputItem(head | read(given, param, source.strict), param)
 
 
 def _find_reference(given: Item, param: str, lookup: Callable[[str], Item | None]) -> Item:
@@ -88,14 +112,14 @@ def _find_reference(given: Item, param: str, lookup: Callable[[str], Item | None
     return found
 
 
-def _read_message(given: Item, param: str) -> Item:
+def _read_message(given: Item, param: str, strict: bool) -> Item:
     role = get_required(given, "role", str, param)
     if role not in ROLES:
         reject_choice(f"{param}.role", role, ROLES)
     content = given.get("content")
     if isinstance(content, str):
         return {"role": role, "content": [_build_text(content, role)]}
-    return {"role": role, "content": _read_parts(content, f"{param}.content", role)}
+    return {"role": role, "content": _read_parts(content, f"{param}.content", role, strict)}
 
 
 def _build_text(text: str, role: str) -> Item:
@@ -104,27 +128,27 @@ def _build_text(text: str, role: str) -> Item:
     return {"type": "input_text", "text": text}
 
 
-def _read_parts(content: Any, param: str, role: str) -> list[Item]:
+def _read_parts(content: Any, param: str, role: str, strict: bool) -> list[Item]:
     if content is None:
         reject(param, "missing", code="missing_field")
     if not isinstance(content, list):
         found = get_json_type(content)
         reject(param, f"expected a string or an array of parts, got {found}", code="invalid_type")
-    return [_read_part(part, f"{param}[{i}]", role) for i, part in enumerate(content)]
+    return [_read_part(part, f"{param}[{i}]", role, strict) for i, part in enumerate(content)]
 
 
-def _read_part(part: Any, param: str, role: str) -> Item:
+def _read_part(part: Any, param: str, role: str, strict: bool) -> Item:
     given = _drop_nulls(part, param)
     kind = get_required(given, "type", str, param)
     if kind in _REFUSED_PARTS:
         reject_unsupported(f"{param}.type", f"{kind!r} parts; use text and input_image")
     if kind == "input_image":
-        return _read_image(given, param)
+        return _read_image(given, param, strict)
     if kind == "refusal":
-        check_keys(given, ("type", "refusal"), param)
+        given = select_known(given, ("type", "refusal"), param, strict=strict)
         return {"type": "refusal", "refusal": check_type(given.get("refusal"), str, f"{param}.refusal")}
     if kind in _TEXT_PARTS:
-        check_keys(given, _TEXT_KEYS, param)
+        given = select_known(given, _TEXT_KEYS, param, strict=strict)
     elif not isinstance(given.get("text"), str):
         reject(f"{param}.type", f"{quote(kind)} parts are not supported; use input_text or input_image")
     else:
@@ -132,8 +156,8 @@ def _read_part(part: Any, param: str, role: str) -> Item:
     return _build_text(check_type(given.get("text"), str, f"{param}.text"), role)
 
 
-def _read_image(given: Item, param: str) -> Item:
-    check_keys(given, ("type", "image_url", "detail", "file_id", "prompt_cache_breakpoint"), param)
+def _read_image(given: Item, param: str, strict: bool) -> Item:
+    given = select_known(given, _IMAGE_KEYS, param, strict=strict)
     if "file_id" in given:
         reject_unsupported(f"{param}.file_id", "send the image in image_url, as a data URL")
     url = check_type(given.get("image_url"), str, f"{param}.image_url")
@@ -141,7 +165,7 @@ def _read_image(given: Item, param: str) -> Item:
     return {"type": "input_image", "image_url": url, "detail": detail}
 
 
-def _read_reasoning(given: Item, param: str) -> Item:
+def _read_reasoning(given: Item, param: str, _: bool) -> Item:
     item: Item = {"summary": [], "content": []}
     for key, kind in (("summary", "summary_text"), ("content", "reasoning_text")):
         for i, part in enumerate(check_type(given.get(key, []), list, f"{param}.{key}")):
@@ -161,16 +185,16 @@ def _read_reasoning(given: Item, param: str) -> Item:
     return item
 
 
-def _read_call(given: Item, param: str) -> Item:
+def _read_call(given: Item, param: str, _: bool) -> Item:
     payload = "arguments" if given.get("type") == "function_call" else "input"
     keys = ("call_id", "name", payload, *(("namespace",) if "namespace" in given else ()))
     return {key: check_type(given.get(key), str, f"{param}.{key}") for key in keys}
 
 
-def _read_output(given: Item, param: str) -> Item:
+def _read_output(given: Item, param: str, strict: bool) -> Item:
     output = given.get("output")
     if isinstance(output, list):
-        output = _read_parts(output, f"{param}.output", "tool")
+        output = _read_parts(output, f"{param}.output", "tool", strict)
     elif not isinstance(output, str):
         found = get_json_type(output)
         reject(f"{param}.output", f"expected a string or an array of parts, got {found}")
@@ -180,7 +204,7 @@ def _read_output(given: Item, param: str) -> Item:
 _CALL_KEYS = ("call_id", "name", "namespace", "caller", "async")
 _OUTPUT_KEYS = ("call_id", "name", "namespace", "caller", "output")
 # By type: the prefix of new ids, the reader, and the fields besides type, id and status.
-_KINDS: dict[str, tuple[str, Callable[[Item, str], Item], tuple[str, ...]]] = {
+_KINDS: dict[str, tuple[str, Callable[[Item, str, bool], Item], tuple[str, ...]]] = {
     "message": ("msg", _read_message, ("role", "content", "phase", "end_turn")),
     "reasoning": ("rs", _read_reasoning, ("summary", "content", "encrypted_content")),
     "function_call": ("fc", _read_call, (*_CALL_KEYS, "arguments")),

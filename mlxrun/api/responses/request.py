@@ -1,50 +1,80 @@
-"""Translates Responses bodies to OpenAI's chat bodies, and errors about those back to the client's fields."""
+"""Prepares bodies of OpenAI's /v1/responses, by translating them to chat bodies.
+
+Errors about a chat body are translated back to the client's fields. With `truncation: auto`, items are left
+out of a prompt that does not fit; see truncation.py.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from mlxrun.api.context import ApiContext
 from mlxrun.api.error_paths import find_source, rename_field
+from mlxrun.api.limits import check_prompt_lengths
+from mlxrun.api.openai.fields import CHAT_URL
+from mlxrun.api.openai.reasoning import translate_effort
+from mlxrun.api.openai.request import prepare_request
+from mlxrun.api.prepared import PreparedRequest
 from mlxrun.api.responses.chat_messages import ChatMessagesTranslator
 from mlxrun.api.responses.fields import BODY, ENCRYPTED, LOGPROBS, SAME
-from mlxrun.api.responses.input_items import InputItem, Item, read_input_items
+from mlxrun.api.responses.input_items import InputItem, Item, ItemSource, check_item_ids, read_input_items
 from mlxrun.api.responses.tools import ResponseTools, read_tools, warn_once
+from mlxrun.api.responses.truncation import find_fitting
 from mlxrun.errors import RequestError
-from mlxrun.text.field_errors import check_type, quote, reject, reject_choice
+from mlxrun.text.field_errors import check_keys, check_type, get_required, quote, reject, reject_choice
 from mlxrun.text.model_info import ModelInfo
-from mlxrun.text.template import REASONING_SWITCHES, find_template_variables
+from mlxrun.text.template import REASONING_SWITCHES
 
 _MAX_DEPTH = 100  # of nested JSON: well below the limits of encoders, templates and schemas
 _CHAT_ONLY = re.compile(r"(?<=\.image_url)\.url$|^\.function(?=\.|$)")  # levels that only chat bodies have
 _SOURCES = {
     "messages": "input",
     "max_completion_tokens": "max_output_tokens",
-    "reasoning_effort": "reasoning.effort",
     "response_format": "text.format",
     "response_format.json_schema": "text.format",
     "logprobs": "include",
-} | {f"chat_template_kwargs.{switch}": "reasoning.effort" for switch in REASONING_SWITCHES}
+} | {f"chat_template_kwargs.{name}": "reasoning.effort" for name in ("reasoning_effort", *REASONING_SWITCHES)}
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseRequest:
-    """A checked Responses body. `chat` is its translation; `items` are the new input items, `history` those
-    of the previous responses; `sources` are for api/error_paths.py."""
+    """A checked Responses body. `chat` is its translation. `inputs` are all items of the conversation,
+    of which `num_dropped` were left out of the prompt. `sources` are for api/error_paths.py."""
 
     given: dict[str, Any]
     chat: dict[str, Any]
-    items: tuple[Item, ...]
-    history: tuple[Item, ...]
+    inputs: tuple[InputItem, ...]
     tools: ResponseTools
     effort: str | None
     sources: Mapping[str, str]
+    num_dropped: int = 0
+
+    @property
+    def context(self) -> tuple[Item, ...]:
+        """The items of the conversation."""
+        return tuple(each.item for each in self.inputs)
 
     @property
     def stored(self) -> bool:
         return bool(self.given.get("store", True))
+
+    @property
+    def background(self) -> bool:
+        return bool(self.given.get("background"))
+
+    @property
+    def conversation(self) -> str | None:
+        """The id of the conversation that it belongs to."""
+        return find_conversation_id(self.given)
+
+    @property
+    def truncates(self) -> bool:
+        """Whether items may be left out of a prompt that does not fit."""
+        return self.given.get("truncation") == "auto"
 
     @property
     def encrypted(self) -> bool:
@@ -55,39 +85,75 @@ class ResponseRequest:
     def logprobs(self) -> bool:
         return bool(self.chat.get("logprobs"))
 
+    def keep(self, indices: Sequence[int]) -> ResponseRequest:
+        """The same request with a prompt of these of its items."""
+        messages, sources = _translate_items(self.given, [self.inputs[i] for i in indices])
+        dropped = len(self.inputs) - len(indices)
+        return replace(self, chat=self.chat | {"messages": messages}, sources=sources, num_dropped=dropped)
+
     def rename_error(self, error: RequestError) -> None:
         """Makes an error about the chat body one about the client's body."""
         if error.param is not None:
-            source, rest = find_source(error.param, self.sources)
+            paths = {f"tools[{i}]": path for i, path in enumerate(self.tools.paths)}
+            source, rest = find_source(error.param, {**_SOURCES, **paths, **self.sources})
             rename_field(error, source + _CHAT_ONLY.sub("", rest) if source else rest)
 
 
 @dataclass(slots=True)
 class ResponseLookup:
-    """Looks up what was stored, by id: the items of a response with all before it, and single items; None if
-    there is no such thing."""
+    """Looks up what was stored, by id: the items of a response with all before it, those of a conversation,
+    and single items; None if there is no such thing."""
 
     history: Callable[[str], Sequence[Item] | None] = lambda _: None
     item: Callable[[str], Item | None] = lambda _: None
+    conversation: Callable[[str], Sequence[Item] | None] = lambda _: None
+
+
+async def prepare_response(
+    body: Any,
+    context: ApiContext,
+    lookup: ResponseLookup,
+    token: str,
+    *,
+    stream: bool = False,
+    default_max_tokens: int | None = None,
+) -> tuple[ResponseRequest, PreparedRequest]:
+    """Checks a body and builds its prompt. New ids are made of `token`; the keywords are the caller's:
+    whether it can stream, and the limit of an answer that has none."""
+    strict = context.config.server.strict_fields
+    wanted = await asyncio.to_thread(
+        read_response_request, body, context.model_info, lookup, token, strict=strict
+    )
+
+    async def prepare(request: ResponseRequest) -> PreparedRequest:
+        found = await prepare_request(
+            CHAT_URL, request.chat, context, stream=stream, default_max_tokens=default_max_tokens
+        )
+        if request.truncates:
+            check_prompt_lengths(found, context.config.server.max_prompt_tokens)
+        return found
+
+    try:
+        return await find_fitting(wanted, prepare) if wanted.truncates else (wanted, await prepare(wanted))
+    except RequestError as error:
+        wanted.rename_error(error)
+        raise
 
 
 def read_response_request(
-    body: Any, model_info: ModelInfo, lookup: ResponseLookup, token: str
+    body: Any, model_info: ModelInfo, lookup: ResponseLookup, token: str, *, strict: bool = False
 ) -> ResponseRequest:
-    """Checks a body and translates it. New ids are made of `token`."""
+    """Checks a body and translates it. New ids are made of `token`; `strict`: server.strict_fields."""
     _check_depth(body)
-    given = BODY.check(body)
-    if "stream_options" in given and not given.get("stream"):
-        reject("stream_options", 'needs "stream": true')
-    tools = read_tools(given)
-    if not any(name in given for name in ("input", "instructions", "previous_response_id")):
-        reject("input", "missing", code="missing_field")
+    given = BODY.check(body, strict=strict)
+    _check_combinations(given)
+    tools = read_tools(given, strict=strict)
     history = _get_history(given, lookup)
-    items = read_input_items(given.get("input", []), token, lookup.item)
-    translator = ChatMessagesTranslator(given.get("instructions"))
-    translator.add_items([InputItem(item, "previous_response_id") for item in history])
-    translator.add_items(items)
-    chat = {name: given[name] for name in SAME if name in given} | {"messages": translator.messages}
+    items = read_input_items(given.get("input", []), ItemSource(token, lookup.item, strict))
+    if "conversation" in given:
+        check_item_ids(items, (each.item for each in history), "the conversation")
+    messages, sources = _translate_items(given, [*history, *items])
+    chat = {name: given[name] for name in SAME if name in given} | {"messages": messages}
     if tools.chat:
         chat["tools"] = tools.chat
     if "tool_choice" in given:
@@ -98,9 +164,30 @@ def read_response_request(
         chat |= {"logprobs": True, "top_logprobs": given.get("top_logprobs", 0)}
     chat |= _translate_format(given.get("text", {}))
     effort = _apply_effort(given, chat, model_info)
-    sources = _SOURCES | translator.sources | {f"tools[{i}]": path for i, path in enumerate(tools.paths)}
-    new = tuple(each.item for each in items)
-    return ResponseRequest(given, chat, new, tuple(history), tools, effort, sources)
+    return ResponseRequest(given, chat, (*history, *items), tools, effort, sources)
+
+
+def _check_combinations(given: Mapping[str, Any]) -> None:
+    if "stream_options" in given and not given.get("stream"):
+        reject("stream_options", 'needs "stream": true')
+    if isinstance(given.get("conversation"), dict):
+        check_keys(given["conversation"], ("id",), "conversation")
+        get_required(given["conversation"], "id", str, "conversation")
+    if "conversation" in given and "previous_response_id" in given:
+        reject("conversation", "not together with previous_response_id")
+    if given.get("background") and given.get("store") is False:
+        reject("background", 'not together with "store": false, as nobody could retrieve the response')
+    if not any(name in given for name in ("input", "instructions", "previous_response_id", "conversation")):
+        reject("input", "missing", code="missing_field")
+
+
+def _translate_items(
+    given: Mapping[str, Any], items: Sequence[InputItem]
+) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """The messages of a chat body, and the sources of their fields."""
+    translator = ChatMessagesTranslator(given.get("instructions"))
+    translator.add_items(items)
+    return translator.messages, translator.sources
 
 
 def _check_depth(body: Any) -> None:
@@ -113,15 +200,29 @@ def _check_depth(body: Any) -> None:
         stack = [each for value in values for each in value]
 
 
-def _get_history(given: Mapping[str, Any], lookup: ResponseLookup) -> Sequence[Item]:
-    name = given.get("previous_response_id")
-    if name is None:
-        return ()
-    found = lookup.history(name)
+def find_conversation_id(body: Any) -> str | None:
+    """The id of the conversation that a body names; None if it names none as it should."""
+    value = body.get("conversation") if isinstance(body, dict) else None
+    found = value.get("id") if isinstance(value, dict) else value
+    return found if isinstance(found, str) else None
+
+
+def _get_history(given: Mapping[str, Any], lookup: ResponseLookup) -> list[InputItem]:
+    """The items that the new ones follow."""
+    conversation = find_conversation_id(given)
+    if conversation is not None:
+        param, name, find = "conversation", conversation, lookup.conversation
+    elif "previous_response_id" in given:
+        param, name, find = "previous_response_id", given["previous_response_id"], lookup.history
+    else:
+        return []
+    found = find(name)
     if found is None:
-        text = f"there is no stored response {quote(name)}; it was not stored, or deleted, or evicted"
-        reject("previous_response_id", text, code="previous_response_not_found")
-    return found
+        kind = "conversation" if conversation is not None else "response"
+        code = f"{param.removesuffix('_id')}_not_found"
+        text = f"there is no stored {kind} {quote(name)}; it was not stored, or deleted, or evicted"
+        reject(param, text, code=code)
+    return [InputItem(item, param) for item in found]
 
 
 def _translate_format(text: Mapping[str, Any]) -> dict[str, Any]:
@@ -144,14 +245,9 @@ def _apply_effort(given: Mapping[str, Any], chat: dict[str, Any], model_info: Mo
     effort: str | None = given.get("reasoning", {}).get("effort")
     if effort is None:
         return None
-    known = find_template_variables(model_info.chat_template or "")
-    arguments = chat.get("chat_template_kwargs", {})
-    switch = next((name for name in REASONING_SWITCHES if name in known), None)
-    if switch is not None and (effort == "none" or "reasoning_effort" not in known):
-        chat["chat_template_kwargs"] = {switch: effort != "none", **arguments}
-    elif "reasoning_effort" in known and "reasoning_effort" not in arguments:
-        chat["reasoning_effort"] = effort
-    else:
+    variables, arguments = translate_effort(effort, model_info), chat.get("chat_template_kwargs", {})
+    if not variables or "reasoning_effort" in variables.keys() & arguments.keys():
         warn_once("/v1/responses: the chat template does not support reasoning.effort; it is ignored")
         return None
+    chat["chat_template_kwargs"] = {**variables, **arguments}
     return effort

@@ -18,15 +18,18 @@ Json = dict[str, Any]
 def build_response(
     response_id: str, created: int, request: ResponseRequest, prepared: PreparedRequest
 ) -> Json:
-    """The response when its answer begins."""
+    """The response when its answer begins. `mlxrun.dropped_items`: how many items `truncation: auto` has left
+    out of the prompt."""
+    dropped = {"dropped_items": request.num_dropped} if request.truncates else {}
     given, params = request.given, prepared.requests[0].params
     return {
         "id": response_id,
         "object": "response",
         "created_at": created,
         "status": "in_progress",
-        "background": False,
+        "background": request.background,
         "completed_at": None,
+        "conversation": None if request.conversation is None else {"id": request.conversation},
         "error": None,
         "incomplete_details": None,
         "instructions": given.get("instructions"),
@@ -50,11 +53,11 @@ def build_response(
         "tools": request.tools.echo,
         "top_logprobs": given.get("top_logprobs", 0),
         "top_p": params.top_p,
-        "truncation": "disabled",
+        "truncation": given.get("truncation", "disabled"),
         "usage": None,
         "user": given.get("user"),
         "metadata": given.get("metadata", {}),
-        "mlxrun": {"seed": prepared.seed},
+        "mlxrun": {"seed": prepared.seed} | dropped,
     }
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from mlxrun.api.choice import AnswerToken, Choice
 from mlxrun.api.opaque_reasoning import encode_reasoning
-from mlxrun.api.openai.response import build_chat_logprobs
+from mlxrun.api.openai.logprobs import build_chat_logprobs
 from mlxrun.api.prepared import PreparedRequest
 from mlxrun.api.responses.request import ResponseRequest
 from mlxrun.api.responses.response import Json, build_error, build_usage
@@ -76,12 +76,19 @@ class ResponseWriter:
         self._position = 0  # the end of the last delta in the text
         self._unread = ""  # the text behind it
 
+    def queue(self) -> list[Json]:
+        """The first events of a response that waits in the background."""
+        self.response = {**self.response, "status": "queued"}
+        return [self._write_response("created"), self._write_response("queued")]
+
     def start(self) -> list[Json]:
         """The events before the first delta, unless they were returned before."""
         if self._started:
             return []
         self._started = True
-        return [self._write_response("created"), self._write_response("in_progress")]
+        self.response = {**self.response, "status": "in_progress"}
+        created = [] if self._next_number else [self._write_response("created")]
+        return [*created, self._write_response("in_progress")]
 
     def feed(self, deltas: Sequence[Delta]) -> list[Json]:
         """The events of these deltas."""

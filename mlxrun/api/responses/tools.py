@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from mlxrun.api.responses.fields import ABSENT_TOOLS, REFUSED_TOOLS
+from mlxrun.api.openai.offered_tools import check_tool_name
+from mlxrun.api.responses.fields import ABSENT_TOOLS, REFUSED_REASON, REFUSED_TOOLS
 from mlxrun.text.field_errors import (
     check_keys,
     check_type,
@@ -74,22 +75,29 @@ def make_visible_name(name: str, namespace: str | None) -> str:
     return namespace + name if namespace.endswith("__") else f"{namespace}__{name}"
 
 
-def read_tools(given: Mapping[str, Any]) -> ResponseTools:
-    """The tools and the tool choice of a body."""
+def read_tools(given: Mapping[str, Any], *, strict: bool = False) -> ResponseTools:
+    """The tools and the tool choice of a body. `strict`: server.strict_fields."""
     tools = ResponseTools()
     for i, tool in enumerate(given.get("tools", [])):
-        _read_tool(tool, f"tools[{i}]", None, tools)
+        if strict or not _is_absent(tool):
+            _read_tool(tool, f"tools[{i}]", None, tools)
     return _apply_choice(tools, given.get("tool_choice", "auto"))
+
+
+def _is_absent(tool: Any) -> bool:
+    """Whether a tool is left out, which is logged."""
+    kind = tool.get("type") if isinstance(tool, dict) else None
+    if kind not in ABSENT_TOOLS:
+        return False
+    warn_once(f"/v1/responses: mlxrun has no {kind} tool; it is left out of the prompt")
+    return True
 
 
 def _read_tool(tool: Any, param: str, namespace: str | None, tools: ResponseTools) -> None:
     check_type(tool, dict, param)
     kind = get_required(tool, "type", str, param)
-    if kind in ABSENT_TOOLS and namespace is None:
-        warn_once(f"/v1/responses: mlxrun has no {kind} tool; it is left out of the prompt")
-        return
-    if kind in REFUSED_TOOLS:
-        reject_unsupported(f"{param}.type", f"{kind!r} does not run here; use function and custom tools")
+    if kind in (*ABSENT_TOOLS, *REFUSED_TOOLS):
+        reject_unsupported(f"{param}.type", f"{kind!r}: {REFUSED_REASON}")
     if kind not in _KINDS or (namespace is not None and kind == "namespace"):
         reject_choice(f"{param}.type", kind, _KINDS)
     tool = {key: value for key, value in tool.items() if value is not None}
@@ -97,9 +105,7 @@ def _read_tool(tool: Any, param: str, namespace: str | None, tools: ResponseTool
     for key in _EMPTY_ONLY:
         if tool.get(key) and tool[key] != ["direct"]:
             reject_unsupported(f"{param}.{key}", "leave it out")
-    name = get_required(tool, "name", str, param)
-    if not name:
-        reject(f"{param}.name", "is empty")
+    name = check_tool_name(get_required(tool, "name", str, param), f"{param}.name")
     check_type(tool.get("description", ""), str, f"{param}.description")
     if kind == "namespace":
         for i, each in enumerate(check_type(tool.get("tools"), list, f"{param}.tools")):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mlxrun.api.anthropic import chat_messages
-from mlxrun.api.opaque_reasoning import decode_reasoning, encode_reasoning
+from mlxrun.api.opaque_reasoning import encode_reasoning
 from mlxrun.config.settings import Config, ServerSettings
 from tests.helpers.anthropic_api import (
     CALL,
@@ -92,6 +92,3 @@ def test_hidden_reasoning_comes_back() -> None:
     shown = {"type": "thinking", "thinking": "čau 🙂", "signature": encode_reasoning("")}
     hidden = {"type": "thinking", "thinking": "", "signature": encode_reasoning("čau 🙂")}
     assert turn(shown) == turn(hidden) and "čau 🙂" in turn(shown)
-    assert "čau" not in hidden["signature"] and len(shown["signature"]) < 10
-    for foreign in ("", "ErUB", "mlxrun.!", "mlxrun.gICA", "mlxrun.č"):
-        assert decode_reasoning(foreign) is None

@@ -10,6 +10,7 @@ from jsonschema import Draft202012Validator
 
 from mlxrun.api.anthropic.fields import BODY
 from mlxrun.api.anthropic.openapi_schema import build_schema
+from mlxrun.config.settings import Config, ServerSettings
 from tests.helpers.anthropic_api import (
     CALLED,
     EYES,
@@ -94,7 +95,6 @@ REFUSED: list[tuple[Json, str, str]] = [
     (doc(PLAIN, citations={"on": True}), f"{AT}.citations.on", "Extra inputs"),
     (doc(PLAIN, title=1), f"{AT}.title", "expected string"),
     (doc(PLAIN, title="\ud800"), AT, "surrogate"),
-    (doc(PLAIN, pages=1), f"{AT}.pages", "Extra inputs"),
     (found(citations={"enabled": True}), f"{AT}.citations.enabled", "only false"),
     (found(content="x"), f"{AT}.content", "expected array"),
     (found(content=[IMAGE]), f"{AT}.content.0.type", "not in search results"),
@@ -107,6 +107,12 @@ def test_what_is_not_read_is_refused(case: int) -> None:
     block, param, words = REFUSED[case]
     error = refused(body(user(block, text("?"))), EYES)
     assert error.param == param and words in str(error)
+
+
+def test_unknown_fields_are_refused_if_strict() -> None:
+    strict = Config(server=ServerSettings(strict_fields=True))
+    assert refused(body(user(doc(PLAIN, pages=1))), EYES, strict).param == f"{AT}.pages"
+    assert prompt(body(user(doc(PLAIN, pages=1))), EYES) == prompt(body(user(doc(PLAIN))), EYES)
 
 
 def test_only_where_they_belong() -> None:

@@ -11,7 +11,7 @@ from jsonschema import Draft202012Validator
 
 from mlxrun.api.anthropic import fields
 from mlxrun.api.anthropic.response import build_error
-from mlxrun.config.settings import Config, MediaSettings
+from mlxrun.config.settings import Config, MediaSettings, ServerSettings
 from mlxrun.errors import (
     MediaError,
 )
@@ -27,6 +27,7 @@ from tests.helpers.anthropic_api import (
     USER,
     Json,
     body,
+    make,
     refused,
     text,
     user,
@@ -51,14 +52,9 @@ REFUSED: list[tuple[Json, str, str]] = [
     (body(stop_sequences=[""] * 100_000), "stop_sequences", "at most 16"),
     (body(stop_sequences=["a"] * 17), "stop_sequences", "at most 16"),
     (body(stream="yes"), "stream", "expected boolean"),
-    (body(metadata={"user": "u"}), "metadata.user", "Extra inputs are not permitted"),
     (body(metadata={"user_id": 1}), "metadata.user_id", "expected string"),
-    (body(service_tier="flex"), "service_tier", 'only "auto" or "standard_only"'),
-    (body(speed="fast"), "speed", 'only "standard"'),
-    (body(inference_geo="us"), "inference_geo", 'only "global"'),
     (body(container="c"), "container", "not supported"),
     (body(mcp_servers=[{"url": "x"}]), "mcp_servers", "MCP"),
-    (body(fallbacks=[]), "fallbacks", "not supported"),
     (body(context_management={"edits": [{"type": "clear_tool_uses_20250919"}]}),)
     + ("context_management.edits.0.type", "not supported"),
     (body(context_management={"edits": [{"type": "clear_thinking_20251015"}]}),)
@@ -66,6 +62,8 @@ REFUSED: list[tuple[Json, str, str]] = [
     (body(output_config={"effort": "huge"}), "output_config.effort", "huge"),
     (body(output_config={"task_budget": {}}), "output_config.task_budget", "Extra inputs"),
     (body(output_config={"format": {"type": "json"}}), "output_config.format.type", "json_schema"),
+    (body(output_format={"type": "json"}), "output_format.type", "json_schema"),
+    (body(output_format={"type": "json_schema"}), "output_format.schema", "Field required"),
     (body(output_config={"format": {"type": "json_schema"}}),)
     + ("output_config.format.schema", "Field required"),
     (body(output_config={"format": {"type": "json_schema", "schema": {"type": "strng"}}}),)
@@ -94,7 +92,6 @@ REFUSED: list[tuple[Json, str, str]] = [
     (body([{"content": "x"}]), "messages.0.role", "Field required"),
     (body([{"role": "tool", "content": "x"}]), "messages.0.role", "'tool' is not one of user"),
     (body([{"role": "user"}]), "messages.0.content", "Field required"),
-    (body([{**USER, "name": "x"}]), "messages.0.name", "Extra inputs are not permitted"),
     (body([{"role": "user", "content": []}]), "messages.0.content", "empty"),
     (body([{"role": "user", "content": 1}]), "messages.0.content", "expected string or array"),
     (body([USER, {"role": "assistant", "content": "The"}, {"role": "system", "content": "x"}]),)
@@ -108,7 +105,6 @@ REFUSED: list[tuple[Json, str, str]] = [
     (body(user({"text": "x"})), "messages.0.content.0.type", "Field required"),
     (body(user({"type": "txt"})), "messages.0.content.0.type", "did you mean 'text'"),
     (body(user(text("a"), {"type": "text"})), "messages.0.content.1.text", "Field required"),
-    (body(user(text("a", foo=1))), "messages.0.content.0.foo", "Extra inputs are not permitted"),
     (body(user(text("a", cache_control=1))), "messages.0.content.0.cache_control", "expected object"),
     (body(user(CALL)), "messages.0.content.0.type", "not in messages of the user"),
     (body(user({"type": "thinking"})), "messages.0.content.0.type", "not in messages of the user"),
@@ -143,6 +139,8 @@ REFUSED: list[tuple[Json, str, str]] = [
         "tools.1.type",
         "not supported",
     ),
+    (body(tools=[ADD, {**ADD, "description": "x"}]), "tools.1.name", "there are two tools called 'add'"),
+    (body(tools=[ADD, {**ADD, "name": "a b"}]), "tools.1.name", "does not match"),
     (body(tools=[{**ADD, "defer_loading": True}]), "tools.0.defer_loading", "only false"),
     (body(tools=[{**ADD, "strict": True}]), "tools.0.strict", "cannot be enforced"),
     (body(tools=[{**ADD, "input_schema": {"a": "\ud800"}}]), "tools.0.input_schema.a", "surrogate"),
@@ -152,6 +150,29 @@ REFUSED: list[tuple[Json, str, str]] = [
     (body(tools=[ADD], tool_choice="auto"), "tool_choice", "expected object"),
     (body(tools=[ADD], tool_choice={"type": "none", "name": "x"}), "tool_choice.name", "Extra inputs"),
 ]
+
+
+# Accepted, and refused with server.strict_fields.
+STRICT: list[tuple[Json, str, str]] = [
+    (body(metadata={"user": "u"}), "metadata.user", "Extra inputs are not permitted"),
+    (body(service_tier="flex"), "service_tier", 'only "auto" or "standard_only"'),
+    (body(speed="fast"), "speed", 'only "standard"'),
+    (body(inference_geo="us"), "inference_geo", 'only "global"'),
+    (body(fallbacks=[]), "fallbacks", "not supported"),
+    (body([{**USER, "name": "x"}]), "messages.0.name", "Extra inputs are not permitted"),
+    (body(user(text("a", foo=1))), "messages.0.content.0.foo", "Extra inputs are not permitted"),
+    (body(workspace_id="w"), "workspace_id", "Extra inputs are not permitted"),
+    (body(user({"type": "image", "source": {**IMAGE["source"], "x": 1}})),)
+    + ("messages.0.content.0.source.x", "Extra inputs are not permitted"),
+]
+
+
+@pytest.mark.parametrize("case", range(len(STRICT)))
+def test_what_changes_nothing_is_refused_if_strict(case: int) -> None:
+    given, param, words = STRICT[case]
+    assert make(given, EYES)
+    error = refused(given, EYES, Config(server=ServerSettings(strict_fields=True)))
+    assert error.param == param and words in str(error)
 
 
 @pytest.mark.parametrize("case", range(len(REFUSED)))
@@ -200,8 +221,7 @@ def test_images_need_a_model_that_sees() -> None:
 
 
 CONSTANTS = {
-    name: getattr(fields, name)
-    for name in ("STRING", "_NAME", "_TEXTS", "_LIST", "OBJECT", "BOOL", "_EFFORT")
+    name: getattr(fields, name) for name in ("STRING", "_NAME", "_TEXTS", "LIST", "OBJECT", "BOOL", "_EFFORT")
 }
 
 

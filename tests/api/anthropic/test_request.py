@@ -55,6 +55,20 @@ def test_another_conversation_has_another_prompt() -> None:
         assert changed == ours or prompt(changed, model_info) != prompt(ours, model_info)
 
 
+def test_a_response_format_has_two_names() -> None:
+    """`output_format` is what the beta of 2025-11-13 called output_config.format, and clients still do."""
+    wanted = {"type": "json_schema", "schema": {"type": "object", "additionalProperties": False}}
+    chats = [
+        read_message(body(**fields), context()).chat
+        for fields in ({"output_config": {"format": wanted}}, {"output_format": wanted})
+    ]
+    assert chats[0] == chats[1] and chats[0]["response_format"]["json_schema"]["schema"] == wanted["schema"]
+    error = refused(body(output_config={"format": wanted}, output_format=wanted))
+    assert error.param == "output_format" and "not together" in str(error)
+    begun = [*user(text("hi")), {"role": "assistant", "content": "The"}]
+    assert refused(body(begun, output_format=wanted)).param == "output_format"
+
+
 def test_the_count_has_the_images_in_it() -> None:
     """Four tokens for each image of this model_info, and as many as the engine is given."""
     blocks = [text("what"), IMAGE]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mlxrun.api.anthropic.response import build_error, build_models_page, get_error_status
+from mlxrun.api.anthropic.response import build_error, build_models_page, format_time, get_error_status
 from mlxrun.errors import (
     BodyTooLarge,
     Draining,
@@ -66,3 +66,7 @@ def test_models() -> None:
     assert [model["id"] for model in page["data"]] == ["a", "b"]
     assert (page["first_id"], page["last_id"], page["has_more"]) == ("a", "b", False)
     assert build_models_page([])["first_id"] is None
+
+
+def test_times() -> None:
+    assert format_time(0) == "1970-01-01T00:00:00Z" and format_time(None) is None

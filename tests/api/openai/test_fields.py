@@ -1,54 +1,23 @@
-"""Every field is honoured, harmless or refused; what is refused is in docs/clients.md."""
+"""Every field of the clients is honoured, accepted without effect, or refused by name."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 
 from mlxrun.api.anthropic import fields as anthropic_fields
 from mlxrun.api.body_schema import BodySchema
-from mlxrun.api.openai import fields as openai_fields
-from mlxrun.api.openai.fields import HARMLESS, HONOURED, REFUSED
+from mlxrun.api.openai.fields import BODIES, HARMLESS, IGNORED, REFUSED
 from mlxrun.api.openai.response import build_error
-from mlxrun.api.responses import fields as responses_fields
+from mlxrun.api.responses.fields import BODY as RESPONSES
+from mlxrun.config.settings import Config, ServerSettings
 from mlxrun.errors import RequestError
+from tests.helpers.field_examples import list_examples, set_field
 from tests.helpers.openai_api import CHAT, COMPLETION, HI, TOOL, chat, complete, refused
 
-CLIENTS = Path(__file__).parents[3] / "docs" / "clients.md"
-
-
-def documented() -> dict[str, dict[str, str]]:
-    """The tables of the section: by their title, why each field is refused."""
-    section = CLIENTS.read_text(encoding="utf-8").split("## What is refused\n")[1].split("\n## ")[0]
-    tables: dict[str, dict[str, str]] = {}
-    for left, right in re.findall(r"^\| (.+) \| (.+) \|$", section, re.MULTILINE):
-        if right == "why":
-            last = tables.setdefault(left, {})
-        else:
-            last |= dict.fromkeys(re.findall(r"`(\w+)`", left), right)
-    return tables
-
-
-def known() -> dict[str, Mapping[str, str]]:
-    chat, completion = openai_fields.REFUSED["chat"], openai_fields.REFUSED["completion"]
-    both = dict(chat.items() & completion.items())
-    return {
-        "/v1/chat/completions and /v1/completions": both,
-        "/v1/chat/completions": {name: chat[name] for name in chat if name not in both},
-        "/v1/completions": {name: completion[name] for name in completion if name not in both},
-        "/v1/responses": responses_fields.REFUSED,
-        "/v1/messages and /v1/messages/count_tokens": anthropic_fields.BODY.refused,
-        "Blocks of /v1/messages": anthropic_fields.REFUSED_BLOCKS,
-    }
-
-
-def test_the_documents_name_what_is_refused() -> None:
-    assert documented() == known()
-    assert anthropic_fields.COUNT_BODY.refused == anthropic_fields.BODY.refused
+ACCEPTED = [(name, value) for name, (schema, _) in IGNORED["chat"].items() for value in list_examples(schema)]
 
 
 def test_both_spellings_of_the_cache_key() -> None:
@@ -93,7 +62,10 @@ def test_values_in_errors_are_written_as_json() -> None:
         ("stop_token_ids", [1, "a"], "stop_token_ids[1]", "expected integer"),
         ("seed", 2**64, "seed", "maximum"),
         ("seed", "1", "seed", "integer"),
-        ("max_tokens", 0, "max_tokens", "minimum of 1"),
+        ("max_tokens", -1, "max_tokens", "minimum of"),
+        ("prompt_logprobs", -1, "prompt_logprobs", "minimum of 0"),
+        ("prompt_logprobs", 21, "prompt_logprobs", "maximum of 20"),
+        ("prompt_logprobs", True, "prompt_logprobs", "expected integer"),
         ("n", 0, "n", "minimum of 1"),
         ("n", 129, "n", "maximum of 128"),
         ("stop", 1, "stop", "expected a string or an array"),
@@ -105,11 +77,9 @@ def test_values_in_errors_are_written_as_json() -> None:
         ("stop_token_ids", [1] * 1025, "stop_token_ids", "at most 1024"),
         ("stream", True, "stream", "not supported"),
         ("stream_options", {"include_usage": True}, "stream_options", "stream"),
-        ("priority", 1, "priority", "scheduler.policy: priority"),
         ("model", 1, "model", "string"),
         ("tempature", 1, "tempature", "did you mean 'temperature'"),
         ("nonsense", {}, "nonsense", "unknown parameter"),
-        ("min_tokens", 1, "min_tokens", "not supported"),
     ],
 )
 @pytest.mark.parametrize("url", [CHAT, COMPLETION])
@@ -125,6 +95,7 @@ def test_bad_fields_are_named(url: str, field: str, value: Any, param: str, word
     [
         ({"top_logprobs": 1}, "top_logprobs"),
         ({"logprobs": 1}, "logprobs"),
+        ({"max_tokens": 0}, "max_tokens"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"prompt": "x"}, "prompt"),
         ({"max_tokens": 1, "max_completion_tokens": 2}, "max_tokens"),
@@ -159,17 +130,22 @@ def test_bad_fields_are_named(url: str, field: str, value: Any, param: str, word
         ({"structured_outputs": {"rgx": "a"}}, "structured_outputs.rgx"),
         ({"structured_outputs": {"json": {}}, "ignore_eos": True}, "ignore_eos"),
         ({"modalities": ["text", "audio"]}, "modalities"),
-        ({"service_tier": "flex"}, "service_tier"),
-        ({"store": True}, "store"),
         ({"promptCacheKey": 3}, "promptCacheKey"),
         ({"thinking_token_budget": -1}, "thinking_token_budget"),
-        ({"reasoning_effort": "low"}, "reasoning_effort"),
-        ({"chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs.enable_thinking"),
         ({"chat_template_kwargs": []}, "chat_template_kwargs"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages[0].content"),
         ({"messages": None}, "messages"),
-        *(({name: {}}, name) for name in REFUSED["chat"]),
+        *(({name: 7}, name) for name in REFUSED["chat"]),
+        ({"use_beam_search": True}, "use_beam_search"),
+        ({"length_penalty": 1.1}, "length_penalty"),
+        ({"top_a": 0.2}, "top_a"),
+        ({"typical_p": 0.9}, "typical_p"),
+        ({"plugins": [{"id": "web"}]}, "plugins"),
+        ({"verbosity": 1}, "verbosity"),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
+        ({"reasoning": {"exclude": True}}, "reasoning.exclude"),
+        ({"thinking": {"type": "on"}}, "thinking.type"),
         ({"echo": True}, "echo"),
     ],
 )
@@ -178,6 +154,36 @@ def test_bad_chat_fields_are_named(fields: Mapping[str, Any], param: str) -> Non
     error = refused(CHAT, {"messages": HI, **fields})
     assert error.param == param
     assert build_error(error)["error"]["param"] == param
+
+
+STRICT = Config(server=ServerSettings(strict_fields=True))
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"priority": 1}, "priority"),
+        ({"service_tier": "flex"}, "service_tier"),
+        ({"store": True}, "store"),
+        ({"reasoning_effort": "low"}, "reasoning_effort"),
+        ({"reasoning_effort": "none"}, "reasoning_effort"),
+        ({"reasoning": {"effort": "low"}}, "reasoning.effort"),
+        ({"enable_thinking": False}, "enable_thinking"),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs.enable_thinking"),
+        ({"messages": [{**HI[0], "id": "x"}]}, "messages[0].id"),
+        *(({name: {}}, name) for name in REFUSED["chat"]),
+        *((set_field({}, name, value), name) for name, value in ACCEPTED if "." not in name),
+        ({"stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
+    ],
+)
+def test_what_has_no_effect_is_refused_if_strict(fields: Mapping[str, Any], param: str) -> None:
+    """With server.strict_fields; but values that are always accepted are accepted then too."""
+    body = {"messages": HI, "stream": True, **fields}
+    always = HARMLESS["chat"].get(param)
+    if always is not None and fields[param] in list_examples(always[0]):
+        assert BODIES["chat"].check(body, strict=True)
+    else:
+        assert refused(CHAT, body, config=STRICT, stream=True).param == param
 
 
 @pytest.mark.parametrize(
@@ -195,10 +201,9 @@ def test_bad_chat_fields_are_named(fields: Mapping[str, Any], param: str) -> Non
         ({"prompt": [[1], [99_999]]}, "prompt[1][0]"),
         ({"prompt": [1.0]}, "prompt[0]"),
         ({"prompt": ["a"] * 17, "n": 128}, "n"),
-        ({"echo": True, "logprobs": 1}, "echo"),
+        ({"echo": True, "logprobs": 1, "suffix": "x"}, "suffix"),
         ({"logprobs": True}, "logprobs"),
         ({"best_of": 2}, "best_of"),
-        ({"suffix": "x"}, "suffix"),
         ({"tools": [TOOL]}, "tools"),
     ],
 )
@@ -206,25 +211,89 @@ def test_bad_completion_fields_are_named(fields: Mapping[str, Any], param: str) 
     assert refused(COMPLETION, {"prompt": "hi", **fields}).param == param
 
 
-def test_tables_do_not_overlap() -> None:
-    """Every known field has one treatment."""
-    for kind in ("chat", "completion"):
-        names = [*HONOURED[kind], *HARMLESS[kind], *REFUSED[kind]]  # type: ignore[index]
-        assert len(names) == len(set(names))
+def list_fields_of_clients() -> dict[str, tuple[set[str], BodySchema]]:
+    """The top-level fields that the types of the SDKs have, and the table that classifies them."""
+    from anthropic.types import message_count_tokens_params, message_create_params
+    from anthropic.types.beta import message_count_tokens_params as beta_count
+    from anthropic.types.beta import message_create_params as beta_messages
+    from openai.types import completion_create_params
+    from openai.types.chat import completion_create_params as chat_params
+    from openai.types.responses import response_create_params
+
+    def names(cls: type) -> set[str]:
+        return set(get_type_hints(cls))
+
+    return {
+        "openai chat": (names(chat_params.CompletionCreateParamsStreaming), BODIES["chat"]),
+        "openai completions": (
+            names(completion_create_params.CompletionCreateParamsStreaming),
+            BODIES["completion"],
+        ),
+        "openai responses": (names(response_create_params.ResponseCreateParamsStreaming), RESPONSES),
+        "anthropic": (names(message_create_params.MessageCreateParamsStreaming), anthropic_fields.BODY),
+        "anthropic count": (
+            names(message_count_tokens_params.MessageCountTokensParams),
+            anthropic_fields.COUNT_BODY,
+        ),
+        "anthropic beta": (names(beta_messages.MessageCreateParamsStreaming), anthropic_fields.BODY),
+        "anthropic beta count": (
+            names(beta_count.MessageCountTokensParams),
+            anthropic_fields.COUNT_BODY,
+        ),
+        "litellm": (set(LITELLM), BODIES["chat"]),
+        "vllm chat": (set(VLLM_CHAT), BODIES["chat"]),
+        "sglang chat": (set(SGLANG_CHAT), BODIES["chat"]),
+        "openrouter": (set(OPENROUTER), BODIES["chat"]),
+    }
 
 
-@pytest.mark.parametrize("kind", ["chat", "completion"])
-def test_every_field_of_the_sdk_has_a_treatment(kind: Any) -> None:
-    """What the official client can send is honoured, harmless or refused by name; nothing is unknown."""
-    if kind == "chat":
-        from openai.types.chat.completion_create_params import CompletionCreateParamsBase as Fields
-    else:
-        from openai.types.completion_create_params import (  # type: ignore[assignment]
-            CompletionCreateParamsBase as Fields,
-        )
-    known = {*HONOURED[kind], *HARMLESS[kind], *REFUSED[kind]}
-    assert set(Fields.__annotations__) <= known
-    assert not {"response_formt"} <= known
+# Of LiteLLM's constants, the protocols of vLLM and SGLang and OpenRouter's documentation, without OpenAI's.
+LITELLM = (
+    *("additional_drop_params", "allowed_openai_params", "api_version", "context_management"),
+    *("custom_llm_provider", "drop_params", "extra_headers", "include_server_side_tool_invocations"),
+    *("max_retries", "thinking"),
+)
+VLLM_CHAT = (
+    *("reasoning_effort", "thinking_token_budget", "include_reasoning", "use_beam_search", "top_k"),
+    *("min_p", "repetition_penalty", "watermarking", "length_penalty", "stop_token_ids"),
+    *("include_stop_str_in_output", "ignore_eos", "min_tokens", "skip_special_tokens"),
+    *("spaces_between_special_tokens", "truncate_prompt_tokens", "truncation_side", "prompt_logprobs"),
+    *("logprob_token_ids", "allowed_token_ids", "bad_words", "echo", "add_generation_prompt"),
+    *("continue_final_message", "add_special_tokens", "documents", "chat_template"),
+    *("chat_template_kwargs", "media_io_kwargs", "mm_processor_kwargs", "structured_outputs"),
+    *("priority", "request_id", "session_id", "return_tokens_as_token_ids", "return_token_ids"),
+    *("routed_experts_prompt_start", "return_token_offsets", "return_prompt_text", "return_mm_kwargs"),
+    *("cache_salt", "kv_transfer_params", "ec_transfer_params", "vllm_xargs", "repetition_detection"),
+    *("stream_interval",),
+)
+SGLANG_CHAT = (
+    *("return_hidden_states", "return_routed_experts", "routed_experts_start_len"),
+    *("return_cached_tokens_details", "return_prompt_token_ids", "return_token_ids"),
+    *("return_meta_info", "task", "top_k", "min_p", "min_tokens", "regex", "ebnf"),
+    *("repetition_penalty", "stop_token_ids", "stop_regex", "no_stop_trim", "ignore_eos"),
+    *("continue_final_message", "skip_special_tokens", "lora_path", "session_id", "session_params"),
+    *("separate_reasoning", "stream_reasoning", "chat_template_kwargs", "max_dynamic_patch"),
+    *("min_dynamic_patch", "use_audio_in_video", "images_config", "custom_logit_processor"),
+    *("custom_params", "input_ids", "rid", "extra_key", "cache_salt", "ngram_corpus_id", "priority"),
+    *("bootstrap_host", "bootstrap_port", "bootstrap_room", "routed_dp_rank"),
+    *("disagg_prefill_dp_rank", "data_parallel_rank", "reasoning"),
+)
+OPENROUTER = (
+    *("models", "provider", "plugins", "route", "transforms", "reasoning", "usage", "debug", "trace"),
+    *("session_id", "cache_control", "image_config", "top_k", "top_a", "min_p", "repetition_penalty"),
+    *("include_reasoning", "verbosity", "preset"),
+)
+
+
+@pytest.mark.parametrize("client", list(list_fields_of_clients()))
+def test_every_field_of_the_clients_has_one_treatment(client: str) -> None:
+    """None is unknown: it is honoured, or accepted with some values, or refused with a reason."""
+    names, body = list_fields_of_clients()[client]
+    unclassified = names - body.honoured.keys() - body.harmless.keys() - body.ignored.keys()
+    assert unclassified - body.refused.keys() == set()
+    assert "response_formt" not in {*body.honoured, *body.ignored, *body.harmless, *body.refused}
+    for name in names & body.honoured.keys():
+        assert name not in {*body.harmless, *body.ignored, *body.refused}, name
 
 
 def test_harmless_fields_are_taken() -> None:

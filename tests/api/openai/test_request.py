@@ -22,6 +22,7 @@ from mlxrun.config.settings import (
     MediaSettings,
     ModelSettings,
     SchedulerSettings,
+    ServerSettings,
 )
 from mlxrun.errors import (
     MediaError,
@@ -31,6 +32,8 @@ from mlxrun.scheduler.request import ProcessedPrompt
 from mlxrun.text.images import MediaLoader
 from tests.helpers.openai_api import CHAT, COMPLETION, HI, TOOL, chat, complete, image_part, make, refused
 from tests.helpers.tokenizers import (
+    CHATML,
+    STRICT,
     THINKING,
     TOOLS,
     FakeModelInfo,
@@ -129,6 +132,33 @@ def test_images() -> None:
     assert isinstance(error, MediaError) and "2 images are more than media.max_images (1)" in str(error)
 
 
+TAKES_TURNS = STRICT.replace("== 'user') != (loop", "!= 'assistant') != (loop")
+
+
+@pytest.mark.parametrize("template", [CHATML, TAKES_TURNS])
+def test_images_of_tool_results(template: str) -> None:
+    """They reach the model in the order of the messages, also under a template that insists on turns."""
+    model_info = FakeModelInfo(chat_template=template, vision=True)
+    call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    messages = [
+        {"role": "user", "content": [image_part("red"), {"type": "text", "text": "and there?"}]},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {
+            "role": "tool",
+            "tool_call_id": "c1",
+            "content": [{"type": "text", "text": "seen"}, image_part("blue")],
+        },
+    ]
+    alone = chat(model_info, messages=messages)
+    assert alone.requests[0].media == ((255, 0, 0), (0, 0, 255))
+    prompt = alone.prompts[0]
+    assert prompt.count("<|image_pad|>") == 2 and prompt.index("seen") < prompt.rindex("<|image_pad|>")
+    later = chat(model_info, messages=[*messages, {"role": "user", "content": "so?"}])
+    assert later.requests[0].media == alone.requests[0].media and "so?" in later.prompts[0]
+    error = refused(CHAT, {"messages": messages[1:]})
+    assert error.param == "messages[1].content[1].image_url.url" and "does not accept images" in str(error)
+
+
 class DigestingModelInfo(FakeModelInfo):
     """Says what fills each span."""
 
@@ -182,8 +212,11 @@ def test_priority_and_streams_where_they_count() -> None:
     plain = {"stream": True, "stream_options": {"include_obfuscation": False}}
     assert not make(CHAT, {"messages": HI, **plain}, stream=True).include_usage
     noise = {"stream": True, "stream_options": {"include_obfuscation": True}}
-    error = refused(CHAT, {"messages": HI, **noise}, stream=True)
+    assert not make(CHAT, {"messages": HI, **noise}, stream=True).include_usage
+    strict = Config(server=ServerSettings(strict_fields=True))
+    error = refused(CHAT, {"messages": HI, **noise}, config=strict, stream=True)
     assert error.param == "stream_options.include_obfuscation"
+    assert chat(priority=5).requests[0].priority == 0
 
 
 def test_prompts_are_not_logged(caplog: pytest.LogCaptureFixture) -> None:

@@ -20,7 +20,18 @@ from mlxrun.errors import (
     Unauthorized,
 )
 from mlxrun.scheduler.request import FinishReason, HitKind, TokenEvent
-from tests.helpers.openai_api import MODEL_INFO, answer, chat, complete, join, logged
+from tests.helpers.openai_api import (
+    CHAT,
+    COMPLETION,
+    HI,
+    MODEL_INFO,
+    answer,
+    chat,
+    complete,
+    join,
+    logged,
+    make,
+)
 from tests.helpers.tokenizers import (
     ids_of,
 )
@@ -109,13 +120,51 @@ def test_completion_logprobs_end_with_the_text() -> None:
             {"a": -0.5, "bytes:\\xe4": -9999.0},
             {"b": -1.5, "bytes:\\xe4": -9999.0},
             {" ": -2.5, "bytes:\\xe4": -9999.0},
-            {"bytes:\\xe4": -9999.0},
+            {"bytes:\\xe4": -3.5},  # of two with one text, the likelier one
             {"bytes:\\xbd": -4.5, "bytes:\\xe4": -9999.0},
             {"bytes:\\xa0": -5.5, "bytes:\\xe4": -9999.0},
         ],
         "text_offset": [0, 1, 2, 3, 3, 3],
     }
     assert choice.completion_tokens == len(ids_of("ab \u4f60END"))
+
+
+@pytest.mark.parametrize("url", [CHAT, COMPLETION])
+def test_token_ids_are_those_of_prompt_and_answer(url: str) -> None:
+    """In the places where vLLM has them; the stop token is one of them, though usage does not count it."""
+    body = {"messages": HI} if url == CHAT else {"prompt": ["a", "hi"]}
+    prepared = make(url, {**body, "return_token_ids": True, "stop": "E", "n": 2})
+    ended = Choice(prepared, 0, MODEL_INFO)
+    ended.feed(TokenEvent("r", ids_of("ab")))
+    ended.feed(TokenEvent("r", finish=FinishReason.STOP, stop_id=7))
+    stopped = Choice(prepared, 1, MODEL_INFO)
+    stopped.feed(TokenEvent("r", ids_of("aEb"), finish=FinishReason.STOP, stop_id=7))
+    found = build_response(prepared, [ended, stopped], "x", 5)
+    assert [c["token_ids"] for c in found["choices"]] == [[*ids_of("ab"), 7], [*ids_of("aE")]]
+    assert found["usage"]["completion_tokens"] == 4
+    prompt = list(prepared.requests[0].prompt)
+    if url == CHAT:
+        assert found["prompt_token_ids"] == prompt and "prompt_token_ids" not in found["choices"][0]
+    else:
+        assert [c["prompt_token_ids"] for c in found["choices"]] == [prompt, prompt]
+        assert "prompt_token_ids" not in found
+    plain = build_response(make(url, body), answer(make(url, body), "ab"), "x", 5)
+    assert "prompt_token_ids" not in json.dumps(plain) and "token_ids" not in plain["choices"][0]
+
+
+def test_logprobs_may_name_tokens_by_their_ids() -> None:
+    prepared = chat(logprobs=True, top_logprobs=2, return_tokens_as_token_ids=True)
+    choice = Choice(prepared, 0, MODEL_INFO)
+    choice.feed(TokenEvent("r", ids_of("a"), logged("a"), finish=FinishReason.STOP))
+    (token,) = build_response(prepared, [choice], "x", 5)["choices"][0]["logprobs"]["content"]
+    assert (token["token"], token["bytes"]) == ("token_id:97", [97])
+    assert [each["token"] for each in token["top_logprobs"]] == ["token_id:97", "token_id:228"]
+    prepared = complete(logprobs=2, return_tokens_as_token_ids=True)
+    choice = Choice(prepared, 0, MODEL_INFO)
+    choice.feed(TokenEvent("r", ids_of("a"), logged("a"), finish=FinishReason.STOP))
+    found = build_response(prepared, [choice], "x", 5)["choices"][0]["logprobs"]
+    assert found["tokens"] == ["token_id:97"]
+    assert found["top_logprobs"] == [{"token_id:97": -0.5, "token_id:228": -9999.0}]
 
 
 def test_what_was_found_in_the_cache_is_reported() -> None:

@@ -23,6 +23,7 @@ from mlxrun.parsers.delta import Delta
 from mlxrun.scheduler.request import FinishReason, TokenEvent, TokenLogprob
 from mlxrun.text.images import MediaLoader
 from tests.helpers.bracket_formats import TOOL, Brackets
+from tests.helpers.prompt_scores import make_prompt_logprobs
 from tests.helpers.tokenizers import TOOLS, FakeModelInfo, ids_of
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
@@ -48,6 +49,10 @@ def stream(prepared: PreparedRequest, cuts: Sequence[int], *texts: str) -> tuple
         logs = tuple(TokenLogprob(-0.5 - i, ((t, -0.5),)) for i, t in enumerate(ids))
         if prepared.requests[index].params.logprobs is None:
             logs = ()
+        scores = make_prompt_logprobs(prepared.requests[index])
+        half = len(scores) // 2
+        for each in (scores[:half], scores[half:]):
+            made += chunks.write(choice, choice.feed(TokenEvent("r", prompt_logprobs=each)))
         bounds = [0, *sorted(min(cut, len(ids)) for cut in cuts), len(ids)]
         for start, end in zip(bounds, bounds[1:], strict=False):
             made += chunks.write(choice, choice.feed(TokenEvent("r", ids[start:end], logs[start:end])))
@@ -80,6 +85,9 @@ def gathered(made: Sequence[Any], prepared: PreparedRequest) -> list[Any]:
                 of["logprobs"] = of["logprobs"] or {}
                 old = of["logprobs"].get(key)
                 of["logprobs"][key] = tokens if not old else old + tokens
+            for key in ("prompt_token_ids", "token_ids"):
+                if key in part:
+                    of[key] = [*of.get(key, ()), *part[key]]
     return [choices[index] for index in sorted(choices)]
 
 
@@ -216,17 +224,31 @@ def test_deltas_are_joined_but_never_across_kinds_or_calls() -> None:
 TEXTS = st.text(alphabet="ab~[]()E\u4f60\U0001f600", max_size=14)
 
 
-@given(TEXTS, TEXTS, st.lists(st.integers(0, 20), max_size=5), st.booleans(), st.booleans())
+EXTRAS = [(logs, ids, counts) for logs in (False, True) for ids in (False, True) for counts in (False, True)]
+
+
+@given(
+    TEXTS,
+    TEXTS,
+    st.lists(st.integers(0, 20), max_size=5),
+    st.sampled_from(EXTRAS),
+    st.sampled_from(["chat", "echo", "plain"]),
+)
 def test_a_stream_has_the_content_of_the_response(
-    one: str, two: str, cuts: list[int], logs: bool, chat: bool
+    one: str, two: str, cuts: list[int], extras: tuple[bool, bool, bool], kind: str
 ) -> None:
-    """Text, reasoning, calls, logprobs, reasons and usage, however the tokens came."""
+    """The prompt, text, reasoning, calls, logprobs, token ids, reasons and usage, however the tokens came."""
+    logs, ids, counts = extras
+    chat = kind == "chat"
     wanted: dict[str, Any] = {"logprobs": 1} if logs else {}
     if chat:
         wanted = {"logprobs": True, "top_logprobs": 1} if logs else {}
         wanted["tools"] = [TOOL]
+    elif kind == "echo":
+        wanted["echo"] = True
     url = CHAT if chat else COMPLETION
-    prepared = make(url, n=2, stop="aE", stream_options={"include_usage": True}, **wanted)
+    options = {"include_usage": True, "continuous_usage_stats": counts}
+    prepared = make(url, n=2, stop="aE", stream_options=options, return_token_ids=ids, **wanted)
     made, choices = stream(prepared, cuts, one, two)
     whole = build_response(prepared, choices, "x", 5, "fp_1")
     for choice in whole["choices"]:
@@ -238,6 +260,21 @@ def test_a_stream_has_the_content_of_the_response(
     assert got == expected
     assert made[-1]["usage"] == whole["usage"] and made[-1]["choices"] == []
     assert {chunk["id"] for chunk in made} == {whole["id"]}
+    assert [chunk["prompt_token_ids"] for chunk in made if "prompt_token_ids" in chunk] == (
+        [whole["prompt_token_ids"]] if ids and chat else []
+    )
+    assert all((chunk["usage"] is not None) is counts for chunk in made[:-1])
+
+
+def test_token_counts_grow_with_every_chunk() -> None:
+    """Each chunk has those of its choice; the chunk of all of them comes only if it is wanted too."""
+    prepared = make(n=2, stream_options={"continuous_usage_stats": True})
+    made, choices = stream(prepared, [1, 2], "abc", "de")
+    prompt = len(prepared.requests[0].prompt)
+    counts = [(chunk["choices"][0]["index"], chunk["usage"]["completion_tokens"]) for chunk in made]
+    assert counts == [(0, 1), (0, 1), (0, 2), (0, 3), (0, 3), (1, 1), (1, 1), (1, 2), (1, 2)]
+    assert {chunk["usage"]["prompt_tokens"] for chunk in made} == {prompt}
+    assert made[-1]["usage"]["total_tokens"] == prompt + choices[1].completion_tokens
 
 
 def test_the_comparison_sees_a_lost_delta() -> None:

@@ -35,11 +35,11 @@ def test_references_and_history_come_from_the_store() -> None:
     stored = {"id": "msg_1", "type": "message", "role": "user", "content": [text("old")]}
     lookup = ResponseLookup({"resp_1": (stored,)}.get, {"msg_1": stored}.get)
     what = read(lookup=lookup, input=[{"type": "item_reference", "id": "msg_1"}])
-    assert what.items == (stored,)
-    assert what.items[0] is stored, "items are shared, not copied"
+    assert what.context == (stored,)
+    assert what.context[0] is stored, "items are shared, not copied"
     what = read(lookup=lookup, previous_response_id="resp_1")
     assert [m["content"] for m in what.chat["messages"]] == ["old", "hi"]
-    assert what.history[0] is stored
+    assert what.context[0] is stored and len(what.context) == 2
     with pytest.raises(RequestError, match="no stored response 'resp_2'") as caught:
         read(lookup=lookup, previous_response_id="resp_2")
     assert caught.value.code == "previous_response_not_found"
@@ -49,7 +49,7 @@ def test_references_and_history_come_from_the_store() -> None:
 
 def test_items_get_one_form_with_ids() -> None:
     """What is stored and listed does not depend on how it was sent."""
-    short = read(input=[{"role": "user", "content": "hi"}]).items[0]
-    long = read(input=[{**user(text("hi")), "id": "msg_mine"}]).items[0]
+    short = read(input=[{"role": "user", "content": "hi"}]).context[0]
+    long = read(input=[{**user(text("hi")), "id": "msg_mine"}]).context[0]
     assert short == {**long, "id": "msg_tin00"}
-    assert read().items[0] == short
+    assert read().context[0] == short

@@ -5,21 +5,24 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
+from openai.types.responses.response_create_params import ResponseCreateParamsBase
 
 from mlxrun.api.choice import Choice
 from mlxrun.api.context import ApiContext
 from mlxrun.api.openai.request import prepare_request
+from mlxrun.api.responses.fields import HARMLESS, HONOURED, IGNORED, REFUSED
 from mlxrun.api.responses.request import (
     ResponseLookup,
     read_response_request,
 )
 from mlxrun.api.responses.response import build_response
 from mlxrun.api.responses.stream import ResponseWriter
-from mlxrun.config.settings import Config
+from mlxrun.config.settings import Config, ServerSettings
 from mlxrun.errors import PromptTooLong, RequestError
 from mlxrun.scheduler.request import FinishReason, TokenEvent
 from mlxrun.text.images import MediaLoader
@@ -31,6 +34,7 @@ from tests.helpers.responses_api import (
     PNG,
     TOOL_MODEL_INFO,
     chat,
+    messages,
     read,
     refused,
     run,
@@ -70,19 +74,23 @@ def test_a_conversation_has_the_prompt_of_the_same_chat() -> None:
 @pytest.mark.parametrize(
     ("body", "param"),
     [
-        ({"background": True}, "background"),
-        ({"truncation": "auto"}, "truncation"),
-        ({"service_tier": "flex"}, "service_tier"),
-        ({"stream_options": {"include_obfuscation": True}, "stream": True}, "stream_options"),
+        ({"background": "yes"}, "background"),
+        ({"background": True, "store": False}, "background"),
+        ({"truncation": "middle"}, "truncation"),
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"conversation": {"id": 1}}, "conversation.id"),
+        ({"conversation": {"id": "conv_1", "name": "x"}}, "conversation.name"),
+        ({"conversation": "conv_1", "previous_response_id": "resp_1"}, "conversation"),
+        ({"reasoning": {"context": "current_turn"}}, "reasoning.context"),
+        ({"reasoning": {"mode": "pro"}}, "reasoning.mode"),
+        ({"context_management": [{"type": "compaction"}]}, "context_management"),
         ({"stream_options": {"include_obfuscation": False}}, "stream_options"),
         ({"include": ["everything"]}, "include[0]"),
         ({"include": ["everything"] * 100_000}, "include"),
         ({"stop_token_ids": ["1"] * 100_000}, "stop_token_ids"),
         ({"metadata": {str(i): i for i in range(100_000)}}, "metadata"),
-        ({"text": {"verbosity": "low"}}, "text.verbosity"),
         ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
         ({"reasoning": {"effort": "enormous"}}, "reasoning.effort"),
-        ({"reasoning": {"summary": "detailed"}}, "reasoning.summary"),
         ({"metadata": {"a": 1}}, "metadata.a"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"max_output_tokens": 10**6}, "max_output_tokens"),
@@ -96,7 +104,6 @@ def test_a_conversation_has_the_prompt_of_the_same_chat() -> None:
         ({"input": [{"type": "web_search_call", "id": "ws"}]}, "input[0].type"),
         ({"input": [{"role": "poet", "content": "x"}]}, "input[0].role"),
         ({"input": [{"role": "user"}]}, "input[0].content"),
-        ({"input": [{"role": "user", "content": "x", "tone": "sad"}]}, "input[0].tone"),
         ({"input": [user({"type": "input_file", "file_id": "f"})]}, "input[0].content[0].type"),
         ({"input": [user({"type": "input_image", "file_id": "f"})]}, "input[0].content[0].file_id"),
         ({"input": [user(text("a"), {"type": "input_text", "text": 1})]}, "input[0].content[1].text"),
@@ -125,24 +132,71 @@ def test_bad_bodies_say_where(body: dict[str, Any], param: str) -> None:
 @pytest.mark.parametrize(
     ("body", "param"),
     [
+        ({"service_tier": "flex"}, "service_tier"),
+        ({"prompt_cache_retention": "24h"}, "prompt_cache_retention"),
+        ({"prompt_cache_options": {"mode": "explicit"}}, "prompt_cache_options"),
+        ({"context_management": []}, "context_management"),
+        ({"stream_options": {"include_obfuscation": True}, "stream": True}, "stream_options"),
+        ({"text": {"verbosity": "low"}}, "text.verbosity"),
+        ({"reasoning": {"summary": "detailed"}}, "reasoning.summary"),
+        ({"reasoning": {"generate_summary": "concise"}}, "reasoning.generate_summary"),
+        ({"reasoning": {"context": "all_turns"}}, "reasoning.context"),
+        ({"input": [{"role": "user", "content": "x", "tone": "sad"}]}, "input[0].tone"),
+        ({"input": [user({**text("x"), "mood": 1})]}, "input[0].content[0].mood"),
+        (
+            {"input": [user({"type": "input_image", "image_url": PNG, "format": "png"})]},
+            "input[0].content[0].format",
+        ),
+    ],
+)
+def test_hints_and_echoed_fields_do_not_change_the_prompt(body: dict[str, Any], param: str) -> None:
+    """They are accepted, unless the config is strict."""
+    model_info = FakeModelInfo(vision=True)
+    plain = {"input": "x", "stream": body.get("stream", False)}
+    if isinstance(body.get("input"), list):
+        message = body["input"][0]
+        parts = message["content"] if isinstance(message["content"], list) else [text(message["content"])]
+        plain["input"] = [
+            user(*({k: v for k, v in part.items() if k not in ("mood", "format")} for part in parts))
+        ]
+    what, prepared = run({"input": "x", **body}, model_info)
+    _, expected = run(plain, model_info)
+    assert prepared.requests[0].prompt == expected.requests[0].prompt
+    assert build_response("resp_t", 5, what, prepared)["reasoning"] == {"effort": None, "summary": None}
+    strict = replace(Config(), server=ServerSettings(strict_fields=True))
+    with pytest.raises(RequestError) as caught:
+        run({"input": "x", **body}, model_info, strict)
+    assert (caught.value.param or "").startswith(param)
+
+
+def test_every_field_of_the_client_library_is_known() -> None:
+    """Each is honoured, accepted without effect, or refused by its own name and not as unknown."""
+    names = {*ResponseCreateParamsBase.__annotations__, "stream"}
+    known = HONOURED.keys() | HARMLESS.keys() | IGNORED.keys() | REFUSED.keys()
+    assert names - known == set()
+
+
+def test_images_in_outputs_of_tools_are_shown_to_the_model() -> None:
+    call = {"type": "function_call", "call_id": "c", "name": "shoot", "arguments": "{}"}
+    output = {"type": "function_call_output", "call_id": "c"}
+    image = {"type": "input_image", "image_url": PNG}
+    sent = messages(input=[user(text("q")), call, {**output, "output": [text("see:"), image]}])
+    assert sent[-1]["content"] == [
+        {"type": "text", "text": "see:"},
+        {"type": "image_url", "image_url": {"url": PNG, "detail": "auto"}},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
         ({"tools": [{**ADD, "parameters": 3}]}, "tools[0].parameters"),
         (
             {"tools": [{"type": "namespace", "name": "n", "tools": [{**ADD, "parameters": 3}]}]},
             "tools[0].tools[0].parameters",
         ),
-        (
-            {
-                "input": [
-                    {"role": "user", "content": "q"},
-                    {"type": "function_call", "call_id": "c", "name": "f", "arguments": "[1]"},
-                ]
-            },
-            "input[1].arguments",
-        ),
         ({"input": [user({"type": "input_image", "image_url": "data:image/png;base64,AAAA"})]},
          "input[0].content[0].image_url"),
-        ({"input": [user({"type": "input_image", "image_url": PNG, "detail": "low"})]},
-         "input[0].content[0].detail"),
     ],
 )  # fmt: skip
 def test_errors_about_the_chat_body_name_the_clients_field(body: dict[str, Any], param: str) -> None:
@@ -182,7 +236,7 @@ def test_effort_goes_where_the_template_has_it(caplog: pytest.LogCaptureFixture)
     assert chat(thinking, reasoning={"effort": "none"})["chat_template_kwargs"] == {"enable_thinking": False}
     other = FakeModelInfo(chat_template=THINKING.replace("enable_thinking", "thinking"))
     assert chat(other, reasoning={"effort": "none"})["chat_template_kwargs"] == {"thinking": False}
-    assert chat(levels, reasoning={"effort": "high"})["reasoning_effort"] == "high"
+    assert chat(levels, reasoning={"effort": "high"})["chat_template_kwargs"] == {"reasoning_effort": "high"}
     assert read(levels, reasoning={"effort": "high"}).effort == "high"
     with caplog.at_level(logging.WARNING):
         assert read(reasoning={"effort": "high"}).effort is None

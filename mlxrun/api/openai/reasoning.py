@@ -1,0 +1,95 @@
+"""Resolves the fields of chat bodies about reasoning, each API's own, to what the chat template knows.
+
+An effort sets the template's variable `reasoning_effort` if it has one. Else it sets the switch of reasoning,
+off for `none` and on for other efforts; so it does for `none` if the template has both. Explicit
+`chat_template_kwargs` come first. A template with neither reasons as it always does. A template's own
+variable takes any effort; without one it must be one of OpenAI's, since every other text would count as on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mlxrun.api.context import ApiContext
+from mlxrun.api.openai.fields import EFFORTS
+from mlxrun.text.field_errors import reject, reject_choice, reject_unsupported
+from mlxrun.text.ignored_fields import log_ignored
+from mlxrun.text.model_info import ModelInfo
+from mlxrun.text.template import find_reasoning_switch, find_template_variables
+
+_NO_VARIABLE = "the model's chat template has no such variable"
+_SWITCHED = {"enabled": True, "disabled": False}  # the other types of `thinking` leave it to the template
+
+
+def resolve_reasoning_fields(given: Mapping[str, Any], context: ApiContext) -> dict[str, Any]:
+    """A checked chat body whose reasoning fields are template variables and a budget."""
+    effort_field, effort = _find_first(given, "reasoning_effort", "reasoning.effort")
+    enabled_field, enabled = _find_first(given, "enable_thinking", "thinking.type", "reasoning.enabled")
+    kept_field, kept = _find_first(given, "thinking.clear_thinking")
+    known = find_template_variables(context.model_info.chat_template or "")
+    switch = find_reasoning_switch(context.model_info)
+    if effort is not None:
+        _check_effort(effort, effort_field, "reasoning_effort" in known)
+    variables = {} if effort is None else translate_effort(effort, context.model_info)
+    unused = [] if effort is None or variables else [effort_field]
+    enabled = _SWITCHED.get(enabled) if isinstance(enabled, str) else enabled
+    if enabled is not None and switch is not None:
+        variables[switch] = enabled
+    elif enabled is not None:
+        unused.append(enabled_field)
+    if kept is not None and "clear_thinking" in known:
+        variables["clear_thinking"] = kept
+    elif kept is not None:
+        unused.append(kept_field)
+    for name in unused:
+        if context.config.server.strict_fields:
+            reject_unsupported(name, _NO_VARIABLE)
+        log_ignored(name, _NO_VARIABLE)
+    return _add_budget(given, context) | _merge_variables(given, variables)
+
+
+def _check_effort(effort: str, param: str, has_variable: bool) -> None:
+    if not has_variable and effort not in EFFORTS:
+        reject_choice(param, effort, EFFORTS)
+    if not effort.strip():
+        reject(param, "is empty")
+
+
+def translate_effort(effort: str, model_info: ModelInfo) -> dict[str, Any]:
+    """The template variables of a reasoning effort; empty if the template has none for it."""
+    switch = find_reasoning_switch(model_info)
+    has_effort = "reasoning_effort" in find_template_variables(model_info.chat_template or "")
+    if has_effort and (effort != "none" or switch is None):
+        return {"reasoning_effort": effort}
+    return {} if switch is None else {switch: effort != "none"}
+
+
+def _find_first(given: Mapping[str, Any], *paths: str) -> tuple[str, Any]:
+    """The first of these fields that was given, and its value; the last one and None if there is none."""
+    for path in paths:
+        name, _, inner = path.partition(".")
+        value = given.get(name)
+        if inner:
+            value = value.get(inner) if isinstance(value, dict) else None
+        if value is not None:
+            return path, value
+    return paths[-1], None
+
+
+def _merge_variables(given: Mapping[str, Any], variables: Mapping[str, Any]) -> dict[str, Any]:
+    if not variables:
+        return {}
+    return {"chat_template_kwargs": {**variables, **given.get("chat_template_kwargs", {})}}
+
+
+def _add_budget(given: Mapping[str, Any], context: ApiContext) -> dict[str, Any]:
+    """The body with a thinking budget, if one was given and the model's reasoning can be parsed."""
+    name, budget = _find_first(given, "thinking.budget_tokens", "reasoning.max_tokens")
+    body = dict(given)
+    if budget is None or "thinking_budget" in given or "thinking_token_budget" in given:
+        return body
+    if context.formats.reasoning is None:
+        log_ignored(name, "the model's reasoning cannot be parsed, so it has no limit")
+        return body
+    return body | {"thinking_budget": budget}

@@ -1,0 +1,123 @@
+"""Runs slow work on prompts on worker threads of its own, so that short requests do not wait behind it.
+
+Each kind of work has a lane with few threads. What nobody waits for any more is abandoned: work that has not
+begun is dropped, and work that asks `check_abandoned` ends there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import os
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from functools import cached_property, partial
+from typing import Any, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+LONG_TEXT = 100_000  # characters: some 50 ms of tokenizing
+HUGE_TEXT = 1_000_000  # characters: half a second and 150 MB
+_CPUS = os.cpu_count() or 1
+
+
+class Abandoned(Exception):
+    """Nobody waits for this work any more."""
+
+
+class LaneJob:
+    """One call of a lane: whether it is abandoned, and what ends it then."""
+
+    def __init__(self) -> None:
+        self.abandoned = False
+        self._callbacks: list[Callable[[], None]] = []
+        self._lock = threading.Lock()
+
+    def abandon(self) -> None:
+        with self._lock:
+            self.abandoned = True
+            for callback in self._callbacks:
+                callback()
+
+    @contextmanager
+    def end_by(self, callback: Callable[[], None]) -> Iterator[None]:
+        """Have the callback called if the job is abandoned during the block."""
+        with self._lock:
+            if self.abandoned:
+                raise Abandoned
+            self._callbacks.append(callback)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._callbacks.remove(callback)
+
+
+_job: contextvars.ContextVar[LaneJob | None] = contextvars.ContextVar("job", default=None)
+
+
+def check_abandoned() -> None:
+    """Raise Abandoned if the caller of the lane was cancelled."""
+    job = _job.get()
+    if job is not None and job.abandoned:
+        raise Abandoned
+
+
+@contextmanager
+def end_by(callback: Callable[[], None]) -> Iterator[None]:
+    """Have the callback end what the block waits for if its lane is abandoned; Abandoned if it was before."""
+    job = _job.get()
+    with nullcontext() if job is None else job.end_by(callback):
+        yield
+    check_abandoned()
+
+
+class Lane:
+    """Worker threads for one kind of work; they start with the first of it."""
+
+    def __init__(self, name: str, threads: int) -> None:
+        self.threads = threads
+        self._name = name
+
+    @cached_property
+    def _pool(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(self.threads, self._name)
+
+    async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """The result of a function that a thread of the lane runs. If this is cancelled, the work is
+        abandoned, and the cancellation takes effect when its thread is free, so that what it uses can be
+        released."""
+        job, context = LaneJob(), contextvars.copy_context()
+        context.run(_job.set, job)
+        future = self._pool.submit(partial(context.run, function, *args, **kwargs))
+        result = asyncio.wrap_future(future)
+        try:
+            return await asyncio.shield(result)
+        except asyncio.CancelledError:
+            job.abandon()
+            if not future.cancel():
+                result.add_done_callback(_ignore_error)
+                await asyncio.wait((result,))
+            raise
+
+
+def _ignore_error(result: asyncio.Future[Any]) -> None:
+    """Nobody waits for this error, so asyncio would log it."""
+    if not result.cancelled():
+        result.exception()
+
+
+LONG_TEXTS = Lane("long-texts", max(1, min(4, _CPUS // 2)))
+HUGE_TEXTS = Lane("huge-texts", max(1, min(4, _CPUS // 4)))
+IMAGES = Lane("images", max(1, min(8, _CPUS // 2)))
+
+
+async def run_on_text(size: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """The result of a function that tokenizes `size` characters, on a thread of the lane for such texts."""
+    if size > LONG_TEXT:
+        lane = HUGE_TEXTS if size > HUGE_TEXT else LONG_TEXTS
+        return await lane.run(function, *args, **kwargs)
+    return await asyncio.to_thread(function, *args, **kwargs)
