@@ -56,10 +56,10 @@ def key_name(request: web.Request) -> str:
     return request.get(_KEY_NAME) or ""
 
 
-def may_access(request: web.Request, owner: str) -> bool:
-    """Whether a request may see what the key named `owner` created. Without keys all may see all."""
-    name = key_name(request)
-    return not name or owner in ("", name)
+def may_access(key: str, owner: str) -> bool:
+    """Whether requests with the key of this name may see what the key named `owner` created. Without keys all
+    may see all."""
+    return not key or owner in ("", key)
 
 
 def _read_secrets(request: web.Request) -> list[str]:

@@ -14,23 +14,34 @@ from aiohttp import web
 from mlxrun.config.conversion import hash_config
 from mlxrun.config.settings import Config
 from mlxrun.server.access import ALLOWED_SITES, API_KEYS, AllowedSites, ApiKeys
+from mlxrun.server.background_responses import cancel_background_responses
 from mlxrun.server.batches.batch_queue import BATCH_QUEUE, BatchQueue
-from mlxrun.server.endpoints import admin, anthropic, batches, openai, responses, tokenize
+from mlxrun.server.endpoints import (
+    admin,
+    anthropic,
+    anthropic_batches,
+    batches,
+    openai,
+    responses,
+    tokenize,
+)
 from mlxrun.server.endpoints.admin import HEALTH
 from mlxrun.server.engine_state import ENGINE, EngineState
 from mlxrun.server.live_requests import LIVE_REQUESTS, LiveRequests
 from mlxrun.server.metrics import METRICS, RequestMetrics
 from mlxrun.server.middleware import add_headers, handle_request
 from mlxrun.server.request_context import ACTIVE_IDS, CONFIG, CONFIG_HASH
-from mlxrun.server.response_store import RESPONSES, Responses
+from mlxrun.server.response_runs import RESPONSES, Responses
 from mlxrun.server.routes import ROUTES, Routes
 from mlxrun.server.status import StatusCollector
 from mlxrun.server.surface import Surface
 
+_MODULES = (openai, responses, anthropic, tokenize, batches, anthropic_batches, admin)
+
 
 def list_surfaces() -> list[Surface]:
     """Every surface, switched on or off."""
-    return [module.SURFACE for module in (openai, responses, anthropic, tokenize, batches, admin)]
+    return [module.SURFACE for module in _MODULES]
 
 
 def make_app(
@@ -46,7 +57,7 @@ def make_app(
     """
     surfaces = list_surfaces() if surfaces is None else surfaces
     switches = asdict(config.apis)
-    on = [surface for surface in surfaces if switches.get(surface.name, True)]
+    on = [surface for surface in surfaces if all(switches.get(key, True) for key in surface.switches)]
     routes = Routes([HEALTH, *on], [surface for surface in surfaces if surface not in on])
     app = web.Application(middlewares=[handle_request])
     app[CONFIG], app[CONFIG_HASH] = config, hash_config(config)
@@ -60,4 +71,5 @@ def make_app(
     metrics.registry.register(StatusCollector(app))
     routes.register(app.router)
     app.on_response_prepare.append(add_headers)
+    app.on_shutdown.append(cancel_background_responses)
     return app

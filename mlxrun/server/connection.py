@@ -1,6 +1,7 @@
 """The responses to bytes that are not an HTTP request, and to connections above the limit.
 
-They belong to no known surface, so both have the shape of OpenAI's errors.
+They belong to no known surface, so both have the shape of OpenAI's errors. An expectation that aiohttp
+refuses is answered here too.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from mlxrun.api.openai.response import build_error
 from mlxrun.errors import MlxrunError, RequestError
 from mlxrun.server.json_bodies import json_response
 from mlxrun.server.request_context import ID_HEADER, request_id
-from mlxrun.text.field_errors import shorten
+from mlxrun.server.routes import ROUTES
+from mlxrun.text.field_errors import quote, shorten
 
 
 class HttpConnection(web.RequestHandler):
@@ -41,6 +43,19 @@ class HttpConnection(web.RequestHandler):
         response = json_response(build_error(error), status, headers)
         response.force_close()
         return response
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """aiohttp's hook: sends a response. It has plain text for an unknown `Expect`, which it refuses
+        before the middleware."""
+        if isinstance(resp, web.HTTPExpectationFailed) and isinstance(request, web.Request):
+            value = quote(request.headers.get("Expect", ""))
+            error = RequestError(f"the header Expect: {value} is not supported; only 100-continue is")
+            surface = request.app[ROUTES].find(request)[0]
+            body = surface.error_body(error, request_id(request))
+            resp = json_response(body, resp.status, {"Connection": "close"})
+        return await super().finish_response(request, resp, start_time)
 
 
 _FULL = (

@@ -18,8 +18,7 @@ from mlxrun.errors import Draining, EngineDead, MlxrunError, NotReady
 from mlxrun.text.model_info import ModelInfo
 
 log = logging.getLogger(__name__)
-STATS_TIMEOUT = 2.0  # seconds to wait for the engine's statistics: a step may take most of that
-UNREAD_STATS: Mapping[str, Any] = {  # before the first reading; every key is always present
+UNREAD_STATS: Mapping[str, Any] = {  # until the model is loaded; every key is always present
     "running": 0,
     "waiting": 0,
     "background": {"running": 0, "waiting": 0},
@@ -51,9 +50,6 @@ class EngineState:
         self.started = clock()
         self.draining = False
         self.facts: Mapping[str, Any] = {"versions": None, "device": None}
-        self.stats = UNREAD_STATS
-        self._stats_time: float | None = None
-        self._reading: asyncio.Task[None] | None = None  # shared by all callers of read_stats
         self._loaded: LoadedEngine | None = None
         self._active = 0  # requests that need the engine, counted before their bodies are read
         self._idle = asyncio.Event()
@@ -74,6 +70,10 @@ class EngineState:
     @property
     def model(self) -> ModelInfo:
         return self.context.model_info
+
+    def find_model(self) -> ModelInfo | None:
+        """The model; None while it is being loaded."""
+        return None if self._loaded is None else self._loaded.context.model_info
 
     def _get_loaded(self) -> LoadedEngine:
         if self._loaded is None:
@@ -119,27 +119,12 @@ class EngineState:
         """The counters of the prefix cache; empty until the model is loaded."""
         return self._loaded.client.read_cache_counters() if self._loaded is not None else {}
 
-    async def read_stats(self) -> Mapping[str, Any]:
-        """The engine's statistics; the previous ones if it does not answer in time or is not there. An answer
-        that comes late is returned by the next call."""
-        if self._loaded is not None and self._loaded.client.dead_error is None:
-            if self._reading is None or self._reading.done():
-                self._reading = asyncio.create_task(self._update_stats(self._loaded.client))
-            await asyncio.wait((self._reading,), timeout=STATS_TIMEOUT)
-            if self._reading.done():
-                self._reading.result()
-        return self.stats
-
-    @property
-    def stats_age(self) -> float | None:
-        """Seconds since `stats` were read; None if they never were."""
-        return None if self._stats_time is None else self.clock() - self._stats_time
-
-    async def _update_stats(self, client: EngineClient) -> None:
-        try:
-            self.stats, self._stats_time = {**UNREAD_STATS, **await client.read_stats()}, self.clock()
-        except EngineDead as error:
-            log.debug("the engine's statistics cannot be read: %r", error)
+    def read_stats(self) -> tuple[Mapping[str, Any], float | None]:
+        """The engine's statistics and their age in seconds, None until the model is loaded."""
+        if self._loaded is None:
+            return UNREAD_STATS, None
+        stats = self._loaded.client.read_stats()
+        return {**UNREAD_STATS, **stats.describe()}, stats.compute_age()
 
 
 ENGINE = web.AppKey("engine", EngineState)

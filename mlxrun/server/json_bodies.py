@@ -10,12 +10,14 @@ import json
 import logging
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from aiohttp import web
 
+from mlxrun.api.limits import check_message_counts
 from mlxrun.errors import BodyTooLarge, RequestError, TimedOut
+from mlxrun.server.engine_state import ENGINE
 from mlxrun.server.request_context import CONFIG, request_id
 from mlxrun.text.field_errors import UNKNOWN, check_type, reject, shorten
 
@@ -23,16 +25,20 @@ log = logging.getLogger(__name__)
 
 SMALL_BODY = 65_536  # bytes that are parsed on the event loop
 BODY_TIMEOUT = 60.0  # seconds without a byte of a body that is announced
-_MESSAGE_FIELDS = ("messages", "input")
+_TOKEN_BYTES = 32  # of a body, for each token of the context: text has four, and some is escaped
+_MIN_BODY, _IMAGES_BODY = 16_000_000, 64_000_000  # bytes
+# Keys, objects and arrays of a large body: Python takes some microseconds for each, and does nothing else.
+MAX_NODES = 100_000
+MAX_VALUES = 4_000_000  # numbers and strings besides, of which token ids have many
 _encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
 async def read_json(request: web.Request) -> Any:
-    """Read the body. Raises TooLarge, or RequestError that says where it is not JSON."""
+    """Read the body. Raises BodyTooLarge, or RequestError that says where it is not JSON."""
     config = request.app[CONFIG]
-    raw = await _read_bytes(request, config.server.max_body_bytes)
-    body = parse_json(raw) if len(raw) <= SMALL_BODY else await asyncio.to_thread(parse_json, raw)
-    _check_message_counts(body, config.server.max_messages)
+    raw = await _read_bytes(request, get_max_body_bytes(request.app))
+    body = await _parse(raw)
+    check_message_counts(body, config.server.max_messages)
     if config.log.prompts:
         log.debug("%s body %s", request_id(request), raw.decode())
     return body
@@ -40,8 +46,8 @@ async def read_json(request: web.Request) -> Any:
 
 async def read_empty_body(request: web.Request) -> None:
     """Read the body of an endpoint without fields: none, or `{}`. RequestError names any field."""
-    raw = await _read_bytes(request, request.app[CONFIG].server.max_body_bytes)
-    for key in check_type(parse_json(raw), dict, "body") if raw.strip() else ():
+    raw = await _read_bytes(request, get_max_body_bytes(request.app))
+    for key in check_type(await _parse(raw), dict, "body") if raw.strip() else ():
         reject(shorten(key), "unknown parameter: this endpoint takes none", code=UNKNOWN)
 
 
@@ -61,11 +67,32 @@ def json_response(data: Any, status: int = 200, headers: Mapping[str, str] | Non
     return web.Response(body=body, status=status, headers=headers, content_type="application/json")
 
 
+def get_max_body_bytes(app: web.Application) -> int:
+    """The maximum size of a body: as configured, or what fits the model's context and images."""
+    configured = app[CONFIG].server.max_body_bytes
+    if configured is not None:
+        return configured
+    model = app[ENGINE].find_model()
+    if model is None:
+        return _MIN_BODY
+    return max(_MIN_BODY, _TOKEN_BYTES * model.context_length) + (_IMAGES_BODY if model.vision else 0)
+
+
 async def _read_bytes(request: web.Request, most: int) -> bytes:
     """The body as it was sent, of at most so many bytes."""
     check_length(request, most)
     parts: list[bytes] = []
     size = 0
+    async for part in iterate_body(request):
+        size += len(part)
+        if size > most:
+            raise _make_too_large(size, most)
+        parts.append(part)
+    return b"".join(parts)
+
+
+async def iterate_body(request: web.Request) -> AsyncIterator[bytes]:
+    """The body as it arrives; TimedOut if it stops arriving."""
     while True:
         try:
             async with asyncio.timeout(BODY_TIMEOUT):
@@ -73,15 +100,12 @@ async def _read_bytes(request: web.Request, most: int) -> bytes:
         except TimeoutError as error:
             raise TimedOut(f"nothing more of the body arrived for {BODY_TIMEOUT:g} s") from error
         if not part:
-            return b"".join(parts)
-        size += len(part)
-        if size > most:
-            raise _make_too_large(size, most)
-        parts.append(part)
+            return
+        yield part
 
 
 def check_length(request: web.Request, most: int) -> None:
-    """Raise TooLarge if the request says that its body has more than `most` bytes."""
+    """Raise BodyTooLarge if the request says that its body has more than `most` bytes."""
     if request.content_length is not None and request.content_length > most:
         raise _make_too_large(request.content_length, most)
 
@@ -101,16 +125,42 @@ def parse_json(raw: bytes) -> Any:
     except UnicodeDecodeError as error:
         raise RequestError(f"the body is not UTF-8 at byte {error.start}", code="invalid_json") from error
     try:
-        return json.loads(
-            text, object_pairs_hook=_make_object, parse_constant=_refuse_constant, parse_float=_parse_float
-        )
+        return DECODER.decode(text)
     except RecursionError as error:
         raise RequestError("the body is nested too deeply", code="invalid_json") from error
     except json.JSONDecodeError as error:
         where = f"line {error.lineno} column {error.colno}"
         raise RequestError(f"the body is not JSON: {error.msg} at {where}", code="invalid_json") from error
-    except ValueError as error:  # a number of thousands of digits
-        raise RequestError(f"the body is not JSON: {error}", code="invalid_json") from error
+    except ValueError as error:
+        raise RequestError("a number in the body has thousands of digits", code="invalid_json") from error
+
+
+async def _parse(raw: bytes) -> Any:
+    """Parse strict JSON of any size, but with a limited number of values."""
+    if len(raw) <= SMALL_BODY:
+        return parse_json(raw)
+    await asyncio.to_thread(check_value_counts, raw)
+    return await asyncio.to_thread(parse_json, raw)
+
+
+def check_value_counts(raw: bytes) -> None:
+    """Limit the number of values before any is made. Separators in strings are left out only if there are so
+    many that it matters."""
+    counts = _count_values(raw)
+    if counts[0] > MAX_NODES or counts[1] > MAX_VALUES:
+        outside = raw.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2]
+        counts = _count_values(b'"'.join(outside))
+    for count, most, what in (
+        (counts[0], MAX_NODES, "keys and containers"),
+        (counts[1], MAX_VALUES, "values"),
+    ):
+        if count > most:
+            raise RequestError(f"the body has {count} {what}; at most {most} are taken", code="invalid_json")
+
+
+def _count_values(raw: bytes) -> tuple[int, int]:
+    """At most so many keys and containers, and values, are in a JSON text."""
+    return raw.count(b":") + raw.count(b"[") + raw.count(b"{"), raw.count(b",") + 1
 
 
 def _make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -132,10 +182,7 @@ def _parse_float(text: str) -> float:
     return value
 
 
-def _check_message_counts(body: Any, most: int) -> None:
-    """Limit the number of messages before any of them is processed."""
-    for name in _MESSAGE_FIELDS:
-        items = body.get(name) if isinstance(body, dict) else None
-        if isinstance(items, list) and len(items) > most:
-            text = f"{name}: {len(items)} items are more than {most} (server.max_messages)"
-            raise RequestError(text, param=name)
+# Parses strict JSON: RequestError for what only Python accepts.
+DECODER = json.JSONDecoder(
+    object_pairs_hook=_make_object, parse_constant=_refuse_constant, parse_float=_parse_float
+)

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import json
 import logging
 import os
+import shlex
 import signal
 import socket
 import sys
+import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 from typing import Any
 
-from aiohttp import web
+from aiohttp import BadContentDispositionHeader, BadContentDispositionParam, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from mlxrun.config.settings import ServerSettings
@@ -39,19 +42,30 @@ GRACE_SECONDS = 5.0  # for aborted requests to send their errors, and for a thre
 KEEPALIVE_SECONDS = 75.0  # that a connection may wait for its next request
 BACKLOG = 1024
 SWITCH_INTERVAL = 0.0005  # seconds after which a thread that waits for the interpreter asks for it
+_MESSAGES = [{"role": "user", "content": "What is 2 + 3?"}]
+FIRST_REQUESTS: dict[str, tuple[str, dict[str, Any] | None]] = {  # by the key of `apis`: a path and its body
+    "openai": ("/v1/chat/completions", {"messages": _MESSAGES}),
+    "responses": ("/v1/responses", {"input": "What is 2 + 3?"}),
+    "anthropic": ("/v1/messages", {"max_tokens": 1000, "messages": _MESSAGES}),
+    "tokenize": ("/tokenize", {"prompt": "What is 2 + 3?"}),
+    "batches": ("/v1/batches", None),
+    "admin": ("/v1/status", None),
+}
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def _describe_client_error(error: Exception) -> str:
     if isinstance(error, web.RequestPayloadError):
         return "A client's request body could not be read: it ended early or is badly encoded."
+    if isinstance(error, ConnectionError):
+        return "A client disconnected."
     return f"A client sent an invalid HTTP request ({type(error).__name__})."
 
 
 def _shorten_client_errors(record: logging.LogRecord) -> bool:
     """Log a client's mistakes without the bytes that it sent, and not as errors of the server."""
     error = record.exc_info[1] if record.exc_info else None
-    if isinstance(error, (HttpProcessingError, web.RequestPayloadError)):
+    if isinstance(error, (HttpProcessingError, web.RequestPayloadError, ConnectionError)):
         record.msg, record.args, record.exc_info = _describe_client_error(error), (), None
         record.levelno, record.levelname = logging.INFO, "INFO"
     return True
@@ -133,6 +147,8 @@ async def run(app: web.Application, load: LoadEngine, say: Say, *, stop: asyncio
     ModelLoadError or ConfigError if the model cannot be loaded, or the address cannot be used.
     """
     signalled = asyncio.Event()
+    for category in (BadContentDispositionHeader, BadContentDispositionParam):
+        warnings.simplefilter("ignore", category)  # of clients' forms, which get an error besides
     with _set_switch_interval(), nullcontext() if stop else handle_signals(signalled, say):
         return await _run(app, load, say, stop or signalled)
 
@@ -160,7 +176,7 @@ async def _run(app: web.Application, load: LoadEngine, say: Say, stop: asyncio.E
             say("stopped before the model was loaded")
             return 0
         try:
-            say(_format_welcome(app, url))
+            say(format_welcome(app, url))
             await _wait_for_end(client, stop, config.server.on_engine_failure == "stay")
             if client.dead_error is not None and not stop.is_set():
                 say(f"the engine has died: {client.dead_error}")
@@ -182,7 +198,6 @@ async def _load(app: web.Application, load: LoadEngine, stop: asyncio.Event) -> 
         return None
     loaded = loading.result()
     app[ENGINE].attach(loaded)
-    await app[ENGINE].read_stats()  # so that /v1/status has values however long the first steps take
     return loaded.client
 
 
@@ -229,15 +244,24 @@ async def _finishes_within(awaitable: Awaitable[None], seconds: float) -> bool:
     return True
 
 
-def _format_welcome(app: web.Application, url: str) -> str:
+def format_welcome(app: web.Application, url: str) -> str:
     """What is served, and the first request to try."""
-    model, api_keys = app[ENGINE].model, app[CONFIG].server.api_keys
+    model, api_keys, served = app[ENGINE].model, app[CONFIG].server.api_keys, list_served(app)
     kind = "images and text" if model.vision else "text"
-    surfaces = ", ".join(surface.name for surface in app[ROUTES].surfaces if surface.name != "health")
     keys = f"{len(api_keys)} API keys" if api_keys else "no API key is required"
-    secret = "-H 'Authorization: Bearer YOUR_KEY' " if api_keys else ""
-    body = '{"messages": [{"role": "user", "content": "What is 2 + 3?"}]}'
-    return (
-        f"ready: {model.name}, {kind}, context of {model.context_length} tokens; {surfaces}; {keys}\n"
-        f"  curl {url}/v1/chat/completions {secret}-H 'Content-Type: application/json' -d '{body}'"
-    )
+    path, body = next((FIRST_REQUESTS[name] for name in served), ("/health", None))
+    command = f"curl {url}{path}"
+    if api_keys and path != "/health":
+        command += " -H 'Authorization: Bearer YOUR_KEY'"
+    if body is not None:
+        content = json.dumps({"model": model.name} | body if path == "/v1/messages" else body)
+        command += f" -H 'Content-Type: application/json' -d {shlex.quote(content)}"
+    names = ", ".join(served) or "every API is switched off (apis)"
+    what = f"{model.name}, {kind}, context of {model.context_length} tokens"
+    return f"ready: {what}; {names}; {keys}\n  {command}"
+
+
+def list_served(app: web.Application) -> list[str]:
+    """The keys of `apis` whose paths are served; `batches` needs a folder besides."""
+    names = dict.fromkeys(surface.name for surface in app[ROUTES].surfaces if surface.name != "health")
+    return [name for name in names if name != "batches" or BATCH_QUEUE in app]

@@ -13,9 +13,10 @@ from typing import Any, Literal
 
 from aiohttp import web
 
+from mlxrun.api.limits import check_prompt_lengths
 from mlxrun.api.prepared import PreparedRequest
 from mlxrun.config.settings import Config
-from mlxrun.errors import Cancelled, MlxrunError, PromptTooLong, TimedOut
+from mlxrun.errors import Cancelled, MlxrunError, TimedOut
 from mlxrun.scheduler.request import FinishReason, HitKind, TokenEvent
 from mlxrun.server.access import key_name
 from mlxrun.server.engine_state import EngineState
@@ -44,6 +45,7 @@ class LiveRequest:
         self.key_name = key
         self.prepared = prepared
         self.phase: Phase = "queued"
+        self.started = asyncio.Event()  # set once the phase is another one
         self.cached_tokens = 0  # of the prompt, found in the prefix cache
         self.output_tokens = 0
         self.hit: HitKind | None = None
@@ -109,6 +111,7 @@ class LiveRequest:
             self._record_tokens(len(event.tokens))
         elif self.phase == "queued" and (event.num_computed_tokens or event.hit_kind is not None):
             self.phase = "prefill"
+            self.started.set()
         if event.finish is not None and event.finish is not FinishReason.ERROR:
             self._running.discard(event.request_id)
 
@@ -117,6 +120,7 @@ class LiveRequest:
         self.output_tokens += count
         if self.ttft is None:
             self.phase = "decode"
+            self.started.set()
             self.ttft = now - self._opened
             self._first_token = now
             self._metrics.ttft.observe(self.ttft)
@@ -188,10 +192,20 @@ class LiveRequests:
 
         PromptTooLong if a prompt is longer than server.max_prompt_tokens.
         """
+        with self.open_as(request_id(request), key_name(request), surface, prepared) as live:
+            try:
+                yield live
+            finally:
+                error = live.aborted_by or live.error
+                if error is not None:
+                    request[_ENGINE_ERROR] = error
+
+    @contextmanager
+    def open_as(self, rid: str, key: str, surface: str, prepared: PreparedRequest) -> Iterator[LiveRequest]:
+        """The same for what outlives its HTTP request. `rid` is its id, `key` the name of the API key."""
         settings = self.config.server
-        _check_prompt_length(prepared, settings.max_prompt_tokens)
-        rid = request_id(request)
-        live = LiveRequest(self, rid, surface, key_name(request), prepared)
+        check_prompt_lengths(prepared, settings.max_prompt_tokens)
+        live = LiveRequest(self, rid, surface, key, prepared)
         assert rid not in self._requests, "the ids of requests in flight are unique"
         self._requests[rid] = live
         timer, seconds = None, settings.request_timeout
@@ -205,9 +219,6 @@ class LiveRequests:
                 timer.cancel()
             del self._requests[rid]
             live.close()
-            error = live.aborted_by or live.error
-            if error is not None:
-                request[_ENGINE_ERROR] = error
 
     def fail_all(self, error: MlxrunError) -> None:
         """End all requests with this error."""
@@ -216,9 +227,3 @@ class LiveRequests:
 
 
 LIVE_REQUESTS = web.AppKey("live_requests", LiveRequests)
-
-
-def _check_prompt_length(prepared: PreparedRequest, most: int | None) -> None:
-    longest = max(len(request.prompt) for request in prepared.requests)
-    if most is not None and longest > most:
-        raise PromptTooLong(f"the prompt has {longest} tokens; server.max_prompt_tokens is {most}")

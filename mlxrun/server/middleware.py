@@ -5,18 +5,20 @@ An error has the shape of the surface that the path belongs to; errors of unknow
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from aiohttp import web
 
 from mlxrun import __version__
 from mlxrun.errors import BodyTooLarge, MethodNotAllowed, MlxrunError, RequestError, Unauthorized
 from mlxrun.server.access import ALLOWED_SITES, API_KEYS
 from mlxrun.server.engine_state import ENGINE
-from mlxrun.server.json_bodies import check_length, json_response
+from mlxrun.server.json_bodies import check_length, get_max_body_bytes, json_response
 from mlxrun.server.metrics import METRICS
 from mlxrun.server.request_context import ACTIVE_IDS, CONFIG, ID_HEADER, request_id
 from mlxrun.server.request_log import describe_end, describe_error, log_end
 from mlxrun.server.routes import ROUTES
-from mlxrun.server.surface import Endpoint, Handler, Surface
+from mlxrun.server.surface import Endpoint, Handler, Surface, is_anthropic
 
 _HEADERS_SENT = web.RequestKey("headers_sent", bool)
 
@@ -28,6 +30,7 @@ async def handle_request(request: web.Request, handler: Handler) -> web.StreamRe
     active, clock = app[ACTIVE_IDS], app[ENGINE].clock
     rid, started = request_id(request, active), clock()
     surface, endpoint = app[ROUTES].find(request)
+    surface = surface.adapt(request)
     failure: Exception | None = None
     status: int | None = None  # of the response; None if the client disconnected
     active.add(rid)
@@ -61,7 +64,7 @@ async def _check_and_run(
     app[ALLOWED_SITES].check_origin(request)
     if not endpoint.public:
         app[API_KEYS].check(request)
-    check_length(request, endpoint.max_body or app[CONFIG].server.max_body_bytes)
+    check_length(request, endpoint.max_body or get_max_body_bytes(app))
     if not endpoint.engine:
         return await _run(request, handler)
     error = app[ENGINE].find_unavailability()
@@ -87,23 +90,24 @@ async def _run(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 
 def _answer_unmatched(request: web.Request) -> web.StreamResponse:
-    """The response to a browser's preflight; an error for an unknown path or method."""
+    """The response to OPTIONS, also of a browser's preflight; an error for an unknown path or method."""
     error = request.match_info.http_exception
-    if not isinstance(error, web.HTTPMethodNotAllowed):
+    is_path = isinstance(error, web.HTTPMethodNotAllowed)
+    if not is_path or request.app[ROUTES].find_lacking(request) is not None:
         raise request.app[ROUTES].make_not_found(request)
-    if request.method == "OPTIONS" and "Access-Control-Request-Method" in request.headers:
-        return _answer_preflight(request, error.allowed_methods)
-    methods = " or ".join(sorted(error.allowed_methods))
-    raise MethodNotAllowed(
-        f"{request.method} is not allowed for {request.path}; use {methods}", error.allowed_methods
-    )
+    methods = request.app[ROUTES].list_methods(request.path)
+    if request.method == "OPTIONS":
+        return _answer_options(request, methods)
+    text = f"{request.method} is not allowed for {request.path}; use {' or '.join(methods)}"
+    raise MethodNotAllowed(text, methods)
 
 
-def _answer_preflight(request: web.Request, methods: set[str]) -> web.Response:
-    headers = {}
-    if request.app[ALLOWED_SITES].find_allowed_origin(request) is not None:
-        headers = {
-            "Access-Control-Allow-Methods": ", ".join(sorted(methods)),
+def _answer_options(request: web.Request, methods: Sequence[str]) -> web.Response:
+    headers = {"Allow": ", ".join(sorted([*methods, "OPTIONS"]))}
+    is_preflight = "Access-Control-Request-Method" in request.headers
+    if is_preflight and request.app[ALLOWED_SITES].find_allowed_origin(request) is not None:
+        headers |= {
+            "Access-Control-Allow-Methods": ", ".join(methods),
             "Access-Control-Allow-Headers": request.headers.get("Access-Control-Request-Headers", ""),
             "Access-Control-Max-Age": "600",
         }
@@ -117,6 +121,8 @@ async def add_headers(request: web.Request, response: web.StreamResponse) -> Non
     response.headers["Server"] = f"mlxrun/{__version__}"
     if ID_HEADER not in response.headers:
         response.headers[ID_HEADER] = request_id(request, active)
+    if is_anthropic(request):
+        response.headers["request-id"] = request_id(request, active)  # which Anthropic's clients read
     if app[CONFIG].server.cors_origins:
         response.headers["Vary"] = "Origin"
         allowed = app[ALLOWED_SITES].find_allowed_origin(request)

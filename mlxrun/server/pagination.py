@@ -1,4 +1,6 @@
-"""OpenAI's lists: the parameters of their URLs, and their pages. An unknown parameter is an error."""
+"""OpenAI's and Anthropic's lists: the parameters of their URLs, and their pages. An unknown parameter is an
+error.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from typing import Any, TypeVar
 
 from aiohttp import web
 
-from mlxrun.text.field_errors import UNKNOWN, quote, reject, shorten, suggest
+from mlxrun.text.field_errors import quote, reject, reject_unknown
 
 Item = TypeVar("Item")
 
@@ -16,8 +18,7 @@ def read_query(request: web.Request, allowed: Sequence[str]) -> dict[str, str]:
     """The parameters of the URL. RequestError names one that is not `allowed`."""
     for name in request.query:
         if name not in allowed:
-            hint = suggest(name, allowed)
-            reject(shorten(name), f"unknown parameter{hint}", code=UNKNOWN)
+            reject_unknown(name, allowed)
     return dict(request.query)
 
 
@@ -34,25 +35,54 @@ def make_page(
     query: Mapping[str, str],
     render: Callable[[Item], dict[str, Any]],
     *,
-    default: int | None = None,
-    most: int,
+    default: int = 20,
+    most: int = 100,
 ) -> dict[str, Any]:
     """OpenAI's list object: `limit` of the items after the one whose id is `after`."""
-    limit = query.get("limit", str(default or most))
-    if not (limit.isascii() and limit.isdigit() and len(limit) < 10 and 1 <= int(limit) <= most):
-        reject("limit", f"{quote(limit)} is not a number from 1 to {most}")
+    limit = _read_limit(query, default, most)
     found = [render(item) for item in items]
-    start = 0
-    if "after" in query:
-        ids = [each["id"] for each in found]
-        if query["after"] not in ids:
-            reject("after", f"{quote(query['after'])} is not in this list")
-        start = ids.index(query["after"]) + 1
-    data = found[start : start + int(limit)]
+    start = _find_position(found, query, "after") + 1 if "after" in query else 0
+    return {"object": "list", **_describe_page(found[start : start + limit], start + limit < len(found))}
+
+
+def make_anthropic_page(
+    items: Sequence[Item], query: Mapping[str, str], render: Callable[[Item], dict[str, Any]]
+) -> dict[str, Any]:
+    """Anthropic's list object: `limit` of the items after `after_id`, or of those just before `before_id`."""
+    limit = _read_limit(query, 20, 1000)
+    found = [render(item) for item in items]
+    if "before_id" in query:
+        if "after_id" in query:
+            reject("before_id", "not together with after_id")
+        end = _find_position(found, query, "before_id")
+        return _describe_page(found[max(0, end - limit) : end], end > limit)
+    start = _find_position(found, query, "after_id") + 1 if "after_id" in query else 0
+    return _describe_page(found[start : start + limit], start + limit < len(found))
+
+
+def _read_limit(query: Mapping[str, str], default: int, most: int) -> int:
+    return parse_number(query.get("limit", str(default)), "limit", 1, most)
+
+
+def parse_number(text: str, param: str, least: int, most: int, what: str = "a number") -> int:
+    """A whole number in text; `what`: for the error."""
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and least <= int(text) <= most):
+        reject(param, f"{quote(text)} is not {what} from {least} to {most}")
+    return int(text)
+
+
+def _find_position(found: Sequence[Mapping[str, Any]], query: Mapping[str, str], name: str) -> int:
+    """The position of the item whose id the parameter `name` has."""
+    ids = [each["id"] for each in found]
+    if query[name] not in ids:
+        reject(name, f"{quote(query[name])} is not in this list")
+    return ids.index(query[name])
+
+
+def _describe_page(data: list[dict[str, Any]], has_more: bool) -> dict[str, Any]:
     return {
-        "object": "list",
         "data": data,
         "first_id": data[0]["id"] if data else None,
         "last_id": data[-1]["id"] if data else None,
-        "has_more": start + len(data) < len(found),
+        "has_more": has_more,
     }

@@ -39,11 +39,23 @@ class Routes:
             return found
         return _find_surface(self.surfaces, request.path) or UNKNOWN_SURFACE, None
 
+    def list_methods(self, path: str) -> list[str]:
+        """The methods of a path: those of its own endpoints, or else of the patterns that it matches."""
+        endpoints = (endpoint for surface in self.surfaces for endpoint in surface.endpoints)
+        matching = [endpoint for endpoint in endpoints if _matches(endpoint.path, path)]
+        own = [endpoint for endpoint in matching if endpoint.path == path]
+        methods = {endpoint.method for endpoint in own or matching}
+        return sorted(methods | ({"HEAD"} if "GET" in methods else set()))
+
     def make_not_found(self, request: web.Request) -> NotFound:
         """The error for a path that does not exist; it suggests others."""
         off = _find_surface(self._off, request.path)
         if off is not None:
-            return NotFound(f"{request.path} is switched off (apis.{off.name}: false)")
+            keys = " or ".join(f"apis.{name}: false" for name in off.switches)
+            return NotFound(f"{request.path} is switched off ({keys})")
+        reason = self.find_lacking(request)
+        if reason is not None:
+            return NotFound(f"{request.path} is not supported: {reason}")
         method = "GET" if request.method == "HEAD" else request.method
         paths = self._list_paths(method)
         near = get_close_matches(request.path[:80], paths, MOST_SUGGESTED, cutoff=0.0)
@@ -51,7 +63,12 @@ class Routes:
         if len(near) < len(paths) or not near:
             others += ", ..." if near else ""
             others += f" ({OPENAPI_PATH} lists all paths)" if OPENAPI_PATH in self._list_paths("GET") else ""
-        return NotFound(f"the path {request.path[:200]} does not exist{suggest(request.path, paths)}{others}")
+        name = request.path or request.raw_path  # CONNECT has a host and a port in place of a path
+        return NotFound(f"the path {name[:200]} does not exist{suggest(request.path, paths)}{others}")
+
+    def find_lacking(self, request: web.Request) -> str | None:
+        """Why there is no such path, although a pattern matches it; None if nobody says so."""
+        return next((s.lacking[request.path] for s in self.surfaces if request.path in s.lacking), None)
 
     def _list_paths(self, method: str) -> list[str]:
         endpoints = (endpoint for surface in self.surfaces for endpoint in surface.endpoints)

@@ -13,11 +13,14 @@ from typing import Any
 
 from aiohttp import web
 
+from mlxrun.server.engine_state import ENGINE
 from mlxrun.server.json_bodies import encode_json, encode_utf8
 from mlxrun.server.live_requests import LiveRequest
+from mlxrun.server.request_context import CONFIG
 
 EventData = Mapping[str, Any] | str
 MakePing = Callable[[], tuple[str | None, EventData]]
+DONE = "[DONE]"  # the end of a stream of OpenAI's APIs
 _HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
     "Cache-Control": "no-cache",
@@ -26,18 +29,21 @@ _HEADERS = {
 
 
 class EventStream:
-    """One stream, to be opened by `open_stream`. `response` is what the handler returns.
+    """One stream, to be opened by `open_stream`. `response` is what the handler returns. `live` is None for
+    events that have all come.
 
     The headers are sent with the first event, so an error before it has its own status. While there is no
     event to send, `ping` makes one as (event, data); without `ping` a comment with the progress is sent.
     """
 
-    def __init__(self, request: web.Request, live: LiveRequest, *, ping: MakePing | None = None) -> None:
+    def __init__(
+        self, request: web.Request, live: LiveRequest | None, *, ping: MakePing | None = None
+    ) -> None:
         self.response = web.StreamResponse(headers=_HEADERS)
         self._request = request
         self._live = live
         self._ping = ping
-        self._clock = live.engine.clock
+        self._clock = request.app[ENGINE].clock
         self._pending = 0  # writes that have not finished
         self._last_write = self._clock()
         self._starting = asyncio.Lock()
@@ -68,32 +74,36 @@ class EventStream:
 
     async def keep_alive(self) -> None:
         """Send pings, or comments, whenever no event was sent for server.keepalive seconds."""
-        interval = self._live.config.server.keepalive
+        interval = self._request.app[CONFIG].server.keepalive
+        live = self._live
+        if live is None:
+            return
         try:
             while True:
                 left = self._last_write + interval - self._clock()
                 await asyncio.sleep(max(left, interval / 10))
                 if self._pending:
-                    self._disconnect_if_aborted()
+                    if live.aborted_by is not None:
+                        self._disconnect()
                 elif self._clock() - self._last_write < interval:
                     continue
                 elif self._ping is None:
-                    await self._write(f": {self._live.describe_progress()}\n\n")
+                    await self._write(f": {live.describe_progress()}\n\n")
                 else:
                     event, data = self._ping()
                     await self.send(data, event)
         except ConnectionError:
             pass  # the client disconnected; the next `send` raises that too
 
-    def _disconnect_if_aborted(self) -> None:
-        """Cut the connection of a reader that takes nothing, once its request has been ended."""
-        if self._live.aborted_by is not None and self._request.transport is not None:
+    def _disconnect(self) -> None:
+        """Cut the connection of a reader that takes nothing, though its request has been ended."""
+        if self._request.transport is not None:
             self._request.transport.abort()
 
 
 @asynccontextmanager
 async def open_stream(
-    request: web.Request, live: LiveRequest, *, ping: MakePing | None = None
+    request: web.Request, live: LiveRequest | None, *, ping: MakePing | None = None
 ) -> AsyncIterator[EventStream]:
     """A stream that is kept alive during the block, and ended after it unless the block raises."""
     stream = EventStream(request, live, ping=ping)

@@ -61,7 +61,7 @@ class StatusCollector(Collector):
         yield info
         yield from _collect_storage(app)
         yield from _collect_cache(engine.read_cache_counts())
-        yield from _collect_engine(engine.stats, engine.stats_age)
+        yield from _collect_engine(*engine.read_stats())
 
 
 def _collect_storage(app: web.Application) -> Iterable[Metric]:
@@ -87,7 +87,9 @@ def _collect_cache(counts: Mapping[str, int]) -> Iterable[Metric]:
 
 def _collect_engine(stats: Mapping[str, Any], age: float | None) -> Iterable[Metric]:
     ages = {} if age is None else {"": age}
-    yield _make_gauge("engine_age_seconds", "Seconds since the engine's statistics were read.", ages)
+    yield _make_gauge(
+        "engine_age_seconds", "Seconds since the engine's newest step ended; 0 while it is idle.", ages
+    )
     yield _make_counter("engine_steps", "Steps of the engine.", {"": stats["steps"]})
     yield _make_counter("engine_errors", "Steps that failed.", {"": stats["errors"]})
     rows = {name: stats[name] for name in ("running", "waiting")}

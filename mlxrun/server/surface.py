@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from aiohttp import web
 
+from mlxrun.api.anthropic import response as anthropic
 from mlxrun.api.openai.response import build_error
 from mlxrun.errors import get_http_status
 
@@ -30,9 +31,29 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class Surface:
-    """`name` is the key of `apis:` that switches it; `error_body` gets the error and the request's id."""
+    """`name` is the key of `apis:` that switches it, and so is `needs` if there is a second one; `error_body`
+    gets the error and the request's id; `lacking`: paths that the API has elsewhere and that patterns of this
+    one's endpoints match, and why there are none."""
 
     name: str
     endpoints: tuple[Endpoint, ...]
     error_body: Callable[[BaseException, str], dict[str, Any]] = lambda error, request_id: build_error(error)
     status: Callable[[BaseException], int] = get_http_status
+    needs: str = ""
+    lacking: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def switches(self) -> tuple[str, ...]:
+        """The keys of `apis:` that must be on."""
+        return (self.name, self.needs) if self.needs else (self.name,)
+
+    def adapt(self, request: web.Request) -> Surface:
+        """The surface with errors in the shape that the client of a request reads."""
+        if not is_anthropic(request):
+            return self
+        return replace(self, error_body=anthropic.build_error, status=anthropic.get_error_status)
+
+
+def is_anthropic(request: web.Request) -> bool:
+    """Whether a request is from a client of Anthropic's API, by its headers. Some paths serve both APIs."""
+    return "anthropic-version" in request.headers or "anthropic-beta" in request.headers

@@ -8,9 +8,9 @@ import json
 import pytest
 
 from mlxrun.server.endpoints import admin, openai
+from tests.helpers.raw_clients import connect, cut, until
 from tests.helpers.server_fakes import MINI, make_chat_body, run_server, server_config
 from tests.robustness.test_server_fuzz_wire import WIRE, send
-from tests.server.test_live_requests import connect, cut, until
 
 ONLY = [MINI, admin.SURFACE]
 NO_HTTP = (
@@ -100,3 +100,13 @@ async def test_a_connection_above_the_limit() -> None:
         else:
             raise AssertionError("a closed connection still counts")
         cut(opened[1][1])
+
+
+async def test_an_unknown_expectation_is_refused_in_json() -> None:
+    """aiohttp refuses it before the middleware; the connection is closed, as the body is not read."""
+    async with run_server(surfaces=ONLY) as s:
+        reply = await s.post("/mini", make_chat_body(), Expect="x" * 500)
+        assert reply.status == 417 and reply.headers["Connection"] == "close"
+        assert reply.json["mini"] == "invalid_request" and len(reply.json["text"]) < 300
+        assert reply.json["id"] == reply.headers["x-request-id"]
+        assert (await s.post("/mini", make_chat_body(), Expect="100-continue")).status == 200

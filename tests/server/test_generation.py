@@ -13,14 +13,13 @@ import pytest
 from mlxrun.config.settings import CacheSettings, Config, ModelSettings, SchedulerSettings, ServerSettings
 from mlxrun.engine.client import EngineClient
 from mlxrun.engine.engine import Engine
-from mlxrun.engine.stats import collect_stats
 from mlxrun.errors import Cancelled, EngineDead
 from mlxrun.server.endpoints import admin
-from tests.engine.test_client import after_steps, bench
+from tests.helpers.engine_bench import after_steps, bench
 from tests.helpers.engine_fakes import FakeRunner, Gate, compute_answer, make_engine, make_request
+from tests.helpers.raw_clients import connect, cut, until
 from tests.helpers.server_fakes import MINI, make_chat_body, run_server
 from tests.helpers.tokenizers import FakeModelInfo
-from tests.server.test_live_requests import connect, cut, until
 
 ONLY = [MINI, admin.SURFACE]
 
@@ -83,26 +82,12 @@ async def test_an_error_is_not_lost_in_what_comes_after_it() -> None:
 async def test_the_engine_is_queried_between_two_steps() -> None:
     """On its own thread, also while it is idle."""
     async with bench() as b:
-        stats = await b.client.read_stats()
-        assert (stats["running"], stats["waiting"], stats["probe"]) == (0, 0, None)
-        assert set(stats["memory"]) == {"active", "cache", "peak", "limit"}
         threads: list[int] = []
         await b.client._call_engine(lambda engine: threads.append(threading.get_ident()))
         assert threads == list(b.runner.threads)
-        await b.answer(make_request("a", 10, 4))
-        assert (await b.client.read_stats())["steps"] > stats["steps"]
         with pytest.raises(KeyError):
             await b.client._call_engine(lambda engine: {}["nothing"])
         await b.settle()
-
-
-def test_rows_of_batches_are_counted_separately() -> None:
-    engine = make_engine()
-    for rid, background in (("a", False), ("b", True), ("c", True)):
-        engine.add(make_request(rid, background=background))
-    stats = collect_stats(engine)
-    assert (stats["running"], stats["waiting"]) == (0, 3)
-    assert stats["background"] == {"running": 0, "waiting": 2}
 
 
 async def test_queries_to_a_dead_engine_raise() -> None:
@@ -112,7 +97,7 @@ async def test_queries_to_a_dead_engine_raise() -> None:
     died = asyncio.create_task(engine.wait_until_dead())
     task = asyncio.create_task(anext(engine.generate(make_request("a"))))
     await until(lambda: gate.waiting == 1)
-    asked = asyncio.create_task(engine.read_stats())
+    asked = asyncio.create_task(engine.clear_cache())
     await asyncio.sleep(0)
     assert not died.done()
     gate.open()
@@ -121,7 +106,7 @@ async def test_queries_to_a_dead_engine_raise() -> None:
             await waiting
     assert "steps failed in a row" in str(await died)
     with pytest.raises(EngineDead):
-        await engine.read_stats()
+        await engine.clear_cache()
     await engine.close()
 
 
@@ -281,10 +266,10 @@ async def test_the_cache_is_cleared(embedded: Any, tmp_path: Path, backend: Any)
             assert await ask() == 0
             assert await ask() > 32
             held = (await s.get("/v1/cache")).json
-            assert held["records"] > 0
+            assert held["entries"] > 0
             reply = (await s.request("DELETE", "/v1/cache")).json
-            assert reply["freed"]["records"] == held["records"]
-            assert (reply["cache"]["records"], reply["cache"]["memory_bytes"]) == (0, 0)
+            assert reply["freed"]["entries"] == held["entries"]
+            assert (reply["cache"]["entries"], reply["cache"]["memory_bytes"]) == (0, 0)
             await until(lambda: client.read_cache_counters()["disk_bytes"] == 0)
             assert await ask() == 0
             assert await ask() > 32

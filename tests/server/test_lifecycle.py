@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import json
 import os
 import re
+import shlex
 import signal
 import socket
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, cast
 
 import aiohttp
 import pytest
 
 from mlxrun.api.context import ApiContext
+from mlxrun.config.settings import ApiSettings, Config, ServerSettings
 from mlxrun.engine.client import EngineClient
 from mlxrun.errors import ConfigError, EngineDead, ModelLoadError
 from mlxrun.server import lifecycle
@@ -24,8 +25,17 @@ from mlxrun.server.app import make_app
 from mlxrun.server.batches.batch_queue import BatchQueue
 from mlxrun.server.endpoints import admin
 from mlxrun.server.engine_state import LoadedEngine
-from mlxrun.server.lifecycle import drain, handle_signals, make_url, run
+from mlxrun.server.lifecycle import (
+    FIRST_REQUESTS,
+    drain,
+    format_welcome,
+    handle_signals,
+    list_served,
+    make_url,
+    run,
+)
 from mlxrun.text.images import MediaLoader
+from tests.helpers.raw_clients import until
 from tests.helpers.server_fakes import (
     MINI,
     AppView,
@@ -35,7 +45,7 @@ from tests.helpers.server_fakes import (
     run_server,
     server_config,
 )
-from tests.server.test_live_requests import until
+from tests.helpers.tokenizers import FakeModelInfo
 
 ONLY = [MINI, admin.SURFACE]
 
@@ -91,7 +101,7 @@ async def test_the_output_names_the_address_and_a_first_request() -> None:
     assert life.said[0] == f"listening on {await life.url()}; loading embedded"
     assert life.said[1].startswith("ready: fake, text, context of 4096 tokens; openai, responses, anthropic")
     assert f"curl {await life.url()}/v1/chat/completions -H 'Content-Type" in life.said[1]
-    assert life.view.state.stats["steps"] == 7  # read once before anything runs
+    assert life.view.state.read_stats()[0]["steps"] == 7
     status, reply = await life.post("/v1/chat/completions", make_chat_body())
     assert (status, reply["choices"][0]["message"]["content"]) == (200, "Hello world!")
     life.stop.set()
@@ -219,25 +229,6 @@ async def test_a_drain_has_a_time_limit() -> None:
     assert len(life.engine.aborted) == 1
 
 
-async def test_a_drain_waits_for_requests_whose_body_is_being_read() -> None:
-    """A request that was accepted before is served, also if its body is still arriving."""
-    life = Life(drain_timeout=20)
-    await life.ready()
-    host, port = (await life.url()).removeprefix("http://").split(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
-    data = json.dumps(make_chat_body()).encode()
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n"
-    writer.write(head.encode() + data[:5])
-    await until(lambda: life.view.active)
-    life.stop.set()
-    await until(lambda: life.view.state.draining)
-    await asyncio.sleep(0.02)
-    writer.write(data[5:])
-    assert b" 200 " in await reader.readline()
-    assert await life.task == 0
-    writer.close()
-
-
 async def test_a_drain_closes_the_batch_queue() -> None:
     class Batches:
         closed = False
@@ -249,6 +240,36 @@ async def test_a_drain_closes_the_batch_queue() -> None:
     async with run_server(surfaces=ONLY, batches=cast(BatchQueue, batches)) as s:
         await drain(s.app)
         assert batches.closed
+
+
+@pytest.mark.parametrize("apis", [*FIRST_REQUESTS, "none", "all"])
+@pytest.mark.parametrize("secret", ["", "s3cret"])
+async def test_the_welcome_names_what_is_served_and_a_first_request(apis: str, secret: str) -> None:
+    """Each API once, `batches` only with its folder; the command is run as it was written."""
+    switches = {name: apis in (name, "all") for name in asdict(ApiSettings())}
+    server = ServerSettings(port=0, api_keys={"me": secret} if secret else {})
+    config = Config(server=server, apis=ApiSettings(**switches))
+    async with run_server(config, model_info=FakeModelInfo(names=("only",))) as s:
+        _, _, rest = format_welcome(s.app, "http://here").partition("tokens; ")
+        names, _, command = rest.partition("; ")
+        expected = {
+            "all": ", ".join(name for name in FIRST_REQUESTS if name != "batches"),
+            "none": "every API is switched off (apis)",
+            "batches": "every API is switched off (apis)",
+        }
+        assert names == expected.get(apis, apis)
+        words = shlex.split(command.partition("\n")[2])
+        headers = dict(words[i + 1].split(": ") for i, word in enumerate(words) if word == "-H")
+        headers = {key: value.replace("YOUR_KEY", secret) for key, value in headers.items()}
+        data = words[words.index("-d") + 1].encode() if "-d" in words else None
+        method, path = "POST" if data else "GET", words[1].removeprefix("http://here")
+        async with s.http.request(method, f"{s.url}{path}", headers=headers, data=data) as response:
+            assert response.status == 200
+
+
+def test_the_welcome_names_batches_once() -> None:
+    app = make_app(server_config(), cast(BatchQueue, object()))
+    assert list_served(app) == list(FIRST_REQUESTS)
 
 
 @pytest.mark.parametrize("policy", ["exit", "stay"])

@@ -1,22 +1,17 @@
-"""The life of a request: disconnects, slow readers, keep-alives, timeouts, cancelling, the engine's death."""
+"""The life of a request: disconnects, timeouts, cancelling, the engine's death."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import random
-import socket
 from typing import Any
 
 import pytest
 
 from mlxrun.errors import EngineDead
-from mlxrun.parsers.delta import PlainParser
-from mlxrun.parsers.model_formats import ModelFormats
-from mlxrun.scheduler.request import HitKind, Request, TokenEvent
-from mlxrun.server.endpoints import admin
+from mlxrun.scheduler.request import HitKind, TokenEvent
+from tests.helpers.raw_clients import ONLY, connect, cut, until
 from tests.helpers.server_fakes import (
-    MINI,
     FakeEngine,
     Serving,
     make_chat_body,
@@ -24,45 +19,6 @@ from tests.helpers.server_fakes import (
     run_server,
     server_config,
 )
-
-ONLY = [MINI, admin.SURFACE]
-
-
-async def until(true: Any) -> None:
-    """Let others run until it holds; fails after long."""
-    for _ in range(5000):
-        if true():
-            return
-        await asyncio.sleep(0.001)
-    raise AssertionError("nothing happens")
-
-
-async def connect(
-    s: Serving, body: Any, *, small: bool = False
-) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """A raw connection on which the request was sent. `small`: little room for what is not read, and large
-    events."""
-    host, port = s.url.removeprefix("http://").split(":")
-    raw = socket.socket()
-    raw.setblocking(False)
-    if small:
-        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    await asyncio.get_running_loop().sock_connect(raw, (host, int(port)))
-    reader, writer = await asyncio.open_connection(sock=raw, limit=2**17)
-    if small:
-        writer.transport.pause_reading()
-    data = json.dumps(body).encode()
-    pad = 10_000 if small else 0
-    start = f"POST /mini?pad={pad} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n"
-    writer.write(start.encode() + data)
-    await writer.drain()
-    return reader, writer
-
-
-def cut(writer: asyncio.StreamWriter) -> None:
-    """The client vanishes: no goodbye."""
-    writer.transport.abort()
-
 
 # -- disconnects ----------------------------------------------------------------------------------------
 
@@ -124,142 +80,6 @@ async def test_a_complete_answer_aborts_nothing() -> None:
                 await s.post("/mini", make_chat_body(stream=stream, n=n))
         await s.settle()
         assert s.engine.aborted == []
-
-
-# -- slow readers ---------------------------------------------------------------------------------------
-
-
-async def test_a_slow_reader_does_not_delay_others() -> None:
-    """Its tokens merge; another request is answered meanwhile; once it reads, it gets all."""
-    count = 5_000
-    text = "".join(random.Random(1).choices("abcdefgh ", k=count))
-
-    def script(request: Request) -> list[Any]:
-        return [text] if request.params.max_tokens > 100 else ["quick"]
-
-    async with run_server(surfaces=ONLY, script=script, model_info=_long()) as s:
-        reader, writer = await connect(s, make_chat_body(stream=True, max_tokens=count), small=True)
-        await until(lambda: len(s.live) == 1)
-        (live,) = s.live
-        await until(lambda: s.engine.scripts_done == 1)
-        assert live.output_tokens < count, "all was taken: the buffers are too large for this test"
-        assert (await s.post("/mini", make_chat_body(max_tokens=10))).json["texts"] == ["quick"]
-        writer.transport.resume_reading()
-        got: list[str] = []
-        ended = False
-        while not ended:
-            line = await reader.readline()
-            if line.startswith(b"data: "):
-                data = json.loads(line[6:])
-                got.append(data["text"])
-                ended = data["end"] is not None
-        assert "".join(got) == text
-        assert max(len(piece) for piece in got) > 100, "pieces were merged"
-        writer.close()
-        await s.settle()
-
-
-async def test_a_reader_that_never_reads_is_disconnected() -> None:
-    """Once its request has timed out, so that a connection is not held for ever."""
-    text = "abcdefgh " * 500
-    config = server_config(keepalive=0.1, request_timeout=1.5)
-    async with run_server(config, surfaces=ONLY, script=make_script(text), model_info=_long()) as s:
-        _, writer = await connect(s, make_chat_body(stream=True, max_tokens=4_000), small=True)
-        await until(lambda: len(s.live) == 1)
-        await s.settle()
-        assert len(s.engine.aborted) == 1
-        writer.close()
-
-
-def _long() -> Any:
-    from tests.helpers.tokenizers import FakeModelInfo
-
-    return FakeModelInfo(context_length=8_000_000)
-
-
-# -- keep-alive -----------------------------------------------------------------------------------------
-
-
-async def test_keep_alive_comments_show_the_progress() -> None:
-    """While nothing comes the stream tells the phase and the progress."""
-    gates = [asyncio.Event() for _ in range(3)]
-    script = make_script(
-        gates[0].wait, TokenEvent("", num_computed_tokens=5), gates[1].wait, "ab", gates[2].wait, "c"
-    )
-    async with run_server(server_config(keepalive=0.1), surfaces=ONLY, script=script) as s:
-        reader, writer = await connect(s, make_chat_body(stream=True))
-        for gate, said in zip(gates, (b": queued\n", b": prefill 5/20\n", b": decode 2\n"), strict=True):
-            await asyncio.wait_for(reader.readuntil(said), 5)
-            await asyncio.wait_for(reader.readuntil(said), 5)  # and again
-            gate.set()
-        assert b": queued" not in await asyncio.wait_for(reader.readuntil(b'"stop"'), 5)
-        writer.close()
-        await s.settle()
-
-
-async def test_a_surface_can_send_its_own_pings() -> None:
-    gate = asyncio.Event()
-    async with run_server(
-        server_config(keepalive=0.1), surfaces=ONLY, script=make_script(gate.wait, "x")
-    ) as s:
-        request = Ping(s)
-        reply = asyncio.create_task(request.post())
-        await asyncio.sleep(0.25)
-        gate.set()
-        events = (await reply).events
-        assert events[0] == ("ping", {"type": "ping"})
-        assert events[-1][1]["end"] == "stop"
-
-
-class Ping:
-    """Asks for a stream whose surface sets `ping`."""
-
-    def __init__(self, s: Serving) -> None:
-        self.s = s
-
-    async def post(self) -> Any:
-        from mlxrun.server import sse
-
-        original = sse.EventStream.__init__
-
-        def with_ping(self: Any, request: Any, live: Any, **_: Any) -> None:
-            original(self, request, live, ping=lambda: ("ping", {"type": "ping"}))
-
-        sse.EventStream.__init__ = with_ping  # type: ignore[method-assign]
-        try:
-            return await self.s.post("/mini", make_chat_body(stream=True))
-        finally:
-            sse.EventStream.__init__ = original  # type: ignore[method-assign]
-
-
-async def test_tokens_without_deltas_keep_the_stream_alive_until_it_times_out() -> None:
-    """A parser that swallows text is no silent hang: progress, then an error."""
-
-    class Swallow(PlainParser):
-        def feed(self, text: str) -> list[Any]:
-            return []
-
-    class Swallowing(ModelFormats):
-        def make_parser(self, *_: Any) -> Any:
-            return Swallow()
-
-    tick = asyncio.Event()
-
-    def script(request: Request) -> Any:
-        while True:
-            yield "x"
-            yield lambda: asyncio.sleep(0.01)
-
-    config = server_config(keepalive=0.1, request_timeout=0.6)
-    async with run_server(config, surfaces=ONLY, script=script, formats=Swallowing()) as s:
-        reply = await s.post("/mini", make_chat_body(stream=True))
-        comments = [line for line in reply.body.decode().split("\n") if line.startswith(": decode ")]
-        assert len(comments) >= 2
-        numbers = [int(line.split(" ")[2]) for line in comments]
-        assert numbers == sorted(set(numbers))
-        assert reply.events == [(None, {"error": "request_timeout"})]
-        await s.settle()
-    tick.set()
 
 
 # -- timeouts and cancelling ----------------------------------------------------------------------------

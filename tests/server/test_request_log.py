@@ -11,10 +11,9 @@ import pytest
 
 from mlxrun.errors import EngineDead, Overloaded
 from mlxrun.server.endpoints import admin
-from mlxrun.server.request_context import CONFIG_HASH
+from tests.helpers.raw_clients import connect, cut, until
 from tests.helpers.server_fakes import MINI, Serving, make_chat_body, make_script, run_server, server_config
-from tests.server.endpoints.test_admin import metric
-from tests.server.test_live_requests import connect, cut, until
+from tests.server.test_metrics import metric
 
 ONLY = [MINI, admin.SURFACE]
 
@@ -111,39 +110,3 @@ async def test_a_reader_that_is_disconnected_after_the_timeout(caplog: pytest.Lo
         writer.close()
         assert line(caplog) == "POST /mini 499 - connection cut: request_timeout"
         assert await counted(s) == {"504": 1}
-
-
-# -- numbers --------------------------------------------------------------------------------------------
-
-
-async def test_the_status_names_the_model_and_the_limits() -> None:
-    """What is served, how much may run, and how much the files may take."""
-    async with run_server(surfaces=ONLY) as s, run_server(surfaces=ONLY, loaded=False) as loading:
-        status = (await s.get("/v1/status")).json
-        assert status["model"] == {"name": "fake", "context_length": 4096, "vision": False}
-        assert status["limits"] == {"max_running": 32, "max_queue": 1024}
-        assert status["files"] == {"count": 0, "bytes": 0, "max_bytes": 10_000_000_000}
-        before = (await loading.get("/v1/status")).json
-        assert before["model"] is None and before["limits"] == status["limits"]
-
-
-async def test_the_metrics_name_the_model_and_the_limits() -> None:
-    now = [100.0]
-    gate = asyncio.Event()
-    async with run_server(surfaces=ONLY, script=make_script("abc", gate.wait), clock=lambda: now[0]) as s:
-        s.engine.counts = {"tokens": 321}
-        asked = asyncio.create_task(s.post("/mini", make_chat_body()))
-        await until(lambda: [live.output_tokens for live in s.live] == [3])
-        assert (await metric(s))["mlxrun_request_duration_seconds_count"] == 0
-        now[0] += 7
-        gate.set()
-        await asked
-        found = await metric(s)
-        assert found["mlxrun_request_duration_seconds_sum"] == 7
-        assert found["mlxrun_cache_tokens_total"] == 321
-        assert found["mlxrun_limits name=max_running"] == 32
-        assert found["mlxrun_batches state=running"] == found["mlxrun_batches state=waiting"] == 0
-        assert found["mlxrun_files_bytes"] == 0
-        assert found["mlxrun_files_max_bytes"] == 10_000_000_000
-        (info,) = [name for name in found if name.startswith("mlxrun_info ")]
-        assert "model=fake" in info and f"config_hash={s.app[CONFIG_HASH]}" in info

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mlxrun.server.response_store import ResponseStore, StoredResponse
+from mlxrun.server.response_store import ResponseStore, StoredObject
 
 
 def _response(name: str, *outputs: dict[str, Any]) -> dict[str, Any]:
@@ -16,7 +16,7 @@ def _item(name: str, size: int = 10) -> dict[str, Any]:
 
 
 def _put(store: ResponseStore, response: dict[str, Any], context: list[dict[str, Any]]) -> bool:
-    return store.add(StoredResponse.measure("", response, context))
+    return store.add(StoredObject.measure("", response, [*context, *response["output"]]))
 
 
 def test_the_store_is_bounded_by_count() -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from mlxrun.server.endpoints import admin, openai
+from mlxrun.server.routes import ROUTES
 from tests.helpers.server_fakes import MINI, Serving, run_server
 
 ONLY = [MINI, admin.SURFACE]
@@ -61,3 +64,27 @@ async def test_a_wrong_method_names_the_right_ones(method: str, path: str, allow
             reply.json["error"]["message"]
             == f"{method} is not allowed for {path}; use {allow.replace(', ', ' or ')}"
         )
+
+
+async def test_paths_that_only_look_like_others() -> None:
+    """A path of the API that mlxrun lacks is no id; CONNECT has a host and a port in place of a path."""
+    async with run_server() as s:
+        got = await told(s, "POST", "/v1/responses/compact")
+        assert got.startswith("/v1/responses/compact is not supported: conversations are not compacted")
+        assert "'compact'" in await told(s, "GET", "/v1/responses/compact")
+        address = s.url.removeprefix("http://").partition(":")
+        reader, writer = await asyncio.open_connection(address[0], int(address[2]))
+        writer.write(b"CONNECT example.com:443 HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        reply = await reader.read()
+        writer.close()
+        assert b" 404 " in reply and b"the path example.com:443 does not exist" in reply
+
+
+async def test_the_methods_of_a_path() -> None:
+    """A path of its own has none of a pattern that it also matches."""
+    async with run_server() as s:
+        routes = s.app[ROUTES]
+        assert routes.list_methods("/v1/responses/input_tokens") == ["POST"]
+        assert routes.list_methods("/v1/responses/resp_1") == ["DELETE", "GET", "HEAD"]
+        assert routes.list_methods("/v1/models/a/b") == ["GET", "HEAD"]
+        assert routes.list_methods("/nothing") == []

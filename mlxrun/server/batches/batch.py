@@ -1,4 +1,4 @@
-"""One batch, as OpenAI's API describes it and as the server stores it."""
+"""One batch of either API, as the server stores it and as OpenAI's API describes it."""
 
 from __future__ import annotations
 
@@ -6,14 +6,19 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from mlxrun.batch.job_service import JobCounts, LineProblem
+from mlxrun.batch.job_service import BatchStamp, JobCounts, LineProblem
 
 FINAL_STATUSES = ("completed", "failed", "expired", "cancelled")
+_OWN_FIELDS = ("owner", "is_message_batch", "output_expires_after")  # which no API shows
 
 
 @dataclass(slots=True)
 class Batch:
-    """Times are seconds since 1970. `owner`: name of the API key that created it, empty without keys."""
+    """Times are seconds since 1970. `owner`: name of the API key that created it, empty without keys.
+
+    `is_message_batch`: made by Anthropic's API. Then there is no input file, and `output_file_id` is the file
+    of its results. `output_expires_after`: seconds from the end until its files expire, None: never.
+    """
 
     id: str
     endpoint: str
@@ -34,15 +39,28 @@ class Batch:
     expired_at: int | None = None
     cancelling_at: int | None = None
     cancelled_at: int | None = None
+    is_message_batch: bool = False
+    output_expires_after: int | None = None
     request_counts: dict[str, int] = field(default_factory=lambda: {"total": 0, "completed": 0, "failed": 0})
 
     @property
     def ended(self) -> bool:
         return self.status in FINAL_STATUSES
 
+    @property
+    def stamp(self) -> BatchStamp:
+        """What its answers have and those of other batches do not."""
+        return BatchStamp(self.id, self.created_at)
+
     def describe(self) -> dict[str, Any]:
         """OpenAI's batch object."""
-        return {"object": "batch", **{name: value for name, value in asdict(self).items() if name != "owner"}}
+        found = asdict(self)
+        return {"object": "batch", **{name: found[name] for name in found if name not in _OWN_FIELDS}}
+
+    @property
+    def ended_at(self) -> int | None:
+        """When it ended; None if it has not."""
+        return self.completed_at or self.failed_at or self.expired_at or self.cancelled_at
 
     def describe_progress(self) -> dict[str, Any]:
         """The progress for /v1/status."""

@@ -71,6 +71,13 @@ class BatchFolders:
         if manifest.exists():
             link_file(manifest, self.root / batch.id / "manifest.json")
 
+    def delete(self, batch: Batch) -> None:
+        """Delete a batch that has ended. A folder without the batch is removed at the next start."""
+        folder = self.root / batch.id
+        with convert_errors(folder):
+            (folder / "batch.json").unlink(missing_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)
+
     def remove_job(self, batch: Batch) -> None:
         """Remove the job of a batch that has ended: its results are among the server's files."""
         shutil.rmtree(self.find_job(batch).parent, ignore_errors=True)

@@ -2,8 +2,9 @@
 
     validating -> failed | in_progress -> finalizing -> completed; or cancelling -> cancelled; or expired
 
-A batch that is unfinished when the server stops, or is killed, continues at the next start. Lines that did
-not run when their batch was cancelled or expired have no record in its files.
+Message batches begin in progress: their requests are validated as they run. A batch that is unfinished when
+the server stops, or is killed, continues at the next start. Lines that did not run when their batch was
+cancelled or expired have no record in its files, but a result in those of a message batch.
 """
 
 from __future__ import annotations
@@ -21,10 +22,13 @@ from mlxrun.batch.run_paths import JobPaths
 from mlxrun.errors import Draining, EngineDead, JobError, RequestError, describe_error
 from mlxrun.server.batches.batch import FINAL_STATUSES, Batch
 from mlxrun.server.batches.durable_files import StorageError
+from mlxrun.server.batches.file_reader import make_file_reader
+from mlxrun.server.batches.results import publish_files
 from mlxrun.server.batches.storage import Storage
 
 log = logging.getLogger(__name__)
 RETRY_SECONDS = 30.0  # before a batch whose files cannot be written is tried again
+EXPIRY_SECONDS = 60.0  # between two removals of files that have expired
 
 
 class InvalidState(RequestError):
@@ -49,6 +53,7 @@ class BatchQueue:
         self._check_lock = asyncio.Lock()
         self._run_lock = asyncio.Lock()  # taken in the order of arrival
         self._running: Batch | None = None
+        self._expiry: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
         """Lock the storage and load its batches; StorageError if that fails. Does nothing if it is open.
@@ -62,6 +67,7 @@ class BatchQueue:
                 await asyncio.to_thread(self.storage.open)
                 self._batches = await asyncio.to_thread(self.storage.batches.load)
                 self._open = True
+                self._expiry = asyncio.create_task(self._remove_expired_files())
                 self._start_tasks()
 
     async def start(self, service: JobService) -> None:
@@ -76,7 +82,7 @@ class BatchQueue:
     async def close(self) -> None:
         """Stop the running batch, keep what it has finished, and unlock the storage."""
         self._closed, self._service = True, None
-        tasks = list(self._tasks.values())
+        tasks = [*self._tasks.values(), *((self._expiry,) if self._expiry is not None else ())]
         for task in tasks:
             task.cancel()
         if tasks:
@@ -89,7 +95,7 @@ class BatchQueue:
 
     def list_batches(self) -> list[Batch]:
         """All batches, newest first."""
-        return sorted(self._batches.values(), key=lambda batch: batch.id, reverse=True)
+        return sorted(self._batches.values(), key=lambda batch: batch.id.rpartition("_")[2], reverse=True)
 
     def describe(self) -> dict[str, Any]:
         """For /v1/status: the progress of the running batch (None without one), and how many wait."""
@@ -98,9 +104,8 @@ class BatchQueue:
         count = sum(batch.status in ("validating", "in_progress") for batch in waiting)
         return {"running": None if running is None else running.describe_progress(), "waiting": count}
 
-    async def add(self, batch: Batch) -> None:
-        """Add a new batch; its input file may be deleted from then on."""
-        content = self.storage.find_content(batch.input_file_id)
+    async def add(self, batch: Batch, content: Path) -> None:
+        """Add a new batch; its input file, `content`, may be deleted from then on."""
         await asyncio.to_thread(self.storage.batches.create, batch, content)
         await asyncio.to_thread(self.storage.measure_batches)
         self._batches[batch.id] = batch
@@ -116,6 +121,29 @@ class BatchQueue:
         if batch.id in self._work:
             self._work[batch.id].cancel()
         self._start_tasks()
+
+    async def delete(self, batch: Batch) -> None:
+        """Delete a batch that has ended, and the results of a message batch; InvalidState if it has not
+        ended. Files that clients know by their ids stay."""
+        if not batch.ended:
+            raise InvalidState(
+                f"the batch is {batch.status}: cancel it first, and delete it once it has ended"
+            )
+        if batch.id in self._tasks:
+            await asyncio.wait((self._tasks[batch.id],))  # which still removes its job
+        if batch.is_message_batch and batch.output_file_id is not None:
+            await asyncio.to_thread(self.storage.delete, batch.output_file_id)
+        await asyncio.to_thread(self.storage.batches.delete, batch)
+        self._batches.pop(batch.id, None)
+        await asyncio.to_thread(self.storage.measure_batches)
+
+    async def _remove_expired_files(self) -> None:
+        while True:
+            await asyncio.sleep(EXPIRY_SECONDS)
+            try:
+                await asyncio.to_thread(self.storage.remove_expired)
+            except StorageError as error:
+                log.warning("files that have expired cannot be removed: %s", error)
 
     # -- one batch ----------------------------------------------------------------------------------------
 
@@ -173,9 +201,10 @@ class BatchQueue:
 
     async def _validate_and_run(self, service: JobService, batch: Batch) -> None:
         job = self.storage.batches.find_job(batch)
+        read_file = make_file_reader(self.storage, batch.owner)
         if batch.status == "validating":
             async with self._check_lock:
-                checked = await service.check(job, batch.endpoint)
+                checked = await service.check(job, batch.endpoint, read_file)
             if batch.status != "validating":
                 return
             batch.request_counts["total"] = checked.total
@@ -194,7 +223,7 @@ class BatchQueue:
                 self._running = batch
                 log.info("%s: started: %s", batch.id, batch.format_counts())
                 try:
-                    batch.set_counts(await service.run(job, batch.set_counts))
+                    batch.set_counts(await service.run(job, batch.set_counts, read_file, batch.stamp))
                 finally:
                     self._running = None
 
@@ -205,8 +234,8 @@ class BatchQueue:
                 batch.status, batch.finalizing_at = "finalizing", self.storage.get_time()
                 await self._save(batch)
         elif JobPaths(self.storage.batches.find_job(batch)).manifest.exists():  # it was started
-            batch.set_counts(await service.repair(self.storage.batches.find_job(batch)))
-        await asyncio.to_thread(self._publish_files, batch)
+            batch.set_counts(await service.repair(self.storage.batches.find_job(batch), batch.stamp))
+        await asyncio.to_thread(publish_files, self.storage, batch, status)
         setattr(batch, f"{status}_at", self.storage.get_time())
         batch.status = status
         log.info("%s: %s: %s", batch.id, status, batch.format_counts())
@@ -218,7 +247,7 @@ class BatchQueue:
         problem = LineProblem("internal_error", describe_error(error))
         batch.fail([problem], self.storage.get_time())
         try:
-            await asyncio.to_thread(self._publish_files, batch)
+            await asyncio.to_thread(publish_files, self.storage, batch, "failed")
             await self._save(batch)
             await self._remove_job(batch)
         except (JobError, StorageError, OSError) as second:
@@ -230,20 +259,6 @@ class BatchQueue:
 
     async def _save(self, batch: Batch) -> None:
         await asyncio.to_thread(self.storage.batches.save, batch)
-
-    def _publish_files(self, batch: Batch) -> None:
-        """Make the job's output and errors files of the server. Blocks."""
-        paths = JobPaths(self.storage.batches.find_job(batch))
-        stem = batch.id.removeprefix("batch_")
-
-        def adopt(path: Path, kind: str) -> str | None:
-            name = f"{batch.id}_{kind}.jsonl"
-            file = self.storage.adopt(path, f"file-{stem}-{kind}", name, batch.owner)
-            return None if file is None else file.id
-
-        batch.output_file_id = adopt(paths.out, "output")
-        batch.error_file_id = adopt(paths.errors, "error")
-        self.storage.batches.add_manifest(batch, paths.manifest)
 
 
 BATCH_QUEUE = web.AppKey("batch_queue", BatchQueue)

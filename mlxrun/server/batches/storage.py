@@ -3,8 +3,9 @@
     files/ID.jsonl + files/ID.json    a file and its description; one without the other is not a file
     batches/                          see batch_folders.py
 
-Everything is complete before it gets its name, so a kill loses nothing that a client was told of. All methods
-block: call them on a worker thread, except `find`, `list_files`, `find_content`, `get_time` and `create_id`.
+Everything is complete before it gets its name, so a kill loses nothing that a client was told of. A file that
+has expired does not exist for clients, and is removed from the disk soon after. All methods block: call them
+on a worker thread, except `find`, `list_files`, `find_content`, `get_time` and `create_id`.
 """
 
 from __future__ import annotations
@@ -16,14 +17,13 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, BinaryIO
 
 from mlxrun.errors import BodyTooLarge
 from mlxrun.server.batches.batch_folders import MIN_COUNTED_BYTES, BatchFolders
 from mlxrun.server.batches.durable_files import StorageError, convert_errors, link_file, read_json, write_json
+from mlxrun.server.batches.stored_file import StoredFile, Upload
 
 log = logging.getLogger(__name__)
 
@@ -36,65 +36,10 @@ def find_data_folder(path: str | None, environ: Mapping[str, str]) -> Path:
     return (Path(base) if os.path.isabs(base) else Path.home() / ".local" / "share") / "mlxrun"
 
 
-@dataclass(frozen=True, slots=True)
-class StoredFile:
-    """The description of a file. `owner`: name of the API key that it was sent with, empty without keys."""
-
-    id: str
-    filename: str
-    bytes: int
-    created_at: int
-    purpose: str
-    owner: str = ""
-
-    def describe(self) -> dict[str, Any]:
-        """OpenAI's file object."""
-        found = {name: value for name, value in asdict(self).items() if name != "owner"}
-        return {"object": "file", **found, "status": "processed"}
-
-
 class QuotaExceeded(BodyTooLarge):
     """server.files_max_bytes is reached. The status is not 507, after which clients would retry."""
 
     code = "storage_full"
-
-
-class Upload:
-    """A file that is being received, of at most `max_bytes`."""
-
-    def __init__(self, path: Path, max_bytes: int) -> None:
-        self.path = path
-        self.size = 0  # bytes received, some of which may not be written yet
-        self._max_bytes = max_bytes
-        self._file: BinaryIO = path.open("xb")
-
-    def receive(self, size: int) -> None:
-        """Count bytes that were received; BodyTooLarge if they are too many."""
-        self.size += size
-        self.check(0)
-
-    def check(self, more: int) -> None:
-        """BodyTooLarge if so many bytes more are too many."""
-        if self.size + more > self._max_bytes:
-            text = f"file: has more than {self._max_bytes} bytes (batch.max_file_bytes)"
-            raise BodyTooLarge(text, param="file")
-
-    def write(self, data: bytes) -> None:
-        with convert_errors(self.path):
-            self._file.write(data)
-
-    def finish(self) -> None:
-        """Make the file durable."""
-        with convert_errors(self.path):
-            self._file.flush()
-            os.fsync(self._file.fileno())
-            self._file.close()
-
-    def discard(self) -> None:
-        """Remove the file; does nothing if it was added to the storage."""
-        with suppress(OSError):  # a full disk: the unwritten rest is not needed
-            self._file.close()
-        self.path.unlink(missing_ok=True)
 
 
 class Storage:
@@ -126,6 +71,7 @@ class Storage:
             try:
                 with convert_errors(self._folder):
                     self._load()
+                    self.remove_expired()
                     self.measure_batches()
             except BaseException:
                 os.close(handle)
@@ -148,11 +94,15 @@ class Storage:
         return f"{prefix}{self._newest:014x}{secrets.token_hex(5)}"
 
     def find(self, file_id: str) -> StoredFile | None:
-        return self._files.get(file_id)
+        """The file, unless it has expired."""
+        file = self._files.get(file_id)
+        return None if file is None or file.has_expired(self.now()) else file
 
     def list_files(self) -> list[StoredFile]:
-        """All files, newest first."""
-        return sorted(self._files.values(), key=lambda file: file.id, reverse=True)
+        """All files that have not expired, newest first."""
+        now = self.now()
+        files = (file for file in tuple(self._files.values()) if not file.has_expired(now))
+        return sorted(files, key=lambda file: file.age_key, reverse=True)
 
     def find_content(self, file_id: str) -> Path:
         """The path of a file's bytes."""
@@ -197,15 +147,11 @@ class Storage:
         self._uploads.discard(upload)
         upload.discard()
 
-    def adopt(self, path: Path, file_id: str, filename: str, owner: str) -> StoredFile | None:
-        """Make a batch's output a file of the server; None if it is empty. Does nothing for a known id."""
-        known = self._files.get(file_id)
-        size = path.stat().st_size if path.exists() else 0
-        if known is not None or not size:
-            return known
-        file = StoredFile(file_id, filename, size, self.get_time(), "batch_output", owner)
-        self._add(file, lambda target: link_file(path, target))
-        return file
+    def adopt(self, path: Path, file: StoredFile) -> bool:
+        """Make a batch's output a file of the server; False if it is empty. Does nothing for a known id."""
+        if file.id not in self._files and file.bytes:
+            self._add(file, lambda target: link_file(path, target))
+        return file.id in self._files
 
     def delete(self, file_id: str) -> None:
         """Delete a file if it exists."""
@@ -215,6 +161,14 @@ class Storage:
                     missing_ok=True
                 )  # without it the content is not a file
                 self.find_content(file_id).unlink(missing_ok=True)
+
+    def remove_expired(self) -> None:
+        """Remove files that have expired from the disk."""
+        now = self.now()
+        for file in tuple(self._files.values()):
+            if file.has_expired(now):
+                self.delete(file.id)
+                log.info("%s: removed, as it has expired", file.id)
 
     def _add(self, file: StoredFile, put_content: Callable[[Path], object]) -> None:
         with convert_errors(self._folder):

@@ -12,7 +12,7 @@ from prometheus_client import generate_latest
 
 from mlxrun import __version__
 from mlxrun.errors import EngineDead, MlxrunError, NotFound
-from mlxrun.server.access import API_KEYS, may_access
+from mlxrun.server.access import API_KEYS, key_name, may_access
 from mlxrun.server.engine_state import ENGINE
 from mlxrun.server.json_bodies import json_response, read_empty_body
 from mlxrun.server.live_requests import LIVE_REQUESTS
@@ -52,9 +52,9 @@ def _name_status(error: MlxrunError | None) -> str:
 async def get_status(request: web.Request) -> web.StreamResponse:
     """Describe each request with its phase, and the state of engine, memory and cache."""
     app, engine = request.app, request.app[ENGINE]
-    stats = dict(await engine.read_stats())
+    values, age = engine.read_stats()
+    stats, phases = dict(values), count_phases(app)
     background = {name: stats.pop(name) for name in ("running", "waiting", "background")}["background"]
-    age, phases = engine.stats_age, count_phases(app)
     clients = {"running": phases["prefill"] + phases["decode"], "waiting": phases["queued"]}
     return json_response(
         {
@@ -78,7 +78,6 @@ async def get_status(request: web.Request) -> web.StreamResponse:
 
 async def get_metrics(request: web.Request) -> web.StreamResponse:
     """Prometheus' text format."""
-    await request.app[ENGINE].read_stats()
     headers = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
     return web.Response(body=generate_latest(request.app[METRICS].registry), headers=headers)
 
@@ -88,7 +87,7 @@ async def cancel_request(request: web.Request) -> web.StreamResponse:
     await read_empty_body(request)
     rid = request.match_info["id"]
     live = request.app[LIVE_REQUESTS].get(rid)
-    if live is None or not may_access(request, live.key_name):
+    if live is None or not may_access(key_name(request), live.key_name):
         raise NotFound(f"there is no request {rid[:128]!r} in flight")
     live.cancel()
     return json_response({"id": rid, "cancelled": True})
@@ -106,7 +105,7 @@ async def clear_cache(request: web.Request) -> web.StreamResponse:
     before = dict(engine.read_cache_counts())
     await engine.client.clear_cache()
     after = engine.read_cache_counts()
-    names = ("records", "memory_bytes", "disk_bytes")
+    names = ("entries", "memory_bytes", "disk_bytes")
     freed = {name: before.get(name, 0) - after.get(name, 0) for name in names}
     return json_response({"cleared": True, "freed": freed, "cache": _describe_cache(request.app)})
 

@@ -8,18 +8,23 @@ from __future__ import annotations
 
 import logging
 from contextlib import aclosing
+from typing import Any
 
 from aiohttp import web
 
 from mlxrun.api.anthropic.fields import BODY, COUNT_BODY, COUNT_TOKENS, MESSAGES
+from mlxrun.api.anthropic.file_sources import find_file_sources, inline_files
 from mlxrun.api.anthropic.openapi_schema import build_schema
 from mlxrun.api.anthropic.request import count_tokens, prepare_message
 from mlxrun.api.anthropic.response import build_error, get_error_status
 from mlxrun.api.anthropic.stream import MessageWriter
 from mlxrun.errors import MlxrunError
+from mlxrun.server.access import key_name
+from mlxrun.server.batches.batch_queue import BATCH_QUEUE, get_open_queue
+from mlxrun.server.batches.file_reader import make_file_reader
 from mlxrun.server.engine_state import ENGINE
 from mlxrun.server.generation import stream_deltas
-from mlxrun.server.json_bodies import json_response, read_json
+from mlxrun.server.json_bodies import get_max_body_bytes, json_response, read_json
 from mlxrun.server.live_requests import LIVE_REQUESTS, LiveRequest
 from mlxrun.server.sse import open_stream
 from mlxrun.server.surface import Endpoint, Surface
@@ -30,9 +35,19 @@ NAME = "anthropic"
 ID_HEADER = "request-id"  # Anthropic's clients read this one
 
 
+async def _read_body(request: web.Request) -> Any:
+    """The body, with the contents of the files that it names."""
+    body = await read_json(request)
+    if BATCH_QUEUE not in request.app or not find_file_sources(body):
+        return body  # without a storage, sources that are files are refused
+    queue = await get_open_queue(request)
+    read_file = make_file_reader(queue.storage, key_name(request))
+    return await inline_files(body, read_file, get_max_body_bytes(request.app))
+
+
 async def create_message(request: web.Request) -> web.StreamResponse:
     """Answer a conversation: with one message, or with a stream of events."""
-    body = await read_json(request)
+    body = await _read_body(request)
     betas = ",".join(request.headers.getall("anthropic-beta", ()))
     message = await prepare_message(
         body, request.app[ENGINE].context, interleaved="interleaved-thinking" in betas
@@ -66,7 +81,7 @@ async def _stream(request: web.Request, live: LiveRequest, writer: MessageWriter
 
 async def count_message_tokens(request: web.Request) -> web.StreamResponse:
     """Count the tokens of a conversation."""
-    body = await read_json(request)
+    body = await _read_body(request)
     return json_response(await count_tokens(body, request.app[ENGINE].context))
 
 

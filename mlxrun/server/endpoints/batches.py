@@ -12,35 +12,38 @@ import re
 
 from aiohttp import web
 
-from mlxrun.api.body_schema import BodySchema
-from mlxrun.api.openai.fields import URLS
-from mlxrun.errors import NotFound
-from mlxrun.server.access import key_name, may_access
+from mlxrun.api.body_schema import METADATA, STRING, BodySchema, object_of
+from mlxrun.batch.job_service import URLS
+from mlxrun.server.access import key_name
 from mlxrun.server.batches.batch import Batch
 from mlxrun.server.batches.batch_folders import MIN_COUNTED_BYTES
 from mlxrun.server.batches.batch_queue import BatchQueue, get_open_queue
-from mlxrun.server.endpoints.files import ENDPOINTS, PURPOSE
+from mlxrun.server.batches.file_reader import find_own_file
+from mlxrun.server.batches.own_batches import find_own_batch, list_own_batches
+from mlxrun.server.endpoints.file_shapes import OPENAI_SECONDS, PURPOSE
+from mlxrun.server.endpoints.files import ENDPOINTS
 from mlxrun.server.json_bodies import json_response, read_empty_body, read_json
 from mlxrun.server.pagination import make_page, read_query
 from mlxrun.server.surface import Endpoint, Surface
-from mlxrun.text.field_errors import quote, reject, reject_unsupported, suggest
+from mlxrun.text.field_errors import quote, reject, reject_choice, reject_unsupported
 
 _WINDOW = re.compile("([1-9][0-9]{0,2})([hd])")
 _HOURS = {"h": 1, "d": 24}
-_OTHER_ENDPOINTS = ("/v1/responses", "/v1/messages", "/v1/embeddings", "/v1/moderations")
-_STRING = {"type": "string"}
+_OTHER_ENDPOINTS = ("/v1/embeddings", "/v1/moderations", "/v1/videos")
+_LEAST_SECONDS, _MOST_SECONDS = OPENAI_SECONDS
 BODY = BodySchema(
     {
-        "input_file_id": _STRING,
-        "endpoint": _STRING,
-        "completion_window": _STRING,
-        "metadata": {
-            "type": "object",
-            "maxProperties": 16,
-            "additionalProperties": {"type": "string", "maxLength": 512},
-        },
-    },
-    refused={"output_expires_after": "files are kept until they are deleted"},
+        "input_file_id": STRING,
+        "endpoint": STRING,
+        "completion_window": STRING,
+        "metadata": METADATA,
+        "output_expires_after": object_of(
+            {
+                "anchor": {"enum": ["created_at"]},
+                "seconds": {"type": "integer", "minimum": _LEAST_SECONDS, "maximum": _MOST_SECONDS},
+            }
+        ),
+    }
 )
 
 
@@ -53,19 +56,30 @@ async def create_batch(request: web.Request) -> web.Response:
             reject(name, "missing", code="missing_field")
     endpoint, window = given["endpoint"], given["completion_window"]
     if endpoint in _OTHER_ENDPOINTS:
-        reject_unsupported("endpoint", f"batches are for {' and '.join(URLS)}, not for {endpoint}")
+        reject_unsupported("endpoint", f"batches are for {', '.join(URLS)}, not for {endpoint}")
     if endpoint not in URLS:
-        reject("endpoint", f"{quote(endpoint)} is not one of {', '.join(URLS)}{suggest(endpoint, URLS)}")
-    file = queue.storage.find(given["input_file_id"])
-    if file is None or not may_access(request, file.owner):
+        reject_choice("endpoint", endpoint, URLS)
+    storage = queue.storage
+    file = find_own_file(storage, key_name(request), given["input_file_id"])
+    if file is None:
         reject("input_file_id", f"there is no file {quote(given['input_file_id'])}", code="not_found")
     if file.purpose != PURPOSE:
         reject("input_file_id", f"the file's purpose is {file.purpose!r}, not {PURPOSE!r}")
-    queue.storage.check_quota(MIN_COUNTED_BYTES, "input_file_id")
-    now, batch_id = queue.storage.get_time(), queue.storage.create_id("batch_")
-    expires, owner = now + _parse_window(window), key_name(request)
-    batch = Batch(batch_id, endpoint, file.id, window, now, expires, owner, given.get("metadata"))
-    await asyncio.shield(queue.add(batch))  # complete it even if the client disconnects
+    storage.check_quota(MIN_COUNTED_BYTES, "input_file_id")
+    now = storage.get_time()
+    batch = Batch(
+        id=storage.create_id("batch_"),
+        endpoint=endpoint,
+        input_file_id=file.id,
+        completion_window=window,
+        created_at=now,
+        expires_at=now + _parse_window(window),
+        owner=key_name(request),
+        metadata=given.get("metadata"),
+        output_expires_after=given.get("output_expires_after", {}).get("seconds"),
+    )
+    # Complete it even if the client disconnects.
+    await asyncio.shield(queue.add(batch, storage.find_content(file.id)))
     return json_response(batch.describe())
 
 
@@ -79,10 +93,9 @@ def _parse_window(window: str) -> int:
 
 async def list_batches(request: web.Request) -> web.Response:
     """List batches, newest first."""
-    queue = await get_open_queue(request)
+    batches = await list_own_batches(request, is_message_batch=False)
     query = read_query(request, ("after", "limit"))
-    batches = [batch for batch in queue.list_batches() if may_access(request, batch.owner)]
-    return json_response(make_page(batches, query, Batch.describe, default=20, most=100))
+    return json_response(make_page(batches, query, Batch.describe))
 
 
 async def get_batch(request: web.Request) -> web.Response:
@@ -98,12 +111,15 @@ async def cancel_batch(request: web.Request) -> web.Response:
     return json_response(batch.describe())
 
 
+async def delete_batch(request: web.Request) -> web.Response:
+    """Delete a batch that has ended. Its files stay until they are deleted, or expire."""
+    queue, batch = await _find(request)
+    await asyncio.shield(queue.delete(batch))
+    return json_response({"id": batch.id, "object": "batch", "deleted": True})
+
+
 async def _find(request: web.Request) -> tuple[BatchQueue, Batch]:
-    queue = await get_open_queue(request)
-    batch = queue.find(request.match_info["id"])
-    if batch is None or not may_access(request, batch.owner):
-        raise NotFound(f"there is no batch {quote(request.match_info['id'])}", param="id")
-    return queue, batch
+    return await find_own_batch(request, is_message_batch=False)
 
 
 SURFACE = Surface(
@@ -115,6 +131,7 @@ SURFACE = Surface(
         ),
         Endpoint("GET", "/v1/batches", list_batches, "List batches", engine=False),
         Endpoint("GET", "/v1/batches/{id}", get_batch, "Describe a batch", engine=False),
+        Endpoint("DELETE", "/v1/batches/{id}", delete_batch, "Delete a batch that has ended", engine=False),
         Endpoint("POST", "/v1/batches/{id}/cancel", cancel_batch, "End a batch early", engine=False),
     ),
 )

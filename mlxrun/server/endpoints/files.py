@@ -1,15 +1,16 @@
-"""OpenAI's /v1/files: uploads of job files, and downloads of answers, neither of which is held in memory.
+"""/v1/files: uploads of job files, images and texts, and downloads, none of which is held in memory.
 
 An upload is written to disk as it arrives, and becomes a file once it is complete. A file belongs to the API
-key that it was sent with: for other keys it does not exist.
+key that it was sent with: for other keys it does not exist. file_shapes.py has the shapes of both APIs.
 """
 
 from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager, suppress
+from typing import TypeVar
 
 from aiohttp import BodyPartReader, web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -19,41 +20,54 @@ from mlxrun.server.access import key_name, may_access
 from mlxrun.server.batches.batch_folders import MIN_COUNTED_BYTES
 from mlxrun.server.batches.batch_queue import BatchQueue, get_open_queue
 from mlxrun.server.batches.durable_files import StorageError
-from mlxrun.server.batches.storage import Storage, StoredFile, Upload
+from mlxrun.server.batches.file_reader import find_own_file
+from mlxrun.server.batches.storage import Storage
+from mlxrun.server.batches.stored_file import UNKNOWN_TYPE, StoredFile, Upload, guess_media_type
+from mlxrun.server.endpoints.file_shapes import FileShape, choose_shape
 from mlxrun.server.json_bodies import BODY_TIMEOUT, json_response
-from mlxrun.server.pagination import make_page, read_query, sort_by_order
 from mlxrun.server.request_context import CONFIG
 from mlxrun.server.surface import Endpoint
-from mlxrun.text.field_errors import quote, reject, reject_unsupported, shorten, suggest
+from mlxrun.text.field_errors import quote, reject, reject_unknown, shorten
 
-PURPOSE = "batch"
+T = TypeVar("T")
+
 BLOCK_BYTES = 1 << 20  # written at once
 _MAX_FIELD_BYTES = 1000  # of a form field other than the file
 _MAX_NAME_LENGTH = 255  # characters
-_EXPIRY_FIELDS = ("expires_after[anchor]", "expires_after[seconds]")
+_TYPE = "Content-Type"  # of the file, among the fields
 
 
 async def upload_file(request: web.Request) -> web.Response:
-    """Receive a job file: a form with `purpose` and `file`, in any order."""
+    """Receive a file: a form with `file` and the fields of its API, in any order."""
+    shape = choose_shape(request)
     storage = (await get_open_queue(request)).storage
     most, length = request.app[CONFIG].batch.max_file_bytes, request.content_length or 0
-    async with _open_upload(storage, most) as upload:
+    async with open_upload(storage, most) as upload:
         upload.check(length - 4 * _MAX_FIELD_BYTES)
         storage.check_quota(length - 4 * _MAX_FIELD_BYTES - MIN_COUNTED_BYTES, "file")
-        fields = await _read_form(request, storage, upload)
-        for name in ("file", "purpose"):
-            if name not in fields:
-                reject(name, "missing", code="missing_field")
+        fields = await _read_form(request, shape, storage, upload)
+        if "file" not in fields:
+            reject("file", "missing", code="missing_field")
+        purpose, seconds = shape.read_fields(fields)
         if not upload.size:
             reject("file", "is empty")
-        now, file_id = storage.get_time(), storage.create_id("file-")
-        file = StoredFile(file_id, fields["file"], upload.size, now, PURPOSE, key_name(request))
+        now = storage.get_time()
+        file = StoredFile(
+            id=storage.create_id(shape.id_prefix),
+            filename=fields["file"],
+            bytes=upload.size,
+            created_at=now,
+            purpose=purpose,
+            owner=key_name(request),
+            media_type=guess_media_type(fields.get(_TYPE), fields["file"]),
+            expires_at=None if seconds is None else now + seconds,
+        )
         await asyncio.to_thread(storage.add, upload, file)
-    return json_response(file.describe())
+    return json_response(shape.describe(file))
 
 
 @asynccontextmanager
-async def _open_upload(storage: Storage, most: int) -> AsyncIterator[Upload]:
+async def open_upload(storage: Storage, most: int) -> AsyncIterator[Upload]:
     """An upload that is removed after the block unless it was added, even if the client disconnects while a
     worker thread is still creating its file."""
     starting = asyncio.ensure_future(asyncio.to_thread(storage.start_upload, most))
@@ -68,40 +82,52 @@ async def _discard(storage: Storage, starting: Awaitable[Upload]) -> None:
         await asyncio.to_thread(storage.discard_upload, await starting)
 
 
-async def _read_form(request: web.Request, storage: Storage, upload: Upload) -> dict[str, str]:
-    """The fields of the form; of the file its name, while its content is written to disk."""
+async def _read_form(
+    request: web.Request, shape: FileShape, storage: Storage, upload: Upload
+) -> dict[str, str]:
+    """The fields of the form; of the file its name and type, while its content is written to disk."""
     if request.content_type != "multipart/form-data":
         raise RequestError(f"the body must be multipart/form-data, not {quote(request.content_type)}")
     fields: dict[str, str] = {}
     try:
         reader = await request.multipart()
-        while (part := await asyncio.wait_for(reader.next(), BODY_TIMEOUT)) is not None:
+        while (part := await _receive(reader.next())) is not None:
             name = part.name if isinstance(part, BodyPartReader) else None
             if not isinstance(part, BodyPartReader) or name is None:
-                raise RequestError("a part of the form has no name")
+                raise ValueError("a part of the form has no name")
             if name in fields:
                 reject(shorten(name), "is given twice")
-            _check_part(part, name)
+            _check_part(part, name, ("file", *shape.fields))
             if name == "file":
                 fields[name] = _clean_file_name(part)
+                fields[_TYPE] = part.headers.get("Content-Type", "")[:_MAX_NAME_LENGTH]
                 await _receive_file(part, storage, upload)
             else:
                 fields[name] = await _read_field(part, name)
-                if fields[name] != PURPOSE:
-                    reject("purpose", f"only {PURPOSE!r} is supported, not {quote(fields[name])}")
+            if not part.at_eof():
+                raise ValueError("a part of the form has no end")
+            if name != "file":
+                shape.check_field(name, fields[name])
     except TimeoutError as error:
         raise TimedOut(f"nothing more of the form arrived for {BODY_TIMEOUT:g} s") from error
     except (ValueError, AssertionError, HttpProcessingError) as error:
-        raise RequestError(f"the form cannot be read: {shorten(str(error))}") from error
+        if request.content.at_eof():  # a complete form has its closing boundary left when a part is refused
+            raise RequestError("the form ended early, before its closing boundary") from error
+        reason = " ".join(str(error).removeprefix("400, message:").split())
+        raise RequestError(f"the form cannot be read: {shorten(reason)}") from error
     return fields
 
 
-def _check_part(part: BodyPartReader, name: str) -> None:
-    if name in _EXPIRY_FIELDS:
-        reject_unsupported(name, "files are kept until they are deleted")
-    if name not in ("file", "purpose"):
-        hint = suggest(name, ("file", "purpose"))
-        reject(shorten(name), f"unknown parameter{hint}", code="unknown_parameter")
+async def _receive(data: Awaitable[T]) -> T:
+    """What is read from the client. TimeoutError if nothing arrives; cancelled if the client disconnects, for
+    which asyncio.wait_for would raise the connection's error."""
+    async with asyncio.timeout(BODY_TIMEOUT):
+        return await data
+
+
+def _check_part(part: BodyPartReader, name: str, allowed: Sequence[str]) -> None:
+    if name not in allowed:
+        reject_unknown(name, allowed)
     for header in ("Content-Transfer-Encoding", "Content-Encoding"):
         coding = part.headers.get(header, "binary").lower()
         if coding not in ("binary", "8bit", "7bit", "identity"):
@@ -116,7 +142,7 @@ def _clean_file_name(part: BodyPartReader) -> str:
 
 async def _read_field(part: BodyPartReader, name: str) -> str:
     data = bytearray()
-    while chunk := await asyncio.wait_for(part.read_chunk(_MAX_FIELD_BYTES), BODY_TIMEOUT):
+    while chunk := await _receive(part.read_chunk(_MAX_FIELD_BYTES)):
         data += chunk
         if len(data) > _MAX_FIELD_BYTES:
             reject(name, f"is longer than {_MAX_FIELD_BYTES} bytes")
@@ -131,7 +157,7 @@ async def _receive_file(part: BodyPartReader, storage: Storage, upload: Upload) 
         storage.check_quota(0, "file")  # not for each chunk, since it sums over all files
         await asyncio.to_thread(upload.write, bytes(block))
 
-    while chunk := await asyncio.wait_for(part.read_chunk(1 << 16), BODY_TIMEOUT):
+    while chunk := await _receive(part.read_chunk(1 << 16)):
         upload.receive(len(chunk))
         block += chunk
         if len(block) >= BLOCK_BYTES:
@@ -142,24 +168,20 @@ async def _receive_file(part: BodyPartReader, storage: Storage, upload: Upload) 
 
 async def list_files(request: web.Request) -> web.Response:
     """List files, newest first unless `order` is asc."""
-    queue = await get_open_queue(request)
-    query = read_query(request, ("after", "limit", "order", "purpose"))
-    files = [file for file in queue.storage.list_files() if may_access(request, file.owner)]
-    purpose = query.get("purpose")
-    if purpose is not None:
-        files = [file for file in files if file.purpose == purpose]
-    return json_response(make_page(sort_by_order(files, query), query, StoredFile.describe, most=10_000))
+    storage, key = (await get_open_queue(request)).storage, key_name(request)
+    files = [file for file in storage.list_files() if may_access(key, file.owner)]
+    return json_response(choose_shape(request).make_page(request, files))
 
 
 async def get_file(request: web.Request) -> web.Response:
     """Describe a file."""
-    return json_response((await _find(request))[1].describe())
+    return json_response(choose_shape(request).describe((await _find(request))[1]))
 
 
 async def get_content(request: web.Request) -> web.StreamResponse:
     """Download a file."""
     queue, file = await _find(request)
-    headers = {"Content-Type": "application/octet-stream", "Content-Disposition": "attachment"}
+    headers = {"Content-Type": UNKNOWN_TYPE, "Content-Disposition": "attachment"}
     return web.FileResponse(queue.storage.find_content(file.id), headers=headers)
 
 
@@ -167,13 +189,13 @@ async def delete_file(request: web.Request) -> web.Response:
     """Delete a file. A batch that was created with it continues."""
     queue, file = await _find(request)
     await asyncio.to_thread(queue.storage.delete, file.id)
-    return json_response({"id": file.id, "object": "file", "deleted": True})
+    return json_response(choose_shape(request).describe_deleted(file.id))
 
 
 async def _find(request: web.Request) -> tuple[BatchQueue, StoredFile]:
     queue = await get_open_queue(request)
-    file = queue.storage.find(request.match_info["id"])
-    if file is None or not may_access(request, file.owner):
+    file = find_own_file(queue.storage, key_name(request), request.match_info["id"])
+    if file is None:
         raise NotFound(f"there is no file {quote(request.match_info['id'])}", param="id")
     return queue, file
 
@@ -183,7 +205,7 @@ ENDPOINTS = (
         "POST",
         "/v1/files",
         upload_file,
-        "Upload a JSONL file for a batch",
+        "Upload a file: JSONL for a batch, an image or a text",
         engine=False,
         max_body=sys.maxsize,
     ),  # `upload_file` counts as it reads

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from contextlib import aclosing
 from typing import Any
@@ -20,11 +21,10 @@ from mlxrun.server.generation import collect_choices, stream_deltas
 from mlxrun.server.json_bodies import json_response, read_json
 from mlxrun.server.live_requests import LIVE_REQUESTS, LiveRequest
 from mlxrun.server.request_context import CONFIG, CONFIG_HASH
-from mlxrun.server.sse import open_stream
-from mlxrun.server.surface import Endpoint, Surface
+from mlxrun.server.sse import DONE, open_stream
+from mlxrun.server.surface import Endpoint, Surface, is_anthropic
 from mlxrun.text.field_errors import reject
 
-DONE = "[DONE]"
 _CREATED = int(time.time())  # `created` of the models: about when the server was started
 
 
@@ -38,8 +38,11 @@ async def create_completion(request: web.Request) -> web.StreamResponse:
         if prepared.stream:
             return await _stream(request, live)
         choices = await collect_choices(live)
-    body = build_response(prepared, choices, _get_id(prepared), int(time.time()), _make_fingerprint(request))
-    return json_response(body)
+    made = (prepared, choices, _get_id(prepared), int(time.time()), _make_fingerprint(request))
+    if prepared.requests[0].params.prompt_logprobs is None:
+        return json_response(build_response(*made))
+    # The logprobs of a long prompt are a large object, which takes seconds to build and encode.
+    return await asyncio.to_thread(lambda: json_response(build_response(*made)))
 
 
 def _check_count(prepared: PreparedRequest, most: int) -> None:
@@ -84,7 +87,7 @@ async def list_models(request: web.Request) -> web.Response:
     """List the names of the model. Anthropic's clients use the same path."""
     engine = request.app[ENGINE]
     names = engine.list_model_names()
-    if "anthropic-version" in request.headers:
+    if is_anthropic(request):
         return json_response(build_models_page(names))
     return json_response({"object": "list", "data": [_describe_model(name, engine) for name in names]})
 

@@ -1,160 +1,165 @@
 """OpenAI's /v1/responses: which responses run, which are stored, and who may see them. api/responses turns
 bodies into chat bodies, and answers into events.
 
-A response is generated while its request is open. So there is no background mode, but it can be cancelled.
+A response is generated while its request is open, or in the background, where its client polls it or follows
+its events.
 """
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from aiohttp import web
 
-from mlxrun.api.openai.request import prepare_request
 from mlxrun.api.prepared import PreparedRequest
-from mlxrun.api.responses.fields import BODY, INCLUDES
-from mlxrun.api.responses.request import ResponseRequest, read_response_request
-from mlxrun.errors import Cancelled, MlxrunError, RequestError
+from mlxrun.api.responses.fields import BODY
+from mlxrun.api.responses.request import ResponseRequest, find_conversation_id, prepare_response
+from mlxrun.errors import RequestError, TimedOut
 from mlxrun.server.access import key_name
+from mlxrun.server.background_responses import SURFACE_NAME, BackgroundResponse
+from mlxrun.server.endpoints.conversations import ENDPOINTS as CONVERSATIONS
+from mlxrun.server.endpoints.conversations import read_include_query
 from mlxrun.server.engine_state import ENGINE
-from mlxrun.server.generation import ChoiceDeltas, stream_deltas
 from mlxrun.server.json_bodies import json_response, read_json
 from mlxrun.server.live_requests import LIVE_REQUESTS
-from mlxrun.server.pagination import make_page, read_query, sort_by_order
-from mlxrun.server.response_store import RESPONSES, RunningResponse, make_not_found
-from mlxrun.server.sse import EventStream, open_stream
+from mlxrun.server.pagination import make_page, parse_number, sort_by_order
+from mlxrun.server.request_context import CONFIG
+from mlxrun.server.response_runs import RESPONSES, Events, RunningResponse, generate
+from mlxrun.server.response_store import Event, StoredObject
+from mlxrun.server.sse import DONE, open_stream
 from mlxrun.server.surface import Endpoint, Surface
 from mlxrun.text.field_errors import quote, reject, reject_unsupported
 
-DONE = "[DONE]"  # OpenAI sends none; its clients ignore it, and others wait for it
+_MOST_EVENTS = 999_999_999  # of one stream, in `starting_after`
 FIRST_EVENT_SECONDS = 0.5  # an error of the engine within this time has its own status, as no event was sent
-_CHAT = "/v1/chat/completions"
 
 
-async def _prepare(request: web.Request, token: str) -> tuple[ResponseRequest, PreparedRequest]:
-    engine, body = request.app[ENGINE], await read_json(request)
+async def _prepare(request: web.Request, body: Any, token: str) -> tuple[ResponseRequest, PreparedRequest]:
     lookup = request.app[RESPONSES].make_lookup(key_name(request))
-    wanted = await asyncio.to_thread(read_response_request, body, engine.model, lookup, token)
-    try:
-        return wanted, await prepare_request(_CHAT, wanted.chat, engine.context, stream=True)
-    except RequestError as error:
-        wanted.rename_error(error)
-        raise
+    return await prepare_response(body, request.app[ENGINE].context, lookup, token, stream=True)
 
 
 async def create_response(request: web.Request) -> web.StreamResponse:
-    """Answer a body: with one object, or with a stream of events."""
+    """Answer a body: with one object, with a stream of events, or in the background."""
+    body, responses, owner = await read_json(request), request.app[RESPONSES], key_name(request)
     token = secrets.token_hex(16)
-    wanted, prepared = await _prepare(request, token)
-    with (
-        request.app[LIVE_REQUESTS].open(request, "responses", prepared) as live,
-        request.app[RESPONSES].run(live, wanted, token) as run,
-    ):
+    with ExitStack() as stack:
+        stack.enter_context(responses.lock_conversation(owner, find_conversation_id(body)))
+        wanted, prepared = await _prepare(request, body, token)
+        if wanted.background:
+            if not responses.stores_any:
+                reject_unsupported("background", "the server stores no responses (server.store_responses)")
+            held = stack.pop_all()
+            new = BackgroundResponse(request.app, owner, token, wanted, prepared, held)
+            run = await new.start()
+            return await _follow(request, run, 0) if prepared.stream else json_response(run.visible)
+        live = stack.enter_context(request.app[LIVE_REQUESTS].open(request, SURFACE_NAME, prepared))
+        run = stack.enter_context(responses.run(live, wanted, token))
         return await (_stream(request, run) if prepared.stream else _complete(request, run))
 
 
 async def _complete(request: web.Request, run: RunningResponse) -> web.Response:
-    try:
-        async with aclosing(stream_deltas(run.live)) as stream:
-            async for choice, deltas in stream:
-                run.writer.choice = choice
-                run.writer.feed(deltas)
-        run.writer.end(int(time.time()))
-    except Cancelled:
-        run.writer.cancel()
+    async def skip(events: Events) -> None:
+        pass
+
+    await generate(run, skip, asyncio.sleep(FIRST_EVENT_SECONDS), lambda: False)
     await request.app[RESPONSES].save(run)
-    return json_response(run.writer.response)
+    return json_response(run.body)
 
 
 async def _stream(request: web.Request, run: RunningResponse) -> web.StreamResponse:
-    writer = run.writer
-    async with open_stream(request, run.live) as events:
-        try:
-            async with aclosing(_announce_delay(stream_deltas(run.live))) as stream:
-                async for item in stream:
-                    if item is None:
-                        await _send(events, writer.start())
-                        continue
-                    writer.choice, deltas = item
-                    await _send(events, writer.feed(deltas))
-            last = writer.end(int(time.time()))
-        except Cancelled:
-            last = writer.cancel()
-        except MlxrunError as error:
-            if not events.started:
-                raise
-            last = writer.fail(error)
+    async with open_stream(request, run.live) as stream:
+
+        async def send(events: Events) -> None:
+            for event in events:
+                await stream.send(event, event["type"])
+
+        last = await generate(run, send, asyncio.sleep(FIRST_EVENT_SECONDS), lambda: stream.started)
         await request.app[RESPONSES].save(run)
-        await _send(events, last)
-        await events.send(DONE)
-    return events.response
+        await send(last)
+        await stream.send(DONE)  # OpenAI sends none; its clients ignore it, and others wait for it
+    return stream.response
 
 
-async def _send(stream: EventStream, events: Sequence[Mapping[str, Any]]) -> None:
-    for event in events:
-        await stream.send(event, event["type"])
-
-
-async def _announce_delay(
-    stream: AsyncGenerator[ChoiceDeltas, None],
-) -> AsyncGenerator[ChoiceDeltas | None, None]:
-    """The items of `stream`, after None if the first one takes longer than FIRST_EVENT_SECONDS."""
-    async with aclosing(stream):
-        first = asyncio.ensure_future(anext(stream, None))
+async def _follow(
+    request: web.Request, found: RunningResponse | StoredObject, start: int
+) -> web.StreamResponse:
+    """Send the events of a response in the background from number `start` on, as they come."""
+    limit = request.app[CONFIG].server.request_timeout
+    if isinstance(found, RunningResponse):
+        events, live = found.follow(start), found.live
+    else:
+        events, live = _iterate(found.events[start:]), None
+    async with open_stream(request, live) as stream:
         try:
-            await asyncio.wait({first}, timeout=FIRST_EVENT_SECONDS)
-            if not first.done():
-                yield None
-            item = await first
-            if item is not None:
-                yield item
-        finally:
-            first.cancel()
-            await asyncio.gather(first, return_exceptions=True)
-        async for item in stream:
-            yield item
+            async with asyncio.timeout(limit):
+                async for name, text in events:
+                    await stream.send(text, name)
+                await stream.send(DONE)
+        except TimeoutError as error:
+            raise TimedOut(f"the stream took longer than {limit:g} s (server.request_timeout)") from error
+    return stream.response
+
+
+async def _iterate(events: Sequence[Event]) -> AsyncIterator[Event]:
+    for event in events:
+        yield event
 
 
 async def count_input_tokens(request: web.Request) -> web.Response:
     """Count the tokens that the engine would get for a body, images included."""
-    _, prepared = await _prepare(request, "count")
+    _, prepared = await _prepare(request, await read_json(request), "count")
     return json_response({"object": "response.input_tokens", "input_tokens": prepared.prompt_tokens})
 
 
-async def get_response(request: web.Request) -> web.Response:
-    """Retrieve a response as it was sent, or as it began if it is still running."""
-    query = _read_query(request, ("stream", "include_obfuscation", "starting_after"))
-    if query.get("stream", "false") != "false" or "starting_after" in query:
-        reject_unsupported("stream", "a response can only be streamed by the request that creates it")
-    response, _ = request.app[RESPONSES].find(request)
-    return json_response(response)
+def _find(request: web.Request) -> RunningResponse | StoredObject:
+    return request.app[RESPONSES].find(key_name(request), request.match_info["id"])
+
+
+async def get_response(request: web.Request) -> web.StreamResponse:
+    """Retrieve a response as it was sent, or as it is so far; or the events of one in the background."""
+    query = read_include_query(request, ("stream", "include_obfuscation", "starting_after"))
+    start = _read_start(query)
+    found = _find(request)
+    if start is None:
+        return json_response(found.visible if isinstance(found, RunningResponse) else found.body)
+    if not found.events:
+        reject_unsupported("stream", "only a response in the background can be streamed again")
+    return await _follow(request, found, start)
+
+
+def _read_start(query: dict[str, str]) -> int | None:
+    """The number of the first event to send; None if no stream is wanted."""
+    stream, after = query.get("stream", "false").lower(), query.get("starting_after")
+    if stream not in ("true", "false"):
+        reject("stream", f"{quote(stream)} is neither 'true' nor 'false'")
+    if after is None:
+        return 0 if stream == "true" else None
+    if stream == "false":
+        reject("starting_after", "needs stream=true")
+    return parse_number(after, "starting_after", 0, _MOST_EVENTS, "the number of an event") + 1
 
 
 async def delete_response(request: web.Request) -> web.Response:
     """Delete a stored response. Those that continued from it stay as they are."""
-    name = request.match_info["id"]
-    responses = request.app[RESPONSES]
-    if not responses.store.delete(key_name(request), name):
-        if name in responses.running:
-            responses.find(request)
-            raise RequestError(f"the response {name} is still running: cancel it first")
-        raise make_not_found(name)
+    responses, owner, name = request.app[RESPONSES], key_name(request), request.match_info["id"]
+    if isinstance(responses.find(owner, name), RunningResponse):
+        raise RequestError(f"the response {name} is still running: cancel it first")
+    responses.store.delete(owner, name)
     return json_response({"id": name, "object": "response", "deleted": True})
 
 
 async def cancel_response(request: web.Request) -> web.Response:
     """End a running response; it keeps what was generated, and its own request ends with it."""
-    responses = request.app[RESPONSES]
-    response, _ = responses.find(request)
-    run = responses.running.get(response["id"])
-    if run is not None:
-        run.live.cancel()
-        response = await asyncio.shield(run.done)
+    found = _find(request)
+    response = found.body
+    if isinstance(found, RunningResponse):
+        found.live.cancel()
+        response = await asyncio.shield(found.done)
     if response["status"] != "cancelled":
         raise RequestError(f"the response {response['id']} is {response['status']} and cannot be cancelled")
     return json_response(response)
@@ -163,32 +168,26 @@ async def cancel_response(request: web.Request) -> web.Response:
 async def list_input_items(request: web.Request) -> web.Response:
     """List the items that a response was generated from, with those of the responses before it; newest first
     unless `order` is asc."""
-    query = _read_query(request, ("limit", "order", "after"))
-    _, items = request.app[RESPONSES].find(request)
-    return json_response(make_page(sort_by_order(items[::-1], query), query, dict, default=20, most=100))
-
-
-def _read_query(request: web.Request, known: Sequence[str]) -> dict[str, str]:
-    """The query; its `include` may name what bodies may include, all of which is always returned."""
-    query = read_query(request, (*known, "include", "include[]"))
-    for name in ("include", "include[]"):
-        for value in request.query.getall(name, ()):
-            if value not in INCLUDES:
-                reject("include", f"{quote(value)} is not one of {', '.join(INCLUDES)}")
-    return query
+    query = read_include_query(request, ("limit", "order", "after"))
+    items = sort_by_order(_find(request).context[::-1], query)
+    return json_response(make_page(items, query, dict))
 
 
 _COUNTED_FIELDS = (
-    *("input", "instructions", "model", "parallel_tool_calls", "previous_response_id"),
-    *("reasoning", "text", "tool_choice", "tools"),
+    *("input", "instructions", "model", "parallel_tool_calls", "previous_response_id", "conversation"),
+    *("reasoning", "text", "tool_choice", "tools", "truncation"),
 )
 _COUNT_BODY = {"type": "object", "properties": {name: BODY.honoured[name] for name in _COUNTED_FIELDS}}
 _ONE = "/v1/responses/{id}"
 SURFACE = Surface(
-    "responses",
+    SURFACE_NAME,
     (
         Endpoint(
-            "POST", "/v1/responses", create_response, "Answer an input, at once or as a stream", BODY.schema
+            "POST",
+            "/v1/responses",
+            create_response,
+            "Answer an input, at once, as a stream or in the background",
+            BODY.schema,
         ),
         Endpoint(
             "POST",
@@ -197,9 +196,11 @@ SURFACE = Surface(
             "Count the tokens of an input",
             _COUNT_BODY,
         ),
-        Endpoint("GET", _ONE, get_response, "Retrieve a stored response", engine=False),
+        Endpoint("GET", _ONE, get_response, "Retrieve a response, or follow its events", engine=False),
         Endpoint("DELETE", _ONE, delete_response, "Delete a stored response", engine=False),
         Endpoint("POST", f"{_ONE}/cancel", cancel_response, "End a running response", engine=False),
         Endpoint("GET", f"{_ONE}/input_items", list_input_items, "List a response's input", engine=False),
+        *CONVERSATIONS,
     ),
+    lacking={"/v1/responses/compact": "conversations are not compacted; truncation: auto leaves out items"},
 )

@@ -1,4 +1,5 @@
-"""vLLM's tokenize and detokenize: the token ids that the engine would get for a prompt, and their text."""
+"""vLLM's tokenize, detokenize and tokenizer_info: the token ids that the engine would get for a prompt, the
+text of token ids, and what a client needs to write prompts itself."""
 
 from __future__ import annotations
 
@@ -9,7 +10,9 @@ from typing import Any
 from aiohttp import web
 
 from mlxrun.api.openai.fields import DETOKENIZE, TOKENIZE
-from mlxrun.api.openai.request import check_model_name, prepare_chat_prompt, read_offered_tools
+from mlxrun.api.openai.offered_tools import read_offered_tools
+from mlxrun.api.openai.reasoning import resolve_reasoning_fields
+from mlxrun.api.openai.request import check_model_name, prepare_chat_prompt
 from mlxrun.server.engine_state import ENGINE
 from mlxrun.server.json_bodies import json_response, read_json
 from mlxrun.server.surface import Endpoint, Surface
@@ -19,21 +22,30 @@ from mlxrun.text.model_info import ModelInfo
 from mlxrun.text.prompt import check_text
 from mlxrun.text.template import ImageMarkers
 from mlxrun.text.tokens import tokenize
+from mlxrun.text.workers import run_on_text
+
+_CHAT_ONLY = (
+    *("tools", "tool_choice", "chat_template_kwargs"),
+    *("reasoning_effort", "reasoning", "thinking", "enable_thinking"),
+)
+_SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token")  # tokens that tokenizer_info names
 
 
 async def tokenize_prompt(request: web.Request) -> web.Response:
     """`{"prompt"}` or `{"messages"}` to `{"count", "max_model_len", "tokens"}`; images included."""
     engine = request.app[ENGINE]
-    given = TOKENIZE.check(await read_json(request))
+    strict = engine.context.config.server.strict_fields
+    given = TOKENIZE.check(await read_json(request), strict=strict)
     check_model_name(given.get("model"), engine.model)
     if ("prompt" in given) == ("messages" in given):
         reject("prompt", "give either prompt or messages", code="missing_field")
     if "messages" in given:
         if given.get("add_special_tokens"):
             reject("add_special_tokens", "the chat template writes them into messages; leave it out")
+        given = resolve_reasoning_fields(given, engine.context)
         ids = (await prepare_chat_prompt(given, read_offered_tools(given), engine.context)).ids
     else:
-        ids = await asyncio.to_thread(_tokenize_text, given, engine.model)
+        ids = await run_on_text(len(given["prompt"]), _tokenize_text, given, engine.model)
     body: dict[str, Any] = {"count": len(ids), "max_model_len": engine.model.context_length, "tokens": ids}
     if given.get("return_token_strs"):
         body["token_strs"] = await asyncio.to_thread(engine.model.tokenizer.convert_ids_to_tokens, list(ids))
@@ -41,7 +53,7 @@ async def tokenize_prompt(request: web.Request) -> web.Response:
 
 
 def _tokenize_text(given: Mapping[str, Any], model_info: ModelInfo) -> tuple[int, ...]:
-    for name in ("tools", "tool_choice", "reasoning_effort", "chat_template_kwargs"):
+    for name in _CHAT_ONLY:
         if name in given:
             reject(name, "goes with messages, not with prompt")
     for name, harmless in ((ADD_GENERATION_PROMPT, True), (CONTINUE_FINAL_MESSAGE, False)):
@@ -70,9 +82,24 @@ def _decode(ids: list[int], model: ModelInfo) -> str:
     return str(text)
 
 
+async def get_tokenizer_info(request: web.Request) -> web.Response:
+    """What tokenizer_config.json has: the special tokens and the chat template, as the server uses them."""
+    model = request.app[ENGINE].model
+    body = {"tokenizer_class": type(model.tokenizer).__name__, "model_max_length": model.context_length}
+    special = {
+        name: str(token) for name, token in model.tokenizer.special_tokens_map.items() if name in _SPECIAL
+    }
+    template = {} if model.chat_template is None else {"chat_template": model.chat_template}
+    return json_response(body | special | template)
+
+
 SURFACE = Surface(
     "tokenize",
     tuple(
+        Endpoint("GET", f"{prefix}/tokenizer_info", get_tokenizer_info, "Describe the tokenizer")
+        for prefix in ("", "/v1")
+    )
+    + tuple(
         Endpoint("POST", f"{prefix}/{name}", handler, summary, body.schema)
         for prefix in ("", "/v1")
         for name, handler, summary, body in (

@@ -206,16 +206,18 @@ async def test_headers_of_agents() -> None:
 
 
 def wrong(reply: Reply, status: int, kind: str) -> str:
-    """The message of an error object, which has nothing else."""
+    """The message of an error object, which has nothing else but what the SDK reads about a thread."""
     assert reply.status == status
     assert reply.headers["Content-Type"].startswith("application/json")
     error = reply.json
+    text = error["error"]["message"]
+    about_thread = {"details": {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}}
     assert error == {
         "type": "error",
-        "error": {"type": kind, "message": error["error"]["message"]},
+        "error": {"type": kind, "message": text, **(about_thread if text.startswith("thread:") else {})},
         "request_id": reply.headers["x-request-id"],
     }
-    return str(error["error"]["message"])
+    return str(text)
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mlxrun.scheduler.request import Request
 from tests.helpers.batch_fakes import Bench, FakeClient, chat, chats, make_config, read, write_job
-from tests.helpers.batches_server import CHAT, RunningServer, ServerSetup, with_keys
+from tests.helpers.batches_server import CHAT, ServerSetup, with_keys
 from tests.helpers.tokenizers import FakeModelInfo
 
 MIXED = [*chats(5), chat("param", "hello", temprature=1), chat("long", "LONG 1")]
@@ -52,7 +49,8 @@ async def test_from_upload_to_download(place: ServerSetup) -> None:
 
 
 async def test_the_same_records_as_the_command(place: ServerSetup, tmp_path: Path) -> None:
-    """The same lines by `mlxrun batch` and by the server: the same bodies."""
+    """The same lines by `mlxrun batch` and by the server: the same bodies, but for ids, times and the
+    counts of cached tokens, which a command leaves out."""
     lines = [chat(f"l{i}", f"say {i}", temperature=i % 2, max_tokens=30, n=1 + i % 2) for i in range(8)]
     bench = Bench(write_job(tmp_path, lines))
     await bench.run()
@@ -60,20 +58,81 @@ async def test_the_same_records_as_the_command(place: ServerSetup, tmp_path: Pat
         done = await site.wait_until_ended((await site.create(await site.upload(lines)))["id"])
         found = await site.records(done["output_file_id"])
 
-    def by_id(records: list[dict[str, Any]]) -> dict[str, Any]:
+    ids = list[str]()
+
+    def by_id(records: list[dict[str, Any]], created: int) -> dict[str, Any]:
+        for record in records:
+            response = record["response"]
+            ids.extend((record.pop("id"), response.pop("request_id"), response["body"].pop("id")))
+            assert response["body"].pop("created") == created
         return {record["custom_id"]: record for record in records}
 
-    assert by_id(found) == by_id(read(bench.paths.out))
+    for record in found:
+        assert record["response"]["body"]["usage"].pop("prompt_tokens_details") == {"cached_tokens": 0}
+    assert by_id(found, done["created_at"]) == by_id(read(bench.paths.out), 0)
     assert len(found) == 8
+    assert len(set(ids)) == len(ids) == 2 * 3 * 8
+
+
+async def test_no_id_is_in_two_batches(place: ServerSetup) -> None:
+    """The same file twice: ids of answers and of errors are those of one batch."""
+    lines, seen = [*MIXED, {**chat("get", "hello"), "method": "GET"}], list[str]()
+    async with place.run() as site:
+        file = await site.upload(lines)
+        for _ in range(2):
+            done = await site.wait_until_ended((await site.create(file))["id"])
+            for name in ("output_file_id", "error_file_id"):
+                seen += [record["id"] for record in await site.records(done[name])]
+            for record in await site.records(done["output_file_id"]):
+                seen += [record["response"]["request_id"], record["response"]["body"]["id"]]
+    assert len(set(seen)) == len(seen) == 2 * (len(lines) + 2 * 5)
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"body": {**chat("x", "hello")["body"], "stream": True}}, "stream"),
+        ({"body": ["hello"]}, "body"),
+        ({"body": None}, "body"),
+        ({"method": "GET"}, "method"),
+        ({"priority": 1}, "priority"),
+    ],
+)
+async def test_lines_that_fail_alone(place: ServerSetup, change: dict[str, Any], param: str) -> None:
+    """The error has their custom_id and number; all other lines are answered."""
+    async with place.run() as site:
+        lines = [*chats(2), {**chat("x", "hello"), **change}]
+        done = await site.wait_until_ended((await site.create(await site.upload(lines)))["id"])
+        assert (done["status"], done["errors"]) == ("completed", None)
+        assert done["request_counts"] == {"total": 3, "completed": 2, "failed": 1}
+        (record,) = await site.records(done["error_file_id"])
+        answers = await site.records(done["output_file_id"])
+    assert (record["custom_id"], record["response"]) == ("x", None)
+    assert (record["error"]["code"], record["error"]["line"], record["error"]["param"]) == (
+        "invalid_line",
+        3,
+        param,
+    )
+    assert sorted(answer["custom_id"] for answer in answers) == ["line-0", "line-1"]
 
 
 @pytest.mark.parametrize(
     ("line", "code", "message"),
     [
         ("this is not JSON", "invalid_line", "not JSON"),
-        ({**chat("x", "hello"), "method": "GET"}, "invalid_line", "method must be POST"),
-        ({**chat("x", "hello"), "url": "/v1/responses"}, "invalid_line", '"/v1/responses"'),
-        ({**chat("x", "hello"), "url": "/v1/messages"}, "invalid_line", "/v1/messages"),
+        ({**chat("x", "hello"), "custom_id": 7}, "invalid_line", "custom_id must be a string"),
+        ({**chat("line-0", "again"), "method": "GET"}, "invalid_line", "also used by line 1"),
+        (
+            {**chat("x", "hello"), "url": "/v1/responses"},
+            "invalid_line",
+            "url is /v1/responses, but these lines",
+        ),
+        (
+            {**chat("x", "hello"), "url": "/v1/messages"},
+            "invalid_line",
+            "url is /v1/messages, but these lines",
+        ),
+        ({**chat("x", "hello"), "url": "/v1/embeddings"}, "invalid_line", '"/v1/embeddings"'),
         ({"id": "x", "prompt": "hello"}, "invalid_line", "these lines are for /v1/chat/completions"),
         (chat("line-0", "again"), "invalid_line", "already used by line 1"),
         ({"body": {}}, "invalid_line", "custom_id is missing"),
@@ -124,15 +183,24 @@ async def test_on_invalid_fail_looks_at_bodies(place: ServerSetup) -> None:
         ({"input_file_id": "file-none"}, "input_file_id"),
         ({"input_file_id": None}, "input_file_id"),
         ({"input_file_id": 3}, "input_file_id"),
-        ({"endpoint": "/v1/responses"}, "endpoint"),
-        ({"endpoint": "/v1/messages"}, "endpoint"),
+        ({"endpoint": "/v1/embeddings"}, "endpoint"),
+        ({"endpoint": "/v1/moderations"}, "endpoint"),
         ({"endpoint": "/v1/chat"}, "endpoint"),
         ({"completion_window": "soon"}, "completion_window"),
         ({"completion_window": "0h"}, "completion_window"),
         ({"completion_window": None}, "completion_window"),
         ({"metadata": {"a": 1}}, "metadata.a"),
         ({"metadata": {str(i): "x" for i in range(17)}}, "metadata"),
-        ({"output_expires_after": {"anchor": "created_at", "seconds": 3600}}, "output_expires_after"),
+        ({"metadata": {"k" * 65: "x"}}, "metadata"),
+        ({"output_expires_after": {"anchor": "created_at"}}, "output_expires_after"),
+        (
+            {"output_expires_after": {"anchor": "created_at", "seconds": 3599}},
+            "output_expires_after.seconds",
+        ),
+        (
+            {"output_expires_after": {"anchor": "last_active_at", "seconds": 3600}},
+            "output_expires_after.anchor",
+        ),
         ({"inputfile": "x"}, "inputfile"),
     ],
 )
@@ -151,108 +219,6 @@ async def test_unknown_files_and_batches(place: ServerSetup) -> None:
         output = await site.wait_until_ended((await site.create(await site.upload(chats(1))))["id"])
         found = await site.create(output["output_file_id"])
         assert "batch_output" in found["error"]["message"]
-
-
-async def test_rows_are_in_the_background(place: ServerSetup) -> None:
-    """Every request of a batch says so; the client itself is never closed, and signals are the server's."""
-    seen: list[Request] = []
-    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
-
-    class Watched(FakeClient):
-        def generate(self, request: Request) -> Any:
-            seen.append(request)
-            assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
-            return super().generate(request)
-
-    async with place.run(Watched(FakeModelInfo())) as site:
-        await site.wait_until_ended((await site.create(await site.upload(chats(9))))["id"])
-    assert len(seen) == 9
-    assert all(request.background for request in seen)
-    assert not site.client.closed
-
-
-async def test_no_progress_is_printed(place: ServerSetup, capfd: pytest.CaptureFixture[str]) -> None:
-    """No progress bar, no lines of progress: a server's standard error is its log."""
-    async with place.run() as site:
-        await site.wait_until_ended((await site.create(await site.upload(chats(3))))["id"])
-    assert capfd.readouterr() == ("", "")
-
-
-async def test_cancelling_keeps_finished_lines(place: ServerSetup) -> None:
-    place.pause = 0.02
-    async with place.run() as site:
-        made = await site.create(await site.upload(chats(200)))
-        async with asyncio.timeout(20):
-            while (await site.send("GET", f"/v1/batches/{made['id']}"))["request_counts"]["completed"] < 3:
-                await asyncio.sleep(0.02)
-        found = await site.send("POST", f"/v1/batches/{made['id']}/cancel")
-        assert found["status"] in ("cancelling", "cancelled") and found["cancelling_at"]
-        done = await site.wait_until_ended(made["id"])
-        assert (done["status"], site.client.busy) == ("cancelled", 0)
-        answers = await site.records(done["output_file_id"])
-        assert 3 <= len(answers) < 200
-        assert done["request_counts"] == {"total": 200, "completed": len(answers), "failed": 0}
-        again = await site.send("POST", f"/v1/batches/{made['id']}/cancel")
-        assert (again["status_code"], again["error"]["code"]) == (409, "invalid_state")
-
-
-async def test_cancelling_a_waiting_batch(place: ServerSetup) -> None:
-    """A batch behind another ends at once; the one in front does not notice."""
-    place.pause = 0.01
-    async with place.run() as site:
-        first = await site.create(await site.upload(chats(60)))
-        second = await site.create(await site.upload(chats(5)))
-        await site.wait_for_status(second["id"], "in_progress")
-        await site.send("POST", f"/v1/batches/{second['id']}/cancel")
-        done = await site.wait_until_ended(second["id"])
-        assert (done["status"], done["output_file_id"]) == ("cancelled", None)
-        assert (await site.send("GET", f"/v1/batches/{first['id']}"))["status"] == "in_progress"
-        assert (await site.wait_until_ended(first["id"]))["request_counts"]["completed"] == 60
-
-
-async def test_batches_run_one_after_the_other(place: ServerSetup) -> None:
-    """The oldest first, never two at a time; a bad file is refused without waiting for its turn."""
-    place.pause = 0.005
-    async with place.run() as site:
-        made = [await site.create(await site.upload([chat("a", f"batch {i}")] + chats(20))) for i in range(3)]
-        bad = await site.wait_until_ended((await site.create(await site.upload(["bad"])))["id"])
-        assert bad["status"] == "failed"
-        states = [(await site.send("GET", f"/v1/batches/{m['id']}"))["status"] for m in made]
-        assert "completed" not in states[1:]
-        for batch in made:
-            assert (await site.wait_until_ended(batch["id"]))["status"] == "completed"
-        assert [text for text in site.client.tries if text.startswith("batch")] == [
-            "batch 0",
-            "batch 1",
-            "batch 2",
-        ]
-        assert site.client.most <= place.config.scheduler.max_running
-
-
-async def test_an_expired_window(place: ServerSetup) -> None:
-    """What is done when the time is up can be downloaded; a batch that waits until then never runs."""
-    place.engine = False
-    async with place.run() as site:
-        made = await site.create(await site.upload(chats(3)), completion_window="2h")
-        place.clock.now += 2 * 3600
-        await site.queue.start(site.jobs)
-        done = await site.wait_until_ended(made["id"])
-        assert (done["status"], done["expired_at"]) == ("expired", int(place.clock.now))
-        assert not site.client.tries
-
-
-async def test_a_window_that_expires_while_the_batch_runs(place: ServerSetup) -> None:
-    """What runs is cut short; what is finished can be downloaded."""
-    place.engine, place.pause = False, 0.02
-    async with place.run() as site:
-        made = await site.create(await site.upload(chats(400)), completion_window="1h")
-        place.clock.now += 3599.0  # the last second is a real one
-        await site.queue.start(site.jobs)
-        done = await site.wait_until_ended(made["id"])
-        answers = await site.records(done["output_file_id"])
-        assert (done["status"], 0 < len(answers) < 400) == ("expired", True)
-        assert done["request_counts"] == {"total": 400, "completed": len(answers), "failed": 0}
-        assert site.client.busy == 0
 
 
 async def test_no_file_of_this_machine_is_read(place: ServerSetup, tmp_path: Path) -> None:
@@ -332,50 +298,3 @@ async def test_metadata_of_any_text(place: ServerSetup) -> None:
             assert found.get("status_code") == 400 or found["metadata"] == {"a": text}
             if "id" in found:
                 assert (await site.send("GET", f"/v1/batches/{found['id']}"))["metadata"] == {"a": text}
-
-
-async def test_the_status_shows_running_and_waiting_batches(
-    place: ServerSetup, caplog: pytest.LogCaptureFixture
-) -> None:
-    """How far the batch is that runs, how many wait; a line in the log for each turn of its life."""
-    caplog.set_level(logging.INFO, "mlxrun")
-    place.pause, place.config = 0.01, make_config(rows=1)
-    async with place.run() as site:
-        assert (await site.send("GET", "/v1/status"))["batches"] == {"running": None, "waiting": 0}
-        first = await site.create(await site.upload(chats(30)))
-        second = await site.create(await site.upload(chats(2)))
-        bad = await site.create(await site.upload(["nonsense of a client"]))
-        await site.wait_until_ended(bad["id"])
-        await site.wait_for_status(first["id"], "in_progress")
-        async with asyncio.timeout(20):
-            while not ((running := (found := await _batches(site))["running"]) and running["done"]):
-                await asyncio.sleep(0.01)
-        assert (running["id"], running["failed"], running["total"]) == (first["id"], 0, 30)
-        assert 0 < running["done"] < 30 and found["waiting"] == 1
-        await site.send("POST", f"/v1/batches/{first['id']}/cancel")
-        assert (await site.wait_until_ended(first["id"]))["status"] == "cancelled"
-        assert (await site.wait_until_ended(second["id"]))["status"] == "completed"
-        assert await _batches(site) == {"running": None, "waiting": 0}
-    said = [
-        record.getMessage() for record in caplog.records if record.name == "mlxrun.server.batches.batch_queue"
-    ]
-    assert {record.levelname for record in caplog.records if record.name.startswith("mlxrun.")} == {"INFO"}
-    begun = f"{first['id']}: started: 0 of 30 lines done, 0 failed"
-    refused = (
-        f"{bad['id']}: failed validation: line 1 is not a valid request"
-        f" (GET /v1/batches/{bad['id']} says why)"
-    )
-    assert said.count(begun) == said.count(refused) == 1
-    cancelled = [text for text in said if text.startswith(f"{first['id']}: cancelled: ")]
-    assert len(cancelled) == 1 and cancelled[0].endswith(" of 30 lines done, 0 failed")
-    ours = [text for text in said if text.startswith(second["id"])]
-    assert ours == [
-        f"{second['id']}: started: 0 of 2 lines done, 0 failed",
-        f"{second['id']}: completed: 2 of 2 lines done, 0 failed",
-    ]
-    assert len(said) == 5
-    assert not any(word in caplog.text for word in ("command", "retry-failed", "nonsense"))
-
-
-async def _batches(site: RunningServer) -> Any:
-    return (await site.send("GET", "/v1/status"))["batches"]

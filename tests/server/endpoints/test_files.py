@@ -13,9 +13,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from mlxrun.server.batches import durable_files, storage
-from mlxrun.server.batches.durable_files import StorageError, link_file
-from mlxrun.server.batches.storage import Storage, find_data_folder
+from mlxrun.server.batches import stored_file
+from mlxrun.server.batches.storage import Storage
 from mlxrun.server.endpoints import files
 from tests.helpers.batch_fakes import chats, make_config
 from tests.helpers.batches_server import ServerSetup
@@ -47,6 +46,7 @@ async def test_a_file_from_end_to_end(place: ServerSetup) -> None:
             "filename": "jobs \u00e9.jsonl",
             "bytes": len(data),
             "created_at": int(place.clock.now),
+            "expires_at": None,
             "purpose": "batch",
             "status": "processed",
         }
@@ -102,7 +102,12 @@ async def test_purpose_after_the_file(place: ServerSetup) -> None:
     [
         (form(purpose="fine-tune"), 400, "purpose"),
         (form(b""), 400, "file"),
-        (form(**{"expires_after[anchor]": "created_at"}), 400, "expires_after[anchor]"),
+        (form(**{"expires_after[anchor]": "created_at"}), 400, "expires_after[seconds]"),
+        (form(**{"expires_after[seconds]": "3600"}), 400, "expires_after[anchor]"),
+        (form(**{"expires_after[seconds]": "3599"}), 400, "expires_after[seconds]"),
+        (form(**{"expires_after[seconds]": "1h"}), 400, "expires_after[seconds]"),
+        (form(**{"expires_after[anchor]": "last_used_at"}), 400, "expires_after[anchor]"),
+        (form(expires_in_seconds="3600"), 400, "expires_in_seconds"),
         (form(purpos="batch"), 400, "purpos"),
         (aiohttp.FormData({"purpose": "batch", "file": "x"}), None, None),
         (form(purpose="b" * 5000), 400, "purpose"),
@@ -121,6 +126,36 @@ async def test_refused_uploads(place: ServerSetup, data: Any, status: int | None
         else:
             assert (found["status_code"], found["error"]["param"]) == (status, param)
         assert (await site.send("GET", "/v1/files"))["data"] == []
+    assert in_folder(place) == []
+
+
+HEAD = b'--b\r\nContent-Disposition: form-data; name="%s"\r\n\r\n'
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        HEAD % b"file" + b"{}",
+        HEAD % b"file" + b"{}\r\n--",
+        HEAD % b"file" + b"{}\r\n--b",
+        HEAD % b"file" + b"{}\r\n--b\r\n",
+        HEAD % b"file" + b'{"a": 1}\n' * 50_000,
+        HEAD % b"purpose" + b"bat",
+        HEAD % b"purpose" + b"batch\r\n" + HEAD % b"file",
+        b"--b\r\nContent-Disp",
+        b"--b\r\n",
+        b"--b",
+        b"-",
+        b"",
+    ],
+)
+async def test_forms_that_end_early(place: ServerSetup, body: bytes) -> None:
+    """Wherever they do."""
+    headers = {"Content-Type": "multipart/form-data; boundary=b"}
+    async with place.run() as site, asyncio.timeout(10):
+        found = await site.send("POST", "/v1/files", data=body, headers=headers)
+        assert found["status_code"] == 400, found
+        assert "the form ended early" in found["error"]["message"]
     assert in_folder(place) == []
 
 
@@ -208,9 +243,9 @@ async def test_a_million_lines_are_not_held_in_memory(
     line = json.dumps({"custom_id": "0000000", "body": {"a": 1}}).encode() + b"\n"
     block, count = line * 10_000, 100
     writes: list[int] = []
-    write = storage.Upload.write
+    write = stored_file.Upload.write
 
-    def counted(self: storage.Upload, data: bytes) -> None:
+    def counted(self: stored_file.Upload, data: bytes) -> None:
         writes.append(len(data))
         write(self, data)
 
@@ -218,7 +253,7 @@ async def test_a_million_lines_are_not_held_in_memory(
         for _ in range(count):
             yield block
 
-    monkeypatch.setattr(storage.Upload, "write", counted)
+    monkeypatch.setattr(stored_file.Upload, "write", counted)
     million = aiohttp.FormData({"purpose": "batch"})
     million.add_field("file", lines(), filename="million.jsonl")
     async with place.run() as site:
@@ -235,42 +270,6 @@ async def test_a_million_lines_are_not_held_in_memory(
     assert made["bytes"] == sum(writes) == read == len(block) * count
     assert max(writes) < 2 * files.BLOCK_BYTES
     assert peak < 12_000_000 < made["bytes"] / 3
-
-
-async def test_after_a_kill(place: ServerSetup) -> None:
-    """Whole files are there again; halves of all kinds are swept, and what is not ours is left alone."""
-    async with place.run() as site:
-        kept, torn, lost = [await site.upload(chats(2), name) for name in ("a", "b", "c")]
-    folder = place.root / "files"
-    (folder / f"{torn}.jsonl").write_bytes(b"shorter")
-    (folder / f"{lost}.json").unlink()
-    (folder / "0123.part").write_bytes(b"half an upload")
-    (folder / f"{kept}.json.tmp").write_bytes(b"{")
-    (folder / "file-strange.json").write_text('{"id": "file-strange"}')
-    (folder / "notes.txt").write_text("mine")
-    async with place.run() as site:
-        assert [file["id"] for file in (await site.send("GET", "/v1/files"))["data"]] == [kept]
-        assert len(await site.records(kept)) == 2
-    left = {
-        f"{kept}.json",
-        f"{kept}.jsonl",
-        f"{torn}.json",
-        f"{torn}.jsonl",
-        "file-strange.json",
-        "notes.txt",
-    }
-    assert set(in_folder(place)) == left
-
-
-async def test_two_servers_in_one_folder(place: ServerSetup) -> None:
-    """The second serves no files while the first does, says why, and takes over when it can."""
-    async with place.run() as first:
-        file = await first.upload(chats(1))
-        async with place.run() as second:
-            found = await second.send("GET", "/v1/files")
-            assert (found["status_code"], "server.data_path" in found["error"]["message"]) == (503, True)
-            await first.queue.close()
-            assert [each["id"] for each in (await second.send("GET", "/v1/files"))["data"]] == [file]
 
 
 async def test_while_it_shuts_down(place: ServerSetup) -> None:
@@ -302,7 +301,7 @@ async def test_a_full_disk(place: ServerSetup, monkeypatch: pytest.MonkeyPatch) 
 
     start_upload = Storage.start_upload
 
-    def full(self: Storage, max_bytes: int) -> storage.Upload:
+    def full(self: Storage, max_bytes: int) -> stored_file.Upload:
         found = start_upload(self, max_bytes)
         found._file = Full(found._file)  # type: ignore[assignment]
         return found
@@ -321,54 +320,19 @@ async def test_the_event_loop_is_not_blocked_by_the_disk(place: ServerSetup) -> 
     blocked = asyncio.Event()
     loop = asyncio.get_running_loop()
 
-    def slow(self: storage.Upload) -> None:
+    def slow(self: stored_file.Upload) -> None:
         loop.call_soon_threadsafe(blocked.set)
         asyncio.run_coroutine_threadsafe(answered.wait(), loop).result(10)
 
     answered = asyncio.Event()
     async with place.run() as site:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(storage.Upload, "finish", slow)
+            patch.setattr(stored_file.Upload, "finish", slow)
             upload = asyncio.create_task(site.send("POST", "/v1/files", data=form()))
             await blocked.wait()
             assert (await site.send("GET", "/v1/files"))["data"] == []
             answered.set()
             await upload
-
-
-def test_the_default_data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert find_data_folder(None, {}) == tmp_path / ".local" / "share" / "mlxrun"
-    assert find_data_folder(None, {"XDG_DATA_HOME": "relative"}) == tmp_path / ".local" / "share" / "mlxrun"
-    assert find_data_folder(None, {"XDG_DATA_HOME": "/data"}) == Path("/data/mlxrun")
-    assert find_data_folder("~/jobs", {"XDG_DATA_HOME": "/data"}) == tmp_path / "jobs"
-
-
-def test_a_file_system_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some file systems have no hard links: then it is a copy."""
-
-    def refuse(*args: Any) -> None:
-        raise OSError(1, "Operation not permitted")
-
-    monkeypatch.setattr(durable_files.os, "link", refuse)
-    (tmp_path / "a").write_bytes(b"content")
-    link_file(tmp_path / "a", tmp_path / "b")
-    (tmp_path / "a").unlink()
-    assert (tmp_path / "b").read_bytes() == b"content"
-
-
-def test_the_folder_is_private(tmp_path: Path) -> None:
-    """Uploads hold people's prompts."""
-    store = Storage(tmp_path / "data", 10**9)
-    store.open()
-    store.open()
-    assert {path.stat().st_mode & 0o077 for path in (store.root, *store.root.iterdir()) if path.is_dir()} == {
-        0
-    }
-    with pytest.raises(StorageError, match="another mlxrun"):
-        Storage(tmp_path / "data", 10**9).open()
-    store.close()
-    Storage(tmp_path / "data", 10**9).open()
 
 
 async def test_switched_off(place: ServerSetup) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from mlxrun.server.batches import storage
+from mlxrun.server.batches import storage, stored_file
 from mlxrun.server.batches.batch_folders import MIN_COUNTED_BYTES
 from mlxrun.server.endpoints import files
 from tests.helpers.batch_fakes import chats, make_config
@@ -69,24 +69,6 @@ async def test_exactly_as_much_as_fits(place: ServerSetup) -> None:
         }
 
 
-async def test_small_files_and_batches_count_as_a_page(place: ServerSetup) -> None:
-    """Else there could be any number of files, and of batches of one file."""
-    async with place.run() as site:
-        file = await site.upload(chats(1))
-        assert await used(site) == MIN_COUNTED_BYTES
-        for i in range(3):
-            assert (await site.create(file))["id"]
-            assert await used(site) == (2 + i) * MIN_COUNTED_BYTES
-        found = await site.create(file)
-        assert (found["status_code"], found["error"]["param"]) == (413, "input_file_id")
-        assert found["error"]["code"] == "storage_full"
-        assert refused(await put(site, form(b"x")))
-        assert len((await site.send("GET", "/v1/batches"))["data"]) == 3
-    async with place.run() as site:
-        await site.send("GET", "/v1/files")
-        assert await used(site) == 4 * MIN_COUNTED_BYTES
-
-
 async def test_the_default_quota(tmp_path: Path) -> None:
     """The twin: as the default is, all of it is taken."""
     async with ServerSetup(tmp_path / "data", engine=False).run() as site:
@@ -98,10 +80,10 @@ async def test_the_default_quota(tmp_path: Path) -> None:
 async def test_an_upload_with_a_length_is_refused_before_it_arrives(
     place: ServerSetup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def write(self: storage.Upload, data: bytes) -> None:
+    def write(self: stored_file.Upload, data: bytes) -> None:
         raise AssertionError("something of it was written")
 
-    monkeypatch.setattr(storage.Upload, "write", write)
+    monkeypatch.setattr(stored_file.Upload, "write", write)
     async with place.run() as site:
         assert refused(await put(site, form(b"x" * 90_000)))
     assert in_folder(place) == []
@@ -179,45 +161,6 @@ async def test_answers_count_but_are_never_refused(place: ServerSetup) -> None:
         assert (await put(site, form(b"x")))["status_code"] == 413
 
 
-async def test_a_batch_that_failed_leaves_nothing(place: ServerSetup) -> None:
-    """Its input is gone with the file: else room that nobody can give back, until the next start."""
-    place.engine = True
-    async with place.run() as site:
-        file = await site.upload([*chats(20), "no line"])
-        assert refused(await put(site, form(b"x" * QUOTA)))
-        made = await site.wait_until_ended((await site.create(file))["id"])
-        assert made["status"] == "failed"
-        await site.send("DELETE", f"/v1/files/{file}")
-        async with asyncio.timeout(30):
-            while (place.root / "batches" / made["id"] / "job").exists():
-                await asyncio.sleep(0.005)
-        left = QUOTA - MIN_COUNTED_BYTES  # what is said of it stays
-        assert refused(await put(site, form(b"x" * (left + 1))))
-        assert (await put(site, form(b"x" * left)))["bytes"] == left
-
-
-async def test_the_bytes_of_a_batch_are_known_after_a_restart(place: ServerSetup) -> None:
-    """/v1/status counts it before anybody uploads, and once when it has become a file."""
-    async with place.run() as site:
-        file = await site.upload(chats(60))
-        size = (await site.send("GET", f"/v1/files/{file}"))["bytes"]
-        assert size > MIN_COUNTED_BYTES
-        made = await site.create(file)
-        await site.send("DELETE", f"/v1/files/{file}")
-    place.engine = False
-    async with place.run() as site:
-        await site.send("GET", "/v1/files")
-        assert await used(site) == size
-    place.engine = True
-    async with place.run() as site:
-        done = await site.wait_until_ended(made["id"])
-        assert done["status"] == "completed"
-        answers = (await site.send("GET", f"/v1/files/{done['output_file_id']}"))["bytes"]
-        async with asyncio.timeout(30):
-            while await used(site) != max(MIN_COUNTED_BYTES, answers) + MIN_COUNTED_BYTES:
-                await asyncio.sleep(0.005)
-
-
 async def test_a_client_that_disconnects_before_its_upload_is_created(
     place: ServerSetup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -226,7 +169,7 @@ async def test_a_client_that_disconnects_before_its_upload_is_created(
     begin, drop = storage.Storage.start_upload, files._discard
     drops: list[asyncio.Task[None]] = []
 
-    def late(self: storage.Storage, max_bytes: int) -> storage.Upload:
+    def late(self: storage.Storage, max_bytes: int) -> stored_file.Upload:
         begun.set()
         assert gate.wait(30)
         return begin(self, max_bytes)
@@ -247,17 +190,3 @@ async def test_a_client_that_disconnects_before_its_upload_is_created(
         gate.set()
         await drops[0]
         assert in_folder(place) == [] and not site.queue.storage._uploads
-
-
-async def test_a_deleted_file_counts_while_its_batch_has_it(place: ServerSetup) -> None:
-    """Else a client could fill the disk: upload, make a batch, delete, upload."""
-    async with place.run() as site:
-        file = await site.upload(chats(45))
-        size = (await site.send("GET", f"/v1/files/{file}"))["bytes"]
-        assert MIN_COUNTED_BYTES < size < QUOTA - 2 * MIN_COUNTED_BYTES
-        batch = await site.create(file)
-        assert await used(site) == size + MIN_COUNTED_BYTES  # one file under two names
-        await site.send("DELETE", f"/v1/files/{file}")
-        assert refused(await put(site, form(b"x" * (QUOTA - size + 1))))
-        assert (await put(site, form(b"x" * (QUOTA - size - 500))))["bytes"]
-        assert batch["status"] == "validating"

@@ -76,6 +76,17 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
     "chat_n": (CHAT, {"n": 2, "max_tokens": 3}),
     "chat_logprobs": (CHAT, {"logprobs": True, "top_logprobs": 1, "max_tokens": 2}),
     "completion": (COMPLETION, {"prompt": ["x", "y"], "echo": True, "stop": "b"}),
+    "completion_echo_logprobs": (
+        COMPLETION,
+        {
+            "prompt": [[120, 121], [65]],
+            "echo": True,
+            "logprobs": 1,
+            "max_tokens": 1,
+            "return_token_ids": True,
+        },
+    ),
+    "completion_scored": (COMPLETION, {"prompt": "xy", "echo": True, "logprobs": 2, "max_tokens": 0}),
     "completion_logprobs": (COMPLETION, {"prompt": "x", "logprobs": 1, "max_tokens": 2}),
 }
 
@@ -248,7 +259,15 @@ async def test_several_prompts_and_priority_reach_the_engine() -> None:
             r.fairness_key for r in s.engine.requests
         } == {"u"}
         reply = await s.post(CHAT, {"messages": HI, "priority": 1})
+        assert reply.status == 200 and s.engine.requests[-1].priority == 0
+    config = server_config()
+    strict = replace(config, server=replace(config.server, strict_fields=True))
+    async with run_server(config=strict) as s:
+        reply = await s.post(CHAT, {"messages": HI, "priority": 1})
         assert reply.status == 400 and "scheduler.policy" in reply.json["error"]["message"]
+    async with run_server(config=replace(config, scheduler=SchedulerSettings(policy="priority"))) as s:
+        await s.post(CHAT, {"messages": HI, "priority": 3})
+        assert s.engine.requests[-1].priority == 3
 
 
 async def test_more_choices_than_the_queue_holds() -> None:

@@ -24,8 +24,8 @@ from mlxrun.errors import EngineDead, Overloaded
 from mlxrun.parsers.delta import Delta, Parser
 from mlxrun.parsers.model_formats import ModelFormats
 from mlxrun.scheduler.request import FinishReason
-from mlxrun.server import response_store
-from mlxrun.server.response_store import RESPONSES
+from mlxrun.server import response_runs
+from mlxrun.server.response_runs import RESPONSES
 from tests.helpers.responses_api import ADD, BODIES, PNG, ScriptedDelta
 from tests.helpers.server_fakes import FakeEngine, Serving, make_script, run_server, server_config
 from tests.helpers.tokenizers import TOOLS, FakeModelInfo
@@ -85,8 +85,7 @@ def _same_ids(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ids count up, time stands still, and nobody waits for a first token."""
     numbers = iter(range(10**6))
     monkeypatch.setattr(module, "secrets", SimpleNamespace(token_hex=lambda size: f"{next(numbers):04x}"))
-    for each in (module, response_store):
-        monkeypatch.setattr(each, "time", SimpleNamespace(time=lambda: 1_700_000_000.5))
+    monkeypatch.setattr(response_runs, "time", SimpleNamespace(time=lambda: 1_700_000_000.5))
     monkeypatch.setattr(module, "FIRST_EVENT_SECONDS", 0.0)
 
 

@@ -34,6 +34,21 @@ async def test_prompts(prefix: str) -> None:
         assert (await s.post(f"{prefix}/detokenize", {"tokens": []})).json == {"prompt": ""}
 
 
+@pytest.mark.parametrize("prefix", ["", "/v1"])
+async def test_what_a_client_needs_to_write_prompts(prefix: str) -> None:
+    """The special tokens as texts, and the template that the server uses; none that there is not."""
+    async with run_server() as s:
+        info = (await s.get(f"{prefix}/tokenizer_info")).json
+        assert info == {
+            "tokenizer_class": type(byte_tokenizer()).__name__,
+            "model_max_length": 4096,
+            "eos_token": "<|im_end|>",
+            "chat_template": CHATML,
+        }
+    async with run_server(model_info=FakeModelInfo(chat_template=None)) as s:
+        assert "chat_template" not in (await s.get(f"{prefix}/tokenizer_info")).json
+
+
 async def test_messages_are_what_the_engine_gets() -> None:
     """With tools and template variables: the same tokens as the request that the engine saw."""
     cases: list[tuple[str, dict[str, Any]]] = [
