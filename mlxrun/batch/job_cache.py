@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mlxrun.batch.run_paths import JobPaths
 from mlxrun.config.settings import Config
 from mlxrun.scheduler.request import HitKind
 
@@ -19,14 +18,24 @@ _SUMS = ("tokens", "evicted", "evicted_disk", "refused")
 _LEVELS = ("memory_bytes", "disk_bytes")
 
 
-def choose_engine_config(config: Config, paths: JobPaths) -> Config:
-    """`config` for the engine of a job: its prefix cache is on disk in the run folder, unless the user wants
-    no cache or names a folder. If that folder cannot be written, the cache is in memory only.
+def lift_step_limit(config: Config) -> Config:
+    """`config` for an engine whose users wait for all answers, and for no first token: steps may take any
+    time, unless the user has limited them."""
+    if config.scheduler.step_ms is not None:
+        return config
+    return replace(config, scheduler=replace(config.scheduler, step_ms=0))
+
+
+def choose_engine_config(config: Config, folder: Path) -> Config:
+    """`config` for the engine of a job: its prefix cache is on disk in `folder`, unless the user wants no
+    cache or names a folder. If that folder cannot be written, the cache is in memory only. Steps may take
+    any time.
     """
+    config = lift_step_limit(config)
     cache = config.cache
     if cache.backend == "none" or (cache.backend == "disk" and cache.disk_path is not None):
         return config
-    folder = paths.cache.absolute()
+    folder = folder.absolute()
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as file:

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mlxrun.batch.job_file import CHAT, BadLine, JobLine
+from mlxrun.batch.job_file import COMPLETION, BadLine, JobLine
 from mlxrun.batch.line_answerer import LinePreparer
 from mlxrun.batch.line_index import LineIndex
 from mlxrun.batch.line_keys import LineKeys
 from mlxrun.errors import JobError, RequestError
+from mlxrun.scoring.eval_spec import EvalReader
 from mlxrun.text.model_info import ModelInfo
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ async def _check_line(line: JobLine | BadLine, preparer: LinePreparer) -> Prepar
     if isinstance(line, BadLine):
         return line.reason
     try:
-        return await preparer.prepare(line)
+        return (await preparer.prepare(line)).prepared
     except RequestError as error:
         return str(error)
 
@@ -79,7 +80,7 @@ def check_chats(index: LineIndex, model_info: ModelInfo, end: int) -> None:
         return
     good = [position for position in range(end) if not index.get_row(position).bad]
     lines = (index.load(position).line for position in good)
-    if good and all(isinstance(line, JobLine) and line.url == CHAT for line in lines):
+    if good and all(isinstance(line, JobLine) and line.url != COMPLETION for line in lines):
         raise JobError(
             f"{index.path}: nothing was run: its requests are chats, and the model {model_info.name!r} has "
             "no chat template; set model.chat_template, or give lines a prompt (/v1/completions)"
@@ -88,7 +89,7 @@ def check_chats(index: LineIndex, model_info: ModelInfo, end: int) -> None:
 
 async def check_job(path: Path, preparer: LinePreparer, limit: int | None, report: Report) -> CheckedLines:
     """Check a job file on its own; nothing is written."""
-    index = LineIndex(path, LineKeys("", path.parent, 0))
+    index = LineIndex(path, LineKeys("", path.parent, 0), evals=EvalReader(scorers=None))
     try:
         await asyncio.to_thread(index.scan)
         return await check_lines(index, preparer, min(limit or len(index), len(index)), report)

@@ -1,9 +1,10 @@
 """Reads a job file: one JSON object a line, in OpenAI's batch format or a short one, either with `eval`.
 
     {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {...}}
-    {"id": "a", "prompt": "..." | "messages": [...], "max_tokens": 20, ...}
+    {"id": "a", "prompt": "..." | "messages": [...] | "input": "...", "max_tokens": 20, ...}
 
-Other lines become a BadLine with a reason. The file is read line by line; a BOM and CRLF are accepted.
+In the short form `url` may be given too; without it the line is a completion, a chat or a response. Other
+lines become a BadLine with a reason. The file is read line by line; a BOM and CRLF are accepted.
 """
 
 from __future__ import annotations
@@ -11,19 +12,22 @@ from __future__ import annotations
 import codecs
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from mlxrun.batch.scoring import EvalSpec, parse_eval
 from mlxrun.errors import JobError
+from mlxrun.scoring.eval_spec import EvalReader, EvalSpec, check_line_eval
 
 CHAT = "/v1/chat/completions"
 COMPLETION = "/v1/completions"
-URLS = (CHAT, COMPLETION)
+RESPONSE = "/v1/responses"
+MESSAGE = "/v1/messages"
+URLS = (CHAT, COMPLETION, RESPONSE, MESSAGE)
 MAX_LINE = 1 << 28  # bytes; a file that is not JSONL must not be read into memory as one line
 _OPENAI_KEYS = ("custom_id", "method", "url", "body")
 _FULL = "custom_id, method, url and body"
+_INPUTS = {"prompt": COMPLETION, "messages": CHAT, "input": RESPONSE}  # of short lines without a url
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,12 @@ class BadLine:
     param: str | None = None
     eval: EvalSpec | None = None
 
+    @property
+    def spoils_file(self) -> bool:
+        """Whether its problem concerns the whole file: there is no custom_id to report it by, another line
+        has the same one, or the line is for another endpoint."""
+        return self.custom_id is None or self.param in ("custom_id", "url")
+
 
 class _LineError(Exception):
     def __init__(self, reason: str, param: str | None = None) -> None:
@@ -74,6 +84,13 @@ def open_job(path: Path) -> BinaryIO:
         file.close()
         raise JobError(f"{path}: a job must be a regular file (it is read more than once); save it to one")
     return file
+
+
+def check_job_file(path: Path) -> None:
+    """JobError if the job file cannot be read or has no lines."""
+    with open_job(path) as file:
+        if next(read_lines(file), None) is None:
+            raise JobError(f"{path}: the job has no lines")
 
 
 def read_lines(
@@ -110,16 +127,25 @@ def _tap_reads(file: BinaryIO, tap: Callable[[bytes], object]) -> Callable[[int]
     return readline
 
 
-def parse_line(raw: RawLine) -> JobLine | BadLine:
-    """Parse and validate a line. Of the body only `stream` is checked here."""
+NO_SCORERS = EvalReader()
+
+
+def parse_line(
+    raw: RawLine, only_url: str | None = None, evals: EvalReader = NO_SCORERS
+) -> JobLine | BadLine:
+    """Parse and validate a line. Of the body only `stream` is checked here, and what its `eval` needs.
+    `only_url`: the one that lines may have, None for any. What `spoils_file` is found before other
+    problems."""
     value: Any = None
     try:
         value = _decode(raw)
         if not isinstance(value, dict):
             raise _LineError(f"a line must be a JSON object, not {_name_type(value)}")
-        return _parse_short(raw.number, value) if _is_short(value) else _parse_openai(raw.number, value)
+        parse = _parse_short if _is_short(value) else _parse_openai
+        return _read_eval(parse(raw.number, value, only_url), value.get("eval"), evals)
     except _LineError as bad:
-        return BadLine(raw.number, _find_custom_id(value), str(bad), bad.param, _find_eval(value))
+        wanted = _find_eval(_decode_loosely(raw) if value is None else value, evals)
+        return BadLine(raw.number, _find_custom_id(value), str(bad), bad.param, wanted)
 
 
 def _decode(raw: RawLine) -> Any:
@@ -146,6 +172,15 @@ def _decode(raw: RawLine) -> Any:
     return value
 
 
+def _decode_loosely(raw: RawLine) -> Any:
+    """The value of a line that is JSON but for a key that is given twice, NaN or a lone surrogate; None if it
+    is not. NaN becomes null."""
+    try:
+        return json.loads(raw.data.decode(errors="replace"), parse_constant=lambda _: None)
+    except (ValueError, RecursionError):
+        return None
+
+
 def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is not a JSON value")
 
@@ -160,45 +195,60 @@ def _check_unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _is_short(value: dict[str, Any]) -> bool:
-    return not any(key in value for key in _OPENAI_KEYS)
+    return not any(key in value for key in _OPENAI_KEYS if key != "url")
 
 
-def _parse_short(number: int, value: dict[str, Any]) -> JobLine:
-    body = {key: item for key, item in value.items() if key not in ("id", "eval")}
-    if ("prompt" in body) == ("messages" in body):
-        got = "both" if "prompt" in body else "neither"
-        raise _LineError(f"a line needs {_FULL}, or id and one of prompt and messages ({got} given)")
+def _parse_short(number: int, value: dict[str, Any], only_url: str | None) -> JobLine:
+    body = {key: item for key, item in value.items() if key not in ("id", "url", "eval")}
+    given = [key for key in _INPUTS if key in body]
+    url = _check_url(value["url"], only_url) if "url" in value else None
+    if len(given) != 1:
+        got = " and ".join(given) or "none"
+        raise _LineError(f"a line needs {_FULL}, or id and one of {', '.join(_INPUTS)} ({got} given)")
     custom_id = _check_custom_id(value, "id")
-    return _make_line(number, custom_id, COMPLETION if "prompt" in body else CHAT, body, value)
+    return _make_line(number, custom_id, url or _check_url(_INPUTS[given[0]], only_url), body)
 
 
-def _parse_openai(number: int, value: dict[str, Any]) -> JobLine:
+def _parse_openai(number: int, value: dict[str, Any], only_url: str | None) -> JobLine:
+    custom_id = _check_custom_id(value, "custom_id")
+    if "url" not in value:
+        raise _LineError("url is missing", "url")
+    url = _check_url(value["url"], only_url)
     for key in value:
         if key not in _OPENAI_KEYS and key != "eval":
             raise _LineError(f"unknown key {key!r}; a line takes {_FULL}, and eval", key)
     for key in _OPENAI_KEYS:
         if key not in value:
             raise _LineError(f"{key} is missing", key)
-    custom_id = _check_custom_id(value, "custom_id")
     if value["method"] != "POST":
         raise _LineError(f"method must be POST, not {_quote(value['method'])}", "method")
-    if value["url"] not in URLS:
-        raise _LineError(f"url must be one of {' and '.join(URLS)}, not {_quote(value['url'])}", "url")
     if not isinstance(value["body"], dict):
         raise _LineError(f"body must be an object, not {_name_type(value['body'])}", "body")
-    return _make_line(number, custom_id, value["url"], value["body"], value)
+    return _make_line(number, custom_id, url, value["body"])
 
 
-def _make_line(number: int, custom_id: str, url: str, body: dict[str, Any], value: dict[str, Any]) -> JobLine:
+def _check_url(found: Any, only_url: str | None) -> str:
+    if not isinstance(found, str) or found not in URLS:
+        raise _LineError(f"url must be one of {', '.join(URLS)}, not {_quote(found)}", "url")
+    if only_url not in (None, found):
+        raise _LineError(f"url is {found}, but these lines are for {only_url}", "url")
+    return found
+
+
+def _make_line(number: int, custom_id: str, url: str, body: dict[str, Any]) -> JobLine:
     if body.get("stream"):
         raise _LineError("stream is not supported in a job: answers are written once complete", "stream")
-    wanted = None
-    if value.get("eval") is not None:
-        try:
-            wanted = parse_eval(value["eval"])
-        except ValueError as error:
-            raise _LineError(str(error), "eval") from error
-    return JobLine(number, custom_id, url, body, wanted)
+    return JobLine(number, custom_id, url, body)
+
+
+def _read_eval(line: JobLine, value: Any, evals: EvalReader) -> JobLine:
+    try:
+        wanted = evals.read(value)
+        if wanted is not None:
+            check_line_eval(wanted, line.url, line.body)
+    except ValueError as error:
+        raise _LineError(str(error), "eval") from error
+    return replace(line, eval=wanted)
 
 
 def _check_custom_id(value: dict[str, Any], key: str) -> str:
@@ -215,9 +265,11 @@ def _find_custom_id(value: Any) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def _find_eval(value: Any) -> EvalSpec | None:
+def _find_eval(value: Any, evals: EvalReader) -> EvalSpec | None:
     try:
-        return parse_eval(value["eval"]) if isinstance(value, dict) and "eval" in value else None
+        wanted = value.get("eval") if isinstance(value, dict) else None
+        json.dumps(wanted, ensure_ascii=False).encode()
+        return evals.read(wanted)
     except ValueError:
         return None
 

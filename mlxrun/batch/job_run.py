@@ -11,27 +11,30 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from mlxrun.batch import job_cache
 from mlxrun.batch.job_check import check_chats, check_lines
+from mlxrun.batch.job_file import NO_SCORERS
 from mlxrun.batch.line_answerer import LineAnswerer, LinePreparer, get_base_seed
 from mlxrun.batch.line_index import DONE, FAILED, TODO, LineIndex
-from mlxrun.batch.line_keys import LineKeys, digest_settings
+from mlxrun.batch.line_keys import LineKeys, collect_settings, digest_settings
 from mlxrun.batch.line_runner import BACKOFF, LineRunner
-from mlxrun.batch.manifest import Manifest, StatusFile, check_owner
+from mlxrun.batch.manifest import Manifest
+from mlxrun.batch.manifest_checks import check_owner, check_settings
 from mlxrun.batch.output_writer import OutputWriter, sort_outputs
 from mlxrun.batch.partial_answers import PartialAnswers
-from mlxrun.batch.progress import ProgressMeter, ProgressView, make_view
+from mlxrun.batch.progress import ProgressMeter, ProgressView, make_view, pluralize
 from mlxrun.batch.reconciliation import JobState, Reconciler
 from mlxrun.batch.run_paths import JobPaths, lock_run_folder
-from mlxrun.batch.score_table import pluralize
-from mlxrun.batch.scoring import Scores
+from mlxrun.batch.status_file import StatusFile
 from mlxrun.batch.stop_signals import Interrupted, StopSignals
 from mlxrun.config.conversion import to_plain
 from mlxrun.config.settings import Config
 from mlxrun.errors import ConfigError, JobError, MlxrunError
+from mlxrun.scoring.eval_spec import EvalReader
+from mlxrun.scoring.score_groups import Scores
 from mlxrun.text.model_info import ModelInfo
 
 if TYPE_CHECKING:
@@ -42,18 +45,21 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class JobOptions:
-    """The flags of `mlxrun batch`. `limit`: 0 only completes the files of earlier runs."""
+    """The flags of `mlxrun batch`. `limit`: 0 only completes the files of earlier runs; `mixed`: add lines to
+    those that were computed with other versions or on another device."""
 
     fresh: bool = False
     retry_failed: bool = False
     strict: bool = False
     limit: int | None = None
+    mixed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class JobSetup:
-    """What a job runs on. `start` is called if a line is left to run; `device` describes the machine once the
-    engine runs. `shared_engine`: requests yield to those of other clients, and the engine is not closed."""
+    """What a job runs on. `start` is called if a line is left to run; `device` describes the machine.
+    `shared_engine`: requests yield to those of other clients, and the engine is not closed; `keep_engine`: it
+    is not closed, as others run on it afterwards; `evals`: how the `eval` of lines is read."""
 
     config: Config
     config_hash: str
@@ -62,6 +68,8 @@ class JobSetup:
     start: Callable[[], Coroutine[Any, Any, EngineClient]]
     device: Callable[[], Mapping[str, Any]]
     shared_engine: bool = False
+    keep_engine: bool = False
+    evals: EvalReader = NO_SCORERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,14 +96,15 @@ class JobRun:
     _meter: ProgressMeter = field(init=False)
     _status: StatusFile = field(init=False)
     _answers: PartialAnswers = field(init=False)
-    _device: Mapping[str, Any] | None = field(default=None, init=False)
 
     async def run(self) -> JobOutcome:
         """Run the job. JobError, EngineDead, ModelLoadError or Interrupted if it cannot be finished."""
         config = self.setup.config
-        settings = digest_settings(config, self.setup.model_info)
-        keys = LineKeys(settings, self.setup.preparer.folder, config.media.max_bytes)
-        index = LineIndex(self.paths.job, keys)
+        settings = collect_settings(config, self.setup.model_info)
+        preparer = self.setup.preparer
+        batch_id = "" if preparer.stamp is None else preparer.stamp.batch_id
+        keys = LineKeys(digest_settings(settings), preparer.folder, config.media.max_bytes, batch_id)
+        index = LineIndex(self.paths.job, keys, evals=self.setup.evals)
         try:
             with self.stop.handle_signals(), lock_run_folder(self.paths):
                 await asyncio.to_thread(index.scan, lambda: self.stop.requested)
@@ -107,41 +116,66 @@ class JobRun:
         finally:
             index.close()
 
-    async def _run(self, index: LineIndex, settings: str) -> JobOutcome:
+    async def _run(self, index: LineIndex, settings: Mapping[str, Any]) -> JobOutcome:
         config, limit = self.setup.config, self.options.limit
         end = len(index) if limit is None else min(limit, len(index))
         await self._check(index, end)
         if self.options.fresh:
-            self.paths.delete_outputs()
-            await asyncio.to_thread(job_cache.delete_cache, self.paths.cache)
-        reconciler = Reconciler(index, self.paths, retry=end if self.options.retry_failed else 0)
+            await asyncio.to_thread(self._start_anew)
+        retry = end if self.options.retry_failed else 0
+        reconciler = Reconciler(index, self.paths, retry=retry, check_stop=self.stop.check)
         await asyncio.to_thread(reconciler.read_journal)
-        manifest = Manifest(self.paths, self._collect_facts(), get_base_seed(config))
+        if self.stop.owns_process:  # a server has nobody to ask; there, old answers are moved away
+            check_settings(self.paths, settings, reconciler.state.old_settings, config.model.path)
+        facts, device = self._collect_facts(settings), await asyncio.to_thread(self.setup.device)
+        manifest = Manifest(self.paths, facts, get_base_seed(config), device)
+        lines, left = await asyncio.to_thread(reconciler.count_claims, end)
+        manifest.count_lines(lines)
+        self._check_environment(manifest, left)
         await asyncio.to_thread(manifest.begin, index, reconciler.state.runs)
-        state = await asyncio.to_thread(reconciler.rewrite, settings)
+        digest = digest_settings(settings)
+        state = await asyncio.to_thread(reconciler.rewrite, digest)
+        manifest.scores = state.scores
+        manifest.count_lines(state.lines)
         self._answers = PartialAnswers(self.paths.answers, keep=not config.engine.reproducible)
+        if manifest.has_moved:
+            self._answers.delete_file()
         await asyncio.to_thread(self._answers.read, index)
-        self._report_earlier_runs(state, settings, len(index))
         self._meter = meter = ProgressMeter(
-            self.clock, end, total_prompt=state.prompt, total_output=state.output
+            self.clock, end, len(index), total_prompt=state.prompt, total_output=state.output
         )
         meter.done, meter.failed = index.state.count(DONE, 0, end), index.state.count(FAILED, 0, end)
-        self._status = StatusFile(self.paths.status, manifest.run)
+        self._report_earlier_runs(state, digest)
+        with StatusFile(self.paths.status, meter, manifest.run) as self._status:
+            return await self._complete(index, end, manifest)
+
+    async def _complete(self, index: LineIndex, end: int, manifest: Manifest) -> JobOutcome:
+        """Run the lines that are left, and complete the files whatever comes."""
+        meter = self._meter
         try:
-            if index.state.count(TODO, 0, end):
-                await self._run_lines(index, end, OutputWriter(self.paths, index, manifest.run), state.scores)
-            exit_code = 1 if meter.failed else 0
-            if config.batch.order == "input":
+            if left := index.state.count(TODO, 0, end):
+                self._check_environment(manifest, left)  # edited records add to the lines that are left
+                await self._run_lines(
+                    index, end, OutputWriter(self.paths, index, manifest.run, self.clock), manifest.scores
+                )
+            exit_code = 1 if meter.failed or manifest.scores.broken else 0
+            if self.setup.config.batch.order == "input":
                 await asyncio.to_thread(sort_outputs, self.paths, index)
-            await asyncio.to_thread(manifest.end, index, meter, exit_code, self._device, complete=True)
+            await asyncio.to_thread(manifest.end, index, meter, exit_code, complete=True)
             if not index.state.count(TODO):
                 self._answers.delete_file()
                 await asyncio.to_thread(job_cache.delete_cache, self.paths.cache)
         except MlxrunError as error:
             await self._record_failure(error, index, manifest)
             raise
-        self._status.write("done", meter, force=True)
-        return JobOutcome(exit_code, meter, state.scores)
+        return JobOutcome(exit_code, meter, manifest.scores)
+
+    def _start_anew(self) -> None:
+        """Set aside what earlier runs wrote (`--fresh`)."""
+        folder = self.paths.set_outputs_aside()
+        job_cache.delete_cache(self.paths.cache)
+        if folder is not None:
+            self.say(f"starting over; the earlier answers were moved to {folder}")
 
     async def _check(self, index: LineIndex, end: int) -> None:
         """JobError if the run would overwrite another job's output, or if the settings refuse its lines."""
@@ -159,27 +193,28 @@ class JobRun:
                 lines = pluralize(checked.lines, "line")
                 raise JobError(f"{index.path}: {checked.refused} of {lines} refused; nothing was run")
 
+    def _check_environment(self, manifest: Manifest, left: int) -> None:
+        """JobError if the answers of two environments would mix and nobody has said that they may. A server
+        has nobody to ask: there the manifest says it."""
+        if not self.options.mixed and self.stop.owns_process:
+            manifest.check_environment(left)
+
     async def _run_lines(self, index: LineIndex, end: int, writer: OutputWriter, scores: Scores) -> None:
         """Start the engine and run the lines that are left."""
         setup, meter = self.setup, self._meter
         client: EngineClient | None = None
         try:
-            self._status.write("loading", meter, force=True)
+            self._status.set_state("loading")
             client = await self.stop.run(setup.start())
-            self._device = setup.device()
             meter.counters = client.read_cache_counters
             answerer = LineAnswerer(
                 client, setup.preparer, setup.config, meter, self._answers, setup.shared_engine
             )
             runner = LineRunner(index, writer, answerer, setup.config, meter, scores, self.backoff)
+            self._status.set_state("running")
             view = self.view(meter)
-
-            def update() -> None:
-                view.update()
-                self._status.write("running", meter)
-
             try:
-                await self.stop.run(runner.run(end, update))
+                await self.stop.run(runner.run(end, view.update))
             finally:
                 view.close()
         finally:
@@ -188,31 +223,38 @@ class JobRun:
                 self._answers.close()
                 await asyncio.to_thread(writer.close)
             finally:
-                if client is not None and not setup.shared_engine:
+                if client is not None and not (setup.shared_engine or setup.keep_engine):
                     await self.stop.run_cleanup(client.close())
 
-    def _collect_facts(self) -> dict[str, Any]:
-        """What the manifest records of the config and the model."""
+    def _collect_facts(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """What the manifest records of the config and the model, and the settings that change answers."""
         config, digests = self.setup.config, self.setup.model_info.digests
         names = {"fingerprint": "model", "tokenizer_sha256": "tokenizer", "template_sha256": "template"}
+        stamp, scoring = self.setup.preparer.stamp, self.setup.evals.describe()
         return {
+            **({} if stamp is None else {"batch": asdict(stamp)}),
             "config": to_plain(config),
             "config_hash": self.setup.config_hash,
             "model": {"path": config.model.path, **{name: digests[key] for name, key in names.items()}},
+            "settings": settings,
+            **({"scoring": scoring} if scoring else {}),
         }
 
-    def _report_earlier_runs(self, state: JobState, settings: str, lines: int) -> None:
-        """Say what earlier runs left, a sentence for each fact."""
+    def _report_earlier_runs(self, state: JobState, settings: str) -> None:
+        """Say what earlier runs left, a sentence for each fact; `settings`: the digest of this run's."""
+        meter = self._meter
         for problem in state.problems:
             self.say(f"{problem}; this entry is skipped, and its line's record is checked without it")
         if state.old_settings not in (None, settings):
             self.say("the model or a setting that affects answers has changed since the earlier run")
         for reason, number in sorted(state.discarded.items()):
             self.say(_DISCARDED[reason].format(pluralize(number, "line"), dropped=self.paths.dropped))
-        if state.done or state.failed:
-            done = f"{state.done} of {pluralize(lines, 'line')} done, {state.failed} failed"
-            again = " (--retry-failed runs these again)" if state.failed and self.stop.owns_process else ""
-            self.say(f"continuing: {done}{again}")
+        if state.unverified:
+            self.say(_UNVERIFIED.format(pluralize(state.unverified, "record"), journal=self.paths.journal))
+        if meter.total and (state.done or state.failed):
+            can_retry = meter.failed and self.stop.owns_process
+            again = " (--retry-failed runs these again)" if can_retry else ""
+            self.say(f"continuing: {meter.format_done()} done, {meter.failed} failed{again}")
         if self._answers:
             count = pluralize(len(self._answers), "partial answer")
             self.say(f"{count} of the last run will be continued")
@@ -221,21 +263,26 @@ class JobRun:
         """Complete the files for the next run, and say how to continue."""
         meter = self._meter
         try:
-            await asyncio.to_thread(manifest.end, index, meter, error.exit_code, self._device, complete=False)
+            await asyncio.to_thread(manifest.end, index, meter, error.exit_code, complete=False)
         except JobError as second:
             log.warning("%s", second)
-        self._status.write("interrupted" if isinstance(error, Interrupted) else "failed", meter, force=True)
-        done = f"{meter.done} of {pluralize(meter.total, 'line')} done, {meter.failed} failed"
+        self._status.set_state("interrupted" if isinstance(error, Interrupted) else "failed")
+        done = f"{meter.format_done()} done, {meter.failed} failed"
         resumable = not isinstance(error, ConfigError) and self.stop.owns_process
         self.say(f"{done}; the same command continues from here" if resumable else done)
 
 
+_UNVERIFIED = (
+    "warning: {} cannot be verified, as {journal} has no digest of them: edited answers would not be "
+    "noticed; only their shape was checked, and that their ids fit the lines, the model and the settings"
+)
 _DISCARDED = {
     "changed": "{} will run again because the job or the model changed; old answers were moved to {dropped}",
     "gone": "the job no longer contains {}; old answers were moved to {dropped}",
-    "edited": "{} will run again because the output was edited; the edited records were moved to {dropped}",
-    "broken": "the output had {} that this job did not write, now moved to {dropped}",
+    "edited": "{} will run again because the output was edited or damaged; such records are now in {dropped}",
+    "broken": "the output had {} that this job did not write or that were damaged, now moved to {dropped}",
     "twice": "the output had more than one record of {}; one record of each is kept",
     "torn": "the output had {} that the last run did not finish writing, now removed",
+    "lost": "{} will run again because finished records are missing in the output",
     "retried": "{} that failed will be tried again",
 }

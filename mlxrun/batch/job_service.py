@@ -12,24 +12,26 @@ import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlxrun.batch.job_check import check_lines
+from mlxrun.batch.job_file import URLS as URLS
 from mlxrun.batch.job_file import BadLine, JobLine
 from mlxrun.batch.job_run import JobOptions, JobRun, JobSetup
 from mlxrun.batch.line_answerer import LinePreparer
 from mlxrun.batch.line_index import LineIndex
 from mlxrun.batch.line_keys import LineKeys
+from mlxrun.batch.output_records import BatchStamp as BatchStamp
 from mlxrun.batch.progress import ProgressMeter, ProgressView
 from mlxrun.batch.run_paths import JobPaths
 from mlxrun.batch.stop_signals import Interrupted, StopSignals
 from mlxrun.config.settings import Config
-from mlxrun.errors import JobError, PromptTooLong, RequestError
+from mlxrun.errors import JobError
 
 if TYPE_CHECKING:
-    from mlxrun.api.prepared import PreparedRequest
+    from mlxrun.api.anthropic.file_sources import ReadFile
+    from mlxrun.batch.line_bodies import LineBody
     from mlxrun.engine.client import EngineClient
     from mlxrun.parsers.model_formats import ModelFormats
     from mlxrun.text.model_info import ModelInfo
@@ -60,7 +62,7 @@ class LineProblem:
 
 @dataclass(frozen=True, slots=True)
 class CheckedJob:
-    """The number of lines of a file, and the first MOST_PROBLEMS of its problems."""
+    """The number of lines of a file, and up to MOST_PROBLEMS of its problems; none if it can be run."""
 
     total: int
     problems: tuple[LineProblem, ...]
@@ -74,18 +76,14 @@ class ServerLinePreparer(LinePreparer):
         self._limits = config.server
         self._slots = asyncio.Semaphore(PREPARED_AT_ONCE)
 
-    async def prepare(self, line: JobLine) -> PreparedRequest:
-        messages, most = line.body.get("messages"), self._limits.max_messages
-        if isinstance(messages, list) and len(messages) > most:
-            text = f"messages: {len(messages)} items are more than {most} (server.max_messages)"
-            raise RequestError(text, param="messages")
+    async def prepare(self, line: JobLine, key: str = "") -> LineBody:
+        from mlxrun.api.limits import check_message_counts, check_prompt_lengths
+
+        check_message_counts(line.body, self._limits.max_messages)
         async with self._slots:
-            prepared = await super().prepare(line)
-        longest = max(len(request.prompt) for request in prepared.requests)
-        limit = self._limits.max_prompt_tokens
-        if limit is not None and longest > limit:
-            raise PromptTooLong(f"the prompt has {longest} tokens; server.max_prompt_tokens is {limit}")
-        return prepared
+            body = await super().prepare(line, key)
+        check_prompt_lengths(body.prepared, self._limits.max_prompt_tokens)
+        return body
 
 
 class JobService:
@@ -104,53 +102,67 @@ class JobService:
 
         self._config = config
         preparer = ServerLinePreparer(client.model_info, config, formats)
+        self._preparer = preparer
         lines = config.batch.concurrency or config.scheduler.max_running
         batch = replace(config.batch, on_invalid="skip", concurrency=lines)  # `check` applies on_invalid
         self._setup = JobSetup(
             replace(config, batch=batch), config_hash, client.model_info, preparer, get_client, device, True
         )
 
-    async def check(self, path: Path, url: str) -> CheckedJob:
-        """Validate a file whose lines must all be for `url`; JobError if it cannot be read."""
+    async def check(self, path: Path, url: str, read_file: ReadFile | None = None) -> CheckedJob:
+        """Validate a file whose lines must all be for `url`; JobError if it cannot be read. `read_file`:
+        reads the files that lines may name. Lines that can fail alone are no problem unless
+        `batch.on_invalid` is `fail`."""
         index = await asyncio.to_thread(LineIndex, path, LineKeys("", None, 0), url)
         try:
             with suppress(JobError):  # raised if there are no lines
                 await asyncio.to_thread(index.scan)
             if not len(index):
                 return CheckedJob(0, (LineProblem("empty_file", "the file has no lines"),))
-            problems = await asyncio.to_thread(_list_bad_lines, index)
-            if self._config.batch.on_invalid == "fail" and not problems:
+            strict = self._config.batch.on_invalid == "fail"
+            problems = await asyncio.to_thread(_list_bad_lines, index, strict)
+            if strict and not problems:
 
                 def report(number: int, reason: str) -> None:
                     if len(problems) < MOST_PROBLEMS:
                         problems.append(LineProblem("invalid_request", reason, number))
 
-                await check_lines(index, self._setup.preparer, len(index), report)
+                await check_lines(index, self._preparer.for_batch(None, read_file), len(index), report)
             return CheckedJob(len(index), tuple(problems))
         finally:
             index.close()
 
-    async def run(self, path: Path, on_progress: Callable[[JobCounts], None]) -> JobCounts:
-        """Run what is left of a validated job. `on_progress` is called several times a second.
+    async def run(
+        self,
+        path: Path,
+        on_progress: Callable[[JobCounts], None],
+        read_file: ReadFile | None = None,
+        stamp: BatchStamp | None = None,
+    ) -> JobCounts:
+        """Run what is left of a validated job. `on_progress` is called several times a second; `read_file`
+        reads the files that lines may name. With another `stamp`, finished lines would run again.
 
         Cancelling keeps finished lines, and the next call continues. EngineDead, or JobError if the job's
         files cannot be written.
         """
-        return await self._run_job(path, JobOptions(), on_progress)
+        setup = replace(self._setup, preparer=self._preparer.for_batch(stamp, read_file))
+        return await self._run_job(path, setup, JobOptions(), on_progress)
 
-    async def repair(self, path: Path) -> JobCounts:
-        """Run no lines, but complete files that a kill left incomplete, and count their lines."""
-        return await self._run_job(path, JobOptions(limit=0), lambda counts: None)
+    async def repair(self, path: Path, stamp: BatchStamp | None = None) -> JobCounts:
+        """Run no lines, but complete files that a kill left incomplete, and count their lines. `stamp`: that
+        of the run."""
+        setup = replace(self._setup, preparer=self._preparer.for_batch(stamp, None))
+        return await self._run_job(path, setup, JobOptions(limit=0), lambda counts: None)
 
     async def _run_job(
-        self, path: Path, options: JobOptions, on_progress: Callable[[JobCounts], None]
+        self, path: Path, setup: JobSetup, options: JobOptions, on_progress: Callable[[JobCounts], None]
     ) -> JobCounts:
         def say(text: str) -> None:
             log.info("%s: %s", path.stem, text)
 
         paths = JobPaths(path)
         stop = StopSignals(say, owns_process=False)
-        run = JobRun(paths, self._setup, options, say, stop, lambda meter: _CallbackView(meter, on_progress))
+        run = JobRun(paths, setup, options, say, stop, lambda meter: _CallbackView(meter, on_progress))
         task = asyncio.create_task(run.run())
         try:
             await asyncio.shield(task)
@@ -173,15 +185,37 @@ class _CallbackView(ProgressView):
         self.on_progress(JobCounts(self.meter.total, self.meter.done, self.meter.failed))
 
 
-def _list_bad_lines(index: LineIndex) -> list[LineProblem]:
-    """The first lines that are not valid requests."""
-    bad = (position for position in range(len(index)) if index.get_row(position).bad)
-    lines = (index.load(position).line for position in islice(bad, MOST_PROBLEMS))
-    return [
-        LineProblem("invalid_line", line.reason, line.number, line.param)
-        for line in lines
-        if isinstance(line, BadLine)
-    ]
+def _list_bad_lines(index: LineIndex, strict: bool) -> list[LineProblem]:
+    """The lines that are not valid requests, in order, if one of them fails the whole file; else none.
+    `strict`: each of them does. Those that do are the first to be listed where there are too many."""
+    fatal, others, numbers = list[BadLine](), list[BadLine](), dict[int, int]()
+    for position in range(len(index)):
+        if len(fatal) == MOST_PROBLEMS:
+            break
+        if not index.get_row(position).bad:
+            continue
+        line = index.load(position).line
+        assert isinstance(line, BadLine)
+        line = line if line.spoils_file else _find_repeated_id(line, index, numbers)
+        if strict or line.spoils_file:
+            fatal.append(line)
+        elif len(others) < MOST_PROBLEMS:
+            others.append(line)
+    listed = sorted((*fatal, *others)[:MOST_PROBLEMS], key=lambda line: line.number) if fatal else []
+    return [LineProblem("invalid_line", line.reason, line.number, line.param) for line in listed]
+
+
+def _find_repeated_id(line: BadLine, index: LineIndex, numbers: dict[int, int]) -> BadLine:
+    """The line, or its worse problem if another line has its custom_id; the index compares only those of
+    valid lines. `numbers`: line numbers of such bad lines so far, by the hash of their custom_id."""
+    first = numbers.setdefault(hash(line.custom_id), line.number)
+    valid = index.find(line.custom_id or "")
+    if valid is not None:
+        first = index.get_row(valid).number
+    if first == line.number:
+        return line
+    reason = f"custom_id {line.custom_id!r} is also used by line {first}"
+    return replace(line, reason=reason, param="custom_id")
 
 
 def _read_counts(manifest: Path) -> JobCounts:

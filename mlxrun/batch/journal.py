@@ -1,8 +1,8 @@
-"""journal.jsonl: the finished lines, each written only after its record is safe on disk.
+"""journal.jsonl: the finished lines, each written right after its record.
 
 The first line has the format and the settings digest; each further line is an entry for one finished line.
-`check` is a digest of the record's bytes, so an edited record is detected. A broken entry is skipped and
-reported (its record is checked by itself); another format is refused.
+`check` is a digest of the record's bytes, so an edited or damaged record is detected. A broken entry is
+skipped and reported (its record is checked by itself); another format is refused.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Answers one line: body -> Requests -> engine -> response body. Only this module uses the engine and the
-API.
+"""Answers one line: body -> Requests -> engine -> response body. Only this module uses the engine, and only
+line_bodies.py knows the APIs.
 
 Each choice continues from the tokens that `PartialAnswers` has of it, from an earlier run or an earlier try.
 A line without a seed gets one from the job's base seed and its custom_id, so a rerun samples the same tokens.
@@ -8,14 +8,16 @@ A line without a seed gets one from the job's base seed and its custom_id, so a 
 from __future__ import annotations
 
 import asyncio
+import copy
 import hashlib
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from mlxrun.batch.job_file import JobLine
-from mlxrun.batch.output_records import CREATED, LineTokens, make_request_id
+from mlxrun.batch.output_records import BatchStamp, LineTokens
 from mlxrun.batch.partial_answers import PartialAnswer, PartialAnswers
 from mlxrun.batch.progress import ProgressMeter
 from mlxrun.config.settings import Config
@@ -23,8 +25,8 @@ from mlxrun.scheduler.request import TokenEvent
 from mlxrun.text.model_info import ModelInfo
 
 if TYPE_CHECKING:
-    from mlxrun.api.choice import Choice
-    from mlxrun.api.prepared import PreparedRequest
+    from mlxrun.api.anthropic.file_sources import ReadFile
+    from mlxrun.batch.line_bodies import LineBody
     from mlxrun.engine.client import EngineClient
     from mlxrun.parsers.model_formats import ModelFormats
     from mlxrun.scheduler.request import Request
@@ -47,8 +49,11 @@ class LinePreparer:
     """Turns lines into Requests; needs no engine, so `--dry-run` and `--strict` use it too.
 
     `folder`: image paths are relative to it, None refuses them. `max_tokens`: of an answer, where neither the
-    line nor the config sets it; None: up to the context's end.
+    line nor the config sets it; None: up to the context's end. `stamp`: of the server's batch that the lines
+    are of.
     """
+
+    stamp: BatchStamp | None = None
 
     def __init__(
         self,
@@ -60,23 +65,40 @@ class LinePreparer:
         max_tokens: int | None = DEFAULT_MAX_TOKENS,
     ) -> None:
         from mlxrun.api.context import ApiContext
+        from mlxrun.config.image_bytes import get_image_bytes
         from mlxrun.parsers.model_formats import ModelFormats
         from mlxrun.text.images import MediaLoader
 
         self.folder = folder
-        loader = MediaLoader(config.media, folder)
+        image_bytes = get_image_bytes(config.media.memory_bytes, config.scheduler.memory_limit)
+        loader = MediaLoader(config.media, folder, memory_bytes=image_bytes)
         self._context = ApiContext(model_info, config, loader, formats or ModelFormats())
         self._config = config
         self._max_tokens = max_tokens
+        self._read_file: ReadFile | None = None
 
-    async def prepare(self, line: JobLine) -> PreparedRequest:
-        """The requests of a line, one for each choice; RequestError if its body is refused."""
-        from mlxrun.api.openai.request import prepare_request
+    def for_batch(self, stamp: BatchStamp | None, read_file: ReadFile | None) -> Self:
+        """A copy for the lines of a server's batch. `read_file`: reads the files that they may name."""
+        found = copy.copy(self)
+        found.stamp, found._read_file = stamp, read_file
+        return found
 
-        body = line.body
-        if body.get("seed") is None:
-            body = {**body, "seed": derive_line_seed(get_base_seed(self._config), line.custom_id)}
-        return await prepare_request(line.url, body, self._context, default_max_tokens=self._max_tokens)
+    async def prepare(self, line: JobLine, key: str = "") -> LineBody:
+        """The requests of a line, one for each choice; RequestError if its body is refused. `key`: of the
+        line, which ids in its answer are made of."""
+        from mlxrun.batch.line_bodies import prepare_line
+
+        seed = derive_line_seed(get_base_seed(self._config), line.custom_id)  # where the body has none
+        config = replace(self._config, sampling=replace(self._config.sampling, seed=seed))
+        context = replace(self._context, config=config)
+        return await prepare_line(
+            line,
+            key,
+            context,
+            default_max_tokens=self._max_tokens,
+            read_file=self._read_file,
+            stamp=self.stamp,
+        )
 
 
 class LineAnswerer:
@@ -102,52 +124,71 @@ class LineAnswerer:
     async def answer(self, line: JobLine, key: str, tokens: LineTokens) -> dict[str, Any]:
         """The response body of `line`; `tokens` counts what it costs, also if it fails. If one choice fails,
         the others are aborted."""
-        from mlxrun.api.openai.response import build_response
-
-        prepared = await self._preparer.prepare(line)
+        body = await self._preparer.prepare(line, key)
+        prepared = body.prepared
         max_tokens = sum(request.params.max_tokens for request in prepared.requests)
         self._meter.add_prompt(prepared.prompt_tokens, max_tokens)
         try:
             async with asyncio.TaskGroup() as group:
-                choices = range(len(prepared.requests))
-                tasks = [group.create_task(self._answer_choice(prepared, at, key, tokens)) for at in choices]
+                for at in range(len(prepared.requests)):
+                    group.create_task(self._answer_choice(body, at, key, tokens))
         except BaseExceptionGroup as errors:
             raise find_first_error(errors) from errors
-        return build_response(prepared, [task.result() for task in tasks], make_request_id(key), CREATED)
+        return body.build()
 
-    async def _answer_choice(
-        self, prepared: PreparedRequest, at: int, key: str, tokens: LineTokens
-    ) -> Choice:
+    async def _answer_choice(self, body: LineBody, at: int, key: str, tokens: LineTokens) -> None:
         from mlxrun.api.choice import Choice
 
-        request = replace(prepared.requests[at], background=self._background)
+        request = replace(body.prepared.requests[at], background=self._background)
         partial = self.answers.find(key, at, request)
-        choice = Choice(prepared, at, self._client.model_info)
-        choice.resume(partial.tokens, partial.logprobs)
+        choice = Choice(body.prepared, at, self._client.model_info)
+        for event in split_event(TokenEvent("", tuple(partial.tokens), tuple(partial.logprobs))):
+            body.feed(choice, choice.resume(event.tokens, event.logprobs))
         finish = partial.find_finish(request, self._client.model_info.context_length)
         if finish is not None:
-            choice.feed(TokenEvent(request.id, finish=finish))
+            body.feed(choice, choice.feed(TokenEvent(request.id, finish=finish, stop_id=partial.stop_id)))
         elif not choice.stopped:
-            await self._generate(
-                replace(request, prior_output=tuple(partial.tokens)), choice, partial, tokens
-            )
-        choice.finish()
-        return choice
+            request = replace(request, prior_output=tuple(partial.tokens))
+            async with aclosing(self._generate(request, partial, tokens)) as events:
+                async for event in events:
+                    for each in split_event(event):
+                        body.feed(choice, choice.feed(each))
+                    if choice.ended:
+                        break
+        if self._preparer.stamp is None:
+            choice.cached_tokens = 0  # which depend on the run, and not on the line alone
+        body.feed(choice, choice.finish())
 
     async def _generate(
-        self, request: Request, choice: Choice, partial: PartialAnswer, tokens: LineTokens
-    ) -> None:
-        """Have the engine begin or continue an answer."""
+        self, request: Request, partial: PartialAnswer, tokens: LineTokens
+    ) -> AsyncGenerator[TokenEvent, None]:
+        """Have the engine begin or continue an answer, and keep and count what it generates."""
         prompt = _PromptProgress()
         async with self._slots, aclosing(self._client.generate(request)) as events:
             async for event in events:
                 computed, reused = prompt.take_progress(event)
                 tokens.add(computed, reused, len(event.tokens))
+                if event.num_computed_tokens or event.tokens:
+                    tokens.times.mark_progress(self._meter.clock(), len(event.tokens))
                 self._meter.add_tokens(computed, reused, len(event.tokens))
                 partial.add(event)
-                choice.feed(event)
-                if choice.stopped:
-                    return
+                yield event
+
+
+def split_event(event: TokenEvent) -> Iterator[TokenEvent]:
+    """An event for each token, so that answers are written alike however their tokens came."""
+    if len(event.tokens) <= 1:
+        yield event
+        return
+    last = len(event.tokens) - 1
+    for at, token in enumerate(event.tokens):
+        yield replace(
+            event,
+            tokens=(token,),
+            logprobs=event.logprobs[at : at + 1],
+            finish=event.finish if at == last else None,
+            prompt_logprobs=() if at else event.prompt_logprobs,
+        )
 
 
 @dataclass(slots=True)

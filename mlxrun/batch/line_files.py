@@ -5,11 +5,14 @@ Whatever the disk does, a file has its old content or the new one, never a mix.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from array import array
+from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
@@ -52,11 +55,16 @@ class Appender:
             self._handle = None
 
 
-def filter_lines(path: Path, temp: Path, rewrite: Callable[[bytes], bytes | None]) -> None:
+def filter_lines(
+    path: Path,
+    temp: Path,
+    rewrite: Callable[[bytes], bytes | None],
+    before_replace: Callable[[], object] = lambda: None,
+) -> None:
     """Replace each line of `path` by `rewrite(line)`; None removes it.
 
-    The file is only replaced if a line changes; an incomplete last line that is removed is truncated in
-    place.
+    The file is only replaced if a line changes, and `before_replace` is called right before; an incomplete
+    last line that is removed is truncated in place.
     """
     if not path.exists():
         return
@@ -76,6 +84,7 @@ def filter_lines(path: Path, temp: Path, rewrite: Callable[[bytes], bytes | None
                 new.write(new_line or b"")
             good += len(data)
         if new is not None:
+            before_replace()
             replace_file(new, temp, path)
 
 
@@ -108,3 +117,12 @@ def replace_file(new: BinaryIO, temp: Path, path: Path) -> None:
     os.fsync(new.fileno())
     temp.replace(path)
     sync_folder(path.parent)
+
+
+def list_common_reasons(errors: Path, read: int = 1000) -> list[tuple[str, int]]:
+    """The reasons of the first `read` error records, each with its count, the most common first."""
+    found: Counter[str] = Counter()
+    with errors.open(encoding="utf-8") as lines:
+        for line in islice(lines, read):
+            found[str(json.loads(line)["error"]["message"])[:200]] += 1
+    return found.most_common()

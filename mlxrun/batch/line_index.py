@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mlxrun.batch.job_file import BadLine, JobLine, RawLine, open_job, parse_line, read_lines
+from mlxrun.batch.job_file import NO_SCORERS, BadLine, JobLine, RawLine, open_job, parse_line, read_lines
 from mlxrun.batch.line_keys import KEY_BYTES, SHORT_BYTES, LineKeys, digest_eval
 from mlxrun.batch.lookahead import hash_prefix
 from mlxrun.errors import JobError
+from mlxrun.scoring.eval_spec import EvalReader
 
 TODO, DONE, FAILED = 0, 1, 2
 _ROW = struct.Struct(f"<IQ?Q{KEY_BYTES}s{SHORT_BYTES}s")
@@ -48,13 +49,16 @@ class IndexRow(NamedTuple):
 
 class LineIndex:
     """All lines of one job file by position (0-based, empty lines not counted). `url`: the only one that
-    lines may have, None for any."""
+    lines may have, None for any; `evals`: how their `eval` is read."""
 
-    def __init__(self, path: Path, keys: LineKeys, url: str | None = None) -> None:
+    def __init__(
+        self, path: Path, keys: LineKeys, url: str | None = None, evals: EvalReader = NO_SCORERS
+    ) -> None:
         self.path = path
         self.sha256 = ""
         self.state = bytearray()
         self._url = url
+        self._evals = evals
         self._keys = keys
         self._rows = bytearray()
         self._hashes: Any = array("q")  # of custom_ids; sorted after the scan
@@ -117,10 +121,7 @@ class LineIndex:
         return None
 
     def _parse(self, raw: RawLine) -> tuple[JobLine | BadLine, bytes]:
-        line = parse_line(raw)
-        if isinstance(line, JobLine) and self._url not in (None, line.url):
-            reason = f"url is {line.url}, but these lines are for {self._url}"
-            line = BadLine(line.number, line.custom_id, reason, "url", line.eval)
+        line = parse_line(raw, self._url, self._evals)
         if isinstance(line, BadLine):
             return line, self._keys.compute_bad_key(raw.data, line.reason)
         return line, self._keys.compute_key(line)

@@ -1,8 +1,9 @@
 """Line keys decide whether a stored answer still belongs to a line.
 
 key = digest(custom_id, url, body, contents of the local images it names, settings), where settings are the
-model, its template and the options that change answers. `eval` is not included: if only it has changed, the
-stored answer is scored again.
+model, its template and the options that change answers; in a server also the id of the batch, since ids in
+answers are made of keys and no two answers of a server may have the same ones. `eval` is not included: if
+only it has changed, the stored answer is scored again.
 """
 
 from __future__ import annotations
@@ -11,19 +12,20 @@ import hashlib
 import json
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from mlxrun.batch.job_file import JobLine
-from mlxrun.batch.scoring import EvalSpec
 from mlxrun.config.settings import Config
+from mlxrun.scoring.eval_spec import EvalSpec
 from mlxrun.text.model_info import ModelInfo
 
 KEY_BYTES = 16
 SHORT_BYTES = 8
 _SCHEME = re.compile("[A-Za-z][A-Za-z0-9+.-]+:")  # data:, http: and others, which are refused
+_EVAL_FORMAT = 4  # of the `eval` in records; answers that were scored by another one are scored again
 _REMEMBERED = 4096  # image files whose digest is cached while a job is read
 
 
@@ -32,8 +34,8 @@ def dump_canonical(value: Any) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
 
-def digest_settings(config: Config, model_info: ModelInfo) -> str:
-    """Digest of all settings that change an answer."""
+def collect_settings(config: Config, model_info: ModelInfo) -> dict[str, Any]:
+    """All settings that change an answer."""
     model = {key: asdict(config.model)[key] for key in ("kind", "dtype", "chat_template_args")}
     engine: dict[str, Any] = {"reproducible": config.engine.reproducible}
     if config.engine.reproducible:
@@ -49,14 +51,22 @@ def digest_settings(config: Config, model_info: ModelInfo) -> str:
     }
     if model_info.processor_digest:
         parts["processor"] = model_info.processor_digest.hex()
+    if config.structured.close_objects:
+        parts["structured"] = asdict(config.structured)
     if config.cache.stored_bits is not None and config.cache.backend != "none":
         parts["stored_bits"] = config.cache.stored_bits
-    return hashlib.sha256(dump_canonical(parts)).hexdigest()
+    return parts
+
+
+def digest_settings(settings: Mapping[str, Any]) -> str:
+    """Digest of what `collect_settings` returns."""
+    return hashlib.sha256(dump_canonical(settings)).hexdigest()
 
 
 def digest_eval(wanted: EvalSpec | None) -> bytes:
     """SHORT_BYTES bytes that change if the line has to be scored again."""
-    return digest_short(dump_canonical(wanted and [wanted.expected, wanted.match, wanted.group]))
+    parts = wanted and [_EVAL_FORMAT, *wanted.list_digest_parts()]
+    return digest_short(dump_canonical(parts))
 
 
 def digest_short(data: bytes) -> bytes:
@@ -66,23 +76,28 @@ def digest_short(data: bytes) -> bytes:
 
 class LineKeys:
     """Computes line keys for one job and one set of settings. `base`: the folder to which image paths are
-    relative; None: paths are refused, so no file is read."""
+    relative; None: paths are refused, so no file is read. `batch_id`: of a server's batch, empty for a
+    command."""
 
-    def __init__(self, settings: str, base: Path | None, max_image: int) -> None:
+    def __init__(self, settings: str, base: Path | None, max_image: int, batch_id: str = "") -> None:
         self._settings = settings
+        self._batch_id = batch_id
         self._base = base
         self._max_image = max_image
         self._seen: dict[Path, tuple[tuple[int, int], str]] = {}
 
     def compute_key(self, line: JobLine) -> bytes:
         """The key of a valid line, of KEY_BYTES bytes."""
-        images = [self._digest_image(path) for path in find_local_images(line.body.get("messages"))]
+        images = [self._digest_image(path) for path in _find_images(line.body)]
         parts = dump_canonical([self._settings, line.custom_id, line.url, line.body, images])
-        return hashlib.blake2b(parts, digest_size=KEY_BYTES).digest()
+        return self._digest(parts)
 
     def compute_bad_key(self, data: bytes, reason: str) -> bytes:
         """The key of a bad line."""
-        return hashlib.blake2b(reason.encode() + b"\0" + data, digest_size=KEY_BYTES).digest()
+        return self._digest(reason.encode() + b"\0" + data)
+
+    def _digest(self, data: bytes) -> bytes:
+        return hashlib.blake2b(data, digest_size=KEY_BYTES, key=self._batch_id.encode()[:64]).digest()
 
     def _digest_image(self, name: str) -> str:
         """Digest of a file's bytes, or why the file is refused as an image."""
@@ -106,14 +121,26 @@ class LineKeys:
             return f"unreadable {type(error).__name__}"
 
 
+def _find_images(body: Mapping[str, Any]) -> Iterator[str]:
+    """The local images that the chat messages or the input items of a line name."""
+    for name in ("messages", "input"):
+        yield from find_local_images(body.get(name))
+
+
+def is_local_path(url: str) -> bool:
+    """Whether the URL of an image is a path."""
+    return not _SCHEME.match(url)
+
+
 def find_local_images(value: Any) -> Iterator[str]:
-    """The image URLs in messages that are local paths, in order."""
+    """The image URLs in messages or items that are local paths, in order."""
     if isinstance(value, list):
         for item in value:
             yield from find_local_images(item)
     elif isinstance(value, dict):
         image = value.get("image_url")
         url = image.get("url") if isinstance(image, dict) else image
-        if isinstance(url, str) and not _SCHEME.match(url):
+        if isinstance(url, str) and is_local_path(url):
             yield url
-        yield from find_local_images(value.get("content"))
+        for name in ("content", "output"):  # of a message, of a tool's result
+            yield from find_local_images(value.get(name))

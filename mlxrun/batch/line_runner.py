@@ -18,14 +18,15 @@ from mlxrun.batch import output_records
 from mlxrun.batch.job_file import BadLine, JobLine
 from mlxrun.batch.line_answerer import LineAnswerer, find_first_error
 from mlxrun.batch.line_index import TODO, IndexedLine, LineIndex
+from mlxrun.batch.line_times import LineTimes
 from mlxrun.batch.lookahead import Lookahead
 from mlxrun.batch.output_records import LineTokens
 from mlxrun.batch.output_writer import OutputWriter
 from mlxrun.batch.partial_answers import WRITE_EVERY
 from mlxrun.batch.progress import ProgressMeter
-from mlxrun.batch.scoring import Scores
 from mlxrun.config.settings import Config
 from mlxrun.errors import EngineDead, JobError, MlxrunError, RequestError
+from mlxrun.scoring.score_groups import Scores
 
 log = logging.getLogger(__name__)
 COMMIT_EVERY = 1.0  # seconds that a finished line may wait for its journal entry
@@ -70,11 +71,12 @@ class LineRunner:
 
     async def _work(self, lookahead: Lookahead) -> None:
         while (indexed := await self._load_next(lookahead)) is not None:
-            self.meter.running += 1
+            tokens = LineTokens(times=LineTimes(self.meter.clock()))
+            self.meter.start_line(tokens)
             try:
-                await self._run_line(indexed)
+                await self._run_line(indexed, tokens)
             finally:
-                self.meter.running -= 1
+                self.meter.stop_line(tokens)
 
     async def _load_next(self, lookahead: Lookahead) -> IndexedLine | None:
         """The next line, read in a thread: a line that contains images can be long."""
@@ -82,16 +84,16 @@ class LineRunner:
             position = lookahead.next()
             return None if position is None else await asyncio.to_thread(self.index.load, position)
 
-    async def _run_line(self, indexed: IndexedLine) -> None:
-        tokens = LineTokens()
+    async def _run_line(self, indexed: IndexedLine, tokens: LineTokens) -> None:
         record = await self._make_record(indexed, tokens)
         self.writer.add(indexed, record, tokens)
         if isinstance(indexed.line, JobLine):  # a bad line may have the key of a running one that it copies
             self.answerer.answers.remove_line(indexed.key)
         self.scores.add(record)
+        output_records.warn_unscored(record, indexed.line, self.index.path, self.scores)
         prompt, output = output_records.read_usage(record)
-        spent = tokens.computed + tokens.reused + tokens.output
-        self.meter.finish_line(record["error"] is not None, prompt, output, spent)
+        self.meter.stop_line(tokens)
+        self.meter.finish_line(record["error"] is not None, prompt, output)
         if self.writer.pending >= COMMIT_LINES:
             self._commit_due.set()
 
@@ -103,7 +105,9 @@ class LineRunner:
         with_prompts = self.config.log.prompts  # an error's message may quote a prompt
         try:
             body = await self._answer(line, indexed.key, tokens)
-            return output_records.build_answer_record(indexed, body)
+            if line.eval is None:
+                return output_records.build_answer_record(indexed, body)
+            return await asyncio.to_thread(output_records.build_answer_record, indexed, body)  # may take long
         except (EngineDead, JobError):
             raise
         except MlxrunError as error:
@@ -120,6 +124,7 @@ class LineRunner:
     async def _answer(self, line: JobLine, key: str, tokens: LineTokens) -> dict[str, Any]:
         """Answer a line, and retry after transient errors: all that are not the request's own fault."""
         for attempt in range(self.config.batch.retries):
+            tokens.times.tries += 1
             try:
                 return await self.answerer.answer(line, key, tokens)
             except (RequestError, EngineDead, JobError):
@@ -127,6 +132,7 @@ class LineRunner:
             except MlxrunError as error:
                 log.info("line %d: %s; trying again", line.number, error)
                 await asyncio.sleep(self.backoff * 2**attempt)
+        tokens.times.tries += 1
         return await self.answerer.answer(line, key, tokens)
 
     async def _commit_regularly(self) -> None:

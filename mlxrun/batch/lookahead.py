@@ -16,18 +16,19 @@ WINDOW = 256  # lines
 _FIRST = 200  # characters of a prompt that are taken as a system prompt where there is none
 _MORE = 1000  # characters after the system prompt
 _SYSTEM = ("system", "developer")
+_SYSTEM_FIELDS = ("system", "instructions")  # of /v1/messages and /v1/responses
 
 
 def hash_prefix(line: JobLine) -> int:
     """64 bits: the upper 32 are equal for lines with the same tools and system prompt, all 64 if the first
     _MORE characters after them are the same too."""
     body = line.body
-    messages = body.get("messages")
-    turns = messages if isinstance(messages, list) else []
+    messages = body.get("messages", body.get("input"))
+    turns: list[Any] = messages if isinstance(messages, list) else [messages]
     lead = 0
     while lead < len(turns) and isinstance(turns[lead], dict) and turns[lead].get("role") in _SYSTEM:
         lead += 1
-    head = "".join(_texts([body.get("tools"), turns[:lead]]))
+    head = "".join(_texts([body.get("tools"), *(body.get(name) for name in _SYSTEM_FIELDS), turns[:lead]]))
     rest = _start([body.get("prompt"), turns[lead:]], _MORE)
     if not head:
         head = rest[:_FIRST]

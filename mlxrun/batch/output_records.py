@@ -1,35 +1,52 @@
-"""The records that a job writes, in the format of OpenAI's batch output and error files.
+"""The records that a job writes, in the format of OpenAI's batch output and error files, whatever the API.
 
-Records depend on the line, its key and its answer alone: ids are made from the key, `created` is always 0,
-and cached tokens are left out, so that two runs can be compared byte by byte.
+Records depend on the line, its key and its answer alone: ids are made from the key. In those of a command,
+`created` is 0 and cached tokens are left out, so that two runs can be compared byte by byte.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from mlxrun.batch.job_file import BadLine
+from mlxrun.batch.job_file import MESSAGE, BadLine, JobLine
 from mlxrun.batch.line_index import IndexedLine
-from mlxrun.batch.scoring import EvalSpec, extract_answer, score
-from mlxrun.errors import MlxrunError
+from mlxrun.batch.line_times import LineTimes
+from mlxrun.errors import get_http_status
+from mlxrun.scoring.answer_text import extract_answer
+from mlxrun.scoring.line_scores import score_response
+from mlxrun.scoring.score_groups import Scores
 
+log = logging.getLogger(__name__)
 CREATED = 0
+SHOWN_NOTES = 5  # warnings of one job about answers that could not be scored
 ID_PREFIX = "batch_req_"
 _ID = re.compile(ID_PREFIX + "[0-9a-f]{32}")
+
+
+@dataclass(frozen=True, slots=True)
+class BatchStamp:
+    """What tells the answers of one batch of a server from those of others: its id, which is part of line
+    keys, and when it was created, in seconds since 1970. They are the same when the batch is continued."""
+
+    batch_id: str
+    created_at: int
 
 
 @dataclass(slots=True)
 class LineTokens:
     """Tokens of one line in this run, all its tries together: prompt tokens computed and reused, and
-    output."""
+    output; and when they came."""
 
     computed: int = 0
     reused: int = 0
     output: int = 0
+    times: LineTimes = field(default_factory=LineTimes)
 
     def add(self, computed: int, reused: int, output: int) -> None:
         self.computed += computed
@@ -43,19 +60,38 @@ def make_request_id(key: str) -> str:
 
 def build_answer_record(indexed: IndexedLine, body: dict[str, Any]) -> dict[str, Any]:
     """The output record of an answered line."""
-    if isinstance(usage := body.get("usage"), dict):
-        body = {**body, "usage": {k: v for k, v in usage.items() if k != "prompt_tokens_details"}}
     response = {"status_code": 200, "request_id": make_request_id(indexed.key), "body": body}
     return _build_record(indexed, response, None)
 
 
-def add_score(record: dict[str, Any], wanted: EvalSpec | None) -> dict[str, Any]:
-    """`record` with its answer scored (again) by `wanted`."""
+def add_score(record: dict[str, Any], line: JobLine | BadLine) -> dict[str, Any]:
+    """`record` with its answer scored (again) by the `eval` of its line."""
     record = {key: value for key, value in record.items() if key != "eval"}
-    if wanted is not None:
-        good = record["error"] is None and score(wanted, extract_answer(record["response"]["body"]))
-        record["eval"] = {"score": int(good), "match": wanted.match, "group": wanted.group}
+    if line.eval is not None:
+        body = record["response"]["body"] if record["error"] is None else None
+        record["eval"] = score_response(line.eval, body, _describe_line(line))
     return record
+
+
+def warn_unscored(record: Mapping[str, Any], line: JobLine | BadLine, job: Path, scores: Scores) -> None:
+    """Warn that an answer could not be scored: of the first of a job alone. `scores` has it already."""
+    result = record.get("eval") or {}
+    if "note" not in result or (line.eval is not None and line.eval.waits_for_judge):
+        return
+    number = scores.waiting if result.get("match") == "judge" else scores.broken
+    if number <= SHOWN_NOTES:
+        note = " ".join(str(result["note"]).split())
+        log.warning("%s: line %d scores %g: %s", job, line.number, result["score"], note)
+    if number == SHOWN_NOTES:
+        log.warning("%s: more answers that cannot be scored are counted, and named in the output", job)
+
+
+def _describe_line(line: JobLine | BadLine) -> dict[str, Any]:
+    """The line as scorers see it. Its `eval` has `expected`, `group` and the keys of its match."""
+    found: dict[str, Any] = {"custom_id": line.custom_id, "number": line.number, "body": {}}
+    if line.eval is not None:
+        found["eval"] = {"expected": line.eval.expected, "group": line.eval.group, **line.eval.options}
+    return found | {"url": line.url, "body": line.body} if isinstance(line, JobLine) else found
 
 
 def build_bad_line_record(indexed: IndexedLine) -> dict[str, Any]:
@@ -65,13 +101,15 @@ def build_bad_line_record(indexed: IndexedLine) -> dict[str, Any]:
 
 
 def build_error_record(indexed: IndexedLine, error: Exception) -> dict[str, Any]:
-    """The error record of a request that was refused or failed, with the response of a server."""
+    """The error record of a request that was refused or failed, with the response of its endpoint."""
+    from mlxrun.api.anthropic import response as anthropic
     from mlxrun.api.openai.response import build_error
 
-    status = error.http_status if isinstance(error, MlxrunError) else 500
-    body = build_error(error)
-    response = {"status_code": status, "request_id": make_request_id(indexed.key), "body": body}
-    found = body["error"]
+    request_id, body = make_request_id(indexed.key), build_error(error)
+    found, status = body["error"], get_http_status(error)
+    if isinstance(indexed.line, JobLine) and indexed.line.url == MESSAGE:
+        body, status = anthropic.build_error(error, request_id), anthropic.get_error_status(error)
+    response = {"status_code": status, "request_id": request_id, "body": body}
     return _build_record(indexed, response, (found["code"], found["message"], found["param"]))
 
 
@@ -84,7 +122,7 @@ def _build_record(
     if error is not None:
         code, message, param = error
         record["error"] = {"code": code, "message": message, "line": line.number, "param": param}
-    return add_score(record, line.eval)
+    return add_score(record, line)
 
 
 def dump_record(record: Mapping[str, Any]) -> bytes:
@@ -126,5 +164,6 @@ def read_usage(record: Mapping[str, Any]) -> tuple[int, int]:
     body = (record["response"] or {}).get("body") or {}
     found = body.get("usage")
     counts = found if isinstance(found, dict) else {}
-    prompt, output = counts.get("prompt_tokens"), counts.get("completion_tokens")
+    prompt = counts.get("prompt_tokens", counts.get("input_tokens"))
+    output = counts.get("completion_tokens", counts.get("output_tokens"))
     return prompt if isinstance(prompt, int) else 0, output if isinstance(output, int) else 0

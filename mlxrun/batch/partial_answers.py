@@ -1,11 +1,12 @@
 """answers.jsonl: the partial answers of running lines, so that a killed job continues inside its answers.
 
     {"key": K, "choice": 0, "request": D, "start": 17, "tokens": [..], "logprobs": [[-0.5, [[12, -0.5]]]],
-     "finish": null, "check": C}
+     "finish": null, "stop": null, "check": C}
 
 `request` is a digest of the prompt's tokens; `start` is how many tokens of this choice earlier records have
-(0 replaces them); `logprobs` is as long as `tokens` or empty; `check` is a digest of all bytes before it. If
-the file is missing, damaged or cannot be written, tokens are computed again, but no answer is wrong.
+(0 replaces them); `logprobs` is as long as `tokens` or empty; `stop` is the stop id that ended the answer;
+`check` is a digest of all bytes before it. If the file is missing, damaged or cannot be written, tokens are
+computed again, but no answer is wrong.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ class PartialAnswer:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish: FinishReason | None = None
+    stop_id: int | None = None  # as in TokenEvent
     stored: int = 0  # tokens that are in records, and one more once `finish` is
 
     def add(self, event: TokenEvent) -> None:
@@ -48,7 +50,7 @@ class PartialAnswer:
         self.tokens += event.tokens
         self.logprobs += event.logprobs
         if event.finish in _ENDS:
-            self.finish = event.finish
+            self.finish, self.stop_id = event.finish, event.stop_id
 
     def matches(self, request: Request) -> bool:
         """Whether this is the beginning of an answer to `request`."""
@@ -69,7 +71,8 @@ class PartialAnswer:
             return b""
         logprobs = [(each.logprob, each.top) for each in self.logprobs[start:]]
         fields = {"key": key, "choice": choice, "request": self.request_digest, "start": start}
-        fields |= {"tokens": self.tokens[start:], "logprobs": logprobs, "finish": self.finish}
+        fields |= {"tokens": self.tokens[start:], "logprobs": logprobs}
+        fields |= {"finish": self.finish, "stop": self.stop_id}
         data = json.dumps(fields, separators=(",", ":")).encode()[:-1]
         return data + _CHECK + _digest(data) + b'"}\n'
 
@@ -108,8 +111,9 @@ class PartialAnswers:
         self._write(compact=True)
 
     def find(self, key: str, choice: int, request: Request) -> PartialAnswer:
-        """The partial answer of this choice, which continues it; an empty one if its request has changed."""
-        if not self._keep:
+        """The partial answer of this choice, which continues it; an empty one if its request has changed.
+        Answers with logprobs of their prompt begin anew, as these are not kept."""
+        if not self._keep or request.params.prompt_logprobs is not None:
             return PartialAnswer(digest_request(request))
         choices = self._lines.setdefault(key, {})
         known = choices.get(choice)
@@ -172,7 +176,7 @@ def parse_records(lines: Iterable[bytes]) -> dict[str, dict[int, PartialAnswer]]
         value = json.loads(head + b"}")
         logprobs = [TokenLogprob(own, tuple((t, p) for t, p in top)) for own, top in value["logprobs"]]
         finish = FinishReason(value["finish"]) if value["finish"] else None
-        more = PartialAnswer(value["request"], value["tokens"], logprobs, finish)
+        more = PartialAnswer(value["request"], value["tokens"], logprobs, finish, value.get("stop"))
         choices, choice, start = found.setdefault(value["key"], {}), value["choice"], value["start"]
         known = choices.get(choice)
         if start == 0:
@@ -184,7 +188,7 @@ def parse_records(lines: Iterable[bytes]) -> dict[str, dict[int, PartialAnswer]]
         ):
             known.tokens += more.tokens
             known.logprobs += more.logprobs
-            known.finish = more.finish
+            known.finish, known.stop_id = more.finish, more.stop_id
     return found
 
 

@@ -1,7 +1,8 @@
 """The progress of a job: counters and rates, shown as a bar on a terminal and as lines in a pipe.
 
-Progress goes to standard error. The remaining time is estimated from tokens: the lines left times the average
-prompt and answer, at the rate so far. The clock is a parameter, so that tests need not wait.
+Progress goes to standard error. The remaining time is estimated from tokens: those of lines that wait, and
+those that lines under way still need, at the rate so far. The clock is a parameter, so that tests need not
+wait.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ import sys
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any, TextIO
 
 from mlxrun.batch.job_cache import summarize_counters
+from mlxrun.batch.output_records import LineTokens
 
 WINDOW = 30.0  # seconds over which rates are taken
 PLAIN_EVERY = 10.0
@@ -21,63 +24,85 @@ Clock = Callable[[], float]
 
 @dataclass(slots=True)
 class ProgressMeter:
-    """Counters of one job. `done`, `failed` and `total_*` include earlier runs; the others count this run."""
+    """Counters of one job. `total` lines are to be done of the `lines` in the job; `done`, `failed` and
+    `total_*` include earlier runs; the others count this run.
+
+    It is changed on the event loop only; status.json is made of it on another thread.
+    """
 
     clock: Clock
     total: int = 0
+    lines: int = 0
     done: int = 0
     failed: int = 0
     total_prompt: int = 0
     total_output: int = 0
     run_done: int = 0
     run_failed: int = 0
-    running: int = 0
     computed: int = 0
     reused: int = 0
     output: int = 0
     counters: Callable[[], Mapping[str, int]] = dict  # of the prefix cache
-    _finished_tokens: int = 0  # tokens of finished lines, answered or failed
+    _running: dict[int, LineTokens] = field(default_factory=dict)  # tokens of lines under way, by identity
     _prepared: tuple[int, int, int] = (0, 0, 0)  # tokenised lines, their prompt tokens and max_tokens
     _answered: tuple[int, int] = (0, 0)  # answered lines, their output tokens
     _started: float | None = None
     _samples: deque[tuple[float, int, int]] = field(default_factory=deque)
 
+    @property
+    def running(self) -> int:
+        """The number of lines under way."""
+        return len(self._running)
+
+    def start_line(self, tokens: LineTokens) -> None:
+        """Count a line as under way; `tokens` are those that it has so far."""
+        self._running[id(tokens)] = tokens
+
+    def stop_line(self, tokens: LineTokens) -> None:
+        """Count a line as not under way any more."""
+        self._running.pop(id(tokens), None)
+
     def add_prompt(self, prompt: int, max_tokens: int) -> None:
         """Count a line that was tokenised."""
         lines, prompts, most = self._prepared
         self._prepared = lines + 1, prompts + prompt, most + max_tokens
+        self._take_sample()
 
     def add_tokens(self, computed: int, reused: int, output: int) -> None:
         """Count prompt tokens that were computed or reused, and output tokens."""
-        if self._started is None:
-            self._started = self.clock()
+        self._take_sample()
         self.computed += computed
         self.reused += reused
         self.output += output
 
-    def finish_line(self, failed: bool, prompt: int, output: int, spent: int) -> None:
-        """Count a finished line; `spent`: all its tokens that `add_tokens` has counted."""
+    def _take_sample(self) -> None:
+        """Remember the counters once a second, for `compute_rates`."""
+        now = self.clock()
+        if self._started is None:
+            self._started = now
+        if not self._samples or now - self._samples[-1][0] >= 1.0:
+            self._samples.append((now, self.computed, self.output))
+        while len(self._samples) > 2 and now - self._samples[1][0] >= WINDOW:
+            self._samples.popleft()
+
+    def finish_line(self, failed: bool, prompt: int, output: int) -> None:
+        """Count a finished line."""
         self.done += not failed
         self.failed += failed
         self.run_done += not failed
         self.run_failed += failed
         self.total_prompt += prompt
         self.total_output += output
-        self._finished_tokens += spent
         if not failed:
             self._answered = self._answered[0] + 1, self._answered[1] + output
 
     def compute_rates(self) -> tuple[float, float]:
-        """Prompt and output tokens a second, over the last WINDOW seconds. Call it regularly."""
-        if self._started is None:
+        """Prompt and output tokens a second, over the last WINDOW seconds."""
+        now, samples = self.clock(), list(self._samples)
+        if not samples:
             return 0.0, 0.0
-        now = self.clock()
-        self._samples = self._samples or deque([(self._started, 0, 0)])
-        if now - self._samples[-1][0] >= 1.0:
-            self._samples.append((now, self.computed, self.output))
-        while len(self._samples) > 2 and now - self._samples[1][0] >= WINDOW:
-            self._samples.popleft()
-        then, computed, output = self._samples[0]
+        old = (sample for sample in reversed(samples) if now - sample[0] >= WINDOW)
+        then, computed, output = next(old, samples[0])
         span = now - then
         if span <= 0:
             return 0.0, 0.0
@@ -85,14 +110,31 @@ class ProgressMeter:
 
     def estimate_eta(self) -> float | None:
         """Seconds until the job is finished; None while they cannot be estimated."""
-        lines, prompts, most = self._prepared
-        spent = self.computed + self.reused + self.output
-        if self._started is None or not lines or not spent:
+        lines, prompts, _ = self._prepared
+        running, spent = list(self._running.values()), self.computed + self.reused + self.output
+        answer = self._estimate_answer([tokens.output for tokens in running if tokens.output])
+        if self._started is None or answer is None or not spent:
             return None
-        elapsed = self.clock() - self._started
-        answers = self._answered[1] / self._answered[0] if self._answered[0] else most / lines
-        todo = max(0, self.total - self.done - self.failed) * (prompts / lines + answers)
-        return max(0.0, todo - (spent - self._finished_tokens)) * elapsed / spent
+        prompt = prompts / lines
+        waiting = max(0, self.total - self.done - self.failed - len(running))
+        todo = waiting * (prompt + answer) + sum(
+            max(0.0, prompt - tokens.computed - tokens.reused) + max(0.0, answer - tokens.output)
+            for tokens in running
+        )
+        return todo * (self.clock() - self._started) / spent
+
+    def _estimate_answer(self, under_way: list[int]) -> float | None:
+        """The tokens of an average answer, from the answers so far and those under way that are longer.
+
+        Until the first line is answered, answers are taken to be twice as long as those under way, and no
+        longer than they may be.
+        """
+        lines, _, most = self._prepared
+        answers, tokens = self._answered
+        if answers:
+            longer = [output for output in under_way if output > tokens / answers]
+            return (tokens + sum(longer)) / (answers + len(longer))
+        return min(2 * sum(under_way) / len(under_way), most / lines) if under_way and lines else None
 
     def freeze_counters(self) -> None:
         """Copy the counters of the prefix cache, because the engine is about to be closed."""
@@ -110,6 +152,7 @@ class ProgressMeter:
         prompt_rate, output_rate = self.compute_rates()
         eta = self.estimate_eta()
         return {
+            "lines": self.lines,
             "total": self.total,
             "done": self.done,
             "failed": self.failed,
@@ -121,6 +164,13 @@ class ProgressMeter:
             "eta_s": None if eta is None else round(eta, 1),
         }
 
+    def format_done(self) -> str:
+        """How many lines are done: `3 of 8 lines`, or `3 of the first 5 lines (the job has 8)`."""
+        if self.total == self.lines:
+            return f"{self.done} of {pluralize(self.total, 'line')}"
+        first = f"the first {self.total} lines" if self.total > 1 else "the first line"
+        return f"{self.done} of {first} (the job has {self.lines})"
+
     def format_line(self) -> str:
         """The rates and the remaining time, for people."""
         prompt_rate, output_rate = self.compute_rates()
@@ -129,6 +179,16 @@ class ProgressMeter:
             parts.append(f"cached {self.cached_share:.0%}")
         parts.append(f"ETA {format_duration(self.estimate_eta())}")
         return ", ".join(parts)
+
+
+def pluralize(number: int, noun: str) -> str:
+    """`1 line`, `2 lines`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def format_now(precision: str = "seconds") -> str:
+    """The current time in UTC, as the files of a job have it."""
+    return datetime.now(UTC).isoformat(timespec=precision)
 
 
 def format_duration(seconds: float | None) -> str:
@@ -150,10 +210,12 @@ class ProgressView:
 
 
 class PlainView(ProgressView):
-    """Prints a line every PLAIN_EVERY seconds and one at the end."""
+    """Prints a line every PLAIN_EVERY seconds and one at the end. `title`: before each of them; where there
+    are several jobs, whoever runs them says how each has ended."""
 
-    def __init__(self, meter: ProgressMeter, stream: TextIO) -> None:
+    def __init__(self, meter: ProgressMeter, stream: TextIO, title: str = "") -> None:
         self._meter = meter
+        self._title = title and f"{title}: "
         self._stream = stream
         self._last = meter.clock()
 
@@ -163,25 +225,28 @@ class PlainView(ProgressView):
             self._print()
 
     def close(self) -> None:
-        self._print()
+        if not self._title:
+            self._print()
 
     def _print(self) -> None:
         meter = self._meter
-        over = f"{meter.done + meter.failed}/{meter.total} lines, {meter.failed} failed"
+        over = f"{self._title}{meter.done + meter.failed}/{meter.total} lines, {meter.failed} failed"
         print(f"{over}, {meter.format_line()}", file=self._stream, flush=True)
 
 
 class BarView(ProgressView):
-    """Shows a progress bar on a terminal."""
+    """Shows a progress bar on a terminal. `title`: before it."""
 
-    def __init__(self, meter: ProgressMeter, stream: TextIO) -> None:
+    def __init__(self, meter: ProgressMeter, stream: TextIO, title: str = "") -> None:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
         self._meter = meter
-        columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}"), TimeElapsedColumn())
+        name = [TextColumn("{task.description}", markup=False)] if title else []
+        note = TextColumn("{task.fields[note]}")
+        columns = (*name, BarColumn(), MofNCompleteColumn(), note, TimeElapsedColumn())
         self._bar = Progress(*columns, console=Console(file=stream), auto_refresh=False)
-        self._task = self._bar.add_task("", total=meter.total, note="")
+        self._task = self._bar.add_task(title, total=meter.total, note="")
         self._bar.start()
 
     def update(self) -> None:
@@ -197,7 +262,7 @@ class BarView(ProgressView):
         self._bar.stop()
 
 
-def make_view(meter: ProgressMeter, stream: TextIO | None = None) -> ProgressView:
-    """A bar if the stream is a terminal, else lines."""
+def make_view(meter: ProgressMeter, stream: TextIO | None = None, title: str = "") -> ProgressView:
+    """A bar if the stream is a terminal, else lines. `title`: the job's name, if there are several."""
     stream = stream or sys.stderr
-    return BarView(meter, stream) if stream.isatty() else PlainView(meter, stream)
+    return BarView(meter, stream, title) if stream.isatty() else PlainView(meter, stream, title)

@@ -1,6 +1,6 @@
 """The files of a job: where they are, who may write them, and how small ones are replaced.
 
-    X.jsonl -> X.out.jsonl, X.errors.jsonl, X.out.jsonl.run/{manifest.json,status.json,journal.jsonl,...}
+    X.jsonl -> X.out.jsonl, X.errors.jsonl, X.out.jsonl.run/{manifest,scores,status}.json, journal.jsonl, ...
 
 One process at a time holds the lock. A file that is replaced is complete before it gets its name.
 """
@@ -8,9 +8,11 @@ One process at a time holds the lock. A file that is replaced is complete before
 from __future__ import annotations
 
 import fcntl
+import itertools
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 
 from mlxrun.errors import JobError
@@ -36,18 +38,43 @@ class JobPaths:
         self.folder = self.out.with_name(self.out.name + ".run")
         self.journal = self.folder / "journal.jsonl"
         self.manifest = self.folder / "manifest.json"
+        self.scores = self.folder / "scores.json"
         self.status = self.folder / "status.json"
+        self.timings = self.folder / "timings.jsonl"
         self.dropped = self.folder / "dropped.jsonl"  # answers that belong to no line any more
+        self.earlier = self.folder / "earlier"  # folders of what `--fresh` replaced, by date
         # Partial answers and the prefix cache of the job exist only while lines are left.
         self.answers = self.folder / "answers.jsonl"
         self.cache = self.folder / "cache"
 
-    def delete_outputs(self) -> None:
-        """Delete the files that earlier runs wrote (`--fresh`)."""
-        files = (self.journal, self.out, self.errors, self.manifest, self.status, self.dropped, self.answers)
+    def has_answers(self) -> bool:
+        """Whether earlier runs have left answers or errors."""
+        return any(path.exists() and path.stat().st_size for path in (self.out, self.errors))
+
+    def set_outputs_aside(self) -> Path | None:
+        """Move what earlier runs wrote to a new folder below `earlier`, which is returned. None if they left
+        no answers; what they wrote is deleted then."""
+        folder = self._make_dated_folder() if self.has_answers() or self.dropped.exists() else None
+        # Answers are moved before the journal that claims them: a kill in between loses none.
+        files = (self.out, self.errors, self.dropped, self.journal, self.manifest, self.scores, self.timings)
         for path in files:
             with wrap_write_errors(path):
+                if folder is None:
+                    path.unlink(missing_ok=True)
+                elif path.exists():
+                    path.rename(folder / path.name)
+        for path in (self.status, self.answers):
+            with wrap_write_errors(path):
                 path.unlink(missing_ok=True)
+        return folder
+
+    def _make_dated_folder(self) -> Path:
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H-%M-%SZ")
+        names = (now if number == 1 else f"{now}-{number}" for number in itertools.count(1))
+        folder = next(self.earlier / name for name in names if not (self.earlier / name).exists())
+        with wrap_write_errors(folder):
+            folder.mkdir(parents=True)
+        return folder
 
 
 @contextmanager
@@ -65,16 +92,23 @@ def wrap_write_errors(path: Path) -> Iterator[None]:
 @contextmanager
 def lock_run_folder(paths: JobPaths) -> Iterator[None]:
     """Create the run folder and hold its lock; JobError if another process holds it."""
-    with wrap_write_errors(paths.folder):
-        paths.folder.mkdir(exist_ok=True)
-        handle = os.open(paths.folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+    with lock_folder(paths.folder):
+        yield
+
+
+@contextmanager
+def lock_folder(folder: Path) -> Iterator[None]:
+    """Create a folder and hold its lock; JobError if another process holds it."""
+    with wrap_write_errors(folder):
+        folder.mkdir(exist_ok=True)
+        handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         owner = os.read(handle, 20).decode("ascii", "replace").strip() or "unknown"
         os.close(handle)
         raise JobError(
-            f"{paths.folder}: another mlxrun (process {owner}) runs this job; wait for it, or give another -o"
+            f"{folder}: another mlxrun (process {owner}) runs this job; wait for it, or give another -o"
         ) from error
     try:
         os.truncate(handle, 0)

@@ -40,6 +40,7 @@ class StopSignals:
         self.owns_process = owns_process
         self._requested = asyncio.Event()
         self._stuck = False
+        self._handling = False
 
     @property
     def requested(self) -> bool:
@@ -48,16 +49,19 @@ class StopSignals:
 
     @contextmanager
     def handle_signals(self) -> Iterator[None]:
-        """Handle the signals while the job runs."""
-        if not self.owns_process:
+        """Handle the signals while the job runs. Jobs that run one after the other may do so within an outer
+        block, so that no signal is missed between them."""
+        if not self.owns_process or self._handling:
             yield
             return
         loop = asyncio.get_running_loop()
         for number in _SIGNALS:
             loop.add_signal_handler(number, self.request)
+        self._handling = True
         try:
             yield
         finally:
+            self._handling = False
             for number in _SIGNALS:
                 loop.remove_signal_handler(number)
 

@@ -11,7 +11,7 @@ import pytest
 
 from mlxrun.batch import job_cache
 from mlxrun.batch.line_answerer import _PromptProgress
-from mlxrun.batch.line_keys import digest_settings
+from mlxrun.batch.line_keys import collect_settings, digest_settings
 from mlxrun.batch.run_paths import JobPaths
 from mlxrun.config.settings import CacheSettings, Config
 from mlxrun.errors import EngineDead
@@ -33,17 +33,18 @@ def with_cache(**settings: Any) -> Config:
 
 def test_the_engine_keeps_a_jobs_prefixes_in_its_folder(paths: JobPaths) -> None:
     for config in (with_cache(), with_cache(backend="disk", disk_bytes=5)):
-        found = job_cache.choose_engine_config(config, paths)
+        found = job_cache.choose_engine_config(config, paths.cache)
         assert (found.cache.backend, found.cache.disk_path) == ("disk", str(paths.cache.absolute()))
-        assert found == replace(config, cache=found.cache)
+        assert found == replace(config, cache=found.cache, scheduler=replace(config.scheduler, step_ms=0))
         assert found.cache.disk_bytes == config.cache.disk_bytes
     for config in (with_cache(backend="none"), with_cache(backend="disk", disk_path="/mine")):
-        assert job_cache.choose_engine_config(config, paths) is config
+        config = replace(config, scheduler=replace(config.scheduler, step_ms=50))
+        assert job_cache.choose_engine_config(config, paths.cache) is config
 
 
 def test_a_folder_that_cannot_be_written_stops_no_job(paths: JobPaths) -> None:
     paths.cache.write_bytes(b"a file is in the way")
-    found = job_cache.choose_engine_config(with_cache(backend="disk"), paths)
+    found = job_cache.choose_engine_config(with_cache(backend="disk"), paths.cache)
     assert (found.cache.backend, found.cache.disk_path) == ("memory", None)
     job_cache.delete_cache(paths.cache)
     assert paths.cache.exists()  # not a folder of ours
@@ -52,11 +53,11 @@ def test_a_folder_that_cannot_be_written_stops_no_job(paths: JobPaths) -> None:
 def test_what_the_keys_depend_on() -> None:
     """Where prefixes are kept changes no answer; how exactly they are kept does."""
     host = FakeModelInfo()
-    plain = digest_settings(make_config(), host)
+    plain = digest_settings(collect_settings(make_config(), host))
     for settings in ({"backend": "none"}, {"checkpoint_every": 64}, {"backend": "disk"}, {"memory_bytes": 9}):
-        assert digest_settings(with_cache(**settings), host) == plain
-    assert digest_settings(with_cache(stored_bits=8), host) != plain
-    assert digest_settings(with_cache(stored_bits=8, backend="none"), host) == plain
+        assert digest_settings(collect_settings(with_cache(**settings), host)) == plain
+    assert digest_settings(collect_settings(with_cache(stored_bits=8), host)) != plain
+    assert digest_settings(collect_settings(with_cache(stored_bits=8, backend="none"), host)) == plain
 
 
 async def test_the_folder_goes_with_the_last_line(paths: JobPaths) -> None:

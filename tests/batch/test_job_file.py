@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import tracemalloc
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,32 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxrun.batch.job_file import BadLine, JobLine, RawLine, parse_line
-from mlxrun.batch.line_index import LineIndex
+from mlxrun.batch.job_file import CHAT, BadLine, JobLine, RawLine, check_job_file, parse_line
 from mlxrun.batch.line_keys import LineKeys
-from mlxrun.batch.run_paths import JobPaths
-from mlxrun.batch.scoring import EvalSpec
 from mlxrun.errors import JobError
+from mlxrun.scoring.eval_spec import EvalSpec
 from tests.helpers.batch_fakes import chat
 
 GOOD = chat("a", "hi", max_tokens=3)
+NEEDED = "a line needs custom_id, method, url and body, or id and one of prompt, messages, input "
 
 
 def parse(value: Any) -> JobLine | BadLine:
     data = value if isinstance(value, bytes) else json.dumps(value).encode()
     return parse_line(RawLine(7, 0, data))
-
-
-def index_of(path: Path, data: bytes) -> LineIndex:
-    path.write_bytes(data)
-    index = LineIndex(path, LineKeys("settings", path.parent, 10**6))
-    index.scan()
-    return index
-
-
-def entries(index: LineIndex) -> Iterator[JobLine | BadLine]:
-    yield from (index.load(position).line for position in range(len(index)))
-    index.close()
 
 
 def test_both_forms() -> None:
@@ -52,6 +36,12 @@ def test_both_forms() -> None:
     messages = [{"role": "user", "content": "x"}]
     assert parse({"id": "c", "messages": messages, "stream": False}) == JobLine(
         7, "c", "/v1/chat/completions", {"messages": messages, "stream": False}
+    )
+    assert parse({"id": "d", "input": "x", "instructions": "y"}) == JobLine(
+        7, "d", "/v1/responses", {"input": "x", "instructions": "y"}
+    )
+    assert parse({"id": "e", "url": "/v1/messages", "messages": messages, "max_tokens": 3}) == JobLine(
+        7, "e", "/v1/messages", {"messages": messages, "max_tokens": 3}
     )
 
 
@@ -78,9 +68,13 @@ def test_both_forms() -> None:
         ({**GOOD, "custom_id": None}, "custom_id must be a string that is not empty, not null", "custom_id"),
         ({**GOOD, "metadata": {}}, "unknown key 'metadata'; a line takes custom_id", "metadata"),
         ({"custom_id": "a", "method": "POST", "url": "/v1/completions"}, "body is missing", "body"),
-        ({"custom_id": "a", "body": {}}, "method is missing", "method"),
+        ({"custom_id": "a", "body": {}}, "url is missing", "url"),
+        ({"custom_id": "a", "url": CHAT, "body": {}}, "method is missing", "method"),
         ({**GOOD, "method": "GET"}, 'method must be POST, not "GET"', "method"),
-        ({**GOOD, "url": "/v1/responses"}, "url must be one of /v1/chat/completions and", "url"),
+        ({**GOOD, "url": "/v1/embeddings"}, "url must be one of /v1/chat/completions, /v1/compl", "url"),
+        ({"id": "a", "url": "/v1/embeddings", "input": "x"}, "url must be one of", "url"),
+        ({"url": "/v1/completions"}, NEEDED + "(none given)", None),
+        ({"id": "a", "prompt": "x", "input": "y"}, NEEDED + "(prompt and input given)", None),
         ({**GOOD, "url": []}, "url must be one of", "url"),
         ({**GOOD, "body": [1]}, "body must be an object, not an array", "body"),
         ({**GOOD, "body": {"stream": True}}, "stream is not supported in a job", "stream"),
@@ -92,7 +86,7 @@ def test_both_forms() -> None:
         ({**GOOD, "eval": {"expected": "x", "group": 3}}, "eval.group must be a string", "eval"),
         (
             {**GOOD, "eval": {"expected": 3}},
-            "eval.expected must be a string because eval.match is exact",
+            "eval.expected must be a string, or a list of strings, because eval.match is exact",
             "eval",
         ),
         ({**GOOD, "eval": {"expected": "(", "match": "regex"}}, "eval.expected is not a regular", "eval"),
@@ -107,36 +101,44 @@ def test_bad_lines(value: Any, reason: str, param: str | None) -> None:
     assert found.param == param
 
 
+@pytest.mark.parametrize(
+    ("value", "param", "spoils"),
+    [
+        ({**GOOD, "body": {"stream": True}}, "stream", False),
+        ({**GOOD, "body": [1]}, "body", False),
+        ({**GOOD, "method": "GET"}, "method", False),
+        ({**GOOD, "metadata": {}}, "metadata", False),
+        ({**GOOD, "id": "b"}, "id", False),
+        ({**GOOD, "eval": 5}, "eval", False),
+        ({"id": "a"}, None, False),
+        ({"id": "a", "messages": [], "prompt": ""}, None, False),
+        (b"{", None, True),
+        (["a"], None, True),
+        ({**GOOD, "custom_id": 7, "id": "b"}, "custom_id", True),
+        ({**GOOD, "custom_id": "", "id": "b"}, "custom_id", True),
+        ({**GOOD, "custom_id": 7, "method": "GET", "more": 1}, "custom_id", True),
+        ({**GOOD, "url": "/v1/completions"}, "url", True),
+        ({**GOOD, "url": "/v1/completions", "body": {"stream": True}, "method": "GET", "x": 1}, "url", True),
+        ({"custom_id": "a", "method": "GET", "body": 3}, "url", True),
+        ({"id": "a", "url": "/v1/completions", "messages": [], "prompt": ""}, "url", True),
+        ({"id": "a", "input": "x"}, "url", True),
+        ({"messages": []}, "id", True),
+    ],
+)
+def test_what_spoils_a_whole_file(value: Any, param: str | None, spoils: bool) -> None:
+    """It is found even if the line has other problems."""
+    line = value if isinstance(value, bytes) else json.dumps(value).encode()
+    found = parse_line(RawLine(7, 0, line), CHAT)
+    assert isinstance(found, BadLine)
+    assert (found.param, found.spoils_file) == (param, spoils)
+    assert found.spoils_file or found.custom_id == "a"
+
+
 def test_bad_lines_keep_what_can_be_read() -> None:
     wanted = {"expected": "x", "group": "g"}
     found = parse({**GOOD, "url": "/nope", "eval": wanted})
     assert isinstance(found, BadLine)
     assert (found.custom_id, found.eval) == ("a", EvalSpec("x", "exact", "g"))
-
-
-def test_the_file(tmp_path: Path) -> None:
-    """BOM, CRLF, empty lines, no end of line at the end; numbers count every line."""
-    good = json.dumps(GOOD).encode()
-    second = good.replace(b'"a"', b'"b"')
-    data = b"\xef\xbb\xbf" + good + b"\r\n\r\n  \n" + second + b"\n\n" + b"\xef\xbb\xbf" + good + b"\n" + good
-    index = index_of(tmp_path / "x.jsonl", data)
-    assert index.sha256 == hashlib.sha256(data).hexdigest()
-    lines = list(entries(index))
-    assert [line.number for line in lines] == [1, 4, 6, 7]
-    assert [type(line) for line in lines] == [JobLine, JobLine, BadLine, BadLine]
-    assert isinstance(lines[3], BadLine)
-    assert lines[3].reason == "custom_id 'a' is already used by line 1"
-
-
-def test_a_line_of_no_end_is_not_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mlxrun.batch.job_file.MAX_LINE", 1000)
-    good = json.dumps(GOOD).encode()
-    index = index_of(tmp_path / "x.jsonl", b"x" * 4500 + b"\n" + good + b"\n" + b"y" * 999)
-    lines = list(entries(index))
-    assert [line.number for line in lines] == [1, 2, 3]
-    assert isinstance(lines[0], BadLine)
-    assert lines[0].reason.startswith("longer than")
-    assert isinstance(lines[1], JobLine)
 
 
 def test_keys(tmp_path: Path) -> None:
@@ -161,25 +163,42 @@ def test_keys(tmp_path: Path) -> None:
     assert key(GOOD, LineKeys("t", tmp_path, 10**6)) != base
 
 
-def test_many_lines_in_little_memory(tmp_path: Path) -> None:
-    """20,000 lines of 1 kB cost less than 100 bytes each, and each is found again."""
-    count = 20_000
-    path = tmp_path / "big.jsonl"
-    with path.open("w") as file:
-        for i in range(count):
-            file.write(json.dumps({"id": f"line {i}", "prompt": "x" * 1000}) + "\n")
-    tracemalloc.start()
-    index = LineIndex(path, LineKeys("s", tmp_path, 0))
-    index.scan()
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert len(index) == count
-    assert peak < 100 * count
-    for position in (0, 1023, 12_345, count - 1):
-        assert index.find(f"line {position}") == position
-        assert index.load(position).line.custom_id == f"line {position}"
-    assert index.find("line x") is None
-    index.close()
+def test_equal_lines_of_two_batches_have_other_keys(tmp_path: Path) -> None:
+    """Also lines that are not valid; the same batch has the same ones, and a command none of a batch."""
+    line = parse(GOOD)
+    assert isinstance(line, JobLine)
+
+    def keys(*batch: str) -> tuple[bytes, bytes]:
+        made = LineKeys("s", tmp_path, 10**6, *batch)
+        return made.compute_key(line), made.compute_bad_key(b"{", "not JSON")
+
+    assert keys("batch_1") == keys("batch_1")
+    assert keys() == keys("")
+    assert len({*keys(), *keys("batch_1"), *keys("batch_2")}) == 6
+
+
+@pytest.mark.parametrize("body", ['{"prompt": "a", "prompt": "b"}', '{"seed": NaN}', '{"prompt": "\\ud800"}'])
+def test_refused_json_keeps_its_eval(body: str) -> None:
+    """So that its line counts as failed in its group; an `eval` that is itself refused does not count."""
+    line = '{"custom_id": "a", "eval": {"expected": EXPECTED, "group": "g"}, "body": BODY}'.replace(
+        "BODY", body
+    )
+    found = parse(line.replace("EXPECTED", '"x"').encode())
+    assert isinstance(found, BadLine) and found.eval == EvalSpec("x", "exact", "g")
+    for expected in ("NaN", '"\\ud800"', "3"):
+        found = parse(line.replace("EXPECTED", expected).encode())
+        assert isinstance(found, BadLine) and found.eval is None
+
+
+@pytest.mark.parametrize("data", [b"", b"\n \n", b"\xef\xbb\xbf"])
+def test_job_files_without_lines(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "job.jsonl"
+    for says in ("cannot read the job file", "the job has no lines"):
+        with pytest.raises(JobError, match=says):
+            check_job_file(path)
+        path.write_bytes(data)
+    path.write_bytes(data + b"x")
+    check_job_file(path)
 
 
 json_values = st.recursive(
@@ -201,28 +220,3 @@ def test_any_line_is_a_line_or_a_bad_line(value: Any) -> None:
         assert found.reason.encode()
     else:
         assert found.custom_id and found.url.startswith("/v1/") and isinstance(found.body, dict)
-
-
-@given(st.lists(st.binary(max_size=12).filter(lambda data: b"\n" not in data), max_size=12))
-def test_any_file_is_read_line_by_line(tmp_path_factory: pytest.TempPathFactory, lines: list[bytes]) -> None:
-    """Every line that is not empty is there once, under its own number, also when read again."""
-    path = tmp_path_factory.mktemp("any") / "x.jsonl"
-    stripped = [data.removeprefix(b"\xef\xbb\xbf") if not at else data for at, data in enumerate(lines)]
-    wanted = [at for at, data in enumerate(stripped, 1) if data.strip(b" \t\r")]
-    if not wanted:
-        return
-    assert [line.number for line in entries(index_of(path, b"\n".join(lines)))] == wanted
-
-
-def test_paths(tmp_path: Path) -> None:
-    """Outputs stand beside the job, or where -o says; never over the job."""
-    job = tmp_path / "eval.jsonl"
-    paths = JobPaths(job)
-    names = [path.name for path in (paths.out, paths.errors, paths.folder)]
-    assert names == ["eval.out.jsonl", "eval.errors.jsonl", "eval.out.jsonl.run"]
-    other = JobPaths(job, tmp_path / "answers.jsonl")
-    assert (other.errors.name, other.folder.name) == ("answers.errors.jsonl", "answers.jsonl.run")
-    assert JobPaths(tmp_path / "eval.txt").out.name == "eval.txt.out.jsonl"
-    for out in (job, tmp_path, tmp_path / "no" / "x.jsonl"):
-        with pytest.raises(JobError):
-            JobPaths(job, out)

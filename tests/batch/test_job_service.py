@@ -12,11 +12,11 @@ import pytest
 
 from mlxrun.batch.job_file import JobLine
 from mlxrun.batch.job_service import PREPARED_AT_ONCE, JobCounts, JobService
-from mlxrun.batch.line_answerer import DEFAULT_MAX_TOKENS, LinePreparer
 from mlxrun.batch.line_keys import LineKeys
+from mlxrun.batch.output_records import BatchStamp
+from mlxrun.batch.partial_answers import parse_records
 from mlxrun.batch.run_paths import JobPaths
-from mlxrun.batch.stop_signals import StopSignals
-from mlxrun.config.settings import Config, ServerSettings
+from mlxrun.config.settings import Config, SamplingSettings, ServerSettings
 from mlxrun.errors import JobError
 from tests.helpers.batch_fakes import (
     Bench,
@@ -51,6 +51,18 @@ async def test_run_tells_and_counts(tmp_path: Path) -> None:
     assert sum(client.tries.values()) == 5
 
 
+async def test_other_settings_run_all_again_without_a_question(tmp_path: Path) -> None:
+    """A server has nobody to ask: its old answers are moved away, and none is in the output."""
+    job = write_job(tmp_path, chats(4))
+    client, paths = FakeClient(FakeModelInfo()), JobPaths(job)
+    await service(client).run(job, lambda counts: None)
+    old = by_id(paths.out)
+    warmer = replace(make_config(), sampling=SamplingSettings(temperature=0.5))
+    assert await service(client, warmer).run(job, lambda counts: None) == JobCounts(4, 4, 0)
+    assert by_id(paths.dropped) == old
+    assert len(by_id(paths.out)) == 4 and not set(by_id(paths.out).values()) & set(old.values())
+
+
 async def test_cancelling_keeps_what_is_done(tmp_path: Path) -> None:
     """Without a signal: the next call goes on, in the middle of answers too, to the same bytes."""
     lines = chats(200)
@@ -71,9 +83,11 @@ async def test_cancelling_keeps_what_is_done(tmp_path: Path) -> None:
     done = len(by_id(JobPaths(job).out))
     assert 3 <= done < 200
     assert await jobs.repair(job) == JobCounts(200, done, 0)
+    with JobPaths(job).answers.open("rb") as file:  # of lines to do: some are complete, and only not written
+        complete = sum(choices[0].finish is not None for choices in parse_records(file).values())
     after = FakeClient(FakeModelInfo())
     assert await service(after).run(job, progress) == JobCounts(200, 200, 0)
-    assert sum(after.tries.values()) == 200 - done
+    assert sum(after.tries.values()) == 200 - done - complete
     assert after.answered, "partial answers are continued"
     (tmp_path / "whole").mkdir()
     bench = Bench(write_job(tmp_path / "whole", lines))
@@ -112,6 +126,71 @@ async def test_check_finds_what_no_line_may_be(tmp_path: Path) -> None:
     assert (await service(FakeClient(FakeModelInfo())).check(empty, CHAT)).total == 0
     with pytest.raises(JobError, match="cannot read"):
         await service(FakeClient(FakeModelInfo())).check(tmp_path / "none.jsonl", CHAT)
+
+
+STREAMED = {**chat("s", "x"), "body": {**chat("s", "x")["body"], "stream": True}}
+
+
+async def check(folder: Path, lines: list[Any], **settings: Any) -> list[tuple[int | None, str | None]]:
+    """The lines and params of the problems of a file."""
+    jobs = service(FakeClient(FakeModelInfo()), make_config(**settings))
+    checked = await jobs.check(write_job(folder, lines), CHAT)
+    assert checked.total == len(lines)
+    return [(problem.line, problem.param) for problem in checked.problems]
+
+
+async def test_lines_that_can_fail_alone_do_not_fail_the_file(tmp_path: Path) -> None:
+    alone = [STREAMED, {**chat("m", "x"), "method": "GET"}, {**chat("b", "x"), "body": 3}]
+    lines = [*alone, *chats(2)]
+    assert await check(tmp_path, lines) == []
+    listed = [(1, "stream"), (2, "method"), (3, "body")]
+    assert await check(tmp_path, lines, on_invalid="fail") == listed
+    assert await check(tmp_path, [*lines, "bad"]) == [*listed, (6, None)]
+    # What fails the file is listed, however many other problems are before it.
+    many = [{**chat(f"m{i}", "x"), "method": "GET"} for i in range(150)]
+    found = await check(tmp_path, [*many, "bad", chat("m3", "x")])
+    assert (len(found), found[-1]) == (100, (151, None))
+    assert found[0] == (1, "method") and (4, "custom_id") in found
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ([STREAMED, chat("s", "x")], [(1, "custom_id")]),
+        ([chat("s", "x"), STREAMED], [(2, "custom_id")]),
+        ([STREAMED, STREAMED], [(1, "stream"), (2, "custom_id")]),
+    ],
+)
+async def test_an_id_of_two_lines_is_found_among_lines_that_fail(
+    tmp_path: Path, lines: list[Any], expected: list[Any]
+) -> None:
+    """Two records of one batch never have the same custom_id."""
+    assert await check(tmp_path, lines) == expected
+
+
+async def test_batches_have_ids_and_times_of_their_own(tmp_path: Path) -> None:
+    """Equal lines of two batches: the same answers, but no id twice. A batch that continues runs nothing
+    again, and a repair drops none of its records."""
+    files = []
+    for number in (1, 2):
+        (tmp_path / str(number)).mkdir()
+        job, stamp = write_job(tmp_path / str(number), chats(3)), BatchStamp(f"batch_{number}", 99)
+        assert await service(FakeClient(FakeModelInfo())).run(job, print, None, stamp) == JobCounts(3, 3, 0)
+        files.append(JobPaths(job).out)
+        before, again = files[-1].read_bytes(), FakeClient(FakeModelInfo())
+        assert await service(again).repair(job, stamp) == JobCounts(3, 3, 0)
+        assert await service(again).run(job, print, None, stamp) == JobCounts(3, 3, 0)
+        assert (files[-1].read_bytes(), sum(again.tries.values())) == (before, 0)
+    records = [record for file in files for record in read(file)]
+    responses = [record["response"] for record in records]
+    bodies = [response["body"] for response in responses]
+    for ids in (records, bodies):
+        assert len({each["id"] for each in ids}) == 6
+    assert len({response["request_id"] for response in responses}) == 6
+    assert {body["created"] for body in bodies} == {99}
+    assert all("cached_tokens" in body["usage"]["prompt_tokens_details"] for body in bodies)
+    texts = [body["choices"][0]["message"]["content"] for body in bodies]
+    assert sorted(texts[:3]) == sorted(texts[3:])
 
 
 async def test_lines_are_prepared_a_few_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,15 +237,6 @@ async def test_the_limits_of_the_server(tmp_path: Path) -> None:
     assert (await bench.run()).meter.failed == 0
 
 
-async def test_as_long_as_the_endpoint_would(tmp_path: Path) -> None:
-    """Without max_tokens a line may fill the context, as a live request may; in a job it ends sooner."""
-    line = JobLine(1, "a", CHAT, {"messages": [{"role": "user", "content": "hello"}]})
-    host, config = FakeModelInfo(), make_config()
-    for limit, wanted in ((None, host.context_length), (DEFAULT_MAX_TOKENS, DEFAULT_MAX_TOKENS)):
-        (request,) = (await LinePreparer(host, config, tmp_path, max_tokens=limit).prepare(line)).requests
-        assert request.params.max_tokens == min(wanted, host.context_length - len(request.prompt))
-
-
 def test_keys_without_a_folder_open_nothing(tmp_path: Path) -> None:
     """An image path of a stranger is part of the key by its name alone."""
     (tmp_path / "a.png").write_bytes(b"1")
@@ -181,26 +251,6 @@ def test_keys_without_a_folder_open_nothing(tmp_path: Path) -> None:
     after = keys()
     assert before[0] == after[0]
     assert before[1] != after[1]
-
-
-async def test_a_stop_that_is_not_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However often a job in a server is stopped, the server lives."""
-    monkeypatch.setattr("os._exit", lambda code: pytest.fail("the process would end"))
-    said: list[str] = []
-    stop = StopSignals(said.append, owns_process=False)
-    with stop.handle_signals():
-        stop.request()
-        stop.request()
-    assert stop.requested
-    assert said and "once more" not in said[0]
-    stop._stuck = True
-    stop.exit_if_stuck()
-    ended: list[int] = []
-    monkeypatch.setattr("os._exit", ended.append)
-    owner = StopSignals(said.append)
-    owner.request()
-    owner.request()
-    assert ended == [130]
 
 
 async def test_two_jobs_at_once(tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from mlxrun.batch.line_keys import digest_settings
-from mlxrun.config.settings import Config
+from mlxrun.batch.line_keys import collect_settings, digest_settings
+from mlxrun.config.settings import Config, StructuredSettings
 from mlxrun.model.model_info import LoadedModelInfo, load_model_info
 from tests.helpers.byte_tokenizer import write_json
 from tests.helpers.model_fixtures import Zoo
@@ -31,7 +31,7 @@ def config_of(folder: Path, section: str = "model", **fields: Any) -> Config:
 
 
 def digest(config: Config, host: LoadedModelInfo | None = None) -> str:
-    return digest_settings(config, host or load_model_info(config.model))
+    return digest_settings(collect_settings(config, host or load_model_info(config.model)))
 
 
 @pytest.fixture
@@ -107,6 +107,13 @@ def test_how_images_become_pixels_is_part_of_it(zoo: Zoo, tmp_path: Path) -> Non
     assert digest(blind) == before[1]
 
 
+def test_closed_objects_are_part_of_it(folder: Path) -> None:
+    """They change what an answer may be; without them keys are as they were."""
+    config = config_of(folder)
+    closed = replace(config, structured=StructuredSettings(close_objects=True))
+    assert digest(closed) != digest(config) == digest(replace(config, structured=StructuredSettings()))
+
+
 def test_code_that_runs_is_part_of_it(folder: Path) -> None:
     """Python beside the weights, where it is allowed to run; else nothing is run again for it."""
     trusted, plain = config_of(folder, trust_remote_code=True), config_of(folder)
@@ -137,8 +144,8 @@ def _flip(path: Path) -> None:
 def shares(table: str) -> dict[str, float]:
     """The share of right answers of each group, from the table that `mlxrun batch` prints."""
     head, *rows = [line.split() for line in table.splitlines() if line.strip()]
-    assert head == ["group", "lines", "correct", "share", "failed"]
-    return {row[0]: float(row[3].rstrip("%")) / 100 for row in rows if row[3].endswith("%")}
+    assert head == ["group", "lines", "correct", "score", "[95", "%]", "failed"]
+    return {row[0]: float(row[3]) / 100 for row in rows if row[4:5] == ["%"]}
 
 
 @pytest.mark.slow
@@ -162,5 +169,5 @@ def test_the_jobs_reach_their_scores(tmp_path: Path, job: str, least: float, lin
 
 def test_a_low_score_is_read() -> None:
     """The twin: the table's own numbers."""
-    table = "group   lines  correct   share  failed\nadd        10        7   70.0%       1\n"
+    table = "group   lines  correct         score [95 %]  failed\nadd  10  7  70.0 % [39.7, 89.2]  1\n"
     assert shares(table) == {"add": 0.7}

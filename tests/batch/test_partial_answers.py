@@ -30,6 +30,7 @@ LINES = [
     chat("both", "up to here and on", stop=["here"], logprobs=True, n=2),
     chat("bytes", "ř😀ř"),
     {"id": "raw", "prompt": ["one", "two"], "n": 2, "logprobs": 1},
+    chat("ids", "with ids", n=2, return_token_ids=True, min_tokens=3, stop=["w"]),
 ]
 Found = dict[str, dict[int, PartialAnswer]]
 
@@ -76,7 +77,7 @@ async def test_taken_up_anywhere(tmp_path: Path, whole: tuple[bytes, Found]) -> 
     """The same bytes wherever all answers were cut, and no token is computed twice."""
     out, found = whole
     sizes = [len(each.tokens) for choices in found.values() for each in choices.values()]
-    assert len(sizes) == 1 + 1 + 3 + 1 + 1 + 1 + 2 + 1 + 4
+    assert len(sizes) == 1 + 1 + 3 + 1 + 1 + 1 + 2 + 1 + 4 + 2
     bench = Bench(write_job(tmp_path, LINES), make_config(order="input"))
     for most in range(max(sizes) + 1):
         put(bench, b"".join(cut(found, most)))
@@ -84,7 +85,7 @@ async def test_taken_up_anywhere(tmp_path: Path, whole: tuple[bytes, Found]) -> 
         assert bench.paths.out.read_bytes() == out, most
         assert bench.client.output == sum(max(0, size - most) for size in sizes)
         assert not bench.paths.answers.exists()
-        bench.paths.delete_outputs()
+        bench.paths.set_outputs_aside()
 
 
 async def test_what_is_complete_is_not_asked_again(tmp_path: Path, whole: tuple[bytes, Found]) -> None:
@@ -95,8 +96,8 @@ async def test_what_is_complete_is_not_asked_again(tmp_path: Path, whole: tuple[
     await bench.run()
     assert bench.paths.out.read_bytes() == out
     ended = 1 + 1 + 2  # cut, stop, both: the others stopped by a token that is not in the answer
-    assert bench.ran == 14 + 1 - ended
-    bench.paths.delete_outputs()
+    assert bench.ran == 14 + 1 + 2 - ended
+    bench.paths.set_outputs_aside()
     put(bench, take_whole(found))
     await bench.run()
     assert (bench.paths.out.read_bytes(), bench.ran) == (out, 0)
@@ -134,12 +135,12 @@ async def test_a_spoilt_file_changes_no_answer(tmp_path: Path, whole: tuple[byte
         put(bench, data)
         await bench.run()
         assert bench.paths.out.read_bytes() == out
-        bench.paths.delete_outputs()
+        bench.paths.set_outputs_aside()
     for data in (b"\xff\x00\n", b"", b"[" * 100_000 + b"\n", b'{"key":1}\n', b'{"check":"00"}\n'):
         put(bench, data)
         await bench.run()
         assert (bench.paths.out.read_bytes(), bench.client.answered) == (out, {})
-        bench.paths.delete_outputs()
+        bench.paths.set_outputs_aside()
 
 
 async def test_only_what_still_belongs(tmp_path: Path, whole: tuple[bytes, Found]) -> None:
@@ -151,18 +152,18 @@ async def test_only_what_still_belongs(tmp_path: Path, whole: tuple[bytes, Found
     bench.config = replace(config, sampling=SamplingSettings(seed=7))
     await bench.run()
     assert bench.client.answered == {}
-    bench.paths.delete_outputs()
+    bench.paths.set_outputs_aside()
     put(bench, data)
     bench.config, bench.model_info = config, replace(host, digests={**host.digests, "model": "x" * 64})
     await bench.run()
     assert bench.client.answered == {}
-    bench.paths.delete_outputs()
+    bench.paths.set_outputs_aside()
     put(bench, data)
     bench.model_info = host
     write_job(tmp_path, [chat("plain", "hello again"), *LINES[1:4]])
     await bench.run()
     assert set(bench.client.answered) == {"say it", "some of them", "a long one that is cut"}
-    bench.paths.delete_outputs()
+    bench.paths.set_outputs_aside()
     put(
         bench,
         b"".join(

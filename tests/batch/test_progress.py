@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import io
-import json
-from pathlib import Path
 
-from mlxrun.batch.manifest import StatusFile
+import pytest
+
+from mlxrun.batch.output_records import LineTokens
 from mlxrun.batch.progress import BarView, PlainView, ProgressMeter, format_duration, make_view
 
 
@@ -28,9 +28,10 @@ def test_rates_and_end_by_tokens() -> None:
     meter.add_tokens(0, 0, 0)
     clock.now += 1
     meter.add_tokens(90, 0, 10)
-    meter.finish_line(False, 90, 10, 100)
+    meter.finish_line(False, 90, 10)
     assert meter.compute_rates() == (90.0, 10.0)
     assert meter.estimate_eta() == 9.0
+    meter.start_line(LineTokens(90, 0, 5))
     meter.add_prompt(90, 1000)
     clock.now += 1
     meter.add_tokens(90, 0, 5)
@@ -39,14 +40,47 @@ def test_rates_and_end_by_tokens() -> None:
     assert abs(eta - (900 - 95) * 2 / 195) < 1e-9  # what the second line has done is not to be done again
 
 
-def test_before_the_first_answer_max_tokens_stand_in() -> None:
+def test_before_the_first_answer_those_under_way_stand_in() -> None:
+    """Answers are taken to be twice as long as they are by now, and never longer than they may be. Nothing is
+    estimated while no answer has begun, and `max_tokens` alone, here of 1000 lines, says nothing."""
+    clock = Clock()
+    meter = ProgressMeter(clock, total=1000)
+    tokens = LineTokens()
+    meter.start_line(tokens)
+    meter.add_prompt(10, 32_000)
+    clock.now += 1
+    meter.add_tokens(10, 0, 0)
+    tokens.add(10, 0, 0)
+    assert meter.estimate_eta() is None
+    clock.now += 1
+    meter.add_tokens(0, 0, 10)
+    tokens.add(0, 0, 10)
+    assert meter.estimate_eta() == (999 * 30 + 10) * 2 / 20
+    short = ProgressMeter(clock, total=4)
+    short.start_line(tokens)
+    short.add_prompt(10, 12)
+    clock.now += 2
+    short.add_tokens(10, 0, 10)
+    assert short.estimate_eta() == (3 * 22 + 2) * 2 / 20
+
+
+def test_long_answers_under_way_count() -> None:
+    """Short answers end first: those that are longer by now than the average of the others raise it."""
     clock = Clock()
     meter = ProgressMeter(clock, total=4)
-    meter.add_prompt(10, 90)
-    meter.add_tokens(0, 0, 0)
-    clock.now += 2
-    meter.add_tokens(10, 0, 10)
-    assert meter.estimate_eta() == (4 * 100 - 20) / 10
+    slow = LineTokens(10, 0, 50)
+    meter.start_line(slow)
+    meter.add_prompt(10, 100)
+    meter.add_prompt(10, 100)
+    clock.now += 8
+    meter.add_tokens(20, 0, 60)
+    assert meter.running == 1
+    meter.finish_line(False, 10, 10)
+    assert meter.estimate_eta() == 2 * (10 + 30) * 8 / 80  # 30: the average of 10 and 50
+    meter.stop_line(slow)
+    meter.finish_line(True, 0, 0)
+    assert meter.running == 0
+    assert meter.estimate_eta() == 2 * (10 + 10) * 8 / 80
 
 
 def test_rates_forget() -> None:
@@ -61,32 +95,19 @@ def test_rates_forget() -> None:
     assert 0.9 < rates[1] < 1.1
 
 
-def test_cached_share_and_status(tmp_path: Path) -> None:
+def test_cached_share_and_status() -> None:
     clock = Clock()
-    meter = ProgressMeter(clock, total=3)
+    meter = ProgressMeter(clock, total=3, lines=5)
     meter.add_tokens(25, 75, 0)
     clock.now += 1
     meter.add_tokens(0, 0, 4)
-    meter.running = 2
-    path = tmp_path / "status.json"
-    status = StatusFile(path)
-    status.write("running", meter, force=True)
-    found = json.loads(path.read_text())
+    meter.start_line(LineTokens())
+    meter.start_line(LineTokens())
+    found = meter.build_status()
     assert found["cached_share"] == meter.cached_share == 0.75
-    assert (found["state"], found["running"], found["tokens"]) == (
-        "running",
-        2,
-        {"computed": 25, "reused": 75, "output": 4},
-    )
-    path.unlink()
-    status.write("running", meter)
-    assert not path.exists()  # at most once a second
+    assert (found["running"], found["total"], found["lines"]) == (2, 3, 5)
+    assert found["tokens"] == {"computed": 25, "reused": 75, "output": 4}
     assert "cached 75%" in meter.format_line()
-
-
-def test_a_status_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
-    StatusFile(tmp_path / "no" / "status.json").write("running", ProgressMeter(Clock()), force=True)
-    assert not (tmp_path / "no").exists()
 
 
 def test_plain_lines_in_a_pipe() -> None:
@@ -102,7 +123,7 @@ def test_plain_lines_in_a_pipe() -> None:
         clock.now += 1
         meter.add_tokens(10, 0, 10)
         meter.add_prompt(10, 10)
-        meter.finish_line(second == 3, 10, 10, 20)
+        meter.finish_line(second == 3, 10, 10)
         view.update()
     view.close()
     lines = stream.getvalue().splitlines()
@@ -124,6 +145,20 @@ def test_the_bar() -> None:
     view.close()
     assert "2/4" in stream.getvalue()
     assert "1 failed" in stream.getvalue()
+
+
+def test_one_of_several_jobs_has_its_name(capsys: pytest.CaptureFixture[str]) -> None:
+    clock = Clock()
+    meter = ProgressMeter(clock, total=4, done=1)
+    view = make_view(meter, title="tiny/[sums]")
+    clock.now += 11
+    view.update()
+    assert capsys.readouterr().err.startswith("tiny/[sums]: 1/4 lines, 0 failed, ")
+    view.close()
+    assert capsys.readouterr().err == ""
+    stream = io.StringIO()
+    BarView(meter, stream, "tiny/[sums]").close()
+    assert "tiny/[sums] " in stream.getvalue()
 
 
 def test_clock_text() -> None:

@@ -1,0 +1,87 @@
+"""What a run was computed with: versions of the libraries, device and BLAS.
+
+Two runs whose environments differ may give other bytes, so their answers are not mixed in one output without
+`--mixed`. Facts that change no answer (free memory, the version of Python) are recorded and not compared.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+_LIBRARIES = (
+    "mlxrun",
+    "mlx",
+    "mlx-cpu",
+    "mlx-cuda-12",
+    "mlx-cuda-13",
+    "mlx-lm",
+    "mlx-vlm",
+    "transformers",
+    "tokenizers",
+    "numpy",
+    "llguidance",
+    "pillow",
+)
+_NOT_COMPARED = ("python",)
+# The facts of `describe_device` on which results depend, with their names in messages.
+_DEVICE = {
+    "backend": "the backend",
+    "name": "the device",
+    "architecture": "the architecture",
+    "blas": "the BLAS library",
+    "blas_kernel": "the BLAS kernel",
+    "blas_threads": "the number of BLAS threads",
+}
+
+
+def list_versions() -> dict[str, str]:
+    """Versions of the libraries that compute the answers, which are not imported for it."""
+    found = {"python": platform.python_version()}
+    for name in _LIBRARIES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue  # run from a source tree, or not needed on this platform
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class RunEnvironment:
+    """Versions and device of one run. None: not known, as in files of earlier versions of mlxrun."""
+
+    versions: Mapping[str, str] | None
+    device: Mapping[str, Any] | None
+
+    @classmethod
+    def parse(cls, found: Mapping[str, Any]) -> RunEnvironment:
+        """That of a run, or of a whole manifest of format 1; values of other types count as not known."""
+        versions, device = found.get("versions"), found.get("device")
+        return cls(
+            versions if isinstance(versions, Mapping) else None,
+            device if isinstance(device, Mapping) else None,
+        )
+
+    def list_differences(self, new: RunEnvironment) -> list[str]:
+        """Phrases that name what differs in `new`, such as `mlx is 0.31.0, was 0.30.1`. What one of the two
+        does not know is left out."""
+        return [*_compare_versions(self.versions, new.versions), *_compare_devices(self.device, new.device)]
+
+
+def _compare_versions(old: Mapping[str, str] | None, new: Mapping[str, str] | None) -> Iterator[str]:
+    if old is None or new is None:
+        return
+    for name in old:
+        if name in new and name not in _NOT_COMPARED and old[name] != new[name]:
+            yield f"{name} is {new[name]}, was {old[name]}"
+
+
+def _compare_devices(old: Mapping[str, Any] | None, new: Mapping[str, Any] | None) -> Iterator[str]:
+    if old is None or new is None:
+        return
+    for key, name in _DEVICE.items():
+        if key in old and key in new and old[key] != new[key]:
+            yield f"{name} is {new[key] or 'not known'}, was {old[key] or 'not known'}"
