@@ -1,0 +1,1 @@
+"""Evals: suites of jobs, run folders, comparing, verifying, reports and exports."""

@@ -1,0 +1,240 @@
+"""Compares two runs, or two suites cell by cell: scores, difference, tests, and the lines that changed.
+
+The first side is what is compared with, such as the full model; a difference is the second side's score less
+the first one's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from mlxrun.batch.progress import pluralize
+from mlxrun.errors import JobError
+from mlxrun.evals.comparison_cells import CellPair, match_cells
+from mlxrun.evals.comparison_differences import list_differences
+from mlxrun.evals.comparison_lines import Mismatches, PairedLine, PairedLines, PairingRules
+from mlxrun.evals.run_folder import open_runs
+from mlxrun.evals.statistics import (
+    ALPHA,
+    Equivalence,
+    PairedDifference,
+    adjust_p_values,
+    compare_scores,
+    compute_equivalence,
+)
+from mlxrun.scoring.intervals import ConfidenceInterval, ScoreMean
+
+FORMAT = 1
+ANY_SAME_LINE = PairingRules()
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedGroup:
+    """The lines of one group, or all. `first` and `second`: intervals of the scores, None for too few lines;
+    `adjusted_p`: the p value, adjusted for the number of groups (of cells, for all lines) that were compared.
+    `failed`: lines of the second side that failed; `unscored`: lines that could not be scored on a side, as a
+    scorer, a judge or a pattern failed; they score 0."""
+
+    name: str
+    result: PairedDifference
+    first: ConfidenceInterval | None
+    second: ConfidenceInterval | None
+    better: int
+    worse: int
+    failed: int
+    unscored: int
+    equivalence: Equivalence | None
+    adjusted_p: float
+
+    @property
+    def is_significant(self) -> bool:
+        return self.adjusted_p < ALPHA
+
+    def describe(self) -> dict[str, Any]:
+        """The group as JSON."""
+        found = asdict(self)
+        result = found.pop("result")
+        del result["first"], result["second"]
+        for side, score in (("first", self.result.first), ("second", self.result.second)):
+            found[side] = {"score": score, "interval": found[side]}
+        equivalence = self.equivalence and {**asdict(self.equivalence), "is_shown": self.equivalence.is_shown}
+        return {
+            **found,
+            **result,
+            "p": self.result.p,
+            "is_significant": self.is_significant,
+            "equivalence": equivalence,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Flip:
+    """A line whose score differs between two sides."""
+
+    id: str
+    group: str
+    first: float
+    second: float
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two runs, or the runs of one cell. `better` and `worse`: lines that score more or less on the second
+    side, in the order of the job; `unknown`: lines whose prompts could not be compared, as a job file has
+    changed; `left_out`: lines that are not the same; `unclustered`: lines that `--cluster` gives no
+    cluster."""
+
+    cell: CellPair
+    total: ComparedGroup
+    groups: list[ComparedGroup]
+    better: list[Flip]
+    worse: list[Flip]
+    unscored: int
+    unknown: int
+    left_out: Mismatches
+    differences: list[str]
+    unclustered: int = 0
+
+    @property
+    def epochs(self) -> int:
+        """The number of runs of each side whose scores were averaged for each line."""
+        return len(self.cell.runs)
+
+    def describe(self) -> dict[str, Any]:
+        """The comparison as JSON."""
+        sides = zip(*self.cell.runs, strict=True)
+        names = [
+            [{"name": run.name, "output": str(run.paths.out), "state": run.state} for run in side]
+            for side in sides
+        ]
+        return {
+            "cell": self.cell.name,
+            "first": names[0],
+            "second": names[1],
+            "epochs": self.epochs,
+            "total": self.total.describe(),
+            "groups": {group.name: group.describe() for group in self.groups},
+            "better": [asdict(flip) for flip in self.better],
+            "worse": [asdict(flip) for flip in self.worse],
+            "unscored": self.unscored,
+            "prompts_not_compared": self.unknown,
+            "unclustered": self.unclustered,
+            "left_out": asdict(self.left_out),
+            "differences": self.differences,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ComparisonSet:
+    """The comparisons of two sides, one for each cell. `left_out`: runs that only one side has."""
+
+    comparisons: list[Comparison]
+    left_out: list[str] = field(default_factory=list)
+
+    def describe(self) -> dict[str, Any]:
+        """The comparisons as JSON."""
+        cells = [comparison.describe() for comparison in self.comparisons]
+        return {"format": FORMAT, "comparisons": cells, "left_out": self.left_out}
+
+
+def compare_paths(
+    first: Path,
+    second: Path,
+    *,
+    rules: PairingRules = ANY_SAME_LINE,
+    margin: float | None = None,
+    seed: int = 0,
+) -> ComparisonSet:
+    """Compare the runs that two paths name. `margin`: of a test of equivalence; `seed`: of the bootstrap.
+    JobError if they are not of the same lines, or have no scores."""
+    cells, left_out = match_cells(open_runs(first), open_runs(second), common=rules.common)
+    found = [_compare_cell(cell, rules, margin, seed) for cell in cells]
+    adjusted = adjust_p_values([each.total.adjusted_p for each in found])
+    return ComparisonSet(
+        [
+            replace(each, total=replace(each.total, adjusted_p=p))
+            for each, p in zip(found, adjusted, strict=True)
+        ],
+        left_out,
+    )
+
+
+def _compare_cell(cell: CellPair, rules: PairingRules, margin: float | None, seed: int) -> Comparison:
+    paired = PairedLines()
+    for first, second in cell.runs:
+        paired.add_runs(first, second, rules)
+    lines = list(paired.lines.values())
+    if not lines:
+        first, second = cell.runs[0]
+        if not paired.shared:
+            found = "; ".join(paired.mismatches.describe("the first", "the second"))
+            raise JobError(f"{first.paths.out} and {second.paths.out} have no line in common: {found}")
+        raise JobError(
+            f"{first.paths.out} and {second.paths.out} have no scores to compare: no line of both has an "
+            "`eval`; add one to the lines of the job and run it again, which computes no answer anew"
+        )
+    _check_clusters(lines, rules)
+    names = sorted({line.group for line in lines})
+    groups = [
+        _compare_group(name, [line for line in lines if line.group == name], margin, seed)
+        for name in names
+        if len(names) > 1
+    ]
+    adjusted = adjust_p_values([group.adjusted_p for group in groups])
+    flips = list(_list_flips(lines))
+    return Comparison(
+        cell=cell,
+        total=_compare_group("total", lines, margin, seed),
+        groups=[replace(group, adjusted_p=p) for group, p in zip(groups, adjusted, strict=True)],
+        better=[flip for flip in flips if flip.second > flip.first],
+        worse=[flip for flip in flips if flip.second < flip.first],
+        unscored=paired.unscored,
+        unknown=paired.unknown,
+        left_out=paired.mismatches,
+        differences=list_differences(cell.runs, paired),
+        unclustered=sum(line.cluster is None for line in lines) if rules.cluster is not None else 0,
+    )
+
+
+def _check_clusters(lines: Sequence[PairedLine], rules: PairingRules) -> None:
+    """JobError if the pattern of the clusters matches not a single id: it would change nothing."""
+    if isinstance(rules.cluster, re.Pattern) and all(line.cluster is None for line in lines):
+        raise JobError(
+            f"--cluster {rules.cluster.pattern!r}: matches none of the {pluralize(len(lines), 'id')}, "
+            f"such as {lines[0].id!r}"
+        )
+
+
+def _compare_group(name: str, lines: Sequence[PairedLine], margin: float | None, seed: int) -> ComparedGroup:
+    first, second = zip(*(line.scores for line in lines), strict=True)
+    clusters: list[object] | None = [line.cluster or (line.id,) for line in lines]
+    if all(line.cluster is None for line in lines):
+        clusters = None
+    means = ScoreMean(), ScoreMean()
+    for line in lines:
+        for mean, score in zip(means, line.scores, strict=True):
+            mean.add(score, line.cluster)
+    result = compare_scores(first, second, clusters, seed=seed)
+    return ComparedGroup(
+        name=name,
+        result=result,
+        first=means[0].compute_interval(),
+        second=means[1].compute_interval(),
+        better=sum(b > a for a, b in zip(first, second, strict=True)),
+        worse=sum(b < a for a, b in zip(first, second, strict=True)),
+        failed=sum(line.failed > 0 for line in lines),
+        unscored=sum(line.unscored > 0 for line in lines),
+        equivalence=None if margin is None else compute_equivalence(first, second, margin, clusters),
+        adjusted_p=result.p,
+    )
+
+
+def _list_flips(lines: Sequence[PairedLine]) -> Iterator[Flip]:
+    for line in lines:
+        first, second = line.scores
+        if first != second:
+            yield Flip(line.id, line.group, first, second)

@@ -1,0 +1,109 @@
+"""The conditions of `--fail-if`, such as `score < 0.8` or `regression`, which make a comparison fail."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from mlxrun.errors import JobError
+from mlxrun.evals.comparison import ComparedGroup, Comparison
+
+_VALUES: dict[str, Callable[[ComparedGroup], float]] = {
+    "score": lambda group: group.result.second,
+    "difference": lambda group: group.result.difference,
+    "flips": lambda group: group.better + group.worse,
+    "better": lambda group: group.better,
+    "worse": lambda group: group.worse,
+    "failed": lambda group: group.failed,
+    "unscored": lambda group: group.unscored,
+    "p": lambda group: group.adjusted_p,
+}
+_SHARES = ("score", "difference", "p")  # values that may be given in percent or points
+_WORDS: dict[str, Callable[[ComparedGroup], bool]] = {
+    "regression": lambda group: group.is_significant and group.result.difference < 0,
+    "different": lambda group: group.is_significant,
+    "equivalent": lambda group: group.equivalence is not None and group.equivalence.is_shown,
+}
+_OPERATORS = {
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "==": operator.eq,
+    "!=": operator.ne,
+}
+_NUMBER = r"([-+]?(?:\d+\.?\d*|\.\d+)(?:e-?\d+)?)\s*(%|points?)?"
+_COMPARED = re.compile(rf"(\w+)\s*(<=|>=|==|!=|<|>)\s*{_NUMBER}")
+_STATED = re.compile(r"(not\s+)?(\w+)")
+ALLOWED = (
+    f"a value ({', '.join(_VALUES)}), one of {' '.join(_OPERATORS)}, and a number (0.8, 80 % or -2 points); "
+    f"or one of {', '.join(_WORDS)}, with or without `not` before it; each may end in `in GROUP`"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class FailCondition:
+    """A parsed condition. `group`: the only group in which it is checked, None for all lines together."""
+
+    text: str
+    holds: Callable[[ComparedGroup], bool]
+    describe_value: Callable[[ComparedGroup], str]
+    group: str | None
+    needs_margin: bool
+
+    def find_reasons(self, comparisons: Sequence[Comparison]) -> Iterator[str]:
+        """A sentence for each comparison in which the condition holds; JobError if none has its group."""
+        found = 0
+        for comparison in comparisons:
+            for group in comparison.groups if self.group is not None else [comparison.total]:
+                if self.group in (None, group.name):
+                    found += 1
+                    if self.holds(group):
+                        where = f"{comparison.cell.name}: " if comparison.cell.name else ""
+                        yield f"{where}{self.text}: {self.describe_value(group)}"
+        if not found:
+            known = sorted({group.name for comparison in comparisons for group in comparison.groups})
+            names = ", ".join(known) or "all lines are in one"
+            raise JobError(f"--fail-if {self.text!r}: there is no group {self.group!r} (groups: {names})")
+
+
+def parse_condition(text: str) -> FailCondition:
+    """Parse a condition; ValueError with what is allowed if it is none."""
+    body, _, group = (part.strip() for part in text.partition(" in "))
+    if match := _COMPARED.fullmatch(body):
+        return _parse_comparison(text, match, group or None)
+    match = _STATED.fullmatch(body)
+    if match is None or match[2] not in _WORDS:
+        raise ValueError(f"{text!r} is no condition; a condition is {ALLOWED}")
+    is_true, wanted, word = _WORDS[match[2]], match[1] is None, match[2]
+
+    def describe(group: ComparedGroup) -> str:
+        result = group.result
+        if word == "equivalent" and group.equivalence is not None:
+            low, high = (100 * bound for bound in group.equivalence.interval)
+            return f"the 90 % interval of the difference is {low:+.1f} to {high:+.1f} points"
+        return f"the score changed by {100 * result.difference:+.1f} points (p = {group.adjusted_p:.2g})"
+
+    return FailCondition(
+        text, lambda group: is_true(group) is wanted, describe, group or None, word == "equivalent"
+    )
+
+
+def _parse_comparison(text: str, match: re.Match[str], group: str | None) -> FailCondition:
+    name, sign, number, unit = match.groups()
+    if name not in _VALUES:
+        raise ValueError(f"{text!r}: {name!r} is no value; a condition is {ALLOWED}")
+    if unit and name not in _SHARES:
+        raise ValueError(f"{text!r}: {name} is a number of lines, without {unit}")
+    read, compare = _VALUES[name], _OPERATORS[sign]
+    limit = float(number) / (100 if unit else 1)
+    if name in _SHARES and abs(limit) > 1:
+        raise ValueError(f"{text!r}: {name} is never beyond 1; for percent or points, write {number} %")
+
+    def describe(group: ComparedGroup) -> str:
+        value = read(group)
+        return f"{name} is {value:.4g}"
+
+    return FailCondition(text, lambda group: bool(compare(read(group), limit)), describe, group, False)

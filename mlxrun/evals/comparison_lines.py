@@ -1,0 +1,226 @@
+"""Pairs the lines of two runs by id, and names those that are not the same line.
+
+Some 400 bytes are kept for each line: scores, group, cluster and digests, but no text.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from mlxrun.batch.job_file import JobLine
+from mlxrun.batch.line_keys import LineKeys, digest_short, dump_canonical
+from mlxrun.batch.progress import pluralize
+from mlxrun.errors import JobError
+from mlxrun.evals.run_folder import DONE, RunFolder
+from mlxrun.evals.run_folder_lines import RunLine
+
+_PROMPT = ("messages", "prompt", "input", "system", "instructions", "tools", "suffix")  # fields of bodies
+_NAMED = 5  # ids in an error; --json has no more, as nothing was compared
+
+
+@dataclass(frozen=True, slots=True)
+class PairingRules:
+    """Which lines are paired. `common`: only those that are the same on both sides, instead of an error;
+    `any_prompt`: prompts may differ; `cluster`: what lines of one cluster have in common: `group`, or the
+    (first group of the) match of a pattern in their ids, or None for `eval.cluster` in the records;
+    `metric`: the name of a score in `scores` of the records, None for their `score`."""
+
+    common: bool = False
+    any_prompt: bool = False
+    cluster: str | re.Pattern[str] | None = None
+    metric: str | None = None
+
+    def read_score(self, line: RunLine) -> float | None:
+        """The score to compare; None for a line that has none. JobError if only this metric is missing."""
+        if self.metric is None or line.score is None:
+            return line.score
+        found = line.eval.get("scores") or {}
+        value = found.get(self.metric)
+        if isinstance(value, int | float):
+            if not 0 <= value <= 1:
+                raise JobError(f"line {line.id!r}: {self.metric} is {value:g}, and no score from 0 to 1")
+            return value
+        if line.error is not None:
+            return 0.0
+        known = ", ".join(found) or "none"
+        raise JobError(f"line {line.id!r}: has no score {self.metric!r} (its `scores`: {known})")
+
+    def find_cluster(self, line: RunLine) -> str | None:
+        """The cluster of a line; None if it is a cluster of its own."""
+        if self.cluster is None:
+            found = line.eval.get("cluster")
+            return None if found is None else str(found)
+        if isinstance(self.cluster, str):
+            return line.group
+        match = self.cluster.search(line.id)
+        return match and match[min(1, self.cluster.groups)]
+
+
+class _LineFacts(NamedTuple):
+    """What is compared of one line of one run. `prompt`, and the `options` of its scoring, are None if the
+    job file no longer has the line; `settings`: the fields of its body that are no prompt."""
+
+    score: float | None
+    group: str
+    cluster: str | None
+    prompt: bytes | None
+    expected: bytes
+    options: bytes | None
+    settings: str
+    failed: bool
+    unscored: bool
+
+
+@dataclass(slots=True)
+class PairedLine:
+    """A line of both sides. Sums of its scores over `epochs` runs of each."""
+
+    id: str
+    group: str
+    cluster: str | None
+    first: float = 0.0
+    second: float = 0.0
+    epochs: int = 0
+    failed: int = 0  # of the second side
+    unscored: int = 0  # of either side
+
+    @property
+    def scores(self) -> tuple[float, float]:
+        """The mean score of each side."""
+        return self.first / self.epochs, self.second / self.epochs
+
+
+@dataclass(slots=True)
+class Mismatches:
+    """Ids of lines that two runs do not share, or that differ in them."""
+
+    only_first: list[str] = field(default_factory=list)
+    only_second: list[str] = field(default_factory=list)
+    prompts: list[str] = field(default_factory=list)
+    expected: list[str] = field(default_factory=list)
+
+    def describe(self, first: str, second: str) -> Iterator[str]:
+        """A phrase for each kind of mismatch."""
+        for ids, what in (
+            (self.only_first, f"only in {first}"),
+            (self.only_second, f"only in {second}"),
+            (self.prompts, "with another prompt"),
+            (self.expected, "with another expected answer or scorer"),
+        ):
+            if ids:
+                more = ", ..." if len(ids) > _NAMED else ""
+                yield f"{pluralize(len(ids), 'line')} {what} ({', '.join(map(repr, ids[:_NAMED]))}{more})"
+
+
+@dataclass(slots=True)
+class PairedLines:
+    """The lines that two sides share, by id, and what was left out. `settings`: fields of bodies that differ,
+    with the number of lines and the values of one; `unknown`: lines whose prompts could not be compared;
+    `shared`: lines that are the same, also those without scores."""
+
+    lines: dict[str, PairedLine] = field(default_factory=dict)
+    mismatches: Mismatches = field(default_factory=Mismatches)
+    unscored: int = 0
+    unknown: int = 0
+    shared: int = 0
+    settings: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, tuple[Any, Any]] = field(default_factory=dict)
+
+    def add_runs(self, first: RunFolder, second: RunFolder, rules: PairingRules) -> None:
+        """Add the lines of a pair of runs. JobError if they are not the same and `rules` do not allow it."""
+        known = dict(_read_facts(first, rules))
+        mismatches, same = Mismatches(), 0
+        for custom_id, after in _read_facts(second, rules):
+            before = known.pop(custom_id, None)
+            if before is None:
+                mismatches.only_second.append(custom_id)
+            elif not rules.any_prompt and _are_different(before.prompt, after.prompt):
+                mismatches.prompts.append(custom_id)
+            elif before.expected != after.expected or _are_different(before.options, after.options):
+                mismatches.expected.append(custom_id)
+            else:
+                same += 1
+                self.shared += 1
+                self._add(custom_id, before, after)
+        mismatches.only_first.extend(known)
+        found = list(mismatches.describe(str(first.paths.out), str(second.paths.out)))
+        if found and not rules.common:
+            raise JobError(_explain(found, first, second, same))
+        for name in ("only_first", "only_second", "prompts", "expected"):
+            getattr(self.mismatches, name).extend(getattr(mismatches, name))
+
+    def _add(self, custom_id: str, before: _LineFacts, after: _LineFacts) -> None:
+        if before.settings != after.settings:
+            self._count_settings(before.settings, after.settings)
+        self.unknown += before.prompt is None or after.prompt is None
+        if before.score is None or after.score is None:
+            self.unscored += 1
+            return
+        line = self.lines.setdefault(custom_id, PairedLine(custom_id, after.group, after.cluster))
+        line.first += before.score
+        line.second += after.score
+        line.epochs += 1
+        line.failed += after.failed
+        line.unscored += before.unscored or after.unscored
+
+    def _count_settings(self, before: str, after: str) -> None:
+        old, new = json.loads(before), json.loads(after)
+        for key in old | new:
+            if old.get(key) != new.get(key):
+                self.settings[key] += 1
+                self.examples.setdefault(key, (old.get(key), new.get(key)))
+
+
+def _are_different(before: bytes | None, after: bytes | None) -> bool:
+    """Whether both are known, and differ."""
+    return None not in (before, after) and before != after
+
+
+def _explain(found: Sequence[str], first: RunFolder, second: RunFolder, same: int) -> str:
+    """The message for runs that are not of the same lines."""
+    unfinished = [f"{run.paths.out} is {run.state}" for run in (first, second) if run.state != DONE]
+    hint = f" ({'; '.join(unfinished)})" if unfinished else ""
+    same_lines = f"--common compares the {pluralize(same, 'line')} that are the same"
+    runs = f"{first.paths.out} and {second.paths.out}"
+    text = f"{runs} are not runs of the same lines: {'; '.join(found)}{hint}"
+    return f"{text}; {same_lines if same else 'no line is the same'}"
+
+
+def _read_facts(run: RunFolder, rules: PairingRules) -> Iterator[tuple[str, _LineFacts]]:
+    """The id of each finished line, and what is compared of it."""
+    keys = LineKeys("", run.paths.job.parent, run.manifest["config"]["media"]["max_bytes"])
+    for line in run.read_lines():
+        prompt, options, settings = None, None, "{}"
+        if isinstance(line.line, JobLine):
+            body = line.line.body
+            prompt_fields = {key: value for key, value in body.items() if key in _PROMPT}
+            # The key has the contents of the images that the prompt names.
+            prompt = keys.compute_key(replace(line.line, body=prompt_fields))
+            others = {key: value for key, value in body.items() if key not in _PROMPT}
+            settings = sys.intern(dump_canonical(others).decode())  # most lines have the same
+        elif line.line is not None:
+            prompt = b"a line that cannot be run"
+        spec = line.line.eval if line.line is not None else None
+        if spec is not None:
+            options = digest_short(dump_canonical([spec.options, spec.after]))
+        result = line.eval
+        yield (
+            line.id,
+            _LineFacts(
+                score=rules.read_score(line),
+                group=line.group or "all",
+                cluster=rules.find_cluster(line),
+                prompt=prompt,
+                expected=digest_short(dump_canonical([result.get("match"), result.get("expected")])),
+                options=options,
+                settings=settings,
+                failed=line.error is not None,
+                unscored="note" in result,
+            ),
+        )

@@ -1,0 +1,198 @@
+"""Prints a comparison: a table of scores by group, then tests, flips, and what else differs."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, TextIO
+
+from mlxrun.batch.progress import pluralize
+from mlxrun.evals.comparison import ComparedGroup, Comparison, Flip
+from mlxrun.evals.comparison_answers import FlipAnswers
+from mlxrun.evals.run_folder import DONE
+from mlxrun.scoring.intervals import ConfidenceInterval
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_PLAIN_WIDTH = 150  # where the output is no terminal
+_LISTED = 20  # ids of flips
+_SHOWN_TEXT = 500  # characters of a prompt or an answer
+
+
+def open_console(stream: TextIO) -> Console:
+    """A console that writes as wide as the terminal is, or plain text."""
+    from rich.console import Console
+
+    is_terminal = stream.isatty()
+    return Console(file=stream, width=None if is_terminal else _PLAIN_WIDTH, highlight=False, soft_wrap=False)
+
+
+def print_comparison(comparison: Comparison, answers: Mapping[str, FlipAnswers], console: Console) -> None:
+    """Print one comparison. `answers`: of the flips that are shown with their texts, by id."""
+    for line in _describe_sides(comparison):
+        _print(console, line)
+    groups = [*comparison.groups, comparison.total]
+    console.print(_build_table("group", [(group.name, group) for group in groups]))
+    if comparison.groups:
+        _print(console, "p of a group is adjusted for the number of groups; intervals are not")
+    for line in _describe_tests(comparison.total):
+        _print(console, line)
+    for which, flips in (("better", comparison.better), ("worse", comparison.worse)):
+        _print_flips(console, which, flips, answers)
+    for line in _describe_rest(comparison):
+        _print(console, line)
+    _print(console, f"Result: {_describe_result(comparison.total)}")
+
+
+def _print(console: Console, text: str) -> None:
+    """Print a text as it is: brackets are no markup."""
+    console.print(text, markup=False, soft_wrap=True)
+
+
+def _describe_sides(comparison: Comparison) -> Iterator[str]:
+    if comparison.cell.name:
+        yield f"== {comparison.cell.name}"
+    for which, side in zip(("first ", "second"), zip(*comparison.cell.runs, strict=True), strict=True):
+        names = ", ".join(f"{run.paths.out}{'' if run.state == DONE else f' ({run.state})'}" for run in side)
+        yield f"{which}: {names}"
+    if comparison.epochs > 1:
+        yield f"{comparison.epochs} runs of each side; the score of a line is the mean of its runs"
+
+
+def print_summary(comparisons: Sequence[Comparison], console: Console) -> None:
+    """Print the totals of several cells as one table."""
+    console.print(_build_table("cell", [(each.cell.name, each.total) for each in comparisons]))
+
+
+def _build_table(what: str, rows: Sequence[tuple[str, ComparedGroup]]) -> object:
+    from rich import box
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD)
+    names = [what, "lines", "first [95 %]", "second [95 %]", "difference [95 %]", "better", "worse", "p"]
+    if rows[0][1].equivalence is not None:
+        names.append("equivalent")
+    for at, name in enumerate(names):
+        table.add_column(name, justify="right" if at else "left", no_wrap=at > 0)
+    for name, group in rows:
+        result = group.result
+        mark = " *" if group.is_significant else ""
+        cells = [
+            f"{result.lines:,}",
+            _format_score(result.first, group.first),
+            _format_score(result.second, group.second),
+            f"{100 * result.difference:+.1f} {format_bounds(result.interval)}",
+            str(group.better),
+            str(group.worse),
+            f"{format_p(group.adjusted_p)}{mark}",
+        ]
+        if group.equivalence is not None:
+            cells.append("yes" if group.equivalence.is_shown else "not shown")
+        style = "bold" if name == "total" and len(rows) > 1 else ""
+        table.add_row(escape(name), *cells, style=style)
+    return table
+
+
+def _format_score(score: float, interval: ConfidenceInterval | None) -> str:
+    text = f"{100 * score:.1f} %"
+    return text if interval is None else f"{text} {interval.format_percent()}"
+
+
+def format_bounds(bounds: tuple[float, float]) -> str:
+    """An interval in points: `[+0.4, +11.3]`."""
+    return f"[{100 * bounds[0]:+.1f}, {100 * bounds[1]:+.1f}]"
+
+
+def format_p(p: float) -> str:
+    """A p value with two digits: `.036`, `<.001`."""
+    return "<.001" if p < 0.001 else f"{p:.2g}".removeprefix("0")
+
+
+def describe_p(p: float) -> str:
+    """`p = .036`, `p < .001`."""
+    text = format_p(p)
+    return f"p < {text[1:]}" if text.startswith("<") else f"p = {text}"
+
+
+def _describe_tests(group: ComparedGroup) -> Iterator[str]:
+    result, found = group.result, group.result.mcnemar
+    if found is not None:
+        p = f"{describe_p(found.mid)} (mid-p; exact {format_p(found.exact)})"
+        yield f"McNemar's test: {found.better} better, {found.worse} worse, {p}"
+    units = "clusters" if result.units < result.lines else "lines"
+    interval = f"95 % interval {format_bounds(result.t_interval)} points"
+    yield f"paired t test over {result.units:,} {units}: {describe_p(result.t_p)}, {interval}"
+    if group.adjusted_p != result.p:
+        yield f"p of the total is adjusted for the number of cells; alone it is {format_p(result.p)}"
+    if group.equivalence is not None:
+        interval = f"90 % interval {format_bounds(group.equivalence.interval)} points"
+        margin, p = 100 * group.equivalence.margin, describe_p(group.equivalence.p)
+        yield f"equivalence within {margin:g} points: {p}, {interval}"
+
+
+def _print_flips(
+    console: Console, which: str, flips: Sequence[Flip], answers: Mapping[str, FlipAnswers]
+) -> None:
+    if not flips:
+        return
+    names = ", ".join(flip.id for flip in flips[:_LISTED])
+    more = f", ... ({len(flips) - _LISTED} more in --json)" if len(flips) > _LISTED else ""
+    _print(console, f"{pluralize(len(flips), 'line')} {which}: {names}{more}")
+    for flip in flips:
+        if flip.id in answers:
+            _print(console, f"  {flip.id}: {flip.first:.4g} -> {flip.second:.4g}")
+            _print_texts(lambda line: _print(console, line), answers[flip.id])
+
+
+def _print_texts(write: Callable[[str], object], found: FlipAnswers) -> None:
+    for name, text in (
+        ("prompt", found.prompt),
+        ("expected", found.expected),
+        ("first", found.first),
+        ("second", found.second),
+    ):
+        if text is not None:
+            short = text if len(text) <= _SHOWN_TEXT else text[:_SHOWN_TEXT] + " ..."
+            write(textwrap.indent(short, " " * 15).replace(" " * 15, f"    {name + ':':<11}", 1))
+
+
+def _describe_rest(comparison: Comparison) -> Iterator[str]:
+    if comparison.total.failed:
+        yield f"{pluralize(comparison.total.failed, 'line')} failed in the second run, and scored 0"
+    if comparison.total.unscored:
+        count = pluralize(comparison.total.unscored, "line")
+        yield f"{count} could not be scored in a run, and scored 0 there (`note` in its output says why)"
+    if comparison.unscored:
+        yield f"{pluralize(comparison.unscored, 'line')} without a score, not compared"
+    if comparison.unclustered:
+        count = pluralize(comparison.unclustered, "line")
+        yield f"warning: --cluster gives {count} no cluster; each is one of its own"
+    left_out = [*comparison.left_out.describe("the first run", "the second run")]
+    if left_out:
+        yield f"left out: {'; '.join(left_out)}"
+    if comparison.unknown:
+        count = pluralize(comparison.unknown, "line")
+        yield f"warning: the prompts of {count} were not compared, as a job file has changed since its run"
+    if comparison.differences:
+        yield "What else differs:"
+        yield from (f"  {each}" for each in comparison.differences)
+    else:
+        yield "Nothing else differs: model, settings, versions and device are the same."
+
+
+def _describe_result(group: ComparedGroup) -> str:
+    """The comparison in a sentence."""
+    result = group.result
+    text = "the scores are the same"
+    if result.difference:
+        way = "higher" if result.difference > 0 else "lower"
+        text = f"the second run scores {abs(100 * result.difference):.1f} points {way}"
+        text += "; significant" if group.is_significant else "; not significant"
+    if group.equivalence is None:
+        return f"{text} ({describe_p(group.adjusted_p)})."
+    margin = f"within {100 * group.equivalence.margin:g} points"
+    if group.equivalence.is_shown:
+        return f"{text}, and equivalent {margin}."
+    return f"{text}; equivalence {margin} is not shown."

@@ -1,0 +1,235 @@
+"""Records of Every Eval Ever (https://github.com/evaleval/every_eval_ever), schema 0.3.0.
+
+A run is one aggregate file and one file with its lines, at the places that the project's datastore wants:
+data/TASK/DEVELOPER/MODEL/UUID.json and UUID_samples.jsonl.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import uuid
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from mlxrun.evals.exports.exported_line import ExportedLine, dump_text
+from mlxrun.evals.exports.exported_run import ExportedRun, GroupSummary
+from mlxrun.scoring.intervals import CONFIDENCE, ScoreMean
+
+Json = dict[str, Any]
+SCHEMA_VERSION = "0.3.0"
+TOTAL = "total"
+UNKNOWN = "unknown"
+_NUMBERS = ("temperature", "top_p", "top_k")  # of a generation config that have a field of their own
+
+
+def write_every_eval_ever(run: ExportedRun, folder: Path) -> list[Path]:
+    """Write both files below `folder`; returns their paths, the aggregate first."""
+    name = uuid.UUID(bytes=bytes.fromhex(run.digest[:32]), version=4)
+    place = Path("data", *(_make_component(each) for each in (run.task, *split_model_name(run))))
+    (folder / place).mkdir(parents=True, exist_ok=True)
+    lines = place / f"{name}_samples.jsonl"
+    digest, rows = hashlib.sha256(), 0
+    with (folder / lines).open("wb") as file:
+        for row in list_rows(run):
+            data = json.dumps(row, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
+            digest.update(data)
+            rows += 1
+            file.write(data)
+    record = build_record(run)
+    record["detailed_evaluation_results"] = {
+        "format": "jsonl",
+        "file_path": lines.as_posix(),
+        "hash_algorithm": "sha256",
+        "checksum": digest.hexdigest(),
+        "total_rows": rows,
+    }
+    whole = folder / place / f"{name}.json"
+    whole.write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    return [whole, folder / lines]
+
+
+def split_model_name(run: ExportedRun) -> tuple[str, str]:
+    """The developer and the name of the model, as in a hub id."""
+    developer, _, name = run.model.rpartition("/")
+    return developer.rpartition("/")[2] or UNKNOWN, name
+
+
+def _make_component(name: str) -> str:
+    """A name as a part of a path on any system."""
+    return re.sub(r"[^\w.+-]", "_", name).rstrip(".") or "_"
+
+
+def build_record(run: ExportedRun) -> Json:
+    """The aggregate, without the reference to its lines."""
+    ended = _get_timestamp(run.ended)
+    groups = run.summary.groups
+    results = [_build_result(run, TOTAL, run.summary.total, run.summary.total.scores, None)]
+    results += [
+        _build_result(run, TOTAL, run.summary.total, scores, name)
+        for name, scores in run.summary.total.metrics.items()
+    ]
+    if len(groups) > 1:
+        results += [
+            _build_result(run, name, group, group.scores, None) for name, group in sorted(groups.items())
+        ]
+    status = "complete" if run.is_complete else f"partial: {run.summary.lines} of {run.total_lines} lines"
+    details = {key: dump_text(value) for key, value in run.facts.items() if value is not None}
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "evaluation_id": name_evaluation(run),
+        "evaluation_timestamp": ended,
+        "retrieved_timestamp": ended,
+        "source_metadata": {
+            "source_name": "mlxrun",
+            "source_type": "evaluation_run",
+            "source_organization_name": run.names.organization or UNKNOWN,
+            "evaluator_relationship": "other",
+        },
+        "eval_library": {
+            "name": "mlxrun",
+            "version": run.versions.get("mlxrun", UNKNOWN),
+            "additional_details": {**run.versions, **details, "status": status},
+        },
+        "model_info": _build_model(run),
+        "evaluation_results": results,
+    }
+
+
+def name_evaluation(run: ExportedRun) -> str:
+    """The id of the evaluation, which its lines refer to."""
+    return f"{run.task}/{run.model}/{_get_timestamp(run.ended)}"
+
+
+def _get_timestamp(time: str) -> str:
+    return str(int(datetime.fromisoformat(time).timestamp()))
+
+
+def _build_model(run: ExportedRun) -> Json:
+    developer, _ = split_model_name(run)
+    model = run.manifest["settings"].get("model", {})
+    details = {key: dump_text(model[key]) for key in ("kind", "dtype") if model.get(key) is not None}
+    return {
+        "name": run.model,
+        "id": run.model,
+        "developer": developer,
+        "inference_engine": {"name": "mlxrun", "version": run.versions.get("mlxrun", UNKNOWN)},
+        "additional_details": {
+            **details,
+            "deployment_type": "self_deployed",
+            "model_availability": "open_weights" if "/" in run.model else UNKNOWN,
+        },
+    }
+
+
+def _build_result(
+    run: ExportedRun, name: str, group: GroupSummary, scores: ScoreMean, metric: str | None
+) -> Json:
+    """One aggregate result: of a group's score, or of one of the named metrics of all lines."""
+    shown = metric or group.metric
+    return {
+        "evaluation_result_id": _name_result(name, metric),
+        "evaluation_name": run.task if name == TOTAL else f"{run.task}/{name}",
+        "source_data": _build_source(run, scores.count),
+        "evaluation_timestamp": _get_timestamp(run.ended),
+        "metric_config": {
+            "evaluation_description": f"Mean over the lines, each scored by {shown}",
+            "metric_id": shown,
+            "metric_name": shown,
+            "metric_unit": "proportion",
+            "lower_is_better": False,
+            "score_type": "continuous",
+            "min_score": 0,
+            "max_score": 1,
+        },
+        "score_details": {
+            "score": scores.mean,
+            "details": {"failed_lines": str(group.failed), "matches": ", ".join(sorted(group.matches))},
+            "uncertainty": _build_uncertainty(scores),
+        },
+        "generation_config": _build_generation(run),
+    }
+
+
+def _name_result(name: str, metric: str | None = None) -> str:
+    return name if metric is None else f"{name}/{metric}"
+
+
+def _build_source(run: ExportedRun, count: int) -> Json:
+    dataset, _, revision = (run.names.dataset or "").partition("@")
+    if not dataset:
+        details = {"path": str(run.run.paths.job), "sha256": run.facts["job_sha256"], "samples": str(count)}
+        return {"dataset_name": run.task, "source_type": "other", "additional_details": details}
+    more = {"additional_details": {"revision": revision}} if revision else {}
+    found = {"dataset_name": run.task, "source_type": "hf_dataset", "hf_repo": dataset}
+    return {**found, "samples_number": count, **more}
+
+
+def _build_uncertainty(scores: ScoreMean) -> Json:
+    found: Json = {"num_samples": scores.count}
+    error, interval = scores.compute_standard_error(), scores.compute_interval()
+    if error is not None:
+        found["standard_error"] = {"value": error, "method": "analytic"}
+    if interval is not None:
+        bounds = {"lower": interval.low, "upper": interval.high, "confidence_level": CONFIDENCE}
+        found["confidence_interval"] = bounds | {"method": interval.method}
+    return found
+
+
+def _build_generation(run: ExportedRun) -> Json:
+    """The settings that all lines share; the defaults of the config fill in what no line sets."""
+    sampling = {key: value for key, value in run.manifest["config"]["sampling"].items() if value is not None}
+    shared = sampling | (run.summary.generation or {})
+    most = shared.pop("max_tokens", shared.pop("max_completion_tokens", None))
+    arguments = {key: shared.pop(key) for key in _NUMBERS if key in shared}
+    if isinstance(most, int) and most > 0:
+        arguments["max_tokens"] = most
+    return {
+        "generation_args": arguments,
+        "additional_details": {key: dump_text(value) for key, value in shared.items()},
+    }
+
+
+def list_rows(run: ExportedRun) -> Iterator[Json]:
+    """The lines that are scored; each refers to the result of all lines."""
+    for line in run.read_lines():
+        if line.score is not None:
+            yield build_row(run, line)
+
+
+def build_row(run: ExportedRun, line: ExportedLine) -> Json:
+    """One line. It has one turn whatever its prompt is, as the earlier ones are a part of its input."""
+    prompt, targets = line.prompt, line.targets
+    row: Json = {
+        "schema_version": SCHEMA_VERSION,
+        "evaluation_id": name_evaluation(run),
+        "model_id": run.model,
+        "evaluation_name": run.task,
+        "evaluation_result_id": _name_result(TOTAL),
+        "sample_id": line.id,
+        "sample_hash": hashlib.sha256((prompt + "".join(targets)).encode("utf-8", "replace")).hexdigest(),
+        "interaction_type": "single_turn",
+        "input": {"raw": prompt, "reference": targets},
+        "output": {"raw": line.answers},
+        "answer_attribution": [],
+        "evaluation": {"score": line.score, "is_correct": line.score == 1},
+        "token_usage": _build_usage(*line.tokens),
+        "metadata": {"group": line.group, "finish": str(line.found.finish)},
+    }
+    if line.options:
+        row["input"]["choices"] = line.options
+    if line.found.reasoning:
+        row["output"]["reasoning_trace"] = [line.found.reasoning]
+    if line.extracted is not None:
+        found = {"turn_idx": 0, "source": "output.raw", "extracted_value": line.extracted}
+        row["answer_attribution"] = [{**found, "extraction_method": line.match, "is_terminal": True}]
+    if line.error is not None:
+        row["error"] = line.error
+    return row
+
+
+def _build_usage(prompt: int, output: int) -> Json:
+    return {"input_tokens": prompt, "output_tokens": output, "total_tokens": prompt + output}

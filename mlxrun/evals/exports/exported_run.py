@@ -1,0 +1,192 @@
+"""A run in the terms that all formats share: what was evaluated with which model, when, and the scores."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from mlxrun.errors import JobError
+from mlxrun.evals.exports.exported_line import ExportedLine
+from mlxrun.evals.run_folder import DONE, RUNNING, RunFolder
+from mlxrun.evals.run_folder_paths import find_cell
+from mlxrun.scoring.intervals import ConfidenceInterval, ScoreMean
+
+Json = dict[str, Any]
+_MISSING = object()
+# The metric of a match in the words of other harnesses, where they have one.
+METRICS = {"exact": "exact_match", "choice": "acc", "likeliest": "acc"}
+
+
+@dataclass(frozen=True, slots=True)
+class ExportNames:
+    """What a run does not know of itself: names in other people's words. `dataset`: a hub id, with
+    `@REVISION` or without."""
+
+    model: str | None = None
+    task: str | None = None
+    dataset: str | None = None
+    organization: str | None = None
+
+
+@dataclass(slots=True)
+class GroupSummary:
+    """The scores of a group: the mean of the scores and of each named metric. `matches`: how its lines are
+    scored; `unscored`: lines whose answer could not be scored, which score 0."""
+
+    scores: ScoreMean = field(default_factory=ScoreMean)
+    metrics: dict[str, ScoreMean] = field(default_factory=dict)
+    matches: set[str] = field(default_factory=set)
+    failed: int = 0
+    unscored: int = 0
+
+    def add(self, line: ExportedLine) -> None:
+        """Count a scored line."""
+        assert line.score is not None
+        cluster = line.eval.get("cluster")
+        self.scores.add(line.score, cluster)
+        self.matches.add(line.match)
+        self.failed += line.error is not None
+        self.unscored += "note" in line.eval
+        for name, value in line.metrics.items():
+            self.metrics.setdefault(name, ScoreMean()).add(value, cluster)
+
+    @property
+    def metric(self) -> str:
+        """The name of the score: that of the only match of its lines, or `score`."""
+        (match,) = self.matches if len(self.matches) == 1 else ("score",)
+        return METRICS.get(match, match)
+
+    @property
+    def interval(self) -> ConfidenceInterval | None:
+        return self.scores.compute_interval()
+
+    @property
+    def standard_error(self) -> float | None:
+        return self.scores.compute_standard_error()
+
+
+@dataclass(slots=True)
+class RunSummary:
+    """What one pass over the lines counts. `generation`: the settings that all lines have in common."""
+
+    groups: dict[str, GroupSummary] = field(default_factory=dict)
+    total: GroupSummary = field(default_factory=GroupSummary)
+    ids: list[str] = field(default_factory=list)
+    failed: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    generation: Json | None = None
+
+    @property
+    def lines(self) -> int:
+        return len(self.ids)
+
+    def add(self, line: ExportedLine) -> None:
+        """Count a line."""
+        self.ids.append(line.id)
+        self.failed += line.error is not None
+        self.input_tokens += line.tokens[0]
+        self.output_tokens += line.tokens[1]
+        if line.body:
+            known = line.generation if self.generation is None else self.generation
+            mine = line.generation
+            self.generation = {key: value for key, value in known.items() if mine.get(key, _MISSING) == value}
+        if line.score is not None:
+            self.groups.setdefault(line.group, GroupSummary()).add(line)
+            self.total.add(line)
+
+
+class ExportedRun:
+    """A run that may be exported."""
+
+    def __init__(self, run: RunFolder, names: ExportNames) -> None:
+        self.run = run
+        self.names = names
+        self.manifest: Mapping[str, Any] = run.manifest
+        path = str(self.manifest["model"]["path"])
+        self.model = names.model or (Path(path).name if path.startswith(("/", ".", "~")) else path)
+        job = run.paths.job.name.removesuffix(".jsonl").removesuffix(".job")
+        cell = find_cell(run.paths.out)
+        self.cell = None if cell is None else "/".join(cell[1:])  # of a suite: model, task and variant
+        self.task = names.task or (job if cell is None else cell[2])
+        self.is_complete = run.state == DONE
+
+    @classmethod
+    def check(cls, run: RunFolder, names: ExportNames, *, partial: bool = False) -> ExportedRun:
+        """The run, if it is finished. JobError for one that is not, unless `partial`, and for one without
+        scores."""
+        if run.state == RUNNING:
+            raise JobError(f"{run.paths.out}: its job is running; export it when it has finished")
+        made = cls(run, names)
+        if not made.is_complete and not partial:
+            raise JobError(
+                f"{run.paths.out}: the run is unfinished, with {run.count_lines()} of {run.total} lines "
+                "done; finish it, or give --partial"
+            )
+        if not made.summary.total.scores.count:
+            raise JobError(f"{run.paths.out}: none of its lines is scored: no `eval` in {run.paths.job}")
+        return made
+
+    def read_lines(self) -> Iterator[ExportedLine]:
+        """The lines in the order of the job. JobError if one was edited, or changed in the job file, so that
+        its prompt is not known."""
+        for found in self.run.read_lines():
+            if found.line is None:
+                raise JobError(
+                    f"{self.run.paths.job}: the line {found.id!r} has changed since the run, or is gone, so "
+                    "that its prompt is not known"
+                )
+            yield ExportedLine(found)
+
+    @cached_property
+    def summary(self) -> RunSummary:
+        found = RunSummary()
+        for line in self.read_lines():
+            found.add(line)
+        return found
+
+    @property
+    def model_id(self) -> str:
+        """The model with the name of its engine, as harnesses write it."""
+        return f"mlxrun/{self.model}"
+
+    @property
+    def total_lines(self) -> int:
+        return self.run.total
+
+    @property
+    def started(self) -> str:
+        """When the first run began, in ISO 8601 and UTC."""
+        return str(self.manifest["runs"][0]["started"])
+
+    @property
+    def ended(self) -> str:
+        """When the last run ended; when it began, if it was killed."""
+        last = self.manifest["runs"][-1]
+        return str(last["ended"] or last["started"])
+
+    @property
+    def versions(self) -> dict[str, str]:
+        return {str(name): str(version) for name, version in self.manifest["versions"].items()}
+
+    @property
+    def facts(self) -> Json:
+        """What repeats the run: settings, seeds and digests of the job and of its output."""
+        names = ("config_hash", "settings", "seeds", "device")
+        found = {name: self.manifest[name] for name in names if self.manifest.get(name) is not None}
+        found["fingerprint"] = self.manifest["model"].get("fingerprint")
+        found["job_sha256"] = self.manifest["input"]["sha256"]
+        found["output_sha256"] = self.manifest["output"]["sha256"]
+        found["complete"] = self.is_complete
+        return found if self.cell is None else found | {"cell": self.cell}
+
+    @property
+    def digest(self) -> str:
+        """Names the run in formats that want an id: the same for every export of the same answers."""
+        digests = self.manifest["input"]["sha256"], self.manifest["output"]["sha256"]
+        parts = (*digests, self.started, self.ended, self.model, self.task)
+        return hashlib.sha256(repr(parts).encode()).hexdigest()

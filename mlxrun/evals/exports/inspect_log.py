@@ -1,0 +1,269 @@
+"""Inspect AI's evaluation log, as one JSON file or as the zip file that Inspect writes itself.
+
+The format is that of `inspect_ai.log.EvalLog`, version 2. A zip file has `header.json`, the log without its
+samples; `summaries.json`; and `samples/ID_epoch_1.json` for each line.
+"""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from mlxrun.evals.exports.exported_line import ExportedLine, dump_text
+from mlxrun.evals.exports.exported_run import ExportedRun, GroupSummary
+from mlxrun.evals.reports.prompt_messages import PromptMessage
+from mlxrun.scoring.intervals import CONFIDENCE
+
+Json = dict[str, Any]
+SUFFIXES = (".eval", ".json")
+_VERSION = 2
+_ID_LENGTH = 22  # of Inspect's own ids
+_SHOWN = 1000  # characters of an input in a summary
+_ROLES = ("system", "user", "assistant", "tool")
+_STOP_REASONS = {
+    "stop": "stop",
+    "end_turn": "stop",
+    "stop_sequence": "stop",
+    "completed": "stop",
+    "length": "max_tokens",
+    "max_tokens": "max_tokens",
+    "max_output_tokens": "max_tokens",
+    "tool_calls": "tool_calls",
+    "tool_use": "tool_calls",
+}
+
+
+def write_inspect_log(run: ExportedRun, path: Path) -> None:
+    """Write the log; the end of the name chooses its form."""
+    header = build_header(run)
+    if path.suffix == ".json":
+        with path.open("w", encoding="utf-8") as file:
+            file.write(_dump(header).removesuffix("}") + ',"samples":[')
+            for at, sample in enumerate(list_samples(run)):
+                file.write(("," if at else "") + "\n" + _dump(sample))
+            file.write("]}\n")
+        return
+    start = {name: header[name] for name in ("version", "eval", "plan")}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("_journal/start.json", _dump(start))
+        summaries = []
+        for sample in list_samples(run):
+            archive.writestr(f"samples/{sample['id']}_epoch_{sample['epoch']}.json", _dump(sample))
+            summaries.append(_summarize_sample(sample))
+        archive.writestr("_journal/summaries/1.json", _dump(summaries))
+        archive.writestr("summaries.json", _dump(summaries))
+        archive.writestr("header.json", _dump(header))
+
+
+def build_header(run: ExportedRun) -> Json:
+    """The log without its samples."""
+    summary, task_id = run.summary, run.digest[:_ID_LENGTH]
+    usage = {run.model_id: _build_usage(summary.input_tokens, summary.output_tokens)}
+    spec = {
+        "eval_id": task_id,
+        "run_id": task_id,
+        "task_id": task_id,
+        "created": run.started,
+        "task": run.task,
+        "task_file": str(run.run.paths.job),
+        "dataset": {
+            "name": run.names.dataset or run.task,
+            "location": str(run.run.paths.job),
+            "samples": run.total_lines,
+            "sample_ids": summary.ids,
+            "shuffled": False,
+        },
+        "model": run.model_id,
+        "model_args": {},
+        "config": {},
+        "packages": run.versions,
+        "metadata": run.facts,
+        "scorers": [{"name": run.summary.total.metric}],
+    }
+    return {
+        "version": _VERSION,
+        "status": "success" if run.is_complete else "cancelled",
+        "eval": spec,
+        "plan": {"steps": [{"solver": "generate", "params": {}}], "config": _build_config(run)},
+        "results": _build_results(run),
+        "stats": {"started_at": run.started, "completed_at": run.ended, "model_usage": usage},
+    }
+
+
+def _build_config(run: ExportedRun) -> Json:
+    """The settings that all lines share, in the fields of Inspect's generate config."""
+    names = {
+        "stop": "stop_seqs",
+        "n": "num_choices",
+        "max_completion_tokens": "max_tokens",
+        **{
+            each: each
+            for each in ("max_tokens", "temperature", "top_p", "top_k", "seed", "frequency_penalty")
+        },
+        **{each: each for each in ("presence_penalty", "logprobs", "top_logprobs", "reasoning_effort")},
+    }
+    found = {names[key]: value for key, value in (run.summary.generation or {}).items() if key in names}
+    if isinstance(found.get("stop_seqs"), str):
+        found["stop_seqs"] = [found["stop_seqs"]]
+    if not isinstance(found.get("logprobs", True), bool):  # a number, for completions
+        found["top_logprobs"], found["logprobs"] = found["logprobs"], True
+    return found
+
+
+def _build_results(run: ExportedRun) -> Json:
+    total = run.summary.total
+    name = "mean" if total.scores.fractions else "accuracy"
+    metrics = _build_metrics(total, name)
+    if len(run.summary.groups) > 1:
+        for group, found in sorted(run.summary.groups.items()):
+            for key, metric in _build_metrics(found, name).items():
+                metrics[f"{group}/{key}"] = {**metric, "name": group, "group": key}
+    for each, scores in total.metrics.items():
+        metrics[each] = _build_metric(each, scores.mean)
+    scored = {
+        "name": run.summary.total.metric,
+        "scorer": run.summary.total.metric,
+        "scored_samples": total.scores.count,
+        "unscored_samples": run.summary.lines - total.scores.count,
+        "metrics": metrics,
+    }
+    done = run.summary.lines - run.summary.failed
+    return {"total_samples": run.total_lines, "completed_samples": done, "scores": [scored]}
+
+
+def _build_metrics(group: GroupSummary, name: str) -> dict[str, Json]:
+    """The mean of a group's scores, with its interval, and its standard error."""
+    found = {name: _build_metric(name, group.scores.mean)}
+    interval = group.interval
+    facts: Json = {"samples": group.scores.count, "failed": group.failed}
+    if interval is not None:
+        bounds = {"lower": interval.low, "upper": interval.high}
+        facts["confidence_interval"] = bounds | {"level": CONFIDENCE, "method": interval.method}
+    found[name]["metadata"] = facts
+    if group.standard_error is not None:
+        found["stderr"] = _build_metric("stderr", group.standard_error)
+    return found
+
+
+def _build_metric(name: str, value: float) -> Json:
+    return {"name": name, "value": value}
+
+
+def list_samples(run: ExportedRun) -> Iterator[Json]:
+    """The samples of a log, one for each line."""
+    for line in run.read_lines():
+        yield build_sample(run, line)
+
+
+def build_sample(run: ExportedRun, line: ExportedLine) -> Json:
+    """The sample of a line."""
+    prompt = [_build_message(each) for each in line.messages]
+    choices = _build_choices(run, line)
+    usage = _build_usage(*line.tokens)
+    sample: Json = {
+        "id": line.id,
+        "epoch": 1,
+        "input": prompt or "",
+        "target": line.targets or "",
+        "messages": [*prompt, *(choice["message"] for choice in choices[:1])],
+        "output": {"model": run.model, "choices": choices, "usage": usage},
+        "scores": {} if line.score is None else {run.summary.total.metric: _build_score(line)},
+        "metadata": {"group": line.group, "match": line.match, "generation": line.generation},
+        "model_usage": {run.model_id: usage},
+        "uuid": f"{run.digest[:_ID_LENGTH]}-{line.found.number}",
+    }
+    if line.options:
+        sample["choices"] = line.options
+    if line.error is not None:
+        sample["error"] = {"message": line.error, "traceback": "", "traceback_ansi": ""}
+        sample["output"]["error"] = line.error
+    return sample
+
+
+def _build_message(message: PromptMessage) -> Json:
+    """A message of the prompt; roles that Inspect does not have are named in the text of a user's message."""
+    role, text = message.role, message.text
+    if role == "developer":
+        role = "system"
+    if role not in _ROLES:
+        role, text = "user", text if role == "prompt" else f"[{role}]\n{text}"
+    if not message.images:
+        return {"role": role, "content": text}
+    images = [{"type": "image", "image": url} for url in message.images]
+    return {"role": role, "content": [*images, *([{"type": "text", "text": text}] if text else [])]}
+
+
+def _build_choices(run: ExportedRun, line: ExportedLine) -> list[Json]:
+    """The choices of the answer. Of APIs other than chat completions the text has the tool calls."""
+    raw = line.response.get("choices", [])
+    found = []
+    for at, answer in enumerate(line.answers):
+        choice = raw[at] if at < len(raw) else {}
+        message = choice.get("message") or {}
+        reason = str(choice.get("finish_reason") or line.found.finish)
+        text = answer if not message else message.get("content") or ""
+        reasoning = message.get("reasoning_content") or (line.found.reasoning if at == 0 else None)
+        content = (
+            [{"type": "reasoning", "reasoning": reasoning}, {"type": "text", "text": text}]
+            if reasoning
+            else text
+        )
+        made: Json = {"role": "assistant", "content": content, "model": run.model, "source": "generate"}
+        if message.get("tool_calls"):
+            made["tool_calls"] = [_build_call(call) for call in message["tool_calls"]]
+        found.append({"message": made, "stop_reason": _STOP_REASONS.get(reason, "unknown")})
+    return found
+
+
+def _build_call(call: Json) -> Json:
+    made = {"id": call["id"], "function": call["function"]["name"], "type": "function", "arguments": {}}
+    try:
+        arguments = json.loads(call["function"]["arguments"])
+        if isinstance(arguments, dict):
+            return made | {"arguments": arguments}
+        problem = "the arguments are no JSON object"
+    except ValueError as error:
+        problem = f"the arguments are no JSON: {error}"
+    return made | {"parse_error": problem}
+
+
+def _build_score(line: ExportedLine) -> Json:
+    facts = {
+        "metrics": dict(line.metrics),
+        "choices": line.eval.get("choices"),
+        "note": line.eval.get("note") or line.eval.get("comment"),
+    }
+    score: Json = {"value": line.score, "metadata": {key: each for key, each in facts.items() if each}}
+    if line.extracted is not None:
+        score["answer"] = line.extracted
+    if line.answers:
+        score["explanation"] = line.answers[0]
+    return score
+
+
+def _build_usage(prompt: int, output: int) -> Json:
+    return {"input_tokens": prompt, "output_tokens": output, "total_tokens": prompt + output}
+
+
+def _summarize_sample(sample: Json) -> Json:
+    names = ("id", "epoch", "target", "metadata", "scores", "model_usage", "uuid")
+    texts = [
+        each["content"]
+        if isinstance(each["content"], str)
+        else dump_text(each["content"][-1].get("text", ""))
+        for each in sample["input"] or ()
+    ]
+    scores = {
+        name: {key: value for key, value in score.items() if key != "explanation"}
+        for name, score in sample["scores"].items()
+    }
+    found = {name: sample[name] for name in names} | {"scores": scores}
+    found |= {"input": "\n".join(texts)[:_SHOWN], "completed": True, "message_count": len(sample["messages"])}
+    return found | ({"error": sample["error"]["message"]} if "error" in sample else {})
+
+
+def _dump(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False).encode("utf-8", "backslashreplace").decode()

@@ -1,0 +1,130 @@
+"""A judge: a model that scores the answers of a run in a second pass, by a prompt that is a template.
+
+    prompt: |
+      Question: {{ question }}
+      Answer: {{ answer }}
+      Is it as good as "{{ expected }}"? Reply with A (yes), B (partly) or C (no).
+    generation: {max_tokens: 200, temperature: 0}
+    verdict: {choices: {A: 1, B: 0.5, C: 0}}
+
+Templates are those of `mlxrun job make`; their variables are `question` (the last message of the user),
+`answer` (without reasoning), `expected`, `group`, `id` and `line` (the job line), and `row` with all of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mlxrun.batch.body_check import check_line_body
+from mlxrun.batch.job_file import BadLine, RawLine, parse_line
+from mlxrun.batch.line_template import LineTemplate
+from mlxrun.batch.table_files import RowError
+from mlxrun.config.nodes import ConfigProblem
+from mlxrun.config.yaml_source import YamlError, parse_yaml
+from mlxrun.errors import JobError, RequestError
+from mlxrun.evals.judge_verdict import VerdictReader, parse_verdict
+
+_KEYS = ("prompt", "messages", "generation", "verdict")
+_VARIABLES = frozenset(("question", "answer", "expected", "group", "id", "line", "row", "row_number"))
+
+
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """A checked judge. `content`: as it was written; `digest`: of that."""
+
+    name: str
+    content: Mapping[str, Any]
+    template: LineTemplate
+    reader: VerdictReader
+    digest: str
+
+    def make_line(self, custom_id: str, columns: Mapping[str, Any]) -> dict[str, Any]:
+        """The job line that has one answer judged; JobError if the template fails on it, or no model could
+        answer the line."""
+        try:
+            line = {"id": custom_id, **self.template.render(columns, 0)}
+            data = json.dumps(line, ensure_ascii=False, allow_nan=False).encode()
+            parsed = parse_line(RawLine(0, 0, data))
+            if isinstance(parsed, BadLine):
+                raise RowError(parsed.reason)
+            check_line_body(parsed)
+        except (RowError, RequestError, TypeError, ValueError) as error:
+            raise JobError(f"{self.name}: the line {custom_id!r}: {error}") from error
+        return line
+
+
+def read_judge(path: Path) -> Judge:
+    """The judge in a YAML or JSON file; JobError with file and key if it is not valid."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise JobError(f"{path}: cannot read the judge: {error}") from error
+    problems: list[ConfigProblem] = []
+    try:
+        value = parse_yaml(text, str(path), problems).strip_origins()
+    except YamlError as error:
+        raise JobError(f"{path}:{error.line}:{error.column}: this is not YAML: {error}") from error
+    if problems:
+        raise JobError("\n".join(problem.text for problem in problems))
+    return parse_judge(value, str(path))
+
+
+def parse_judge(value: Any, name: str) -> Judge:
+    """The judge that a mapping describes; JobError that begins with `name` and names the key if it is not
+    valid."""
+    if not isinstance(value, Mapping):
+        raise JobError(f"{name}: a judge is a mapping with prompt or messages, generation and verdict")
+    for key in value:
+        if key not in _KEYS:
+            raise JobError(f"{name}: {key} is not known; a judge takes {', '.join(_KEYS)}")
+    if ("prompt" in value) == ("messages" in value):
+        raise JobError(f"{name}: a judge needs one of prompt and messages")
+    prompt = value.get("prompt")
+    if prompt is not None and not isinstance(prompt, str):
+        raise JobError(f"{name}: prompt must be the text of the user's message")
+    generation = value.get("generation") or {}
+    if not isinstance(generation, dict):
+        raise JobError(f"{name}: generation must be an object with fields of the request")
+    reserved = generation.keys() & {"id", "url", "eval", "prompt", "messages", "input", "n"}
+    if reserved:
+        raise JobError(f"{name}: generation.{min(reserved)} cannot be given")
+    reader = parse_verdict(value.get("verdict"), name)
+    messages = value["messages"] if prompt is None else [{"role": "user", "content": prompt}]
+    if reader.schema is not None and "response_format" not in generation:
+        schema = {"name": "verdict", "schema": reader.schema}
+        generation = {**generation, "response_format": {"type": "json_schema", "json_schema": schema}}
+    template = LineTemplate({"messages": messages, **generation}, name)
+    unknown = sorted(template.variables - _VARIABLES)
+    if unknown:
+        raise JobError(
+            f"{name}: {unknown[0]!r} is not a variable of a judge: {', '.join(sorted(_VARIABLES))}"
+        )
+    if "answer" not in template.variables | _read_row_use(template):
+        raise JobError(f"{name}: the template does not show the answer; write {{{{ answer }}}}")
+    text = json.dumps(dict(value), sort_keys=True, ensure_ascii=False, default=str)
+    return Judge(name, dict(value), template, reader, hashlib.sha256(text.encode()).hexdigest())
+
+
+def _read_row_use(template: LineTemplate) -> frozenset[str]:
+    """A template that uses `row` may read the answer from it."""
+    return frozenset(("answer",)) if "row" in template.variables else frozenset()
+
+
+def find_question(body: Mapping[str, Any]) -> str:
+    """The text of the last message of the user in a request's body, or its prompt; empty if there is none."""
+    items = next((body[name] for name in ("messages", "input", "prompt") if name in body), "")
+    if isinstance(items, str):
+        return items
+    users = [each for each in items if isinstance(each, dict) and each.get("role") == "user"]
+    if not users:
+        return items[0] if items and isinstance(items[0], str) else ""
+    content = users[-1].get("content")
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else []
+    return "\n".join(part["text"] for part in parts if isinstance(part.get("text"), str))

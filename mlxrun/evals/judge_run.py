@@ -1,0 +1,154 @@
+"""Runs a judge over the answers of a run, and scores the run by its verdicts.
+
+The judge's requests are an ordinary job, `judge/job.jsonl` in the run folder: it can be interrupted, and what
+it has judged is not judged again while answers, template and model stay the same. With another model or other
+settings, its earlier answers are moved to `earlier`. Answers of failed lines are not judged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from mlxrun.batch.job_file import NO_SCORERS, JobLine
+from mlxrun.batch.job_run import JobOptions, JobRun, JobSetup
+from mlxrun.batch.line_keys import collect_settings, digest_settings
+from mlxrun.batch.progress import ProgressMeter, ProgressView, make_view
+from mlxrun.batch.run_paths import JobPaths, wrap_write_errors, write_atomically
+from mlxrun.batch.stop_signals import StopSignals
+from mlxrun.errors import JobError
+from mlxrun.evals.judge import Judge, find_question
+from mlxrun.evals.judge_verdict import VerdictError
+from mlxrun.evals.rescoring import check_run, rescore
+from mlxrun.evals.run_folder import RUNNING, RunFolder
+from mlxrun.evals.run_folder_lines import RunLine
+from mlxrun.scoring.answer_text import extract_answers, is_cut
+from mlxrun.scoring.eval_spec import EvalReader, count_choices
+from mlxrun.scoring.score_groups import Scores
+from mlxrun.scoring.verdict import ScoredAnswer, Verdict
+
+JUDGE = "judge"  # the folder below the run folder, and what records call the match
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeVerdicts:
+    """The verdicts of a judge as a scorer; `verdicts` by the id of the judge's line."""
+
+    verdicts: Mapping[str, Verdict]
+    digest: str
+    name: str = JUDGE
+
+    def score(self, answer: ScoredAnswer) -> Verdict:
+        """Look up the verdict of an answer."""
+        found = self.verdicts.get(_name_line(str(answer.line["custom_id"]), answer.index))
+        return found or Verdict(0, note="the judge failed: it has no verdict on this answer")
+
+
+async def run_judge(
+    paths: JobPaths,
+    judge: Judge,
+    setup: JobSetup,
+    stop: StopSignals,
+    say: Callable[[str], None],
+    view: Callable[[ProgressMeter], ProgressView] = make_view,
+) -> Scores:
+    """Judge the answers of the run at `paths`, and score it. `setup`: of the judge's model, whose engine is
+    started if an answer is left to be judged. JobError if the run is not as its job left it."""
+    run = RunFolder.open(paths.out)
+    if run.state == RUNNING:
+        raise JobError(f"{run.name}: its job is running; wait for it before its answers are judged")
+    job = await asyncio.to_thread(_write_job, run, judge)
+    setup = replace(setup, evals=NO_SCORERS)
+    fresh = _has_other_settings(job, setup)
+    if fresh:
+        say("the judge's model or settings have changed; it judges all answers again")
+    await JobRun(job, setup, JobOptions(fresh=fresh), say, stop, view).run()
+    return await asyncio.to_thread(_score_run, run, judge, job)
+
+
+def _score_run(run: RunFolder, judge: Judge, job: JobPaths) -> Scores:
+    verdicts = dict(_read_verdicts(job, judge))
+    manifest = RunFolder.open(job.out).manifest
+    parts = [[name, each.score, each.extracted, each.note] for name, each in sorted(verdicts.items())]
+    digest = hashlib.sha256(json.dumps([judge.digest, parts]).encode()).hexdigest()
+    facts = {
+        "judge": {
+            "template": judge.content,
+            "sha256": judge.digest,
+            "model": manifest["model"],
+            "config_hash": manifest["config_hash"],
+            "settings_sha256": digest_settings(manifest["settings"]),
+            "job": f"{JUDGE}/{job.job.name}",
+            "output_sha256": manifest["output"]["sha256"],
+        }
+    }
+    return rescore(run, EvalReader(scorer=JudgeVerdicts(verdicts, digest)), facts)
+
+
+def _has_other_settings(job: JobPaths, setup: JobSetup) -> bool:
+    """Whether earlier answers of the judge are of another model or of other settings."""
+    if not job.has_answers() or not job.manifest.exists():
+        return False
+    known = RunFolder.open(job.out).manifest["settings"]
+    return digest_settings(known) != digest_settings(collect_settings(setup.config, setup.model_info))
+
+
+def _write_job(run: RunFolder, judge: Judge) -> JobPaths:
+    """Write the judge's job, a line for each choice of each answered line. An equal file is left as it is."""
+    check_run(run)
+    folder = run.paths.folder / JUDGE
+    with wrap_write_errors(folder):
+        folder.mkdir(exist_ok=True)
+    lines = [line for each in run.read_lines() for line in _make_lines(each, judge)]
+    if not lines:
+        raise JobError(f"{run.name}: there are no answers to be judged")
+    data = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines).encode()
+    path = folder / "job.jsonl"
+    if not path.exists() or path.read_bytes() != data:
+        with wrap_write_errors(path):
+            write_atomically(path, data)
+    return JobPaths(path)
+
+
+def _make_lines(each: RunLine, judge: Judge) -> Iterator[dict[str, Any]]:
+    line = each.line
+    if each.answer is None or not isinstance(line, JobLine):
+        return
+    wanted = line.eval
+    columns = {
+        "question": find_question(line.body),
+        "expected": None if wanted is None else wanted.expected,
+        "group": "all" if wanted is None else wanted.group,
+        "id": line.custom_id,
+        "line": {"custom_id": line.custom_id, "url": line.url, "body": line.body},
+    }
+    answers = extract_answers(each.record["response"]["body"])[: count_choices(line.body)]
+    for index, answer in enumerate(answers):
+        answer = answer.encode("utf-8", "replace").decode()  # a lone surrogate is no text
+        yield judge.make_line(_name_line(line.custom_id, index), {**columns, "answer": answer})
+
+
+def _name_line(custom_id: str, index: int) -> str:
+    """The id of the judge's line about one choice of a line. No two are equal, whatever the ids are."""
+    return f"{index + 1}/{custom_id}"
+
+
+def _read_verdicts(job: JobPaths, judge: Judge) -> Iterator[tuple[str, Verdict]]:
+    """The verdict in each record of the judge's job. What failed, or cannot be read, has a note."""
+    for each in RunFolder.open(job.out).read_lines():
+        yield each.id, _read_verdict(each, judge)
+
+
+def _read_verdict(each: RunLine, judge: Judge) -> Verdict:
+    if each.answer is None:
+        return Verdict(0, note=f"the judge failed: {each.error}"[:500])
+    try:
+        score, found = judge.reader.read(each.answer)
+        return Verdict(score, found)
+    except VerdictError as error:
+        cut = " (it was cut at max_tokens)" if is_cut(each.record["response"]["body"]) else ""
+        return Verdict(0, note=f"the judge failed: {error}{cut}"[:500])

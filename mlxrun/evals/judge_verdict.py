@@ -1,0 +1,160 @@
+"""Reads the verdict in a judge's answer, and makes a score from 0 to 1 of it."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from mlxrun.errors import JobError
+from mlxrun.scoring.json_values import MISSING, check_schema, find_json, find_schema_problem
+from mlxrun.scoring.letter_choice import find_letters, normalize_option
+from mlxrun.scoring.numbers import find_last_number
+
+_KEYS = ("choices", "number", "json", "schema", "after")
+_NUMBER = r"[-+]?\d+(?:\.\d+)?"
+_RATING = re.compile(rf"\[\[\s*({_NUMBER})\s*\]\]")  # as MT-bench's judges write it
+
+
+class VerdictError(Exception):
+    """A judge's answer has no verdict that can be read; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class VerdictReader:
+    """How verdicts are read. `choices`: the score of each word or letter; `low` and `high`: the ends of a
+    scale of numbers; `json`: the field of the answer's object with the choice or the number; `after`: the
+    verdict stands behind its last occurrence."""
+
+    choices: Mapping[str, float] = field(default_factory=dict)
+    low: float = 0.0
+    high: float = 1.0
+    json: str | None = None
+    schema: Mapping[str, Any] | None = None
+    after: str | None = None
+
+    def read(self, answer: str) -> tuple[float, Any]:
+        """The score, and the verdict as the judge gave it; VerdictError if there is none."""
+        if self.after is not None:
+            if self.after not in answer:
+                raise VerdictError(f"its answer has no {self.after!r}")
+            answer = answer.rpartition(self.after)[2]
+        value = self._read_field(answer) if self.json is not None else self._read_text(answer)
+        return self._compute_score(value), value
+
+    def _read_field(self, answer: str) -> Any:
+        found = find_json(answer, containers_only=True)
+        if found is MISSING or not isinstance(found, dict):
+            raise VerdictError("its answer has no JSON object")
+        try:
+            problem = None if self.schema is None else find_schema_problem(self.schema, found)
+        except (TimeoutError, ValueError) as error:
+            problem = str(error)
+        if problem is not None:
+            raise VerdictError(f"its answer does not fit verdict.schema: {problem}")
+        if self.json not in found:
+            raise VerdictError(f"its JSON object has no {self.json!r}")
+        return found[self.json]
+
+    def _read_text(self, answer: str) -> Any:
+        if not self.choices:
+            return self._find_number(answer)
+        if all(len(name) == 1 and "A" <= name <= "Z" for name in self.choices):
+            found = find_letters(answer)
+            found = [letter for letter in found if letter in self.choices]
+        else:
+            found = self._find_words(answer)
+        if len(found) != 1:
+            several = f"several of them: {', '.join(found)}" if found else "none of them"
+            raise VerdictError(
+                f"it was to choose one of {', '.join(self.choices)}, and its answer has {several}"
+            )
+        return found[0]
+
+    def _find_words(self, answer: str) -> list[str]:
+        """The choices in the answer's last line that has any. A choice within another one does not count."""
+        names = sorted(self.choices, key=len, reverse=True)
+        for line in reversed(answer.splitlines()):
+            text, found = normalize_option(line), []
+            for name in names:
+                pattern = rf"(?<!\w){re.escape(normalize_option(name))}(?!\w)"
+                if re.search(pattern, text):
+                    found.append(name)
+                    text = re.sub(pattern, "\0", text)
+            if found:
+                return sorted(found)
+        return []
+
+    def _find_number(self, answer: str) -> float:
+        """A number such as "[[8]]", else that of "8/10" or "8 out of 10", else the last one."""
+        high = re.escape(f"{self.high:g}")
+        of_scale = re.findall(rf"({_NUMBER})\s*(?:/|out of)\s*{high}(?![\d.]\d|\d)", answer)
+        found = _RATING.findall(answer) or of_scale
+        number = float(found[-1]) if found else find_last_number(answer)
+        if number is None:
+            raise VerdictError("its answer has no number")
+        return number
+
+    def _compute_score(self, value: Any) -> float:
+        if self.choices:
+            if not isinstance(value, str) or value not in self.choices:
+                raise VerdictError(f"its verdict {value!r:.100} is none of {', '.join(self.choices)}")
+            return self.choices[value]
+        if isinstance(value, bool):
+            return float(value)
+        if not isinstance(value, int | float) or not self.low <= value <= self.high:
+            raise VerdictError(f"its verdict {value!r:.100} is no number from {self.low:g} to {self.high:g}")
+        return (value - self.low) / (self.high - self.low)
+
+
+def parse_verdict(value: Any, name: str) -> VerdictReader:
+    """The `verdict` of a judge; JobError that begins with `name` if it is not valid."""
+    if not isinstance(value, dict) or not value:
+        raise JobError(f"{name}: verdict must be an object with choices, number or json")
+    for key in value:
+        if key not in _KEYS:
+            raise JobError(f"{name}: verdict.{key} is not known; verdict takes {', '.join(_KEYS)}")
+    if "choices" in value and "number" in value:
+        raise JobError(f"{name}: verdict takes one of choices and number")
+    if not value.keys() & {"choices", "number", "json"}:
+        raise JobError(f"{name}: verdict needs choices, number or json")
+    if "schema" in value and "json" not in value:
+        raise JobError(f"{name}: verdict.schema needs verdict.json, the field with the verdict")
+    for key in ("json", "after"):
+        if key in value and (not isinstance(value[key], str) or not value[key]):
+            raise JobError(f"{name}: verdict.{key} must be a string that is not empty")
+    if "schema" in value:
+        try:
+            check_schema(value["schema"])
+        except ValueError as error:
+            raise JobError(f"{name}: verdict.schema {error}") from error
+    low, high = _parse_scale(value.get("number", {}), name)
+    choices = _parse_choices(value["choices"], name) if "choices" in value else {}
+    return VerdictReader(choices, low, high, value.get("json"), value.get("schema"), value.get("after"))
+
+
+def _parse_choices(value: Any, name: str) -> dict[str, float]:
+    if not isinstance(value, dict) or len(value) < 2:
+        raise JobError(f"{name}: verdict.choices must be an object with the score of each choice")
+    for key, score in value.items():
+        if not _is_number(score) or not 0 <= score <= 1:
+            raise JobError(f"{name}: verdict.choices.{key} must be a score from 0 to 1, not {score!r}")
+        if not normalize_option(key):
+            raise JobError(f"{name}: verdict.choices has an empty choice")
+    return {str(key): float(score) for key, score in value.items()}
+
+
+def _parse_scale(value: Any, name: str) -> tuple[float, float]:
+    """The ends of a scale, 0 and 1 where none are given."""
+    if not isinstance(value, dict) or value.keys() - {"min", "max"}:
+        raise JobError(f"{name}: verdict.number must be an object with min and max")
+    low, high = value.get("min", 0), value.get("max", 1)
+    if not _is_number(low) or not _is_number(high) or not low < high:
+        raise JobError(f"{name}: verdict.number needs numbers, and min below max")
+    return float(low), float(high)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -1,0 +1,129 @@
+"""Runs a job again from the manifest of an earlier run, and compares the records.
+
+The manifest has the whole config, and digests of the job file and of the model's files. The job file is found
+where it was, at the same place relative to the output, or beside the output by its digest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from mlxrun.batch.job_run import JobOptions, JobRun, JobSetup
+from mlxrun.batch.manifest import hash_file
+from mlxrun.batch.manifest_checks import UNREADABLE, describe_changes
+from mlxrun.batch.manifest_environment import RunEnvironment
+from mlxrun.batch.run_paths import JobPaths
+from mlxrun.batch.stop_signals import StopSignals
+from mlxrun.config.conversion import build_config, hash_config, to_plain
+from mlxrun.config.settings import Config
+from mlxrun.errors import JobError
+from mlxrun.evals.replay_difference import LineDifference, describe_difference
+from mlxrun.evals.run_folder import DONE, RunFolder
+from mlxrun.evals.run_folder_lines import RunLine
+
+_SECTIONS = ("model", "engine", "scheduler", "cache", "sampling", "parsers", "structured", "media", "batch")
+
+
+@dataclass(slots=True)
+class RunComparison:
+    """The lines of an earlier run that were computed again."""
+
+    compared: int = 0
+    differing: list[LineDifference] = field(default_factory=list)
+
+
+def rebuild_config(run: RunFolder) -> Config:
+    """The config of the last run of a job; JobError if the manifest does not contain one, or if it was edited
+    there. Keys that the version of the run did not know have their defaults, which change no answer."""
+    if run.manifest.get("batch"):
+        raise JobError(f"{run.name}: is a batch of a server; its answers have ids that only the server gives")
+    try:
+        recorded: dict[str, Any] = run.manifest["config"]
+        config = build_config(recorded)
+        known, plain = {name: set(recorded[name]) for name in _SECTIONS}, to_plain(config)
+        is_whole = known == {name: set(plain[name]) for name in _SECTIONS}
+        edited = is_whole and hash_config(config) != run.manifest["config_hash"]
+    except (*UNREADABLE, AttributeError) as error:
+        raise JobError(f"{run.paths.manifest}: contains no config that can be used: {error!r}") from error
+    if edited:
+        raise JobError(f"{run.paths.manifest}: its config was edited: it does not have the recorded digest")
+    return config
+
+
+def find_job(run: RunFolder) -> RunFolder:
+    """The run with the job file that has the recorded digest. JobError if none of the files beside the output
+    has it."""
+    paths, recorded = run.paths, run.manifest["input"]
+    beside = (
+        path for path in sorted(paths.out.parent.glob("*.jsonl")) if path not in (paths.out, paths.errors)
+    )
+    for job in (paths.job, *beside):
+        if job.is_file() and hash_file(job) == recorded["sha256"]:
+            return RunFolder(JobPaths(job, paths.out), run.manifest, run.name)
+    what = "has changed since the run" if paths.job.is_file() else "is missing"
+    raise JobError(
+        f"{paths.job}: the job file {what}, and no .jsonl file in {paths.out.parent} has its digest "
+        f"(sha256 {recorded['sha256']}); put the file of the run there"
+    )
+
+
+def list_machine_differences(manifest: Mapping[str, Any], here: RunEnvironment) -> list[str]:
+    """What differs between this machine and those that the runs of a job had: versions, device, BLAS."""
+    runs = [run for run in manifest["runs"] if run.get("versions")]
+    runs = [run for run in runs if run.get("lines")] or runs[-1:]
+    found = [RunEnvironment.parse(run) for run in runs] or [RunEnvironment.parse(manifest)]
+    texts = dict.fromkeys(text for each in found for text in each.list_differences(here))
+    if manifest.get("mixed"):
+        return ["the run is mixed: its lines were computed with several versions or devices", *texts]
+    return [*texts]
+
+
+def check_model(run: RunFolder, settings: Mapping[str, Any], model: str) -> None:
+    """JobError if the model's files, or how mlxrun uses them, are not those of the run; then no line could
+    come out alike. `settings`: what `collect_settings` returns here."""
+    old = run.manifest["settings"]
+    try:
+        changes = list(describe_changes(old, settings, run.manifest["model"]["path"], model))
+    except UNREADABLE as error:
+        raise JobError(f"{run.paths.manifest}: is damaged: its settings cannot be read: {error!r}") from error
+    if changes:
+        raise JobError(f"{run.name}: its lines cannot be run again here: {'; '.join(changes)}")
+
+
+async def replay_job(
+    run: RunFolder, paths: JobPaths, setup: JobSetup, options: JobOptions, say: Callable[[str], None]
+) -> RunComparison:
+    """Run all lines of the job of `run`, with the output of `paths`, and compare them."""
+    if not options.fresh and paths.manifest.is_file() and RunFolder.open(paths.out).state == DONE:
+        raise JobError(f"{paths.out}: is complete already; --fresh runs it again, or give another -o")
+    await JobRun(paths, setup, options, say, StopSignals(say)).run()
+    return await asyncio.to_thread(_compare_runs, run, RunFolder.open(paths.out))
+
+
+def _compare_runs(old: RunFolder, new: RunFolder) -> RunComparison:
+    return compare_lines(_match_lines(old.read_lines(), new.read_lines()))
+
+
+def compare_lines(pairs: Iterable[tuple[RunLine, RunLine | None]]) -> RunComparison:
+    """Compare the records of lines and of what they were computed to again."""
+    found = RunComparison()
+    for old, new in pairs:
+        text = "it was not run" if new is None else describe_difference(old.record, new.record)
+        found.compared += 1
+        if text is not None:
+            found.differing.append(LineDifference(old.id, old.number, text))
+    return found
+
+
+def _match_lines(
+    old_lines: Iterator[RunLine], new_lines: Iterator[RunLine]
+) -> Iterator[tuple[RunLine, RunLine | None]]:
+    """The lines of a run, each with the new one of the same number; both are in the order of one job."""
+    new = next(new_lines, None)
+    for old in old_lines:
+        while new is not None and (new.number or 0) < (old.number or 0):
+            new = next(new_lines, None)
+        yield old, new if new is not None and new.number == old.number else None

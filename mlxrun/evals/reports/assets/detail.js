@@ -1,0 +1,157 @@
+// The details of one line: its prompt, and what each run answered.
+
+/** Reads the chunks of lines that the page contains, each when it is needed first. */
+class ChunkReader {
+  constructor(size) {
+    this.size = size;
+    this.chunks = new Map();
+  }
+
+  /** The chunk with a row: {texts, rows}. */
+  readChunk(number) {
+    if (!this.chunks.has(number)) {
+      const element = document.getElementById("chunk-" + number);
+      this.chunks.set(number, JSON.parse(element.textContent));
+    }
+    return this.chunks.get(number);
+  }
+
+  /** A row and the texts that it shares with others. */
+  readRow(row) {
+    const chunk = this.readChunk(Math.floor(row / this.size));
+    return [chunk.rows[row % this.size], chunk.texts];
+  }
+}
+
+/** Fills the pane beside the table. */
+class DetailPane {
+  constructor(pane, data, reader) {
+    this.pane = pane;
+    this.body = pane.querySelector(".detail-body");
+    this.title = pane.querySelector(".detail-title");
+    this.data = data;
+    this.reader = reader;
+  }
+
+  show(row) {
+    const { columns, groups, tasks } = this.data;
+    const [found, texts] = this.reader.readRow(row);
+    this.texts = texts;
+    const where = [tasks[columns.tasks[row]], groups[columns.groups[row]]].filter(Boolean).join(" · ");
+    this.title.replaceChildren(appendText(make("span", "detail-id"), columns.ids[row]));
+    if (where) this.title.append(appendText(make("span", "detail-where"), where));
+    const answers = make("div", "answers");
+    found.runs.forEach((answer, run) => {
+      if (answer) answers.append(this.makeAnswer(answer, run, columns.marks[row][run]));
+    });
+    this.body.replaceChildren(this.makePrompt(found.prompt), answers);
+    this.body.scrollTop = 0;
+    document.body.classList.add("has-detail");
+  }
+
+  hide() {
+    document.body.classList.remove("has-detail");
+  }
+
+  get isOpen() {
+    return document.body.classList.contains("has-detail");
+  }
+
+  makePrompt(prompt) {
+    const section = make("section", "prompt");
+    if (!prompt) {
+      section.append(make("p", "absent", "The prompt is not known: the line is not in the job file any more."));
+      return section;
+    }
+    for (const [role, text, images] of prompt) section.append(this.makeMessage(role, text, images ?? []));
+    return section;
+  }
+
+  makeMessage(role, text, images) {
+    const message = make("div", "message");
+    message.append(appendText(make("h4", ""), role));
+    for (const [source, name] of images) message.append(this.makeImage(readText(source, this.texts), name));
+    if (text !== "") message.append(this.makeText(text));
+    return message;
+  }
+
+  makeImage(source, name) {
+    if (!source.startsWith("data:image/")) return appendText(make("p", "absent"), `Image not shown: ${name}`);
+    const image = make("img", "");
+    image.src = source;
+    image.alt = name;
+    image.title = name;
+    return image;
+  }
+
+  /** A block of text. What was left out in its middle is shown as such: [before, characters, after]. */
+  makeText(text, name = "") {
+    const block = make("pre", "text " + name);
+    block.dir = "auto";
+    const found = readText(text, this.texts);
+    if (typeof found === "string") return appendText(block, found);
+    const [before, left, after] = found;
+    appendText(block, before);
+    block.append(make("span", "left-out", `${formatNumber(left)} characters left out; mlxrun report --full has them`));
+    return appendText(block, after);
+  }
+
+  makeAnswer(answer, run, mark) {
+    const section = make("section", "answer-of");
+    section.append(this.makeHead(answer, run, mark));
+    if (answer.prompt) {
+      const own = make("details", "", make("summary", "", "This run's prompt differs"));
+      for (const [role, text, images] of answer.prompt) own.append(this.makeMessage(role, text, images ?? []));
+      section.append(own);
+    }
+    if (answer.error !== undefined) section.append(this.makeBlock("Error", answer.error, "error"));
+    if (answer.reasoning !== undefined) section.append(this.makeBlock("Reasoning", answer.reasoning, "reasoning"));
+    if (answer.error === undefined) section.append(this.makeBlock("Answer", answer.answer, "answer-text"));
+    (answer.choices ?? []).forEach((choice, at) => {
+      section.append(this.makeBlock(`Choice ${at + 2}`, choice, "answer-text"));
+    });
+    section.append(this.makeFacts(answer));
+    return section;
+  }
+
+  makeHead(answer, run, mark) {
+    const [sign, word] = MARKS[mark];
+    const verdict = answer.score === undefined ? word : `${word}, ${Number(answer.score.toFixed(4))}`;
+    const head = make("h3", "", make("span", "mark mark-" + mark, sign), " ");
+    if (this.data.runs.length > 1) head.append(appendText(make("span", "run-label"), this.data.runs[run].label), " ");
+    head.append(make("span", "verdict", verdict));
+    if (answer.cut) head.append(make("span", "chip chip-cut", "cut at the maximum number of tokens"));
+    if (answer.empty) head.append(make("span", "chip", "empty"));
+    return head;
+  }
+
+  makeBlock(title, text, name) {
+    const block = make("div", "block", make("h4", "", title));
+    block.append(text === "" ? make("p", "absent", "empty") : this.makeText(text, name));
+    return block;
+  }
+
+  makeFacts(answer) {
+    const list = make("dl", "facts");
+    const add = (name, value) => {
+      if (value === "" || value === undefined) return;
+      list.append(make("dt", "", name), appendText(make("dd", ""), value));
+    };
+    add("expected", showValue(answer.expected));
+    if (answer.match) add("extracted", answer.extracted === null ? "nothing" : showValue(answer.extracted));
+    add("match", answer.match);
+    add("note", readText(answer.note, this.texts));
+    for (const [name, value] of Object.entries(answer.scores ?? {})) add(name, showValue(value));
+    add("choices", answer.choice_scores?.join(", "));
+    add("finish", answer.finish);
+    if (answer.tokens) add("tokens", `${formatNumber(answer.tokens[0])} in, ${formatNumber(answer.tokens[1])} out`);
+    if (answer.times) {
+      const [waited, first, took, reused] = answer.times;
+      const wait = waited === null ? "" : `waited ${formatSeconds(waited)}, `;
+      const token = first === null ? "" : `first token after ${formatSeconds(first)}, `;
+      add("time", `${wait}${token}finished after ${formatSeconds(took)}`);
+      if (reused) add("from cache", `${formatNumber(reused)} prompt tokens`);
+    }
+    return list;
+  }
+}

@@ -1,0 +1,158 @@
+"""The difference between two runs of the same lines, or two suites, as `mlxrun compare` finds it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from markupsafe import Markup
+
+from mlxrun.batch.progress import pluralize
+from mlxrun.errors import JobError
+from mlxrun.evals.comparison import ComparedGroup, Comparison, ComparisonSet, compare_paths
+from mlxrun.evals.comparison_lines import PairingRules
+from mlxrun.evals.reports.charts import draw_axis, draw_interval
+from mlxrun.evals.reports.shown_text import format_bounds, format_points
+
+METHOD = (
+    "The interval is that of a paired bootstrap, or by t where fewer than 10 lines differ; p is McNemar's "
+    "test (mid-p) where all scores are 0 or 1, else a paired t test, adjusted for the number of groups or "
+    "cells. mlxrun compare has more."
+)
+Bounds = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class DifferenceRow:
+    """One group of lines in both runs. `gained` and `lost`: lines that score more or less in the second."""
+
+    group: str
+    pairs: int
+    before: float
+    after: float
+    difference: float
+    interval: Bounds
+    gained: int
+    lost: int
+    p: str
+    is_total: bool
+    domain: Bounds
+
+    @property
+    def points(self) -> str:
+        return format_points(self.difference)
+
+    @property
+    def plot(self) -> Markup:
+        return draw_interval(
+            self.difference, self.interval, self.domain, f"{self.points} {format_bounds(self.interval)}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RunDifference:
+    """All rows, with the result in words. `notes`: what was not compared, and what differs between the runs
+    beside their answers."""
+
+    sentence: str
+    rows: list[DifferenceRow]
+    notes: list[str]
+
+    @property
+    def axis(self) -> Markup:
+        return draw_axis(self.rows[0].domain)
+
+
+def describe_difference(paths: Sequence[Path]) -> RunDifference | None:
+    """The difference between the runs or suites that two paths name; None for another number of paths. Where
+    nothing can be compared, there are no rows, and the sentence says why."""
+    if len(paths) != 2:
+        return None
+    try:
+        first, second = paths
+        found = compare_paths(first, second, rules=PairingRules(common=True))
+    except JobError as error:
+        return RunDifference(f"The two are not compared: {error}", [], [])
+    return RunDifference(_state_result(found), _list_rows(found), list(_list_notes(found)))
+
+
+def _list_rows(found: ComparisonSet) -> list[DifferenceRow]:
+    """The groups of a comparison and their total, or the totals of several comparisons."""
+    groups: list[tuple[str, ComparedGroup, bool]]
+    if len(found.comparisons) == 1:
+        (comparison,) = found.comparisons
+        groups = [(group.name, group, False) for group in comparison.groups]
+        groups.append(("total", comparison.total, True))
+    else:
+        groups = [(each.cell.name, each.total, False) for each in found.comparisons]
+    domain = _choose_domain([group.result.interval for _, group, _ in groups])
+    return [_make_row(name, group, is_total, domain) for name, group, is_total in groups]
+
+
+def _make_row(name: str, group: ComparedGroup, is_total: bool, domain: Bounds) -> DifferenceRow:
+    result = group.result
+    return DifferenceRow(
+        group=name,
+        pairs=result.lines,
+        before=result.first,
+        after=result.second,
+        difference=result.difference,
+        interval=result.interval,
+        gained=group.better,
+        lost=group.worse,
+        p=format_p(group.adjusted_p),
+        is_total=is_total,
+        domain=domain,
+    )
+
+
+def _choose_domain(intervals: Sequence[Bounds]) -> Bounds:
+    """A scale with zero in its middle that has all intervals: 5, 10, 20, 50 or 100 points to each side."""
+    most = max(
+        (abs(bound) for interval in intervals for bound in interval if math.isfinite(bound)), default=1.0
+    )
+    side = next((side for side in (0.05, 0.1, 0.2, 0.5) if most <= side), 1.0)
+    return -side, side
+
+
+def format_p(value: float) -> str:
+    """`0.036`, or `< 0.001`."""
+    return "" if math.isnan(value) else "< 0.001" if value < 0.001 else f"{value:.3f}"
+
+
+def _state_result(found: ComparisonSet) -> str:
+    """The result for all lines, in one sentence."""
+    if len(found.comparisons) != 1:
+        changed = sum(each.total.is_significant for each in found.comparisons)
+        return f"{changed} of {len(found.comparisons)} cells differ significantly (p < 0.05, adjusted)."
+    total = found.comparisons[0].total
+    result = total.result
+    verdict = "differs significantly" if total.is_significant else "does not differ significantly"
+    return (
+        f"The second run's score {verdict}: {format_points(result.difference)} points, 95 % interval "
+        f"{format_bounds(result.interval)}, p = {format_p(total.adjusted_p)}. "
+        f"{pluralize(total.better, 'line')} gained and {total.worse} lost, of {result.lines}."
+    ).replace("p = <", "p <")
+
+
+def _list_notes(found: ComparisonSet) -> Iterator[str]:
+    for comparison in found.comparisons:
+        name = f"{comparison.cell.name}: " if comparison.cell.name else ""
+        yield from (f"{name}{phrase}" for phrase in _list_left_out(comparison))
+        if len(found.comparisons) == 1 and comparison.differences:
+            yield "What differs beside the answers: " + "; ".join(comparison.differences)
+    if found.left_out:
+        yield f"Only on one side: {', '.join(found.left_out)}"
+
+
+def _list_left_out(comparison: Comparison) -> Iterator[str]:
+    phrases = list(comparison.left_out.describe("the first", "the second"))
+    if phrases:
+        yield f"Not compared: {'; '.join(phrases)}"
+    if comparison.unscored:
+        yield f"Not compared: {pluralize(comparison.unscored, 'line')} without a score"
+    if comparison.unknown:
+        lines = pluralize(comparison.unknown, "line")
+        yield f"The prompts of {lines} are not known, as a job file has changed"

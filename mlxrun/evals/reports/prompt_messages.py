@@ -1,0 +1,111 @@
+"""The prompt of a job line as messages that a person can read, whatever the API of the line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+_TEXTS = ("text", "input_text", "output_text", "refusal")  # types of parts that have a text
+
+
+@dataclass(frozen=True, slots=True)
+class PromptMessage:
+    """One message: its role, its text, and the URLs or paths of its images."""
+
+    role: str
+    text: str
+    images: list[str] = field(default_factory=list)
+
+
+def list_messages(body: Mapping[str, Any]) -> list[PromptMessage]:
+    """The messages of a body in order, with tools and texts that the API keeps apart as messages of their
+    own. Anything that is not understood is shown as JSON, so that nothing of a prompt is missing."""
+    found = []
+    for name in ("system", "instructions"):
+        if body.get(name):
+            found.append(_read_message("system", body[name]))
+    if body.get("tools"):
+        found.append(PromptMessage("tools", _dump(body["tools"])))
+    if "prompt" in body:
+        found += _read_prompts(body["prompt"])
+        if body.get("suffix"):
+            found.append(PromptMessage("suffix", _show(body["suffix"])))
+    items = body.get("messages", body.get("input", []))
+    if isinstance(items, str):
+        return [*found, PromptMessage("user", items)]
+    for item in items if isinstance(items, list) else [items]:
+        found.append(_read_item(item))
+    return found
+
+
+def _read_prompts(prompt: Any) -> list[PromptMessage]:
+    """A completion's prompt: a text, token ids, or a list of either."""
+    if isinstance(prompt, list) and prompt and not all(isinstance(each, int) for each in prompt):
+        return [PromptMessage(f"prompt {at}", _show(each)) for at, each in enumerate(prompt, 1)]
+    return [PromptMessage("prompt", _show(prompt))]
+
+
+def _read_item(item: Any) -> PromptMessage:
+    """A message, or an item of a Responses input such as a tool call."""
+    if not isinstance(item, Mapping) or not ("content" in item or "tool_calls" in item):
+        role = item.get("type", "message") if isinstance(item, Mapping) else "message"
+        return PromptMessage(str(role), _show(item))
+    message = _read_message(str(item.get("role", item.get("type", "message"))), item.get("content"))
+    extra = {
+        key: value
+        for key, value in item.items()
+        if key not in ("role", "type", "content", "id", "status") and value
+    }
+    texts = [message.text, *(f"{key}: {_show(value)}" for key, value in extra.items())]
+    return PromptMessage(message.role, "\n".join(filter(None, texts)), message.images)
+
+
+def _read_message(role: str, content: Any) -> PromptMessage:
+    if not isinstance(content, list):
+        return PromptMessage(role, "" if content is None else _show(content))
+    texts, images = [], []
+    for part in content:
+        sources = list(_find_images(part))
+        images += sources
+        if isinstance(part, Mapping) and part.get("type") in _TEXTS:
+            texts.append(_show(part.get("text", part.get("refusal", ""))))
+        elif not sources or part.get("type") == "tool_result":
+            texts.append(_show(_without_images(part)))
+    return PromptMessage(role, "\n".join(texts), images)
+
+
+def _find_images(part: Any) -> Iterator[str]:
+    """The images of a part, in the form of any API; those inside a tool result too."""
+    if not isinstance(part, Mapping):
+        return
+    if part.get("type") in ("image_url", "input_image"):
+        url = part.get("image_url")
+        url = url.get("url") if isinstance(url, Mapping) else url
+        yield url if isinstance(url, str) else ""
+    elif part.get("type") == "image":
+        source = part.get("source")
+        source = source if isinstance(source, Mapping) else {}
+        if source.get("type") == "base64":
+            yield f"data:{source.get('media_type')};base64,{source.get('data')}"
+        else:
+            yield str(source.get("url", ""))
+    elif part.get("type") == "tool_result" and isinstance(part.get("content"), list):
+        for each in part["content"]:
+            yield from _find_images(each)
+
+
+def _without_images(part: Any) -> Any:
+    if isinstance(part, Mapping) and isinstance(part.get("content"), list):
+        kept = [each for each in part["content"] if not any(True for _ in _find_images(each))]
+        return {**part, "content": kept}
+    return part
+
+
+def _show(value: Any) -> str:
+    return value if isinstance(value, str) else _dump(value)
+
+
+def _dump(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)

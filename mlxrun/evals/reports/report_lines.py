@@ -1,0 +1,186 @@
+"""The lines of runs as a report shows them; lines of several runs that have the same id are one row."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from mlxrun.batch.job_file import JobLine
+from mlxrun.batch.line_times import LineTiming
+from mlxrun.batch.output_records import ID_PREFIX, read_usage
+from mlxrun.evals.reports.prompt_messages import list_messages
+from mlxrun.evals.reports.thumbnails import Thumbnails
+from mlxrun.evals.run_folder_lines import RunLine
+from mlxrun.scoring.answer_text import extract_answers, is_cut
+
+RIGHT, PARTLY, WRONG, FAILED, UNSCORED, ABSENT = "c", "p", "w", "f", "u", "-"  # marks of a line in a run
+CUT, EMPTY, FLIP = 1, 2, 4  # flags; FLIP: of all runs of a line that they score differently
+MAX_TEXT = 6000  # characters of a text that are shown without `--full`
+PREVIEW = 90  # characters of an answer in the table
+
+
+@dataclass(slots=True)
+class RunAnswer:
+    """What one run has of a line. `shown` is the part of it that the page shows as details."""
+
+    mark: str
+    flags: int
+    score: float | None
+    answer: str
+    expected: str
+    error: str | None
+    output: int
+    took: float | None
+    tries: int
+    shown: dict[str, Any]
+
+
+# Of each message its role, its text (which may be cut), and its images: thumbnail and name.
+Prompt = list[tuple[str, Any, list[tuple[str, str]]]]
+
+
+@dataclass(slots=True)
+class LineRow:
+    """One line by id, with an answer for each run that has it. `prompt` is None if it is not known; `digest`:
+    of the whole prompt."""
+
+    id: str
+    task: int
+    group: str | None
+    prompt: Prompt | None = None
+    digest: bytes = b""
+    answers: dict[int, RunAnswer] = field(default_factory=dict)
+
+    @property
+    def marks(self) -> set[str]:
+        return {answer.mark for answer in self.answers.values()}
+
+    @property
+    def is_flip(self) -> bool:
+        """Whether runs score the line differently."""
+        return len({answer.score for answer in self.answers.values() if answer.score is not None}) > 1
+
+
+def cut_text(text: str, full: bool) -> str | list[Any]:
+    """The text, or what is before and behind the middle that is left out, with the number of characters in
+    between."""
+    if full or len(text) <= MAX_TEXT:
+        return text
+    head, tail = MAX_TEXT * 2 // 3, MAX_TEXT // 3
+    return [text[:head], len(text) - head - tail, text[-tail:]]
+
+
+class LineRows:
+    """Collects the lines of all runs. `full`: texts are kept whole."""
+
+    def __init__(self, *, full: bool = False) -> None:
+        self.rows: dict[tuple[int, str], LineRow] = {}
+        self._full = full
+
+    def add(
+        self,
+        run: int,
+        task: int,
+        line: RunLine,
+        timing: LineTiming | None = None,
+        thumbnails: Thumbnails | None = None,
+    ) -> RunAnswer:
+        """Add a line of one run; `task`: the number of its task in a suite. The prompt is shown once, unless
+        that of another run differs."""
+        row = self.rows.get((task, line.id))
+        if row is None:
+            row = self.rows[task, line.id] = LineRow(line.id, task, line.group)
+        answer = build_answer(line, timing, lambda text: cut_text(text, self._full))
+        if isinstance(line.line, JobLine):
+            prompt, digest = self._build_prompt(line.line, thumbnails)
+            if row.prompt is None:
+                row.prompt, row.digest = prompt, digest
+            elif digest != row.digest:
+                answer.shown["prompt"] = prompt
+        row.answers[run] = answer
+        return answer
+
+    def _build_prompt(self, line: JobLine, thumbnails: Thumbnails | None) -> tuple[Prompt, bytes]:
+        """The prompt as it is shown, and a digest of all of it. Images become thumbnails here, so that a
+        report does not hold those of all lines."""
+        prompt, digest = [], hashlib.sha256()
+        for message in list_messages(line.body):
+            images = [("", "") if thumbnails is None else thumbnails.make(url) for url in message.images]
+            digest.update(repr((message.role, message.text, images)).encode("utf-8", "surrogatepass"))
+            prompt.append((message.role, cut_text(message.text, self._full), images))
+        return prompt, digest.digest()
+
+
+def build_answer(line: RunLine, timing: LineTiming | None, cut: Callable[[str], Any]) -> RunAnswer:
+    """What a report shows of one line of one run."""
+    text, result = line.answer, line.eval
+    body = None if text is None else line.record["response"]["body"]
+    flags = 0
+    if body is not None:
+        flags = CUT * is_cut(body) + EMPTY * (not str(text).strip())
+    prompt, output = read_usage(line.record)
+    details: dict[str, Any] = {
+        "answer": None if text is None else cut(text),
+        "reasoning": cut(line.reasoning) if line.reasoning else None,
+        "error": None if line.error is None else cut(line.error),
+        "choices": [cut(each) for each in ([] if body is None else extract_answers(body)[1:])] or None,
+        "finish": line.finish,
+        "cut": bool(flags & CUT) or None,
+        "empty": bool(flags & EMPTY) or None,
+        "tokens": [prompt, output] if prompt or output else None,
+        "times": timing and [timing.waited, timing.first, timing.took, timing.reused],
+    }
+    shown = {key: value for key, value in details.items() if value is not None}
+    shown |= _describe_score(line, result)
+    expected = _show_value(result.get("expected"))
+    return RunAnswer(
+        mark=_choose_mark(line),
+        flags=flags,
+        score=line.score,
+        answer=make_preview(line.error or text or ""),
+        expected=make_preview(expected),
+        error=line.error,
+        output=output,
+        took=None if timing is None else timing.took,
+        tries=1 if timing is None else timing.tries,
+        shown=shown,
+    )
+
+
+def _describe_score(line: RunLine, result: Mapping[str, Any]) -> dict[str, Any]:
+    """The result of scoring; `expected` and `extracted` may be any JSON value, null too."""
+    if not result:
+        return {}
+    found = {key: result.get(key) for key in ("match", "expected", "extracted")}
+    optional = {
+        "note": str(note)[:MAX_TEXT] if (note := result.get("note") or result.get("comment")) else None,
+        "scores": result.get("scores"),
+        "choice_scores": result.get("choices"),
+        "score": line.score,
+    }
+    return found | {key: value for key, value in optional.items() if value is not None}
+
+
+def _choose_mark(line: RunLine) -> str:
+    if line.error is not None:
+        return FAILED
+    if line.score is None:
+        return UNSCORED
+    return RIGHT if line.score == 1 else PARTLY if line.score > 0 else WRONG
+
+
+def _show_value(value: Any) -> str:
+    return "" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def make_preview(text: str) -> str:
+    """The beginning of a text, on one line."""
+    return " ".join(text[: 2 * PREVIEW].split())[:PREVIEW]
+
+
+def get_key(line: RunLine) -> str:
+    """The key of a line, by which its times are found."""
+    return str(line.record["id"]).removeprefix(ID_PREFIX)

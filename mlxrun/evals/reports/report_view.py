@@ -1,0 +1,264 @@
+"""What a report shows, in words and numbers: the same for the page and for Markdown."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from markupsafe import Markup
+
+from mlxrun.evals.reports import facts
+from mlxrun.evals.reports.charts import draw_axis, draw_interval, draw_shares
+from mlxrun.evals.reports.report_runs import FailureReason, ReportRun, ReportRuns
+from mlxrun.evals.reports.shown_text import (
+    format_bounds,
+    format_count,
+    format_share,
+    pluralize_count,
+)
+from mlxrun.scoring.score_groups import ScoreGroup
+
+MOST_REASONS = 30
+MOST_DATED = 3  # runs whose times are listed one by one
+SHARE_DOMAIN = (0.0, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class LeadPart:
+    """A part of the sentence at the top; `strong` ones are what one looks for."""
+
+    text: str
+    strong: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreRow:
+    """The score of one group in one run."""
+
+    group: str
+    run: int
+    label: str
+    lines: int
+    score: float
+    interval: tuple[float, float] | None
+    failed: int
+    cut: int
+    unscored: int
+    metrics: Mapping[str, float]
+    is_total: bool
+    is_first: bool
+    is_last: bool
+
+    @property
+    def plot(self) -> Markup:
+        name = f"{format_share(self.score)}" + (f", {format_bounds(self.interval)}" if self.interval else "")
+        return draw_interval(self.score, self.interval, SHARE_DOMAIN, name)
+
+
+@dataclass(frozen=True, slots=True)
+class ReliabilityRow:
+    """How many lines of a run were answered, and what was wrong with the others."""
+
+    label: str
+    total: int
+    failed: int
+    cut: int
+    empty: int
+    retried: int
+    unfinished: int
+
+    @property
+    def answered(self) -> int:
+        return self.total - self.failed - self.unfinished
+
+    @property
+    def numbers(self) -> list[tuple[int, str]]:
+        names = ("failed", "cut", "empty", "retried", "unfinished")
+        return [(getattr(self, name), name) for name in names]
+
+    @property
+    def bar(self) -> Markup:
+        whole = self.answered - self.cut - self.empty
+        parts = [
+            ("seg-good", whole),
+            ("seg-cut", self.cut),
+            ("seg-empty", self.empty),
+            ("seg-failed", self.failed),
+        ]
+        name = f"{whole} answered whole, {self.cut} cut, {self.empty} empty, {self.failed} failed"
+        return draw_shares([*parts, ("seg-rest", 0)], name)
+
+
+def list_score_rows(runs: Sequence[ReportRun]) -> list[ScoreRow]:
+    """A row for each group and run that has it; `total` last, where a run has several groups."""
+    tables = [dict(run.scores.list_rows()) for run in runs]
+    names = sorted({name for run in runs for name in run.scores.groups})
+    totals = [run.scores.compute_total() if len(run.scores.groups) > 1 else None for run in runs]
+    rows: list[ScoreRow] = []
+    for name in names:
+        found = [(at, table[name]) for at, table in enumerate(tables) if name in runs[at].scores.groups]
+        rows += _make_rows(name, found, runs, is_total=False)
+    rows += _make_rows("total", [(at, each) for at, each in enumerate(totals) if each], runs, is_total=True)
+    return rows
+
+
+def _make_rows(
+    name: str, found: Sequence[tuple[int, ScoreGroup]], runs: Sequence[ReportRun], *, is_total: bool
+) -> list[ScoreRow]:
+    return [
+        ScoreRow(
+            group=name,
+            run=at,
+            label=runs[at].label,
+            lines=group.lines,
+            score=group.share,
+            interval=get_interval(group),
+            failed=group.failed,
+            cut=group.cut_by_length,
+            unscored=group.unscored,
+            metrics=group.compute_metrics(),
+            is_total=is_total,
+            is_first=place == 0,
+            is_last=place == len(found) - 1,
+        )
+        for place, (at, group) in enumerate(found)
+    ]
+
+
+def get_interval(group: ScoreGroup) -> tuple[float, float] | None:
+    """The 95 % interval of a group's score."""
+    found = group.interval
+    return None if found is None else (found.low, found.high)
+
+
+def list_reliability(runs: Sequence[ReportRun]) -> list[ReliabilityRow]:
+    """A row for each run."""
+    return [
+        ReliabilityRow(
+            label=run.label,
+            total=run.counts["lines"] + run.unfinished,
+            failed=run.counts["failed"],
+            cut=run.counts["cut"],
+            empty=run.counts["empty"],
+            retried=run.counts["retried"],
+            unfinished=run.unfinished,
+        )
+        for run in runs
+    ]
+
+
+def list_reasons(runs: Sequence[ReportRun]) -> list[tuple[FailureReason, str]]:
+    """The most common reasons of failures, with the label of the run."""
+    found = [(reason, run.label) for run in runs for reason in run.list_reasons()]
+    return sorted(found, key=lambda each: -each[0].count)[:MOST_REASONS]
+
+
+def build_lead(runs: ReportRuns) -> list[LeadPart]:
+    """The sentence at the top of a report of one run, or of several."""
+    if len(runs.runs) > 1:
+        return _build_lead_of_many(runs)
+    (run,) = runs.runs
+    (row,) = list_reliability(runs.runs)
+    total = run.scores.compute_total() if run.scores.groups else None
+    parts: list[LeadPart] = []
+    if total is not None:
+        parts += [
+            LeadPart(format_share(total.share), True),
+            LeadPart(f" of {pluralize_count(total.lines, 'line')}"),
+        ]
+        interval = get_interval(total)
+        parts.append(LeadPart(f", 95 % interval {format_bounds(interval)}. " if interval else ". "))
+    else:
+        parts += [LeadPart(format_count(row.answered), True)]
+        parts.append(
+            LeadPart(f" of {pluralize_count(row.total, 'line')} answered; none has an expected answer. ")
+        )
+    without = total is not None and total.lines != row.answered + row.failed  # lines without an `eval`
+    return [*parts, LeadPart(_describe_trouble(row, of_all=without))]
+
+
+def _build_lead_of_many(runs: ReportRuns) -> list[LeadPart]:
+    rows = list_reliability(runs.runs)
+    lines = sum(row.total for row in rows)
+    models, number = len({run.model for run in runs.runs}), pluralize_count(len(runs.runs), "run")
+    parts = [LeadPart(number, True)]
+    if runs.suite is not None:
+        matrix = f"{pluralize_count(models, 'model')} on {pluralize_count(len(runs.tasks), 'task')}"
+        parts = [LeadPart(matrix, True), LeadPart(f", {number}")]
+    parts.append(LeadPart(f" with {pluralize_count(lines, 'line')} in all. "))
+    flips = sum(row.is_flip for row in runs.rows)
+    if flips:
+        parts.append(LeadPart(f"{pluralize_count(flips, 'line')} with different scores. "))
+    failed = sum(row.failed for row in rows)
+    return [*parts, LeadPart(f"{pluralize_count(failed, 'line')} failed." if failed else "No line failed.")]
+
+
+def _describe_trouble(row: ReliabilityRow, *, of_all: bool) -> str:
+    """What was wrong with lines; `of_all`: not only with those of which the score is."""
+    found = [
+        f"{format_count(value)} {word}"
+        for value, word in ((row.failed, "failed"), (row.cut, "cut at the length"), (row.empty, "empty"))
+        if value
+    ]
+    scope = f", of all {pluralize_count(row.total, 'line')}" if of_all else ""
+    text = f"{', '.join(found)}{scope}." if found else "None failed, was cut or is empty."
+    return text + (f" {pluralize_count(row.unfinished, 'line')} not finished." if row.unfinished else "")
+
+
+def build_title(runs: ReportRuns) -> str:
+    """The title of a report."""
+    if runs.suite is not None:
+        return runs.suite.name.removesuffix(".out")
+    if len(runs.runs) == 1:
+        run = runs.runs[0]
+        return f"{run.label} on {describe_model(run)}"
+    if len(runs.runs) == 2:
+        return f"{runs.runs[0].label} and {runs.runs[1].label}"
+    return f"{len(runs.runs)} runs"
+
+
+def describe_model(run: ReportRun) -> str:
+    """The model of a run, as its config names it."""
+    model: Any = run.manifest.get("model") or {}
+    return str(model.get("path", "?"))
+
+
+def list_facts(runs: ReportRuns) -> list[str]:
+    """When and on what the runs ran: a line for each of up to three, else one line for all."""
+    if len(runs.runs) > MOST_DATED:
+        manifests = [run.manifest for run in runs.runs]
+        machines = sorted({facts.describe_machine(manifest) for manifest in manifests})
+        return [" · ".join([facts.describe_span(manifests), *machines])]
+    return [_describe_run(run, with_label=len(runs.runs) > 1) for run in runs.runs]
+
+
+def _describe_run(run: ReportRun, *, with_label: bool) -> str:
+    label = f"{run.label}: {describe_model(run)} · " if with_label else ""
+    state = "" if run.folder.state == "done" else f"{run.folder.state}, "
+    mixed = "answers of several versions or devices" if run.manifest.get("mixed") else ""
+    parts = (facts.describe_times(run.manifest), facts.describe_machine(run.manifest), mixed)
+    return state + label + " · ".join(filter(None, parts))
+
+
+def count_states(runs: ReportRuns) -> list[tuple[str, str, int]]:
+    """The filters of the table, each with how many lines it selects; those that select none are left out."""
+    rows = runs.rows
+    found = [
+        ("wrong", "wrong", sum(bool(row.marks & {"w", "p"}) for row in rows)),
+        ("failed", "failed", sum("f" in row.marks for row in rows)),
+        ("cut", "cut", sum(any(each.flags & 1 for each in row.answers.values()) for row in rows)),
+        ("empty", "empty", sum(any(each.flags & 2 for each in row.answers.values()) for row in rows)),
+        ("flip", "differ between runs", sum(row.is_flip for row in rows)),
+    ]
+    return [("all", "all", len(rows)), *(each for each in found if each[2])]
+
+
+def dump_settings(run: ReportRun) -> str:
+    """The settings of a run as JSON."""
+    return json.dumps(facts.collect_settings(run.manifest), indent=1, ensure_ascii=False)
+
+
+def draw_score_axis() -> Markup:
+    return draw_axis(SHARE_DOMAIN)

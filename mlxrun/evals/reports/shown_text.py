@@ -1,0 +1,67 @@
+"""Texts of models and data sets, made safe to show: what cannot be seen is marked, and markup stays text."""
+
+from __future__ import annotations
+
+import re
+
+from markupsafe import Markup, escape
+
+# Control characters, and those that change the direction or the look of others without being seen. Zero-width
+# joiners stay, as emoji and some scripts need them. text.js has the same list.
+_INVISIBLE = re.compile(
+    "[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb]"
+)
+_MARKDOWN = re.compile(r"([\\`*_{}\[\]<>|~#])")
+
+
+def mark_invisible(text: str) -> str:
+    """The text with `[U+202E]` in place of each character that cannot be seen."""
+    return _INVISIBLE.sub(lambda found: f"[U+{ord(found[0]):04X}]", text)
+
+
+def show_html(text: object) -> Markup:
+    """A text as HTML, isolated from the direction of what is around it."""
+    if isinstance(text, Markup):
+        return text
+    parts, end, plain = [], 0, str(text)
+    for found in _INVISIBLE.finditer(plain):
+        parts += [escape(plain[end : found.start()]), Markup('<span class="unseen">')]
+        parts += [escape(f"U+{ord(found[0]):04X}"), Markup("</span>")]
+        end = found.end()
+    return Markup("<bdi>{}</bdi>").format(Markup("").join([*parts, escape(plain[end:])]))
+
+
+def escape_markdown(text: str) -> str:
+    """A text that stays as it is in Markdown."""
+    return _MARKDOWN.sub(r"\\\1", mark_invisible(text))
+
+
+def show_markdown(text: str, most: int = 200) -> str:
+    """A text as one line of Markdown that may stand in a table; what is longer than `most` is cut."""
+    line = " ".join(text.split())
+    return escape_markdown(line if len(line) <= most else line[: most - 1] + "…")
+
+
+def format_count(number: int) -> str:
+    """12345 as `12,345`."""
+    return f"{number:,}"
+
+
+def format_share(share: float) -> str:
+    """0.872 as `87.2 %`."""
+    return f"{100 * share:.1f}\N{NO-BREAK SPACE}%".replace("-", "\N{MINUS SIGN}")
+
+
+def format_points(difference: float) -> str:
+    """0.059 as `+5.9`."""
+    return f"{100 * difference:+.1f}".replace("-", "\N{MINUS SIGN}")
+
+
+def format_bounds(interval: tuple[float, float]) -> str:
+    """(-0.04, 0.904) as `[-4.0, 90.4]`, with a real minus sign."""
+    return f"[{100 * interval[0]:.1f}, {100 * interval[1]:.1f}]".replace("-", "\N{MINUS SIGN}")
+
+
+def pluralize_count(number: int, noun: str) -> str:
+    """`1 line`, `1,200 lines`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

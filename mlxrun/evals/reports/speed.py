@@ -1,0 +1,167 @@
+"""How fast a run was, over time: from the times of its lines, as timings.jsonl has them.
+
+A line's computed prompt tokens are spread evenly over the time until its first output token, its output
+tokens over the time from there to its end. Time in which no line was under way, such as that between a kill
+and the next run, is left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from mlxrun.batch.line_times import LineTiming
+
+MOST_PARTS, LINES_PER_PART = 60, 8  # of a chart
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedSeries:
+    """Values over time, one for each of equally long parts of `seconds`; None where there is none.
+
+    `prompt` and `output`: tokens a second, those of the prompt that were computed; `reused`: the share of
+    prompt tokens from the prefix cache; `latency`: the median time of lines that ended in this part, from
+    their first prompt tokens to their end, and `latency_high` its 90th percentile. `resumes`: when a further
+    run began, in seconds from the start."""
+
+    seconds: float
+    prompt: list[float]
+    output: list[float]
+    reused: list[float | None]
+    latency: list[float | None]
+    latency_high: list[float | None]
+    resumes: list[float]
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedTotals:
+    """One run, or all runs of a job: lines, seconds in which any was under way, prompt tokens that were
+    computed and reused, output tokens, lines that needed more than one try. Times of lines in seconds:
+    waiting, until the first output token, and in all but waiting; medians and 95th percentiles."""
+
+    lines: int
+    seconds: float
+    computed: int
+    reused: int
+    output: int
+    retried: int
+    first: tuple[float, float] | None
+    latency: tuple[float, float] | None
+
+    @property
+    def reused_share(self) -> float:
+        prompt = self.computed + self.reused
+        return self.reused / prompt if prompt else 0.0
+
+
+def find_percentile(values: Sequence[float], share: float) -> float:
+    """The smallest of the sorted values that at least this share of them does not exceed."""
+    return values[max(0, math.ceil(share * len(values)) - 1)]
+
+
+def measure_totals(timings: Sequence[LineTiming]) -> SpeedTotals | None:
+    """The totals of all lines; None if there are none."""
+    if not timings:
+        return None
+    first = sorted(each.first - (each.waited or 0.0) for each in timings if each.first is not None)
+    latency = sorted(_get_latency(each) for each in timings if not each.failed)
+    return SpeedTotals(
+        lines=len(timings),
+        seconds=sum(end - start for start, end in _list_spans(timings)),
+        computed=sum(each.computed for each in timings),
+        reused=sum(each.reused for each in timings),
+        output=sum(each.output for each in timings),
+        retried=sum(each.tries > 1 for each in timings),
+        first=_take_two(first),
+        latency=_take_two(latency),
+    )
+
+
+def measure_series(timings: Sequence[LineTiming]) -> SpeedSeries | None:
+    """The series of all lines; None if they took no time."""
+    bins = min(MOST_PARTS, 2 + len(timings) // LINES_PER_PART)
+    spans = _list_spans(timings)
+    seconds = sum(end - start for start, end in spans)
+    if seconds <= 0:
+        return None
+    axis = _Axis(spans, seconds / bins, bins)
+    prompt, output, computed, reused = ([0.0] * bins for _ in range(4))
+    ended: list[list[float]] = [[] for _ in range(bins)]
+    for each in timings:
+        end = each.started + each.took
+        begun = min(each.started + (each.waited or 0.0), end)
+        first = end if each.first is None else max(begun, min(each.started + each.first, end))
+        axis.spread(prompt, each.computed, begun, first)
+        axis.spread(output, each.output, first, end)
+        at = axis.find_bin(end)
+        computed[at] += each.computed
+        reused[at] += each.reused
+        if not each.failed:
+            ended[at].append(_get_latency(each))
+    for values in ended:
+        values.sort()
+    sums = [a + b for a, b in zip(computed, reused, strict=True)]
+    return SpeedSeries(
+        seconds=seconds,
+        prompt=[value / axis.width for value in prompt],
+        output=[value / axis.width for value in output],
+        reused=[part / both if both else None for part, both in zip(reused, sums, strict=True)],
+        latency=[find_percentile(values, 0.5) if values else None for values in ended],
+        latency_high=[find_percentile(values, 0.9) if values else None for values in ended],
+        resumes=[axis.measure(start) for start in _list_starts(timings)[1:]],
+    )
+
+
+def _get_latency(timing: LineTiming) -> float:
+    return max(0.0, timing.took - (timing.waited or 0.0))
+
+
+def _take_two(values: Sequence[float]) -> tuple[float, float] | None:
+    return (find_percentile(values, 0.5), find_percentile(values, 0.95)) if values else None
+
+
+def _list_starts(timings: Iterable[LineTiming]) -> list[float]:
+    """When the first line of each run began."""
+    by_run = groupby(sorted(timings, key=lambda each: each.run), key=lambda each: each.run)
+    return sorted(min(each.started for each in group) for _, group in by_run)
+
+
+def _list_spans(timings: Iterable[LineTiming]) -> list[tuple[float, float]]:
+    """The times in which any line was under way, in order and apart from each other."""
+    spans: list[tuple[float, float]] = []
+    for start, end in sorted((each.started, each.started + each.took) for each in timings):
+        if spans and start <= spans[-1][1]:
+            spans[-1] = spans[-1][0], max(end, spans[-1][1])
+        else:
+            spans.append((start, end))
+    return spans
+
+
+@dataclass(frozen=True, slots=True)
+class _Axis:
+    """Time without the gaps between spans, in bins of `width` seconds."""
+
+    spans: Sequence[tuple[float, float]]
+    width: float
+    bins: int
+
+    def measure(self, time: float) -> float:
+        """Seconds from the start to a time, without gaps."""
+        return sum(max(0.0, min(time, end) - start) for start, end in self.spans)
+
+    def find_bin(self, time: float) -> int:
+        return min(self.bins - 1, int(self.measure(time) / self.width))
+
+    def spread(self, values: list[float], amount: float, start: float, end: float) -> None:
+        """Add an amount evenly over a time; all of it to one bin if the time is short."""
+        low, high = self.measure(start), self.measure(end)
+        if not amount:
+            return
+        if high - low < 1e-9:
+            values[min(self.bins - 1, int(low / self.width))] += amount
+            return
+        for at in range(int(low / self.width), min(self.bins - 1, int(high / self.width)) + 1):
+            inside = min(high, (at + 1) * self.width) - max(low, at * self.width)
+            values[at] += amount * max(0.0, inside) / (high - low)

@@ -1,0 +1,112 @@
+"""Scores the answers of a run again, without a model: records, journal, scores.json and manifest follow.
+
+The eval keys of the job file may have changed since the run; its requests may not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from mlxrun.batch.job_file import BadLine
+from mlxrun.batch.line_index import DONE, FAILED, TODO, LineIndex
+from mlxrun.batch.line_keys import LineKeys, digest_settings
+from mlxrun.batch.manifest import hash_file, write_json, write_scores
+from mlxrun.batch.reconciliation import Reconciler
+from mlxrun.batch.run_paths import lock_run_folder
+from mlxrun.errors import JobError
+from mlxrun.evals.run_folder import DONE as DONE_RUN
+from mlxrun.evals.run_folder import RunFolder
+from mlxrun.evals.run_folder_records import RunProblem
+from mlxrun.scoring.eval_spec import EvalReader
+from mlxrun.scoring.score_groups import Scores
+
+
+def check_run(run: RunFolder) -> None:
+    """JobError if a record was edited or removed, or if a line or an image has changed since its answer."""
+    problems: list[RunProblem] = []
+    for _ in run.read_lines(problems.append):
+        pass
+    bad = [
+        each
+        for each in problems
+        if each.kind in ("edited", "mixed")
+        or (each.id and each.kind == "job")
+        or (each.kind == "incomplete" and each.path != run.paths.journal)
+    ]
+    if bad:
+        rest = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
+        raise JobError(f"{bad[0]}{rest}; mlxrun batch runs changed lines again")
+
+
+def rescore(run: RunFolder, evals: EvalReader, facts: Mapping[str, Any] | None = None) -> Scores:
+    """Score all answers of a run again; JobError if the run is not as its job left it. `facts`: what the
+    manifest's `scoring` has besides what `evals` describes."""
+    paths, manifest = run.paths, run.manifest
+    with lock_run_folder(paths):
+        index = LineIndex(paths.job, _make_keys(run), evals=evals)
+        with closing(index):
+            index.scan()
+            # A scorer may have changed in what its digest does not see, such as a module that it imports.
+            reconciler = Reconciler(index, paths, score_all=True)
+            reconciler.read_journal()
+            try:
+                reconciler.check()
+            except JobError:
+                _check_evals(index)  # an `eval` that is not valid is the better reason
+                raise
+            _check_number(run)
+            state = reconciler.rewrite(digest_settings(manifest["settings"]))
+        scoring = {**evals.describe(), **(facts or {})}
+        counts = {
+            "total": len(index),
+            "done": index.state.count(DONE),
+            "failed": index.state.count(FAILED),
+            "cut_by_length": state.scores.cut_by_length,
+        }
+        content = {key: value for key, value in manifest.items() if key != "scoring"}
+        content["input"] = {**content["input"], "sha256": index.sha256, "lines": len(index)}
+        whole = not index.state.count(TODO)
+        content["output"] = {**content["output"], "sha256": hash_file(paths.out) if whole else None}
+        content |= {"counts": counts, "scores": state.scores.describe()}
+        write_json(paths.manifest, content | ({"scoring": scoring} if scoring else {}))
+        write_scores(paths, counts, state.scores)
+    return state.scores
+
+
+def _check_number(run: RunFolder) -> None:
+    """JobError if a finished run has fewer records than its manifest counts, which is all that tells where
+    the journal is missing."""
+    counts = run.manifest["counts"]
+    known = int(counts["done"]) + int(counts["failed"])
+    found = sum(_count_records(path) for path in (run.paths.out, run.paths.errors))
+    if run.state == DONE_RUN and found < known:
+        reason = f"{known - found} of {known} records are missing in it or in {run.paths.errors.name}"
+        raise JobError(f"{run.paths.out}: {reason}; mlxrun batch runs their lines again")
+
+
+def _count_records(path: Path) -> int:
+    if not path.exists():
+        return 0
+    with path.open("rb") as file:
+        return sum(1 for _ in file)
+
+
+def _make_keys(run: RunFolder) -> LineKeys:
+    """How the run has computed the keys of its lines; a server's batch has its id in them."""
+    settings, most = digest_settings(run.manifest["settings"]), run.manifest["config"]["media"]["max_bytes"]
+    batch = run.manifest.get("batch")
+    if batch:
+        return LineKeys(settings, None, most, batch["batch_id"])
+    return LineKeys(settings, run.paths.job.parent, most)
+
+
+def _check_evals(index: LineIndex) -> None:
+    """JobError that names the first line whose `eval` is not valid."""
+    for position in range(len(index)):
+        if index.get_row(position).bad:
+            line = index.load(position).line
+            if isinstance(line, BadLine) and line.param == "eval":
+                raise JobError(f"{index.path}:{line.number}: {line.reason}")

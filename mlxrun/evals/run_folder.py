@@ -1,0 +1,264 @@
+"""Reads a finished or unfinished run: its manifest, and its lines with their answers and scores.
+
+Records are compared with their digests in the journal and with the lines of the job file. One that was
+edited, is missing or belongs to another run is named with file, line and id.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, BinaryIO, Self
+
+from mlxrun.batch.job_file import BadLine, JobLine, RawLine, open_job, parse_line, read_lines
+from mlxrun.batch.line_keys import LineKeys, digest_settings, find_local_images
+from mlxrun.batch.manifest import hash_file
+from mlxrun.batch.run_paths import JobPaths
+from mlxrun.errors import JobError
+from mlxrun.evals.run_folder_lines import RunLine
+from mlxrun.evals.run_folder_paths import find_output, find_outputs, find_paths, read_manifest
+from mlxrun.evals.run_folder_records import OnProblem, RecordPlace, RecordTable, RunProblem
+from mlxrun.scoring.eval_spec import EvalReader
+
+DONE, RUNNING, UNFINISHED = "done", "running", "unfinished"  # states of a run
+_ACTIVE = ("starting", "loading", "running")  # states in status.json
+_STATUS_SECONDS = 60.0  # without a new status.json, after which its process is taken to be another one
+
+
+class RunFolder:
+    """One run. `manifest` is the content of manifest.json."""
+
+    def __init__(self, paths: JobPaths, manifest: dict[str, Any], name: str) -> None:
+        self.paths = paths
+        self.manifest = manifest
+        self.name = name
+
+    @classmethod
+    def open(cls, path: Path, name: str | None = None) -> Self:
+        """The run that `path` names: its job file, its output, its run folder, or a folder that contains no
+        other run. `name`: what to call it, default `path`. JobError if it is missing or damaged."""
+        out = find_output(path)
+        manifest = read_manifest(out)
+        return cls(find_paths(out, manifest), manifest, name or str(path))
+
+    @property
+    def state(self) -> str:
+        """`done` if every line was answered or failed, `running` while a process runs its job, else
+        `unfinished`."""
+        if _is_running(self.paths.status):
+            return RUNNING
+        counts, runs = self.manifest["counts"], self.manifest["runs"]
+        complete = counts["done"] + counts["failed"] == counts["total"]
+        return DONE if complete and runs and runs[-1]["ended"] is not None else UNFINISHED
+
+    @property
+    def total(self) -> int:
+        """The number of lines of the job."""
+        return int(self.manifest["input"]["lines"])
+
+    def count_lines(self) -> int:
+        """The number of lines that have a record. The counts in the manifest are those of the last time that
+        it was written, before a kill."""
+        return sum(1 for _ in self.read_lines())
+
+    def check(self) -> list[RunProblem]:
+        """Everything that is not as the run wrote it, in the order in which it is found."""
+        problems: list[RunProblem] = []
+        for _ in self.read_lines(problems.append):
+            pass
+        digest = self.manifest["output"]["sha256"]
+        harmed = any(problem.kind != "job" for problem in problems)
+        if digest and self.state == DONE and not harmed and hash_file(self.paths.out) != digest:
+            text = f"its digest is not that of {self.paths.manifest.name}: its records were moved or removed"
+            problems.append(RunProblem("edited", self.paths.out, text))
+        return problems
+
+    def read_lines(self, on_problem: OnProblem | None = None) -> Iterator[RunLine]:
+        """All finished lines in the order of the job, and then those that the job file no longer has.
+
+        Each RunProblem goes to `on_problem`, and the records that have none are read. Without it, a JobError
+        names the first; that the job file has changed is then no error."""
+        found: list[RunProblem] = []
+        report = on_problem or found.append
+        table = RecordTable(self.paths, self.manifest, self.state == DONE, report)
+        table.scan()
+        _raise_first(found)
+        reader = _LineReader(self, table, report)
+        yield from reader.read()
+        _raise_first([problem for problem in found if problem.kind != "job"])
+
+
+def _raise_first(problems: list[RunProblem]) -> None:
+    if problems:
+        rest = len(problems) - 1
+        more = f" (and {rest} more problem{'s' if rest > 1 else ''})" if rest else ""
+        raise JobError(f"{problems[0]}{more}")
+
+
+class _IgnoredEvals(EvalReader):
+    """Reads no `eval`, so that a line cannot be a bad one because of it."""
+
+    def read(self, value: Any) -> None:
+        return None
+
+
+# As most lines ran: scorers were loaded. With `--scorer`, an `eval` may be replaced; in a server, one that
+# names a scorer is refused.
+_EVAL_READERS = (EvalReader(scorers=None), _IgnoredEvals(), EvalReader())
+
+
+@dataclass(slots=True)
+class _LineReader:
+    """Matches the lines of the job file with the records of a run. `_missed`: the numbers of lines without a
+    record, by id, and whether they name images."""
+
+    run: RunFolder
+    table: RecordTable
+    report: OnProblem
+    _missed: dict[str, tuple[int, bool]] = field(default_factory=dict)
+
+    def read(self) -> Iterator[RunLine]:
+        """The lines in the order of the job, then those that it no longer has."""
+        paths, total = self.run.paths, 0
+        is_same = self._check_job()
+        with ExitStack() as files:
+            outputs = [
+                files.enter_context(path.open("rb")) if path.exists() else None
+                for path in (paths.out, paths.errors)
+            ]
+            for custom_id, number, line, place in self._match_lines():
+                total += 1
+                yield RunLine(custom_id, number, line, _read_record(outputs, place))
+            for place in self.table.pop_all():
+                record = _read_record(outputs, place)
+                custom_id = record["custom_id"] or f"line {record['error']['line']}"
+                self._explain_rest(custom_id, place, is_same)
+                total += 1
+                yield RunLine(custom_id, None, None, record)
+        if self.run.state == DONE:
+            self._report_missing(total, is_same)
+
+    def _check_job(self) -> bool:
+        """Whether the job file is that of the run."""
+        job = self.run.paths.job
+        digest = hash_file(job) if job.is_file() else None
+        if digest == self.run.manifest["input"]["sha256"]:
+            return True
+        what = "has changed since the run" if digest else "is missing"
+        self.report(RunProblem("job", job, f"the job file {what}"))
+        return False
+
+    def _match_lines(self) -> Iterator[tuple[str, int, JobLine | BadLine, RecordPlace]]:
+        """The lines that have a record: id, number, line and place of the record."""
+        job, seen = self.run.paths.job, set[int]()
+        if not job.is_file():
+            return
+        keys = self._make_keys()
+        with open_job(job) as file:
+            for raw in read_lines(file):
+                line, place = self._find_place(raw, keys)
+                is_named = line.custom_id is not None and hash(line.custom_id) not in seen
+                seen.add(hash(line.custom_id))
+                custom_id = str(line.custom_id) if is_named else f"line {raw.number}"
+                if place is not None:
+                    yield custom_id, raw.number, line, place
+                else:
+                    self._missed[custom_id] = raw.number, _names_images(line)
+
+    def _find_place(
+        self, raw: RawLine, keys: Sequence[LineKeys]
+    ) -> tuple[JobLine | BadLine, RecordPlace | None]:
+        """A line as it was read when it ran, and the place of its record. Its `eval` may have been refused
+        then, or replaced, which only matters to whether the line was a bad one."""
+        first = None
+        for evals in _EVAL_READERS:
+            line = parse_line(raw, evals=evals)
+            first = first or line
+            for each in keys:
+                if isinstance(line, BadLine):
+                    key = each.compute_bad_key(raw.data, line.reason)
+                else:
+                    key = each.compute_key(line)
+                place = self.table.pop(key.hex(), raw.number)
+                if place is not None:
+                    return line, place
+        assert first is not None
+        return first, None
+
+    def _make_keys(self) -> list[LineKeys]:
+        """How the keys of lines are computed: as by `mlxrun batch`, and as by a server for its batches."""
+        paths, manifest = self.run.paths, self.run.manifest
+        settings, most = digest_settings(manifest["settings"]), manifest["config"]["media"]["max_bytes"]
+        batch_id = paths.job.absolute().parent.name
+        return [LineKeys(settings, paths.job.parent, most), LineKeys(settings, None, most, batch_id)]
+
+    def _explain_rest(self, custom_id: str, place: RecordPlace, is_same: bool) -> None:
+        """Report a record that fits no line of the job file."""
+        paths = self.run.paths
+        path = paths.errors if place.failed else paths.out
+        number, has_images = self._missed.pop(custom_id, (None, False))
+        if not is_same:
+            text = "changed in the job file since the run, or is no longer in it"
+            self.report(RunProblem("job", path, text, place.number, custom_id))
+        elif has_images:
+            text = f"names an image that has changed since the run (line {number} of {paths.job})"
+            self.report(RunProblem("job", path, text, place.number, custom_id))
+        else:
+            text = f"has a record that belongs to another job, model or settings than {paths.manifest} names"
+            self.report(RunProblem("mixed", path, text, place.number, custom_id))
+
+    def _report_missing(self, found: int, is_same: bool) -> None:
+        """Report lines of a finished run that have no record."""
+        paths, total = self.run.paths, self.run.total
+        if is_same:
+            for custom_id, (number, _) in self._missed.items():
+                text = f"has neither an answer nor an error (line {number} of {paths.job})"
+                self.report(RunProblem("incomplete", paths.out, text, id=custom_id))
+        elif found < total:
+            text = f"{total - found} of {total} lines have neither an answer nor an error"
+            self.report(RunProblem("incomplete", paths.out, text))
+
+
+def open_runs(path: Path) -> list[RunFolder]:
+    """All runs that `path` names: one run, the cells of a suite that have begun (in its order), or every run
+    in a folder (by path). Several have their paths below it as their names. JobError if there is none, or if
+    one is damaged."""
+    outputs = find_outputs(path)
+    if len(outputs) == 1:
+        return [RunFolder.open(outputs[0], str(path))]
+    folder = path if path.is_dir() else path.with_suffix(".out")
+    names = [out.relative_to(folder) for out in outputs]
+    names = [name.parent if name.name == "job.out.jsonl" and len(name.parts) > 1 else name for name in names]
+    return [RunFolder.open(out, str(name)) for out, name in zip(outputs, names, strict=True)]
+
+
+def _names_images(line: JobLine | BadLine) -> bool:
+    body = line.body if isinstance(line, JobLine) else {}
+    return any(next(find_local_images(body.get(name)), None) for name in ("messages", "input"))
+
+
+def _read_record(outputs: Sequence[BinaryIO | None], place: RecordPlace) -> dict[str, Any]:
+    file = outputs[place.failed]
+    assert file is not None
+    file.seek(place.offset)
+    record: dict[str, Any] = json.loads(file.readline())
+    return record
+
+
+def _is_running(status: Path) -> bool:
+    """Whether the process that wrote status.json still works on the job; it does so several times a second.
+    The lock is not tried, as holding it for a moment could keep a run from starting."""
+    try:
+        found = json.loads(status.read_bytes())
+        age = datetime.now(UTC) - datetime.fromisoformat(found["updated"])
+        os.kill(int(found["pid"]), 0)
+    except PermissionError:  # the process of another user
+        pass
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    return found["state"] in _ACTIVE and age.total_seconds() < _STATUS_SECONDS

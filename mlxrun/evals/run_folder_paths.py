@@ -1,0 +1,133 @@
+"""Finds the files of runs: from a job file, its output, its run folder, or a folder that contains runs."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mlxrun.batch.manifest import FORMAT
+from mlxrun.batch.run_paths import JobPaths
+from mlxrun.errors import JobError
+
+RUN_SUFFIX = ".run"
+SUITE_NAME = "suite.json"
+_NEEDED = ("settings", "model", "versions", "input", "output", "counts", "runs")
+
+
+def find_output(path: Path) -> Path:
+    """The output whose run folder `path` names: by itself, by its output or job file, or as the only one in a
+    folder. JobError if there is none, or if there are several."""
+    found = _find_outputs(path)
+    if len(found) > 1:
+        names = ", ".join(str(each.relative_to(path)) for each in found[:5])
+        more = f" and {len(found) - 5} more" if len(found) > 5 else ""
+        raise JobError(f"{path}: contains {len(found)} runs: {names}{more}; give one of them")
+    return found[0]
+
+
+def find_outputs(path: Path) -> list[Path]:
+    """The outputs of all runs that `path` names: those of a suite's folder or file (.yaml) in the order of
+    its cells, others by path. JobError if there are none."""
+    if path.suffix in (".yaml", ".yml"):
+        folder = path.with_suffix(".out")
+        if not folder.is_dir():
+            raise JobError(f"{path}: this suite has not been run: there is no folder {folder}")
+        path = folder
+    if (path / SUITE_NAME).is_file():
+        return _find_cells(path)
+    return _find_outputs(path)
+
+
+def find_cell(out: Path) -> tuple[Path, str, str, str] | None:
+    """The folder of the suite, and the model, task and variant of the output of a cell; None for others."""
+    parents = out.parents if len(out.parents) > 3 else out.absolute().parents
+    if out.name != "job.out.jsonl" or len(parents) < 4 or not (parents[3] / SUITE_NAME).is_file():
+        return None
+    return parents[3], parents[2].name, parents[1].name, parents[0].name
+
+
+def _find_cells(folder: Path) -> list[Path]:
+    """The outputs of the cells that a suite has begun."""
+    suite = folder / SUITE_NAME
+    try:
+        jobs = [folder / cell["job"] for cell in json.loads(suite.read_bytes())["cells"]]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise JobError(f"{suite}: cannot be read, or is not the manifest of a suite: {error!r}") from error
+    outputs = [JobPaths(job).out for job in jobs if job.parent.is_dir()]
+    begun = [out for out in outputs if (_get_run_folder(out) / "manifest.json").exists()]
+    if not begun:
+        raise JobError(f"{folder}: no cell of this suite has begun")
+    return begun
+
+
+def _find_outputs(path: Path) -> list[Path]:
+    if not path.exists() and not _get_run_folder(path).is_dir():
+        raise JobError(f"{path}: no such file or folder")
+    if not path.is_dir():
+        candidates = (path, path.with_name(path.name.removesuffix(".jsonl") + ".out.jsonl"))
+        for out in candidates:
+            if _get_run_folder(out).is_dir():
+                return [out]
+        tried = " nor ".join(str(_get_run_folder(out)) for out in candidates)
+        raise JobError(f"{path}: is not the job or the output of a run: there is neither {tried}")
+    if _is_run_folder(path):
+        return [path.with_name(path.name.removesuffix(RUN_SUFFIX))]
+    found = []
+    for folder, names, _ in os.walk(path):
+        runs = [name for name in names if _is_run_folder(Path(folder, name))]
+        outputs = [Path(folder, name.removesuffix(RUN_SUFFIX)) for name in runs]
+        # What lies beside a cell, such as a replay of it, is no cell.
+        cells = [out for out in outputs if find_cell(out) is not None]
+        found += cells or outputs
+        names[:] = sorted(set(names) - set(runs))
+    if not found:
+        raise JobError(f"{path}: contains no run (a folder whose name ends in .jsonl{RUN_SUFFIX})")
+    return sorted(found)
+
+
+def _get_run_folder(out: Path) -> Path:
+    return out.with_name(out.name + RUN_SUFFIX)
+
+
+def _is_run_folder(path: Path) -> bool:
+    if not path.name.endswith(RUN_SUFFIX) or not path.is_dir():
+        return False
+    return path.name.endswith(".jsonl" + RUN_SUFFIX) or (path / "manifest.json").is_file()
+
+
+def read_manifest(out: Path) -> dict[str, Any]:
+    """The manifest of a run by the path of its output; JobError if it is missing or damaged."""
+    path = _get_run_folder(out) / "manifest.json"
+    try:
+        found = json.loads(path.read_bytes())
+    except FileNotFoundError as error:
+        raise JobError(
+            f"{path}: is missing: the run folder is incomplete, or its job was stopped before it began"
+        ) from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise JobError(f"{path}: cannot be read: {error}") from error
+    if not isinstance(found, dict) or "format" not in found:
+        raise JobError(f"{path}: is not the manifest of a run")
+    if found["format"] not in range(1, FORMAT + 1):
+        raise JobError(
+            f"{path}: has format {found['format']!r}, this mlxrun reads formats up to {FORMAT}; "
+            "use the version that wrote it"
+        )
+    missing = [name for name in _NEEDED if name not in found]
+    if missing:
+        raise JobError(f"{path}: is damaged: {missing[0]} is missing")
+    return found
+
+
+def find_paths(out: Path, manifest: Mapping[str, Any]) -> JobPaths:
+    """All paths of a run. Its job file is at the same place relative to the output as when it was run, so
+    that their folder may have moved, or else at the recorded path."""
+    try:
+        recorded, recorded_out = Path(manifest["input"]["path"]), Path(manifest["output"]["path"])
+    except (KeyError, TypeError) as error:
+        raise JobError(f"{_get_run_folder(out) / 'manifest.json'}: is damaged: {error!r}") from error
+    moved = Path(os.path.normpath(out.absolute().parent / os.path.relpath(recorded, recorded_out.parent)))
+    return JobPaths(moved if moved.is_file() or not recorded.is_file() else recorded, out)

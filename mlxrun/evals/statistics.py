@@ -1,0 +1,257 @@
+"""The statistics of two runs of the same lines: the difference of their scores, its interval and its tests.
+
+What is sampled are lines, or clusters of lines (the epochs of one question, the questions about one text).
+Two runs differ if the difference would show on other lines of the same kind. See Miller, "Adding Error Bars
+to Evals" (2024), sections 2 and 4. Scores are from 0 to 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import ArrayLike
+
+    Array = np.ndarray[Any, np.dtype[Any]]
+
+LEVEL = 0.95  # of intervals
+ALPHA = 0.05  # a p value below it is significant
+RESAMPLES = 100_000
+_MOST_SAMPLED = 100_000_000  # numbers in one bootstrap; with more different values there are fewer resamples
+_FEWEST_RESAMPLES = 2000
+_FEW = 10  # units that differ from the others, below which a bootstrap has too little to resample
+Bounds = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class McNemar:
+    """McNemar's test of the lines that only one of two runs got right. `exact` is the exact two-sided p
+    value, whose false alarms are fewer than 5 %. `mid` counts what was seen by half, and comes close to 5 %,
+    as Fagerland, Lydersen and Laake found (The McNemar test for binary matched-pairs data, 2013)."""
+
+    better: int
+    worse: int
+    exact: float
+    mid: float
+
+
+@dataclass(frozen=True, slots=True)
+class PairedDifference:
+    """The second run's score less the first one's. `units`: lines, or clusters of lines, that were sampled;
+    `interval`: by bootstrap; `t_interval`: by a paired t test, whose p value is `t_p`; `mcnemar`: for scores
+    of 0 and 1 without clusters; `p`: McNemar's `mid` then, else `t_p`."""
+
+    lines: int
+    units: int
+    first: float
+    second: float
+    difference: float
+    interval: Bounds
+    t_interval: Bounds
+    t_p: float
+    mcnemar: McNemar | None
+
+    @property
+    def p(self) -> float:
+        return self.t_p if self.mcnemar is None else self.mcnemar.mid
+
+
+@dataclass(frozen=True, slots=True)
+class Equivalence:
+    """Two one-sided tests of whether a difference is within a margin. `p` is the greater p value of the two;
+    `interval` has a level of 90 %, and is within the margin if the test succeeds."""
+
+    margin: float
+    p: float
+    interval: Bounds
+
+    @property
+    def is_shown(self) -> bool:
+        return self.p < ALPHA
+
+
+@dataclass(frozen=True, slots=True)
+class _Units:
+    """Sums of differences and numbers of lines of each unit, and how the mean difference varies."""
+
+    sums: Array
+    sizes: Array
+
+    @property
+    def mean(self) -> float:
+        return float(self.sums.sum() / self.sizes.sum())
+
+    @property
+    def count(self) -> int:
+        return len(self.sums)
+
+    @property
+    def error(self) -> float:
+        """The standard error of the mean, by the residuals of the units: for clusters of one size that of the
+        mean over clusters."""
+        residuals = self.sums - self.mean * self.sizes
+        count = self.count
+        return float((residuals @ residuals * count / (count - 1)) ** 0.5 / self.sizes.sum())
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether all units have the same difference."""
+        means = self.sums / self.sizes
+        return bool(means.max() - means.min() < 1e-12)
+
+    def add_opposites(self) -> _Units:
+        """These units and two more, one with the greatest gain and one with the greatest loss, if so few
+        units differ that they do not show how much differences vary. For scores of 0 and 1, see Bonett and
+        Price, Adjusted Wald Confidence Interval for a Difference of Binomial Proportions Based on
+        Paired Data (2012)."""
+        import numpy as np
+
+        times = np.unique(np.round(self.sums / self.sizes, 12), return_counts=True)[1]
+        if self.count - times.max() >= _FEW:
+            return self
+        size = self.sizes.mean()
+        return _Units(np.append(self.sums, [size, -size]), np.append(self.sizes, [size, size]))
+
+    def compute_bounds(self, level: float) -> Bounds:
+        """The interval of the mean by Student's t."""
+        from scipy.special import stdtrit
+
+        reach = float(stdtrit(self.count - 1, (1 + level) / 2)) * self.error
+        return max(-1.0, self.mean - reach), min(1.0, self.mean + reach)
+
+
+def compare_scores(
+    first: ArrayLike,
+    second: ArrayLike,
+    clusters: Sequence[object] | None = None,
+    *,
+    seed: int = 0,
+    resamples: int = RESAMPLES,
+) -> PairedDifference:
+    """Compare the scores of the same lines in the same order. `clusters`: to which one each line belongs;
+    `resamples`: of the bootstrap, at most. ValueError if there are no lines."""
+    import numpy as np
+
+    before, after = np.asarray(first, dtype=float), np.asarray(second, dtype=float)
+    if not len(before):
+        raise ValueError("no lines to compare")
+    units = _group_units(after - before, clusters)
+    is_plain = units.count == len(before) and bool(np.isin([before, after], (0.0, 1.0)).all())
+    t_interval, t_p = _compute_t_test(units)
+    return PairedDifference(
+        lines=len(before),
+        units=units.count,
+        first=float(before.mean()),
+        second=float(after.mean()),
+        difference=units.mean,
+        interval=_resample_interval(units, seed, resamples),
+        t_interval=t_interval,
+        t_p=t_p,
+        mcnemar=_compute_mcnemar(before, after) if is_plain else None,
+    )
+
+
+def compute_equivalence(
+    first: ArrayLike,
+    second: ArrayLike,
+    margin: float,
+    clusters: Sequence[object] | None = None,
+) -> Equivalence:
+    """Test whether the scores of two runs differ by less than `margin`.
+
+    Lines that are all equal prove no more than their number allows: the p value is at least the probability
+    (1 - margin)^units of seeing no difference at all if as many lines as the margin differ.
+    """
+    import numpy as np
+    from scipy.special import stdtr
+
+    units = _group_units(np.asarray(second, dtype=float) - np.asarray(first, dtype=float), clusters)
+    floor = float((1 - min(margin, 1.0)) ** units.count)
+    units = units.add_opposites()
+    p = float(stdtr(units.count - 1, (abs(units.mean) - margin) / units.error))
+    return Equivalence(margin, max(p, floor), units.compute_bounds(1 - 2 * ALPHA))
+
+
+def adjust_p_values(values: Sequence[float]) -> list[float]:
+    """P values of several comparisons, adjusted so that of the differences that are called significant, 5 %
+    are expected to be none (Benjamini and Hochberg, 1995)."""
+    from scipy import stats
+
+    return [float(p) for p in stats.false_discovery_control(values)] if values else []
+
+
+def _group_units(differences: Array, clusters: Sequence[object] | None) -> _Units:
+    import numpy as np
+
+    if clusters is None:
+        return _Units(differences, np.ones(len(differences)))
+    numbers: dict[object, int] = {}
+    at = np.fromiter((numbers.setdefault(each, len(numbers)) for each in clusters), dtype=np.intp)
+    return _Units(np.bincount(at, differences), np.bincount(at).astype(float))
+
+
+def _compute_t_test(units: _Units) -> tuple[Bounds, float]:
+    """The interval and the two-sided p value of a paired t test, over clusters where there are some."""
+    from scipy.special import stdtr
+
+    if units.is_constant:
+        # There is no variance to measure: the p value is that of the same sign in every unit.
+        p = min(1.0, 2 * 0.5**units.count) if units.mean else 1.0
+        return units.add_opposites().compute_bounds(LEVEL), p
+    p = 2 * stdtr(units.count - 1, -abs(units.mean) / units.error)
+    return units.compute_bounds(LEVEL), float(p)
+
+
+def _resample_interval(units: _Units, seed: int, resamples: int) -> Bounds:
+    """The percentile interval of a paired bootstrap over units; by Student's t where few of them differ.
+
+    The level is expanded for small numbers, where a bootstrap is too narrow, as in Hesterberg, What Teachers
+    Should Know About the Bootstrap (2015), section 5.3.
+    """
+    import numpy as np
+    from scipy.special import ndtr, stdtrit
+
+    enough = units.add_opposites()
+    if enough is not units:
+        return enough.compute_bounds(LEVEL)
+    count, tail = units.count, (1 - LEVEL) / 2
+    means = _resample_means(units, np.random.default_rng(seed), resamples)
+    tail = float(ndtr((count / (count - 1)) ** 0.5 * stdtrit(count - 1, tail)))
+    low, high = np.quantile(means, [tail, 1 - tail])
+    return float(low), float(high)
+
+
+def _resample_means(units: _Units, rng: np.random.Generator, resamples: int) -> Array:
+    """The mean difference of each resample. Units with equal differences are interchangeable, so that how
+    often each of them is in a resample is multinomial; if most differ, units are chosen one by one."""
+    import numpy as np
+
+    count = units.count
+    rows = np.stack([units.sums, units.sizes], axis=1)
+    values, times = np.unique(rows, axis=0, return_counts=True)
+    is_few = len(values) * 16 < count
+    width = len(values) if is_few else count
+    resamples = min(resamples, max(_FEWEST_RESAMPLES, _MOST_SAMPLED // width))
+    step, means = max(1, 10_000_000 // width), []
+    for start in range(0, resamples, step):
+        here = min(step, resamples - start)
+        if is_few:
+            sums, sizes = (rng.multinomial(count, times / count, size=here) @ values).T
+        else:
+            chosen = rng.integers(count, size=(here, count), dtype=np.int32)
+            sums, sizes = (each[chosen].sum(axis=1) for each in (units.sums, units.sizes))
+        means.append(sums / sizes)
+    return np.concatenate(means)
+
+
+def _compute_mcnemar(before: Array, after: Array) -> McNemar:
+    from scipy import stats
+
+    better, worse = int((after > before).sum()), int((after < before).sum())
+    if better == worse:
+        return McNemar(better, worse, 1.0, 1.0)
+    exact = float(stats.binomtest(better, better + worse).pvalue)
+    return McNemar(better, worse, exact, exact - float(stats.binom.pmf(better, better + worse, 0.5)))

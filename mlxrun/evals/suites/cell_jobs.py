@@ -1,0 +1,250 @@
+"""Makes the job lines of a suite's cells, and finds what is wrong with its data before a model is loaded.
+
+Cells that differ in their model or seed only have the same lines. A problem that all rows have is reported
+once, at its position in the suite; one of some rows at the first of them, in the data.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from mlxrun.api.openai.fields import BODIES
+from mlxrun.batch.job_maker import ColumnChoice, JobMaker
+from mlxrun.batch.line_files import replace_file
+from mlxrun.batch.line_template import LineTemplate
+from mlxrun.batch.run_paths import wrap_write_errors
+from mlxrun.batch.table_files import Row, RowError
+from mlxrun.config.settings import Config
+from mlxrun.config.validation import find_closest, suggest_word
+from mlxrun.errors import JobError, RequestError
+from mlxrun.evals.suites.matrix import Cell
+from mlxrun.evals.suites.suite_file import Step, SuiteFile
+from mlxrun.evals.suites.suite_settings import SuiteTask
+from mlxrun.evals.suites.task_rows import RowSource, open_rows
+from mlxrun.evals.suites.task_template import (
+    TaskTemplate,
+    choose_examples,
+    compile_parts,
+    locate_scorer,
+    parse_task_judge,
+)
+from mlxrun.scoring.custom_scorer import load_scorer
+
+_COLUMNS = ("id", "expected", "group", "images")  # keys of a task that name a column
+_OWN_VARIABLES = ("row", "row_number")
+
+
+@dataclass(slots=True)
+class CellJobs:
+    """The lines of all cells of a suite: `check` finds problems, `write` makes the job file of one cell.
+    `make_report`: from the name of a table to a function that gets the number of rows that were read."""
+
+    file: SuiteFile
+    make_report: Callable[[str], Callable[[int], None]] = lambda name: lambda rows: None
+    _sources: dict[tuple[Any, ...], RowSource | str] = field(default_factory=dict)
+    _templates: dict[str, TaskTemplate | None] = field(default_factory=dict)
+
+    def check(self, cells: Sequence[Cell]) -> None:
+        """Add the problems of templates and rows to those of the suite. Every row is read."""
+        for cell in {cell.lines_key: cell for cell in cells}.values():
+            template = self._prepare(cell)
+            if template is None:
+                continue
+            try:
+                with Path("/dev/null").open("wb") as nowhere:
+                    self._make_lines(cell, template, nowhere)
+            except JobError as error:
+                self.file.lines += str(error).splitlines()
+
+    def write(self, cell: Cell, path: Path) -> str:
+        """Write the job file of a cell of a checked suite, and return its sha256. An equal one is left as it
+        is."""
+        template = self._prepare(cell)
+        assert template is not None, "the suite was not checked"
+        temp = path.with_name(path.name + ".tmp")
+        with wrap_write_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with temp.open("wb+") as file:
+                self._make_lines(cell, replace(template, job_folder=path.parent.resolve()), file)
+                file.seek(0)
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+                if path.exists() and _hash_file(path) == digest:
+                    temp.unlink()
+                else:
+                    replace_file(file, temp, path)
+        return digest
+
+    def compute_digest(self, cell: Cell, path: Path) -> str:
+        """The sha256 of the job file that `write` would make at `path`. Nothing is left there."""
+        template = self._prepare(cell)
+        assert template is not None, "the suite was not checked"
+        with tempfile.TemporaryFile() as file:
+            self._make_lines(cell, replace(template, job_folder=path.parent.resolve()), file)
+            file.seek(0)
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+    def copy(self, done: Path, path: Path) -> None:
+        """Give a cell the same lines as another one, whose job file is `done`."""
+        with wrap_write_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if path.exists() and _hash_file(path) == _hash_file(done):
+                return
+            temp = path.with_name(path.name + ".tmp")
+            with done.open("rb") as old, temp.open("wb") as new:
+                shutil.copyfileobj(old, new)
+                replace_file(new, temp, path)
+
+    def add_image_folder(self, cell: Cell) -> Config:
+        """The config of a cell, by which its images may be read: they are beside the data, and paths in its
+        job file lead there."""
+        source = self._open(cell.task_name, cell.task) if cell.task.images is not None else None
+        if not isinstance(source, RowSource) or source.folder is None:
+            return cell.config
+        media = cell.config.media
+        roots = (*media.roots, str(source.folder.resolve()))
+        return replace(cell.config, media=replace(media, roots=roots))
+
+    def _make_lines(self, cell: Cell, template: TaskTemplate, out: BinaryIO) -> int:
+        task = cell.task
+        columns = ColumnChoice(task.id, mark="")
+        if not task.choices:
+            match, group = (task.match, task.group) if task.expected is not None else (None, None)
+            columns = ColumnChoice(task.id, task.expected, match, group, mark="")
+        maker = JobMaker(template, columns, task.generation, f"tasks.{cell.task_name}")
+        source = self._open(cell.task_name, task)
+        assert isinstance(source, RowSource)
+        return maker.write_rows(source.read(task.limit), source.name, out, self.make_report(source.name))
+
+    def _prepare(self, cell: Cell) -> TaskTemplate | None:
+        """The template of a cell's lines; None if it has problems, which are added to the suite's once."""
+        if cell.lines_key not in self._templates:
+            known = len(self.file.problems) + len(self.file.lines)
+            template = self._build_template(cell)
+            is_good = len(self.file.problems) + len(self.file.lines) == known
+            self._templates[cell.lines_key] = template if is_good else None
+        return self._templates[cell.lines_key]
+
+    def _build_template(self, cell: Cell) -> TaskTemplate | None:
+        name, task = cell.task_name, cell.task
+        chosen = cell.settings.get("prompt")
+
+        def find_steps(key: str) -> list[Step]:
+            steps = ["prompts", str(chosen)] if key == "prompt" and chosen is not None else key.split(".")
+            return ["tasks", name, *steps]
+
+        parts: dict[str, LineTemplate] = {}
+        compiled = compile_parts(task, self.file.folder, lambda key: self.file.locate(*find_steps(key)))
+        for key, part in compiled:
+            if isinstance(part, JobError):
+                self.file.lines.append(str(part))
+            else:
+                parts[key] = part
+        self._check_generation(name, task)
+        self._check_scorers(name, task)
+        source = self._open(name, task)
+        template = TaskTemplate(task, parts, None)
+        if isinstance(source, RowSource):
+            template = replace(template, folder=source.folder, **self._choose_examples(name, task, source))
+            row = next((row for _, row in islice(_read(source), 1000) if not isinstance(row, RowError)), None)
+            if row is not None:
+                for steps, message in _find_unknown_columns(template, row, source.name):
+                    self.file.report(find_steps(steps), message)
+        return template
+
+    def _open(self, name: str, task: SuiteTask, key: str = "") -> RowSource | str:
+        """The rows of a task, or of its examples (`key`: few_shot); the text of a problem if there are none,
+        which is reported once."""
+        given = task.few_shot if key else task
+        assert given is not None
+        where = (name, key)
+        if where not in self._sources:
+            try:
+                self._sources[where] = open_rows(given.data, given.hub, self.file.folder)
+            except JobError as error:
+                steps = [each for each in ("tasks", name, key) if each]
+                self.file.report([*steps, "data" if given.hub is None else "hub"], str(error))
+                self._sources[where] = str(error)
+        return self._sources[where]
+
+    def _choose_examples(self, name: str, task: SuiteTask, source: RowSource) -> dict[str, Any]:
+        few_shot = task.few_shot
+        if few_shot is None:
+            return {}
+        own = few_shot.data is None and few_shot.hub is None
+        found = source if own else self._open(name, task, "few_shot")
+        if not isinstance(found, RowSource):
+            return {}
+        try:
+            return {"examples": choose_examples(few_shot, found), "own_examples": own}
+        except JobError as error:
+            self.file.report(("tasks", name, "few_shot"), str(error))
+            return {}
+
+    def _check_generation(self, name: str, task: SuiteTask) -> None:
+        """Report fields of `generation` that no request has, or whose values are wrong."""
+        fields = BODIES["chat" if task.endpoint == "chat" else "completion"]
+        for key, value in task.generation.items():
+            try:
+                fields.check({key: value})
+            except RequestError as error:
+                text = str(error).removeprefix(f"{key}: ")
+                self.file.report(("tasks", name, "generation", key), text, at_key=True)
+
+    def _check_scorers(self, name: str, task: SuiteTask) -> None:
+        """Report a judge that is not valid, and a scorer that cannot be loaded. One whose name has columns in
+        it is loaded with the job."""
+        try:
+            parse_task_judge(task, self.file.folder, self.file.locate("tasks", name, "judge"))
+        except JobError as error:
+            self.file.lines.append(str(error))
+        scorer = task.eval.get("scorer")
+        if isinstance(scorer, str) and "{" not in scorer:
+            try:
+                load_scorer(locate_scorer(scorer, self.file.folder))
+            except JobError as error:
+                self.file.report(("tasks", name, "eval", "scorer"), str(error))
+
+
+def _read(source: RowSource) -> Iterator[tuple[int, Row | RowError]]:
+    """The rows, or none if they cannot be read, which reading them for lines reports."""
+    try:
+        yield from source.read()
+    except JobError:
+        return
+
+
+def _find_unknown_columns(
+    template: TaskTemplate, row: Mapping[str, Any], source: str
+) -> Iterator[tuple[str, str]]:
+    """Keys of the task, each with what is wrong: columns that the first row does not have."""
+    task = template.task
+
+    def describe(name: str) -> str:
+        return f"{source} has no column {name!r}{suggest_word(find_closest(name, row), repr)}"
+
+    for key in _COLUMNS:
+        name = getattr(task, key)
+        if name is not None and name not in row:
+            yield key, describe(name)
+    for key, part in template.parts.items():
+        if key == "few_shot.answer" and not template.own_examples:
+            continue
+        unknown = sorted(part.variables - row.keys() - set(_OWN_VARIABLES))
+        for name in unknown:
+            others = dict.fromkeys(set(unknown) - {name}, "")
+            try:
+                part.render({**row, **others}, 1)
+            except RowError:  # a template may have a default for what is not there
+                yield key, describe(name)
+
+
+def _hash_file(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,188 @@
+"""The cells of a suite: every combination of a model, a task, a seed and the settings in `vary`.
+
+What only changes the requests, such as sampling, needs no engine of its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+from mlxrun.batch.line_keys import dump_canonical
+from mlxrun.config.conversion import hash_config, to_plain
+from mlxrun.config.loading import LoadedConfig
+from mlxrun.config.nodes import DEFAULT, ConfigNode
+from mlxrun.config.settings import Config
+from mlxrun.config.yaml_source import render_yaml
+from mlxrun.errors import ConfigError
+from mlxrun.evals.suites.suite_checks import GENERATION, SAMPLING, TASK_KEYS
+from mlxrun.evals.suites.suite_file import SuiteFile
+from mlxrun.evals.suites.suite_settings import SuiteTask
+
+# Loads the config of a model: its file (None: the command's), and sections with the folder of their paths.
+LoadModelConfig = Callable[[Path | None, Sequence[tuple[ConfigNode, Path]]], LoadedConfig]
+Settings = dict[str, Any]
+_ENGINE_SECTIONS = ("model", "engine", "scheduler", "cache", "media")
+_BUILT_IN = LoadedConfig(Config(), {}, hash_config(Config()), None)
+_LONGEST = 40  # characters of a value in the name of a folder
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One combination. `settings`: the seed and the values of `vary`; `config` has them too, as far as they
+    are of the config, and `task` as far as they are of the task."""
+
+    model: str
+    task_name: str
+    variant: str
+    settings: Mapping[str, Any]
+    config: Config
+    config_hash: str
+    task: SuiteTask
+
+    @property
+    def name(self) -> str:
+        """`model/task/variant`, which is its folder too."""
+        return f"{self.model}/{self.task_name}/{self.variant}"
+
+    @property
+    def engine_key(self) -> str:
+        """Equal for cells that can use one engine: the digest of what it depends on."""
+        media = replace(self.config.media, roots=())
+        plain = to_plain(replace(self.config, media=media))
+        return hashlib.sha256(dump_canonical([plain[name] for name in _ENGINE_SECTIONS])).hexdigest()
+
+    @property
+    def lines_key(self) -> str:
+        """Equal for cells with the same lines."""
+        varied = {key: value for key, value in self.settings.items() if _is_of_task(key)}
+        return dump_canonical([self.task_name, varied]).decode()
+
+
+def build_cells(file: SuiteFile, load: LoadModelConfig) -> list[Cell]:
+    """The cells of a checked suite. Problems of a model's config are added to those of the suite; its cells
+    then have the built-in config, so that their data can be checked too."""
+    names = {key: _name_values(key, values, file.suite.vary) for key, values in file.suite.vary.items()}
+    cells: list[Cell] = []
+    for model in file.suite.models or [""]:
+        configs: dict[str, LoadedConfig] = {}
+        for task, chosen in _list_combinations(file):
+            of_config = {key: at for key, at in chosen.items() if not _is_of_task(key)}
+            key = repr(of_config)
+            if key not in configs:
+                configs[key] = _load_config(file, model, of_config, load) if model else _BUILT_IN
+            cells += _build_seeds(file, model, task, chosen, configs[key], names)
+    return cells
+
+
+def _is_of_task(key: str) -> bool:
+    return key in TASK_KEYS or key.startswith(GENERATION)
+
+
+def _list_combinations(file: SuiteFile) -> Iterator[tuple[str, dict[str, int]]]:
+    """Each task with each choice of values in `vary` that concern it, by their positions."""
+    for name, task in file.suite.tasks.items():
+        keys = [key for key in file.suite.vary if _concerns(key, task)]
+        for positions in itertools.product(*(range(len(file.suite.vary[key])) for key in keys)):
+            yield name, dict(zip(keys, positions, strict=True))
+
+
+def _concerns(key: str, task: SuiteTask) -> bool:
+    """Whether a key of `vary` changes anything in a task."""
+    if key == "prompt":
+        return bool(task.prompts)
+    if key in TASK_KEYS:
+        return task.few_shot is not None
+    return not (task.choices and key.startswith((GENERATION, SAMPLING)))
+
+
+def _load_config(
+    file: SuiteFile, model: str, chosen: Mapping[str, int], load: LoadModelConfig
+) -> LoadedConfig:
+    """The config of a model with values of `vary`; the built-in one if it has problems, which are added."""
+    given = file.suite.models[model]
+    own = file.tree.find(("models", model, "set"))
+    varied = {}
+    for key, position in chosen.items():
+        keys = file.find("vary", key)
+        value = keys.value[position]
+        varied[key] = ConfigNode(value.value, value.origin, keys.key_origin)
+    layers = [_build_layer(own.value if own and own.value else {}), _build_layer(varied)]
+    path = None if given.config is None else file.folder / Path(given.config).expanduser()
+    try:
+        return load(path, [(layer, file.folder) for layer in layers])
+    except ConfigError as error:
+        file.lines += str(error).splitlines()
+        return _BUILT_IN
+
+
+def _build_layer(settings: Mapping[str, ConfigNode]) -> ConfigNode:
+    """A tree of sections of keys such as `model.path`."""
+    trees = []
+    for path, node in settings.items():
+        *sections, key = path.split(".")
+        tree = {key: node}
+        for section in reversed(sections):
+            tree = {section: ConfigNode(tree, node.key_origin or node.origin, node.key_origin)}
+        trees.append(ConfigNode(tree, node.origin))
+    return reduce(ConfigNode.merge, trees, ConfigNode({}, DEFAULT))
+
+
+def _build_seeds(
+    file: SuiteFile,
+    model: str,
+    task_name: str,
+    chosen: Mapping[str, int],
+    loaded: LoadedConfig,
+    names: Mapping[str, Sequence[str]],
+) -> Iterator[Cell]:
+    """The cells of one combination, one for each seed; one only where nothing is sampled."""
+    suite = file.suite
+    values = {key: suite.vary[key][at] for key, at in chosen.items()}
+    task = _change_task(suite.tasks[task_name], values)
+    own = (loaded.config.sampling.seed or 0,)
+    seeds: Sequence[int] = suite.seeds or own
+    for seed in seeds[:1] if task.choices else seeds:
+        config, digest = loaded.config, loaded.digest
+        if suite.seeds:
+            config = replace(config, sampling=replace(config.sampling, seed=seed))
+            digest = hash_config(config)
+        variant = ",".join([f"seed-{seed}", *(names[key][at] for key, at in chosen.items())])
+        yield Cell(model, task_name, variant, {"seed": seed, **values}, config, digest, task)
+
+
+def _change_task(task: SuiteTask, values: Mapping[str, Any]) -> SuiteTask:
+    """The task with values of `vary`."""
+    for key, value in values.items():
+        if key == "prompt":
+            task = replace(task, prompt=task.prompts[value], prompts={})
+        elif key in TASK_KEYS and task.few_shot is not None:
+            few_shot = replace(task.few_shot, **{key.partition(".")[2]: value})
+            task = replace(task, few_shot=few_shot)
+        elif key.startswith(GENERATION):
+            task = replace(task, generation={**task.generation, key.removeprefix(GENERATION): value})
+    return task
+
+
+def _name_values(key: str, values: Sequence[Any], keys: Mapping[str, Any]) -> list[str]:
+    """A name of each value of a key for folders, such as `temperature-0.5`."""
+    last = key.rpartition(".")[2]
+    if sum(each.rpartition(".")[2] == last for each in keys) > 1:
+        last = key
+    texts = [value if isinstance(value, str) else render_yaml(value) for value in values]
+    short = [re.sub(r"[^A-Za-z0-9.+-]+", "_", text).strip("._-")[:_LONGEST] for text in texts]
+    folded = [each.casefold() for each in short]
+    return [
+        f"{last}-{name}" if name and folded.count(name.casefold()) == 1 else f"{last}-{_digest(text)}"
+        for name, text in zip(short, texts, strict=True)
+    ]
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:8]

@@ -1,0 +1,158 @@
+"""What must fit together in a suite: sources, templates, names, and settings that would have no effect."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from mlxrun.config.setting_fields import list_fields
+from mlxrun.config.validation import find_closest, suggest_word
+from mlxrun.evals.suites.suite_file import Step, SuiteFile
+from mlxrun.evals.suites.suite_settings import SuiteTask
+from mlxrun.scoring.eval_spec import MATCHES
+
+Problem = tuple[Sequence[Step], str]
+TASK_KEYS = ("prompt", "few_shot.count", "few_shot.seed")  # of `vary`, besides generation.NAME
+GENERATION = "generation."
+SAMPLING = "sampling."
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")  # a model and a task become folders
+_TEMPLATES = ("prompt", "prompts", "messages", "template")
+_NOT_IN_GENERATION = ("messages", "prompt", "input", "stream", "model", "id", "url", "eval")
+
+
+def check_suite(file: SuiteFile) -> None:
+    """Report problems of names, tasks and `vary`; the tasks that have one are left out of the suite."""
+    for section, names in (("models", list(file.suite.models)), ("tasks", list(file.suite.tasks))):
+        _check_names(file, section, names)
+    for name, task in list(file.suite.tasks.items()):
+        problems = [*_check_sources(task), *_check_template(task), *_check_rest(task)]
+        for steps, message in problems:
+            file.report(("tasks", name, *steps), message)
+        if problems:
+            del file.suite.tasks[name]
+    _check_vary(file)
+
+
+def _check_names(file: SuiteFile, section: str, names: Sequence[str]) -> None:
+    seen: dict[str, str] = {}
+    for name in names:
+        first = seen.setdefault(name.casefold(), name)
+        if not _NAME.fullmatch(name):
+            message = "a name becomes a folder: use letters, digits, `.`, `_` and `-`"
+        elif first != name:
+            message = f"the names {first!r} and {name!r} would be one folder on some file systems"
+        else:
+            continue
+        file.report((section, name), message, at_key=True)
+
+
+def _check_sources(task: SuiteTask) -> Iterator[Problem]:
+    few = task.few_shot
+    if task.data is None and task.hub is None:
+        yield (), "`data` or `hub` is missing"
+    if task.data is not None and task.hub is not None:
+        yield ("hub",), "`data` is given too; give one of them"
+    if few is not None and few.data is not None and few.hub is not None:
+        yield ("few_shot", "hub"), "`data` is given too; give one of them"
+
+
+def _check_template(task: SuiteTask) -> Iterator[Problem]:
+    given = [name for name in _TEMPLATES if getattr(task, name)]
+    if not given:
+        yield (), f"one of {', '.join(_TEMPLATES)} is missing"
+    for name in given[1:]:
+        yield (name,), f"`{given[0]}` is given too; give one of them"
+    is_completion = task.endpoint == "completion" or bool(task.choices)
+    for name in ("messages", "system", "images"):
+        if is_completion and getattr(task, name):
+            why = "`choices` need a completion" if task.choices else "`endpoint` is completion"
+            yield (name,), f"only chats have {name}, and {why}"
+    for name in ("system", "images"):
+        if getattr(task, name) and task.messages:
+            yield (name,), "`messages` has all messages of a line; write it there"
+    if task.choices and task.template:
+        yield ("choices",), "a template file is a whole line; write `prompt` for a multiple choice"
+
+
+def _check_rest(task: SuiteTask) -> Iterator[Problem]:
+    if task.choices and task.generation:
+        yield ("generation",), "nothing is generated for `choices`, so it would have no effect"
+    for key in task.generation:
+        if key in _NOT_IN_GENERATION:
+            yield ("generation", key), "this is no setting of a generation"
+    for steps, match in ((("match",), task.match), (("eval", "match"), task.eval.get("match"))):
+        if isinstance(match, str) and "{" not in match and match not in MATCHES:
+            known = ", ".join(map(repr, MATCHES))
+            suggestion = suggest_word(find_closest(match, MATCHES), repr)
+            yield steps, f"{match!r} is not one of {known}{suggestion}"
+    if task.choices and task.match not in (None, "likeliest"):
+        yield ("match",), "answers of `choices` are compared by `likeliest` only"
+    if task.expected is None and task.judge is None:
+        for name in ("match", "group"):
+            if getattr(task, name) is not None:
+                yield (name,), "it needs `expected`"
+    if task.choices and task.expected is None:
+        yield ("choices",), "`choices` need `expected`"
+    for name in ("expected", "match", "group"):
+        if name in task.eval and getattr(task, name) is not None:
+            yield ("eval", name), f"`{name}` of the task is given too; give one of them"
+
+
+def _check_vary(file: SuiteFile) -> None:
+    """Report keys that are not known, values that do not fit, and settings without effect; such keys are left
+    out of the suite."""
+    suite = file.suite
+    known = [*list_fields(), *TASK_KEYS]
+    for key, values in list(suite.vary.items()):
+        problems = list(_find_vary_problems(file, key))
+        if key == SAMPLING + "seed":
+            problems.append("write `seeds: [...]` for seeds")
+        elif key not in known and not key.startswith(GENERATION):
+            problems.append(f"unknown key{suggest_word(find_closest(key, known), repr)}")
+        if not values:
+            problems.append("it is empty")
+        if len(set(map(repr, values))) < len(values):
+            problems.append("it has a value twice")
+        for message in problems:
+            file.report(("vary", key), message, at_key=True)
+        if problems:
+            del suite.vary[key]
+    _check_prompts(file)
+    fixed = [name for name, task in suite.tasks.items() if "seed" in task.generation]
+    if len(suite.seeds) > 1 and fixed:
+        file.report(("seeds",), f"they would have no effect on {fixed[0]!r}, whose generation sets a seed")
+    if len(set(suite.seeds)) < len(suite.seeds):
+        file.report(("seeds",), "it has a value twice")
+
+
+def _check_prompts(file: SuiteFile) -> None:
+    """Report tasks with several prompts of which none is chosen, and leave them out of the suite."""
+    if "prompt" in file.suite.vary:
+        return
+    for name, task in list(file.suite.tasks.items()):
+        if task.prompts:
+            if file.tree.find(("vary", "prompt")) is None:
+                file.report(("tasks", name, "prompts"), "`vary: {prompt: [...]}` has to name those that run")
+            del file.suite.tasks[name]
+
+
+def _find_vary_problems(file: SuiteFile, key: str) -> Iterator[str]:
+    tasks, values = file.suite.tasks, file.suite.vary[key]
+    if key.startswith(SAMPLING) and key != SAMPLING + "seed":
+        name = key.removeprefix(SAMPLING)
+        for task in (name_ for name_, each in tasks.items() if name in each.generation):
+            yield f"it would have no effect on the task {task!r}, whose generation sets {name}"
+    if key == "prompt":
+        with_prompts = {name: task.prompts for name, task in tasks.items() if task.prompts}
+        if tasks and not with_prompts:
+            yield "no task has `prompts`"
+        for task, prompts in with_prompts.items():
+            for value in values:
+                if value not in prompts:
+                    yield f"the task {task!r} has no prompt {value!r}; it has {', '.join(prompts)}"
+    elif key in TASK_KEYS:
+        least = 1 if key == "few_shot.count" else 0
+        if any(isinstance(value, bool) or not isinstance(value, int) or value < least for value in values):
+            yield f"its values are integers from {least} on"
+        if tasks and all(task.few_shot is None for task in tasks.values()):
+            yield "no task has `few_shot`"

@@ -1,0 +1,99 @@
+"""What a suite costs, before anything runs: lines, tokens, memory, and the time if the speed is known.
+
+Prompts are built as for a run, so that the model's own tokenizer counts them. The speed is that of cells of
+the same model that ran before, by their manifest.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mlxrun.batch.job_check import CheckedLines, check_job
+from mlxrun.batch.line_answerer import LinePreparer
+from mlxrun.config.settings import Config
+from mlxrun.errors import MlxrunError
+from mlxrun.evals.suites.cell_jobs import CellJobs
+from mlxrun.evals.suites.matrix import Cell
+from mlxrun.parsers.registry import detect_formats
+from mlxrun.text.model_info import ModelInfo
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class CellCost:
+    """What one cell costs. `seconds`: at most, None if no speed is known; `error`: why it cannot run."""
+
+    cell: Cell
+    found: CheckedLines | None = None
+    seconds: float | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CostCheck:
+    """Computes costs. `load` reads a model without weights; `limit`: of lines of each cell; `records`: of
+    earlier starts, by the names of cells; `say` gets lines that would be refused."""
+
+    jobs: CellJobs
+    load: Callable[[Config], ModelInfo]
+    limit: int | None
+    records: Mapping[str, Mapping[str, Any]]
+    say: Say
+
+    async def check(self, cells: Sequence[Cell]) -> list[CellCost]:
+        """The costs of cells, in order. Those that differ in their seed only are counted once."""
+        costs: list[CellCost] = []
+        infos: dict[str, ModelInfo | MlxrunError] = {}
+        counted: dict[tuple[str, str], CheckedLines] = {}
+        with tempfile.TemporaryDirectory(prefix="mlxrun-") as folder:
+            for cell in cells:
+                key = cell.engine_key, cell.lines_key + cell.name.rpartition("/")[0]
+                if cell.engine_key not in infos:
+                    infos[cell.engine_key] = self._load(cell.config)
+                info = infos[cell.engine_key]
+                if isinstance(info, MlxrunError):
+                    costs.append(CellCost(cell, error=str(info)))
+                    continue
+                if key not in counted:
+                    counted[key] = await self._count(cell, info, Path(folder))
+                costs.append(CellCost(cell, counted[key], self._estimate(cell, counted[key])))
+        return costs
+
+    def _load(self, config: Config) -> ModelInfo | MlxrunError:
+        try:
+            return self.load(config)
+        except MlxrunError as error:
+            return error
+
+    async def _count(self, cell: Cell, info: ModelInfo, folder: Path) -> CheckedLines:
+        path = folder / "job.jsonl"
+        self.jobs.write(cell, path)
+        config = self.jobs.add_image_folder(cell)
+        formats = detect_formats(info.chat_template, info.tokenizer, config.parsers)
+        preparer = LinePreparer(info, config, folder, formats=formats)
+
+        def report(number: int, reason: str) -> None:
+            self.say(f"{cell.name}: line {number}: {reason}")
+
+        return await check_job(path, preparer, self.limit, report)
+
+    def _estimate(self, cell: Cell, found: CheckedLines) -> float | None:
+        """Seconds that a cell takes at most, by the measured speed of its model. Lines that are done count
+        too, as the limit of tokens is what is known of each."""
+        tokens = seconds = 0.0
+        for record in self._list_measured(cell):
+            tokens += record["tokens"]["prompt"] + record["tokens"]["output"]
+            seconds += record["seconds"]
+        if not tokens:
+            return None
+        return (found.prompt_tokens + found.max_tokens) * seconds / tokens
+
+    def _list_measured(self, cell: Cell) -> Iterator[Mapping[str, Any]]:
+        for record in self.records.values():
+            if record["model"] == cell.model and record["tokens"] and record["seconds"]:
+                yield record

@@ -1,0 +1,129 @@
+"""Reads a suite file and validates it against its schema; every problem has a file, a line and a column.
+
+Problems are collected, so that one error reports all. A model or a task with a problem is left out of what is
+checked later.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+
+from mlxrun.config.nodes import ConfigNode, ConfigProblem, Origin
+from mlxrun.config.validation import describe_error, find_closest, suggest_word
+from mlxrun.config.yaml_source import YamlError, parse_yaml
+from mlxrun.errors import ConfigError
+from mlxrun.evals.suites.suite_schema import build_settings, build_suite_schema
+from mlxrun.evals.suites.suite_settings import Suite
+
+Step = str | int
+_SECTIONS = ("models", "tasks")  # whose values are wrong alone
+
+
+@dataclass(slots=True)
+class SuiteFile:
+    """A suite with the positions of its values and the problems that were found so far. `lines`: problems of
+    other files, which are complete sentences."""
+
+    path: Path
+    suite: Suite
+    sha256: str
+    tree: ConfigNode
+    problems: list[ConfigProblem] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
+
+    @property
+    def folder(self) -> Path:
+        """The folder to which paths in the suite are relative."""
+        return self.path.parent
+
+    def find(self, *steps: Step) -> ConfigNode:
+        """The node at a path, or the nearest one above it."""
+        while (node := self.tree.find(steps)) is None:
+            steps = steps[:-1]
+        return node
+
+    def locate(self, *steps: Step) -> str:
+        """The position and the path of a value, as errors begin."""
+        return ConfigProblem.at(self.find(*steps).origin, _join(steps), "").text.removesuffix(": ")
+
+    def report(self, steps: Sequence[Step], message: str, *, at_key: bool = False) -> None:
+        """Add a problem of a value, or of its key."""
+        node = self.find(*steps)
+        origin = (node.key_origin if at_key else None) or node.origin
+        self.problems.append(ConfigProblem.at(origin, _join(steps), message))
+
+    def raise_problems(self) -> None:
+        """ConfigError with all problems if there are any: those of the suite first, in order."""
+        texts = dict.fromkeys([*(each.text for each in sorted(self.problems)), *self.lines])
+        if texts:
+            raise ConfigError("\n".join(texts))
+
+
+def read_suite(path: Path) -> SuiteFile:
+    """The suite in a file; ConfigError if it is no mapping that can be read. `suite` has the models and the
+    tasks without a problem."""
+    name = str(path)
+    problems: list[ConfigProblem] = []
+    hint = ""
+    try:
+        raw = path.read_bytes()
+        hint = '; values with {{ }} need quotes: "{{ column }}"' if b"{{" in raw else ""
+        tree = parse_yaml(raw.decode("utf-8-sig"), name, problems)
+    except OSError as error:
+        raise ConfigError(f"{name}: cannot read the suite: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{name}: the suite is not UTF-8 text: {error.reason}") from error
+    except YamlError as error:
+        at = Origin("file", name, error.line, error.column)
+        raise ConfigError(f"{at}: this is not YAML: {error}{hint}") from error
+    problems = [replace(each, text=each.text + hint) for each in problems]
+    plain = tree.strip_origins()
+    wrong: set[tuple[Step, ...]] = set()
+    for found in jsonschema.Draft202012Validator(build_suite_schema()).iter_errors(plain):
+        problems += _explain(tree, found)
+        depth = 2 if found.absolute_path and found.absolute_path[0] in _SECTIONS else 1
+        wrong.add(tuple(found.absolute_path)[:depth])
+    suite = build_settings(Suite, _leave_out(plain, wrong))
+    return SuiteFile(path, suite, hashlib.sha256(raw).hexdigest(), tree, problems)
+
+
+def _leave_out(plain: dict[str, Any], wrong: set[tuple[Step, ...]]) -> dict[str, Any]:
+    """The suite without its wrong values; one without models or tasks is built too."""
+    known = build_suite_schema()["properties"]
+    found = {key: each for key, each in plain.items() if key in known and (key,) not in wrong}
+    for name in _SECTIONS:
+        section = found.get(name) or {}
+        found[name] = {key: each for key, each in section.items() if (name, key) not in wrong}
+    return found
+
+
+def _explain(tree: ConfigNode, error: jsonschema.ValidationError) -> Iterator[ConfigProblem]:
+    """The problems that one schema error means."""
+    steps = list(error.absolute_path)
+    node = tree.find(steps)
+    assert node is not None
+    if error.validator == "additionalProperties":
+        schema: Any = error.schema
+        known = list(schema["properties"])
+        for key, child in node.value.items():
+            if key not in known:
+                suggestion = suggest_word(find_closest(key, known), repr)
+                origin = child.key_origin or child.origin
+                yield ConfigProblem.at(origin, _join((*steps, key)), f"unknown key{suggestion}")
+    elif error.validator == "required":
+        required: Any = error.validator_value
+        for key in required:
+            if key not in node.value:
+                yield ConfigProblem.at(node.key_origin or node.origin, _join(steps), f"`{key}` is missing")
+    else:
+        yield ConfigProblem.at(node.origin, _join(steps), describe_error(error, None))
+
+
+def _join(steps: Sequence[Step]) -> str:
+    return ".".join(map(str, steps))

@@ -1,0 +1,133 @@
+"""suite.json: the cells of a suite with their states and scores, and each start of it.
+
+It is replaced whole, at every change of a cell's state; what a kill leaves is the state before it. How a cell
+was computed is in the manifest of its own run.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mlxrun.batch.manifest_environment import list_versions
+from mlxrun.batch.progress import format_now
+from mlxrun.batch.run_paths import wrap_write_errors, write_atomically
+from mlxrun.evals.run_folder_paths import find_cell
+from mlxrun.evals.suites.matrix import Cell
+from mlxrun.evals.suites.suite_file import SuiteFile
+
+log = logging.getLogger(__name__)
+FORMAT = 1
+CHANGED = "changed"  # the state of a cell whose lines would be others now, and that was left out
+Record = dict[str, Any]
+_EMPTY: Record = {
+    "job_sha256": None,
+    "state": "todo",
+    "lines": None,
+    "done": 0,
+    "failed": 0,
+    "cut_by_length": 0,
+    "scores": None,
+    "tokens": None,
+    "seconds": None,
+    "error": None,
+}
+
+
+class SuiteManifest:
+    """The manifest of a suite during one start. `cells`: all of the suite, also those that this start leaves
+    out."""
+
+    def __init__(self, folder: Path, file: SuiteFile, cells: Sequence[Cell]) -> None:
+        self._path = folder / "suite.json"
+        self.cells = cells
+        earlier = read_suite_manifest(self._path) or {"cells": [], "runs": []}
+        known = {each["name"]: each for each in earlier["cells"]}
+        self.records = {cell.name: _describe_cell(cell, known.get(cell.name, {})) for cell in cells}
+        self._runs: list[Record] = earlier["runs"]
+        self._head = {
+            "format": FORMAT,
+            "suite": {"path": os.path.abspath(file.path), "sha256": file.sha256},
+            "versions": list_versions(),
+            "models": {cell.model: {"path": cell.config.model.path} for cell in reversed(cells)},
+            "tasks": list(dict.fromkeys(cell.task_name for cell in cells)),
+        }
+        self._loads: dict[str, int] = {}
+        self._state = "running"
+
+    def begin(self) -> None:
+        """Add this start, and write the manifest."""
+        self._loads = {}
+        self._runs.append({"started": format_now(), "ended": None, "exit": None, "loads": self._loads})
+        self._write()
+
+    def update(self, cell: Cell, **facts: Any) -> None:
+        """Change what is known of a cell, and write it."""
+        self.records[cell.name].update(facts)
+        self._write()
+
+    def count_load(self, models: Sequence[str]) -> None:
+        """Record, before it begins, that weights are loaded for the cells of these models."""
+        for model in models:
+            self._loads[model] = self._loads.get(model, 0) + 1
+        self._write()
+
+    def end(self, exit_code: int, state: str) -> None:
+        """End this start; `state`: done, interrupted or failed."""
+        self._runs[-1].update(ended=format_now(), exit=exit_code)
+        self._state = state
+        self._write()
+
+    def _write(self) -> None:
+        cells = list(self.records.values())
+        _write_content(self._path, {**self._head, "state": self._state, "cells": cells, "runs": self._runs})
+
+
+def update_cell_scores(out: Path, scores: Mapping[str, Any]) -> None:
+    """Replace the scores of a cell that was scored again, if `out` is the output of one in a suite."""
+    found = find_cell(out)
+    manifest = None if found is None else read_suite_manifest(found[0] / "suite.json")
+    if found is None or manifest is None:
+        return
+    for record in manifest["cells"]:
+        if record["name"] == "/".join(found[1:]):
+            record["scores"] = scores
+    _write_content(found[0] / "suite.json", manifest)
+
+
+def _write_content(path: Path, content: Mapping[str, Any]) -> None:
+    with wrap_write_errors(path):
+        write_atomically(path, json.dumps(content, indent=1, ensure_ascii=False).encode() + b"\n")
+
+
+def _describe_cell(cell: Cell, known: Mapping[str, Any]) -> Record:
+    """The record of a cell, with what an earlier start has found of it."""
+    return {
+        "name": cell.name,
+        "model": cell.model,
+        "task": cell.task_name,
+        "variant": cell.variant,
+        "settings": dict(cell.settings),
+        "config_hash": cell.config_hash,
+        "job": f"{cell.name}/job.jsonl",
+        **{key: known.get(key, default) for key, default in _EMPTY.items()},
+    }
+
+
+def read_suite_manifest(path: Path) -> Record | None:
+    """The manifest of earlier starts; None if there is none that can be read, which loses their history
+    alone."""
+    try:
+        found = json.loads(path.read_bytes())
+        if found["format"] == FORMAT and all("name" in each for each in found["cells"]):
+            return {**found, "runs": list(found["runs"])}
+        log.warning("%s: has an unknown format; the history of earlier starts is lost", path)
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        log.warning("%s: cannot be read (%s); the history of earlier starts is lost", path, error)
+    return None

@@ -1,0 +1,257 @@
+"""Runs the cells of a suite as ordinary jobs, one after the other, with one engine for all cells of a model.
+
+Everything that makes a job resumable holds for each cell: its folder has its own journal and lock. A model
+that cannot be loaded fails its cells and no others; it is tried once in each start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mlxrun.batch.job_cache import delete_cache
+from mlxrun.batch.job_run import JobOptions, JobOutcome, JobRun, JobSetup
+from mlxrun.batch.line_answerer import LinePreparer
+from mlxrun.batch.line_scorers import make_eval_reader
+from mlxrun.batch.progress import ProgressMeter, ProgressView, make_view, pluralize
+from mlxrun.batch.run_paths import JobPaths, lock_folder, wrap_write_errors
+from mlxrun.batch.stop_signals import Interrupted, StopSignals
+from mlxrun.config.conversion import hash_config
+from mlxrun.config.settings import Config
+from mlxrun.errors import MlxrunError
+from mlxrun.evals.judge_run import run_judge
+from mlxrun.evals.suites.cell_jobs import CellJobs
+from mlxrun.evals.suites.matrix import Cell
+from mlxrun.evals.suites.suite_manifest import CHANGED, SuiteManifest
+from mlxrun.evals.suites.task_template import parse_task_judge
+from mlxrun.parsers.registry import detect_formats
+from mlxrun.text.model_info import ModelInfo
+
+if TYPE_CHECKING:
+    from mlxrun.engine.client import EngineClient
+
+MakeView = Callable[[ProgressMeter, str], ProgressView]
+
+
+@dataclass(frozen=True, slots=True)
+class SuiteSetup:
+    """What a suite runs on. `load` reads a model without its weights, and blocks; `start` loads the weights:
+    it gets the model and a folder for its prefix cache; `device` describes the machine."""
+
+    load: Callable[[Config], ModelInfo]
+    start: Callable[[Config, ModelInfo, Path], Coroutine[Any, Any, EngineClient]]
+    device: Callable[[], Mapping[str, Any]]
+
+
+@dataclass(slots=True)
+class _SharedEngine:
+    """The engine of several cells: started when the first of them needs it, at most once. `seconds`: that
+    this took."""
+
+    begin: Callable[[], Coroutine[Any, Any, EngineClient]]
+    clock: Callable[[], float]
+    seconds: float = 0.0
+    _client: EngineClient | None = None
+    _error: MlxrunError | None = None
+
+    async def start(self) -> EngineClient:
+        if self._error is not None:
+            raise self._error
+        if self._client is None:
+            begun = self.clock()
+            try:
+                self._client = await self.begin()
+                self.seconds = self.clock() - begun
+            except MlxrunError as error:
+                self._error = error
+                raise
+        return self._client
+
+    async def close(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            await client.close()
+
+
+@dataclass(slots=True)
+class SuiteRun:
+    """One start of a suite. `cells`: those that are to run; `say` gets sentences for the user."""
+
+    folder: Path
+    cells: Sequence[Cell]
+    jobs: CellJobs
+    manifest: SuiteManifest
+    setup: SuiteSetup
+    options: JobOptions
+    say: Callable[[str], None]
+    stop: StopSignals
+    view: MakeView = lambda meter, title: make_view(meter, title=title)
+    clock: Callable[[], float] = time.monotonic
+    _exits: list[int] = field(default_factory=list)
+    _paths: dict[str, JobPaths] = field(default_factory=dict)
+
+    async def run(self) -> int:
+        """Run the cells that are left, and return the exit code. Interrupted if a signal came; JobError if
+        the suite's own files cannot be written."""
+        with wrap_write_errors(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+        with self.stop.handle_signals(), lock_folder(self.folder):
+            await asyncio.to_thread(self._write_jobs)
+            self.manifest.begin()
+            try:
+                for key in dict.fromkeys(cell.engine_key for cell in self.cells):
+                    await self._run_group([cell for cell in self.cells if cell.engine_key == key])
+            except Interrupted as error:
+                self.manifest.end(error.exit_code, "interrupted")
+                self.stop.exit_if_stuck()
+                raise
+            code = max(self._exits, default=0)
+            self.manifest.end(code, "failed" if code > 1 else "done")
+            return code
+
+    def _write_jobs(self) -> None:
+        """Write the job file of each cell. One that changes makes its changed lines run again."""
+        written: dict[str, tuple[Path, str]] = {}
+        for cell in self.cells:
+            self.stop.check()
+            path = self.folder / cell.name / "job.jsonl"
+            if cell.lines_key in written:
+                first, digest = written[cell.lines_key]
+                self.jobs.copy(first, path)
+            else:
+                digest = self.jobs.write(cell, path)
+                written[cell.lines_key] = path, digest
+            self.manifest.records[cell.name]["job_sha256"] = digest
+            self._paths[cell.name] = JobPaths(path)
+        self._mark_changed(written)
+
+    def _mark_changed(self, written: dict[str, tuple[Path, str]]) -> None:
+        """Mark the cells that this start leaves out and whose lines would be others now: their scores are of
+        earlier data. One that is as its data again is done again. `written`: digests of job files."""
+        chosen = {cell.name for cell in self.cells}
+        digests = {key: digest for key, (_, digest) in written.items()}
+        for cell in self.manifest.cells:
+            record = self.manifest.records[cell.name]
+            if cell.name in chosen or record["state"] not in ("done", CHANGED):
+                continue
+            self.stop.check()
+            if cell.lines_key not in digests:
+                path = self.folder / cell.name / "job.jsonl"
+                digests[cell.lines_key] = self.jobs.compute_digest(cell, path)
+            is_same = digests[cell.lines_key] == record["job_sha256"]
+            record["state"] = "done" if is_same else CHANGED
+
+    async def _run_group(self, cells: Sequence[Cell]) -> None:
+        """Run cells that can share an engine."""
+        first = cells[0]
+        cache = self.folder / "cache" / first.engine_key[:16]
+        try:
+            info = await self.stop.run(asyncio.to_thread(self.setup.load, first.config))
+        except Interrupted:
+            raise
+        except MlxrunError as error:
+            for cell in cells:
+                self._record_failure(cell, error)
+            return
+
+        async def begin() -> EngineClient:
+            self.manifest.count_load(list(dict.fromkeys(cell.model for cell in cells)))
+            return await self.setup.start(first.config, info, cache)
+
+        engine = _SharedEngine(begin, self.clock)
+        try:
+            for cell in cells:
+                await self._run_cell(cell, info, engine)
+            if all(self.manifest.records[cell.name]["state"] == "done" for cell in cells):
+                await asyncio.to_thread(delete_cache, cache)
+        finally:
+            await self.stop.run_cleanup(engine.close())
+            gc.collect()  # the weights must be gone before those of the next model are loaded
+
+    async def _run_cell(self, cell: Cell, info: ModelInfo, engine: _SharedEngine) -> None:
+        begun = self.clock() - engine.seconds  # the loading of weights is not the cell's time
+        self.manifest.update(cell, state="running", error=None)
+        try:
+            setup = self._make_setup(cell, info, engine)
+            paths, say = self._paths[cell.name], partial(self._say_of, cell)
+
+            def view(meter: ProgressMeter) -> ProgressView:
+                return self.view(meter, cell.name)
+
+            outcome = await JobRun(paths, setup, self.options, say, self.stop, view).run()
+            judge = parse_task_judge(cell.task, self.jobs.file.folder, f"{cell.name}: judge")
+            if judge is not None and outcome.meter.done and _is_complete(outcome.meter):
+                scores = await run_judge(paths, judge, setup, self.stop, say, view)
+                outcome = replace(outcome, scores=scores)
+        except Interrupted:
+            seconds = self._add_seconds(cell, begun + engine.seconds)
+            self.manifest.update(cell, state="interrupted", seconds=seconds)
+            raise
+        except MlxrunError as error:
+            self._record_failure(cell, error)
+        else:
+            self._record_outcome(cell, outcome, self._add_seconds(cell, begun + engine.seconds))
+
+    def _make_setup(self, cell: Cell, info: ModelInfo, engine: _SharedEngine) -> JobSetup:
+        config = self.jobs.add_image_folder(cell)
+        digest = cell.config_hash if config is cell.config else hash_config(config)
+        formats = detect_formats(info.chat_template, info.tokenizer, config.parsers)
+        folder = self._paths[cell.name].job.parent
+        preparer = LinePreparer(info, config, folder, formats=formats)
+        return JobSetup(
+            config,
+            digest,
+            info,
+            preparer,
+            engine.start,
+            self.setup.device,
+            keep_engine=True,
+            evals=make_eval_reader(self._paths[cell.name].job),
+        )
+
+    def _add_seconds(self, cell: Cell, begun: float) -> float:
+        earlier = self.manifest.records[cell.name]["seconds"] or 0.0
+        return round(float(earlier) + self.clock() - begun, 3)
+
+    def _record_outcome(self, cell: Cell, outcome: JobOutcome, seconds: float) -> None:
+        meter, scores = outcome.meter, outcome.scores
+        self._exits.append(outcome.exit_code)
+        self.manifest.update(
+            cell,
+            state="done" if _is_complete(meter) else "todo",  # with --limit, lines are left
+            lines=meter.lines,
+            done=meter.done,
+            failed=meter.failed,
+            cut_by_length=scores.cut_by_length,
+            scores=scores.describe() if scores.groups else None,
+            tokens={"prompt": meter.total_prompt, "output": meter.total_output},
+            seconds=seconds,
+        )
+        failed = f", {meter.failed} failed" if meter.failed else ""
+        shown = f", score {scores.compute_total().share:.1%}" if scores.groups else ""
+        self.say(f"{cell.name}: {meter.format_done()} done{failed}{shown}")
+
+    def _record_failure(self, cell: Cell, error: MlxrunError) -> None:
+        self._exits.append(error.exit_code)
+        self.manifest.update(cell, state="failed", error=str(error))
+        self.say(f"{cell.name}: failed: {error}")
+
+    def _say_of(self, cell: Cell, text: str) -> None:
+        self.say(f"{cell.name}: {text}")
+
+
+def _is_complete(meter: ProgressMeter) -> bool:
+    return meter.done + meter.failed == meter.lines
+
+
+def count_states(records: Sequence[Mapping[str, Any]]) -> str:
+    """How many cells are in which state, for people."""
+    states = [str(each["state"]) for each in records]
+    parts = [f"{states.count(state)} {state}" for state in dict.fromkeys(states)]
+    return f"{pluralize(len(states), 'cell')}: {', '.join(parts)}"

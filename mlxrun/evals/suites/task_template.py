@@ -1,0 +1,257 @@
+"""Makes the job line of a row of a task: its prompt or messages, examples before them, images and choices."""
+
+from __future__ import annotations
+
+import heapq
+import json
+import os
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mlxrun.batch.line_keys import is_local_path
+from mlxrun.batch.line_template import LINE_SUFFIXES, LineTemplate, check_cell, read_template
+from mlxrun.batch.table_files import Row, RowError
+from mlxrun.errors import JobError
+from mlxrun.evals.judge import Judge, parse_judge, read_judge
+from mlxrun.evals.suites.suite_settings import FewShot, SuiteTask
+from mlxrun.evals.suites.task_rows import RowSource, make_data_url
+
+Json = dict[str, Any]
+Locate = Callable[[str], str]  # from a key of the task to its position in the suite
+_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+
+@dataclass(slots=True)
+class TaskTemplate:
+    """Renders rows of one task. `parts`: the templates by the key of the task that they stand under;
+    `examples`: rows of few-shot examples with their numbers, and one more than are used."""
+
+    task: SuiteTask
+    parts: Mapping[str, LineTemplate]
+    folder: Path | None  # of the data: paths of images are relative to it
+    job_folder: Path | None = None  # of the job file, to which they become relative
+    examples: Sequence[tuple[int, Row]] = field(default_factory=tuple)
+    own_examples: bool = False  # whether the examples are rows of the task itself
+
+    def render(self, row: Mapping[str, Any], number: int) -> Json:
+        """The line of a row; RowError if the row lacks a column, or has a value that does not fit."""
+        line = self._render_question(row, number)
+        examples = [each for each in self.examples if not (self.own_examples and each[0] == number)]
+        used = examples[: self.task.few_shot.count] if self.task.few_shot is not None else []
+        if "messages" in line:
+            self._add_messages(line, used)
+        elif used:
+            line["prompt"] = "".join([*(self._render_example(each) for each in used), line["prompt"]])
+        if self.task.choices:
+            line = self._make_choices(line["prompt"], row, number)
+        if "eval" in self.parts:
+            found = self.parts["eval"].render(row, number)["eval"]
+            line["eval"] = {**line.get("eval", {}), **found}
+        return line
+
+    def _render_question(self, row: Mapping[str, Any], number: int) -> Json:
+        key = next(name for name in ("prompt", "messages", "template") if name in self.parts)
+        line = self.parts[key].render(row, number)
+        messages = line.get("messages")
+        if isinstance(messages, list):
+            line["messages"] = list(messages)
+            if self.task.images is not None:
+                self._add_images(line["messages"], row)
+            if "system" in self.parts:
+                line["messages"] = [*self.parts["system"].render(row, number)["messages"], *line["messages"]]
+        return line
+
+    def _render_answer(self, example: tuple[int, Row]) -> str:
+        answer = self.parts["few_shot.answer"].render(example[1], example[0])["text"]
+        return str(check_cell(answer, "few_shot.answer"))
+
+    def _render_example(self, example: tuple[int, Row]) -> str:
+        """An example of a completion."""
+        prompt = self._render_question(example[1], example[0])["prompt"]
+        assert self.task.few_shot is not None
+        answer = self._render_answer(example)
+        return f"{prompt}{self.task.delimiter}{answer}{self.task.few_shot.separator}"
+
+    def _add_messages(self, line: Json, used: Sequence[tuple[int, Row]]) -> None:
+        """Put the messages of examples behind the system messages of a line."""
+        at = _count_system(line["messages"])
+        shown: list[Json] = []
+        for example in used:
+            messages = self._render_question(example[1], example[0])["messages"]
+            shown += messages[_count_system(messages) :]
+            shown.append({"role": "assistant", "content": self._render_answer(example)})
+        line["messages"][at:at] = shown
+
+    def _add_images(self, messages: list[Any], row: Mapping[str, Any]) -> None:
+        """Put the images of a row before the text of its last message."""
+        name = str(self.task.images)
+        if name not in row:
+            raise RowError(f"images {name}: there is no such column")
+        values = row[name] if isinstance(row[name], list) else [row[name]]
+        urls = [self._make_url(value) for value in values if value is not None]
+        parts = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+        last = messages[-1]
+        content = last["content"]
+        texts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+        messages[-1] = {**last, "content": [*parts, *texts]}
+
+    def _make_url(self, value: Any) -> str:
+        """The URL of an image: of a path, a URL, the bytes of a file, or a mapping with one of them."""
+        if isinstance(value, Mapping):
+            value = value.get("bytes") or value.get("path")
+        if isinstance(value, bytes):
+            return make_data_url(value)
+        if not isinstance(value, str) or not value:
+            raise RowError(f"the column {self.task.images!r}: a value is no path, URL or image")
+        if not is_local_path(value):
+            return value
+        path = Path(value) if self.folder is None else self.folder / value
+        if not path.is_file():
+            raise RowError(f"the column {self.task.images!r}: the image file does not exist")
+        return value if self.job_folder is None else os.path.relpath(path, self.job_folder)
+
+    def _make_choices(self, context: str, row: Mapping[str, Any], number: int) -> Json:
+        """A completion with a prompt for each choice, of which no token is generated."""
+        choices = self.parts["choices"].render(row, number)["choices"]
+        if not isinstance(choices, list) or len(choices) < 2:
+            raise RowError("choices: a list of at least two is needed")
+        texts = [str(check_cell(each, "choices")) for each in choices]
+        if str(self.task.expected) not in row:
+            raise RowError(f"expected {self.task.expected}: there is no such column")
+        wanted: Json = {
+            "match": "likeliest",
+            "expected": self._find_choice(row[str(self.task.expected)], texts),
+            "context_chars": len(context),
+        }
+        if self.task.group is not None:
+            if self.task.group not in row:
+                raise RowError(f"group {self.task.group}: there is no such column")
+            wanted["group"] = str(check_cell(row[self.task.group], "group"))
+        prompts = [f"{context}{self.task.delimiter}{text}" for text in texts]
+        return {
+            "prompt": prompts,
+            "echo": True,
+            "logprobs": 1,
+            "max_tokens": 0,
+            "eval": wanted,
+        }
+
+    def _find_choice(self, value: Any, choices: Sequence[str]) -> int:
+        """The position of the expected choice: its text, its letter, or its number from 0."""
+        found: set[int] = set()
+        if isinstance(value, str):
+            found = {at for at, text in enumerate(choices) if text == value}
+            if len(value) == 1 and value in _LETTERS and not found:
+                found = {_LETTERS.index(value)}
+            elif value.isdecimal() and int(value) < len(choices):
+                found.add(int(value))
+        elif isinstance(value, int) and not isinstance(value, bool):
+            found = {value}
+        column = f"the column {self.task.expected!r}"
+        if len(found) > 1:
+            raise RowError(f"{column}: a value is the text of one choice and the number of another")
+        if not found or not 0 <= min(found) < len(choices):
+            raise RowError(f"{column}: a value is neither the text, the letter nor the number of a choice")
+        return found.pop()
+
+
+def _count_system(messages: Sequence[Any]) -> int:
+    """The number of system messages at the beginning."""
+    roles = [each.get("role") if isinstance(each, Mapping) else None for each in messages]
+    return next((at for at, role in enumerate(roles) if role not in ("system", "developer")), len(roles))
+
+
+def compile_parts(
+    task: SuiteTask, folder: Path, locate: Locate
+) -> Iterator[tuple[str, LineTemplate | JobError]]:
+    """The templates of a task, or what is wrong with them, by their keys. `folder`: that of the suite."""
+    is_completion = task.endpoint == "completion" or bool(task.choices)
+    text_key = "prompt" if is_completion else "messages"
+
+    def compile(key: str, value: Mapping[str, Any], constant: bool = False) -> LineTemplate | JobError:
+        try:
+            return LineTemplate(value, locate(key), may_be_constant=constant)
+        except JobError as error:
+            return error
+
+    if task.prompt is not None:
+        text: Any = task.prompt if is_completion else [{"role": "user", "content": task.prompt}]
+        yield "prompt", compile("prompt", {text_key: text})
+    if task.messages:
+        yield "messages", compile("messages", {"messages": list(task.messages)})
+    if task.template is not None:
+        yield "template", _read_file(folder / Path(task.template).expanduser(), is_completion)
+    if task.system is not None:
+        message = {"role": "system", "content": task.system}
+        yield "system", compile("system", {"messages": [message]}, True)
+    if task.choices:
+        choices = task.choices if isinstance(task.choices, str) else list(task.choices)
+        yield "choices", compile("choices", {"choices": choices}, True)
+    if task.few_shot is not None:
+        yield "few_shot.answer", compile("few_shot.answer", {"text": task.few_shot.answer})
+    if wanted := build_eval(task):
+        if isinstance(wanted.get("scorer"), str):
+            wanted["scorer"] = locate_scorer(wanted["scorer"], folder)
+        yield "eval", compile("eval", {"eval": wanted}, True)
+
+
+def _read_file(path: Path, is_completion: bool) -> LineTemplate | JobError:
+    try:
+        if is_completion and path.suffix.lower() not in LINE_SUFFIXES:
+            text = path.read_text(encoding="utf-8-sig").removesuffix("\n")
+            return LineTemplate({"prompt": text}, str(path))
+        return read_template(path)
+    except OSError as error:
+        return JobError(f"{path}: cannot read the template: {error.strerror}")
+    except JobError as error:
+        return error
+
+
+def parse_task_judge(task: SuiteTask, folder: Path, name: str) -> Judge | None:
+    """The judge of a task; JobError if it is not valid. `folder`: that of the suite; `name`: for messages."""
+    if task.judge is None:
+        return None
+    if isinstance(task.judge, str):
+        return read_judge(folder / Path(task.judge).expanduser())
+    return parse_judge(task.judge, name)
+
+
+def locate_scorer(name: str, folder: Path) -> str:
+    """The name of a scorer as job lines have it, whose paths are relative to the working directory. `name`:
+    as a suite in `folder` has it; of a module, it stays."""
+    place, _, function = name.rpartition(":")
+    if not place.endswith(".py"):
+        return name
+    path = folder / Path(place).expanduser()
+    return f"{path if Path(place).is_absolute() else os.path.relpath(path)}:{function}"
+
+
+def build_eval(task: SuiteTask) -> Json:
+    """The template of what the `eval` of a line has besides the columns `expected` and `group`. A judged task
+    may expect nothing; then its lines have their group and their match from here."""
+    found = dict(task.eval)
+    if task.judge is not None and (task.expected is None or task.match is None):
+        found.setdefault("match", task.match or "judge")
+    if task.expected is None and task.group is not None:
+        found["group"] = f"{{{{ row[{json.dumps(task.group)}] | string }}}}"
+    return found
+
+
+def choose_examples(few_shot: FewShot, source: RowSource) -> list[tuple[int, Row]]:
+    """Rows for examples with their numbers from 1, one more than are used where there are enough. They depend
+    on the seed and the rows alone. JobError if there are too few, or one cannot be read."""
+    rng = random.Random(few_shot.seed)
+
+    def draw() -> Iterator[tuple[float, int, Row]]:
+        for count, (number, row) in enumerate(source.read(), 1):
+            if isinstance(row, RowError):
+                raise JobError(f"{source.name}:{number}: {row}")
+            yield rng.random(), count, row
+
+    chosen = heapq.nsmallest(few_shot.count + 1, draw(), key=lambda each: each[:2])
+    if len(chosen) < few_shot.count:
+        raise JobError(f"few_shot.count is {few_shot.count}, but {source.name} has {len(chosen)} rows")
+    return [(at, row) for _, at, row in chosen]

@@ -1,0 +1,75 @@
+"""Lines of every API in the terms that formats share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlxrun.batch.job_file import JobLine
+from mlxrun.evals.exports.exported_line import ExportedLine, dump_text
+from mlxrun.evals.run_folder_lines import RunLine
+from mlxrun.scoring.eval_spec import parse_eval
+from tests.helpers.export_fakes import finish_rich_job
+
+
+def make_line(body: dict[str, Any], wanted: Any = None, result: Any = None) -> ExportedLine:
+    """A line that was answered with `yes`."""
+    answer = {"choices": [{"message": {"content": "yes"}, "finish_reason": "stop"}]}
+    record = {"custom_id": "a", "response": {"body": answer}, "error": None, "eval": result}
+    spec = None if wanted is None else parse_eval(wanted)
+    return ExportedLine(RunLine("a", 1, JobLine(1, "a", "/v1/chat/completions", body, spec), record))
+
+
+async def test_lines_of_every_kind(tmp_path: Path) -> None:
+    lines = {line.id: line for line in (await finish_rich_job(tmp_path)).read_lines()}
+    assert lines["right"].prompt == "say 7" and lines["right"].targets == ["say 7", "seven"]
+    assert lines["right"].answers[0].startswith("say 7") and lines["right"].extracted == "say 7"
+    assert lines["right"].generation == {"temperature": 0.5}
+    assert len(lines["many"].answers) == 2 and lines["many"].metrics["pass@2"] == 1
+    assert lines["letter"].options == ["one", "two"]
+    assert lines["message"].prompt == "system: Be kind.\n\nuser: ho"
+    assert lines["short"].tokens == (5, 3)
+    assert (lines["long"].score, lines["long"].answers, lines["long"].response) == (0, [], {})
+    assert lines["long"].error is not None and "LONG" in lines["long"].error
+    assert (lines["free"].score, lines["free"].match, lines["free"].group) == (None, "none", "all")
+    assert (lines["line 11"].prompt, lines["line 11"].body) == ("", {})
+
+
+async def test_options_with_their_logprobs(tmp_path: Path) -> None:
+    lines = {line.id: line for line in (await finish_rich_job(tmp_path)).read_lines()}
+    found = lines["pick"].option_logprobs
+    assert [(context, text) for context, text, _ in found] == [("ab", " cd"), ("ab", " xyz")]
+    assert lines["pick"].options == [" cd", " xyz"] and lines["pick"].prompt == "ab"
+    likeliest = max(range(2), key=lambda at: found[at][2])
+    assert likeliest == lines["pick"].eval["extracted"], "the logprobs are those that were compared"
+    assert lines["right"].option_logprobs == [] == lines["long"].option_logprobs
+
+
+def test_images_are_named_and_not_copied() -> None:
+    parts = [
+        {"type": "image_url", "image_url": {"url": "images/a.png"}},
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}},
+        {"type": "text", "text": "What is it?"},
+    ]
+    line = make_line({"messages": [{"role": "user", "content": parts}]})
+    assert line.prompt == "What is it?\n[image images/a.png]\n[image]"
+
+
+@pytest.mark.parametrize(
+    ("result", "targets"),
+    [
+        ({"expected": 42, "match": "number"}, ["42"]),
+        ({"expected": [1, "2"], "match": "number"}, ["1", "2"]),
+        ({"expected": [1, 2], "match": "json"}, ["[1, 2]"]),
+        ({"expected": None, "match": "judge"}, []),
+    ],
+)
+def test_targets_are_texts(result: dict[str, Any], targets: list[str]) -> None:
+    """A list holds alternatives, unless it is the JSON value that is expected."""
+    assert make_line({"messages": []}, result=result).targets == targets
+
+
+def test_values_as_text() -> None:
+    assert [dump_text(each) for each in ("a", 1, {"b": "ü"}, True)] == ["a", "1", '{"b": "ü"}', "true"]

@@ -1,0 +1,51 @@
+"""The difference between two runs in a report is that of `mlxrun compare`."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from mlxrun.evals.comparison import compare_paths
+from mlxrun.evals.comparison_lines import PairingRules
+from mlxrun.evals.reports.difference import describe_difference, format_p
+from tests.helpers.batch_fakes import chat, chats
+from tests.helpers.report_jobs import run_lines, run_other_answers
+
+
+async def test_two_runs(tmp_path: Path) -> None:
+    first = (await run_lines(tmp_path / "a", chats(8))).paths.out
+    second = (await run_lines(tmp_path / "b", [*chats(7), chat("new", "say")])).paths.out
+    found = describe_difference([first, second])
+    assert found is not None
+    (comparison,) = compare_paths(first, second, rules=PairingRules(common=True)).comparisons
+    assert [row.group for row in found.rows] == ["g0", "g1", "total"]
+    total = found.rows[-1]
+    assert (total.pairs, total.difference, total.interval) == (
+        7,
+        comparison.total.result.difference,
+        comparison.total.result.interval,
+    )
+    assert "does not differ significantly" in found.sentence
+    assert any("only in the first" in note and "line-7" in note for note in found.notes)
+    assert "<svg" in found.axis and "<svg" in total.plot
+
+
+async def test_flips_are_counted(tmp_path: Path) -> None:
+    first = (await run_lines(tmp_path / "a", chats(8))).paths.out
+    changed = await run_other_answers(tmp_path / "b", chats(8), {"line-1", "line-3"})
+    found = describe_difference([first, changed.paths.out])
+    assert found is not None and found.rows, found
+    total = found.rows[-1]
+    assert (total.gained, total.lost, total.points) == (0, 2, "\u221225.0")
+
+
+async def test_what_cannot_be_compared_is_said(tmp_path: Path) -> None:
+    first = (await run_lines(tmp_path / "a", chats(2))).paths.out
+    second = (await run_lines(tmp_path / "b", [chat("x", "y")])).paths.out
+    found = describe_difference([first, second])
+    assert found is not None and not found.rows and "not compared" in found.sentence
+    assert describe_difference([first]) is None and describe_difference([first] * 3) is None
+
+
+def test_p_values() -> None:
+    assert [format_p(value) for value in (0.0361, 0.0001, 1.0, math.nan)] == ["0.036", "< 0.001", "1.000", ""]

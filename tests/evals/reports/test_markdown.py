@@ -1,0 +1,76 @@
+"""Reports as Markdown."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from mlxrun.evals.reports.markdown import render_markdown, write_table
+from mlxrun.evals.reports.report_runs import read_runs
+from tests.helpers.batch_fakes import chat, chats
+from tests.helpers.report_jobs import (
+    hostile_lines,
+    mixed_lines,
+    read_lines,
+    run_lines,
+    run_other_answers,
+    write_suite,
+)
+
+
+async def test_one_run(tmp_path: Path) -> None:
+    text = render_markdown(await read_lines(tmp_path, mixed_lines())).replace("\u00a0", " ")
+    assert text.startswith(
+        "## job on embedded\n\n**50.0 %** of 4 lines, 95 % interval \\[15.0, 85.0\\]. 2 failed"
+    )
+    assert "| b | 2 | 50.0 % | [9.5, 90.5] | 1 | 1 |" in text
+    assert "Failed lines:\n\n- 1 × " in text
+    assert "mlxrun 0" in text
+
+
+async def test_two_runs_have_their_flips(tmp_path: Path) -> None:
+    first = await run_lines(tmp_path / "a", chats(6))
+    second = await run_other_answers(tmp_path / "b", chats(6), {"line-1"})
+    text = render_markdown(read_runs([first.paths.out, second.paths.out])).replace("\u00a0", " ")
+    assert "0 lines gained and 1 lost, of 6." in text
+    assert "| total | 6 | 100.0 % | 83.3 % | −16.7 |" in text
+    assert re.search(r"\| line-1 \| say 1 \| ✓ say 1\w\w \| ✗ say 1\w\w \|", text)
+
+
+async def test_a_suite_has_its_matrix(tmp_path: Path) -> None:
+    suite = tmp_path / "s.out"
+    for name in ("m1/sums/seed-1", "m1/sums/seed-2", "m2/names/seed-1"):
+        await run_lines(suite / name, chats(4))
+    write_suite(suite)
+    text = render_markdown(read_runs([suite])).replace("\u00a0", " ")
+    assert "| model | sums | names |" in text
+    assert "| m1 | 100.0 % (100.0 %, 100.0 %) | not run |" in text
+
+
+async def test_hostile_texts_stay_in_their_cells(tmp_path: Path) -> None:
+    first = await run_lines(tmp_path / "a", hostile_lines())
+    ids = {line["custom_id"] for line in hostile_lines()}
+    second = await run_other_answers(tmp_path / "b", hostile_lines(), ids)
+    text = render_markdown(read_runs([first.paths.out, second.paths.out]))
+    tags = set(re.findall(r"(?<!\\)<[^>]*>", text))
+    assert tags == {"<details>", "</details>", "<summary>", "</summary>"}
+    for table in re.findall(r"(?:^\|.*\n?)+", text, re.M):
+        assert len({len(re.findall(r"(?<!\\)\|", row)) for row in table.splitlines()}) == 1, table
+
+
+async def test_problems_are_named(tmp_path: Path) -> None:
+    bench = await run_lines(tmp_path, chats(3))
+    bench.paths.journal.unlink()
+    assert "Problems in the run folders" in render_markdown(read_runs([bench.job]))
+
+
+def test_tables() -> None:
+    assert write_table(["a", "b"], []) == ""
+    assert write_table(["a", "b"], [["x", "1"]]) == "| a | b |\n| :-- | --: |\n| x | 1 |"
+
+
+async def test_answers_that_could_not_be_scored_have_a_column(tmp_path: Path) -> None:
+    lines = [chat("a", "x", {"match": "judge", "group": "j"}), *chats(2)]
+    text = render_markdown(await read_lines(tmp_path, lines)).replace("\u00a0", " ")
+    assert "| failed | cut | unscored |" in text and "| j | 1 | 0.0 % |" in text
+    assert [row[-3:] for row in text.splitlines() if row.startswith("| j |")] == ["1 |"]

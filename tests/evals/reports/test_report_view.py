@@ -1,0 +1,72 @@
+"""The words and numbers of a report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mlxrun.evals.reports import report_view
+from mlxrun.evals.reports.report_runs import ReportRuns, read_runs
+from tests.helpers.batch_fakes import chat, chats
+from tests.helpers.report_jobs import mixed_lines, read_lines, run_lines, run_other_answers
+
+
+def read_lead(runs: ReportRuns) -> str:
+    return "".join(part.text for part in report_view.build_lead(runs)).replace("\u00a0", " ")
+
+
+async def test_one_run(tmp_path: Path) -> None:
+    runs = await read_lines(tmp_path, mixed_lines())
+    assert report_view.build_title(runs) == "job on embedded"
+    assert (
+        read_lead(runs)
+        == "50.0 % of 4 lines, 95 % interval [15.0, 85.0]. 2 failed, 1 cut at the length, of all 6 lines."
+    )
+    a, b, total = report_view.list_score_rows(runs.runs)
+    assert (a.group, a.lines, a.score, a.failed, a.cut) == ("a", 2, 0.5, 0, 0)
+    assert (b.group, b.failed, b.cut, b.is_total) == ("b", 1, 1, False)
+    assert (total.group, total.lines, total.is_total) == ("total", 4, True)
+    (row,) = report_view.list_reliability(runs.runs)
+    assert (row.total, row.answered, row.failed, row.cut) == (6, 4, 2, 1)
+    assert report_view.count_states(runs) == [
+        ("all", "all", 6),
+        ("wrong", "wrong", 1),
+        ("failed", "failed", 2),
+        ("cut", "cut", 1),
+    ]
+
+
+async def test_a_run_without_scores(tmp_path: Path) -> None:
+    runs = await read_lines(tmp_path, [chat("a", "one")])
+    assert read_lead(runs) == (
+        "1 of 1 line answered; none has an expected answer. None failed, was cut or is empty."
+    )
+    assert report_view.list_score_rows(runs.runs) == []
+
+
+async def test_two_runs(tmp_path: Path) -> None:
+    first = await run_lines(tmp_path / "a", chats(4))
+    second = await run_other_answers(tmp_path / "b", chats(4), {"line-2"})
+    runs = read_runs([first.paths.out, second.paths.out])
+    assert report_view.build_title(runs) == "a/job and b/job"
+    assert read_lead(runs) == "2 runs with 8 lines in all. 1 line with different scores. No line failed."
+    rows = report_view.list_score_rows(runs.runs)
+    assert [(row.group, row.run, row.is_first, row.is_last) for row in rows[:2]] == [
+        ("g0", 0, True, False),
+        ("g0", 1, False, True),
+    ]
+    assert ("flip", "differ between runs", 1) in report_view.count_states(runs)
+
+
+async def test_an_unfinished_run_says_so(tmp_path: Path) -> None:
+    bench = await run_lines(tmp_path, chats(4))
+    await bench.run(fresh=True, limit=3)
+    runs = read_runs([bench.job])
+    assert read_lead(runs).endswith("1 line not finished.")
+    assert report_view.list_facts(runs)[0].startswith("unfinished, ")
+
+
+async def test_a_mixed_run_says_so(tmp_path: Path) -> None:
+    runs = await read_lines(tmp_path, chats(1))
+    assert "several versions" not in report_view.list_facts(runs)[0]
+    runs.runs[0].folder.manifest["mixed"] = True
+    assert report_view.list_facts(runs)[0].endswith("answers of several versions or devices")

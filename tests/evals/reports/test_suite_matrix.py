@@ -1,0 +1,35 @@
+"""The matrix of a suite."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mlxrun.evals.reports.report_runs import read_runs
+from mlxrun.evals.reports.suite_matrix import build_matrix
+from tests.helpers.batch_fakes import chats
+from tests.helpers.report_jobs import run_lines, run_other_answers, write_suite
+
+
+async def test_cells_by_model_and_task(tmp_path: Path) -> None:
+    suite = tmp_path / "s.out"
+    for variant, wrong in (("seed-1", set[str]()), ("seed-2", {"line-0"})):
+        await run_other_answers(suite / "big" / "sums" / variant, chats(4), wrong)
+    await run_lines(suite / "small" / "sums" / "seed-1", chats(4))
+    unfinished = await run_lines(suite / "small" / "names" / "seed-1", chats(4))
+    await unfinished.run(fresh=True, limit=1)
+    failed = {"name": "lost/sums/seed-1", "model": "lost", "task": "sums", "variant": "seed-1"}
+    write_suite(suite, {**failed, "state": "failed", "error": "no weights"})
+
+    matrix = build_matrix(read_runs([suite]))
+    assert matrix is not None and matrix.has_variants
+    assert (matrix.tasks, matrix.variants) == (["sums", "names"], ["seed-1", "seed-2"])
+    (big, (sums, no_names)), (small, (_, names)), (lost, (unloaded, _)) = matrix.rows
+    assert (big, lost, small, no_names) == ("big", "lost", "small", None)
+    assert unloaded is not None and unloaded.missing == ["seed-1: no weights"]
+    assert sums is not None and [each.score for each in sums.variants] == [1.0, 0.75] and sums.mean == 0.875
+    assert names is not None and names.missing == ["3 lines not finished"]
+
+
+async def test_other_runs_have_no_matrix(tmp_path: Path) -> None:
+    bench = await run_lines(tmp_path, chats(1))
+    assert build_matrix(read_runs([bench.job])) is None

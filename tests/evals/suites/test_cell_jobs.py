@@ -1,0 +1,145 @@
+"""The job files of cells, and mistakes in templates and data that are found before a model is loaded."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.suite_files import CAPITALS, find_problems, read_cells, write_suite
+
+
+def test_job_files(tmp_path: Path) -> None:
+    """Cells with the same lines have equal files; one that is right is not touched."""
+    text = CAPITALS.replace("{tiny: }", "{tiny: , other: }") + "        limit: 2\n    seeds: [1, 2]\n"
+    _, cells, jobs = read_cells(write_suite(tmp_path, text))
+    path = tmp_path / "out/a/job.jsonl"
+    digest = jobs.write(cells[0], path)
+    assert [json.loads(line) for line in path.read_text().splitlines()] == [
+        {
+            "id": f"row-{number}",
+            "messages": [{"role": "user", "content": f"Capital of {country}?"}],
+            "eval": {"expected": capital, "match": "exact"},
+        }
+        for number, (country, capital) in enumerate([("France", "Paris"), ("Japan", "Tokyo")], 1)
+    ]
+    before = path.stat().st_ino
+    assert jobs.write(cells[3], path) == digest and path.stat().st_ino == before
+    jobs.copy(path, tmp_path / "out/b/job.jsonl")
+    assert (tmp_path / "out/b/job.jsonl").read_bytes() == path.read_bytes()
+    path.write_text("")
+    jobs.copy(tmp_path / "out/b/job.jsonl", path)
+    assert path.stat().st_size and not list(tmp_path.rglob("*.tmp"))
+
+
+def test_columns_that_are_not_there(tmp_path: Path) -> None:
+    """All of them at once, at their places in the suite; a template may have a default."""
+    text = """
+    models: {tiny: , other: }
+    tasks:
+      a:
+        data: cities.csv
+        prompt: "{{ contry }} {{ hint | default('none') }}"
+        system: "In {{ aera }}"
+        expected: captial
+        group: region
+        id: nr
+        few_shot: {count: 1, answer: "{{ cap }}"}
+      b: {data: cities.csv, prompt: "{{ hint | default('none') }}{{ row.country }}"}
+    seeds: [1, 2]
+    """
+    assert find_problems(write_suite(tmp_path, text)) == [
+        "suite.yaml:5:13: tasks.a.prompt: cities.csv has no column 'contry' (did you mean 'country'?)",
+        "suite.yaml:6:13: tasks.a.system: cities.csv has no column 'aera' (did you mean 'area'?)",
+        "suite.yaml:7:15: tasks.a.expected: cities.csv has no column 'captial' (did you mean 'capital'?)",
+        "suite.yaml:8:12: tasks.a.group: cities.csv has no column 'region'",
+        "suite.yaml:9:9: tasks.a.id: cities.csv has no column 'nr'",
+        "suite.yaml:10:34: tasks.a.few_shot.answer: cities.csv has no column 'cap'",
+    ]
+
+
+@pytest.mark.parametrize("models", ["{tiny: {set: {model.pth: x}}}", "{tiny: 3}", "{}"])
+def test_data_is_checked_whatever_is_wrong_with_the_models(tmp_path: Path, models: str) -> None:
+    text = CAPITALS.replace("{tiny: }", models).replace("expected: capital", "expected: captial")
+    problems = find_problems(write_suite(tmp_path, text))
+    assert len(problems) == 2 and any("cities.csv has no column 'captial'" in each for each in problems)
+
+
+def test_rows_that_are_wrong(tmp_path: Path) -> None:
+    """Each kind once, with the first row and the number of rows, by the line in the data."""
+    text = CAPITALS.replace("cities.csv", "c.jsonl") + "        match: number\n    seeds: [1, 2]\n"
+    rows = [{"country": "A", "capital": 1}, {"country": "B", "capital": "x"}, {"capital": 3}]
+    table = "".join(json.dumps(row) + "\n" for row in [*rows, {"country": "C", "capital": "y"}])
+    assert find_problems(write_suite(tmp_path, text, c_jsonl=table)) == [
+        "c.jsonl:2: tasks.capitals: the column 'capital': eval.expected must be a number, "
+        "or a list of numbers, because eval.match is number (2 rows, of which this is the first)",
+        "c.jsonl:3: tasks.capitals: the template cannot be filled in: 'country' is undefined",
+        "c.jsonl: the columns are 'country', 'capital'; nothing was written",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (("cities.csv", "town.csv"), "4:11: tasks.capitals.data: town.csv: there is no such file"),
+        (("cities.csv", "empty.csv"), "empty.csv: the file is empty; its first line must have the names"),
+        (
+            ("{{ country }}", "{{ country }"),
+            "5:13: tasks.capitals.prompt: line 1 of the template: unexpected '}'",
+        ),
+        (("{{ country }}", "France"), "5:13: tasks.capitals.prompt: the template uses no column"),
+        (
+            ("expected: capital", "generation: {max_token: 3}"),
+            "6:18: tasks.capitals.generation.max_token: unknown parameter (did you mean 'max_tokens'?)",
+        ),
+        (
+            ("expected: capital", "generation: {temperature: hot}"),
+            "6:18: tasks.capitals.generation.temperature: expected number, got string",
+        ),
+        (
+            ("prompt:", "template: x.jinja #"),
+            "x.jinja: cannot read the template: No such file",
+        ),
+        (
+            ("expected: capital", "few_shot: {answer: '{{ capital }}', count: 9}"),
+            "6:15: tasks.capitals.few_shot: few_shot.count is 9, but cities.csv has 3 rows",
+        ),
+        (
+            ("expected: capital", "few_shot: {answer: '{{ capital }}', data: no.csv}"),
+            "tasks.capitals.few_shot.data: no.csv: there is no such file",
+        ),
+        (
+            ("expected: capital", "eval: {scorer: 'no_such_module:score'}"),
+            "6:20: tasks.capitals.eval.scorer: scorer 'no_such_module:score': cannot be imported",
+        ),
+        (
+            (
+                "expected: capital",
+                "judge: {prompt: '{{ answer }} {{ what }}', verdict: {choices: {A: 1, B: 0}}}",
+            ),
+            "6:12: tasks.capitals.judge: 'what' is not a variable of a judge",
+        ),
+        (("expected: capital", "judge: none.yaml"), "none.yaml"),
+        (
+            ("expected: capital", "images: area"),
+            "cities.csv:2: tasks.capitals: the column 'area': the image file",
+        ),
+    ],
+)
+def test_problems_of_tasks(tmp_path: Path, change: tuple[str, str], says: str) -> None:
+    problems = find_problems(write_suite(tmp_path, CAPITALS.replace(*change), empty_csv=""))
+    assert any(each.startswith((says, f"suite.yaml:{says}")) or says in each for each in problems), problems
+    assert len(problems) <= 2
+
+
+def test_images_may_be_read_where_the_data_is(tmp_path: Path) -> None:
+    (tmp_path / "Paris").write_bytes(b"")
+    text = CAPITALS.replace("expected: capital", "images: capital\n        limit: 1")
+    _, (cell,), jobs = read_cells(write_suite(tmp_path, text))
+    assert jobs.add_image_folder(cell).media.roots == (".", str(tmp_path.resolve()))
+    jobs.write(cell, tmp_path / "suite.out" / cell.name / "job.jsonl")
+    line = json.loads((tmp_path / "suite.out" / cell.name / "job.jsonl").read_text())
+    assert line["messages"][0]["content"][0]["image_url"]["url"] == "../../../../Paris"
+    _, (cell,), jobs = read_cells(write_suite(tmp_path, CAPITALS))
+    assert jobs.add_image_folder(cell) is cell.config

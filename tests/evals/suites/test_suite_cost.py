@@ -1,0 +1,64 @@
+"""What a suite costs is counted before it runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from mlxrun.config.settings import Config
+from mlxrun.errors import ModelLoadError
+from mlxrun.evals.suites.suite_cost import CellCost, CostCheck
+from mlxrun.text.model_info import ModelInfo
+from tests.helpers.suite_files import CAPITALS, read_cells, write_suite
+from tests.helpers.tokenizers import FakeModelInfo
+
+TEXT = CAPITALS.replace("{tiny: }", "{tiny: , gone: {set: {model.path: org/gone}}}") + (
+    "        generation: {max_tokens: 10, n: 2}\n    seeds: [1, 2]\n"
+)
+
+
+async def count(
+    folder: Path, limit: int | None = None, text: str = TEXT, **records: Any
+) -> tuple[list[CellCost], list[str], int]:
+    """The costs, what was said, and how many models were read."""
+    _, cells, jobs = read_cells(write_suite(folder, text))
+    loaded: list[str] = []
+
+    def load(config: Config) -> ModelInfo:
+        loaded.append(config.model.path)
+        if config.model.path == "org/gone":
+            raise ModelLoadError("there is no such model")
+        return FakeModelInfo(context_length=64)
+
+    said: list[str] = []
+    costs = await CostCheck(jobs, load, limit, records, said.append).check(cells)
+    return costs, said, len(loaded)
+
+
+async def test_tokens_of_each_cell(tmp_path: Path) -> None:
+    costs, said, loaded = await count(tmp_path)
+    assert [cost.cell.name for cost in costs][:2] == ["tiny/capitals/seed-1", "tiny/capitals/seed-2"]
+    first = costs[0].found
+    assert first is not None and first is costs[1].found  # seeds change no prompt
+    assert (first.lines, first.requests, first.max_tokens, first.refused) == (3, 6, 60, 0)
+    assert first.prompt_tokens > 3 * len("Capital of Peru?") and said == []
+    assert [cost.error for cost in costs[2:]] == ["there is no such model"] * 2 and loaded == 2
+    assert costs[0].seconds is None
+    assert not (tmp_path / "suite.out").exists()
+
+
+async def test_time_by_the_speed_of_earlier_cells(tmp_path: Path) -> None:
+    done = {"model": "tiny", "tokens": {"prompt": 90, "output": 10}, "seconds": 5.0}
+    unknown = {"model": "tiny", "tokens": None, "seconds": 3.0}
+    costs, _, _ = await count(tmp_path, first=done, second=unknown, third={**done, "model": "gone"})
+    found = costs[0].found
+    assert found is not None
+    assert costs[0].seconds == (found.prompt_tokens + found.max_tokens) * 0.05
+
+
+async def test_a_limit_and_refused_lines(tmp_path: Path) -> None:
+    text = TEXT.replace("Capital of", "Capital of " + "x" * 70)
+    costs, said, _ = await count(tmp_path, 2, text)
+    found = costs[0].found
+    assert found is not None and (found.lines, found.refused) == (2, 2)
+    assert len(said) == 2 and said[0].startswith("tiny/capitals/seed-1: line 1: ")

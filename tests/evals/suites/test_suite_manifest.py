@@ -1,0 +1,73 @@
+"""suite.json: what is kept from one start to the next, and what a damaged one loses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mlxrun.errors import JobError
+from mlxrun.evals.suites.suite_manifest import SuiteManifest, read_suite_manifest, update_cell_scores
+from tests.helpers.suite_files import CAPITALS, read_cells, write_suite
+
+
+def make(folder: Path, text: str = CAPITALS) -> SuiteManifest:
+    file, cells, _ = read_cells(write_suite(folder, text))
+    return SuiteManifest(folder, file, cells)
+
+
+def test_two_starts(tmp_path: Path) -> None:
+    file, (cell,), _ = read_cells(write_suite(tmp_path, CAPITALS))
+    first = SuiteManifest(tmp_path, file, [cell])
+    first.begin()
+    first.count_load(["tiny"])
+    first.update(cell, state="running", done=2)
+    killed = read_suite_manifest(tmp_path / "suite.json")
+    assert killed is not None and killed["state"] == "running" and killed["runs"][0]["ended"] is None
+    second = make(tmp_path)
+    second.begin()
+    second.end(0, "done")
+    found = json.loads((tmp_path / "suite.json").read_bytes())
+    assert [run["loads"] for run in found["runs"]] == [{"tiny": 1}, {}]
+    assert [run["exit"] for run in found["runs"]] == [None, 0]
+    assert found["cells"][0]["done"] == 2 and found["cells"][0]["settings"] == {"seed": 0}
+    assert found["cells"][0]["job"] == "tiny/capitals/seed-0/job.jsonl"
+    assert found["suite"] == {"path": str(tmp_path / "suite.yaml"), "sha256": file.sha256}
+    assert found["models"] == {"tiny": {"path": "embedded"}} and found["tasks"] == ["capitals"]
+    assert "mlx" in found["versions"]
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"[]", b'{"format": 9, "cells": []}', b'{"format": 1, "cells": [1]}']
+)
+def test_a_damaged_one_loses_its_history_alone(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "suite.json").write_bytes(content)
+    assert read_suite_manifest(tmp_path / "suite.json") is None
+    manifest = make(tmp_path)
+    manifest.begin()
+    assert len(json.loads((tmp_path / "suite.json").read_bytes())["runs"]) == 1
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    manifest = make(tmp_path)
+    (tmp_path / "suite.json.tmp").mkdir()
+    with pytest.raises(JobError, match=r"suite\.json: cannot be written"):
+        manifest.begin()
+
+
+def test_scores_of_a_cell_that_was_scored_again(tmp_path: Path) -> None:
+    """Only its own. An output that is no cell, or one of a cell that is not listed, changes nothing."""
+    manifest = make(tmp_path)
+    manifest.begin()
+    path = tmp_path / "suite.json"
+    before = json.loads(path.read_bytes())
+    scores = {"total": {"share": 0.5}}
+    for name in ("tiny/capitals/seed-9/job.out.jsonl", "x.out.jsonl"):
+        update_cell_scores(tmp_path / name, scores)
+        assert json.loads(path.read_bytes()) == before
+    update_cell_scores(tmp_path / "tiny/capitals/seed-0/job.out.jsonl", scores)
+    after = json.loads(path.read_bytes())
+    assert after["cells"][0].pop("scores") == scores
+    before["cells"][0].pop("scores")
+    assert after == before

@@ -1,0 +1,268 @@
+"""A suite on a fake engine: one load for all cells of a model, states, resuming, and what changes do."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from mlxrun.batch.run_paths import lock_folder
+from mlxrun.batch.stop_signals import Interrupted
+from mlxrun.errors import JobError
+from tests.helpers.batch_fakes import by_id, read
+from tests.helpers.suite_bench import SuiteBench
+from tests.helpers.suite_files import write_suite
+
+SUITE = """
+    models:
+      a: {set: {model.path: org/one}}
+      b: {set: {model.path: org/two}}
+      c: {set: {model.path: org/one, sampling.temperature: 0}}
+    tasks:
+      capitals:
+        data: cities.csv
+        prompt: "Capital of {{ country }}, {{ capital }}?"
+        expected: capital
+        match: contains
+        group: area
+      countries:
+        data: cities.csv
+        prompt: "{{ country }}"
+        expected: country
+        match: contains
+    seeds: [2]
+"""
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> SuiteBench:
+    return SuiteBench(write_suite(tmp_path, SUITE))
+
+
+async def test_each_model_is_loaded_once(bench: SuiteBench) -> None:
+    """Models that differ in sampling only share an engine, wherever they stand in the suite."""
+    assert await bench.run() == 0
+    assert bench.loads == {"one": 1, "two": 1} and all(client.closed for client in bench.clients)
+    assert [client.output > 0 for client in bench.clients] == [True, True]
+    found = bench.read()
+    assert found["state"] == "done" and len(found["cells"]) == 6
+    assert set(bench.get_states().values()) == {"done"}
+    cell = found["cells"][0]
+    assert (cell["name"], cell["lines"], cell["done"], cell["failed"]) == ("a/capitals/seed-2", 3, 3, 0)
+    assert cell["scores"]["groups"].keys() == {"EU", "Asia", "America"}
+    assert cell["scores"]["total"]["correct"] == 3 and cell["error"] is None and cell["seconds"] >= 0
+    assert found["runs"][0]["loads"] == {"a": 1, "b": 1, "c": 1} and found["runs"][0]["exit"] == 0
+    assert bench.titles[:2] == ["a/capitals/seed-2", "a/countries/seed-2"]
+    assert "a/capitals/seed-2: 3 of 3 lines done, score 100.0%" in bench.said
+    out = bench.folder / "a/capitals/seed-2/job.out.jsonl"
+    assert by_id(out).keys() == {"row-1", "row-2", "row-3"}
+    manifest = json.loads((bench.folder / "c/countries/seed-2/job.out.jsonl.run/manifest.json").read_text())
+    assert manifest["seeds"]["base"] == 2 and manifest["config"]["sampling"]["temperature"] == 0
+    assert manifest["config_hash"] == found["cells"][5]["config_hash"]
+
+
+async def test_a_second_load_would_be_seen(bench: SuiteBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mutation twin: an engine that is started for each cell."""
+    monkeypatch.setattr("mlxrun.evals.suites.suite_run._SharedEngine.start", lambda self: self.begin())
+    await bench.run("a")
+    assert bench.loads == {"one": 2} and bench.read()["runs"][0]["loads"] == {"a": 2}
+
+
+async def test_loading_is_not_a_cells_time(bench: SuiteBench) -> None:
+    """The speed of a model is estimated from the time of its cells."""
+    bench.load_takes = 1000.0
+    assert await bench.run("a") == 0
+    assert all(cell["seconds"] < 1000 for cell in bench.read()["cells"][:2])
+
+
+async def test_seeds_change_answers(bench: SuiteBench) -> None:
+    bench.path.write_text(bench.path.read_text().replace("seeds: [2]", "seeds: [1, 2]"))
+    await bench.run("b/countries")
+    await bench.run("a/countries")
+    one, two = (bench.folder / f"a/countries/seed-{seed}/job.out.jsonl" for seed in (1, 2))
+    assert [len(by_id(path)) for path in (one, two)] == [3, 3] and by_id(one) != by_id(two)
+    other = bench.folder / "b/countries/seed-1/job.out.jsonl"
+    assert [each["id"] for each in read(one)] != [each["id"] for each in read(other)]
+
+
+async def test_a_second_start_loads_nothing(bench: SuiteBench) -> None:
+    await bench.run()
+    answers = {path: path.read_bytes() for path in bench.folder.rglob("job.out.jsonl")}
+    assert len(answers) == 6 and await bench.run() == 0
+    assert not bench.loads and {path: path.read_bytes() for path in answers} == answers
+    assert [run["loads"] for run in bench.read()["runs"]] == [{"a": 1, "b": 1, "c": 1}, {}]
+
+
+@pytest.mark.parametrize("kind", ["broken", "unreadable"])
+async def test_a_model_that_cannot_be_loaded_fails_its_cells_alone(bench: SuiteBench, kind: str) -> None:
+    """It is tried once in a start, however many cells it has, and again in the next."""
+    getattr(bench, kind).add("one")
+    assert await bench.run() == 3
+    states = bench.get_states()
+    assert {name[0] for name, state in states.items() if state == "failed"} == {"a", "c"}
+    assert {name[0] for name, state in states.items() if state == "done"} == {"b"}
+    assert bench.loads == ({"one": 1, "two": 1} if kind == "broken" else {"two": 1})
+    found = bench.read()
+    assert found["state"] == "failed" and found["runs"][0]["exit"] == 3
+    reason = "one: the weights are damaged" if kind == "broken" else "there is no tokenizer.json"
+    assert found["cells"][0]["error"] == reason
+    getattr(bench, kind).clear()
+    assert await bench.run() == 0
+    assert bench.loads == {"one": 1} and set(bench.get_states().values()) == {"done"}
+    assert bench.read()["cells"][0]["error"] is None
+
+
+async def test_an_engine_that_dies_fails_the_cells_that_are_left(bench: SuiteBench) -> None:
+    bench.path.write_text(bench.path.read_text().replace("Capital of", "DEAD"))
+    assert await bench.run() == 3
+    states = bench.get_states()
+    assert states["a/capitals/seed-2"] == "failed" and states["a/countries/seed-2"] == "done"
+    assert bench.loads == {"one": 1, "two": 1}  # the fake dies for those requests alone
+
+
+async def test_a_limit_and_some_cells(bench: SuiteBench) -> None:
+    assert await bench.run("b/capitals", limit=2) == 0
+    states = bench.get_states()
+    assert set(states.values()) == {"todo"} and len(states) == 6
+    found = {each["name"]: each for each in bench.read()["cells"]}
+    assert (found["b/capitals/seed-2"]["done"], found["b/capitals/seed-2"]["lines"]) == (2, 3)
+    assert not (bench.folder / "a").exists()
+    assert await bench.run("b") == 0
+    assert [state for name, state in bench.get_states().items() if name[0] == "b"] == ["done"] * 2
+    assert bench.clients[0].tries["Capital of France, Paris?"] == 0
+
+
+async def test_failed_lines(bench: SuiteBench) -> None:
+    bench.path.write_text(bench.path.read_text().replace("Capital of", "LONG"))
+    assert await bench.run("a/capitals") == 1
+    assert bench.read()["cells"][0]["failed"] == 3 and bench.get_states()["a/capitals/seed-2"] == "done"
+    assert "a/capitals/seed-2: 0 of 3 lines done, 3 failed, score 0.0%" in bench.said
+    assert await bench.run("a/capitals") == 1 and not bench.loads
+    assert await bench.run("a/capitals", retry_failed=True) == 1 and bench.loads == {"one": 1}
+
+
+async def test_lines_that_change_run_again(bench: SuiteBench) -> None:
+    """Cells whose lines are the same stay; of the others, only changed lines run."""
+    await bench.run()
+    cities = bench.path.with_name("cities.csv")
+    cities.write_text(cities.read_text().replace("Lima", "Cusco"))
+    assert await bench.run() == 0
+    tried = {text for client in bench.clients for text in client.tries}
+    assert tried == {"Capital of Peru, Cusco?"} and bench.loads == {"one": 1, "two": 1}
+    assert sum("will run again because the job or the model changed" in text for text in bench.said) == 3
+
+
+async def test_other_settings_are_refused(bench: SuiteBench) -> None:
+    """Only the cells that they concern; --fresh starts these over."""
+    await bench.run()
+    text = bench.path.read_text()
+    bench.path.write_text(text.replace("sampling.temperature: 0", "sampling.temperature: 0.5"))
+    assert await bench.run() == 2
+    refused = [name for name, state in bench.get_states().items() if state == "failed"]
+    assert len(refused) == 2 and {name[0] for name in refused} == {"c"}
+    assert "sampling.temperature is 0.5, was 0" in bench.read()["cells"][4]["error"]
+    assert await bench.run("c", fresh=True) == 0 and set(bench.get_states().values()) == {"done"}
+    assert list((bench.folder / "c/capitals/seed-2/job.out.jsonl.run/earlier").iterdir())
+
+
+async def test_cells_that_left_the_suite_are_not_listed(bench: SuiteBench) -> None:
+    await bench.run()
+    bench.path.write_text(bench.path.read_text().replace("seeds: [2]", "seeds: [3]"))
+    assert await bench.run() == 0
+    names = bench.get_states().keys()
+    assert len(names) == 6 and "a/capitals/seed-2" not in names
+    assert (bench.folder / "a/capitals/seed-2/job.out.jsonl").exists()
+    assert bench.loads == {"one": 1, "two": 1}
+
+
+async def test_a_signal_between_two_lines(bench: SuiteBench) -> None:
+    bench.pause = 0.05
+    task = asyncio.create_task(bench.run())
+    while not task.done() and (not bench.clients or not bench.clients[0].busy):
+        await asyncio.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGINT)
+    with pytest.raises(Interrupted):
+        await task
+    found = bench.read()
+    assert found["state"] == "interrupted" and found["runs"][0]["exit"] == 130
+    assert [each["state"] for each in found["cells"][:2]] == ["interrupted", "todo"]
+    assert bench.clients[0].closed
+    bench.pause = 0.0
+    assert await bench.run() == 0 and set(bench.get_states().values()) == {"done"}
+
+
+async def test_one_process_at_a_time(bench: SuiteBench) -> None:
+    bench.folder.mkdir()
+    with lock_folder(bench.folder), pytest.raises(JobError, match="another mlxrun"):
+        await bench.run()
+
+
+JUDGED = """
+    models: {a: }
+    tasks:
+      judged:
+        data: cities.csv
+        prompt: "{{ country }}"
+        group: area
+        judge:
+          prompt: "{{ answer[:3] }}:"
+          verdict: {choices: {Fra: 1, Jap: 0.5, Per: 0}}
+"""
+
+
+async def test_a_judge(tmp_path: Path) -> None:
+    """Its answers, here an echo, are the scores; a second start judges nothing again."""
+    bench = SuiteBench(write_suite(tmp_path, JUDGED))
+    assert await bench.run(limit=2) == 0
+    (cell,) = bench.read()["cells"]
+    assert cell["state"] == "todo" and bench.clients[0].tries["Jap:"] == 0
+    assert await bench.run() == 0
+    (cell,) = bench.read()["cells"]
+    shares = {name: group["share"] for name, group in cell["scores"]["groups"].items()}
+    assert cell["state"] == "done" and shares == {"EU": 1.0, "Asia": 0.5, "America": 0.0}
+    assert bench.loads == {"embedded": 1} and bench.clients[0].tries["Jap:"] == 1
+    records = read(bench.folder / "a/judged/seed-0/job.out.jsonl")
+    assert sorted(record["eval"]["score"] for record in records) == [0, 0.5, 1]
+    assert await bench.run() == 0 and not bench.loads
+    assert bench.read()["cells"][0]["scores"] == cell["scores"]
+
+
+async def test_multiple_choice(tmp_path: Path) -> None:
+    text = """
+    models: {a: }
+    tasks:
+      pick:
+        data: cities.csv
+        prompt: "Capital of {{ country }}:"
+        choices: [Paris, Tokyo, Lima]
+        expected: capital
+        group: area
+    """
+    bench = SuiteBench(write_suite(tmp_path, text))
+    assert await bench.run() == 0
+    (cell,) = bench.read()["cells"]
+    assert cell["name"] == "a/pick/seed-0" and cell["scores"]["total"]["lines"] == 3
+    records = read(bench.folder / "a/pick/seed-0/job.out.jsonl")
+    assert all(record["eval"]["match"] == "likeliest" for record in records)
+
+
+async def test_cells_that_are_left_out_say_that_their_data_changed(bench: SuiteBench) -> None:
+    """Until they run again, or the data is again what it was."""
+    await bench.run()
+    assert set(bench.get_states().values()) == {"done"}
+    cities = bench.path.with_name("cities.csv")
+    before = cities.read_text()
+    cities.write_text(before.replace("Lima", "Cusco"))
+    assert await bench.run("a/capitals") == 0
+    states = bench.get_states()
+    assert states["a/capitals/seed-2"] == "done" and states["b/capitals/seed-2"] == "changed"
+    cities.write_text(before)
+    assert await bench.run("a/capitals") == 0
+    assert set(bench.get_states().values()) == {"done"}
+    cities.write_text(before.replace("Lima", "Cusco"))
+    assert await bench.run("a/capitals") == 0
+    assert await bench.run() == 0 and set(bench.get_states().values()) == {"done"}

@@ -1,0 +1,73 @@
+"""The schema of suites and suites made of plain values."""
+
+from __future__ import annotations
+
+import json
+
+import jsonschema
+
+from mlxrun.evals.suites.suite_schema import (
+    SCHEMA_FILE,
+    build_settings,
+    build_suite_schema,
+    get_default,
+    is_required,
+    list_settings,
+    render_suite_schema,
+)
+from mlxrun.evals.suites.suite_settings import FewShot, HubSource, Suite, SuiteModel, SuiteTask
+
+
+def test_the_schema_is_valid_and_describes_every_key() -> None:
+    schema = build_suite_schema()
+    jsonschema.Draft202012Validator.check_schema(schema)
+    assert schema["required"] == ["models", "tasks"]
+    task = schema["properties"]["tasks"]["additionalProperties"]["properties"]
+    assert task["limit"] | {"description": ""} == {
+        "description": "",
+        "type": ["integer", "null"],
+        "minimum": 1,
+        "default": None,
+    }
+    assert task["endpoint"]["enum"] == ["chat", "completion"]
+    assert task["choices"]["type"] == ["string", "array"]
+    assert task["few_shot"]["required"] == ["answer"] and task["few_shot"]["type"] == ["object", "null"]
+    for cls in (Suite, SuiteModel, SuiteTask, FewShot, HubSource):
+        assert all(doc.endswith(".") for _, _, doc in list_settings(cls))
+
+
+def test_the_shipped_schema_is_up_to_date() -> None:
+    assert SCHEMA_FILE.read_text(encoding="utf-8") == render_suite_schema()
+
+
+def test_defaults_fit_the_schema() -> None:
+    validator = jsonschema.Draft202012Validator(build_suite_schema())
+    task = {item.name: get_default(item) for item, _, _ in list_settings(SuiteTask) if not is_required(item)}
+    assert not list(
+        validator.iter_errors({"models": {"a": None}, "tasks": {"t": json.loads(json.dumps(task))}})
+    )
+
+
+def test_settings_are_made_of_plain_values() -> None:
+    plain = {
+        "models": {"a": None, "b": {"set": {"model.path": "x"}}},
+        "tasks": {
+            "t": {
+                "data": "x.csv",
+                "choices": ["a", "b"],
+                "few_shot": {"answer": "x", "hub": {"name": "h"}},
+                "generation": {"stop": ["\n"]},
+            }
+        },
+        "seeds": [1, 2],
+        "vary": {"sampling.top_p": [None, 0.5]},
+    }
+    suite = build_settings(Suite, plain)
+    assert suite.models == {"a": SuiteModel(), "b": SuiteModel(set={"model.path": "x"})}
+    assert suite.tasks["t"] == SuiteTask(
+        data="x.csv",
+        choices=("a", "b"),
+        few_shot=FewShot("x", hub=HubSource("h")),
+        generation={"stop": ["\n"]},
+    )
+    assert (suite.seeds, suite.vary) == ((1, 2), {"sampling.top_p": (None, 0.5)})

@@ -1,0 +1,81 @@
+"""Rows of tables and of data sets of the hub."""
+
+from __future__ import annotations
+
+import base64
+import importlib
+import io
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from mlxrun.batch.table_files import RowError
+from mlxrun.errors import JobError
+from mlxrun.evals.suites.suite_settings import HubSource
+from mlxrun.evals.suites.task_rows import RowSource, make_data_url, open_rows
+
+
+def test_a_table(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"a": 1}\n\n{"a": 2}\n{"a": 3}\n')
+    source = open_rows("a.jsonl", None, tmp_path)
+    assert list(source.read(2)) == list(source.read(2)) == [(1, {"a": 1}), (3, {"a": 2})]
+    assert (source.name, source.folder) == (str(tmp_path / "a.jsonl"), tmp_path)
+    with pytest.raises(JobError, match="b.csv: there is no such file"):
+        open_rows("b.csv", None, tmp_path)
+
+
+def test_a_data_set_without_its_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(JobError, match=r"pip install 'mlxrun\[hub\]' \(org/x\)"):
+        open_rows(None, HubSource("org/x"), tmp_path)
+
+
+def test_a_data_set_whose_library_says_what_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken:
+        def load_dataset(self, *args: object, **given: object) -> None:
+            raise ValueError("Unknown split 'tset'\nmore")
+
+    monkeypatch.setattr(importlib, "import_module", lambda name: Broken())
+    with pytest.raises(JobError, match="the data set org/x cannot be loaded: Unknown split 'tset'$"):
+        open_rows(None, HubSource("org/x"), tmp_path)
+
+
+def test_a_local_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder is found relative to the suite, and the library reads it as if it came from the hub."""
+    asked: list[object] = []
+
+    class Library:
+        def load_dataset(self, name: str, subset: str, **given: object) -> list[dict[str, object]]:
+            asked.extend([name, subset, given])
+            return [{"a": 1, "picture": [Image.new("RGB", (2, 2))]}]
+
+    (tmp_path / "set").mkdir()
+    monkeypatch.setattr(importlib, "import_module", lambda name: Library())
+    source = open_rows(None, HubSource("set", "train", "easy", "abc"), tmp_path)
+    assert asked == [str(tmp_path / "set"), "easy", {"split": "train", "revision": "abc"}]
+    ((number, row),) = source.read()
+    assert not isinstance(row, RowError) and (number, row["a"], source.name) == (1, 1, "set[train]")
+    (url,) = row["picture"]
+    image = Image.open(io.BytesIO(base64.b64decode(url.removeprefix("data:image/png;base64,"))))
+    assert image.size == (2, 2)
+
+
+@pytest.mark.slow
+def test_the_real_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("datasets")
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set/test.csv").write_text("a,b\n1,x\n2,y\n")
+    source = open_rows(None, HubSource("set"), tmp_path)
+    assert list(source.read()) == list(source.read()) == [(1, {"a": 1, "b": "x"}), (2, {"a": 2, "b": "y"})]
+    with pytest.raises(JobError, match="the data set set cannot be loaded: Unknown split"):
+        open_rows(None, HubSource("set", "none"), tmp_path)
+
+
+def test_bytes_that_are_no_image() -> None:
+    assert make_data_url(b"\xff\xd8\xff\xe0").startswith("data:image/jpeg;base64,")
+    with pytest.raises(RowError, match="neither PNG"):
+        make_data_url(b"text")
+    assert RowSource("x", None, dataset=[]).folder is None

@@ -1,0 +1,95 @@
+"""Lines are run again alone, from the run folder alone, which stays as it is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from mlxrun.evals.run_folder import RunFolder
+from mlxrun.evals.verification import choose_lines, make_alone_config, run_lines_again
+from tests.helpers.batch_fakes import MIXED, Bench, FakeClient, chat, chats, write_job
+from tests.helpers.tokenizers import FakeModelInfo
+
+
+async def finish(folder: Path, lines: list[Any]) -> tuple[Bench, RunFolder]:
+    bench = Bench(write_job(folder, lines))
+    await bench.run()
+    bench.client = FakeClient(bench.model_info)
+    return bench, RunFolder.open(bench.paths.out)
+
+
+def list_files(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+async def test_lines_are_run_again_one_at_a_time(tmp_path: Path) -> None:
+    """With their own ids, seeds, choices and images, and without a trace in the run folder."""
+    lines = [*MIXED, chat("several", "hello", n=3, logprobs=True, top_logprobs=2), *chats(12)]
+    bench, run = await finish(tmp_path, lines)
+    files = list_files(tmp_path)
+    numbers = choose_lines(run, None, 0)
+    assert numbers == [1, 6, *range(8, 21)]  # those that were answered
+    found = await run_lines_again(run, numbers, bench.make_setup(), bench.said.append)
+    assert (found.compared, found.differing) == (15, [])
+    assert list_files(tmp_path) == files
+    assert bench.client.most == 3  # the choices of one line
+
+
+async def test_images_are_found_where_the_job_is(tmp_path: Path) -> None:
+    """Their paths are relative to the job, of which the lines that run again are a copy elsewhere."""
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    image = {"type": "image_url", "image_url": {"url": "a.png"}}
+    content = [image, {"type": "text", "text": "what?"}]
+    lines = [{"id": "image", "messages": [{"role": "user", "content": content}]}, *chats(1)]
+    bench = Bench(write_job(tmp_path, lines), model_info=FakeModelInfo(vision=True))
+    await bench.run()
+    run = RunFolder.open(bench.paths.out)
+    bench.client = FakeClient(bench.model_info)
+    found = await run_lines_again(run, choose_lines(run, None, 0), bench.make_setup(), bench.said.append)
+    assert (found.compared, found.differing) == (2, [])
+
+
+async def test_a_line_that_comes_out_differently_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench, run = await finish(tmp_path, chats(6))
+    answer = FakeClient._answer
+
+    def answer_otherwise(self: FakeClient, request: Any, text: str) -> Any:
+        most = 4 if text == "say 3" else request.params.max_tokens
+        return answer(self, replace(request, params=replace(request.params, max_tokens=most)), text)
+
+    monkeypatch.setattr(FakeClient, "_answer", answer_otherwise)
+    found = await run_lines_again(run, [2, 4], bench.make_setup(), bench.said.append)
+    assert found.compared == 2
+    (line,) = found.differing
+    assert (line.id, line.number) == ("line-3", 4)
+    assert "choices[0].message.content differs from character 4 on: 'say ', was 'say 3" in line.text
+
+
+async def test_a_line_that_fails_now_is_a_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench, run = await finish(tmp_path, chats(2))
+
+    def fail(self: FakeClient, request: Any, text: str) -> Any:
+        raise KeyError("broken")
+
+    monkeypatch.setattr(FakeClient, "_answer", fail)
+    found = await run_lines_again(run, [1], bench.make_setup(), bench.said.append)
+    assert [line.text.startswith("it was answered, and fails now") for line in found.differing] == [True]
+
+
+async def test_a_sample_is_chosen_by_its_seed(tmp_path: Path) -> None:
+    _, run = await finish(tmp_path, chats(30))
+    first = choose_lines(run, 5, 0)
+    assert first == choose_lines(run, 5, 0) == sorted(set(first)) and len(first) == 5
+    assert choose_lines(run, 5, 1) != first
+    assert choose_lines(run, 99, 0) == list(range(1, 31))
+
+
+async def test_alone_means_without_batch_and_cache(tmp_path: Path) -> None:
+    config = make_alone_config(Bench(tmp_path / "job.jsonl").config)
+    assert (config.scheduler.max_running, config.cache.backend) == (1, "none")
