@@ -6,7 +6,7 @@ MlxrunError                exit 3  http 500  base class of all errors that mlxru
 |- ModelLoadError          exit 3  http 503  the model cannot be loaded, or a library is too old
 |- RequestError            exit 1  http 400  one request cannot be served; no other is affected
 |  |- PromptTooLong                          prompt and answer do not fit the context
-|  |  `- OutOfMemory               http 503  they fit the context, but never the memory of this machine
+|  |  `- OutOfMemory                         they fit the context, but never the memory of this machine
 |  |- MediaError                             an image is missing, refused or not an image
 |  |- Unauthorized                 http 401  the API key is missing or wrong
 |  |- Forbidden                    http 403  the host or origin is not allowed
@@ -82,10 +82,8 @@ class PromptTooLong(RequestError):
 
 
 class OutOfMemory(PromptTooLong):
-    """The context would hold prompt and answer, but the memory of this machine never will."""
-
-    http_status = 503
-    code = "out_of_memory"
+    """The context would hold prompt and answer, but the memory of this machine never will. For a client it is
+    a shorter context: it has to send less, and no retry helps."""
 
 
 class MediaError(RequestError):

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from mlxrun.batch.run_paths import JobPaths
     from mlxrun.config.loading import LoadedConfig
     from mlxrun.model.model_info import LoadedModelInfo
+    from mlxrun.scoring.eval_spec import EvalReader
 
 EPILOG = """\b
 Examples:
@@ -32,16 +33,21 @@ A line of JOBS has OpenAI's batch format or a short one; an `eval` key scores th
   {"id": "b", "messages": [...], "max_tokens": 20,
    "eval": {"expected": "5", "match": "number", "group": "sums"}}
   {"id": "c", "prompt": "Once upon a time", "temperature": 0}
-`match` is exact, contains, regex, json or number. Image parts may be paths relative to JOBS.
+`match` is exact, contains, contains_all, regex, number, json, json_schema, choice, likeliest or judge; a list
+in `expected` holds alternatives. docs/jobs.md has their options; `mlxrun score` scores a finished job again.
+Image parts may be paths relative to JOBS.
 
 \b
 JOBS x.jsonl writes x.out.jsonl, x.errors.jsonl (lines that failed, with their line number and reason) and
-x.out.jsonl.run/ (manifest.json, journal.jsonl, status.json; until all lines are done also answers.jsonl and
-cache/, to continue partial answers and prompts). Lines that are done are not run again unless they changed.
+x.out.jsonl.run/ (manifest.json, scores.json, status.json, journal.jsonl; until all lines are done also
+answers.jsonl and cache/, to continue partial answers and prompts). Lines that are done are not run again
+unless they changed. With another model or other sampling settings, give another -o, or --fresh; with other
+versions of the libraries or on another device, one of these or --mixed.
 Press Ctrl-C to stop and keep all finished lines; press it again to stop immediately.
 
 \b
-Exit codes: 0 all lines done; 1 some failed; 2 config or job file; 3 engine; 130 interrupted, resumable.
+Exit codes: 0 all lines done; 1 some failed or could not be scored; 2 config or job file; 3 engine;
+130 interrupted, resumable.
 """
 
 SHOWN_REASONS = 3  # of failures; all are in the errors file
@@ -50,11 +56,25 @@ SHOWN_REASONS = 3  # of failures; all are in the errors file
 @click.command(epilog=EPILOG)
 @click.argument("jobs", type=click.Path(path_type=Path))
 @add_config_options
-@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="OUT", help="Where the answers go.")
-@click.option("--fresh", is_flag=True, help="Delete the results of earlier runs and start over.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    metavar="OUT",
+    help="Where the answers go. Default: JOBS with the ending .out.jsonl.",
+)
+@click.option(
+    "--fresh", is_flag=True, help="Start over; answers of earlier runs are moved to OUT.run/earlier."
+)
 @click.option("--retry-failed", is_flag=True, help="Run lines that failed in an earlier run again.")
+@click.option(
+    "--mixed", is_flag=True, help="Go on with other versions, or on another device, than earlier runs had."
+)
 @click.option("--strict", is_flag=True, help="Validate all lines first; if one is refused, run none.")
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="Only the first N lines of JOBS.")
+@click.option(
+    "--scorer", metavar="MODULE:FUNCTION", help="Score answers by a Python function, in place of `match`."
+)
 @click.option("--dry-run", is_flag=True, help="Count lines, tokens and images, show what would be refused.")
 def command(
     jobs: Path,
@@ -62,42 +82,55 @@ def command(
     sets: tuple[str, ...],
     output: Path | None,
     dry_run: bool,
+    scorer: str | None,
     **flags: Any,
 ) -> int:
     """Run the JSONL job JOBS; the same command continues an interrupted job."""
     import asyncio
 
+    from mlxrun.batch.job_file import check_job_file
     from mlxrun.batch.job_run import JobOptions
+    from mlxrun.batch.line_scorers import make_eval_reader
     from mlxrun.batch.run_paths import JobPaths
 
-    loaded = load_command_config(config_path, sets)
+    check_job_file(jobs)  # before the model, which may take minutes to download or load
+    evals = make_eval_reader(jobs, scorer)
     paths = JobPaths(jobs, output)
+    loaded = load_command_config(config_path, sets)
     options = JobOptions(**flags)
-    return asyncio.run(_dry_run(loaded, paths, options) if dry_run else _run(loaded, paths, options))
+    return asyncio.run(_dry_run(loaded, paths, options) if dry_run else _run(loaded, paths, options, evals))
 
 
-async def _run(loaded: LoadedConfig, paths: JobPaths, options: JobOptions) -> int:
+async def _run(loaded: LoadedConfig, paths: JobPaths, options: JobOptions, evals: EvalReader) -> int:
+    # First, as it logs what is being loaded: the imports below take seconds.
+    model_info, preparer = _load_preparer(loaded, paths, weights=True)
     from mlxrun.batch.job_cache import choose_engine_config
     from mlxrun.batch.job_run import JobRun, JobSetup
-    from mlxrun.batch.score_table import list_common_reasons, pluralize, print_scores
+    from mlxrun.batch.line_files import list_common_reasons
+    from mlxrun.batch.progress import pluralize
     from mlxrun.batch.stop_signals import StopSignals
     from mlxrun.engine.client import EngineClient
     from mlxrun.model.doctor import describe_device
-
-    model_info, preparer = _load_preparer(loaded, paths, weights=True)
+    from mlxrun.scoring.score_table import print_scores
 
     async def start() -> EngineClient:
-        return await EngineClient.start(choose_engine_config(loaded.config, paths), model_info)
+        return await EngineClient.start(choose_engine_config(loaded.config, paths.cache), model_info)
 
-    setup = JobSetup(loaded.config, loaded.digest, model_info, preparer, start, describe_device)
+    setup = JobSetup(loaded.config, loaded.digest, model_info, preparer, start, describe_device, evals=evals)
     outcome = await JobRun(paths, setup, options, _say, StopSignals(_say)).run()
     print_scores(outcome.scores, sys.stdout)
+    if cut := outcome.scores.cut_by_length:
+        click.echo(f"{pluralize(cut, 'answer')} cut at the maximum number of tokens (finish_reason: length)")
+    if broken := outcome.scores.broken:
+        click.echo(f"{pluralize(broken, 'answer')} could not be scored; `note` in {paths.out} says why")
     meter = outcome.meter
     reused = f", {meter.cached_share:.0%} of prompt tokens reused" if meter.reused else ""
     output = f": {paths.out}" if paths.out.exists() else ""  # created at the first answer
-    click.echo(f"{meter.done} of {pluralize(meter.total, 'line')} done{reused}{output}")
+    click.echo(f"{meter.format_done()} done{reused}{output}")
     if meter.failed:
-        click.echo(f"{meter.failed} failed: {paths.errors}")
+        plain = meter.failed - outcome.scores.compute_total().failed  # the table has the others
+        where = f" ({plain} without an `eval`)" if plain > 0 and outcome.scores.groups else ""
+        click.echo(f"{meter.failed} failed: {paths.errors}{where}")
         reasons = list_common_reasons(paths.errors)
         for reason, times in reasons[:SHOWN_REASONS]:
             _say(f"  {times} x {reason}")
@@ -108,7 +141,7 @@ async def _run(loaded: LoadedConfig, paths: JobPaths, options: JobOptions) -> in
 
 async def _dry_run(loaded: LoadedConfig, paths: JobPaths, options: JobOptions) -> int:
     from mlxrun.batch.job_check import check_job
-    from mlxrun.batch.score_table import pluralize
+    from mlxrun.batch.progress import pluralize
 
     def report(number: int, reason: str) -> None:
         _say(f"{paths.job}:{number}: {reason}")

@@ -11,7 +11,7 @@ import click
 from mlxrun.bench.engine.workloads import WORKLOADS
 from mlxrun.cli.bench_options import add_measure_options, write_report
 from mlxrun.cli.bench_serve import command as serve
-from mlxrun.cli.bench_serve import model_command
+from mlxrun.cli.bench_serve import model_command, report_command
 from mlxrun.cli.options import load_command_config
 
 MOVED = {"cache": "prefix-cache", "masks": "structured-output", "parsers": "parsers"}
@@ -41,6 +41,7 @@ def command() -> None:
 
 command.add_command(serve)
 command.add_command(model_command)
+command.add_command(report_command)
 
 
 @command.command(name="engine")
@@ -52,7 +53,10 @@ command.add_command(model_command)
     help="May be given several times; default: all.",
 )
 @click.option(
-    "--peer/--no-peer", default=True, show_default=True, help="Measure mlx-lm's BatchGenerator too, in turn."
+    "--peer/--no-peer",
+    default=True,
+    show_default=True,
+    help="Measure mlx-lm's BatchGenerator too, alternately.",
 )
 @add_measure_options
 def engine(

@@ -23,14 +23,15 @@ def add_measure_options(function: F) -> F:
         default="tiny",
         show_default=True,
         metavar="PRESET|PATH",
-        help="tiny or qwen3-0.6b (random weights), embedded (the built-in model), or a local model folder.",
+        help="tiny, qwen3-0.6b, qwen3-8b or qwen3-30b-a3b, each also with -4bit or -8bit behind it (random "
+        "weights), embedded (the built-in model), or a local model folder.",
     )
     scale = click.option(
         "--scale",
         default=1.0,
         show_default=True,
         type=click.FloatRange(0, 16, min_open=True),
-        help="Times prompt and answer lengths.",
+        help="Factor of all prompt and answer lengths.",
     )
     repeat = make_repeat_option("Runs of each side; medians are shown.")
     return model(scale(repeat(add_json_option(add_config_options(function)))))

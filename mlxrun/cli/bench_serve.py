@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,12 @@ from click.core import ParameterSource
 from mlxrun.bench.serve.workload_kinds import KINDS
 from mlxrun.bench.serve.workloads import PromptSize
 from mlxrun.cli.bench_options import write_report
-from mlxrun.cli.options import add_json_option, make_repeat_option
+from mlxrun.cli.options import (
+    add_config_options,
+    add_json_option,
+    load_command_config,
+    make_repeat_option,
+)
 from mlxrun.errors import ConfigError
 
 EPILOG = """\b
@@ -22,6 +28,12 @@ Examples:
   mlxrun bench serve --url ours=http://127.0.0.1:8000/v1 --url peer=http://127.0.0.1:8081/v1
   mlxrun bench serve --url http://127.0.0.1:8000/v1 --workload shared --rate 5 --json out.json
   mlxrun bench serve --url http://127.0.0.1:8000/v1 --workload long --long-words 4000
+"""
+REPORT_EPILOG = """\b
+Examples:
+  mlxrun bench report                                              the embedded model
+  mlxrun bench report --set model.path=Qwen/Qwen3-0.6B --json m4-max.json
+  mlxrun bench report -c prod.yaml --requests 30
 """
 
 
@@ -80,7 +92,7 @@ Examples:
     default=16_000,
     show_default=True,
     type=click.IntRange(1),
-    help="Words in the long prompt of the workload `long`.",
+    help="Words in the long prompt of the workloads `long` and `interactive`.",
 )
 @make_repeat_option("Number of rounds; medians are shown.")
 @click.option(
@@ -103,11 +115,12 @@ def command(
     """Send streaming chats to running servers; measure tok/s, time to first token and inter-token times.
 
     \b
-    chat    every prompt has different words
-    shared  the first 90 % of the words are the same in every prompt
-    mixed   prompts have a quarter of --prompt-words to four times as many
-    image   every prompt has a small picture
-    long    how much one long prompt delays streams that are decoding
+    chat         every prompt has different words
+    shared       the first 90 % of the words are the same in every prompt
+    mixed        prompts have a quarter of --prompt-words to four times as many
+    image        every prompt has a small picture
+    long         how much one long prompt delays streams that are decoding
+    interactive  how long a short request waits behind a long prompt, or behind one that is abandoned
     """
     from mlxrun.bench.serve.benchmark import print_serve_report, run_serve_bench
     from mlxrun.bench.serve.rounds import ServePlan
@@ -131,6 +144,52 @@ def command(
     return 1 if failed else 0
 
 
+@click.command(name="report", epilog=REPORT_EPILOG)
+@add_config_options
+@click.option(
+    "--requests", default=100, show_default=True, type=click.IntRange(1), help="Requests at each concurrency."
+)
+@click.option(
+    "--prompt-words", default=180, show_default=True, type=click.IntRange(1), help="Words in each prompt."
+)
+@click.option(
+    "--output-tokens", default=128, show_default=True, type=click.IntRange(1), help="Tokens in each answer."
+)
+@click.option(
+    "--long-words",
+    default=4000,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Words in the long prompt, behind which a short one waits.",
+)
+@add_json_option
+def report_command(
+    config_path: Path | None,
+    sets: tuple[str, ...],
+    requests: int,
+    prompt_words: int,
+    output_tokens: int,
+    long_words: int,
+    json_path: Path | None,
+) -> int:
+    """Start the server of a config, measure it, and write one report that can be compared with others.
+
+    It sends chats at 1, 8 and 16 requests at a time, and a short request behind a long prompt.
+    """
+    load_command_config(config_path, sets)  # so that a mistake in it is said before the server starts
+    from mlxrun.bench.serve.machine_report import ReportPlan, print_machine_report, run_machine_report
+
+    config = () if config_path is None else ("-c", str(config_path))
+    # Unless a later --set says otherwise: no log, and no batches of the user's own data folder.
+    quiet = ("log.level=warning", "apis.batches=false")
+    arguments = (*config, *(part for each in (*quiet, *sets) for part in ("--set", each)))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the server is stopped too
+    plan = ReportPlan(arguments, requests, PromptSize(prompt_words, output_tokens, long_words))
+    report = run_machine_report(plan, lambda line: print(line, file=sys.stderr))
+    write_report(report, json_path, print_machine_report)
+    return 1 if any(level["failed"] for level in report["concurrency_results"]) else 0
+
+
 @click.command(name="model")
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
 @click.option(
@@ -146,11 +205,11 @@ def model_command(folder: Path, preset: str, seed: int) -> int:
 
     Its greedy answers never end by themselves, so every server writes as many tokens as it is asked for.
     """
-    from mlxrun.bench.models import write_chat_model
+    from mlxrun.bench.models import PRESETS, write_chat_model
 
     if folder.exists() and any(folder.iterdir()):
         raise click.UsageError(f"{folder} is not empty")
-    write_chat_model(folder, preset, seed)
+    write_chat_model(folder, PRESETS[preset], seed)
     click.echo(f"{folder}: {preset}, random weights")
     return 0
 

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mlxrun.cli.options import add_config_options, load_command_config
+from mlxrun.config.byte_sizes import format_rounded
 
 if TYPE_CHECKING:
     from mlxrun.cache.cache_folder import ModelFolder
     from mlxrun.cache.inspection import InspectedEntry, ModelInspection
 
-FORMAT = 1
+FORMAT = 2
 FINGERPRINT_DIGITS = 16
 
 NOTE = """\b
@@ -108,24 +109,27 @@ Examples:
 
 {NOTE}
 The exit code is 0, or 1 if a file is bad, even if it was deleted. Bad files do no harm: a run that finds one
-deletes it and computes the entry again.
+deletes it and computes the entry again. Files with names that mlxrun does not give are counted, and never
+read or deleted.
 """
 )
 @click.option("--delete", is_flag=True, help="Delete the bad files.")
 @add_cache_options
 def verify(folder: Path, delete: bool, as_json: bool) -> int:
     """Verify the checksum and the header of every file."""
-    from mlxrun.cache.inspection import verify_files
+    from mlxrun.cache.inspection import count_foreign_files, verify_files
 
     good, bad = verify_files(folder, delete)
+    foreign = count_foreign_files(folder)
     if as_json:
         rows = [{"path": str(path), "reason": reason} for path, reason in bad]
-        _print_json(path=str(folder), good=good, bad=rows, deleted=delete)
+        _print_json(path=str(folder), good=good, bad=rows, foreign=foreign, deleted=delete)
     else:
         for path, reason in bad:
             click.echo(f"{path}: {reason}")
         hint = "; --delete removes them" if bad and not delete else ""
-        click.echo(f"{folder}: {good:,} good, {len(bad):,} bad{hint}")
+        others = f", {_count(foreign, 'other file', 'other files')} not read" if foreign else ""
+        click.echo(f"{folder}: {good:,} good, {len(bad):,} bad{others}{hint}")
     return 1 if bad else 0
 
 
@@ -150,7 +154,7 @@ def clear(folder: Path, prefix: str | None, yes: bool, as_json: bool) -> int:
 
     models = _choose_models(folder, prefix)
     files = [(path, size) for model in models for path, size in list_file_sizes(model)]
-    size = _format_size(sum(size for _, size in files))
+    size = format_rounded(sum(size for _, size in files))
     entries, owners = _count(len(files), "entry", "entries"), _count(len(models), "model", "models")
     what = f"{entries} ({size}) of {owners} in {folder}"
     if files and not yes and not _confirm_deletion(what):
@@ -162,7 +166,7 @@ def clear(folder: Path, prefix: str | None, yes: bool, as_json: bool) -> int:
     if as_json:
         _print_json(path=str(folder), deleted=deleted, freed_bytes=freed, failed=failed)
     else:
-        click.echo(f"{folder}: {_count(deleted, 'entry', 'entries')} deleted, {_format_size(freed)} freed")
+        click.echo(f"{folder}: {_count(deleted, 'entry', 'entries')} deleted, {format_rounded(freed)} freed")
     for line in failed:
         click.echo(f"not deleted: {line}", err=True)
     return 1 if failed else 0
@@ -200,7 +204,7 @@ def _format_model(model: ModelInspection) -> str:
     used = [_format_time(inspected.used) for inspected in model.entries]
     ages = f", used {used[0]} to {used[-1]}" if used else ""
     bad = f", {model.unreadable} unreadable" if model.unreadable else ""
-    return f"  {name}  {entries}, {tokens}, {_format_size(model.nbytes)}{ages}{bad}"
+    return f"  {name}  {entries}, {tokens}, {format_rounded(model.nbytes)}{ages}{bad}"
 
 
 def _format_entry(inspected: InspectedEntry) -> str:
@@ -209,14 +213,14 @@ def _format_entry(inspected: InspectedEntry) -> str:
     note = "  evicted last" if entry.boundary else ""
     return (
         f"    {entry.key.hex()}  {entry.kind:<5}  tokens {span:<15}  "
-        f"{_format_size(inspected.nbytes):>9}  {_format_time(inspected.used)}{note}"
+        f"{format_rounded(inspected.nbytes):>9}  {_format_time(inspected.used)}{note}"
     )
 
 
 def _describe_model(model: ModelInspection, with_entries: bool) -> dict[str, Any]:
     described = {
         "fingerprint": model.folder.fingerprint.hex(),
-        "records": len(model.entries),
+        "entries": len(model.entries),
         "tokens": model.tokens,
         "bytes": model.nbytes,
         "unreadable": model.unreadable,
@@ -224,7 +228,7 @@ def _describe_model(model: ModelInspection, with_entries: bool) -> dict[str, Any
         "newest_use": model.entries[-1].used if model.entries else None,
     }
     if with_entries:
-        described["record_list"] = [_describe_entry(inspected) for inspected in model.entries]
+        described["entry_list"] = [_describe_entry(inspected) for inspected in model.entries]
     return described
 
 
@@ -233,7 +237,7 @@ def _describe_entry(inspected: InspectedEntry) -> dict[str, Any]:
     return {
         "key": entry.key.hex(),
         "parent": entry.parent.hex(),
-        "part": entry.kind.value,
+        "kind": entry.kind.value,
         "start": entry.start,
         "stop": entry.stop,
         "boundary": entry.boundary,
@@ -248,13 +252,6 @@ def _print_json(**report: Any) -> None:
 
 def _count(number: int, one: str, many: str) -> str:
     return f"{number:,} {one if number == 1 else many}"
-
-
-def _format_size(nbytes: int) -> str:
-    for power, unit in ((4, "TB"), (3, "GB"), (2, "MB"), (1, "kB")):
-        if nbytes >= 1000**power:
-            return f"{nbytes / 1000**power:.1f} {unit}"
-    return f"{nbytes} B"
 
 
 def _format_time(seconds: float) -> str:

@@ -105,7 +105,10 @@ Examples:
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False), default=Path("mlxrun.yaml"))
 @click.option("--force", is_flag=True, help="Overwrite an existing file.")
 def init(file: Path, force: bool) -> None:
-    """Write a config file with every key, its default and its description."""
+    """Write a config file with all keys explained.
+
+    Each key has its default and its description.
+    """
     from mlxrun.config.annotate import render_template_file
     from mlxrun.config.schema import SCHEMA_FILE
 

@@ -64,7 +64,7 @@ def list_findings(config: Config | None) -> Iterator[Finding]:
 def list_model_findings(config: Config) -> Iterator[Finding]:
     """Load the model as the engine does, and yield what its probe has found."""
     from mlxrun.engine.factory import build_engine
-    from mlxrun.model.doctor import report_model, report_probe
+    from mlxrun.model.doctor import report_model, report_probe, report_weights
     from mlxrun.model.machine.versions import Finding
     from mlxrun.model.model_info import load_model_info
     from mlxrun.text.template import check_template
@@ -78,6 +78,7 @@ def list_model_findings(config: Config) -> Iterator[Finding]:
         yield Finding("model", config.model.path, "off", str(error), "see model.path in the config")
         return
     if probe is not None:
+        yield from report_weights(probe.weights)
         yield from report_probe(probe)
 
 

@@ -25,6 +25,17 @@ BUG_EXIT = 3
 COMMANDS = {
     "serve": ("mlxrun.cli.serve:command", "Serve a model over HTTP with the APIs of OpenAI and Anthropic."),
     "batch": ("mlxrun.cli.batch:command", "Run a batch job from a JSONL file, or resume it."),
+    "job": ("mlxrun.cli.job:command", "Make job files from CSV, JSONL or Parquet tables."),
+    "eval": ("mlxrun.cli.eval:command", "Run a suite: models x tasks x seeds, resumable, with one manifest."),
+    "score": ("mlxrun.cli.score:command", "Score the answers of a run again, by other rules or a judge."),
+    "verify": ("mlxrun.cli.verify:command", "Check that a run is as it was written, and run lines again."),
+    "replay": ("mlxrun.cli.replay:command", "Run a job again as its manifest says, and compare the bytes."),
+    "report": ("mlxrun.cli.report:command", "Write an HTML or Markdown report of runs."),
+    "export": (
+        "mlxrun.cli.export:command",
+        "Write a run in the format of Inspect, lm-eval and others.",
+    ),
+    "compare": ("mlxrun.cli.compare:command", "Compare the scores of two runs of the same lines."),
     "config": ("mlxrun.cli.config:command", "Check, show and create config files."),
     "cache": ("mlxrun.cli.cache:command", "List, verify and delete the entries of the prefix cache on disk."),
     "doctor": ("mlxrun.cli.doctor:command", "Check this machine and the model."),
@@ -37,6 +48,9 @@ Examples:
   mlxrun serve -c prod.yaml                       the model of a config file
   mlxrun batch jobs/eval.jsonl                    run a job on the built-in model
   mlxrun batch jobs/eval.jsonl -c prod.yaml       the same on the model of a config file
+  mlxrun eval jobs/suite.yaml                     every model of a suite on every task, as a matrix of scores
+  mlxrun report jobs/eval.jsonl                   look at scores, failures, speed and every line of a run
+  mlxrun job make data.csv --template t.jinja     make a job from a table
   mlxrun config init mlxrun.yaml                  write a config file with every key explained
   mlxrun config check prod.yaml                   find all its errors, with line and column
   mlxrun doctor -c prod.yaml                      check this machine and the model of a config file

@@ -54,15 +54,36 @@ def add_json_option(function: F) -> F:
     )(function)
 
 
-def load_command_config(config_path: Path | None, sets: Sequence[str]) -> LoadedConfig:
+def load_command_config(
+    config_path: Path | None, sets: Sequence[str], options: Sequence[tuple[str, str, str]] = ()
+) -> LoadedConfig:
     """Load the config of a command and set up logging. Wrong parsers and chat templates are found here,
-    before a model is loaded."""
+    before a model is loaded. `options`: see `load_config`."""
     import os
 
     from mlxrun.cli.config_checks import check_chat_template, check_parsers
     from mlxrun.cli.logging_setup import set_up_logging
     from mlxrun.config.loading import load_config
 
-    loaded = load_config(config_path, sets, os.environ, (check_parsers, check_chat_template))
+    loaded = load_config(config_path, sets, os.environ, (check_parsers, check_chat_template), options)
     set_up_logging(loaded.config.log)
     return loaded
+
+
+def parse_field(flag: str, option: str = "--set") -> tuple[str, Any]:
+    """The name and the value of an option such as `--set max_tokens=20`; the value is YAML."""
+    from mlxrun.config.nodes import ConfigProblem, Origin
+    from mlxrun.config.yaml_source import YamlError, parse_value
+    from mlxrun.errors import ConfigError
+
+    name, equals, text = flag.partition("=")
+    if not equals or not name:
+        raise click.UsageError(f"{option} {flag}: it does not have the form field=value")
+    problems: list[ConfigProblem] = []
+    try:
+        value = parse_value(text, name, Origin("set", name), problems).strip_origins()
+    except YamlError as error:
+        raise ConfigError(f"{option} {name}: this is not YAML: {error}") from error
+    if problems:
+        raise ConfigError("\n".join(problem.text for problem in problems))
+    return name, value

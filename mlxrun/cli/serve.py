@@ -17,20 +17,21 @@ if TYPE_CHECKING:
 EPILOG = """\b
 Examples:
   mlxrun serve                                     the built-in model on http://127.0.0.1:8000
-  mlxrun serve -c prod.yaml                        yours, as the file says
+  mlxrun serve -c prod.yaml                        the model of a config file
   mlxrun serve -c prod.yaml --port 9000 --set scheduler.max_running=64
 
 \b
 Interfaces (each can be switched off under `apis:`):
-  OpenAI      /v1/chat/completions /v1/completions /v1/responses /v1/models /v1/files /v1/batches
-  Anthropic   /v1/messages /v1/messages/count_tokens
-  Tokens      /tokenize /detokenize
+  OpenAI      /v1/chat/completions /v1/completions /v1/responses /v1/conversations /v1/models
+              /v1/files /v1/batches
+  Anthropic   /v1/messages /v1/messages/count_tokens /v1/messages/batches
+  Tokens      /tokenize /detokenize /tokenizer_info
   Operations  /health /v1/status /metrics /v1/cache /v1/requests/ID/cancel /openapi.json
 
 \b
-It listens at once and answers 503 until the model is loaded. Ctrl-C once (or SIGTERM) lets running requests
-finish for server.drain_timeout seconds, twice ends it at once. Other machines reach it only with server.host
-and server.api_keys set.
+It listens at once and answers 503 until the model is loaded; the log says how far that is. After Ctrl-C or
+SIGTERM, running requests may finish within server.drain_timeout seconds; a second signal ends it at once.
+Other machines reach it only with server.host and server.api_keys set.
 
 \b
 Exit codes: 0 stopped; 2 config; 3 engine.
@@ -39,15 +40,15 @@ Exit codes: 0 stopped; 2 config; 3 engine.
 
 @click.command(epilog=EPILOG)
 @add_config_options
-@click.option("--host", metavar="ADDRESS", help="Listen on this address: --set server.host=ADDRESS.")
-@click.option("--port", type=int, metavar="PORT", help="Listen on this port; 0: any free one.")
+@click.option("--host", metavar="ADDRESS", help="Listen on this address, as with --set server.host=ADDRESS.")
+@click.option("--port", type=int, metavar="PORT", help="Listen on this port; 0: any free port.")
 def command(config_path: Path | None, sets: tuple[str, ...], host: str | None, port: int | None) -> int:
-    """Serve a model over HTTP, as OpenAI and Anthropic do."""
+    """Serve a model over HTTP with the APIs of OpenAI and Anthropic."""
     import asyncio
 
     given = {"host": host, "port": port}
-    flags = tuple(f"server.{key}={value}" for key, value in given.items() if value is not None)
-    loaded = load_command_config(config_path, (*sets, *flags))  # the options override --set
+    options = [(f"--{key}", f"server.{key}", str(text)) for key, text in given.items() if text is not None]
+    loaded = load_command_config(config_path, sets, options)
     return asyncio.run(_serve(loaded))
 
 
@@ -72,6 +73,7 @@ async def _load(loaded: LoadedConfig, queue: BatchQueue | None) -> LoadedEngine:
 
     from mlxrun.api.context import ApiContext
     from mlxrun.batch.job_service import JobService
+    from mlxrun.config.image_bytes import get_image_bytes
     from mlxrun.engine.client import EngineClient
     from mlxrun.model.doctor import describe_device
     from mlxrun.model.machine.versions import list_library_versions
@@ -83,7 +85,9 @@ async def _load(loaded: LoadedConfig, queue: BatchQueue | None) -> LoadedEngine:
     config = loaded.config
     model = await asyncio.to_thread(load_model_info, config.model, weights=True)
     formats = detect_formats(model.chat_template, model.tokenizer, config.parsers)
-    context = ApiContext(model, config, MediaLoader(config.media, None), formats)
+    image_bytes = get_image_bytes(config.media.memory_bytes, config.scheduler.memory_limit)
+    loader = MediaLoader(config.media, None, memory_bytes=image_bytes)
+    context = ApiContext(model, config, loader, formats)
     client = await EngineClient.start(config, model)
     try:
         facts = {"versions": list_library_versions(), "device": describe_device()}

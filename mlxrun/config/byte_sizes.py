@@ -24,3 +24,11 @@ def format_bytes(size: int) -> str:
             if size and size % base**power == 0:
                 return f"{size // base**power}{' kMGT'[power]}{binary}B"
     return str(size)
+
+
+def format_rounded(size: int) -> str:
+    """A size for people, in powers of 1000: `1.5 GB`."""
+    for power, unit in ((4, "TB"), (3, "GB"), (2, "MB"), (1, "kB")):
+        if size >= 1000**power:
+            return f"{size / 1000**power:.1f} {unit}"
+    return f"{size} B"

@@ -39,7 +39,11 @@ def check_model_path(config: Config) -> str | None:
         return None
     if not Path(path).is_absolute():
         return f"{path!r} is neither 'embedded' nor a folder nor a hub id such as Qwen/Qwen3-0.6B"
-    return None if Path(path).is_dir() else f"{path} is not a folder"
+    if not Path(path).is_dir():
+        return f"{path} is not a folder"
+    if not Path(path, "config.json").is_file():
+        return f"{path} has no config.json, so it is not the folder of a model"
+    return None
 
 
 @reads("model.adapter")
@@ -112,14 +116,32 @@ def check_allowed_image_hosts(config: Config) -> str | None:
     return None
 
 
+@reads("media.memory_bytes", "scheduler.memory_limit")
+def check_image_memory(config: Config) -> str | None:
+    """Decoded images must leave memory for the model."""
+    images, limit = config.media.memory_bytes, config.scheduler.memory_limit
+    if images is None or limit is None or images < limit:
+        return None
+    return f"{images} bytes for images leave nothing of scheduler.memory_limit {limit}"
+
+
 @reads("cache.disk_path", "cache.backend")
 def check_disk_path(config: Config) -> str | None:
-    if config.cache.disk_path is None or config.cache.backend == "disk":
+    return _require_disk(config) if config.cache.disk_path is not None else None
+
+
+@reads("cache.disk_bytes", "cache.backend")
+def check_disk_bytes(config: Config) -> str | None:
+    return _require_disk(config) if config.cache.disk_bytes != CacheSettings().disk_bytes else None
+
+
+def _require_disk(config: Config) -> str | None:
+    if config.cache.backend == "disk":
         return None
     return f"has no effect while cache.backend is {config.cache.backend}; set cache.backend: disk"
 
 
-_CACHE_KEYS = ("memory_bytes", "stored_bits", "checkpoint_every", "disk_bytes")
+_CACHE_KEYS = ("memory_bytes", "stored_bits", "checkpoint_every")
 
 
 @reads("cache.backend", *(f"cache.{key}" for key in _CACHE_KEYS))
@@ -183,3 +205,26 @@ def check_response_store(config: Config) -> str | None:
     if server.store_responses or server.store_bytes == ServerSettings().store_bytes:
         return None
     return "has no effect while server.store_responses is 0"
+
+
+# Keys that only one API of the server reads.
+_API_KEYS = {
+    "batches": ("server.data_path", "server.files_max_bytes", "batch.max_file_bytes"),
+    "responses": ("server.store_responses", "server.store_bytes"),
+}
+
+
+def _register_api_rule(api: str, path: str) -> None:
+    """Register the rule that a key is not set while the only API that reads it is off."""
+    section, key = path.split(".")
+
+    @reads(path, f"apis.{api}")
+    def check_api_key(config: Config) -> str | None:
+        value, default = (getattr(getattr(each, section), key) for each in (config, Config()))
+        is_read = getattr(config.apis, api) or value == default
+        return None if is_read else f"has no effect while apis.{api} is false"
+
+
+for _api, _paths in _API_KEYS.items():
+    for _path in _paths:
+        _register_api_rule(_api, _path)

@@ -39,18 +39,24 @@ def load_config(
     sets: Sequence[str] = (),
     environ: Mapping[str, str] | None = None,
     extra_checks: Sequence[Callable[[LoadedConfig], list[ConfigProblem]]] = (),
+    options: Sequence[tuple[str, str, str]] = (),
+    trees: Sequence[tuple[ConfigNode, Path]] = (),
 ) -> LoadedConfig:
     """Load the config of `path`; without one $MLXRUN_CONFIG, then ./mlxrun.yaml, then built-in defaults.
 
     `extra_checks`: checks by packages that this one does not know. They run even if there are problems, so
-    that one error reports all; a key that has a problem has its default then.
+    that one error reports all; a key that has a problem has its default then. `options`: options of a command
+    that set a key, each as its name, the key and the text; they override `sets`. `trees`: sections in another
+    file, such as a suite, each with the folder that its paths are relative to; `sets` override them.
     """
     environ = environ or {}
     chosen, chosen_by = _choose_file(path, environ)
     problems: list[ConfigProblem] = []
     sources = ConfigSources(environ, problems)
     layers = sources.read_files(chosen, chosen_by) if chosen else []
-    layers += [sources.read_environment(), *sources.read_flags(sets)]
+    layers.append(sources.read_environment())
+    layers += [sources.finish_layer(tree, folder, interpolate=True) for tree, folder in trees]
+    layers += [*sources.read_flags(sets), sources.read_options(options)]
     # Each layer is validated by itself, so that no mistake hides below another layer. A value that could not
     # be read has been reported.
     reported = {item.rank for item in problems}

@@ -12,14 +12,15 @@ class Origin:
     """Where a value came from; `str()` is what errors and `config show` print."""
 
     kind: Literal["default", "file", "env", "set"]
-    name: str = ""  # the file, the variable, or the key of --set
+    name: str = ""  # the file, the variable, the key of --set, or another option with its dashes
     line: int = 0
     column: int = 0
 
     def __str__(self) -> str:
         if self.kind == "file":
             return f"{self.name}:{self.line}:{self.column}"
-        return f"--set {self.name}" if self.kind == "set" else self.name or self.kind
+        is_key = self.kind == "set" and not self.name.startswith("-")
+        return f"--set {self.name}" if is_key else self.name or self.kind
 
 
 DEFAULT = Origin("default")

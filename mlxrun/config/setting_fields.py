@@ -14,7 +14,8 @@ from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from functools import cache
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from mlxrun.config.settings import Bytes, Config, Range, Secret
+from mlxrun.config.setting_annotations import Bytes, Range, Secret
+from mlxrun.config.settings import Config
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,7 @@ def list_fields() -> Mapping[str, SettingField]:
 
 def _describe_class(section: str, cls: type) -> list[SettingField]:
     hints = get_type_hints(cls, include_extras=True)
-    docs = _read_docstrings(cls)
+    docs = read_docstrings(cls)
     own = [item for item in fields(cls) if not is_dataclass(hints[item.name])]
     return [_describe_field(section, item, hints[item.name], docs.get(item.name, "")) for item in own]
 
@@ -115,7 +116,7 @@ def _describe_field(section: str, item: Field[Any], hint: Any, doc: str) -> Sett
     )
 
 
-def _read_docstrings(cls: type) -> dict[str, str]:
+def read_docstrings(cls: type) -> dict[str, str]:
     """Return the strings under the fields of a class from its source, as Python does not keep them."""
     body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
     assert isinstance(body, ast.ClassDef)

@@ -9,24 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-
-@dataclass(frozen=True, slots=True)
-class Range:
-    """Inclusive bounds of a number; None means that there is no bound."""
-
-    low: float | None = None
-    high: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Bytes:
-    """Marks an int field that also accepts a string with a unit: kB, MB, GB are powers of 1000, KiB, MiB,
-    GiB powers of 1024."""
-
-
-@dataclass(frozen=True, slots=True)
-class Secret:
-    """Marks a mapping whose values are never printed, and must come from variables (`${NAME}`)."""
+from mlxrun.config.setting_annotations import Bytes, Range, Secret
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,17 +21,20 @@ class ModelSettings:
     revision: str | None = None
     """Branch, tag or commit of the model on the hub."""
     kind: Literal["auto", "text", "vision"] = "auto"
-    """`text` loads through mlx-lm, `vision` through mlx-vlm; `auto` chooses `vision` if config.json
-    has a `vision_config`."""
+    """`text`: by mlx-lm, `vision`: by mlx-vlm; `auto`: `vision` if config.json has a `vision_config`."""
     adapter: str | None = None
     """Folder of a LoRA adapter, which is applied when the model is loaded."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Type of the weights in memory. `auto` keeps the type of the files on a GPU, and uses float32 on a CPU,
     where bfloat16 is slow."""
+    dequantize: Literal["auto", "never", "always"] = "auto"
+    """Hold quantized weights as plain numbers, which takes 2 to 8 times the memory. `auto`: where that takes
+    at most half of the memory limit and is faster, as on CPUs; products are timed when a model is loaded."""
     names: tuple[str, ...] = ()
     """Names that requests may use as `model`, besides the path. Empty: every name is accepted."""
     context_length: Annotated[int | None, Range(16, None)] = None
-    """Maximum number of tokens of a prompt and its answer together. null: the limit in the model's config."""
+    """Maximum number of tokens of a prompt and its answer together. null: the limit in the model's config. A
+    greater value is a warning in the log: the model may give bad answers beyond what it was trained for."""
     chat_template: str | None = None
     """File with a Jinja chat template, which replaces that of the model."""
     chat_template_args: dict[str, str | int | float | bool] = field(default_factory=dict)
@@ -93,6 +79,9 @@ class SchedulerSettings:
     """The same while rows decode, which limits the time between their tokens. If more prompts wait than rows
     decode, it is raised in proportion, up to prefill_budget. null: 512 on a GPU; 256 on a CPU, and fewer
     towards the end of a long prompt; at most one chunk."""
+    step_ms: Annotated[int | None, Range(0, 60_000)] = None
+    """Milliseconds that a step may take for prompts, by the pace of earlier steps: new requests wait for it.
+    It takes 64 tokens at least. 0: no limit. null: 100 on CUDA, 200 elsewhere; 0 for `mlxrun batch`."""
     prefill_rows: Annotated[int, Range(1, 256)] = 8
     """Maximum number of prompts whose chunks are computed in one forward. They must have the same length,
     unless the probe has found padding to be exact."""
@@ -140,7 +129,8 @@ class SamplingSettings:
     repetition_penalty: Annotated[float | None, Range(0.01, 10.0)] = None
     """Penalty on the logits of tokens that have occurred; 1 is none. null: that of the model, else 1.0."""
     max_tokens: Annotated[int | None, Range(1, None)] = None
-    """Maximum number of tokens of an answer. null: the rest of the context (server) or 1024 (batch)."""
+    """Maximum number of tokens of an answer whose request sets none. null: 32768 (server) or 1024 (batch). An
+    answer never gets more than the rest of the context."""
     seed: Annotated[int | None, Range(0, None)] = None
     """Seed of requests that have none. null: a random one for each request, which is reported."""
 
@@ -156,19 +146,28 @@ class ParserSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class StructuredSettings:
+    """How answers that must match a JSON schema are restricted."""
+
+    close_objects: bool = False
+    """Treat objects of a schema that have `properties`, and say nothing about others, as if they had
+    `additionalProperties: false`. Small models invent further properties otherwise, some without end."""
+
+
+@dataclass(frozen=True, slots=True)
 class ApiSettings:
     """Which APIs the server offers. The paths of an API that is off return 404."""
 
     openai: bool = True
     """/v1/models, /v1/chat/completions, /v1/completions."""
     responses: bool = True
-    """/v1/responses."""
+    """/v1/responses, /v1/conversations."""
     anthropic: bool = True
     """/v1/messages, /v1/messages/count_tokens."""
     tokenize: bool = True
-    """/tokenize, /detokenize."""
+    """/tokenize, /detokenize, /tokenizer_info."""
     batches: bool = True
-    """/v1/files, /v1/batches."""
+    """/v1/files, /v1/batches; with `anthropic`, /v1/messages/batches."""
     admin: bool = True
     """/v1/status, /metrics, /v1/cache, /v1/requests/ID/cancel, /openapi.json. /health is always on."""
 
@@ -193,8 +192,9 @@ class ServerSettings:
     """Host names of the server besides localhost and server.host, such as `ai.example.com` behind a proxy, or
     `*` for all. A server without api_keys on a local address refuses requests for other names, because a web
     page can let its own host name point to this machine (DNS rebinding)."""
-    max_body_bytes: Annotated[int, Bytes(), Range(1, None)] = 64_000_000
-    """Maximum size of a request body. Uploads of job files have a limit of their own."""
+    max_body_bytes: Annotated[int | None, Bytes(), Range(1, None)] = None
+    """Maximum size of a request body. Uploads of job files have a limit of their own. null: 32 bytes for each
+    token of the context, at least 16MB; and 64MB more if the model accepts images."""
     max_messages: Annotated[int, Range(1, None)] = 4096
     """Maximum number of messages or input items of a request."""
     max_prompt_tokens: Annotated[int | None, Range(1, None)] = None
@@ -210,13 +210,17 @@ class ServerSettings:
     on_engine_failure: Literal["exit", "stay"] = "exit"
     """What the server does when the engine has failed: `exit` ends the process with code 3, so that a
     supervisor can restart it; `stay` answers every request with status 503."""
+    strict_fields: bool = False
+    """Refuse fields of requests, and of job lines, that mlxrun cannot honour although they do not change the
+    answer: hints, labels, neutral values, and unknown fields of messages. Otherwise they are accepted, and
+    logged once each. Fields that would change the answer are always refused."""
     strip_billing_header: bool = True
     """Remove the line `x-anthropic-billing-header: ...` from system prompts of /v1/messages. It differs in
     every request, so that the prefix cache would never have a hit."""
     store_responses: Annotated[int, Range(0, None)] = 1000
-    """Maximum number of /v1/responses answers that are stored for previous_response_id; 0: none."""
+    """Maximum number of responses and conversations of /v1/responses that are stored; 0: none."""
     store_bytes: Annotated[int, Bytes(), Range(1, None)] = 256_000_000
-    """Maximum size of the stored responses."""
+    """Maximum size of the stored responses and conversations."""
     data_path: str | None = None
     """Folder for uploaded files and batches. null: mlxrun in $XDG_DATA_HOME or ~/.local/share."""
     files_max_bytes: Annotated[int, Bytes(), Range(1, None)] = 10_000_000_000
@@ -240,6 +244,9 @@ class MediaSettings:
     """Maximum number of pixels of an image, width x height."""
     max_images: Annotated[int, Range(1, 1024)] = 16
     """Maximum number of images in a request."""
+    memory_bytes: Annotated[int | None, Bytes(), Range(1, None)] = None
+    """Memory for decoded images of all requests together, which counts in scheduler.memory_limit. Images wait
+    for it; a request that needs more is refused. null: 1GB, at most an eighth of a given memory_limit."""
     timeout: Annotated[float, Range(0.1, None)] = 20.0
     """Seconds that fetching one URL may take."""
 
@@ -258,7 +265,7 @@ class BatchSettings:
     retries: Annotated[int, Range(0, 10)] = 2
     """How often a line is retried after a transient error. Deterministic errors are not retried."""
     max_file_bytes: Annotated[int, Bytes(), Range(1, None)] = 1_000_000_000
-    """Maximum size of a job file that is uploaded to the server."""
+    """Maximum size of a file that is uploaded to the server, and of the requests of a message batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,6 +292,7 @@ class Config:
     cache: CacheSettings = field(default_factory=CacheSettings)
     sampling: SamplingSettings = field(default_factory=SamplingSettings)
     parsers: ParserSettings = field(default_factory=ParserSettings)
+    structured: StructuredSettings = field(default_factory=StructuredSettings)
     apis: ApiSettings = field(default_factory=ApiSettings)
     server: ServerSettings = field(default_factory=ServerSettings)
     media: MediaSettings = field(default_factory=MediaSettings)

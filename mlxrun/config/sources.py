@@ -37,7 +37,7 @@ class ConfigSources:
         tree = self._read_file(path, named_by)
         if tree is None:
             return []
-        own = self._finish_layer(tree, path.parent, interpolate=True)
+        own = self.finish_layer(tree, path.parent, interpolate=True)
         chain = (*above, path.resolve())
         layers = []
         for node in _list_extended(own):
@@ -52,6 +52,7 @@ class ConfigSources:
     def read_environment(self) -> ConfigNode:
         """Return the layer of all MLXRUN_SECTION__KEY variables. Other programs may use the prefix too."""
         misspelled = {ENV_PREFIX + path.replace(".", "_").upper(): path for path in list_fields()}
+        sections = {ENV_PREFIX + name.upper(): name for name in list_sections()}
         layer: dict[str, ConfigNode] = {}
         for name in sorted(name for name in self._environ if name.startswith(ENV_PREFIX)):
             origin = Origin("env", name)
@@ -61,7 +62,10 @@ class ConfigSources:
             elif "." in misspelled.get(name, ""):
                 right = ENV_PREFIX + misspelled[name].replace(".", "__").upper()
                 self._report(origin, "", f"has no effect (did you mean {right}?)")
-        return self._finish_layer(ConfigNode(layer, Origin("env")), Path.cwd(), interpolate=False)
+            elif name in sections:
+                text = f"has no effect: {sections[name]} is a section; the variable of a key is {name}__KEY"
+                self._report(origin, "", text)
+        return self.finish_layer(ConfigNode(layer, Origin("env")), Path.cwd(), interpolate=False)
 
     def read_flags(self, sets: Sequence[str]) -> list[ConfigNode]:
         """Return a layer for each --set section.key=value, so that none hides an error of another."""
@@ -76,8 +80,16 @@ class ConfigSources:
                 self._report(origin, "", "only a file can extend another; use -c")
             else:
                 self._set_value(layer, key.strip().split("."), text, origin)
-            layers.append(self._finish_layer(ConfigNode(layer, Origin("set")), Path.cwd(), interpolate=True))
+            layers.append(self.finish_layer(ConfigNode(layer, Origin("set")), Path.cwd(), interpolate=True))
         return layers
+
+    def read_options(self, options: Sequence[tuple[str, str, str]]) -> ConfigNode:
+        """Return the layer of a command's own options: each with its name, the key that it sets, and its
+        text."""
+        layer: dict[str, ConfigNode] = {}
+        for name, key, text in options:
+            self._set_value(layer, key.split("."), text, Origin("set", name))
+        return self.finish_layer(ConfigNode(layer, Origin("set")), Path.cwd(), interpolate=False)
 
     def _set_value(
         self, layer: dict[str, ConfigNode], keys: Sequence[str], text: str, origin: Origin
@@ -125,7 +137,7 @@ class ConfigSources:
             self._report(origin, "", f"this is not YAML: {error}")
         return None
 
-    def _finish_layer(self, tree: ConfigNode, folder: Path, *, interpolate: bool) -> ConfigNode:
+    def finish_layer(self, tree: ConfigNode, folder: Path, *, interpolate: bool) -> ConfigNode:
         """Drop empty sections, replace references, make paths absolute."""
         sections = list_sections()
         filled = {k: node for k, node in tree.value.items() if k not in sections or node.value is not None}

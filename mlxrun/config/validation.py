@@ -44,13 +44,13 @@ def _explain(tree: ConfigNode, error: jsonschema.ValidationError) -> Iterator[Co
     if error.validator == "additionalProperties":
         for key, child in node.value.items():
             if key not in _list_keys(path):
-                suggestion = _suggest(_find_meant_key(key, path), repr)
+                suggestion = suggest_word(_find_meant_key(key, path), repr)
                 origin = child.key_origin or child.origin
                 yield ConfigProblem.at(origin, f"{path}.{key}" if path else key, f"unknown key{suggestion}")
     else:
         steps = path.split(".")
         info = list_fields().get(".".join(steps[:2])) or list_fields().get(steps[0])
-        yield ConfigProblem.at(node.origin, path, _describe_error(error, info))
+        yield ConfigProblem.at(node.origin, path, describe_error(error, info))
 
 
 def _check_sizes(tree: ConfigNode, wrong: set[str]) -> Iterator[ConfigProblem]:
@@ -77,20 +77,20 @@ def _find_meant_key(key: str, section: str) -> str | None:
     elsewhere = {info.key: path for path, info in list_fields().items() if info.section != section}
     if key in elsewhere:
         return elsewhere[key]
-    other = _find_closest(key, elsewhere)
-    return _find_closest(key, _list_keys(section)) or (elsewhere[other] if other else None)
+    other = find_closest(key, elsewhere)
+    return find_closest(key, _list_keys(section)) or (elsewhere[other] if other else None)
 
 
-def _describe_error(error: jsonschema.ValidationError, info: SettingField | None) -> str:
+def describe_error(error: jsonschema.ValidationError, info: SettingField | None) -> str:
     """Say what is wrong with one value."""
     value: Any = error.instance
     limit: Any = error.validator_value
     shown = "***" if info is not None and info.is_secret else quote_value(value)
     match error.validator:
         case "enum":
-            meant = _find_closest(value, [choice for choice in limit if isinstance(choice, str)])
+            meant = find_closest(value, [choice for choice in limit if isinstance(choice, str)])
             choices = ", ".join(quote_value(choice) for choice in limit)
-            return f"{shown} is not one of {choices}{_suggest(meant, quote_value)}"
+            return f"{shown} is not one of {choices}{suggest_word(meant, quote_value)}"
         case "type":
             return _describe_type_error(value, shown, limit, info)
         case "pattern":
@@ -101,6 +101,8 @@ def _describe_error(error: jsonschema.ValidationError, info: SettingField | None
             return f"{shown} is more than {format_number(limit)}"
         case "minLength":
             return "it is an empty string"
+        case "minItems" | "minProperties":
+            return "it is empty"
         case "uniqueItems":
             return f"{shown} has an item twice"
         case _:
@@ -116,7 +118,7 @@ def _describe_type_error(value: Any, shown: str, wanted: str | list[str], info: 
         return f"{shown} is not a mapping of keys"
     hint = ""
     if "boolean" in kinds and isinstance(value, str):
-        hint = _suggest(_YAML_1_1.get(value.lower()), str)
+        hint = suggest_word(_YAML_1_1.get(value.lower()), str)
     elif "array" in kinds and isinstance(value, str) and shown != "***":
         hint = f" (write [{value}])"
     elif "string" in kinds and isinstance(value, int | float) and shown != "***":
@@ -134,10 +136,10 @@ def format_number(value: float) -> str:
     return str(int(value)) if value == int(value) else str(value)
 
 
-def _find_closest(word: Any, words: Iterable[str]) -> str | None:
+def find_closest(word: Any, words: Iterable[str]) -> str | None:
     near = difflib.get_close_matches(str(word), list(words), n=1, cutoff=0.7)
     return near[0] if near else None
 
 
-def _suggest(meant: str | None, quote: Callable[[str], str]) -> str:
+def suggest_word(meant: str | None, quote: Callable[[str], str]) -> str:
     return f" (did you mean {quote(meant)}?)" if meant else ""

@@ -10,31 +10,12 @@ from typing import Any
 
 import pytest
 
+from mlxrun.cli import batch
 from mlxrun.cli.main import main
 from mlxrun.config.settings import Config
-from mlxrun.errors import ModelLoadError
 from mlxrun.scheduler.request import Request, TokenEvent
-from tests.batch.test_job_run import MIXED
-from tests.helpers.batch_fakes import Bench, FakeClient, by_id, chat, chats, write_job
+from tests.helpers.batch_fakes import MIXED, Bench, FakeClient, by_id, chat, chats, write_job
 from tests.helpers.tokenizers import FakeModelInfo
-
-
-@pytest.fixture
-def fake_engine(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
-    """Replaces model and engine; returns the configs that it was started with."""
-    started: list[Config] = []
-
-    async def start(config: Any, host: Any) -> FakeClient:
-        started.append(config)
-        if config.model.path == "broken":
-            raise ModelLoadError("model.path: broken")
-        return FakeClient(FakeModelInfo())
-
-    monkeypatch.setattr(
-        "mlxrun.model.model_info.load_model_info", lambda settings, weights=False: FakeModelInfo(vision=True)
-    )
-    monkeypatch.setattr("mlxrun.engine.client.EngineClient.start", start)
-    return started
 
 
 def test_a_job(tmp_path: Path, fake_engine: list[Config], capsys: pytest.CaptureFixture[str]) -> None:
@@ -43,10 +24,10 @@ def test_a_job(tmp_path: Path, fake_engine: list[Config], capsys: pytest.Capture
     assert main(["batch", str(job), "--set", "scheduler.max_running=2"]) == 0
     out, err = capsys.readouterr()
     assert out.splitlines() == [
-        "group  lines  correct   share  failed",
-        "g0         3        3  100.0%       0",
-        "g1         3        3  100.0%       0",
-        "total      6        6  100.0%       0",
+        "group  lines  correct           score [95 %]  failed",
+        "g0         3        3  100.0 % [43.9, 100.0]       0",
+        "g1         3        3  100.0 % [43.9, 100.0]       0",
+        "total      6        6  100.0 % [61.0, 100.0]       0",
         f"6 of 6 lines done: {tmp_path}/job.out.jsonl",
     ]
     assert err.startswith("6/6 lines, 0 failed, ")
@@ -103,6 +84,21 @@ def test_exit_codes(tmp_path: Path, fake_engine: list[Config], capsys: pytest.Ca
     assert main(["batch", str(job), "-o", str(job)]) == 2
     assert main(["batch", str(job), "--set", "batch.ordre=input"]) == 2
     assert main(["batch", str(job), "--limit", "0"]) == 2
+
+
+@pytest.mark.parametrize("flags", [[], ["--dry-run"], ["--fresh"]])
+def test_the_job_file_is_looked_at_before_the_model(
+    tmp_path: Path, flags: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object) -> None:
+        raise AssertionError("the config or the model was loaded")
+
+    monkeypatch.setattr(batch, "_load_preparer", fail)
+    monkeypatch.setattr(batch, "load_command_config", fail)
+    (tmp_path / "empty.jsonl").write_text("\n")
+    for name, says in (("typo.jsonl", "cannot read the job file: No such"), ("empty.jsonl", "has no lines")):
+        assert main(["batch", str(tmp_path / name), *flags]) == 2
+        assert says in capsys.readouterr().err
 
 
 def test_a_strict_failure_keeps_earlier_answers(tmp_path: Path, fake_engine: list[Config]) -> None:
@@ -215,3 +211,41 @@ def test_help_teaches_and_loads_nothing() -> None:
     assert found.returncode == 0, found.stderr
     for word in ("--dry-run", "--retry-failed", "continues where", '"custom_id"', "Exit codes:"):
         assert word in found.stdout
+
+
+def test_a_scorer_that_fails_is_not_a_model_that_is_wrong(
+    tmp_path: Path, fake_engine: list[Config], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 1 and how many; answers that wait for a judge are no failure."""
+    (tmp_path / "s.py").write_text("def score(answer):\n    raise RuntimeError('no')\n")
+    job = write_job(tmp_path, chats(3))
+    assert main(["batch", str(job), "--scorer", f"{tmp_path}/s.py:score"]) == 1
+    assert f"3 answers could not be scored; `note` in {tmp_path}/job.out.jsonl" in capsys.readouterr().out
+    job = write_job(tmp_path, [chat("a", "x", {"match": "judge"})], "judged.jsonl")
+    assert main(["batch", str(job)]) == 0
+    assert "could not be scored" not in capsys.readouterr().out
+
+
+def test_the_first_notes_are_logged(
+    tmp_path: Path,
+    fake_engine: list[Config],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """With the job, on a line each; the others are counted. Scoring again does the same."""
+    (tmp_path / "s.py").write_text("def score(answer):\n    raise RuntimeError('a\\nb')\n")
+    job = write_job(tmp_path, chats(12))
+    for command in ("batch", "score"):
+        assert main([command, str(job), "--scorer", f"{tmp_path}/s.py:score"]) == 1
+        out, err = capsys.readouterr()
+        assert "12 answers could not be scored" in out
+        found = [text for text in err.splitlines() if "raised RuntimeError" in text]
+        assert len(found) == 5 and all(f"{job}: line " in text and text.endswith("a b") for text in found)
+        assert f"{job}: more answers that cannot be scored are counted" in err
+
+
+def test_failed_lines_without_an_eval_are_told_apart(
+    tmp_path: Path, fake_engine: list[Config], capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = write_job(tmp_path, [*chats(2), "bad", chat("long", "LONG")])
+    assert main(["batch", str(job)]) == 1
+    assert f"2 failed: {tmp_path}/job.errors.jsonl (2 without an `eval`)" in capsys.readouterr().out

@@ -78,13 +78,13 @@ def test_the_old_name_of_entries_is_refused(capsys: pytest.CaptureFixture[str]) 
 
 def test_ls_json(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(run(capsys, "ls", "--path", PATH, "--entries", "--json")[1])
-    assert (found["format"], found["path"]) == (1, PATH)
+    assert (found["format"], found["path"]) == (2, PATH)
     one, two = found["models"]
-    assert (one["fingerprint"], one["records"], one["tokens"], one["unreadable"]) == (ROOT.hex(), 3, 8, 0)
+    assert (one["fingerprint"], one["entries"], one["tokens"], one["unreadable"]) == (ROOT.hex(), 3, 8, 0)
     assert one["bytes"] == sum(path.stat().st_size for path in list_entry_files(kept / ROOT.hex()))
     assert (one["oldest_use"], one["newest_use"]) == (1000, 1002)
-    assert [record["used"] for record in one["record_list"]] == [1000, 1001, 1002]
-    assert two["record_list"][0]["part"] == "state"
+    assert [entry["used"] for entry in one["entry_list"]] == [1000, 1001, 1002]
+    assert two["entry_list"][0]["kind"] == "state"
 
 
 def test_ls_changes_nothing_and_names_what_it_cannot_read(
@@ -135,7 +135,11 @@ def test_the_flags_are_those_of_serve(kept: Path, capsys: pytest.CaptureFixture[
 
 
 def test_verify_finds_what_ls_does_not(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(capsys, "verify", "--path", PATH) == (0, f"{PATH}: 4 good, 0 bad\n", "")
+    assert run(capsys, "verify", "--path", PATH) == (
+        0,
+        f"{PATH}: 4 good, 0 bad, 2 other files not read\n",
+        "",
+    )
     bad = list_entry_files(kept)[1]
     data = bytearray(bad.read_bytes())
     data[-1] ^= 1
@@ -144,12 +148,12 @@ def test_verify_finds_what_ls_does_not(kept: Path, capsys: pytest.CaptureFixture
     assert code == 1 and bad.exists()
     assert out == (
         f"{bad.relative_to(Path.cwd())}: its checksum is wrong: it was changed or damaged\n"
-        f"{PATH}: 3 good, 1 bad; --delete removes them\n"
+        f"{PATH}: 3 good, 1 bad, 2 other files not read; --delete removes them\n"
     )
     found = json.loads(run(capsys, "verify", "--path", PATH, "--json")[1])
-    assert (found["good"], found["deleted"], len(found["bad"])) == (3, False, 1)
+    assert (found["good"], found["deleted"], len(found["bad"]), found["foreign"]) == (3, False, 1, 2)
     code, out, _ = run(capsys, "verify", "--path", PATH, "--delete")
-    assert code == 1 and out.endswith("3 good, 1 bad\n")
+    assert code == 1 and out.endswith("3 good, 1 bad, 2 other files not read\n")
     assert not bad.exists() and len(list_entry_files(kept)) == 3
     assert run(capsys, "verify", "--path", PATH)[0] == 0
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import click
 import pytest
 
@@ -74,3 +78,37 @@ def test_a_command_that_is_not_there(name: str, said: str, capsys: pytest.Captur
     assert main([name]) == 2
     error = capsys.readouterr().err
     assert said in error and ("mean" in error) is (name == "batc")
+
+
+def complete(words: str) -> list[str]:
+    """What the shell is offered after these words."""
+    environ = {**os.environ, "_MLXRUN_COMPLETE": "bash_complete", "COMP_WORDS": words}
+    environ["COMP_CWORD"] = str(len(words.split(" ")) - 1)
+    command = "from mlxrun.cli.main import main; main()"
+    done = subprocess.run([sys.executable, "-c", command], env=environ, capture_output=True, text=True)
+    assert done.stderr == ""
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        ("mlxrun ", [f"plain,{name}" for name in COMMANDS]),
+        ("mlxrun ba", ["plain,batch"]),
+        ("mlxrun batch --re", ["plain,--retry-failed"]),
+        ("mlxrun job make --templ", ["plain,--template"]),
+        ("mlxrun config ch", ["plain,check"]),
+    ],
+)
+def test_a_shell_completes_commands_and_options(words: str, offered: list[str]) -> None:
+    assert complete(words) == offered
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_script_of_a_shell(shell: str) -> None:
+    """As README.md tells users to load it."""
+    environ = {**os.environ, "_MLXRUN_COMPLETE": f"{shell}_source"}
+    command = "from mlxrun.cli.main import main; main()"
+    done = subprocess.run([sys.executable, "-c", command], env=environ, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"_MLXRUN_COMPLETE={shell}_complete" in done.stdout

@@ -119,4 +119,4 @@ def test_a_public_address_without_keys_is_refused(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mlxrun.cli.main", "serve", "--host", "0.0.0.0", "--port", "0"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 2
-    assert "--set server.host: 0.0.0.0 can be reached from other machines" in done.stderr
+    assert "--host: server.host: 0.0.0.0 can be reached from other machines" in done.stderr

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxrun.config.byte_sizes import format_bytes, parse_bytes
+from mlxrun.config.byte_sizes import format_bytes, format_rounded, parse_bytes
 from mlxrun.config.schema import build_schema
 
 
@@ -38,3 +38,8 @@ def test_what_is_no_byte_size(text: str) -> None:
 def test_byte_sizes_are_written_exactly(size: int) -> None:
     text = format_bytes(size)
     assert (int(text) if text.isdigit() else parse_bytes(text)) == size
+
+
+def test_sizes_for_people() -> None:
+    sizes = {0: "0 B", 999: "999 B", 1000: "1.0 kB", 1_540_000: "1.5 MB", 16_400_000_000: "16.4 GB"}
+    assert {size: format_rounded(size) for size in sizes} == sizes

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from mlxrun.config.contradictions import RULES
@@ -75,6 +77,10 @@ def test_bytes_of_no_store_do_nothing() -> None:
             "1:22: media.allow_hosts: has no effect while media.allow_urls is false",
         ),
         (
+            "media: {memory_bytes: 2GB}\nscheduler: {memory_limit: 2GB}",
+            "1:23: media.memory_bytes: 2000000000 bytes for images leave nothing of scheduler.memory_limit",
+        ),
+        (
             "scheduler: {prefill_budget_busy: 8192}",
             "1:34: scheduler.prefill_budget_busy: prefill_budget_busy 8192 is more",
         ),
@@ -93,6 +99,34 @@ def test_bytes_of_no_store_do_nothing() -> None:
             "1:20: cache.disk_path: has no effect while cache.backend is memory; set cache.backend: disk",
         ),
         (
+            "cache: {disk_bytes: 1GB}",
+            "1:21: cache.disk_bytes: has no effect while cache.backend is memory; set cache.backend: disk",
+        ),
+        (
+            "cache: {backend: none, disk_bytes: 1GB}",
+            "1:36: cache.disk_bytes: has no effect while cache.backend is none; set cache.backend: disk",
+        ),
+        (
+            "apis: {batches: false}\nserver: {data_path: x}",
+            "2:21: server.data_path: has no effect while apis.batches is false",
+        ),
+        (
+            "apis: {batches: false}\nserver: {files_max_bytes: 1GB}",
+            "2:27: server.files_max_bytes: has no effect while apis.batches is false",
+        ),
+        (
+            "apis: {batches: false}\nbatch: {max_file_bytes: 1kB}",
+            "2:25: batch.max_file_bytes: has no effect while apis.batches is false",
+        ),
+        (
+            "apis: {responses: false}\nserver: {store_responses: 5}",
+            "2:27: server.store_responses: has no effect while apis.responses is false",
+        ),
+        (
+            "apis: {responses: false}\nserver: {store_bytes: 5}",
+            "2:23: server.store_bytes: has no effect while apis.responses is false",
+        ),
+        (
             "engine: {reproducible: true}\ncache: {stored_bits: 8}",
             "2:22: cache.stored_bits: quantised entries are not exact",
         ),
@@ -108,8 +142,18 @@ def test_bytes_of_no_store_do_nothing() -> None:
     ],
 )
 def test_contradictions(text: str, said: str) -> None:
+    Path("config.json").write_text("{}")  # of a model in this folder
     (line,) = load_errors(text)
     assert line.startswith(f"a.yaml:{said}")
+
+
+def test_a_folder_without_a_config_is_no_model() -> None:
+    Path("empty").mkdir()
+    (line,) = load_errors("model: {path: ./empty}")
+    assert line.startswith("a.yaml:1:15: model.path: ")
+    assert line.endswith("/empty has no config.json, so it is not the folder of a model")
+    Path("empty/config.json").write_text("{}")
+    assert load("model: {path: ./empty}").config.model.path.endswith("/empty")
 
 
 def test_a_value_that_follows_from_others_contradicts_none() -> None:

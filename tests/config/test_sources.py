@@ -83,6 +83,11 @@ def test_wrong_flags(flag: str, said: str) -> None:
             "MLXRUN_SCHEDULER_POLICY: has no effect (did you mean MLXRUN_SCHEDULER__POLICY?)",
         ),
         ("MLXRUN_PLUGINS__PORT", "MLXRUN_PLUGINS__PORT: plugins: unknown key"),
+        (
+            "MLXRUN_SCHEDULER",
+            "MLXRUN_SCHEDULER: has no effect: scheduler is a section; the variable of a key is "
+            "MLXRUN_SCHEDULER__KEY",
+        ),
     ],
 )
 def test_wrong_variables(name: str, said: str) -> None:
@@ -123,6 +128,7 @@ def test_a_later_flag_hides_no_earlier_one() -> None:
 def test_paths_are_relative_to_what_names_them(tmp_path: Path) -> None:
     for folder in ("sub/model", "sub/lora", "here"):
         Path(folder).mkdir(parents=True)
+        Path(folder, "config.json").write_text("{}")
     Path("sub/t.jinja").write_text("")
     Path("sub/base.yaml").write_text("model: {path: model, adapter: ./lora, chat_template: t.jinja}\n")
     model = load("extends: sub/base.yaml\n").config.model
@@ -133,3 +139,12 @@ def test_paths_are_relative_to_what_names_them(tmp_path: Path) -> None:
     assert load("", MLXRUN_MODEL__PATH="./here").config.model.path == str(tmp_path / "here")
     assert load("model: {path: embedded}\n").config.model.path == "embedded"
     assert load("model: {path: Qwen/Qwen3-0.6B}\n").config.model.path == "Qwen/Qwen3-0.6B"
+
+
+def test_options_of_a_command_are_named_in_their_errors() -> None:
+    """A wrong value is reported under the name that was typed; a good one overrides --set."""
+    with pytest.raises(ConfigError) as caught:
+        load_config(options=[("--port", "server.port", "99999")])
+    assert str(caught.value) == "--port: server.port: 99999 is more than 65535"
+    loaded = load_config(sets=["server.port=1"], options=[("--port", "server.port", "2")])
+    assert (loaded.config.server.port, str(loaded.origins["server.port"])) == (2, "--port")

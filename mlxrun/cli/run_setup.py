@@ -1,0 +1,109 @@
+"""Loads a model for the lines of a job: that of an earlier run with its config, or that of a command's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from mlxrun.batch.job_run import JobSetup
+    from mlxrun.config.loading import LoadedConfig
+    from mlxrun.config.settings import Config
+    from mlxrun.evals.run_folder import RunFolder
+
+SHOWN = 20  # problems of a run; the others are counted
+MODEL_HELP = "Where the model's files are now, as model.path. Default: where they were."
+
+
+def report_machine(run: RunFolder) -> list[str]:
+    """Print what differs between this machine and that of the run, and return it."""
+    import mlxrun.model  # noqa: F401  the BLAS library goes before mlx
+    from mlxrun.batch.manifest_environment import RunEnvironment, list_versions
+    from mlxrun.evals.replay import list_machine_differences
+    from mlxrun.model.doctor import describe_device
+
+    found = list_machine_differences(run.manifest, RunEnvironment(list_versions(), describe_device()))
+    for text in found:
+        click.echo(f"{run.name}: differs here: {text}")
+    if not found:
+        click.echo(f"{run.name}: versions, device and BLAS are those of the run")
+    return found
+
+
+def report_problems(run: RunFolder) -> bool:
+    """Print what is not as the run wrote it; whether there is anything."""
+    problems = run.check()
+    for problem in problems[:SHOWN]:
+        click.echo(str(problem))
+    if len(problems) > SHOWN:
+        click.echo(f"... and {len(problems) - SHOWN} more")
+    return bool(problems)
+
+
+def report_progress(run: RunFolder) -> int:
+    """Print how far a run is that is not done; the number of its finished lines."""
+    from mlxrun.evals.run_folder import DONE
+
+    finished = run.count_lines()
+    if run.state != DONE:
+        click.echo(f"{run.name}: the run is {run.state}: {finished} of {run.total} lines are finished")
+    return finished
+
+
+def make_run_setup(
+    run: RunFolder, model: str | None, choose_engine_config: Callable[[Config], Config]
+) -> JobSetup:
+    """The setup of the run's lines. ConfigError, ModelLoadError, or JobError if the model's files are not
+    those of the run. `model`: instead of the recorded model.path."""
+    from mlxrun.batch.job_run import JobSetup
+    from mlxrun.batch.line_answerer import LinePreparer
+    from mlxrun.batch.line_keys import collect_settings
+    from mlxrun.cli.logging_setup import set_up_logging
+    from mlxrun.config.conversion import hash_config
+    from mlxrun.evals.replay import check_model, rebuild_config
+    from mlxrun.model.model_info import load_model_info
+
+    config = rebuild_config(run)
+    if model is not None:
+        config = replace(config, model=replace(config.model, path=model))
+    set_up_logging(config.log)
+    model_info = load_model_info(config.model, weights=True)
+    from mlxrun.engine.client import EngineClient
+    from mlxrun.model.doctor import describe_device
+    from mlxrun.parsers.registry import detect_formats
+
+    check_model(run, collect_settings(config, model_info), config.model.path)
+    formats = detect_formats(model_info.chat_template, model_info.tokenizer, config.parsers)
+    preparer = LinePreparer(model_info, config, run.paths.job.parent, formats=formats)
+
+    async def start() -> EngineClient:
+        return await EngineClient.start(choose_engine_config(config), model_info)
+
+    return JobSetup(config, hash_config(config), model_info, preparer, start, describe_device)
+
+
+def make_command_setup(loaded: LoadedConfig, folder: Path, cache: Path) -> JobSetup:
+    """The setup of a job on the model of a command's config. `folder`: image paths are relative to it;
+    `cache`: the folder of the job's prefix cache. ModelLoadError if the model cannot be loaded."""
+    from mlxrun.batch.job_cache import choose_engine_config
+    from mlxrun.batch.job_run import JobSetup
+    from mlxrun.batch.line_answerer import LinePreparer
+    from mlxrun.model.model_info import load_model_info
+    from mlxrun.parsers.registry import detect_formats
+
+    config = loaded.config
+    model_info = load_model_info(config.model, weights=True)
+    from mlxrun.engine.client import EngineClient
+    from mlxrun.model.doctor import describe_device
+
+    formats = detect_formats(model_info.chat_template, model_info.tokenizer, config.parsers)
+    preparer = LinePreparer(model_info, config, folder, formats=formats)
+
+    async def start() -> EngineClient:
+        return await EngineClient.start(choose_engine_config(config, cache), model_info)
+
+    return JobSetup(config, loaded.digest, model_info, preparer, start, describe_device)

@@ -1,0 +1,30 @@
+"""What tests of several commands need."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mlxrun.config.settings import Config
+from mlxrun.errors import ModelLoadError
+from tests.helpers.batch_fakes import FakeClient
+from tests.helpers.tokenizers import FakeModelInfo
+
+
+@pytest.fixture
+def fake_engine(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
+    """Replaces model and engine; returns the configs that it was started with."""
+    started: list[Config] = []
+
+    async def start(config: Any, host: Any) -> FakeClient:
+        started.append(config)
+        if config.model.path == "broken":
+            raise ModelLoadError("model.path: broken")
+        return FakeClient(FakeModelInfo())
+
+    monkeypatch.setattr(
+        "mlxrun.model.model_info.load_model_info", lambda settings, weights=False: FakeModelInfo(vision=True)
+    )
+    monkeypatch.setattr("mlxrun.engine.client.EngineClient.start", start)
+    return started

@@ -1,0 +1,60 @@
+"""The options that commands share: the config file, --set, and a command's own options."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from mlxrun.cli.options import add_config_options, add_json_option, load_command_config, make_repeat_option
+from mlxrun.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_command_gets_the_options_as_they_are_typed() -> None:
+    found: dict[str, object] = {}
+
+    @click.command()
+    @add_config_options
+    @add_json_option
+    @make_repeat_option("Runs.")
+    def command(**options: object) -> None:
+        found.update(options)
+
+    arguments = ["-c", "a.yaml", "--set", "log.level=debug", "--set", "x", "--repeat", "2", "--json", "-"]
+    assert CliRunner().invoke(command, arguments).exit_code == 0
+    assert found == {
+        "config_path": Path("a.yaml"),
+        "sets": ("log.level=debug", "x"),
+        "repeat": 2,
+        "json_path": Path("-"),
+    }
+
+
+def test_the_config_is_loaded_and_logging_set_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file, then variables, then --set, then the options of the command."""
+    Path("a.yaml").write_text("server: {port: 1, host: 127.0.0.1}\nlog: {level: error}\n")
+    monkeypatch.setenv("MLXRUN_SERVER__PORT", "2")
+    assert load_command_config(Path("a.yaml"), ()).config.server.port == 2
+    assert logging.getLogger("mlxrun").level == logging.ERROR
+    assert load_command_config(Path("a.yaml"), ["server.port=3"]).config.server.port == 3
+    options = [("--port", "server.port", "4")]
+    loaded = load_command_config(Path("a.yaml"), ["server.port=3"], options)
+    assert (loaded.config.server.port, str(loaded.origins["server.port"])) == (4, "--port")
+
+
+def test_what_only_a_run_could_refuse_is_found_here() -> None:
+    """Names of parsers and the syntax of a template, before a model is loaded."""
+    Path("t.jinja").write_text("{% if %}")
+    with pytest.raises(ConfigError) as caught:
+        load_command_config(None, ["parsers.tools=nonsense", "model.chat_template=t.jinja"])
+    parsers, template = sorted(str(caught.value).splitlines(), reverse=True)
+    assert parsers.startswith("--set parsers.tools: ") and "nonsense" in parsers
+    assert template.startswith("--set model.chat_template: ") and "t.jinja:1: " in template
