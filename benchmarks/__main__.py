@@ -9,6 +9,8 @@ from typing import Any
 import click
 
 from benchmarks.prefix_cache.workloads import SCENARIOS
+from benchmarks.reproduce.benchmark import CONDITIONS
+from benchmarks.reproduce.models import FAMILIES as REPRODUCE_FAMILIES
 from mlxrun.cli.bench_options import add_measure_options, write_report
 from mlxrun.cli.main import main
 from mlxrun.cli.options import add_json_option, load_command_config, make_repeat_option
@@ -18,7 +20,7 @@ FAMILIES = ("plain", "windowed", "hybrid", "vision")
 
 @click.group(name="benchmarks", context_settings={"help_option_names": ["-h", "--help"]})
 def command() -> None:
-    """Measure single parts of mlxrun: the prefix cache, structured output, the parsers."""
+    """Measure single parts of mlxrun: the prefix cache, structured output, the parsers, reproducibility."""
 
 
 @command.command(name="prefix-cache", short_help="The prefix cache, beside mlx-lm's prompt cache.")
@@ -98,6 +100,82 @@ def masks(
         StructuredOutputPlan(model, config, **options), lambda line: print(line, file=sys.stderr)
     )
     return write_report(report, json_path, print_structured_output_report)
+
+
+@command.command(name="prompt-scoring", short_help="Logprobs of prompts, beside mlx_lm.evaluate's method.")
+@add_measure_options
+def scoring(
+    model: str, json_path: Path | None, config_path: Path | None, sets: tuple[str, ...], **options: Any
+) -> int:
+    """Measure 1000 items of four choices, which share a context of 1000 tokens.
+
+    The peer's method is measured on 50 of them. `--scale` is of the number of items.
+    """
+    config = load_command_config(config_path, sets).config
+    from benchmarks.prompt_scoring import (
+        PromptScoringPlan,
+        print_prompt_scoring_report,
+        run_prompt_scoring_bench,
+    )
+
+    report = run_prompt_scoring_bench(
+        PromptScoringPlan(model, config, **options), lambda line: print(line, file=sys.stderr)
+    )
+    return write_report(report, json_path, print_prompt_scoring_report)
+
+
+@command.command(name="reproduce", short_help="The same bytes under all conditions.")
+@click.option(
+    "--family",
+    "families",
+    multiple=True,
+    type=click.Choice(REPRODUCE_FAMILIES),
+    help="Model; may be given several times; default: all.",
+)
+@click.option(
+    "--model",
+    "local",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    metavar="PATH",
+    help="A model folder of your own, instead of the families.",
+)
+@click.option("--lines", default=2000, show_default=True, type=click.IntRange(8), help="Lines of the job.")
+@click.option(
+    "--condition",
+    "conditions",
+    multiple=True,
+    type=click.Choice(CONDITIONS),
+    help="May be given several times; default: all.",
+)
+@add_json_option
+def reproduce(
+    families: tuple[str, ...],
+    local: Path | None,
+    lines: int,
+    conditions: tuple[str, ...],
+    json_path: Path | None,
+) -> int:
+    """Compute the same lines under several conditions, and count the bytes that differ.
+
+    \b
+    alone         one request at a time, without a cache, on another engine
+    64 wide       64 rows at once
+    warm memory   the same lines again, with their prompts in the prefix cache
+    shuffled      in another order
+    warm disk     again in another engine, with the cache that was left on disk
+    killed        `mlxrun batch`, killed with SIGKILL ten times and continued
+    /v1/batches   a batch of `mlxrun serve`
+
+    The twins have a fault that has to be found. The exit code is 1 if a byte differs, or if no model finds a
+    twin.
+    """
+    from benchmarks.reproduce.benchmark import ReproducePlan, is_reproducible, run_reproduce_bench
+    from benchmarks.reproduce.report import print_reproduce_report
+
+    plan = ReproducePlan(families or REPRODUCE_FAMILIES, lines, local, conditions or CONDITIONS)
+    report = run_reproduce_bench(plan, lambda line: print(line, file=sys.stderr, flush=True))
+    write_report(report, json_path, print_reproduce_report)
+    return 0 if is_reproducible(report) else 1
 
 
 @command.command(name="parsers", short_help="Parsers of tool calls and reasoning.")

@@ -50,7 +50,7 @@ def measure_lookup(config: Config, seed: int, say: Say, records: Sequence[int] =
     rows = []
     for count in records:
         cache = _fill_cache(config.cache, known, common, count, rng)
-        stored = cache.read_counters()["records"]
+        stored = cache.read_counters()["entries"]
         row: dict[str, Any] = {"records": stored}
         for name, prompt in (("found", known), ("parted", parted)):
             row[f"{name}_s"], row[f"{name}_tokens"] = _time_lookup(cache, prompt + _draw_tokens(rng, 1))
@@ -77,7 +77,7 @@ def _fill_cache(
         memory_bytes=1 << 40,
     )
     _add_prompt(cache, known)
-    for _ in range(count - cache.read_counters()["records"]):
+    for _ in range(count - cache.read_counters()["entries"]):
         _add_prompt(cache, common + _draw_tokens(rng, OTHER - len(common)))
     return cache
 

@@ -44,6 +44,11 @@ _FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
+def get_family_config(family: str) -> dict[str, Any]:
+    """config.json of the tiny windowed or hybrid model."""
+    return dict(_FAMILIES[family])
+
+
 def list_families(name: str) -> tuple[str, ...]:
     """The families of that preset, or the one of a local folder (`embedded`: the built-in model)."""
     if name == "tiny":

@@ -55,6 +55,43 @@ PRESETS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
         "dtype": "bfloat16",
     },
+    "qwen3-8b": _QWEN3
+    | {
+        "hidden_size": 4096,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "intermediate_size": 12288,
+        "vocab_size": 151936,
+        "tie_word_embeddings": False,
+        "dtype": "bfloat16",
+    },
+    "qwen3-30b-a3b": _QWEN3
+    | {
+        "model_type": "qwen3_moe",
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "hidden_size": 2048,
+        "num_hidden_layers": 12,  # of 48: time a layer is what is compared
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "intermediate_size": 6144,
+        "moe_intermediate_size": 768,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "norm_topk_prob": True,
+        "vocab_size": 151936,
+        "tie_word_embeddings": False,
+        "dtype": "bfloat16",
+    },
+}
+PRESETS |= {
+    f"{name}-{bits}bit": preset | {"quantization": {"group_size": 64, "bits": bits}}
+    for name, preset in PRESETS.items()
+    for bits in (4, 8)
 }
 
 
@@ -116,7 +153,7 @@ def write_model(folder: Path, config: Mapping[str, Any], seed: int) -> None:
     _write_weights(folder, config, seed)
 
 
-def write_chat_model(folder: Path, name: str, seed: int = 0) -> None:
+def write_chat_model(folder: Path, preset: Mapping[str, Any], seed: int = 0) -> None:
     """Write a preset with the built-in model's tokenizer and chat template, which every server can load. Its
     greedy answers never end by themselves: the rows of control tokens in the output layer are zero."""
     source = find_folder("embedded")
@@ -124,7 +161,8 @@ def write_chat_model(folder: Path, name: str, seed: int = 0) -> None:
     added = {token["content"]: int(token["id"]) for token in tokens["added_tokens"]}
     size = max([*tokens["model"]["vocab"].values(), *added.values()]) + 1
     eos = json.loads((source / "tokenizer_config.json").read_text(encoding="utf-8"))["eos_token"]
-    config = PRESETS[name] | {"vocab_size": size, "eos_token_id": added[eos], "tie_word_embeddings": False}
+    own = {"vocab_size": size, "eos_token_id": added[eos], "tie_word_embeddings": False}
+    config = {**preset, **own}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
     for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
@@ -162,8 +200,21 @@ def _write_weights(folder: Path, config: Mapping[str, Any], seed: int, silent: S
         weights[path] = _draw_weights(config["model_type"], path, value.shape, next(keys)).astype(dtype)
         if path.startswith("lm_head") and silent:
             weights[path][mx.array(silent)] = 0
-        mx.eval(weights[path])
+        if "quantization" in config:
+            weights |= _quantize(path, weights.pop(path), config["quantization"])
+        mx.eval(weights)
     mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
+
+
+def _quantize(path: str, weight: Any, options: Mapping[str, int]) -> dict[str, Any]:
+    """A weight as mlx-lm's quantised checkpoints have it: matrices in groups, the rest as it is."""
+    import mlx.core as mx
+
+    quantised = path.endswith(".weight") and weight.ndim > 1 and weight.shape[-1] % options["group_size"] == 0
+    if not quantised or path.endswith("mlp.gate.weight"):  # routers stay exact
+        return {path: weight}
+    names = (path, path.removesuffix("weight") + "scales", path.removesuffix("weight") + "biases")
+    return dict(zip(names, mx.quantize(weight, **options), strict=True))
 
 
 def _draw_weights(kind: str, path: str, shape: tuple[int, ...], key: Any) -> Any:

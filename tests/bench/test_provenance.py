@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from datetime import datetime
-from pathlib import Path
 
 import pytest
 
 from mlxrun.bench.provenance import add_provenance, read_machine_facts
-from mlxrun.cli.bench_options import write_report
 
 
 def test_a_report_gets_its_date_command_machine_and_versions(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,8 +32,3 @@ def test_the_machine_has_a_processor_cores_and_a_system() -> None:
     assert facts["cpu"] and facts["os"] and facts["arch"]
     assert facts["cores"] >= 1
     assert facts["memory_bytes"] is None or facts["memory_bytes"] > 0
-
-
-def test_put_out_writes_it(tmp_path: Path) -> None:
-    assert write_report({"format": 1}, tmp_path / "report.json", lambda report: None) == 0
-    assert json.loads((tmp_path / "report.json").read_text())["machine"] == read_machine_facts()

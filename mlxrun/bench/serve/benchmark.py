@@ -19,7 +19,7 @@ from rich.console import Console
 from mlxrun import __version__
 from mlxrun.bench.engine.benchmark import alternate
 from mlxrun.bench.report import format_value, make_console, make_table, print_notes
-from mlxrun.bench.serve.rounds import RoundResult, ServeMeasure, ServePlan, Values
+from mlxrun.bench.serve.rounds import RoundResult, ServeMeasure, ServePlan, Values, WorkloadKind
 from mlxrun.bench.serve.streaming_client import Target, find_model
 from mlxrun.bench.serve.workload_kinds import KINDS
 from mlxrun.errors import MlxrunError
@@ -72,7 +72,8 @@ async def _measure_workload(
     rounds: dict[str, list[Values]] = {side: [] for side in targets}
     errors: dict[str, Counter[str]] = {side: Counter() for side in targets}
     for side, target in targets.items():
-        _check_warm_up(f"{name} {side}", await kind.run_round(target, plan, f"{plan.load.seed} warm-up"))
+        warm_up = await kind.run_round(target, plan, f"{plan.load.seed} warm-up")
+        _check_warm_up(f"{name} {side}", kind, warm_up)
         say(f"{name} {side}: warmed up")
     for side in alternate(list(targets), plan.repeat):
         number = len(rounds[side]) + 1
@@ -87,10 +88,10 @@ async def _measure_workload(
     }
 
 
-def _check_warm_up(what: str, found: RoundResult) -> None:
-    """MlxrunError if the warm-up had nothing but errors: the rounds would too."""
-    if found.errors and all(value is None for key, value in found.numbers.items() if key != "errors"):
-        raise MlxrunError(f"{what}: every request of the warm-up failed; the first: {found.errors[0]}")
+def _check_warm_up(what: str, kind: WorkloadKind, found: RoundResult) -> None:
+    """MlxrunError if the warm-up failed so that it has no headline number: the rounds would have none."""
+    if found.errors and found.numbers[kind.headline] is None:
+        raise MlxrunError(f"{what}: the warm-up failed, so nothing was measured: {found.errors[0]}")
 
 
 def compute_medians(runs: Sequence[Values]) -> Values:

@@ -63,19 +63,22 @@ async def run_long_round(
 ) -> RoundResult:
     """Run one round; if the long prompt fails there are no numbers."""
     async with connect(target, plan.load.timeout, clock) as connection:
-        probes = _make_probes(plan.size, seed)
+        probes = make_probes(plan.size, seed)
         before = [await connection.stream_chat(next(probes)) for _ in range(3)]
         if lost := next((s.error for s in before if s.error is not None), None):
-            return _make_failed_round(f"a short request before the round: {lost}")
+            return make_failed_round(MEASURES, f"a short request before the round: {lost}")
         usual = max(s.end - s.sent for s in before)
         beside = await _stream_beside_long_prompt(connection, plan, seed)
         if beside.long.error is not None:
-            return _make_failed_round(f"the long prompt: {beside.long.error}")
-        errors = await _wait_until_idle(connection, usual, probes)
+            return make_failed_round(MEASURES, f"the long prompt: {beside.long.error}")
+        if all(s.error is not None for s in beside.streams):
+            what = f"every stream, with max_tokens {STREAM_TOKENS}"
+            return make_failed_round(MEASURES, f"{what}: {beside.streams[0].error}")
+        errors = await wait_until_idle(connection, usual, probes)
         alone = await _stream_without_long_prompt(
             connection, plan, seed, [deltas.stop for deltas in _find_delta_ranges(beside)]
         )
-        errors += await _wait_until_idle(connection, usual, probes)
+        errors += await wait_until_idle(connection, usual, probes)
     found = compute_long_numbers(beside, alone)
     errors += [f"a stream: {s.error}" for s in (*beside.streams, *alone) if s.error is not None]
     errors += [f"the short prompt: {beside.short.error}"] if beside.short.error is not None else []
@@ -85,8 +88,9 @@ async def run_long_round(
     return RoundResult(found | {"errors": len(errors)}, tuple(errors))
 
 
-def _make_failed_round(error: str) -> RoundResult:
-    return RoundResult(dict.fromkeys(MEASURES) | {"errors": 1}, (error,))
+def make_failed_round(measures: Mapping[str, ServeMeasure], error: str) -> RoundResult:
+    """The result of a round without numbers."""
+    return RoundResult(dict.fromkeys(measures) | {"errors": 1}, (error,))
 
 
 class _DecodingStreams:
@@ -121,16 +125,16 @@ class _DecodingStreams:
 
 async def _stream_beside_long_prompt(connection: Connection, plan: ServePlan, seed: str) -> BesideLongPrompt:
     """The first pass; it lasts until each stream has a delta after the first one of the long prompt."""
-    watch = HealthWatch(connection)
+    watch = EndpointWatch(connection, "/health")
     await watch.find()
     async with _DecodingStreams(connection) as answers:
         streams = [answers.start(body) for body in _make_stream_bodies(plan, f"{seed} beside")]
         await answers.until(lambda: all(s.done or len(s.deltas) >= START_DELTAS for s in streams))
-        long = answers.start(_make_body(plan.size.long, LONG_TOKENS, f"{seed} long"))
+        long = answers.start(make_chat_body(plan.size.long, LONG_TOKENS, f"{seed} long"))
         watching = asyncio.create_task(watch.run(lambda: bool(long.deltas) or long.done))
         try:
             await asyncio.sleep(SHORT_DELAY)
-            short = answers.start(_make_body(plan.size.prompt, SHORT_TOKENS, f"{seed} short"))
+            short = answers.start(make_chat_body(plan.size.prompt, SHORT_TOKENS, f"{seed} short"))
             await answers.until(lambda: long.done and short.done)
             first = long.deltas[0] if long.deltas else long.end
             await answers.until(lambda: all(s.done or s.deltas[-1] >= first for s in streams))
@@ -155,16 +159,17 @@ def _make_stream_bodies(plan: ServePlan, seed: str) -> list[dict[str, Any]]:
     return make_bodies("chat", PromptSize(plan.size.prompt, STREAM_TOKENS), plan.load.concurrency, seed)
 
 
-def _make_body(words: int, tokens: int, seed: str) -> dict[str, Any]:
+def make_chat_body(words: int, tokens: int, seed: str) -> dict[str, Any]:
+    """A chat of that many random words, whose answer has at most that many tokens."""
     return make_bodies("chat", PromptSize(words, tokens), 1, seed)[0]
 
 
-def _make_probes(size: PromptSize, seed: str) -> Iterator[dict[str, Any]]:
+def make_probes(size: PromptSize, seed: str) -> Iterator[dict[str, Any]]:
     """An endless series of short requests, each with different words."""
-    return (_make_body(size.prompt, SHORT_TOKENS, f"{seed} probe {at}") for at in itertools.count())
+    return (make_chat_body(size.prompt, SHORT_TOKENS, f"{seed} probe {at}") for at in itertools.count())
 
 
-async def _wait_until_idle(
+async def wait_until_idle(
     connection: Connection, usual: float, probes: Iterator[dict[str, Any]]
 ) -> list[str]:
     """Wait until the server is idle, as it may notice late that streams were closed; an error if it is
@@ -180,18 +185,19 @@ async def _wait_until_idle(
 
 
 @dataclass(slots=True)
-class HealthWatch:
-    """Calls GET /health at fixed times, whether or not the last call has returned."""
+class EndpointWatch:
+    """Calls GET `path`, which lies beside /v1, at fixed times, whether or not the last call has returned."""
 
     connection: Connection
+    path: str
     there: bool = False
     seconds: list[float] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
 
     async def find(self) -> None:
-        """Find out whether the server has /health."""
+        """Find out whether the server has the path."""
         try:
-            status, _ = await self.connection.call_health()
+            status, _ = await self.connection.call(self.path)
         except Exception:  # the border: a foreign server need not have it, nor refuse it well
             return
         self.there = status == 200
@@ -205,14 +211,14 @@ class HealthWatch:
 
     async def _call(self) -> None:
         try:
-            status, seconds = await self.connection.call_health()
+            status, seconds = await self.connection.call(self.path)
         except Exception as error:  # the border: the server is foreign
-            self.errors.append(f"/health: {type(error).__name__}: {error}")
+            self.errors.append(f"{self.path}: {type(error).__name__}: {error}")
             return
         if status == 200:
             self.seconds.append(seconds)
         else:
-            self.errors.append(f"/health: {status}")
+            self.errors.append(f"{self.path}: {status}")
 
 
 def _find_delta_ranges(beside: BesideLongPrompt) -> list[range]:

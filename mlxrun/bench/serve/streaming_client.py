@@ -96,10 +96,10 @@ class Connection:
         on_delta()
         return seen
 
-    async def call_health(self) -> tuple[int, float]:
-        """The status of GET /health, which lies beside /v1, and the seconds that it took."""
+    async def call(self, path: str) -> tuple[int, float]:
+        """The status of GET `path`, from the server's root, and the seconds that it took."""
         sent = self.clock()
-        async with self.session.get(f"{self.target.url.removesuffix('/v1')}/health") as response:
+        async with self.session.get(self.target.url.removesuffix("/v1") + path) as response:
             await response.read()
         return response.status, self.clock() - sent
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import subprocess
 import sys
@@ -12,11 +11,9 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from rich.console import Console
 
 from mlxrun.bench.engine.benchmark import BenchMeter, alternate, measure_workload, summarize_workload
 from mlxrun.bench.engine.measurement import (
-    MEASURES,
     RequestOutput,
     Trace,
     compute_agreement,
@@ -29,7 +26,6 @@ from mlxrun.bench.engine.measurement import (
 from mlxrun.bench.engine.mlxrun_contender import MlxrunContender
 from mlxrun.bench.engine.workloads import STAGGERED_BEFORE, WORKLOADS, BenchRequest, Workload, make_workload
 from mlxrun.bench.models import PRESETS, describe_model, open_model
-from mlxrun.bench.report import build_notes, build_rows, print_report
 from mlxrun.cli.bench import command
 from mlxrun.errors import ConfigError, MlxrunError, RequestError
 from mlxrun.scheduler.request import FinishReason, Request, TokenEvent
@@ -261,44 +257,6 @@ def test_sides_take_turns_and_each_pays_for_its_own_memory_alone() -> None:
     assert part["ratio"]["peak_bytes"] == 2.0
     assert part["ratio"]["ttft_mean_s"] == 2.5  # 5 seconds against 2
     assert part["same_tokens"] == 1.0
-
-
-def fake_report() -> dict[str, Any]:
-    _, _, part = fake_sides(1)
-    part["chunk"] = {"tokens": 512, "seconds": 0.5, "p99_in_chunks": {"mlxrun": 0.9, "mlx-lm": None}}
-    return {
-        "versions": {"mlxrun": "0.1"},
-        "device": {"backend": "cpu", "name": "some CPU"},
-        "model": {"name": "tiny", "dtype": "float32", "vocab": VOCAB},
-        "settings": {"scale": 0.01, "repeat": 1},
-        "workloads": {"uniform": part},
-    }
-
-
-def test_the_table_has_every_measure_with_values_and_the_ratio() -> None:
-    report = fake_report()
-    cells = {row[0]: row[1:] for row in build_rows(report["workloads"]["uniform"])}
-    assert set(cells) == {m.title for m in MEASURES} - {"inter-token p99 while the long prompt prefills"}
-    assert cells["whole workload"] == ("25.000 s", "28.000 s", "1.12")
-    assert cells["peak memory"] == ("0.0 MB", "0.0 MB", "2.00")
-    assert any("512 tokens" in line and "mlxrun 0.90" in line for line in build_notes(report))
-
-
-def test_piped_it_is_a_markdown_table() -> None:
-    out = io.StringIO()
-    print_report(fake_report(), Console(file=out))
-    lines = [line.strip() for line in out.getvalue().splitlines() if line.strip()]
-    table = [line for line in lines if line.startswith("|")]
-    assert table[0].split("|")[1].strip() == "workload"
-    assert len({line.count("|") for line in table}) == 1 and len(table) == 2 + len(MEASURES) - 1
-    assert sum(set(line) <= set("|-:") for line in table) == 1
-
-
-def test_without_a_peer_there_is_one_column_and_no_ratio() -> None:
-    report = fake_report()
-    part = report["workloads"]["uniform"]
-    del part["sides"]["mlx-lm"], part["ratio"], part["same_tokens"]
-    assert all(len(row) == 2 for row in build_rows(part))
 
 
 # -- our side ---------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ import base64
 import io
 import json
 import random
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +20,6 @@ from mlxrun.bench.serve.chats import compute_numbers
 from mlxrun.bench.serve.rounds import ServePlan
 from mlxrun.bench.serve.streaming_client import LoadPattern, StreamTimes, Target, find_model, send_all
 from mlxrun.bench.serve.workloads import WORKLOADS, PromptSize, make_bodies
-from mlxrun.cli.main import main
 from mlxrun.errors import MlxrunError
 
 SIZE = PromptSize(40, 8)
@@ -132,7 +130,9 @@ async def test_a_warm_up_of_errors_stops_it() -> None:
                 report = await asyncio.to_thread(run_serve_bench, plan, lambda line: None)
                 assert report["workloads"]["chat"]["t"]["runs"][0]["errors"] == 0
                 continue
-            with pytest.raises(MlxrunError, match=r"chat t: every request of the warm-up failed.*429.*full"):
+            with pytest.raises(
+                MlxrunError, match=r"chat t: the warm-up failed, so nothing was measured: 429.*full"
+            ):
                 await asyncio.to_thread(run_serve_bench, plan, lambda line: None)
             assert len(script.bodies) == 2
 
@@ -216,36 +216,3 @@ def test_a_report_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert [cell.strip() for cell in rows["output"]] == ["100 tok/s", "25 tok/s", "4.00"]
     assert [cell.strip() for cell in rows["TTFT p50"]] == ["100.0 ms", "400.0 ms", "4.00"]
     assert "chat slow: 1 x gone" in shown
-
-
-@pytest.mark.parametrize(
-    ("arguments", "match"),
-    [
-        (["--url", "localhost:1"], "expected http"),
-        (["--url", "a=http://h/v1", "--url", "a=http://i/v1"], "two servers"),
-        (["--url", "http://h/v1", "--key-env", "NO_SUCH_VARIABLE"], "no such environment variable"),
-        (["--url", "http://h/v1", "--workload", "long", "--rate", "5"], "--rate is for the workloads chat,"),
-        (["--url", "http://h/v1", "--long-words", "5"], "--long-words is for the workloads long only"),
-        ([], "--url"),
-    ],
-)
-def test_bad_flags_say_what_is_wrong(
-    arguments: list[str], match: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    assert main(["bench", "serve", *arguments]) == 2
-    assert match in capsys.readouterr().err
-
-
-def test_a_model_for_every_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It loads through mlx-lm, has the built-in model's template, and never ends an answer by itself."""
-    folder = tmp_path / "model"
-    assert main(["bench", "model", str(folder)]) == 0
-    from mlx_lm import load, stream_generate
-
-    model, tokenizer = load(str(folder))
-    prompt = tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], add_generation_prompt=True)
-    answers = list(stream_generate(model, tokenizer, prompt, max_tokens=200))
-    assert len(answers) == 200 and answers[-1].finish_reason == "length"
-    assert len({answer.token for answer in answers}) > 20
-    assert main(["bench", "model", str(folder)]) == 2
-    assert "not empty" in capsys.readouterr().err

@@ -204,6 +204,29 @@ async def test_what_fails_is_an_error_and_nothing_else() -> None:
     assert {key for key, value in found.numbers.items() if value is not None} == {"errors"}
 
 
+class SmallContext(Steps):
+    """Refuses what does not fit a context of 512 tokens, as servers do."""
+
+    async def chat(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        if body["max_tokens"] > 512:
+            return web.json_response({"error": {"message": "512 tokens at most"}}, status=400)
+        return await super().chat(request)
+
+
+async def test_a_context_that_is_too_small_is_said_and_not_measured(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The warm-up ends it with the server's reason, instead of a table of errors."""
+    async with running(SmallContext()) as url:
+        arguments = ["bench", "serve", "--url", url, "--workload", "long", "--concurrency", "2"]
+        code = await asyncio.to_thread(main, [*arguments, "--prompt-words", "20", "--long-words", "200"])
+    shown = capsys.readouterr()
+    assert code == 3 and shown.out == ""
+    assert "long server 1: the warm-up failed, so nothing was measured: every stream" in shown.err
+    assert "512 tokens at most" in shown.err
+
+
 async def test_the_next_pass_waits_for_an_idle_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """And the twin that never gets idle: an error, not a figure that nobody can trust."""
     monkeypatch.setattr(long_prompt, "IDLE_PAUSE", 0)

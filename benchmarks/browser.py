@@ -1,0 +1,123 @@
+"""A headless Chromium, driven over the DevTools protocol: for pictures of reports, and for their tests."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import itertools
+import shutil
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
+START_SECONDS = 60.0
+
+
+def find_browser() -> str | None:
+    """The path of a Chromium; None if there is none."""
+    return next((path for name in NAMES if (path := shutil.which(name))), None)
+
+
+class BrowserPage:
+    """One page. What it wrote to its console as an error is in `errors`."""
+
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        self.errors: list[str] = []
+        self._socket = socket
+        self._numbers = itertools.count(1)
+
+    async def send(self, method: str, **params: Any) -> dict[str, Any]:
+        """Call a method of the protocol, and return its result."""
+        number = next(self._numbers)
+        await self._socket.send_json({"id": number, "method": method, "params": params})
+        while True:
+            message = await self._socket.receive_json()
+            if message.get("id") == number:
+                if "error" in message:
+                    raise RuntimeError(f"{method}: {message['error']['message']}")
+                return dict(message["result"])
+            self._note(message)
+
+    def _note(self, message: dict[str, Any]) -> None:
+        if message.get("method") == "Log.entryAdded":
+            self.errors.append(message["params"]["entry"]["text"])
+        elif message.get("method") == "Runtime.exceptionThrown":
+            self.errors.append(str(message["params"]["exceptionDetails"]))
+
+    async def open(self, path: Path, address: str = "") -> None:
+        """Open a file and wait until it is loaded; `address` is what follows in its URL, such as `#lines`."""
+        for domain in ("Page", "Log", "Runtime"):
+            await self.send(f"{domain}.enable")
+        await self.send("Page.navigate", url=path.absolute().as_uri() + address)
+        await self.run("new Promise(done => document.readyState === 'complete' ? done() : onload = done)")
+
+    async def run(self, script: str) -> Any:
+        """The value of an expression on the page; a promise is waited for."""
+        result = await self.send("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        if "exceptionDetails" in result:
+            raise RuntimeError(str(result["exceptionDetails"]))
+        return result["result"].get("value")
+
+    async def press(self, key: str) -> None:
+        """Press and release a key."""
+        text = {"text": key} if len(key) == 1 else {"text": "\r"} if key == "Enter" else {}
+        await self.send("Input.dispatchKeyEvent", type="keyDown", key=key, **text)
+        await self.send("Input.dispatchKeyEvent", type="keyUp", key=key)
+
+    async def resize(self, width: int, height: int, *, dark: bool = False, scale: float = 1.0) -> None:
+        """Set the size of the page and its colour scheme; `scale`: pixels of the device per pixel."""
+        await self.send(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=scale,
+            mobile=False,
+        )
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        await self.send("Emulation.setEmulatedMedia", features=[scheme])
+
+    async def take_picture(self, path: Path) -> None:
+        """Save what can be seen as a PNG file."""
+        result = await self.send("Page.captureScreenshot", format="png")
+        path.write_bytes(base64.b64decode(result["data"]))
+
+
+@asynccontextmanager
+async def open_browser(browser: str) -> AsyncIterator[BrowserPage]:
+    """A page of a new browser, which is closed at the end of the block."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        flags = ("--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run")
+        process = await asyncio.create_subprocess_exec(
+            browser,
+            *flags,
+            "--remote-debugging-port=0",
+            f"--user-data-dir={folder}",
+            "about:blank",
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+        try:
+            port = await asyncio.wait_for(_read_port(Path(folder, "DevToolsActivePort")), START_SECONDS)
+            async with aiohttp.ClientSession() as session:
+                async with session.get(f"http://127.0.0.1:{port}/json/list") as response:
+                    pages = [each for each in await response.json() if each["type"] == "page"]
+                url = pages[0]["webSocketDebuggerUrl"]
+                async with session.ws_connect(url, max_msg_size=0) as socket:
+                    yield BrowserPage(socket)
+        finally:
+            process.terminate()
+            await process.wait()
+
+
+async def _read_port(path: Path) -> int:
+    """The port that the browser has chosen, once it has written it."""
+    while True:
+        try:
+            return int(path.read_text().splitlines()[0])
+        except (OSError, ValueError, IndexError):
+            await asyncio.sleep(0.05)

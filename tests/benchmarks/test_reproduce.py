@@ -1,0 +1,126 @@
+"""The reproducibility benchmark: equal bytes under every condition, and twins that it finds out."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.__main__ import command
+from benchmarks.reproduce.answers import count_differences, read_records, strip_ids
+from benchmarks.reproduce.benchmark import CONDITIONS, IN_PROCESS, is_reproducible
+from benchmarks.reproduce.lines import LineWriter, shuffle_lines
+from benchmarks.reproduce.models import FAMILIES
+from benchmarks.reproduce.report import format_report
+from benchmarks.reproduce.twins import TWINS
+from mlxrun.cli.main import main
+from mlxrun.errors import MlxrunError
+
+LINES = 16
+
+
+def run(*arguments: str, path: Path) -> tuple[int, dict[str, Any]]:
+    """Run the benchmark; its exit code and its report."""
+    code = main(["reproduce", *arguments, "--json", str(path)], command, "benchmarks")
+    return code, json.loads(path.read_text())
+
+
+def check(code: int, report: dict[str, Any], lines: int) -> None:
+    """Every condition gave the oracle's bytes, and a model found out each twin; rounding decides which."""
+    assert code == 0 and is_reproducible(report)
+    for model in report["models"]:
+        assert model["bytes"] > 100 * lines
+        for name, found in model["conditions"].items():
+            assert (found["lines"], found["differing"], found["bytes"]) == (lines, 0, 0), name
+
+
+def choose_conditions(*names: str) -> list[str]:
+    return [part for name in names for part in ("--condition", name)]
+
+
+def test_the_same_bytes_together_shuffled_and_warm(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A small part, on one family; `pytest -m sweep` has all."""
+    conditions = choose_conditions(*IN_PROCESS)
+    code, report = run("--lines", str(LINES), "--family", "windowed", *conditions, path=tmp_path / "r.json")
+    check(code, report, LINES)
+    found = report["models"][0]["conditions"]
+    assert list(found) == list(IN_PROCESS)
+    assert re.fullmatch(r"\d\d% reused", found["warm memory"]["note"])
+    out = capsys.readouterr().out
+    assert "| alone | 0 |" in out and "No byte differs, and every twin is found out." in out
+
+
+@pytest.mark.sweep
+def test_the_same_bytes_under_all_conditions(tmp_path: Path) -> None:
+    """Every family; killed ten times and through /v1/batches too."""
+    code, report = run("--lines", "64", path=tmp_path / "r.json")
+    check(code, report, 64)
+    assert [model["name"] for model in report["models"]] == list(FAMILIES)
+    assert all(list(model["conditions"]) == list(CONDITIONS) for model in report["models"])
+
+
+def make_report(bytes_differing: int = 0, twin: int = 5) -> dict[str, Any]:
+    found = {"lines": 9, "differing": bool(bytes_differing), "bytes": bytes_differing, "note": ""}
+    killed = {"lines": 9, "differing": 0, "bytes": 0, "note": "10 kills"}
+    twins = {name: {"lines": 9, "differing": twin, "bytes": 1, "note": ""} for name in TWINS}
+    conditions = {"alone": found, "killed": killed}
+    model = {"name": "m", "title": "model", "bytes": 9000, "conditions": conditions, "twins": twins}
+    device = {"name": "CPU", "backend": "cpu"}
+    return {"lines": 9, "models": [model], "versions": {"mlx": "1.0"}, "device": device, "seconds": 3}
+
+
+def test_a_byte_that_differs_fails_the_benchmark() -> None:
+    assert is_reproducible(make_report())
+    assert not is_reproducible(make_report(bytes_differing=2))
+    assert not is_reproducible(make_report(twin=0))  # a test that finds no fault proves nothing
+    text = "\n".join(format_report(make_report(bytes_differing=2)))
+    assert "| alone | **2** in 1 lines |" in text and "| killed (10 kills) | 0 |" in text
+    assert text.endswith("NOT REPRODUCIBLE.")
+
+
+def test_bytes_are_counted() -> None:
+    oracle = {"a": b"12345", "b": b"1", "c": b"x"}
+    found = count_differences(oracle, {"a": b"12x45", "b": b"123", "c": b"x"}, "note")
+    assert (found.lines, found.differing, found.bytes, found.note) == (3, 2, 3, "note")
+    with pytest.raises(MlxrunError, match="1 are on one side only, such as c"):
+        count_differences(oracle, {"a": b"", "b": b""})
+
+
+def test_answers_of_a_batch_are_compared_without_their_ids(tmp_path: Path) -> None:
+    usage = {"completion_tokens": 3}
+    body = {"id": "1", "created": 0, "choices": [1], "usage": usage}
+    other = {"id": "2", "created": 9, "choices": [1], "usage": usage | {"prompt_tokens_details": {}}}
+    lines = [json.dumps({"custom_id": "a", "response": {"body": each}}) for each in (body, other)]
+    for line in lines:
+        (tmp_path / "out.jsonl").write_text(line + "\n")
+        assert strip_ids(read_records(tmp_path / "out.jsonl")) == {
+            "a": json.dumps({"choices": [1], "usage": usage}).encode()
+        }
+    (tmp_path / "out.jsonl").write_text("\n".join([lines[0], lines[0]]))
+    with pytest.raises(MlxrunError, match="a line was answered twice"):
+        read_records(tmp_path / "out.jsonl")
+
+
+@pytest.mark.parametrize("is_chat", [True, False])
+def test_lines_are_requests_of_every_kind(tmp_path: Path, is_chat: bool) -> None:
+    """The same each time, and shuffled the same lines."""
+    writer, path = LineWriter(is_chat=is_chat, images=is_chat), tmp_path / "job.jsonl"
+    lines = writer.write(path, 64)
+    assert writer.write(path, 64) == lines and path.read_text().splitlines() == lines
+    bodies = [json.loads(line)["body"] for line in lines]
+    fields = {field for body in bodies for field in body}
+    assert {"seed", "temperature", "logprobs", "prompt_logprobs", "n", "response_format"} <= fields
+    assert ("messages" in fields) is is_chat and ("image_url" in path.read_text()) is is_chat
+    shuffle_lines(path, lines)
+    mixed = path.read_text().splitlines()
+    assert mixed != lines and sorted(mixed) == sorted(lines)
+
+
+def test_another_model_has_to_be_a_model(tmp_path: Path) -> None:
+    assert main(["reproduce", "--model", str(tmp_path)], command, "benchmarks") == 2
+    assert main(["reproduce", "--lines", "3"], command, "benchmarks") == 2
