@@ -1,7 +1,7 @@
 """What OpenCode and Continue send to /v1/chat/completions, by their public sources and docs.
 
-Shapes, not texts: the fields, the order of roles, the forms of content and of tools. What Codex sends is in
-test_server_responses.py, what Claude Code sends in test_text_anthropic.py.
+Shapes, not texts: the fields, the order of roles, the forms of content and of tools, one body at a time.
+Whole sessions, also of other agents, are in test_agent_sessions.py.
 """
 
 from __future__ import annotations

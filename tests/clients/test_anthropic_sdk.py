@@ -265,4 +265,4 @@ def test_models(anthropic_client: Anthropic) -> None:
     found = anthropic_client.models.list()
     assert [model.type for model in found.data] == ["model"] and not found.has_more
     with pytest.raises(NotFoundError):
-        anthropic_client.post("/v1/messages/batches", cast_to=object, body={})
+        anthropic_client.post("/v1/messages/nothing", cast_to=object, body={})

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import multiprocessing
-import os
 import random
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -31,8 +28,9 @@ from mlxrun.server.batches.storage import Storage
 from mlxrun.server.engine_state import ENGINE, LoadedEngine
 from mlxrun.server.lifecycle import listen
 from mlxrun.text.images import MediaLoader
+from tests.batch.test_line_bodies import normalize
 from tests.helpers.batch_fakes import chat, chats, write_job
-from tests.helpers.batches_server import CHAT, ServerSetup, serve
+from tests.helpers.batches_server import CHAT, ServerSetup, count_answered, make_processes, serve
 
 
 @pytest.fixture
@@ -77,9 +75,9 @@ async def test_the_async_client(place: ServerSetup) -> None:
         assert names == [file.id]
         with pytest.raises(openai.ConflictError):
             await client.batches.cancel(batch.id)
-        with pytest.raises(openai.BadRequestError, match="/v1/responses"):
+        with pytest.raises(openai.BadRequestError, match="/v1/embeddings"):
             await client.batches.create(
-                input_file_id=file.id, endpoint="/v1/responses", completion_window="24h"
+                input_file_id=file.id, endpoint="/v1/embeddings", completion_window="24h"
             )
         assert (await client.files.delete(file.id)).deleted
         with pytest.raises(openai.NotFoundError):
@@ -103,8 +101,8 @@ async def test_the_sync_client(place: ServerSetup) -> None:
             while (batch := client.batches.retrieve(batch.id)).status != "failed":
                 time.sleep(0.01)
             assert batch.errors is not None and batch.errors.data is not None
-            assert (batch.errors.data[0].line, batch.errors.data[0].param) == (1, "method")
-            assert batch.errors.data[0].message == "method is missing"
+            assert (batch.errors.data[0].line, batch.errors.data[0].param) == (1, "url")
+            assert batch.errors.data[0].message == "url is missing"
 
     async with place.run() as site:
         await asyncio.to_thread(drive, site.url)
@@ -118,36 +116,70 @@ TOOL = {
         "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
     },
 }
+SUM = "What is 12 + 30?"
+
+
+def make_line(custom_id: str, url: str, **body: Any) -> dict[str, Any]:
+    given = {"model": "m", "temperature": 0, **body}
+    return {"custom_id": custom_id, "method": "POST", "url": url, "body": given}
+
+
 LINES = [
     chat("sum", "What is 12 + 30?", max_tokens=30),
     chat("drawn", "Tell me of a red circle.", max_tokens=20, temperature=1.0, seed=7, n=2),
     chat("logs", "What is 7 + 5?", max_tokens=12, logprobs=True, top_logprobs=2),
     chat("stop", "What is 40 + 2?", max_tokens=30, stop=["2"]),
     chat("tools", "What is the weather in Rome?", max_tokens=40, seed=3, tools=[TOOL]),
+    make_line("response", "/v1/responses", input="What is 12 + 30?", max_output_tokens=30),
+    make_line(
+        "response of tools",
+        "/v1/responses",
+        input="What is the weather in Rome?",
+        max_output_tokens=40,
+        tools=[{"type": "function", **TOOL["function"]}],
+    ),
+    make_line("message", "/v1/messages", max_tokens=30, messages=[{"role": "user", "content": SUM}]),
+    make_line("completion", "/v1/completions", prompt=SUM, max_tokens=8),
 ]
 
 
 @pytest.mark.slow
 def test_the_embedded_model(tmp_path: Path) -> None:
-    """The same lines by /v1/chat/completions, by /v1/batches and by `mlxrun batch`: the same answers."""
+    """The same lines by their endpoints, by /v1/batches and by `mlxrun batch`: the same answers."""
     job = write_job(tmp_path, LINES)
     assert main(["batch", str(job), "--set", "engine.reproducible=true"]) == 0
     command = records(job.with_name("job.out.jsonl").read_bytes())
     live, found = asyncio.run(live_and_batch(tmp_path))
     assert found.keys() == {line["custom_id"] for line in LINES}
-    assert found == command
+    assert drop_batch_fields(found) == drop_batch_fields(command)
+    ids = {record["id"] for record in (*found.values(), *command.values())}
+    assert len(ids) == 2 * len(LINES), "those of a batch are its own"
     for name, body in live.items():
-        answer = found[name]["response"]["body"]
-        assert answer["choices"] == body["choices"]
-        assert answer["usage"].items() <= body["usage"].items()
+        assert normalize(found[name]["response"]["body"]) == normalize(body), name
     call = found["tools"]["response"]["body"]["choices"][0]["message"].get("tool_calls")
     assert call and call[0]["function"]["name"] == "get_weather", found["tools"]
     text = found["sum"]["response"]["body"]["choices"][0]["message"]["content"]
     assert "42" in text, text
+    (answer,) = found["response"]["response"]["body"]["output"]
+    assert answer["content"] == [{"type": "output_text", "text": text, "annotations": [], "logprobs": []}]
+    assert found["message"]["response"]["body"]["content"] == [{"type": "text", "text": text}]
+    assert found["response of tools"]["response"]["body"]["output"][0]["name"] == "get_weather"
+
+
+def drop_batch_fields(found: dict[str, Any]) -> dict[str, Any]:
+    """Records without what differs between a command and a server's batch: ids, times, cached tokens."""
+    return {
+        name: {
+            "error": record["error"],
+            "status": record["response"]["status_code"],
+            "body": normalize(record["response"]["body"]),
+        }
+        for name, record in found.items()
+    }
 
 
 async def live_and_batch(tmp_path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Bodies of chat/completions, and records of a batch, by custom_id, from one server."""
+    """The answers of endpoints, and the records of batches, by custom_id, from one server."""
     config = Config(server=ServerSettings(port=0), engine=EngineSettings(reproducible=True))
     client = await EngineClient.start(config)
     formats = detect_formats(client.model_info.chat_template, client.model_info.tokenizer, config.parsers)
@@ -162,20 +194,28 @@ async def live_and_batch(tmp_path: Path) -> tuple[dict[str, Any], dict[str, Any]
             openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none") as sdk,
         ):
             live = {
-                line["custom_id"]: await sdk.post(CHAT[3:], body=line["body"], cast_to=object)
+                line["custom_id"]: await sdk.post(line["url"][3:], body=line["body"], cast_to=object)
                 for line in LINES
             }
-            file = await sdk.files.create(file=file_of(LINES), purpose="batch")
-            batch = await sdk.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="1h")
-            while batch.status != "completed":
-                await asyncio.sleep(0.02)
-                batch = await sdk.batches.retrieve(batch.id)
-            assert batch.error_file_id is None and batch.output_file_id is not None
-            found = records((await sdk.files.content(batch.output_file_id)).content)
+            found: dict[str, Any] = {}
+            for endpoint in {line["url"] for line in LINES}:
+                found |= await run_batch(sdk, endpoint)
     finally:
         await queue.close()
         await client.close()
     return live, found
+
+
+async def run_batch(sdk: openai.AsyncOpenAI, endpoint: Any) -> dict[str, Any]:
+    """The records of a batch of the lines for one endpoint."""
+    lines = [line for line in LINES if line["url"] == endpoint]
+    file = await sdk.files.create(file=file_of(lines), purpose="batch")
+    batch = await sdk.batches.create(input_file_id=file.id, endpoint=endpoint, completion_window="24h")
+    while batch.status != "completed":
+        await asyncio.sleep(0.02)
+        batch = await sdk.batches.retrieve(batch.id)
+    assert batch.error_file_id is None and batch.output_file_id is not None
+    return records((await sdk.files.content(batch.output_file_id)).content)
 
 
 def records(data: bytes) -> dict[str, Any]:
@@ -184,16 +224,8 @@ def records(data: bytes) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def processes() -> Iterator[ForkServerContext]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["batches_site", "mlxrun.api.openai.request", "mlxrun.text.images"])
+    with make_processes() as context:
         yield context
-
-
-def answered(root: Path) -> int:
-    """Records of batches under way."""
-    return sum(path.read_bytes().count(b"\n") for path in root.glob("batches/*/job/*.out.jsonl"))
 
 
 @pytest.mark.slow
@@ -207,16 +239,16 @@ async def test_a_server_that_is_killed(tmp_path: Path, processes: ForkServerCont
             made.append((await site.create(await site.upload(lines)))["id"])
     rng = random.Random()
     for _ in range(8):
-        wanted = answered(place.root) + rng.randrange(1, 9)
+        wanted = count_answered(place.root) + rng.randrange(1, 9)
         process = processes.Process(target=serve, args=(place.root, 0.01))
         process.start()
         async with asyncio.timeout(20):
-            while process.is_alive() and answered(place.root) < wanted:
+            while process.is_alive() and count_answered(place.root) < wanted:
                 await asyncio.sleep(rng.random() * 0.01)
         process.kill()
         process.join()
         assert process.exitcode == -9
-    assert 8 <= answered(place.root) < 85
+    assert 8 <= count_answered(place.root) < 85
     place = replace(place, engine=True)
     async with place.run() as site:
         for batch, count in zip(made, (60, 25), strict=True):

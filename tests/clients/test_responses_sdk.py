@@ -13,7 +13,7 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 from PIL import Image, ImageDraw
 
-from mlxrun.server.response_store import RESPONSES
+from mlxrun.server.response_runs import RESPONSES
 from tests.helpers.served_model import ModelServer
 
 SUM = "What is 12 + 30?"
@@ -130,6 +130,25 @@ def test_images(openai_client: OpenAI, colour: str) -> None:
     assert output(streamed(openai_client, looking(colour))[0]) == output(response)
     again = ask(openai_client, "What shape is it?", previous_response_id=response.id)
     assert "circle" in again.output_text.lower()
+
+
+def test_an_image_in_the_output_of_a_tool(openai_client: OpenAI) -> None:
+    """The model sees it: another colour is another prompt, and no image is fewer tokens."""
+    call = {"type": "function_call", "call_id": "c1", "name": "shoot", "arguments": "{}"}
+
+    def show(colour: str | None) -> Any:
+        (message,) = looking(colour or "red")
+        output = message["content"][:1] if colour else "nothing"
+        result = {"type": "function_call_output", "call_id": "c1", "output": output}
+        question = {"role": "user", "content": "What colour is the circle?"}
+        return ask(openai_client, [question, call, result], top_logprobs=1)
+
+    def read_logprobs(response: Any) -> list[float]:
+        return [token.logprob for token in response.output[-1].content[0].logprobs]
+
+    red, blue, nothing = show("red"), show("blue"), show(None)
+    assert red.usage.input_tokens == blue.usage.input_tokens > nothing.usage.input_tokens
+    assert read_logprobs(red) != read_logprobs(blue)
 
 
 def test_a_conversation_reuses_its_prefix(openai_client: OpenAI) -> None:

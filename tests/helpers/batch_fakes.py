@@ -1,8 +1,8 @@
 """Runs jobs without a model: an engine that echoes, and short cuts to write, run and read a job.
 
 The answer to a prompt depends on the prompt and the seed alone: the last user message (or the prompt), then
-two letters sampled by the seed; its logprobs too, by position. Tokens in `prior_output` are checked and not
-sent again. A message may request an error: see `TROUBLE`.
+two letters sampled by the seed; its logprobs too, by position, and those of the prompt by the prompt. Tokens
+in `prior_output` are checked and not sent again. A message may request an error: see `TROUBLE`.
 """
 
 from __future__ import annotations
@@ -13,15 +13,17 @@ import os
 import random
 import re
 from collections import Counter
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import mlxrun.batch.line_runner
+from mlxrun.batch.job_file import NO_SCORERS
 from mlxrun.batch.job_run import JobOptions, JobOutcome, JobRun, JobSetup
 from mlxrun.batch.line_answerer import LinePreparer
+from mlxrun.batch.output_records import BatchStamp
 from mlxrun.batch.progress import make_view
 from mlxrun.batch.run_paths import JobPaths
 from mlxrun.batch.stop_signals import StopSignals
@@ -29,6 +31,8 @@ from mlxrun.config.conversion import hash_config
 from mlxrun.config.settings import BatchSettings, Config, MediaSettings, SchedulerSettings
 from mlxrun.errors import EngineDead, MlxrunError, Overloaded, PromptTooLong
 from mlxrun.scheduler.request import FinishReason, HitKind, Request, TokenEvent, TokenLogprob
+from mlxrun.scoring.eval_spec import EvalReader
+from tests.helpers.prompt_scores import make_prompt_logprobs
 from tests.helpers.tokenizers import FakeModelInfo, byte_tokenizer
 
 # The first word of a prompt, and the error that the engine then raises.
@@ -94,7 +98,12 @@ class FakeClient:
         ids = byte_tokenizer()(answer, add_special_tokens=False)["input_ids"][: request.params.max_tokens]
         known, middle = len(request.prior_output), len(request.prompt) // 2
         assert tuple(ids[:known]) == request.prior_output, "these tokens are not of this answer"
-        yield TokenEvent(request.id, num_computed_tokens=middle, hit_kind=HitKind.MISS)
+        scores = make_prompt_logprobs(request)
+        yield TokenEvent(
+            request.id, num_computed_tokens=middle, hit_kind=HitKind.MISS, prompt_logprobs=scores[:middle]
+        )
+        if scores[middle:]:
+            yield TokenEvent(request.id, num_computed_tokens=middle, prompt_logprobs=scores[middle:])
         for at, token in list(enumerate(ids))[known:]:
             await asyncio.sleep(random.random() * self.pause)
             self.output += 1
@@ -107,7 +116,9 @@ class FakeClient:
                 raise Overloaded("in the middle of it")
         cut = len(ids) == request.params.max_tokens
         finish = FinishReason.LENGTH if cut else FinishReason.STOP
-        yield TokenEvent(request.id, num_computed_tokens=len(request.prompt), finish=finish)
+        stop_id = None if cut else min(request.params.stop_ids, default=None)
+        size = len(request.prompt)
+        yield TokenEvent(request.id, num_computed_tokens=size, finish=finish, stop_id=stop_id)
 
 
 def get_first_word(text: str) -> str:
@@ -143,6 +154,18 @@ def chats(count: int) -> list[dict[str, Any]]:
         chat(f"line-{i}", f"say {i}", {"expected": f"say {i}", "match": "contains", "group": f"g{i % 2}"})
         for i in range(count)
     ]
+
+
+# A good line, six others of which four are not valid, and one that the engine refuses.
+MIXED = [
+    chat("good", "hello", {"expected": "hello", "match": "contains", "group": "a"}),
+    "this is not JSON",
+    chat("good", "again"),
+    chat("param", "hello", temprature=1),
+    chat("long", "LONG 1", {"expected": "x", "group": "a"}),
+    {"id": "short", "prompt": "once", "max_tokens": 3},
+    {**chat("url", "hello"), "url": "/v1/embeddings"},
+]
 
 
 def write_job(folder: Path, lines: Sequence[Any], name: str = "job.jsonl") -> Path:
@@ -186,6 +209,9 @@ class Bench:
     client: FakeClient = field(init=False)
     no_sleep: bool = False  # tries follow at once
     tokens: Path | None = None
+    stamp: BatchStamp | None = None  # of the server's batch that the job belongs to
+    device: dict[str, Any] = field(default_factory=lambda: {"name": "fake"})
+    evals: EvalReader = NO_SCORERS
 
     def __post_init__(self) -> None:
         self.client = FakeClient(self.model_info)
@@ -198,9 +224,7 @@ class Bench:
         """One run; `client` is the engine it had, `said` its messages to the user."""
         self.client = FakeClient(self.model_info, self.client.pause, self.tokens)
         self.said.clear()
-        preparer = LinePreparer(self.model_info, self.config, self.job.parent)
-        digest, start = hash_config(self.config), self.client.start
-        setup = JobSetup(self.config, digest, self.model_info, preparer, start, lambda: {"name": "fake"})
+        setup = self.make_setup()
         with open(os.devnull, "w") as nowhere:
             view = partial(make_view, stream=nowhere)
             stop = StopSignals(self.said.append)
@@ -209,10 +233,32 @@ class Bench:
                 run.backoff = 0.0
             return await run.run()
 
+    def make_setup(self) -> JobSetup:
+        """What the job runs on; `client` is the engine."""
+        preparer = LinePreparer(self.model_info, self.config, self.job.parent).for_batch(self.stamp, None)
+        digest, start = hash_config(self.config), self.client.start
+        return JobSetup(
+            self.config, digest, self.model_info, preparer, start, lambda: self.device, evals=self.evals
+        )
+
     @property
     def ran(self) -> int:
         """Requests that the engine of the last run saw."""
         return sum(self.client.tries.values())
+
+
+async def finish_job(folder: Path) -> Bench:
+    """A job with 12 good lines and 2 failed ones, run to its end."""
+    bench = Bench(write_job(folder, [*chats(12), "bad", chat("long", "LONG")]))
+    assert (await bench.run()).exit_code == 1
+    return bench
+
+
+def edit_line(path: Path, line: int, change: Callable[[bytes], bytes]) -> None:
+    """Change one line of a file."""
+    lines = path.read_bytes().splitlines(keepends=True)
+    lines[line] = change(lines[line])
+    path.write_bytes(b"".join(lines))
 
 
 def run_in_process(

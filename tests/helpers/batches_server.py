@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+import multiprocessing
+import os
+import sys
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
@@ -18,10 +23,9 @@ from mlxrun.batch.job_service import JobService
 from mlxrun.config.conversion import hash_config
 from mlxrun.config.settings import Config, ServerSettings
 from mlxrun.server.app import make_app
-from mlxrun.server.batches.batch import FINAL_STATUSES
 from mlxrun.server.batches.batch_queue import BatchQueue
 from mlxrun.server.batches.storage import Storage
-from mlxrun.server.endpoints import admin, batches
+from mlxrun.server.endpoints import admin, anthropic_batches, batches
 from tests.helpers.batch_fakes import FakeClient, make_config
 from tests.helpers.tokenizers import FakeModelInfo
 
@@ -48,10 +52,15 @@ class RunningServer:
     client: FakeClient
     jobs: JobService
 
-    async def upload(self, lines: Iterable[Any], name: str = "job.jsonl") -> str:
-        """The id of a file of these lines."""
+    async def upload(
+        self, lines: Iterable[Any], name: str = "job.jsonl", *, expires_after: int | None = None
+    ) -> str:
+        """The id of a file of these lines; `expires_after`: seconds."""
         texts = (line if isinstance(line, str) else json.dumps(line) for line in lines)
         form = aiohttp.FormData({"purpose": "batch"})
+        if expires_after is not None:
+            form.add_field("expires_after[anchor]", "created_at")
+            form.add_field("expires_after[seconds]", str(expires_after))
         form.add_field("file", "".join(text + "\n" for text in texts).encode(), filename=name)
         async with self.http.post("/v1/files", data=form) as response:
             assert response.status == 200, await response.text()
@@ -106,7 +115,8 @@ class ServerSetup:
         queue = BatchQueue(Storage(self.root, config.server.files_max_bytes, self.clock), retry_seconds=0.01)
         if self.engine:
             await queue.start(jobs)
-        app: web.Application = make_app(config, queue, surfaces=[batches.SURFACE, admin.SURFACE])
+        surfaces = [batches.SURFACE, anthropic_batches.SURFACE, admin.SURFACE]
+        app: web.Application = make_app(config, queue, surfaces=surfaces)
         async with TestServer(app, handler_cancellation=True) as http_server:
             url = str(http_server.make_url("/"))
             async with aiohttp.ClientSession(url, headers=self.headers) as http:
@@ -127,10 +137,22 @@ def serve(root: Path, pause: float) -> None:
     async def run() -> None:
         place = ServerSetup(root, make_config(rows=4), pause=pause)
         async with place.run() as site:
-            while True:
-                found = (await site.send("GET", "/v1/batches"))["data"]
-                if all(batch["status"] in FINAL_STATUSES for batch in found):
-                    return
+            while not all(batch.ended for batch in site.queue.list_batches()):
                 await asyncio.sleep(0.01)
 
     asyncio.run(run())
+
+
+@contextmanager
+def make_processes() -> Iterator[ForkServerContext]:
+    """Starts processes for `serve` quickly."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["mlxrun.api.openai.request", "mlxrun.text.images"])
+        yield context
+
+
+def count_answered(root: Path) -> int:
+    """Records of batches under way."""
+    return sum(path.read_bytes().count(b"\n") for path in root.glob("batches/*/job/*.out.jsonl"))

@@ -221,7 +221,7 @@ def check_integrity(cache: PrefixCache, memory: int | None = None) -> None:
     entries = index.entries.values()
     in_memory = [e for e in entries if e.payload is not None]
     assert store.nbytes == sum(e.nbytes for e in in_memory) == cache.counters.memory_bytes
-    assert cache.counters.records == len(in_memory)
+    assert cache.counters.entries == len(in_memory)
     assert set(index.entries) == set(index._nodes)
     if memory is not None:
         assert store.nbytes <= max(memory, sum(e.nbytes for e in in_memory if e.pins))
@@ -240,3 +240,12 @@ def check_integrity(cache: PrefixCache, memory: int | None = None) -> None:
     assert all(any(n is node or n in live for n in node.walk_up()) for node in live)
     if not entries:
         assert not index._trees
+
+
+def list_entries(cache: PrefixCache, kind: SnapshotKind | None = None) -> list[CacheEntry]:
+    return [entry for entry in cache._index.entries.values() if kind in (None, entry.kind)]
+
+
+def list_stops(cache: PrefixCache, kind: SnapshotKind) -> list[int]:
+    """The positions at which the entries of a kind end."""
+    return sorted(entry.stop for entry in list_entries(cache, kind))

@@ -41,7 +41,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "one at a time": {"max_running": 1},
     "unshared": {"prefill_rows": 1},
     "chunk 5": {"chunk": 5, "prefill_budget": 20, "prefill_budget_busy": 7},
-    "chunk 64": {"chunk": 64, "prefill_budget": 256, "prefill_budget_busy": 64},
+    "chunk 64, short steps": {"chunk": 64, "prefill_budget": 256, "prefill_budget_busy": 64, "step_ms": 1},
     "chunk 512": {"chunk": 512, "prefill_budget": 2048, "prefill_budget_busy": 512},
     "grouped": {"methods": ComputeMethods("grouped", PrefillSharing(4))},
     "decode row by row": {"methods": ComputeMethods("row_by_row", PrefillSharing(4))},

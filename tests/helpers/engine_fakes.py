@@ -20,7 +20,14 @@ from mlxrun.model.model_info import LoadedModelInfo
 from mlxrun.scheduler.memory_budget import MemoryBudget, RequestLimits
 from mlxrun.scheduler.request import FinishReason, Request, SamplingParams, TokenEvent, TokenLogprob
 from mlxrun.scheduler.scheduler import Scheduler
-from mlxrun.scheduler.step_plan import Admission, PrefillChunk, SampledToken, StepPlan, StepResult
+from mlxrun.scheduler.step_plan import (
+    Admission,
+    PrefillChunk,
+    SampledToken,
+    ScoredTokens,
+    StepPlan,
+    StepResult,
+)
 
 VOCAB = 50
 CONTEXT = 1000
@@ -43,10 +50,17 @@ def compute_answer(request: Request, limit: int = CONTEXT) -> tuple[tuple[int, .
     return tuple(tokens), FinishReason.LENGTH
 
 
+def compute_score(prompt: Sequence[int], position: int, count: int = 0) -> TokenLogprob:
+    """The logprob of a prompt's token, with `count` likeliest ones."""
+    number = zlib.crc32(repr(tuple(prompt[: position + 1])).encode()) % 1000
+    return TokenLogprob(-number / 100, tuple((i, -float(position + i)) for i in range(count)))
+
+
 def make_request(rid: str = "a", size: int = 10, max_tokens: int = 4, **fields: Any) -> Request:
     """A request whose prompt differs from that of any other id or size."""
     stop_ids = frozenset(fields.pop("stop_ids", ()))
-    params = SamplingParams(max_tokens=max_tokens, stop_ids=stop_ids, logprobs=fields.pop("logprobs", None))
+    wanted = {key: fields.pop(key, None) for key in ("logprobs", "prompt_logprobs")}
+    params = SamplingParams(max_tokens=max_tokens, stop_ids=stop_ids, **wanted)
     base = zlib.crc32(rid.encode()) % 10_000
     return Request(rid, tuple(base + i for i in range(size)), params, **fields)
 
@@ -114,6 +128,7 @@ class FakeRunner:
     rows: dict[str, FakeRow] = field(default_factory=dict)
     peak: int = 0  # bytes in use at most
     _launched: list[tuple[str, int]] = field(default_factory=list)  # (id, position) under way
+    _scored: list[ScoredTokens] = field(default_factory=list)  # under way
     trouble: str | None = None
 
     has_pending_snapshots = False
@@ -136,19 +151,23 @@ class FakeRunner:
         errors = {a.request.id: e for a in plan.admit if (e := self._admit(a)) is not None}
         self._raise(plan)
         launched = [(rid, self._decode(rid)) for rid in plan.decode]
+        scored = []
         for chunk in plan.prefill:
-            if chunk.request_id not in errors and self._prefill(chunk):
-                launched.append((chunk.request_id, chunk.stop))
+            if chunk.request_id not in errors:
+                scored += self._score(chunk)
+                launched += [(chunk.request_id, chunk.stop)] if self._prefill(chunk) else []
         self._allocate(plan)
         before, self._launched = self._launched, launched
         known = {rid: row for rid, row in (self.rows | left).items() if rid not in self.admissions[new:]}
         tokens = {rid: self._sample(known[rid].request, at) for rid, at in before if rid in known}
-        return StepResult(tokens, errors)
+        scores, self._scored = self._scored, scored
+        admitted = self.admissions[new:]
+        return StepResult(tokens, errors, scores=tuple(s for s in scores if s.request_id not in admitted))
 
     def reset(self) -> None:
         self.threads.add(threading.get_ident())
         self.resets += 1
-        self.rows, self._launched, self.trouble = {}, [], None
+        self.rows, self._launched, self._scored, self.trouble = {}, [], [], None
 
     def close(self) -> None:
         self.threads.add(threading.get_ident())
@@ -182,6 +201,16 @@ class FakeRunner:
         row.length = max(row.length, row.filled) + 1
         return row.filled
 
+    def _score(self, chunk: PrefillChunk) -> list[ScoredTokens]:
+        row = self.rows.get(chunk.request_id)
+        count = None if row is None else row.request.params.prompt_logprobs
+        if row is None or count is None:
+            return []
+        prompt = row.request.prompt
+        positions = range(chunk.start + 1, min(chunk.stop + 1, len(prompt)))
+        found = tuple(compute_score(prompt, at, max(count, 1)) for at in positions)
+        return [ScoredTokens(chunk.request_id, chunk.start + 1, found)]
+
     def _prefill(self, chunk: PrefillChunk) -> bool:
         """Whether the chunk samples."""
         row = self.rows.get(chunk.request_id)
@@ -193,7 +222,7 @@ class FakeRunner:
         if any(start < chunk.stop < end for start, end in row.request.image_spans):
             self._break(f"{chunk} ends inside an image: {row.request.image_spans}")
         row.filled = chunk.stop
-        samples = chunk.stop == row.length
+        samples = chunk.stop == row.length and row.request.params.max_tokens > 0
         row.length += int(samples)
         return samples
 
@@ -283,7 +312,8 @@ def make_engine(
 def merge_events(first: TokenEvent, later: TokenEvent) -> TokenEvent:
     """Two events of a request as one. Copies all tokens."""
     tokens, logprobs = first.tokens + later.tokens, first.logprobs + later.logprobs
-    return replace(first.merge_progress(later), tokens=tokens, logprobs=logprobs)
+    scores = first.prompt_logprobs + later.prompt_logprobs
+    return replace(first.merge_progress(later), tokens=tokens, logprobs=logprobs, prompt_logprobs=scores)
 
 
 class Answers:

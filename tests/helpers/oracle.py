@@ -67,6 +67,31 @@ def text_answer(folder: Path, ids: Sequence[int], count: int = 24, step: int = 1
     return _collect(ids, steps)
 
 
+def text_scores(folder: Path, ids: Sequence[int]) -> np.ndarray:
+    """The logprobs [tokens, vocabulary] that follow each token of a prompt, by one forward of the library."""
+    from mlx_lm import load
+    from mlx_lm.models.cache import make_prompt_cache
+
+    model, _ = load(str(folder))
+    logits = model(mx.array([list(ids)]), cache=make_prompt_cache(model))[0].astype(mx.float32)
+    return np.array(logits - mx.logsumexp(logits, axis=-1, keepdims=True))
+
+
+def vision_scores(folder: Path, prompt: str, images: Sequence[Image.Image]) -> tuple[list[int], np.ndarray]:
+    """The token ids of a prompt with images, and the same logprobs of them."""
+    from mlx_vlm import load
+    from mlx_vlm.models.cache import make_prompt_cache
+
+    model, processor = load(str(folder))
+    inputs = vision_inputs(processor, prompt, images)
+    ids, pixels, mask = (inputs.pop(key, None) for key in ("input_ids", "pixel_values", "attention_mask"))
+    made = model.get_input_embeddings(ids, pixels, mask=mask, **inputs).to_dict()
+    inputs |= {name: value for name, value in made.items() if value is not None}
+    cache = make_prompt_cache(model.language_model)
+    logits = model.language_model(ids, cache=cache, **inputs).logits[0].astype(mx.float32)
+    return ids[0].tolist(), np.array(logits - mx.logsumexp(logits, axis=-1, keepdims=True))
+
+
 def vision_answer(
     folder: Path, prompt: str | Sequence[int], images: Sequence[Image.Image] = (), count: int = 24
 ) -> Answer:

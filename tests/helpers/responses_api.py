@@ -19,6 +19,7 @@ from mlxrun.api.responses.fields import HARMLESS, HONOURED
 from mlxrun.api.responses.request import (
     ResponseLookup,
     ResponseRequest,
+    prepare_response,
     read_response_request,
 )
 from mlxrun.api.responses.response import build_response
@@ -65,21 +66,12 @@ def messages(model_info: FakeModelInfo = MODEL_INFO, **body: Any) -> list[dict[s
 
 
 def run(
-    body: Mapping[str, Any], model_info: FakeModelInfo = MODEL_INFO
+    body: Mapping[str, Any], model_info: FakeModelInfo = MODEL_INFO, config: Config | None = None
 ) -> tuple[ResponseRequest, PreparedRequest]:
     """All the way to the prompt; errors name the sender's fields."""
-    config = Config()
-    what = read_response_request(body, model_info, ResponseLookup(), "t")
-
-    async def go() -> PreparedRequest:
-        context = ApiContext(model_info, config, MediaLoader(config.media, None), ModelFormats())
-        return await prepare_request(CHAT, what.chat, context, stream=True)
-
-    try:
-        return what, asyncio.run(go())
-    except RequestError as exc:
-        what.rename_error(exc)
-        raise
+    config = config or Config()
+    context = ApiContext(model_info, config, MediaLoader(config.media, None), ModelFormats())
+    return asyncio.run(prepare_response(body, context, ResponseLookup(), "t", stream=True))
 
 
 def refused(model_info: FakeModelInfo = MODEL_INFO, **body: Any) -> RequestError:

@@ -7,7 +7,7 @@ import asyncio
 import base64
 import io
 import threading
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -52,14 +52,16 @@ class ModelServer(AppView):
 
 
 @contextmanager
-def run_model_server(config: Config) -> Iterator[ModelServer]:
+def run_model_server(
+    config: Config, start_client: Callable[..., Awaitable[EngineClient]] = EngineClient.start
+) -> Iterator[ModelServer]:
     """A server of `config` on a free port, until the block ends."""
     ready: dict[str, Any] = {}
     started = threading.Event()
 
     async def run() -> None:
         model_info = load_model_info(config.model, weights=True)
-        client = await EngineClient.start(config, model_info)
+        client = await start_client(config, model_info)
         formats = detect_formats(model_info.chat_template, model_info.tokenizer, config.parsers)
         app = make_app(config)
         context = ApiContext(model_info, config, MediaLoader(config.media, None), formats)

@@ -25,6 +25,7 @@ from mlxrun.api.context import ApiContext
 from mlxrun.api.openai.request import prepare_request
 from mlxrun.config.settings import Config, ServerSettings
 from mlxrun.engine.client import Collector
+from mlxrun.engine.stats import EngineStats
 from mlxrun.errors import EngineDead, MlxrunError
 from mlxrun.parsers.model_formats import ModelFormats
 from mlxrun.scheduler.request import FinishReason, HitKind, Request, TokenEvent, TokenLogprob
@@ -39,6 +40,7 @@ from mlxrun.server.request_context import ACTIVE_IDS
 from mlxrun.server.sse import open_stream
 from mlxrun.server.surface import Endpoint, Surface
 from mlxrun.text.images import MediaLoader
+from tests.helpers.prompt_scores import make_prompt_logprobs
 from tests.helpers.tokenizers import FakeModelInfo, ids_of
 
 Act = str | TokenEvent | MlxrunError | FinishReason | Callable[[], Awaitable[Any]]
@@ -77,6 +79,7 @@ class FakeEngine:
         self.scripts_done = 0
         self.counts: dict[str, int] = {"miss": 0}
         self.numbers: dict[str, Any] = {"running": 0, "waiting": 0, "steps": 7, "errors": 0}
+        self.step_ended: float | None = None  # by time.monotonic; None: the engine is idle
         self._died = asyncio.Event()
 
     async def generate(self, request: Request) -> AsyncGenerator[TokenEvent, None]:
@@ -105,6 +108,9 @@ class FakeEngine:
     async def _pump(self, request: Request, collector: Collector) -> None:
         left = request.params.max_tokens
         finish: FinishReason | None = None
+        scores = make_prompt_logprobs(request)
+        for part in filter(None, (scores[: len(scores) // 2], scores[len(scores) // 2 :])):
+            collector.put(TokenEvent(request.id, prompt_logprobs=part))
         for act in self.script(request):
             if self.running.get(request.id) is not collector:
                 return  # it was ended from outside
@@ -168,8 +174,8 @@ class FakeEngine:
     def read_cache_counters(self) -> Mapping[str, int]:
         return self.counts
 
-    async def read_stats(self) -> Mapping[str, Any]:
-        return self.numbers
+    def read_stats(self) -> EngineStats:
+        return EngineStats(self.numbers, None, self.step_ended or 0.0, self.step_ended is not None)
 
     async def clear_cache(self) -> None:
         self.cleared += 1

@@ -296,7 +296,7 @@ def test_memory_stays_within_its_budget_and_ends_empty(zoo: Zoo) -> None:
     assert 0 < max(seen) <= 100_000
     assert engine.prefix_cache.read_counters()["evicted"] > 0
     engine.prefix_cache.shrink(0)
-    assert engine.prefix_cache.nbytes == engine.prefix_cache.read_counters()["records"] == 0
+    assert engine.prefix_cache.nbytes == engine.prefix_cache.read_counters()["entries"] == 0
 
 
 @pytest.mark.parametrize("bits", [8, 4])

@@ -49,6 +49,26 @@ def test_the_next_turn_goes_on_from_the_answer(zoo: Zoo, family: str) -> None:
 
 
 @pytest.mark.parametrize("family", text_models.CORE)
+@pytest.mark.parametrize("delay", [0, 1, 2])
+def test_a_turn_that_follows_at_once_goes_on_from_the_answer(zoo: Zoo, family: str, delay: int) -> None:
+    """It comes between the end of the turn before, and the step that stores what that has computed."""
+    engine, ids = engine_driver.make_real_engine(zoo.text(family), chunk=512), BASE[:40]
+    engine.add(engine_driver.make_text_request("first", ids, max_tokens=9))
+    answer: list[int] = []
+    finished = False
+    while not finished:
+        for event in engine.step():
+            answer += event.tokens
+            finished = event.finish is not None
+    for _ in range(delay):
+        engine.step()
+    ids = (*ids, *answer, *OTHER[:9])
+    event = once(engine, engine_driver.make_text_request("second", ids, max_tokens=9))
+    assert event.num_cached_tokens >= 40 + len(answer) - 1
+    engine_driver.check_answer(event, zoo.answer(family, ids, 9))
+
+
+@pytest.mark.parametrize("family", text_models.CORE)
 def test_an_aborted_prompt_keeps_all_of_its_work(zoo: Zoo, family: str) -> None:
     """Also where no checkpoint is due: hybrids keep the state at which they were stopped."""
     engine = engine_driver.make_real_engine(zoo.text(family), prefill_budget=CHUNK, checkpoint_every=1 << 20)
@@ -83,8 +103,8 @@ def test_a_row_that_was_pushed_out_computes_no_prompt_again(zoo: Zoo, family: st
     computed: list[int] = []
     schedule = engine.scheduler.schedule
 
-    def spy() -> Any:
-        plan = schedule()
+    def spy(*args: bool) -> Any:
+        plan = schedule(*args)
         computed.extend(chunk.stop - chunk.start for chunk in plan.prefill if chunk.request_id == "a")
         return plan
 

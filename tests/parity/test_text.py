@@ -292,18 +292,22 @@ def test_an_id_that_is_used_again_gets_its_own_tokens(zoo: Zoo) -> None:
         engine_driver.make_text_request("a", PROMPTS[6]),
         engine_driver.make_text_request("a", PROMPTS[2]),
     )
+    engine.add(
+        engine_driver.make_text_request("b", PROMPTS[4], max_tokens=200)
+    )  # else it starts a step later
     engine.add(first)
     for _ in range(9):
         engine.step()
     engine.abort("a")
     engine.add(second)
-    assert [e.finish for e in engine.step()] == [FinishReason.ABORT, None]
+    assert [e.finish for e in engine.step() if e.request_id == "a"] == [FinishReason.ABORT, None]
+    engine.abort("b")
     with pytest.raises(RequestError):
         engine.add(second)
     event = TokenEvent("a")
     while engine.busy:
         for news in engine.step():
-            event = merge_events(event, news)
+            event = merge_events(event, news) if news.request_id == "a" else event
     engine_driver.check_answer(event, zoo.answer("llama", PROMPTS[2]))
 
 

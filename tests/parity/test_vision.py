@@ -17,6 +17,7 @@ from PIL import Image
 
 from mlxrun.engine.engine import Engine
 from mlxrun.errors import ModelLoadError, RequestError
+from mlxrun.model.vision.embedder import Embedder
 from mlxrun.scheduler.request import FinishReason, TokenEvent
 from mlxrun.scheduler.step_plan import StepPlan, StepResult
 from tests.helpers import engine_driver, text_models, vision_models
@@ -267,8 +268,9 @@ def test_nothing_is_read_from_the_shared_module(zoo: Zoo, family: str) -> None:
 
 @pytest.mark.parametrize("family", EVERY)
 def test_an_image_is_encoded_once(zoo: Zoo, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One pass through the vision tower a request, however many chunks and steps it takes; one more at
-    the first prompt where a part of the images was seen before, to see whether that may be used."""
+    """One pass through the vision tower for each image, however many chunks and steps its request takes; and
+    two at the first prompt with several, to see whether they may be encoded one by one. Pixtral's processor
+    pads the images of a prompt to one size: an image beside a larger one has other pixels."""
     engine = engine_driver.make_real_engine(zoo.vision(family), chunk=5, prefill_budget=10)
     adapter = engine_driver.get_runner(engine)._adapter
     calls: list[str] = []
@@ -281,8 +283,8 @@ def test_an_image_is_encoded_once(zoo: Zoo, family: str, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(type(adapter.model), "get_input_embeddings", counted)
     engine_driver.run_requests(engine, asks(engine, family))
-    requests = sum(not isinstance(c, list) and len(c) > 1 for c in CASES.values())
-    assert 0 < len(calls) <= requests + 1
+    images = {id(part) for case in CASES.values() for part in case if isinstance(part, Image.Image)}
+    assert 0 < len(calls) <= len(images) + 2 + (family == "pixtral")
 
 
 @pytest.mark.parametrize("family", EVERY)
@@ -310,3 +312,53 @@ def test_a_text_model_takes_no_images(zoo: Zoo) -> None:
     engine_driver.check_answer(events["text"], zoo.answer("llama", prompt))
     assert events["media"].finish is FinishReason.ERROR
     assert "takes no images" in str(events["media"].error)
+
+
+def make_pair(family: str, seed: int = 5) -> tuple[str, list[Image.Image]]:
+    """A prompt with two images and text behind them."""
+    text = vision_models.prompt(family, "what is in ", None, " and in ", None, " tell me all of it, please")
+    return text, vision_models.images(seed, 2)
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "gemma3", "idefics3"])
+def test_two_images_in_a_prefix_of_an_earlier_process(zoo: Zoo, family: str, tmp_path: Path) -> None:
+    """Both lie in the prefix that is read from disk, and this process has seen no image yet."""
+    prompt, images = make_pair(family)
+    for name in ("first", "again"):
+        engine = engine_driver.make_real_engine(
+            zoo.vision(family), backend="disk", disk_path=str(tmp_path / "cache")
+        )
+        request = engine_driver.make_vision_request(engine, name, prompt, images, max_tokens=4)
+        event = engine_driver.run_requests(engine, [TimedRequest(request)])[name]
+        assert (event.num_cached_tokens > request.image_spans[-1][1]) == (name == "again")
+        engine.prefix_cache.shutdown()
+        engine_driver.check_answer(event, zoo.see(family, prompt, images, 4), 4)
+
+
+def test_an_image_that_fails_when_its_chunk_comes_fails_alone(
+    zoo: Zoo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Six requests whose second image cannot be encoded, and a row of text: no step fails."""
+    family = "qwen3_vl"
+    engine = engine_driver.make_real_engine(zoo.vision(family), backend="none", max_running=8)
+    prompt, images = make_pair(family)
+    warm = engine_driver.make_vision_request(engine, "warm", prompt, images, max_tokens=2)
+    engine_driver.run_requests(engine, [TimedRequest(warm)])
+
+    def fail(self: Any, tokens: Any, media: Any) -> Any:
+        raise RuntimeError("[malloc] Unable to allocate")
+
+    monkeypatch.setattr(Embedder, "embed_prompt", fail)
+    bad = [
+        engine_driver.make_vision_request(
+            engine, f"bad {seed}", prompt, [images[0], vision_models.images(seed, 1)[0]], max_tokens=4
+        )
+        for seed in range(99, 105)
+    ]
+    ids = text_models.prompts(3, [30])[0]
+    good = engine_driver.make_text_request("good", ids)
+    events = engine_driver.run_requests(engine, [TimedRequest(each) for each in (*bad, good)])
+    assert {events[each.id].finish for each in bad} == {FinishReason.ERROR}
+    assert "Unable to allocate" in str(events["bad 99"].error)
+    assert engine.errors == 0
+    engine_driver.check_answer(events["good"], zoo.see(family, ids, [], engine_driver.COUNT))

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from mlxrun.batch.output_records import BatchStamp
 from mlxrun.batch.run_paths import JobPaths
 from mlxrun.errors import EngineDead
 from mlxrun.scheduler.request import Request
@@ -54,7 +55,7 @@ async def test_a_batch_continues_from_every_status(place: ServerSetup, status: s
     folder = place.root / "batches" / made["id"]
     (job,) = folder.glob("job/*.jsonl")
     if status in ("finalizing", "cancelling"):
-        bench = Bench(job)
+        bench = Bench(job, stamp=BatchStamp(made["id"], made["created_at"]))
         await bench.run(limit=None if status == "finalizing" else 2)
         if status == "cancelling":
             with JobPaths(job).out.open("ab") as file:
@@ -70,6 +71,8 @@ async def test_a_batch_continues_from_every_status(place: ServerSetup, status: s
         assert done["status"] == ("cancelled" if cancelled else "completed")
         assert len(await site.records(done["output_file_id"])) == (2 if cancelled else 4)
         assert done["request_counts"]["completed"] == (2 if cancelled else 4)
+        tries = sum(site.client.tries.values())
+        assert tries == {"validating": 4, "in_progress": 4, "finalizing": 0, "cancelling": 0}[status]
         if status in ("finalizing", "cancelling"):
             assert not site.client.tries
 
@@ -133,10 +136,10 @@ async def test_a_bug_fails_one_batch(
     async with place.run() as site:
         run, secret = site.jobs.run, "words of a user"
 
-        async def broken(path: Path, told: Any) -> Any:
+        async def broken(path: Path, *given: Any) -> Any:
             if path.stem == made["id"]:
                 raise ZeroDivisionError(secret)
-            return await run(path, told)
+            return await run(path, *given)
 
         monkeypatch.setattr(site.jobs, "run", broken)
         made = await site.create(await site.upload(chats(2)))

@@ -188,6 +188,28 @@ def test_a_signal_ends_the_job_in_order(tmp_path: Path, start: Any, number: int)
     assert [(run["exit"], run["done"]) for run in runs] == [(130, done), (0, 60 - done)]
 
 
+async def test_a_flipped_byte_of_a_killed_job_is_noticed(tmp_path: Path, start: Any) -> None:
+    """The process is killed before its first commit: the journal has a digest of each record all the same."""
+    job = write_job(tmp_path, chats(40))
+    bench = Bench(job)
+    process = start(job, 0.02)
+    wait_for_lines(bench.paths.out, 6)
+    process.kill()
+    process.join()
+    before, data = read_whole(bench.paths.out), bench.paths.out.read_bytes()
+    claimed = sum(1 for _ in Journal(bench.paths.journal).read_entries())
+    assert len(before) - claimed in (0, 1)  # 1: the kill came between the last record and its entry
+    at = data.index(b'"content": "say') + len(b'"content": "s')
+    bench.paths.out.write_bytes(data[:at] + b"A" + data[at + 1 :])
+    await bench.run()
+    assert any(
+        "1 line will run again because the output was edited or damaged" in text for text in bench.said
+    )
+    after = read_whole(bench.paths.out)
+    assert len(after) == 40 and set(before) <= set(after)
+    assert not any(b"sAy" in line for line in after)
+
+
 def stubborn(job: Path, pause: float, seconds: float) -> None:
     """A job whose engine does not let go."""
     import asyncio

@@ -21,13 +21,13 @@ from mlxrun.engine.client import EngineClient
 from mlxrun.errors import EngineDead, MlxrunError
 from mlxrun.model.model_info import load_model_info
 from mlxrun.model.runner import ModelRunner
-from tests.engine.test_client import engine_threads
+from tests.helpers.engine_bench import engine_threads
 from tests.helpers.engine_fakes import FakeRunner, make_engine
+from tests.helpers.raw_clients import until
 from tests.helpers.served_model import DUBLIN, HELLO, WEATHER, make_image_messages
 from tests.helpers.server_fakes import FakeEngine, Reply, Serving, run_server
 from tests.robustness.test_server_fuzz import nothing_left
 from tests.robustness.test_server_fuzz_bodies import CHAT, HI, MESSAGES, RESPONSES
-from tests.server.test_live_requests import until
 
 CONFIG = Config(server=ServerSettings(port=0), scheduler=SchedulerSettings(chunk=32))
 LONG = [{"role": "user", "content": "Repeat: " + " ".join(f"word{i}" for i in range(60))}]
@@ -103,7 +103,7 @@ async def test_a_step_that_fails_once_costs_nobody_anything(
         monkeypatch.setattr(ModelRunner, "execute", failing)
         together = await asyncio.gather(*(ask(s, **body) for body in asked))
         assert [text(reply) for reply in together] == alone
-        assert len(steps) > 6 and (await s.engine.read_stats())["errors"] == 1
+        assert len(steps) > 6 and s.engine.read_stats().counts["errors"] == 1
         assert (await s.get("/health")).status == 200
         await nothing_left(s)
 

@@ -52,7 +52,7 @@ async def test_copies_that_fail_are_only_missing(host: Any, monkeypatch: pytest.
                 reply = await ask(s, LONG)
                 assert text(reply) == right
                 assert reply.json["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
-        assert (await s.engine.read_stats())["errors"] == 0
+        assert s.engine.read_stats().counts["errors"] == 0
         assert text(await ask(s, LONG)) == right
         assert (await ask(s, LONG)).json["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
         await nothing_left(s)
@@ -75,7 +75,7 @@ async def test_a_hit_that_cannot_be_restored_is_computed(
             patched.setattr(SnapshotCodec, where, failing)
             replies = await asyncio.gather(ask(s, LONG), ask(s), ask(s, LONG))
             assert [text(replies[0]), text(replies[2])] == [right, right]
-        assert tried and (await s.engine.read_stats())["errors"] == 0
+        assert tried and s.engine.read_stats().counts["errors"] == 0
         assert text(await ask(s, LONG)) == right
         await nothing_left(s)
 
@@ -206,7 +206,7 @@ async def test_inputs_that_the_model_cannot_take(host: Any, monkeypatch: pytest.
         one, bad, other = await asyncio.gather(ask(s), ask(s, make_image_messages()), ask(s))
         assert [text(one), text(other)] == [right, right]
         assert bad.status == 500 and bad.json["error"]["code"] == "model_error"
-        assert (await s.engine.read_stats())["errors"] == 0
+        assert s.engine.read_stats().counts["errors"] == 0
         await nothing_left(s)
 
 

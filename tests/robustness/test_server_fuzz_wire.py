@@ -283,10 +283,10 @@ async def test_a_wrong_key(tmp_path: Path, path: str) -> None:
 
 async def test_a_key_that_comes_twice_among_many(tmp_path: Path) -> None:
     """Found in one pass: it would be hours otherwise, on a thread that holds the others up."""
-    pairs = ",".join(f'"a{i}":1' for i in range(300_000))
+    pairs = ",".join(f'"a{i}":1' for i in range(99_000))
     config = Config(server=ServerSettings(port=0, max_body_bytes=CONFIG.server.max_body_bytes * 100))
     async with site(tmp_path, config=config) as s:
-        data = io.BytesIO(f'{{{pairs},"a299999":2}}'.encode())
+        data = io.BytesIO(f'{{{pairs},"a98999":2}}'.encode())
         async with asyncio.timeout(20), s.http.post(s.url + CHAT, data=data) as response:
-            assert response.status == 400 and "'a299999'" in told(CHAT, await response.read())
+            assert response.status == 400 and "'a98999'" in told(CHAT, await response.read())
         assert (await s.post(CHAT, make_chat_body())).status == 200

@@ -21,10 +21,10 @@ import pytest
 from mlxrun.config.settings import Config, SchedulerSettings, ServerSettings
 from mlxrun.engine.client import EngineClient
 from mlxrun.model.model_info import load_model_info
+from tests.helpers.raw_clients import until
 from tests.helpers.server_fakes import Serving, run_server
 from tests.robustness.test_server_fuzz import empty, nothing_left
 from tests.robustness.test_server_fuzz_bodies import CHAT, MESSAGES, RESPONSES
-from tests.server.test_live_requests import until
 
 CHUNK = 32
 CONFIG = Config(
@@ -156,8 +156,7 @@ async def footprint(s: Serving) -> tuple[int, int]:
     """Bytes of arrays and number of objects, with an empty cache."""
     await s.engine.clear_cache()
     gc.collect()
-    stats = await s.engine.read_stats()
-    return stats["memory"]["active"], len(gc.get_objects())
+    return s.engine.read_stats().describe()["memory"]["active"], len(gc.get_objects())
 
 
 @pytest.mark.slow

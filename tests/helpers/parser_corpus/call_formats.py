@@ -5,20 +5,10 @@ Each takes a name and arguments, as a template would, and gives the text that th
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from typing import Any
 
-Write = Callable[[str, dict[str, Any]], str]
-
-
-def dump(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
-
-
-def bare(value: Any) -> str:
-    """Strings as they are, all else as JSON."""
-    return value if isinstance(value, str) else dump(value)
+from tests.helpers.parser_corpus import newer_formats
+from tests.helpers.parser_corpus.writing import Write, bare, dump, python_call
 
 
 def llama(name: str, arguments: dict[str, Any]) -> str:
@@ -31,10 +21,6 @@ def llama_tag(name: str, arguments: dict[str, Any]) -> str:
 
 def llama_function(name: str, arguments: dict[str, Any]) -> str:
     return f"<function={name}>{dump(arguments)}</function>"
-
-
-def python_call(name: str, arguments: dict[str, Any]) -> str:
-    return f"{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"
 
 
 def pythonic(name: str, arguments: dict[str, Any]) -> str:
@@ -249,4 +235,5 @@ FORMATS: dict[str, tuple[str, bool, Write]] = {
     "xlam fence": ("xlam", False, xlam_fence),
     "step": ("step", True, step),
     "step3": ("step", True, step3),
+    **newer_formats.FORMATS,
 }

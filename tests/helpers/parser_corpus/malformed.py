@@ -6,11 +6,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.helpers.parser_corpus import newer_malformed
 from tests.helpers.parser_corpus.call_formats import (
     deepseek_v3,
     deepseek_v31,
     deepseek_v32,
-    dump,
     function_gemma,
     gemma4,
     glm45,
@@ -34,6 +34,7 @@ from tests.helpers.parser_corpus.call_formats import (
     step3,
     xlam,
 )
+from tests.helpers.parser_corpus.writing import dump
 from tests.helpers.parser_driver import TOOLS, Call, Case, Item, Reasoning, make_tool
 
 W, NOW = "get_weather", Call("now", {})
@@ -60,7 +61,7 @@ LLAMA: list[Line] = [
     ("llama", "Python", "[get_weather(city='A'), now()]", [A, NOW]),
     ("llama", "an array on lines", f"[\n  {llama(W, ONE)},\n  {llama('now', {})}\n]", [A, NOW]),
     ("llama", "a link", "[now](x)", ["[now](x)"]),
-    ("llama", "text before", f"I call {llama(W, ONE)}", [f"I call {llama(W, ONE)}"]),
+    ("llama", "text before", f"I call {llama(W, ONE)}", ["I call", A]),
     ("llama", "other JSON", '{"name": "Paris", "country": {"name": "France"}}', ['{"name": "Paris", "country": {"name": "France"}}']),
     ("llama", "JSON with no name", '{"answer": 42}', ['{"answer": 42}']),
     ("llama", "a list", "[1, 2, 3] is a list", ["[1, 2, 3] is a list"]),
@@ -110,9 +111,9 @@ PYTHONIC: list[Line] = [
     ("pythonic", "one not offered last", "[now(), rm(f='/')]", [NOW, ", rm(f='/')]"]),
     ("pythonic", "a number beyond all", "[add(a=1e999)]", [Call("add", {"a": 1e999})]),
     ("pythonic", "values that JSON has not", "[add(a=b'1')]", ["[add(a=b'1')]"]),
-    ("pythonic", "a set", "[add(a={1})]", ["[add(a={1})]"]),
+    ("pythonic", "a set", "[add(a={1})]", [Call("add", {"a": [1]})]),
     ("pythonic", "a name as a value", "[add(a=f(x))]", ["[add(a=f(x))]"]),
-    ("pythonic", "a loose quote", "[get_weather(city='x 'y')]", ["[get_weather(city='x 'y')]"]),
+    ("pythonic", "a loose quote", "[get_weather(city='x 'y')]", [Call(W, {"city": "x 'y"})]),
     ("pythonic", "broken behind an argument", "[add(a=1, b=*), now()]", [Call("add", {"a": 1}), "b=*), now()]"]),
     ("pythonic", "brackets that do not match", "[add(a=1])]", ["[add(a=1])]"]),
     ("pythonic", "too many positional", "[add(1, 2, 3)]", [Call("add", {"a": 1, "b": 2}), "3)]"]),
@@ -139,7 +140,7 @@ MISTRAL: list[Line] = [
     ("mistral", "the old format", mistral_old(W, ONE), [A]),
     ("mistral", "ids", mistral_ids(W, ONE) + mistral_ids("now", {}), [A, NOW]),
     ("mistral", "spaces everywhere", '[TOOL_CALLS] get_weather [ARGS] {"city": "A"} ', [A]),
-    ("mistral", "no arguments at all", "[TOOL_CALLS]now[ARGS]", ["[TOOL_CALLS]now[ARGS]"]),
+    ("mistral", "no arguments at all", "[TOOL_CALLS]now[ARGS]", [NOW]),
     ("mistral", "no JSON", "[TOOL_CALLS]now[ARGS]please", ["[TOOL_CALLS]now[ARGS]please"]),
     ("mistral", "a name alone", "[TOOL_CALLS]now\nplease", ["[TOOL_CALLS]now\nplease"]),
     ("mistral", "another bracket", "[TOOL_CALLS]now[0]", ["[TOOL_CALLS]now[0]"]),
@@ -186,8 +187,8 @@ GLM: list[Line] = [
     ("glm", "tags in a value", f"<tool_call>write_file{K}content{KE}{V}<tool_call>now</tool_call>{VE}</tool_call>", [Call("write_file", {"content": "<tool_call>now</tool_call>"})]),
     ("glm", "no value", f"<tool_call>get_weather{K}city{KE}</tool_call>", [f"<tool_call>get_weather{K}city{KE}</tool_call>"]),
     ("glm", "words for a key", "<tool_call>now please</tool_call>", ["<tool_call>now please</tool_call>"]),
-    ("glm", "words behind a value", f"<tool_call>get_weather{K}city{KE}{V}A{VE} ok</tool_call>", [A, "ok</tool_call>"]),
-    ("glm", "empty block", "<tool_call></tool_call>", ["<tool_call></tool_call>"]),
+    ("glm", "words behind a value", f"<tool_call>get_weather{K}city{KE}{V}A{VE} ok</tool_call>", [Call(W, {"city": f"A{VE} ok</tool_call>"})]),
+    ("glm", "empty block", "<tool_call></tool_call>", []),
     ("glm", "an opener in prose", "Use <tool_call> so.\nFine.", ["Use <tool_call> so.\nFine."]),
     ("glm", "cut in the name", "<tool_call>get_we", ["<tool_call>get_we"]),
     ("glm", "cut in a key", f"<tool_call>get_weather{K}ci", [f"<tool_call>get_weather{K}ci"]),
@@ -249,11 +250,11 @@ GEMMA: list[Line] = [
     ("gemma4", "free of schema", f"<|tool_call>call:book{{x:1.50,y:true,z:null,w:word,l:[],v:{Q}1{Q}}}<tool_call|>", [Call("book", {"x": 1.50, "y": True, "z": None, "w": "word", "l": [], "v": "1"})]),
     ("gemma4", "a dotted name", "<|tool_call>call:maps.find{}<tool_call|>", [Call("maps.find", {})]),
     ("gemma4", "no end", "<|tool_call>call:now{} ok", [NOW, "ok"]),
-    ("gemma4", "no arguments", "<|tool_call>call:now<tool_call|>", ["<|tool_call>call:now<tool_call|>"]),
+    ("gemma4", "no arguments", "<|tool_call>call:now<tool_call|>", [NOW]),
     ("gemma4", "no key", "<|tool_call>call:add{1}<tool_call|>", ["<|tool_call>call:add{1}<tool_call|>"]),
     ("gemma4", "no value", "<|tool_call>call:add{a:}<tool_call|>", ["<|tool_call>call:add{a:}<tool_call|>"]),
     ("gemma4", "broken behind a member", "<|tool_call>call:add{a:1,b}<tool_call|>", [Call("add", {"a": 1}), "b}<tool_call|>"]),
-    ("gemma4", "the wrong bracket", "<|tool_call>call:add{a:1]<tool_call|>", [Call("add", {"a": 1}), "<tool_call|>"]),
+    ("gemma4", "the wrong bracket", "<|tool_call>call:add{a:1]<tool_call|>", [Call("add", {"a": 1})]),
     ("gemma4", "almost the marker", "<|tool_call|> <|tool <", ["<|tool_call|> <|tool <"]),
     ("gemma4", "cut in the name", "<|tool_call>call:get", ["<|tool_call>call:get"]),
     ("gemma4", "cut in a key", f"<|tool_call>call:get_weather{{city:{Q}A{Q},un", [A]),
@@ -264,7 +265,7 @@ GEMMA: list[Line] = [
     ("function_gemma", "two calls", function_gemma(W, ONE) + function_gemma("now", {}), [A, NOW]),
     ("function_gemma", "a start of the answer behind it", function_gemma(W, ONE) + "<start_function_response>", [A, "<start_function_response>"]),
     ("function_gemma", "gemma 4's quotes are none", f"<start_function_call>call:now{{a:{Q}x{Q}}}<end_function_call>", [Call("now", {"a": f"{Q}x{Q}"})]),
-    ("function_gemma", "no JSON", "<start_function_call>now()<end_function_call>", ["<start_function_call>now()<end_function_call>"]),
+    ("function_gemma", "no JSON", "<start_function_call>now()<end_function_call>", [NOW]),
     ("function_gemma", "cut in a string", "<start_function_call>call:get_weather{city:<escape>Pa", [Call(W, {"city": "Pa"})]),
     ("function_gemma", "cut in the quote", "<start_function_call>call:get_weather{city:<escape>Pa<esc", [Call(W, {"city": "Pa"})]),
 ]  # fmt: skip
@@ -443,7 +444,7 @@ MORE_TOOLS = [
 
 LINES = (
     *(*LLAMA, *PYTHONIC, *MISTRAL, *DEEPSEEK, *GLM, *KIMI, *MINIMAX, *GEMMA, *ARRAYS, *HARMONY),
-    *(*DSML_LINES, *LONG),
+    *(*DSML_LINES, *LONG, *newer_malformed.LINES),
 )
 CASES: list[Case] = [
     *(
@@ -452,13 +453,13 @@ CASES: list[Case] = [
             family,
             text,
             want,
-            reasoning="harmony" if family == "harmony" else None,
+            reasoning=family if family in ("harmony", "muse") else None,
             tools=[*TOOLS, *MORE_TOOLS],
         )
         for family, kind, text, want in LINES
     ),
     *(
         Case(f"{family}: reasoning {kind}", family, text, want, reasoning=think, opened=opened)
-        for family, think, kind, opened, text, want in THINKING
+        for family, think, kind, opened, text, want in (*THINKING, *newer_malformed.THINKING)
     ),
 ]

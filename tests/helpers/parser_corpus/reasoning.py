@@ -15,6 +15,14 @@ TAGS = [
     ("longcat", "<longcat_think>", "</longcat_think>", False),
     ("granite3_3", "<think>", "</think>", False),
     ("granite", "Here is my thought process:", "Here is my response:", False),
+    ("kimi_k3", "<|open|>think<|sep|>", "<|close|>think<|sep|>", True),
+    ("plamo3", "<|plamo:begin_think:plamo|>", "<|plamo:end_think:plamo|>", True),
+    ("hunyuan", "<think>", "</think>", False),
+    ("ernie45", "<think>", "</think>", False),
+    ("minimax_m3", "<mm:think>", "</mm:think>", True),
+    ("apertus", "<|inner_prefix|>", "<|inner_suffix|>", True),
+    ("apriel", "Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]", False),
+    ("ui_tars", "Thought:", "Action:", False),
 ]
 
 
@@ -33,7 +41,7 @@ def _of(name: str, a: str, b: str, anywhere: bool) -> list[Case]:
         case("unicode", f"{a}přemýšlím 🤔{b}Žluťoučký", [Reasoning("přemýšlím 🤔"), "Žluťoučký"]),
         case("cut in the reasoning", f"{a}\nhm, and", [Reasoning("hm, and")]),
         case("cut in the end tag", f"{a}hm{b[:-1]}", [Reasoning(f"hm{b[:-1]}")]),
-        case("cut in the opener", a[:-1], [a[:-1]]),
+        case("cut in the opener", a[:-1], [Reasoning("though")] if name == "gemma4" else [a[:-1]]),
         case("opener alone", a, []),
         case("opened by the prompt", f"hm\n{b}\nYes.", [hm, "Yes."], opened=True),
         case("opened by both", f"\n{a}hm{b}Yes.", [hm, "Yes."], opened=True),
@@ -41,12 +49,18 @@ def _of(name: str, a: str, b: str, anywhere: bool) -> list[Case]:
         case("opened and closed at once", f"{b}Yes.", ["Yes."], opened=True),
         case("opener within reasoning", f"{a}hm {a} x{b}Yes.", [Reasoning(f"hm {a} x"), "Yes."]),
         case("reasoning twice", f"{a}hm{b}\n{a}and{b}Yes.", [hm, Reasoning("and"), "Yes."]),
-        case("an end without reasoning", f"Yes {b} no", [f"Yes {b} no"]),
-        case("an end too many", f"{a}hm{b}Yes {b} no", [hm, f"Yes {b} no"]),
     ]
-    if anywhere:
-        cases.append(case("in the middle", f"Yes. {a}hm{b} No.", ["Yes.", hm, "No."]))
+    if anywhere:  # a special token is never text
+        cases += [
+            case("an end without reasoning", f"Yes {b} no", ["Yes", "no"]),
+            case("an end too many", f"{a}hm{b}Yes {b} no", [hm, "Yes", "no"]),
+            case("in the middle", f"Yes. {a}hm{b} No.", ["Yes.", hm, "No."]),
+        ]
     else:
+        cases += [
+            case("an end without reasoning", f"Yes {b} no", [f"Yes {b} no"]),
+            case("an end too many", f"{a}hm{b}Yes {b} no", [hm, f"Yes {b} no"]),
+        ]
         cases.append(case("in the middle", f"Yes. {a}hm{b} No.", [f"Yes. {a}hm{b} No."]))
     return cases
 

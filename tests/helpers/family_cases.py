@@ -1,0 +1,95 @@
+"""The tests of every family of formats, over its cases in the corpus. A family's test file is a subclass."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Sequence
+
+import pytest
+
+from tests.helpers.parser_checks import check_any_split, check_nothing_lost, cut_anywhere, remove_space
+from tests.helpers.parser_corpus import core, deviations, malformed, reasoning
+from tests.helpers.parser_driver import Call, Case, Item, Reasoning, normalise
+
+CASES = [*core.CASES, *reasoning.CASES, *malformed.CASES, *deviations.CASES]
+# Of these every character is checked; in the others markers may be left out within a text.
+_EXACT = {id(case) for case in (*core.CASES, *reasoning.CASES)}
+_DEVIATIONS = {id(case) for case in deviations.CASES}
+# Cases in which the text of a call does not show its keys or values, or in which a header is dropped.
+IMPLICIT_VALUES = {
+    "minicpm5: entities in a list",
+    "ui_tars: positional arguments",
+    "pythonic: positional arguments",
+    "pythonic: strings side by side",
+    "pythonic: too many positional",
+}
+DROPPED_HEADERS = {
+    "harmony: a tool of no one in reasoning",
+    "harmony: cut in a recipient",
+    "harmony: a channel without its marker",
+    "harmony: a message to the assistant",
+}
+# Words of headers, of the families with them, count as markers; they are removed from both sides.
+HEADER_WORDS = {
+    "harmony": re.compile(
+        r"(<\|(?:start|channel|constrain)\|>)(?:assistant|analysis|commentary|final|json)"
+        r"|commentary(?=<\|channel\|>)"
+    ),
+    "functionary": re.compile(r"()(?:\Aall\n|>>>(?:all\n)?)"),
+    "functionary_v2": re.compile(r"(<\|from\|>)assistant|(?:\A|(?<=<\|recipient\|>))all(?=\n<\|content\|>)"),
+    "muse": re.compile(r"(<\|start\|>)assistant|to=\w+(?=<\|message\|>)"),
+}
+
+
+def remove_header_words(case: Case, items: Sequence[Item]) -> tuple[Case, list[Item]]:
+    """Remove the words of headers from a case, for `check_nothing_lost`."""
+    words = HEADER_WORDS.get(case.family or "")
+    if words is None:
+        return case, [*items]
+
+    def remove(text: str) -> str:
+        return words.sub(r"\1", text)
+
+    plain: list[Item] = [
+        item
+        if isinstance(item, Call)
+        else Reasoning(remove(item.text))
+        if isinstance(item, Reasoning)
+        else remove(item)
+        for item in items
+    ]
+    return dataclasses.replace(case, text=remove(case.text)), plain
+
+
+class FamilyCases:
+    """The tests of the families of these `names`, which one module defines; None: reasoning alone."""
+
+    names: tuple[str | None, ...] = ()
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        cases = [case for case in CASES if case.family in self.names]
+        assert {case.family for case in cases} == set(self.names)
+        metafunc.parametrize("case", cases, ids=[case.id for case in cases])
+
+    def test_case(self, case: Case) -> None:
+        """The expected result, however the text is split."""
+        check_any_split(case)
+
+    def test_nothing_is_lost(self, case: Case) -> None:
+        """Content, reasoning and calls account for every character but white space and markers."""
+        if id(case) in _DEVIATIONS and case.family not in HEADER_WORDS:
+            check_nothing_lost(*remove_space(case, case.expected), values=False)
+        elif case.id not in DROPPED_HEADERS:
+            values = case.id not in IMPLICIT_VALUES and id(case) not in _DEVIATIONS
+            check_nothing_lost(*remove_header_words(case, case.expected), values=values)
+
+    def test_cut_anywhere(self, case: Case) -> None:
+        """Wherever an answer is cut off, its calls are what came of them, and nothing else is lost."""
+        # Neighbours of one kind are joined, and a label that is cut off is reasoning: both hide a marker.
+        hides = len(normalise(case.expected)) != len(case.expected) or case.reasoning == "gemma4"
+        for cut, items in cut_anywhere(case):
+            if id(case) in _EXACT and not hides:
+                check_nothing_lost(cut, items, values=False)
+            elif case.family not in HEADER_WORDS and not hides:
+                check_nothing_lost(*remove_space(cut, items), values=False)

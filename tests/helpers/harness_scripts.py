@@ -1,0 +1,35 @@
+"""Runs a script of tests/harnesses/scripts in the environment that has the evaluation harnesses."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+PYTHON = ROOT / ".venv-clients/harnesses/bin/python"
+SCRIPTS = ROOT / "tests/harnesses/scripts"
+
+
+def run_harness_script(name: str, given: Any, folder: Path, timeout: float = 400) -> Any:
+    """What a script prints as JSON in its last line. It gets `given` in a JSON file, and `folder` as its home
+    and working directory."""
+    assert PYTHON.exists(), "`make clients` installs the harnesses"
+    path = folder / "given.json"
+    path.write_text(json.dumps(given))
+    keep = {
+        key: value for key, value in os.environ.items() if not key.startswith(("OPENAI", "INSPECT", "MLXRUN"))
+    }
+    own = {"HOME": str(folder), "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [str(PYTHON), str(SCRIPTS / name), str(path)],
+        env=keep | own,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout.splitlines()[-1])

@@ -1,0 +1,95 @@
+"""Runs for the tests of reports: with texts that would break a page, with failures, cuts and groups."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from mlxrun.batch.line_keys import digest_short
+from mlxrun.batch.line_times import LineTiming
+from mlxrun.batch.output_records import dump_record
+from mlxrun.evals.reports.report_runs import ReportRuns, read_runs
+from tests.helpers.batch_fakes import Bench, chat, write_job
+
+# Each would run a script, end its element or change how its surroundings look, if it were not escaped.
+HOSTILE = (
+    "</script><script>window.injected = 1</script>",
+    '<img src="x" onerror="window.injected = 1">',
+    "<!--<script>",
+    "'\"&<>`${1}\\u003c",
+    "\u202egnp.exe\u2066",
+    "line\u2028separator\u2029 \u200b\ufeff",
+    "]]> --> </style></title></textarea>",
+    "| a | `b` **c** [d](javascript:alert(1)) |",
+)
+
+
+def hostile_lines() -> list[dict[str, Any]]:
+    """Lines that have such a text everywhere: id, group, prompt, expected answer, and so in the answer."""
+    lines = []
+    for at, text in enumerate(HOSTILE):
+        wanted = {"expected": text, "match": "contains", "group": f"{text} {at % 2}"}
+        lines.append(chat(f"{at} {text}", text, wanted))
+    return lines
+
+
+def mixed_lines() -> list[Any]:
+    """Right and wrong lines in two groups, a cut one, a failed one, a bad one and one without a score."""
+    return [
+        chat("right", "yes", {"expected": "yes", "match": "contains", "group": "a"}),
+        chat("wrong", "no", {"expected": "yes", "match": "contains", "group": "a"}),
+        chat("cut", "a long answer", {"expected": "a", "match": "contains", "group": "b"}, max_tokens=3),
+        chat("failed", "LONG 1", {"expected": "x", "match": "contains", "group": "b"}),
+        chat("free", "no score"),
+        "this is not JSON",
+    ]
+
+
+async def run_lines(folder: Path, lines: list[Any], name: str = "job.jsonl") -> Bench:
+    """A finished run of these lines."""
+    folder.mkdir(parents=True, exist_ok=True)
+    bench = Bench(write_job(folder, lines, name))
+    await bench.run()
+    return bench
+
+
+async def read_lines(folder: Path, lines: list[Any]) -> ReportRuns:
+    """A report's data of a run of these lines."""
+    bench = await run_lines(folder, lines)
+    return read_runs([bench.paths.out])
+
+
+async def run_other_answers(folder: Path, lines: list[Any], ids: set[str]) -> Bench:
+    """A run of the same lines in which those with these ids score 0."""
+    bench = await run_lines(folder, lines)
+    journal = bench.paths.journal.read_bytes()
+    records = []
+    for data in bench.paths.out.read_bytes().splitlines(keepends=True):
+        record = json.loads(data)
+        if record["custom_id"] in ids:
+            record["eval"]["score"] = 0
+        records.append(dump_record(record))
+        journal = journal.replace(digest_short(data).hex().encode(), digest_short(records[-1]).hex().encode())
+    bench.paths.out.write_bytes(b"".join(records))
+    bench.paths.journal.write_bytes(journal)
+    return bench
+
+
+def write_suite(folder: Path, *not_begun: dict[str, Any]) -> None:
+    """suite.json of a folder that has cells; `not_begun`: records of cells that have none."""
+    jobs = sorted(folder.rglob("job.jsonl"))
+    cells = [
+        {"name": str(job.parent.relative_to(folder)), "job": str(job.relative_to(folder))} for job in jobs
+    ]
+    cells += [{"job": f"{each['name']}/job.jsonl", **each} for each in not_begun]
+    (folder / "suite.json").write_text(json.dumps({"format": 1, "cells": cells, "runs": []}))
+
+
+TIMING = LineTiming(1, "a", False, 1000.0, 1.0, 2.0, 4.0, 100, 0, 20, 1)
+
+
+def make_timings(*changes: dict[str, Any]) -> list[LineTiming]:
+    """Timings that differ from TIMING as given."""
+    return [replace(TIMING, **change) for change in changes]

@@ -1,0 +1,46 @@
+"""Drives a ModelRunner with hand-written step plans, without a scheduler or an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from mlxrun.config.settings import Config, ModelSettings
+from mlxrun.model.adapter import Adapter, run_trial_forward
+from mlxrun.model.compute_methods import ComputeMethods
+from mlxrun.model.loader import load_adapter
+from mlxrun.model.model_info import load_model_info
+from mlxrun.model.runner import ModelRunner
+from mlxrun.model.snapshot.snapshots import SnapshotCodec
+from mlxrun.scheduler.request import Request
+from mlxrun.scheduler.step_plan import Admission, PrefillChunk, StepPlan, StepResult
+
+
+def load_tiny_adapter(folder: Path) -> Adapter:
+    config = Config(model=ModelSettings(path=str(folder)))
+    return load_adapter(config, load_model_info(config.model, weights=True))
+
+
+def make_runner(folder: Path, methods: ComputeMethods) -> ModelRunner:
+    adapter = load_tiny_adapter(folder)
+    cache, vocab = run_trial_forward(adapter)
+    return ModelRunner(adapter, vocab, methods, SnapshotCodec(cache))
+
+
+def plan_start(request: Request, chunk: int | None = None, output: Sequence[int] = ()) -> list[StepPlan]:
+    """The plans that admit a request and prefill its prompt, by chunks; the last one samples."""
+    size = len(request.prompt) + len(output)
+    starts = range(0, size, chunk or size)
+    chunks = [PrefillChunk(request.id, at, min(at + (chunk or size), size)) for at in starts]
+    first = StepPlan(admit=(Admission(request, tuple(output)),), prefill=(chunks[0],))
+    return [first, *(StepPlan(prefill=(each,)) for each in chunks[1:])]
+
+
+def run_plans(runner: ModelRunner, plans: Sequence[StepPlan]) -> list[StepResult]:
+    """The result of each plan, and at the end that of what was launched last."""
+    return [*(runner.execute(plan) for plan in plans), runner.collect()]
+
+
+def list_tokens(results: Sequence[StepResult], name: str) -> list[int]:
+    """The tokens of one request in all results."""
+    return [result.tokens[name].token for result in results if name in result.tokens]
