@@ -1,24 +1,40 @@
-# make demo: runs the job.  make test: all checks.  Either may come first; both make .venv when it is missing.
+# make demo: runs the job and makes its report.  make test: all checks.  Either may come first; both make .venv when it is missing.
 PYTHON ?= python3
 BIN := .venv/bin
 # A file's tests stay together: they share models and servers.
 PYTEST_ARGS ?= -n auto --maxprocesses 4 --dist loadfile
 BENCH_ARGS ?=
+REPRODUCE_ARGS ?=
 
-.PHONY: demo test test-fast lint format bench plots cast generate clean
+.PHONY: demo test test-fast clients pin-clients lint format bench reproduce plots cast pictures generate clean
 .DEFAULT_GOAL := test
 
 demo: .venv/.installed
 	$(BIN)/mlxrun batch jobs/eval.jsonl
+	@echo "Open the report in a browser: $$($(BIN)/mlxrun report jobs/eval.jsonl)"
 
-test: lint
+test: lint clients
 	$(BIN)/pytest -q $(PYTEST_ARGS)
 
-# The quick tests: no servers, no kills, and no sweeps over the families of models.
+# The quick tests: no servers, no kills, no evals, no generated cases, and no sweeps over families, formats and fields.
 APART := parity clients robustness server bench benchmarks tools model/snapshot model/test_probe.py \
-  structured/test_matcher.py engine/test_engine_real_models.py helpers/test_fixtures.py
+  model/test_weight_form.py model/vision/test_features.py structured/test_matcher.py parsers/families \
+  engine/test_engine_real_models.py helpers/test_fixtures.py api/test_body_schema_numbers.py \
+  api/test_body_schema_ignored.py batch/test_line_index.py batch/test_reconciliation.py \
+  scheduler/test_scheduler_properties.py text/test_token_bounds.py structured/test_schemas.py \
+  structured/test_thinking_budget.py model/test_loader_adapters.py model/test_sampler.py batch/test_partial_answers.py \
+  evals harnesses model/test_hidden_tap.py $(addprefix cli/test_,$(addsuffix .py,compare eval export replay report \
+  score verify))
 test-fast: .venv/.installed-dev
 	$(BIN)/pytest -q $(PYTEST_ARGS) -m 'not slow and not sweep' $(addprefix --ignore=tests/,$(APART))
+
+# The client libraries of tests/clients, which must not share an environment with mlxrun: exactly the versions of
+# requirements/ and package-lock.json.
+NODE := tests/clients/node
+clients: $(patsubst %,.venv-clients/%/.installed,openai2 openai3 harnesses) $(NODE)/node_modules/.installed
+
+# The evaluation harnesses load mlxrun's adapters by its entry points, so it is installed beside them.
+.venv-clients/harnesses/.installed: pyproject.toml
 
 lint: .venv/.installed-dev
 	$(BIN)/ruff check .
@@ -32,6 +48,11 @@ format: .venv/.installed-dev
 bench: .venv/.installed
 	$(BIN)/mlxrun bench engine $(BENCH_ARGS)
 
+# The same lines under conditions that may change no byte of an answer. One thread of BLAS: on tiny matrices more only
+# wait for each other.
+reproduce: .venv/.installed-dev
+	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m benchmarks reproduce $(REPRODUCE_ARGS)
+
 # Draws docs/images from benchmarks/results. `cast` records the killed and resumed job again first.
 plots: .venv/.installed-plots
 	$(BIN)/python -m benchmarks.plots
@@ -40,27 +61,51 @@ cast: .venv/.installed-plots
 	$(BIN)/python -m benchmarks.plots.record
 	$(BIN)/python -m benchmarks.plots
 
-# Everything that is made from mlxrun/config/settings.py; tests fail when one of these is stale.
+# Photographs reports for docs/images, in a headless Chromium.
+pictures: .venv/.installed
+	$(BIN)/python -m benchmarks.report_pictures
+
+# Everything that is made from mlxrun/config/settings.py, the settings of suites and the tables of fields; tests fail when one of these is stale.
 generate: .venv/.installed
 	$(BIN)/python -m mlxrun.config.generate
+	$(BIN)/python -m mlxrun.evals.suites.suite_reference
+	$(BIN)/python -m mlxrun.api.field_reference
 
 clean:
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
 	find mlxrun tests tools benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
+# uv takes seconds for what takes pip minutes; where the package index is configured for pip only, pip does it.
+install = $(BIN)/uv pip install -q --python $(1)/bin/python $(2) || $(BIN)/python -m pip --python $(1)/bin/python install -q $(2)
+
 # Stamps: what is installed is as new as pyproject.toml. The dev install covers the plain one.
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "mlxrun needs Python 3.11 or newer; set PYTHON=")'
 	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install -q uv || true
 
 .venv/.installed: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install -q -e .
+	$(call install,.venv,-e .)
 	@touch $@
 
 .venv/.installed-dev: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install -q -e '.[dev]'
+	$(call install,.venv,-e '.[dev]')
 	@touch .venv/.installed $@
 
 .venv/.installed-plots: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install -q -e '.[plots]'
+	$(call install,.venv,-e '.[plots]')
 	@touch .venv/.installed $@
+
+.venv-clients/%/.installed: tests/clients/requirements/%.txt | .venv/.installed-dev
+	$(BIN)/python -m venv --clear --without-pip $(@D)
+	$(call install,$(@D),-r $<)
+	@touch $@
+
+$(NODE)/node_modules/.installed: $(NODE)/package-lock.json
+	@if command -v npm >/dev/null; then npm ci --loglevel=error --prefix $(NODE) && touch $@; \
+	  else echo 'make clients: there is no npm here; the tests with Node are skipped'; fi
+
+# Pins again what tests/clients/requirements/*.in ask for.
+pin-clients: .venv/.installed-dev
+	for name in openai2 openai3 harnesses; do $(BIN)/uv pip compile -q --universal --no-annotate --no-header \
+	  --python-version 3.11 tests/clients/requirements/$$name.in -o tests/clients/requirements/$$name.txt; done

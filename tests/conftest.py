@@ -29,6 +29,9 @@ if platform.machine() == "x86_64":
 
 importlib.import_module("mlxrun.model")  # as the product does: OpenBLAS has to be there before MLX
 
+# Steps of any length: how a prompt is split must not depend on how busy this machine is.
+importlib.import_module("mlxrun.model.machine.device").STEP_MS = 0  # type: ignore[attr-defined]
+
 pytest.register_assert_rewrite("tests.helpers.parser_driver")  # its asserts show both sides
 
 from tests.helpers.model_fixtures import zoo  # noqa: E402, F401

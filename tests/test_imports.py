@@ -22,7 +22,11 @@ CORE = {"config", "scheduler"}
 FRONT = {"config", "scheduler.request"}
 HOST_SIDE = {"text", "parsers", "structured", "api"}
 FRONT_END = FRONT | HOST_SIDE | {"engine.client"}
-EVERYTHING = CORE | HOST_SIDE | {"cache", "model", "engine", "server", "batch", "embedded"}
+EVERYTHING = (
+    CORE
+    | HOST_SIDE
+    | {"cache", "model", "engine", "server", "batch", "embedded", "scoring", "evals", "harnesses"}
+)
 TABLE: dict[str, set[str]] = {
     "errors": set(),
     "embedded": set(),
@@ -36,7 +40,10 @@ TABLE: dict[str, set[str]] = {
     "structured": FRONT | {"parsers", "text"},
     "api": FRONT | {"parsers", "text", "structured"},
     "server": FRONT_END | {"batch.job_service", "batch.run_paths"},
-    "batch": FRONT_END,
+    "scoring": {"config"},
+    "batch": FRONT_END | {"scoring"},
+    "evals": FRONT_END | {"batch", "scoring"},
+    "harnesses": CORE | HOST_SIDE | {"model", "engine", "batch", "scoring"},
     "bench": EVERYTHING,
     "cli": EVERYTHING | {"bench"},
 }
@@ -47,6 +54,8 @@ MLX = (
     "benchmarks.prefix_cache.mlx_lm_side",
     "mlxrun.bench.models",
 )
+# Programs that load the adapters in harnesses/, and so are there when these run; they are no dependencies.
+HARNESSES = {"inspect_ai", "lm_eval"}
 # No dependency at all beyond the standard library.
 PURE = ("scheduler", "errors")
 LAZY = {"mlx", "mlx_lm", "mlx_vlm", "transformers", "aiohttp", "PIL", "numpy"}
@@ -159,7 +168,12 @@ def test_what_is_imported_is_what_is_declared() -> None:
     """pyproject.toml names every library that is imported, and none that is not."""
     spelled = {"PIL": "pillow", "yaml": "pyyaml"}
     known = {*sys.stdlib_module_names, "mlxrun"}
-    roots = {target.split(".")[0] for name, tree in modules() for target in imported(name, tree)} - known
+    roots = {
+        target.split(".")[0]
+        for name, tree in modules()
+        for target in imported(name, tree)
+        if not (name.startswith("mlxrun.harnesses.") and target.split(".")[0] in HARNESSES)
+    } - known
     project = tomllib.loads((ROOT.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     declared = {re.split(r"[^a-z0-9-]", line)[0] for line in project["dependencies"]}
     assert {spelled.get(root, root.replace("_", "-")) for root in roots} == declared
@@ -173,6 +187,9 @@ def test_what_is_imported_is_what_is_declared() -> None:
         ["config", "check"],
         ["config", "show"],
         ["batch", "--help"],
+        ["verify", "--help"],
+        ["replay", "--help"],
+        ["eval", "--help"],
         ["doctor", "--help"],
     ],
     ids=" ".join,
