@@ -113,7 +113,8 @@ class JobService:
         """Validate a file whose lines must all be for `url`; JobError if it cannot be read. `read_file`:
         reads the files that lines may name. Lines that can fail alone are no problem unless
         `batch.on_invalid` is `fail`."""
-        index = await asyncio.to_thread(LineIndex, path, LineKeys("", None, 0), url)
+        # Opened here: what a thread opens for a call that is cancelled stays open.
+        index = LineIndex(path, LineKeys("", None, 0), url)
         try:
             with suppress(JobError):  # raised if there are no lines
                 await asyncio.to_thread(index.scan)

@@ -6,7 +6,7 @@ import asyncio
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 
@@ -266,3 +266,26 @@ async def test_two_jobs_at_once(tmp_path: Path) -> None:
     for job, name in zip(found, "ab", strict=True):
         assert by_id(JobPaths(job).out).keys() == {f"{name}{i}" for i in range(10)}
         assert json.loads(JobPaths(job).manifest.read_bytes())["counts"]["done"] == 10
+
+
+@pytest.mark.parametrize("turns", range(6))
+async def test_a_cancelled_check_closes_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, turns: int
+) -> None:
+    """After any number of turns of the event loop: a server that stops leaves no job open."""
+    opened = list[BinaryIO]()
+
+    def open_and_remember(path: Path) -> BinaryIO:
+        opened.append(path.open("rb"))
+        return opened[-1]
+
+    monkeypatch.setattr("mlxrun.batch.line_index.open_job", open_and_remember)
+    job = write_job(tmp_path, chats(3))
+    task = asyncio.create_task(service(FakeClient(FakeModelInfo())).check(job, CHAT))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait((task,))
+    async with asyncio.timeout(10):
+        while not all(file.closed for file in opened):
+            await asyncio.sleep(0.001)
