@@ -15,7 +15,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from mlxrun.evals.exports.exported_line import ExportedLine, dump_text
+from mlxrun.evals.exports.exported_line import ExportedLine, build_usage, dump_json, dump_text
 from mlxrun.evals.exports.exported_run import ExportedRun, GroupSummary
 from mlxrun.scoring.intervals import CONFIDENCE, ScoreMean
 
@@ -35,7 +35,7 @@ def write_every_eval_ever(run: ExportedRun, folder: Path) -> list[Path]:
     digest, rows = hashlib.sha256(), 0
     with (folder / lines).open("wb") as file:
         for row in list_rows(run):
-            data = json.dumps(row, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
+            data = (dump_json(row) + "\n").encode()
             digest.update(data)
             rows += 1
             file.write(data)
@@ -216,7 +216,7 @@ def build_row(run: ExportedRun, line: ExportedLine) -> Json:
         "output": {"raw": line.answers},
         "answer_attribution": [],
         "evaluation": {"score": line.score, "is_correct": line.score == 1},
-        "token_usage": _build_usage(*line.tokens),
+        "token_usage": build_usage(*line.tokens),
         "metadata": {"group": line.group, "finish": str(line.found.finish)},
     }
     if line.options:
@@ -229,7 +229,3 @@ def build_row(run: ExportedRun, line: ExportedLine) -> Json:
     if line.error is not None:
         row["error"] = line.error
     return row
-
-
-def _build_usage(prompt: int, output: int) -> Json:
-    return {"input_tokens": prompt, "output_tokens": output, "total_tokens": prompt + output}

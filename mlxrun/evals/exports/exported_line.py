@@ -125,5 +125,15 @@ def dump_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
+def dump_json(value: Any) -> str:
+    """A value as JSON on one line, which can be encoded: lone surrogates are escaped."""
+    return json.dumps(value, ensure_ascii=False).encode("utf-8", "backslashreplace").decode()
+
+
+def build_usage(prompt: int, output: int) -> Json:
+    """Counts of tokens, in the fields that Inspect and Every Eval Ever share."""
+    return {"input_tokens": prompt, "output_tokens": output, "total_tokens": prompt + output}
+
+
 def _name_image(url: str) -> str:
     return "image" if url.startswith("data:") or not url else f"image {url}"

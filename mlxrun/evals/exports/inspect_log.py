@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from mlxrun.evals.exports.exported_line import ExportedLine, dump_text
+from mlxrun.evals.exports.exported_line import ExportedLine, build_usage, dump_json, dump_text
 from mlxrun.evals.exports.exported_run import ExportedRun, GroupSummary
 from mlxrun.evals.reports.prompt_messages import PromptMessage
 from mlxrun.scoring.intervals import CONFIDENCE
@@ -41,27 +41,27 @@ def write_inspect_log(run: ExportedRun, path: Path) -> None:
     header = build_header(run)
     if path.suffix == ".json":
         with path.open("w", encoding="utf-8") as file:
-            file.write(_dump(header).removesuffix("}") + ',"samples":[')
+            file.write(dump_json(header).removesuffix("}") + ',"samples":[')
             for at, sample in enumerate(list_samples(run)):
-                file.write(("," if at else "") + "\n" + _dump(sample))
+                file.write(("," if at else "") + "\n" + dump_json(sample))
             file.write("]}\n")
         return
     start = {name: header[name] for name in ("version", "eval", "plan")}
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("_journal/start.json", _dump(start))
+        archive.writestr("_journal/start.json", dump_json(start))
         summaries = []
         for sample in list_samples(run):
-            archive.writestr(f"samples/{sample['id']}_epoch_{sample['epoch']}.json", _dump(sample))
+            archive.writestr(f"samples/{sample['id']}_epoch_{sample['epoch']}.json", dump_json(sample))
             summaries.append(_summarize_sample(sample))
-        archive.writestr("_journal/summaries/1.json", _dump(summaries))
-        archive.writestr("summaries.json", _dump(summaries))
-        archive.writestr("header.json", _dump(header))
+        archive.writestr("_journal/summaries/1.json", dump_json(summaries))
+        archive.writestr("summaries.json", dump_json(summaries))
+        archive.writestr("header.json", dump_json(header))
 
 
 def build_header(run: ExportedRun) -> Json:
     """The log without its samples."""
     summary, task_id = run.summary, run.digest[:_ID_LENGTH]
-    usage = {run.model_id: _build_usage(summary.input_tokens, summary.output_tokens)}
+    usage = {run.model_id: build_usage(summary.input_tokens, summary.output_tokens)}
     spec = {
         "eval_id": task_id,
         "run_id": task_id,
@@ -162,7 +162,7 @@ def build_sample(run: ExportedRun, line: ExportedLine) -> Json:
     """The sample of a line."""
     prompt = [_build_message(each) for each in line.messages]
     choices = _build_choices(run, line)
-    usage = _build_usage(*line.tokens)
+    usage = build_usage(*line.tokens)
     sample: Json = {
         "id": line.id,
         "epoch": 1,
@@ -244,10 +244,6 @@ def _build_score(line: ExportedLine) -> Json:
     return score
 
 
-def _build_usage(prompt: int, output: int) -> Json:
-    return {"input_tokens": prompt, "output_tokens": output, "total_tokens": prompt + output}
-
-
 def _summarize_sample(sample: Json) -> Json:
     names = ("id", "epoch", "target", "metadata", "scores", "model_usage", "uuid")
     texts = [
@@ -263,7 +259,3 @@ def _summarize_sample(sample: Json) -> Json:
     found = {name: sample[name] for name in names} | {"scores": scores}
     found |= {"input": "\n".join(texts)[:_SHOWN], "completed": True, "message_count": len(sample["messages"])}
     return found | ({"error": sample["error"]["message"]} if "error" in sample else {})
-
-
-def _dump(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False).encode("utf-8", "backslashreplace").decode()

@@ -15,7 +15,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, TextIO
 
-from mlxrun.evals.exports.exported_line import ExportedLine, dump_text
+from mlxrun.evals.exports.exported_line import ExportedLine, dump_json, dump_text
 from mlxrun.evals.exports.exported_run import ExportedRun, GroupSummary
 from mlxrun.scoring.intervals import CONFIDENCE
 
@@ -44,7 +44,7 @@ def write_lm_eval_files(run: ExportedRun, folder: Path) -> list[Path]:
             digests[task].update(
                 "".join(sample[f"{name}_hash"] for name in ("doc", "prompt", "target")).encode()
             )
-            outputs[task].write(_dump(sample) + "\n")
+            outputs[task].write(dump_json(sample) + "\n")
     results = build_results(run) | {"task_hashes": {task: each.hexdigest() for task, each in digests.items()}}
     path = folder / f"results_{date}.json"
     path.write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -178,7 +178,7 @@ def build_sample(run: ExportedRun, line: ExportedLine) -> Json:
         "filtered_resps": _filter_responses(line, arguments),
         "filter": FILTER,
         "metrics": list(scores),
-        "doc_hash": _hash(_dump(doc)),
+        "doc_hash": _hash(dump_json(doc)),
         "prompt_hash": _hash(arguments[0][0]),
         "target_hash": _hash(target),
         **scores,
@@ -203,7 +203,3 @@ def _filter_responses(line: ExportedLine, arguments: list[tuple[str, Any, list[A
 
 def _hash(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()
-
-
-def _dump(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False).encode("utf-8", "backslashreplace").decode()

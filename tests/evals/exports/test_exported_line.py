@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mlxrun.batch.job_file import JobLine
-from mlxrun.evals.exports.exported_line import ExportedLine, dump_text
+from mlxrun.evals.exports.exported_line import ExportedLine, dump_json, dump_text
 from mlxrun.evals.run_folder_lines import RunLine
 from mlxrun.scoring.eval_spec import parse_eval
 from tests.helpers.export_fakes import finish_rich_job
@@ -73,3 +73,7 @@ def test_targets_are_texts(result: dict[str, Any], targets: list[str]) -> None:
 
 def test_values_as_text() -> None:
     assert [dump_text(each) for each in ("a", 1, {"b": "ü"}, True)] == ["a", "1", '{"b": "ü"}', "true"]
+
+
+def test_lone_surrogates_are_escaped_in_json() -> None:
+    assert dump_json({"a": "ü\ud800"}) == '{"a": "ü\\ud800"}'
