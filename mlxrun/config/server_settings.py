@@ -1,0 +1,85 @@
+"""The options of the server: its APIs, its address, its clients and their limits. See settings.py.
+
+Sections of the config are frozen dataclasses; the string under a field is its description.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from mlxrun.config.setting_annotations import Bytes, Range, Secret
+
+
+@dataclass(frozen=True, slots=True)
+class ApiSettings:
+    """Which APIs the server offers. The paths of an API that is off return 404."""
+
+    openai: bool = True
+    """/v1/models, /v1/chat/completions, /v1/completions."""
+    responses: bool = True
+    """/v1/responses, /v1/conversations."""
+    anthropic: bool = True
+    """/v1/messages, /v1/messages/count_tokens."""
+    tokenize: bool = True
+    """/tokenize, /detokenize, /tokenizer_info."""
+    batches: bool = True
+    """/v1/files, /v1/batches; with `anthropic`, /v1/messages/batches."""
+    admin: bool = True
+    """/v1/status, /metrics, /v1/cache, /v1/requests/ID/cancel, /openapi.json. /health is always on."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """Where the server listens, which clients it serves, and what limits they have."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on. An address that other machines can reach needs api_keys or allow_public."""
+    port: Annotated[int, Range(0, 65535)] = 8000
+    """Port to listen on; 0: any free port."""
+    api_keys: Annotated[dict[str, str], Secret()] = field(default_factory=dict)
+    """API keys by the name of their owner, as in `alice: ${ALICE_KEY}`. Names are logged, and each gets the
+    same share under scheduler.policy `fair`. Empty: clients need no key."""
+    allow_public: bool = False
+    """Allow an address that other machines can reach without api_keys."""
+    cors_origins: tuple[str, ...] = ()
+    """Origins of web pages that may use the server from a browser, such as `https://chat.example.com`, or `*`
+    for all."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Host names of the server besides localhost and server.host, such as `ai.example.com` behind a proxy, or
+    `*` for all. A server without api_keys on a local address refuses requests for other names, because a web
+    page can let its own host name point to this machine (DNS rebinding)."""
+    max_body_bytes: Annotated[int | None, Bytes(), Range(1, None)] = None
+    """Maximum size of a request body. Uploads of job files have a limit of their own. null: 32 bytes for each
+    token of the context, at least 16MB; and 64MB more if the model accepts images."""
+    max_messages: Annotated[int, Range(1, None)] = 4096
+    """Maximum number of messages or input items of a request."""
+    max_prompt_tokens: Annotated[int | None, Range(1, None)] = None
+    """Maximum number of tokens of a prompt. null: the size of the context."""
+    max_connections: Annotated[int, Range(1, None)] = 1024
+    """Maximum number of open connections; further ones get status 503."""
+    request_timeout: Annotated[float | None, Range(0.1, None)] = 3600.0
+    """Seconds after which a request is aborted, waiting time included. null: no limit."""
+    keepalive: Annotated[float, Range(0.1, None)] = 15.0
+    """Seconds without output after which a stream sends a comment with the progress of the request."""
+    drain_timeout: Annotated[float, Range(0.0, None)] = 30.0
+    """Seconds that running requests have to finish when the server is stopped."""
+    on_engine_failure: Literal["exit", "stay"] = "exit"
+    """What the server does when the engine has failed: `exit` ends the process with code 3, so that a
+    supervisor can restart it; `stay` answers every request with status 503."""
+    strict_fields: bool = False
+    """Refuse fields of requests, and of job lines, that mlxrun cannot honour although they do not change the
+    answer: hints, labels, neutral values, and unknown fields of messages. Otherwise they are accepted, and
+    logged once each. Fields that would change the answer are always refused."""
+    strip_billing_header: bool = True
+    """Remove the line `x-anthropic-billing-header: ...` from system prompts of /v1/messages. It differs in
+    every request, so that the prefix cache would never have a hit."""
+    store_responses: Annotated[int, Range(0, None)] = 1000
+    """Maximum number of responses and conversations of /v1/responses that are stored; 0: none."""
+    store_bytes: Annotated[int, Bytes(), Range(1, None)] = 256_000_000
+    """Maximum size of the stored responses and conversations."""
+    data_path: str | None = None
+    """Folder for uploaded files and batches. null: mlxrun in $XDG_DATA_HOME or ~/.local/share."""
+    files_max_bytes: Annotated[int, Bytes(), Range(1, None)] = 10_000_000_000
+    """Maximum size of all files and batches in data_path; each counts as at least 4096 bytes. An upload or a
+    batch that would exceed it is refused. The output of a batch counts, but is always written."""
