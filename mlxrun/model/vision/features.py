@@ -111,9 +111,9 @@ class ImagePromptEmbedder:
         if units is None:
             return _evaluate(self._embedder.embed_prompt(tokens, media))
         places = np.flatnonzero(np.array(tokens) == self._embedder.image_token)
+        if self._needs_no_image(places, cached):
+            return self._embed_text(tokens, media)
         prompt = ImagePrompt(tokens, media, units, units.compute_digests(), places)
-        if self._needs_no_image(prompt, cached):
-            return self._embed_text(prompt)
         try:
             inputs = self._embed_known(prompt, cached)
         except _MISFITS as error:
@@ -134,14 +134,12 @@ class ImagePromptEmbedder:
         log.warning("the images of a prompt cannot be encoded one by one: %s", error)
         return self._embed_all(prompt)
 
-    def _needs_no_image(self, prompt: ImagePrompt, cached: int) -> bool:
-        return self._verified and (len(prompt.places) == 0 or cached > prompt.places[-1])
+    def _needs_no_image(self, places: np.ndarray, cached: int) -> bool:
+        return self._verified and (len(places) == 0 or cached > places[-1])
 
-    def _embed_text(self, prompt: ImagePrompt) -> PromptInputs:
+    def _embed_text(self, tokens: Sequence[int], media: Media) -> PromptInputs:
         """What tokens after all images need."""
-        return PromptInputs(
-            position_delta=self._embedder.embed_text(prompt.tokens, prompt.media).position_delta
-        )
+        return PromptInputs(position_delta=self._embedder.embed_text(tokens, media).position_delta)
 
     def _embed_known(self, prompt: ImagePrompt, cached: int) -> PromptInputs | None:
         """The prompt's inputs from images that were seen before, or from one image, with others pending; None
@@ -157,8 +155,8 @@ class ImagePromptEmbedder:
             count, known = self.features.match_prefix(prompt.digests)
         if not self._independent:
             return None
-        if self._needs_no_image(prompt, cached):  # known only now
-            return self._embed_text(prompt)
+        if self._needs_no_image(prompt.places, cached):  # known only now
+            return self._embed_text(prompt.tokens, prompt.media)
         if not known:  # one is needed for the type and the width of the embeddings
             count = next(image for image, run in enumerate(runs) if run[-1] >= cached)
             first = self._encode_image(prompt, runs, count)
