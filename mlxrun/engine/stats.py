@@ -18,20 +18,23 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class EngineStats:
     """`counts` are JSON-ready: running and waiting requests, in all and in the background; steps and failed
-    steps since the start; and the result of the probe, or None if there was none."""
+    steps since the start."""
 
     counts: Mapping[str, Any]
     memory_limit: int | None  # bytes
     time: float  # seconds of time.monotonic
     busy: bool  # whether another step follows
+    probe: ProbeReport | None = None
 
     def compute_age(self) -> float:
-        """Seconds since the step after which these were collected; 0 while the engine is idle."""
+        """Seconds since these were collected; 0 while the engine is idle."""
         return time.monotonic() - self.time if self.busy else 0.0
 
     def describe(self) -> dict[str, Any]:
-        """The counts, and the bytes of memory at this moment."""
-        return {**self.counts, "memory": {**read_device_memory(), "limit": self.memory_limit}}
+        """The counts, the result of the probe (None if there was none), and the bytes of memory at this
+        moment."""
+        probe = None if self.probe is None else _describe_probe(self.probe)
+        return {"probe": probe, **self.counts, "memory": {**read_device_memory(), "limit": self.memory_limit}}
 
 
 def collect_stats(engine: Engine) -> EngineStats:
@@ -42,9 +45,9 @@ def collect_stats(engine: Engine) -> EngineStats:
         "background": _count_requests([state for state in requests if state.request.background]),
         "steps": engine.steps,
         "errors": engine.errors,
-        "probe": None if engine.probe is None else _describe_probe(engine.probe),
     }
-    return EngineStats(counts, engine.scheduler.limits.memory.limit or None, time.monotonic(), engine.busy)
+    limit = engine.scheduler.limits.memory.limit or None
+    return EngineStats(counts, limit, time.monotonic(), engine.busy, engine.probe)
 
 
 def _count_requests(requests: Collection[RequestState]) -> dict[str, int]:

@@ -67,7 +67,8 @@ class EngineThread:
     def __init__(self, build: Callable[[], Engine], listener: Listener) -> None:
         self._build = build
         self._listener = listener
-        self.stats: EngineStats | None = None  # after the newest step; None until the engine is built
+        # After the newest step or message; None until the engine is built.
+        self.stats: EngineStats | None = None
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         # A daemon thread does not keep the process alive if a front end dies without sending StopEngine.
         self._thread = threading.Thread(target=self._run, name="mlxrun-engine", daemon=True)
@@ -108,7 +109,6 @@ class EngineThread:
             events = self._handle_messages(engine)
             if events is None:
                 return
-            self.stats = collect_stats(engine)  # published: whoever reads them waits for no step
             if engine.busy:
                 events += engine.step()
                 self.stats = collect_stats(engine)
@@ -119,10 +119,10 @@ class EngineThread:
         """Handle all queued messages, waiting for one if the engine is idle. Returns the events of refused
         requests, or None for StopEngine."""
         events: list[TokenEvent] = []
-        block = not engine.busy
-        while block or not self._inbox.empty():
+        received = False
+        while not self._inbox.empty() or not (received or engine.busy):
             message = self._inbox.get()
-            block = False
+            received = True
             match message:
                 case StopEngine():
                     return None
@@ -135,6 +135,8 @@ class EngineThread:
                         events.append(TokenEvent(request.id, finish=FinishReason.ERROR, error=error))
                 case CallEngine():
                     _call_engine(engine, message)
+        if received:
+            self.stats = collect_stats(engine)  # published: whoever reads them waits for no step
         return events
 
 

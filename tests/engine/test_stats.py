@@ -38,6 +38,7 @@ def test_the_probe_and_the_limit_are_shown() -> None:
     engine = make_engine(memory=MemoryBudget(limit=5000))
     assert collect_stats(engine).describe()["probe"] is None
     engine.probe = ProbeReport(ComputeMethods("grouped"), (ProbeCheck("two rows", True, 0.5),))
+    assert "probe" not in collect_stats(engine).counts  # it is described for those who read it
     stats = collect_stats(engine).describe()
     assert stats["memory"]["limit"] == 5000
     assert stats["probe"]["decode"] == "grouped"

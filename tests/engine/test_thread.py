@@ -7,8 +7,10 @@ import threading
 
 import pytest
 
+from mlxrun.engine import thread
 from mlxrun.engine.client import EngineClient
 from mlxrun.engine.engine import Engine
+from mlxrun.engine.stats import EngineStats, collect_stats
 from mlxrun.engine.thread import StopEngine
 from mlxrun.errors import EngineDead, MlxrunError, ModelLoadError
 from tests.helpers.engine_bench import after_steps, bench, engine_threads, until
@@ -98,6 +100,21 @@ async def test_numbers_are_published_after_each_step() -> None:
         await until(lambda: not b.client.read_stats().busy)
         last = b.client.read_stats()
         assert last.counts["running"] == 0 and last.counts["steps"] > 2 and last.compute_age() == 0.0
+
+
+async def test_numbers_are_collected_once_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And once more after messages."""
+    collected: list[EngineStats] = []
+
+    def collect(engine: Engine) -> EngineStats:
+        collected.append(collect_stats(engine))
+        return collected[-1]
+
+    monkeypatch.setattr(thread, "collect_stats", collect)
+    async with bench() as b:
+        await b.answer(make_request("a", 10, 8))
+        await until(lambda: not b.client.read_stats().busy)
+        assert len(collected) <= 1 + len(b.sent) + b.engine.steps > 8
 
 
 async def test_a_dead_engine_shows_its_last_numbers() -> None:
