@@ -25,7 +25,7 @@ from mlxrun.batch.stop_signals import StopSignals
 from mlxrun.config.conversion import hash_config
 from mlxrun.config.settings import Config
 from mlxrun.errors import MlxrunError
-from mlxrun.evals.verification import make_alone_config
+from mlxrun.evals.verification import make_serial_config
 
 if TYPE_CHECKING:
     from mlxrun.engine.client import EngineClient
@@ -109,7 +109,7 @@ class ModelRuns:
 
     async def _run_alone(self, name: str) -> None:
         config = replace(self.config, batch=replace(self.config.batch, concurrency=1))
-        client = await self._start(make_alone_config(config))
+        client = await self._start(make_serial_config(config))
         try:
             await self._run(name, config, client)
         finally:

@@ -71,7 +71,7 @@ def _verify(run: RunFolder, sample: int | None, seed: int, model: str | None, st
 
     from mlxrun.batch.progress import pluralize
     from mlxrun.evals.run_folder import DONE
-    from mlxrun.evals.verification import choose_lines, make_alone_config, run_lines_again
+    from mlxrun.evals.verification import choose_lines, make_serial_config, run_lines_again
 
     differs = report_machine(run)
     if report_problems(run):
@@ -87,7 +87,7 @@ def _verify(run: RunFolder, sample: int | None, seed: int, model: str | None, st
     if not numbers:
         click.echo(f"{run.name}: no line was answered, so none was run again")
         return True
-    setup = make_run_setup(run, model, make_alone_config)
+    setup = make_run_setup(run, model, make_serial_config)
     click.echo(f"{run.name}: the model's files and its settings are those of the run")
     found = asyncio.run(run_lines_again(run, numbers, setup, _say))
     click.echo(

@@ -26,7 +26,7 @@ from mlxrun.evals.run_folder_lines import RunLine
 DEFAULT_SAMPLE = 20
 
 
-def make_alone_config(config: Config) -> Config:
+def make_serial_config(config: Config) -> Config:
     """The config of an engine that computes one request at a time and reuses nothing."""
     scheduler = replace(config.scheduler, max_running=1, step_ms=0)
     return replace(config, scheduler=scheduler, cache=replace(config.cache, backend="none"))
@@ -50,7 +50,7 @@ async def run_lines_again(
     run: RunFolder, numbers: Sequence[int], setup: JobSetup, say: Callable[[str], None]
 ) -> RunComparison:
     """Run the lines with these numbers again, one after the other, and compare their records. `setup`: its
-    engine should have the config of `make_alone_config`, its preparer the folder of the job."""
+    engine should have the config of `make_serial_config`, its preparer the folder of the job."""
     batch = replace(setup.config.batch, concurrency=1, on_invalid="skip")
     setup = replace(setup, config=replace(setup.config, batch=batch))
     with tempfile.TemporaryDirectory(prefix="mlxrun-verify-") as folder:

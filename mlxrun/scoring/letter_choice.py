@@ -36,7 +36,7 @@ _LEADING = re.compile(
     rf"^{_MARKS}([A-Za-z])(?:[\s*_`\"'$]*[)\]}}>.:,]|[\s*_`\"'$]*$|\s+(?:-\s|\())", re.MULTILINE
 )
 _MARKED = re.compile(r"\*\*\s*\(?([A-Za-z])\s*(?:[).:][^*\n]*)?\*\*|\(([A-Za-z])\)")
-_ALONE = re.compile(
+_SINGLE_LETTER = re.compile(
     r"(?<![\w'])(?<!\b[Nn]ot )"
     r"(?:([B-HJ-Z])|(?<=[Oo]ption )([AI])|([AI])(?=\s*(?:,|/|or\b|and\b)\s*\(?[B-Z]\b))(?![\w'])"
 )
@@ -69,7 +69,7 @@ def find_letters(answer: str, options: Sequence[str] = (), count: int = 26) -> l
         return [names[whole]]
     answer = _RUN.sub(r"\1\1", answer[-_MOST:].translate(_ASCII))
     kinds: tuple[Callable[[str, dict[str, str]], Iterator[str]], ...] = (
-        _find_boxed, _find_stated, _find_leading, _find_marked, _find_texts, _find_alone,
+        _find_boxed, _find_stated, _find_leading, _find_marked, _find_texts, _find_single_letters,
     )  # fmt: skip
     for find in kinds:
         found = sorted({letter.upper() for letter in find(answer, names)} & set(letters))
@@ -134,10 +134,10 @@ def _find_texts(answer: str, names: dict[str, str]) -> Iterator[str]:
             text = re.sub(pattern, "\0", text)
 
 
-def _find_alone(answer: str, _: dict[str, str]) -> Iterator[str]:
+def _find_single_letters(answer: str, _: dict[str, str]) -> Iterator[str]:
     """Capital letters that are words of their own, unless "not" stands before them; "A" and "I" only in
     "option A" and "A or B"."""
-    for match in _ALONE.finditer(answer):
+    for match in _SINGLE_LETTER.finditer(answer):
         yield match[match.lastindex or 0]
 
 

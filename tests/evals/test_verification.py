@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from mlxrun.evals.run_folder import RunFolder
-from mlxrun.evals.verification import choose_lines, make_alone_config, run_lines_again
+from mlxrun.evals.verification import choose_lines, make_serial_config, run_lines_again
 from tests.helpers.batch_fakes import MIXED, Bench, FakeClient, chat, chats, write_job
 from tests.helpers.tokenizers import FakeModelInfo
 
@@ -91,5 +91,5 @@ async def test_a_sample_is_chosen_by_its_seed(tmp_path: Path) -> None:
 
 
 async def test_alone_means_without_batch_and_cache(tmp_path: Path) -> None:
-    config = make_alone_config(Bench(tmp_path / "job.jsonl").config)
+    config = make_serial_config(Bench(tmp_path / "job.jsonl").config)
     assert (config.scheduler.max_running, config.cache.backend) == (1, "none")
