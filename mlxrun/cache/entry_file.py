@@ -54,10 +54,10 @@ def encode_entry(entry: CacheEntry, payload: SerializedPayload, fingerprint: byt
     """Return the file as its header and the data of each tensor, which is not copied. ValueError if the file
     could not be read back."""
     tensors = {IDS: SerializedTensor("I64", (len(entry.ids),), entry.ids.tobytes())}
-    scores = entry.scores  # read once: the engine thread may replace them
+    known = entry.scores  # read once: the engine thread may replace them
+    scores = None if known is None else known.encode()
     if scores is not None:
-        encoded = scores.encode()
-        tensors[SCORES] = SerializedTensor("I32", (len(encoded) // 4,), encoded)
+        tensors[SCORES] = SerializedTensor("I32", (len(scores) // 4,), scores)
     tensors |= {PAYLOAD + name: tensor for name, tensor in payload.tensors.items()}
     fields = {"digest": _NO_DIGEST.decode(), **_describe_entry(entry, fingerprint, scores)}
     fields |= {CODEC + name: value for name, value in payload.meta.items()}
@@ -222,11 +222,9 @@ def _count_bytes(dtype: str, shape: Iterable[int]) -> int:
     return math.prod(shape) * ITEM_BYTES[dtype]
 
 
-def _describe_entry(
-    entry: CacheEntry, fingerprint: bytes, scores: EntryScores | None = None
-) -> dict[str, str]:
-    """Return the header's fields about an entry."""
-    digest = None if scores is None else hashlib.blake2b(scores.encode(), digest_size=16).hexdigest()
+def _describe_entry(entry: CacheEntry, fingerprint: bytes, scores: bytes | None = None) -> dict[str, str]:
+    """Return the header's fields about an entry; `scores`: its encoded scores."""
+    digest = None if scores is None else hashlib.blake2b(scores, digest_size=16).hexdigest()
     return ({} if digest is None else {SCORES: digest}) | {
         "format": FORMAT,
         "root": fingerprint.hex(),
@@ -262,7 +260,7 @@ def _decode_entry(
         )
     except (KeyError, ValueError) as error:
         _fail(f"its header is incomplete or wrong: {error}")
-    expected = _describe_entry(entry, fingerprint, entry.scores)
+    expected = _describe_entry(entry, fingerprint, scores)
     for field in sorted(expected.keys() | fields.keys() - {"digest"}):
         if not field.startswith(CODEC) and fields.get(field) != expected.get(field):
             _fail(f"its header says {field} {fields.get(field)!r}, but it is {expected.get(field)!r}")
