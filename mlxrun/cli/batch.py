@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from mlxrun.cli.options import add_config_options, load_command_config
+from mlxrun.cli.options import add_config_options, list_first, load_command_config, say
+from mlxrun.cli.run_setup import load_preparer, make_command_setup
 
 if TYPE_CHECKING:
     from mlxrun.batch.job_run import JobOptions
-    from mlxrun.batch.line_answerer import LinePreparer
     from mlxrun.batch.run_paths import JobPaths
     from mlxrun.config.loading import LoadedConfig
-    from mlxrun.model.model_info import LoadedModelInfo
     from mlxrun.scoring.eval_spec import EvalReader
 
 EPILOG = """\b
@@ -102,22 +102,15 @@ def command(
 
 
 async def _run(loaded: LoadedConfig, paths: JobPaths, options: JobOptions, evals: EvalReader) -> int:
-    # First, as it logs what is being loaded: the imports below take seconds.
-    model_info, preparer = _load_preparer(loaded, paths, weights=True)
-    from mlxrun.batch.job_cache import choose_engine_config
-    from mlxrun.batch.job_run import JobRun, JobSetup
+    setup = make_command_setup(loaded, paths.job.parent, paths.cache)
+    from mlxrun.batch.job_run import JobRun
     from mlxrun.batch.line_files import list_common_reasons
     from mlxrun.batch.progress import pluralize
     from mlxrun.batch.stop_signals import StopSignals
-    from mlxrun.engine.client import EngineClient
-    from mlxrun.model.doctor import describe_device
     from mlxrun.scoring.score_table import print_scores
 
-    async def start() -> EngineClient:
-        return await EngineClient.start(choose_engine_config(loaded.config, paths.cache), model_info)
-
-    setup = JobSetup(loaded.config, loaded.digest, model_info, preparer, start, describe_device, evals=evals)
-    outcome = await JobRun(paths, setup, options, _say, StopSignals(_say)).run()
+    setup = replace(setup, evals=evals)
+    outcome = await JobRun(paths, setup, options, say, StopSignals(say)).run()
     print_scores(outcome.scores, sys.stdout)
     if cut := outcome.scores.cut_by_length:
         click.echo(f"{pluralize(cut, 'answer')} cut at the maximum number of tokens (finish_reason: length)")
@@ -131,11 +124,9 @@ async def _run(loaded: LoadedConfig, paths: JobPaths, options: JobOptions, evals
         plain = meter.failed - outcome.scores.compute_total().failed  # the table has the others
         where = f" ({plain} without an `eval`)" if plain > 0 and outcome.scores.groups else ""
         click.echo(f"{meter.failed} failed: {paths.errors}{where}")
-        reasons = list_common_reasons(paths.errors)
-        for reason, times in reasons[:SHOWN_REASONS]:
-            _say(f"  {times} x {reason}")
-        if len(reasons) > SHOWN_REASONS:
-            _say(f"  ... and {len(reasons) - SHOWN_REASONS} more")
+        reasons = [f"{times} x {reason}" for reason, times in list_common_reasons(paths.errors)]
+        for line in list_first(reasons, SHOWN_REASONS):
+            say(f"  {line}")
     return outcome.exit_code
 
 
@@ -144,9 +135,9 @@ async def _dry_run(loaded: LoadedConfig, paths: JobPaths, options: JobOptions) -
     from mlxrun.batch.progress import pluralize
 
     def report(number: int, reason: str) -> None:
-        _say(f"{paths.job}:{number}: {reason}")
+        say(f"{paths.job}:{number}: {reason}")
 
-    _, preparer = _load_preparer(loaded, paths, weights=False)
+    _, preparer = load_preparer(loaded.config, paths.job.parent, weights=False)
     found = await check_job(paths.job, preparer, options.limit, report)
     refused = f"{found.refused} would be refused" if found.refused else "none would be refused"
     click.echo(f"{pluralize(found.lines, 'line')}, {refused}")
@@ -156,19 +147,3 @@ async def _dry_run(loaded: LoadedConfig, paths: JobPaths, options: JobOptions) -
     click.echo(f"{pluralize(found.prompt_tokens, 'prompt token')}, the longest prompt has {found.longest}")
     click.echo(pluralize(found.images, "image"))
     return 1 if found.refused else 0
-
-
-def _load_preparer(
-    loaded: LoadedConfig, paths: JobPaths, *, weights: bool
-) -> tuple[LoadedModelInfo, LinePreparer]:
-    from mlxrun.batch.line_answerer import LinePreparer
-    from mlxrun.model.model_info import load_model_info
-    from mlxrun.parsers.registry import detect_formats
-
-    model_info = load_model_info(loaded.config.model, weights=weights)
-    formats = detect_formats(model_info.chat_template, model_info.tokenizer, loaded.config.parsers)
-    return model_info, LinePreparer(model_info, loaded.config, paths.job.parent, formats=formats)
-
-
-def _say(text: str) -> None:
-    click.echo(text, err=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from mlxrun.bench.engine.workloads import WORKLOADS
 from mlxrun.cli.bench_options import add_measure_options, write_report
 from mlxrun.cli.bench_serve import command as serve
 from mlxrun.cli.bench_serve import model_command, report_command
-from mlxrun.cli.options import load_command_config
+from mlxrun.cli.options import load_command_config, say
 
 MOVED = {"cache": "prefix-cache", "masks": "structured-output", "parsers": "parsers"}
 
@@ -82,5 +81,5 @@ def engine(
     from mlxrun.bench.report import print_report
 
     plan = EnginePlan(model, workloads or tuple(WORKLOADS), config, **options)
-    report = run_engine_bench(plan, lambda line: print(line, file=sys.stderr))
+    report = run_engine_bench(plan, say)
     return write_report(report, json_path, print_report)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +15,10 @@ from mlxrun.cli.bench_options import write_report
 from mlxrun.cli.options import (
     add_config_options,
     add_json_option,
+    interrupt_on_sigterm,
     load_command_config,
     make_repeat_option,
+    say,
 )
 from mlxrun.errors import ConfigError
 
@@ -35,6 +35,9 @@ Examples:
   mlxrun bench report --set model.path=Qwen/Qwen3-0.6B --json m4-max.json
   mlxrun bench report -c prod.yaml --requests 30
 """
+_prompt_words = click.option(
+    "--prompt-words", default=180, show_default=True, type=click.IntRange(1), help="Words in each prompt."
+)
 
 
 @click.command(name="serve", epilog=EPILOG)
@@ -77,9 +80,7 @@ Examples:
     type=click.IntRange(1),
     help="Number of requests in each round.",
 )
-@click.option(
-    "--prompt-words", default=180, show_default=True, type=click.IntRange(1), help="Words in each prompt."
-)
+@_prompt_words
 @click.option(
     "--output-tokens",
     default=32,
@@ -138,7 +139,7 @@ def command(
     load = LoadPattern(options["concurrency"], options["rate"], seed=options["seed"])
     size = PromptSize(options["prompt_words"], options["output_tokens"], options["long_words"])
     plan = ServePlan(targets, chosen, size, options["requests"], load, options["repeat"])
-    report = run_serve_bench(plan, lambda line: print(line, file=sys.stderr))
+    report = run_serve_bench(plan, say)
     write_report(report, json_path, print_serve_report)
     failed = any(side["errors"] for part in report["workloads"].values() for side in part.values())
     return 1 if failed else 0
@@ -149,9 +150,7 @@ def command(
 @click.option(
     "--requests", default=100, show_default=True, type=click.IntRange(1), help="Requests at each concurrency."
 )
-@click.option(
-    "--prompt-words", default=180, show_default=True, type=click.IntRange(1), help="Words in each prompt."
-)
+@_prompt_words
 @click.option(
     "--output-tokens", default=128, show_default=True, type=click.IntRange(1), help="Tokens in each answer."
 )
@@ -183,9 +182,9 @@ def report_command(
     # Unless a later --set says otherwise: no log, and no batches of the user's own data folder.
     quiet = ("log.level=warning", "apis.batches=false")
     arguments = (*config, *(part for each in (*quiet, *sets) for part in ("--set", each)))
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the server is stopped too
     plan = ReportPlan(arguments, requests, PromptSize(prompt_words, output_tokens, long_words))
-    report = run_machine_report(plan, lambda line: print(line, file=sys.stderr))
+    with interrupt_on_sigterm():  # so that the server is stopped too
+        report = run_machine_report(plan, say)
     write_report(report, json_path, print_machine_report)
     return 1 if any(level["failed"] for level in report["concurrency_results"]) else 0
 

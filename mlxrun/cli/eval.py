@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mlxrun.cli.job import make_row_report
-from mlxrun.cli.options import add_config_options, load_command_config
+from mlxrun.cli.options import add_config_options, load_command_config, say
 from mlxrun.errors import JobError
 
 if TYPE_CHECKING:
@@ -160,9 +160,9 @@ class _EvalCommand:
         from mlxrun.evals.suites.suite_table import print_matrix
 
         manifest = SuiteManifest(self.folder, self.jobs.file, self.cells)
-        setup = SuiteSetup(_load_weightless, _start_engine, _describe_device)
-        options, stop = JobOptions(**flags), StopSignals(_say)
-        run = SuiteRun(self.folder, self.chosen, self.jobs, manifest, setup, options, _say, stop)
+        setup = SuiteSetup(_load_model_info, _start_engine, _describe_device)
+        options, stop = JobOptions(**flags), StopSignals(say)
+        run = SuiteRun(self.folder, self.chosen, self.jobs, manifest, setup, options, say, stop)
         code = await run.run()
         records = list(manifest.records.values())
         print_matrix(records, sys.stdout)
@@ -187,12 +187,12 @@ class _EvalCommand:
 
         earlier = read_suite_manifest(self.folder / "suite.json") or {"cells": []}
         records = {each["name"]: each for each in earlier["cells"]}
-        costs = await CostCheck(self.jobs, load, limit, records, _say).check(self.chosen)
+        costs = await CostCheck(self.jobs, load, limit, records, say).check(self.chosen)
         print_costs(costs, weights, sys.stdout)
         return 1 if any(cost.found is None or cost.found.refused for cost in costs) else 0
 
 
-def _load_weightless(config: Config) -> LoadedModelInfo:
+def _load_model_info(config: Config) -> LoadedModelInfo:
     from mlxrun.model.model_info import load_model_info
 
     return load_model_info(config.model, weights=True)
@@ -210,7 +210,3 @@ def _describe_device() -> dict[str, Any]:
     from mlxrun.model.doctor import describe_device
 
     return describe_device()
-
-
-def _say(text: str) -> None:
-    click.echo(text, err=True)

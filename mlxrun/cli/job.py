@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import shutil
-import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from mlxrun.cli.options import parse_field
+from mlxrun.cli.options import interrupt_on_sigterm, parse_field
 from mlxrun.errors import JobError
 from mlxrun.scoring.eval_spec import MATCHES
 
@@ -121,7 +119,7 @@ def _write_file(maker: JobMaker, data: Path, output: Path, force: bool) -> int:
     if output.exists() and not force:
         raise JobError(f"{output} exists already; --force overwrites it")
     temp = output.with_name(output.name + ".tmp")
-    with _interrupt_on_sigterm():
+    with interrupt_on_sigterm():
         try:
             with temp.open("wb") as file:
                 count = maker.write_lines(data, file, make_row_report(str(data)))
@@ -131,16 +129,6 @@ def _write_file(maker: JobMaker, data: Path, output: Path, force: bool) -> int:
         finally:
             temp.unlink(missing_ok=True)
     return count
-
-
-@contextmanager
-def _interrupt_on_sigterm() -> Iterator[None]:
-    """Treat SIGTERM like Ctrl-C, so that no part of a file is left behind."""
-    earlier = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, earlier)
 
 
 def make_row_report(name: str) -> Callable[[int], None]:

@@ -1,4 +1,5 @@
-"""Options that commands share: `-c FILE` and `--set section.key=value`, and those of benchmarks.
+"""Options that commands share: `-c FILE` and `--set section.key=value`, and those of benchmarks; and how
+commands report.
 
 `@add_config_options` adds the first two. The command gets `config_path` and `sets` and passes them to
 `load_command_config`, which loads the config and sets up logging.
@@ -6,7 +7,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,6 +19,7 @@ if TYPE_CHECKING:
     from mlxrun.config.loading import LoadedConfig
 
 F = TypeVar("F", bound=Callable[..., Any])
+SHOWN = 20  # lines of a list; the others are counted
 
 
 def add_config_options(function: F) -> F:
@@ -87,3 +91,25 @@ def parse_field(flag: str, option: str = "--set") -> tuple[str, Any]:
     if problems:
         raise ConfigError("\n".join(problem.text for problem in problems))
     return name, value
+
+
+def say(text: str) -> None:
+    """Print a line about what the command does to standard error."""
+    click.echo(text, err=True)
+
+
+def list_first(texts: Sequence[object], most: int = SHOWN) -> Iterator[str]:
+    """The first of these texts, and how many more there are."""
+    yield from map(str, texts[:most])
+    if len(texts) > most:
+        yield f"... and {len(texts) - most} more"
+
+
+@contextmanager
+def interrupt_on_sigterm() -> Iterator[None]:
+    """Treat SIGTERM like Ctrl-C, so that nothing is left behind: no part of a file, no process."""
+    earlier = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, earlier)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from mlxrun.cli.options import list_first, say
 from mlxrun.cli.run_setup import (
     MODEL_HELP,
     make_run_setup,
@@ -13,8 +14,6 @@ from mlxrun.cli.run_setup import (
     report_problems,
     report_progress,
 )
-
-SHOWN = 20  # lines that came out differently; the others are counted
 
 EPILOG = """\b
 Examples:
@@ -78,17 +77,11 @@ def command(run: Path, output: Path | None, fresh: bool, mixed: bool, model: str
     report_machine(earlier)
     setup = make_run_setup(earlier, model, lambda config: choose_engine_config(config, paths.cache))
     options = JobOptions(fresh=fresh, mixed=mixed)
-    found = asyncio.run(replay_job(earlier, paths, replace(setup, evals=evals), options, _say))
-    for line in found.differing[:SHOWN]:
-        click.echo(f"line {line}")
-    if len(found.differing) > SHOWN:
-        click.echo(f"... and {len(found.differing) - SHOWN} more")
+    found = asyncio.run(replay_job(earlier, paths, replace(setup, evals=evals), options, say))
+    for line in list_first([f"line {line}" for line in found.differing]):
+        click.echo(line)
     equal = found.compared - len(found.differing)
     click.echo(f"{equal} of {pluralize(found.compared, 'record')} equal, byte for byte: {paths.out}")
     if found.differing and not setup.config.engine.reproducible:
         click.echo("the run was made without engine.reproducible, so answers may depend on the batch")
     return 1 if found.differing else 0
-
-
-def _say(text: str) -> None:
-    click.echo(text, err=True)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from mlxrun.cli.options import say
+
 if TYPE_CHECKING:
     from mlxrun.evals.reports.report_runs import ReportRuns
 
@@ -50,7 +52,7 @@ def command(runs: tuple[Path, ...], output: Path | None, form: str | None, full:
     from mlxrun.evals.reports.report_runs import read_runs
 
     form = form or ("md" if output is not None and output.suffix == ".md" else "html")
-    found = read_runs(runs, full=full, images=form == "html", say=_say)
+    found = read_runs(runs, full=full, images=form == "html", say=lambda text: say(f"mlxrun: {text}"))
     text = _render(found, form)
     if output == Path("-"):
         click.echo(text, nl=False)
@@ -85,7 +87,3 @@ def _write(path: Path, text: str) -> None:
         write_atomically(path, text.encode("utf-8", "replace"), durable=False)
     except OSError as error:
         raise JobError(f"{path}: cannot be written: {error.strerror or error}") from error
-
-
-def _say(text: str) -> None:
-    click.echo(f"mlxrun: {text}", err=True)

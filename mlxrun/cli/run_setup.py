@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING
 
 import click
 
+from mlxrun.cli.options import list_first
+
 if TYPE_CHECKING:
     from mlxrun.batch.job_run import JobSetup
+    from mlxrun.batch.line_answerer import LinePreparer
     from mlxrun.config.loading import LoadedConfig
     from mlxrun.config.settings import Config
     from mlxrun.evals.run_folder import RunFolder
+    from mlxrun.model.model_info import LoadedModelInfo
 
-SHOWN = 20  # problems of a run; the others are counted
 MODEL_HELP = "Where the model's files are now, as model.path. Default: where they were."
 
 
@@ -37,10 +40,8 @@ def report_machine(run: RunFolder) -> list[str]:
 def report_problems(run: RunFolder) -> bool:
     """Print what is not as the run wrote it; whether there is anything."""
     problems = run.check()
-    for problem in problems[:SHOWN]:
-        click.echo(str(problem))
-    if len(problems) > SHOWN:
-        click.echo(f"... and {len(problems) - SHOWN} more")
+    for line in list_first(problems):
+        click.echo(line)
     return bool(problems)
 
 
@@ -59,51 +60,57 @@ def make_run_setup(
 ) -> JobSetup:
     """The setup of the run's lines. ConfigError, ModelLoadError, or JobError if the model's files are not
     those of the run. `model`: instead of the recorded model.path."""
-    from mlxrun.batch.job_run import JobSetup
-    from mlxrun.batch.line_answerer import LinePreparer
     from mlxrun.batch.line_keys import collect_settings
     from mlxrun.cli.logging_setup import set_up_logging
     from mlxrun.config.conversion import hash_config
     from mlxrun.evals.replay import check_model, rebuild_config
-    from mlxrun.model.model_info import load_model_info
 
     config = rebuild_config(run)
     if model is not None:
         config = replace(config, model=replace(config.model, path=model))
     set_up_logging(config.log)
-    model_info = load_model_info(config.model, weights=True)
-    from mlxrun.engine.client import EngineClient
-    from mlxrun.model.doctor import describe_device
-    from mlxrun.parsers.registry import detect_formats
-
+    model_info, preparer = load_preparer(config, run.paths.job.parent, weights=True)
     check_model(run, collect_settings(config, model_info), config.model.path)
-    formats = detect_formats(model_info.chat_template, model_info.tokenizer, config.parsers)
-    preparer = LinePreparer(model_info, config, run.paths.job.parent, formats=formats)
-
-    async def start() -> EngineClient:
-        return await EngineClient.start(choose_engine_config(config), model_info)
-
-    return JobSetup(config, hash_config(config), model_info, preparer, start, describe_device)
+    return _make_setup(config, hash_config(config), model_info, preparer, choose_engine_config)
 
 
 def make_command_setup(loaded: LoadedConfig, folder: Path, cache: Path) -> JobSetup:
     """The setup of a job on the model of a command's config. `folder`: image paths are relative to it;
     `cache`: the folder of the job's prefix cache. ModelLoadError if the model cannot be loaded."""
+    model_info, preparer = load_preparer(loaded.config, folder, weights=True)
     from mlxrun.batch.job_cache import choose_engine_config
-    from mlxrun.batch.job_run import JobSetup
-    from mlxrun.batch.line_answerer import LinePreparer
+
+    return _make_setup(
+        loaded.config, loaded.digest, model_info, preparer, lambda config: choose_engine_config(config, cache)
+    )
+
+
+def load_preparer(config: Config, folder: Path, *, weights: bool) -> tuple[LoadedModelInfo, LinePreparer]:
+    """The model of a config, and what prepares lines for it. `folder`: image paths are relative to it;
+    `weights`: whether they will be loaded too. ModelLoadError if there is no such model."""
     from mlxrun.model.model_info import load_model_info
+
+    # First, as it logs what is being loaded: the imports below take seconds.
+    model_info = load_model_info(config.model, weights=weights)
+    from mlxrun.batch.line_answerer import LinePreparer
     from mlxrun.parsers.registry import detect_formats
 
-    config = loaded.config
-    model_info = load_model_info(config.model, weights=True)
+    formats = detect_formats(model_info.chat_template, model_info.tokenizer, config.parsers)
+    return model_info, LinePreparer(model_info, config, folder, formats=formats)
+
+
+def _make_setup(
+    config: Config,
+    digest: str,
+    model_info: LoadedModelInfo,
+    preparer: LinePreparer,
+    choose_engine_config: Callable[[Config], Config],
+) -> JobSetup:
+    from mlxrun.batch.job_run import JobSetup
     from mlxrun.engine.client import EngineClient
     from mlxrun.model.doctor import describe_device
 
-    formats = detect_formats(model_info.chat_template, model_info.tokenizer, config.parsers)
-    preparer = LinePreparer(model_info, config, folder, formats=formats)
-
     async def start() -> EngineClient:
-        return await EngineClient.start(choose_engine_config(config, cache), model_info)
+        return await EngineClient.start(choose_engine_config(config), model_info)
 
-    return JobSetup(config, loaded.digest, model_info, preparer, start, describe_device)
+    return JobSetup(config, digest, model_info, preparer, start, describe_device)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mlxrun.cli.options import add_config_options, load_command_config, parse_field
+from mlxrun.cli.options import add_config_options, load_command_config, parse_field, say
 from mlxrun.errors import JobError
 from mlxrun.scoring.eval_spec import MATCHES
 
@@ -93,7 +93,7 @@ def command(
     runs = open_runs(run)
     for each in runs:
         if not each.paths.journal.exists():
-            _say(f"warning: {each.paths.journal} is missing: whether records were edited cannot be seen")
+            say(f"warning: {each.paths.journal} is missing: whether records were edited cannot be seen")
     if judge is not None:
         import asyncio
 
@@ -126,7 +126,7 @@ async def _judge_runs(runs: list[RunFolder], judge: Judge, loaded: LoadedConfig)
     for each in runs:
         folder = each.paths.folder / JUDGE
         setup = make_command_setup(loaded, folder, folder / "job.out.jsonl.run" / "cache")
-        found.append(_report(each, await run_judge(each.paths, judge, setup, StopSignals(_say), _say)))
+        found.append(_report(each, await run_judge(each.paths, judge, setup, StopSignals(say), say)))
     return max(found)
 
 
@@ -149,7 +149,3 @@ def _report(run: RunFolder, scores: Scores) -> int:
     if unscored:
         click.echo(f"{pluralize(unscored, 'answer')} could not be scored; `note` in {run.paths.out} says why")
     return 1 if unscored else 0
-
-
-def _say(text: str) -> None:
-    click.echo(text, err=True)

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from mlxrun.cli.options import list_first, say
 from mlxrun.cli.run_setup import (
     MODEL_HELP,
-    SHOWN,
     make_run_setup,
     report_machine,
     report_problems,
@@ -89,7 +89,7 @@ def _verify(run: RunFolder, sample: int | None, seed: int, model: str | None, st
         return True
     setup = make_run_setup(run, model, make_serial_config)
     click.echo(f"{run.name}: the model's files and its settings are those of the run")
-    found = asyncio.run(run_lines_again(run, numbers, setup, _say))
+    found = asyncio.run(run_lines_again(run, numbers, setup, say))
     click.echo(
         f"{run.name}: {pluralize(found.compared, 'line')} of {run.total} run again, alone and without a "
         f"cache: {found.compared - len(found.differing)} equal, {len(found.differing)} different"
@@ -99,10 +99,8 @@ def _verify(run: RunFolder, sample: int | None, seed: int, model: str | None, st
 
 def _report_lines(run: RunFolder, found: RunComparison, is_elsewhere: bool, strict: bool) -> bool:
     """Print the lines that came out differently; whether that is all right."""
-    for line in found.differing[:SHOWN]:
-        click.echo(f"{run.name}: line {line}")
-    if len(found.differing) > SHOWN:
-        click.echo(f"... and {len(found.differing) - SHOWN} more")
+    for line in list_first([f"{run.name}: line {line}" for line in found.differing]):
+        click.echo(line)
     if not found.differing:
         return True
     if not run.manifest["config"]["engine"]["reproducible"]:
@@ -114,7 +112,3 @@ def _report_lines(run: RunFolder, found: RunComparison, is_elsewhere: bool, stri
     if is_elsewhere:
         click.echo(f"{run.name}: this machine differs from that of the run (above), which may be the reason")
     return False
-
-
-def _say(text: str) -> None:
-    click.echo(text, err=True)

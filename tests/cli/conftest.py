@@ -23,8 +23,9 @@ def fake_engine(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
             raise ModelLoadError("model.path: broken")
         return FakeClient(FakeModelInfo())
 
+    # The engine first: a module that is imported for it keeps the real function.
+    monkeypatch.setattr("mlxrun.engine.client.EngineClient.start", start)
     monkeypatch.setattr(
         "mlxrun.model.model_info.load_model_info", lambda settings, weights=False: FakeModelInfo(vision=True)
     )
-    monkeypatch.setattr("mlxrun.engine.client.EngineClient.start", start)
     return started

@@ -90,10 +90,10 @@ def test_exit_codes(tmp_path: Path, fake_engine: list[Config], capsys: pytest.Ca
 def test_the_job_file_is_looked_at_before_the_model(
     tmp_path: Path, flags: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise AssertionError("the config or the model was loaded")
 
-    monkeypatch.setattr(batch, "_load_preparer", fail)
+    monkeypatch.setattr("mlxrun.model.model_info.load_model_info", fail)
     monkeypatch.setattr(batch, "load_command_config", fail)
     (tmp_path / "empty.jsonl").write_text("\n")
     for name, says in (("typo.jsonl", "cannot read the job file: No such"), ("empty.jsonl", "has no lines")):

@@ -43,8 +43,9 @@ def fake_engine(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
             raise ModelLoadError("the weights are damaged")
         return FakeClient(FakeModelInfo())
 
-    monkeypatch.setattr("mlxrun.model.model_info.load_model_info", lambda settings, weights=False: Info())
+    # The engine first: a module that is imported for it keeps the real function.
     monkeypatch.setattr("mlxrun.engine.client.EngineClient.start", start)
+    monkeypatch.setattr("mlxrun.model.model_info.load_model_info", lambda settings, weights=False: Info())
     monkeypatch.setattr("mlxrun.model.doctor.describe_device", lambda: {"name": "fake"})
     return started
 

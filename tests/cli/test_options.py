@@ -9,7 +9,13 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from mlxrun.cli.options import add_config_options, add_json_option, load_command_config, make_repeat_option
+from mlxrun.cli.options import (
+    add_config_options,
+    add_json_option,
+    list_first,
+    load_command_config,
+    make_repeat_option,
+)
 from mlxrun.errors import ConfigError
 
 
@@ -58,3 +64,10 @@ def test_what_only_a_run_could_refuse_is_found_here() -> None:
     parsers, template = sorted(str(caught.value).splitlines(), reverse=True)
     assert parsers.startswith("--set parsers.tools: ") and "nonsense" in parsers
     assert template.startswith("--set model.chat_template: ") and "t.jinja:1: " in template
+
+
+@pytest.mark.parametrize(
+    ("count", "shown"), [(0, []), (3, ["0", "1", "2"]), (5, ["0", "1", "2", "... and 2 more"])]
+)
+def test_of_a_long_list_the_others_are_counted(count: int, shown: list[str]) -> None:
+    assert list(list_first(range(count), 3)) == shown
