@@ -13,7 +13,7 @@ from benchmarks.reproduce.benchmark import CONDITIONS
 from benchmarks.reproduce.models import FAMILIES as REPRODUCE_FAMILIES
 from mlxrun.cli.bench_options import add_measure_options, write_report
 from mlxrun.cli.main import main
-from mlxrun.cli.options import add_json_option, load_command_config, make_repeat_option
+from mlxrun.cli.options import add_json_option, load_command_config, make_repeat_option, say
 
 FAMILIES = ("plain", "windowed", "hybrid", "vision")
 
@@ -76,7 +76,7 @@ def cache(
     if unknown:
         raise click.UsageError(f"--family {unknown[0]}: --model {model} is {', '.join(has)}")
     plan = CachePlan(model, families or has, scenarios or SCENARIOS, config, **options)
-    report = run_cache_bench(plan, lambda line: print(line, file=sys.stderr))
+    report = run_cache_bench(plan, say)
     return write_report(report, json_path, print_cache_report)
 
 
@@ -90,15 +90,13 @@ def masks(
     Each prompt has 32 tokens and each answer 256 sampled tokens.
     """
     config = load_command_config(config_path, sets).config
+    from benchmarks.measure_plan import MeasurePlan
     from benchmarks.structured_output import (
-        StructuredOutputPlan,
         print_structured_output_report,
         run_structured_output_bench,
     )
 
-    report = run_structured_output_bench(
-        StructuredOutputPlan(model, config, **options), lambda line: print(line, file=sys.stderr)
-    )
+    report = run_structured_output_bench(MeasurePlan(model, config, **options), say)
     return write_report(report, json_path, print_structured_output_report)
 
 
@@ -112,15 +110,13 @@ def scoring(
     The peer's method is measured on 50 of them. `--scale` is of the number of items.
     """
     config = load_command_config(config_path, sets).config
+    from benchmarks.measure_plan import MeasurePlan
     from benchmarks.prompt_scoring import (
-        PromptScoringPlan,
         print_prompt_scoring_report,
         run_prompt_scoring_bench,
     )
 
-    report = run_prompt_scoring_bench(
-        PromptScoringPlan(model, config, **options), lambda line: print(line, file=sys.stderr)
-    )
+    report = run_prompt_scoring_bench(MeasurePlan(model, config, **options), say)
     return write_report(report, json_path, print_prompt_scoring_report)
 
 
@@ -173,7 +169,7 @@ def reproduce(
     from benchmarks.reproduce.report import print_reproduce_report
 
     plan = ReproducePlan(families or REPRODUCE_FAMILIES, lines, local, conditions or CONDITIONS)
-    report = run_reproduce_bench(plan, lambda line: print(line, file=sys.stderr, flush=True))
+    report = run_reproduce_bench(plan, say)
     write_report(report, json_path, print_reproduce_report)
     return 0 if is_reproducible(report) else 1
 
@@ -208,7 +204,7 @@ def parsers(parsers: tuple[str, ...], length: int, repeat: int, json_path: Path 
     if unknown:
         raise click.UsageError(f"--parser {unknown[0]}: there are {', '.join(known)}")
     plan = ParsersPlan(parsers, length, repeat)
-    report = run_parsers_bench(plan, lambda line: print(line, file=sys.stderr))
+    report = run_parsers_bench(plan, say)
     return write_report(report, json_path, print_parsers_report)
 
 

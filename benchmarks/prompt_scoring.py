@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from mlxrun import __version__
+from benchmarks.measure_plan import MeasurePlan
 from mlxrun.bench.models import open_model
 from mlxrun.bench.report import build_notes, make_console, make_table
 from mlxrun.config.settings import Config
@@ -26,22 +26,10 @@ if TYPE_CHECKING:
 
     from mlxrun.engine.engine import Engine
 
-FORMAT = 1
 ITEMS, PEER_ITEMS, CHOICES = 1000, 50, 4
 CONTEXT, QUESTION, ANSWER = 1000, (30, 70), (1, 8)  # tokens; ranges of random lengths
 STEP = 2048  # tokens of a forward, as in mlx_lm.evaluate
 MAX_QUEUE = 100_000
-
-
-@dataclass(frozen=True, slots=True)
-class PromptScoringPlan:
-    """What to measure. `scale`: of the number of items."""
-
-    model: str
-    config: Config
-    scale: float = 1.0
-    repeat: int = 3
-    seed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +69,9 @@ def make_items(count: int, vocab: int, seed: int) -> list[ChoiceItem]:
     ]
 
 
-def run_prompt_scoring_bench(plan: PromptScoringPlan, say: Callable[[str], None]) -> dict[str, Any]:
+def run_prompt_scoring_bench(plan: MeasurePlan, say: Callable[[str], None]) -> dict[str, Any]:
     """Measure both sides in turn; return the report, as `--json` writes it."""
-    from mlxrun.model.doctor import describe_device
     from mlxrun.model.machine.device import resolve_config
-    from mlxrun.model.machine.versions import list_library_versions
 
     config = resolve_config(plan.config)
     config = replace(config, scheduler=replace(config.scheduler, max_queue=MAX_QUEUE))
@@ -94,14 +80,7 @@ def run_prompt_scoring_bench(plan: PromptScoringPlan, say: Callable[[str], None]
         config = replace(config, model=replace(config.model, path=str(model.folder)))
         items = make_items(count, model.vocab, plan.seed)
         sides = _measure_sides(config, items, peer_count, plan.repeat, say)
-    return {
-        "format": FORMAT,
-        "versions": {"mlxrun": __version__} | list_library_versions(),
-        "device": describe_device(),
-        "model": {"name": model.name, "dtype": model.dtype, "vocab": model.vocab},
-        "settings": {"scale": plan.scale, "repeat": plan.repeat, "seed": plan.seed},
-        "workloads": {"prompt-scoring": sides},
-    }
+    return plan.build_report(model, {"prompt-scoring": sides})
 
 
 def _measure_sides(

@@ -11,11 +11,11 @@ import json
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlxrun import __version__
+from benchmarks.measure_plan import MeasurePlan
 from mlxrun.bench.engine.benchmark import BenchMeter, SideRuns, measure_workload
 from mlxrun.bench.engine.measurement import RequestOutput, compute_medians
 from mlxrun.bench.engine.mlxrun_contender import MlxrunContender
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     from mlxrun.engine.engine import Engine
 
-FORMAT = 1
 ROWS = 16
 PROMPT, OUTPUT = 32, 256  # tokens
 SCHEMAS, FREE = "schemas", "free"  # the sides
@@ -43,17 +42,6 @@ _FIELDS: tuple[dict[str, Any], ...] = (
     {"type": "string", "pattern": "^[A-Z]{2}-[0-9]{1,6}$"},
     {"anyOf": [{"type": "null"}, {"type": "string", "format": "date"}]},
 )
-
-
-@dataclass(frozen=True, slots=True)
-class StructuredOutputPlan:
-    """What to measure."""
-
-    model: str
-    config: Config
-    scale: float = 1.0
-    repeat: int = 3
-    seed: int = 0
 
 
 class GrammarContender:
@@ -101,12 +89,10 @@ def make_workload(scale: float, vocab: int, seed: int) -> Workload:
     return Workload("structured-output", tuple(jobs))
 
 
-def run_structured_output_bench(plan: StructuredOutputPlan, say: Callable[[str], None]) -> dict[str, Any]:
+def run_structured_output_bench(plan: MeasurePlan, say: Callable[[str], None]) -> dict[str, Any]:
     """Measure both sides in turn; return the report, as `--json` writes it."""
-    from mlxrun.model.doctor import describe_device
     from mlxrun.model.machine import memory_meter as counters
     from mlxrun.model.machine.device import resolve_config
-    from mlxrun.model.machine.versions import list_library_versions
 
     config = resolve_config(plan.config)
     config = replace(config, cache=replace(config.cache, backend="none"))
@@ -117,14 +103,7 @@ def run_structured_output_bench(plan: StructuredOutputPlan, say: Callable[[str],
         work = make_workload(plan.scale, min(model.vocab, 256), plan.seed)
         openers = {side: _make_loader(side, model, config, work) for side in (FREE, SCHEMAS)}
         sides = measure_workload(work, openers, plan.repeat, meter, say)
-    return {
-        "format": FORMAT,
-        "versions": {"mlxrun": __version__} | list_library_versions(),
-        "device": describe_device(),
-        "model": {"name": model.name, "dtype": model.dtype, "vocab": model.vocab},
-        "settings": {"scale": plan.scale, "repeat": plan.repeat, "seed": plan.seed},
-        "workloads": {work.name: summarise(work, sides)},
-    }
+    return plan.build_report(model, {work.name: summarise(work, sides)})
 
 
 def _make_loader(
