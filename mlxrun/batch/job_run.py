@@ -203,9 +203,15 @@ class JobRun:
         """Start the engine and run the lines that are left."""
         setup, meter = self.setup, self._meter
         client: EngineClient | None = None
+
+        async def start() -> EngineClient:  # it is known at once, also if a signal comes with it
+            nonlocal client
+            client = await setup.start()
+            return client
+
         try:
             self._status.set_state("loading")
-            client = await self.stop.run(setup.start())
+            client = await self.stop.run(start())
             meter.counters = client.read_cache_counters
             answerer = LineAnswerer(
                 client, setup.preparer, setup.config, meter, self._answers, setup.shared_engine

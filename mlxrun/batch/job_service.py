@@ -28,6 +28,7 @@ from mlxrun.batch.run_paths import JobPaths
 from mlxrun.batch.stop_signals import Interrupted, StopSignals
 from mlxrun.config.settings import Config
 from mlxrun.errors import JobError
+from mlxrun.text.workers import wait_until_done
 
 if TYPE_CHECKING:
     from mlxrun.api.anthropic.file_sources import ReadFile
@@ -169,8 +170,9 @@ class JobService:
             await asyncio.shield(task)
         except asyncio.CancelledError:
             stop.request()
+            await wait_until_done(task)
             with suppress(Interrupted):
-                await task
+                task.result()
             raise
         return await asyncio.to_thread(_read_counts, paths.manifest)
 

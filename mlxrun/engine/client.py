@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -203,7 +204,7 @@ class EngineClient:
     # -- called on the loop, by the thread ----------------------------------------------------------------
 
     def _call_on_loop(self, function: Callable[..., None], *args: object) -> None:
-        if not self._loop.is_closed():
+        with suppress(RuntimeError):  # the loop is closed, maybe since just now: nobody waits any more
             self._loop.call_soon_threadsafe(function, *args)
 
     def _on_ready(self, engine: Engine) -> None:

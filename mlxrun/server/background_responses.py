@@ -89,8 +89,10 @@ class BackgroundResponse:
 async def _wait_for_start(task: asyncio.Task[None], run: RunningResponse) -> None:
     """Wait until the engine has begun with it, the task has ended, or some time has passed."""
     started = asyncio.ensure_future(run.live.started.wait())
-    await asyncio.wait({task, started}, timeout=START_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-    started.cancel()
+    try:
+        await asyncio.wait({task, started}, timeout=START_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        started.cancel()
 
 
 async def cancel_background_responses(app: web.Application) -> None:

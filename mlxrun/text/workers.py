@@ -1,4 +1,4 @@
-"""Runs slow work on prompts on worker threads of its own, so that short requests do not wait behind it.
+"""Runs slow work on worker threads of its own, so that short requests do not wait behind it.
 
 Each kind of work has a lane with few threads. What nobody waits for any more is abandoned: work that has not
 begun is dropped, and work that asks `check_abandoned` ends there.
@@ -12,7 +12,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from functools import cached_property, partial
 from typing import Any, ParamSpec, TypeVar
 
@@ -100,8 +100,15 @@ class Lane:
             job.abandon()
             if not future.cancel():
                 result.add_done_callback(_ignore_error)
-                await asyncio.wait((result,))
+                await wait_until_done(result)
             raise
+
+
+async def wait_until_done(future: asyncio.Future[Any]) -> None:
+    """Wait for what must not be left alone, however often this is cancelled meanwhile."""
+    while not future.done():
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait((future,))
 
 
 def _ignore_error(result: asyncio.Future[Any]) -> None:
@@ -113,6 +120,7 @@ def _ignore_error(result: asyncio.Future[Any]) -> None:
 LONG_TEXTS = Lane("long-texts", max(1, min(4, _CPUS // 2)))
 HUGE_TEXTS = Lane("huge-texts", max(1, min(4, _CPUS // 4)))
 IMAGES = Lane("images", max(1, min(8, _CPUS // 2)))
+PDFS = Lane("pdfs", 2)  # of which each may take 2 GB, see pdf_process.py
 
 
 async def run_on_text(size: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mlxrun.batch.job_run import JobOptions, JobRun
+from mlxrun.batch.stop_signals import Interrupted, StopSignals
 from mlxrun.errors import JobError
 from tests.helpers.batch_fakes import (
     MIXED,
     Bench,
+    FakeClient,
     by_id,
     chat,
     chats,
@@ -195,3 +199,17 @@ async def test_a_job_file_that_is_none(tmp_path: Path, name: str, text: str) -> 
     (tmp_path / "empty.jsonl").write_text("\n \n")
     with pytest.raises(JobError, match=text):
         await Bench(tmp_path / name).run()
+
+
+async def test_an_engine_that_starts_when_the_signal_comes_is_closed(tmp_path: Path) -> None:
+    bench = Bench(write_job(tmp_path, chats(2)))
+    stop = StopSignals(bench.said.append, owns_process=False)
+
+    async def start() -> FakeClient:
+        stop.request()
+        return bench.client
+
+    setup = replace(bench.make_setup(), start=start)
+    with pytest.raises(Interrupted):
+        await JobRun(bench.paths, setup, JobOptions(), bench.said.append, stop).run()
+    assert bench.client.closed and not bench.ran

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -14,8 +15,10 @@ from mlxrun.batch.job_file import JobLine
 from mlxrun.batch.job_service import PREPARED_AT_ONCE, JobCounts, JobService
 from mlxrun.batch.line_keys import LineKeys
 from mlxrun.batch.output_records import BatchStamp
+from mlxrun.batch.output_writer import OutputWriter
 from mlxrun.batch.partial_answers import parse_records
 from mlxrun.batch.run_paths import JobPaths
+from mlxrun.batch.stop_signals import Interrupted
 from mlxrun.config.settings import Config, SamplingSettings, ServerSettings
 from mlxrun.errors import JobError
 from tests.helpers.batch_fakes import (
@@ -286,6 +289,39 @@ async def test_a_cancelled_check_closes_the_file(
         await asyncio.sleep(0)
     task.cancel()
     await asyncio.wait((task,))
-    async with asyncio.timeout(10):
-        while not all(file.closed for file in opened):
+    assert all(file.closed for file in opened)
+
+
+async def test_cancelling_again_does_not_cut_the_end_of_a_run_short(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client cancels a batch twice, or the server stops meanwhile: the files are complete all the same."""
+    job = write_job(tmp_path, chats(8))
+    client, ending, free = FakeClient(FakeModelInfo(), 3600.0), threading.Event(), threading.Event()
+    real = OutputWriter.close
+
+    def close(writer: OutputWriter) -> None:
+        ending.set()
+        assert free.wait(60)
+        real(writer)
+
+    monkeypatch.setattr(OutputWriter, "close", close)
+    task = asyncio.create_task(service(client).run(job, lambda counts: None))
+    async with asyncio.timeout(60):
+        while not client.busy:
             await asyncio.sleep(0.001)
+        task.cancel()
+        while not ending.is_set():
+            await asyncio.sleep(0.001)
+    for _ in range(3):
+        task.cancel()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not task.done()
+    free.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    paths = JobPaths(job)
+    assert json.loads(paths.status.read_bytes())["state"] == "interrupted"
+    manifest = json.loads(paths.manifest.read_bytes())
+    assert [run["exit"] for run in manifest["runs"]] == [Interrupted.exit_code]

@@ -12,16 +12,17 @@ from mlxrun.text.workers import Abandoned, Lane, LaneJob, check_abandoned, end_b
 
 
 async def test_a_lane_runs_few_at_once() -> None:
-    running, most, gate = 0, 0, threading.Lock()
+    running, most, gate, pair = 0, 0, threading.Lock(), threading.Barrier(2)
 
     def work(number: int) -> int:
         nonlocal running, most
         with gate:
             running += 1
             most = max(most, running)
-        threading.Event().wait(0.005)
+        pair.wait(60)  # for another one, so that two have to run at once
         with gate:
             running -= 1
+        pair.wait(60)
         return number
 
     lane = Lane("test", 2)
@@ -34,7 +35,7 @@ async def test_what_waits_is_dropped_with_its_caller() -> None:
 
     def work(number: int) -> None:
         begun.append(number)
-        free.wait(10)
+        free.wait(60)
 
     first = asyncio.create_task(lane.run(work, 1))
     while not begun:
@@ -64,7 +65,7 @@ async def test_what_runs_ends_where_it_asks() -> None:
             raise
 
     task = asyncio.create_task(lane.run(work))
-    await asyncio.to_thread(begun.wait, 10)
+    await asyncio.to_thread(begun.wait, 60)
     assert not ended.is_set()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -73,16 +74,36 @@ async def test_what_runs_ends_where_it_asks() -> None:
     assert await lane.run(lambda: check_abandoned() or 5) == 5
 
 
+async def test_a_caller_that_is_cancelled_again_waits_still() -> None:
+    """What the thread uses must not be released before it has ended."""
+    lane, begun, free = Lane("test", 1), threading.Event(), threading.Event()
+
+    def work() -> None:
+        begun.set()
+        free.wait(60)
+
+    task = asyncio.create_task(lane.run(work))
+    await asyncio.to_thread(begun.wait, 60)
+    for _ in range(5):
+        task.cancel()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not task.done()
+    free.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
 async def test_what_waits_for_something_else_is_ended_by_a_call() -> None:
     lane, begun, end = Lane("test", 1), threading.Event(), threading.Event()
 
     def work() -> None:
         with end_by(end.set):
             begun.set()
-            end.wait(10)
+            end.wait(60)
 
     await_end = asyncio.create_task(lane.run(work))
-    await asyncio.to_thread(begun.wait, 10)
+    await asyncio.to_thread(begun.wait, 60)
     await_end.cancel()
     with pytest.raises(asyncio.CancelledError):
         await await_end

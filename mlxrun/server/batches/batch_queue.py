@@ -25,10 +25,14 @@ from mlxrun.server.batches.durable_files import StorageError
 from mlxrun.server.batches.file_reader import make_file_reader
 from mlxrun.server.batches.results import publish_files
 from mlxrun.server.batches.storage import Storage
+from mlxrun.text.workers import Lane
 
 log = logging.getLogger(__name__)
 RETRY_SECONDS = 30.0  # before a batch whose files cannot be written is tried again
 EXPIRY_SECONDS = 60.0  # between two removals of files that have expired
+# A lane, as a task that is cancelled may end only when its thread has left the files alone: the storage is
+# unlocked after it, or another task changes the same batch.
+WRITERS = Lane("batches", 4)
 
 
 class InvalidState(RequestError):
@@ -60,12 +64,12 @@ class BatchQueue:
 
         Each request calls it, since a folder that another process had locked may be free by then.
         """
-        if self._closed:
-            raise Draining("the server is shutting down: try again soon")
         async with self._opening:
+            if self._closed:
+                raise Draining("the server is shutting down: try again soon")
             if not self._open:
-                await asyncio.to_thread(self.storage.open)
-                self._batches = await asyncio.to_thread(self.storage.batches.load)
+                await WRITERS.run(self.storage.open)
+                self._batches = await WRITERS.run(self.storage.batches.load)
                 self._open = True
                 self._expiry = asyncio.create_task(self._remove_expired_files())
                 self._start_tasks()
@@ -82,13 +86,14 @@ class BatchQueue:
     async def close(self) -> None:
         """Stop the running batch, keep what it has finished, and unlock the storage."""
         self._closed, self._service = True, None
+        async with self._opening:  # what a request has begun to open is to be closed too
+            pass
         tasks = [*self._tasks.values(), *((self._expiry,) if self._expiry is not None else ())]
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
-        async with self._opening:
-            await asyncio.to_thread(self.storage.close)
+        await WRITERS.run(self.storage.close)
 
     def find(self, batch_id: str) -> Batch | None:
         return self._batches.get(batch_id)
@@ -106,8 +111,8 @@ class BatchQueue:
 
     async def add(self, batch: Batch, content: Path) -> None:
         """Add a new batch; its input file, `content`, may be deleted from then on."""
-        await asyncio.to_thread(self.storage.batches.create, batch, content)
-        await asyncio.to_thread(self.storage.measure_batches)
+        await WRITERS.run(self.storage.batches.create, batch, content)
+        await WRITERS.run(self.storage.measure_batches)
         self._batches[batch.id] = batch
         self._start_tasks()
 
@@ -132,16 +137,16 @@ class BatchQueue:
         if batch.id in self._tasks:
             await asyncio.wait((self._tasks[batch.id],))  # which still removes its job
         if batch.is_message_batch and batch.output_file_id is not None:
-            await asyncio.to_thread(self.storage.delete, batch.output_file_id)
-        await asyncio.to_thread(self.storage.batches.delete, batch)
+            await WRITERS.run(self.storage.delete, batch.output_file_id)
+        await WRITERS.run(self.storage.batches.delete, batch)
         self._batches.pop(batch.id, None)
-        await asyncio.to_thread(self.storage.measure_batches)
+        await WRITERS.run(self.storage.measure_batches)
 
     async def _remove_expired_files(self) -> None:
         while True:
             await asyncio.sleep(EXPIRY_SECONDS)
             try:
-                await asyncio.to_thread(self.storage.remove_expired)
+                await WRITERS.run(self.storage.remove_expired)
             except StorageError as error:
                 log.warning("files that have expired cannot be removed: %s", error)
 
@@ -235,7 +240,7 @@ class BatchQueue:
                 await self._save(batch)
         elif JobPaths(self.storage.batches.find_job(batch)).manifest.exists():  # it was started
             batch.set_counts(await service.repair(self.storage.batches.find_job(batch), batch.stamp))
-        await asyncio.to_thread(publish_files, self.storage, batch, status)
+        await WRITERS.run(publish_files, self.storage, batch, status)
         setattr(batch, f"{status}_at", self.storage.get_time())
         batch.status = status
         log.info("%s: %s: %s", batch.id, status, batch.format_counts())
@@ -247,18 +252,18 @@ class BatchQueue:
         problem = LineProblem("internal_error", describe_error(error))
         batch.fail([problem], self.storage.get_time())
         try:
-            await asyncio.to_thread(publish_files, self.storage, batch, "failed")
+            await WRITERS.run(publish_files, self.storage, batch, "failed")
             await self._save(batch)
             await self._remove_job(batch)
         except (JobError, StorageError, OSError) as second:
             log.warning("%s: %s", batch.id, second)
 
     async def _remove_job(self, batch: Batch) -> None:
-        await asyncio.to_thread(self.storage.batches.remove_job, batch)
-        await asyncio.to_thread(self.storage.measure_batches)
+        await WRITERS.run(self.storage.batches.remove_job, batch)
+        await WRITERS.run(self.storage.measure_batches)
 
     async def _save(self, batch: Batch) -> None:
-        await asyncio.to_thread(self.storage.batches.save, batch)
+        await WRITERS.run(self.storage.batches.save, batch)
 
 
 BATCH_QUEUE = web.AppKey("batch_queue", BatchQueue)

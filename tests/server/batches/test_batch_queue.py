@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mlxrun.errors import Draining
 from mlxrun.scheduler.request import Request
 from mlxrun.server.batches import batch_queue
+from mlxrun.server.batches.batch_queue import BatchQueue
 from mlxrun.server.batches.durable_files import StorageError
+from mlxrun.server.batches.storage import Storage
 from tests.helpers.batch_fakes import FakeClient, chat, chats, make_config
 from tests.helpers.batches_server import RunningServer, ServerSetup
 from tests.helpers.tokenizers import FakeModelInfo
@@ -230,3 +234,64 @@ async def test_expired_files_are_removed_while_the_server_runs(
             while list((place.root / "files").iterdir()):
                 await asyncio.sleep(0.01)
     assert "the disk is away" in caplog.text
+
+
+@pytest.mark.parametrize("what", ["open", "load"])
+async def test_a_client_that_vanishes_while_the_storage_is_opened(
+    place: ServerSetup, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """Nobody opens it beside the thread that still does, and a server that stops leaves it unlocked."""
+    storage = Storage(place.root, 1 << 20)
+    queue, begun, free, calls = BatchQueue(storage), threading.Event(), threading.Event(), list[int]()
+    owner, name = (storage, "open") if what == "open" else (storage.batches, "load")
+    real = getattr(owner, name)
+
+    def wait() -> Any:
+        calls.append(len(calls))
+        begun.set()
+        assert free.wait(60)
+        return real()
+
+    monkeypatch.setattr(owner, name, wait)
+    first = asyncio.create_task(queue.open())
+    await asyncio.to_thread(begun.wait, 60)
+    first.cancel()
+    second, closing = asyncio.create_task(queue.open()), asyncio.create_task(queue.close())
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert calls == [0] and not any(task.done() for task in (first, second, closing))
+    free.set()
+    await asyncio.wait((first, second, closing))
+    assert first.cancelled() and closing.exception() is None
+    assert isinstance(second.exception(), Draining)
+    other = Storage(place.root, 1 << 20)
+    other.open()
+    other.close()
+
+
+async def test_a_batch_that_stops_leaves_its_files_alone_first(
+    place: ServerSetup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder is unlocked for another server when no thread writes in it any more."""
+    begun, free, locked = threading.Event(), threading.Event(), list[bool]()
+    real = batch_queue.publish_files
+
+    def publish(storage: Storage, *more: Any) -> None:
+        begun.set()
+        assert free.wait(60)
+        locked.append(storage._lock is not None)
+        real(storage, *more)
+
+    monkeypatch.setattr(batch_queue, "publish_files", publish)
+    async with place.run() as site:
+        made = await site.create(await site.upload(chats(2)))
+        await asyncio.to_thread(begun.wait, 60)
+        closing = asyncio.create_task(site.queue.close())
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not closing.done()
+        free.set()
+        await closing
+    assert locked == [True]
+    async with place.run() as site:
+        assert (await site.wait_until_ended(made["id"]))["request_counts"]["completed"] == 2
