@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import re
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ from mlxrun.scheduler.request import ProcessedPrompt
 log = logging.getLogger(__name__)
 DEFAULT_CONTEXT = 32_768
 _CONTEXT_KEYS = ("max_position_embeddings", "max_seq_len", "max_sequence_length", "n_positions", "seq_length")
+_ASPECT_RATIO = re.compile(r"aspect ratio must be smaller than (?P<least>[\d.]+)(?:, got (?P<got>[\d.]+))?")
 _DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
@@ -58,7 +60,8 @@ class LoadedModelInfo:
                 made = prepare_inputs(self.processor, images=list(images), prompts=[text])
                 arrays = {key: np.array(value) for key, value in made.items() if value is not None}
             except (ValueError, TypeError, IndexError, KeyError) as error:
-                raise MediaError(f"the model's image processor refused the images: {error}") from error
+                reason = _explain_refusal(error)
+                raise MediaError(f"the model's image processor refused the images: {reason}") from error
         ids = tuple(int(i) for i in arrays.pop("input_ids").reshape(-1))
         arrays.pop("attention_mask", None)
         spans = self._find_spans(ids)
@@ -79,6 +82,16 @@ class LoadedModelInfo:
         token = next((self.config[key] for key in keys if isinstance(self.config.get(key), int)), None)
         edges = np.flatnonzero(np.diff([0, *(i == token for i in ids), 0])).tolist()
         return tuple(zip(edges[::2], edges[1::2], strict=True))
+
+
+def _explain_refusal(error: Exception) -> str:
+    """The text of an image processor's error; in our words where many processors have the same limit."""
+    found = _ASPECT_RATIO.search(str(error))
+    if found is None:
+        return str(error)
+    least, got = found["least"], found["got"]
+    size = f"{float(got):,.0f} times" if got else "too many times"
+    return f"a side of an image is {size} as long as the other; it must be less than {least} times"
 
 
 def compute_image_digest(image: Any, settings: bytes = b"") -> bytes:

@@ -50,6 +50,14 @@ def shorten(text: str, most: int = 160) -> str:
     return text if len(text) <= most else f"{text[: most - 12]}... ({len(text)})"
 
 
+def describe_foreign_error(error: Exception, most: int) -> str:
+    """What code that is not mlxrun's raised, for a client: at most so many characters of its text, which says
+    what it refuses. That of a MemoryError is about arrays."""
+    if isinstance(error, MemoryError):
+        return "there is not enough memory for it"
+    return shorten(str(error), most) or type(error).__name__
+
+
 def quote(value: Any) -> str:
     """A short quoted form of a value, also of one that is nested too deeply for repr."""
     return repr(shorten(value)) if isinstance(value, str) else get_json_type(value)

@@ -17,7 +17,7 @@ from mlxrun.errors import MediaError, MlxrunError
 from mlxrun.scheduler.request import ProcessedPrompt
 from mlxrun.text.boundaries import find_boundaries, map_to_expanded
 from mlxrun.text.continuation import render_continuation
-from mlxrun.text.field_errors import iterate_strings, reject, shorten
+from mlxrun.text.field_errors import describe_foreign_error, iterate_strings, reject
 from mlxrun.text.messages import Message
 from mlxrun.text.model_info import ModelInfo
 from mlxrun.text.template import ImageMarkers, get_image_markers, render_chat
@@ -112,7 +112,7 @@ def _process_images(model: ModelInfo, text: str, images: Sequence[Image]) -> Pro
         raise
     except Exception as exc:  # the model's own processor may raise anything
         logger.warning("image processor failed", exc_info=True)
-        reason = shorten(str(exc), 200) or type(exc).__name__
+        reason = describe_foreign_error(exc, 200)
         text = f"messages: the model's processor refuses the images: {reason}"
         raise MediaError(text, param="messages") from exc
 

@@ -20,7 +20,7 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 
 from mlxrun.errors import ModelLoadError, RequestError
-from mlxrun.text.field_errors import reject, reject_unsupported, shorten, suggest
+from mlxrun.text.field_errors import describe_foreign_error, reject, reject_unsupported, shorten, suggest
 from mlxrun.text.ignored_fields import log_ignored
 from mlxrun.text.messages import Message
 from mlxrun.text.model_info import ModelInfo
@@ -150,7 +150,7 @@ def render_chat(
             **arguments,
         )
     except Exception as exc:  # templates are foreign code and may raise anything
-        reason = shorten(str(exc), 300) or type(exc).__name__
+        reason = describe_foreign_error(exc, 300)
         raise RequestError(f"messages: the chat template refuses them: {reason}", param="messages") from exc
     return str(text)
 

@@ -14,9 +14,10 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
+from PIL import Image
 
 from mlxrun.config.settings import Config, ModelSettings
-from mlxrun.errors import ModelLoadError
+from mlxrun.errors import MediaError, ModelLoadError
 from mlxrun.model.loader import load_adapter
 from mlxrun.model.model_info import DEFAULT_CONTEXT, LoadedModelInfo, load_model_info
 from tests.helpers import engine_driver, text_models, vision_models
@@ -139,6 +140,13 @@ def test_a_processor_needs_no_template(folder: Folder) -> None:
     assert made.chat_template is None and made.processor.tokenizer is not made.tokenizer
     read = made.process(text, images)
     assert (read.ids, read.image_spans) == (wanted.ids, wanted.image_spans) and len(read.image_spans) == 1
+
+
+def test_an_image_of_extreme_sides(folder: Folder) -> None:
+    """The error is in our words: it goes to clients."""
+    text = vision_models.prompt("qwen3_vl", "what is ", None, "?")
+    with pytest.raises(MediaError, match="is 300 times as long as the other; it must be less than 200 times"):
+        host(folder("vision", "qwen3_vl")).process(text, [Image.new("RGB", (2, 600))])
 
 
 # -- numbers ----------------------------------------------------------------------------------------------

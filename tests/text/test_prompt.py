@@ -102,14 +102,22 @@ def test_half_surrogates_are_refused(value: Any) -> None:
         check_text(value, "x", get_image_markers(FakeModelInfo()))
 
 
-def test_a_failing_processor_fails_this_request_only() -> None:
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (AttributeError("no such size"), "refuses the images: no such size"),
+        (MemoryError("Unable to allocate 8 GiB for an array"), "images: there is not enough memory for it"),
+        (AttributeError(), "refuses the images: AttributeError"),
+    ],
+)
+def test_a_failing_processor_fails_this_request_only(error: Exception, says: str) -> None:
     """Whatever the model's processor raises is a MediaError."""
 
     class Failing(FakeModelInfo):
         def process(self, text: str, images: Any) -> Any:
-            raise AttributeError("no such size")
+            raise error
 
-    with pytest.raises(MediaError, match="no such size"):
+    with pytest.raises(MediaError, match=f"{says}$"):
         build_chat_prompt(
             Failing(vision=True), [{"role": "user", "content": [{"type": "image"}]}], [RED], None, {}
         )
