@@ -23,11 +23,19 @@ CHAT = "/v1/chat/completions"
 COMPLETION = "/v1/completions"
 RESPONSE = "/v1/responses"
 MESSAGE = "/v1/messages"
-URLS = (CHAT, COMPLETION, RESPONSE, MESSAGE)
+EMBEDDING = "/v1/embeddings"
+RERANK = "/v1/rerank"
+POOLED = (EMBEDDING, RERANK)  # whose lines get vectors in place of an answer
+URLS = (CHAT, COMPLETION, RESPONSE, MESSAGE, *POOLED)
 MAX_LINE = 1 << 28  # bytes; a file that is not JSONL must not be read into memory as one line
 _OPENAI_KEYS = ("custom_id", "method", "url", "body")
 _FULL = "custom_id, method, url and body"
-_INPUTS = {"prompt": COMPLETION, "messages": CHAT, "input": RESPONSE}  # of short lines without a url
+_INPUTS = {
+    "prompt": COMPLETION,
+    "messages": CHAT,
+    "input": RESPONSE,
+    "query": RERANK,
+}  # of short lines without a url
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,10 +218,10 @@ def _parse_short(number: int, value: dict[str, Any], only_url: str | None) -> Jo
 
 
 def _parse_openai(number: int, value: dict[str, Any], only_url: str | None) -> JobLine:
+    url = _check_url(value["url"], only_url) if "url" in value else None
     custom_id = _check_custom_id(value, "custom_id")
-    if "url" not in value:
+    if url is None:
         raise _LineError("url is missing", "url")
-    url = _check_url(value["url"], only_url)
     for key in value:
         if key not in _OPENAI_KEYS and key != "eval":
             raise _LineError(f"unknown key {key!r}; a line takes {_FULL}, and eval", key)

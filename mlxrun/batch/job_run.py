@@ -74,9 +74,12 @@ class JobSetup:
 
 @dataclass(frozen=True, slots=True)
 class JobOutcome:
-    """The result of a run that was not interrupted."""
+    """The result of a run that was not interrupted. `done` and `failed` are lines of the whole job, as are
+    the scores; the meter counts those up to `limit`."""
 
     exit_code: int
+    done: int
+    failed: int
     meter: ProgressMeter
     scores: Scores
 
@@ -168,7 +171,8 @@ class JobRun:
         except MlxrunError as error:
             await self._record_failure(error, index, manifest)
             raise
-        return JobOutcome(exit_code, meter, manifest.scores)
+        done, failed = index.state.count(DONE), index.state.count(FAILED)
+        return JobOutcome(exit_code, done, failed, meter, manifest.scores)
 
     def _start_anew(self) -> None:
         """Set aside what earlier runs wrote (`--fresh`)."""

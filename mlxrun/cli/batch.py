@@ -119,11 +119,15 @@ async def _run(loaded: LoadedConfig, paths: JobPaths, options: JobOptions, evals
     meter = outcome.meter
     reused = f", {meter.cached_share:.0%} of prompt tokens reused" if meter.reused else ""
     output = f": {paths.out}" if paths.out.exists() else ""  # created at the first answer
-    click.echo(f"{meter.format_done()} done{reused}{output}")
-    if meter.failed:
-        plain = meter.failed - outcome.scores.compute_total().failed  # the table has the others
+    has_more = outcome.done + outcome.failed > meter.done + meter.failed  # lines beyond --limit
+    done = f"{outcome.done} of {pluralize(meter.lines, 'line')}" if has_more else meter.format_done()
+    click.echo(f"{done} done{reused}{output}")
+    if has_more:
+        click.echo(f"{meter.format_done()} done, {meter.failed} failed (--limit)")
+    if outcome.failed:
+        plain = outcome.failed - outcome.scores.compute_total().failed  # the table has the others
         where = f" ({plain} without an `eval`)" if plain > 0 and outcome.scores.groups else ""
-        click.echo(f"{meter.failed} failed: {paths.errors}{where}")
+        click.echo(f"{outcome.failed} failed: {paths.errors}{where}")
         reasons = [f"{times} x {reason}" for reason, times in list_common_reasons(paths.errors)]
         for line in list_first(reasons, SHOWN_REASONS):
             say(f"  {line}")

@@ -96,6 +96,8 @@ def make(
     from mlxrun.batch.job_maker import ColumnChoice, JobMaker
     from mlxrun.batch.progress import pluralize
 
+    if not data.exists():
+        raise JobError(f"{data}: cannot be read: there is no such file")
     match, expected = options["match"], options["expected"]
     if expected is None and (options["group"] or match):
         raise click.UsageError("--match and --group need --expected; a template can have `eval` instead")

@@ -73,6 +73,7 @@ def test_both_forms() -> None:
         ({**GOOD, "method": "GET"}, 'method must be POST, not "GET"', "method"),
         ({**GOOD, "url": "/v1/embeddings"}, "url must be one of /v1/chat/completions, /v1/compl", "url"),
         ({"id": "a", "url": "/v1/embeddings", "input": "x"}, "url must be one of", "url"),
+        ({"id": "a", "url": "/v1/nothing", "body": {}}, "url must be one of", "url"),
         ({"url": "/v1/completions"}, NEEDED + "(none given)", None),
         ({"id": "a", "prompt": "x", "input": "y"}, NEEDED + "(prompt and input given)", None),
         ({**GOOD, "url": []}, "url must be one of", "url"),

@@ -110,6 +110,29 @@ def test_a_strict_failure_keeps_earlier_answers(tmp_path: Path, fake_engine: lis
     assert by_id(Bench(job).paths.out) == before
 
 
+def test_the_summary_of_a_limited_run_beyond_its_limit(
+    tmp_path: Path, fake_engine: list[Config], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The files and the table are of the whole job, and so are the counts beside them. The twin: where no
+    further line is finished, there is nothing to tell apart."""
+    job = write_job(tmp_path, [*chats(2), "bad", *chats(4)[2:], "bad"])
+    assert main(["batch", str(job), "--limit", "3"]) == 1
+    out = capsys.readouterr().out.splitlines()
+    files = f"{tmp_path}/job.out.jsonl", f"{tmp_path}/job.errors.jsonl"
+    assert out[-2:] == [
+        f"2 of the first 3 lines (the job has 6) done: {files[0]}",
+        f"1 failed: {files[1]} (1 without an `eval`)",
+    ]
+    assert main(["batch", str(job)]) == 1
+    capsys.readouterr()
+    assert main(["batch", str(job), "--limit", "3"]) == 1
+    assert capsys.readouterr().out.splitlines()[-3:] == [
+        f"4 of 6 lines done: {files[0]}",
+        "2 of the first 3 lines (the job has 6) done, 1 failed (--limit)",
+        f"2 failed: {files[1]} (2 without an `eval`)",
+    ]
+
+
 def test_dry_run(tmp_path: Path, fake_engine: list[Config], capsys: pytest.CaptureFixture[str]) -> None:
     """Counts lines, tokens and images, shows what would be refused; no engine, no file."""
     from PIL import Image

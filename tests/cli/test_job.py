@@ -90,6 +90,8 @@ def test_lines_on_standard_output(capfdbinary: pytest.CaptureFixture[bytes]) -> 
 def test_mistakes(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["job", "make", "c.csv", *arguments]) == 2
     assert says in capsys.readouterr().err
+    assert main(["job", "make", "none.csv", *arguments]) == 2
+    assert ("none.csv: cannot be read: there is no such file" in capsys.readouterr().err) != ("fuzzy" in says)
 
 
 @pytest.mark.usefixtures("table")
