@@ -13,7 +13,7 @@ from mlxrun.api.prepared import PreparedRequest
 from mlxrun.parsers.delta import Delta, Parser
 from mlxrun.scheduler.request import FinishReason, HitKind, TokenEvent, TokenLogprob
 from mlxrun.text.continuation import get_continuation_tail_ids, get_prompt_tail_ids
-from mlxrun.text.detokenize import Detokenizer, get_token_bytes
+from mlxrun.text.detokenize import Detokenizer, TokenBytes, get_token_bytes
 from mlxrun.text.model_info import ModelInfo
 from mlxrun.text.stops import StopMatcher
 
@@ -75,7 +75,7 @@ class Choice:
         self._finish: FinishReason | None = None
         self.prompt_logprobs: list[TokenLogprob | None] = []  # of the prompt's tokens from the second on
         wanted = (request.params.logprobs, request.params.prompt_logprobs)
-        self._bytes = None if wanted == (None, None) else get_token_bytes(backend)
+        self._token_bytes = None if wanted == (None, None) else get_token_bytes(backend)
         self._has_logprobs = request.params.logprobs is not None
         self._logprobs: list[tuple[int, TokenLogprob, int]] = []
 
@@ -157,15 +157,16 @@ class Choice:
         end = self._decoded + 1 if self._finish is not None and not self.stopped else self._released
         return [self._make_answer_token(*each) for each in self._logprobs[start:] if each[2] < end]
 
-    def get_token_bytes(self, token: int) -> bytes:
-        """The bytes of any token of the model, if logprobs were asked for."""
-        assert self._bytes is not None
-        return self._bytes(token)
+    @property
+    def token_bytes(self) -> TokenBytes:
+        """The bytes of the model's tokens, if logprobs were asked for."""
+        assert self._token_bytes is not None
+        return self._token_bytes
 
     def _make_answer_token(self, token: int, logprob: TokenLogprob, offset: int) -> AnswerToken:
-        top = tuple((self.get_token_bytes(i), p) for i, p in logprob.top)
+        top = tuple((self.token_bytes(i), p) for i, p in logprob.top)
         ids = tuple(i for i, _ in logprob.top)
-        return AnswerToken(self.get_token_bytes(token), logprob.logprob, top, offset, token, ids)
+        return AnswerToken(self.token_bytes(token), logprob.logprob, top, offset, token, ids)
 
     def _parse(self, decoded: str) -> list[Delta]:
         self._decoded += len(decoded)

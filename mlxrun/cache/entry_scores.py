@@ -11,12 +11,15 @@ import math
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from mlxrun.scheduler.request import TokenLogprob
 
 NAN = math.nan
 MAX_FOLLOWING = 256  # tokens after an entry whose logprobs are kept
+# As TokenLogprob._make, at a third of the time: long prompts have many.
+_make_score = partial(tuple.__new__, TokenLogprob)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -102,13 +105,11 @@ class ScoreBook:
 
     def read(self, start: int) -> list[TokenLogprob]:
         """The logprobs from `start` on, up to the first unknown one outside images."""
-        found: list[TokenLogprob] = []
-        for at in range(start, len(self._prompt)):
-            logprob = self._logprobs[at]
-            if math.isnan(logprob) and not any(first <= at < stop for first, stop in self._image_spans):
-                break
-            found.append(TokenLogprob(logprob, ((self._best_ids[at], self._best_logprobs[at]),)))
-        return found
+        unknown = (at for at, nan in enumerate(map(math.isnan, self._logprobs[start:]), start) if nan)
+        outside = (at for at in unknown if not any(a <= at < b for a, b in self._image_spans))
+        part = slice(start, next(outside, len(self._prompt)))
+        tops = zip(zip(self._best_ids[part], self._best_logprobs[part], strict=True), strict=True)
+        return list(map(_make_score, zip(self._logprobs[part], tops, strict=True)))
 
     def take(self, scores: EntryScores, matched: int) -> None:
         """Take in what an entry knows, whose tokens are those of the prompt up to position `matched`."""

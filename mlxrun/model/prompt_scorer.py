@@ -46,6 +46,8 @@ class RowScoring:
         """The tokens whose logprobs follow from a chunk [start, stop)."""
         positions = range(max(self.first, start + 1), min(stop + 1, len(self.prompt)))
         inside = [range(*span) for span in self.image_spans if span[0] <= stop and span[1] > start]
+        if not inside:
+            return list(positions)
         return [at for at in positions if not any(at in span for span in inside)]
 
 

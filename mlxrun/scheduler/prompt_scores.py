@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from mlxrun.scheduler.request import Request, TokenLogprob
@@ -34,15 +34,20 @@ class PromptScores:
         that is wanted has to be computed."""
         return tokens if self.complete else min(tokens, self.next_position - 1)
 
-    def add(self, start: int, logprobs: Iterable[TokenLogprob]) -> bool:
+    def add(self, start: int, logprobs: Sequence[TokenLogprob]) -> bool:
         """Take in logprobs of the tokens from `start` on; known ones are left out. Returns whether one was
         new."""
-        before, count = self.next_position, self.request.params.prompt_logprobs
-        for position, score in enumerate(logprobs, start):
-            if position == self.next_position and not self.complete:
-                self._unsent.append(TokenLogprob(score.logprob, score.top[:count]))
-                self.next_position += 1
-                self._skip_images()
+        before, count = self.next_position, self.request.params.prompt_logprobs or 0
+        while start <= self.next_position and not self.complete:
+            new = logprobs[self.next_position - start : self._find_stop() - start]
+            if not new:
+                break
+            self._unsent += [
+                score if len(score.top) <= count else TokenLogprob(score.logprob, score.top[:count])
+                for score in new
+            ]
+            self.next_position += len(new)
+            self._skip_images()
         return self.next_position > before
 
     def owns(self, start: int) -> bool:
@@ -53,6 +58,11 @@ class PromptScores:
         """The logprobs that no event has brought yet."""
         unsent, self._unsent = tuple(self._unsent), []
         return unsent
+
+    def _find_stop(self) -> int:
+        """Where the run of wanted tokens ends that begins at `next_position`: at an image, or the end."""
+        starts = (start for start, _ in self.request.image_spans if start > self.next_position)
+        return min(starts, default=len(self.request.prompt))
 
     def _skip_images(self) -> None:
         for start, stop in self.request.image_spans:

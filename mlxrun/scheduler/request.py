@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from mlxrun.errors import MlxrunError
 
@@ -134,8 +134,7 @@ class HitKind(enum.StrEnum):
     MISS = "miss"
 
 
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
+class TokenLogprob(NamedTuple):
     """Natural-log probabilities under the model's own distribution (before grammar, temperature, filters)."""
 
     logprob: float

@@ -97,8 +97,13 @@ class TokenBytes:
         self._byte_level = "ByteLevel" in kinds
         self._byte_fallback = "ByteFallback" in kinds
         self._space = next((s for s in map(_find_space_marker, steps) if s is not None), None)
+        self._known: dict[int, bytes] = {}  # of the tokens that were asked for
 
     def __call__(self, token: int) -> bytes:
+        known = self._known.get(token)
+        return self._known.setdefault(token, self._find(token)) if known is None else known
+
+    def _find(self, token: int) -> bytes:
         if token in self._added:
             return self._added[token].encode()
         text: str | None = self._backend.id_to_token(token)

@@ -135,6 +135,8 @@ def build_raw_prompt(model: ModelInfo, prompt: str | Sequence[int], param: str) 
 def check_token_ids(model: ModelInfo, ids: Sequence[int], param: str) -> None:
     """Refuses ids outside the vocabulary, and those that stand for images."""
     size, media = len(model.tokenizer), set(get_image_markers(model).reserved.values())
+    if ids and min(ids) >= 0 and max(ids) < size and media.isdisjoint(ids):
+        return
     for i, token in enumerate(ids):
         if not 0 <= token < size:
             reject(f"{param}[{i}]", f"{token} is not a token id; the vocabulary has {size} tokens")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mlxrun.text.detokenize import Detokenizer
+from mlxrun.text.detokenize import Detokenizer, TokenBytes, get_token_bytes
 from mlxrun.text.model_info import ModelInfo
 
 
@@ -27,6 +27,9 @@ def find_text_offsets(model: ModelInfo, text: str, ids: Sequence[int]) -> tuple[
 def find_id_offsets(model: ModelInfo, text: str, ids: Sequence[int]) -> tuple[int, ...]:
     """The offsets of tokens in the text that they are decoded to, special tokens included."""
     backend = model.tokenizer.backend_tokenizer
+    counted = _count_characters(get_token_bytes(backend), text, ids)
+    if counted is not None:
+        return counted
     added = backend.get_added_tokens_decoder().values()
     detokenizer = Detokenizer(backend, frozenset(token.content for token in added))
     offsets, end = [], 0
@@ -34,3 +37,21 @@ def find_id_offsets(model: ModelInfo, text: str, ids: Sequence[int]) -> tuple[in
         offsets.append(min(end, len(text)))
         end += len(detokenizer.feed((token,)))
     return tuple(offsets)
+
+
+def _count_characters(to_bytes: TokenBytes, text: str, ids: Sequence[int]) -> tuple[int, ...] | None:
+    """The offsets by the bytes of each token, in a tenth of the time; None if these bytes are not the text,
+    or are no valid text, so that only decoding tells what a token adds."""
+    if "\ufffd" in text:
+        return None
+    offsets, end, pending, texts = [], 0, b"", []
+    for token in ids:
+        offsets.append(end)
+        try:
+            part = (pending + to_bytes(token)).decode()
+        except UnicodeDecodeError:  # a character is not complete
+            pending += to_bytes(token)
+            continue
+        texts.append(part)
+        end, pending = end + len(part), b""
+    return tuple(offsets) if not pending and "".join(texts) == text else None

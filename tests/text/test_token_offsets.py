@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mlxrun.text import token_offsets
+from mlxrun.text.detokenize import get_token_bytes
 from mlxrun.text.token_offsets import find_id_offsets, find_text_offsets
 from tests.helpers.tokenizers import FakeModelInfo, byte_tokenizer, ids_of, metaspace_tokenizer
 
@@ -43,6 +46,28 @@ def test_offsets_never_go_back_and_lie_in_the_text(text: str, model: Any) -> Non
     ):
         assert len(found) == len(ids) and list(found) == sorted(found)
         assert all(0 <= offset <= length for offset in found)
+
+
+@given(st.lists(st.integers(0, len(byte_tokenizer()) - 1), max_size=12), TEXTS)
+def test_counted_characters_are_those_that_decoding_adds(ids: list[int], text: str) -> None:
+    """Of any tokens, whether or not they are whole characters."""
+    for each in (tuple(ids), tokenize(BYTES, text), (*tokenize(BYTES, text), *ids)):
+        decoded = BYTES.tokenizer.decode(each, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        with patch.object(token_offsets, "_count_characters", return_value=None):
+            wanted = find_id_offsets(BYTES, decoded, each)
+        assert find_id_offsets(BYTES, decoded, each) == wanted
+
+
+def test_characters_are_counted_only_where_bytes_are_the_text() -> None:
+    count = token_offsets._count_characters
+    to_bytes, whole, half = (
+        get_token_bytes(byte_tokenizer().backend_tokenizer),
+        ids_of("a\u4f60b"),
+        ids_of("\u4f60"),
+    )
+    assert count(to_bytes, "a\u4f60b", whole) == (0, 1, 1, 1, 2)
+    assert count(to_bytes, " a\u4f60b", whole) is None
+    assert count(to_bytes, "\ufffd", half[:-1]) is None and count(to_bytes, "", half[:-1]) is None
 
 
 def test_tokens_of_special_texts() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
 from mlxrun.api.choice import AnswerToken, Choice
 from mlxrun.api.prepared import PreparedRequest
 from mlxrun.errors import InternalError
 from mlxrun.scheduler.request import TokenLogprob
+from mlxrun.text.detokenize import TokenBytes
 
 Json = dict[str, Any]
 
@@ -58,21 +60,22 @@ def _build_top(top: Iterable[tuple[str, float]], own: str, logprob: float) -> Js
     """The likeliest tokens, and the token itself if it is none of them. Of two that have the same name, the
     likelier one is shown."""
     found: Json = {}
-    for name, value in (*top, (own, logprob)):
-        found.setdefault(name, max(value, _LOWEST))
+    for name, value in top:
+        found.setdefault(name, value if value > _LOWEST else _LOWEST)
+    found.setdefault(own, logprob if logprob > _LOWEST else _LOWEST)
     return found
 
 
 def build_echoed_logprobs(prepared: PreparedRequest, choice: Choice) -> Json:
     """Those of the prompt that a completion echoes. Nothing comes before its first token, which has none."""
     request = prepared.requests[choice.index]
-    names = _TokenNames(choice, as_ids=prepared.writes_tokens_as_ids)
+    names = _get_token_names(choice.token_bytes, as_ids=prepared.writes_tokens_as_ids)
     logprobs: list[float | None] = [None]
     tops: list[Json | None] = [None]
     for token, score in _pair_prompt(request.prompt, choice):
         if score is not None:  # a completion has no images
             logprobs.append(max(score.logprob, _LOWEST))
-            top = ((names[i], value) for i, value in score.top[: request.params.logprobs])
+            top = [(names[i], value) for i, value in score.top[: request.params.logprobs]]
             tops.append(_build_top(top, names[token], score.logprob))
     return {
         "tokens": [names[token] for token in request.prompt],
@@ -91,7 +94,7 @@ def build_prompt_logprobs(prepared: PreparedRequest, choice: Choice) -> list[Jso
     """vLLM's `prompt_logprobs`: for each token of the prompt the token itself and the likeliest ones, by id.
     None for the first token and for those of images. `rank` counts from 1; it is None for a token that is
     none of the likeliest."""
-    prompt, names = prepared.requests[choice.index].prompt, _TokenNames(choice)
+    prompt, names = prepared.requests[choice.index].prompt, _get_token_names(choice.token_bytes)
     found: list[Json | None] = [None]
     for token, score in _pair_prompt(prompt, choice):
         if score is None:
@@ -119,15 +122,20 @@ def _pair_prompt(prompt: Sequence[int], choice: Choice) -> Iterator[tuple[int, T
 
 
 class _TokenNames(dict[int, str]):
-    """The names of tokens by id; each is made once, since prompts are long."""
+    """The names of a tokenizer's tokens by id; each is made once, since prompts are long and share tokens."""
 
-    def __init__(self, choice: Choice, *, as_ids: bool = False) -> None:
-        self._choice = choice
+    def __init__(self, to_bytes: TokenBytes, *, as_ids: bool) -> None:
+        self._to_bytes = to_bytes
         self._as_ids = as_ids
 
     def __missing__(self, token: int) -> str:
-        text = f"{_TOKEN_ID}{token}" if self._as_ids else _format_bytes(self._choice.get_token_bytes(token))
+        text = f"{_TOKEN_ID}{token}" if self._as_ids else _format_bytes(self._to_bytes(token))
         return self.setdefault(token, text)
+
+
+@lru_cache(maxsize=16)
+def _get_token_names(to_bytes: TokenBytes, *, as_ids: bool = False) -> _TokenNames:
+    return _TokenNames(to_bytes, as_ids=as_ids)
 
 
 def _format_bytes(text: bytes, mark: str = "bytes:") -> str:

@@ -73,8 +73,9 @@ def _build_raw_prompts(prompt: Any, suffix: str, model_info: ModelInfo) -> list[
         found = get_json_type(prompt)
         reject("prompt", f"expected a string or an array, got {found}", code="invalid_type")
     for param, each in prompts:
-        for i, token in enumerate(each if isinstance(each, list) else ()):
-            check_type(token, int, f"{param}[{i}]")
+        if isinstance(each, list) and set(map(type, each)) != {int}:
+            for i, token in enumerate(each):
+                check_type(token, int, f"{param}[{i}]")
     if suffix:
         return [_build_infill_prompt(model_info, each, param, suffix) for param, each in prompts]
     return [build_raw_prompt(model_info, each, param) for param, each in prompts]

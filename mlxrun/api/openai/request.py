@@ -11,9 +11,11 @@ import asyncio
 import dataclasses
 import re
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
+from functools import lru_cache, partial
 from typing import Any
+
+from tokenizers import Tokenizer
 
 from mlxrun.api.context import ApiContext
 from mlxrun.api.openai.fields import BODIES, URLS
@@ -95,6 +97,7 @@ async def prepare_request(
     lengths = [compute_max_tokens(given, len(p.ids), model_info, config, default_max_tokens) for p in prompts]
     per_prompt = [dataclasses.replace(params, max_tokens=length) for length in lengths]
     texts = tuple(prompt.text for prompt in prompts)
+    backend = model_info.tokenizer.backend_tokenizer
     return PreparedRequest(
         kind=kind,
         requests=_build_requests(given, prompts, per_prompt, seed, grammar),
@@ -102,7 +105,7 @@ async def prepare_request(
         seed=seed,
         model=model_info.name,
         n=int(given.get("n", 1)),
-        control_stops=_get_control_stops(model_info, params.stop_ids) if _is_free_text(grammar) else (),
+        control_stops=_find_control_stops(backend, params.stop_ids) if _is_free_text(grammar) else (),
         echoed_prompts=texts if given.get("echo") else (),
         echoed_offsets=tuple(prompt.offsets for prompt in prompts) if _has_echoed_logprobs(given) else (),
         prompt_logprobs=given.get("prompt_logprobs"),
@@ -236,9 +239,10 @@ def _is_free_text(grammar: Grammar | None) -> bool:
     return grammar is None or (isinstance(grammar, ThinkingBudget) and grammar.inner is None)
 
 
-def _get_control_stops(model_info: ModelInfo, stop_ids: Iterable[int]) -> tuple[str, ...]:
+@lru_cache(maxsize=64)
+def _find_control_stops(backend: Tokenizer, stop_ids: frozenset[int]) -> tuple[str, ...]:
     """Texts of stop tokens that can only be control tokens: a model that spells one out means to stop."""
-    added = model_info.tokenizer.backend_tokenizer.get_added_tokens_decoder()
+    added = backend.get_added_tokens_decoder()
     texts = [added[i].content for i in sorted(stop_ids) if i in added and added[i].special]
     return tuple(text for text in texts if _CONTROL_TOKEN.fullmatch(text))
 
