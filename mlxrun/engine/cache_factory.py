@@ -38,9 +38,7 @@ def build_prefix_cache(
     cannot be written."""
     settings, chunk = config.cache, config.scheduler.chunk
     assert chunk is not None
-    if settings.backend == "none":
-        return NoPrefixCache()
-    if snapshots.problem is not None:
+    if settings.backend == "none" or snapshots.problem is not None:
         return NoPrefixCache()  # SnapshotCodec has logged the reason
     size = _resolve_memory_bytes(config, snapshots, memory)
     if size is None:

@@ -12,7 +12,7 @@ from typing import Protocol
 from mlxrun.config.settings import EngineSettings
 from mlxrun.errors import EngineDead
 from mlxrun.model.model_info import LoadedModelInfo
-from mlxrun.model.probe import ProbeReport
+from mlxrun.model.probe.report import ProbeReport
 from mlxrun.scheduler.prefix_cache_interface import NoPrefixCache, PrefixCacheInterface
 from mlxrun.scheduler.request import Request, TokenEvent
 from mlxrun.scheduler.scheduler import Scheduler

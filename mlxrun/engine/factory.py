@@ -15,12 +15,12 @@ from mlxrun.engine.cache_factory import build_prefix_cache
 from mlxrun.engine.engine import Engine
 from mlxrun.errors import ConfigError
 from mlxrun.model.adapter import run_trial_forward
-from mlxrun.model.compute_methods import DecodeMethod
+from mlxrun.model.compute_methods import LIBRARY_CHUNK, ComputeMethods, DecodeMethod
 from mlxrun.model.footprint import make_memory_budget
 from mlxrun.model.loader import load_adapter
 from mlxrun.model.machine.device import choose_step_costs, resolve_config
 from mlxrun.model.model_info import LoadedModelInfo, load_model_info
-from mlxrun.model.probe import choose_methods
+from mlxrun.model.probe.choose import choose_methods
 from mlxrun.model.runner import ModelRunner
 from mlxrun.model.snapshot.snapshots import SnapshotCodec
 from mlxrun.scheduler.memory_budget import RequestLimits
@@ -40,7 +40,11 @@ def build_engine(config: Config, model_info: LoadedModelInfo | None = None) -> E
     form: Literal["always", "never"] = "always" if adapter.weights.held else "never"
     config = replace(config, model=replace(config.model, dequantize=form))
     cache, vocab = run_trial_forward(adapter)
-    probe = choose_methods(adapter, vocab, config)
+    snapshots = SnapshotCodec(cache, config.cache.stored_bits)
+    if snapshots.problem is not None:
+        config = replace(config, cache=replace(config.cache, backend="none"))
+    probe = choose_methods(adapter, vocab, config, model_info)
+    config = _follow_probe(config, probe.methods)
     image_bytes = 0
     if model_info.vision:
         image_bytes = get_image_bytes(config.media.memory_bytes, config.scheduler.memory_limit)
@@ -48,18 +52,28 @@ def build_engine(config: Config, model_info: LoadedModelInfo | None = None) -> E
     memory = make_memory_budget(config.scheduler, adapter.model, hidden, cache, vocab, image_bytes)
     if 0 < memory.limit < memory.weights:
         raise ConfigError(f"scheduler.memory_limit: {memory.explain_shortage(1, 1)}: no request can ever run")
-    snapshots = SnapshotCodec(cache, config.cache.stored_bits)
     prefix_cache = build_prefix_cache(config, model_info, snapshots, memory)
     scheduler = Scheduler(
         config.scheduler,
         RequestLimits(model_info.context_length, memory),
         prefix_cache=prefix_cache,
-        aligned_chunks=reproducible,
+        aligned_chunks=reproducible or probe.methods.library_chunks,
         costs=costs,
     )
     log.info("loaded %s; %s", model_info.name, _DECODE[probe.methods.decode])
     runner = ModelRunner(adapter, vocab, probe.methods, snapshots)
     return Engine(model_info, scheduler, runner, config.engine, probe, prefix_cache)
+
+
+def _follow_probe(config: Config, methods: ComputeMethods) -> Config:
+    """The config without what this model cannot do exactly."""
+    if not methods.snapshots:
+        config = replace(config, cache=replace(config.cache, backend="none"))
+    if methods.library_chunks:
+        budget = max(config.scheduler.prefill_budget, LIBRARY_CHUNK)
+        scheduler = replace(config.scheduler, chunk=LIBRARY_CHUNK, prefill_budget=budget)
+        config = replace(config, scheduler=replace(scheduler, prefill_budget_busy=LIBRARY_CHUNK))
+    return config
 
 
 _DECODE: dict[DecodeMethod, str] = {

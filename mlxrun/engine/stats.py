@@ -11,7 +11,7 @@ from mlxrun.model.machine.memory_meter import read_device_memory
 
 if TYPE_CHECKING:
     from mlxrun.engine.engine import Engine
-    from mlxrun.model.probe import ProbeReport
+    from mlxrun.model.probe.report import ProbeReport
     from mlxrun.scheduler.request_state import RequestState
 
 
@@ -33,7 +33,7 @@ class EngineStats:
     def describe(self) -> dict[str, Any]:
         """The counts, the result of the probe (None if there was none), and the bytes of memory at this
         moment."""
-        probe = None if self.probe is None else _describe_probe(self.probe)
+        probe = None if self.probe is None else self.probe.describe()
         return {"probe": probe, **self.counts, "memory": {**read_device_memory(), "limit": self.memory_limit}}
 
 
@@ -53,16 +53,3 @@ def collect_stats(engine: Engine) -> EngineStats:
 def _count_requests(requests: Collection[RequestState]) -> dict[str, int]:
     running = sum(state.running for state in requests)
     return {"running": running, "waiting": len(requests) - running}
-
-
-def _describe_probe(probe: ProbeReport) -> Mapping[str, Any]:
-    sharing = probe.methods.sharing
-    return {
-        "decode": probe.methods.decode,
-        "prefill_rows": sharing.max_rows,
-        "padded": sharing.max_padded,
-        "checks": [
-            {"name": check.name, "passed": check.passed, "difference": check.difference, "error": check.error}
-            for check in probe.checks
-        ],
-    }

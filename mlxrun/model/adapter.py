@@ -8,6 +8,7 @@ by chunk and passed explicitly each time; nothing is read from or left on the sh
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -85,8 +86,11 @@ class VisionAdapter(Adapter):
 
     `image_bytes`: budget for features of images that were seen before (model/vision/features.py); 0: none.
     `exact_sets_only`: reuse them only where all images of a prompt are the same, which is exact bit by bit.
-    `line_break`: the token between the lines of an image, if there is one.
+    `line_break`: the token between the lines of an image, if there is one. `refused`: why this model takes no
+    images; empty if it does.
     """
+
+    refused = ""
 
     def __init__(
         self,
@@ -100,7 +104,15 @@ class VisionAdapter(Adapter):
         self._language = model.language_model
         embedder = Embedder(model)
         self._mrope = embedder.mrope
-        self._images = ImagePromptEmbedder(embedder, image_bytes, exact_sets_only, line_break)
+        self._image_bytes = image_bytes
+        self._make_images = partial(
+            ImagePromptEmbedder, embedder, exact_sets_only=exact_sets_only, line_break=line_break
+        )
+        self.reset_images()
+
+    def reset_images(self, cached: bool = True) -> None:
+        """Forget all images. Without `cached`, from now on each prompt's images are encoded by one call."""
+        self._images = self._make_images(budget=self._image_bytes if cached else 0)
 
     @property
     def text_model(self) -> nn.Module:
@@ -112,6 +124,8 @@ class VisionAdapter(Adapter):
         return make_prompt_cache(self._language)
 
     def prepare_inputs(self, prompt: Sequence[int], media: Any, cached: int = 0) -> PromptInputs:
+        if media is not None and self.refused:
+            raise RequestError(f"images are refused for this model: {self.refused}")
         return TEXT_ONLY if media is None else self._images.embed(prompt, media, cached)
 
     def encode_images(self, inputs: PromptInputs, start: int, stop: int) -> PromptInputs:

@@ -7,7 +7,7 @@ Decode methods: `ragged` (one forward, attention by row groups), `grouped` (one 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from mlxrun.model.chunk_grouping import PrefillSharing
@@ -16,6 +16,7 @@ from mlxrun.model.ragged.layer_caches import LayerKind, flatten_caches, get_kind
 from mlxrun.model.ragged.row_by_row import RowByRowBatch
 
 AnyDecodeBatch = DecodeBatch | RowByRowBatch
+LIBRARY_CHUNK = 2048  # tokens: the prefill step of mlx-lm and of mlx-vlm
 DecodeMethod = Literal["ragged", "grouped", "row_by_row"]
 
 
@@ -24,12 +25,21 @@ class ComputeMethods:
     """`fixed_width`: rows of every decode forward, padded with dummy rows; 0: as many as there are. With a
     fixed width each row also attends by itself, so that its result does not depend on the others.
     `launch_first`: launch a step before the tokens of the last one are read (see docs/architecture.md).
+    `snapshots`: rows are copied for the prefix cache and restored from it. `library_chunks`: each prompt is
+    split as the library splits it, because it is computed differently if it is split otherwise.
     """
 
     decode: DecodeMethod = "ragged"
     sharing: PrefillSharing = field(default_factory=PrefillSharing)
     fixed_width: int = 0
     launch_first: bool = False
+    snapshots: bool = True
+    library_chunks: bool = False
+
+    def split_as_library(self) -> ComputeMethods:
+        """The same, with each prompt split as the library splits it: nothing may go on from elsewhere."""
+        sharing = replace(self.sharing, merge_chunks=False, tails=False)
+        return replace(self, sharing=sharing, snapshots=False, library_chunks=True)
 
 
 def make_decode_batch(

@@ -7,6 +7,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
 
 import mlx.core as mx
@@ -15,7 +16,7 @@ from mlxrun.model.machine import device
 from mlxrun.model.machine.blas import ADVICE, describe_blas, find_loaded_blas
 from mlxrun.model.machine.versions import Finding
 from mlxrun.model.model_info import LoadedModelInfo
-from mlxrun.model.probe import ProbeReport
+from mlxrun.model.probe.report import ProbeReport, describe_check, describe_methods
 from mlxrun.model.weight_form import WeightForm
 
 MATMUL_SIZE = 1024
@@ -114,19 +115,28 @@ def report_weights(form: WeightForm) -> Iterator[Finding]:
 
 
 def report_probe(probe: ProbeReport) -> Iterator[Finding]:
-    """The parity table: each fast method that was tried, and then the methods that the engine uses."""
+    """The parity table: each check, what was not compared, and then the methods that the engine uses."""
     for check in probe.checks:
-        facts = {"passed": check.passed, "difference": check.difference, "error": check.error}
-        advice = (
-            "" if check.passed else "this method is not used for this model; a slower one is used instead"
-        )
-        yield Finding("parity", check.name, "ok" if check.passed else "note", check.describe(), advice, facts)
+        advice = "" if check.passed else f"not used for this model; instead: {check.instead}"
+        value, facts = check.describe(), describe_check(check)
+        yield Finding("parity", check.name, "ok" if check.passed else "note", value, advice, facts)
+    for window in probe.windows:
+        value = f"{window.size:,} tokens, crossed"
+        if window.compared != window.size:
+            value += f" as a window of {window.compared}, to which the checks reduce it"
+        yield Finding("parity", "window", "ok", value, facts=asdict(window))
+    if probe.images:
+        yield Finding("parity", "images", "note", probe.images, facts={"images": probe.images})
     decode, sharing = probe.methods.decode, probe.methods.sharing
     padded = (
         f", padded up to {sharing.max_padded} tokens" if sharing.max_padded and sharing.max_rows > 1 else ""
     )
     value = f"decode {decode}, up to {sharing.max_rows} short prompts prefill together{padded}"
-    facts = {"decode": decode, "prefill_rows": sharing.max_rows, "padded": sharing.max_padded}
+    if probe.methods.library_chunks:
+        value += ", prompts split as the library splits them"
+    if not probe.methods.snapshots:
+        value += ", no prefix cache"
     single = decode == "row_by_row"
     advice = "rows decode one by one: this model's caches cannot share a batch" if single else ""
+    facts = describe_methods(probe.methods)
     yield Finding("parity", "in use", "note" if single else "ok", value, advice, facts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -77,6 +78,8 @@ class PrefillRunner:
 
     def _is_shareable(self, chunk: PrefillChunk, row: RowState) -> bool:
         """Whether a chunk needs token ids only and samples nothing, and its scores take no small forwards."""
+        if self._methods.library_chunks and chunk.stop >= row.prompt_length:
+            return False
         needs_ids_only = row.inputs is TEXT_ONLY and (chunk.stop < len(row.tokens) or row.ends_unsampled)
         return needs_ids_only and (not _list_parts([chunk], [row]) or self._scorer.tap is not None)
 
@@ -95,15 +98,26 @@ class PrefillRunner:
         """Logits if the chunk ends the row's tokens: then nothing is left for a decode step to compute. And
         the scores of the chunk."""
         layers = LAYERS_PER_LAUNCH if self._methods.launch_first else 0
-        ids = [row.tokens[chunk.start : chunk.stop]]
-        done = self._call_model(
-            PrefillForward(ids, row.cache, chunk.start, row.inputs, layers), _list_parts([chunk], [row])
-        )
+        scores: list[ScoredSlice] = []
+        for part in self._split_chunk(chunk, row):
+            ids = [row.tokens[part.start : part.stop]]
+            forward = PrefillForward(ids, row.cache, part.start, row.inputs, layers)
+            done = self._call_model(forward, _list_parts([part], [row]))
+            scores += done.slices
         row.cached = chunk.stop
         if chunk.stop < len(row.tokens) or row.ends_unsampled:
-            return [], done.slices
+            return [], scores
         sampler = Sampler([row.sampling], self._vocab)
-        return [LogitsBatch((chunk.request_id,), done.last, sampler, [chunk.stop])], done.slices
+        return [LogitsBatch((chunk.request_id,), done.last, sampler, [chunk.stop])], scores
+
+    def _split_chunk(self, chunk: PrefillChunk, row: RowState) -> list[PrefillChunk]:
+        """The forwards of a chunk: one, or as the library computed them first for tokens that the row had
+        decoded before it was preempted, where that matters."""
+        if not self._methods.library_chunks:
+            return [chunk]
+        decoded = max(chunk.start, min(row.prompt_length - 1, chunk.stop))
+        edges = [chunk.start, *range(max(decoded, chunk.start + 1), chunk.stop), chunk.stop]
+        return [PrefillChunk(chunk.request_id, a, b) for a, b in itertools.pairwise(edges)]
 
     def _forward_shared(self, chunks: Sequence[PrefillChunk], rows: Sequence[RowState]) -> list[ScoredSlice]:
         """Chunks of several rows, which begin at the same position, in one forward, padded on the right.

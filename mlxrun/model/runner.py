@@ -181,7 +181,9 @@ class ModelRunner:
         if request.grammar is not None:
             grammar = RowGrammar(request.grammar.start(output, request.params.stop_ids))
         newest, scoring = mx.array(tokens[-1:]), RowScoring.start(request)
-        return RowState(tokens, inputs, sampling, cache, newest, cached, grammar=grammar, scoring=scoring)
+        row = RowState(tokens, inputs, sampling, cache, newest, cached, grammar=grammar, scoring=scoring)
+        row.prompt_length = len(request.prompt)
+        return row
 
     def _forward(self, plan: StepPlan, snapshots: Sequence[SnapshotResult]) -> StepForward:
         """Build the graph of one decode forward for all rows, of the prompts' chunks and of the sampling."""

@@ -36,6 +36,7 @@ class RowState:
     has_sampled: bool = False  # a token of this row was launched
     grammar: RowGrammar | None = None  # knows all tokens that were read
     scoring: RowScoring | None = None
+    prompt_length: int = 0  # tokens that the row did not sample
 
     def view_cache(self) -> tuple[int, RowView]:
         """The number of tokens in the row's own cache, and what it holds."""

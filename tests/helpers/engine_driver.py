@@ -27,7 +27,7 @@ from mlxrun.engine.engine import Engine
 from mlxrun.engine.factory import build_engine
 from mlxrun.model.chunk_grouping import PrefillSharing
 from mlxrun.model.compute_methods import ComputeMethods
-from mlxrun.model.probe import ProbeReport
+from mlxrun.model.probe.report import ProbeReport
 from mlxrun.model.ragged import decode_batch, row_group
 from mlxrun.scheduler.request import FinishReason, Request, SamplingParams, TokenEvent
 from tests.helpers.engine_fakes import merge_events
@@ -85,7 +85,7 @@ def make_real_engine(folder: Path, methods: ComputeMethods | None = None, **opti
     if methods is None:
         return build_engine(made)
     chosen = ProbeReport(methods, ())
-    with mock.patch("mlxrun.engine.factory.choose_methods", lambda adapter, vocab, config: chosen):
+    with mock.patch("mlxrun.engine.factory.choose_methods", lambda *given: chosen):
         return build_engine(made)
 
 

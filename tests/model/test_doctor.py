@@ -9,7 +9,7 @@ import pytest
 from mlxrun.model import doctor
 from mlxrun.model.chunk_grouping import PrefillSharing
 from mlxrun.model.compute_methods import ComputeMethods
-from mlxrun.model.probe import ProbeCheck, ProbeReport
+from mlxrun.model.probe.report import ComparedWindow, ProbeCheck, ProbeReport
 
 
 def test_the_reference_blas_is_noted_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,14 +26,27 @@ def test_the_parity_table_says_what_passed_and_what_is_used() -> None:
     checks = (
         ProbeCheck("decode ragged", False, error="TypeError: no array offset"),
         ProbeCheck("decode grouped", True, 1.5e-6),
-        ProbeCheck("prefill padded", False, 5.5),
+        ProbeCheck("prefill padded", False, 5.5, limit=0.005, instead="equal lengths only"),
     )
     found = list(doctor.report_probe(ProbeReport(ComputeMethods("grouped", PrefillSharing(8, 0)), checks)))
     assert [f.level for f in found] == ["note", "ok", "note", "ok"]
-    assert "TypeError" in found[0].value and "1.5e-06" in found[1].value and "not used" in found[2].advice
-    assert found[-1].facts == {"decode": "grouped", "prefill_rows": 8, "padded": 0}
+    assert "TypeError" in found[0].value and "1.5e-06" in found[1].value and found[2].facts["limit"] == 0.005
+    assert found[2].advice == "not used for this model; instead: equal lengths only"
+    methods = {"decode": "grouped", "prefill_rows": 8, "padded": 0}
+    assert found[-1].facts == methods | {"library_chunks": False, "snapshots": True}
     (alone,) = doctor.report_probe(ProbeReport(ComputeMethods("row_by_row"), ()))
     assert alone.level == "note" and "one by one" in alone.advice
+
+
+def test_what_was_reduced_refused_or_switched_off_is_said() -> None:
+    methods = ComputeMethods().split_as_library()
+    windows = (ComparedWindow(4, 4), ComparedWindow(4096, 8))
+    report = ProbeReport(methods, (), windows=windows, images="refused: other positions")
+    small, large, images, used = doctor.report_probe(report)
+    assert small.value == "4 tokens, crossed" and large.facts == {"size": 4096, "compared": 8}
+    assert large.value == "4,096 tokens, crossed as a window of 8, to which the checks reduce it"
+    assert (images.level, images.value) == ("note", "refused: other positions")
+    assert used.value.endswith("prompts split as the library splits them, no prefix cache")
 
 
 def test_the_device_is_described_without_serial_numbers() -> None:

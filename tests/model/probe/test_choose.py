@@ -13,11 +13,11 @@ import mlx.core as mx
 import pytest
 
 from mlxrun.engine.engine import Engine
-from mlxrun.model import probe
 from mlxrun.model.adapter import Adapter
 from mlxrun.model.chunk_grouping import PrefillSharing
 from mlxrun.model.compute_methods import ComputeMethods
-from mlxrun.model.probe import ProbeCheck
+from mlxrun.model.probe import reference
+from mlxrun.model.probe.report import ProbeCheck
 from mlxrun.model.ragged import attention, decode_batch, layer_caches, row_group
 from mlxrun.model.runner import ModelRunner
 from tests.helpers import engine_driver, text_models, vision_models
@@ -26,6 +26,7 @@ from tests.helpers.model_fixtures import Zoo
 
 Patch = pytest.MonkeyPatch
 LENGTHS = (1, 5, 9, 9, 14, 33, 60)
+CHUNKS = ("prefill chunks of 7", "prefill chunks of 16")
 
 
 def right(zoo: Zoo, family: str, engine: Engine) -> None:
@@ -155,7 +156,7 @@ def test_a_broken_way_of_decoding_is_not_used(
     family, plant, chosen = BROKEN[case]
     engine_driver.use_small_groups(monkeypatch)
     plant(monkeypatch)
-    with caplog.at_level(logging.WARNING, logger="mlxrun.model.probe"):
+    with caplog.at_level(logging.WARNING, logger="mlxrun.model.probe.choose"):
         engine = engine_driver.make_real_engine(zoo.text(family))
     assert methods(engine).decode == chosen
     found = checks(engine)
@@ -197,7 +198,7 @@ def test_defects_are_found_in_half_precision_too(zoo: Zoo, case: str, monkeypatc
 
 def test_the_tolerance_is_fixed_in_float32(zoo: Zoo) -> None:
     assert {check.limit for check in checks(engine_driver.make_real_engine(zoo.text("llama"))).values()} == {
-        probe.TOLERANCE[mx.float32]
+        reference.TOLERANCE[mx.float32]
     }
 
 
@@ -206,9 +207,9 @@ def test_the_tolerance_follows_the_models_own_rounding(
     zoo: Zoo, noise: float, limit: float, monkeypatch: Patch
 ) -> None:
     """In half precision, rounding may choose other experts; a defect must not hide behind that."""
-    original = probe._compare
-    monkeypatch.setattr(probe._Reference, "_decode_prompt", lambda self, index: "token by token")
-    monkeypatch.setattr(probe, "_compare", lambda a, b: noise if a == ["token by token"] else original(a, b))
+    original = reference.compare_logits
+    monkeypatch.setattr(reference.Reference, "_decode_prompt", lambda self, index: {})
+    monkeypatch.setattr(reference, "compare_logits", lambda a, b: original(a, b) if a else noise)
     engine = engine_driver.make_real_engine(zoo.text("llama"), dtype="bfloat16")
     assert checks(engine)["decode ragged"].limit == pytest.approx(limit)
 
@@ -273,7 +274,7 @@ def test_recurrent_families_are_not_padded(zoo: Zoo, family: str) -> None:
 
 def test_one_row_a_forward_needs_no_prefill_checks(zoo: Zoo) -> None:
     engine = engine_driver.make_real_engine(zoo.text("llama"), prefill_rows=1)
-    assert set(checks(engine)) == {"decode ragged"}
+    assert set(checks(engine)) == {*CHUNKS, "decode ragged", "snapshot"}
     assert methods(engine).sharing.max_rows == 1
 
 
@@ -285,17 +286,19 @@ def test_a_sound_model_passes_by_far(zoo: Zoo, family: str) -> None:
     engine = engine_driver.make_real_engine(zoo.text(family))
     for check in checks(engine).values():
         assert check.passed and check.error is None
-        assert check.difference is not None and check.difference < 0.1 * probe.TOLERANCE[mx.float32]
+        assert check.difference is not None and check.difference < 0.1 * reference.TOLERANCE[mx.float32]
 
 
 @pytest.mark.parametrize("family", vision_models.CORE)
 def test_a_vision_model_is_probed_too(zoo: Zoo, family: str, monkeypatch: Patch) -> None:
     """Also the positions that its adapter gives, where the model takes them."""
     engine = engine_driver.make_real_engine(zoo.vision(family))
-    names = {"decode ragged", "prefill equal lengths", "prefill padded"}
+    names = {*CHUNKS, "decode ragged", "prefill equal lengths", "prefill padded", "snapshot"}
+    names |= {"image chunks", "image features", "image among text"}
     assert set(checks(engine)) == (
         names if family == "gemma3" else names | {"prefill tails"}
     )  # it has windows
+    assert all(check.passed for check in checks(engine).values())
     ragged_masks_dropped(monkeypatch)
     assert methods(engine_driver.make_real_engine(zoo.vision(family))).decode == "grouped"
 
@@ -308,7 +311,7 @@ def test_a_model_that_takes_no_offsets_runs_alone(zoo: Zoo) -> None:
     right(zoo, "gpt_bigcode", engine)
 
 
-def test_unknown_cache_classes_run_alone_unprobed(zoo: Zoo, monkeypatch: Patch) -> None:
+def test_unknown_cache_classes_run_alone(zoo: Zoo, monkeypatch: Patch) -> None:
     """A subclass may mean something else by the same fields."""
     from mlx_lm.models.cache import KVCache
 
@@ -317,7 +320,8 @@ def test_unknown_cache_classes_run_alone_unprobed(zoo: Zoo, monkeypatch: Patch) 
 
     monkeypatch.setattr(Adapter, "make_cache", lambda self: [Special() for _ in self.model.layers])
     engine = engine_driver.make_real_engine(zoo.text("llama"))
-    assert methods(engine) == ComputeMethods("row_by_row") and checks(engine) == {}
+    assert methods(engine) == ComputeMethods("row_by_row")
+    assert set(checks(engine)) == {*CHUNKS, "snapshot"}
     right(zoo, "llama", engine)
 
 

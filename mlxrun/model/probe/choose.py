@@ -1,0 +1,139 @@
+"""Chooses how a model is computed: the fastest methods that give what the library's own calls give.
+
+Each method is compared at load and in `mlxrun doctor`, on a few short prompts. One that differs is replaced
+by a slower exact one, and a warning is logged. No model is trusted because of its name: libraries keep having
+bugs of this kind.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, get_args
+
+from mlxrun.config.settings import Config
+from mlxrun.model.adapter import Adapter, VisionAdapter
+from mlxrun.model.chunk_grouping import PrefillSharing
+from mlxrun.model.compute_methods import (
+    LIBRARY_CHUNK,
+    ComputeMethods,
+    DecodeMethod,
+    can_batch,
+    can_stack,
+    find_padding_limit,
+)
+from mlxrun.model.machine.device import uses_cuda, uses_gpu
+from mlxrun.model.model_info import LoadedModelInfo
+from mlxrun.model.probe.image_checks import probe_images
+from mlxrun.model.probe.reference import ProbeRun, Reference
+from mlxrun.model.probe.report import ComparedWindow, ProbeCheck, ProbeReport
+from mlxrun.model.probe.text_checks import TextChecks
+from mlxrun.model.probe.windows import REDUCED, list_windows
+from mlxrun.model.quantized_layers import use_library_products
+from mlxrun.scheduler.scheduler import DEFAULT_CHUNK
+
+log = logging.getLogger(__name__)
+
+IN_CHUNKS = (
+    f"prompts are split as the library splits them, every {LIBRARY_CHUNK} tokens, without a prefix cache"
+)
+SLOWER_DECODE = {"ragged": "one forward for rows of similar length", "grouped": "one forward for each row"}
+
+
+def choose_methods(
+    adapter: Adapter, vocab: int, config: Config, model_info: LoadedModelInfo | None = None
+) -> ProbeReport:
+    """The fastest methods that this model passes; with `engine.probe` off, the fastest possible ones.
+    `model_info`: has the processor of images, without which they are not compared."""
+    template = adapter.make_cache()
+    candidate = _choose_candidate(template, config)
+    if not config.engine.probe:
+        return ProbeReport(candidate, (), adapter.weights)
+    with use_library_products(adapter.model):
+        methods, checks = _TextLadder(Reference(adapter, vocab), candidate).compare()
+        windows = tuple(ComparedWindow(size, min(size, REDUCED)) for size in list_windows(template))
+        found = ProbeReport(methods, tuple(checks), adapter.weights, windows)
+        if isinstance(adapter, VisionAdapter):
+            found = probe_images(adapter, vocab, model_info, found)
+    for check in found.checks:
+        if not check.passed:
+            log.warning(
+                "parity probe: %s is not used for this model: %s; instead: %s",
+                *(check.name, check.describe(), check.instead),
+            )
+    return found
+
+
+def _choose_candidate(template: Sequence[Any], config: Config) -> ComputeMethods:
+    """The fastest methods, by the kinds of the model's caches and the config only."""
+    scheduler, gpu, snapshots = config.scheduler, uses_gpu(), config.cache.backend != "none"
+    if config.engine.reproducible:
+        # A CPU's BLAS rounds a row by its position among the others: there each row is computed by itself.
+        decode: DecodeMethod = "ragged" if gpu and can_batch(template) else "row_by_row"
+        return ComputeMethods(decode, PrefillSharing(), scheduler.max_running, uses_cuda(), snapshots)
+    if not can_batch(template):
+        return ComputeMethods("row_by_row", snapshots=snapshots)
+    padded = find_padding_limit(
+        template, scheduler.prefill_budget if gpu else scheduler.chunk or DEFAULT_CHUNK
+    )
+    sharing = PrefillSharing(scheduler.prefill_rows, padded, merge_chunks=gpu, tails=can_stack(template))
+    return ComputeMethods("ragged", sharing, launch_first=uses_cuda(), snapshots=snapshots)
+
+
+class _TextLadder:
+    """Goes from the candidate's methods to slower ones where they differ."""
+
+    def __init__(self, reference: Reference, candidate: ComputeMethods) -> None:
+        self._reference = reference
+        self._candidate = candidate
+        self._runs = TextChecks(reference, candidate.snapshots)
+        self._checks: list[ProbeCheck] = []
+
+    def compare(self) -> tuple[ComputeMethods, list[ProbeCheck]]:
+        """The methods that pass, and what was compared."""
+        methods = self._candidate
+        passed = [self._passes_chunks(size) for size in self._runs.list_chunk_sizes()]
+        if not all(passed):
+            methods = methods.split_as_library()
+        methods = replace(methods, decode=self._choose_decode(methods))
+        methods = replace(methods, sharing=self._choose_sharing(methods.sharing))
+        if methods.snapshots:
+            without = "prompts are always computed whole: no prefix cache"
+            snapshots = self._passes("snapshot", self._runs.restore_snapshots, without)
+            methods = replace(methods, snapshots=snapshots)
+        return methods, self._checks
+
+    def _passes(self, name: str, run: ProbeRun, instead: str) -> bool:
+        check = self._reference.check(name, run)
+        self._checks.append(check if check.passed else replace(check, instead=instead))
+        return check.passed
+
+    def _passes_chunks(self, size: int) -> bool:
+        return self._passes(f"prefill chunks of {size}", partial(self._runs.prefill_chunks, size), IN_CHUNKS)
+
+    def _choose_decode(self, methods: ComputeMethods) -> DecodeMethod:
+        if methods.decode != "row_by_row":
+            for method in get_args(DecodeMethod)[:2]:
+                run = partial(self._runs.decode, method, methods.fixed_width)
+                if self._passes(f"decode {method}", run, SLOWER_DECODE[method]):
+                    return method
+        self._runs.forget_copied_row()
+        return "row_by_row"
+
+    def _choose_sharing(self, sharing: PrefillSharing) -> PrefillSharing:
+        rows, padded = sharing.max_rows, sharing.max_padded
+        alone = "each prompt has its own forward"
+        if rows > 1 and not self._passes("prefill equal lengths", self._runs.prefill_equal, alone):
+            rows = 1
+        equal = "only prompts of equal length share a forward"
+        if rows > 1 and padded:
+            limit = min([padded, *list_windows(self._reference.make_cache())])
+            run = partial(self._runs.prefill_padded, limit)
+            padded = padded if self._passes("prefill padded", run, equal) else 0
+        tails = rows > 1 and sharing.tails
+        if tails:
+            run = partial(self._runs.prefill_tails, padded > 0)
+            tails = self._passes("prefill tails", run, "what is left of a prompt has its own forward")
+        return replace(sharing, max_rows=rows, max_padded=padded, tails=tails)

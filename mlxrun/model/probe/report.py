@@ -1,0 +1,74 @@
+"""What the parity probe found: its comparisons, and how the model is computed because of them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from mlxrun.model.compute_methods import ComputeMethods
+from mlxrun.model.weight_form import PLAIN_WEIGHTS, WeightForm
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeCheck:
+    """One comparison. `difference`: largest |logits - reference| / std; None if the method raised `error`.
+    `limit`: the largest difference that passes. `instead`: what is done in its place if it did not pass."""
+
+    name: str
+    passed: bool
+    difference: float | None = None
+    error: str | None = None
+    limit: float | None = None
+    instead: str = ""
+
+    def describe(self) -> str:
+        """The result as words: the error, or the difference and its limit."""
+        if self.difference is None:
+            return str(self.error)
+        limit = "" if self.limit is None else f" (limit {self.limit:g})"
+        return f"logits differ by {self.difference:.1e} standard deviations{limit}"
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedWindow:
+    """A sliding window of the model, in tokens. `compared`: its size in the probe, whose prompts are longer
+    than that."""
+
+    size: int
+    compared: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeReport:
+    """How the model is computed, and the comparisons that led there. `weights`: their form in memory.
+    `images`: why images were not compared, or are refused; empty if they were, and if the model takes none.
+    """
+
+    methods: ComputeMethods
+    checks: tuple[ProbeCheck, ...]
+    weights: WeightForm = PLAIN_WEIGHTS
+    windows: tuple[ComparedWindow, ...] = ()
+    images: str = ""
+
+    def describe(self) -> dict[str, Any]:
+        """The report as JSON values, for /v1/status."""
+        found = [{"name": check.name, **describe_check(check)} for check in self.checks]
+        windows = [asdict(window) for window in self.windows]
+        return {**describe_methods(self.methods), "checks": found, "windows": windows, "images": self.images}
+
+
+def describe_check(check: ProbeCheck) -> dict[str, Any]:
+    """What a check found, without its name, as JSON values."""
+    names = ("passed", "difference", "limit", "error", "instead")
+    return {name: getattr(check, name) for name in names}
+
+
+def describe_methods(methods: ComputeMethods) -> dict[str, Any]:
+    """How the model is computed, as JSON values."""
+    return {
+        "decode": methods.decode,
+        "prefill_rows": methods.sharing.max_rows,
+        "padded": methods.sharing.max_padded,
+        "library_chunks": methods.library_chunks,
+        "snapshots": methods.snapshots,
+    }

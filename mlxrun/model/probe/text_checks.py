@@ -1,0 +1,176 @@
+"""The checks of text: prompts in chunks, rows in one batch, prompts that share a forward, restored snapshots.
+
+Each method computes the reference's prompts in one other way, and returns logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+
+from mlxrun.model.compute_methods import ComputeMethods, DecodeMethod, make_decode_batch
+from mlxrun.model.probe.reference import STEPS, ProbeLogits, Reference
+from mlxrun.model.prompt_inputs import TEXT_ONLY
+from mlxrun.model.ragged import layer_caches
+from mlxrun.model.ragged.decode_batch import JoiningRow
+from mlxrun.model.ragged.layer_caches import RowView
+from mlxrun.model.snapshot.snapshots import Payload, SnapshotCodec
+from mlxrun.scheduler.request import HitKind
+from mlxrun.scheduler.step_plan import CacheHit
+
+SHORTEST = 8  # so that the rows make two row groups, and the first moves from one to the other
+COPIED_STEP = 2  # the step after which a decoding row is copied out of the batch
+CopiedRow = tuple[int, list[tuple[int, int, Payload]], Payload | None]  # tokens, deltas, state
+
+
+class TextChecks:
+    """`snapshots`: whether rows are copied for the prefix cache."""
+
+    def __init__(self, reference: Reference, snapshots: bool) -> None:
+        self._reference = reference
+        self._adapter = reference.adapter
+        self._prompts = reference.prompts
+        self._rows = range(len(self._prompts))
+        self.codec = SnapshotCodec(reference.copy_filled(self._longest)) if snapshots else None
+        self._copied: CopiedRow | Exception | None = None  # row 0, while it decoded
+
+    @property
+    def _longest(self) -> int:
+        return max(self._rows, key=lambda i: len(self._prompts[i]))
+
+    # -- prompts in chunks ------------------------------------------------------------------------------
+
+    def list_chunk_sizes(self) -> tuple[int, int]:
+        """Tokens of the chunks into which the longest prompt is split: small and large ones."""
+        tokens = len(self._prompts[self._longest]) - 1
+        return tokens // 3, 3 * tokens // 4
+
+    def prefill_chunks(self, size: int) -> ProbeLogits:
+        """The longest prompt in chunks of `size` tokens and a remainder."""
+        prompt, cache = self._prompts[self._longest], self._reference.make_cache()
+        for start in range(0, len(prompt) - 1, size):
+            ids = prompt[start : min(start + size, len(prompt) - 1)]
+            self._adapter.prefill(mx.array([ids]), cache, start, TEXT_ONLY)
+            mx.eval(layer_caches.list_all_arrays(cache))
+        return self._reference.decode_answer(self._longest, cache)
+
+    # -- rows in a batch --------------------------------------------------------------------------------
+
+    def decode(self, method: DecodeMethod, width: int) -> ProbeLogits:
+        """Row 0 alone, and from the second step on all rows in one batch, until row 0 leaves."""
+        methods = ComputeMethods(method, fixed_width=width)
+        batch = make_decode_batch(self._reference.make_cache(), methods, SHORTEST)
+        inputs = [[p[-1], *a] for p, a in zip(self._prompts, self._reference.answers, strict=True)]
+        logits: ProbeLogits = {}
+        for step in range(STEPS + 2):
+            joining = [i for i in self._rows if step == (i > 0)]
+            rows = [
+                JoiningRow(str(i), len(self._prompts[i]) - 1, self._reference.copy_filled(i)) for i in joining
+            ]
+            alive = [i for i in self._rows if (i > 0) <= step <= STEPS + (i > 0)]
+            batch.update({str(i) for i in alive}, rows)
+            order = [int(rid) for rid in batch.ids]
+            steps = [step - (i > 0) for i in order]
+            tokens = mx.array([inputs[i][at] for i, at in zip(order, steps, strict=True)])
+            output = batch.forward(self._adapter.decode, tokens, batch.lengths)
+            mx.eval(output, batch.list_state_arrays())
+            logits |= {(i, at): output[row] for row, (i, at) in enumerate(zip(order, steps, strict=True))}
+            if step == COPIED_STEP and self.codec is not None:
+                self._copied = self._try_copy(self.codec, *batch.view_row("0"))
+        return logits
+
+    def forget_copied_row(self) -> None:
+        """Drop the copy of a row from a batch that is not used."""
+        self._copied = None
+
+    # -- prompts that share a forward -------------------------------------------------------------------
+
+    def prefill_equal(self) -> ProbeLogits:
+        """Each prompt prefilled beside its reverse, before or after it."""
+        logits: ProbeLogits = {}
+        for i, prompt in enumerate(self._prompts):
+            both = [prompt[:-1][::-1]] * 2
+            both[i % 2] = prompt[:-1]
+            cache = self._reference.make_cache()
+            self._adapter.prefill(mx.array(both), cache, 0, TEXT_ONLY)
+            row = layer_caches.split_row(cache, i % 2, len(prompt) - 1)
+            logits |= self._reference.decode_answer(i, row)
+        return logits
+
+    def prefill_padded(self, limit: int) -> ProbeLogits:
+        """The prompts' first `limit` tokens in one forward, padded on the right; the rest one by one."""
+        stops = [min(len(p) - 1, limit) for p in self._prompts]
+        padded = [p[:stop] + [0] * (max(stops) - stop) for p, stop in zip(self._prompts, stops, strict=True)]
+        shared = self._reference.make_cache()
+        self._adapter.prefill(mx.array(padded), shared, 0, TEXT_ONLY)
+        logits: ProbeLogits = {}
+        for i, (prompt, stop) in enumerate(zip(self._prompts, stops, strict=True)):
+            cache = layer_caches.split_row(shared, i, stop)
+            if stop < len(prompt) - 1:
+                self._adapter.prefill(mx.array([prompt[stop:-1]]), cache, stop, TEXT_ONLY)
+            logits |= self._reference.decode_answer(i, cache)
+        return logits
+
+    def prefill_tails(self, padded: bool) -> ProbeLogits:
+        """The prompts' first tokens one by one; the rest of all in one forward, padded on the right, or each
+        beside its reverse."""
+        if padded:
+            rows = [prompt[:-1] for prompt in self._prompts]
+            caches = self._share_tails(rows)
+        else:
+            pairs = [([p[:-1], p[:-1][::-1]], i) for i, p in enumerate(self._prompts)]
+            caches = [self._share_tails(pair[:: 1 - 2 * (i % 2)])[i % 2] for pair, i in pairs]
+        logits: ProbeLogits = {}
+        for i, cache in enumerate(caches):
+            logits |= self._reference.decode_answer(i, cache)
+        return logits
+
+    def _share_tails(self, rows: Sequence[list[int]]) -> list[list[Any]]:
+        caches = [self._reference.make_cache() for _ in rows]
+        for row, cache in zip(rows, caches, strict=True):
+            self._adapter.prefill(mx.array([row[:1]]), cache, 0, TEXT_ONLY)
+        longest = max(map(len, rows))
+        shared = layer_caches.stack_rows(caches, longest - 1)
+        tails = [row[1:] + [0] * (longest - len(row)) for row in rows]
+        self._adapter.prefill(mx.array(tails), shared, 1, TEXT_ONLY)
+        return [layer_caches.split_row(shared, i, len(row)) for i, row in enumerate(rows)]
+
+    # -- snapshots --------------------------------------------------------------------------------------
+
+    def restore_snapshots(self) -> ProbeLogits:
+        """The longest prompt goes on from a copy, and so does row 0 from one that was taken while it decoded
+        beside others."""
+        assert self.codec is not None
+        tokens = len(self._prompts[self._longest]) - 1
+        view = layer_caches.view_row(self._reference.copy_filled(self._longest))
+        copied = self._copy(self.codec, tokens, view)
+        logits = self._reference.decode_answer(self._longest, self._restore(self.codec, copied))
+        if isinstance(self._copied, Exception):
+            raise self._copied
+        if self._copied is not None:
+            cache = self._restore(self.codec, self._copied)
+            logits |= self._reference.decode_answer(0, cache, STEPS, COPIED_STEP + 1)
+        return logits
+
+    def _try_copy(self, codec: SnapshotCodec, tokens: int, view: RowView) -> CopiedRow | Exception:
+        try:
+            return self._copy(codec, tokens, view)
+        except Exception as error:  # counts against snapshots, not against the batch
+            return error
+
+    def _copy(self, codec: SnapshotCodec, tokens: int, view: RowView) -> CopiedRow:
+        """An evaluated copy of a row that holds so many tokens, whose keys are copied in two parts."""
+        spans = [(0, tokens // 3), (tokens // 3, tokens)] if codec.has_deltas else []
+        deltas: list[tuple[int, int, Payload]] = [(a, b, codec.copy_delta(view, a, b)) for a, b in spans]
+        state = codec.copy_state(view, tokens) if codec.has_states else None
+        mx.eval([a for _, _, p in deltas for a in codec.list_arrays(p)])
+        if state is not None:
+            mx.eval(codec.list_arrays(state))
+        return tokens, deltas, state
+
+    def _restore(self, codec: SnapshotCodec, copied: CopiedRow) -> list[Any]:
+        tokens, deltas, state = copied
+        hit = CacheHit(tokens, HitKind.EXACT, tuple(deltas), state)
+        return codec.restore(hit, tokens + STEPS, self._reference.make_cache())

@@ -1,0 +1,27 @@
+"""Runs the parity probe on a tiny model, without an engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mlxrun.model.adapter import run_trial_forward
+from mlxrun.model.loader import load_adapter
+from mlxrun.model.machine.device import resolve_config
+from mlxrun.model.model_info import load_model_info
+from mlxrun.model.probe.choose import choose_methods
+from mlxrun.model.probe.report import ProbeReport
+from tests.helpers.engine_driver import make_config
+
+
+def probe_model(folder: Path, **options: object) -> ProbeReport:
+    """What the probe finds. `options`: as in engine_driver.make_config."""
+    config = resolve_config(make_config(folder, **options))
+    info = load_model_info(config.model, weights=True)
+    adapter = load_adapter(config, info)
+    _, vocab = run_trial_forward(adapter)
+    return choose_methods(adapter, vocab, config, info)
+
+
+def list_failed(report: ProbeReport) -> list[str]:
+    """The names of the checks that did not pass."""
+    return [check.name for check in report.checks if not check.passed]

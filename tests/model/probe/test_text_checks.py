@@ -1,0 +1,154 @@
+"""Each mutation of how text is computed is found by the check of that name; what replaces it is exact."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx_lm.models.cache import KVCache, RotatingKVCache
+
+from mlxrun.model.adapter import Adapter
+from mlxrun.model.ragged import layer_caches, row_group
+from mlxrun.model.snapshot.snapshots import SnapshotCodec, StatePayload
+from tests.helpers import engine_driver, text_models
+from tests.helpers.model_fixtures import Zoo
+from tests.helpers.probe_driver import list_failed, probe_model
+
+Patch = pytest.MonkeyPatch
+CHUNKS = ["prefill chunks of 7", "prefill chunks of 16"]
+
+
+def lose_chunk_offsets(monkeypatch: Patch) -> None:
+    """A chunk after the first begins a position too late."""
+    original = KVCache.update_and_fetch
+
+    def update_and_fetch(self: Any, keys: mx.array, values: mx.array) -> Any:
+        if self.offset and keys.shape[2] > 1:
+            keys = mx.concatenate([mx.zeros_like(keys[:, :, :1]), keys[:, :, :-1]], axis=2)
+        return original(self, keys, values)
+
+    monkeypatch.setattr(KVCache, "update_and_fetch", update_and_fetch)
+
+
+def shorten_kept_windows(monkeypatch: Patch) -> None:
+    """A chunk sees a token too few of the window before it."""
+    original = RotatingKVCache._trim
+
+    def trim(self: Any, size: int, v: mx.array, append: mx.array | None = None) -> mx.array:
+        found = original(self, size, v, append)
+        if append is not None and size > 0:
+            found[:, :, :1] = 0
+        return found
+
+    monkeypatch.setattr(RotatingKVCache, "_trim", trim)
+
+
+def lose_states(monkeypatch: Patch) -> None:
+    """A recurrent state starts anew with each chunk of more than one token."""
+    original = Adapter.prefill
+
+    def prefill(self: Any, ids: mx.array, cache: Sequence[Any], start: int, *more: Any) -> mx.array:
+        for layer in layer_caches.flatten_caches(cache):
+            if start and layer_caches.get_kind(layer) is layer_caches.LayerKind.STATE:
+                layer.cache = [None] * len(layer.cache)
+        return original(self, ids, cache, start, *more)
+
+    monkeypatch.setattr(Adapter, "prefill", prefill)
+
+
+CHUNK_MUTATIONS = {
+    "llama": lose_chunk_offsets,
+    "deepseek_v3": lose_chunk_offsets,
+    "gemma3_text": shorten_kept_windows,
+    "gpt_oss": shorten_kept_windows,
+    "mamba2": lose_states,
+    "qwen3_next": lose_states,
+}
+
+
+@pytest.mark.parametrize("family", CHUNK_MUTATIONS)
+def test_prompts_that_depend_on_how_they_are_split(zoo: Zoo, family: str, monkeypatch: Patch) -> None:
+    CHUNK_MUTATIONS[family](monkeypatch)
+    report = probe_model(zoo.text(family))
+    assert set(CHUNKS) & set(list_failed(report)) and report.methods.library_chunks
+    assert not report.methods.snapshots and not report.methods.sharing.tails
+    failed = next(check for check in report.checks if check.name in CHUNKS and not check.passed)
+    assert "every 2048 tokens" in failed.instead and "decode ragged" not in list_failed(report)[:1]
+
+
+def test_what_depends_on_chunks_is_split_as_the_library_does(zoo: Zoo, monkeypatch: Patch) -> None:
+    """With chunks of 16 tokens in the config, and with preemptions, answers are the library's."""
+    lose_states(monkeypatch)
+    engine = engine_driver.make_real_engine(zoo.text("mamba2"), max_running=2)
+    prompts = text_models.prompts(0, (40, 17, 70))
+    asks = [engine_driver.make_text_request(str(i), p, max_tokens=8) for i, p in enumerate(prompts)]
+    events = engine_driver.run_requests(engine, asks)
+    for i, prompt in enumerate(prompts):
+        engine_driver.check_answer(events[str(i)], zoo.answer("mamba2", prompt), 8)
+
+
+def shift_restored_keys(monkeypatch: Patch) -> None:
+    original = SnapshotCodec._restore_keys
+    monkeypatch.setattr(
+        SnapshotCodec, "_restore_keys", lambda *given: [mx.roll(a, 1, axis=2) for a in original(*given)]
+    )
+
+
+def keep_older_states(monkeypatch: Patch) -> None:
+    """Every state is the one that was copied first."""
+    original, first = SnapshotCodec.copy_state, dict[str, StatePayload]()
+
+    def copy_state(self: Any, view: Any, length: int) -> StatePayload:
+        made = original(self, view, length)
+        return replace(first.setdefault("state", made), length=length)
+
+    monkeypatch.setattr(SnapshotCodec, "copy_state", copy_state)
+
+
+SNAPSHOT_MUTATIONS = {
+    "llama": shift_restored_keys,
+    "gpt_bigcode": shift_restored_keys,
+    "qwen3_next": keep_older_states,
+    "mamba2": keep_older_states,
+    "gemma3_text": keep_older_states,
+}
+
+
+@pytest.mark.parametrize("family", SNAPSHOT_MUTATIONS)
+def test_stale_rows_after_a_restore(zoo: Zoo, family: str, monkeypatch: Patch) -> None:
+    SNAPSHOT_MUTATIONS[family](monkeypatch)
+    report = probe_model(zoo.text(family))
+    assert list_failed(report)[-1] == "snapshot" and not report.methods.snapshots
+    assert not set(CHUNKS) & set(list_failed(report)) and not report.methods.library_chunks
+
+
+def test_without_exact_snapshots_there_is_no_prefix_cache(zoo: Zoo, monkeypatch: Patch) -> None:
+    shift_restored_keys(monkeypatch)
+    engine = engine_driver.make_real_engine(zoo.text("llama"))
+    (prompt,) = text_models.prompts(1, (40,))
+    for name in ("cold", "again"):
+        asks = [engine_driver.make_text_request(name, prompt, max_tokens=8)]
+        events = engine_driver.run_requests(engine, asks)
+        engine_driver.check_answer(events[name], zoo.answer("llama", prompt), 8)
+    assert engine.prefix_cache.nbytes == 0
+
+
+@pytest.mark.parametrize("family", ["gemma3_text", "gpt_oss"])
+def test_a_window_that_is_off_by_one_in_the_batch(zoo: Zoo, family: str, monkeypatch: Patch) -> None:
+    original = row_group.RowGroup.get_width
+
+    def get_width(self: Any, window: int | None) -> int:
+        return original(self, None if window is None else window - 1)
+
+    monkeypatch.setattr(row_group.RowGroup, "get_width", get_width)
+    report = probe_model(zoo.text(family))
+    assert {"decode ragged", "decode grouped"} <= set(list_failed(report))
+    assert report.methods.decode == "row_by_row"
+
+
+def test_nothing_is_copied_for_a_prefix_cache_that_is_off(zoo: Zoo) -> None:
+    report = probe_model(zoo.text("llama"), backend="none")
+    assert "snapshot" not in {check.name for check in report.checks} and not report.methods.snapshots
