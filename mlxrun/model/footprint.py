@@ -38,6 +38,11 @@ def measure_footprint(cache: Sequence[Any]) -> Footprint:
     return Footprint(int(per_token * PADDING_FACTOR), fixed, tuple(windows), BUFFER_STEP)
 
 
+def count_weight_bytes(model: nn.Module) -> int:
+    """Bytes of all parameters of a model."""
+    return sum(array.nbytes for _, array in tree_flatten(model.parameters()))
+
+
 def make_memory_budget(
     settings: SchedulerSettings,
     model: nn.Module,
@@ -50,7 +55,7 @@ def make_memory_budget(
     `image_bytes`: what front ends may take for decoded images, which counts as weights."""
     limit = settings.memory_limit or get_memory_limit()
     itemsize = max((a.itemsize for a in layer_caches.list_all_arrays(cache)), default=4)
-    weights = sum(array.nbytes for _, array in tree_flatten(model.parameters()))
+    weights = count_weight_bytes(model)
     logits = settings.max_running * vocab * 4 * 4
     return MemoryBudget(
         limit=int(limit * (1 - settings.memory_headroom)),

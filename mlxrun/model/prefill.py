@@ -11,6 +11,7 @@ import mlx.core as mx
 from mlxrun.model.adapter import Adapter
 from mlxrun.model.chunk_grouping import group_chunks
 from mlxrun.model.compute_methods import ComputeMethods
+from mlxrun.model.footprint import count_weight_bytes
 from mlxrun.model.prompt_inputs import TEXT_ONLY
 from mlxrun.model.prompt_scorer import (
     PrefillForward,
@@ -18,6 +19,7 @@ from mlxrun.model.prompt_scorer import (
     ScoredForward,
     ScoredPart,
     ScoredSlice,
+    choose_slice_bytes,
 )
 from mlxrun.model.ragged import layer_caches
 from mlxrun.model.ragged.layer_caches import list_all_arrays, reserve_capacity
@@ -48,7 +50,8 @@ class PrefillRunner:
         self._vocab = vocab
         self._methods = methods
         self._copier = copier
-        self._scorer = PromptScorer(adapter, vocab, aligned=methods.fixed_width > 0)
+        slice_bytes = choose_slice_bytes(count_weight_bytes(adapter.model))
+        self._scorer = PromptScorer(adapter, vocab, slice_bytes, aligned=methods.fixed_width > 0)
 
     def forward(
         self,

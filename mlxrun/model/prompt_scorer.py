@@ -22,6 +22,8 @@ from mlxrun.scheduler.request import Request, TokenLogprob
 from mlxrun.scheduler.step_plan import PrefillChunk, ScoredTokens
 
 SLICE_BYTES = 1 << 25  # of float32 logits in a slice, and in all slices that are not evaluated yet
+MIN_SLICE_BYTES = 1 << 22  # the same for a model of few weights, beside which 32 MB would be much
+WEIGHTS_SHARE = 8
 MAX_SLICE, MIN_SLICE = 256, 8  # tokens
 
 
@@ -98,13 +100,20 @@ class ScoredForward:
     last: mx.array
 
 
-class PromptScorer:
-    """`aligned`: slices begin at fixed places of a chunk, so that its scores do not depend on what is wanted,
-    and a chunk is one forward whatever the model."""
+def choose_slice_bytes(weights: int) -> int:
+    """The most bytes of logits that are in memory at a time, for a model with so many bytes of weights."""
+    return min(SLICE_BYTES, max(MIN_SLICE_BYTES, weights // WEIGHTS_SHARE))
 
-    def __init__(self, adapter: Adapter, vocab: int, aligned: bool) -> None:
+
+class PromptScorer:
+    """`slice_bytes`: of the logits that are in memory at a time. `aligned`: slices begin at fixed places of a
+    chunk, so that its scores do not depend on what is wanted, and a chunk is one forward whatever the
+    model."""
+
+    def __init__(self, adapter: Adapter, vocab: int, slice_bytes: int, *, aligned: bool) -> None:
         self._adapter = adapter
-        self._size = max(MIN_SLICE, min(MAX_SLICE, SLICE_BYTES // (4 * vocab)))
+        self._slice_bytes = slice_bytes
+        self._size = max(MIN_SLICE, min(MAX_SLICE, slice_bytes // (4 * vocab)))
         self._aligned = aligned
         self._unevaluated: list[mx.array] = []
         self._unevaluated_bytes = 0
@@ -196,7 +205,7 @@ class PromptScorer:
     def _bound_memory(self, part: ScoredSlice, nbytes: int) -> None:
         """Evaluate earlier slices before their logits and those of `part` are too many: MLX would have them
         all in memory at the same time."""
-        if self._unevaluated and self._unevaluated_bytes + nbytes > SLICE_BYTES:
+        if self._unevaluated and self._unevaluated_bytes + nbytes > self._slice_bytes:
             mx.eval(self._unevaluated)
             self._unevaluated, self._unevaluated_bytes = [], 0
         self._unevaluated += part.list_arrays()

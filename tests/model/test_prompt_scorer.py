@@ -73,9 +73,8 @@ def test_only_requests_that_want_logprobs_are_scored() -> None:
 
 
 @pytest.mark.parametrize("first", [1, 9, 10, 19])
-def test_aligned_slices_do_not_depend_on_what_is_wanted(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prompt_scorer, "SLICE_BYTES", 1)  # slices of 8 tokens
-    scorer = PromptScorer(None, 100, aligned=True)  # type: ignore[arg-type]
+def test_aligned_slices_do_not_depend_on_what_is_wanted(first: int) -> None:
+    scorer = PromptScorer(None, 100, 1, aligned=True)  # type: ignore[arg-type]  # slices of 8 tokens
     part = ScoredPart(0, PrefillChunk("a", 0, 19), make_scoring(first=first))
     forward = PrefillForward([list(range(19))], [], 0, TEXT_ONLY)
     slices = [rows for rows, _ in scorer._cut(forward, [part])]
@@ -85,7 +84,13 @@ def test_aligned_slices_do_not_depend_on_what_is_wanted(first: int, monkeypatch:
 
 @pytest.mark.parametrize(("vocab", "size"), [(256, 256), (152_000, 55), (10**9, 8)])
 def test_slices_are_bounded_in_bytes(vocab: int, size: int) -> None:
-    assert PromptScorer(None, vocab, aligned=False)._size == size  # type: ignore[arg-type]
+    scorer = PromptScorer(None, vocab, prompt_scorer.SLICE_BYTES, aligned=False)  # type: ignore[arg-type]
+    assert scorer._size == size
+
+
+@pytest.mark.parametrize(("weights", "most"), [(0, 4 << 20), (80 << 20, 10 << 20), (1 << 30, 32 << 20)])
+def test_slices_are_small_beside_the_weights(weights: int, most: int) -> None:
+    assert prompt_scorer.choose_slice_bytes(weights) == most
 
 
 def test_scores_are_read_by_request_and_in_order() -> None:
@@ -117,10 +122,9 @@ class SmallForwards:
 
 
 def test_without_hidden_states_forwards_are_as_small_as_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prompt_scorer, "SLICE_BYTES", 1)
     monkeypatch.setattr(prompt_scorer, "find_hidden_tap", lambda adapter: None)
     adapter = SmallForwards()
-    scorer = PromptScorer(adapter, 40, aligned=False)  # type: ignore[arg-type]
+    scorer = PromptScorer(adapter, 40, 1, aligned=False)  # type: ignore[arg-type]
     part = ScoredPart(0, PrefillChunk("a", 10, 29), make_scoring(40))
     done = scorer.forward(PrefillForward([list(range(10, 29))], [], 10, TEXT_ONLY), [part])
     assert adapter.widths == [8, 8, 3]
@@ -134,7 +138,7 @@ def test_logits_of_many_slices_are_not_in_memory_together(monkeypatch: pytest.Mo
     vocab, slices = 20_000, 24
 
     def measure_peak() -> int:
-        scorer = PromptScorer(None, vocab, aligned=False)  # type: ignore[arg-type]
+        scorer = PromptScorer(None, vocab, 8 * vocab * 4, aligned=False)  # type: ignore[arg-type]
         part = ScoredPart(0, PrefillChunk("a", 0, 200), make_scoring(200))
         mx.synchronize()
         mx.clear_cache()
@@ -146,7 +150,6 @@ def test_logits_of_many_slices_are_not_in_memory_together(monkeypatch: pytest.Mo
         mx.eval([array for scored in made for array in scored.list_arrays()])
         return mx.get_peak_memory() - base
 
-    monkeypatch.setattr(prompt_scorer, "SLICE_BYTES", 8 * vocab * 4)
     bounded = measure_peak()
     monkeypatch.setattr(PromptScorer, "_bound_memory", lambda *args: None)
     assert bounded * 2 < measure_peak()

@@ -90,7 +90,8 @@ def test_every_way_to_compute_gives_the_same(zoo: Zoo, family: str, variant: str
 @pytest.mark.parametrize("start", [2, 17, 18, 69, 200])
 def test_only_wanted_tokens_are_scored(zoo: Zoo, start: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """And no logits are computed for the others."""
-    monkeypatch.setattr(prompt_scorer, "SLICE_BYTES", 1)  # slices of 8 tokens
+    monkeypatch.setattr(prompt_scorer, "MIN_SLICE_BYTES", 1)
+    monkeypatch.setattr(prompt_scorer, "WEIGHTS_SHARE", 1 << 30)  # slices of 8 tokens
     rows: list[int] = []
     compute = HiddenTap.compute_logits
     monkeypatch.setattr(HiddenTap, "compute_logits", lambda *a: (rows.append(a[1].shape[1]), compute(*a))[1])
@@ -103,9 +104,8 @@ def test_only_wanted_tokens_are_scored(zoo: Zoo, start: int, monkeypatch: pytest
     event = engine_driver.run_requests(engine, [request])["a"]
     assert measure_error(event, request, score_cold(zoo, "llama", request.prompt)) < TOLERANCE
     assert max(rows, default=0) <= 8
-    assert (
-        sum(rows) <= max(0, 70 - start) + 5
-    )  # and the last token of each scored chunk, which is never computed
+    # And the last token of each scored chunk, which is never computed.
+    assert sum(rows) <= max(0, 70 - start) + 5
 
 
 @pytest.mark.parametrize("reproducible", [False, True])
@@ -113,7 +113,8 @@ def test_only_wanted_tokens_are_scored(zoo: Zoo, start: int, monkeypatch: pytest
 def test_a_model_without_hidden_states_is_scored_too(
     zoo: Zoo, family: str, reproducible: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prompt_scorer, "SLICE_BYTES", 1)
+    monkeypatch.setattr(prompt_scorer, "MIN_SLICE_BYTES", 1)
+    monkeypatch.setattr(prompt_scorer, "WEIGHTS_SHARE", 1 << 30)
     monkeypatch.setattr(prompt_scorer, "find_hidden_tap", lambda adapter: None)
     engine = engine_driver.make_real_engine(zoo.text(family), backend="none", reproducible=reproducible)
     requests = [make_scored(f"p{i}", ids, 2, 1 + i, max_tokens=i % 2) for i, ids in enumerate(PROMPTS)]
