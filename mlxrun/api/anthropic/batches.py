@@ -8,9 +8,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from mlxrun.api.anthropic.fields import EXTRA
+from mlxrun.api.anthropic.fields import check_fields
 from mlxrun.api.body_schema import OBJECT, STRING, object_of
-from mlxrun.text.field_errors import UNKNOWN, check_type, quote, reject, shorten
+from mlxrun.text.field_errors import quote, reject
 
 Json = dict[str, Any]
 
@@ -24,15 +24,8 @@ _CUSTOM_ID = re.compile("[a-zA-Z0-9_-]{1,64}")
 
 def check_request(request: Any, where: str) -> tuple[str, Json]:
     """The id and the params of one request."""
-    check_type(request, dict, where)
-    for key in request:
-        if key not in REQUEST["properties"]:
-            reject(f"{where}.{shorten(key)}", EXTRA, code=UNKNOWN)
-    for key, kind in (("custom_id", str), ("params", dict)):
-        if request.get(key) is None:
-            reject(f"{where}.{key}", "Field required", code="missing_field")
-        check_type(request[key], kind, f"{where}.{key}")
-    name, params = request["custom_id"], request["params"]
+    given = check_fields(request, where, REQUEST)
+    name, params = given["custom_id"], given["params"]
     if not _CUSTOM_ID.fullmatch(name):
         reject(f"{where}.custom_id", f"{quote(name)} is not 1 to 64 letters, digits, '_' and '-'")
     return name, params
