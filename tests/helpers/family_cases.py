@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Sequence
 
 import pytest
 
-from tests.helpers.parser_checks import check_any_split, check_nothing_lost, cut_anywhere, remove_space
+from tests.helpers.parser_checks import (
+    check_any_split,
+    check_nothing_lost,
+    cut_anywhere,
+    remove_space,
+    substitute,
+)
 from tests.helpers.parser_corpus import core, deviations, malformed, reasoning
-from tests.helpers.parser_driver import Call, Case, Item, Reasoning, normalise
+from tests.helpers.parser_driver import Case, Item, normalise
 
 CASES = [*core.CASES, *reasoning.CASES, *malformed.CASES, *deviations.CASES]
 # Of these every character is checked; in the others markers may be left out within a text.
@@ -48,18 +53,7 @@ def remove_header_words(case: Case, items: Sequence[Item]) -> tuple[Case, list[I
     if words is None:
         return case, [*items]
 
-    def remove(text: str) -> str:
-        return words.sub(r"\1", text)
-
-    plain: list[Item] = [
-        item
-        if isinstance(item, Call)
-        else Reasoning(remove(item.text))
-        if isinstance(item, Reasoning)
-        else remove(item)
-        for item in items
-    ]
-    return dataclasses.replace(case, text=remove(case.text)), plain
+    return substitute(case, items, words, r"\1")
 
 
 class FamilyCases:

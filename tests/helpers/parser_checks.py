@@ -119,18 +119,20 @@ def remove_space(case: Case, items: Sequence[Item]) -> tuple[Case, list[Item]]:
     drops = "|".join([*empty, *map(re.escape, markers)])
     nothing = re.compile(rf"\s+|{drops}" if drops else r"\s+")
 
-    def remove(text: str) -> str:
-        return nothing.sub("", text)
+    return substitute(case, items, nothing, "")
 
-    plain: list[Item] = [
-        item
-        if isinstance(item, Call)
-        else Reasoning(remove(item.text))
-        if isinstance(item, Reasoning)
-        else remove(item)
-        for item in items
-    ]
-    return dataclasses.replace(case, text=remove(case.text)), plain
+
+def substitute(
+    case: Case, items: Sequence[Item], pattern: re.Pattern[str], by: str
+) -> tuple[Case, list[Item]]:
+    """Replace what matches in the text of a case, and in content and reasoning."""
+
+    def replace(item: Item) -> Item:
+        if isinstance(item, Reasoning):
+            return Reasoning(pattern.sub(by, item.text))
+        return pattern.sub(by, item) if isinstance(item, str) else item
+
+    return dataclasses.replace(case, text=pattern.sub(by, case.text)), [replace(item) for item in items]
 
 
 def _contains_calls(gap: str, calls: Sequence[Call]) -> bool:
