@@ -56,8 +56,8 @@ class EngineSettings:
     max_errors: Annotated[int, Range(1, 100)] = 5
     """Number of consecutive failed steps after which the engine stops."""
     probe: bool = True
-    """When the model is loaded, compare batched and single computation of a few short prompts, and disable
-    what makes them differ."""
+    """When the model is loaded, compare what the engine computes (in chunks, in batches, from snapshots, of
+    images) with the library's own calls, and replace what differs by a slower exact way."""
 
 
 @dataclass(frozen=True, slots=True)

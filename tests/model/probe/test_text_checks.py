@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -13,7 +14,7 @@ from mlx_lm.models.cache import KVCache, RotatingKVCache
 from mlxrun.model.adapter import Adapter
 from mlxrun.model.ragged import layer_caches, row_group
 from mlxrun.model.snapshot.snapshots import SnapshotCodec, StatePayload
-from tests.helpers import engine_driver, text_models
+from tests.helpers import engine_driver, oracle, text_models
 from tests.helpers.model_fixtures import Zoo
 from tests.helpers.probe_driver import list_failed, probe_model
 
@@ -88,6 +89,45 @@ def test_what_depends_on_chunks_is_split_as_the_library_does(zoo: Zoo, monkeypat
     events = engine_driver.run_requests(engine, asks)
     for i, prompt in enumerate(prompts):
         engine_driver.check_answer(events[str(i)], zoo.answer("mamba2", prompt), 8)
+
+
+@pytest.fixture(scope="module")
+def plamo3(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """In mlx-lm a token of plamo3 sees one token more of its window, if it is in the same forward."""
+    config = {
+        "window_size": 8,
+        "sliding_window_pattern": 2,
+        "num_hidden_layers": 4,
+        "rope_local_theta": 10000,
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(text_models.CONFIGS, "plamo3", config)
+        return text_models.build("plamo3", tmp_path_factory.mktemp("plamo3") / "model")
+
+
+def has_library_answers(folder: Path, probe: bool) -> bool:
+    """Whether the answers of rows that are preempted again and again are those of the library's loop."""
+    engine = engine_driver.make_real_engine(folder, probe=probe)
+
+    def preempt(step: int) -> None:
+        for state in list(engine.scheduler.requests):
+            if step % 6 == 5 and state.running:
+                engine.scheduler._preempt(state)  # type: ignore[arg-type]
+
+    prompts = text_models.prompts(0, (3, 30, 70))
+    asks = [engine_driver.make_text_request(str(i), p, max_tokens=12) for i, p in enumerate(prompts)]
+    events = engine_driver.run_requests(engine, asks, preempt)
+    answers = [oracle.text_answer(folder, prompt, 12, step=2048) for prompt in prompts]
+    return not any(engine_driver.has_other_answer(events[str(i)], a) for i, a in enumerate(answers))
+
+
+def test_plamo3_is_found_and_split_as_the_library_does(plamo3: Path) -> None:
+    assert set(list_failed(probe_model(plamo3))) >= set(CHUNKS)
+    assert has_library_answers(plamo3, probe=True)
+
+
+def test_unprobed_it_would_be_wrong(plamo3: Path) -> None:
+    assert not has_library_answers(plamo3, probe=False)
 
 
 def shift_restored_keys(monkeypatch: Patch) -> None:
