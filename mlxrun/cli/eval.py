@@ -178,10 +178,11 @@ class _EvalCommand:
         weights: dict[str, int] = {}
 
         def load(config: Config) -> LoadedModelInfo:
+            from mlxrun.model.model_files import list_weight_files
             from mlxrun.model.model_info import load_model_info
 
             info = load_model_info(config.model, weights=False)
-            files = info.folder.glob("*.safetensors")
+            files = list_weight_files(info.folder)
             weights[config.model.path] = sum(path.stat().st_size for path in files)
             return info
 

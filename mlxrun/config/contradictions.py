@@ -33,14 +33,16 @@ def reads(*keys: str) -> Callable[[Rule], Rule]:
 
 @reads("model.path")
 def check_model_path(config: Config) -> str | None:
-    """A path must be a folder; anything else must look like a hub id."""
+    """A path must be a folder or a GGUF file; anything else must look like a hub id."""
     path = config.model.path
+    if path.endswith(".gguf"):
+        return None if Path(path).is_file() else f"{path} is not a file"
     if path == "embedded" or (not Path(path).is_absolute() and _HUB_ID.fullmatch(path)):
         return None
     if not Path(path).is_absolute():
         return f"{path!r} is neither 'embedded' nor a folder nor a hub id such as Qwen/Qwen3-0.6B"
     if not Path(path).is_dir():
-        return f"{path} is not a folder"
+        return f"{path} is neither a folder nor a .gguf file"
     if not Path(path, "config.json").is_file():
         return f"{path} has no config.json, so it is not the folder of a model"
     return None

@@ -20,11 +20,13 @@ class ModelSettings:
     """Which model is served, and how it is loaded."""
 
     path: str = "embedded"
-    """`embedded` (a tiny built-in model), a local folder, or a hub id such as `Qwen/Qwen3-0.6B`."""
+    """`embedded` (a tiny built-in model), a local folder, a `.gguf` file, or a hub id such as
+    `Qwen/Qwen3-0.6B`."""
     revision: str | None = None
     """Branch, tag or commit of the model on the hub."""
     kind: Literal["auto", "text", "vision"] = "auto"
-    """`text`: by mlx-lm, `vision`: by mlx-vlm; `auto`: `vision` if config.json has a `vision_config`."""
+    """`text`: by mlx-lm, `vision`: by mlx-vlm; `auto`: `vision` if config.json has a `vision_config` and the
+    checkpoint the weights of a vision tower."""
     adapter: str | None = None
     """Folder of a LoRA adapter, which is applied when the model is loaded."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -43,7 +45,8 @@ class ModelSettings:
     chat_template_args: dict[str, str | int | float | bool] = field(default_factory=dict)
     """Variables for the chat template, such as `enable_thinking: false`. Requests may override them."""
     trust_remote_code: bool = False
-    """Allow the tokenizer to run Python code from the model's repository."""
+    """Run Python code that comes with the model: its tokenizer, or its `model_file`. A model that needs this
+    is refused otherwise."""
 
 
 @dataclass(frozen=True, slots=True)

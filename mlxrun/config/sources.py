@@ -164,7 +164,7 @@ def _make_absolute(tree: ConfigNode, path: str, folder: Path) -> None:
     if node is None or not isinstance(node.value, str) or not node.value:
         return
     target = Path(os.path.abspath(folder / Path(node.value).expanduser()))
-    is_path = path != MODEL_PATH or node.value.startswith((".", "/", "~"))
+    is_path = path != MODEL_PATH or node.value.startswith((".", "/", "~")) or node.value.endswith(".gguf")
     if is_path or (node.value != EMBEDDED and target.is_dir()):
         tree.value[section].value[key] = ConfigNode(str(target), node.origin, node.key_origin)
 

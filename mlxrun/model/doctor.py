@@ -96,6 +96,8 @@ def report_model(path: str, info: LoadedModelInfo) -> Finding:
         "chat_template": info.chat_template is not None,
     }
     kind = "images and text" if info.vision else "text"
+    if info.kind_note:
+        kind += f" ({info.kind_note})"
     value = f"{facts['type']}, {kind}, context {info.context_length:,} tokens"
     if info.chat_template is not None:
         return Finding("model", path, "ok", value, facts=facts)
@@ -104,7 +106,13 @@ def report_model(path: str, info: LoadedModelInfo) -> Finding:
 
 
 def report_weights(form: WeightForm) -> Iterator[Finding]:
-    """How quantised weights are multiplied, and the times that decided it; nothing if there are none."""
+    """Weights that the model does not use, and how quantised ones are multiplied, with the times that decided
+    it."""
+    if form.unused:
+        names = ", ".join(form.unused[:3]) + (", and more" if len(form.unused) > 3 else "")
+        advice = "the files have weights that this model does not use, such as heads for other tasks"
+        facts: dict[str, Any] = {"names": form.unused}
+        yield Finding("weights", "unused", "note", f"{len(form.unused)}: {names}", advice, facts)
     if not form.kinds:
         return
     facts = {"kinds": form.kinds, "held": form.held, "methods": form.table.entries, "seconds": form.seconds}

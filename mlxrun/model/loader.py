@@ -8,7 +8,8 @@ import io
 import logging
 import os
 from collections import Counter
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -17,9 +18,12 @@ from mlx.utils import tree_flatten
 from mlxrun.config.settings import Config, ModelSettings
 from mlxrun.errors import ModelLoadError
 from mlxrun.model.adapter import Adapter, VisionAdapter
+from mlxrun.model.gguf.weights import load_gguf_model
 from mlxrun.model.load_progress import evaluate_parameters
+from mlxrun.model.model_files import list_weight_files
 from mlxrun.model.model_info import LoadedModelInfo
 from mlxrun.model.ragged import attention
+from mlxrun.model.weight_check import check_loading
 from mlxrun.model.weight_form import settle_weights
 
 log = logging.getLogger(__name__)
@@ -29,17 +33,21 @@ def load_adapter(config: Config, info: LoadedModelInfo) -> Adapter:
     """The model with its weights evaluated, their form settled and its attention routed."""
     settings = config.model
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    if not any(info.folder.glob("*.safetensors")):
+    if not list_weight_files(info.folder):
         raise ModelLoadError(f"no *.safetensors in {info.folder}: the model has no weights")
     try:
-        model = _load_vision(settings, info) if info.vision else _load_text(settings, info)
+        model, unused = _load_vision(settings, info) if info.vision else _load_text(settings, info)
     except (OSError, ValueError, KeyError, TypeError, ImportError, RuntimeError, AttributeError) as error:
         raise ModelLoadError(f"{info.folder}: {_describe_error(error)}") from error
     dtype = _choose_dtype(settings)
+    if dtype is None and info.gguf is not None:
+        # Norms are in float32 beside matrices in float16; mixed, every activation would become float32.
+        is_bfloat = any(tensor.type == "BF16" for tensor in info.gguf.tensors.values())
+        dtype = mx.bfloat16 if is_bfloat else _find_dtype(model)
     if dtype is not None:
         model.set_dtype(dtype)
     model.eval()
-    form = settle_weights(model, config, dtype or _find_dtype(model))
+    form = replace(settle_weights(model, config, dtype or _find_dtype(model)), unused=unused)
     evaluate_parameters(model, info.name)
     attention.route_attention(model)
     if mx.metal.is_available():
@@ -60,36 +68,38 @@ def _find_dtype(model: Any) -> mx.Dtype:
     return found.most_common(1)[0][0] if found else mx.bfloat16
 
 
-def _load_text(settings: ModelSettings, info: LoadedModelInfo) -> Any:
-    from mlx_lm.utils import load_adapters, load_model
+def _load_text(settings: ModelSettings, info: LoadedModelInfo) -> tuple[Any, tuple[str, ...]]:
+    """The model, and the names of weights that it does not use."""
+    from mlx_lm.utils import _get_classes, load_adapters, load_model
 
-    strict = "vision_config" not in info.config  # of a vision model only the text part is loaded
-    model, _ = load_model(info.folder, lazy=True, strict=strict, trust_remote_code=settings.trust_remote_code)
-    if not strict:
-        _check_complete(model, info.folder)
-    return load_adapters(model, settings.adapter) if settings.adapter else model
-
-
-def _check_complete(model: Any, folder: Path) -> None:
-    """ModelLoadError if weights are missing: loaded without `strict`, they would stay random."""
-    weights: dict[str, mx.array] = {}
-    for file in sorted(folder.glob("model*.safetensors")):
-        weights |= mx.load(str(file))
-    missing = dict(tree_flatten(model.parameters())).keys() - model.sanitize(weights).keys()
-    if missing:
-        raise ModelLoadError(f"{folder}: {len(missing)} parameters are missing, such as {min(missing)}")
+    unused: Sequence[str] = ()
+    if info.gguf is not None:
+        model, unused = load_gguf_model(info.folder, info.config)
+    elif "model_file" in info.config:
+        model, _ = load_model(info.folder, lazy=True, trust_remote_code=settings.trust_remote_code)
+    else:
+        with check_loading(_get_classes(dict(info.config))[0], info.folder, _is_tied(info)) as unused:
+            model, _ = load_model(info.folder, lazy=True)
+    return (load_adapters(model, settings.adapter) if settings.adapter else model), tuple(unused)
 
 
-def _load_vision(settings: ModelSettings, info: LoadedModelInfo) -> Any:
-    from mlx_vlm.utils import load_model
+def _load_vision(settings: ModelSettings, info: LoadedModelInfo) -> tuple[Any, tuple[str, ...]]:
+    """As `_load_text`."""
+    from mlx_vlm.utils import get_model_and_args, load_model
 
-    if "model_file" in info.config and not settings.trust_remote_code:  # mlx-vlm would run it
-        raise ModelLoadError(
-            f"{info.folder}: config.json names Python code of its own (model_file): read it, and set "
-            "model.trust_remote_code to run it"
-        )
-    model = load_model(info.folder, lazy=True, trust_remote_code=settings.trust_remote_code)
-    return _apply_lora(model, settings.adapter) if settings.adapter else model
+    unused: Sequence[str] = ()
+    if "model_file" in info.config:
+        model = load_model(info.folder, lazy=True, trust_remote_code=settings.trust_remote_code)
+    else:
+        module, _ = get_model_and_args(dict(info.config))
+        with check_loading(module.Model, info.folder, _is_tied(info)) as unused:
+            model = load_model(info.folder, lazy=True)
+    return (_apply_lora(model, settings.adapter) if settings.adapter else model), tuple(unused)
+
+
+def _is_tied(info: LoadedModelInfo) -> bool:
+    sources = (info.config, info.config.get("text_config") or {})
+    return any(source.get("tie_word_embeddings") for source in sources)
 
 
 def _apply_lora(model: Any, adapter: str) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from mlxrun.errors import ConfigError, ModelLoadError
 from mlxrun.model.load_progress import LoadProgress
 
 log = logging.getLogger(__name__)
+GGUF = ".gguf"
 EMBEDDED = Path(__file__).parent.parent / "embedded" / "model"
 _FULL_HASH_BYTES = 1 << 30  # files up to this size are hashed in full
 _BLOCK = 1 << 16
@@ -21,10 +23,15 @@ _TEXT_FILES = ["*.json", "*.jinja", "*.txt", "*.model", "*.py", "*.tiktoken"]
 
 
 def find_model_folder(settings: ModelSettings, weights: bool = True) -> Path:
-    """The folder of the model. A model on the hub is downloaded; `weights`: whether with its weights."""
+    """The folder of the model, or its GGUF file. A model on the hub is downloaded; `weights`: whether with
+    its weights."""
     if settings.path == "embedded":
         return EMBEDDED
     folder = Path(settings.path).expanduser()
+    if folder.is_file():
+        if folder.suffix != GGUF:
+            raise ConfigError(f"model.path: {folder} is neither a folder nor a {GGUF} file")
+        return folder
     if folder.is_dir():
         if not (folder / "config.json").is_file():
             raise ConfigError(f"model.path: {folder} has no config.json, so it is not the folder of a model")
@@ -48,6 +55,20 @@ def _download(settings: ModelSettings, weights: bool) -> Path:
         ) from error
 
 
+def list_weight_files(folder: Path) -> list[Path]:
+    """The files with the weights of the model in `folder`, or the GGUF file itself."""
+    return [folder] if folder.is_file() else sorted(folder.glob("*.safetensors"))
+
+
+def check_remote_code(settings: ModelSettings, config: Mapping[str, Any], folder: Path) -> None:
+    """ModelLoadError if the model is Python code in its folder, which the libraries would run."""
+    if "model_file" in config and not settings.trust_remote_code:
+        raise ModelLoadError(
+            f"{folder}: config.json names Python code of its own (model_file), which is not run because it "
+            "could do anything on this machine: read it, and set model.trust_remote_code to run it"
+        )
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object of a file, {} if the file is absent; ModelLoadError if it is something else."""
     if not path.is_file():
@@ -61,14 +82,31 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
+def read_json_list(path: Path) -> list[dict[str, Any]]:
+    """The JSON objects of a file that has a list of them, [] if the file is absent; else ModelLoadError."""
+    if not path.is_file():
+        return []
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ModelLoadError(f"{path}: {error}") from error
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        raise ModelLoadError(f"{path}: not a list of JSON objects")
+    return value
+
+
 def compute_digests(
     folder: Path, adapter: Path | None, chat_template: str | None, *, code: bool = False
 ) -> dict[str, str]:
     """sha256 of `model` (config, weights, LoRA adapter), `tokenizer` and `template`. `code`: whether Python
     files of the folder may run, and are part of the model."""
-    weights = sorted(folder.glob("*.safetensors")) + (sorted(adapter.glob("*")) if adapter else [])
+    weights = list_weight_files(folder) + (sorted(adapter.glob("*")) if adapter else [])
     weights += sorted(folder.rglob("*.py")) if code else []
+    if (folder / "modules.json").is_file():  # of sentence-transformers: pooling, prompts, further layers
+        weights += [folder / "modules.json", *sorted(folder.glob("*sentence*.json"))]
+        weights += sorted(folder.glob("*/config.json")) + sorted(folder.glob("*/*.safetensors"))
     tokenizer = [folder / n for n in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")]
+    tokenizer += [folder / "tiktoken.model", *sorted(folder.glob("*.tiktoken"))]
     total = sum(path.stat().st_size for path in weights if path.is_file())
     progress = LoadProgress(f"reading the files of {folder.name} for their digests", total)
     return {

@@ -20,7 +20,18 @@ import numpy as np
 from mlxrun.config.byte_sizes import format_rounded
 from mlxrun.config.settings import ModelSettings
 from mlxrun.errors import MediaError, ModelLoadError
-from mlxrun.model.model_files import compute_digests, find_model_folder, read_json
+from mlxrun.model.gguf.architectures import check_tensor_types, make_config
+from mlxrun.model.gguf.header import GgufHeader, read_header
+from mlxrun.model.gguf.tokenizer import make_tokenizer
+from mlxrun.model.model_files import (
+    check_remote_code,
+    compute_digests,
+    find_model_folder,
+    list_weight_files,
+    read_json,
+)
+from mlxrun.model.model_kind import ModelKind, choose_kind
+from mlxrun.model.tokenizer_files import load_tokenizer
 from mlxrun.model.vision.image_units import number_regions
 from mlxrun.scheduler.request import ProcessedPrompt
 
@@ -33,7 +44,9 @@ _DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 @dataclass(frozen=True, slots=True)
 class LoadedModelInfo:
-    """A model without its weights. `digests` identify the contents of its files."""
+    """A model without its weights. `digests` identify the contents of its files. `gguf`: the header of the
+    file that `folder` is, if it is a GGUF file. `kind_note`: why it takes no images though its config has
+    them."""
 
     folder: Path
     config: Mapping[str, Any]
@@ -49,6 +62,8 @@ class LoadedModelInfo:
     processor: Any = None
     processor_digest: bytes = b""
     aliases: tuple[str, ...] = ()
+    gguf: GgufHeader | None = None
+    kind_note: str = ""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def process(self, text: str, images: Sequence[Any]) -> ProcessedPrompt:
@@ -107,14 +122,19 @@ def compute_image_digest(image: Any, settings: bytes = b"") -> bytes:
 def load_model_info(settings: ModelSettings, weights: bool = False) -> LoadedModelInfo:
     """Load everything except the weights. `weights`: download them too if the model comes from the hub."""
     folder = find_model_folder(settings, weights)
+    gguf = read_header(folder) if folder.is_file() else None
     if weights:
-        size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+        size = sum(path.stat().st_size for path in list_weight_files(folder))
         name = _get_own_name(settings, folder)
         log.info("loading %s from %s, %s of weights", name, folder, format_rounded(size))
-    config = read_json(folder / "config.json")
-    vision = _is_vision(settings, config)
-    generation = read_json(folder / "generation_config.json")
-    tokenizer = _load_tokenizer(folder, settings)
+    if gguf is not None:
+        check_tensor_types(gguf)
+    config = read_json(folder / "config.json") if gguf is None else make_config(gguf)
+    check_remote_code(settings, config, folder)
+    kind = choose_kind(settings, config, folder) if gguf is None else _get_gguf_kind(settings)
+    vision = kind.vision
+    generation = read_json(folder / "generation_config.json") if gguf is None else {}
+    tokenizer = load_tokenizer(folder, settings) if gguf is None else make_tokenizer(gguf)
     template = _read_template(folder, settings, tokenizer)
     adapter = Path(settings.adapter) if settings.adapter else None
     return LoadedModelInfo(
@@ -129,74 +149,28 @@ def load_model_info(settings: ModelSettings, weights: bool = False) -> LoadedMod
         name=settings.names[0] if settings.names else _get_own_name(settings, folder),
         names=(*settings.names, _get_own_name(settings, folder)) if settings.names else (),
         aliases=(settings.path,),
-        digests=compute_digests(folder, adapter, template, code=settings.trust_remote_code),
+        digests=compute_digests(folder, adapter, template, code=settings.trust_remote_code)
+        | ({} if gguf is None else {"tokenizer": gguf.digest_tokenizer()}),
+        gguf=gguf,
+        kind_note=kind.note,
         processor=_load_processor(folder, config, settings) if vision else None,
         processor_digest=_digest_processor(folder) if vision else b"",
     )
 
 
 def _get_own_name(settings: ModelSettings, folder: Path) -> str:
-    """The model's own name: the hub id, or the folder's own name."""
-    return folder.resolve().name if Path(settings.path).expanduser().is_dir() else settings.path
+    """The model's own name: the hub id, or the name of the folder or of the GGUF file."""
+    path = Path(settings.path).expanduser()
+    if path.is_file():
+        return path.stem
+    return folder.resolve().name if path.is_dir() else settings.path
 
 
-def _is_vision(settings: ModelSettings, config: Mapping[str, Any]) -> bool:
-    if settings.kind == "vision" and "vision_config" not in config:
-        raise ModelLoadError(f"model.kind: vision, but {settings.path} has no vision_config")
-    return settings.kind != "text" and "vision_config" in config
-
-
-def _load_tokenizer(folder: Path, settings: ModelSettings) -> Any:
-    from transformers import AutoTokenizer
-
-    _check_templates(folder)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=settings.trust_remote_code)
-    except Exception as error:  # the library raises bare exceptions for damaged files
-        raise ModelLoadError(_explain_no_tokenizer(folder, error)) from error
-    if not tokenizer.is_fast:
-        raise ModelLoadError(f"{folder}: the model has no tokenizer.json (a fast tokenizer), which is needed")
-    _check_vocabulary(folder, tokenizer)
-    return tokenizer
-
-
-def _explain_no_tokenizer(folder: Path, error: Exception) -> str:
-    """Why there is no tokenizer: the library's own message may be a bare key, or name no file."""
-    from tokenizers import Tokenizer
-
-    file = folder / "tokenizer.json"
-    if not file.is_file():
-        last = str(error).strip().rpartition("\n")[2]  # the most helpful line of a list of attempts
-        return f"{folder}: there is no tokenizer.json, and no other tokenizer can be loaded: {last}"
-    try:
-        Tokenizer.from_file(str(file))
-    except Exception as found:  # the library raises bare exceptions
-        return f"{file}: the file is damaged, or its kind of tokenizer is not known: {found}"
-    return f"{folder}: the tokenizer cannot be loaded: {type(error).__name__}: {error}"
-
-
-def _check_vocabulary(folder: Path, tokenizer: Any) -> None:
-    """ModelLoadError if text has no tokens: without a tokenizer.json the library may return an empty one."""
-    backend = tokenizer.backend_tokenizer
-    added = {token.content for token in backend.get_added_tokens_decoder().values()}
-    ordinary = backend.get_vocab(with_added_tokens=False).keys() - added
-    if ordinary and tokenizer.encode("a b", add_special_tokens=False):
-        return
-    what = "makes no tokens of text" if ordinary else "has no tokens but special ones"
-    is_there = (folder / "tokenizer.json").is_file()
-    why = "tokenizer.json is damaged" if is_there else "there is no tokenizer.json"
-    raise ModelLoadError(f"{folder}: {why}: the tokenizer {what}")
-
-
-def _check_templates(folder: Path) -> None:
-    """ModelLoadError that names the template file which cannot be read; the library's error does not."""
-    for path in (folder / "chat_template.jinja", *sorted(folder.glob("additional_chat_templates/*.jinja"))):
-        try:
-            path.read_bytes().decode("utf-8")
-        except FileNotFoundError:
-            continue
-        except (OSError, UnicodeDecodeError) as error:
-            raise ModelLoadError(f"{path}: the chat template cannot be read: {error}") from error
+def _get_gguf_kind(settings: ModelSettings) -> ModelKind:
+    """Text: the weights of a vision tower are in a file of their own (mmproj), which is not read."""
+    if settings.kind != "text" and settings.kind != "auto":
+        raise ModelLoadError(f"model.kind: {settings.kind}, but GGUF files are loaded as text models only")
+    return ModelKind(False)
 
 
 def _read_template(folder: Path, settings: ModelSettings, tokenizer: Any) -> str | None:
@@ -205,6 +179,8 @@ def _read_template(folder: Path, settings: ModelSettings, tokenizer: Any) -> str
             return Path(settings.chat_template).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ModelLoadError(f"model.chat_template: {error}") from error
+    if folder.is_file():
+        return tokenizer.chat_template
     own = folder / "chat_template.json"  # older vision models
     where = own if own.is_file() else folder
     found = read_json(own).get("chat_template") if own.is_file() else tokenizer.chat_template

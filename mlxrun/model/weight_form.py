@@ -59,13 +59,14 @@ FIXED_TABLES: Mapping[str, MethodTable] = {
 class WeightForm:
     """What was chosen. `kinds`: of quantised weights; empty if there are none. `keeps_experts`: those stay
     quantised where the others are held. `seconds`: by method and rows, of the timed products together; empty
-    if nothing was timed."""
+    if nothing was timed. `unused`: names of weights in the files that the model has no use for."""
 
     kinds: tuple[str, ...] = ()
     held: bool = False
     keeps_experts: bool = False
     table: MethodTable = field(default_factory=MethodTable)
     seconds: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
+    unused: tuple[str, ...] = ()
 
     def describe(self) -> str:
         """One line for logs and `mlxrun doctor`."""

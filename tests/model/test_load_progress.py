@@ -57,7 +57,7 @@ def test_the_model_and_its_folder_are_named_at_once(log: pytest.LogCaptureFixtur
     seen: list[list[str]] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "mlxrun.model.model_info._load_tokenizer", lambda *_: seen.append(list(log.messages)) or 1 / 0
+            "mlxrun.model.model_info.load_tokenizer", lambda *_: seen.append(list(log.messages)) or 1 / 0
         )
         with pytest.raises(ZeroDivisionError):
             load_model_info(ModelSettings(), weights=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -93,3 +94,18 @@ def test_large_files_are_sampled_at_both_ends(folder: Path, monkeypatch: pytest.
         path.write_bytes(data)
         assert compute_digests(folder, None, None)["model"] != before, index
         data[index] ^= 1
+
+
+def test_the_revision_goes_to_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hub id with its revision; without the weights where only the texts are needed."""
+    asked: list[Any] = []
+    monkeypatch.setattr(
+        "huggingface_hub.snapshot_download", lambda *given, **more: asked.append((given, more)) or tmp_path
+    )
+    settings = ModelSettings(path="org/tiny", revision="v1.2")
+    for weights in (True, False):
+        assert find_model_folder(settings, weights) == tmp_path
+    (first, with_weights), (_, without) = asked
+    assert first == ("org/tiny",) and with_weights["revision"] == without["revision"] == "v1.2"
+    assert "*.safetensors" in with_weights["allow_patterns"]
+    assert "*.safetensors" not in without["allow_patterns"]

@@ -210,7 +210,7 @@ def test_recommended_sampling_is_the_default(folder: Folder) -> None:
 # -- the kind ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", ["gemma3", "qwen3_vl", "idefics3"])
+@pytest.mark.parametrize("family", ["gemma3", "qwen3_vl"])
 def test_the_kind_follows_from_the_config(folder: Folder, family: str) -> None:
     """Vision_config makes a vision model, `kind: text` takes it for a text model all the same."""
     path = folder("vision", family)

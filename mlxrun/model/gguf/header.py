@@ -1,0 +1,139 @@
+"""Reads the header of a GGUF file: its metadata, and the name, shape and type of each tensor. No weights.
+
+mx.load reads the same metadata, but only together with all weights, which front ends do not need.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mlxrun.errors import ModelLoadError
+
+_VERSIONS = (2, 3)
+# The formats of values by the number of their type; 8 is a string, 9 an array.
+_FORMATS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_STRING, _ARRAY = 8, 9
+_TYPES = dict(
+    enumerate(
+        [
+            "F32",
+            "F16",
+            "Q4_0",
+            "Q4_1",
+            "4",
+            "5",
+            "Q5_0",
+            "Q5_1",
+            "Q8_0",
+            "Q8_1",
+            "Q2_K",
+            "Q3_K",
+            "Q4_K",
+            "Q5_K",
+            "Q6_K",
+            "Q8_K",
+        ]
+    )
+)
+_TYPES |= {16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S"}
+_TYPES |= {23: "IQ4_XS", 28: "F64", 29: "IQ1_M", 30: "BF16", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4"}
+_MAX_ITEMS = 1 << 28  # of an array: more is a damaged length
+
+
+@dataclass(frozen=True, slots=True)
+class GgufTensor:
+    """One tensor. `shape` as in MLX, rows first; `type` as GGUF calls it, such as F16 or Q4_0."""
+
+    shape: tuple[int, ...]
+    type: str
+
+
+@dataclass(frozen=True, slots=True)
+class GgufHeader:
+    """The metadata and the tensors of the file `path`, by name."""
+
+    path: Path
+    metadata: Mapping[str, Any]
+    tensors: Mapping[str, GgufTensor]
+
+    def digest_tokenizer(self) -> str:
+        """sha256 of the metadata that the tokenizer is made of."""
+        own = {key: value for key, value in self.metadata.items() if key.startswith("tokenizer.")}
+        return hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()
+
+    def read(self, key: str, kind: type, default: Any = None) -> Any:
+        """The metadata under `key` if it is of this type, else ModelLoadError; `default` if it is absent."""
+        value = self.metadata.get(key, default)
+        if value is default or (isinstance(value, kind) and (kind is bool or not isinstance(value, bool))):
+            return value
+        raise ModelLoadError(f"{self.path}: {key} is {value!r:.60}, which is not a {kind.__name__}")
+
+
+def read_header(path: Path) -> GgufHeader:
+    """Read a file's header. ModelLoadError if it is not a GGUF file, or damaged."""
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return _HeaderReader(data).read_all(path)
+    except (OSError, ValueError, struct.error, UnicodeDecodeError) as error:
+        raise ModelLoadError(f"{path}: the header of the GGUF file cannot be read: {error}") from error
+
+
+class _HeaderReader:
+    """Reads values one after the other. ValueError or struct.error for damaged data."""
+
+    def __init__(self, data: mmap.mmap) -> None:
+        self._data = data
+        self._place = 0
+
+    def read_all(self, path: Path) -> GgufHeader:
+        if self._data[:4] != b"GGUF":
+            raise ValueError("it does not begin with GGUF")
+        self._place = 4
+        (version,) = self._unpack("I")
+        if version not in _VERSIONS:
+            raise ValueError(f"it has version {version}, where {_VERSIONS} can be read")
+        tensors, values = self._unpack("QQ")
+        metadata = {self._read_string(): self._read_value(*self._unpack("I")) for _ in range(values)}
+        return GgufHeader(path, metadata, dict(self._read_tensor() for _ in range(tensors)))
+
+    def _unpack(self, form: str) -> tuple[Any, ...]:
+        values = struct.unpack_from(f"<{form}", self._data, self._place)
+        self._place += struct.calcsize(f"<{form}")
+        return values
+
+    def _read_string(self) -> str:
+        (size,) = self._unpack("Q")
+        text = self._data[self._place : self._place + size]
+        if len(text) != size:
+            raise ValueError("it ends within its header")
+        self._place += size
+        return text.decode("utf-8")
+
+    def _read_value(self, kind: int) -> Any:
+        if kind == _STRING:
+            return self._read_string()
+        if kind == _ARRAY:
+            kind, count = self._unpack("IQ")
+            if count > _MAX_ITEMS:
+                raise ValueError(f"a list of {count} values")
+            if kind in _FORMATS:
+                return list(self._unpack(f"{count}{_FORMATS[kind]}"))
+            return [self._read_value(kind) for _ in range(count)]
+        if kind not in _FORMATS:
+            raise ValueError(f"a value of the unknown type {kind}")
+        return self._unpack(_FORMATS[kind])[0]
+
+    def _read_tensor(self) -> tuple[str, GgufTensor]:
+        name = self._read_string()
+        (rank,) = self._unpack("I")
+        if rank > 8:
+            raise ValueError(f"{name} has {rank} dimensions")
+        *shape, kind, _ = self._unpack(f"{rank}QIQ")
+        return name, GgufTensor(tuple(reversed(shape)), _TYPES.get(kind, f"type {kind}"))

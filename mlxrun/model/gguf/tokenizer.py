@@ -1,0 +1,126 @@
+"""Makes the tokenizer that the metadata of a GGUF file describes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mlxrun.errors import ModelLoadError
+from mlxrun.model.gguf.header import GgufHeader
+
+_CONTROL, _USER_DEFINED = 3, 4  # kinds of tokens that are never split
+_BEGINS_WITH_BOS = ("llama-bpe", "llama3", "llama-v3")  # if the file does not say it
+_NAMES = {
+    "bos_token": "bos_token_id",
+    "eos_token": "eos_token_id",
+    "unk_token": "unknown_token_id",
+    "pad_token": "padding_token_id",
+}
+
+
+def make_tokenizer(header: GgufHeader) -> Any:
+    """A fast tokenizer of transformers, with its special tokens and its chat template. ModelLoadError for a
+    kind of tokenizer that is not known."""
+    from transformers import PreTrainedTokenizerFast
+
+    kind = header.read("tokenizer.ggml.model", str)
+    tokens = header.read("tokenizer.ggml.tokens", list, [])
+    if not tokens or kind not in ("gpt2", "llama"):
+        raise ModelLoadError(
+            f"{header.path}: tokenizer.ggml.model is {kind!r}; GGUF files with the tokens of a byte-level "
+            "BPE (gpt2) or of sentencepiece (llama) can be read"
+        )
+    backend = _make_byte_level(header, tokens) if kind == "gpt2" else _make_sentencepiece(header, tokens)
+    _add_special_tokens(header, tokens, backend)
+    named = {name: _find_token(header, tokens, key) for name, key in _NAMES.items()}
+    _add_bos(header, backend, named["bos_token"], kind)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        chat_template=header.read("tokenizer.chat_template", str),
+        clean_up_tokenization_spaces=False,
+        **{name: token for name, token in named.items() if token is not None},
+    )
+
+
+def _find_token(header: GgufHeader, tokens: list[str], key: str) -> str | None:
+    number = header.read(f"tokenizer.ggml.{key}", int)
+    if number is None:
+        return None
+    if number >= len(tokens):
+        raise ModelLoadError(f"{header.path}: tokenizer.ggml.{key} is {number}, of {len(tokens)} tokens")
+    return tokens[number]
+
+
+def _make_byte_level(header: GgufHeader, tokens: list[str]) -> Any:
+    from tokenizers import Tokenizer, decoders, models
+
+    merges = [tuple(each.split(" ")) for each in header.read("tokenizer.ggml.merges", list, [])]
+    try:
+        backend = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, merges))
+    except Exception as error:  # the library raises bare exceptions
+        raise ModelLoadError(f"{header.path}: the tokens and merges do not fit: {error}") from error
+    backend.pre_tokenizer = _make_splitter(header)
+    backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+def _make_splitter(header: GgufHeader) -> Any:
+    """How text is split before merges apply, by the name in the file."""
+    from tokenizers import Regex, pre_tokenizers
+    from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
+
+    name = header.read("tokenizer.ggml.pre", str)
+    if name == "gpt-2":
+        return pre_tokenizers.ByteLevel(add_prefix_space=False)
+    if name == "smollm":
+        digits = pre_tokenizers.Digits(individual_digits=True)
+        return pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    if name not in GGUF_PRE_TOKENIZER_SPLITS:
+        raise ModelLoadError(
+            f"{header.path}: tokenizer.ggml.pre is {name!r}, a way to split text that is not known"
+        )
+    split = pre_tokenizers.Split(Regex(GGUF_PRE_TOKENIZER_SPLITS[name]), behavior="isolated")
+    return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+
+
+def _make_sentencepiece(header: GgufHeader, tokens: list[str]) -> Any:
+    """A sentencepiece BPE as merges, which are those of the tokens in the order of their scores."""
+    from tokenizers import Tokenizer, decoders, models, normalizers
+    from transformers.tokenization_utils_base import generate_merges
+
+    scores = header.read("tokenizer.ggml.scores", list, [])
+    if len(scores) != len(tokens):
+        raise ModelLoadError(f"{header.path}: {len(scores)} scores of {len(tokens)} tokens")
+    vocab = {token: i for i, token in enumerate(tokens)}
+    merges = generate_merges(vocab, dict(zip(tokens, scores, strict=True)))
+    unknown = _find_token(header, tokens, "unknown_token_id")
+    backend = Tokenizer(models.BPE(vocab, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
+    prefix = header.read("tokenizer.ggml.add_space_prefix", bool, True)
+    begin = [normalizers.Prepend("▁")] if prefix else []
+    backend.normalizer = normalizers.Sequence([*begin, normalizers.Replace(" ", "▁")])
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    backend.decoder = decoders.Sequence([*steps, *([decoders.Strip(" ", 1, 0)] if prefix else [])])
+    return backend
+
+
+def _add_special_tokens(header: GgufHeader, tokens: list[str], backend: Any) -> None:
+    from tokenizers import AddedToken
+
+    kinds = header.read("tokenizer.ggml.token_type", list, [])
+    for token, kind in zip(tokens, kinds, strict=False):
+        if kind == _CONTROL:
+            backend.add_special_tokens([AddedToken(token, normalized=False, special=True)])
+        elif kind == _USER_DEFINED:
+            backend.add_tokens([AddedToken(token, normalized=False)])
+
+
+def _add_bos(header: GgufHeader, backend: Any, bos: str | None, kind: str) -> None:
+    """Begin each text with the begin token where the file says so, as llama.cpp does."""
+    from tokenizers import processors
+
+    default = kind == "llama" or header.metadata.get("tokenizer.ggml.pre") in _BEGINS_WITH_BOS
+    if bos is None or not header.read("tokenizer.ggml.add_bos_token", bool, default):
+        return
+    number = [(bos, backend.token_to_id(bos))]
+    backend.post_processor = processors.TemplateProcessing(
+        single=f"{bos} $A", pair=f"{bos} $A {bos} $B", special_tokens=number
+    )
