@@ -77,12 +77,8 @@ MUTATIONS: list[Case] = [
     ("qwen2_5_vl", drop_deltas, "image chunks"),
     ("qwen3_5", drop_deltas, "image chunks"),
     ("qwen3_vl", drop_deltas_after_a_hit, "image features"),
-    ("qwen3_vl", swap_features, "image features"),
-    ("gemma3", swap_features, "image features"),
-    ("idefics3", swap_features, "image features"),
-    ("qwen3_vl", shift_chunks, "image chunks"),
-    ("gemma3", shift_chunks, "image chunks"),
-    ("pixtral", shift_chunks, "image chunks"),
+    *((family, swap_features, "image features") for family in vision_models.VISION),
+    *((family, shift_chunks, "image chunks") for family in vision_models.VISION),
 ]
 
 

@@ -176,6 +176,56 @@ def test_without_exact_snapshots_there_is_no_prefix_cache(zoo: Zoo, monkeypatch:
     assert engine.prefix_cache.nbytes == 0
 
 
+def swap_tokens_of_chunks(monkeypatch: Patch) -> None:
+    """A chunk after the first has its tokens in another order."""
+    original = Adapter.prefill
+
+    def prefill(self: Any, ids: mx.array, cache: list[Any], start: int, *more: Any) -> mx.array:
+        return original(self, mx.roll(ids, 1, axis=1) if start else ids, cache, start, *more)
+
+    monkeypatch.setattr(Adapter, "prefill", prefill)
+
+
+def swap_rows_of_batches(monkeypatch: Patch) -> None:
+    """Rows of one forward take each other's tokens."""
+    original = Adapter.decode
+
+    def decode(self: Any, ids: mx.array, cache: list[Any], positions: Sequence[int]) -> mx.array:
+        return original(self, mx.roll(ids, 1, axis=0), cache, positions)
+
+    monkeypatch.setattr(Adapter, "decode", decode)
+
+
+def restore_other_contents(monkeypatch: Patch) -> None:
+    original = SnapshotCodec.restore
+
+    def restore(*given: Any) -> list[Any]:
+        cache = original(*given)
+        for layer in layer_caches.flatten_caches(cache):
+            if layer_caches.get_kind(layer) is layer_caches.LayerKind.STATE:
+                layer.cache = [a if a is None else a + 1 for a in layer.cache]
+            else:
+                layer.keys = mx.roll(layer.keys, 1, axis=2)
+        return cache
+
+    monkeypatch.setattr(SnapshotCodec, "restore", restore)
+
+
+@pytest.mark.parametrize("family", text_models.TEXT)
+def test_every_family_has_its_mutations_found(zoo: Zoo, family: str, monkeypatch: Patch) -> None:
+    """Tokens of chunks, rows of batches, contents of snapshots: each is found by its own check."""
+    for plant in (swap_tokens_of_chunks, swap_rows_of_batches, restore_other_contents):
+        with monkeypatch.context() as patch:
+            plant(patch)
+            failed = list_failed(probe_model(zoo.text(family)))
+        if plant is restore_other_contents:
+            assert failed[-1] == "snapshot" and not set(CHUNKS) & set(failed)
+        elif plant is swap_rows_of_batches:
+            assert "decode ragged" in failed and not set(CHUNKS) & set(failed)
+        else:
+            assert failed[0] in CHUNKS
+
+
 @pytest.mark.parametrize("family", ["gemma3_text", "gpt_oss"])
 def test_a_window_that_is_off_by_one_in_the_batch(zoo: Zoo, family: str, monkeypatch: Patch) -> None:
     original = row_group.RowGroup.get_width
