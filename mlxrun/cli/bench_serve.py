@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from mlxrun.bench.serve.workload_kinds import KINDS
 from mlxrun.bench.serve.workloads import PromptSize
 from mlxrun.cli.bench_options import write_report
 from mlxrun.cli.options import (
+    F,
     add_config_options,
     add_json_option,
     interrupt_on_sigterm,
@@ -35,9 +37,13 @@ Examples:
   mlxrun bench report --set model.path=Qwen/Qwen3-0.6B --json m4-max.json
   mlxrun bench report -c prod.yaml --requests 30
 """
-_prompt_words = click.option(
-    "--prompt-words", default=180, show_default=True, type=click.IntRange(1), help="Words in each prompt."
-)
+
+
+def _make_count_option(name: str, default: int, text: str) -> Callable[[F], F]:
+    return click.option(name, default=default, show_default=True, type=click.IntRange(1), help=text)
+
+
+_prompt_words = _make_count_option("--prompt-words", 180, "Words in each prompt.")
 
 
 @click.command(name="serve", epilog=EPILOG)
@@ -73,27 +79,11 @@ _prompt_words = click.option(
     help="Send this many requests per second at random times, whether or not the server keeps up, instead "
     "of --concurrency.",
 )
-@click.option(
-    "--requests",
-    default=64,
-    show_default=True,
-    type=click.IntRange(1),
-    help="Number of requests in each round.",
-)
+@_make_count_option("--requests", 64, "Number of requests in each round.")
 @_prompt_words
-@click.option(
-    "--output-tokens",
-    default=32,
-    show_default=True,
-    type=click.IntRange(1),
-    help="Maximum tokens in each answer.",
-)
-@click.option(
-    "--long-words",
-    default=16_000,
-    show_default=True,
-    type=click.IntRange(1),
-    help="Words in the long prompt of the workloads `long` and `interactive`.",
+@_make_count_option("--output-tokens", 32, "Maximum tokens in each answer.")
+@_make_count_option(
+    "--long-words", 16_000, "Words in the long prompt of the workloads `long` and `interactive`."
 )
 @make_repeat_option("Number of rounds; medians are shown.")
 @click.option(
@@ -147,20 +137,10 @@ def command(
 
 @click.command(name="report", epilog=REPORT_EPILOG)
 @add_config_options
-@click.option(
-    "--requests", default=100, show_default=True, type=click.IntRange(1), help="Requests at each concurrency."
-)
+@_make_count_option("--requests", 100, "Requests at each concurrency.")
 @_prompt_words
-@click.option(
-    "--output-tokens", default=128, show_default=True, type=click.IntRange(1), help="Tokens in each answer."
-)
-@click.option(
-    "--long-words",
-    default=4000,
-    show_default=True,
-    type=click.IntRange(1),
-    help="Words in the long prompt, behind which a short one waits.",
-)
+@_make_count_option("--output-tokens", 128, "Tokens in each answer.")
+@_make_count_option("--long-words", 4000, "Words in the long prompt, behind which a short one waits.")
 @add_json_option
 def report_command(
     config_path: Path | None,
