@@ -31,7 +31,7 @@ from mlxrun.errors import JobError
 from mlxrun.text.workers import wait_until_done
 
 if TYPE_CHECKING:
-    from mlxrun.api.anthropic.file_sources import ReadFile
+    from mlxrun.api.stored_files import ReadFile
     from mlxrun.batch.line_bodies import LineBody
     from mlxrun.engine.client import EngineClient
     from mlxrun.parsers.model_formats import ModelFormats

@@ -25,7 +25,7 @@ from mlxrun.scheduler.request import TokenEvent
 from mlxrun.text.model_info import ModelInfo
 
 if TYPE_CHECKING:
-    from mlxrun.api.anthropic.file_sources import ReadFile
+    from mlxrun.api.stored_files import ReadFile
     from mlxrun.batch.line_bodies import LineBody
     from mlxrun.engine.client import EngineClient
     from mlxrun.parsers.model_formats import ModelFormats

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from mlxrun.api.anthropic import request as messages
-from mlxrun.api.anthropic.file_sources import ReadFile, inline_files
+from mlxrun.api.anthropic.file_sources import inline_files
 from mlxrun.api.anthropic.stream import MessageWriter
 from mlxrun.api.choice import Choice
 from mlxrun.api.context import ApiContext
@@ -22,6 +22,7 @@ from mlxrun.api.prepared import PreparedRequest
 from mlxrun.api.responses import request as responses
 from mlxrun.api.responses.response import build_response
 from mlxrun.api.responses.stream import ResponseWriter
+from mlxrun.api.stored_files import ReadFile, inline_file_parts
 from mlxrun.batch.job_file import MAX_LINE, MESSAGE, RESPONSE, JobLine
 from mlxrun.batch.output_records import CREATED, BatchStamp, make_request_id
 from mlxrun.parsers.delta import Delta
@@ -55,19 +56,18 @@ async def prepare_line(
 ) -> LineBody:
     """Check a line and build its prompts; RequestError if its body is refused. `key`: of the line;
     `read_file`: reads the files that its body may name, None if it may name none; `stamp`: of its batch."""
+    body = line.body
+    if read_file is not None:
+        inline = inline_files if line.url == MESSAGE else inline_file_parts
+        body = await inline(body, read_file, MAX_LINE)
     if line.url == MESSAGE:
-        body = line.body
-        if read_file is not None:
-            body = await inline_files(body, read_file, MAX_LINE)
         # A line has no headers, so it may use what clients switch on by one.
         message = await messages.prepare_message(body, context, interleaved=True)
         return _MessageBody(message, key)
     if line.url == RESPONSE:
         created = CREATED if stamp is None else stamp.created_at
-        return await _ResponseBody.prepare(line.body, key, context, default_max_tokens, created)
-    prepared = await chats.prepare_request(
-        line.url, line.body, context, default_max_tokens=default_max_tokens
-    )
+        return await _ResponseBody.prepare(body, key, context, default_max_tokens, created)
+    prepared = await chats.prepare_request(line.url, body, context, default_max_tokens=default_max_tokens)
     return _ChoicesBody(prepared, key, stamp)
 
 

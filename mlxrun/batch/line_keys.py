@@ -1,6 +1,6 @@
 """Line keys decide whether a stored answer still belongs to a line.
 
-key = digest(custom_id, url, body, contents of the local images it names, settings), where settings are the
+key = digest(custom_id, url, body, contents of the local files it names, settings), where settings are the
 model, its template and the options that change answers; in a server also the id of the batch, since ids in
 answers are made of keys and no two answers of a server may have the same ones. `eval` is not included: if
 only it has changed, the stored answer is scored again.
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from mlxrun.batch.job_file import JobLine
-from mlxrun.config.settings import Config
+from mlxrun.config.settings import Config, MediaSettings
 from mlxrun.scoring.eval_spec import EvalSpec
 from mlxrun.text.model_info import ModelInfo
 
@@ -51,6 +51,8 @@ def collect_settings(config: Config, model_info: ModelInfo) -> dict[str, Any]:
     }
     if model_info.processor_digest:
         parts["processor"] = model_info.processor_digest.hex()
+    if model_info.vision and config.media.pdf_dpi != MediaSettings().pdf_dpi:
+        parts["pdf_dpi"] = config.media.pdf_dpi
     if config.structured.close_objects:
         parts["structured"] = asdict(config.structured)
     if config.cache.stored_bits is not None and config.cache.backend != "none":
@@ -133,14 +135,16 @@ def is_local_path(url: str) -> bool:
 
 
 def find_local_images(value: Any) -> Iterator[str]:
-    """The image URLs in messages or items that are local paths, in order."""
+    """The URLs of images and PDFs in messages or items that are local paths, in order."""
     if isinstance(value, list):
         for item in value:
             yield from find_local_images(item)
     elif isinstance(value, dict):
-        image = value.get("image_url")
+        image, file = value.get("image_url"), value.get("file")
         url = image.get("url") if isinstance(image, dict) else image
-        if isinstance(url, str) and is_local_path(url):
-            yield url
+        data = (file if isinstance(file, dict) else value).get("file_data")
+        for each in (url, data, value.get("file_url")):
+            if isinstance(each, str) and is_local_path(each):
+                yield each
         for name in ("content", "output"):  # of a message, of a tool's result
             yield from find_local_images(value.get(name))

@@ -86,6 +86,7 @@ _SETTING_NAMES = {
     "model.template": "the chat template",
     "model.tokenizer": "the tokenizer",
     "processor": "the image processor",
+    "pdf_dpi": "media.pdf_dpi",
     "context": "the context length",
     "ends": "the end tokens",
     "engine.chunk": "scheduler.chunk",

@@ -1,8 +1,8 @@
 """Every option of mlxrun with its default, its range and its description.
 
-The JSON Schema, the config reference and `mlxrun config init` are generated from this module and
-server_settings.py: the string under a field is its description, `Annotated` metadata is its range. Byte sizes
-are ints or "4GB" strings.
+The JSON Schema, the config reference and `mlxrun config init` are generated from this module,
+server_settings.py and media_settings.py: the string under a field is its description, `Annotated` metadata is
+its range. Byte sizes are ints or "4GB" strings.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
+from mlxrun.config.media_settings import MediaSettings as MediaSettings
 from mlxrun.config.server_settings import ApiSettings as ApiSettings
 from mlxrun.config.server_settings import ServerSettings as ServerSettings
 from mlxrun.config.setting_annotations import Bytes, Range
@@ -158,29 +159,6 @@ class StructuredSettings:
     close_objects: bool = False
     """Treat objects of a schema that have `properties`, and say nothing about others, as if they had
     `additionalProperties: false`. Small models invent further properties otherwise, some without end."""
-
-
-@dataclass(frozen=True, slots=True)
-class MediaSettings:
-    """Which images are accepted, and how large they may be."""
-
-    allow_urls: bool = False
-    """Fetch images from http(s) URLs."""
-    allow_hosts: tuple[str, ...] = ()
-    """Hosts from which images may be fetched. Empty: every public host."""
-    roots: tuple[str, ...] = (".",)
-    """Folders from which a job may read images, relative to the job file. No other file is read."""
-    max_bytes: Annotated[int, Bytes(), Range(1, None)] = 20_000_000
-    """Maximum size of an encoded image."""
-    max_pixels: Annotated[int, Range(1, None)] = 50_000_000
-    """Maximum number of pixels of an image, width x height."""
-    max_images: Annotated[int, Range(1, 1024)] = 16
-    """Maximum number of images in a request."""
-    memory_bytes: Annotated[int | None, Bytes(), Range(1, None)] = None
-    """Memory for decoded images of all requests together, which counts in scheduler.memory_limit. Images wait
-    for it; a request that needs more is refused. null: 1GB, at most an eighth of a given memory_limit."""
-    timeout: Annotated[float, Range(0.1, None)] = 20.0
-    """Seconds that fetching one URL may take."""
 
 
 @dataclass(frozen=True, slots=True)

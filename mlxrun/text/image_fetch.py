@@ -1,4 +1,4 @@
-"""Fetches an image from a URL without letting the sender reach into our network (SSRF).
+"""Fetches an image or a PDF from a URL without letting the sender reach into our network (SSRF).
 
 What counts is the address that a connection has: it is checked before anything is sent over it. Before, the
 resolver drops every address that is not public. No redirects, no cookies, no proxies from the environment, no
@@ -42,7 +42,7 @@ def is_public(address: str) -> bool:
     return ip in _GLOBAL and ip.is_global and not ip.is_multicast
 
 
-async def fetch_image(url: str, settings: MediaSettings, public: Callable[[str], bool] = is_public) -> bytes:
+async def fetch_media(url: str, settings: MediaSettings, public: Callable[[str], bool] = is_public) -> bytes:
     """Downloads the body of an http(s) URL within the limits of `settings`. Raises MediaError."""
     import aiohttp
 
@@ -55,7 +55,7 @@ async def fetch_image(url: str, settings: MediaSettings, public: Callable[[str],
                 cookie_jar=aiohttp.DummyCookieJar(),
                 timeout=aiohttp.ClientTimeout(total=settings.timeout),
                 auto_decompress=False,
-                headers={"Accept": "image/*", "Accept-Encoding": "identity"},
+                headers={"Accept": "image/*, application/pdf", "Accept-Encoding": "identity"},
             ) as session,
             session.get(target, allow_redirects=False) as response,
         ):
@@ -101,7 +101,7 @@ async def _read_body(response: ClientResponse, most: int) -> bytes:
         data += chunk
         too_large = len(data) > most
     if too_large:
-        raise MediaError(f"the image has more than media.max_bytes ({most})")
+        raise MediaError(f"it has more than media.max_bytes ({most})")
     return bytes(data)
 
 

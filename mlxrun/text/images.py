@@ -1,8 +1,8 @@
 """Loads the images of requests: data URLs, files under the allowed folders, and URLs if the config allows.
 
-The bytes of an image are limited before it is read, its pixels before decoding, and the memory of all decoded
-images while they are in use. Every failure is a MediaError. At most `parallel` images are read at once;
-reading and decoding run on worker threads.
+The pages of PDFs are images too. The bytes of an image or a PDF are limited before it is read, its pixels
+before decoding, and the memory of all decoded images while they are in use. Every failure is a MediaError. At
+most `parallel` files are read at once; reading and decoding run on worker threads, PDFs in processes.
 """
 
 from __future__ import annotations
@@ -12,28 +12,33 @@ import base64
 import binascii
 import re
 import stat
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from mlxrun.config.image_bytes import DEFAULT_IMAGE_BYTES
 from mlxrun.config.settings import MediaSettings
 from mlxrun.errors import MediaError
+from mlxrun.text.documents import Document, PageRef, list_pages, repeat_images
 from mlxrun.text.field_errors import reject, shorten
 from mlxrun.text.image_decoding import LARGE_IMAGE, ImageHeader, decode_image, read_header
-from mlxrun.text.image_fetch import fetch_image, is_public
+from mlxrun.text.image_fetch import fetch_media, is_public
 from mlxrun.text.image_memory import get_image_memory
 from mlxrun.text.image_side import find_image_side
-from mlxrun.text.messages import ImageRef
+from mlxrun.text.messages import DocumentRef, ImageRef, Message
 from mlxrun.text.model_info import ModelInfo
-from mlxrun.text.workers import IMAGES
+from mlxrun.text.pdf_process import PIXEL_BYTES, draw_pages, measure_pages
+from mlxrun.text.workers import IMAGES, PDFS
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+T = TypeVar("T")
 _DATA = re.compile(r"data:(?P<type>[^;,]*)(?P<options>(?:;[^;,]*)*),", re.IGNORECASE)
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
+_IMAGE, _PDF = "image/...", "application/pdf"  # what data URLs say
 
 
 class MediaLoader:
@@ -58,6 +63,34 @@ class MediaLoader:
         self._memory_bytes = memory_bytes
         self._public = public
 
+    async def open_documents(
+        self, messages: Sequence[Message], refs: Sequence[ImageRef], model: ModelInfo
+    ) -> tuple[list[Message], tuple[ImageRef, ...]]:
+        """Messages and their images with the pages of each PDF in its place."""
+        documents = [ref for ref in refs if isinstance(ref, DocumentRef)]
+        if not documents:
+            return list(messages), tuple(refs)
+        if not model.vision:
+            text = f"the model {model.name!r} does not accept images, which the pages of a PDF become; send"
+            reject(documents[0].param, f"{text} its text")
+        opened = dict(zip(documents, await _gather(map(self._open_document, documents)), strict=True))
+        pages, most = sum(len(document.sizes) for document in opened.values()), self._settings.max_pages
+        if pages > most:
+            param = documents[-1].param
+            text = f"{param}: the PDFs have {pages} pages together, and media.max_pages allows {most}"
+            raise MediaError(text, param=param)
+        found = [
+            list_pages(opened[ref], ref.param) if isinstance(ref, DocumentRef) else [ref] for ref in refs
+        ]
+        return repeat_images(messages, [len(each) for each in found]), tuple(chain.from_iterable(found))
+
+    async def _open_document(self, ref: DocumentRef) -> Document:
+        with _name_errors(ref.param):
+            async with self._slots:
+                data = await self._read(ref.url, _PDF)
+            sizes = await PDFS.run(measure_pages, data, self._settings.max_pages, self._settings.pdf_dpi)
+        return Document(data, sizes)
+
     @asynccontextmanager
     async def load_images(self, refs: Sequence[ImageRef], model: ModelInfo) -> AsyncIterator[list[Image]]:
         """The decoded images of a request, for use within the block: their memory counts until its end. Of
@@ -66,37 +99,37 @@ class MediaLoader:
             yield []
             return
         self._check_count(refs, model)
-        read = await self._read_all(refs)
+        read = await _gather(map(self._read_image, refs))
         headers = [header for _, header in read]
         is_large = any(header.pixels > LARGE_IMAGE for header in headers)
         side = await IMAGES.run(find_image_side, model) if is_large else None
         factors = [header.choose_factor(side) for header in headers]
         needed = self._count_bytes(headers, factors, refs)
         async with get_image_memory(self._memory_bytes).hold(needed):
-            images = []
+            images: list[Image] = []
             for ref, factor in zip(refs, factors, strict=True):
+                data = read.pop(0)[0]
                 with _name_errors(ref.param):
-                    images.append(await IMAGES.run(decode_image, read.pop(0)[0], factor))
+                    if not isinstance(ref, PageRef):
+                        images.append(await IMAGES.run(decode_image, data, factor))
+                    elif ref.page == 0:  # all pages of a document are in the request, one after the other
+                        images += await PDFS.run(draw_pages, data, ref.document.sizes, self._settings.pdf_dpi)
+                del data
             yield images
-
-    async def _read_all(self, refs: Sequence[ImageRef]) -> list[tuple[bytes, ImageHeader]]:
-        found = []
-        for result in await asyncio.gather(*map(self._read_image, refs), return_exceptions=True):
-            if isinstance(result, BaseException):
-                raise result
-            found.append(result)
-        return found
 
     def _check_count(self, refs: Sequence[ImageRef], model: ModelInfo) -> None:
         if not model.vision:
             reject(refs[0].param, f"the model {model.name!r} does not accept images")
         most = self._settings.max_images
-        if len(refs) > most:
-            param = refs[most].param
-            text = f"{param}: {len(refs)} images are more than media.max_images ({most})"
+        images = [ref for ref in refs if not isinstance(ref, PageRef)]
+        if len(images) > most:
+            param = images[most].param
+            text = f"{param}: {len(images)} images are more than media.max_images ({most})"
             raise MediaError(text, param=param)
 
     async def _read_image(self, ref: ImageRef) -> tuple[bytes, ImageHeader]:
+        if isinstance(ref, PageRef):
+            return ref.document.data, ImageHeader(*ref.document.sizes[ref.page], False, PIXEL_BYTES)
         with _name_errors(ref.param):
             async with self._slots:
                 data = await self._read(ref.url)
@@ -119,25 +152,24 @@ class MediaLoader:
                 )
         return kept + decoding
 
-    async def _read(self, url: str) -> bytes:
+    async def _read(self, url: str, kind: str = _IMAGE) -> bytes:
         scheme = _SCHEME.match(url)
         if scheme is not None and scheme[1].lower() in ("http", "https") and self._settings.allow_urls:
-            return await fetch_image(url, self._settings, self._public)
-        return await asyncio.to_thread(self.read_local, url)
+            return await fetch_media(url, self._settings, self._public)
+        return await asyncio.to_thread(self.read_local, url, kind)
 
-    def read_local(self, url: str) -> bytes:
-        """The encoded image of a data URL or path; it blocks. Raises MediaError, for other URLs too."""
+    def read_local(self, url: str, kind: str = _IMAGE) -> bytes:
+        """The bytes of an image or PDF, of a data URL or path; it blocks. Raises MediaError, also for other
+        URLs."""
         if not url:
             raise MediaError("the url is empty")
         scheme = _SCHEME.match(url)
         if scheme is None:
             return self._read_file(url)
         if scheme[1].lower() == "data":
-            return self._read_data(url)
+            return self._read_data(url, kind)
         if scheme[1].lower() in ("http", "https"):
-            raise MediaError(
-                "URLs are not fetched; send the image as a data: URL, or set media.allow_urls: true"
-            )
+            raise MediaError("URLs are not fetched; send a data: URL, or set media.allow_urls: true")
         usable = ["a data: URL"]
         if self._base is not None:
             usable.append("a path")
@@ -145,10 +177,10 @@ class MediaLoader:
             usable.append("an http(s) URL")
         raise MediaError(f"{scheme[1]}: URLs are not supported; use {' or '.join(usable)}")
 
-    def _read_data(self, url: str) -> bytes:
+    def _read_data(self, url: str, kind: str) -> bytes:
         head = _DATA.match(url)
-        if head is None or not head["type"].lower().startswith("image/"):
-            raise MediaError("expected data:image/...;base64,...")
+        if head is None or not head["type"].lower().startswith(kind.removesuffix("...")):
+            raise MediaError(f"expected data:{kind};base64,...")
         if not head["options"].lower().endswith(";base64"):
             raise MediaError("data URLs must be base64")
         self._check_bytes((len(url) - head.end()) * 3 // 4 - 2)  # at most two bytes are padding
@@ -163,7 +195,7 @@ class MediaLoader:
         """Reads a file. Links are resolved before the check, so that none leads out of the roots."""
         name_shown = shorten(name)
         if self._base is None:
-            raise MediaError("file paths are not supported on the server; send the image as a data: URL")
+            raise MediaError("file paths are not supported on the server; send a data: URL")
         try:
             path = (self._base / name).resolve()
             if not any(path.is_relative_to(root) for root in self._roots):
@@ -184,12 +216,22 @@ class MediaLoader:
 
     def _check_bytes(self, size: int) -> None:
         if size > self._settings.max_bytes:
-            raise MediaError(f"the image has more than media.max_bytes ({self._settings.max_bytes})")
+            raise MediaError(f"it has more than media.max_bytes ({self._settings.max_bytes})")
+
+
+async def _gather(tasks: Iterable[Awaitable[T]]) -> list[T]:
+    """All results; of several errors the first in order, once all have ended."""
+    found = []
+    for result in await asyncio.gather(*tasks, return_exceptions=True):
+        if isinstance(result, BaseException):
+            raise result
+        found.append(result)
+    return found
 
 
 @contextmanager
 def _name_errors(param: str) -> Iterator[None]:
-    """Errors about an image name the field that has it."""
+    """Errors about an image or a PDF name the field that has it."""
     try:
         yield
     except MediaError as exc:

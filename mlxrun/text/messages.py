@@ -1,9 +1,9 @@
 """Checks OpenAI chat messages and converts them to what the model's chat template expects.
 
 `developer` becomes `system`, neighbours of one role merge if both are plain strings, text-only parts become
-one string, images stay as parts in the sender's order, and arguments of tool calls become objects. What a
-template does not render (MessageSupport) is moved to where it does. Any JSON is either normalized or refused
-with the path of the error; unknown fields of messages, parts and tool calls have no effect.
+one string, images and PDFs stay as parts in the sender's order, and arguments of tool calls become objects.
+What a template does not render (MessageSupport) is moved to where it does. Any JSON is either normalized or
+refused with the path of the error; unknown fields of messages, parts and tool calls have no effect.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _FIELDS = {
     "tool": ("role", "content", "name", "tool_call_id"),
 }
 _UNREAD_CONTENT = ("audio", "function_call")  # accepted while it is empty
-_PARTS = ("text", "image_url")
-_UNSUPPORTED_PARTS = ("input_audio", "file", "video_url", "audio_url", "image_file")
+_PARTS = ("text", "image_url", "file")
+_UNSUPPORTED_PARTS = ("input_audio", "video_url", "audio_url", "image_file")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +60,14 @@ class ImageRef:
 
 
 @dataclass(frozen=True, slots=True)
+class DocumentRef(ImageRef):
+    """A PDF in the place of an image; documents.py puts its pages there."""
+
+
+@dataclass(frozen=True, slots=True)
 class Chat:
-    """Messages in the shape of chat templates, and the images of their `{"type": "image"}` parts in order."""
+    """Messages in the shape of chat templates, and the images and PDFs of their `{"type": "image"}` parts in
+    order."""
 
     messages: list[Message]
     images: tuple[ImageRef, ...] = ()
@@ -242,15 +248,16 @@ class _MessageReader:
         if part_type == "refusal" and role == "assistant" and not self.strict:
             return {"type": "text", "text": check_type(part.get("refusal"), str, f"{param}.refusal")}
         if part_type in (*_UNSUPPORTED_PARTS, "refusal"):
-            reject_unsupported(f"{param}.type", f"{part_type!r} parts; use text and image_url")
+            reject_unsupported(f"{param}.type", f"{part_type!r} parts; use text, image_url and file")
         if part_type not in _PARTS:
             reject_choice(f"{param}.type", part_type, _PARTS)
         self._select(part, ("type", part_type), param)
         if part_type == "text":
             return {"type": "text", "text": check_type(part.get("text"), str, f"{param}.text")}
         if role not in _IMAGE_ROLES:
-            reject(f"{param}.type", "images are supported in messages of the user and of tools only")
-        self.images.append(self._read_image(part.get("image_url"), f"{param}.image_url"))
+            reject(f"{param}.type", "images and files go into messages of the user and of tools only")
+        read = self._read_image if part_type == "image_url" else self._read_file
+        self.images.append(read(part.get(part_type), f"{param}.{part_type}"))
         return {"type": "image"}
 
     def _read_image(self, value: Any, param: str) -> ImageRef:
@@ -261,6 +268,14 @@ class _MessageReader:
             reject_unsupported(f"{param}.detail", "images always have full detail; use 'auto' or 'high'")
         self._select(value, known, param)
         return ImageRef(check_type(value.get("url"), str, f"{param}.url"), f"{param}.url")
+
+    def _read_file(self, value: Any, param: str) -> DocumentRef:
+        check_type(value, dict, param)
+        known = self._select(value, ("file_data", "file_id", "filename"), param)
+        if known.get("file_id") is not None:
+            reject_unsupported(f"{param}.file_id", "stored files are not read here; send file_data")
+        param = f"{param}.file_data"
+        return DocumentRef(check_type(known.get("file_data"), str, param), param)
 
 
 def _read_role(message: Message, param: str) -> str:

@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mlxrun.model.tiny.byte_tokenizer import write_json
 
-from mlxrun.batch.line_keys import collect_settings, digest_settings
-from mlxrun.config.settings import Config, StructuredSettings
+from mlxrun.batch.job_file import CHAT, JobLine
+from mlxrun.batch.line_keys import LineKeys, collect_settings, digest_settings, find_local_images
+from mlxrun.config.settings import Config, MediaSettings, StructuredSettings
 from mlxrun.model.model_info import LoadedModelInfo, load_model_info
-from tests.helpers.byte_tokenizer import write_json
 from tests.helpers.model_fixtures import Zoo
 
 Change = Callable[[Config], Config]
@@ -105,6 +106,26 @@ def test_how_images_become_pixels_is_part_of_it(zoo: Zoo, tmp_path: Path) -> Non
     write_json(path, {**json.loads(path.read_text()), "max_pixels": 12_345})
     assert digest(sees) != before[0]
     assert digest(blind) == before[1]
+    finer = [replace(config, media=MediaSettings(pdf_dpi=200)) for config in (sees, blind)]
+    assert digest(finer[0]) != digest(sees) and digest(finer[1]) == digest(blind)
+
+
+def test_pdfs_that_a_line_names(tmp_path: Path) -> None:
+    """Their contents are part of the key, as those of images are."""
+    file = {"type": "file", "file": {"file_data": "a.pdf"}}
+    bodies = [
+        {"messages": [{"role": "user", "content": [file]}]},
+        {"input": [{"role": "user", "content": [{"type": "input_file", "file_url": "a.pdf"}]}]},
+        {"input": [{"output": [{"type": "input_file", "file_data": "a.pdf"}]}]},
+    ]
+    assert [list(find_local_images([*body.values()][0])) for body in bodies] == [["a.pdf"]] * 3
+    assert list(find_local_images([{"content": [{"file": {"file_data": "data:,"}}]}])) == []
+    line = JobLine(0, "a", CHAT, bodies[0])
+    found = set()
+    for content in (b"1", b"2"):
+        (tmp_path / "a.pdf").write_bytes(content)
+        found.add(LineKeys("s", tmp_path, 100).compute_key(line))
+    assert len(found) == 2
 
 
 def test_closed_objects_are_part_of_it(folder: Path) -> None:

@@ -23,6 +23,7 @@ from mlxrun.server.batches.batch_queue import BatchQueue
 from mlxrun.server.batches.storage import Storage
 from tests.helpers.anthropic_api import ADD, RED
 from tests.helpers.batches_server import ServerSetup, count_answered, make_processes, serve, with_keys
+from tests.helpers.pdf_files import RGB, make_pdf
 from tests.helpers.server_fakes import Act, FakeEngine, make_script, run_server, server_config
 from tests.helpers.tokenizers import TOOLS, FakeModelInfo, byte_tokenizer
 
@@ -291,6 +292,10 @@ async def run_with_engine(
         await queue.close()
 
 
+PDF = make_pdf("blue", "green")
+PDF_TYPE, PDF_DATA = "application/pdf", base64.b64encode(PDF).decode()
+
+
 def decode_prompt(request: Any) -> str:
     return byte_tokenizer().decode(list(request.prompt), skip_special_tokens=False)
 
@@ -300,10 +305,12 @@ async def test_files_in_messages(tmp_path: Path) -> None:
     async with run_with_engine(tmp_path, "seen", vision=True) as (server, client):
         image = await client.beta.files.upload(file=("red.png", base64.b64decode(RED), "image/png"))
         text = await client.beta.files.upload(file=("n.txt", "naïve notes".encode(), "text/plain"))
-        pdf = await client.beta.files.upload(file=("a.pdf", b"%PDF-1.7", "application/pdf"))
+        pdf = await client.beta.files.upload(file=("a.pdf", PDF, "application/pdf"))
+        mp3 = await client.beta.files.upload(file=("a.mp3", b"ID3", "audio/mpeg"))
         by_id: Any = [
             {"type": "image", "source": {"type": "file", "file_id": image.id}},
             {"type": "document", "title": "N", "source": {"type": "file", "file_id": text.id}},
+            {"type": "document", "source": {"type": "file", "file_id": pdf.id}},
         ]
         inline: Any = [
             {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": RED}},
@@ -312,6 +319,7 @@ async def test_files_in_messages(tmp_path: Path) -> None:
                 "title": "N",
                 "source": {"type": "text", "media_type": "text/plain", "data": "naïve notes"},
             },
+            {"type": "document", "source": {"type": "base64", "media_type": PDF_TYPE, "data": PDF_DATA}},
         ]
 
         async def send(content: Any) -> Any:
@@ -322,7 +330,8 @@ async def test_files_in_messages(tmp_path: Path) -> None:
         assert (await send(by_id)).content[0].text == "seen" == (await send(inline)).content[0].text
         first, second = server.engine.requests
         assert (first.prompt, first.media) == (second.prompt, second.media)
-        assert "naïve notes" in decode_prompt(first) and first.media == ((255, 0, 0),)
+        assert "naïve notes" in decode_prompt(first)
+        assert first.media == (RGB["red"], RGB["blue"], RGB["green"])
         counts = [
             (await client.beta.messages.count_tokens(model="m", messages=[{"role": "user", "content": each}]))
             for each in (by_id, inline)
@@ -330,7 +339,7 @@ async def test_files_in_messages(tmp_path: Path) -> None:
         assert counts[0].input_tokens == counts[1].input_tokens
         for block, message in (
             ({"type": "image", "source": {"type": "file", "file_id": text.id}}, "'text/plain'"),
-            ({"type": "document", "source": {"type": "file", "file_id": pdf.id}}, "PDFs are not read"),
+            ({"type": "document", "source": {"type": "file", "file_id": mp3.id}}, "neither a PDF nor a text"),
             ({"type": "document", "source": {"type": "file"}}, "file_id"),
         ):
             with pytest.raises(anthropic.BadRequestError, match=message) as caught:

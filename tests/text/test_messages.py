@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlxrun.errors import RequestError
-from mlxrun.text.messages import ImageRef, MessageSupport, normalize_messages
+from mlxrun.text.messages import DocumentRef, ImageRef, MessageSupport, normalize_messages
 
 URL = "data:image/png;base64,AA=="
 
@@ -22,6 +22,10 @@ def user(content: Any = "hi", **extra: Any) -> dict[str, Any]:
 
 def image(url: str = URL) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": url}}
+
+
+def file(data: str = "a.pdf", **more: Any) -> dict[str, Any]:
+    return {"type": "file", "file": {"file_data": data, **more}}
 
 
 def text(value: str) -> dict[str, Any]:
@@ -128,6 +132,10 @@ def test_tool_arguments_become_objects(arguments: Any, expected: Any) -> None:
         ([user([{"type": "text", "text": None}])], "messages[0].content[0].text", "null"),
         ([user([{"type": "image_url", "image_url": URL}])], "messages[0].content[0].image_url", "string"),
         ([user([{"type": "image_url", "image_url": {}}])], "messages[0].content[0].image_url.url", "null"),
+        ([user([{"type": "file"}])], "messages[0].content[0].file", "expected object"),
+        ([user([{"type": "file", "file": {}}])], "messages[0].content[0].file.file_data", "null"),
+        ([user([file(file_id="f")])], "messages[0].content[0].file.file_id", "not read here"),
+        ([{"role": "assistant", "content": [file()]}], "messages[0].content[0].type", "of tools only"),
         ([{"role": "system", "content": [image()]}], "messages[0].content[0].type", "of tools only"),
         ([{"role": "assistant", "content": [image()]}], "messages[0].content[0].type", "of tools only"),
         ([{"role": "assistant", "content": "x", "refusal": "no"}], "messages[0].refusal", "beside a content"),
@@ -354,3 +362,18 @@ def test_any_json_is_normalised_or_refused(messages: Any) -> None:
         assert isinstance(message["content"], str | list)
         for call in message.get("tool_calls", []):
             assert isinstance(call["function"]["arguments"], dict)
+
+
+def test_files_take_the_place_of_images() -> None:
+    """In order with images, in messages of tools too, which move as images do."""
+    tool = {"role": "tool", "tool_call_id": "t", "content": [file("b.pdf"), text("x")]}
+    found = normalize_messages([user([text("a"), file(filename="n"), image()]), tool])
+    assert found.messages[0]["content"] == [text("a"), {"type": "image"}, {"type": "image"}]
+    assert found.messages[2]["content"] == [{"type": "image"}]
+    assert found.images == (
+        DocumentRef("a.pdf", "messages[0].content[1].file.file_data"),
+        ImageRef(URL, "messages[0].content[2].image_url.url"),
+        DocumentRef("b.pdf", "messages[1].content[0].file.file_data"),
+    )
+    with pytest.raises(RequestError, match=r"messages\[0\].content\[0\].file.pages"):
+        normalize_messages([user([file(pages=3)])], strict=True)

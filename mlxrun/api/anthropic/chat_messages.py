@@ -7,13 +7,11 @@ cannot be read and is dropped. Errors are RequestErrors with paths of the Anthro
 
 from __future__ import annotations
 
-import functools
-import logging
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mlxrun.api.anthropic.billing_header import strip_billing_header
 from mlxrun.api.anthropic.fields import (
     ALLOWED,
     BLOCKS,
@@ -31,18 +29,15 @@ from mlxrun.api.opaque_reasoning import decode_reasoning
 from mlxrun.config.settings import ServerSettings
 from mlxrun.text.field_errors import get_json_type, reject, reject_unsupported, shorten
 
-logger = logging.getLogger(__name__)
-
 Json = dict[str, Any]
 
-# The first line of Claude Code's system prompt; its `cch` differs in each request.
-_BILLING = re.compile(r"\s*x-anthropic-billing-header:[^\n]*(?:\n\s*|\Z)", re.IGNORECASE)
+_DATA_FIELDS = {"text": "text", "image_url": "image_url.url", "file": "file.file_data"}  # of parts
 _CONTAINERS = {"tool_result": "tool results", "document": "documents", "search_result": "search results"}
 
 
 @dataclass(frozen=True, slots=True)
 class PromptPart:
-    """A part of a chat message; `path` is its block, `value_path` the field of its text or image data."""
+    """A part of a chat message; `path` is its block, `value_path` the field of its text or data."""
 
     body: Json
     path: str
@@ -57,7 +52,7 @@ class PromptPart:
 
     @property
     def text(self) -> str | None:
-        """The text; None for an image."""
+        """The text; None for an image or a PDF."""
         return self.body.get("text")
 
 
@@ -116,7 +111,7 @@ class ChatMessagesBuilder:
         parts: list[PromptPart] = []
         for kind, block, path in _read_blocks(content, f"{where}.content", "user", self._echoed):
             if kind != "tool_result":
-                parts.append(_read_part(kind, block, path, self._echoed))
+                parts += _read_part(kind, block, path, self._echoed)
             elif parts:
                 reject(path, "`tool_result` blocks must come first in a message")
             else:
@@ -168,14 +163,14 @@ class ChatMessagesBuilder:
         if isinstance(content, str):
             return [PromptPart.from_text(content, where)] if content else []
         blocks = _read_blocks(content, where, container, self._echoed)
-        return [_read_part(*block, self._echoed) for block in blocks]
+        return [part for block in blocks for part in _read_part(*block, self._echoed)]
 
     def _add(self, message: Json, where: str, parts: Sequence[PromptPart] = ()) -> None:
         target = f"messages[{len(self.messages)}]"
         self._sources[target] = where
         for i, part in enumerate(parts):
             self._sources[f"{target}.content[{i}]"] = part.path
-            field = "text" if part.text is not None else "image_url.url"
+            field = _DATA_FIELDS[part.body["type"]]
             self._sources[f"{target}.content[{i}].{field}"] = part.value_path
         if parts:
             message["content"] = [part.body for part in parts]
@@ -223,33 +218,46 @@ def _read_blocks(content: Any, where: str, container: str, echoed: bool) -> list
     ]
 
 
-def _read_part(kind: str, block: Json, path: str, echoed: bool) -> PromptPart:
+def _read_part(kind: str, block: Json, path: str, echoed: bool) -> list[PromptPart]:
     if kind == "text":
-        return PromptPart.from_text(block["text"], path, f"{path}.text")
+        return [PromptPart.from_text(block["text"], path, f"{path}.text")]
     if kind == "document":
-        return PromptPart.from_text(_write_document(block, path, echoed), path)
+        return _read_document(block, path, echoed)
     if kind == "search_result":
         text = _join_texts(block["content"], f"{path}.content", kind, echoed)
-        return PromptPart.from_text(_write_tags(kind, block, ("title", "source"), text), path)
+        return [PromptPart.from_text(_write_tags(kind, block, ("title", "source"), text), path)]
     source, given = check_tagged(
         block["source"], f"{path}.source", SOURCES, {"file": "send it as base64"}, echoed=echoed
     )
     check_fields(block.get("transformations", {}), f"{path}.transformations", TRANSFORMATIONS)
-    if source == "url":
-        return PromptPart({"type": "image_url", "image_url": given}, path, f"{path}.source.url")
-    url = f"data:{given['media_type']};base64,{given['data']}"
-    return PromptPart({"type": "image_url", "image_url": {"url": url}}, path, f"{path}.source.data")
+    url, field = _read_url(source, given)
+    return [PromptPart({"type": "image_url", "image_url": {"url": url}}, path, f"{path}.source.{field}")]
 
 
-def _write_document(block: Json, path: str, echoed: bool) -> str:
+def _read_url(kind: str, source: Json) -> tuple[str, str]:
+    """The URL of a source, and the field it comes from."""
+    if kind == "url":
+        return source["url"], "url"
+    return f"data:{source['media_type']};base64,{source['data']}", "data"
+
+
+def _read_document(block: Json, path: str, echoed: bool) -> list[PromptPart]:
     kind, source = check_tagged(
         block["source"], f"{path}.source", DOCUMENTS, REFUSED_DOCUMENTS, echoed=echoed
     )
+    if kind in ("base64", "url"):
+        url, field = _read_url(kind, source)
+        file = PromptPart({"type": "file", "file": {"file_data": url}}, path, f"{path}.source.{field}")
+        if not block.get("title") and not block.get("context"):
+            return [file]
+        tail = "\n</content>\n</document>"
+        head = _write_tags("document", block, ("title", "context"), "").removesuffix(tail)
+        return [PromptPart.from_text(head, path), file, PromptPart.from_text(tail, path)]
     if kind == "text":
         text = source["data"]
     else:
         text = _join_texts(source["content"], f"{path}.source.content", "document", echoed)
-    return _write_tags("document", block, ("title", "context"), text)
+    return [PromptPart.from_text(_write_tags("document", block, ("title", "context"), text), path)]
 
 
 def _join_texts(content: Any, where: str, container: str, echoed: bool) -> str:
@@ -277,18 +285,7 @@ def _mark_failed(parts: list[PromptPart], path: str) -> list[PromptPart]:
 
 def _strip_billing_line(parts: list[PromptPart]) -> list[PromptPart]:
     text = parts[0].body["text"]
-    found = _BILLING.match(text)
-    if found is None:
+    rest = strip_billing_header(text)
+    if rest == text:
         return parts
-    _log_stripped()
-    rest = text[found.end() :]
     return [parts[0].with_text(rest), *parts[1:]] if rest else parts[1:]
-
-
-@functools.cache
-def _log_stripped() -> None:
-    """Cached, so that it is logged once."""
-    logger.info(
-        "removed x-anthropic-billing-header from a system prompt: it differs in each request, so the prefix "
-        "cache would never match (server.strip_billing_header)"
-    )

@@ -89,14 +89,12 @@ SOURCES: dict[str, Schema] = {
     "url": object_of({"url": {"type": "string", "pattern": "^[Hh][Tt][Tt][Pp][Ss]?://"}}),
 }
 DOCUMENTS: dict[str, Schema] = {
+    "base64": object_of({"media_type": {"const": "application/pdf"}, "data": STRING}),
+    "url": SOURCES["url"],
     "text": object_of({"media_type": {"const": "text/plain"}, "data": STRING}),
     "content": object_of({"content": _TEXTS}),
 }
-REFUSED_DOCUMENTS = {
-    "base64": "files such as PDFs are not read; send the text, or the pages as images",
-    "url": "documents are not fetched; send the text",
-    "file": "send the text",
-}
+REFUSED_DOCUMENTS = {"file": "send a PDF as base64, or the text"}
 MESSAGE: dict[str, Schema] = {
     "user": object_of({"content": _TEXTS}),
     "assistant": object_of({"content": _TEXTS}),

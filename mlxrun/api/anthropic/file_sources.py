@@ -2,38 +2,24 @@
 
     {"type": "image" | "document", "source": {"type": "file", "file_id": "file_..."}}
 
-Images become base64, and text files texts, as if the client had sent them so. Blocks of other shapes stay as
-they are, for the checks that follow.
+Images and PDFs become base64, and text files texts, as if the client had sent them so. Blocks of other shapes
+stay as they are, for the checks that follow.
 """
 
 from __future__ import annotations
 
-import asyncio
 import base64
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Any
 
-from mlxrun.api.anthropic.fields import EXTRA, REFUSED_DOCUMENTS, SOURCES
+from mlxrun.api.anthropic.fields import EXTRA, SOURCES
 from mlxrun.api.body_schema import STRING, object_of
-from mlxrun.errors import RequestError
-from mlxrun.text.field_errors import UNKNOWN, check_type, quote, reject, reject_unsupported, shorten
+from mlxrun.api.stored_files import PDF, FileContent, ReadFile, read_content
+from mlxrun.text.field_errors import UNKNOWN, quote, reject, reject_unsupported, shorten
 
 Json = dict[str, Any]
 FILE_SOURCE = object_of({"file_id": STRING})
 IMAGE_TYPES = SOURCES["base64"]["properties"]["media_type"]["enum"]
-
-
-@dataclass(frozen=True, slots=True)
-class FileContent:
-    """A file that a body names. `media_type` as it was uploaded."""
-
-    media_type: str
-    data: bytes
-
-
-# Reads the file with an id, of at most so many bytes; NotFound or BodyTooLarge if it cannot. It blocks.
-ReadFile = Callable[[str, int], FileContent]
 
 
 def find_file_sources(body: Any) -> list[tuple[str, Json]]:
@@ -60,7 +46,7 @@ def _find_in_list(items: list[Any], where: str) -> Iterator[tuple[str, Json]]:
 
 async def inline_files(body: Any, read_file: ReadFile, max_bytes: int) -> Any:
     """`body` with the contents of its files, which together have at most `max_bytes`; `body` itself is not
-    changed. RequestError if one does not exist, or is neither an image nor a text."""
+    changed. RequestError if one does not exist, or is no image, PDF or text."""
     sources = find_file_sources(body)
     if not sources:
         return body
@@ -77,24 +63,19 @@ async def _read(source: Json, where: str, read_file: ReadFile, most: int) -> Fil
     for key in source:
         if key not in ("type", "file_id"):
             reject(f"{where}.{shorten(key)}", EXTRA, code=UNKNOWN)
-    file_id = check_type(source.get("file_id"), str, f"{where}.file_id")
-    try:
-        return await asyncio.to_thread(read_file, file_id, most)
-    except RequestError as error:
-        error.args, error.param = (f"{where}.file_id: {error}",), f"{where}.file_id"
-        raise
+    return await read_content(source.get("file_id"), f"{where}.file_id", read_file, most)
 
 
 def _convert(kind: str, content: FileContent, where: str) -> Json:
     """The source of a block with this content."""
-    media_type = content.media_type.partition(";")[0].strip().lower()
-    if kind == "image":
-        if media_type not in IMAGE_TYPES:
-            reject(where, f"the file is {quote(media_type)}, which is none of {', '.join(IMAGE_TYPES)}")
+    media_type = content.plain_type
+    if kind == "image" and media_type not in IMAGE_TYPES:
+        reject(where, f"the file is {quote(media_type)}, which is none of {', '.join(IMAGE_TYPES)}")
+    if kind == "image" or media_type == PDF:
         data = base64.b64encode(content.data).decode()
         return {"type": "base64", "media_type": media_type, "data": data}
     if not media_type.startswith("text/"):
-        reject_unsupported(where, f"the file is {quote(media_type)}; {REFUSED_DOCUMENTS['base64']}")
+        reject_unsupported(where, f"the file is {quote(media_type)}, neither a PDF nor a text")
     try:
         return {"type": "text", "media_type": "text/plain", "data": content.data.decode("utf-8-sig")}
     except UnicodeDecodeError as error:

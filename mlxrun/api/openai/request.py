@@ -270,6 +270,7 @@ async def prepare_chat_prompt(
         )
         tools = ()
     options = PromptOptions(continued_path, must_fit)
+    messages, refs = await context.media_loader.open_documents(messages, refs, model_info)
     async with context.media_loader.load_images(refs, model_info) as images:
         work = partial(build_chat_prompt, model_info, messages, images, tools, arguments, options)
         prompt = await (IMAGES.run(work) if images else run_on_text(size, work))

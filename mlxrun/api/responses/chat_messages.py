@@ -14,6 +14,8 @@ from mlxrun.api.responses.input_items import InputItem, Item
 from mlxrun.api.responses.tools import make_visible_name
 from mlxrun.text.field_errors import reject_unsupported
 
+_MEDIA = ("input_image", "input_file")
+
 
 class ChatMessagesTranslator:
     """Collects chat messages; `sources` records where each comes from (see api/error_paths.py)."""
@@ -78,8 +80,8 @@ class ChatMessagesTranslator:
         calls.append({"id": item["call_id"], "type": "function", "function": function})
 
     def _read_content(self, parts: Sequence[Item], param: str) -> str | list[dict[str, Any]]:
-        """One string, unless there are images. `param`: the path of `parts`."""
-        if all(part["type"] != "input_image" for part in parts):
+        """One string, unless there are images or files. `param`: the path of `parts`."""
+        if all(part["type"] not in _MEDIA for part in parts):
             return _join_texts(parts, param)
         content: list[dict[str, Any]] = []
         for i, part in enumerate(parts):
@@ -88,6 +90,11 @@ class ChatMessagesTranslator:
                 field = f"messages[{len(self.messages)}].content[{i}].image_url.detail"
                 self.sources[field] = f"{param}[{i}].detail"
                 content.append({"type": "image_url", "image_url": image})
+            elif part["type"] == "input_file":
+                key = "file_url" if "file_url" in part else "file_data"
+                field = f"messages[{len(self.messages)}].content[{i}].file.file_data"
+                self.sources[field] = f"{param}[{i}].{key}"
+                content.append({"type": "file", "file": {"file_data": part[key]}})
             else:
                 content.append({"type": "text", "text": _get_text(part)})
         return content
@@ -95,8 +102,10 @@ class ChatMessagesTranslator:
 
 def _join_texts(parts: Sequence[Item], param: str) -> str:
     for i, part in enumerate(parts):
-        if part["type"] == "input_image":
-            reject_unsupported(f"{param}[{i}].type", "images are supported in messages and outputs of tools")
+        if part["type"] in _MEDIA:
+            reject_unsupported(
+                f"{param}[{i}].type", "images and files are supported in messages and outputs of tools"
+            )
     return "".join(_get_text(part) for part in parts)
 
 

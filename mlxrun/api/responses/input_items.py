@@ -36,11 +36,12 @@ _REFUSED = (
     *("mcp_call", "mcp_list_tools", "mcp_approval_request", "mcp_approval_response"),
     *("tool_search_call", "tool_search_output", "additional_tools", "compaction", "compaction_summary"),
 )
-_REFUSED_PARTS = ("input_file", "input_audio", "input_video", "computer_screenshot")
+_REFUSED_PARTS = ("input_audio", "input_video", "computer_screenshot")
 
 
 _TEXT_PARTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 _IMAGE_KEYS = ("type", "image_url", "detail", "file_id", "prompt_cache_breakpoint")
+_FILE_KEYS = ("type", "file_data", "file_url", "file_id", "filename", "detail", "prompt_cache_breakpoint")
 _TEXT_KEYS = ("type", "text", "annotations", "logprobs", "parsed", "prompt_cache_breakpoint")
 
 
@@ -141,16 +142,21 @@ def _read_part(part: Any, param: str, role: str, strict: bool) -> Item:
     given = _drop_nulls(part, param)
     kind = get_required(given, "type", str, param)
     if kind in _REFUSED_PARTS:
-        reject_unsupported(f"{param}.type", f"{kind!r} parts; use text and input_image")
+        reject_unsupported(f"{param}.type", f"{kind!r} parts; use text, input_image and input_file")
     if kind == "input_image":
         return _read_image(given, param, strict)
+    if kind == "input_file":
+        return _read_file(given, param, strict)
     if kind == "refusal":
         given = select_known(given, ("type", "refusal"), param, strict=strict)
         return {"type": "refusal", "refusal": check_type(given.get("refusal"), str, f"{param}.refusal")}
     if kind in _TEXT_PARTS:
         given = select_known(given, _TEXT_KEYS, param, strict=strict)
     elif not isinstance(given.get("text"), str):
-        reject(f"{param}.type", f"{quote(kind)} parts are not supported; use input_text or input_image")
+        reject(
+            f"{param}.type",
+            f"{quote(kind)} parts are unknown; use input_text, input_image or input_file",
+        )
     else:
         warn_once(f"/v1/responses: content parts of the unknown type {quote(kind)} are read as text")
     return _build_text(check_type(given.get("text"), str, f"{param}.text"), role)
@@ -163,6 +169,21 @@ def _read_image(given: Item, param: str, strict: bool) -> Item:
     url = check_type(given.get("image_url"), str, f"{param}.image_url")
     detail = check_type(given.get("detail", "auto"), str, f"{param}.detail")
     return {"type": "input_image", "image_url": url, "detail": detail}
+
+
+def _read_file(given: Item, param: str, strict: bool) -> Item:
+    given = select_known(given, _FILE_KEYS, param, strict=strict)
+    if "file_id" in given:
+        reject_unsupported(
+            f"{param}.file_id", "stored files are not read here; send file_data, as a data URL"
+        )
+    key = "file_url" if "file_data" not in given else "file_data"
+    if "file_url" in given and key == "file_data":
+        reject(f"{param}.file_url", "not together with file_data")
+    item = {"type": "input_file", key: check_type(given.get(key), str, f"{param}.{key}")}
+    if "filename" in given:
+        item["filename"] = check_type(given["filename"], str, f"{param}.filename")
+    return item
 
 
 def _read_reasoning(given: Item, param: str, _: bool) -> Item:

@@ -9,6 +9,8 @@ from typing import Any
 
 _TEXTS = ("text", "input_text", "output_text", "refusal")  # types of parts that have a text
 
+_SHOWN_DATA = 40  # characters of a file
+
 
 @dataclass(frozen=True, slots=True)
 class PromptMessage:
@@ -72,7 +74,7 @@ def _read_message(role: str, content: Any) -> PromptMessage:
         if isinstance(part, Mapping) and part.get("type") in _TEXTS:
             texts.append(_show(part.get("text", part.get("refusal", ""))))
         elif not sources or part.get("type") == "tool_result":
-            texts.append(_show(_without_images(part)))
+            texts.append(_show(_shorten_data(_without_images(part))))
     return PromptMessage(role, "\n".join(texts), images)
 
 
@@ -101,6 +103,21 @@ def _without_images(part: Any) -> Any:
         kept = [each for each in part["content"] if not any(True for _ in _find_images(each))]
         return {**part, "content": kept}
     return part
+
+
+def _shorten_data(value: Any) -> Any:
+    """A part with the beginnings of its files only."""
+    if not isinstance(value, Mapping):
+        return value
+    found = {}
+    for key, each in value.items():
+        is_data = isinstance(each, str) and (
+            each.startswith("data:") or (key == "data" and value.get("media_type") == "application/pdf")
+        )
+        found[key] = (
+            f"{each[:_SHOWN_DATA]}..." if is_data and len(each) > _SHOWN_DATA else _shorten_data(each)
+        )
+    return found
 
 
 def _show(value: Any) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mlxrun.api.anthropic.file_sources import FileContent, ReadFile
+from mlxrun.api.stored_files import FileContent, ReadFile
 from mlxrun.errors import BodyTooLarge, NotFound
 from mlxrun.server.access import may_access
 from mlxrun.server.batches.durable_files import convert_errors

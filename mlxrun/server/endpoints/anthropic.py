@@ -19,12 +19,10 @@ from mlxrun.api.anthropic.request import count_tokens, prepare_message
 from mlxrun.api.anthropic.response import build_error, get_error_status
 from mlxrun.api.anthropic.stream import MessageWriter
 from mlxrun.errors import MlxrunError
-from mlxrun.server.access import key_name
-from mlxrun.server.batches.batch_queue import BATCH_QUEUE, get_open_queue
-from mlxrun.server.batches.file_reader import make_file_reader
+from mlxrun.server.batches.request_files import read_body_with_files
 from mlxrun.server.engine_state import ENGINE
 from mlxrun.server.generation import stream_deltas
-from mlxrun.server.json_bodies import get_max_body_bytes, json_response, read_json
+from mlxrun.server.json_bodies import json_response
 from mlxrun.server.live_requests import LIVE_REQUESTS, LiveRequest
 from mlxrun.server.sse import open_stream
 from mlxrun.server.surface import Endpoint, Surface
@@ -36,13 +34,7 @@ ID_HEADER = "request-id"  # Anthropic's clients read this one
 
 
 async def _read_body(request: web.Request) -> Any:
-    """The body, with the contents of the files that it names."""
-    body = await read_json(request)
-    if BATCH_QUEUE not in request.app or not find_file_sources(body):
-        return body  # without a storage, sources that are files are refused
-    queue = await get_open_queue(request)
-    read_file = make_file_reader(queue.storage, key_name(request))
-    return await inline_files(body, read_file, get_max_body_bytes(request.app))
+    return await read_body_with_files(request, lambda body: bool(find_file_sources(body)), inline_files)
 
 
 async def create_message(request: web.Request) -> web.StreamResponse:

@@ -15,6 +15,7 @@ from mlxrun.server.surface import is_anthropic
 from mlxrun.text.field_errors import quote, reject
 
 PURPOSE = "batch"
+USER_DATA = "user_data"  # files of any use
 ANCHOR, SECONDS = "expires_after[anchor]", "expires_after[seconds]"
 OPENAI_SECONDS = (3600, 30 * 86_400)  # of an expiry
 _ANTHROPIC_SECONDS = (3600, 90 * 86_400)
@@ -57,18 +58,19 @@ class OpenAIFiles(FileShape):
     id_prefix = "file-"
 
     def check_field(self, name: str, text: str) -> None:
-        only = {"purpose": PURPOSE, ANCHOR: "created_at"}.get(name)
-        if only is None:
+        allowed = {"purpose": (PURPOSE, USER_DATA), ANCHOR: ("created_at",)}.get(name)
+        if allowed is None:
             _check_seconds(text, name, OPENAI_SECONDS)
-        elif text != only:
-            reject(name, f"only {only!r} is supported, not {quote(text)}")
+        elif text not in allowed:
+            names = " and ".join(map(repr, allowed))
+            reject(name, f"only {names} {'is' if len(allowed) == 1 else 'are'} supported, not {quote(text)}")
 
     def read_fields(self, given: Mapping[str, str]) -> tuple[str, int | None]:
         expires = ANCHOR in given or SECONDS in given
         for name in ("purpose", *((ANCHOR, SECONDS) if expires else ())):
             if name not in given:
                 reject(name, "missing", code="missing_field")
-        return PURPOSE, int(given[SECONDS]) if expires else None
+        return given["purpose"], int(given[SECONDS]) if expires else None
 
     def describe(self, file: StoredFile) -> Json:
         return file.describe()
@@ -94,7 +96,7 @@ class AnthropicFiles(FileShape):
 
     def read_fields(self, given: Mapping[str, str]) -> tuple[str, int | None]:
         seconds = given.get(self.fields[0])
-        return "user_data", None if seconds is None else int(seconds)
+        return USER_DATA, None if seconds is None else int(seconds)
 
     def describe(self, file: StoredFile) -> Json:
         return {

@@ -1,4 +1,4 @@
-"""/v1/files: uploads of job files, images and texts, and downloads, none of which is held in memory.
+"""/v1/files: uploads of job files, images, PDFs and texts, and downloads, none of which is held in memory.
 
 An upload is written to disk as it arrives, and becomes a file once it is complete. A file belongs to the API
 key that it was sent with: for other keys it does not exist. file_shapes.py has the shapes of both APIs.
@@ -205,7 +205,7 @@ ENDPOINTS = (
         "POST",
         "/v1/files",
         upload_file,
-        "Upload a file: JSONL for a batch, an image or a text",
+        "Upload a file: JSONL for a batch, an image, a PDF or a text",
         engine=False,
         max_body=sys.maxsize,
     ),  # `upload_file` counts as it reads

@@ -15,10 +15,12 @@ from mlxrun.api.openai.request import check_model_name, prepare_request
 from mlxrun.api.openai.response import build_error, build_response
 from mlxrun.api.openai.stream import ChunkWriter
 from mlxrun.api.prepared import PreparedRequest
+from mlxrun.api.stored_files import has_file_parts, inline_file_parts
 from mlxrun.errors import MlxrunError
+from mlxrun.server.batches.request_files import read_body_with_files
 from mlxrun.server.engine_state import ENGINE, EngineState
 from mlxrun.server.generation import collect_choices, stream_deltas
-from mlxrun.server.json_bodies import json_response, read_json
+from mlxrun.server.json_bodies import json_response
 from mlxrun.server.live_requests import LIVE_REQUESTS, LiveRequest
 from mlxrun.server.request_context import CONFIG, CONFIG_HASH
 from mlxrun.server.sse import DONE, open_stream
@@ -31,7 +33,7 @@ _CREATED = int(time.time())  # `created` of the models: about when the server wa
 async def create_completion(request: web.Request) -> web.StreamResponse:
     """Answer a body of chat/completions or completions: with one object, or with a stream of chunks."""
     app = request.app
-    body = await read_json(request)
+    body = await read_body_with_files(request, has_file_parts, inline_file_parts)
     prepared = await prepare_request(request.path, body, app[ENGINE].context, stream=True)
     _check_count(prepared, app[CONFIG].scheduler.max_queue)
     with app[LIVE_REQUESTS].open(request, "openai", prepared) as live:

@@ -18,13 +18,15 @@ from aiohttp import web
 from mlxrun.api.prepared import PreparedRequest
 from mlxrun.api.responses.fields import BODY
 from mlxrun.api.responses.request import ResponseRequest, find_conversation_id, prepare_response
+from mlxrun.api.stored_files import has_file_parts, inline_file_parts
 from mlxrun.errors import RequestError, TimedOut
 from mlxrun.server.access import key_name
 from mlxrun.server.background_responses import SURFACE_NAME, BackgroundResponse
+from mlxrun.server.batches.request_files import read_body_with_files
 from mlxrun.server.endpoints.conversations import ENDPOINTS as CONVERSATIONS
 from mlxrun.server.endpoints.conversations import read_include_query
 from mlxrun.server.engine_state import ENGINE
-from mlxrun.server.json_bodies import json_response, read_json
+from mlxrun.server.json_bodies import json_response
 from mlxrun.server.live_requests import LIVE_REQUESTS
 from mlxrun.server.pagination import make_page, parse_number, sort_by_order
 from mlxrun.server.request_context import CONFIG
@@ -38,6 +40,10 @@ _MOST_EVENTS = 999_999_999  # of one stream, in `starting_after`
 FIRST_EVENT_SECONDS = 0.5  # an error of the engine within this time has its own status, as no event was sent
 
 
+async def _read_body(request: web.Request) -> Any:
+    return await read_body_with_files(request, has_file_parts, inline_file_parts)
+
+
 async def _prepare(request: web.Request, body: Any, token: str) -> tuple[ResponseRequest, PreparedRequest]:
     lookup = request.app[RESPONSES].make_lookup(key_name(request))
     return await prepare_response(body, request.app[ENGINE].context, lookup, token, stream=True)
@@ -45,7 +51,7 @@ async def _prepare(request: web.Request, body: Any, token: str) -> tuple[Respons
 
 async def create_response(request: web.Request) -> web.StreamResponse:
     """Answer a body: with one object, with a stream of events, or in the background."""
-    body, responses, owner = await read_json(request), request.app[RESPONSES], key_name(request)
+    body, responses, owner = await _read_body(request), request.app[RESPONSES], key_name(request)
     token = secrets.token_hex(16)
     with ExitStack() as stack:
         stack.enter_context(responses.lock_conversation(owner, find_conversation_id(body)))
@@ -112,7 +118,7 @@ async def _iterate(events: Sequence[Event]) -> AsyncIterator[Event]:
 
 async def count_input_tokens(request: web.Request) -> web.Response:
     """Count the tokens that the engine would get for a body, images included."""
-    _, prepared = await _prepare(request, await read_json(request), "count")
+    _, prepared = await _prepare(request, await _read_body(request), "count")
     return json_response({"object": "response.input_tokens", "input_tokens": prepared.prompt_tokens})
 
 

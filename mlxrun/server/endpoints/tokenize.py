@@ -13,6 +13,8 @@ from mlxrun.api.openai.fields import DETOKENIZE, TOKENIZE
 from mlxrun.api.openai.offered_tools import read_offered_tools
 from mlxrun.api.openai.reasoning import resolve_reasoning_fields
 from mlxrun.api.openai.request import check_model_name, prepare_chat_prompt
+from mlxrun.api.stored_files import has_file_parts, inline_file_parts
+from mlxrun.server.batches.request_files import read_body_with_files
 from mlxrun.server.engine_state import ENGINE
 from mlxrun.server.json_bodies import json_response, read_json
 from mlxrun.server.surface import Endpoint, Surface
@@ -35,7 +37,8 @@ async def tokenize_prompt(request: web.Request) -> web.Response:
     """`{"prompt"}` or `{"messages"}` to `{"count", "max_model_len", "tokens"}`; images included."""
     engine = request.app[ENGINE]
     strict = engine.context.config.server.strict_fields
-    given = TOKENIZE.check(await read_json(request), strict=strict)
+    body = await read_body_with_files(request, has_file_parts, inline_file_parts)
+    given = TOKENIZE.check(body, strict=strict)
     check_model_name(given.get("model"), engine.model)
     if ("prompt" in given) == ("messages" in given):
         reject("prompt", "give either prompt or messages", code="missing_field")
@@ -46,10 +49,10 @@ async def tokenize_prompt(request: web.Request) -> web.Response:
         ids = (await prepare_chat_prompt(given, read_offered_tools(given), engine.context)).ids
     else:
         ids = await run_on_text(len(given["prompt"]), _tokenize_text, given, engine.model)
-    body: dict[str, Any] = {"count": len(ids), "max_model_len": engine.model.context_length, "tokens": ids}
+    found: dict[str, Any] = {"count": len(ids), "max_model_len": engine.model.context_length, "tokens": ids}
     if given.get("return_token_strs"):
-        body["token_strs"] = await asyncio.to_thread(engine.model.tokenizer.convert_ids_to_tokens, list(ids))
-    return json_response(body)
+        found["token_strs"] = await asyncio.to_thread(engine.model.tokenizer.convert_ids_to_tokens, list(ids))
+    return json_response(found)
 
 
 def _tokenize_text(given: Mapping[str, Any], model_info: ModelInfo) -> tuple[int, ...]:

@@ -15,17 +15,27 @@ from tests.helpers.anthropic_api import (
     CALLED,
     EYES,
     IMAGE,
+    MODEL_INFO,
     RESULT,
     TOOL_MODEL_INFO,
     Json,
     body,
     count,
+    make,
     prompt,
     refused,
     text,
     user,
 )
+from tests.helpers.pdf_files import RGB, make_pdf, pdf_url
+from tests.helpers.tokenizers import FakeModelInfo
 
+
+def encode(*colours: str) -> str:
+    return pdf_url(make_pdf(*colours)).partition(",")[2]
+
+
+PDF = {"type": "base64", "media_type": "application/pdf", "data": encode("red", "blue")}
 PLAIN = {"type": "text", "media_type": "text/plain", "data": "One.\nTwo."}
 BLOCKS = {"type": "content", "content": [text("One."), text("Two.", cache_control={"type": "ephemeral"})]}
 SHOWN = (
@@ -43,9 +53,9 @@ def found(**more: Any) -> Json:
     return {**result, **more}
 
 
-def turn(*blocks: Any) -> str:
+def turn(*blocks: Any, model_info: FakeModelInfo = MODEL_INFO) -> str:
     """What stands in the user's message."""
-    return prompt(body(user(*blocks))).split("<|im_start|>user\n")[1].split("<|im_end|>")[0]
+    return prompt(body(user(*blocks)), model_info).split("<|im_start|>user\n")[1].split("<|im_end|>")[0]
 
 
 @pytest.mark.parametrize("source", [PLAIN, BLOCKS, {"type": "content", "content": "One.\nTwo."}])
@@ -80,12 +90,31 @@ def test_in_results_and_beside_images() -> None:
     assert more == count({"model": "m", "messages": user(doc(PLAIN), text("?"))}) + len("<title>T</title>\n")
 
 
+def test_a_pdf_is_its_pages() -> None:
+    """In messages and results; between its title and context, if it has them."""
+    page = "<|vision_start|><|image_pad|><|vision_end|>"
+    found = make(body(user(text("a"), doc(PDF), text("b"))), EYES).prepared
+    assert f"a{page * 2}b" in found.prompts[0]
+    assert found.requests[0].media == (RGB["red"], RGB["blue"])
+    titled = turn(doc(PDF, title="T", context="C"), text("?"), model_info=EYES)
+    assert titled == (
+        f"<document>\n<title>T</title>\n<context>C</context>\n<content>\n{page * 2}\n</content>\n</document>?"
+    )
+    result = make(body([*CALLED, *user({**RESULT, "content": [doc(PDF), IMAGE]})]), EYES).prepared
+    assert result.requests[0].media == (RGB["red"], RGB["blue"], RGB["red"])
+    swapped = make(body(user(doc({**PDF, "data": encode("blue", "red")}), text("?"))), EYES).prepared
+    assert swapped.requests[0].media == (RGB["blue"], RGB["red"])
+
+
 AT = "messages.0.content.0"
 REFUSED: list[tuple[Json, str, str]] = [
-    (doc({"type": "base64", "media_type": "application/pdf", "data": "x"}), f"{AT}.source.type", "PDF"),
-    (doc({"type": "url", "url": "https://x.org/a.pdf"}), f"{AT}.source.type", "not fetched"),
+    (doc({**PDF, "data": "JVBERg=="}), f"{AT}.source.data", "not a readable PDF"),
+    (doc({**PDF, "media_type": "text/plain"}), f"{AT}.source.media_type", "application/pdf"),
+    (doc({"type": "base64", "media_type": "application/pdf"}), f"{AT}.source.data", "Field required"),
+    (doc({"type": "url", "url": "https://x.org/a.pdf"}), f"{AT}.source.url", "not fetched"),
+    (doc({"type": "url", "url": "a.pdf"}), f"{AT}.source.url", "does not match"),
     (doc({"type": "file", "file_id": "f"}), f"{AT}.source.type", "not supported"),
-    (doc({"type": "txt"}), f"{AT}.source.type", "'txt' is not one of text, content"),
+    (doc({"type": "txt"}), f"{AT}.source.type", "'txt' is not one of base64, url, text, content"),
     (doc({}), f"{AT}.source.type", "Field required"),
     (doc({**PLAIN, "media_type": "text/html"}), f"{AT}.source.media_type", "text/plain"),
     (doc({"type": "text", "media_type": "text/plain"}), f"{AT}.source.data", "Field required"),

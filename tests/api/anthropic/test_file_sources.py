@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from mlxrun.api.anthropic.file_sources import FileContent, find_file_sources, inline_files
+from mlxrun.api.anthropic.file_sources import find_file_sources, inline_files
+from mlxrun.api.stored_files import FileContent
 from mlxrun.errors import BodyTooLarge, NotFound, RequestError
 from tests.helpers.anthropic_api import IMAGE, RED, USER, body, make, user
 
@@ -49,11 +50,21 @@ def text(value: str) -> dict[str, Any]:
 def test_the_same_as_sent_inline() -> None:
     """In messages and in the results of tools; the other fields of a block stay."""
     result = {"type": "tool_result", "tool_use_id": "t", "content": [source("image", "png")]}
-    found = inline(body(user(result, source("document", "txt", title="T"), source("document", "md"))))
+    found = inline(
+        body(
+            user(
+                result,
+                source("document", "txt", title="T"),
+                source("document", "md"),
+                source("document", "pdf"),
+            )
+        )
+    )
     blocks = found["messages"][0]["content"]
     assert blocks[0]["content"] == [IMAGE]
     assert blocks[1] == {"type": "document", "source": text("na\u00efve"), "title": "T"}
     assert blocks[2]["source"] == text("# title")
+    assert blocks[3]["source"] == {"type": "base64", "media_type": "application/pdf", "data": "JVBERg=="}
     assert find_file_sources(found) == []
 
 
@@ -86,10 +97,9 @@ def test_bodies_without_files(given: Any) -> None:
         (source("image", "none"), "file_id: there is no file 'none'"),
         (source("image", "txt"), "file_id: the file is 'text/plain', which is none of image/jpeg"),
         (source("image", "bmp"), "file_id: the file is 'image/bmp'"),
-        (source("document", "png"), "file_id: not supported: the file is 'image/png'"),
         (
-            source("document", "pdf"),
-            "file_id: not supported: the file is 'application/pdf'; files such as PDFs",
+            source("document", "png"),
+            "file_id: not supported: the file is 'image/png', neither a PDF nor a text",
         ),
         (source("document", "latin"), "file_id: the file is not UTF-8 at byte 2"),
         (source("image", 3), "file_id: expected string, got integer"),

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from mlxrun.api.opaque_reasoning import encode_reasoning
+from tests.helpers.pdf_files import RGB, make_pdf, pdf_url
 from tests.helpers.responses_api import PNG, messages, run, text, user
 from tests.helpers.tokenizers import FakeModelInfo
 
@@ -82,3 +83,17 @@ def test_images_go_to_the_chat_form() -> None:
     assert content == [text("a", "text"), {"type": "image_url", "image_url": {"url": PNG, "detail": "auto"}}]
     _, prepared = run({"input": [user(text("a"), part)]}, FakeModelInfo(vision=True))
     assert len(prepared.requests[0].image_spans) == 1
+
+
+def test_files_go_to_the_chat_form() -> None:
+    """By their data or their URL; in outputs of tools too."""
+    url = pdf_url(make_pdf("green", "blue"))
+    part = {"type": "input_file", "file_data": url, "filename": "a.pdf"}
+    linked = {"type": "input_file", "file_url": url}
+    content = messages(input=[user(text("a"), part, linked)])[0]["content"]
+    assert content == [text("a", "text"), *[{"type": "file", "file": {"file_data": url}}] * 2]
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+    output = {"type": "function_call_output", "call_id": "c", "output": [linked]}
+    for items in ([user(text("a"), part)], [user(text("a")), call, output]):
+        _, prepared = run({"input": items}, FakeModelInfo(vision=True))
+        assert prepared.requests[0].media == (RGB["green"], RGB["blue"])

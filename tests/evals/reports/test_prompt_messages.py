@@ -9,7 +9,37 @@ import pytest
 from mlxrun.evals.reports.prompt_messages import PromptMessage, list_messages
 
 IMAGE = "data:image/png;base64,AAAA"
+PDF = "data:application/pdf;base64," + "A" * 1000
 CASES: dict[str, tuple[dict[str, Any], list[PromptMessage]]] = {
+    "files": (
+        {
+            "messages": [
+                {
+                    "role": "user",
+                    "content": [{"type": "file", "file": {"file_data": PDF, "filename": "a.pdf"}}],
+                },
+                {
+                    "role": "user",
+                    "content": [
+                        {"type": "document", "source": {"media_type": "application/pdf", "data": PDF[30:]}},
+                        {"type": "document", "source": {"media_type": "text/plain", "data": "B" * 100}},
+                    ],
+                },
+            ]
+        },
+        [
+            PromptMessage(
+                "user",
+                f'{{"type": "file", "file": {{"file_data": "{PDF[:40]}...", "filename": "a.pdf"}}}}',
+            ),
+            PromptMessage(
+                "user",
+                '{"type": "document", "source": {"media_type": "application/pdf", '
+                f'"data": "{"A" * 40}..."}}}}\n'
+                f'{{"type": "document", "source": {{"media_type": "text/plain", "data": "{"B" * 100}"}}}}',
+            ),
+        ],
+    ),
     "chat": (
         {
             "messages": [

@@ -1,0 +1,38 @@
+"""The options of images and PDFs in requests. See settings.py.
+
+The string under a field is its description.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from mlxrun.config.setting_annotations import Bytes, Range
+
+
+@dataclass(frozen=True, slots=True)
+class MediaSettings:
+    """Which images and PDFs are accepted, and how large they may be."""
+
+    allow_urls: bool = False
+    """Fetch images and PDFs from http(s) URLs."""
+    allow_hosts: tuple[str, ...] = ()
+    """Hosts from which they may be fetched. Empty: every public host."""
+    roots: tuple[str, ...] = (".",)
+    """Folders from which a job may read images and PDFs, relative to the job file. No other file is read."""
+    max_bytes: Annotated[int, Bytes(), Range(1, None)] = 20_000_000
+    """Maximum size of an encoded image, or of a PDF."""
+    max_pixels: Annotated[int, Range(1, None)] = 50_000_000
+    """Maximum number of pixels of an image, width x height."""
+    max_images: Annotated[int, Range(1, 1024)] = 16
+    """Maximum number of images in a request, pages of PDFs not counted."""
+    max_pages: Annotated[int, Range(1, 1000)] = 20
+    """Maximum number of pages of all PDFs in a request. Each becomes an image."""
+    pdf_dpi: Annotated[int, Range(36, 600)] = 144
+    """Dots per inch of the pages of PDFs; fewer for a page that would have more than 4 megapixels."""
+    memory_bytes: Annotated[int | None, Bytes(), Range(1, None)] = None
+    """Memory for decoded images of all requests together, which counts in scheduler.memory_limit. Images wait
+    for it; a request that needs more is refused. null: 1GB, at most an eighth of a given memory_limit."""
+    timeout: Annotated[float, Range(0.1, None)] = 20.0
+    """Seconds that fetching one URL may take."""

@@ -1,0 +1,95 @@
+"""File ids in bodies of OpenAI's APIs: the PDF takes their place; errors name the id."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from typing import Any
+
+import pytest
+
+from mlxrun.api.stored_files import FileContent, has_file_parts, inline_file_parts, read_content
+from mlxrun.errors import BodyTooLarge, NotFound, RequestError
+from tests.helpers.pdf_files import make_pdf, pdf_url
+
+PDF = make_pdf("red")
+FILES = {"pdf": FileContent("Application/PDF; a=b", PDF), "txt": FileContent("text/plain", b"x")}
+
+
+def read_file(name: str, most: int) -> FileContent:
+    if name not in FILES:
+        raise NotFound(f"there is no file {name!r}")
+    if len(FILES[name].data) > most:
+        raise BodyTooLarge("too large")
+    return FILES[name]
+
+
+def inline(body: Any, most: int = 10**6) -> Any:
+    before = copy.deepcopy(body)
+    found = asyncio.run(inline_file_parts(body, read_file, most))
+    assert body == before, "the body of the client is not changed"
+    return found
+
+
+def chat(*files: Any, field: str = "content") -> Any:
+    parts = [{"type": "text", "text": "a"}, *({"type": "file", "file": file} for file in files)]
+    return {"model": "m", "messages": [{"role": "system", "content": "s"}, {"role": "user", field: parts}]}
+
+
+def response(*parts: Any, field: str = "content") -> Any:
+    return {"input": [{"role": "user", field: [{"type": "input_file", **part} for part in parts]}]}
+
+
+def test_as_if_sent_inline() -> None:
+    """In chats and responses, in results of tools too; other fields and other parts stay."""
+    sent = {"file_data": pdf_url(PDF)}
+    assert inline(chat({"file_id": "pdf"}, {"file_data": "x"}, {"file_id": "pdf", "filename": "n"})) == (
+        chat(sent, {"file_data": "x"}, {**sent, "filename": "n"})
+    )
+    for field in ("content", "output"):
+        given = response({"file_id": "pdf"}, {"file_id": "pdf", "filename": "n"}, field=field)
+        assert inline(given) == response(sent, {**sent, "filename": "n"}, field=field)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        *(None, [], "x", {}, {"messages": 3, "input": "x"}, {"messages": [3, {}, {"content": 3}]}),
+        {"messages": [{"content": [None, {}, {"type": "file"}, {"type": "file", "file": 3}]}]},
+        {"messages": [{"content": [{"type": "file", "file": {"file_id": None}}, {"file_id": "pdf"}]}]},
+        chat({"file_data": "x"}),
+    ],
+)
+def test_bodies_without_ids(body: Any) -> None:
+    assert not has_file_parts(body) and inline(body) is body
+
+
+@pytest.mark.parametrize(
+    ("file", "message"),
+    [
+        ({"file_id": "none"}, "there is no file 'none'"),
+        ({"file_id": "txt"}, "not supported: the file is 'text/plain', and only application/pdf is read"),
+        ({"file_id": 3}, "expected string, got integer"),
+    ],
+)
+def test_refused_by_path(file: Any, message: str) -> None:
+    for body, path in (
+        (chat({"file_data": "x"}, file), "messages[1].content[2].file.file_id"),
+        (response({"file_data": "x"}, file, field="output"), "input[0].output[1].file_id"),
+    ):
+        assert has_file_parts(body)
+        with pytest.raises(RequestError) as caught:
+            inline(body)
+        assert str(caught.value) == f"{path}: {message}" and caught.value.param == path
+
+
+def test_all_files_together_have_the_size_of_a_body() -> None:
+    body = chat({"file_id": "pdf"}, {"file_id": "pdf"})
+    inline(body, 2 * len(PDF))
+    with pytest.raises(BodyTooLarge, match=r"messages\[1\].content\[2\].file.file_id: too large"):
+        inline(body, 2 * len(PDF) - 1)
+
+
+async def test_one_file() -> None:
+    found = await read_content("pdf", "p", read_file, 10**6)
+    assert (found.data, found.plain_type) == (PDF, "application/pdf")
