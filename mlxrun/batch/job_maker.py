@@ -56,6 +56,7 @@ class JobMaker:
     _problems: dict[str, tuple[int, int]] = field(default_factory=dict)  # the first row, and how many
     _ids: set[str] = field(default_factory=set)
     _names: list[str] = field(default_factory=list)  # of the first row's columns
+    _has_texts_only: bool = False  # cells of the table have no type and no null
 
     def write_lines(self, path: Path, out: BinaryIO, report: Callable[[int], None] = lambda _: None) -> int:
         """Write the lines of a job to `out`, in the order of the table, and return their number. JobError
@@ -71,6 +72,7 @@ class JobMaker:
         report: Callable[[int], None] = lambda _: None,
     ) -> int:
         """As `write_lines`, of numbered rows. `source`: what they were read from, for messages."""
+        self._has_texts_only = source.lower().endswith((".csv", ".tsv"))
         count = 0
         for count, (number, row) in enumerate(rows, 1):
             if not self._names and not isinstance(row, RowError):
@@ -135,6 +137,11 @@ class JobMaker:
                 raise RowError(f"the template's eval has `{name}` already, so {mark}{name} cannot be given")
         wanted = _read_column(row, str(self.columns.expected), f"{mark}expected")
         match = self.columns.match or given.get("match", "exact")
+        if wanted == "" and match == "exact" and "scorer" not in given and self._has_texts_only:
+            raise RowError(
+                f"the column {self.columns.expected!r} is empty: in this format an empty text is as a "
+                'missing one; for answers that have to be empty, use JSONL with ""'
+            )
         if match in ("json", "json_schema") and isinstance(wanted, str):
             try:
                 wanted = json.loads(wanted)

@@ -38,7 +38,8 @@ A condition of --fail-if is a value (score, difference, flips, better, worse, fa
   regression   SECOND scores lower, and the difference is significant (p < 0.05)
   different    the difference is significant
   equivalent   the difference is shown to be within the margin of --equivalent-within
-with or without `not` before it. It is about all lines, or about one group: "score < 0.8 in sums".
+with or without `not` before it. It is about all lines, or about one group: "score < 0.8 in sums". Of
+suites, it is about each cell, or about some: "score < 0.8 in greedy/sums", "regression in */sums:add".
 
 \b
 Exit codes: 0 compared; 1 a --fail-if holds; 2 runs that cannot be compared, or usage.

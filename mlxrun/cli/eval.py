@@ -188,7 +188,7 @@ class _EvalCommand:
 
         earlier = read_suite_manifest(self.folder / "suite.json") or {"cells": []}
         records = {each["name"]: each for each in earlier["cells"]}
-        costs = await CostCheck(self.jobs, load, limit, records, say).check(self.chosen)
+        costs = await CostCheck(self.folder, self.jobs, load, limit, records, say).check(self.chosen)
         print_costs(costs, weights, sys.stdout)
         return 1 if any(cost.found is None or cost.found.refused for cost in costs) else 0
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 
 from mlxrun.errors import JobError
 from mlxrun.evals.comparison import ComparedGroup, Comparison
@@ -39,24 +40,31 @@ _COMPARED = re.compile(rf"(\w+)\s*(<=|>=|==|!=|<|>)\s*{_NUMBER}")
 _STATED = re.compile(r"(not\s+)?(\w+)")
 ALLOWED = (
     f"a value ({', '.join(_VALUES)}), one of {' '.join(_OPERATORS)}, and a number (0.8, 80 % or -2 points); "
-    f"or one of {', '.join(_WORDS)}, with or without `not` before it; each may end in `in GROUP`"
+    f"or one of {', '.join(_WORDS)}, with or without `not` before it; each may end in `in GROUP`, or for "
+    "suites in `in MODEL/TASK` or `in MODEL/TASK:GROUP`, where * stands for any text"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class FailCondition:
-    """A parsed condition. `group`: the only group in which it is checked, None for all lines together."""
+    """A parsed condition. `group`: the only group in which it is checked, None for all lines together.
+    `cell`: a pattern of the names of the only cells of a suite in which it is, None for all."""
 
     text: str
     holds: Callable[[ComparedGroup], bool]
     describe_value: Callable[[ComparedGroup], str]
     group: str | None
     needs_margin: bool
+    cell: str | None = None
 
     def find_reasons(self, comparisons: Sequence[Comparison]) -> Iterator[str]:
-        """A sentence for each comparison in which the condition holds; JobError if none has its group."""
-        found = 0
-        for comparison in comparisons:
+        """A sentence for each comparison in which the condition holds; JobError if there is no such cell, or
+        none has its group."""
+        found, cells = 0, [each for each in comparisons if self._is_of(each.cell.name)]
+        if not cells:
+            names = ", ".join(each.cell.name for each in comparisons).strip() or "these are two runs"
+            raise JobError(f"--fail-if {self.text!r}: there is no cell {self.cell!r} (cells: {names})")
+        for comparison in cells:
             for group in comparison.groups if self.group is not None else [comparison.total]:
                 if self.group in (None, group.name):
                     found += 1
@@ -64,16 +72,20 @@ class FailCondition:
                         where = f"{comparison.cell.name}: " if comparison.cell.name else ""
                         yield f"{where}{self.text}: {self.describe_value(group)}"
         if not found:
-            known = sorted({group.name for comparison in comparisons for group in comparison.groups})
+            known = sorted({group.name for comparison in cells for group in comparison.groups})
             names = ", ".join(known) or "all lines are in one"
             raise JobError(f"--fail-if {self.text!r}: there is no group {self.group!r} (groups: {names})")
+
+    def _is_of(self, name: str) -> bool:
+        return self.cell is None or fnmatchcase(name, self.cell)
 
 
 def parse_condition(text: str) -> FailCondition:
     """Parse a condition; ValueError with what is allowed if it is none."""
-    body, _, group = (part.strip() for part in text.partition(" in "))
+    body, _, place = (part.strip() for part in text.partition(" in "))
+    cell, group = _parse_place(place)
     if match := _COMPARED.fullmatch(body):
-        return _parse_comparison(text, match, group or None)
+        return replace(_parse_comparison(text, match, group), cell=cell)
     match = _STATED.fullmatch(body)
     if match is None or match[2] not in _WORDS:
         raise ValueError(f"{text!r} is no condition; a condition is {ALLOWED}")
@@ -86,9 +98,16 @@ def parse_condition(text: str) -> FailCondition:
             return f"the 90 % interval of the difference is {low:+.1f} to {high:+.1f} points"
         return f"the score changed by {100 * result.difference:+.1f} points (p = {group.adjusted_p:.2g})"
 
-    return FailCondition(
-        text, lambda group: is_true(group) is wanted, describe, group or None, word == "equivalent"
-    )
+    needs_margin = word == "equivalent"
+    return FailCondition(text, lambda each: is_true(each) is wanted, describe, group, needs_margin, cell)
+
+
+def _parse_place(place: str) -> tuple[str | None, str | None]:
+    """The cell and the group of what is behind `in`. A group with a slash is given with its cell: `*:a/b`."""
+    if "/" not in place and not place.startswith("*"):
+        return None, place or None
+    cell, _, group = (part.strip() for part in place.partition(":"))
+    return cell, group or None
 
 
 def _parse_comparison(text: str, match: re.Match[str], group: str | None) -> FailCondition:

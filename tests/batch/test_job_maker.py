@@ -62,6 +62,15 @@ def test_ids(tmp_path: Path) -> None:
         assert [json.loads(line)["id"] for line in out.getvalue().splitlines()] == ids
 
 
+def test_an_empty_cell_is_no_expected_answer(tmp_path: Path) -> None:
+    """It may be a missing one; JSONL can say that it is not."""
+    table = "country,capital,area\nFrance,,EU\nJapan,Tokyo,Asia\nPeru,,x\n"
+    with pytest.raises(JobError, match=r"t\.csv:2: the column 'capital' is empty: .* \(2 rows"):
+        make(tmp_path, table, expected="capital")
+    (line,) = make(tmp_path, '{"country": "x", "capital": ""}\n', expected="capital")
+    assert line["eval"]["expected"] == ""
+
+
 def test_expected_json_is_parsed(tmp_path: Path) -> None:
     (line,) = make(tmp_path, '{"country": "x", "e": "[1, 2]"}', expected="e", match="json")
     assert line["eval"] == {"expected": [1, 2], "match": "json"}

@@ -97,6 +97,24 @@ def test_what_is_no_condition_says_what_is_allowed(text: str, message: str) -> N
         parse_condition(text)
 
 
+@pytest.mark.parametrize(
+    ("place", "cells"),
+    [("m/sub", ["m/sub"]), ("*/sub", ["m/sub"]), ("m/*", ["m/add", "m/sub"]), ("*", ["m/add", "m/sub"])],
+)
+def test_a_condition_of_cells_of_a_suite(place: str, cells: list[str]) -> None:
+    comparisons = [make_comparison(0, "m/add"), make_comparison(10, "m/sub")]
+    reasons = parse_condition(f"score <= 1 in {place}").find_reasons(comparisons)
+    assert [reason.partition(":")[0] for reason in reasons] == cells
+    in_group = list(parse_condition(f"not equivalent in {place}:sums").find_reasons(comparisons))
+    assert all(reason.partition(":")[0] in cells for reason in in_group) and in_group
+    with pytest.raises(JobError, match=r"no cell 'm/mul' \(cells: m/add, m/sub\)"):
+        list(parse_condition("regression in m/mul").find_reasons(comparisons))
+    with pytest.raises(JobError, match=r"no group 'sum' \(groups: rest of it, sums\)"):
+        list(parse_condition(f"regression in {place}:sum").find_reasons(comparisons))
+    with pytest.raises(JobError, match=r"no cell 'm/add' \(cells: these are two runs\)"):
+        list(parse_condition("regression in m/add").find_reasons([make_comparison(10)]))
+
+
 def test_a_group_that_is_not_there_is_named() -> None:
     with pytest.raises(JobError, match=r"there is no group 'sum' \(groups: rest of it, sums\)"):
         list(parse_condition("worse > 3 in sum").find_reasons([make_comparison(10)]))

@@ -147,7 +147,11 @@ def _build_result(
         },
         "score_details": {
             "score": scores.mean,
-            "details": {"failed_lines": str(group.failed), "matches": ", ".join(sorted(group.matches))},
+            "details": {
+                "failed_lines": str(group.failed),
+                "unscored_lines": str(group.unscored),
+                "matches": ", ".join(sorted(group.matches)),
+            },
             "uncertainty": _build_uncertainty(scores),
         },
         "generation_config": _build_generation(run),

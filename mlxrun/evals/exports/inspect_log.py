@@ -138,7 +138,7 @@ def _build_metrics(group: GroupSummary, name: str) -> dict[str, Json]:
     """The mean of a group's scores, with its interval, and its standard error."""
     found = {name: _build_metric(name, group.scores.mean)}
     interval = group.interval
-    facts: Json = {"samples": group.scores.count, "failed": group.failed}
+    facts: Json = {"samples": group.scores.count, "failed": group.failed, "unscored": group.unscored}
     if interval is not None:
         bounds = {"lower": interval.low, "upper": interval.high}
         facts["confidence_interval"] = bounds | {"level": CONFIDENCE, "method": interval.method}

@@ -26,19 +26,23 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class CellCost:
-    """What one cell costs. `seconds`: at most, None if no speed is known; `error`: why it cannot run."""
+    """What one cell costs. `done`: lines that need not run again; `seconds`: that the others take at most,
+    None if no speed is known; `error`: why it cannot run."""
 
     cell: Cell
     found: CheckedLines | None = None
     seconds: float | None = None
     error: str | None = None
+    done: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class CostCheck:
-    """Computes costs. `load` reads a model without weights; `limit`: of lines of each cell; `records`: of
-    earlier starts, by the names of cells; `say` gets lines that would be refused."""
+    """Computes costs. `folder`: of the suite's runs; `load` reads a model without weights; `limit`: of lines
+    of each cell; `records`: of earlier starts, by the names of cells; `say` gets lines that would be refused.
+    """
 
+    folder: Path
     jobs: CellJobs
     load: Callable[[Config], ModelInfo]
     limit: int | None
@@ -61,8 +65,19 @@ class CostCheck:
                     continue
                 if key not in counted:
                     counted[key] = await self._count(cell, info, Path(folder))
-                costs.append(CellCost(cell, counted[key], self._estimate(cell, counted[key])))
+                found, done = counted[key], self._count_done(cell)
+                left = max(0, found.lines - done) / found.lines if found.lines else 0
+                seconds = self._estimate(cell, found)
+                costs.append(CellCost(cell, found, None if seconds is None else seconds * left, done=done))
         return costs
+
+    def _count_done(self, cell: Cell) -> int:
+        """Lines that an earlier start finished, by its manifest; 0 if the lines are others by now."""
+        record = self.records.get(cell.name)
+        if record is None or record.get("config_hash") != cell.config_hash:
+            return 0
+        digest = self.jobs.compute_digest(cell, self.folder / cell.name / "job.jsonl")
+        return int(record["done"] + record["failed"]) if digest == record["job_sha256"] else 0
 
     def _load(self, config: Config) -> ModelInfo | MlxrunError:
         try:
@@ -83,8 +98,7 @@ class CostCheck:
         return await check_job(path, preparer, self.limit, report)
 
     def _estimate(self, cell: Cell, found: CheckedLines) -> float | None:
-        """Seconds that a cell takes at most, by the measured speed of its model. Lines that are done count
-        too, as the limit of tokens is what is known of each."""
+        """Seconds that all lines of a cell take at most, by the measured speed of its model."""
         tokens = seconds = 0.0
         for record in self._list_measured(cell):
             tokens += record["tokens"]["prompt"] + record["tokens"]["output"]

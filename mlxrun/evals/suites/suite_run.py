@@ -233,9 +233,11 @@ class SuiteRun:
             tokens={"prompt": meter.total_prompt, "output": meter.total_output},
             seconds=seconds,
         )
-        failed = f", {meter.failed} failed" if meter.failed else ""
-        shown = f", score {scores.compute_total().share:.1%}" if scores.groups else ""
-        self.say(f"{cell.name}: {meter.format_done()} done{failed}{shown}")
+        total = scores.compute_total()
+        counts = {"failed": meter.failed, "unscored": total.unscored}
+        notes = "".join(f", {count} {word}" for word, count in counts.items() if count)
+        shown = f", score {total.share:.1%}" if scores.groups else ""
+        self.say(f"{cell.name}: {meter.format_done()} done{notes}{shown}")
 
     def _record_failure(self, cell: Cell, error: MlxrunError) -> None:
         self._exits.append(error.exit_code)

@@ -48,13 +48,14 @@ def _format_score(record: Record) -> str:
 
 def print_costs(costs: Sequence[CellCost], weights: Mapping[str, int], stream: TextIO) -> None:
     """Print a row for each cell, and the totals. `weights`: bytes of each model's weights."""
-    table = _make_table(("cell", "lines", "refused", "prompt tokens", "output tokens", "time"), text=1)
+    columns = ("cell", "lines", "done", "refused", "prompt tokens", "output tokens", "time")
+    table = _make_table(columns, text=1)
     for cost in costs:
         if cost.found is None:
-            table.add_row(escape(cost.cell.name), "-", "-", "-", "-", "-")
+            table.add_row(escape(cost.cell.name), *"------")
             continue
         found = cost.found
-        numbers = (found.lines, found.refused, found.prompt_tokens, found.max_tokens)
+        numbers = (found.lines, cost.done, found.refused, found.prompt_tokens, found.max_tokens)
         table.add_row(escape(cost.cell.name), *(f"{each:,}" for each in numbers), _format_time(cost.seconds))
     _print(table, stream)
     errors = {str(cost.error): cost.cell.model for cost in costs if cost.error is not None}
@@ -63,8 +64,10 @@ def print_costs(costs: Sequence[CellCost], weights: Mapping[str, int], stream: T
     known = [cost.found for cost in costs if cost.found is not None]
     times = [cost.seconds for cost in costs if cost.found is not None]
     prompt, output = sum(each.prompt_tokens for each in known), sum(each.max_tokens for each in known)
+    done = sum(cost.done for cost in costs)
     print(
-        f"{pluralize(len(costs), 'cell')}, {pluralize(sum(each.lines for each in known), 'line')}, "
+        f"{pluralize(len(costs), 'cell')}, {pluralize(sum(each.lines for each in known), 'line')}"
+        f"{f' ({done:,} done already)' if done else ''}, "
         f"{prompt:,} prompt tokens, at most {output:,} output tokens",
         file=stream,
     )

@@ -124,6 +124,7 @@ def test_inspect_reads_header_scores_and_samples(found: Any) -> None:
     interval = mean["metadata"]["confidence_interval"]
     assert interval["lower"] < mean["value"] < interval["upper"] and interval["level"] == 0.95
     assert (mean["metadata"]["samples"], mean["metadata"]["failed"]) == (len(SCORED), 1)
+    assert mean["metadata"]["unscored"] == 0
     assert log["metrics"]["a/accuracy"]["name"] == "a" and log["metrics"]["pass@2"]["value"] == 1
     samples = log["samples"]
     assert set(samples) == {*SCORED, "free", "line 11"}

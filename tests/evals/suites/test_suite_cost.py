@@ -31,7 +31,7 @@ async def count(
         return FakeModelInfo(context_length=64)
 
     said: list[str] = []
-    costs = await CostCheck(jobs, load, limit, records, said.append).check(cells)
+    costs = await CostCheck(folder / "suite.out", jobs, load, limit, records, said.append).check(cells)
     return costs, said, len(loaded)
 
 
@@ -54,6 +54,20 @@ async def test_time_by_the_speed_of_earlier_cells(tmp_path: Path) -> None:
     found = costs[0].found
     assert found is not None
     assert costs[0].seconds == (found.prompt_tokens + found.max_tokens) * 0.05
+
+
+async def test_lines_that_are_done_take_no_time(tmp_path: Path) -> None:
+    _, cells, jobs = read_cells(write_suite(tmp_path, TEXT))
+    digest = jobs.compute_digest(cells[0], tmp_path / "suite.out" / cells[0].name / "job.jsonl")
+    record = {"model": "tiny", "tokens": {"prompt": 90, "output": 10}, "seconds": 5.0, "done": 1, "failed": 1}
+    record |= {"job_sha256": digest, "config_hash": cells[0].config_hash}
+    costs, _, _ = await count(tmp_path, **{cells[0].name: record})
+    assert [cost.done for cost in costs[:2]] == [2, 0]
+    times = [cost.seconds for cost in costs[:2]]
+    assert times[0] is not None and times[1] is not None and 2.9 < times[1] / times[0] < 3.1
+    for changed in ({"job_sha256": "0"}, {"config_hash": "0"}):
+        costs, _, _ = await count(tmp_path, **{cells[0].name: record | changed})
+        assert costs[0].done == 0
 
 
 async def test_a_limit_and_refused_lines(tmp_path: Path) -> None:

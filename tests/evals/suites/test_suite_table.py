@@ -44,7 +44,7 @@ def test_the_costs(tmp_path: Path) -> None:
     _, cells, _ = read_cells(write_suite(tmp_path, text))
     found = CheckedLines(lines=3, requests=3, prompt_tokens=1000, max_tokens=60)
     costs = [
-        CellCost(cells[0], found, 61.0),
+        CellCost(cells[0], found, 61.0, done=2),
         CellCost(cells[1], found),
         CellCost(cells[2], error="no [such] model"),
     ]
@@ -52,13 +52,13 @@ def test_the_costs(tmp_path: Path) -> None:
     print_costs(costs, {"embedded": 7_600_000}, stream)
     lines = stream.getvalue().splitlines()
     assert [line.split() for line in lines[1:4]] == [
-        ["tiny/capitals/seed-0", "3", "0", "1,000", "60", "<=", "1:01"],
-        ["big/capitals/seed-0", "3", "0", "1,000", "60", "unknown"],
-        ["gone/capitals/seed-0", "-", "-", "-", "-", "-"],
+        ["tiny/capitals/seed-0", "3", "2", "0", "1,000", "60", "<=", "1:01"],
+        ["big/capitals/seed-0", "3", "0", "0", "1,000", "60", "unknown"],
+        ["gone/capitals/seed-0", "-", "-", "-", "-", "-", "-"],
     ]
     assert lines[4:] == [
         "gone: cannot be loaded: no [such] model",
-        "3 cells, 6 lines, 2,000 prompt tokens, at most 120 output tokens",
+        "3 cells, 6 lines (2 done already), 2,000 prompt tokens, at most 120 output tokens",
         "time: unknown for models that have not run yet in this folder",
         "time: at most 1:01, by the speed of earlier cells",
         "memory: embedded has 7.6 MB of weights",
