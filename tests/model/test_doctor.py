@@ -10,6 +10,7 @@ from mlxrun.model import doctor
 from mlxrun.model.chunk_grouping import PrefillSharing
 from mlxrun.model.compute_methods import ComputeMethods
 from mlxrun.model.probe.report import ComparedWindow, ProbeCheck, ProbeReport
+from mlxrun.model.weight_form import WeightForm
 
 
 def test_the_reference_blas_is_noted_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,3 +74,12 @@ def test_the_rate_of_the_matmul_is_measured(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(doctor, "MATMUL_SIZE", 32)
     monkeypatch.setattr(doctor, "MATMUL_SECONDS", 0.0)
     assert doctor.measure_matmul() > 0
+
+
+def test_weights_without_a_use_are_a_note() -> None:
+    names = ("mtp.fc.weight", "mtp.norm.weight", "score.weight", "vision_tower.x.weight")
+    (found,) = doctor.report_weights(WeightForm(unused=names))
+    assert (found.area, found.name, found.level) == ("weights", "unused", "note")
+    assert found.value == "4: mtp.fc.weight, mtp.norm.weight, score.weight, and more"
+    assert found.facts == {"names": names}
+    assert list(doctor.report_weights(WeightForm())) == []

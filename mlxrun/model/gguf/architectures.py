@@ -61,6 +61,8 @@ def make_config(header: GgufHeader) -> dict[str, Any]:
             f"{header.path}: a GGUF file of the architecture {name!r}; those of {', '.join(ARCHITECTURES)} "
             "can be read. Convert the original model with mlx_lm.convert instead"
         )
+    if header.read("split.count", int, 1) > 1:
+        raise ModelLoadError(f"{header.path}: one of several files; join them with llama-gguf-split --merge")
     for key in _UNKNOWN:
         if header.metadata.get(f"{name}.{key}"):
             raise ModelLoadError(f"{header.path}: {name}.{key} is set, which is not supported for GGUF files")

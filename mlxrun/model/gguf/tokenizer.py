@@ -8,7 +8,9 @@ from mlxrun.errors import ModelLoadError
 from mlxrun.model.gguf.header import GgufHeader
 
 _CONTROL, _USER_DEFINED = 3, 4  # kinds of tokens that are never split
-_BEGINS_WITH_BOS = ("llama-bpe", "llama3", "llama-v3")  # if the file does not say it
+# Llama 3's way, and Tekken's: a word that is a token stays one, whether or not merges lead to it, and text
+# begins with the begin token if the file does not say otherwise.
+_WHOLE_WORDS = ("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "lfm2", "tekken")
 _NAMES = {
     "bos_token": "bos_token_id",
     "eos_token": "eos_token_id",
@@ -54,8 +56,10 @@ def _make_byte_level(header: GgufHeader, tokens: list[str]) -> Any:
     from tokenizers import Tokenizer, decoders, models
 
     merges = [tuple(each.split(" ")) for each in header.read("tokenizer.ggml.merges", list, [])]
+    whole = header.metadata.get("tokenizer.ggml.pre") in _WHOLE_WORDS
     try:
-        backend = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, merges))
+        vocab = {token: i for i, token in enumerate(tokens)}
+        backend = Tokenizer(models.BPE(vocab, merges, ignore_merges=whole))
     except Exception as error:  # the library raises bare exceptions
         raise ModelLoadError(f"{header.path}: the tokens and merges do not fit: {error}") from error
     backend.pre_tokenizer = _make_splitter(header)
@@ -117,7 +121,7 @@ def _add_bos(header: GgufHeader, backend: Any, bos: str | None, kind: str) -> No
     """Begin each text with the begin token where the file says so, as llama.cpp does."""
     from tokenizers import processors
 
-    default = kind == "llama" or header.metadata.get("tokenizer.ggml.pre") in _BEGINS_WITH_BOS
+    default = kind == "llama" or header.metadata.get("tokenizer.ggml.pre") in _WHOLE_WORDS
     if bos is None or not header.read("tokenizer.ggml.add_bos_token", bool, default):
         return
     number = [(bos, backend.token_to_id(bos))]

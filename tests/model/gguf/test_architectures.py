@@ -53,6 +53,7 @@ def test_scaled_positions(folder: Path, tmp_path: Path) -> None:
     ("extra", "said"),
     [
         ({"general__architecture": "mamba"}, "architecture 'mamba'; those of llama, smollm3, qwen2, qwen3"),
+        ({"split__count": 3}, "one of several files"),
         ({"llama__expert_count": 8}, r"llama\.expert_count is set"),
         ({"llama__rope__scaling__type": "longrope"}, "rope scaling 'longrope'"),
         ({"llama__rope__dimension_count": 8}, "only a part of each head"),

@@ -83,6 +83,13 @@ def test_a_byte_level_tokenizer(tmp_path: Path, pre: str) -> None:
     assert begins == (pre == "llama-bpe")
 
 
+@pytest.mark.parametrize(("pre", "ids"), [("llama-bpe", [2]), ("gpt-2", [0, 1])])
+def test_words_that_no_merges_lead_to(tmp_path: Path, pre: str, ids: list[int]) -> None:
+    """Llama 3 takes them whole; others only get there by merges."""
+    loaded = load(tmp_path, {"model": "gpt2", "pre": pre, "tokens": ["h", "i", "hi"], "merges": []})
+    assert loaded.encode("hi", add_special_tokens=False) == ids
+
+
 @pytest.mark.parametrize("prefix", [True, False])
 def test_a_sentencepiece_tokenizer(tmp_path: Path, prefix: bool) -> None:
     """The ids are those of sentencepiece itself."""
