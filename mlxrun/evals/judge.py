@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from mlxrun.batch.table_files import RowError
 from mlxrun.config.nodes import ConfigProblem
 from mlxrun.config.yaml_source import YamlError, parse_yaml
 from mlxrun.errors import JobError, RequestError
-from mlxrun.evals.judge_verdict import VerdictReader, parse_verdict
+from mlxrun.evals.judge_verdict import Problem, VerdictReader, build_reader, find_verdict_problems
 
 _KEYS = ("prompt", "messages", "generation", "verdict")
 _VARIABLES = frozenset(("question", "answer", "expected", "group", "id", "line", "row", "row_number"))
@@ -59,41 +59,38 @@ class Judge:
 
 
 def read_judge(path: Path) -> Judge:
-    """The judge in a YAML or JSON file; JobError with file and key if it is not valid."""
+    """The judge in a YAML or JSON file; JobError with all problems, each with file, line, column and key, if
+    it is not valid."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise JobError(f"{path}: cannot read the judge: {error}") from error
     problems: list[ConfigProblem] = []
     try:
-        value = parse_yaml(text, str(path), problems).strip_origins()
+        tree = parse_yaml(text, str(path), problems)
     except YamlError as error:
         raise JobError(f"{path}:{error.line}:{error.column}: this is not YAML: {error}") from error
     if problems:
         raise JobError("\n".join(problem.text for problem in problems))
-    return parse_judge(value, str(path))
+
+    def locate(steps: Sequence[str]) -> str:
+        while (node := tree.find(steps)) is None:
+            steps = steps[:-1]
+        return str(node.key_origin or node.origin)
+
+    return parse_judge(tree.strip_origins(), str(path), locate)
 
 
-def parse_judge(value: Any, name: str) -> Judge:
-    """The judge that a mapping describes; JobError that begins with `name` and names the key if it is not
-    valid."""
-    if not isinstance(value, Mapping):
-        raise JobError(f"{name}: a judge is a mapping with prompt or messages, generation and verdict")
-    for key in value:
-        if key not in _KEYS:
-            raise JobError(f"{name}: {key} is not known; a judge takes {', '.join(_KEYS)}")
-    if ("prompt" in value) == ("messages" in value):
-        raise JobError(f"{name}: a judge needs one of prompt and messages")
-    prompt = value.get("prompt")
-    if prompt is not None and not isinstance(prompt, str):
-        raise JobError(f"{name}: prompt must be the text of the user's message")
-    generation = value.get("generation") or {}
-    if not isinstance(generation, dict):
-        raise JobError(f"{name}: generation must be an object with fields of the request")
-    reserved = generation.keys() & {"id", "url", "eval", "prompt", "messages", "input", "n"}
-    if reserved:
-        raise JobError(f"{name}: generation.{min(reserved)} cannot be given")
-    reader = parse_verdict(value.get("verdict"), name)
+def parse_judge(value: Any, name: str, locate: Callable[[Sequence[str]], str] | None = None) -> Judge:
+    """The judge that a mapping describes; JobError with all problems, each of which begins with `name`, or
+    with the place of its value by `locate`, and names the key."""
+    problems = [
+        f"{name if locate is None else locate(steps)}: {text}" for steps, text in _find_problems(value)
+    ]
+    if problems:
+        raise JobError("\n".join(problems))
+    prompt, generation = value.get("prompt"), value.get("generation") or {}
+    reader = build_reader(value["verdict"])
     messages = value["messages"] if prompt is None else [{"role": "user", "content": prompt}]
     if reader.schema is not None and "response_format" not in generation:
         schema = {"name": "verdict", "schema": reader.schema}
@@ -108,6 +105,27 @@ def parse_judge(value: Any, name: str) -> Judge:
         raise JobError(f"{name}: the template does not show the answer; write {{{{ answer }}}}")
     text = json.dumps(dict(value), sort_keys=True, ensure_ascii=False, default=str)
     return Judge(name, dict(value), template, reader, hashlib.sha256(text.encode()).hexdigest())
+
+
+def _find_problems(value: Any) -> Iterator[Problem]:
+    """What is wrong with a judge, besides its template."""
+    if not isinstance(value, Mapping):
+        yield (), "a judge is a mapping with prompt or messages, generation and verdict"
+        return
+    for key in value:
+        if key not in _KEYS:
+            yield (str(key),), f"{key} is not known; a judge takes {', '.join(_KEYS)}"
+    if ("prompt" in value) == ("messages" in value):
+        yield (), "a judge needs one of prompt and messages"
+    if value.get("prompt") is not None and not isinstance(value["prompt"], str):
+        yield ("prompt",), "prompt must be the text of the user's message"
+    generation = value.get("generation") or {}
+    if not isinstance(generation, dict):
+        yield ("generation",), "generation must be an object with fields of the request"
+    else:
+        for key in sorted(generation.keys() & {"id", "url", "eval", "prompt", "messages", "input", "n"}):
+            yield ("generation", key), f"generation.{key} cannot be given"
+    yield from find_verdict_problems(value.get("verdict"))
 
 
 def _read_row_use(template: LineTemplate) -> frozenset[str]:

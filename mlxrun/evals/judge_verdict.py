@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mlxrun.errors import JobError
 from mlxrun.scoring.json_values import MISSING, check_schema, find_json, find_schema_problem
 from mlxrun.scoring.letter_choice import find_letters, normalize_option
 from mlxrun.scoring.numbers import find_last_number
 
+Problem = tuple[tuple[str, ...], str]  # the path of a value in a judge, and what is wrong with it
 _KEYS = ("choices", "number", "json", "schema", "after")
 _NUMBER = r"[-+]?\d+(?:\.\d+)?"
 _RATING = re.compile(rf"\[\[\s*({_NUMBER})\s*\]\]")  # as MT-bench's judges write it
@@ -109,51 +109,63 @@ class VerdictReader:
         return (value - self.low) / (self.high - self.low)
 
 
-def parse_verdict(value: Any, name: str) -> VerdictReader:
-    """The `verdict` of a judge; JobError that begins with `name` if it is not valid."""
+def find_verdict_problems(value: Any) -> Iterator[Problem]:
+    """What is wrong with the `verdict` of a judge."""
     if not isinstance(value, dict) or not value:
-        raise JobError(f"{name}: verdict must be an object with choices, number or json")
+        yield ("verdict",), "verdict must be an object with choices, number or json"
+        return
     for key in value:
         if key not in _KEYS:
-            raise JobError(f"{name}: verdict.{key} is not known; verdict takes {', '.join(_KEYS)}")
+            text = f"verdict.{key} is not known; verdict takes {', '.join(_KEYS)}"
+            yield ("verdict", str(key)), text
     if "choices" in value and "number" in value:
-        raise JobError(f"{name}: verdict takes one of choices and number")
+        yield ("verdict",), "verdict takes one of choices and number"
     if not value.keys() & {"choices", "number", "json"}:
-        raise JobError(f"{name}: verdict needs choices, number or json")
+        yield ("verdict",), "verdict needs choices, number or json"
     if "schema" in value and "json" not in value:
-        raise JobError(f"{name}: verdict.schema needs verdict.json, the field with the verdict")
+        yield ("verdict", "schema"), "verdict.schema needs verdict.json, the field with the verdict"
     for key in ("json", "after"):
         if key in value and (not isinstance(value[key], str) or not value[key]):
-            raise JobError(f"{name}: verdict.{key} must be a string that is not empty")
+            yield ("verdict", key), f"verdict.{key} must be a string that is not empty"
     if "schema" in value:
         try:
             check_schema(value["schema"])
         except ValueError as error:
-            raise JobError(f"{name}: verdict.schema {error}") from error
-    low, high = _parse_scale(value.get("number", {}), name)
-    choices = _parse_choices(value["choices"], name) if "choices" in value else {}
-    return VerdictReader(choices, low, high, value.get("json"), value.get("schema"), value.get("after"))
+            yield ("verdict", "schema"), f"verdict.schema {error}"
+    if "choices" in value:
+        yield from _find_choice_problems(value["choices"])
+    if "number" in value:
+        yield from _find_scale_problems(value["number"])
 
 
-def _parse_choices(value: Any, name: str) -> dict[str, float]:
+def _find_choice_problems(value: Any) -> Iterator[Problem]:
+    steps = ("verdict", "choices")
     if not isinstance(value, dict) or len(value) < 2:
-        raise JobError(f"{name}: verdict.choices must be an object with the score of each choice")
+        yield steps, "verdict.choices must be an object with the score of each choice"
+        return
     for key, score in value.items():
         if not _is_number(score) or not 0 <= score <= 1:
-            raise JobError(f"{name}: verdict.choices.{key} must be a score from 0 to 1, not {score!r}")
+            yield (*steps, str(key)), f"verdict.choices.{key} must be a score from 0 to 1, not {score!r}"
         if not normalize_option(key):
-            raise JobError(f"{name}: verdict.choices has an empty choice")
-    return {str(key): float(score) for key, score in value.items()}
+            yield steps, "verdict.choices has an empty choice"
 
 
-def _parse_scale(value: Any, name: str) -> tuple[float, float]:
-    """The ends of a scale, 0 and 1 where none are given."""
+def _find_scale_problems(value: Any) -> Iterator[Problem]:
+    steps = ("verdict", "number")
     if not isinstance(value, dict) or value.keys() - {"min", "max"}:
-        raise JobError(f"{name}: verdict.number must be an object with min and max")
+        yield steps, "verdict.number must be an object with min and max"
+        return
     low, high = value.get("min", 0), value.get("max", 1)
     if not _is_number(low) or not _is_number(high) or not low < high:
-        raise JobError(f"{name}: verdict.number needs numbers, and min below max")
-    return float(low), float(high)
+        yield steps, "verdict.number needs numbers, and min below max"
+
+
+def build_reader(value: Mapping[str, Any]) -> VerdictReader:
+    """The reader of a `verdict` without problems; a scale is from 0 to 1 where no ends are given."""
+    scale = value.get("number", {})
+    low, high = float(scale.get("min", 0)), float(scale.get("max", 1))
+    choices = {str(key): float(score) for key, score in value.get("choices", {}).items()}
+    return VerdictReader(choices, low, high, value.get("json"), value.get("schema"), value.get("after"))
 
 
 def _is_number(value: Any) -> bool:

@@ -84,6 +84,22 @@ def test_lines_that_no_model_could_answer(changes: Any, reason: str) -> None:
         parse_judge({**GOOD, **changes}, "j").make_line("a", COLUMNS)
 
 
+def test_all_mistakes_of_a_file_are_said_at_once_with_their_places(tmp_path: Path) -> None:
+    path = tmp_path / "judge.yaml"
+    path.write_text(
+        "prompt: '{{ answer }}'\nmodel: x\ngeneration:\n  n: 2\n"
+        "verdict:\n  choices: {A: 1, B: 2}\n  after: ''\n"
+    )
+    with pytest.raises(JobError) as found:
+        read_judge(path)
+    assert str(found.value).splitlines() == [
+        f"{path}:2:1: model is not known; a judge takes prompt, messages, generation, verdict",
+        f"{path}:4:3: generation.n cannot be given",
+        f"{path}:7:3: verdict.after must be a string that is not empty",
+        f"{path}:6:19: verdict.choices.B must be a score from 0 to 1, not 2",
+    ]
+
+
 def test_files(tmp_path: Path) -> None:
     path = tmp_path / "judge.yaml"
     path.write_text("prompt: '{{ answer }}'\nverdict:\n  choices: {A: 1, B: 0}\n")
@@ -91,7 +107,7 @@ def test_files(tmp_path: Path) -> None:
     for text, reason in (
         ("prompt: [", r"judge.yaml:\d:\d+: this is not YAML"),
         ("prompt: x\nprompt: y\n", "judge.yaml:2"),
-        ("verdict: 3\n", "judge.yaml: a judge needs one of"),
+        ("verdict: 3\n", "judge.yaml:1:1: a judge needs one of"),
     ):
         path.write_text(text)
         with pytest.raises(JobError, match=reason):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
-from mlxrun.errors import JobError
-from mlxrun.evals.judge_verdict import VerdictError, parse_verdict
+from mlxrun.evals.judge_verdict import VerdictError, build_reader, find_verdict_problems
 
 LETTERS = {"choices": {"A": 1, "B": 0.5, "C": 0}}
 WORDS = {"choices": {"correct": 1, "incorrect": 0, "not sure": 0.5}}
@@ -36,7 +36,7 @@ OBJECT = {"json": "grade", "choices": {"good": 1, "bad": 0}}
     ],
 )
 def test_verdicts(verdict: Any, answer: str, score: float, found: Any) -> None:
-    got, value = parse_verdict(verdict, "j").read(answer)
+    got, value = build_reader(verdict).read(answer)
     assert got == pytest.approx(score) and value == found
 
 
@@ -63,7 +63,7 @@ def test_verdicts(verdict: Any, answer: str, score: float, found: Any) -> None:
 )
 def test_answers_without_a_verdict(verdict: Any, answer: str, reason: str) -> None:
     with pytest.raises(VerdictError, match=reason):
-        parse_verdict(verdict, "j").read(answer)
+        build_reader(verdict).read(answer)
 
 
 @pytest.mark.parametrize(
@@ -85,5 +85,10 @@ def test_answers_without_a_verdict(verdict: Any, answer: str, reason: str) -> No
     ],
 )
 def test_verdicts_that_are_refused(verdict: Any, reason: str) -> None:
-    with pytest.raises(JobError, match=reason):
-        parse_verdict(verdict, "j")
+    texts = [f"j: {text}" for _, text in find_verdict_problems(verdict)]
+    assert any(re.search(reason, text) for text in texts)
+
+
+@pytest.mark.parametrize("verdict", [LETTERS, WORDS, SCALE, OBJECT])
+def test_good_verdicts_have_no_problems(verdict: Any) -> None:
+    assert list(find_verdict_problems(verdict)) == []
