@@ -50,8 +50,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.flaky(reruns=0))
 
 
-# No deadlines: machines differ. In CI the same examples each time.
-hypothesis.settings.register_profile("mlxrun", deadline=None, derandomize=bool(os.environ.get("CI")))
+# No deadlines and no complaint of slowness: machines differ. The same examples each time; others come with
+# `pytest --hypothesis-profile random`.
+for name, same in (("mlxrun", True), ("random", False)):
+    hypothesis.settings.register_profile(
+        name, deadline=None, derandomize=same, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    )
 hypothesis.settings.load_profile("mlxrun")
 
 

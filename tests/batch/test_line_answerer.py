@@ -13,9 +13,11 @@ import pytest
 
 from mlxrun.batch.job_file import MESSAGE, RESPONSE, JobLine
 from mlxrun.batch.line_answerer import DEFAULT_MAX_TOKENS, LinePreparer, derive_line_seed, split_event
+from mlxrun.batch.stop_signals import Interrupted
 from mlxrun.config.settings import SamplingSettings
 from mlxrun.scheduler.request import FinishReason, Request, TokenEvent, TokenLogprob
 from tests.helpers.batch_fakes import Bench, FakeClient, by_id, chat, make_config, read, write_job
+from tests.helpers.raw_clients import until
 from tests.helpers.tokenizers import FakeModelInfo
 
 CHAT = "/v1/chat/completions"
@@ -131,15 +133,17 @@ async def test_a_job_of_every_api_is_resumed_and_scored(tmp_path: Path) -> None:
     bench = Bench(write_job(tmp_path / "stopped", lines), make_config(order="input"))
     continued = 0
     for _ in range(40):
-        bench.client.pause = 0.02
+        bench.prepare = lambda client: client.stop_after(20)
         task = asyncio.create_task(bench.run())
-        await asyncio.sleep(0.25)
+        await asyncio.sleep(0)  # `client` is that of this run
+        await until(lambda task=task: task.done() or bench.client.output == 20)
         if task.done():
             break
-        task.cancel()
-        await asyncio.wait((task,))
+        bench.stop.request()
+        with pytest.raises(Interrupted):
+            await task
         continued += len(bench.client.answered)
-    bench.client.pause = 0.0
+    bench.prepare = FakeClient.go_on
     again = await bench.run()
     assert continued + len(bench.client.answered) > 0, "partial answers are continued"
     assert bench.paths.out.read_bytes() == whole.paths.out.read_bytes()

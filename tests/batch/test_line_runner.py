@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from mlxrun.batch.line_runner import UPDATE_EVERY
 from mlxrun.batch.progress import ProgressView
 from mlxrun.errors import EngineDead, JobError
+from mlxrun.scoring.timed_regex import SearchTimer
 from tests.helpers.batch_fakes import Bench, by_id, chat, chats, make_config, read, write_job
+from tests.helpers.raw_clients import until
 
 
 async def test_failed_lines_run_again_on_request_only(tmp_path: Path) -> None:
@@ -75,40 +76,41 @@ async def test_the_window_is_bounded(tmp_path: Path) -> None:
     """At most `concurrency` lines are in flight, by default twice the rows."""
     for config, most in ((make_config(concurrency=3), 3), (make_config(rows=4), 8)):
         bench = Bench(write_job(tmp_path, chats(40)), config)
-        bench.client.pause = 0.005
-        await bench.run(fresh=True)
+        bench.prepare = lambda client: client.stop_after(0)
+        task = asyncio.create_task(bench.run(fresh=True))
+        await until(lambda bench=bench, most=most: bench.client.busy == most)
+        bench.client.go_on()
+        await task
         assert bench.client.most == most
 
 
 async def test_the_input_changes_while_it_runs(tmp_path: Path) -> None:
     """A line is not answered under another line's key."""
     bench = Bench(write_job(tmp_path, chats(40)), make_config(concurrency=1))
-    bench.client.pause = 0.001
+    bench.prepare = lambda client: client.stop_after(15)  # in the third line
     task = asyncio.create_task(bench.run())
-    while len(read(bench.paths.out)) < 2:
-        await asyncio.sleep(0.002)
+    await until(lambda: len(read(bench.paths.out)) == 2 and bench.client.busy)
     text = bench.job.read_text()
     with bench.job.open("r+") as file:
         file.write(text.replace("say 2", "SAY 2").replace("say 3", "SAY 3"))
+    bench.client.go_on()
     with pytest.raises(JobError, match="changed while the job was running"):
         await task
 
 
 async def test_progress_is_never_older_than_a_second(tmp_path: Path) -> None:
     """Views, and with them /v1/status of a server, are updated while no line ends."""
-    bench = Bench(write_job(tmp_path, [chat("slow", "s" * 900)]))
-    bench.client.pause = 0.004
-    times: list[float] = []
+    bench, updates = Bench(write_job(tmp_path, [chat("slow", "s")])), list[int]()
+    bench.prepare = lambda client: setattr(client, "waits", lambda text: len(updates) < 4)
 
     class Watch(ProgressView):
         def update(self) -> None:
-            times.append(time.monotonic())
+            updates.append(bench.client.output)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tests.helpers.batch_fakes.make_view", lambda meter, stream: Watch())
         await bench.run()
-    assert len(times) > 3
-    assert max(after - before for before, after in pairwise(times)) < 1
+    assert updates[:4] == [0, 0, 0, 0] and UPDATE_EVERY < 1
 
 
 async def test_a_slow_pattern_harms_its_line_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -130,6 +132,8 @@ async def test_a_slow_pattern_harms_its_line_alone(tmp_path: Path, caplog: pytes
     assert result["extracted"] is None and "for 1 s" in result["note"]
     assert "note" not in json.loads(out["quick"])["eval"]
     assert "line 1 scores 0: the pattern was searched for 1 s" in caplog.text
-    began = time.monotonic()
-    await bench.run()
-    assert bench.ran == 0 and by_id(bench.paths.out) == out and time.monotonic() - began < 1
+    caplog.clear()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SearchTimer, "search", lambda *_: pytest.fail("it is searched again"))
+        await bench.run()
+    assert bench.ran == 0 and by_id(bench.paths.out) == out

@@ -14,6 +14,7 @@ from mlxrun.batch import output_records
 from mlxrun.batch.journal import Journal
 from mlxrun.errors import JobError
 from tests.helpers.batch_fakes import Bench, by_id, chat, chats, make_config, read, write_job
+from tests.helpers.raw_clients import until
 
 COUNT = 12
 
@@ -94,11 +95,11 @@ async def test_no_line_waits_for_a_slow_one(tmp_path: Path) -> None:
     bench = Bench(
         write_job(tmp_path, [chat("slow", "s" * 2500), *chats(40)]), make_config(order="input", rows=2)
     )
-    bench.client.pause = 0.001
+    bench.prepare = lambda client: setattr(client, "waits", lambda text: text.startswith("s" * 9))
     task = asyncio.create_task(bench.run())
-    while len(read(bench.paths.out)) < 40:
-        await asyncio.sleep(0.005)
+    await until(lambda: len(read(bench.paths.out)) == 40)
     assert "slow" not in {r["custom_id"] for r in read(bench.paths.out)}
+    bench.client.go_on()
     await task
     assert read(bench.paths.out)[0]["custom_id"] == "slow"
 

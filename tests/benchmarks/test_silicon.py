@@ -50,7 +50,7 @@ def test_a_server_is_started_once_and_stopped(home: Path) -> None:
     try:
         started = run("serve_mlxrun.sh", home, port)
         assert started.returncode == 0 and f"ready on port {port}" in started.stdout
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/models", timeout=30) as response:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/models", timeout=60) as response:
             assert json.load(response)["data"][0]["id"] == "embedded"
         again = run("serve_mlxrun.sh", home, port)
         assert again.returncode == 1 and "runs already" in again.stdout

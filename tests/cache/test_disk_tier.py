@@ -12,9 +12,11 @@ import sys
 import threading
 import time
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -58,7 +60,7 @@ class SlowDisk:
 
         def wait_and_write(model: ModelFolder, key: bytes, chunks: Any) -> int:
             self.begun.set()
-            assert self._turns.acquire(timeout=10)
+            assert self._turns.acquire(timeout=60)
             return write_file(model, key, chunks)
 
         monkeypatch.setattr(ModelFolder, "write_file", wait_and_write)
@@ -68,7 +70,7 @@ class SlowDisk:
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.002)
@@ -225,7 +227,7 @@ def test_a_pending_write_is_read_and_counted(
     disk, tier = SlowDisk(monkeypatch), open_tier()
     (first, one), (second, two) = make_entry(1), make_entry(2)
     assert tier.write(first, one) and tier.write(second, two) and tier.write(second, two)
-    assert disk.begun.wait(10)
+    assert disk.begun.wait(60)
     assert tier.read(first) is one and tier.read(second) is two
     assert tier.nbytes == get_counters(tier).disk_bytes == one.nbytes + two.nbytes + 64
     disk.release(2)
@@ -240,7 +242,7 @@ def test_an_entry_that_changes_while_it_is_written_is_written_again(
     disk, tier = SlowDisk(monkeypatch), open_tier()
     (entry, old), (_, new) = make_entry(1), make_entry(2, 128)
     assert tier.write(entry, old)
-    assert disk.begun.wait(10)
+    assert disk.begun.wait(60)
     assert tier.write(entry, new) and tier.read(entry) is new
     assert tier.nbytes == new.nbytes + 32
     disk.release(2)
@@ -257,7 +259,7 @@ def test_deleting_a_pending_write_cancels_it(
     made = [make_entry(number) for number in range(3)]
     for entry, payload in made:
         tier.write(entry, payload)
-    assert disk.begun.wait(10)
+    assert disk.begun.wait(60)
     tier.delete(made[0][0])  # under way
     tier.delete(made[1][0])  # waiting
     assert tier.read(made[0][0]) is None and tier.read(made[1][0]) is None
@@ -341,14 +343,15 @@ def test_a_disk_that_takes_no_more_is_one_warning(
 
     real = Path.replace
     monkeypatch.setattr(Path, "replace", lambda path, to: failing() or real(path, to))
-    monkeypatch.setattr(disk_tier, "RETRY_SECONDS", 0.2)
+    now = time.monotonic()
+    monkeypatch.setattr(disk_tier, "time", SimpleNamespace(monotonic=lambda: now, time_ns=time.time_ns))
     caplog.set_level(logging.WARNING)
     for number in (2, 3):
         tier.write(*make_entry(number))
         wait_for(lambda: tier.nbytes == before)
         assert not tier.write(*make_entry(4))
         assert tier.read(old) == payload
-        time.sleep(0.25)
+        now += disk_tier.RETRY_SECONDS + 1
     assert len(caplog.records) == 1
     assert os.strerror(code) in caplog.text
     assert not list(tmp_path.rglob("*.tmp"))
@@ -479,17 +482,22 @@ def test_two_processes_on_one_folder(open_tier: Callable[..., DiskTier], tmp_pat
 
 
 def test_a_scan_of_many_files_is_quick(open_tier: Callable[..., DiskTier], tmp_path: Path) -> None:
-    """5,000 files of 120 tensors and 512 ids: about a second; the bound leaves room for slow machines."""
+    """Counted and not timed: some two calls for each of the 120 tensors of a file, none for its 512 ids."""
     tensors = {
         f"{layer}.{name}": SerializedTensor("BF16", (1, 1, 2), b"1234")
         for layer in range(60)
         for name in "kv"
     }
     home = ModelFolder(tmp_path, ROOT)
-    for number in range(1000):
+    for number in range(100):
         entry = CacheEntry(b"", ROOT, SnapshotKind.DELTA, 0, 512, array("q", [number] * 512))
         entry.key = compute_entry_key(entry)
         home.write_file(entry.key, encode_entry(entry, SerializedPayload(tensors, {}), ROOT))
-    began = time.perf_counter()
-    assert len(open_tier().scan()) == 1000
-    assert time.perf_counter() - began < 2
+    tier, calls = open_tier(), Counter[str]()
+    sys.setprofile(lambda frame, event, arg: calls.update([event]))
+    try:
+        found = tier.scan()
+    finally:
+        sys.setprofile(None)
+    assert len(found) == 100
+    assert calls["call"] + calls["c_call"] < 100 * 400, calls

@@ -51,7 +51,7 @@ def end(
         stdout=subprocess.PIPE if stdout is None else stdout,
         stderr=subprocess.PIPE,
         text=True,
-        timeout=60,
+        timeout=300,
     )
 
 

@@ -106,10 +106,10 @@ def test_the_command_serves_and_stops(tmp_path: Path) -> None:
         request = urllib.request.Request(
             f"{found[0]}/v1/chat/completions", body, {"Content-Type": "application/json"}
         )
-        with urllib.request.urlopen(request, timeout=30) as response:
+        with urllib.request.urlopen(request, timeout=60) as response:
             assert json.loads(response.read())["choices"][0]["message"]["content"] == "5"
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
+        assert process.wait(60) == 0
     finally:
         process.kill()
         process.communicate()

@@ -22,6 +22,7 @@ from mlxrun.parsers.registry import choose_formats
 from mlxrun.server.batches.batch_queue import BatchQueue
 from mlxrun.server.batches.storage import Storage
 from tests.helpers.anthropic_api import ADD, RED
+from tests.helpers.batch_fakes import FakeClient
 from tests.helpers.batches_server import ServerSetup, count_answered, make_processes, serve, with_keys
 from tests.helpers.pdf_files import RGB, make_pdf
 from tests.helpers.server_fakes import Act, FakeEngine, make_script, run_server, server_config
@@ -52,7 +53,7 @@ def open_client(site: Any, **more: Any) -> anthropic.AsyncAnthropic:
 
 
 async def wait_until_ended(client: anthropic.AsyncAnthropic, batch_id: str) -> Any:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while (batch := await client.messages.batches.retrieve(batch_id)).processing_status != "ended":
             await asyncio.sleep(0.01)
     return batch
@@ -139,8 +140,9 @@ async def test_pages_and_deletion(place: ServerSetup) -> None:
 
 async def test_cancelling(place: ServerSetup) -> None:
     """What is finished is kept; every other request has a result that says so."""
-    place.pause = 0.02
-    async with place.run() as site, open_client(site) as client:
+    engine = FakeClient(FakeModelInfo())
+    engine.stop_after(100)
+    async with place.run(engine) as site, open_client(site) as client:
         batch = await client.messages.batches.create(requests=make_requests(200))
         waiting = await client.messages.batches.create(requests=make_requests(3))
         with pytest.raises(anthropic.BadRequestError, match="cancel it first"):
@@ -148,7 +150,7 @@ async def test_cancelling(place: ServerSetup) -> None:
         with pytest.raises(anthropic.AnthropicError, match="results"):
             await client.messages.batches.results(batch.id)
         found = site.queue.find(batch.id)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while found is None or found.request_counts["completed"] < 3:
                 await asyncio.sleep(0.02)
         for each in (waiting, batch):
@@ -383,14 +385,14 @@ async def test_a_batch_answers_as_messages_are_answered(tmp_path: Path) -> None:
 
 async def test_restart_in_the_middle(place: ServerSetup) -> None:
     """Half done, the server stops; the next one goes on, and every request has one result."""
-    place.pause = 0.01
-    async with place.run() as site, open_client(site) as client:
+    engine = FakeClient(FakeModelInfo())
+    engine.stop_after(200)
+    async with place.run(engine) as site, open_client(site) as client:
         batch = await client.messages.batches.create(requests=make_requests(150))
         found = site.queue.find(batch.id)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while found is None or found.request_counts["completed"] < 5:
                 await asyncio.sleep(0.01)
-    place.pause = 0.0
     async with place.run() as site, open_client(site) as client:
         done = await wait_until_ended(client, batch.id)
         assert done.created_at == batch.created_at and done.request_counts.succeeded == 150
@@ -414,11 +416,11 @@ async def test_a_server_that_is_killed(tmp_path: Path, processes: ForkServerCont
         batch = await client.messages.batches.create(requests=requests)
     rng = random.Random()
     for _ in range(6):
-        wanted = count_answered(place.root) + rng.randrange(1, 7)
-        process = processes.Process(target=serve, args=(place.root, 0.01))
+        wanted = count_answered(place.root) + rng.randrange(1, 6)
+        process = processes.Process(target=serve, args=(place.root, 75))
         process.start()
-        async with asyncio.timeout(20):
-            while process.is_alive() and count_answered(place.root) < wanted:
+        async with asyncio.timeout(60):
+            while count_answered(place.root) < wanted:
                 await asyncio.sleep(rng.random() * 0.01)
         process.kill()
         process.join()

@@ -29,8 +29,9 @@ from mlxrun.server.engine_state import ENGINE, LoadedEngine
 from mlxrun.server.lifecycle import listen
 from mlxrun.text.images import MediaLoader
 from tests.batch.test_line_bodies import normalize
-from tests.helpers.batch_fakes import chat, chats, write_job
+from tests.helpers.batch_fakes import FakeClient, chat, chats, write_job
 from tests.helpers.batches_server import CHAT, ServerSetup, count_answered, make_processes, serve
+from tests.helpers.tokenizers import FakeModelInfo
 
 
 @pytest.fixture
@@ -86,7 +87,8 @@ async def test_the_async_client(place: ServerSetup) -> None:
 
 async def test_the_sync_client(place: ServerSetup) -> None:
     """The same on a thread, with a batch that is cancelled and one that is refused."""
-    place.pause = 0.02
+    engine = FakeClient(FakeModelInfo())
+    engine.stop_after(100)
 
     def drive(url: str) -> None:
         with openai.OpenAI(base_url=f"{url}v1", api_key="none") as client:
@@ -104,7 +106,7 @@ async def test_the_sync_client(place: ServerSetup) -> None:
             assert (batch.errors.data[0].line, batch.errors.data[0].param) == (1, "url")
             assert batch.errors.data[0].message == "url is missing"
 
-    async with place.run() as site:
+    async with place.run(engine) as site:
         await asyncio.to_thread(drive, site.url)
 
 
@@ -239,11 +241,13 @@ async def test_a_server_that_is_killed(tmp_path: Path, processes: ForkServerCont
             made.append((await site.create(await site.upload(lines)))["id"])
     rng = random.Random()
     for _ in range(8):
-        wanted = count_answered(place.root) + rng.randrange(1, 9)
-        process = processes.Process(target=serve, args=(place.root, 0.01))
+        wanted = count_answered(place.root) + rng.randrange(1, 4)
+        process = processes.Process(
+            target=serve, args=(place.root, 55)
+        )  # in all, less than the first batch needs
         process.start()
-        async with asyncio.timeout(20):
-            while process.is_alive() and count_answered(place.root) < wanted:
+        async with asyncio.timeout(60):
+            while count_answered(place.root) < wanted:
                 await asyncio.sleep(rng.random() * 0.01)
         process.kill()
         process.join()

@@ -353,5 +353,5 @@ def test_nothing_is_left_over(openai_client: OpenAI, served: ModelServer) -> Non
         while len(served.live):
             await asyncio.sleep(0.01)
 
-    served.call(asyncio.wait_for(idle(), 30))
+    served.call(asyncio.wait_for(idle(), 60))
     assert not served.active

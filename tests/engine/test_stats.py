@@ -53,4 +53,4 @@ def test_the_numbers_of_an_idle_engine_are_always_new() -> None:
     assert EngineStats({}, None, time.monotonic() - 60, busy=False).compute_age() == 0.0
     engine.add(make_request("r"))
     assert collect_stats(engine).busy
-    assert 60 <= EngineStats({}, None, time.monotonic() - 60, busy=True).compute_age() < 70
+    assert 60 <= EngineStats({}, None, time.monotonic() - 60, busy=True).compute_age() < 600

@@ -50,7 +50,7 @@ async def test_start_can_be_cancelled() -> None:
     runner, go = FakeRunner(), threading.Event()
 
     def build() -> Engine:
-        go.wait(10)
+        go.wait(60)
         return make_engine(runner)
 
     start = asyncio.create_task(EngineClient.start_with(build))
@@ -79,7 +79,7 @@ def test_a_loop_that_is_gone_does_not_stop_the_thread() -> None:
     asyncio.run(use())
     gate.open()
     clients[0]._thread.send(StopEngine())
-    clients[0]._thread._thread.join(10)
+    clients[0]._thread._thread.join(60)
     assert not clients[0]._thread._thread.is_alive()
     assert runner.closed
 

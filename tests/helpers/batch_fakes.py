@@ -61,6 +61,15 @@ class FakeClient:
         self.tokens = tokens  # file with a byte for each of them
         self.answered: dict[str, int] = {}  # number of tokens in prior_output, by text, where there were any
         self.counts: Counter[str] = Counter()
+        self.waits: Callable[[str], bool] = lambda text: False  # before a token of the answer to this text
+
+    def stop_after(self, output: int) -> None:
+        """Wait once so many tokens are computed, until `waits` is another one."""
+        self.waits = lambda text: self.output >= output
+
+    def go_on(self) -> None:
+        """Wait no more."""
+        self.waits = lambda text: False
 
     async def start(self) -> FakeClient:
         await asyncio.sleep(self.start_takes)
@@ -106,6 +115,8 @@ class FakeClient:
             yield TokenEvent(request.id, num_computed_tokens=middle, prompt_logprobs=scores[middle:])
         for at, token in list(enumerate(ids))[known:]:
             await asyncio.sleep(random.random() * self.pause)
+            while self.waits(text):
+                await asyncio.sleep(0.001)
             self.output += 1
             if self.tokens is not None:
                 with self.tokens.open("ab") as file:
@@ -212,6 +223,8 @@ class Bench:
     stamp: BatchStamp | None = None  # of the server's batch that the job belongs to
     device: dict[str, Any] = field(default_factory=lambda: {"name": "fake"})
     evals: EvalReader = NO_SCORERS
+    prepare: Callable[[FakeClient], object] = lambda client: None  # called with the engine of each run
+    stop: StopSignals = field(init=False)  # of the last run
 
     def __post_init__(self) -> None:
         self.client = FakeClient(self.model_info)
@@ -223,12 +236,13 @@ class Bench:
     async def run(self, **options: Any) -> JobOutcome:
         """One run; `client` is the engine it had, `said` its messages to the user."""
         self.client = FakeClient(self.model_info, self.client.pause, self.tokens)
+        self.prepare(self.client)
         self.said.clear()
         setup = self.make_setup()
         with open(os.devnull, "w") as nowhere:
             view = partial(make_view, stream=nowhere)
-            stop = StopSignals(self.said.append)
-            run = JobRun(self.paths, setup, JobOptions(**options), self.said.append, stop, view)
+            self.stop = StopSignals(self.said.append)
+            run = JobRun(self.paths, setup, JobOptions(**options), self.said.append, self.stop, view)
             if self.no_sleep:
                 run.backoff = 0.0
             return await run.run()
@@ -262,14 +276,21 @@ def edit_line(path: Path, line: int, change: Callable[[bytes], bytes]) -> None:
 
 
 def run_in_process(
-    job: Path, pause: float, order: str = "completion", write_every: float | None = None
+    job: Path,
+    pause: float,
+    order: str = "completion",
+    write_every: float | None = None,
+    stop_after: int | None = None,
 ) -> None:
-    """For a process of its own, which may be killed: ends with the job's exit code."""
+    """For a process of its own, which may be killed: ends with the job's exit code. `stop_after`: tokens,
+    after which it waits for its end."""
     if write_every is not None:
         mlxrun.batch.line_runner.WRITE_EVERY = write_every
     bench = Bench(job, make_config(order=order, rows=4))
     bench.client.pause = pause
     bench.tokens = job.with_suffix(".tokens")
+    if stop_after is not None:
+        bench.prepare = lambda client: client.stop_after(stop_after)
     try:
         outcome = asyncio.run(bench.run())
     except MlxrunError as error:

@@ -78,7 +78,7 @@ class RunningServer:
 
     async def wait_for_status(self, batch: str, *states: str) -> dict[str, Any]:
         """The batch, once it is in one of these states."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while (found := await self.send("GET", f"/v1/batches/{batch}"))["status"] not in states:
                 await asyncio.sleep(0.01)
         return found
@@ -131,14 +131,14 @@ def with_keys(**keys: str) -> Config:
     return replace(make_config(), server=ServerSettings(api_keys=keys))
 
 
-def serve(root: Path, pause: float) -> None:
-    """A server in a process of its own, until its batches are over."""
+def serve(root: Path, stop_after: int) -> None:
+    """A server in a process of its own, which computes so many tokens, and then waits to be killed."""
 
     async def run() -> None:
-        place = ServerSetup(root, make_config(rows=4), pause=pause)
-        async with place.run() as site:
-            while not all(batch.ended for batch in site.queue.list_batches()):
-                await asyncio.sleep(0.01)
+        client = FakeClient(FakeModelInfo(), 0.01)
+        client.stop_after(stop_after)
+        async with ServerSetup(root, make_config(rows=4)).run(client):
+            await asyncio.Event().wait()
 
     asyncio.run(run())
 

@@ -85,7 +85,7 @@ class Gate:
 
     def __call__(self, plan: StepPlan) -> None:
         self.waiting += 1
-        if not self._open and not self._steps.acquire(timeout=10):
+        if not self._open and not self._steps.acquire(timeout=60):
             raise AssertionError("the test did not open the gate")
 
     def let_pass(self, steps: int) -> None:

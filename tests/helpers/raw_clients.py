@@ -15,7 +15,7 @@ ONLY = [MINI, admin.SURFACE]
 
 async def until(true: Any) -> None:
     """Let others run until it holds; fails after long."""
-    for _ in range(5000):
+    for _ in range(60_000):
         if true():
             return
         await asyncio.sleep(0.001)

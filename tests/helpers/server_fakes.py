@@ -259,7 +259,7 @@ class Serving(AppView):
 
     async def settle(self) -> None:
         """Nothing is under way any more: no request, no row. Fails after long."""
-        for _ in range(2000):
+        for _ in range(30_000):
             busy = len(self.live) or self.active
             if not busy and not (isinstance(self.engine, FakeEngine) and self.engine.running):
                 return

@@ -197,7 +197,7 @@ def ask(url):
     kind = {{"Content-Type": "application/json"}}
     request = urllib.request.Request(url + "/v1/chat/completions", body, kind)
     try:
-        urllib.request.urlopen(request, timeout=30)
+        urllib.request.urlopen(request, timeout=60)
     except urllib.error.HTTPError:
         pass
 
@@ -213,7 +213,7 @@ sys.argv = ["mlxrun", "serve", "--port", "0", "--set", "engine.max_errors=1",
 sys.exit(main.main())
 """
     done = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 3, done.stderr
     assert "POST /v1/chat/completions 503" in done.stderr

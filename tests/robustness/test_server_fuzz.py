@@ -94,7 +94,7 @@ async def nothing_left(s: Serving) -> None:
         assert s.engine.running == {}
     else:
         await empty(s.engine)
-    for _ in range(100):
+    for _ in range(6000):
         if not tasks():
             break
         await asyncio.sleep(0.01)
@@ -115,7 +115,7 @@ def no_tracebacks(caplog: pytest.LogCaptureFixture) -> None:
 async def empty(client: EngineClient) -> None:
     """The engine is idle and holds no request."""
     engine = client._ready.result()
-    for _ in range(2000):
+    for _ in range(12_000):
         if not engine.busy and not client._collectors:
             break
         await asyncio.sleep(0.005)

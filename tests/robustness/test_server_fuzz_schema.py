@@ -48,7 +48,7 @@ class Background:
 
     def close(self) -> None:
         self.loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(30)
+        self._thread.join(60)
         self.loop.close()
 
 
@@ -61,7 +61,7 @@ def background(tmp_path: Path) -> Iterator[Background]:
 
 def operations(url: str) -> list[Any]:
     """All operations of the document."""
-    document = requests.get(url + "/openapi.json", timeout=30).json()
+    document = requests.get(url + "/openapi.json", timeout=60).json()
     schema = schemathesis.openapi.from_dict(document)
     return [found.ok() for found in schema.get_all_operations()]
 
@@ -83,7 +83,7 @@ def tried(operation: Any, url: str, session: requests.Session, examples: int) ->
     )
     @given(case=strategy)
     def one(case: Any) -> None:
-        answer = case.call(base_url=url, session=session, timeout=30)
+        answer = case.call(base_url=url, session=session, timeout=60)
         shot = Shot("schema", case.method.upper(), case.path, repr(case.body).encode("utf-8", "replace"))
         judge(
             shot,

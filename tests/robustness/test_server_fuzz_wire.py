@@ -98,7 +98,7 @@ async def send(s: Serving, raw: bytes, *, over: bool) -> tuple[int, bytes]:
         writer.write(raw)
         if over:
             writer.write_eof()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while part := await reader.read(65_536):
                 got += part
                 if got.count(b"\r\n\r\n") > got.count(b" 100 Continue"):
@@ -287,6 +287,6 @@ async def test_a_key_that_comes_twice_among_many(tmp_path: Path) -> None:
     config = Config(server=ServerSettings(port=0, max_body_bytes=CONFIG.server.max_body_bytes * 100))
     async with site(tmp_path, config=config) as s:
         data = io.BytesIO(f'{{{pairs},"a98999":2}}'.encode())
-        async with asyncio.timeout(20), s.http.post(s.url + CHAT, data=data) as response:
+        async with asyncio.timeout(60), s.http.post(s.url + CHAT, data=data) as response:
             assert response.status == 400 and "'a98999'" in told(CHAT, await response.read())
         assert (await s.post(CHAT, make_chat_body())).status == 200

@@ -197,7 +197,7 @@ class Brake:
 
     def _braked(self, plan: Any) -> Any:
         with self._news:
-            free = self._news.wait_for(lambda: self.limit is None or self.steps < self.limit, timeout=20)
+            free = self._news.wait_for(lambda: self.limit is None or self.steps < self.limit, timeout=60)
             assert free, "the test has forgotten this engine"
             self.steps += bool(plan.prefill)
         return self._execute(plan)

@@ -27,15 +27,15 @@ async def test_the_status_shows_what_the_newest_step_left() -> None:
         s.engine.step_ended = time.monotonic() - 60
         s.engine.numbers["steps"] = 8
         shown = (await s.get("/v1/status")).json
-        assert shown["steps"] == 8 and 60 <= shown["age"] < 70
-        assert 60 <= (await metric(s))["mlxrun_engine_age_seconds"] < 70
+        assert shown["steps"] == 8 and 60 <= shown["age"] < 600
+        assert 60 <= (await metric(s))["mlxrun_engine_age_seconds"] < 600
         s.engine.step_ended = None
         assert (await s.get("/v1/status")).json["age"] == 0.0
 
 
 async def test_a_drain_waits_for_requests_whose_body_is_being_read() -> None:
     """A request that was accepted before is served, also if its body is still arriving."""
-    life = Life(drain_timeout=20)
+    life = Life(drain_timeout=60)
     await life.ready()
     host, port = (await life.url()).removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))

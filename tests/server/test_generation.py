@@ -161,7 +161,7 @@ async def test_bodies_are_prepared_beside_the_event_loop(monkeypatch: pytest.Mon
 
     def slow(*args: Any, **kwargs: Any) -> Any:
         assert threading.current_thread() is not threading.main_thread()
-        gate.wait(10)
+        gate.wait(60)
         return original(*args, **kwargs)
 
     monkeypatch.setattr(openai, "build_chat_prompt", slow)

@@ -193,7 +193,7 @@ async def test_a_stop_while_a_load_cannot_be_interrupted(monkeypatch: pytest.Mon
 async def test_a_drain_lets_running_requests_finish() -> None:
     """SIGTERM: new requests get 503 and Retry-After, running ones their answer; exit code 0."""
     gate = asyncio.Event()
-    life = Life(FakeEngine(script=make_script("ab", gate.wait, "cd")), drain_timeout=20)
+    life = Life(FakeEngine(script=make_script("ab", gate.wait, "cd")), drain_timeout=60)
     await life.ready()
     asked = [asyncio.create_task(life.post("/v1/chat/completions", make_chat_body())) for _ in range(3)]
     await until(lambda: len(life.view.live) == 3)
@@ -334,7 +334,7 @@ async def test_a_second_signal_ends_the_process_at_once(monkeypatch: pytest.Monk
     stop = asyncio.Event()
     with handle_signals(stop, said.append):
         os.kill(os.getpid(), signal.SIGTERM)
-        await asyncio.wait_for(stop.wait(), 5)
+        await asyncio.wait_for(stop.wait(), 60)
         assert (codes, len(said)) == ([], 1)
         os.kill(os.getpid(), signal.SIGINT)
         await until(lambda: codes)

@@ -13,12 +13,14 @@ from mlxrun.scheduler.request import HitKind, TokenEvent
 from tests.helpers.raw_clients import ONLY, connect, cut, until
 from tests.helpers.server_fakes import (
     FakeEngine,
+    Reply,
     Serving,
     make_chat_body,
     make_script,
     run_server,
     server_config,
 )
+from tests.helpers.timers import fire_timers
 
 # -- disconnects ----------------------------------------------------------------------------------------
 
@@ -88,12 +90,19 @@ async def test_a_complete_answer_aborts_nothing() -> None:
 @pytest.mark.parametrize("n", [1, 3])
 async def test_a_request_that_takes_too_long(n: int) -> None:
     forever = asyncio.Event()
-    config = server_config(request_timeout=0.2)
+    config = server_config(request_timeout=3600.0)
     async with run_server(config, surfaces=ONLY, script=make_script("ab", forever.wait)) as s:
-        reply = await s.post("/mini", make_chat_body(n=n))
+
+        async def post(**fields: Any) -> Reply:
+            asked = asyncio.create_task(s.post("/mini", make_chat_body(n=n, **fields)))
+            await until(lambda: sum(live.output_tokens for live in s.live) == 2 * n)
+            fire_timers("LiveRequest.fail")
+            return await asked
+
+        reply = await post()
         assert (reply.status, reply.json["mini"]) == (504, "request_timeout")
         assert "server.request_timeout" in reply.json["text"]
-        reply = await s.post("/mini", make_chat_body(n=n, stream=True))
+        reply = await post(stream=True)
         assert reply.status == 200
         assert reply.events[-1] == (None, {"error": "request_timeout"})
         await s.settle()
@@ -147,7 +156,7 @@ async def test_the_death_of_the_engine_ends_all_requests() -> None:
         await until(lambda: sum(live.output_tokens for live in s.live) == 12)
         s.engine.die(EngineDead("the device is gone"))
         for i, task in enumerate(asked):
-            reply = await asyncio.wait_for(task, 5)
+            reply = await asyncio.wait_for(task, 60)
             if i % 2:
                 assert reply.events[-1] == (None, {"error": "engine_unavailable"})
             else:
@@ -240,6 +249,7 @@ async def test_the_fake_engine_merges_unread_events() -> None:
         prepared = await prepare_request("/v1/chat/completions", make_chat_body(), s.state.context)
         events = engine.generate(prepared.requests[0])
         first = await anext(events)
-        await asyncio.sleep(0.05)
+        while not engine.scripts_done:
+            await asyncio.sleep(0)
         rest = [event async for event in events]
         assert (len(first.tokens), [len(event.tokens) for event in rest]) == (1, [5])

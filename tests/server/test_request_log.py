@@ -13,6 +13,7 @@ from mlxrun.errors import EngineDead, Overloaded
 from mlxrun.server.endpoints import admin
 from tests.helpers.raw_clients import connect, cut, until
 from tests.helpers.server_fakes import MINI, Serving, make_chat_body, make_script, run_server, server_config
+from tests.helpers.timers import fire_timers
 from tests.server.test_metrics import metric
 
 ONLY = [MINI, admin.SURFACE]
@@ -102,10 +103,11 @@ async def test_a_disconnected_client(
 
 async def test_a_reader_that_is_disconnected_after_the_timeout(caplog: pytest.LogCaptureFixture) -> None:
     """It is no client that went away: the server cut it off, and says why."""
-    config = server_config(request_timeout=0.3, keepalive=0.1)
+    config = server_config(request_timeout=3600.0, keepalive=0.1)
     async with run_server(config, surfaces=ONLY, script=make_script(*["abcdefgh" * 20] * 50)) as s:
         _, writer = await connect(s, make_chat_body(stream=True, max_tokens=4000), small=True)
-        await until(lambda: len(s.live) == 1)
+        await until(lambda: s.engine.scripts_done == 1)
+        fire_timers("LiveRequest.fail")
         await until(lambda: not s.active)
         writer.close()
         assert line(caplog) == "POST /mini 499 - connection cut: request_timeout"

@@ -7,15 +7,25 @@ import json
 import random
 from typing import Any
 
+import pytest
 from aiohttp import web
 
 from mlxrun.parsers.delta import PlainParser
 from mlxrun.parsers.model_formats import ModelFormats
 from mlxrun.scheduler.request import Request, TokenEvent
+from mlxrun.server import sse
 from mlxrun.server.sse import open_stream
 from mlxrun.server.surface import Endpoint, Surface
 from tests.helpers.raw_clients import ONLY, connect, until
-from tests.helpers.server_fakes import Serving, make_chat_body, make_script, run_server, server_config
+from tests.helpers.server_fakes import (
+    Reply,
+    make_chat_body,
+    make_script,
+    parse_events,
+    run_server,
+    server_config,
+)
+from tests.helpers.timers import fire_timers
 
 # -- slow readers ---------------------------------------------------------------------------------------
 
@@ -53,10 +63,11 @@ async def test_a_slow_reader_does_not_delay_others() -> None:
 async def test_a_reader_that_never_reads_is_disconnected() -> None:
     """Once its request has timed out, so that a connection is not held for ever."""
     text = "abcdefgh " * 500
-    config = server_config(keepalive=0.1, request_timeout=1.5)
+    config = server_config(keepalive=0.1, request_timeout=3600.0)
     async with run_server(config, surfaces=ONLY, script=make_script(text), model_info=_long()) as s:
         _, writer = await connect(s, make_chat_body(stream=True, max_tokens=4_000), small=True)
-        await until(lambda: len(s.live) == 1)
+        await until(lambda: s.engine.scripts_done == 1)
+        fire_timers("LiveRequest.fail")
         await s.settle()
         assert len(s.engine.aborted) == 1
         writer.close()
@@ -80,47 +91,31 @@ async def test_keep_alive_comments_show_the_progress() -> None:
     async with run_server(server_config(keepalive=0.1), surfaces=ONLY, script=script) as s:
         reader, writer = await connect(s, make_chat_body(stream=True))
         for gate, said in zip(gates, (b": queued\n", b": prefill 5/20\n", b": decode 2\n"), strict=True):
-            await asyncio.wait_for(reader.readuntil(said), 5)
-            await asyncio.wait_for(reader.readuntil(said), 5)  # and again
+            await asyncio.wait_for(reader.readuntil(said), 60)
+            await asyncio.wait_for(reader.readuntil(said), 60)  # and again
             gate.set()
-        assert b": queued" not in await asyncio.wait_for(reader.readuntil(b'"stop"'), 5)
+        assert b": queued" not in await asyncio.wait_for(reader.readuntil(b'"stop"'), 60)
         writer.close()
         await s.settle()
 
 
-async def test_a_surface_can_send_its_own_pings() -> None:
-    gate = asyncio.Event()
+async def test_a_surface_can_send_its_own_pings(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, original = asyncio.Event(), sse.EventStream.__init__
+
+    def init(self: Any, request: Any, live: Any, **_: Any) -> None:
+        original(self, request, live, ping=lambda: ("ping", {"type": "ping"}))
+
+    monkeypatch.setattr(sse.EventStream, "__init__", init)
     async with run_server(
         server_config(keepalive=0.1), surfaces=ONLY, script=make_script(gate.wait, "x")
     ) as s:
-        request = Ping(s)
-        reply = asyncio.create_task(request.post())
-        await asyncio.sleep(0.25)
-        gate.set()
-        events = (await reply).events
+        async with s.http.post(f"{s.url}/mini", json=make_chat_body(stream=True)) as response:
+            text = await response.content.readuntil(b"\n\n")
+            gate.set()
+            text += await response.read()
+        events = parse_events(text.decode())
         assert events[0] == ("ping", {"type": "ping"})
         assert events[-1][1]["end"] == "stop"
-
-
-class Ping:
-    """Asks for a stream whose surface sets `ping`."""
-
-    def __init__(self, s: Serving) -> None:
-        self.s = s
-
-    async def post(self) -> Any:
-        from mlxrun.server import sse
-
-        original = sse.EventStream.__init__
-
-        def with_ping(self: Any, request: Any, live: Any, **_: Any) -> None:
-            original(self, request, live, ping=lambda: ("ping", {"type": "ping"}))
-
-        sse.EventStream.__init__ = with_ping  # type: ignore[method-assign]
-        try:
-            return await self.s.post("/mini", make_chat_body(stream=True))
-        finally:
-            sse.EventStream.__init__ = original  # type: ignore[method-assign]
 
 
 async def test_tokens_without_deltas_keep_the_stream_alive_until_it_times_out() -> None:
@@ -141,9 +136,14 @@ async def test_tokens_without_deltas_keep_the_stream_alive_until_it_times_out() 
             yield "x"
             yield lambda: asyncio.sleep(0.01)
 
-    config = server_config(keepalive=0.1, request_timeout=0.6)
+    config = server_config(keepalive=0.1, request_timeout=3600.0)
     async with run_server(config, surfaces=ONLY, script=script, formats=Swallowing()) as s:
-        reply = await s.post("/mini", make_chat_body(stream=True))
+        async with s.http.post(f"{s.url}/mini", json=make_chat_body(stream=True)) as response:
+            text = b""
+            while text.count(b": decode ") < 3:
+                text += await response.content.readline()
+            fire_timers("LiveRequest.fail")
+            reply = Reply(response.status, {}, text + await response.read())
         comments = [line for line in reply.body.decode().split("\n") if line.startswith(": decode ")]
         assert len(comments) >= 2
         numbers = [int(line.split(" ")[2]) for line in comments]

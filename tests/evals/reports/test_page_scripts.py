@@ -33,14 +33,14 @@ def call(name: str, *calls: tuple[Any, ...]) -> list[Any]:
     with resources.as_file(TEXT) as path:
         called = f"{json.dumps(calls)}.map(each => require({json.dumps(str(path))}).{name}(...each))"
         script = f"process.stdout.write(JSON.stringify({called}))"
-        done = subprocess.run([NODE, "-e", script], capture_output=True, check=True, timeout=60)
+        done = subprocess.run([NODE, "-e", script], capture_output=True, check=True, timeout=300)
         found: list[Any] = json.loads(done.stdout)
     return found
 
 
 def test_the_script_is_one_program() -> None:
     assert NODE is not None
-    subprocess.run([NODE, "--check", "-"], input=build_script().encode(), check=True, timeout=60)
+    subprocess.run([NODE, "--check", "-"], input=build_script().encode(), check=True, timeout=300)
 
 
 SELECTIONS: list[tuple[dict[str, Any], list[int]]] = [

@@ -52,7 +52,7 @@ async def test_a_batch_that_failed_leaves_nothing(place: ServerSetup) -> None:
         made = await site.wait_until_ended((await site.create(file))["id"])
         assert made["status"] == "failed"
         await site.send("DELETE", f"/v1/files/{file}")
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while (place.root / "batches" / made["id"] / "job").exists():
                 await asyncio.sleep(0.005)
         left = QUOTA - MIN_COUNTED_BYTES  # what is said of it stays
@@ -77,7 +77,7 @@ async def test_the_bytes_of_a_batch_are_known_after_a_restart(place: ServerSetup
         done = await site.wait_until_ended(made["id"])
         assert done["status"] == "completed"
         answers = (await site.send("GET", f"/v1/files/{done['output_file_id']}"))["bytes"]
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while await used(site) != max(MIN_COUNTED_BYTES, answers) + MIN_COUNTED_BYTES:
                 await asyncio.sleep(0.005)
 

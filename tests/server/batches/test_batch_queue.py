@@ -19,7 +19,15 @@ from mlxrun.server.batches.durable_files import StorageError
 from mlxrun.server.batches.storage import Storage
 from tests.helpers.batch_fakes import FakeClient, chat, chats, make_config
 from tests.helpers.batches_server import RunningServer, ServerSetup
+from tests.helpers.timers import fire_timers
 from tests.helpers.tokenizers import FakeModelInfo
+
+
+def make_client(stop_after: int) -> FakeClient:
+    """An engine that waits after so many tokens, eight or so for each of `chats`, until it may `go_on`."""
+    client = FakeClient(FakeModelInfo())
+    client.stop_after(stop_after)
+    return client
 
 
 @pytest.fixture
@@ -53,10 +61,9 @@ async def test_no_progress_is_printed(place: ServerSetup, capfd: pytest.CaptureF
 
 
 async def test_cancelling_keeps_finished_lines(place: ServerSetup) -> None:
-    place.pause = 0.02
-    async with place.run() as site:
+    async with place.run(make_client(100)) as site:
         made = await site.create(await site.upload(chats(200)))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while (await site.send("GET", f"/v1/batches/{made['id']}"))["request_counts"]["completed"] < 3:
                 await asyncio.sleep(0.02)
         found = await site.send("POST", f"/v1/batches/{made['id']}/cancel")
@@ -72,8 +79,7 @@ async def test_cancelling_keeps_finished_lines(place: ServerSetup) -> None:
 
 async def test_cancelling_a_waiting_batch(place: ServerSetup) -> None:
     """A batch behind another ends at once; the one in front does not notice."""
-    place.pause = 0.01
-    async with place.run() as site:
+    async with place.run(make_client(100)) as site:
         first = await site.create(await site.upload(chats(60)))
         second = await site.create(await site.upload(chats(5)))
         await site.wait_for_status(second["id"], "in_progress")
@@ -81,18 +87,19 @@ async def test_cancelling_a_waiting_batch(place: ServerSetup) -> None:
         done = await site.wait_until_ended(second["id"])
         assert (done["status"], done["output_file_id"]) == ("cancelled", None)
         assert (await site.send("GET", f"/v1/batches/{first['id']}"))["status"] == "in_progress"
+        site.client.go_on()
         assert (await site.wait_until_ended(first["id"]))["request_counts"]["completed"] == 60
 
 
 async def test_batches_run_one_after_the_other(place: ServerSetup) -> None:
     """The oldest first, never two at a time; a bad file is refused without waiting for its turn."""
-    place.pause = 0.005
-    async with place.run() as site:
+    async with place.run(make_client(50)) as site:
         made = [await site.create(await site.upload([chat("a", f"batch {i}")] + chats(20))) for i in range(3)]
         bad = await site.wait_until_ended((await site.create(await site.upload(["bad"])))["id"])
         assert bad["status"] == "failed"
         states = [(await site.send("GET", f"/v1/batches/{m['id']}"))["status"] for m in made]
-        assert "completed" not in states[1:]
+        assert "completed" not in states
+        site.client.go_on()
         for batch in made:
             assert (await site.wait_until_ended(batch["id"]))["status"] == "completed"
         assert [text for text in site.client.tries if text.startswith("batch")] == [
@@ -117,11 +124,14 @@ async def test_an_expired_window(place: ServerSetup) -> None:
 
 async def test_a_window_that_expires_while_the_batch_runs(place: ServerSetup) -> None:
     """What runs is cut short; what is finished can be downloaded."""
-    place.engine, place.pause = False, 0.02
-    async with place.run() as site:
+    place.engine = False
+    async with place.run(make_client(100)) as site:
         made = await site.create(await site.upload(chats(400)), completion_window="1h")
-        place.clock.now += 3599.0  # the last second is a real one
         await site.queue.start(site.jobs)
+        async with asyncio.timeout(60):
+            while site.client.output < 100:
+                await asyncio.sleep(0.001)
+        fire_timers("_release_waiter")
         done = await site.wait_until_ended(made["id"])
         answers = await site.records(done["output_file_id"])
         assert (done["status"], 0 < len(answers) < 400) == ("expired", True)
@@ -134,21 +144,22 @@ async def test_the_status_shows_running_and_waiting_batches(
 ) -> None:
     """How far the batch is that runs, how many wait; a line in the log for each turn of its life."""
     caplog.set_level(logging.INFO, "mlxrun")
-    place.pause, place.config = 0.01, make_config(rows=1)
-    async with place.run() as site:
+    place.config = make_config(rows=1)
+    async with place.run(make_client(100)) as site:
         assert (await site.send("GET", "/v1/status"))["batches"] == {"running": None, "waiting": 0}
         first = await site.create(await site.upload(chats(30)))
         second = await site.create(await site.upload(chats(2)))
         bad = await site.create(await site.upload(["nonsense of a client"]))
         await site.wait_until_ended(bad["id"])
         await site.wait_for_status(first["id"], "in_progress")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not ((running := (found := await _batches(site))["running"]) and running["done"]):
                 await asyncio.sleep(0.01)
         assert (running["id"], running["failed"], running["total"]) == (first["id"], 0, 30)
         assert 0 < running["done"] < 30 and found["waiting"] == 1
         await site.send("POST", f"/v1/batches/{first['id']}/cancel")
         assert (await site.wait_until_ended(first["id"]))["status"] == "cancelled"
+        site.client.go_on()
         assert (await site.wait_until_ended(second["id"]))["status"] == "completed"
         assert await _batches(site) == {"running": None, "waiting": 0}
     said = [
@@ -178,15 +189,14 @@ async def _batches(site: RunningServer) -> Any:
 
 async def test_only_ended_batches_can_be_deleted(place: ServerSetup) -> None:
     """Its folder goes; its files stay, under their own ids; the others are not touched."""
-    place.pause = 0.02
-    async with place.run() as site:
+    async with place.run(make_client(0)) as site:
         made = await site.create(await site.upload(chats(40)))
         await site.wait_for_status(made["id"], "in_progress")
         path = f"/v1/batches/{made['id']}"
         refused = await site.send("DELETE", path)
         assert (refused["status_code"], refused["error"]["code"]) == (409, "invalid_state")
         assert "cancel it first" in refused["error"]["message"]
-        site.client.pause = 0.0
+        site.client.go_on()
         done = await site.wait_until_ended(made["id"])
         assert (done["status"], done["request_counts"]["completed"]) == ("completed", 40)
         other = await site.wait_until_ended((await site.create(await site.upload(chats(1))))["id"])
@@ -230,7 +240,7 @@ async def test_expired_files_are_removed_while_the_server_runs(
         monkeypatch.setattr(site.queue.storage, "remove_expired", fail_once)
         await site.upload(chats(1), expires_after=3600)
         place.clock.now += 3600
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while list((place.root / "files").iterdir()):
                 await asyncio.sleep(0.01)
     assert "the disk is away" in caplog.text

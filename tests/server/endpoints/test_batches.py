@@ -41,7 +41,7 @@ async def test_from_upload_to_download(place: ServerSetup) -> None:
         assert errors["long"]["response"]["body"]["error"]["code"] == "context_length_exceeded"
         files = (await site.send("GET", "/v1/files"))["data"]
         assert {file["purpose"] for file in files} == {"batch", "batch_output"}
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while site.queue._tasks:  # it tidies up after it was told
                 await asyncio.sleep(0.01)
     left = {path.name for path in (place.root / "batches" / made["id"]).iterdir()}

@@ -152,7 +152,7 @@ HEAD = b'--b\r\nContent-Disposition: form-data; name="%s"\r\n\r\n'
 async def test_forms_that_end_early(place: ServerSetup, body: bytes) -> None:
     """Wherever they do."""
     headers = {"Content-Type": "multipart/form-data; boundary=b"}
-    async with place.run() as site, asyncio.timeout(10):
+    async with place.run() as site, asyncio.timeout(60):
         found = await site.send("POST", "/v1/files", data=body, headers=headers)
         assert found["status_code"] == 400, found
         assert "the form ended early" in found["error"]["message"]
@@ -180,7 +180,7 @@ async def test_forms_that_end_early(place: ServerSetup, body: bytes) -> None:
 async def test_invalid_forms(place: ServerSetup, body: bytes) -> None:
     """B-side of "never a 500, never a hang": a broken form is a 400 and leaves nothing."""
     headers = {"Content-Type": "multipart/form-data; boundary=b"}
-    async with place.run() as site, asyncio.timeout(10):
+    async with place.run() as site, asyncio.timeout(60):
         found = await site.send("POST", "/v1/files", data=body, headers=headers)
         assert found["status_code"] == 400
         headers = {"Content-Type": "multipart/form-data"}
@@ -229,7 +229,7 @@ async def test_an_interrupted_upload(place: ServerSetup) -> None:
         broken.add_field("file", half(), filename="x.jsonl")
         with pytest.raises((aiohttp.ClientError, ConnectionError)):
             await site.http.post("/v1/files", data=broken)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while in_folder(place):
                 await asyncio.sleep(0.01)
         assert (await site.send("GET", "/v1/files"))["data"] == []

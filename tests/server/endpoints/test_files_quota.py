@@ -101,7 +101,7 @@ async def test_unfinished_uploads_count(place: ServerSetup) -> None:
             raise ConnectionError("pulled the plug")
         yield b"x" * 100_000
 
-    async with place.run() as site, asyncio.timeout(20):
+    async with place.run() as site, asyncio.timeout(60):
         for end in (False, True):
             gate.clear()
             coming = aiohttp.FormData({"purpose": "batch"})
@@ -136,7 +136,7 @@ async def test_an_upload_without_a_length_is_refused_as_it_grows(place: ServerSe
         data.add_field("file", grows(), filename="x.jsonl")
         with suppress(aiohttp.ClientError):  # it may still be sending when the connection is closed
             assert refused(await put(site, data))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while in_folder(place):
                 await asyncio.sleep(0.005)
         assert await used(site) == 0
@@ -171,7 +171,7 @@ async def test_a_client_that_disconnects_before_its_upload_is_created(
 
     def late(self: storage.Storage, max_bytes: int) -> stored_file.Upload:
         begun.set()
-        assert gate.wait(30)
+        assert gate.wait(60)
         return begin(self, max_bytes)
 
     async def seen(*given: Any) -> None:
@@ -181,7 +181,7 @@ async def test_a_client_that_disconnects_before_its_upload_is_created(
 
     monkeypatch.setattr(storage.Storage, "start_upload", late)
     monkeypatch.setattr(files, "_discard", seen)
-    async with place.run() as site, asyncio.timeout(30):
+    async with place.run() as site, asyncio.timeout(60):
         task = asyncio.create_task(put(site, form(b"x" * 100)))
         assert await asyncio.to_thread(begun.wait, 30)
         task.cancel()
