@@ -26,7 +26,7 @@ from mlxrun.scheduler.request import ProcessedPrompt
 
 log = logging.getLogger(__name__)
 
-IMAGE_STEPS = 2  # tokens decoded after the prompt
+IMAGE_STEPS = 1  # tokens decoded after the prompt
 _UNCOMPARED = "parity probe: images are not compared for this model: %s"
 
 

@@ -21,7 +21,7 @@ from mlxrun.scheduler.request import HitKind
 from mlxrun.scheduler.step_plan import CacheHit
 
 SHORTEST = 8  # so that the rows make two row groups, and the first moves from one to the other
-COPIED_STEP = 2  # the step after which a decoding row is copied out of the batch
+COPIED_STEP = 1  # the step after which a decoding row is copied out of the batch
 CopiedRow = tuple[int, list[tuple[int, int, Payload]], Payload | None]  # tokens, deltas, state
 
 
@@ -33,6 +33,7 @@ class TextChecks:
         self._adapter = reference.adapter
         self._prompts = reference.prompts
         self._rows = range(len(self._prompts))
+        self._sharing = self._rows[1:]  # the shortest prompt and the longest one
         self.codec = SnapshotCodec(reference.copy_filled(self._longest)) if snapshots else None
         self._copied: CopiedRow | Exception | None = None  # row 0, while it decoded
 
@@ -90,7 +91,8 @@ class TextChecks:
     def prefill_equal(self) -> ProbeLogits:
         """Each prompt prefilled beside its reverse, before or after it."""
         logits: ProbeLogits = {}
-        for i, prompt in enumerate(self._prompts):
+        for i in self._sharing:
+            prompt = self._prompts[i]
             both = [prompt[:-1][::-1]] * 2
             both[i % 2] = prompt[:-1]
             cache = self._reference.make_cache()
@@ -101,29 +103,29 @@ class TextChecks:
 
     def prefill_padded(self, limit: int) -> ProbeLogits:
         """The prompts' first `limit` tokens in one forward, padded on the right; the rest one by one."""
-        stops = [min(len(p) - 1, limit) for p in self._prompts]
-        padded = [p[:stop] + [0] * (max(stops) - stop) for p, stop in zip(self._prompts, stops, strict=True)]
+        prompts = [self._prompts[i] for i in self._sharing]
+        stops = [min(len(p) - 1, limit) for p in prompts]
+        padded = [p[:stop] + [0] * (max(stops) - stop) for p, stop in zip(prompts, stops, strict=True)]
         shared = self._reference.make_cache()
         self._adapter.prefill(mx.array(padded), shared, 0, TEXT_ONLY)
         logits: ProbeLogits = {}
-        for i, (prompt, stop) in enumerate(zip(self._prompts, stops, strict=True)):
-            cache = layer_caches.split_row(shared, i, stop)
+        for row, (prompt, stop) in enumerate(zip(prompts, stops, strict=True)):
+            cache = layer_caches.split_row(shared, row, stop)
             if stop < len(prompt) - 1:
                 self._adapter.prefill(mx.array([prompt[stop:-1]]), cache, stop, TEXT_ONLY)
-            logits |= self._reference.decode_answer(i, cache)
+            logits |= self._reference.decode_answer(self._sharing[row], cache)
         return logits
 
     def prefill_tails(self, padded: bool) -> ProbeLogits:
         """The prompts' first tokens one by one; the rest of all in one forward, padded on the right, or each
         beside its reverse."""
         if padded:
-            rows = [prompt[:-1] for prompt in self._prompts]
-            caches = self._share_tails(rows)
+            caches = self._share_tails([self._prompts[i][:-1] for i in self._sharing])
         else:
-            pairs = [([p[:-1], p[:-1][::-1]], i) for i, p in enumerate(self._prompts)]
+            pairs = [([p[:-1], p[:-1][::-1]], i) for i in self._sharing for p in [self._prompts[i]]]
             caches = [self._share_tails(pair[:: 1 - 2 * (i % 2)])[i % 2] for pair, i in pairs]
         logits: ProbeLogits = {}
-        for i, cache in enumerate(caches):
+        for i, cache in zip(self._sharing, caches, strict=True):
             logits |= self._reference.decode_answer(i, cache)
         return logits
 
