@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from mlxrun.batch.job_file import JobLine
 from mlxrun.evals.comparison import Comparison
-from mlxrun.evals.reports.prompt_messages import list_messages
+from mlxrun.evals.prompt_messages import list_messages
 from mlxrun.evals.run_folder import RunFolder
 from mlxrun.evals.run_folder_lines import RunLine
 

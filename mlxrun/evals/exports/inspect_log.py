@@ -14,7 +14,7 @@ from typing import Any
 
 from mlxrun.evals.exports.exported_line import ExportedLine, build_usage, dump_json, dump_text
 from mlxrun.evals.exports.exported_run import ExportedRun, GroupSummary
-from mlxrun.evals.reports.prompt_messages import PromptMessage
+from mlxrun.evals.prompt_messages import PromptMessage
 from mlxrun.scoring.intervals import CONFIDENCE
 
 Json = dict[str, Any]

@@ -11,7 +11,7 @@ from typing import Any
 from mlxrun.batch.job_file import JobLine
 from mlxrun.batch.line_times import LineTiming
 from mlxrun.batch.output_records import ID_PREFIX, read_usage
-from mlxrun.evals.reports.prompt_messages import list_messages
+from mlxrun.evals.prompt_messages import list_messages
 from mlxrun.evals.reports.thumbnails import Thumbnails
 from mlxrun.evals.run_folder_lines import RunLine
 from mlxrun.scoring.answer_text import extract_answers, is_cut

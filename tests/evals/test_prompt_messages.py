@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mlxrun.evals.reports.prompt_messages import PromptMessage, list_messages
+from mlxrun.evals.prompt_messages import PromptMessage, list_messages
 
 IMAGE = "data:image/png;base64,AAAA"
 PDF = "data:application/pdf;base64," + "A" * 1000
