@@ -14,6 +14,7 @@ from benchmarks.reproduce.models import FAMILIES as REPRODUCE_FAMILIES
 from mlxrun.cli.bench_options import add_measure_options, write_report
 from mlxrun.cli.main import main
 from mlxrun.cli.options import add_json_option, load_command_config, make_repeat_option, say
+from mlxrun.config.settings import Config
 
 FAMILIES = ("plain", "windowed", "hybrid", "vision")
 
@@ -206,6 +207,24 @@ def parsers(parsers: tuple[str, ...], length: int, repeat: int, json_path: Path 
     plan = ParsersPlan(parsers, length, repeat)
     report = run_parsers_bench(plan, say)
     return write_report(report, json_path, print_parsers_report)
+
+
+@command.command(name="embeddings", short_help="Embeddings of mixed lengths, one by one and together.")
+@click.option(
+    "--model",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    metavar="PATH",
+    help="Folder of an embedding model; default: random weights of MiniLM-L6's shape.",
+)
+@click.option("--texts", default=256, show_default=True, type=click.IntRange(2, 100_000), help="Texts.")
+@click.option("--seed", default=0, show_default=True, help="Seed of lengths and tokens.")
+@add_json_option
+def embeddings(model: Path | None, texts: int, seed: int, json_path: Path | None) -> int:
+    """Measure texts of 4 to 160 tokens: each after the one before, and all at once, on one engine."""
+    from benchmarks.embeddings import print_embedding_report, run_embedding_bench
+
+    report = run_embedding_bench(Config(), None if model is None else str(model), texts, seed)
+    return write_report(report, json_path, print_embedding_report)
 
 
 if __name__ == "__main__":

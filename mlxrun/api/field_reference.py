@@ -9,6 +9,7 @@ from mlxrun.api.anthropic import fields as anthropic
 from mlxrun.api.body_schema import BodySchema, Schema, describe_values
 from mlxrun.api.openai.fields import BODIES, CHAT_URL, COMPLETION_URL
 from mlxrun.api.openai.offered_tools import TOOL_HINTS
+from mlxrun.api.openai.pooled_fields import POOLED_BODIES
 from mlxrun.api.responses.fields import ABSENT_REASON, ABSENT_TOOLS, REFUSED_REASON, REFUSED_TOOLS
 from mlxrun.api.responses.fields import BODY as RESPONSES
 from mlxrun.text.ignored_fields import ECHOED, MESSAGE_FIELDS
@@ -39,6 +40,7 @@ def list_accepted() -> dict[str, Rows]:
         COMPLETION_URL: _describe_accepted(BODIES["completion"]),
         "/v1/responses": _describe_accepted(RESPONSES),
         _MESSAGES: _describe_accepted(anthropic.BODY),
+        **{url: _describe_accepted(body) for url, body in POOLED_BODIES.items()},
         "Objects in bodies of /v1/messages": _describe_values(anthropic.IGNORED_INNER),
     }
     messages = {
@@ -65,6 +67,7 @@ def list_refused() -> dict[str, Rows]:
         COMPLETION_URL: _describe_refused(BODIES["completion"]),
         "/v1/responses": _describe_refused(RESPONSES),
         _MESSAGES: _describe_refused(anthropic.BODY),
+        **{url: _describe_refused(body) for url, body in POOLED_BODIES.items()},
         "Tools of /v1/responses": dict.fromkeys(REFUSED_TOOLS, (REFUSED_REASON,)),
         "Blocks of /v1/messages": {name: (why,) for name, why in anthropic.REFUSED_BLOCKS.items()},
     }

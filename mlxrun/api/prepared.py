@@ -12,7 +12,7 @@ from mlxrun.parsers.model_formats import ModelFormats
 from mlxrun.scheduler.request import Request
 from mlxrun.text.continuation import ContinuationParser
 
-RequestKind = Literal["chat", "completion"]
+RequestKind = Literal["chat", "completion", "pooled"]
 
 
 @dataclass(frozen=True, slots=True)

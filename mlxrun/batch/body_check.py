@@ -9,10 +9,11 @@ from mlxrun.api.anthropic.chat_messages import ChatMessagesBuilder
 from mlxrun.api.anthropic.fields import check_body as check_message_body
 from mlxrun.api.openai.fields import BODIES, URLS
 from mlxrun.api.openai.offered_tools import read_offered_tools
+from mlxrun.api.openai.pooled import check_pooling_body
 from mlxrun.api.responses.fields import BODY as RESPONSE_BODY
 from mlxrun.api.responses.input_items import ItemSource, read_input_items
 from mlxrun.api.responses.tools import read_tools
-from mlxrun.batch.job_file import MESSAGE, RESPONSE, JobLine
+from mlxrun.batch.job_file import MESSAGE, POOLED, RESPONSE, JobLine
 from mlxrun.config.settings import ServerSettings
 from mlxrun.text.field_errors import reject
 from mlxrun.text.messages import normalize_messages
@@ -27,6 +28,8 @@ def check_line_body(line: JobLine) -> None:
         given = RESPONSE_BODY.check(line.body)
         read_tools(given)
         read_input_items(given.get("input", []), ItemSource("check"))
+    elif line.url in POOLED:
+        check_pooling_body(line.url, line.body)
     else:
         given = BODIES[URLS[line.url]].check(line.body)
         required = "messages" if URLS[line.url] == "chat" else "prompt"

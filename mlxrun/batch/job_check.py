@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mlxrun.batch.job_file import COMPLETION, BadLine, JobLine
+from mlxrun.batch.job_file import COMPLETION, POOLED, BadLine, JobLine
 from mlxrun.batch.line_answerer import LinePreparer
 from mlxrun.batch.line_index import LineIndex
 from mlxrun.batch.line_keys import LineKeys
@@ -80,7 +80,7 @@ def check_chats(index: LineIndex, model_info: ModelInfo, end: int) -> None:
         return
     good = [position for position in range(end) if not index.get_row(position).bad]
     lines = (index.load(position).line for position in good)
-    if good and all(isinstance(line, JobLine) and line.url != COMPLETION for line in lines):
+    if good and all(isinstance(line, JobLine) and line.url not in (COMPLETION, *POOLED) for line in lines):
         raise JobError(
             f"{index.path}: nothing was run: its requests are chats, and the model {model_info.name!r} has "
             "no chat template; set model.chat_template, or give lines a prompt (/v1/completions)"

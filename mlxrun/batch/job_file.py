@@ -23,11 +23,15 @@ CHAT = "/v1/chat/completions"
 COMPLETION = "/v1/completions"
 RESPONSE = "/v1/responses"
 MESSAGE = "/v1/messages"
-URLS = (CHAT, COMPLETION, RESPONSE, MESSAGE)
+EMBEDDING = "/v1/embeddings"
+RERANK = "/v1/rerank"
+POOLED = (EMBEDDING, RERANK)  # whose lines get vectors in place of an answer
+URLS = (CHAT, COMPLETION, RESPONSE, MESSAGE, *POOLED)
 MAX_LINE = 1 << 28  # bytes; a file that is not JSONL must not be read into memory as one line
 _OPENAI_KEYS = ("custom_id", "method", "url", "body")
 _FULL = "custom_id, method, url and body"
-_INPUTS = {"prompt": COMPLETION, "messages": CHAT, "input": RESPONSE}  # of short lines without a url
+# Of short lines without a url.
+_INPUTS = {"prompt": COMPLETION, "messages": CHAT, "input": RESPONSE, "query": RERANK}
 
 
 @dataclass(frozen=True, slots=True)

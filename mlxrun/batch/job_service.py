@@ -32,7 +32,7 @@ from mlxrun.text.workers import wait_until_done
 
 if TYPE_CHECKING:
     from mlxrun.api.stored_files import ReadFile
-    from mlxrun.batch.line_bodies import LineBody
+    from mlxrun.batch.line_bodies import LineBody, PooledBody
     from mlxrun.engine.client import EngineClient
     from mlxrun.parsers.model_formats import ModelFormats
     from mlxrun.text.model_info import ModelInfo
@@ -77,7 +77,7 @@ class ServerLinePreparer(LinePreparer):
         self._limits = config.server
         self._slots = asyncio.Semaphore(PREPARED_AT_ONCE)
 
-    async def prepare(self, line: JobLine, key: str = "") -> LineBody:
+    async def prepare(self, line: JobLine, key: str = "") -> LineBody | PooledBody:
         from mlxrun.api.limits import check_message_counts, check_prompt_lengths
 
         check_message_counts(line.body, self._limits.max_messages)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import hashlib
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,7 +26,7 @@ from mlxrun.text.model_info import ModelInfo
 
 if TYPE_CHECKING:
     from mlxrun.api.stored_files import ReadFile
-    from mlxrun.batch.line_bodies import LineBody
+    from mlxrun.batch.line_bodies import LineBody, PooledBody
     from mlxrun.engine.client import EngineClient
     from mlxrun.parsers.model_formats import ModelFormats
     from mlxrun.scheduler.request import Request
@@ -83,7 +83,7 @@ class LinePreparer:
         found.stamp, found._read_file = stamp, read_file
         return found
 
-    async def prepare(self, line: JobLine, key: str = "") -> LineBody:
+    async def prepare(self, line: JobLine, key: str = "") -> LineBody | PooledBody:
         """The requests of a line, one for each choice; RequestError if its body is refused. `key`: of the
         line, which ids in its answer are made of."""
         from mlxrun.batch.line_bodies import prepare_line
@@ -124,10 +124,14 @@ class LineAnswerer:
     async def answer(self, line: JobLine, key: str, tokens: LineTokens) -> dict[str, Any]:
         """The response body of `line`; `tokens` counts what it costs, also if it fails. If one choice fails,
         the others are aborted."""
+        from mlxrun.batch.line_bodies import PooledBody
+
         body = await self._preparer.prepare(line, key)
         prepared = body.prepared
         max_tokens = sum(request.params.max_tokens for request in prepared.requests)
         self._meter.add_prompt(prepared.prompt_tokens, max_tokens)
+        if isinstance(body, PooledBody):
+            return body.build(await self._compute_vectors(prepared.requests, tokens))
         try:
             async with asyncio.TaskGroup() as group:
                 for at in range(len(prepared.requests)):
@@ -135,6 +139,25 @@ class LineAnswerer:
         except BaseExceptionGroup as errors:
             raise find_first_error(errors) from errors
         return body.build()
+
+    async def _compute_vectors(self, requests: Sequence[Request], tokens: LineTokens) -> list[bytes]:
+        """The vector of each text of a line. They are not kept for a later run: the line then begins anew."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._compute_vector(request, tokens)) for request in requests]
+        except BaseExceptionGroup as errors:
+            raise find_first_error(errors) from errors
+        return [task.result() for task in tasks]
+
+    async def _compute_vector(self, request: Request, tokens: LineTokens) -> bytes:
+        request, vector = replace(request, background=self._background), b""
+        async with self._slots, aclosing(self._client.generate(request)) as events:
+            async for event in events:
+                vector = event.vector
+        tokens.add(len(request.prompt), 0, 0)
+        tokens.times.mark_progress(self._meter.clock(), 0)
+        self._meter.add_tokens(len(request.prompt), 0, 0)
+        return vector
 
     async def _answer_choice(self, body: LineBody, at: int, key: str, tokens: LineTokens) -> None:
         from mlxrun.api.choice import Choice

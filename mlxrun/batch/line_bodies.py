@@ -18,12 +18,13 @@ from mlxrun.api.choice import Choice
 from mlxrun.api.context import ApiContext
 from mlxrun.api.openai import request as chats
 from mlxrun.api.openai import response as openai
+from mlxrun.api.openai.pooled import PreparedPooling, prepare_pooling
 from mlxrun.api.prepared import PreparedRequest
 from mlxrun.api.responses import request as responses
 from mlxrun.api.responses.response import build_response
 from mlxrun.api.responses.stream import ResponseWriter
 from mlxrun.api.stored_files import ReadFile, inline_file_parts
-from mlxrun.batch.job_file import MAX_LINE, MESSAGE, RESPONSE, JobLine
+from mlxrun.batch.job_file import MAX_LINE, MESSAGE, POOLED, RESPONSE, JobLine
 from mlxrun.batch.output_records import CREATED, BatchStamp, make_request_id
 from mlxrun.parsers.delta import Delta
 from mlxrun.text.field_errors import reject_unsupported
@@ -53,7 +54,7 @@ async def prepare_line(
     default_max_tokens: int | None,
     read_file: ReadFile | None = None,
     stamp: BatchStamp | None = None,
-) -> LineBody:
+) -> LineBody | PooledBody:
     """Check a line and build its prompts; RequestError if its body is refused. `key`: of the line;
     `read_file`: reads the files that its body may name, None if it may name none; `stamp`: of its batch."""
     body = line.body
@@ -64,11 +65,26 @@ async def prepare_line(
         # A line has no headers, so it may use what clients switch on by one.
         message = await messages.prepare_message(body, context, interleaved=True)
         return _MessageBody(message, key)
+    if line.url in POOLED:
+        return PooledBody(await prepare_pooling(line.url, body, context), key)
     if line.url == RESPONSE:
         created = CREATED if stamp is None else stamp.created_at
         return await _ResponseBody.prepare(body, key, context, default_max_tokens, created)
     prepared = await chats.prepare_request(line.url, body, context, default_max_tokens=default_max_tokens)
     return _ChoicesBody(prepared, key, stamp)
+
+
+class PooledBody:
+    """Embeddings of texts, or scores of documents."""
+
+    def __init__(self, pooling: PreparedPooling, key: str) -> None:
+        self.prepared = pooling.prepared
+        self._pooling = pooling
+        self._key = key
+
+    def build(self, vectors: Sequence[bytes]) -> Json:
+        """The response body with the vector of each request."""
+        return self._pooling.build(vectors, self._key[:24])
 
 
 class _ChoicesBody:

@@ -37,6 +37,8 @@ def dump_canonical(value: Any) -> bytes:
 def collect_settings(config: Config, model_info: ModelInfo) -> dict[str, Any]:
     """All settings that change an answer."""
     model = {key: asdict(config.model)[key] for key in ("kind", "dtype", "chat_template_args")}
+    if config.model.pooling is not None:
+        model["pooling"] = config.model.pooling
     engine: dict[str, Any] = {"reproducible": config.engine.reproducible}
     if config.engine.reproducible:
         engine["chunk"] = config.scheduler.chunk

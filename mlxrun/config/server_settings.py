@@ -21,6 +21,8 @@ class ApiSettings:
     """/v1/responses, /v1/conversations."""
     anthropic: bool = True
     """/v1/messages, /v1/messages/count_tokens."""
+    embeddings: bool = True
+    """/v1/embeddings, /v1/rerank."""
     tokenize: bool = True
     """/tokenize, /detokenize, /tokenizer_info."""
     batches: bool = True

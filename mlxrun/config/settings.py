@@ -25,11 +25,15 @@ class ModelSettings:
     `Qwen/Qwen3-0.6B`."""
     revision: str | None = None
     """Branch, tag or commit of the model on the hub."""
-    kind: Literal["auto", "text", "vision"] = "auto"
-    """`text`: by mlx-lm, `vision`: by mlx-vlm; `auto`: `vision` if config.json has a `vision_config` and the
-    checkpoint the weights of a vision tower."""
+    kind: Literal["auto", "text", "vision", "embedding", "reranker"] = "auto"
+    """`text`: by mlx-lm, `vision`: by mlx-vlm; `embedding`, `reranker`: a model that gives vectors or scores,
+    and does not generate. `auto`: as the model's files say; `vision` if config.json has a `vision_config` and
+    the checkpoint the weights of a vision tower."""
     adapter: str | None = None
     """Folder of a LoRA adapter, which is applied when the model is loaded."""
+    pooling: Literal["mean", "cls", "last"] | None = None
+    """How the states of tokens become an embedding, where the model's files do not say it. A model that
+    generates gives embeddings beside its answers if this is set. docs/embeddings.md says more."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Type of the weights in memory. `auto` keeps the type of the files on a GPU, and uses float32 on a CPU,
     where bfloat16 is slow."""

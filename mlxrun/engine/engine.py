@@ -10,7 +10,8 @@ import time
 from typing import Protocol
 
 from mlxrun.config.settings import EngineSettings
-from mlxrun.errors import EngineDead
+from mlxrun.engine.pooling import PoolingSteps
+from mlxrun.errors import EngineDead, RequestError
 from mlxrun.model.model_info import LoadedModelInfo
 from mlxrun.model.probe.report import ProbeReport
 from mlxrun.scheduler.prefix_cache_interface import NoPrefixCache, PrefixCacheInterface
@@ -35,7 +36,8 @@ class Runner(Protocol):
 
 
 class Engine:
-    """Not thread-safe: one thread builds, steps and closes it. `prefix_cache` is the scheduler's."""
+    """Not thread-safe: one thread builds, steps and closes it. `prefix_cache` is the scheduler's; `pooling`
+    computes vectors, None: the model gives none."""
 
     def __init__(
         self,
@@ -45,7 +47,9 @@ class Engine:
         settings: EngineSettings,
         probe: ProbeReport | None = None,
         prefix_cache: PrefixCacheInterface | None = None,
+        pooling: PoolingSteps | None = None,
     ) -> None:
+        self.pooling = pooling
         self.model_info = model_info
         self.scheduler = scheduler
         self.probe = probe
@@ -62,19 +66,47 @@ class Engine:
     @property
     def busy(self) -> bool:
         """Whether `step` has anything to do."""
+        return self._generates or self._pools
+
+    @property
+    def _generates(self) -> bool:
         return self.scheduler.busy or bool(self._aborted) or self._runner.has_pending_snapshots
+
+    @property
+    def _pools(self) -> bool:
+        return self.pooling is not None and self.pooling.queue.busy
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises Overloaded, PromptTooLong or RequestError if it cannot run."""
-        self.scheduler.add(request)
+        if not request.pooled:
+            self.scheduler.add(request)
+        elif self.pooling is None:
+            raise RequestError("this model gives no embeddings and no scores")
+        else:
+            self.pooling.queue.add(request)
 
     def abort(self, request_id: str) -> None:
         """End a request; its final event comes with the next step. Does nothing if it has already ended."""
         event = self.scheduler.abort(request_id)
+        if event is None and self.pooling is not None:
+            event = self.pooling.queue.abort(request_id)
         if event is not None:
             self._aborted.append(event)
 
     def step(self) -> list[TokenEvent]:
+        """Run one step of what generates, and compute a slice of the texts that wait for a vector. Returns
+        the events of the requests that got further. Raises EngineDead after `engine.max_errors` failures of
+        either in a row."""
+        events = self._step_rows() if self._generates or not self._pools else []
+        if self.pooling is not None and self._pools:
+            states = self.scheduler.requests
+            prompts = any(not s.request.background and s.remaining_prefill for s in states)
+            alone = not (prompts or self.pooling.queue.has_foreground)
+            events += self.pooling.step(decoding=any(s.decoding for s in states), background=alone)
+            self._last_time = time.monotonic()  # the slice is no part of the next step
+        return events
+
+    def _step_rows(self) -> list[TokenEvent]:
         """Schedule, execute, update: run one step, and return the events of the requests that got further.
 
         `execute` launches a step and returns the tokens of the one before. If those are first tokens only,
@@ -131,4 +163,6 @@ class Engine:
         try:
             self.prefix_cache.shutdown()
         finally:
+            if self.pooling is not None:
+                self.pooling.close()
             self._runner.close()

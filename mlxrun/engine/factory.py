@@ -13,17 +13,21 @@ from mlxrun.config.image_bytes import get_image_bytes
 from mlxrun.config.settings import Config
 from mlxrun.engine.cache_factory import build_prefix_cache
 from mlxrun.engine.engine import Engine
+from mlxrun.engine.pooling import PoolingSteps
 from mlxrun.errors import ConfigError
 from mlxrun.model.adapter import run_trial_forward
 from mlxrun.model.compute_methods import LIBRARY_CHUNK, ComputeMethods, DecodeMethod
 from mlxrun.model.footprint import make_memory_budget
 from mlxrun.model.loader import load_adapter
-from mlxrun.model.machine.device import choose_step_costs, resolve_config
+from mlxrun.model.machine.device import choose_step_costs, get_memory_limit, resolve_config
 from mlxrun.model.model_info import LoadedModelInfo, load_model_info
+from mlxrun.model.pooling.build import build_decoder_runner, build_encoder_runner
+from mlxrun.model.pooling.encoder_types import is_encoder
+from mlxrun.model.pooling.pooling_runner import IdleRunner, PoolingRunner
 from mlxrun.model.probe.choose import choose_methods
 from mlxrun.model.runner import ModelRunner
 from mlxrun.model.snapshot.snapshots import SnapshotCodec
-from mlxrun.scheduler.memory_budget import RequestLimits
+from mlxrun.scheduler.memory_budget import MemoryBudget, RequestLimits
 from mlxrun.scheduler.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
@@ -34,6 +38,8 @@ def build_engine(config: Config, model_info: LoadedModelInfo | None = None) -> E
     costs = choose_step_costs(config)
     config = resolve_config(config)
     model_info = model_info or load_model_info(config.model, weights=True)
+    if is_encoder(model_info.config):
+        return _build_encoder_engine(config, model_info)
     reproducible = config.engine.reproducible
     adapter = load_adapter(config, model_info)
     # The fingerprint of the prefix cache has what was chosen, not that it was left open.
@@ -60,9 +66,25 @@ def build_engine(config: Config, model_info: LoadedModelInfo | None = None) -> E
         aligned_chunks=reproducible or probe.methods.library_chunks,
         costs=costs,
     )
+    pooling = None
+    if model_info.pooled is not None:
+        pooling = _make_pooling(config, build_decoder_runner(config, model_info, adapter))
     log.info("loaded %s; %s", model_info.name, _DECODE[probe.methods.decode])
     runner = ModelRunner(adapter, vocab, probe.methods, snapshots)
-    return Engine(model_info, scheduler, runner, config.engine, probe, prefix_cache)
+    return Engine(model_info, scheduler, runner, config.engine, probe, prefix_cache, pooling)
+
+
+def _build_encoder_engine(config: Config, model_info: LoadedModelInfo) -> Engine:
+    """The engine of a model that only gives vectors."""
+    runner = build_encoder_runner(config, model_info)
+    memory = MemoryBudget(int(get_memory_limit() * (1 - config.scheduler.memory_headroom)))
+    scheduler = Scheduler(config.scheduler, RequestLimits(model_info.context_length, memory))
+    log.info("loaded %s, an encoder; up to %d texts are computed together", model_info.name, runner.max_rows)
+    return Engine(model_info, scheduler, IdleRunner(), config.engine, pooling=_make_pooling(config, runner))
+
+
+def _make_pooling(config: Config, runner: PoolingRunner) -> PoolingSteps:
+    return PoolingSteps(runner, config.scheduler, config.engine.max_errors)
 
 
 def _follow_probe(config: Config, methods: ComputeMethods) -> Config:

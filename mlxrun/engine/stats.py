@@ -43,6 +43,7 @@ def collect_stats(engine: Engine) -> EngineStats:
     counts = {
         **_count_requests(requests),
         "background": _count_requests([state for state in requests if state.request.background]),
+        **({} if engine.pooling is None else {"pooling": engine.pooling.queue.count()}),
         "steps": engine.steps,
         "errors": engine.errors,
     }

@@ -22,6 +22,7 @@ from mlxrun.model.gguf.weights import load_gguf_model
 from mlxrun.model.load_progress import evaluate_parameters
 from mlxrun.model.model_files import list_weight_files
 from mlxrun.model.model_info import LoadedModelInfo
+from mlxrun.model.pooling.trunk_weights import get_trunk_classes
 from mlxrun.model.ragged import attention
 from mlxrun.model.weight_check import check_loading
 from mlxrun.model.weight_form import settle_weights
@@ -78,8 +79,10 @@ def _load_text(settings: ModelSettings, info: LoadedModelInfo) -> tuple[Any, tup
     elif "model_file" in info.config:
         model, _ = load_model(info.folder, lazy=True, trust_remote_code=settings.trust_remote_code)
     else:
+        is_trunk = info.pooled is not None and not info.pooled.generates
+        classes = get_trunk_classes if is_trunk else _get_classes
         with check_loading(_get_classes(dict(info.config))[0], info.folder, _is_tied(info)) as unused:
-            model, _ = load_model(info.folder, lazy=True)
+            model, _ = load_model(info.folder, lazy=True, get_model_classes=classes)
     return (load_adapters(model, settings.adapter) if settings.adapter else model), tuple(unused)
 
 

@@ -31,9 +31,10 @@ from mlxrun.model.model_files import (
     read_json,
 )
 from mlxrun.model.model_kind import ModelKind, choose_kind
+from mlxrun.model.pooling.pooled_model import read_pooled_model
 from mlxrun.model.tokenizer_files import load_tokenizer
 from mlxrun.model.vision.image_units import number_regions
-from mlxrun.scheduler.request import ProcessedPrompt
+from mlxrun.scheduler.request import PooledModel, ProcessedPrompt
 
 log = logging.getLogger(__name__)
 DEFAULT_CONTEXT = 32_768
@@ -62,6 +63,7 @@ class LoadedModelInfo:
     processor: Any = None
     processor_digest: bytes = b""
     aliases: tuple[str, ...] = ()
+    pooled: PooledModel | None = None
     gguf: GgufHeader | None = None
     kind_note: str = ""
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -137,18 +139,23 @@ def load_model_info(settings: ModelSettings, weights: bool = False) -> LoadedMod
     tokenizer = load_tokenizer(folder, settings) if gguf is None else make_tokenizer(gguf)
     template = _read_template(folder, settings, tokenizer)
     adapter = Path(settings.adapter) if settings.adapter else None
+    pooled = read_pooled_model(folder, config, settings, tokenizer)
+    context_length = _read_context_length(settings, config)
+    if pooled is not None and not pooled.generates:
+        context_length = pooled.max_tokens
     return LoadedModelInfo(
         folder=folder,
         config=config,
         tokenizer=tokenizer,
         chat_template=template,
         eos_ids=_collect_eos_ids(config, generation, tokenizer),
-        context_length=_read_context_length(settings, config),
+        context_length=context_length,
         vision=vision,
         defaults=_read_defaults(generation),
         name=settings.names[0] if settings.names else _get_own_name(settings, folder),
         names=(*settings.names, _get_own_name(settings, folder)) if settings.names else (),
         aliases=(settings.path,),
+        pooled=pooled,
         digests=compute_digests(folder, adapter, template, code=settings.trust_remote_code)
         | ({} if gguf is None else {"tokenizer": gguf.digest_tokenizer()}),
         gguf=gguf,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from mlxrun.errors import MlxrunError
 
@@ -79,6 +79,28 @@ class ProcessedPrompt:
 
 
 @dataclass(frozen=True, slots=True)
+class PooledModel:
+    """What a model makes of a text in place of an answer: an embedding, or the score of a pair of texts.
+
+    `size`: numbers in a vector, 1 for a score. `max_tokens`: of one text. `generates`: whether the model
+    answers prompts too. `prompts`: texts that go before a text, by name; `default_prompt`: the name of
+    the one that is used where a request names none. `sizes`: to which an embedding may be cut, empty: any.
+    `template`: how query and document become one text; None: as a pair of the tokenizer.
+    """
+
+    task: Literal["embed", "score"]
+    size: int
+    max_tokens: int
+    generates: bool = False
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    default_prompt: str | None = None
+    normalized: bool = False
+    lower_case: bool = False
+    sizes: tuple[int, ...] = ()
+    template: Literal["qwen3"] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """One prompt to be answered.
 
@@ -89,7 +111,8 @@ class Request:
     one, such as the end of the system prompt and tools, or the start of the last user turn. `prior_output`:
     tokens of the answer that are known from an earlier run; events do not repeat them. `grammar`: what the
     answer must match. `score_from`: with `prompt_logprobs`, the first position of `prompt` whose logprob is
-    wanted; the first token has none.
+    wanted; the first token has none. `pooled`: a vector is wanted in place of an answer; `token_types`: of
+    the tokens of a pair, empty: all 0.
     """
 
     id: str
@@ -105,6 +128,8 @@ class Request:
     grammar: Grammar | None = None
     background: bool = False  # served on spare capacity only: an offline batch beside live requests
     score_from: int = 1
+    pooled: bool = False
+    token_types: tuple[int, ...] = ()
 
     @property
     def branch_points(self) -> tuple[int, ...]:
@@ -161,6 +186,7 @@ class TokenEvent:
     error: MlxrunError | None = None  # set if and only if finish is ERROR
     stop_id: int | None = None  # the stop id that was sampled, if that is why it finished
     prompt_logprobs: tuple[TokenLogprob | None, ...] = ()  # of prompt tokens, in order of position
+    vector: bytes = b""  # of a pooled request, with `finish`: float32, little-endian
 
     def merge_progress(self, later: TokenEvent) -> TokenEvent:
         """This event followed by `later`, as one event without the tokens and logprobs of either."""
@@ -172,4 +198,5 @@ class TokenEvent:
             finish=later.finish,
             error=later.error,
             stop_id=later.stop_id,
+            vector=later.vector,
         )

@@ -10,6 +10,7 @@ from typing import Any
 _CALLS = ("function_call", "custom_tool_call", "tool_use")  # items of responses, blocks of messages
 _REASONING = ("reasoning", "thinking", "redacted_thinking")  # items of responses, blocks of messages
 _REASONING_FIELDS = ("reasoning_content", "reasoning")  # of a chat's message
+_VECTORS = ("data", "results")  # of embeddings and scores
 _CUT = ("max_tokens", "model_context_window_exceeded")  # Anthropic's reasons
 
 
@@ -20,7 +21,11 @@ def extract_answer(body: Mapping[str, Any]) -> str:
 
 def extract_answers(body: Mapping[str, Any]) -> list[str]:
     """The text of each choice of a response body that is scored (of a response or a message, its only one):
-    the content, and each tool call as an object `{"name", "arguments"}` on a line; never reasoning."""
+    the content, and each tool call as an object `{"name", "arguments"}` on a line; never reasoning. Of
+    embeddings and scores: their JSON."""
+    for name in _VECTORS:
+        if name in body:
+            return [json.dumps(body[name])]
     if "choices" in body:
         return [_extract_choice(choice) for choice in body["choices"]]
     parts = list(_list_parts(body))
@@ -42,6 +47,8 @@ def _join(text: Any, calls: Sequence[Mapping[str, Any]]) -> str:
 def strip_reasoning(body: Mapping[str, Any]) -> dict[str, Any]:
     """A copy of a response body without reasoning. A choice that has some loses its logprobs and token ids
     too, as they are of its reasoning as well."""
+    if any(name in body for name in _VECTORS):
+        return dict(body)
     if "choices" in body:
         return {**body, "choices": [_strip_choice(choice) for choice in body["choices"]]}
     name = "output" if "output" in body else "content"

@@ -270,6 +270,8 @@ def _check_likeliest(spec: EvalSpec) -> None:
 
 def check_line_eval(spec: EvalSpec, url: str, body: Mapping[str, Any]) -> None:
     """ValueError if the body of a line does not fit its `eval`."""
+    if url in ("/v1/embeddings", "/v1/rerank"):
+        raise ValueError(f"eval: an answer of {url} is no text that can be compared")
     if spec.scorer is None and spec.match == "likeliest":
         check_likeliest(spec.expected, spec.options, url, body)
     count = count_choices(body)

@@ -21,6 +21,7 @@ from mlxrun.server.endpoints import (
     anthropic,
     anthropic_batches,
     batches,
+    embeddings,
     openai,
     responses,
     tokenize,
@@ -36,7 +37,7 @@ from mlxrun.server.routes import ROUTES, Routes
 from mlxrun.server.status import StatusCollector
 from mlxrun.server.surface import Surface
 
-_MODULES = (openai, responses, anthropic, tokenize, batches, anthropic_batches, admin)
+_MODULES = (openai, responses, anthropic, embeddings, tokenize, batches, anthropic_batches, admin)
 
 
 def list_surfaces() -> list[Surface]:

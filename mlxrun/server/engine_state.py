@@ -22,6 +22,7 @@ UNREAD_STATS: Mapping[str, Any] = {  # until the model is loaded; every key is a
     "running": 0,
     "waiting": 0,
     "background": {"running": 0, "waiting": 0},
+    "pooling": {"running": 0, "waiting": 0, "finished": 0},
     "steps": 0,
     "errors": 0,
     "memory": None,
@@ -37,6 +38,13 @@ class LoadedEngine:
     client: EngineClient
     context: ApiContext
     facts: Mapping[str, Any]
+
+
+def list_tasks(model: ModelInfo) -> list[str]:
+    """What the model is for: `generate`, `embed`, `score`."""
+    pooled = model.pooled
+    generates = ["generate"] if pooled is None or pooled.generates else []
+    return generates if pooled is None else [*generates, pooled.task]
 
 
 class EngineState:
@@ -89,7 +97,12 @@ class EngineState:
         if self._loaded is None:
             return None
         model = self.model
-        return {"name": model.name, "context_length": model.context_length, "vision": model.vision}
+        return {
+            "name": model.name,
+            "context_length": model.context_length,
+            "vision": model.vision,
+            "tasks": list_tasks(model),
+        }
 
     def find_unavailability(self) -> MlxrunError | None:
         """The error of requests that need the engine while it cannot serve them; None while it can."""

@@ -47,10 +47,12 @@ FIRST_REQUESTS: dict[str, tuple[str, dict[str, Any] | None]] = {  # by the key o
     "openai": ("/v1/chat/completions", {"messages": _MESSAGES}),
     "responses": ("/v1/responses", {"input": "What is 2 + 3?"}),
     "anthropic": ("/v1/messages", {"max_tokens": 1000, "messages": _MESSAGES}),
+    "embeddings": ("/v1/embeddings", {"input": "What is 2 + 3?"}),
     "tokenize": ("/tokenize", {"prompt": "What is 2 + 3?"}),
     "batches": ("/v1/batches", None),
     "admin": ("/v1/status", None),
 }
+GENERATING = ("openai", "responses", "anthropic")  # of these keys
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -249,7 +251,12 @@ def format_welcome(app: web.Application, url: str) -> str:
     model, api_keys, served = app[ENGINE].model, app[CONFIG].server.api_keys, list_served(app)
     kind = "images and text" if model.vision else "text"
     keys = f"{len(api_keys)} API keys" if api_keys else "no API key is required"
+    pooled = model.pooled
+    if pooled is not None and not pooled.generates and "embeddings" in served:
+        served = ["embeddings", *(name for name in served if name not in GENERATING and name != "embeddings")]
     path, body = next((FIRST_REQUESTS[name] for name in served), ("/health", None))
+    if pooled is not None and pooled.task == "score" and path == "/v1/embeddings":
+        path, body = "/v1/rerank", {"query": "2 + 3", "documents": ["five", "six"]}
     command = f"curl {url}{path}"
     if api_keys and path != "/health":
         command += " -H 'Authorization: Bearer YOUR_KEY'"
@@ -262,6 +269,9 @@ def format_welcome(app: web.Application, url: str) -> str:
 
 
 def list_served(app: web.Application) -> list[str]:
-    """The keys of `apis` whose paths are served; `batches` needs a folder besides."""
+    """The keys of `apis` whose paths are served; `batches` needs a folder besides, `embeddings` a model that
+    gives them."""
     names = dict.fromkeys(surface.name for surface in app[ROUTES].surfaces if surface.name != "health")
-    return [name for name in names if name != "batches" or BATCH_QUEUE in app]
+    model = app[ENGINE].find_model()
+    has = {"batches": BATCH_QUEUE in app, "embeddings": model is not None and model.pooled is not None}
+    return [name for name in names if has.get(name, True)]

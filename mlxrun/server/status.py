@@ -96,6 +96,10 @@ def _collect_engine(stats: Mapping[str, Any], age: float | None) -> Iterable[Met
     yield _make_gauge("engine_requests", "Rows that run, and requests that wait.", rows, "state")
     text = "Of the engine's requests, the background requests (lines of batches)."
     yield _make_gauge("engine_background", text, stats["background"], "state")
+    states = {name: stats["pooling"][name] for name in ("running", "waiting")}
+    yield _make_gauge("pooling", "Texts that get an embedding or a score, or wait for it.", states, "state")
+    done = {"": stats["pooling"]["finished"]}
+    yield _make_counter("pooling_finished", "Texts that got an embedding or a score.", done)
     memory = {k: v for k, v in (stats["memory"] or {}).items() if v is not None}
     text = "Memory of the device as MLX counts it; cache: freed, and kept for later allocations."
     yield _make_gauge("memory_bytes", text, memory, "kind")

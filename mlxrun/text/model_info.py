@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from mlxrun.scheduler.request import ProcessedPrompt
+from mlxrun.scheduler.request import PooledModel, ProcessedPrompt
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -60,6 +60,10 @@ class ModelInfo(Protocol):
     @property
     def processor_digest(self) -> bytes:
         """A digest of how images become pixels; empty if the model accepts none."""
+
+    @property
+    def pooled(self) -> PooledModel | None:
+        """How the model gives embeddings or scores; None: it only generates."""
 
     def process(self, text: str, images: Sequence[Image]) -> ProcessedPrompt:
         """Tokens and pixels of a rendered prompt with one placeholder per image. Thread-safe."""

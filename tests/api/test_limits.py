@@ -14,13 +14,15 @@ from mlxrun.scheduler.request import Request, SamplingParams
 
 @pytest.mark.parametrize("name", ["messages", "input", "items"])
 def test_messages_are_counted_in_each_field(name: str) -> None:
-    check_message_counts({name: [0] * 3}, 3)
+    check_message_counts({name: [{}] * 3}, 3)
     with pytest.raises(RequestError, match=rf"^{name}: 4 items are more than 3 \(server\.") as found:
-        check_message_counts({name: [0] * 4}, 3)
+        check_message_counts({name: [{}] * 4}, 3)
     assert found.value.param == name
 
 
-@pytest.mark.parametrize("body", [{"input": "longer than three"}, {"tools": [0] * 4}, [0] * 4, None])
+@pytest.mark.parametrize(
+    "body", [{"input": "longer than three"}, {"input": [0] * 4}, {"tools": [0] * 4}, [0] * 4, None]
+)
 def test_other_values_are_not_counted(body: Any) -> None:
     check_message_counts(body, 3)
 

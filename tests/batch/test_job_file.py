@@ -17,7 +17,7 @@ from mlxrun.scoring.eval_spec import EvalSpec
 from tests.helpers.batch_fakes import chat
 
 GOOD = chat("a", "hi", max_tokens=3)
-NEEDED = "a line needs custom_id, method, url and body, or id and one of prompt, messages, input "
+NEEDED = "a line needs custom_id, method, url and body, or id and one of prompt, messages, input, query "
 
 
 def parse(value: Any) -> JobLine | BadLine:
@@ -71,8 +71,8 @@ def test_both_forms() -> None:
         ({"custom_id": "a", "body": {}}, "url is missing", "url"),
         ({"custom_id": "a", "url": CHAT, "body": {}}, "method is missing", "method"),
         ({**GOOD, "method": "GET"}, 'method must be POST, not "GET"', "method"),
-        ({**GOOD, "url": "/v1/embeddings"}, "url must be one of /v1/chat/completions, /v1/compl", "url"),
-        ({"id": "a", "url": "/v1/embeddings", "input": "x"}, "url must be one of", "url"),
+        ({**GOOD, "url": "/v1/moderations"}, "url must be one of /v1/chat/completions, /v1/compl", "url"),
+        ({"id": "a", "url": "/v1/moderations", "input": "x"}, "url must be one of", "url"),
         ({"id": "a", "url": "/v1/nothing", "body": {}}, "url must be one of", "url"),
         ({"url": "/v1/completions"}, NEEDED + "(none given)", None),
         ({"id": "a", "prompt": "x", "input": "y"}, NEEDED + "(prompt and input given)", None),

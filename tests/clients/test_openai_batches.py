@@ -76,9 +76,9 @@ async def test_the_async_client(place: ServerSetup) -> None:
         assert names == [file.id]
         with pytest.raises(openai.ConflictError):
             await client.batches.cancel(batch.id)
-        with pytest.raises(openai.BadRequestError, match="/v1/embeddings"):
+        with pytest.raises(openai.BadRequestError, match="/v1/moderations"):
             await client.batches.create(
-                input_file_id=file.id, endpoint="/v1/embeddings", completion_window="24h"
+                input_file_id=file.id, endpoint="/v1/moderations", completion_window="24h"
             )
         assert (await client.files.delete(file.id)).deleted
         with pytest.raises(openai.NotFoundError):

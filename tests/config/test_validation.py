@@ -43,7 +43,7 @@ media:
     ]
 
 
-@pytest.mark.parametrize("section", ["embeddings", "plugins"])
+@pytest.mark.parametrize("section", ["tracing", "plugins"])
 def test_sections_that_nothing_reads_are_unknown_keys(section: str) -> None:
     """Only sections that code reads are declared."""
     assert load_errors(f"{section}:\n  port: 1\n") == [f"a.yaml:1:1: {section}: unknown key"]

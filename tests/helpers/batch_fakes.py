@@ -175,7 +175,7 @@ MIXED = [
     chat("param", "hello", temprature=1),
     chat("long", "LONG 1", {"expected": "x", "group": "a"}),
     {"id": "short", "prompt": "once", "max_tokens": 3},
-    {**chat("url", "hello"), "url": "/v1/embeddings"},
+    {**chat("url", "hello"), "url": "/v1/moderations"},
 ]
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from mlxrun.scheduler.request import ProcessedPrompt
+from mlxrun.scheduler.request import PooledModel, ProcessedPrompt
 
 SPECIAL = (
     *("<|begin|>", "<|im_start|>", "<|im_end|>", "</s>"),
@@ -158,6 +158,7 @@ class FakeModelInfo:
     digests: Mapping[str, str] = field(default_factory=lambda: DIGESTS)
     processor_digest: bytes = b""
     calls: list[str] = field(default_factory=list)
+    pooled: PooledModel | None = None
 
     @property
     def eos_ids(self) -> frozenset[int]:

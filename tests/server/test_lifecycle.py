@@ -11,7 +11,7 @@ import signal
 import socket
 import sys
 from dataclasses import asdict, replace
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import aiohttp
 import pytest
@@ -20,6 +20,7 @@ from mlxrun.api.context import ApiContext
 from mlxrun.config.settings import ApiSettings, Config, ServerSettings
 from mlxrun.engine.client import EngineClient
 from mlxrun.errors import ConfigError, EngineDead, ModelLoadError
+from mlxrun.scheduler.request import PooledModel
 from mlxrun.server import lifecycle
 from mlxrun.server.app import make_app
 from mlxrun.server.batches.batch_queue import BatchQueue
@@ -253,7 +254,8 @@ async def test_the_welcome_names_what_is_served_and_a_first_request(apis: str, s
         _, _, rest = format_welcome(s.app, "http://here").partition("tokens; ")
         names, _, command = rest.partition("; ")
         expected = {
-            "all": ", ".join(name for name in FIRST_REQUESTS if name != "batches"),
+            "all": ", ".join(name for name in FIRST_REQUESTS if name not in ("batches", "embeddings")),
+            "embeddings": "every API is switched off (apis)",
             "none": "every API is switched off (apis)",
             "batches": "every API is switched off (apis)",
         }
@@ -269,7 +271,16 @@ async def test_the_welcome_names_what_is_served_and_a_first_request(apis: str, s
 
 def test_the_welcome_names_batches_once() -> None:
     app = make_app(server_config(), cast(BatchQueue, object()))
-    assert list_served(app) == list(FIRST_REQUESTS)
+    assert list_served(app) == [name for name in FIRST_REQUESTS if name != "embeddings"]
+
+
+@pytest.mark.parametrize(("task", "path"), [("embed", "/v1/embeddings"), ("score", "/v1/rerank")])
+async def test_the_welcome_of_a_model_that_does_not_generate(
+    task: Literal["embed", "score"], path: str
+) -> None:
+    async with run_server(model_info=FakeModelInfo(pooled=PooledModel(task, 4, 100))) as s:
+        welcome = format_welcome(s.app, "http://here")
+    assert "; embeddings, tokenize, admin; " in welcome and f"curl http://here{path} " in welcome
 
 
 @pytest.mark.parametrize("policy", ["exit", "stay"])

@@ -20,6 +20,7 @@ from tokenizers import Tokenizer
 from mlxrun.api.context import ApiContext
 from mlxrun.api.openai.fields import BODIES, URLS
 from mlxrun.api.openai.offered_tools import read_offered_tools
+from mlxrun.api.openai.pooled_texts import check_generates
 from mlxrun.api.openai.raw_prompts import MAX_CHOICES, mark_branches, prepare_raw_prompts
 from mlxrun.api.openai.reasoning import resolve_reasoning_fields
 from mlxrun.api.prepared import PreparedRequest, RequestKind
@@ -148,6 +149,7 @@ def _check_combinations(
 ) -> None:
     """Checks what depends on more than one field, on the model, or on the caller."""
     check_model_name(given.get("model"), context.model_info)
+    check_generates(context.model_info)
     if given.get("stream") and not stream:
         reject_unsupported("stream", "batches do not stream; leave it out")
     if "stream_options" in given and not given.get("stream"):

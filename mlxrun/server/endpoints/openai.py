@@ -18,7 +18,7 @@ from mlxrun.api.prepared import PreparedRequest
 from mlxrun.api.stored_files import has_file_parts, inline_file_parts
 from mlxrun.errors import MlxrunError
 from mlxrun.server.batches.request_files import read_body_with_files
-from mlxrun.server.engine_state import ENGINE, EngineState
+from mlxrun.server.engine_state import ENGINE, EngineState, list_tasks
 from mlxrun.server.generation import collect_choices, stream_deltas
 from mlxrun.server.json_bodies import json_response
 from mlxrun.server.live_requests import LIVE_REQUESTS, LiveRequest
@@ -111,6 +111,7 @@ def _describe_model(name: str, engine: EngineState) -> dict[str, Any]:
         "created": _CREATED,
         "owned_by": "mlxrun",
         "max_model_len": engine.model.context_length,
+        "tasks": list_tasks(engine.model),
     }
 
 

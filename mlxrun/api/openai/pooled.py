@@ -1,0 +1,155 @@
+"""Bodies of /v1/embeddings and /v1/rerank to Requests, and vectors to their responses.
+
+Used by the server and by the batch runner. What would change a vector is honoured or refused by name.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+import secrets
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mlxrun.api.context import ApiContext
+from mlxrun.api.openai.pooled_fields import EMBEDDING_URL, POOLED_BODIES
+from mlxrun.api.openai.pooled_texts import (
+    PooledTokens,
+    check_count,
+    check_pooled_text,
+    encode_inputs,
+    encode_pairs,
+    find_pooled_model,
+)
+from mlxrun.api.openai.request import check_model_name
+from mlxrun.api.prepared import PreparedRequest
+from mlxrun.scheduler.request import PooledModel, Request, SamplingParams
+from mlxrun.text.field_errors import check_keys, check_type, get_required, reject
+from mlxrun.text.model_info import ModelInfo
+from mlxrun.text.workers import run_on_text
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedPooling:
+    """A checked body. `prepared` has a Request for each text, or for the query with each document."""
+
+    url: str
+    given: Mapping[str, Any]
+    prepared: PreparedRequest
+    pooled: PooledModel
+    documents: tuple[str, ...] = ()
+
+    def build(self, vectors: Sequence[bytes], name: str) -> dict[str, Any]:
+        """The response. `vectors`: float32, little-endian, one for each Request; `name`: of the response."""
+        tokens = self.prepared.prompt_tokens
+        usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+        if self.url == EMBEDDING_URL:
+            data = [
+                {"object": "embedding", "index": at, "embedding": self._write_vector(vector)}
+                for at, vector in enumerate(vectors)
+            ]
+            return {"object": "list", "data": data, "model": self.prepared.model, "usage": usage}
+        scores = [array("f", vector)[0] for vector in vectors]
+        order = sorted(range(len(scores)), key=lambda at: (-scores[at], at))
+        results: list[dict[str, Any]] = [{"index": at, "relevance_score": scores[at]} for at in order]
+        if self.given.get("return_documents", True):
+            for result in results:
+                result["document"] = {"text": self.documents[result["index"]]}
+        results = results[: self.given.get("top_n")]
+        return {"id": f"rerank-{name}", "model": self.prepared.model, "results": results, "usage": usage}
+
+    def _write_vector(self, vector: bytes) -> str | list[float]:
+        size = self.given.get("dimensions", self.pooled.size)
+        if size < self.pooled.size:
+            vector = _shorten_vector(vector, size, self.pooled.normalized)
+        if self.given.get("encoding_format") == "base64":
+            return base64.b64encode(vector).decode()
+        return array("f", vector).tolist()
+
+
+def _shorten_vector(vector: bytes, size: int, normalized: bool) -> bytes:
+    """The first `size` numbers, of length 1 again if the vector was."""
+    numbers = array("f", vector)[:size]
+    norm = math.sqrt(math.fsum(x * x for x in numbers)) if normalized else 1.0
+    return array("f", [x / norm for x in numbers]).tobytes() if norm > 0 else numbers.tobytes()
+
+
+async def prepare_pooling(url: str, body: Any, context: ApiContext) -> PreparedPooling:
+    """Checks a body and tokenizes its texts; RequestError if it is refused."""
+    model_info = context.model_info
+    given = check_pooling_body(url, body, strict=context.config.server.strict_fields)
+    check_model_name(given.get("model"), model_info)
+    documents: tuple[str, ...] = ()
+    if url == EMBEDDING_URL:
+        pooled = find_pooled_model(model_info, "embed")
+        _check_dimensions(given, pooled)
+        value = given["input"]
+        size = sum(
+            len(each) for each in ([value] if isinstance(value, str) else value) if isinstance(each, str)
+        )
+        tokens = await run_on_text(size, encode_inputs, given, model_info)
+    else:
+        pooled = find_pooled_model(model_info, "score")
+        documents = read_documents(given["documents"])
+        size = sum(map(len, documents)) + len(documents) * len(given["query"])
+        tokens = await run_on_text(size, _encode_documents, given, documents, model_info)
+    requests = _build_requests(tokens)
+    prepared = PreparedRequest("pooled", requests, stops=(), seed=0, model=model_info.name)
+    return PreparedPooling(url, given, prepared, pooled, documents)
+
+
+def check_pooling_body(url: str, body: Any, *, strict: bool = False) -> dict[str, Any]:
+    """The fields of a body that have an effect, without looking at a model."""
+    given = POOLED_BODIES[url].check(body, strict=strict)
+    for name in ("input",) if url == EMBEDDING_URL else ("query", "documents"):
+        if name not in given:
+            reject(name, "missing", code="missing_field")
+    if url == EMBEDDING_URL:
+        if not isinstance(given["input"], str | list):
+            check_type(given["input"], list, "input")
+    else:
+        read_documents(given["documents"])
+    return given
+
+
+def read_documents(items: Sequence[Any]) -> tuple[str, ...]:
+    """The texts of documents, which are strings or objects with a text."""
+    check_count("documents", len(items))
+    found = []
+    for at, item in enumerate(items):
+        param = f"documents[{at}]"
+        if isinstance(item, dict):
+            check_keys(item, ("text",), param)
+            item, param = get_required(item, "text", str, param), f"{param}.text"
+        found.append(check_type(item, str, param))
+    return tuple(found)
+
+
+def _encode_documents(
+    given: Mapping[str, Any], documents: Sequence[str], model_info: ModelInfo
+) -> list[PooledTokens]:
+    for param in ("query", "instruction"):
+        if param in given:
+            check_pooled_text(given[param], param, model_info)
+    for at, document in enumerate(documents):
+        check_pooled_text(document, f"documents[{at}]", model_info)
+    return encode_pairs(given["query"], documents, given.get("instruction"), model_info)
+
+
+def _check_dimensions(given: Mapping[str, Any], pooled: PooledModel) -> None:
+    size = given.get("dimensions", pooled.size)
+    if size > pooled.size:
+        reject("dimensions", f"{size} is more than the model's {pooled.size}", code="invalid_value")
+    if pooled.sizes and size not in (*pooled.sizes, pooled.size):
+        known = ", ".join(map(str, pooled.sizes))
+        reject("dimensions", f"{size} is none of those that the model was trained for: {known}")
+
+
+def _build_requests(tokens: Sequence[PooledTokens]) -> tuple[Request, ...]:
+    name, params = secrets.token_hex(12), SamplingParams(max_tokens=0)
+    return tuple(
+        Request(f"{name}-{at}", each.ids, params, pooled=True, token_types=each.types)
+        for at, each in enumerate(tokens)
+    )

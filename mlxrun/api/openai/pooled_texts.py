@@ -1,0 +1,199 @@
+"""The token ids of texts that get an embedding or a score: as the model's own files say, or a 400."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+from mlxrun.errors import PromptTooLong, RequestError
+from mlxrun.scheduler.request import PooledModel
+from mlxrun.text.field_errors import check_type, get_json_type, reject, reject_choice, reject_unsupported
+from mlxrun.text.model_info import ModelInfo
+from mlxrun.text.prompt import check_text, check_token_ids
+from mlxrun.text.template import get_image_markers
+from mlxrun.text.token_bounds import count_least_tokens
+
+MAX_TEXTS = 2048  # of a request, as in OpenAI's API
+
+_JUDGE = (
+    "Judge whether the Document meets the requirements based on the Query and the Instruct provided. "
+    'Note that the answer can only be "yes" or "no".'
+)
+_INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"  # the model's own
+_QWEN3 = (
+    f"<|im_start|>system\n{_JUDGE}<|im_end|>\n<|im_start|>user\n"
+    "<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}"
+    "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+)
+
+
+class PooledTokens(NamedTuple):
+    """The tokens of a text or of a pair of texts, and their types; no types: all 0."""
+
+    ids: tuple[int, ...]
+    types: tuple[int, ...] = ()
+
+
+def find_pooled_model(model_info: ModelInfo, task: Literal["embed", "score"]) -> PooledModel:
+    """RequestError if the model is none for this."""
+    found = model_info.pooled
+    if found is not None and found.task == task:
+        return found
+    if task == "score":
+        why = "is no reranker" + (": it gives embeddings (/v1/embeddings)" if found else "")
+    elif found is not None:
+        why = "is a reranker, which gives scores (/v1/rerank)"
+    else:
+        why = (
+            "generates text, and gives no embeddings; an embedding model does, and this one if model.pooling "
+            "is set in the config"
+        )
+    raise RequestError(f"model: {model_info.name!r} {why}", param="model", code="unsupported_model")
+
+
+def check_generates(model_info: ModelInfo) -> None:
+    """RequestError if the model only gives embeddings or scores."""
+    found = model_info.pooled
+    if found is not None and not found.generates:
+        what = "embeddings (/v1/embeddings)" if found.task == "embed" else "scores (/v1/rerank)"
+        text = f"model: {model_info.name!r} gives {what}, and generates no text"
+        raise RequestError(text, param="model", code="unsupported_model")
+
+
+def encode_inputs(given: Mapping[str, Any], model_info: ModelInfo) -> list[PooledTokens]:
+    """The tokens of `input`: a text, texts, token ids or lists of them."""
+    pooled = find_pooled_model(model_info, "embed")
+    value, most = given["input"], _read_most(given, pooled)
+    texts: list[tuple[str, Any]]
+    if isinstance(value, str) or (isinstance(value, list) and value and type(value[0]) is int):
+        texts = [("input", value)]
+    elif isinstance(value, list):
+        check_count("input", len(value))
+        texts = [(f"input[{at}]", each) for at, each in enumerate(value)]
+    else:
+        found = get_json_type(value)
+        reject("input", f"expected a string or an array, got {found}", code="invalid_type")
+    expected = str if isinstance(texts[0][1], str) else list
+    for param, each in texts:
+        check_type(each, expected, param)
+    prompt = _find_prompt(given, pooled, has_text=expected is str)
+    if expected is str:
+        return [_encode_text(model_info, prompt + text, most, param) for param, text in texts]
+    return [_check_ids(model_info, ids, most, param) for param, ids in texts]
+
+
+def check_count(param: str, count: int) -> None:
+    """Refuses an empty list and one of more than MAX_TEXTS."""
+    if not count:
+        reject(param, "is empty; give at least one text")
+    if count > MAX_TEXTS:
+        reject(param, f"has {count} texts; at most {MAX_TEXTS} are allowed", code="invalid_value")
+
+
+def encode_pairs(
+    query: str, documents: Sequence[str], instruction: str | None, model_info: ModelInfo
+) -> list[PooledTokens]:
+    """The tokens of the query with each document."""
+    pooled = find_pooled_model(model_info, "score")
+    if pooled.template is None and instruction is not None:
+        reject_unsupported("instruction", "this reranker has none")
+    found = []
+    for at, document in enumerate(documents):
+        param = f"documents[{at}]"
+        if pooled.template == "qwen3":
+            text = _QWEN3.format(instruction=instruction or _INSTRUCTION, query=query, document=document)
+            tokens = _encode(model_info, text, None, special=False)
+        else:
+            tokens = _encode(model_info, query, document)
+        if len(tokens.ids) > pooled.max_tokens:
+            _raise_too_long(param, len(tokens.ids), pooled.max_tokens, "query and document have")
+        found.append(tokens)
+    return found
+
+
+def check_pooled_text(text: str, param: str, model_info: ModelInfo) -> None:
+    """Refuses a text that cannot be tokenized, or that is too long for certain."""
+    check_text(text, param, get_image_markers(model_info))
+    assert model_info.pooled is not None
+    least, most = count_least_tokens(model_info.tokenizer, text), model_info.pooled.max_tokens
+    if len(text) > most and least > most:
+        _raise_too_long(param, least, most, "the text has at least")
+
+
+def _find_prompt(given: Mapping[str, Any], pooled: PooledModel, *, has_text: bool) -> str:
+    """The text that goes before each text; RequestError for a name that is none of the model's prompts."""
+    name = given.get("prompt_name")
+    if name is not None:
+        if not pooled.prompts:
+            reject_unsupported(
+                "prompt_name", "the model's files have no prompts; put the text before each input"
+            )
+        if name not in pooled.prompts:
+            reject_choice("prompt_name", name, pooled.prompts)
+        if not has_text:
+            reject("prompt_name", "goes with texts, not with token ids")
+        return pooled.prompts[name]
+    return "" if pooled.default_prompt is None else pooled.prompts[pooled.default_prompt]
+
+
+def _read_most(given: Mapping[str, Any], pooled: PooledModel) -> int | None:
+    """The number of tokens to which texts are cut; None: they are not."""
+    most = given.get("truncate_prompt_tokens")
+    if most == 0:
+        reject("truncate_prompt_tokens", "0 leaves nothing of a text; give 1 or more, or -1")
+    if most is None:
+        return None
+    return pooled.max_tokens if most == -1 else min(int(most), pooled.max_tokens)
+
+
+def _encode_text(model_info: ModelInfo, text: str, most: int | None, param: str) -> PooledTokens:
+    pooled = model_info.pooled
+    assert pooled is not None
+    if most is None:
+        check_pooled_text(text, param, model_info)
+    else:
+        check_text(text, param, get_image_markers(model_info))
+    tokens = _encode(model_info, text.lower() if pooled.lower_case else text, most=most)
+    if not tokens.ids:
+        reject(param, "is empty; give at least one token")
+    if len(tokens.ids) > pooled.max_tokens:
+        _raise_too_long(param, len(tokens.ids), pooled.max_tokens, "the text has")
+    return tokens
+
+
+def _check_ids(model_info: ModelInfo, ids: list[int], most: int | None, param: str) -> PooledTokens:
+    pooled = model_info.pooled
+    assert pooled is not None
+    if not ids:
+        reject(param, "is empty; give at least one token")
+    for at, token in enumerate(ids):
+        check_type(token, int, f"{param}[{at}]")
+    check_token_ids(model_info, ids, param)
+    found = tuple(ids if most is None else ids[:most])
+    if len(found) > pooled.max_tokens:
+        _raise_too_long(param, len(found), pooled.max_tokens, "the text has")
+    return PooledTokens(found)
+
+
+def _encode(
+    model_info: ModelInfo,
+    text: str,
+    pair: str | None = None,
+    *,
+    special: bool = True,
+    most: int | None = None,
+) -> PooledTokens:
+    """Tokens with special ones around. Cut to `most`, the special tokens at either end stay."""
+    tokenizer = model_info.tokenizer
+    made = tokenizer(text, pair, add_special_tokens=special, return_special_tokens_mask=True, verbose=False)
+    ids, mask = list(made["input_ids"]), list(made["special_tokens_mask"])
+    types = list(made["token_type_ids"]) if "token_type_ids" in tokenizer.model_input_names else []
+    if most is not None and len(ids) > most:
+        last = next((at for at, is_special in enumerate(reversed(mask)) if not is_special), len(mask))
+        keep = [*range(max(most - last, 0)), *range(len(ids) - min(last, most), len(ids))]
+        ids, types = [ids[at] for at in keep], [types[at] for at in keep] if types else []
+    return PooledTokens(tuple(ids), tuple(types))
+
+
+def _raise_too_long(param: str, found: int, most: int, what: str) -> None:
+    raise PromptTooLong(f"{param}: {what} {found} tokens; the model takes {most}", param=param)

@@ -1,0 +1,91 @@
+"""Vectors of texts (embeddings, scores) in slices between the steps of the engine.
+
+A slice computes a part of one batch of texts, and takes about `scheduler.step_ms`: what generates waits no
+longer for it than for a chunk of a prompt. Background requests run where nobody else has a prompt.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from mlxrun.config.settings import SchedulerSettings
+from mlxrun.errors import EngineDead
+from mlxrun.scheduler.pooling_queue import PoolingBatch, PoolingQueue
+from mlxrun.scheduler.prefill_pace import MeasuredPace
+from mlxrun.scheduler.request import TokenEvent
+from mlxrun.scheduler.token_budget import MIN_CHUNK
+
+log = logging.getLogger(__name__)
+
+
+class VectorRunner(Protocol):
+    """The part of model.pooling.pooling_runner.PoolingRunner that the engine needs."""
+
+    @property
+    def max_rows(self) -> int: ...
+    @property
+    def max_tokens(self) -> int: ...
+    def advance(self, batch: PoolingBatch, tokens: int) -> Sequence[bytes] | None: ...
+    def close(self) -> None: ...
+
+
+class PoolingSteps:
+    """`max_errors`: failed slices in a row after which the engine stops."""
+
+    def __init__(
+        self,
+        runner: VectorRunner,
+        settings: SchedulerSettings,
+        max_errors: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.queue = PoolingQueue(runner.max_tokens, settings.max_queue, runner.max_rows)
+        self._runner = runner
+        self._seconds = (settings.step_ms or 0) / 1000
+        self._idle_tokens = settings.prefill_budget
+        self._busy_tokens = settings.prefill_budget_busy or settings.prefill_budget
+        self._pace = MeasuredPace()
+        self._clock = clock
+        self._max_errors = max_errors
+        self._failures_in_a_row = 0
+
+    def step(self, *, decoding: bool, background: bool) -> list[TokenEvent]:
+        """Compute a slice, and return the events of the requests that ended with it. `decoding`: whether rows
+        decode meanwhile; `background`: whether background requests may run. EngineDead after `max_errors`
+        failed slices in a row."""
+        limit = self._limit_tokens(self._busy_tokens if decoding else self._idle_tokens)
+        batch = self.queue.choose(limit, background)
+        if batch is None:
+            return []
+        started, before = self._clock(), batch.computed
+        try:
+            vectors = self._runner.advance(batch, limit)
+        except Exception as error:  # whatever the model raises, each request must get an answer
+            return self._handle_failure(batch, error)
+        self._failures_in_a_row = 0
+        self._pace.record((batch.computed - before) * len(batch.requests), self._clock() - started)
+        return [] if vectors is None else self.queue.finish(batch, vectors)
+
+    def _limit_tokens(self, most: int) -> int:
+        """Tokens of the next slice, padding included."""
+        pace = self._pace.compute()
+        if not self._seconds:
+            return most
+        return max(min(most, MIN_CHUNK if pace is None else int(pace * self._seconds)), MIN_CHUNK)
+
+    def _handle_failure(self, batch: PoolingBatch, error: Exception) -> list[TokenEvent]:
+        self._failures_in_a_row += 1
+        log.error("a batch of %d texts failed: %s", len(batch.requests), error, exc_info=error)
+        events = self.queue.fail(batch, error)
+        if self._failures_in_a_row >= self._max_errors:
+            raise EngineDead(
+                f"{self._failures_in_a_row} batches of texts failed in a row: {error}"
+            ) from error
+        return events
+
+    def close(self) -> None:
+        """Release all arrays, on the thread that made them."""
+        self._runner.close()

@@ -1,0 +1,132 @@
+"""Builds what computes the vectors of a loaded model, and compares it in company with each text alone."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import mlx.core as mx
+import numpy as np
+
+from mlxrun.config.settings import Config
+from mlxrun.errors import ModelLoadError
+from mlxrun.model.adapter import Adapter
+from mlxrun.model.hidden_tap import OTHER_TOLERANCE, HiddenTap, find_hidden_tap
+from mlxrun.model.model_files import read_json
+from mlxrun.model.model_info import LoadedModelInfo
+from mlxrun.model.pooling.encoder_loader import load_encoder
+from mlxrun.model.pooling.encoder_types import is_sigmoid
+from mlxrun.model.pooling.pooled_model import ANSWERS
+from mlxrun.model.pooling.pooler import EmbeddingHead
+from mlxrun.model.pooling.pooling_runner import (
+    DecoderStates,
+    EncoderStates,
+    PoolingRunner,
+    TokenStates,
+    VectorHead,
+)
+from mlxrun.model.pooling.score_head import ScoreHead
+from mlxrun.model.pooling.sentence_config import PoolingMode, read_sentence_config
+from mlxrun.model.prompt_inputs import TEXT_ONLY
+from mlxrun.scheduler.pooling_queue import MAX_ROWS, PoolingBatch
+from mlxrun.scheduler.request import Request, SamplingParams
+
+log = logging.getLogger(__name__)
+TRIAL_LENGTHS = (3, 12, 23)
+TOLERANCE = 1e-3  # largest difference of float32 vectors that counts as rounding, of their largest number
+
+
+class AnswerHead:
+    """The probability that a reranker answers yes and not no. `ids`: of these two tokens."""
+
+    modes: tuple[PoolingMode, ...] = ("lasttoken",)
+
+    def __init__(self, adapter: Adapter, tap: HiddenTap, ids: Sequence[int], dtype: mx.Dtype) -> None:
+        self._adapter = adapter
+        self._tap = tap
+        self._ids = mx.array(list(ids))
+        self._dtype = dtype
+
+    def compute(self, pooled: mx.array) -> mx.array:
+        """Scores [B, 1] in float32 of the states [B, D] of last tokens."""
+        ids, cache = mx.zeros((pooled.shape[0], 1), dtype=mx.int32), self._adapter.make_cache()
+        hidden = pooled[:, None].astype(self._dtype)
+        logits = self._tap.compute_logits(
+            hidden, lambda model: self._adapter.prefill(ids, cache, 0, TEXT_ONLY, model)
+        )
+        answers = logits[:, 0, self._ids].astype(mx.float32)
+        return mx.softmax(answers, axis=-1)[:, :1]
+
+
+def build_decoder_runner(config: Config, info: LoadedModelInfo, adapter: Adapter) -> PoolingRunner:
+    """The runner of a text model whose weights are loaded. ModelLoadError if it gives no hidden states, or if
+    its chunks differ from the whole."""
+    assert info.pooled is not None
+    tap = find_hidden_tap(adapter)
+    if tap is None:
+        raise ModelLoadError(f"{info.folder}: mlx-lm's model does not give the states of tokens")
+    chunk = config.scheduler.chunk or MAX_ROWS
+    states = DecoderStates(adapter, tap, chunk if config.engine.reproducible else 0)
+    dtype = adapter.prefill(mx.array([[1]]), adapter.make_cache(), 0, TEXT_ONLY).dtype
+    head: VectorHead
+    if info.pooled.task == "score":
+        head = AnswerHead(adapter, tap, [info.tokenizer.get_vocab()[word] for word in ANSWERS], dtype)
+    else:
+        head = EmbeddingHead(read_sentence_config(info.folder, config.model))
+    return _choose_rows(config, info, states, head, dtype)
+
+
+def build_encoder_runner(config: Config, info: LoadedModelInfo) -> PoolingRunner:
+    """The runner of an encoder, with its weights loaded. ModelLoadError if they do not fit."""
+    assert info.pooled is not None
+    dtypes = {"bfloat16": mx.bfloat16, "float16": mx.float16}
+    dtype = dtypes.get(config.model.dtype, mx.float32)
+    model, tensors = load_encoder(info.folder, info.config, dtype)
+    head: VectorHead
+    if info.pooled.task == "score":
+        own = read_json(info.folder / "config_sentence_transformers.json")
+        head = ScoreHead(info.config, tensors, is_sigmoid(info.config, own))
+    else:
+        head = EmbeddingHead(read_sentence_config(info.folder, config.model))
+    return _choose_rows(config, info, EncoderStates(model), head, dtype)
+
+
+def _choose_rows(
+    config: Config, info: LoadedModelInfo, states: TokenStates, head: VectorHead, dtype: mx.Dtype
+) -> PoolingRunner:
+    """A runner of many texts at once, if each gets the vector that it gets alone; else of one at a time."""
+    assert info.pooled is not None
+    runner = PoolingRunner(states, head, MAX_ROWS, info.pooled.max_tokens)
+    lone = PoolingRunner(states, head, 1, info.pooled.max_tokens)
+    size = min(TRIAL_LENGTHS[-1], info.pooled.max_tokens)
+    vocabulary = len(info.tokenizer)
+    requests = [
+        Request(
+            f"trial-{n}", tuple((7 * at + n) % vocabulary for at in range(min(n, size))), SamplingParams()
+        )
+        for n in TRIAL_LENGTHS
+    ]
+    alone = np.stack([compute_vectors(lone, [request], 1 << 20)[0] for request in requests])
+    limit = (TOLERANCE if dtype == mx.float32 else OTHER_TOLERANCE) * np.abs(alone).max()
+    chunked = np.stack([compute_vectors(lone, [request], 5)[0] for request in requests])
+    if not np.abs(chunked - alone).max() <= limit:  # also NaN
+        raise ModelLoadError(
+            f"{info.folder}: mlx-lm's model differs by the size of chunks: no embeddings of it"
+        )
+    if config.engine.reproducible:
+        return lone
+    together = np.stack(compute_vectors(runner, requests, 15))
+    if np.abs(together - alone).max() <= limit:
+        return runner
+    log.warning("%s: texts are embedded one by one, as padding changes their vectors", info.name)
+    return lone
+
+
+def compute_vectors(
+    runner: PoolingRunner, requests: Sequence[Request], tokens: int
+) -> list[np.ndarray[tuple[int], np.dtype[np.float32]]]:
+    """The vectors of texts as one batch, in slices of so many tokens."""
+    batch = PoolingBatch(tuple(requests))
+    while (found := runner.advance(batch, tokens)) is None:
+        pass
+    return [np.frombuffer(data, dtype="<f4") for data in found]

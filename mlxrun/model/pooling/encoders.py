@@ -1,0 +1,220 @@
+"""Encoders, which mlx-lm does not have: BERT and RoBERTa's relatives, and ModernBERT.
+
+Parameters have the names of the checkpoints after `rename_weight`. All take `ids` [B, T], padded on the
+right, with `lengths` [B], and give states [B, T, D]; those of padding mean nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from mlxrun.errors import ModelLoadError
+from mlxrun.model.pooling.encoder_types import get_first_position
+
+_ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
+    "gelu": nn.gelu,
+    "gelu_new": nn.gelu_approx,
+    "gelu_pytorch_tanh": nn.gelu_approx,
+    "relu": nn.relu,
+    "silu": nn.silu,
+}
+_BERT_NAMES = (  # of checkpoints, and here
+    (r"\.attention\.self\.", ".attention."),
+    (r"\.attention\.output\.dense\.", ".attention.output."),
+    (r"\.attention\.output\.LayerNorm\.", ".attention_norm."),
+    (r"\.intermediate\.dense\.", ".intermediate."),
+    (r"\.output\.dense\.", ".output."),
+    (r"\.output\.LayerNorm\.", ".output_norm."),
+    (r"\.LayerNorm\.(?:gamma|weight)$", ".LayerNorm.weight"),
+    (r"\.LayerNorm\.(?:beta|bias)$", ".LayerNorm.bias"),
+    (r"^encoder\.layer\.", "layers."),
+)
+
+
+def get_activation(name: str) -> Callable[[mx.array], mx.array]:
+    """ModelLoadError for one that is not implemented."""
+    if name not in _ACTIVATIONS:
+        raise ModelLoadError(f"the activation {name!r} is not supported in encoders")
+    return _ACTIVATIONS[name]
+
+
+def make_padding_mask(lengths: mx.array, size: int) -> mx.array:
+    """Additive mask [B, 1, 1, size] that hides what is behind each row's end."""
+    inside = mx.arange(size)[None] < lengths[:, None]
+    return mx.where(inside, 0.0, -mx.inf)[:, None, None]
+
+
+class EncoderAttention(nn.Module):
+    """Attention of BERT: every token sees all tokens of its row."""
+
+    def __init__(self, size: int, heads: int) -> None:
+        super().__init__()
+        self._heads = heads
+        self.query, self.key, self.value = (nn.Linear(size, size) for _ in range(3))
+        self.output = nn.Linear(size, size)
+
+    def __call__(self, x: mx.array, mask: mx.array) -> mx.array:
+        rows, count, size = x.shape
+        split = (rows, count, self._heads, size // self._heads)
+        q, k, v = (
+            project(x).reshape(split).transpose(0, 2, 1, 3) for project in (self.query, self.key, self.value)
+        )
+        scale = 1 / math.sqrt(split[-1])
+        found = mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask=mask.astype(q.dtype))
+        return self.output(found.transpose(0, 2, 1, 3).reshape(x.shape))
+
+
+class BertLayer(nn.Module):
+    """A layer of BERT, normalised after each part."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        super().__init__()
+        size, inner, eps = config["hidden_size"], config["intermediate_size"], config["layer_norm_eps"]
+        self.attention = EncoderAttention(size, config["num_attention_heads"])
+        self.attention_norm = nn.LayerNorm(size, eps=eps)
+        self.intermediate, self.output = nn.Linear(size, inner), nn.Linear(inner, size)
+        self.output_norm = nn.LayerNorm(size, eps=eps)
+        self._activate = get_activation(config["hidden_act"])
+
+    def __call__(self, x: mx.array, mask: mx.array) -> mx.array:
+        x = self.attention_norm(x + self.attention(x, mask))
+        return self.output_norm(x + self.output(self._activate(self.intermediate(x))))
+
+
+class BertEmbeddings(nn.Module):
+    """Embeddings of tokens, positions and token types."""
+
+    def __init__(self, config: Mapping[str, Any], first_position: int) -> None:
+        super().__init__()
+        size = config["hidden_size"]
+        self.word_embeddings = nn.Embedding(config["vocab_size"], size)
+        self.position_embeddings = nn.Embedding(config["max_position_embeddings"], size)
+        self.token_type_embeddings = nn.Embedding(config["type_vocab_size"], size)
+        self.LayerNorm = nn.LayerNorm(size, eps=config["layer_norm_eps"])
+        self._first_position = first_position
+
+    def __call__(self, ids: mx.array, types: mx.array) -> mx.array:
+        positions = mx.arange(self._first_position, self._first_position + ids.shape[1])
+        states = self.word_embeddings(ids) + self.token_type_embeddings(types)
+        return self.LayerNorm(states + self.position_embeddings(positions)[None])
+
+
+class BertEncoder(nn.Module):
+    """BERT, RoBERTa, XLM-RoBERTa, CamemBERT."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        super().__init__()
+        if config.get("position_embedding_type", "absolute") != "absolute":
+            raise ModelLoadError(
+                f"position_embedding_type {config['position_embedding_type']} is not supported"
+            )
+        config = {"layer_norm_eps": 1e-12, "hidden_act": "gelu", "type_vocab_size": 2, **config}
+        self.embeddings = BertEmbeddings(config, get_first_position(config))
+        self.layers = [BertLayer(config) for _ in range(config["num_hidden_layers"])]
+
+    def __call__(self, ids: mx.array, lengths: mx.array, types: mx.array) -> mx.array:
+        x = self.embeddings(ids, types)
+        mask = make_padding_mask(lengths, ids.shape[1])
+        for layer in self.layers:
+            x = layer(x, mask)
+        return x
+
+
+class ModernBertLayer(nn.Module):
+    """A layer of ModernBERT, normalised before each part; `window`: tokens seen on either side, 0: all."""
+
+    def __init__(self, config: Mapping[str, Any], index: int) -> None:
+        super().__init__()
+        size, eps, bias = config["hidden_size"], config["norm_eps"], config["norm_bias"]
+        is_local = index % config["global_attn_every_n_layers"] != 0
+        self.window = config["local_attention"] // 2 if is_local else 0
+        self._heads = config["num_attention_heads"]
+        self._base = config["local_rope_theta" if is_local else "global_rope_theta"]
+        self.attn_norm = nn.Identity() if index == 0 else nn.LayerNorm(size, eps=eps, bias=bias)
+        self.Wqkv = nn.Linear(size, 3 * size, bias=config["attention_bias"])
+        self.Wo = nn.Linear(size, size, bias=config["attention_bias"])
+        self.mlp_norm = nn.LayerNorm(size, eps=eps, bias=bias)
+        inner = config["intermediate_size"]
+        self.mlp_in = nn.Linear(size, 2 * inner, bias=config["mlp_bias"])
+        self.mlp_out = nn.Linear(inner, size, bias=config["mlp_bias"])
+        self._activate = get_activation(config["hidden_activation"])
+
+    def __call__(self, x: mx.array, mask: mx.array) -> mx.array:
+        rows, count, size = x.shape
+        width = size // self._heads
+        qkv = self.Wqkv(self.attn_norm(x)).reshape(rows, count, 3, self._heads, width)
+        q, k, v = (qkv[:, :, i].transpose(0, 2, 1, 3) for i in range(3))
+        q, k = (
+            mx.fast.rope(a, width, traditional=False, base=self._base, scale=1.0, offset=0) for a in (q, k)
+        )
+        scale = 1 / math.sqrt(width)
+        found = mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask=mask.astype(q.dtype))
+        x = x + self.Wo(found.transpose(0, 2, 1, 3).reshape(x.shape))
+        value, gate = mx.split(self.mlp_in(self.mlp_norm(x)), 2, axis=-1)
+        return x + self.mlp_out(self._activate(value) * gate)
+
+
+class ModernBertEncoder(nn.Module):
+    """ModernBERT: rotary positions, and attention of two kinds."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        super().__init__()
+        config = _read_modernbert_config(config)
+        size, bias = config["hidden_size"], config["norm_bias"]
+        self.tok_embeddings = nn.Embedding(config["vocab_size"], size)
+        self.norm = nn.LayerNorm(size, eps=config["norm_eps"], bias=bias)
+        self.layers = [ModernBertLayer(config, i) for i in range(config["num_hidden_layers"])]
+        self.final_norm = nn.LayerNorm(size, eps=config["norm_eps"], bias=bias)
+
+    def __call__(self, ids: mx.array, lengths: mx.array, types: mx.array) -> mx.array:
+        x = self.norm(self.tok_embeddings(ids))
+        full = make_padding_mask(lengths, ids.shape[1])
+        places = mx.arange(ids.shape[1])
+        distance = mx.abs(places[:, None] - places[None])
+        for layer in self.layers:
+            # The token itself is never hidden: a row of padding would be NaN, which a mask does not end.
+            local = mx.where(distance <= layer.window, full, -mx.inf) if layer.window else full
+            x = layer(x, mx.where(distance == 0, 0.0, local))
+        return self.final_norm(x)
+
+
+def _read_modernbert_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The config with defaults, and in its first form where the library wrote a newer one."""
+    found = {
+        **{"norm_eps": 1e-5, "norm_bias": False, "attention_bias": False, "mlp_bias": False},
+        **{"global_rope_theta": 160_000.0, "local_rope_theta": 10_000.0, "local_attention": 128},
+        **{"global_attn_every_n_layers": 3, "hidden_activation": "gelu"},
+        **config,
+    }
+    for key, kind in (("global_rope_theta", "full_attention"), ("local_rope_theta", "sliding_attention")):
+        rope = (config.get("rope_parameters") or {}).get(kind) or {}
+        if rope.get("rope_type", "default") != "default":
+            raise ModelLoadError(f"rope_type {rope['rope_type']} is not supported in ModernBERT")
+        found[key] = rope.get("rope_theta", found[key])
+    step, count = found["global_attn_every_n_layers"], found["num_hidden_layers"]
+    kinds = ["sliding_attention" if i % step else "full_attention" for i in range(count)]
+    if config.get("layer_types", kinds) != kinds:
+        raise ModelLoadError("layer_types other than one full_attention every n layers are not supported")
+    return found
+
+
+def make_encoder(config: Mapping[str, Any]) -> nn.Module:
+    """The encoder of a config, with random weights. ModelLoadError or KeyError if the config is wrong."""
+    return ModernBertEncoder(config) if config["model_type"] == "modernbert" else BertEncoder(config)
+
+
+def rename_weight(name: str) -> str:
+    """The name of a checkpoint's tensor as it is here, without the name of the model around the encoder."""
+    name = re.sub(r"^(bert|roberta|model)\.", "", name)
+    if re.match(r"layers\.\d+\.(attn|mlp)\.|embeddings\.(tok_embeddings|norm)\.", name):
+        name = name.removeprefix("embeddings.").replace(".attn.", ".")
+        return name.replace(".mlp.Wi.", ".mlp_in.").replace(".mlp.Wo.", ".mlp_out.")
+    for pattern, here in _BERT_NAMES:
+        name = re.sub(pattern, here, name)
+    return name

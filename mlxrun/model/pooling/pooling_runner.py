@@ -1,0 +1,155 @@
+"""Computes batches of texts: token states by a decoder or an encoder, and vectors of these.
+
+Decoders compute a batch in chunks, with caches as in prefill; causal attention never sees the padding behind
+a row's end. An encoder needs the whole text at once. Each text gives the same vector alone and in company,
+within rounding; with one row at a time, which `engine.reproducible` has, bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+
+from mlxrun.model.adapter import Adapter
+from mlxrun.model.hidden_tap import HiddenTap
+from mlxrun.model.pooling.pooler import RowPooler
+from mlxrun.model.pooling.sentence_config import PoolingMode
+from mlxrun.model.prompt_inputs import TEXT_ONLY
+from mlxrun.model.prompt_scorer import PrefillForward
+from mlxrun.model.ragged.layer_caches import list_all_arrays
+from mlxrun.scheduler.pooling_queue import PoolingBatch
+from mlxrun.scheduler.request import Request
+from mlxrun.scheduler.step_plan import StepPlan, StepResult
+
+PADDING = 0  # a token id that every vocabulary has; its states are ignored
+
+
+class VectorHead(Protocol):
+    """What makes vectors of pooled states."""
+
+    @property
+    def modes(self) -> tuple[PoolingMode, ...]: ...
+    def compute(self, pooled: mx.array) -> mx.array: ...
+
+
+@dataclass(slots=True)
+class BatchState:
+    """A batch under way: `ids` [B, T] with padding, and the caches of its rows."""
+
+    ids: list[list[int]]
+    types: list[list[int]]
+    lengths: list[int]
+    pooler: RowPooler
+    cache: list[Any] = field(default_factory=list)
+
+
+class TokenStates(Protocol):
+    """Computes the states of tokens."""
+
+    def make_cache(self) -> list[Any]: ...
+    def choose_stop(self, start: int, length: int, chunk: int) -> int: ...
+    def compute(self, state: BatchState, start: int, stop: int) -> mx.array: ...
+
+
+class DecoderStates:
+    """The hidden states of a text model, in chunks. `grid`: every chunk is one of the grid; 0: any size."""
+
+    def __init__(self, adapter: Adapter, tap: HiddenTap, grid: int) -> None:
+        self._adapter = adapter
+        self._tap = tap
+        self._grid = grid
+
+    def make_cache(self) -> list[Any]:
+        return self._adapter.make_cache()
+
+    def choose_stop(self, start: int, length: int, chunk: int) -> int:
+        return min(length, start + (self._grid or max(chunk, 1)))
+
+    def compute(self, state: BatchState, start: int, stop: int) -> mx.array:
+        """States [B, stop - start, D]; fills the caches."""
+        ids = [row[start:stop] for row in state.ids]
+        forward = PrefillForward(ids, state.cache, start, TEXT_ONLY)
+        return self._tap.compute_hidden(lambda model: forward.call(self._adapter, model))
+
+
+class EncoderStates:
+    """The states of an encoder."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+
+    def make_cache(self) -> list[Any]:
+        return []
+
+    def choose_stop(self, start: int, length: int, chunk: int) -> int:
+        return length
+
+    def compute(self, state: BatchState, start: int, stop: int) -> mx.array:
+        """States [B, T, D]."""
+        states: mx.array = self._model(mx.array(state.ids), mx.array(state.lengths), mx.array(state.types))
+        return states
+
+
+class PoolingRunner:
+    """`max_rows`: texts in a batch; `max_tokens`: of a text."""
+
+    def __init__(self, states: TokenStates, head: VectorHead, max_rows: int, max_tokens: int) -> None:
+        self.max_rows = max_rows
+        self.max_tokens = max_tokens
+        self._states = states
+        self._head = head
+
+    def advance(self, batch: PoolingBatch, tokens: int) -> Sequence[bytes] | None:
+        """Compute up to `tokens` tokens of a batch, padding included, but one of each row at least. Returns
+        the vector of each row as float32, little-endian, once all are computed."""
+        state = batch.state
+        if not isinstance(state, BatchState):
+            state = batch.state = self._start(batch.requests)
+        start = batch.computed
+        stop = self._states.choose_stop(start, batch.length, tokens // len(batch.requests))
+        state.pooler.add(self._states.compute(state, start, stop), start)
+        batch.computed = stop
+        if stop < batch.length:
+            mx.eval(state.pooler.list_arrays(), list_all_arrays(state.cache))
+            return None
+        vectors = self._head.compute(state.pooler.finish())
+        return [row.tobytes() for row in np.array(vectors, dtype="<f4")]
+
+    def _start(self, requests: Sequence[Request]) -> BatchState:
+        lengths = [len(request.prompt) for request in requests]
+        most = max(lengths)
+        ids = [[*r.prompt, *[PADDING] * (most - len(r.prompt))] for r in requests]
+        types = [[*r.token_types, *[0] * (most - len(r.token_types))] for r in requests]
+        pooler = RowPooler(self._head.modes, lengths)
+        return BatchState(ids, types, lengths, pooler, self._states.make_cache())
+
+    def close(self) -> None:
+        """Drop all arrays."""
+        del self._states, self._head
+
+
+class IdleRunner:
+    """Stands in for a model runner where the model does not generate: the scheduler never has a request."""
+
+    has_pending_snapshots = False
+    awaits_first_tokens = False
+
+    def collect(self) -> StepResult:
+        return StepResult()
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        return StepResult()
+
+    def reset(self) -> None:
+        """Nothing is kept."""
+
+    def close(self) -> None:
+        """Drop this thread's streams; nothing can be computed after that."""
+        mx.synchronize()
+        mx.clear_cache()
+        mx.clear_streams()

@@ -1,0 +1,166 @@
+"""The texts that wait for a vector (an embedding, a score), and which of them share a forward.
+
+Pure and deterministic, as the scheduler; it looks at lengths only. Requests of clients go before background
+ones; within either, the oldest waiting request is in the next batch, with those that are about as long.
+Each request gets exactly one event with `finish` set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mlxrun.errors import InternalError, MlxrunError, Overloaded, PromptTooLong, RequestError
+from mlxrun.scheduler.request import FinishReason, Request, TokenEvent
+
+MAX_ROWS = 256  # texts in a batch
+LOOKED_AT = 1024  # waiting requests among which those of similar length are looked for
+MIN_FILLED = 0.5  # of the tokens of a padded batch, those that are no padding
+
+
+@dataclass(slots=True)
+class PoolingBatch:
+    """Texts that are computed together. `computed`: tokens of each row that are done; `state`: the runner's
+    own."""
+
+    requests: tuple[Request, ...]
+    computed: int = 0
+    state: object | None = None
+
+    @property
+    def length(self) -> int:
+        """Tokens of the longest text."""
+        return max(len(request.prompt) for request in self.requests)
+
+
+class PoolingQueue:
+    """`max_tokens`: of a text; `max_queue`: waiting requests of clients, and as many in the background;
+    `max_rows`: texts in a batch."""
+
+    def __init__(self, max_tokens: int, max_queue: int, max_rows: int = MAX_ROWS) -> None:
+        self._max_tokens = max_tokens
+        self._max_queue = max_queue
+        self._max_rows = max_rows
+        self._waiting: dict[str, Request] = {}  # by arrival
+        self._alone: set[str] = set()  # ids of requests whose batch failed: each is tried by itself
+        self._batches: dict[bool, PoolingBatch] = {}  # under way, at most one in the background and one not
+        self._aborted: set[str] = set()  # ids of rows of these whose requests have ended
+        self.finished = 0  # since the start
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._waiting or self._batches)
+
+    @property
+    def has_foreground(self) -> bool:
+        """Whether a request that is not in the background is unfinished."""
+        return False in self._batches or any(not request.background for request in self._waiting.values())
+
+    def count(self) -> dict[str, int]:
+        """Unfinished requests, and those that have got their vector since the start."""
+        running = sum(len(batch.requests) for batch in self._batches.values())
+        return {"running": running, "waiting": len(self._waiting), "finished": self.finished}
+
+    def add(self, request: Request) -> None:
+        """Queue it. Overloaded if the queue is full; PromptTooLong or RequestError if it cannot run."""
+        if request.id in self._waiting or request.id in self._list_rows():
+            raise RequestError(f"a request with id {request.id!r} is already running")
+        if not request.prompt:
+            raise RequestError("the prompt is empty")
+        if len(request.prompt) > self._max_tokens:
+            size = len(request.prompt)
+            raise PromptTooLong(f"the text has {size} tokens; the model takes {self._max_tokens}")
+        if sum(r.background == request.background for r in self._waiting.values()) >= self._max_queue:
+            raise Overloaded(f"{self._max_queue} texts are waiting (scheduler.max_queue): try again later")
+        self._waiting[request.id] = request
+
+    def abort(self, request_id: str) -> TokenEvent | None:
+        """End a request now. Returns its final event, or None if it has already ended."""
+        if self._waiting.pop(request_id, None) is None:
+            if request_id not in self._list_rows() - self._aborted:
+                return None
+            self._aborted.add(request_id)
+        self._alone.discard(request_id)
+        return TokenEvent(request_id, finish=FinishReason.ABORT)
+
+    def choose(self, max_tokens: int, background: bool) -> PoolingBatch | None:
+        """The batch that is next: the one under way, or a new one of at most `max_tokens` tokens, padding
+        included, but of one text at least. `background`: whether background requests may run now."""
+        for of_background in (False, True) if background else (False,):
+            current = self._batches.get(of_background)
+            if current is not None:
+                if any(request.id not in self._aborted for request in current.requests):
+                    return current
+                self._end(current)
+            waiting = [r for r in self._waiting.values() if r.background == of_background][:LOOKED_AT]
+            if waiting:
+                batch = PoolingBatch(self._pick_similar(waiting, max_tokens))
+                for request in batch.requests:
+                    del self._waiting[request.id]
+                self._batches[of_background] = batch
+                return batch
+        return None
+
+    def _pick_similar(self, waiting: Sequence[Request], max_tokens: int) -> tuple[Request, ...]:
+        """The oldest request and those next to it by length; in the order of their lengths."""
+        if self._max_rows == 1 or waiting[0].id in self._alone:
+            return (waiting[0],)
+        by_length = sorted((r for r in waiting if r.id not in self._alone), key=lambda r: len(r.prompt))
+        lengths = [len(request.prompt) for request in by_length]
+        start = stop = by_length.index(waiting[0])
+        stop += 1
+        total = lengths[start]
+        while stop - start < self._max_rows and (start > 0 or stop < len(lengths)):
+            shorter = lengths[start] - lengths[start - 1] if start > 0 else None
+            longer = lengths[stop] - lengths[stop - 1] if stop < len(lengths) else None
+            take_longer = longer is not None and (shorter is None or longer <= shorter)
+            total += lengths[stop] if take_longer else lengths[start - 1]
+            longest = lengths[stop] if take_longer else lengths[stop - 1]
+            padded = longest * (stop - start + 1)
+            if padded > max_tokens or total < MIN_FILLED * padded:
+                break
+            start, stop = (start, stop + 1) if take_longer else (start - 1, stop)
+        return tuple(by_length[start:stop])
+
+    def finish(self, batch: PoolingBatch, vectors: Sequence[bytes]) -> list[TokenEvent]:
+        """The events of a batch with the vector of each of its rows; aborted rows get none."""
+        unfinished = self._end(batch)
+        self.finished += len(unfinished)
+        return [
+            TokenEvent(
+                request.id,
+                num_computed_tokens=len(request.prompt),
+                finish=FinishReason.STOP,
+                vector=vector,
+            )
+            for request, vector in zip(batch.requests, vectors, strict=True)
+            if request.id in unfinished
+        ]
+
+    def fail(self, batch: PoolingBatch, error: Exception) -> list[TokenEvent]:
+        """The events of a batch that raised: that of a lone text. Several are tried again one by one, which
+        finds the one that fails."""
+        unfinished = self._end(batch)
+        left = [request for request in batch.requests if request.id in unfinished]
+        if len(batch.requests) == 1:
+            found = error if isinstance(error, MlxrunError) else _make_error(error)
+            return [TokenEvent(r.id, finish=FinishReason.ERROR, error=found) for r in left]
+        self._alone |= unfinished
+        self._waiting = {request.id: request for request in left} | self._waiting
+        return []
+
+    def _list_rows(self) -> set[str]:
+        return {request.id for batch in self._batches.values() for request in batch.requests}
+
+    def _end(self, batch: PoolingBatch) -> set[str]:
+        """The ids of the batch's requests that were not aborted; none of its rows runs any more."""
+        ids = {request.id for request in batch.requests}
+        del self._batches[batch.requests[0].background]
+        unfinished = ids - self._aborted
+        self._aborted -= ids
+        self._alone -= ids
+        return unfinished
+
+
+def _make_error(error: Exception) -> InternalError:
+    return InternalError(f"the model failed on this text: {type(error).__name__}", error)

@@ -1,0 +1,67 @@
+"""/v1/embeddings and /v1/rerank; api/openai/pooled.py reads the bodies and builds the responses."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+
+from aiohttp import web
+
+from mlxrun.api.openai.pooled import prepare_pooling
+from mlxrun.api.openai.pooled_fields import EMBEDDING, EMBEDDING_URL, RERANK, RERANK_URL
+from mlxrun.errors import Cancelled, MlxrunError
+from mlxrun.scheduler.request import Request
+from mlxrun.server.engine_state import ENGINE
+from mlxrun.server.json_bodies import json_response, read_json
+from mlxrun.server.live_requests import LIVE_REQUESTS, LiveRequest
+from mlxrun.server.surface import Endpoint, Surface
+
+IN_FLIGHT = 256  # texts of one request that wait in the engine at once
+
+
+async def create_vectors(request: web.Request) -> web.Response:
+    """Answer a body with the embeddings of its texts, or with the scores of its documents."""
+    app = request.app
+    body = await read_json(request)
+    pooling = await prepare_pooling(request.path, body, app[ENGINE].context)
+    with app[LIVE_REQUESTS].open(request, "embeddings", pooling.prepared) as live:
+        vectors = await collect_vectors(live)
+    name = pooling.prepared.requests[0].id.rpartition("-")[0]
+    return await asyncio.to_thread(lambda: json_response(pooling.build(vectors, name)))
+
+
+async def collect_vectors(live: LiveRequest) -> list[bytes]:
+    """The vectors of all texts of a request. Raises what the engine raises, and aborts the others then."""
+    slots = asyncio.Semaphore(min(IN_FLIGHT, live.config.scheduler.max_queue))
+
+    async def compute(index: int, request: Request) -> bytes:
+        async with slots:
+            with live.run_choice(request.id):
+                async with aclosing(live.engine.client.generate(request)) as events:
+                    async for event in events:
+                        live.record(index, event)
+                        if event.vector:
+                            return event.vector
+        raise Cancelled("the request was cancelled")
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(compute(*pair)) for pair in enumerate(live.prepared.requests)]
+    except* MlxrunError as errors:
+        first = errors.exceptions[0]
+        while isinstance(first, BaseExceptionGroup):
+            first = first.exceptions[0]
+        assert isinstance(first, MlxrunError)
+        live.error = first
+    if live.error is not None:
+        raise live.error
+    return [task.result() for task in tasks]
+
+
+SURFACE = Surface(
+    "embeddings",
+    (
+        Endpoint("POST", EMBEDDING_URL, create_vectors, "Embed texts", EMBEDDING.schema),
+        Endpoint("POST", RERANK_URL, create_vectors, "Score documents by a query", RERANK.schema),
+    ),
+)

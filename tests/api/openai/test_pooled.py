@@ -1,0 +1,237 @@
+"""Bodies of /v1/embeddings and /v1/rerank, and what becomes of vectors."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import math
+from array import array
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from mlxrun.api.context import ApiContext
+from mlxrun.api.openai.pooled import PreparedPooling, check_pooling_body, prepare_pooling
+from mlxrun.api.openai.pooled_texts import check_generates
+from mlxrun.config.settings import Config, ServerSettings
+from mlxrun.errors import PromptTooLong, RequestError
+from mlxrun.scheduler.request import PooledModel
+from mlxrun.text.images import MediaLoader
+from tests.helpers.tokenizers import FakeModelInfo
+
+EMBED, RERANK = "/v1/embeddings", "/v1/rerank"
+EMBEDDER = PooledModel("embed", 4, 12, prompts={"query": "q: ", "document": ""}, normalized=True)
+SCORER = PooledModel("score", 1, 40)
+MODEL = FakeModelInfo(pooled=EMBEDDER)
+RERANKER = FakeModelInfo(pooled=SCORER)
+
+
+def make(url: str, model: FakeModelInfo = MODEL, *, strict: bool = False, **body: Any) -> PreparedPooling:
+    config = Config(server=ServerSettings(strict_fields=strict))
+
+    async def run() -> PreparedPooling:
+        return await prepare_pooling(url, body, ApiContext(model, config, MediaLoader(config.media, None)))
+
+    return asyncio.run(run())
+
+
+def embed(**body: Any) -> PreparedPooling:
+    return make(EMBED, **{"input": "hi", **body})
+
+
+def rank(model: FakeModelInfo = RERANKER, **body: Any) -> PreparedPooling:
+    return make(RERANK, model, **{"query": "a", "documents": ["b", "c"], **body})
+
+
+def refuse(call: Any, *given: Any, **body: Any) -> RequestError:
+    with pytest.raises(RequestError) as caught:
+        call(*given, **body)
+    return caught.value
+
+
+def list_ids(pooling: PreparedPooling) -> list[list[int]]:
+    return [list(request.prompt) for request in pooling.prepared.requests]
+
+
+def pack(*numbers: float) -> bytes:
+    return array("f", numbers).tobytes()
+
+
+def test_input_is_a_text_or_texts_or_token_ids() -> None:
+    begin = 256 + 7  # of the byte tokenizer, behind its merges
+    (ids,) = list_ids(embed(input="hi"))
+    assert ids[0] >= begin - 7 and ids[1:] == [104, 105]
+    assert list_ids(embed(input=["hi", "hi"])) == [ids, ids]
+    assert list_ids(embed(input=[104, 105])) == [[104, 105]]
+    assert list_ids(embed(input=[[104], [105, 106]])) == [[104], [105, 106]]
+    requests = embed(input=["hi", "ho"]).prepared.requests
+    assert all(request.pooled and request.params.max_tokens == 0 for request in requests)
+    assert len({request.id for request in requests}) == 2
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "code"),
+    [
+        ({"input": None}, "input", "missing_field"),
+        ({"input": []}, "input", "invalid_request"),
+        ({"input": 5}, "input", "invalid_type"),
+        ({"input": ["a", 5]}, "input[1]", "invalid_type"),
+        ({"input": [[1], "a"]}, "input[1]", "invalid_type"),
+        ({"input": [1, "a"]}, "input[1]", "invalid_type"),
+        ({"input": [[]]}, "input[0]", "invalid_request"),
+        ({"input": [99999]}, "input[0]", "invalid_request"),
+        ({"input": ["a"] * 2049}, "input", "invalid_value"),
+        ({"input": "a" * 40}, "input", "context_length_exceeded"),
+        ({"input": [5] * 13}, "input", "context_length_exceeded"),
+        ({"input": "\ud800"}, "input", "invalid_request"),
+        ({"dimensions": 0}, "dimensions", "invalid_value"),
+        ({"dimensions": 5}, "dimensions", "invalid_value"),
+        ({"encoding_format": "int8"}, "encoding_format", "invalid_value"),
+        ({"prompt_name": "quarry"}, "prompt_name", "invalid_request"),
+        ({"prompt_name": "query", "input": [1]}, "prompt_name", "invalid_request"),
+        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "invalid_request"),
+        ({"normalize": True}, "normalize", "unsupported_parameter"),
+        ({"task": "query"}, "task", "unsupported_parameter"),
+        ({"late_chunking": True}, "late_chunking", "unsupported_parameter"),
+        ({"query": "a"}, "query", "unknown_parameter"),
+        ({"inputs": "a"}, "inputs", "unknown_parameter"),
+    ],
+    ids=str,
+)
+def test_bad_embedding_bodies_are_refused_by_name(body: dict[str, Any], param: str, code: str) -> None:
+    error = refuse(embed, **body)
+    assert (error.param, error.code) == (param, code)
+    assert str(error).startswith(param)
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "code"),
+    [
+        ({"query": None}, "query", "missing_field"),
+        ({"query": 5}, "query", "invalid_type"),
+        ({"documents": []}, "documents", "invalid_request"),
+        ({"documents": ["a"] * 2049}, "documents", "invalid_value"),
+        ({"documents": ["a", 5]}, "documents[1]", "invalid_type"),
+        ({"documents": [{"text": 5}]}, "documents[0].text", "invalid_type"),
+        ({"documents": [{}]}, "documents[0].text", "missing_field"),
+        ({"documents": [{"text": "a", "url": "b"}]}, "documents[0].url", "unknown_parameter"),
+        ({"documents": ["a", "b" * 60]}, "documents[1]", "context_length_exceeded"),
+        ({"documents": ["b" * 30], "query": "a" * 30}, "documents[0]", "context_length_exceeded"),
+        ({"top_n": 0}, "top_n", "invalid_value"),
+        ({"instruction": "judge"}, "instruction", "unsupported_parameter"),
+        ({"max_chunks_per_doc": 3}, "max_chunks_per_doc", "unsupported_parameter"),
+        ({"input": "a"}, "input", "unknown_parameter"),
+    ],
+    ids=str,
+)
+def test_bad_rerank_bodies_are_refused_by_name(body: dict[str, Any], param: str, code: str) -> None:
+    error = refuse(rank, **body)
+    assert (error.param, error.code) == (param, code)
+
+
+def test_a_text_that_is_too_long_is_refused_or_cut() -> None:
+    assert isinstance(refuse(embed, input="a" * 12), PromptTooLong)
+    (ids,) = list_ids(embed(input="a" * 12, truncate_prompt_tokens=-1))
+    assert len(ids) == 12 and ids[1:] == [97] * 11
+    (ids,) = list_ids(embed(input="abcdef", truncate_prompt_tokens=3))
+    assert ids[1:] == [97, 98]
+    assert list_ids(embed(input=[1, 2, 3], truncate_prompt_tokens=2)) == [[1, 2]]
+
+
+def test_prompts_are_the_models_own() -> None:
+    with_prompt = list_ids(embed(input="hi", prompt_name="query"))
+    assert with_prompt == list_ids(embed(input="q: hi"))
+    default = FakeModelInfo(pooled=replace(EMBEDDER, default_prompt="query"))
+    assert list_ids(make(EMBED, default, input="hi")) == with_prompt
+    assert list_ids(make(EMBED, default, input="hi", prompt_name="document")) == list_ids(embed(input="hi"))
+    none = FakeModelInfo(pooled=replace(EMBEDDER, prompts={}))
+    assert refuse(make, EMBED, none, input="a", prompt_name="query").code == "unsupported_parameter"
+
+
+def test_lower_case_where_the_model_wants_it() -> None:
+    lower = FakeModelInfo(pooled=replace(EMBEDDER, lower_case=True))
+    assert list_ids(make(EMBED, lower, input="HI")) == list_ids(embed(input="hi"))
+
+
+def test_hints_have_no_effect() -> None:
+    hints = {"user": "me", "priority": 3, "metadata": {"a": "b"}, "embed_dtype": "float32"}
+    assert list_ids(embed(**hints)) == list_ids(embed())
+    assert refuse(embed, strict=True, priority=3).param == "priority"
+
+
+def test_the_response_has_numbers_or_base64() -> None:
+    vectors = [pack(0.5, -0.5, 0.5, 0.5), pack(1, 0, 0, 0)]
+    body = embed(input=["a", "bc"]).build(vectors, "x")
+    assert body["object"] == "list" and body["model"] == "fake"
+    assert body["usage"] == {"prompt_tokens": 5, "total_tokens": 5}
+    assert body["data"][0] == {"object": "embedding", "index": 0, "embedding": [0.5, -0.5, 0.5, 0.5]}
+    coded = embed(input=["a", "b"], encoding_format="base64").build(vectors, "x")["data"][1]["embedding"]
+    assert base64.b64decode(coded) == vectors[1]
+
+
+def test_dimensions_cut_and_normalise_again() -> None:
+    vector = pack(0.6, 0.0, 0.8, 0.0)
+    found = embed(dimensions=3).build([vector], "x")["data"][0]["embedding"]
+    assert found == pytest.approx([0.6, 0.0, 0.8])
+    found = embed(dimensions=1).build([vector], "x")["data"][0]["embedding"]
+    assert found == [1.0]
+    plain = FakeModelInfo(pooled=replace(EMBEDDER, normalized=False))
+    found = make(EMBED, plain, input="a", dimensions=1).build([vector], "x")["data"][0]["embedding"]
+    assert math.isclose(found[0], 0.6, rel_tol=1e-6)
+    assert embed(dimensions=2).build([pack(0, 0, 1, 0)], "x")["data"][0]["embedding"] == [0.0, 0.0]
+
+
+def test_dimensions_are_those_that_the_model_was_trained_for() -> None:
+    model = FakeModelInfo(pooled=replace(EMBEDDER, sizes=(2,)))
+    make(EMBED, model, input="a", dimensions=2)
+    make(EMBED, model, input="a", dimensions=4)
+    assert refuse(make, EMBED, model, input="a", dimensions=3).param == "dimensions"
+
+
+def test_scores_are_sorted_and_cut() -> None:
+    documents = ["b", {"text": "c"}, "d"]
+    vectors = [pack(0.25), pack(0.5), pack(0.25)]
+    body = rank(documents=documents).build(vectors, "x")
+    assert body["id"] == "rerank-x"
+    assert body["results"] == [
+        {"index": 1, "relevance_score": 0.5, "document": {"text": "c"}},
+        {"index": 0, "relevance_score": 0.25, "document": {"text": "b"}},
+        {"index": 2, "relevance_score": 0.25, "document": {"text": "d"}},
+    ]
+    body = rank(documents=documents, top_n=1, return_documents=False).build(vectors, "x")
+    assert body["results"] == [{"index": 1, "relevance_score": 0.5}]
+    assert len(rank(documents=documents, top_n=9).build(vectors, "x")["results"]) == 3
+
+
+def test_qwen3_rerankers_have_a_template_and_an_instruction() -> None:
+    model = FakeModelInfo(pooled=replace(SCORER, max_tokens=1000, template="qwen3"))
+    default, other = (rank(model, instruction=text) for text in (None, "Find birds"))
+    texts = [model.tokenizer.decode(list_ids(each)[1]) for each in (default, other)]
+    assert "<Query>: a\n<Document>: c<|im_end|>" in texts[0]
+    assert "Given a web search query" in texts[0] and "<Instruct>: Find birds\n" in texts[1]
+    assert texts[0].endswith("assistant\n<think>\n\n</think>\n\n")
+
+
+def test_a_model_is_asked_only_for_what_it_gives() -> None:
+    chat = FakeModelInfo()
+    for url, model, said in (
+        (EMBED, chat, "model.pooling"),
+        (EMBED, RERANKER, "/v1/rerank"),
+        (RERANK, MODEL, "/v1/embeddings"),
+        (RERANK, chat, "no reranker"),
+    ):
+        error = refuse(
+            make, url, model, **({"input": "a"} if url == EMBED else {"query": "a", "documents": ["b"]})
+        )
+        assert (error.param, error.code) == ("model", "unsupported_model") and said in str(error)
+    check_generates(chat)
+    check_generates(FakeModelInfo(pooled=replace(EMBEDDER, generates=True)))
+    assert "generates no text" in str(refuse(check_generates, MODEL))
+
+
+def test_bodies_are_checked_without_a_model() -> None:
+    check_pooling_body(EMBED, {"input": [1, 2]})
+    check_pooling_body(RERANK, {"query": "a", "documents": ["b"]})
+    assert refuse(check_pooling_body, EMBED, {"input": {}}).param == "input"
+    assert refuse(check_pooling_body, RERANK, {"query": "a", "documents": [3]}).param == "documents[0]"

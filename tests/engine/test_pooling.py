@@ -1,0 +1,124 @@
+"""Slices between steps: their size, who goes first, and what a failure costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlxrun.config.settings import Config, ModelSettings, SchedulerSettings
+from mlxrun.engine.factory import build_engine
+from mlxrun.engine.pooling import PoolingSteps
+from mlxrun.errors import EngineDead, RequestError
+from mlxrun.scheduler.pooling_queue import PoolingBatch
+from mlxrun.scheduler.request import FinishReason, Request, SamplingParams
+from tests.helpers.text_models import build
+
+
+class FakeVectorRunner:
+    """Takes a millisecond of a fake clock for each token, and fails for texts that begin with 13."""
+
+    max_rows, max_tokens = 256, 10_000
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.slices: list[int] = []
+
+    def advance(self, batch: PoolingBatch, tokens: int) -> Sequence[bytes] | None:
+        if any(request.prompt[0] == 13 for request in batch.requests):
+            raise ValueError("bad text")
+        stop = min(batch.length, batch.computed + max(1, tokens // len(batch.requests)))
+        self.slices.append((stop - batch.computed) * len(batch.requests))
+        self.now += self.slices[-1] / 1000
+        batch.computed = stop
+        return [b"v"] * len(batch.requests) if stop == batch.length else None
+
+    def close(self) -> None: ...
+
+
+def make_request(name: str, size: int, first: int = 1, **options: Any) -> Request:
+    ids = (first, *range(1, size))
+    return Request(name, ids, SamplingParams(max_tokens=0), pooled=True, **options)
+
+
+def make_steps(runner: FakeVectorRunner, step_ms: int = 200, max_errors: int = 5) -> PoolingSteps:
+    settings = SchedulerSettings(step_ms=step_ms, prefill_budget_busy=256)
+    return PoolingSteps(runner, settings, max_errors, lambda: runner.now)
+
+
+def run(steps: PoolingSteps, *, decoding: bool = False, background: bool = True) -> list[str]:
+    found = []
+    while steps.queue.busy:
+        found += [event.request_id for event in steps.step(decoding=decoding, background=background)]
+    return found
+
+
+def test_slices_take_as_long_as_a_step_may() -> None:
+    runner = FakeVectorRunner()
+    steps = make_steps(runner)
+    steps.queue.add(make_request("a", 1000))
+    assert run(steps) == ["a"]
+    assert runner.slices[0] == 64 and sum(runner.slices) == 1000
+    assert max(runner.slices) in (199, 200) and runner.slices[1] >= 199
+
+
+def test_slices_beside_decoding_rows_are_small() -> None:
+    runner = FakeVectorRunner()
+    steps = make_steps(runner, step_ms=0)
+    steps.queue.add(make_request("a", 1000))
+    run(steps, decoding=True)
+    assert max(runner.slices) == 256
+    steps.queue.add(make_request("b", 1000))
+    run(steps)
+    assert runner.slices[-1] == 1000
+
+
+def test_a_text_that_fails_harms_no_other() -> None:
+    steps = make_steps(FakeVectorRunner())
+    for name, first in (("a", 1), ("b", 13), ("c", 1)):
+        steps.queue.add(make_request(name, 5, first))
+    found = []
+    while steps.queue.busy:
+        found += steps.step(decoding=False, background=True)
+    ended = {event.request_id: event.finish for event in found}
+    assert ended == {"a": FinishReason.STOP, "b": FinishReason.ERROR, "c": FinishReason.STOP}
+
+
+def test_many_failures_stop_the_engine() -> None:
+    steps = make_steps(FakeVectorRunner(), max_errors=2)
+    steps.queue.add(make_request("a", 5, 13))
+    assert steps.step(decoding=False, background=True)[0].finish is FinishReason.ERROR
+    steps.queue.add(make_request("b", 5, 13))
+    with pytest.raises(EngineDead, match="2 batches of texts failed in a row"):
+        steps.step(decoding=False, background=True)
+
+
+def test_chats_and_texts_share_an_engine(tmp_path: Path) -> None:
+    """A chat model with model.pooling: a long background text is computed between the steps of a chat, not
+    in those that have its prompt."""
+    folder = build("llama", tmp_path / "model")
+    engine = build_engine(
+        Config(
+            model=ModelSettings(path=str(folder), pooling="mean"),
+            scheduler=SchedulerSettings(step_ms=0, chunk=16, prefill_budget=16),
+        )
+    )
+    assert engine.model_info.pooled is not None and engine.model_info.pooled.generates
+    engine.add(make_request("text", 200, background=True))
+    engine.add(Request("chat", tuple(range(1, 40)), SamplingParams(max_tokens=6)))
+    tokens, order = 0, []
+    while engine.busy:
+        for event in engine.step():
+            tokens += len(event.tokens)
+            if event.finish is not None:
+                order.append(event.request_id)
+                assert event.finish is FinishReason.LENGTH if event.request_id == "chat" else event.vector
+    assert order == ["chat", "text"] and tokens == 6
+
+
+def test_a_model_without_vectors_refuses_texts(tmp_path: Path) -> None:
+    engine = build_engine(Config(model=ModelSettings(path=str(build("llama", tmp_path / "model")))))
+    with pytest.raises(RequestError, match="gives no embeddings"):
+        engine.add(make_request("text", 3))

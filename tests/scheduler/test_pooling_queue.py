@@ -1,0 +1,139 @@
+"""Which texts share a batch, in which order, and that each request ends once."""
+
+from __future__ import annotations
+
+import pytest
+
+from mlxrun.errors import InternalError, Overloaded, PromptTooLong, RequestError
+from mlxrun.scheduler.pooling_queue import PoolingBatch, PoolingQueue
+from mlxrun.scheduler.request import FinishReason, Request, SamplingParams
+
+
+def make(name: str, size: int, background: bool = False) -> Request:
+    params = SamplingParams(max_tokens=0)
+    return Request(name, tuple(range(size)), params, pooled=True, background=background)
+
+
+def fill(*sizes: int, max_rows: int = 256, background: bool = False) -> PoolingQueue:
+    """A queue with a request for each size, named by its place."""
+    queue = PoolingQueue(1000, 100, max_rows)
+    for at, size in enumerate(sizes):
+        queue.add(make(str(at), size, background))
+    return queue
+
+
+def choose(queue: PoolingQueue, tokens: int = 100, background: bool = True) -> PoolingBatch:
+    batch = queue.choose(tokens, background)
+    assert batch is not None
+    return batch
+
+
+def list_names(batch: PoolingBatch) -> list[str]:
+    return [request.id for request in batch.requests]
+
+
+def run_all(queue: PoolingQueue, tokens: int = 100) -> list[list[str]]:
+    """The batches, each finished before the next."""
+    found = []
+    while queue.busy:
+        batch = choose(queue, tokens)
+        found.append(list_names(batch))
+        queue.finish(batch, [b"v"] * len(batch.requests))
+    return found
+
+
+def test_texts_of_similar_length_share_a_batch() -> None:
+    assert run_all(fill(50, 3, 48, 2, 49, 4), 150) == [["2", "4", "0"], ["3", "1", "5"]]
+
+
+def test_a_batch_is_at_most_half_padding_and_within_the_budget() -> None:
+    assert run_all(fill(10, 100), 1000) == [["0", "1"]]
+    assert run_all(fill(10, 10, 100, 10), 1000) == [["0", "1", "3"], ["2"]]
+    assert run_all(fill(10, 100, 100), 150) == [["0"], ["1"], ["2"]]
+    assert run_all(fill(30, 30, 30, 30), 100) == [["0", "1", "2"], ["3"]]
+    assert run_all(fill(5, 5, 5), 10) == [["0", "1"], ["2"]]
+
+
+def test_the_oldest_request_is_always_next() -> None:
+    queue = fill(500, *[5] * 9)
+    assert list_names(choose(queue)) == ["0"]
+
+
+def test_a_text_longer_than_the_budget_has_a_batch_of_its_own() -> None:
+    assert run_all(fill(500), 64) == [["0"]]
+
+
+def test_one_row_at_a_time() -> None:
+    assert run_all(fill(5, 5, max_rows=1)) == [["0"], ["1"]]
+
+
+def test_background_requests_wait_for_clients() -> None:
+    queue = PoolingQueue(1000, 100)
+    queue.add(make("job", 5, background=True))
+    assert not queue.has_foreground
+    assert queue.choose(100, background=False) is None
+    job = choose(queue)
+    queue.add(make("live", 5))
+    assert queue.has_foreground
+    live = choose(queue)
+    assert list_names(live) == ["live"]
+    queue.finish(live, [b"v"])
+    assert choose(queue) is job
+
+
+def test_events_have_the_vectors() -> None:
+    queue = fill(2, 3)
+    batch = choose(queue)
+    assert choose(queue) is batch, "it is under way until it is finished"
+    first, second = queue.finish(batch, [b"a", b"b"])
+    assert (first.request_id, first.vector, first.finish) == ("0", b"a", FinishReason.STOP)
+    assert (second.request_id, second.vector, second.num_computed_tokens) == ("1", b"b", 3)
+    assert queue.count() == {"running": 0, "waiting": 0, "finished": 2}
+
+
+def test_aborted_requests_get_one_event() -> None:
+    queue = fill(2, 2, 500)
+    batch = choose(queue)
+    for name in ("0", "2"):
+        event = queue.abort(name)
+        assert event is not None and event.finish is FinishReason.ABORT
+        assert queue.abort(name) is None
+    assert [event.request_id for event in queue.finish(batch, [b"a", b"b"])] == ["1"]
+    assert queue.abort("1") is None and not queue.busy
+
+
+def test_a_batch_of_aborted_requests_is_dropped() -> None:
+    queue = fill(2)
+    choose(queue)
+    queue.abort("0")
+    assert queue.choose(100, True) is None and not queue.busy
+    queue.add(make("0", 3))
+    assert list_names(choose(queue)) == ["0"]
+
+
+def test_of_a_batch_that_failed_only_the_culprit_fails() -> None:
+    queue = fill(2, 2, 2)
+    assert queue.fail(choose(queue), ValueError("bad")) == []
+    ended = []
+    while queue.busy:
+        batch = choose(queue)
+        (name,) = list_names(batch)
+        bad = name == "1"
+        ended += queue.fail(batch, ValueError("bad")) if bad else queue.finish(batch, [b"v"])
+    assert [event.finish for event in ended] == [FinishReason.STOP, FinishReason.ERROR, FinishReason.STOP]
+    assert isinstance(ended[1].error, InternalError)
+
+
+def test_what_cannot_run_is_refused() -> None:
+    queue = PoolingQueue(10, 2)
+    with pytest.raises(PromptTooLong, match="11 tokens; the model takes 10"):
+        queue.add(make("long", 11))
+    with pytest.raises(RequestError, match="empty"):
+        queue.add(make("none", 0))
+    queue.add(make("a", 3))
+    with pytest.raises(RequestError, match="already running"):
+        queue.add(make("a", 3))
+    queue.add(make("b", 3))
+    with pytest.raises(Overloaded):
+        queue.add(make("c", 3))
+    queue.add(make("job", 3, background=True))

@@ -1,0 +1,119 @@
+"""/v1/embeddings and /v1/rerank of a running server, with tiny models of their own."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mlxrun.config.settings import Config, ModelSettings
+from tests.helpers.pooling_models import QUERY, TEXTS, build_pooling_model
+from tests.helpers.served_model import ModelServer, run_model_server
+
+GOLDEN = json.loads((Path(__file__).parents[2] / "helpers" / "golden" / "embeddings.json").read_text())
+
+
+def serve(folder: Path, name: str) -> Any:
+    path = build_pooling_model(name, folder / name)
+    return run_model_server(Config(model=ModelSettings(path=str(path))))
+
+
+@pytest.fixture(scope="module")
+def embedder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelServer]:
+    with serve(tmp_path_factory.mktemp("models"), "qwen3") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def reranker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelServer]:
+    with serve(tmp_path_factory.mktemp("models"), "bert-reranker") as server:
+        yield server
+
+
+def call(server: ModelServer, path: str, body: Any = None) -> tuple[int, Any]:
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(server.url + path, data, {"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=120) as response:
+            raw = response.read()
+            return response.status, json.loads(raw) if raw.startswith((b"{", b"[")) else raw.decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.loads(error.read())
+
+
+def test_embeddings_are_those_of_the_reference(embedder: ModelServer) -> None:
+    status, body = call(embedder, "/v1/embeddings", {"input": list(TEXTS)})
+    assert status == 200 and [item["index"] for item in body["data"]] == list(range(len(TEXTS)))
+    assert np.abs(np.array([item["embedding"] for item in body["data"]]) - GOLDEN["qwen3"]).max() < 1e-4
+    assert body["model"] == "qwen3" and body["usage"]["prompt_tokens"] == body["usage"]["total_tokens"] > 5
+
+
+def test_a_prompt_by_its_name(embedder: ModelServer) -> None:
+    _, body = call(embedder, "/v1/embeddings", {"input": QUERY, "prompt_name": "query"})
+    assert np.abs(np.array(body["data"][0]["embedding"]) - GOLDEN["qwen3 query"][0]).max() < 1e-4
+
+
+def test_many_texts_of_one_request(embedder: ModelServer) -> None:
+    status, body = call(embedder, "/v1/embeddings", {"input": ["the cat sat", "a dog"] * 300})
+    vectors = np.array([item["embedding"] for item in body["data"]])
+    assert status == 200 and np.abs(vectors[::2] - vectors[0]).max() < 1e-5
+
+
+def test_scores_are_sorted(reranker: ModelServer) -> None:
+    body = {"query": QUERY, "documents": list(TEXTS), "top_n": 3}
+    status, found = call(reranker, "/v1/rerank", body)
+    assert status == 200
+    order = sorted(range(len(TEXTS)), key=lambda at: -GOLDEN["bert-reranker"][at])[:3]
+    assert [result["index"] for result in found["results"]] == order
+    for result in found["results"]:
+        assert abs(result["relevance_score"] - GOLDEN["bert-reranker"][result["index"]]) < 1e-4
+        assert result["document"] == {"text": TEXTS[result["index"]]}
+
+
+def test_what_the_model_does_not_do_is_a_400(embedder: ModelServer, reranker: ModelServer) -> None:
+    chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}
+    for server, path, body in (
+        (embedder, "/v1/chat/completions", chat),
+        (embedder, "/v1/completions", {"prompt": "the"}),
+        (embedder, "/v1/responses", {"input": "the"}),
+        (embedder, "/v1/messages", {"model": "qwen3", **chat}),
+        (embedder, "/v1/rerank", {"query": "a", "documents": ["b"]}),
+        (reranker, "/v1/embeddings", {"input": "a"}),
+        (reranker, "/v1/chat/completions", chat),
+    ):
+        status, found = call(server, path, body)
+        assert status == 400 and "/v1/" in found["error"]["message"], (path, found)
+
+
+def test_errors_name_the_field(embedder: ModelServer) -> None:
+    status, body = call(embedder, "/v1/embeddings", {"input": ["the", "a " * 500]})
+    assert (status, body["error"]["param"]) == (400, "input[1]")
+    assert body["error"]["code"] == "context_length_exceeded"
+
+
+def test_models_status_and_metrics_say_what_it_is(embedder: ModelServer, reranker: ModelServer) -> None:
+    call(embedder, "/v1/embeddings", {"input": "the cat"})
+    assert call(embedder, "/v1/models")[1]["data"][0]["tasks"] == ["embed"]
+    assert call(reranker, "/v1/models")[1]["data"][0]["tasks"] == ["score"]
+    status = call(embedder, "/v1/status")[1]
+    assert status["model"]["tasks"] == ["embed"]
+    metrics = call(embedder, "/metrics")[1]
+    assert 'mlxrun_requests_total{status="200",surface="embeddings"}' in metrics
+    assert "mlxrun_pooling_finished_total" in metrics and 'mlxrun_pooling{state="waiting"}' in metrics
+
+
+def test_the_api_can_be_switched_off(tmp_path: Path) -> None:
+    from mlxrun.config.settings import ApiSettings
+
+    path = build_pooling_model("bert", tmp_path / "bert")
+    config = Config(model=ModelSettings(path=str(path)), apis=ApiSettings(embeddings=False))
+    with run_model_server(config) as server:
+        status, body = call(server, "/v1/embeddings", {"input": "the"})
+    assert status == 404 and "apis.embeddings: false" in body["error"]["message"]
