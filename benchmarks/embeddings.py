@@ -2,6 +2,7 @@
 
 Both sides are the engine itself, on one model: texts that are sent one by one, each after the vector of the
 one before, and the same texts sent at once. Without `--model` it is a random encoder of MiniLM-L6's shape.
+Steps have no limit of time, as in `mlxrun batch`.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ def compute_together(engine: Engine, requests: Sequence[Request]) -> list[np.nda
 def _build(config: Config) -> Engine:
     from mlxrun.engine.factory import build_engine
 
-    return build_engine(replace(config, scheduler=replace(config.scheduler, max_queue=1_000_000)))
+    return build_engine(replace(config, scheduler=replace(config.scheduler, max_queue=1_000_000, step_ms=0)))
 
 
 def write_random_encoder(folder: Path, seed: int) -> Path:
