@@ -25,6 +25,7 @@ from mlxrun.model.pooling.build import build_decoder_runner, build_encoder_runne
 from mlxrun.model.pooling.encoder_types import is_encoder
 from mlxrun.model.pooling.pooling_runner import IdleRunner, PoolingRunner
 from mlxrun.model.probe.choose import choose_methods
+from mlxrun.model.probe.report import ProbeReport
 from mlxrun.model.runner import ModelRunner
 from mlxrun.model.snapshot.snapshots import SnapshotCodec
 from mlxrun.scheduler.memory_budget import MemoryBudget, RequestLimits
@@ -33,8 +34,11 @@ from mlxrun.scheduler.scheduler import Scheduler
 log = logging.getLogger(__name__)
 
 
-def build_engine(config: Config, model_info: LoadedModelInfo | None = None) -> Engine:
-    """An idle engine. Raises ModelLoadError or ConfigError. `model_info`: if it is already loaded."""
+def build_engine(
+    config: Config, model_info: LoadedModelInfo | None = None, probe: ProbeReport | None = None
+) -> Engine:
+    """An idle engine. Raises ModelLoadError or ConfigError. `model_info`: if it is already loaded; `probe`: if
+    this model was already compared."""
     costs = choose_step_costs(config)
     config = resolve_config(config)
     model_info = model_info or load_model_info(config.model, weights=True)
@@ -49,7 +53,7 @@ def build_engine(config: Config, model_info: LoadedModelInfo | None = None) -> E
     snapshots = SnapshotCodec(cache, config.cache.stored_bits)
     if snapshots.problem is not None:
         config = replace(config, cache=replace(config.cache, backend="none"))
-    probe = choose_methods(adapter, vocab, config, model_info)
+    probe = probe or choose_methods(adapter, vocab, config, model_info)
     config = _follow_probe(config, probe.methods)
     image_bytes = 0
     if model_info.vision:

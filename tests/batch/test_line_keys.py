@@ -20,7 +20,7 @@ from mlxrun.batch.job_file import CHAT, JobLine
 from mlxrun.batch.line_keys import LineKeys, collect_settings, digest_settings, find_local_images
 from mlxrun.config.settings import Config, MediaSettings, StructuredSettings
 from mlxrun.model.model_info import LoadedModelInfo, load_model_info
-from tests.helpers.byte_tokenizer import write_json
+from mlxrun.model.tiny.byte_tokenizer import write_json
 from tests.helpers.model_fixtures import Zoo
 
 Change = Callable[[Config], Config]

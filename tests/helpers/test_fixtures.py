@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.helpers import byte_tokenizer, oracle, text_models, vision_models
+from mlxrun.model.tiny import byte_tokenizer
+from tests.helpers import oracle, text_models, vision_models
 from tests.helpers.model_fixtures import Zoo
 
 SLOW = [pytest.mark.slow]

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from mlxrun.model.tiny.byte_tokenizer import CHATML, EOS, TOKEN_ID, TOKENS, VOCAB, save_tokenizer, write_json
+from mlxrun.model.tiny.weights import save_weights
 from tests.helpers import text_models
-from tests.helpers.byte_tokenizer import CHATML, EOS, TOKEN_ID, TOKENS, VOCAB, save_tokenizer, write_json
 
 _TEXT = {
     **TOKENS,
@@ -184,7 +185,7 @@ def build(family: str, folder: Path, seed: int | None = None, ends: bool = False
     settings = update_module_configs(module.ModelConfig.from_dict(config), module, config, modules)
     # mlx-vlm's gemma3 looks for lm_head under a wrong name, so it is always tied.
     tied = family == "gemma3"
-    text_models.save_weights(module.Model(settings), folder, 1 + tied if seed is None else seed, ends, tied)
+    save_weights(module.Model(settings), folder, 1 + tied if seed is None else seed, ends, tied)
     template = CHATML.replace("IMAGE", placeholder(family))
     save_tokenizer(folder, template, **(_GEMMA_TOKENS if family == "gemma3" else {}))
     write_json(folder / "preprocessor_config.json", _IMAGES.get(family, _QWEN_IMAGES))

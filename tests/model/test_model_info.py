@@ -20,8 +20,8 @@ from mlxrun.config.settings import Config, ModelSettings
 from mlxrun.errors import MediaError, ModelLoadError
 from mlxrun.model.loader import load_adapter
 from mlxrun.model.model_info import DEFAULT_CONTEXT, LoadedModelInfo, load_model_info
+from mlxrun.model.tiny.byte_tokenizer import EOS, PAD, write_json
 from tests.helpers import engine_driver, text_models, vision_models
-from tests.helpers.byte_tokenizer import EOS, PAD, write_json
 from tests.helpers.model_fixtures import Zoo
 
 Folder = Callable[..., Path]

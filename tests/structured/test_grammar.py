@@ -14,12 +14,12 @@ import pytest
 from cachetools import LRUCache
 
 from mlxrun.errors import RequestError
+from mlxrun.model.tiny import byte_tokenizer
+from mlxrun.model.tiny.byte_tokenizer import TOKEN_ID
 from mlxrun.scheduler.request import GrammarMatcher
 from mlxrun.structured import grammar
 from mlxrun.structured.grammar import CallPattern, CompiledGrammar, compile_calls, compile_grammar
 from mlxrun.structured.matcher import MAX_GAP, GrammarTokens, ReasoningBounds
-from tests.helpers import byte_tokenizer
-from tests.helpers.byte_tokenizer import TOKEN_ID
 from tests.helpers.schema_cases import PERSON
 
 # Tokens of more than a byte, as real vocabularies have them; the special ones come behind them.

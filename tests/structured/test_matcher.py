@@ -15,11 +15,11 @@ from mlxrun.errors import RequestError
 from mlxrun.model import runner
 from mlxrun.model.compute_methods import ComputeMethods
 from mlxrun.model.runner import ModelRunner
+from mlxrun.model.tiny.byte_tokenizer import EOS, TOKEN_ID
 from mlxrun.scheduler.request import FinishReason, Request, TokenEvent
 from mlxrun.structured.grammar import CompiledGrammar, compile_grammar
 from mlxrun.structured.matcher import ReasoningBounds
 from tests.helpers import engine_driver, schema_cases, text_models
-from tests.helpers.byte_tokenizer import EOS, TOKEN_ID
 from tests.helpers.engine_driver import TimedRequest
 from tests.helpers.model_fixtures import Zoo
 from tests.structured.test_schemas import CLOSERS, judge

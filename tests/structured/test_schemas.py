@@ -13,10 +13,10 @@ from jsonschema import Draft202012Validator, FormatChecker
 from jsonschema.validators import validator_for
 
 from mlxrun.errors import RequestError
+from mlxrun.model.tiny.byte_tokenizer import EOS
 from mlxrun.scheduler.request import FinishReason, Request
 from mlxrun.structured.grammar import compile_grammar
 from tests.helpers import engine_driver, schema_cases, text_models
-from tests.helpers.byte_tokenizer import EOS
 from tests.helpers.model_fixtures import Zoo
 from tests.helpers.schema_cases import Schema
 

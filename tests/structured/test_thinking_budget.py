@@ -19,6 +19,8 @@ from mlxrun.config.settings import Config
 from mlxrun.engine.client import EngineClient
 from mlxrun.errors import RequestError
 from mlxrun.model.model_info import load_model_info
+from mlxrun.model.tiny import byte_tokenizer
+from mlxrun.model.tiny.byte_tokenizer import TOKEN_ID
 from mlxrun.parsers.answer_parser import AnswerParser
 from mlxrun.parsers.registry import REASONING_FAMILIES, detect_formats, find_reasoning_family
 from mlxrun.scheduler.request import Grammar, GrammarMatcher
@@ -26,8 +28,6 @@ from mlxrun.structured import matcher as rows
 from mlxrun.structured.grammar import compile_grammar
 from mlxrun.structured.thinking_budget import ThinkingBudget, build_thinking_budget
 from mlxrun.text.images import MediaLoader
-from tests.helpers import byte_tokenizer
-from tests.helpers.byte_tokenizer import TOKEN_ID
 from tests.helpers.parser_driver import Item, Reasoning, merge_deltas
 from tests.helpers.served_model import THINK as QUESTION
 

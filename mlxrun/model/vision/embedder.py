@@ -22,7 +22,10 @@ class Embedder:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         ids = mx.array([[1, 1]])
-        self.mrope = model.get_input_embeddings(ids, None, mask=mx.ones_like(ids)).rope_deltas is not None
+        self._language = model.language_model
+        # Some models leave positions on the module, where the next request would find them.
+        deltas = model.get_input_embeddings(ids, None, mask=mx.ones_like(ids)).rope_deltas
+        self.mrope = deltas is not None or hasattr(self._language, "get_rope_index")
         tokens = [getattr(model.config, name, None) for name in ("image_token_id", "image_token_index")]
         self.image_token = next((t for t in tokens if isinstance(t, int)), None)
 
@@ -30,13 +33,17 @@ class Embedder:
         """The whole prompt, by way of the vision tower."""
         ids = mx.array([list(prompt)])
         given = {key: mx.array(value) for key, value in media.items()}
+        grid = given.get("image_grid_thw")
         pixels = given.pop("pixel_values")
         features = self._model.get_input_embeddings(ids, pixels, mask=mx.ones_like(ids), **given)
         for name in _UNSUPPORTED:
             if getattr(features, name) is not None:
                 raise RequestError(f"models that need {name} are not supported")
         visual, deepstack = features.visual_pos_masks, features.deepstack_visual_embeds
-        positions, delta = self._read_positions(features.position_ids, features.rope_deltas, len(prompt))
+        positions, delta = features.position_ids, features.rope_deltas
+        if self.mrope and positions is None:
+            positions, delta = self._language.get_rope_index(ids, grid, None, mx.ones_like(ids))
+        positions, delta = self._read_positions(positions, delta, len(prompt))
         return PromptInputs(
             embeds=features.inputs_embeds,
             positions=positions,
@@ -53,8 +60,9 @@ class Embedder:
         features = self._model.get_input_embeddings(ids, None, mask=mask)
         position_ids, delta = features.position_ids, features.rope_deltas
         grid = media.get("image_grid_thw")
-        if grid is not None and hasattr(self._model.language_model, "get_rope_index"):
-            position_ids, delta = self._model.language_model.get_rope_index(ids, mx.array(grid), None, mask)
+        if (grid is not None or position_ids is None) and hasattr(self._language, "get_rope_index"):
+            grid = None if grid is None else mx.array(grid)
+            position_ids, delta = self._language.get_rope_index(ids, grid, None, mask)
         positions, shift = self._read_positions(position_ids, delta, len(prompt))
         return PromptInputs(features.inputs_embeds, positions, shift, per_layer=features.per_layer_inputs)
 

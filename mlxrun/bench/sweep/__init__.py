@@ -1,0 +1,1 @@
+"""`mlxrun doctor --sweep`: every family of the libraries, compared with the library's own loop."""

@@ -1,0 +1,41 @@
+"""`mlxrun doctor --sweep`: checks families of models, shows progress, and prints a table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import click
+
+LIBRARIES = ("mlx", "mlx-lm", "mlx-vlm")
+
+
+def run_sweep_command(names: Sequence[str], *, as_json: bool, markdown: bool) -> int:
+    """Sweep these families, or all; 1 if one gives wrong answers. UsageError for a name that is not known."""
+    if as_json and markdown:
+        raise click.UsageError("--json and --markdown exclude each other")
+    from mlxrun.bench.sweep.sweep import list_families, run_sweep
+    from mlxrun.bench.sweep.table import WORDS, render_markdown, summarize
+    from mlxrun.model.machine.versions import list_library_versions
+
+    known = list_families()
+    unknown = sorted(set(names) - {family for _, family in known})
+    if unknown:
+        raise click.UsageError(f"no such family in the installed libraries: {', '.join(unknown)}")
+    chosen = [entry for entry in known if not names or entry[1] in names]
+    results = []
+    for number, result in enumerate(run_sweep(chosen), 1):
+        results.append(result)
+        why = f": {result.why}" if result.why else ""
+        line = f"{number}/{len(chosen)} {result.kind} {result.family}: {WORDS[result.status]}{why}"
+        click.echo(line, err=as_json or markdown)
+    libraries = list_library_versions()
+    versions = {str(name): version for name, version in libraries.items() if name in LIBRARIES}
+    if as_json:
+        found = [result.to_json() for result in results]
+        click.echo(json.dumps({"format": 1, "versions": versions, "families": found}, indent=2))
+    elif markdown:
+        click.echo(render_markdown(results, versions), nl=False)
+    else:
+        click.echo(summarize(results))
+    return int(any(result.status == "wrong" for result in results))

@@ -1,0 +1,1 @@
+"""Tiny models with random weights, for comparing the engine with the libraries."""
