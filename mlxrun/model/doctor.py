@@ -99,7 +99,10 @@ def report_model(path: str, info: LoadedModelInfo) -> Finding:
     if info.kind_note:
         kind += f" ({info.kind_note})"
     value = f"{facts['type']}, {kind}, context {info.context_length:,} tokens"
-    if info.chat_template is not None:
+    if info.pooled is not None:
+        value += ", embeddings" if info.pooled.task == "embed" else ", scores of documents"
+    only_pools = info.pooled is not None and not info.pooled.generates
+    if info.chat_template is not None or only_pools:
         return Finding("model", path, "ok", value, facts=facts)
     advice = "no chat template: only /v1/completions will work; see model.chat_template"
     return Finding("model", path, "note", value, advice, facts)

@@ -18,6 +18,7 @@ import pytest
 from mlxrun.config.settings import Config, EngineSettings, ModelSettings, SchedulerSettings
 from mlxrun.engine.engine import Engine
 from mlxrun.engine.factory import build_engine
+from mlxrun.model.doctor import report_model
 from mlxrun.model.pooling import encoders, pooler
 from mlxrun.model.pooling.sentence_config import PoolingMode
 from mlxrun.scheduler.request import FinishReason, Request, SamplingParams
@@ -182,6 +183,12 @@ def test_a_slice_is_a_part_of_a_text(get_engine: Callable[..., Engine]) -> None:
     assert engine.step() == [] and engine.busy
     (event,) = engine.step()
     assert differ(np.frombuffer(event.vector, "<f4"), GOLDEN["qwen3"][2]) < TOLERANCE
+
+
+def test_the_doctor_says_what_a_model_gives(get_engine: Callable[..., Engine]) -> None:
+    for name, what in (("bert", "embeddings"), ("bert-reranker", "scores of documents")):
+        finding = report_model(name, get_engine(name).model_info)
+        assert finding.level == "ok" and what in finding.value and not finding.advice
 
 
 # -- the twins: what must be found if it is broken ---------------------------------------------------------
