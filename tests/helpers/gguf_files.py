@@ -14,8 +14,8 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from mlxrun.model.tiny.byte_tokenizer import CHATML, EOS, PAD, TOKENS, save_tokenizer, write_json
 from tests.helpers import text_models
-from tests.helpers.byte_tokenizer import CHATML, EOS, PAD, TOKENS, save_tokenizer, write_json
 
 Array = np.ndarray[Any, Any]
 Tensor = tuple[str, tuple[int, ...], bytes]  # type, shape, data

@@ -12,8 +12,8 @@ from mlxrun.errors import ConfigError, ModelLoadError
 from mlxrun.model.gguf.architectures import check_tensor_types, make_config
 from mlxrun.model.gguf.header import read_header
 from mlxrun.model.model_info import load_model_info
+from mlxrun.model.tiny.byte_tokenizer import EOS
 from tests.helpers import gguf_files
-from tests.helpers.byte_tokenizer import EOS
 
 
 @pytest.fixture(scope="module")
