@@ -37,8 +37,8 @@ log = logging.getLogger(__name__)
 def build_engine(
     config: Config, model_info: LoadedModelInfo | None = None, probe: ProbeReport | None = None
 ) -> Engine:
-    """An idle engine. Raises ModelLoadError or ConfigError. `model_info`: if it is already loaded; `probe`: if
-    this model was already compared."""
+    """An idle engine. Raises ModelLoadError or ConfigError. `model_info`: if it is already loaded; `probe`:
+    if this model was already compared."""
     costs = choose_step_costs(config)
     config = resolve_config(config)
     model_info = model_info or load_model_info(config.model, weights=True)
