@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
 from mlxrun.server.batches.durable_files import StorageError
@@ -196,14 +197,21 @@ async def test_a_client_may_disconnect_at_any_moment(place: ServerSetup) -> None
     """A batch is made as a whole or not at all; no upload is left behind."""
     place.engine = False
     async with place.run() as site:
+        await site.queue.open()  # which makes the folders
+        others = asyncio.all_tasks()
         for wait in (0.0, 0.001, 0.002, 0.004, 0.008):
-            task = asyncio.create_task(create(site, 300))
-            await asyncio.sleep(wait)
-            task.cancel()
-            await asyncio.wait((task,))
+            async with aiohttp.ClientSession(site.url) as gone:
+                task = asyncio.create_task(create(replace(site, http=gone), 300))
+                await asyncio.sleep(wait)
+                task.cancel()
+                await asyncio.wait((task,))
+        async with aiohttp.ClientSession(site.url) as last:  # connections are accepted in turn
+            await list_ids(replace(site, http=last))
         async with asyncio.timeout(60):
-            while list((place.root / "files").iterdir()) or await list_ids(site) != set(in_batches(place)):
+            while asyncio.all_tasks() - others:  # handlers of clients that have gone
                 await asyncio.sleep(0.01)
+        assert not list((place.root / "files").iterdir())
+        assert await list_ids(site) == set(in_batches(place))
 
 
 async def list_ids(site: RunningServer) -> set[str]:
