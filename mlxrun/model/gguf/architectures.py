@@ -99,6 +99,8 @@ def _require(header: GgufHeader, key: str, kind: type) -> Any:
     value = header.read(key, kind)
     if value is None:
         raise ModelLoadError(f"{header.path}: the metadata has no {key}")
+    if value <= 0:
+        raise ModelLoadError(f"{header.path}: {key} is {value}, which must be more than 0")
     return value
 
 

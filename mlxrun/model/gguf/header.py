@@ -44,7 +44,7 @@ _TYPES = dict(
 )
 _TYPES |= {16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S"}
 _TYPES |= {23: "IQ4_XS", 28: "F64", 29: "IQ1_M", 30: "BF16", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4"}
-_MAX_ITEMS = 1 << 28  # of an array: more is a damaged length
+_MAX_ITEMS = 1 << 24  # of an array: more is a damaged length
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +100,18 @@ class _HeaderReader:
         if version not in _VERSIONS:
             raise ValueError(f"it has version {version}, where {_VERSIONS} can be read")
         tensors, values = self._unpack("QQ")
-        metadata = {self._read_string(): self._read_value(*self._unpack("I")) for _ in range(values)}
-        return GgufHeader(path, metadata, dict(self._read_tensor() for _ in range(tensors)))
+        metadata: dict[str, Any] = {}
+        for _ in range(values):
+            self._add(metadata, self._read_string(), self._read_value(*self._unpack("I")))
+        found: dict[str, GgufTensor] = {}
+        for _ in range(tensors):
+            self._add(found, *self._read_tensor())
+        return GgufHeader(path, metadata, found)
+
+    def _add(self, found: dict[str, Any], name: str, value: Any) -> None:
+        if name in found:  # also ends the reading of zeros, whose count may be anything
+            raise ValueError(f"it has {name!r} twice")
+        found[name] = value
 
     def _unpack(self, form: str) -> tuple[Any, ...]:
         values = struct.unpack_from(f"<{form}", self._data, self._place)
@@ -125,6 +135,8 @@ class _HeaderReader:
                 raise ValueError(f"a list of {count} values")
             if kind in _FORMATS:
                 return list(self._unpack(f"{count}{_FORMATS[kind]}"))
+            if kind == _ARRAY:  # which llama.cpp does not read either
+                raise ValueError("a list of lists")
             return [self._read_value(kind) for _ in range(count)]
         if kind not in _FORMATS:
             raise ValueError(f"a value of the unknown type {kind}")
@@ -136,4 +148,6 @@ class _HeaderReader:
         if rank > 8:
             raise ValueError(f"{name} has {rank} dimensions")
         *shape, kind, _ = self._unpack(f"{rank}QIQ")
+        if 0 in shape:
+            raise ValueError(f"{name} has no values")
         return name, GgufTensor(tuple(reversed(shape)), _TYPES.get(kind, f"type {kind}"))

@@ -25,7 +25,7 @@ def make_tokenizer(header: GgufHeader) -> Any:
     from transformers import PreTrainedTokenizerFast
 
     kind = header.read("tokenizer.ggml.model", str)
-    tokens = header.read("tokenizer.ggml.tokens", list, [])
+    tokens = _read_strings(header, "tokenizer.ggml.tokens")
     if not tokens or kind not in ("gpt2", "llama"):
         raise ModelLoadError(
             f"{header.path}: tokenizer.ggml.model is {kind!r}; GGUF files with the tokens of a byte-level "
@@ -43,11 +43,19 @@ def make_tokenizer(header: GgufHeader) -> Any:
     )
 
 
+def _read_strings(header: GgufHeader, key: str) -> list[str]:
+    found: list[Any] = header.read(key, list, [])
+    wrong = next((each for each in found if not isinstance(each, str)), None)
+    if wrong is not None:
+        raise ModelLoadError(f"{header.path}: {key} has {wrong!r:.60}, which is not a str")
+    return found
+
+
 def _find_token(header: GgufHeader, tokens: list[str], key: str) -> str | None:
     number = header.read(f"tokenizer.ggml.{key}", int)
     if number is None:
         return None
-    if number >= len(tokens):
+    if not 0 <= number < len(tokens):
         raise ModelLoadError(f"{header.path}: tokenizer.ggml.{key} is {number}, of {len(tokens)} tokens")
     return tokens[number]
 
@@ -55,7 +63,7 @@ def _find_token(header: GgufHeader, tokens: list[str], key: str) -> str | None:
 def _make_byte_level(header: GgufHeader, tokens: list[str]) -> Any:
     from tokenizers import Tokenizer, decoders, models
 
-    merges = [tuple(each.split(" ")) for each in header.read("tokenizer.ggml.merges", list, [])]
+    merges = [tuple(each.split(" ")) for each in _read_strings(header, "tokenizer.ggml.merges")]
     whole = header.metadata.get("tokenizer.ggml.pre") in _WHOLE_WORDS
     try:
         vocab = {token: i for i, token in enumerate(tokens)}

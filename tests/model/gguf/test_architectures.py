@@ -58,6 +58,7 @@ def test_scaled_positions(folder: Path, tmp_path: Path) -> None:
         ({"llama__rope__scaling__type": "longrope"}, "rope scaling 'longrope'"),
         ({"llama__rope__dimension_count": 8}, "only a part of each head"),
         ({"llama__block_count": None}, r"no llama\.block_count"),
+        ({"llama__attention__head_count": 0}, r"head_count is 0, which must be more than 0"),
         ({"llama__attention__head_count_kv": [2, 1]}, r"head_count_kv is \[2, 1\]"),
         ({"tokenizer__ggml__model": "bert"}, "tokenizer.ggml.model is 'bert'"),
         ({"tokenizer__ggml__pre": "chameleon"}, "tokenizer.ggml.pre is 'chameleon'"),

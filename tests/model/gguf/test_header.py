@@ -59,3 +59,19 @@ def test_damaged_headers_are_refused(tmp_path: Path) -> None:
         file.write_bytes(data)
         with pytest.raises(ModelLoadError, match=said):
             read_header(file)
+
+
+def test_lengths_that_make_a_file_too_much_work_are_refused(tmp_path: Path) -> None:
+    """Counts are the file's word, and zeros look like metadata and tensors without a name or values."""
+    head, file = b"GGUF" + struct.pack("<I", 3), tmp_path / "m.gguf"
+    lists = struct.pack("<Q", 1) + b"a" + struct.pack("<I", 9) + struct.pack("<IQ", 9, 1) * 5000
+    for said, data in {
+        "'' twice": struct.pack("<QQ", 0, 1 << 60) + bytes(200),
+        "has no values": struct.pack("<QQ", 1, 0) + struct.pack("<QIQIQ", 0, 1, 0, 0, 0),
+        "it has '' twice": struct.pack("<QQ", 1 << 60, 0) + bytes(200),
+        "a list of lists": struct.pack("<QQ", 0, 1) + lists,
+        "a list of 16777217": struct.pack("<QQ", 0, 1) + lists[:9] + struct.pack("<IIQ", 9, 8, (1 << 24) + 1),
+    }.items():
+        file.write_bytes(head + data)
+        with pytest.raises(ModelLoadError, match=rf"m\.gguf: the header .*{said}"):
+            read_header(file)

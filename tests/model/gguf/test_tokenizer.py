@@ -126,3 +126,7 @@ def test_damaged_vocabularies_are_refused(tmp_path: Path) -> None:
         load(tmp_path, tokens | {"eos_token_id": 7})
     with pytest.raises(ModelLoadError, match="1 scores of 2 tokens"):
         load(tmp_path, {"model": "llama", "tokens": ["a", "b"], "scores": [0.5]})
+    with pytest.raises(ModelLoadError, match=r"tokens has 1, which is not a str"):
+        load(tmp_path, tokens | {"tokens": [1, 2]})
+    with pytest.raises(ModelLoadError, match=r"merges has 1, which is not a str"):
+        load(tmp_path, tokens | {"merges": [1]})
