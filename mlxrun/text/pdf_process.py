@@ -61,9 +61,10 @@ def _start(data: bytes, task: str, max_pages: int, dpi: int) -> Iterator[IO[byte
     """The output of a child that has read the PDF; at the end, the child has succeeded."""
     numbers = map(str, (max_pages, dpi, SECONDS, MEMORY))
     paths = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    # -P: files of the folder that the server was started in are no modules of the child.
     with (
         subprocess.Popen(
-            [sys.executable, "-m", "mlxrun.text.pdf_process", task, *numbers],
+            [sys.executable, "-P", "-m", "mlxrun.text.pdf_process", task, *numbers],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -37,9 +37,10 @@ def tokenize_in_process(
     plain = bool(tokenizer.backend_tokenizer.encode_special_tokens)
     head = _HEAD.pack(len(definition), len(raw), add_special_tokens, plain)
     paths = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    # -P: files of the folder that the server was started in are no modules of the child.
     with (
         subprocess.Popen(
-            [sys.executable, "-m", "mlxrun.text.tokenize_process"],
+            [sys.executable, "-P", "-m", "mlxrun.text.tokenize_process"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},

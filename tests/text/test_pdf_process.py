@@ -6,6 +6,7 @@ import asyncio
 import subprocess
 import sys
 import zlib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -65,6 +66,12 @@ def test_pages_are_drawn_always_alike_on_white() -> None:
     first, second = (draw_pages(data, [(64, 96)], 144)[0] for _ in range(2))
     assert first.tobytes() == second.tobytes()
     assert (first.getpixel((0, 0)), first.getpixel((32, 48))) == (RGB["white"], RGB["red"])
+
+
+def test_files_of_the_current_folder_are_no_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "resource.py").write_text("raise SystemExit(1)")
+    monkeypatch.chdir(tmp_path)
+    assert measure_pages(make_pdf("red"), 1, 72) == [(32, 48)]
 
 
 @pytest.mark.parametrize(

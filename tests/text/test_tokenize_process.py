@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -62,6 +63,13 @@ async def test_it_ends_with_its_caller(
         with pytest.raises(asyncio.CancelledError):
             await task
     assert started[0].returncode is not None and started[0].returncode < 0
+
+
+def test_files_of_the_current_folder_are_no_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tokenizers.py").write_text("raise SystemExit(1)")
+    monkeypatch.chdir(tmp_path)
+    found = tokenize_in_process(byte_tokenizer(), "hello", add_special_tokens=False)
+    assert found == (ids_of("hello"), ())
 
 
 def test_a_text_that_fits_into_no_pipe() -> None:
