@@ -73,8 +73,13 @@ class MediaLoader:
         if not model.vision:
             text = f"the model {model.name!r} does not accept images, which the pages of a PDF become; send"
             reject(documents[0].param, f"{text} its text")
+        most = self._settings.max_pages
+        if len(documents) > most:  # each has a page at least, so none need be opened
+            param = documents[most].param
+            text = f"{param}: {len(documents)} PDFs have more pages than media.max_pages ({most})"
+            raise MediaError(text, param=param)
         opened = dict(zip(documents, await _gather(map(self._open_document, documents)), strict=True))
-        pages, most = sum(len(document.sizes) for document in opened.values()), self._settings.max_pages
+        pages = sum(len(document.sizes) for document in opened.values())
         if pages > most:
             param = documents[-1].param
             text = f"{param}: the PDFs have {pages} pages together, and media.max_pages allows {most}"

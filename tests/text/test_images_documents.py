@@ -121,3 +121,13 @@ async def test_a_text_model_says_what_to_do() -> None:
     ):
         await loader.open_documents(make_messages(1), [DocumentRef("junk", "pdf")], FakeModelInfo())
     assert await loader.open_documents(make_messages(1), [PNG], FakeModelInfo()) == (make_messages(1), (PNG,))
+
+
+async def test_more_documents_than_pages_are_refused_unread() -> None:
+    """No process is started for them."""
+    junk = [DocumentRef(pdf_url(b"junk"), f"p{at}") for at in range(4)]
+    with pytest.raises(MediaError, match="^p3: 4 PDFs have more pages than media.max_pages") as caught:
+        await load(*junk, max_pages=3)
+    assert caught.value.param == "p3"
+    with pytest.raises(MediaError, match="^p0: not a readable PDF"):
+        await load(*junk, max_pages=4)
