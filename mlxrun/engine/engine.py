@@ -133,7 +133,7 @@ class Engine:
         if result.tokens or result.scores:  # only these prove that a step succeeded: errors come late
             self._failures_in_a_row = 0
         events = self._take_aborted() + self.scheduler.update(plan, result)
-        if not self.busy:  # the time until the next step is nobody's
+        if not self._generates:  # the time until the next step is that of texts, or nobody's
             self._last_plan = None
         return events
 

@@ -13,6 +13,7 @@ from mlxrun.engine.factory import build_engine
 from mlxrun.engine.pooling import PoolingSteps
 from mlxrun.errors import EngineDead, RequestError
 from mlxrun.scheduler.pooling_queue import PoolingBatch
+from mlxrun.scheduler.prefill_pace import PrefillPace
 from mlxrun.scheduler.request import FinishReason, Request, SamplingParams
 from tests.helpers.text_models import build
 
@@ -122,3 +123,24 @@ def test_a_model_without_vectors_refuses_texts(tmp_path: Path) -> None:
     engine = build_engine(Config(model=ModelSettings(path=str(build("llama", tmp_path / "model")))))
     with pytest.raises(RequestError, match="gives no embeddings"):
         engine.add(make_request("text", 3))
+
+
+def test_the_time_between_texts_and_a_chat_is_that_of_no_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A text ends after a chat; what passes until the next chat does not count as its first step."""
+    config = Config(
+        model=ModelSettings(path=str(build("llama", tmp_path / "model")), pooling="mean"),
+        scheduler=SchedulerSettings(step_ms=0, chunk=16, prefill_budget=16),
+    )
+    engine, clock, seconds = build_engine(config), FakeVectorRunner(), []
+    monkeypatch.setattr("mlxrun.engine.engine.time.monotonic", lambda: clock.now)
+    monkeypatch.setattr(PrefillPace, "record_step", lambda self, plan, before, took: seconds.append(took))
+    engine.add(make_request("text", 200, background=True))
+    for name in ("first", "second"):
+        engine.add(Request(name, tuple(range(1, 40)), SamplingParams(max_tokens=6)))
+        while engine.busy:
+            engine.step()
+        clock.now += 1000
+    engine.close()
+    assert len(seconds) > 10 and not any(seconds)
