@@ -102,8 +102,9 @@ def compute_digests(
     files of the folder may run, and are part of the model."""
     weights = list_weight_files(folder) + (sorted(adapter.glob("*")) if adapter else [])
     weights += sorted(folder.rglob("*.py")) if code else []
-    if (folder / "modules.json").is_file():  # of sentence-transformers: pooling, prompts, further layers
-        weights += [folder / "modules.json", *sorted(folder.glob("*sentence*.json"))]
+    weights += sorted(folder.glob("*sentence*.json"))  # of sentence-transformers: prompts, the activation
+    if (folder / "modules.json").is_file():  # and pooling, further layers
+        weights += [folder / "modules.json"]
         weights += sorted(folder.glob("*/config.json")) + sorted(folder.glob("*/*.safetensors"))
     tokenizer = [folder / n for n in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")]
     tokenizer += [folder / "tiktoken.model", *sorted(folder.glob("*.tiktoken"))]

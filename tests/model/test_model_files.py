@@ -72,6 +72,16 @@ def test_each_digest_names_its_files(folder: Path, name: str, changed: set[str])
     assert {key for key in before if before[key] != after[key]} == changed
 
 
+def test_files_of_sentence_transformers_count(folder: Path) -> None:
+    """Of rerankers too, which have no modules.json."""
+    name = "config_sentence_transformers.json"
+    found = [compute_digests(folder, None, "template")["model"]]
+    for activation in ("Sigmoid", "Identity"):
+        (folder / name).write_text(f'{{"activation_fn": "torch.nn.modules.activation.{activation}"}}')
+        found.append(compute_digests(folder, None, "template")["model"])
+    assert len(set(found)) == 3
+
+
 def test_adapters_templates_and_code_count(folder: Path, tmp_path: Path) -> None:
     plain = compute_digests(folder, None, "template")
     assert compute_digests(folder, None, "other")["template"] != plain["template"]
