@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from mlxrun.api.context import ApiContext
 from mlxrun.api.openai.pooled_fields import EMBEDDING_URL, POOLED_BODIES
 from mlxrun.api.openai.pooled_texts import (
@@ -25,6 +27,7 @@ from mlxrun.api.openai.pooled_texts import (
 )
 from mlxrun.api.openai.request import check_model_name
 from mlxrun.api.prepared import PreparedRequest
+from mlxrun.errors import InternalError
 from mlxrun.scheduler.request import PooledModel, Request, SamplingParams
 from mlxrun.text.field_errors import check_keys, check_type, get_required, reject
 from mlxrun.text.model_info import ModelInfo
@@ -42,7 +45,9 @@ class PreparedPooling:
     documents: tuple[str, ...] = ()
 
     def build(self, vectors: Sequence[bytes], name: str) -> dict[str, Any]:
-        """The response. `vectors`: float32, little-endian, one for each Request; `name`: of the response."""
+        """The response. `vectors`: float32, little-endian, one for each Request; `name`: of the response.
+        InternalError if a number is NaN or infinite, which JSON does not have."""
+        self._check_finite(vectors)
         tokens = self.prepared.prompt_tokens
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
         if self.url == EMBEDDING_URL:
@@ -59,6 +64,13 @@ class PreparedPooling:
                 result["document"] = {"text": self.documents[result["index"]]}
         results = results[: self.given.get("top_n")]
         return {"id": f"rerank-{name}", "model": self.prepared.model, "results": results, "usage": usage}
+
+    def _check_finite(self, vectors: Sequence[bytes]) -> None:
+        for at, vector in enumerate(vectors):
+            if not np.isfinite(np.frombuffer(vector, "<f4")).all():
+                field = "input" if self.url == EMBEDDING_URL else "documents"
+                cause = ArithmeticError("NaN or infinity")
+                raise InternalError(f"{field}[{at}]: the model computes no finite numbers for it", cause)
 
     def _write_vector(self, vector: bytes) -> str | list[float]:
         size = self.given.get("dimensions", self.pooled.size)

@@ -15,7 +15,7 @@ from mlxrun.api.context import ApiContext
 from mlxrun.api.openai.pooled import PreparedPooling, check_pooling_body, prepare_pooling
 from mlxrun.api.openai.pooled_texts import check_generates
 from mlxrun.config.settings import Config, ServerSettings
-from mlxrun.errors import PromptTooLong, RequestError
+from mlxrun.errors import InternalError, PromptTooLong, RequestError
 from mlxrun.scheduler.request import PooledModel
 from mlxrun.text.images import MediaLoader
 from tests.helpers.tokenizers import FakeModelInfo
@@ -235,3 +235,11 @@ def test_bodies_are_checked_without_a_model() -> None:
     check_pooling_body(RERANK, {"query": "a", "documents": ["b"]})
     assert refuse(check_pooling_body, EMBED, {"input": {}}).param == "input"
     assert refuse(check_pooling_body, RERANK, {"query": "a", "documents": [3]}).param == "documents[0]"
+
+
+def test_numbers_that_json_does_not_have_are_an_error() -> None:
+    for number in (math.nan, math.inf, -math.inf):
+        with pytest.raises(InternalError, match=r"^input\[1\]: the model computes no finite numbers"):
+            embed(input=["a", "b"]).build([pack(1, 2, 3, 4), pack(1, number, 3, 4)], "x")
+        with pytest.raises(InternalError, match=r"^documents\[0\]: "):
+            rank().build([pack(number), pack(1)], "x")
