@@ -1,8 +1,10 @@
 """Jobs of long prompts that are killed again and again: the same bytes, and little is computed twice.
 
-Each run is a `mlxrun batch` in a process of its own, ended by SIGKILL at a random moment: while
-it loads, prefills or decodes. The process logs what its runner was told to compute, so that what a kill costs
-is counted row by row and to the token: of a killed run the manifest knows what status.json last said.
+Each run is a `mlxrun batch` in a process of its own, ended by SIGKILL at a random moment: while it loads,
+prefills or decodes. A kill that comes late never comes after the end: some steps later the process waits for
+it. Checkpoints are written at once, since what a kill costs is not to depend on how far the writer lags. The
+process logs what its runner was told to compute, so that what a kill costs is counted row by row and to the
+token: of a killed run the manifest knows what status.json last said.
 
 The bound. One row, killed: at most `checkpoint_every` + one chunk of its prompt is computed again, whether it
 was prefilling or decoding; rows that had not begun lose nothing.
@@ -32,6 +34,7 @@ from tests.helpers.model_fixtures import Zoo
 CHUNK, EVERY = 64, 256
 BOUND = EVERY + CHUNK
 ROWS = 3
+LATE = 4  # steps
 PATIENCE = 240.0
 SETTINGS = {
     "model.context_length": 20_000,
@@ -42,14 +45,26 @@ SETTINGS = {
     "batch.order": "input",
 }
 CHILD = """
-import hashlib, json, os, sys
+import hashlib, json, os, signal, sys, time
+from mlxrun.cache.disk_tier import DiskTier
 from mlxrun.cli.main import main
 from mlxrun.model.runner import ModelRunner
 
 log = os.open(sys.argv[1], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-execute, names = ModelRunner.execute, {}
+left = int(sys.argv[2])
+execute, write, names = ModelRunner.execute, DiskTier.write, {}
+
+def write_now(tier, entry, payload):
+    accepted = write(tier, entry, payload)
+    while entry.key in tier._pending:
+        time.sleep(0.001)
+    return accepted
 
 def logged(runner, plan):
+    global left
+    if left == 0:
+        signal.pause()
+    left -= 1
     for one in plan.admit:
         request = one.request
         what = repr((request.prompt, request.image_digests, request.params.seed)).encode()
@@ -62,8 +77,8 @@ def logged(runner, plan):
     os.write(log, json.dumps(step).encode() + b"\\n")
     return result
 
-ModelRunner.execute = logged
-sys.exit(main(sys.argv[2:]))
+ModelRunner.execute, DiskTier.write = logged, write_now
+sys.exit(main(sys.argv[3:]))
 """
 
 
@@ -91,10 +106,12 @@ class Job:
     def log(self) -> Path:
         return self.path.with_suffix(".steps")
 
-    def start(self) -> None:
+    def start(self, kill_after: int | None = None) -> None:
+        """Start a run, which waits for its kill some steps after `kill_after`; None: it runs to its end."""
+        most = -1 if kill_after is None else kill_after + LATE
         settings = {"model.path": str(self.model), **SETTINGS, **self.settings}
         sets = [part for name, value in settings.items() for part in ("--set", f"{name}={value}")]
-        command = [sys.executable, "-c", CHILD, str(self.log), "batch", str(self.path), *sets]
+        command = [sys.executable, "-c", CHILD, str(self.log), str(most), "batch", str(self.path), *sets]
         with self.path.with_suffix(".said").open("ab") as said:
             self._process = subprocess.Popen(command, stdout=said, stderr=said)
 
@@ -225,11 +242,13 @@ def killed_often(whole: Job, job: Job, times: int, rng: random.Random) -> None:
     assert whole.finish() == 0
     share = whole.made // times
     for number in range(times):
-        job.start()
         if number % 5 == 1:
+            job.start(1)
             job.kill_after(1, 0.0, most=rng.random() * 2.5)
         else:
-            job.kill_after(rng.randint(1, max(1, 3 * share // 2)), rng.random() * 0.03)
+            steps = rng.randint(1, max(1, 3 * share // 2))
+            job.start(steps)
+            job.kill_after(steps, rng.random() * 0.03)
     job.start()
     assert job.finish() == 0
     check_bound(whole, job)
@@ -341,7 +360,7 @@ def test_a_kill_in_a_prompt_of_16k_tokens(zoo: Zoo, tmp_path: Path, jobs: list[J
     lines = [{"id": "long", "prompt": prompt, "max_tokens": 8, "temperature": 0}]
     sizes = {"scheduler__chunk": 256, "scheduler__prefill_budget": 4096, "cache__checkpoint_every": 1024}
     _, job = pair(jobs, tmp_path, zoo.text("llama"), lines, **sizes)
-    job.start()
+    job.start(34)
     job.kill_after(34, 0.0)
     assert job.kills == ["prefill"]
     done = job.computed
