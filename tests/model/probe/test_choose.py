@@ -10,13 +10,18 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 import pytest
 
 from mlxrun.engine.engine import Engine
-from mlxrun.model.adapter import Adapter
+from mlxrun.model.adapter import Adapter, run_trial_forward
 from mlxrun.model.chunk_grouping import PrefillSharing
 from mlxrun.model.compute_methods import ComputeMethods
+from mlxrun.model.loader import load_adapter
+from mlxrun.model.machine.device import resolve_config
+from mlxrun.model.model_info import load_model_info
 from mlxrun.model.probe import reference
+from mlxrun.model.probe.choose import choose_methods
 from mlxrun.model.probe.report import ProbeCheck
 from mlxrun.model.ragged import attention, decode_batch, layer_caches, row_group
 from mlxrun.model.runner import ModelRunner
@@ -212,6 +217,33 @@ def test_the_tolerance_follows_the_models_own_rounding(
     monkeypatch.setattr(reference, "compare_logits", lambda a, b: original(a, b) if a else noise)
     engine = engine_driver.make_real_engine(zoo.text("llama"), dtype="bfloat16")
     assert checks(engine)["decode ragged"].limit == pytest.approx(limit)
+
+
+@pytest.mark.parametrize("measured", [True, False])
+def test_rounding_of_quantised_layers_in_half_precision(zoo: Zoo, measured: bool, monkeypatch: Patch) -> None:
+    """Attention of a CPU rounds otherwise than the library's, and each quantised layer adds to that. Twin:
+    the rounding that is measured is the library's own, which is none."""
+    original = reference.Reference._decode_prompt
+
+    def decode_by_library(self: Any, index: int) -> Any:
+        with monkeypatch.context() as patch:
+            patch.setattr(attention._EngineAttention, "enabled", False)
+            logits = original(self, index)
+            mx.eval(list(logits.values()))
+        return logits
+
+    if not measured:
+        monkeypatch.setattr(reference.Reference, "_decode_prompt", decode_by_library)
+    config = resolve_config(engine_driver.make_config(zoo.text("llama"), dtype="bfloat16"))
+    adapter = load_adapter(config, load_model_info(config.model, weights=True))
+    nn.quantize(adapter.model, group_size=32, bits=4)
+    _, vocab = run_trial_forward(adapter)
+    found = choose_methods(adapter, vocab, config)
+    if measured:
+        assert all(check.passed for check in found.checks)
+        assert (found.methods.decode, found.methods.snapshots) == ("ragged", True)
+    else:
+        assert found.methods.library_chunks
 
 
 # -- prefill ------------------------------------------------------------------------------------------------
