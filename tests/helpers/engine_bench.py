@@ -85,7 +85,7 @@ def engine_threads() -> list[threading.Thread]:
 
 async def until(true: Callable[[], bool]) -> None:
     """Give the engine thread time; fails after long."""
-    for _ in range(5000):
+    for _ in range(60_000):
         if true():
             await asyncio.sleep(0)  # what the thread has handed over is delivered
             return

@@ -90,7 +90,7 @@ async def test_a_connection_above_the_limit() -> None:
         writer.close()
         cut(opened[0][1])
         await until(lambda: True)
-        for _ in range(100):
+        for _ in range(6000):
             reader, writer = await connect(s, make_chat_body())
             line = await reader.readline()
             writer.close()
