@@ -15,10 +15,11 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from mlxrun.errors import ModelLoadError
+from mlxrun.model.pooling.cpu_functions import attend, compute_gelu
 from mlxrun.model.pooling.encoder_types import get_first_position
 
 _ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
-    "gelu": nn.gelu,
+    "gelu": compute_gelu,
     "gelu_new": nn.gelu_approx,
     "gelu_pytorch_tanh": nn.gelu_approx,
     "relu": nn.relu,
@@ -38,7 +39,7 @@ _BERT_NAMES = (  # of checkpoints, and here
 
 
 def get_activation(name: str) -> Callable[[mx.array], mx.array]:
-    """ModelLoadError for one that is not implemented."""
+    """A function that may write into its argument. ModelLoadError for one that is not implemented."""
     if name not in _ACTIVATIONS:
         raise ModelLoadError(f"the activation {name!r} is not supported in encoders")
     return _ACTIVATIONS[name]
@@ -66,7 +67,7 @@ class EncoderAttention(nn.Module):
             project(x).reshape(split).transpose(0, 2, 1, 3) for project in (self.query, self.key, self.value)
         )
         scale = 1 / math.sqrt(split[-1])
-        found = mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask=mask.astype(q.dtype))
+        found = attend(q, k, v, scale, mask)
         return self.output(found.transpose(0, 2, 1, 3).reshape(x.shape))
 
 
@@ -154,7 +155,7 @@ class ModernBertLayer(nn.Module):
             mx.fast.rope(a, width, traditional=False, base=self._base, scale=1.0, offset=0) for a in (q, k)
         )
         scale = 1 / math.sqrt(width)
-        found = mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask=mask.astype(q.dtype))
+        found = attend(q, k, v, scale, mask)
         x = x + self.Wo(found.transpose(0, 2, 1, 3).reshape(x.shape))
         value, gate = mx.split(self.mlp_in(self.mlp_norm(x)), 2, axis=-1)
         return x + self.mlp_out(self._activate(value) * gate)
