@@ -52,14 +52,15 @@ class RunLine:
     @property
     def finish(self) -> str | None:
         """Why the answer ended, in the words of its API (`stop`, `length`, `end_turn`, `completed`); None
-        for a failed line."""
+        for a failed line, and for embeddings and scores."""
         if self.record["error"] is not None:
             return None
         body = self.record["response"]["body"]
         if "choices" in body:
             return str(body["choices"][0].get("finish_reason"))
         reason = (body.get("incomplete_details") or {}).get("reason")
-        return str(reason or body.get("stop_reason") or body.get("status"))
+        found = reason or body.get("stop_reason") or body.get("status")
+        return None if found is None else str(found)
 
     @property
     def error(self) -> str | None:
@@ -69,11 +70,12 @@ class RunLine:
 
 
 def _extract_reasoning(body: Mapping[str, Any]) -> str | None:
-    """The reasoning of a response body's first choice, of a response or of a message."""
+    """The reasoning of a response body's first choice, of a response or of a message; embeddings and scores
+    have none."""
     if "choices" in body:
         found = (body["choices"][0].get("message") or {}).get("reasoning_content")
         return found if isinstance(found, str) else None
-    items = body["output"] if "output" in body else body["content"]
+    items = body.get("output", body.get("content", ()))
     texts = [item["thinking"] for item in items if item["type"] == "thinking"]
     for item in items:
         if item["type"] == "reasoning":

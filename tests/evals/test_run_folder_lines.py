@@ -41,6 +41,12 @@ def test_a_plain_completion_has_no_reasoning() -> None:
     assert (line.answer, line.reasoning, line.finish) == ("42", None, "stop")
 
 
+@pytest.mark.parametrize("name", ["data", "results"])
+def test_embeddings_and_scores_have_neither_reasoning_nor_a_reason_to_end(name: str) -> None:
+    line = make_line({name: [{"index": 0}], "usage": {"prompt_tokens": 2}})
+    assert (line.answer, line.reasoning, line.finish) == ('[{"index": 0}]', None, None)
+
+
 def test_scores_may_be_fractions() -> None:
     line = make_line(CHAT, eval={"score": 0.25, "group": "sums"})
     assert (line.score, line.group) == (0.25, "sums")
