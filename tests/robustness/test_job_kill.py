@@ -212,10 +212,11 @@ async def test_a_flipped_byte_of_a_killed_job_is_noticed(tmp_path: Path, start: 
     assert not any(b"sAy" in line for line in after)
 
 
-def stubborn(job: Path, pause: float, seconds: float) -> None:
-    """A job whose engine does not let go."""
+def stubborn(job: Path, pause: float, seconds: float, grace: float = 600.0) -> None:
+    """A job whose engine does not let go; after a signal it is waited for `grace` seconds."""
     import asyncio
 
+    import mlxrun.batch.stop_signals
     from tests.helpers.batch_fakes import FakeClient
 
     async def close(self: FakeClient) -> None:
@@ -223,6 +224,7 @@ def stubborn(job: Path, pause: float, seconds: float) -> None:
         await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, time.sleep, seconds))
 
     FakeClient.close = close  # type: ignore[method-assign]
+    mlxrun.batch.stop_signals.GRACE = grace
     run_in_process(job, pause, stop_after=150)
 
 
@@ -254,10 +256,7 @@ def test_an_engine_that_does_not_let_go_is_left(tmp_path: Path, start: Any) -> N
 
 
 def impatient(job: Path, pause: float, seconds: float) -> None:
-    import mlxrun.batch.stop_signals
-
-    mlxrun.batch.stop_signals.GRACE = 0.2
-    stubborn(job, pause, seconds)
+    stubborn(job, pause, seconds, grace=0.2)
 
 
 def small_disk(job: Path, size: int) -> None:
