@@ -115,6 +115,16 @@ def test_a_condition_of_cells_of_a_suite(place: str, cells: list[str]) -> None:
         list(parse_condition("regression in m/add").find_reasons([make_comparison(10)]))
 
 
+def test_cells_of_two_models_are_found_by_a_pattern_of_the_model() -> None:
+    comparisons = [make_comparison(0, "add"), make_comparison(10, "sub")]
+    [reason] = parse_condition("score < 0.95 in */sub").find_reasons(comparisons)
+    assert reason == "sub: score < 0.95 in */sub: score is 0.9"
+    with pytest.raises(JobError, match=r"no cell 'm/sub' \(cells: add, sub\)"):
+        list(parse_condition("regression in m/sub").find_reasons(comparisons))
+    with pytest.raises(JobError, match=r"no cell '\*/sub' \(cells: these are two runs\)"):
+        list(parse_condition("regression in */sub").find_reasons([make_comparison(10)]))
+
+
 def test_a_group_that_is_not_there_is_named() -> None:
     with pytest.raises(JobError, match=r"there is no group 'sum' \(groups: rest of it, sums\)"):
         list(parse_condition("worse > 3 in sum").find_reasons([make_comparison(10)]))
