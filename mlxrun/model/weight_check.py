@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,10 @@ _OTHER_PARTS = re.compile(
     r"mtp|nextn|eagle|medusa|draft|vision|visual|image|img|video|vit$|vpm|audio|speech|whisper|talker|token2wav"
     r"|tts|projector|connector|resampler|aligner|merger|score|classifier|value_head|v_head|reward"
 )
+# In the layer behind the last one of models that draft with it; without these, the config has too few layers.
+_DRAFTING_LAYER = re.compile(r"(.*\.\d+)\.(eh_proj|enorm|hnorm|shared_head|nextn)\.")
 _WRAPPERS = {"model", "language_model", "transformer", "backbone", "text_model", "llm", "thinker"}
+_LOADING = threading.Lock()  # a class is changed for all threads
 
 
 def load_checked_weights(
@@ -45,7 +49,8 @@ def load_checked_weights(
     embedding is also its head, so that a head of its own is not used."""
     parameters = dict(tree_flatten(model.parameters()))
     unused = sorted(weights.keys() - parameters.keys())
-    harmful = [name for name in unused if not _is_harmless(model, name, tied)]
+    drafting = _list_drafting_layers(unused)
+    harmful = [name for name in unused if not _is_harmless(model, name, tied, drafting)]
     if harmful:
         raise ModelLoadError(
             f"{path}: the checkpoint has weights that are not in model {type(model).__module__}, "
@@ -69,7 +74,12 @@ def load_checked_weights(
 def check_loading(model_class: type[nn.Module], path: Path, tied: bool) -> Iterator[list[str]]:
     """While this runs, a model of the class takes its weights through `load_checked_weights`; the list gets
     the names of unused ones. The libraries build the model inside the function that loads it, and either
-    refuse all that they do not know or check nothing."""
+    refuse all that they do not know or check nothing. One thread loads at a time."""
+    with _LOADING:
+        yield from _replace_loading(model_class, path, tied)
+
+
+def _replace_loading(model_class: type[nn.Module], path: Path, tied: bool) -> Iterator[list[str]]:
     unused: list[str] = []
     own = model_class.__dict__.get("load_weights")
 
@@ -88,7 +98,11 @@ def check_loading(model_class: type[nn.Module], path: Path, tied: bool) -> Itera
             changed.load_weights = own
 
 
-def _is_harmless(model: nn.Module, name: str, tied: bool) -> bool:
+def _list_drafting_layers(names: Iterable[str]) -> set[str]:
+    return {found[1] for name in names if (found := _DRAFTING_LAYER.match(name))}
+
+
+def _is_harmless(model: nn.Module, name: str, tied: bool, drafting: set[str]) -> bool:
     """Whether the model computes the same without this weight."""
     if _BUFFERS.search(name):
         return True
@@ -97,8 +111,7 @@ def _is_harmless(model: nn.Module, name: str, tied: bool) -> bool:
     for depth, part in enumerate(parts):
         if isinstance(place, list):
             if not part.isdigit() or int(part) >= len(place):
-                # A layer behind the last one, where checkpoints have the heads that draft.
-                return part.isdigit() and set(parts[: depth - 1]) <= _WRAPPERS
+                return ".".join(parts[: depth + 1]) in drafting
             place = place[int(part)]
         elif isinstance(place, nn.Module) and part in place:
             place = place[part]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from mlx.utils import tree_flatten
 
 from mlxrun.errors import ModelLoadError
-from mlxrun.model.weight_check import check_loading, load_checked_weights
+from mlxrun.model.weight_check import _LOADING, check_loading, load_checked_weights
 
 
 class TinyLayer(nn.Module):
@@ -43,7 +44,7 @@ def make_weights(**more: mx.array) -> dict[str, mx.array]:
 HARMLESS = [
     "model.layers.0.proj.rotary_emb.inv_freq",
     "model.layers.1.k_scale",
-    "model.layers.2.proj.weight",
+    "model.layers.2.eh_proj.weight",
     "model.mtp.0.norm.weight",
     "mtp.fc.weight",
     "vision_tower.blocks.0.weight",
@@ -53,6 +54,8 @@ HARMLESS = [
 HARMFUL = [
     "model.layers.0.proj.bias",
     "model.layers.0.q_norm.weight",
+    "model.layers.0.eh_proj.weight",
+    "model.layers.2.proj.weight",
     "model.layers.0.vision_gate.weight",
     "model.embed_norm.weight",
     "model.stranger.weight",
@@ -75,6 +78,17 @@ def test_what_cannot_matter_is_reported(name: str, caplog: pytest.LogCaptureFixt
 def test_what_might_matter_is_refused_by_name(name: str) -> None:
     with pytest.raises(ModelLoadError, match=rf"m: the checkpoint has weights .*not in model.*: {name}$"):
         load_checked_weights(TinyCausalModel(), make_weights() | {name: mx.ones((2,))}, Path("m"))
+
+
+def test_the_layer_that_drafts_is_behind_the_last_one() -> None:
+    """With all that it has; a layer between it and the model's last one means that the config has too few."""
+    names = {"model.layers.2.enorm.weight", "model.layers.2.proj.weight"}
+    extra = {name: mx.ones((2,)) for name in names}
+    assert load_checked_weights(TinyCausalModel(), make_weights() | extra, Path("m")) == tuple(sorted(names))
+    extra = {name.replace("2", "3"): value for name, value in extra.items()}
+    more = make_weights(model__layers__2__proj__weight=mx.ones((2, 2)))
+    with pytest.raises(ModelLoadError, match=r"might be wrong: model\.layers\.2\.proj\.weight$"):
+        load_checked_weights(TinyCausalModel(), more | extra, Path("m"))
 
 
 def test_a_head_of_a_tied_model_is_not_used() -> None:
@@ -108,3 +122,20 @@ def test_the_class_is_as_before_afterwards() -> None:
         with pytest.raises(ModelLoadError), check_loading(model_class, Path("m"), False):
             model_class().load_weights([])
         assert model_class.load_weights is before
+
+
+def test_two_threads_load_one_after_the_other() -> None:
+    """Else the class would keep what the second one found, which is the first one's way."""
+    before, entered = TinyCausalModel.load_weights, threading.Event()
+
+    def load() -> None:
+        with check_loading(TinyCausalModel, Path("second"), False):
+            entered.set()
+
+    thread = threading.Thread(target=load)
+    with check_loading(TinyCausalModel, Path("first"), False):
+        thread.start()
+        assert _LOADING.locked() and not entered.is_set()
+    thread.join()
+    assert entered.is_set() and not _LOADING.locked()
+    assert TinyCausalModel.load_weights is before

@@ -111,7 +111,7 @@ def test_scaled_rotary_periods_are_those_of_the_file(tmp_path: Path, monkeypatch
 def test_a_tensor_that_is_missing_is_named(tmp_path: Path) -> None:
     _, file = make(tmp_path, "llama")
     data = file.read_bytes()
-    file.write_bytes(data.replace(b"blk.1.ffn_up.weight", b"blk.9.ffn_up.weight"))
+    file.write_bytes(data.replace(b"blk.1.ffn_up.weight", b"vit.1.ffn_up.weight"))
     with pytest.raises(ModelLoadError, match=r"missing weights: model\.layers\.1\.mlp\.up_proj\.weight"):
         run(file)
 
