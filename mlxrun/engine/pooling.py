@@ -28,6 +28,8 @@ class VectorRunner(Protocol):
     def max_rows(self) -> int: ...
     @property
     def max_tokens(self) -> int: ...
+    @property
+    def max_padding(self) -> int | None: ...
     def advance(self, batch: PoolingBatch, tokens: int) -> Sequence[bytes] | None: ...
     def close(self) -> None: ...
 
@@ -42,7 +44,7 @@ class PoolingSteps:
         max_errors: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.queue = PoolingQueue(runner.max_tokens, settings.max_queue, runner.max_rows)
+        self.queue = PoolingQueue(runner.max_tokens, settings.max_queue, runner.max_rows, runner.max_padding)
         self._runner = runner
         self._seconds = (settings.step_ms or 0) / 1000
         self._idle_tokens = settings.prefill_budget

@@ -35,12 +35,16 @@ class PoolingBatch:
 
 class PoolingQueue:
     """`max_tokens`: of a text; `max_queue`: waiting requests of clients, and as many in the background;
-    `max_rows`: texts in a batch."""
+    `max_rows`: texts in a batch; `max_padding`: tokens of padding that a text may add to its batch, None for
+    no limit but `MIN_FILLED`."""
 
-    def __init__(self, max_tokens: int, max_queue: int, max_rows: int = MAX_ROWS) -> None:
+    def __init__(
+        self, max_tokens: int, max_queue: int, max_rows: int = MAX_ROWS, max_padding: int | None = None
+    ) -> None:
         self._max_tokens = max_tokens
         self._max_queue = max_queue
         self._max_rows = max_rows
+        self._max_padding = max_padding
         self._waiting: dict[str, Request] = {}  # by arrival
         self._alone: set[str] = set()  # ids of requests whose batch failed: each is tried by itself
         self._batches: dict[bool, PoolingBatch] = {}  # under way, at most one in the background and one not
@@ -102,24 +106,29 @@ class PoolingQueue:
         return None
 
     def _pick_similar(self, waiting: Sequence[Request], max_tokens: int) -> tuple[Request, ...]:
-        """The oldest request and those next to it by length; in the order of their lengths."""
+        """The oldest request and those next to it by length, that with the least padding first; in the order
+        of their lengths."""
         if self._max_rows == 1 or waiting[0].id in self._alone:
             return (waiting[0],)
         by_length = sorted((r for r in waiting if r.id not in self._alone), key=lambda r: len(r.prompt))
         lengths = [len(request.prompt) for request in by_length]
-        start = stop = by_length.index(waiting[0])
-        stop += 1
+        start = by_length.index(waiting[0])
+        stop = start + 1
         total = lengths[start]
-        while stop - start < self._max_rows and (start > 0 or stop < len(lengths)):
-            shorter = lengths[start] - lengths[start - 1] if start > 0 else None
-            longer = lengths[stop] - lengths[stop - 1] if stop < len(lengths) else None
-            take_longer = longer is not None and (shorter is None or longer <= shorter)
-            total += lengths[stop] if take_longer else lengths[start - 1]
-            longest = lengths[stop] if take_longer else lengths[stop - 1]
-            padded = longest * (stop - start + 1)
+        while stop - start < min(self._max_rows, len(lengths)):
+            rows, longest = stop - start, lengths[stop - 1]
+            shorter = longest - lengths[start - 1] if start > 0 else None
+            longer = rows * (lengths[stop] - longest) if stop < len(lengths) else None
+            take_longer = shorter is None or (longer is not None and longer <= shorter)
+            padding = longer if take_longer else shorter
+            added = stop if take_longer else start - 1
+            total += lengths[added]
+            padded = max(longest, lengths[added]) * (rows + 1)
             if padded > max_tokens or total < MIN_FILLED * padded:
                 break
-            start, stop = (start, stop + 1) if take_longer else (start - 1, stop)
+            if self._max_padding is not None and padding is not None and padding > self._max_padding:
+                break
+            start, stop = min(start, added), max(stop, added + 1)
         return tuple(by_length[start:stop])
 
     def finish(self, batch: PoolingBatch, vectors: Sequence[bytes]) -> list[TokenEvent]:

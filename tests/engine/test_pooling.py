@@ -21,7 +21,7 @@ from tests.helpers.text_models import build
 class FakeVectorRunner:
     """Takes a millisecond of a fake clock for each token, and fails for texts that begin with 13."""
 
-    max_rows, max_tokens = 256, 10_000
+    max_rows, max_tokens, max_padding = 256, 10_000, None
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -142,5 +142,4 @@ def test_the_time_between_texts_and_a_chat_is_that_of_no_step(
         while engine.busy:
             engine.step()
         clock.now += 1000
-    engine.close()
     assert len(seconds) > 10 and not any(seconds)

@@ -14,9 +14,11 @@ def make(name: str, size: int, background: bool = False) -> Request:
     return Request(name, tuple(range(size)), params, pooled=True, background=background)
 
 
-def fill(*sizes: int, max_rows: int = 256, background: bool = False) -> PoolingQueue:
+def fill(
+    *sizes: int, max_rows: int = 256, max_padding: int | None = None, background: bool = False
+) -> PoolingQueue:
     """A queue with a request for each size, named by its place."""
-    queue = PoolingQueue(1000, 100, max_rows)
+    queue = PoolingQueue(1000, 100, max_rows, max_padding)
     for at, size in enumerate(sizes):
         queue.add(make(str(at), size, background))
     return queue
@@ -52,6 +54,13 @@ def test_a_batch_is_at_most_half_padding_and_within_the_budget() -> None:
     assert run_all(fill(10, 100, 100), 150) == [["0"], ["1"], ["2"]]
     assert run_all(fill(30, 30, 30, 30), 100) == [["0", "1", "2"], ["3"]]
     assert run_all(fill(5, 5, 5), 10) == [["0", "1"], ["2"]]
+
+
+def test_a_text_adds_little_padding_where_padding_costs() -> None:
+    assert run_all(fill(50, 55, 60, 70), 1000) == [["0", "1", "2", "3"]]
+    assert run_all(fill(50, 55, 60, 70, max_padding=10), 1000) == [["0", "1", "2"], ["3"]]
+    assert run_all(fill(70, 60, 55, 50, max_padding=10), 1000) == [["1", "0"], ["3", "2"]]
+    assert run_all(fill(20, 10, 22, 19, max_padding=9), 1000) == [["3", "0", "2"], ["1"]]
 
 
 def test_the_oldest_request_is_always_next() -> None:
