@@ -18,7 +18,7 @@ RULES: list[tuple[tuple[str, ...], Rule]] = []
 
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+")
 _NAME = re.compile(r"[\w.-]{1,64}")
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
 def reads(*keys: str) -> Callable[[Rule], Rule]:

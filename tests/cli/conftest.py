@@ -19,7 +19,7 @@ def fake_engine(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
 
     async def start(config: Any, host: Any) -> FakeClient:
         started.append(config)
-        if config.model.path == "broken":
+        if config.model.path == "org/broken":
             raise ModelLoadError("model.path: broken")
         return FakeClient(FakeModelInfo())
 

@@ -76,7 +76,7 @@ def test_exit_codes(tmp_path: Path, fake_engine: list[Config], capsys: pytest.Ca
     err = capsys.readouterr().err
     assert f"{job}:2: not JSON: Expecting value at column 1" in err
     assert f"{job}:4: temprature: " in err
-    assert main(["batch", str(job), "--fresh", "--set", "model.path=broken"]) == 3
+    assert main(["batch", str(job), "--fresh", "--set", "model.path=org/broken"]) == 3
     assert "mlxrun: model.path: broken" in capsys.readouterr().err
     assert main(["batch", str(tmp_path / "none.jsonl")]) == 2
     assert "none.jsonl: cannot read the job file" in capsys.readouterr().err

@@ -132,6 +132,7 @@ def test_bytes_of_no_store_do_nothing() -> None:
         ),
         ("model: {path: ./nope}", "1:15: model.path: "),
         ("model: {path: a b}", "1:15: model.path: 'a b' is neither 'embedded' nor a folder nor a hub id"),
+        ("model: {path: embeded}", "1:15: model.path: 'embeded' is neither 'embedded' nor a folder"),
         ("model: {path: a/b/c}", "1:15: model.path: 'a/b/c' is neither"),
         ("model: {path: tiny.gguf}", "1:15: model.path: "),
         ("model: {adapter: nope}", "1:18: model.adapter: "),
