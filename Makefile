@@ -17,7 +17,7 @@ test: lint clients
 	$(BIN)/pytest -q $(PYTEST_ARGS)
 
 # The quick tests: no servers, no kills, no evals, no generated cases, and no sweeps over families, formats and fields.
-APART := parity clients robustness server bench benchmarks tools model/snapshot model/test_probe.py \
+APART := parity clients robustness server bench benchmarks tools model/snapshot model/probe \
   model/test_weight_form.py model/vision/test_features.py structured/test_matcher.py parsers/families \
   engine/test_engine_real_models.py helpers/test_fixtures.py api/test_body_schema_numbers.py \
   api/test_body_schema_ignored.py batch/test_line_index.py batch/test_reconciliation.py \
