@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlxrun.errors import RequestError
-from mlxrun.text.field_errors import check_type, quote, reject_unsupported
+from mlxrun.text.field_errors import check_type, quote, reject, reject_unsupported
 
 Json = dict[str, Any]
 PDF = "application/pdf"
@@ -65,7 +65,11 @@ async def inline_file_parts(body: Any, read_file: ReadFile, max_bytes: int) -> A
         in_chat = part["type"] == "file"
         where = f"{name}[{i}].{field}[{j}]{'.file' if in_chat else ''}.file_id"
         file = dict(part["file"] if in_chat else part)
-        content = await read_content(file.pop("file_id"), where, read_file, max_bytes)
+        file_id = file.pop("file_id")
+        for other in ("file_data", "file_url"):
+            if file.get(other) is not None:
+                reject(where, f"not together with {other}")
+        content = await read_content(file_id, where, read_file, max_bytes)
         max_bytes -= len(content.data)
         if content.plain_type != PDF:
             reject_unsupported(where, f"the file is {quote(content.plain_type)}, and only {PDF} is read")

@@ -274,8 +274,7 @@ class _MessageReader:
         known = self._select(value, ("file_data", "file_id", "filename"), param)
         if known.get("file_id") is not None:
             reject_unsupported(f"{param}.file_id", "stored files are not read here; send file_data")
-        param = f"{param}.file_data"
-        return DocumentRef(check_type(known.get("file_data"), str, param), param)
+        return DocumentRef(get_required(known, "file_data", str, param), f"{param}.file_data")
 
 
 def _read_role(message: Message, param: str) -> str:

@@ -93,3 +93,17 @@ def test_all_files_together_have_the_size_of_a_body() -> None:
 async def test_one_file() -> None:
     found = await read_content("pdf", "p", read_file, 10**6)
     assert (found.data, found.plain_type) == (PDF, "application/pdf")
+
+
+@pytest.mark.parametrize(
+    ("body", "where"),
+    [
+        (chat({"file_id": "pdf", "file_data": "x"}), "messages[1].content[1].file.file_id"),
+        (response({"file_id": "pdf", "file_url": "http://x/a.pdf"}), "input[0].content[0].file_id"),
+    ],
+)
+def test_two_files_in_one_part(body: Any, where: str) -> None:
+    """Neither is chosen silently."""
+    with pytest.raises(RequestError, match="not together with file_") as caught:
+        inline(body)
+    assert caught.value.param == where

@@ -185,7 +185,7 @@ def test_tokens_are_counted(openai_client: OpenAI) -> None:
 def test_a_wrong_body(openai_client: OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         ask(openai_client, [{"role": "user", "content": [{"type": "input_file", "file_id": "f"}]}])
-    assert caught.value.param == "input[0].content[0].type"
+    assert caught.value.param == "input[0].content[0].file_id"
 
 
 def test_cancelling_a_stream(openai_client: OpenAI, served: ModelServer) -> None:

@@ -398,11 +398,13 @@ def test_any_order_of_prompts_with_images(zoo: Zoo, family: str) -> None:
 
 
 @pytest.fixture
-def warm(zoo: Zoo) -> Iterator[Callable[[str], bool]]:
-    """Whether a warm answer differs from the cold one."""
+def warm(zoo: Zoo) -> Iterator[Callable[..., bool]]:
+    """Whether a warm answer differs from the cold one. `plant`: plants a bug, once the model is loaded: the
+    probe would find it."""
 
-    def differs(family: str) -> bool:
+    def differs(family: str, plant: Callable[[], None] = lambda: None) -> bool:
         engine = engine_driver.make_real_engine(zoo.text(family))
+        plant()
         once(engine, ask("cold", BASE))
         event = once(engine, ask("warm", (*BASE, *OTHER[:9])))
         assert event.num_cached_tokens > 0
@@ -411,7 +413,7 @@ def warm(zoo: Zoo) -> Iterator[Callable[[str], bool]]:
     yield differs
 
 
-def test_a_dropped_state_is_noticed(warm: Callable[[str], bool], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dropped_state_is_noticed(warm: Callable[..., bool], monkeypatch: pytest.MonkeyPatch) -> None:
     restore = SnapshotCodec.restore
 
     def without(self: Any, hit: Any, capacity: int, new: list[Any]) -> list[Any]:
@@ -422,13 +424,12 @@ def test_a_dropped_state_is_noticed(warm: Callable[[str], bool], monkeypatch: py
         return cache
 
     assert not warm("qwen3_next")
-    monkeypatch.setattr(SnapshotCodec, "restore", without)
-    assert warm("qwen3_next")
+    assert warm("qwen3_next", lambda: monkeypatch.setattr(SnapshotCodec, "restore", without))
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3_text"])
 def test_a_wrong_delta_is_noticed(
-    warm: Callable[[str], bool], monkeypatch: pytest.MonkeyPatch, family: str
+    warm: Callable[..., bool], monkeypatch: pytest.MonkeyPatch, family: str
 ) -> None:
     delta = SnapshotCodec.copy_delta
 
@@ -436,8 +437,7 @@ def test_a_wrong_delta_is_noticed(
         return delta(self, view, max(start - 1, 0), stop - int(start > 0))
 
     assert not warm(family)
-    monkeypatch.setattr(SnapshotCodec, "copy_delta", shifted)
-    assert warm(family)
+    assert warm(family, lambda: monkeypatch.setattr(SnapshotCodec, "copy_delta", shifted))
 
 
 def test_an_ignored_image_is_noticed(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:

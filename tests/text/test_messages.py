@@ -133,7 +133,7 @@ def test_tool_arguments_become_objects(arguments: Any, expected: Any) -> None:
         ([user([{"type": "image_url", "image_url": URL}])], "messages[0].content[0].image_url", "string"),
         ([user([{"type": "image_url", "image_url": {}}])], "messages[0].content[0].image_url.url", "null"),
         ([user([{"type": "file"}])], "messages[0].content[0].file", "expected object"),
-        ([user([{"type": "file", "file": {}}])], "messages[0].content[0].file.file_data", "null"),
+        ([user([{"type": "file", "file": {}}])], "messages[0].content[0].file.file_data", "missing"),
         ([user([file(file_id="f")])], "messages[0].content[0].file.file_id", "not read here"),
         ([{"role": "assistant", "content": [file()]}], "messages[0].content[0].type", "of tools only"),
         ([{"role": "system", "content": [image()]}], "messages[0].content[0].type", "of tools only"),
