@@ -133,14 +133,14 @@ class FamilyChecks:
 
     def _run_large_chunks(self) -> Iterator[CheckResult]:
         with self._open_engine(LARGEST_CHUNK) as engine:
-            yield self._run_alone(engine, LARGEST_CHUNK)
+            yield self._check_single_requests(engine, LARGEST_CHUNK)
             yield self._compare("together", engine, [(0, r) for r in self._requests.values()])
             late = [(5 * i % 13, request) for i, request in enumerate(self._requests.values())]
             yield self._compare("late join", engine, late)
 
     def _run_single_tokens(self) -> Iterator[CheckResult]:
         with self._open_engine(1, backend="memory", max_running=3) as engine:
-            yield self._run_alone(engine, 1)
+            yield self._check_single_requests(engine, 1)
             yield self._compare("snapshot", engine, self._list_again())
 
     def _run_preemption(self) -> Iterator[CheckResult]:
@@ -152,7 +152,7 @@ class FamilyChecks:
     def _run_disk(self) -> Iterator[CheckResult]:
         options = {"backend": "disk", "disk_path": str(self._scratch)}
         with self._open_engine(7, **options) as engine:
-            yield self._run_alone(engine, 7)
+            yield self._check_single_requests(engine, 7)
         with self._open_engine(7, **options) as engine:
             yield self._compare("disk", engine, self._list_again())
 
@@ -170,7 +170,7 @@ class FamilyChecks:
         finally:
             engine.prefix_cache.shutdown()
 
-    def _run_alone(self, engine: Engine, chunk: int) -> CheckResult:
+    def _check_single_requests(self, engine: Engine, chunk: int) -> CheckResult:
         results = [self._compare("", engine, [(0, request)]) for request in self._requests.values()]
         errors = [result.error for result in results if result.error is not None]
         worst = max(result.difference for result in results)
