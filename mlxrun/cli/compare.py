@@ -14,9 +14,9 @@ import click
 from mlxrun.errors import JobError
 
 if TYPE_CHECKING:
-    from mlxrun.evals.comparison import ComparisonSet
-    from mlxrun.evals.comparison_conditions import FailCondition
-    from mlxrun.evals.comparison_lines import PairingRules
+    from mlxrun.evals.comparisons.comparison import ComparisonSet
+    from mlxrun.evals.comparisons.comparison_conditions import FailCondition
+    from mlxrun.evals.comparisons.comparison_lines import PairingRules
 
 EPILOG = """\b
 Examples:
@@ -103,7 +103,7 @@ def command(
     """
     parsed = _parse_conditions(conditions, margin)
     rules = _make_rules(options)
-    from mlxrun.evals.comparison import compare_paths
+    from mlxrun.evals.comparisons.comparison import compare_paths
 
     found = compare_paths(
         first, second, rules=rules, margin=None if margin is None else margin / 100, seed=seed
@@ -116,7 +116,7 @@ def command(
 
 
 def _parse_conditions(texts: Sequence[str], margin: float | None) -> list[FailCondition]:
-    from mlxrun.evals.comparison_conditions import parse_condition
+    from mlxrun.evals.comparisons.comparison_conditions import parse_condition
 
     try:
         parsed = [parse_condition(text) for text in texts]
@@ -129,7 +129,7 @@ def _parse_conditions(texts: Sequence[str], margin: float | None) -> list[FailCo
 
 
 def _make_rules(options: dict[str, Any]) -> PairingRules:
-    from mlxrun.evals.comparison_lines import PairingRules
+    from mlxrun.evals.comparisons.comparison_lines import PairingRules
 
     cluster: str | re.Pattern[str] | None = options["cluster"]
     if isinstance(cluster, str) and cluster != "group":
@@ -141,8 +141,8 @@ def _make_rules(options: dict[str, Any]) -> PairingRules:
 
 
 def _print_result(found: ComparisonSet, show: int, json_path: Path | None, reasons: Sequence[str]) -> None:
-    from mlxrun.evals.comparison_answers import read_flip_answers
-    from mlxrun.evals.comparison_table import open_console, print_comparison, print_summary
+    from mlxrun.evals.comparisons.comparison_answers import read_flip_answers
+    from mlxrun.evals.comparisons.comparison_table import open_console, print_comparison, print_summary
 
     answers = [read_flip_answers(each, show) for each in found.comparisons]
     if json_path is not None:

@@ -62,7 +62,7 @@ def command(run: Path, output: Path | None, fresh: bool, mixed: bool, model: str
     from mlxrun.batch.run_paths import JobPaths
     from mlxrun.errors import JobError
     from mlxrun.evals.replay import find_job, replay_job
-    from mlxrun.evals.run_folder import RunFolder
+    from mlxrun.evals.run_folders.run_folder import RunFolder
 
     earlier = find_job(RunFolder.open(run))
     name = earlier.paths.out.name.removesuffix(".jsonl").removesuffix(".out")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mlxrun.batch.line_answerer import LinePreparer
     from mlxrun.config.loading import LoadedConfig
     from mlxrun.config.settings import Config
-    from mlxrun.evals.run_folder import RunFolder
+    from mlxrun.evals.run_folders.run_folder import RunFolder
     from mlxrun.model.model_info import LoadedModelInfo
 
 MODEL_HELP = "Where the model's files are now, as model.path. Default: where they were."
@@ -47,7 +47,7 @@ def report_problems(run: RunFolder) -> bool:
 
 def report_progress(run: RunFolder) -> int:
     """Print how far a run is that is not done; the number of its finished lines."""
-    from mlxrun.evals.run_folder import DONE
+    from mlxrun.evals.run_folders.run_folder import DONE
 
     finished = run.count_lines()
     if run.state != DONE:

@@ -16,7 +16,7 @@ from mlxrun.scoring.eval_spec import MATCHES
 if TYPE_CHECKING:
     from mlxrun.config.loading import LoadedConfig
     from mlxrun.evals.judge import Judge
-    from mlxrun.evals.run_folder import RunFolder
+    from mlxrun.evals.run_folders.run_folder import RunFolder
     from mlxrun.scoring.score_groups import Scores
 
 EPILOG = """\b
@@ -77,7 +77,7 @@ def command(
     sets: tuple[str, ...],
 ) -> int:
     """Score the answers of RUN again without generating them."""
-    from mlxrun.evals.run_folder import open_runs
+    from mlxrun.evals.run_folders.run_folder import open_runs
 
     changes = dict(parse_field(each, "--eval") for each in fields) | (
         {} if match is None else {"match": match}

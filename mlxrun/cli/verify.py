@@ -18,7 +18,7 @@ from mlxrun.cli.run_setup import (
 
 if TYPE_CHECKING:
     from mlxrun.evals.replay import RunComparison
-    from mlxrun.evals.run_folder import RunFolder
+    from mlxrun.evals.run_folders.run_folder import RunFolder
 
 EPILOG = """\b
 Examples:
@@ -55,7 +55,7 @@ Exit codes: 0 verified; 1 something was changed, or a line came out differently;
 @click.option("--strict", is_flag=True, help="Count lines that differ as wrong in any case.")
 def command(run: Path, sample: int | None, is_all: bool, seed: int, model: str | None, strict: bool) -> int:
     """Check that RUN is as it was written, and that its lines come out the same again."""
-    from mlxrun.evals.run_folder import open_runs
+    from mlxrun.evals.run_folders.run_folder import open_runs
     from mlxrun.evals.verification import DEFAULT_SAMPLE
 
     if sample is not None and is_all:
@@ -70,7 +70,7 @@ def _verify(run: RunFolder, sample: int | None, seed: int, model: str | None, st
     import asyncio
 
     from mlxrun.batch.progress import pluralize
-    from mlxrun.evals.run_folder import DONE
+    from mlxrun.evals.run_folders.run_folder import DONE
     from mlxrun.evals.verification import choose_lines, make_serial_config, run_lines_again
 
     differs = report_machine(run)

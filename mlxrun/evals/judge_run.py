@@ -24,8 +24,8 @@ from mlxrun.errors import JobError
 from mlxrun.evals.judge import Judge, find_question
 from mlxrun.evals.judge_verdict import VerdictError
 from mlxrun.evals.rescoring import check_run, rescore
-from mlxrun.evals.run_folder import RUNNING, RunFolder
-from mlxrun.evals.run_folder_lines import RunLine
+from mlxrun.evals.run_folders.run_folder import RUNNING, RunFolder
+from mlxrun.evals.run_folders.run_folder_lines import RunLine
 from mlxrun.scoring.answer_text import extract_answers, is_cut
 from mlxrun.scoring.eval_spec import EvalReader, count_choices
 from mlxrun.scoring.score_groups import Scores

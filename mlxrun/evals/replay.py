@@ -21,8 +21,8 @@ from mlxrun.config.conversion import build_config, hash_config, to_plain
 from mlxrun.config.settings import Config
 from mlxrun.errors import JobError
 from mlxrun.evals.replay_difference import LineDifference, describe_difference
-from mlxrun.evals.run_folder import DONE, RunFolder
-from mlxrun.evals.run_folder_lines import RunLine
+from mlxrun.evals.run_folders.run_folder import DONE, RunFolder
+from mlxrun.evals.run_folders.run_folder_lines import RunLine
 
 _SECTIONS = ("model", "engine", "scheduler", "cache", "sampling", "parsers", "structured", "media", "batch")
 

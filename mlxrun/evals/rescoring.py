@@ -17,9 +17,9 @@ from mlxrun.batch.manifest import hash_file, write_json, write_scores
 from mlxrun.batch.reconciliation import Reconciler
 from mlxrun.batch.run_paths import lock_run_folder
 from mlxrun.errors import JobError
-from mlxrun.evals.run_folder import DONE as DONE_RUN
-from mlxrun.evals.run_folder import RunFolder
-from mlxrun.evals.run_folder_records import RunProblem
+from mlxrun.evals.run_folders.run_folder import DONE as DONE_RUN
+from mlxrun.evals.run_folders.run_folder import RunFolder
+from mlxrun.evals.run_folders.run_folder_records import RunProblem
 from mlxrun.scoring.eval_spec import EvalReader
 from mlxrun.scoring.score_groups import Scores
 

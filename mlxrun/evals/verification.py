@@ -20,8 +20,8 @@ from mlxrun.batch.run_paths import JobPaths
 from mlxrun.batch.stop_signals import StopSignals
 from mlxrun.config.settings import Config
 from mlxrun.evals.replay import RunComparison, compare_lines
-from mlxrun.evals.run_folder import RunFolder
-from mlxrun.evals.run_folder_lines import RunLine
+from mlxrun.evals.run_folders.run_folder import RunFolder
+from mlxrun.evals.run_folders.run_folder_lines import RunLine
 
 DEFAULT_SAMPLE = 20
 

@@ -11,7 +11,7 @@ import pytest
 from mlxrun.cli import run_setup
 from mlxrun.cli.main import main
 from mlxrun.errors import JobError
-from mlxrun.evals.run_folder import RunFolder
+from mlxrun.evals.run_folders.run_folder import RunFolder
 from tests.helpers.batch_fakes import chats, write_job
 from tests.helpers.tokenizers import FakeModelInfo
 

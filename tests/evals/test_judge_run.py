@@ -14,7 +14,7 @@ from mlxrun.batch.stop_signals import StopSignals
 from mlxrun.errors import JobError
 from mlxrun.evals.judge import Judge, parse_judge
 from mlxrun.evals.judge_run import run_judge
-from mlxrun.evals.run_folder import RunFolder
+from mlxrun.evals.run_folders.run_folder import RunFolder
 from mlxrun.scheduler.request import Request, TokenEvent
 from mlxrun.scoring.score_groups import Scores
 from tests.helpers.batch_fakes import Bench, FakeClient, by_id, chat, chats, make_config, read, write_job

@@ -17,7 +17,7 @@ from mlxrun.batch.run_paths import JobPaths
 from mlxrun.config.settings import EngineSettings, SamplingSettings
 from mlxrun.errors import JobError
 from mlxrun.evals.replay import check_model, find_job, list_machine_differences, rebuild_config, replay_job
-from mlxrun.evals.run_folder import RunFolder
+from mlxrun.evals.run_folders.run_folder import RunFolder
 from tests.helpers.batch_fakes import MIXED, Bench, FakeClient, chats, write_job
 from tests.helpers.tokenizers import DIGESTS, FakeModelInfo
 

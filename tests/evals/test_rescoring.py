@@ -12,7 +12,7 @@ from mlxrun.batch.manifest import hash_file
 from mlxrun.batch.output_records import BatchStamp
 from mlxrun.errors import JobError
 from mlxrun.evals.rescoring import check_run, rescore
-from mlxrun.evals.run_folder import RunFolder
+from mlxrun.evals.run_folders.run_folder import RunFolder
 from mlxrun.scoring.eval_spec import EvalReader
 from mlxrun.scoring.verdict import ScoredAnswer, Verdict
 from tests.helpers.batch_fakes import Bench, by_id, chat, chats, edit_line, finish_job, read, write_job

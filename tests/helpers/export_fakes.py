@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mlxrun.evals.exports.exported_run import ExportedRun, ExportNames
-from mlxrun.evals.run_folder import RunFolder
+from mlxrun.evals.run_folders.run_folder import RunFolder
 from tests.helpers.batch_fakes import Bench, chat, write_job
 
 LINES: list[Any] = [

@@ -11,7 +11,7 @@ from mlxrun.evals.exports.exported_run import ExportedRun, ExportNames
 from mlxrun.evals.exports.inspect_log import SUFFIXES, write_inspect_log
 from mlxrun.evals.exports.lm_eval_files import write_lm_eval_files
 from mlxrun.evals.exports.model_card import write_model_card
-from mlxrun.evals.run_folder import open_runs
+from mlxrun.evals.run_folders.run_folder import open_runs
 
 INSPECT, LM_EVAL, EVERY_EVAL_EVER, MODEL_CARD = FORMATS = (
     "inspect",

@@ -10,7 +10,7 @@ from typing import Any
 from mlxrun.batch.job_file import JobLine
 from mlxrun.batch.output_records import read_usage
 from mlxrun.evals.prompt_messages import PromptMessage, list_messages
-from mlxrun.evals.run_folder_lines import RunLine
+from mlxrun.evals.run_folders.run_folder_lines import RunLine
 from mlxrun.scoring.answer_text import extract_answers
 from mlxrun.scoring.likeliest import sum_continuations
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from mlxrun.errors import JobError
 from mlxrun.evals.exports.exported_line import ExportedLine
-from mlxrun.evals.run_folder import DONE, RUNNING, RunFolder
-from mlxrun.evals.run_folder_paths import find_cell
+from mlxrun.evals.run_folders.run_folder import DONE, RUNNING, RunFolder
+from mlxrun.evals.run_folders.run_folder_paths import find_cell
 from mlxrun.scoring.intervals import ConfidenceInterval, ScoreMean
 
 Json = dict[str, Any]

@@ -11,8 +11,8 @@ from markupsafe import Markup
 
 from mlxrun.batch.progress import pluralize
 from mlxrun.errors import JobError
-from mlxrun.evals.comparison import ComparedGroup, Comparison, ComparisonSet, compare_paths
-from mlxrun.evals.comparison_lines import PairingRules
+from mlxrun.evals.comparisons.comparison import ComparedGroup, Comparison, ComparisonSet, compare_paths
+from mlxrun.evals.comparisons.comparison_lines import PairingRules
 from mlxrun.evals.reports.charts import draw_axis, draw_interval
 from mlxrun.evals.reports.shown_text import format_bounds, format_points
 

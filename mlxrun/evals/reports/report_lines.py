@@ -13,7 +13,7 @@ from mlxrun.batch.line_times import LineTiming
 from mlxrun.batch.output_records import ID_PREFIX, read_usage
 from mlxrun.evals.prompt_messages import list_messages
 from mlxrun.evals.reports.thumbnails import Thumbnails
-from mlxrun.evals.run_folder_lines import RunLine
+from mlxrun.evals.run_folders.run_folder_lines import RunLine
 from mlxrun.scoring.answer_text import extract_answers, is_cut
 
 RIGHT, PARTLY, WRONG, FAILED, UNSCORED, ABSENT = "c", "p", "w", "f", "u", "-"  # marks of a line in a run

@@ -16,7 +16,7 @@ from typing import Any
 from mlxrun.batch.manifest_environment import list_versions
 from mlxrun.batch.progress import format_now
 from mlxrun.batch.run_paths import wrap_write_errors, write_atomically
-from mlxrun.evals.run_folder_paths import find_cell
+from mlxrun.evals.run_folders.run_folder_paths import find_cell
 from mlxrun.evals.suites.matrix import Cell
 from mlxrun.evals.suites.suite_file import SuiteFile
 

@@ -13,7 +13,7 @@ from jsonschema import Draft7Validator, ValidationError
 
 from mlxrun.evals.exports.every_eval_ever import SCHEMA_VERSION, TOTAL, write_every_eval_ever
 from mlxrun.evals.exports.exported_run import ExportedRun, ExportNames
-from mlxrun.evals.run_folder import RunFolder
+from mlxrun.evals.run_folders.run_folder import RunFolder
 from tests.helpers.batch_fakes import Bench, chats, write_job
 from tests.helpers.export_fakes import SCORED, finish_rich_job
 

@@ -9,7 +9,7 @@ import pytest
 
 from mlxrun.errors import JobError
 from mlxrun.evals.exports.exported_run import ExportedRun, ExportNames
-from mlxrun.evals.run_folder import RunFolder
+from mlxrun.evals.run_folders.run_folder import RunFolder
 from tests.helpers.batch_fakes import Bench, chat, chats, edit_line, write_job
 from tests.helpers.export_fakes import LINES, SCORED, finish_rich_job, open_export
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from mlxrun.evals.comparison import compare_paths
-from mlxrun.evals.comparison_lines import PairingRules
+from mlxrun.evals.comparisons.comparison import compare_paths
+from mlxrun.evals.comparisons.comparison_lines import PairingRules
 from mlxrun.evals.reports.difference import describe_difference, format_p
 from tests.helpers.batch_fakes import chat, chats
 from tests.helpers.report_jobs import run_lines, run_other_answers

@@ -7,10 +7,10 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from mlxrun.batch.job_file import JobLine
-from mlxrun.evals.comparison import Comparison
+from mlxrun.evals.comparisons.comparison import Comparison
 from mlxrun.evals.prompt_messages import list_messages
-from mlxrun.evals.run_folder import RunFolder
-from mlxrun.evals.run_folder_lines import RunLine
+from mlxrun.evals.run_folders.run_folder import RunFolder
+from mlxrun.evals.run_folders.run_folder_lines import RunLine
 
 
 @dataclass(frozen=True, slots=True)

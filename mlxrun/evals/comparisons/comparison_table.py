@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TextIO
 
 from mlxrun.batch.progress import pluralize
-from mlxrun.evals.comparison import ComparedGroup, Comparison, Flip
-from mlxrun.evals.comparison_answers import FlipAnswers
-from mlxrun.evals.run_folder import DONE
+from mlxrun.evals.comparisons.comparison import ComparedGroup, Comparison, Flip
+from mlxrun.evals.comparisons.comparison_answers import FlipAnswers
+from mlxrun.evals.run_folders.run_folder import DONE
 from mlxrun.scoring.intervals import ConfidenceInterval
 
 if TYPE_CHECKING:

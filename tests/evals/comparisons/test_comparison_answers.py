@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mlxrun.evals.comparison import compare_paths
-from mlxrun.evals.comparison_answers import FlipAnswers, read_flip_answers
-from mlxrun.evals.run_folder import RunFolder
+from mlxrun.evals.comparisons.comparison import compare_paths
+from mlxrun.evals.comparisons.comparison_answers import FlipAnswers, read_flip_answers
+from mlxrun.evals.run_folders.run_folder import RunFolder
 from tests.helpers.batch_fakes import chat
 from tests.helpers.eval_runs import HAS_X, run_lines, sampled_chats
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 from mlxrun.errors import JobError
-from mlxrun.evals.comparison import ComparedGroup, Comparison
+from mlxrun.evals.comparisons.comparison import ComparedGroup, Comparison
 
 _VALUES: dict[str, Callable[[ComparedGroup], float]] = {
     "score": lambda group: group.result.second,

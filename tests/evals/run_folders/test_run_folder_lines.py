@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mlxrun.evals.run_folder_lines import RunLine
+from mlxrun.evals.run_folders.run_folder_lines import RunLine
 
 CHAT = {"choices": [{"message": {"content": "42", "reasoning_content": "So"}, "finish_reason": "length"}]}
 RESPONSE = {

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mlxrun.errors import JobError
-from mlxrun.evals.run_folder import RunFolder
+from mlxrun.evals.run_folders.run_folder import RunFolder
 
 _NAMED = 5  # cells in an error
 

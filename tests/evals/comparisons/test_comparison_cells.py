@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from mlxrun.errors import JobError
-from mlxrun.evals.comparison_cells import match_cells, remove_seed
-from mlxrun.evals.run_folder import RunFolder
+from mlxrun.evals.comparisons.comparison_cells import match_cells, remove_seed
+from mlxrun.evals.run_folders.run_folder import RunFolder
 
 
 def make_runs(*names: str) -> list[RunFolder]:

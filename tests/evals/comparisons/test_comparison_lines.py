@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from mlxrun.errors import JobError
-from mlxrun.evals.comparison import ANY_SAME_LINE
-from mlxrun.evals.comparison_lines import PairedLines, PairingRules
-from mlxrun.evals.run_folder import RunFolder
+from mlxrun.evals.comparisons.comparison import ANY_SAME_LINE
+from mlxrun.evals.comparisons.comparison_lines import PairedLines, PairingRules
+from mlxrun.evals.run_folders.run_folder import RunFolder
 from tests.helpers.batch_fakes import chat, edit_line
 from tests.helpers.eval_runs import HAS_X, run_lines, sampled_chats
 

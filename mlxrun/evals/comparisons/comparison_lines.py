@@ -17,8 +17,8 @@ from mlxrun.batch.job_file import JobLine
 from mlxrun.batch.line_keys import LineKeys, digest_short, dump_canonical
 from mlxrun.batch.progress import pluralize
 from mlxrun.errors import JobError
-from mlxrun.evals.run_folder import DONE, RunFolder
-from mlxrun.evals.run_folder_lines import RunLine
+from mlxrun.evals.run_folders.run_folder import DONE, RunFolder
+from mlxrun.evals.run_folders.run_folder_lines import RunLine
 
 _PROMPT = ("messages", "prompt", "input", "system", "instructions", "tools", "suffix")  # fields of bodies
 _NAMED = 5  # ids in an error; --json has no more, as nothing was compared

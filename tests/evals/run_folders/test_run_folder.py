@@ -13,7 +13,7 @@ import pytest
 
 from mlxrun.batch.output_records import BatchStamp
 from mlxrun.errors import JobError
-from mlxrun.evals.run_folder import RunFolder, open_runs
+from mlxrun.evals.run_folders.run_folder import RunFolder, open_runs
 from mlxrun.scoring.eval_spec import EvalReader
 from mlxrun.scoring.verdict import ScoredAnswer, Verdict
 from tests.helpers.batch_fakes import MIXED, Bench, chat, chats, edit_line, finish_job, write_job

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from mlxrun.errors import JobError
-from mlxrun.evals.comparison import ComparedGroup, Comparison
-from mlxrun.evals.comparison_cells import CellPair
-from mlxrun.evals.comparison_conditions import parse_condition
-from mlxrun.evals.comparison_lines import Mismatches
+from mlxrun.evals.comparisons.comparison import ComparedGroup, Comparison
+from mlxrun.evals.comparisons.comparison_cells import CellPair
+from mlxrun.evals.comparisons.comparison_conditions import parse_condition
+from mlxrun.evals.comparisons.comparison_lines import Mismatches
 from mlxrun.evals.statistics import compare_scores, compute_equivalence
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from mlxrun.errors import JobError
-from mlxrun.evals.comparison import compare_paths
-from mlxrun.evals.comparison_lines import PairingRules
-from mlxrun.evals.run_folder import RunFolder
+from mlxrun.evals.comparisons.comparison import compare_paths
+from mlxrun.evals.comparisons.comparison_lines import PairingRules
+from mlxrun.evals.run_folders.run_folder import RunFolder
 from mlxrun.evals.statistics import compare_scores
 from tests.helpers.batch_fakes import chat, chats
 from tests.helpers.eval_runs import HAS_X, run_lines, sampled_chats

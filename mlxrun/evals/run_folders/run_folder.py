@@ -20,9 +20,9 @@ from mlxrun.batch.line_keys import LineKeys, digest_settings, find_local_images
 from mlxrun.batch.manifest import hash_file
 from mlxrun.batch.run_paths import JobPaths
 from mlxrun.errors import JobError
-from mlxrun.evals.run_folder_lines import RunLine
-from mlxrun.evals.run_folder_paths import find_output, find_outputs, find_paths, read_manifest
-from mlxrun.evals.run_folder_records import OnProblem, RecordPlace, RecordTable, RunProblem
+from mlxrun.evals.run_folders.run_folder_lines import RunLine
+from mlxrun.evals.run_folders.run_folder_paths import find_output, find_outputs, find_paths, read_manifest
+from mlxrun.evals.run_folders.run_folder_records import OnProblem, RecordPlace, RecordTable, RunProblem
 from mlxrun.scoring.eval_spec import EvalReader
 
 DONE, RUNNING, UNFINISHED = "done", "running", "unfinished"  # states of a run

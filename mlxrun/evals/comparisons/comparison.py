@@ -14,10 +14,10 @@ from typing import Any
 
 from mlxrun.batch.progress import pluralize
 from mlxrun.errors import JobError
-from mlxrun.evals.comparison_cells import CellPair, match_cells
-from mlxrun.evals.comparison_differences import list_differences
-from mlxrun.evals.comparison_lines import Mismatches, PairedLine, PairedLines, PairingRules
-from mlxrun.evals.run_folder import open_runs
+from mlxrun.evals.comparisons.comparison_cells import CellPair, match_cells
+from mlxrun.evals.comparisons.comparison_differences import list_differences
+from mlxrun.evals.comparisons.comparison_lines import Mismatches, PairedLine, PairedLines, PairingRules
+from mlxrun.evals.run_folders.run_folder import open_runs
 from mlxrun.evals.statistics import (
     ALPHA,
     Equivalence,

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from mlxrun.evals.comparison import compare_paths
-from mlxrun.evals.comparison_answers import read_flip_answers
-from mlxrun.evals.comparison_lines import PairingRules
-from mlxrun.evals.comparison_table import format_p, open_console, print_comparison
+from mlxrun.evals.comparisons.comparison import compare_paths
+from mlxrun.evals.comparisons.comparison_answers import read_flip_answers
+from mlxrun.evals.comparisons.comparison_lines import PairingRules
+from mlxrun.evals.comparisons.comparison_table import format_p, open_console, print_comparison
 from tests.helpers.batch_fakes import chat
 from tests.helpers.eval_runs import run_lines, sampled_chats
 

@@ -1,0 +1,1 @@
+"""Two runs of the same lines: paired, compared, and put into a table."""
