@@ -1,0 +1,82 @@
+"""Recurrent states of all rows of a decode batch: one plain batch [rows, ...] for each STATE layer."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import mlx.core as mx
+
+from mlxrun.model.ragged import layer_caches
+from mlxrun.model.ragged.layer_caches import LayerKind, LayerView, flatten_caches, get_kind
+
+
+class RowStates:
+    """`layers`: all layer caches of the model, empty; those of kind STATE are held here, by their index."""
+
+    def __init__(self, layers: Sequence[Any]) -> None:
+        self._states = {i: layer for i, layer in enumerate(layers) if get_kind(layer) is LayerKind.STATE}
+
+    def reorder(
+        self, before: Sequence[str], after: Sequence[str], joining: Mapping[str, Sequence[Any]]
+    ) -> None:
+        """Bring the rows `before` and the caches of `joining` into the order of `after`; others leave."""
+        if not self._states:
+            return
+        position = {rid: i for i, rid in enumerate([*before, *joining])}
+        order = mx.array([position[rid] for rid in after], dtype=mx.int32)
+        joined = [flatten_caches(cache) for cache in joining.values()]
+        for layer, state in self._states.items():
+            state.cache = [
+                _reorder_state([old, *(caches[layer].cache[slot] for caches in joined)], order)
+                for slot, old in enumerate(state.cache)
+            ]
+
+    def make_layers(self, first: int, count: int, padding: int) -> dict[int, Any]:
+        """The layer caches of rows `first` to `first + count` and of so many dummy rows, by index."""
+        layers = {}
+        for i, state in self._states.items():
+            layers[i] = copy.copy(state)
+            rows = [a if a is None else a[first : first + count] for a in state.cache]
+            layers[i].cache = [_pad_rows(a, padding) for a in rows]
+        return layers
+
+    def read(self, caches: Sequence[Any], count: int) -> dict[int, list[mx.array | None]]:
+        """The states of the first `count` rows after a forward over `caches`."""
+        layers = flatten_caches(caches)  # a model may have replaced an object
+        return {i: [a if a is None else a[:count] for a in layers[i].cache] for i in self._states}
+
+    def replace(self, parts: Sequence[Mapping[int, list[mx.array | None]]]) -> None:
+        """Take over what `read` gave, one part after the other."""
+        for i, state in self._states.items():
+            slots = zip(*(part[i] for part in parts), strict=True)
+            state.cache = [_concatenate_states(slot) for slot in slots]
+
+    def view_row(self, position: int) -> dict[int, LayerView]:
+        """The states of one row, by index of the layer."""
+        return {
+            i: tuple(a if a is None else a[position : position + 1] for a in state.cache)
+            for i, state in self._states.items()
+        }
+
+    def list_arrays(self) -> list[mx.array]:
+        """All states, which the logits of the step that makes them do not consume."""
+        return [a for state in self._states.values() for a in layer_caches.list_arrays(state)]
+
+
+def _reorder_state(states: Sequence[mx.array | None], order: mx.array) -> mx.array | None:
+    """State arrays of all rows, one after the other, in a new order. None: a slot that is never filled."""
+    filled = [a for a in states if a is not None]
+    return mx.concatenate(filled, axis=0)[order] if filled else None
+
+
+def _concatenate_states(states: Sequence[mx.array | None]) -> mx.array | None:
+    filled = [a for a in states if a is not None]
+    return (filled[0] if len(filled) == 1 else mx.concatenate(filled, axis=0)) if filled else None
+
+
+def _pad_rows(array: mx.array | None, rows: int) -> mx.array | None:
+    if array is None or rows == 0:
+        return array
+    return mx.concatenate([array, mx.zeros((rows, *array.shape[1:]), array.dtype)], axis=0)
