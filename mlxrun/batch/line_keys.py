@@ -26,6 +26,7 @@ KEY_BYTES = 16
 SHORT_BYTES = 8
 _SCHEME = re.compile("[A-Za-z][A-Za-z0-9+.-]+:")  # data:, http: and others, which are refused
 _EVAL_FORMAT = 4  # of the `eval` in records; answers that were scored by another one are scored again
+_FRAMES = ("video_fps", "video_max_frames", "video_max_pixels")  # settings that choose frames
 _REMEMBERED = 4096  # image files whose digest is cached while a job is read
 
 
@@ -57,6 +58,10 @@ def collect_settings(config: Config, model_info: ModelInfo) -> dict[str, Any]:
         parts["pdf_dpi"] = config.media.pdf_dpi
     if config.structured.close_objects:
         parts["structured"] = asdict(config.structured)
+    if model_info.video_sampling is not None:
+        frames = {name: getattr(config.media, name) for name in _FRAMES}
+        if frames != {name: getattr(MediaSettings(), name) for name in _FRAMES}:
+            parts["video"] = frames
     if config.cache.stored_bits is not None and config.cache.backend != "none":
         parts["stored_bits"] = config.cache.stored_bits
     return parts
@@ -92,7 +97,7 @@ class LineKeys:
 
     def compute_key(self, line: JobLine) -> bytes:
         """The key of a valid line, of KEY_BYTES bytes."""
-        images = [self._digest_image(path) for path in _find_images(line.body)]
+        images = [self._digest_file(path, is_video) for path, is_video in _find_media(line.body)]
         parts = dump_canonical([self._settings, line.custom_id, line.url, line.body, images])
         return self._digest(parts)
 
@@ -103,14 +108,14 @@ class LineKeys:
     def _digest(self, data: bytes) -> bytes:
         return hashlib.blake2b(data, digest_size=KEY_BYTES, key=self._batch_id.encode()[:64]).digest()
 
-    def _digest_image(self, name: str) -> str:
-        """Digest of a file's bytes, or why the file is refused as an image."""
+    def _digest_file(self, name: str, is_video: bool) -> str:
+        """Digest of a file's bytes, or why the file is refused as an image; a video may have any size."""
         if self._base is None:
             return "refused"
         path = self._base / name
         try:
             info = path.stat()
-            if not stat.S_ISREG(info.st_mode) or info.st_size > self._max_image:
+            if not stat.S_ISREG(info.st_mode) or (info.st_size > self._max_image and not is_video):
                 return f"refused {info.st_size}"
             stamp = (info.st_size, info.st_mtime_ns)
             known = self._seen.get(path)
@@ -125,10 +130,11 @@ class LineKeys:
             return f"unreadable {type(error).__name__}"
 
 
-def _find_images(body: Mapping[str, Any]) -> Iterator[str]:
-    """The local images that the chat messages or the input items of a line name."""
+def _find_media(body: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:
+    """The local files that the chat messages or the input items of a line name, and whether each is a
+    video."""
     for name in ("messages", "input"):
-        yield from find_local_images(body.get(name))
+        yield from _find_local_media(body.get(name))
 
 
 def is_local_path(url: str) -> bool:
@@ -137,16 +143,21 @@ def is_local_path(url: str) -> bool:
 
 
 def find_local_images(value: Any) -> Iterator[str]:
-    """The URLs of images and PDFs in messages or items that are local paths, in order."""
+    """The URLs of images, PDFs and videos in messages or items that are local paths, in order."""
+    yield from (url for url, _ in _find_local_media(value))
+
+
+def _find_local_media(value: Any) -> Iterator[tuple[str, bool]]:
     if isinstance(value, list):
         for item in value:
-            yield from find_local_images(item)
+            yield from _find_local_media(item)
     elif isinstance(value, dict):
-        image, file = value.get("image_url"), value.get("file")
+        image, video, file = (value.get(name) for name in ("image_url", "video_url", "file"))
         url = image.get("url") if isinstance(image, dict) else image
         data = (file if isinstance(file, dict) else value).get("file_data")
-        for each in (url, data, value.get("file_url")):
+        for each in (url, clip, data, value.get("file_url")):
             if isinstance(each, str) and is_local_path(each):
-                yield each
+                yield each, each is clip
+        clip = video.get("url") if isinstance(video, dict) else video
         for name in ("content", "output"):  # of a message, of a tool's result
-            yield from find_local_images(value.get(name))
+            yield from _find_local_media(value.get(name))

@@ -80,6 +80,7 @@ _OWN_SETTINGS = (
     "parsers",
     "sampling",
     "stored_bits",
+    "kv",
     "structured",
 )  # those that do not depend on the model
 _SETTING_NAMES = {
@@ -87,6 +88,9 @@ _SETTING_NAMES = {
     "model.tokenizer": "the tokenizer",
     "processor": "the image processor",
     "pdf_dpi": "media.pdf_dpi",
+    "video.video_fps": "media.video_fps",
+    "video.video_max_frames": "media.video_max_frames",
+    "video.video_max_pixels": "media.video_max_pixels",
     "context": "the context length",
     "ends": "the end tokens",
     "engine.chunk": "scheduler.chunk",

@@ -7,9 +7,10 @@ by chunk and passed explicitly each time; nothing is read from or left on the sh
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -21,7 +22,20 @@ from mlxrun.model.ragged.layer_caches import list_all_arrays
 from mlxrun.model.vision.embedder import Embedder
 from mlxrun.model.vision.features import ImagePromptEmbedder
 from mlxrun.model.weight_form import PLAIN_WEIGHTS, WeightForm
+from mlxrun.model.vision.image_units import VIDEO_PIXELS, Media
 
+
+MediaKind = Literal["images", "videos", "images beside videos"]
+
+
+def _list_kinds(media: Media) -> list[MediaKind]:
+    """What a prompt with these arrays has."""
+    kinds: list[MediaKind] = []
+    if "pixel_values" in media or VIDEO_PIXELS not in media:
+        kinds.append("images")
+    if VIDEO_PIXELS in media:
+        kinds.append("videos")
+    return [*kinds, "images beside videos"] if len(kinds) > 1 else kinds
 
 def run_trial_forward(adapter: Adapter) -> tuple[list[Any], int]:
     """Caches that hold two tokens, for their shapes; the width of the logits. ModelLoadError for NaN."""
@@ -86,11 +100,8 @@ class VisionAdapter(Adapter):
 
     `image_bytes`: budget for features of images that were seen before (model/vision/features.py); 0: none.
     `exact_sets_only`: reuse them only where all images of a prompt are the same, which is exact bit by bit.
-    `line_break`: the token between the lines of an image, if there is one. `refused`: why this model takes no
-    images; empty if it does.
+    `line_break`: the token between the lines of an image, if there is one.
     """
-
-    refused = ""
 
     def __init__(
         self,
@@ -102,12 +113,16 @@ class VisionAdapter(Adapter):
     ) -> None:
         super().__init__(model, weights)
         self._language = model.language_model
-        embedder = Embedder(model)
-        self._mrope = embedder.mrope
+        self.embedder = Embedder(model, line_break)
+        self._mrope = self.embedder.mrope
         self._image_bytes = image_bytes
-        self._make_images = partial(
-            ImagePromptEmbedder, embedder, exact_sets_only=exact_sets_only, line_break=line_break
-        )
+        self._make_images = partial(ImagePromptEmbedder, self.embedder, exact_sets_only=exact_sets_only)
+        # Why the model takes none of these; empty if it does. The probe compares prompts with both.
+        self.refused: dict[MediaKind, str] = {
+            "images": "",
+            "videos": "",
+            "images beside videos": "they were not compared with what the library computes",
+        }
         self.reset_images()
 
     def reset_images(self, cached: bool = True) -> None:
@@ -124,8 +139,9 @@ class VisionAdapter(Adapter):
         return make_prompt_cache(self._language)
 
     def prepare_inputs(self, prompt: Sequence[int], media: Any, cached: int = 0) -> PromptInputs:
-        if media is not None and self.refused:
-            raise RequestError(f"images are refused for this model: {self.refused}")
+        for kind in () if media is None else _list_kinds(media):
+            if self.refused[kind]:
+                raise RequestError(f"{kind} are refused for this model: {self.refused[kind]}")
         return TEXT_ONLY if media is None else self._images.embed(prompt, media, cached)
 
     def encode_images(self, inputs: PromptInputs, start: int, stop: int) -> PromptInputs:

@@ -92,10 +92,13 @@ def report_model(path: str, info: LoadedModelInfo) -> Finding:
     facts = {
         "type": str(info.config.get("model_type", "unknown")),
         "vision": info.vision,
+        "video": info.video_sampling is not None,
         "context_length": info.context_length,
         "chat_template": info.chat_template is not None,
     }
     kind = "images and text" if info.vision else "text"
+    if info.video_sampling is not None:
+        kind = "images, videos and text"
     if info.kind_note:
         kind += f" ({info.kind_note})"
     value = f"{facts['type']}, {kind}, context {info.context_length:,} tokens"
@@ -136,8 +139,9 @@ def report_probe(probe: ProbeReport) -> Iterator[Finding]:
         if window.compared != window.size:
             value += f" as a window of {window.compared}, to which the checks reduce it"
         yield Finding("parity", "window", "ok", value, facts=asdict(window))
-    if probe.images:
-        yield Finding("parity", "images", "note", probe.images, facts={"images": probe.images})
+    for name, note in (("images", probe.images), ("videos", probe.videos)):
+        if note:
+            yield Finding("parity", name, "note", note, facts={name: note})
     decode, sharing = probe.methods.decode, probe.methods.sharing
     padded = (
         f", padded up to {sharing.max_padded} tokens" if sharing.max_padded and sharing.max_rows > 1 else ""

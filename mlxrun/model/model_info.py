@@ -19,6 +19,7 @@ import numpy as np
 
 from mlxrun.config.byte_sizes import format_rounded
 from mlxrun.config.settings import ModelSettings
+from mlxrun.config.video_sampling import VideoSampling
 from mlxrun.errors import MediaError, ModelLoadError
 from mlxrun.model.gguf.architectures import check_tensor_types, make_config
 from mlxrun.model.gguf.header import GgufHeader, read_header
@@ -33,7 +34,12 @@ from mlxrun.model.model_files import (
 from mlxrun.model.model_kind import ModelKind, choose_kind
 from mlxrun.model.pooling.pooled_model import read_pooled_model
 from mlxrun.model.tokenizer_files import load_tokenizer
-from mlxrun.model.vision.image_units import number_regions
+from mlxrun.model.vision.image_units import MediaRegion, MediaTokens, find_regions, read_media_token
+from mlxrun.model.vision.video_inputs import (
+    compute_video_digest,
+    list_video_arguments,
+    read_video_sampling,
+)
 from mlxrun.scheduler.request import PooledModel, ProcessedPrompt
 
 log = logging.getLogger(__name__)
@@ -66,39 +72,54 @@ class LoadedModelInfo:
     pooled: PooledModel | None = None
     gguf: GgufHeader | None = None
     kind_note: str = ""
+    video_sampling: VideoSampling | None = None
+    adapters: tuple[...] = ()
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def process(self, text: str, images: Sequence[Any]) -> ProcessedPrompt:
-        """Tokens and pixels of a rendered prompt with one placeholder an image. Thread-safe."""
+    def process(self, text: str, images: Sequence[Any], videos: Sequence[Any] = ()) -> ProcessedPrompt:
+        """Tokens and pixels of a rendered prompt with one placeholder an image and a video (text/videos.py).
+        Thread-safe."""
         from mlx_vlm.utils import prepare_inputs
 
         with self._lock:  # a processor keeps padding settings on its tokenizer
             try:
-                made = prepare_inputs(self.processor, images=list(images), prompts=[text])
+        given: dict[str, Any] = {"images": list(images)} if images else {}
+                made = prepare_inputs(self.processor, prompts=[text], **given, **list_video_arguments(videos))
                 arrays = {key: np.array(value) for key, value in made.items() if value is not None}
             except (ValueError, TypeError, IndexError, KeyError) as error:
                 reason = _explain_refusal(error)
-                raise MediaError(f"the model's image processor refused the images: {reason}") from error
+                raise MediaError(
+                    f"the model's processor refused the {'videos' if videos else 'images'}: {reason}"
+                ) from error
         ids = tuple(int(i) for i in arrays.pop("input_ids").reshape(-1))
         arrays.pop("attention_mask", None)
-        spans = self._find_spans(ids)
-        return ProcessedPrompt(ids, spans, arrays, self._digest_spans(spans, ids, images))
+        image, video = (read_media_token(self.config.get, kind) for kind in ("image", "video"))
+        tokens = MediaTokens(image, video, getattr(self.processor, "image_break_token_id", None))
+        regions = find_regions(ids, tokens, arrays)
+        return ProcessedPrompt(
+            ids,
+            tuple(span for region in regions for span in region.spans),
+            arrays,
+            self._digest_spans(regions, images, videos),
+        )
 
     def _digest_spans(
-        self, spans: Sequence[tuple[int, int]], ids: Sequence[int], images: Sequence[Any]
+        self, regions: Sequence[MediaRegion], images: Sequence[Any], videos: Sequence[Any]
     ) -> tuple[bytes, ...]:
-        """A digest of each span: of its own image where that is known, else of all images in order."""
-        own = [compute_image_digest(image, self.processor_digest) for image in images]
-        number = number_regions(spans, ids, getattr(self.processor, "image_break_token_id", None))
-        if number and number[-1] + 1 == len(own):
-            return tuple(own[n] for n in number)
-        return (hashlib.blake2b(b"".join(own), digest_size=16).digest(),) * len(spans)
-
-    def _find_spans(self, ids: Sequence[int]) -> tuple[tuple[int, int], ...]:
-        keys = ("image_token_id", "image_token_index")
-        token = next((self.config[key] for key in keys if isinstance(self.config.get(key), int)), None)
-        edges = np.flatnonzero(np.diff([0, *(i == token for i in ids), 0])).tolist()
-        return tuple(zip(edges[::2], edges[1::2], strict=True))
+        """A digest of each span: of its own image or video where that is known, else of all in order."""
+        own = {
+            False: [compute_image_digest(image, self.processor_digest) for image in images],
+            True: [compute_video_digest(video, self.processor_digest) for video in videos],
+        }
+        if [region.is_video for region in regions].count(True) == len(own[True]) and len(regions) == sum(
+            map(len, own.values())
+        ):
+            take = {kind: iter(digests) for kind, digests in own.items()}
+            pairs = [(next(take[region.is_video]), len(region.spans)) for region in regions]
+        else:
+            every = hashlib.blake2b(b"".join([*own[False], *own[True]]), digest_size=16).digest()
+            pairs = [(every, len(region.spans)) for region in regions]
+        return tuple(digest for digest, count in pairs for _ in range(count))
 
 
 def _explain_refusal(error: Exception) -> str:
@@ -145,6 +166,7 @@ def load_model_info(settings: ModelSettings, weights: bool = False) -> LoadedMod
         context_length = pooled.max_tokens
     return LoadedModelInfo(
         folder=folder,
+    processor = _load_processor(folder, config, settings) if vision else None
         config=config,
         tokenizer=tokenizer,
         chat_template=template,
@@ -160,7 +182,8 @@ def load_model_info(settings: ModelSettings, weights: bool = False) -> LoadedMod
         | ({} if gguf is None else {"tokenizer": gguf.digest_tokenizer()}),
         gguf=gguf,
         kind_note=kind.note,
-        processor=_load_processor(folder, config, settings) if vision else None,
+        processor=processor,
+        video_sampling=read_video_sampling(processor, config) if vision else None,
         processor_digest=_digest_processor(folder) if vision else b"",
     )
 

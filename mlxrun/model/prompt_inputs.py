@@ -9,47 +9,58 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from mlxrun.model.vision.image_units import ImageUnits, Media, number_regions
+from mlxrun.model.vision.image_units import (
+    ImageUnits,
+    Media,
+    MediaRegion,
+    split_images,
+)
+
+Indices = np.ndarray[Any, np.dtype[np.intp]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ImagePrompt:
-    """A prompt with images. `places`: the indices of all its image tokens; `digests`: one a unit."""
+    """A prompt with images and videos. `places`: the indices of all their tokens; `digests`: one a unit;
+    `regions`: of the units, if there are as many."""
 
     tokens: Sequence[int]
     media: Media
     units: ImageUnits
     digests: Sequence[bytes]
-    places: np.ndarray[Any, np.dtype[np.intp]]
+    places: Indices
+    regions: Sequence[MediaRegion] = ()
 
-    def cut(self, runs: Sequence[np.ndarray[Any, np.dtype[np.intp]]], first: int, last: int) -> ImagePrompt:
+    def cut(self, runs: Sequence[Indices], first: int, last: int) -> ImagePrompt:
         """The part with units `first` to `last`, without `last`. `runs`: what `split_places` returned."""
         start, stop = max(int(runs[first][0]) - 1, 0), int(runs[last - 1][-1]) + 2
         media, units = self.units.concatenate(first, last), self.units.take(first, last)
         places = np.concatenate(runs[first:last]) - start
         return ImagePrompt(self.tokens[start:stop], media, units, self.digests[first:last], places)
 
-    def split_places(self, line_break: int | None) -> list[np.ndarray[Any, np.dtype[np.intp]]] | None:
-        """The places of each unit; None if they cannot be told. An image is a run of image tokens, or several
-        lines of them with the token `line_break` between."""
-        if len(self.places) == 0:
+    def split_places(self) -> list[Indices] | None:
+        """The places of each unit; None if they cannot be told."""
+        if not self.regions or len(self.regions) != len(self.digests):
             return None
-        runs = np.split(self.places, np.flatnonzero(np.diff(self.places) > 1) + 1)
-        spans = [(int(run[0]), int(run[-1]) + 1) for run in runs]
-        numbers = number_regions(spans, self.tokens, line_break)
-        if numbers[-1] + 1 != len(self.digests):
-            return None
-        edges = [len(run) for run in runs]
-        starts = [at for at in range(1, len(runs)) if numbers[at] != numbers[at - 1]]
-        return np.split(self.places, np.cumsum(edges)[np.array(starts, dtype=int) - 1])
+        return [np.concatenate([np.arange(*span) for span in region.spans]) for region in self.regions]
+
+
+def split_prompt(tokens: Sequence[int], media: Media, regions: Sequence[MediaRegion]) -> ImagePrompt | None:
+    """A prompt and its units; None where they cannot be compared by their bytes."""
+    units = split_images(media, [region.is_video for region in regions])
+    if units is None:
+        return None
+    spans = [np.arange(*span) for region in regions for span in region.spans]
+    places = np.concatenate(spans) if spans else np.zeros(0, np.intp)
+    return ImagePrompt(tokens, media, units, units.compute_digests(), places, regions)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PendingImages:
-    """The images of a prompt from number `first` on. `runs`: the places of each image of the prompt."""
+    """The images and videos of a prompt from number `first` on. `runs`: the places of each."""
 
     prompt: ImagePrompt
-    runs: Sequence[np.ndarray[Any, np.dtype[np.intp]]]
+    runs: Sequence[Indices]
     first: int
 
 

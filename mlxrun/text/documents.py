@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mlxrun.text.media_process import Size
 from mlxrun.text.messages import ImageRef, Message
-from mlxrun.text.pdf_process import Size
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,7 +32,7 @@ def list_pages(document: Document, param: str) -> list[ImageRef]:
 
 
 def repeat_images(messages: Sequence[Message], counts: Sequence[int]) -> list[Message]:
-    """The messages of a chat with as many image parts in the place of each one as `counts` says, in order."""
+    """The messages of a chat with each image or video part as many times as `counts` says, in order."""
     take = iter(counts).__next__
     return [
         {**message, "content": list(_repeat(message["content"], take))}
@@ -44,4 +44,4 @@ def repeat_images(messages: Sequence[Message], counts: Sequence[int]) -> list[Me
 
 def _repeat(parts: Sequence[dict[str, Any]], take: Callable[[], int]) -> Iterator[dict[str, Any]]:
     for part in parts:
-        yield from [part] * (take() if part["type"] == "image" else 1)
+        yield from [part] * (take() if part["type"] != "text" else 1)

@@ -1,4 +1,4 @@
-"""Fetches an image or a PDF from a URL without letting the sender reach into our network (SSRF).
+"""Fetches an image, a PDF or a video from a URL without letting the sender reach into our network (SSRF).
 
 What counts is the address that a connection has: it is checked before anything is sent over it. Before, the
 resolver drops every address that is not public. No redirects, no cookies, no proxies from the environment, no
@@ -10,6 +10,7 @@ from __future__ import annotations
 import ipaddress
 import socket
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mlxrun.config.settings import MediaSettings
@@ -42,7 +43,22 @@ def is_public(address: str) -> bool:
     return ip in _GLOBAL and ip.is_global and not ip.is_multicast
 
 
-async def fetch_media(url: str, settings: MediaSettings, public: Callable[[str], bool] = is_public) -> bytes:
+@dataclass(frozen=True, slots=True)
+class SizeLimit:
+    """`size`: the maximum number of bytes of a file; `name`: of the setting."""
+
+    name: str
+    size: int
+
+    def check(self, size: int) -> None:
+        """Raise MediaError for a larger file."""
+        if size > self.size:
+            raise MediaError(f"it has more than {self.name} ({self.size})")
+
+
+async def fetch_media(
+    url: str, settings: MediaSettings, most: SizeLimit, public: Callable[[str], bool] = is_public
+) -> bytes:
     """Downloads the body of an http(s) URL within the limits of `settings`. Raises MediaError."""
     import aiohttp
 
@@ -55,11 +71,11 @@ async def fetch_media(url: str, settings: MediaSettings, public: Callable[[str],
                 cookie_jar=aiohttp.DummyCookieJar(),
                 timeout=aiohttp.ClientTimeout(total=settings.timeout),
                 auto_decompress=False,
-                headers={"Accept": "image/*, application/pdf", "Accept-Encoding": "identity"},
+                headers={"Accept": "image/*, application/pdf, video/*", "Accept-Encoding": "identity"},
             ) as session,
             session.get(target, allow_redirects=False) as response,
         ):
-            return await _read_body(response, settings.max_bytes)
+            return await _read_body(response, most)
     except TimeoutError as exc:
         raise MediaError(f"the URL took longer than media.timeout ({settings.timeout:g} s)") from exc
     except (aiohttp.ClientError, OSError, ValueError) as exc:
@@ -88,7 +104,7 @@ def _check_url(url: str, settings: MediaSettings, public: Callable[[str], bool])
     return target
 
 
-async def _read_body(response: ClientResponse, most: int) -> bytes:
+async def _read_body(response: ClientResponse, most: SizeLimit) -> bytes:
     if 300 <= response.status < 400:
         raise MediaError("the URL redirects, which is not followed; give the final address")
     if response.status != 200:
@@ -96,12 +112,10 @@ async def _read_body(response: ClientResponse, most: int) -> bytes:
     if response.headers.get("Content-Encoding", "identity").lower() != "identity":
         raise MediaError("the URL answers with a compressed body")
     data = bytearray()
-    too_large = (response.content_length or 0) > most
-    while not too_large and (chunk := await response.content.readany()):
+    most.check(response.content_length or 0)
+    while chunk := await response.content.readany():
         data += chunk
-        too_large = len(data) > most
-    if too_large:
-        raise MediaError(f"it has more than media.max_bytes ({most})")
+        most.check(len(data))
     return bytes(data)
 
 

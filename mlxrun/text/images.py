@@ -1,8 +1,9 @@
-"""Loads the images of requests: data URLs, files under the allowed folders, and URLs if the config allows.
+"""Loads the images and videos of requests: data URLs, files under the allowed folders, URLs if allowed.
 
-The pages of PDFs are images too. The bytes of an image or a PDF are limited before it is read, its pixels
-before decoding, and the memory of all decoded images while they are in use. Every failure is a MediaError. At
-most `parallel` files are read at once; reading and decoding run on worker threads, PDFs in processes.
+The pages of PDFs are images too. The bytes of a file are limited before it is read, its pixels before
+decoding, and the memory of all decoded images and frames while they are in use. Every failure is a
+MediaError. At most `parallel` files are read at once; reading and decoding run on worker threads, PDFs and
+videos in processes.
 """
 
 from __future__ import annotations
@@ -20,17 +21,19 @@ from typing import TYPE_CHECKING, TypeVar
 
 from mlxrun.config.image_bytes import DEFAULT_IMAGE_BYTES
 from mlxrun.config.settings import MediaSettings
+from mlxrun.config.video_sampling import Video
 from mlxrun.errors import MediaError
 from mlxrun.text.documents import Document, PageRef, list_pages, repeat_images
 from mlxrun.text.field_errors import reject, shorten
 from mlxrun.text.image_decoding import LARGE_IMAGE, ImageHeader, decode_image, read_header
-from mlxrun.text.image_fetch import fetch_media, is_public
+from mlxrun.text.image_fetch import SizeLimit, fetch_media, is_public
 from mlxrun.text.image_memory import get_image_memory
 from mlxrun.text.image_side import find_image_side
-from mlxrun.text.messages import DocumentRef, ImageRef, Message
+from mlxrun.text.messages import DocumentRef, ImageRef, Message, VideoRef
 from mlxrun.text.model_info import ModelInfo
 from mlxrun.text.pdf_process import PIXEL_BYTES, draw_pages, measure_pages
-from mlxrun.text.workers import IMAGES, PDFS
+from mlxrun.text.videos import ChosenFrames, choose_frames, read_video
+from mlxrun.text.workers import IMAGES, PDFS, VIDEOS
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -38,12 +41,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _DATA = re.compile(r"data:(?P<type>[^;,]*)(?P<options>(?:;[^;,]*)*),", re.IGNORECASE)
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
-_IMAGE, _PDF = "image/...", "application/pdf"  # what data URLs say
+_IMAGE, _PDF, _VIDEO = "image/...", "application/pdf", "video/..."  # what data URLs say
 
 
 class MediaLoader:
-    """Loads the images of many requests. `base` is the job file's folder; None (the server) refuses paths.
-    `memory_bytes`: of all decoded images at a time."""
+    """Loads the images and videos of many requests. `base` is the job file's folder; None (the server)
+    refuses paths. `memory_bytes`: of all decoded images at a time."""
 
     def __init__(
         self,
@@ -97,25 +100,29 @@ class MediaLoader:
         return Document(data, sizes)
 
     @asynccontextmanager
-    async def load_images(self, refs: Sequence[ImageRef], model: ModelInfo) -> AsyncIterator[list[Image]]:
-        """The decoded images of a request, for use within the block: their memory counts until its end. Of
-        several errors the first in the order of `refs` is raised."""
+    async def load_images(
+        self, refs: Sequence[ImageRef], model: ModelInfo
+    ) -> AsyncIterator[list[Image | Video]]:
+        """The decoded images and videos of a request, for use within the block: their memory counts until its
+        end. Of several errors the first in the order of `refs` is raised."""
         if not refs:
             yield []
             return
         self._check_count(refs, model)
-        read = await _gather(map(self._read_image, refs))
+        read = await _gather(self._read_image(ref, model) for ref in refs)
         headers = [header for _, header in read]
-        is_large = any(header.pixels > LARGE_IMAGE for header in headers)
+        is_large = any(isinstance(h, ImageHeader) and h.pixels > LARGE_IMAGE for h in headers)
         side = await IMAGES.run(find_image_side, model) if is_large else None
         factors = [header.choose_factor(side) for header in headers]
         needed = self._count_bytes(headers, factors, refs)
         async with get_image_memory(self._memory_bytes).hold(needed):
-            images: list[Image] = []
+            images: list[Image | Video] = []
             for ref, factor in zip(refs, factors, strict=True):
-                data = read.pop(0)[0]
+                data, header = read.pop(0)
                 with _name_errors(ref.param):
-                    if not isinstance(ref, PageRef):
+                    if isinstance(header, ChosenFrames):
+                        images.append(await VIDEOS.run(read_video, data, header, self._settings))
+                    elif not isinstance(ref, PageRef):
                         images.append(await IMAGES.run(decode_image, data, factor))
                     elif ref.page == 0:  # all pages of a document are in the request, one after the other
                         images += await PDFS.run(draw_pages, data, ref.document.sizes, self._settings.pdf_dpi)
@@ -125,23 +132,33 @@ class MediaLoader:
     def _check_count(self, refs: Sequence[ImageRef], model: ModelInfo) -> None:
         if not model.vision:
             reject(refs[0].param, f"the model {model.name!r} does not accept images")
-        most = self._settings.max_images
-        images = [ref for ref in refs if not isinstance(ref, PageRef)]
-        if len(images) > most:
-            param = images[most].param
-            text = f"{param}: {len(images)} images are more than media.max_images ({most})"
-            raise MediaError(text, param=param)
+        videos = [ref for ref in refs if isinstance(ref, VideoRef)]
+        if videos and model.video_sampling is None:
+            reject(videos[0].param, f"the model {model.name!r} does not accept videos")
+        images = [ref for ref in refs if not isinstance(ref, (PageRef, VideoRef))]
+        limits = (
+            ("images", images, self._settings.max_images),
+            ("videos", videos, self._settings.max_videos),
+        )
+        for name, found, most in limits:
+            if len(found) > most:
+                param = found[most].param
+                text = f"{param}: {len(found)} {name} are more than media.max_{name} ({most})"
+                raise MediaError(text, param=param)
 
-    async def _read_image(self, ref: ImageRef) -> tuple[bytes, ImageHeader]:
+    async def _read_image(self, ref: ImageRef, model: ModelInfo) -> tuple[bytes, ImageHeader | ChosenFrames]:
         if isinstance(ref, PageRef):
             return ref.document.data, ImageHeader(*ref.document.sizes[ref.page], False, PIXEL_BYTES)
+        is_video = isinstance(ref, VideoRef)
         with _name_errors(ref.param):
             async with self._slots:
-                data = await self._read(ref.url)
+                data = await self._read(ref.url, _VIDEO if is_video else _IMAGE)
+            if is_video and model.video_sampling is not None:
+                return data, await VIDEOS.run(choose_frames, data, self._settings, model.video_sampling)
             return data, await asyncio.to_thread(read_header, data, self._settings.max_pixels)
 
     def _count_bytes(
-        self, headers: Sequence[ImageHeader], factors: Sequence[int], refs: Sequence[ImageRef]
+        self, headers: Sequence[ImageHeader | ChosenFrames], factors: Sequence[int], refs: Sequence[ImageRef]
     ) -> int:
         """The bytes that the images of a request need at once: decoded one after the other, and kept. Raises
         MediaError if they never fit."""
@@ -160,7 +177,7 @@ class MediaLoader:
     async def _read(self, url: str, kind: str = _IMAGE) -> bytes:
         scheme = _SCHEME.match(url)
         if scheme is not None and scheme[1].lower() in ("http", "https") and self._settings.allow_urls:
-            return await fetch_media(url, self._settings, self._public)
+            return await fetch_media(url, self._settings, self._get_most_bytes(kind), self._public)
         return await asyncio.to_thread(self.read_local, url, kind)
 
     def read_local(self, url: str, kind: str = _IMAGE) -> bytes:
@@ -169,10 +186,11 @@ class MediaLoader:
         if not url:
             raise MediaError("the url is empty")
         scheme = _SCHEME.match(url)
+        most = self._get_most_bytes(kind)
         if scheme is None:
-            return self._read_file(url)
+            return self._read_file(url, most)
         if scheme[1].lower() == "data":
-            return self._read_data(url, kind)
+            return self._read_data(url, kind, most)
         if scheme[1].lower() in ("http", "https"):
             raise MediaError("URLs are not fetched; send a data: URL, or set media.allow_urls: true")
         usable = ["a data: URL"]
@@ -182,21 +200,21 @@ class MediaLoader:
             usable.append("an http(s) URL")
         raise MediaError(f"{scheme[1]}: URLs are not supported; use {' or '.join(usable)}")
 
-    def _read_data(self, url: str, kind: str) -> bytes:
+    def _read_data(self, url: str, kind: str, most: SizeLimit) -> bytes:
         head = _DATA.match(url)
         if head is None or not head["type"].lower().startswith(kind.removesuffix("...")):
             raise MediaError(f"expected data:{kind};base64,...")
         if not head["options"].lower().endswith(";base64"):
             raise MediaError("data URLs must be base64")
-        self._check_bytes((len(url) - head.end()) * 3 // 4 - 2)  # at most two bytes are padding
+        most.check((len(url) - head.end()) * 3 // 4 - 2)  # at most two bytes are padding
         try:
             data = base64.b64decode(url[head.end() :].encode("ascii"), validate=True)
         except (ValueError, binascii.Error) as exc:
             raise MediaError("not valid base64") from exc
-        self._check_bytes(len(data))
+        most.check(len(data))
         return data
 
-    def _read_file(self, name: str) -> bytes:
+    def _read_file(self, name: str, most: SizeLimit) -> bytes:
         """Reads a file. Links are resolved before the check, so that none leads out of the roots."""
         name_shown = shorten(name)
         if self._base is None:
@@ -208,20 +226,21 @@ class MediaLoader:
             info = path.stat()
             if not stat.S_ISREG(info.st_mode):
                 raise MediaError(f"{name_shown!r} is not a file")
-            self._check_bytes(info.st_size)
+            most.check(info.st_size)
             with path.open("rb") as file:
-                data = file.read(self._settings.max_bytes + 1)
+                data = file.read(most.size + 1)
         except FileNotFoundError as exc:
             raise MediaError(f"{name_shown!r} does not exist (paths are relative to the job file)") from exc
         except (OSError, ValueError, RuntimeError) as exc:  # unreadable, a NUL in the name, a loop of links
             reason = exc.strerror if isinstance(exc, OSError) else str(exc)
             raise MediaError(f"{name_shown!r} cannot be read: {reason}") from exc
-        self._check_bytes(len(data))
+        most.check(len(data))
         return data
 
-    def _check_bytes(self, size: int) -> None:
-        if size > self._settings.max_bytes:
-            raise MediaError(f"it has more than media.max_bytes ({self._settings.max_bytes})")
+    def _get_most_bytes(self, kind: str) -> SizeLimit:
+        if kind == _VIDEO:
+            return SizeLimit("media.video_max_bytes", self._settings.video_max_bytes)
+        return SizeLimit("media.max_bytes", self._settings.max_bytes)
 
 
 async def _gather(tasks: Iterable[Awaitable[T]]) -> list[T]:

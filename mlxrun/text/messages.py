@@ -1,7 +1,7 @@
 """Checks OpenAI chat messages and converts them to what the model's chat template expects.
 
 `developer` becomes `system`, neighbours of one role merge if both are plain strings, text-only parts become
-one string, images and PDFs stay as parts in the sender's order, and arguments of tool calls become objects.
+one string, images, PDFs and videos stay as parts in their order, and arguments of tool calls become objects.
 What a template does not render (MessageSupport) is moved to where it does. Any JSON is either normalized or
 refused with the path of the error; unknown fields of messages, parts and tool calls have no effect.
 """
@@ -37,8 +37,8 @@ _FIELDS = {
     "tool": ("role", "content", "name", "tool_call_id"),
 }
 _UNREAD_CONTENT = ("audio", "function_call")  # accepted while it is empty
-_PARTS = ("text", "image_url", "file")
-_UNSUPPORTED_PARTS = ("input_audio", "video_url", "audio_url", "image_file")
+_PARTS = ("text", "image_url", "video_url", "file")
+_UNSUPPORTED_PARTS = ("input_audio", "audio_url", "image_file")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +65,13 @@ class DocumentRef(ImageRef):
 
 
 @dataclass(frozen=True, slots=True)
+class VideoRef(ImageRef):
+    """A video of a message."""
+
+
+@dataclass(frozen=True, slots=True)
 class Chat:
-    """Messages in the shape of chat templates, and the images and PDFs of their `{"type": "image"}` parts in
-    order."""
+    """Messages in the shape of chat templates, and the images, PDFs and videos of their parts in order."""
 
     messages: list[Message]
     images: tuple[ImageRef, ...] = ()
@@ -116,7 +120,7 @@ def _move_tool_images(messages: list[Message]) -> list[Message]:
                 moved.append({"role": "user", "content": waiting})
             waiting = []
         if message is not None and message["role"] == "tool" and not isinstance(message["content"], str):
-            waiting += [part for part in message["content"] if part["type"] == "image"]
+            waiting += [part for part in message["content"] if part["type"] != "text"]
             texts = [part for part in message["content"] if part["type"] == "text"]
             message = {**message, "content": _join_texts(texts)}
         if message is not None:
@@ -233,14 +237,14 @@ class _MessageReader:
         return value if self.support.text_arguments else {"arguments": value}
 
     def _read_content(self, value: Any, param: str, role: str) -> str | list[Message]:
-        """A string, or parts if some are images."""
+        """A string, or parts if some are images or videos."""
         if isinstance(value, str):
             return value
         if not isinstance(value, list) or not value:
             found = "an empty array" if isinstance(value, list) else get_json_type(value)
             reject(param, f"expected a string or an array of parts, got {found}", code="invalid_type")
         parts = [self._read_part(part, f"{param}[{i}]", role) for i, part in enumerate(value)]
-        return parts if any(part["type"] == "image" for part in parts) else _join_texts(parts)
+        return parts if any(part["type"] != "text" for part in parts) else _join_texts(parts)
 
     def _read_part(self, part: Any, param: str, role: str) -> Message:
         check_type(part, dict, param)
@@ -248,17 +252,17 @@ class _MessageReader:
         if part_type == "refusal" and role == "assistant" and not self.strict:
             return {"type": "text", "text": check_type(part.get("refusal"), str, f"{param}.refusal")}
         if part_type in (*_UNSUPPORTED_PARTS, "refusal"):
-            reject_unsupported(f"{param}.type", f"{part_type!r} parts; use text, image_url and file")
+            reject_unsupported(f"{param}.type", f"{part_type!r} parts; use {', '.join(_PARTS)}")
         if part_type not in _PARTS:
             reject_choice(f"{param}.type", part_type, _PARTS)
         self._select(part, ("type", part_type), param)
         if part_type == "text":
             return {"type": "text", "text": check_type(part.get("text"), str, f"{param}.text")}
         if role not in _IMAGE_ROLES:
-            reject(f"{param}.type", "images and files go into messages of the user and of tools only")
-        read = self._read_image if part_type == "image_url" else self._read_file
-        self.images.append(read(part.get(part_type), f"{param}.{part_type}"))
-        return {"type": "image"}
+            reject(f"{param}.type", "images, videos and files go into messages of the user and of tools only")
+        read = {"image_url": self._read_image, "video_url": self._read_video, "file": self._read_file}
+        self.images.append(read[part_type](part.get(part_type), f"{param}.{part_type}"))
+        return {"type": "video" if part_type == "video_url" else "image"}
 
     def _read_image(self, value: Any, param: str) -> ImageRef:
         check_type(value, dict, param)
@@ -268,6 +272,10 @@ class _MessageReader:
             reject_unsupported(f"{param}.detail", "images always have full detail; use 'auto' or 'high'")
         self._select(value, known, param)
         return ImageRef(check_type(value.get("url"), str, f"{param}.url"), f"{param}.url")
+
+    def _read_video(self, value: Any, param: str) -> VideoRef:
+        self._select(check_type(value, dict, param), ("url",), param)
+        return VideoRef(check_type(value.get("url"), str, f"{param}.url"), f"{param}.url")
 
     def _read_file(self, value: Any, param: str) -> DocumentRef:
         check_type(value, dict, param)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from mlxrun.config.video_sampling import Video, VideoSampling
 from mlxrun.scheduler.request import PooledModel, ProcessedPrompt
 
 if TYPE_CHECKING:
@@ -38,6 +39,10 @@ class ModelInfo(Protocol):
         """Whether the model accepts images."""
 
     @property
+    def video_sampling(self) -> VideoSampling | None:
+        """How the model's processor takes frames of a video; None if the model accepts no videos."""
+
+    @property
     def defaults(self) -> Mapping[str, float]:
         """Sampling values of the model's generation_config.json; may be empty."""
 
@@ -65,5 +70,6 @@ class ModelInfo(Protocol):
     def pooled(self) -> PooledModel | None:
         """How the model gives embeddings or scores; None: it only generates."""
 
-    def process(self, text: str, images: Sequence[Image]) -> ProcessedPrompt:
-        """Tokens and pixels of a rendered prompt with one placeholder per image. Thread-safe."""
+    def process(self, text: str, images: Sequence[Image], videos: Sequence[Video] = ()) -> ProcessedPrompt:
+        """Tokens and pixels of a rendered prompt with one placeholder per image and per video.
+        Thread-safe."""

@@ -1,44 +1,42 @@
-"""Draws the pages of a PDF, in a process of its own.
-
-PDFium is not thread-safe, a broken file may crash it, and no call of it can be interrupted. The child has
-limits of processor time and, on Linux, of memory, and ends as soon as nobody waits for it.
-"""
+"""Draws the pages of a PDF, in a process of its own (media_process.py): PDFium is not thread-safe."""
 
 from __future__ import annotations
 
 import contextlib
 import math
-import os
-import struct
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
+from contextlib import AbstractContextManager
 from typing import IO, TYPE_CHECKING, Any
 
 from mlxrun.errors import MediaError
-from mlxrun.text.workers import end_by
+from mlxrun.text.media_process import (
+    ChildLimits,
+    Size,
+    limit_resources,
+    read_exactly,
+    read_size,
+    start_reader,
+    write_error,
+    write_size,
+)
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-NICENESS = 5
 MAX_PAGE_PIXELS = 4_000_000
 PIXEL_BYTES = 4  # of a page as PDFium draws it
 SECONDS = 60  # of processor time
 MEMORY = 2_000_000_000  # bytes of address space
 _POINTS = 72  # to the inch
-_HEAD = struct.Struct("<II")  # width and height of a page; 0 and the length of an error message
 _PASSWORD = 4  # PDFium's error code
-
-Size = tuple[int, int]
 
 
 def measure_pages(data: bytes, max_pages: int, dpi: int) -> list[Size]:
     """Width and height in pixels of each page of a PDF. Raises MediaError if the file is broken or encrypted,
     or has more than `max_pages`; Abandoned if nobody waits any more."""
     with _start(data, "measure", max_pages, dpi) as output:
-        return list(iter(lambda: _read_size(output), None))
+        return list(iter(lambda: read_size(output), None))
 
 
 def draw_pages(data: bytes, sizes: Sequence[Size], dpi: int) -> list[Image]:
@@ -49,63 +47,16 @@ def draw_pages(data: bytes, sizes: Sequence[Size], dpi: int) -> list[Image]:
     found = []
     with _start(data, "draw", len(sizes), dpi) as output:
         for size in sizes:
-            if _read_size(output) != size:
+            if read_size(output) != size:
                 raise EOFError
-            pixels = _read_exactly(output, size[0] * size[1] * PIXEL_BYTES)
+            pixels = read_exactly(output, size[0] * size[1] * PIXEL_BYTES)
             found.append(images.frombytes("RGB", size, pixels, "raw", "RGBX"))
     return found
 
 
-@contextlib.contextmanager
-def _start(data: bytes, task: str, max_pages: int, dpi: int) -> Iterator[IO[bytes]]:
-    """The output of a child that has read the PDF; at the end, the child has succeeded."""
-    numbers = map(str, (max_pages, dpi, SECONDS, MEMORY))
-    paths = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
-    # -P: files of the folder that the server was started in are no modules of the child.
-    with (
-        subprocess.Popen(
-            [sys.executable, "-P", "-m", "mlxrun.text.pdf_process", task, *numbers],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-        ) as process,
-        end_by(process.kill),
-    ):
-        assert process.stdin is not None and process.stdout is not None
-        is_complete = False
-        try:
-            with contextlib.suppress(BrokenPipeError), process.stdin as source:
-                source.write(data)
-            yield process.stdout
-            is_complete = True
-        except EOFError:
-            process.kill()
-        if process.wait() != 0 or not is_complete:
-            raise MediaError(
-                f"the PDF cannot be read: its process was ended (it is broken, takes more than {SECONDS} "
-                f"seconds of processor time, or more than {MEMORY / 1e9:g} GB of memory)"
-            )
-
-
-def _read_size(output: IO[bytes]) -> Size | None:
-    """The size of the next page; None at the end."""
-    head = output.read(_HEAD.size)
-    if not head:
-        return None
-    if len(head) < _HEAD.size:
-        raise EOFError
-    width, height = _HEAD.unpack(head)
-    if not width:
-        raise MediaError(_read_exactly(output, height).decode())
-    return width, height
-
-
-def _read_exactly(output: IO[bytes], size: int) -> bytes:
-    data = output.read(size)
-    if len(data) < size:
-        raise EOFError
-    return data
+def _start(data: bytes, task: str, max_pages: int, dpi: int) -> AbstractContextManager[IO[bytes]]:
+    limits = ChildLimits(SECONDS, MEMORY)
+    return start_reader("mlxrun.text.pdf_process", [task, str(max_pages), str(dpi)], data, limits, "PDF")
 
 
 # The child.
@@ -122,14 +73,13 @@ def main(source: IO[bytes], target: IO[bytes], task: str, max_pages: int, dpi: i
                 scale, size = _scale_page(width, height, dpi)
                 bitmap = _draw(document[number], scale) if task == "draw" else None
             if bitmap is None:
-                target.write(_HEAD.pack(*size))
+                write_size(target, size)
             else:
-                target.write(_HEAD.pack(bitmap.width, bitmap.height))
+                write_size(target, (bitmap.width, bitmap.height))
                 target.write(bitmap.buffer)
                 bitmap.close()
     except MediaError as error:
-        message = str(error).encode()
-        target.write(_HEAD.pack(0, len(message)) + message)
+        write_error(target, error)
     target.flush()
 
 
@@ -171,16 +121,6 @@ def _draw(page: Any, scale: float) -> Any:
     return bitmap
 
 
-def _limit_resources(seconds: int, memory: int) -> None:
-    import resource
-
-    os.nice(NICENESS)
-    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
-    with contextlib.suppress(ValueError, OSError):  # macOS has no such limit
-        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-
-
 if __name__ == "__main__":
-    pages, resolution, *limits = map(int, sys.argv[2:])
-    _limit_resources(*limits)
-    main(sys.stdin.buffer, sys.stdout.buffer, sys.argv[1], pages, resolution)
+    limit_resources(int(sys.argv[1]), int(sys.argv[2]))
+    main(sys.stdin.buffer, sys.stdout.buffer, sys.argv[3], int(sys.argv[4]), int(sys.argv[5]))

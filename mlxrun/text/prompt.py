@@ -2,7 +2,7 @@
 
 Chat text is tokenized as rendered (the template writes its special tokens), raw text with the tokenizer's.
 A special token that a message spells counts as that token, as in every server that renders templates to text.
-Only tokens that stand for images are refused, since they would shift every image after them.
+Only tokens that stand for images or videos are refused, since they would shift every one after them.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from mlxrun.config.video_sampling import Video
 from mlxrun.errors import MediaError, MlxrunError
 from mlxrun.scheduler.request import ProcessedPrompt
 from mlxrun.text.boundaries import find_boundaries, map_to_expanded
@@ -77,12 +78,13 @@ def check_text(value: Any, param: str, markers: ImageMarkers) -> int:
 def build_chat_prompt(
     model: ModelInfo,
     messages: Sequence[Message],
-    images: Sequence[Image],
+    images: Sequence[Image | Video],
     tools: Sequence[Message] | None,
     arguments: Mapping[str, Any],
     options: PromptOptions = PromptOptions(),
 ) -> RenderedPrompt:
-    """Renders and tokenizes a conversation; the model's processor runs only if there are images."""
+    """Renders and tokenizes a conversation; the model's processor runs only if there are images or videos.
+    `images`: both, in the order of their parts."""
     if options.continued_path is None:
         text = render_chat(model, messages, tools, arguments)
     else:
@@ -90,7 +92,8 @@ def build_chat_prompt(
     if options.must_fit:
         check_length(model, text)
     tokens = tokenize(model, text, add_special_tokens=False)
-    get_image_markers(model).check(tokens.ids, len(images))
+    videos = sum(isinstance(each, Video) for each in images)
+    get_image_markers(model).check(tokens.ids, len(images) - videos, videos)
     processed = _process_images(model, text, images) if images else None
     found = find_boundaries(model, tokens, messages, tools, arguments)
     if processed is None:
@@ -101,9 +104,11 @@ def build_chat_prompt(
     )
 
 
-def _process_images(model: ModelInfo, text: str, images: Sequence[Image]) -> ProcessedPrompt:
+def _process_images(model: ModelInfo, text: str, images: Sequence[Image | Video]) -> ProcessedPrompt:
+    videos = [each for each in images if isinstance(each, Video)]
+    stills = [each for each in images if not isinstance(each, Video)]
     try:
-        return model.process(text, images)
+        return model.process(text, stills, videos) if videos else model.process(text, stills)
     except MediaError as exc:
         if exc.param is not None:
             raise

@@ -186,25 +186,31 @@ def _reasons_by_default(tokenizer: Any, template: str, switch: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ImageMarkers:
-    """How a vision model's prompts mark an image, and which texts of a user would be read as an image."""
+    """How a vision model's prompts mark an image or a video, and which texts of a user would be read as
+    one."""
 
     images: bool = False  # whether the template renders images
+    videos: bool = False  # whether it renders videos
     per_image: Mapping[int, int] = field(default_factory=dict)  # token id -> its count per image
+    per_video: Mapping[int, int] = field(default_factory=dict)
     reserved: Mapping[str, int] = field(default_factory=dict)  # text -> id of media tokens
 
     def find_reserved_token(self, text: str) -> str | None:
         """The first reserved token that `text` contains."""
         return next((token for token in self.reserved if token in text), None)
 
-    def check(self, ids: Sequence[int], images: int) -> None:
-        """Refuses a rendered prompt that does not mark exactly `images` images."""
-        if images and not self.images:
-            reject_unsupported("messages", "the model's chat template does not render images")
+    def check(self, ids: Sequence[int], images: int, videos: int = 0) -> None:
+        """Refuses a rendered prompt that does not mark exactly `images` images and `videos` videos."""
+        for count, is_rendered, name in ((images, self.images, "images"), (videos, self.videos, "videos")):
+            if count and not is_rendered:
+                reject_unsupported("messages", f"the model's chat template does not render {name}")
         counts = Counter(ids)
-        for token, each in self.per_image.items():
-            if counts[token] != each * images:
-                found = counts[token] // each
-                reject("messages", f"{images} images were sent, but the chat template renders {found}")
+        for token in {**self.per_image, **self.per_video}:
+            image, video = self.per_image.get(token, 0), self.per_video.get(token, 0)
+            if counts[token] != image * images + video * videos:
+                sent = f"{images} images" + (f" and {videos} videos" if videos else "")
+                found = counts[token] // (image + video if videos else max(image, 1))
+                reject("messages", f"{sent} were sent, but the chat template renders {found}")
 
 
 def get_image_markers(model: ModelInfo) -> ImageMarkers:
@@ -215,40 +221,49 @@ def get_image_markers(model: ModelInfo) -> ImageMarkers:
 @functools.lru_cache(maxsize=8)
 def _find_image_markers(tokenizer: Any, template: str | None) -> ImageMarkers:
     added = tokenizer.backend_tokenizer.get_added_tokens_decoder()
-    plain, marked = _render_with_and_without_image(tokenizer, template) if template is not None else ("", "")
-    count = [Counter(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in (plain, marked)]
-    new = {i: n for i, n in count[1].items() if i in added and not count[0][i] and added[i].content.strip()}
-    per_image = {i: n for i, n in new.items() if added[i].special} or new
-    if plain != marked and not per_image:
+    image, video = (_count_markers(tokenizer, template, kind) for kind in ("image", "video"))
+    if image is not None and not image:
         logger.warning("the chat template marks images with ordinary text, so their number cannot be checked")
     media = {
         token.content: i
         for i, token in added.items()
-        if i in per_image or (token.special and _MEDIA_NAME.search(token.content))
+        if i in (image or ()) or (token.special and _MEDIA_NAME.search(token.content))
     }
-    return ImageMarkers(plain != marked, per_image, media)
+    return ImageMarkers(image is not None, bool(video), image or {}, video or {}, media)
 
 
-def render_image_probe(model: ModelInfo) -> str:
-    """A prompt of a single image; empty if the model's template cannot render one."""
+def _count_markers(tokenizer: Any, template: str | None, kind: str) -> dict[int, int] | None:
+    """How often each added token stands for one image or video; None if the template renders none."""
+    added = tokenizer.backend_tokenizer.get_added_tokens_decoder()
+    plain, marked = _render_with_and_without(tokenizer, template, kind) if template is not None else ("", "")
+    if plain == marked:
+        return None
+    count = [Counter(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in (plain, marked)]
+    new = {i: n for i, n in count[1].items() if i in added and not count[0][i] and added[i].content.strip()}
+    return {i: n for i, n in new.items() if added[i].special} or new
+
+
+def render_image_probe(model: ModelInfo, kind: str = "image") -> str:
+    """A prompt of a single image, or of a single video; empty if the model's template cannot render one."""
     if not model.vision or model.chat_template is None:
         return ""
-    return _render_with_and_without_image(model.tokenizer, model.chat_template)[1]
+    plain, marked = _render_with_and_without(model.tokenizer, model.chat_template, kind)
+    return marked if marked != plain or kind == "image" else ""
 
 
-def _render_with_and_without_image(tokenizer: Any, template: str) -> tuple[str, str]:
-    """A prompt without and with an image; both empty if the template cannot render parts.
+def _render_with_and_without(tokenizer: Any, template: str, kind: str) -> tuple[str, str]:
+    """A prompt without and with an image or a video; both empty if the template cannot render parts.
 
     The second attempt is for templates that require a system message.
     """
-    text, image = {"type": "text", "text": "x"}, {"type": "image"}
+    text, medium = {"type": "text", "text": "x"}, {"type": kind}
     for before in ([], [{"role": "system", "content": "x"}]):
         try:
             plain, marked = (
                 tokenizer.apply_chat_template(
                     [*before, {"role": "user", "content": parts}], chat_template=template, tokenize=False
                 )
-                for parts in ([text], [image, text])
+                for parts in ([text], [medium, text])
             )
         except Exception:  # foreign code may raise anything
             logger.debug("chat template probe failed", exc_info=True)

@@ -28,6 +28,11 @@ class Zoo:
     def vision(self, family: str, seed: int | None = None, ends: bool = False) -> Path:
         return self._folder("vision", family, vision_models.build, seed, ends)
 
+    def video(self, family: str) -> Path:
+        """A vision model whose template renders videos."""
+        folder = self._root / f"video-{family}"
+        return folder if folder.exists() else vision_models.build_with_video(family, folder)
+
     def answer(self, family: str, ids: Sequence[int], count: int = 24, ends: bool = False) -> Answer:
         """ORACLE of a text model."""
         key = ("text", family, tuple(ids), count, ends)

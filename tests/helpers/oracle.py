@@ -15,6 +15,8 @@ import mlx.core as mx
 import numpy as np
 from PIL import Image
 
+from mlxrun.config.video_sampling import Video
+
 TOLERANCE = 1e-4
 TIE = 1e-5  # between logprobs
 
@@ -93,27 +95,36 @@ def vision_scores(folder: Path, prompt: str, images: Sequence[Image.Image]) -> t
 
 
 def vision_answer(
-    folder: Path, prompt: str | Sequence[int], images: Sequence[Image.Image] = (), count: int = 24
+    folder: Path,
+    prompt: str | Sequence[int],
+    images: Sequence[Image.Image] = (),
+    count: int = 24,
+    videos: Sequence[Video] = (),
 ) -> Answer:
-    """The answer of an mlx_vlm model to rendered text with one placeholder an image, or to token ids."""
+    """The answer of an mlx_vlm model to rendered text with one placeholder an image and a video, or to token
+    ids."""
     from mlx_vlm import load
     from mlx_vlm.generate.ar import generate_step
 
     model, processor = load(str(folder))
-    inputs = vision_inputs(processor, prompt, images)
+    inputs = vision_inputs(processor, prompt, images, videos)
     ids, pixels, mask = (inputs.pop(key, None) for key in ("input_ids", "pixel_values", "attention_mask"))
     steps = generate_step(ids, model, pixels, mask, max_tokens=count, temperature=0.0, **inputs)
     return _collect(ids[0].tolist(), steps)
 
 
 def vision_inputs(
-    processor: Any, prompt: str | Sequence[int], images: Sequence[Image.Image]
+    processor: Any, prompt: str | Sequence[int], images: Sequence[Image.Image], videos: Sequence[Video] = ()
 ) -> dict[str, Any]:
     """What the library's processor makes of a prompt: input_ids, attention_mask, pixel_values and more."""
-    from mlx_vlm.utils import prepare_inputs
+    from mlx_vlm.utils import VideoMetadata, prepare_inputs
 
     if isinstance(prompt, str):
-        return dict(prepare_inputs(processor, images=list(images) or None, prompts=prompt))
+        given: dict[str, Any] = {}
+        if videos:
+            told = [VideoMetadata(v.total, v.fps, list(v.indices)) for v in videos]
+            given = {"videos": [v.frames for v in videos], "video_metadata": told}
+        return dict(prepare_inputs(processor, images=list(images) or None, prompts=prompt, **given))
     ids = mx.array([list(prompt)])
     return {"input_ids": ids, "attention_mask": mx.ones_like(ids)}
 

@@ -14,6 +14,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
+from mlxrun.config.video_sampling import VideoSampling
 from mlxrun.scheduler.request import PooledModel, ProcessedPrompt
 
 SPECIAL = (
@@ -160,6 +161,7 @@ class FakeModelInfo:
     calls: list[str] = field(default_factory=list)
     pooled: PooledModel | None = None
 
+    video_sampling: VideoSampling | None = None
     @property
     def eos_ids(self) -> frozenset[int]:
         return frozenset({self.tokenizer.eos_token_id})

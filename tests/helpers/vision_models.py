@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from mlxrun.config.video_sampling import Video
 from mlxrun.model.tiny.byte_tokenizer import CHATML, EOS, TOKEN_ID, TOKENS, VOCAB, save_tokenizer, write_json
 from mlxrun.model.tiny.weights import save_weights
 from tests.helpers import text_models
@@ -164,6 +165,7 @@ for _family, _name in (("idefics3", "Idefics3"), ("smolvlm", "SmolVLM")):
     }
 _PLACEHOLDER = {"gemma3": "<start_of_image>", "idefics3": "<image>", "smolvlm": "<image>", "pixtral": "[IMG]"}
 _QWEN_PLACEHOLDER = "<|vision_start|><|image_pad|><|vision_end|>"
+VIDEO_PLACEHOLDER = "<|vision_start|><|video_pad|><|vision_end|>"
 _GEMMA_TOKENS = {
     "extra_special_tokens": {
         "image_token": "<image_soft_token>",
@@ -196,6 +198,15 @@ def build(family: str, folder: Path, seed: int | None = None, ends: bool = False
     return folder
 
 
+def build_with_video(family: str, folder: Path) -> Path:
+    """The same for a family of MROPE, with a template that renders videos."""
+    build(family, folder)
+    path = folder / "chat_template.jinja"
+    video = "{% elif p.type == 'video' %}" + VIDEO_PLACEHOLDER
+    path.write_text(path.read_text().replace("{% else %}{{ p.text }}", video + "{% else %}{{ p.text }}"))
+    return folder
+
+
 def placeholder(family: str) -> str:
     """What stands for one image in rendered text."""
     return _PLACEHOLDER.get(family, _QWEN_PLACEHOLDER)
@@ -216,3 +227,10 @@ def images(seed: int, count: int, size: tuple[int, int] | None = None) -> list[I
     return [
         Image.fromarray(b).resize(s, Image.Resampling.NEAREST) for b, s in zip(blocks, chosen, strict=True)
     ]
+
+
+def video(seed: int, frames: int = 4, size: tuple[int, int] = (32, 32), fps: float = 8.0) -> Video:
+    """Every second frame of a video of random blocks; `fps` of the whole video."""
+    shown = [np.array(image) for image in images(seed, frames, size)]
+    indices = tuple(range(0, 2 * frames, 2))
+    return Video(np.stack(shown).transpose(0, 3, 1, 2), indices, 2 * frames, fps)

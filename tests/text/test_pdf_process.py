@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from mlxrun.errors import MediaError
-from mlxrun.text import pdf_process
+from mlxrun.text import media_process, pdf_process
 from mlxrun.text.pdf_process import MAX_PAGE_PIXELS, draw_pages, measure_pages
 from mlxrun.text.workers import Lane
 from tests.helpers.pdf_files import (
@@ -126,7 +126,7 @@ async def test_it_ends_with_its_caller(monkeypatch: pytest.MonkeyPatch) -> None:
         started.append(popen(SLEEPS, **options))
         return started[-1]
 
-    monkeypatch.setattr(pdf_process.subprocess, "Popen", start)
+    monkeypatch.setattr(media_process.subprocess, "Popen", start)
     task = asyncio.create_task(Lane("test", 1).run(measure_pages, make_pdf("red"), 1, 72))
     async with asyncio.timeout(60):
         while not started:

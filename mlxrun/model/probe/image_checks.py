@@ -1,56 +1,123 @@
-"""The checks of images: a prompt with images as the engine computes it, and by the library's own call."""
+"""The checks of images and videos: prompts as the engine computes them, and by the library's own call."""
 
 from __future__ import annotations
 
 import itertools
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import mlx.core as mx
 import numpy as np
 
 from mlxrun.errors import MediaError
-from mlxrun.model.adapter import VisionAdapter
+from mlxrun.model.adapter import MediaKind, VisionAdapter
 from mlxrun.model.compute_methods import ComputeMethods, make_decode_batch
 from mlxrun.model.model_info import LoadedModelInfo
-from mlxrun.model.probe.image_prompt import make_image_prompt
+from mlxrun.model.probe.image_prompt import make_media_prompt, make_mixed_prompt
 from mlxrun.model.probe.reference import LENGTHS, ProbeLogits, Reference, copy_cache
 from mlxrun.model.probe.report import ProbeCheck, ProbeReport
-from mlxrun.model.prompt_inputs import PromptInputs
+from mlxrun.model.prompt_inputs import PromptInputs, split_prompt
 from mlxrun.model.ragged.decode_batch import JoiningRow
 from mlxrun.model.ragged.layer_caches import list_all_arrays
+from mlxrun.model.vision.embedder import Embedder
+from mlxrun.model.vision.image_units import find_regions
 from mlxrun.scheduler.request import ProcessedPrompt
 
 log = logging.getLogger(__name__)
 
 IMAGE_STEPS = 1  # tokens decoded after the prompt
-_UNCOMPARED = "parity probe: images are not compared for this model: %s"
+MIX_TOLERANCE = 1e-2  # of features, in standard deviations: rounding by other neighbours in a product
+_PLURALS: dict[str, MediaKind] = {"image": "images", "video": "videos"}
 
 
 def probe_images(
     adapter: VisionAdapter, vocab: int, info: LoadedModelInfo | None, text: ProbeReport
 ) -> ProbeReport:
-    """The report of the text checks, with those of images. Images that cannot be computed exactly are refused
-    by the adapter from now on."""
+    """The report of the text checks, with those of images, and of videos if the model takes them. What cannot
+    be computed exactly is refused by the adapter from now on."""
+    found, cached = _MediaProbe(adapter, vocab, info, "image").compare(text, True)
+    if info is None or info.video_sampling is None:
+        return found
+    found, cached = _MediaProbe(adapter, vocab, info, "video").compare(found, cached)
+    if not found.images and not found.videos:
+        found = _compare_mix(adapter, info, found)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _MediaProbe:
+    """The checks of images alone, or of videos alone."""
+
+    adapter: VisionAdapter
+    vocab: int
+    info: LoadedModelInfo | None
+    kind: Literal["image", "video"]
+
+    def compare(self, report: ProbeReport, cached: bool) -> tuple[ProbeReport, bool]:
+        """The report with these checks, and whether features are cached. `cached`: whether they may be."""
+        try:
+            if self.info is None:
+                raise MediaError("there is no image processor")
+            prompt = make_media_prompt(self.info, self.kind)
+        except MediaError as error:
+            return self._report_uncompared(report, str(error)), cached
+        try:
+            reference = Reference(self.adapter, self.vocab, LENGTHS[:1], reduced=False)
+            checks = ImageChecks(self.adapter, prompt, reference)
+        except Exception as error:  # a library may raise anything: there is nothing to compare with
+            why = f"the library's own call fails: {type(error).__name__}: {error}"
+            return self._report_uncompared(report, why), cached
+        methods, cached = _ImageLadder(checks, report.methods, self.kind).compare(cached)
+        refused = self.adapter.refused[_PLURALS[self.kind]]
+        report = replace(report, methods=methods, checks=(*report.checks, *checks.done))
+        return self._add_note(report, f"refused: {refused}" if refused else ""), cached
+
+    def _report_uncompared(self, report: ProbeReport, why: str) -> ProbeReport:
+        log.warning("parity probe: %s are not compared for this model: %s", _PLURALS[self.kind], why)
+        return self._add_note(report, f"not compared: {why}")
+
+    def _add_note(self, report: ProbeReport, note: str) -> ProbeReport:
+        return replace(report, images=note) if self.kind == "image" else replace(report, videos=note)
+
+
+def _compare_mix(adapter: VisionAdapter, info: LoadedModelInfo, report: ProbeReport) -> ProbeReport:
+    """The report with a check of an image and a video in one prompt: the library must give each the features
+    that it has alone. Unless it does, the adapter refuses such prompts."""
+    name, instead = "image beside video", "prompts with images and videos are refused"
+    limit = MIX_TOLERANCE
     try:
-        if info is None:
-            raise MediaError("there is no image processor")
-        prompt = make_image_prompt(info)
-    except MediaError as error:
-        log.warning(_UNCOMPARED, error)
-        return replace(text, images=f"not compared: {error}")
-    try:
-        checks = ImageChecks(adapter, prompt, Reference(adapter, vocab, LENGTHS[:1], reduced=False))
-    except Exception as error:  # a library may raise anything: there is nothing to compare with
-        why = f"the library's own call fails: {type(error).__name__}: {error}"
-        log.warning(_UNCOMPARED, why)
-        return replace(text, images=f"not compared: {why}")
-    methods = _ImageLadder(checks, text.methods).compare()
-    images = f"refused: {adapter.refused}" if adapter.refused else ""
-    return replace(text, methods=methods, checks=(*text.checks, *checks.done), images=images)
+        made = make_mixed_prompt(info)
+        worst = _measure_neighbours(adapter.embedder, made)
+    except Exception as error:  # of the processor or the library, which may raise anything
+        log.debug("parity probe: %s raised", name, exc_info=True)
+        check = ProbeCheck(name, False, error=f"{type(error).__name__}: {error}", limit=limit)
+    else:
+        check = ProbeCheck(name, worst <= limit, worst, limit=limit)
+    adapter.refused["images beside videos"] = (
+        "" if check.passed else f"the library computes them together otherwise than alone: {check.describe()}"
+    )
+    check = check if check.passed else replace(check, instead=instead)
+    return replace(report, checks=(*report.checks, check))
+
+
+def _measure_neighbours(embedder: Embedder, made: ProcessedPrompt) -> float:
+    """How far the features of an image or a video beside others are from those that it has alone, in standard
+    deviations."""
+    prompt = split_prompt(made.ids, made.media, find_regions(made.ids, embedder.tokens, made.media))
+    runs = None if prompt is None else prompt.split_places()
+    whole = embedder.embed_prompt(made.ids, made.media).embeds
+    if prompt is None or runs is None or whole is None or len(runs) < 2:
+        raise ValueError("the images and videos of the prompt cannot be told apart")
+    worst = 0.0
+    for at, run in enumerate(runs):
+        part = prompt.cut(runs, at, at + 1)
+        alone = embedder.embed_prompt(part.tokens, part.media).embeds
+        assert alone is not None
+        worst = max(worst, _compare_arrays(whole[0, mx.array(run)], alone[0, mx.array(part.places)]))
+    return worst
 
 
 class ImageChecks:
@@ -73,7 +140,7 @@ class ImageChecks:
         """Add the logits of the library's own calls to the reference; returns what it made of the prompt."""
         model, ids = self.adapter.model, mx.array([self._prompt.ids])
         given = {key: mx.array(value) for key, value in self._prompt.media.items()}
-        pixels = given.pop("pixel_values")
+        pixels = given.pop("pixel_values", None)
         made = model.get_input_embeddings(ids, pixels, mask=mx.ones_like(ids), **given).to_dict()
         features = {name: value for name, value in made.items() if value is not None}
         cache = self.adapter.make_cache()
@@ -175,40 +242,41 @@ class ImageChecks:
 
 
 class _ImageLadder:
-    """Goes to slower ways where the engine's differ, and refuses images if none is left."""
+    """Goes to slower ways where the engine's differ, and refuses images or videos if none is left."""
 
-    def __init__(self, checks: ImageChecks, methods: ComputeMethods) -> None:
+    def __init__(self, checks: ImageChecks, methods: ComputeMethods, kind: Literal["image", "video"]) -> None:
         self._checks = checks
         self._methods = methods
+        self._kind = kind
 
-    def compare(self) -> ComputeMethods:
-        """The methods that pass."""
-        methods, checks, adapter = self._methods, self._checks, self._checks.adapter
-        by_call = "all images of a prompt are encoded by one call, each time"
-        adapter.reset_images()
-        cached = checks.check("image chunks", checks.prefill_chunks, by_call)
-        cached = cached and checks.check_features("image features", by_call)
+    def compare(self, cached: bool) -> tuple[ComputeMethods, bool]:
+        """The methods that pass, and whether features are cached. `cached`: whether they may be."""
+        methods, checks, adapter, kind = self._methods, self._checks, self._checks.adapter, self._kind
+        by_call = f"all {kind}s of a prompt are encoded by one call, each time"
         adapter.reset_images(cached=cached)
-        if not cached and not self._passes_uncached("image chunks, encoded by one call", True):
-            if not self._passes_uncached("image whole", False):
-                adapter.refused = (
+        cached = cached and checks.check(f"{kind} chunks", checks.prefill_chunks, by_call)
+        cached = cached and checks.check_features(f"{kind} features", by_call)
+        adapter.reset_images(cached=cached)
+        if not cached and not self._passes_uncached(f"{kind} chunks, encoded by one call", True):
+            if not self._passes_uncached(f"{kind} whole", False):
+                adapter.refused[_PLURALS[kind]] = (
                     f"they are computed differently from the library: {checks.done[-1].describe()}"
                 )
-                return methods
+                return methods, cached
             methods = methods.split_as_library()
         if methods.decode != "row_by_row" and checks.can_join:
             run = partial(checks.decode_among_text, methods)
-            if not checks.check("image among text", run, "one forward for each row"):
+            if not checks.check(f"{kind} among text", run, "one forward for each row"):
                 methods = replace(methods, decode="row_by_row")
         adapter.reset_images(cached=cached)
-        return methods
+        return methods, cached
 
     def _passes_uncached(self, name: str, chunked: bool) -> bool:
         checks = self._checks
         if chunked:
             instead = "prompts are split as the library splits them, without a prefix cache"
             return checks.check(name, checks.prefill_chunks, instead)
-        return checks.check(name, checks.prefill_whole, "images are refused")
+        return checks.check(name, checks.prefill_whole, f"{self._kind}s are refused")
 
 
 def _compare_arrays(found: mx.array, expected: mx.array) -> float:

@@ -1,4 +1,4 @@
-"""The prompt with images that the probe computes, made by the model's own template and processor."""
+"""The prompts with images and videos that the probe computes, by the model's own template and processor."""
 
 from __future__ import annotations
 
@@ -8,49 +8,63 @@ from typing import Any
 
 import numpy as np
 
+from mlxrun.config.video_sampling import Video
 from mlxrun.errors import MediaError
 from mlxrun.model.model_info import LoadedModelInfo
 from mlxrun.scheduler.request import ProcessedPrompt
 
 log = logging.getLogger(__name__)
 
-SIZES = ((64, 64), (96, 64))  # pixels of the images
+SIZES = ((64, 64), (96, 64))  # pixels of the images, and of the frames of the videos
+FRAMES = 4
 MAX_TWO = 192  # tokens of a prompt with two images; if it has more, one image has to do
 MAX_TOKENS = 1024  # tokens of a prompt that is computed at load
 
 
-def make_image_prompt(info: LoadedModelInfo) -> ProcessedPrompt:
-    """Two images with text between them, or one if images have many tokens. MediaError if the model's files
-    make no such prompt of at most MAX_TOKENS tokens."""
-    pair = _process(info, 2)
+def make_media_prompt(info: LoadedModelInfo, kind: str = "image") -> ProcessedPrompt:
+    """Two images, or two videos, with text between them; one if they have many tokens. MediaError if the
+    model's files make no such prompt of at most MAX_TOKENS tokens."""
+    pair = _process(info, [kind] * 2)
     if isinstance(pair, ProcessedPrompt) and len(pair.ids) <= MAX_TWO:
         return pair
-    single = _process(info, 1)
-    if isinstance(single, MediaError):
-        raise single
-    if len(single.ids) > MAX_TOKENS:
-        raise MediaError(f"a prompt with a small image has {len(single.ids)} tokens, too many for a check")
-    return single
+    return _check_size(_process(info, [kind]), kind)
 
 
-def _process(info: LoadedModelInfo, count: int) -> ProcessedPrompt | MediaError:
-    """The prompt with `count` images, by the first text of which the processor makes image tokens."""
-    problem = MediaError("neither the chat template nor the processor has a placeholder for images")
-    for text in _list_texts(info, count):
+def make_mixed_prompt(info: LoadedModelInfo) -> ProcessedPrompt:
+    """An image and a video. MediaError as above."""
+    return _check_size(_process(info, ["image", "video"]), "video")
+
+
+def _check_size(made: ProcessedPrompt | MediaError, kind: str) -> ProcessedPrompt:
+    if isinstance(made, MediaError):
+        raise made
+    if len(made.ids) > MAX_TOKENS:
+        raise MediaError(f"a prompt with a small {kind} has {len(made.ids)} tokens, too many for a check")
+    return made
+
+
+def _process(info: LoadedModelInfo, kinds: list[str]) -> ProcessedPrompt | MediaError:
+    """The prompt with these images and videos, by the first text of which the processor makes their
+    tokens."""
+    problem = MediaError(f"neither the chat template nor the processor has a placeholder for {kinds[-1]}s")
+    images = [_make_image(size) for kind, size in zip(kinds, SIZES, strict=False) if kind == "image"]
+    videos = [_make_video(size) for kind, size in zip(kinds, SIZES, strict=False) if kind == "video"]
+    for text in _list_texts(info, kinds):
         try:
-            made = info.process(text, _make_images(count))
+            made = info.process(text, images, videos) if videos else info.process(text, images)
         except Exception as error:  # the model's own processor may raise anything
-            log.debug("parity probe: the image processor failed", exc_info=True)
+            log.debug("parity probe: the processor of images failed", exc_info=True)
             problem = MediaError(f"{type(error).__name__}: {error}")
             continue
-        if made.image_spans:
+        if len(made.image_spans) >= len(set(kinds)):
             return made
     return problem
 
 
-def _list_texts(info: LoadedModelInfo, count: int) -> Iterator[str]:
-    """What the chat template makes of a message with images; then plain text with placeholders."""
-    parts = [part for _ in range(count) for part in ({"type": "text", "text": "a"}, {"type": "image"})]
+def _list_texts(info: LoadedModelInfo, kinds: list[str]) -> Iterator[str]:
+    """What the chat template makes of a message with images and videos; then plain text with placeholders of
+    images."""
+    parts = [part for kind in kinds for part in ({"type": "text", "text": "a"}, {"type": kind})]
     messages = [{"role": "user", "content": [*parts, {"type": "text", "text": "b"}]}]
     if info.chat_template is not None:
         try:
@@ -61,15 +75,21 @@ def _list_texts(info: LoadedModelInfo, count: int) -> Iterator[str]:
             log.debug("parity probe: the chat template failed", exc_info=True)
     for name in ("boi_token", "image_token"):
         token = getattr(info.processor, name, None)
-        if isinstance(token, str):
-            yield f"a{token}" * count + "b"
+        if isinstance(token, str) and set(kinds) == {"image"}:
+            yield f"a{token}" * len(kinds) + "b"
 
 
-def _make_images(count: int) -> list[Any]:
-    """RGB images of random blocks: different ones, of different sizes."""
+def _make_image(size: tuple[int, int]) -> Any:
+    """An RGB image of random blocks, different for each size."""
     from PIL import Image
 
-    random = np.random.default_rng(7)
-    blocks = [random.integers(0, 256, size=(4, 4, 3), dtype=np.uint8) for _ in range(count)]
-    nearest = Image.Resampling.NEAREST
-    return [Image.fromarray(b).resize(size, nearest) for b, size in zip(blocks, SIZES, strict=False)]
+    blocks = np.random.default_rng([7, *size]).integers(0, 256, size=(4, 4, 3), dtype=np.uint8)
+    return Image.fromarray(blocks).resize(size, Image.Resampling.NEAREST)
+
+
+def _make_video(size: tuple[int, int]) -> Video:
+    """Frames of random pixels."""
+    width, height = size
+    shape = (FRAMES, 3, height, width)
+    frames = np.random.default_rng([8, *size]).integers(0, 256, size=shape, dtype=np.uint8)
+    return Video(frames, tuple(range(0, 2 * FRAMES, 2)), 2 * FRAMES, 4.0)

@@ -41,7 +41,8 @@ class ComparedWindow:
 @dataclass(frozen=True, slots=True)
 class ProbeReport:
     """How the model is computed, and the comparisons that led there. `weights`: their form in memory.
-    `images`: why images were not compared, or are refused; empty if they were, and if the model takes none.
+    `images`, `videos`: why they were not compared, or are refused; empty if they were, and if the model
+    takes none.
     """
 
     methods: ComputeMethods
@@ -49,12 +50,14 @@ class ProbeReport:
     weights: WeightForm = PLAIN_WEIGHTS
     windows: tuple[ComparedWindow, ...] = ()
     images: str = ""
+    videos: str = ""
 
     def describe(self) -> dict[str, Any]:
         """The report as JSON values, for /v1/status."""
         found = [{"name": check.name, **describe_check(check)} for check in self.checks]
         windows = [asdict(window) for window in self.windows]
-        return {**describe_methods(self.methods), "checks": found, "windows": windows, "images": self.images}
+        notes = {"images": self.images, "videos": self.videos}
+        return {**describe_methods(self.methods), "checks": found, "windows": windows, **notes}
 
 
 def describe_check(check: ProbeCheck) -> dict[str, Any]:
@@ -72,3 +75,4 @@ def describe_methods(methods: ComputeMethods) -> dict[str, Any]:
         "library_chunks": methods.library_chunks,
         "snapshots": methods.snapshots,
     }
+        **kept,

@@ -1,4 +1,4 @@
-"""Prompts with images as an mlx-vlm model embeds them, with or without its vision tower."""
+"""Prompts with images and videos as an mlx-vlm model embeds them, with or without its vision tower."""
 
 from __future__ import annotations
 
@@ -11,30 +11,35 @@ import numpy as np
 
 from mlxrun.errors import RequestError
 from mlxrun.model.prompt_inputs import PromptInputs
+from mlxrun.model.vision.image_units import VIDEO_GRID, MediaTokens, read_media_token
 
 # Fields of mlx-vlm's InputEmbeddingsFeatures that we do not pass on; its 4-D mask is never used.
 _UNSUPPORTED = ("cross_attention_states", "decoder_inputs_embeds", "pos_hw")
 
 
 class Embedder:
-    """`mrope`: positions have three axes. `image_token`: the placeholder of an image's features, if known."""
+    """`mrope`: positions have three axes. `tokens`: the placeholders of features, as far as they are known;
+    `line_break`: the token between the lines of an image."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, line_break: int | None = None) -> None:
         self._model = model
         ids = mx.array([[1, 1]])
         self._language = model.language_model
         # Some models leave positions on the module, where the next request would find them.
         deltas = model.get_input_embeddings(ids, None, mask=mx.ones_like(ids)).rope_deltas
         self.mrope = deltas is not None or hasattr(self._language, "get_rope_index")
-        tokens = [getattr(model.config, name, None) for name in ("image_token_id", "image_token_index")]
-        self.image_token = next((t for t in tokens if isinstance(t, int)), None)
+        image, video = (
+            read_media_token(lambda name: getattr(model.config, name, None), kind)
+            for kind in ("image", "video")
+        )
+        self.tokens = MediaTokens(image, video, line_break)
 
     def embed_prompt(self, prompt: Sequence[int], media: Mapping[str, Any]) -> PromptInputs:
         """The whole prompt, by way of the vision tower."""
         ids = mx.array([list(prompt)])
         given = {key: mx.array(value) for key, value in media.items()}
-        grid = given.get("image_grid_thw")
-        pixels = given.pop("pixel_values")
+        grids = given.get("image_grid_thw"), given.get(VIDEO_GRID)
+        pixels = given.pop("pixel_values", None)
         features = self._model.get_input_embeddings(ids, pixels, mask=mx.ones_like(ids), **given)
         for name in _UNSUPPORTED:
             if getattr(features, name) is not None:
@@ -42,7 +47,7 @@ class Embedder:
         visual, deepstack = features.visual_pos_masks, features.deepstack_visual_embeds
         positions, delta = features.position_ids, features.rope_deltas
         if self.mrope and positions is None:
-            positions, delta = self._language.get_rope_index(ids, grid, None, mx.ones_like(ids))
+            positions, delta = self._language.get_rope_index(ids, *grids, mx.ones_like(ids))
         positions, delta = self._read_positions(positions, delta, len(prompt))
         return PromptInputs(
             embeds=features.inputs_embeds,
@@ -54,15 +59,15 @@ class Embedder:
         )
 
     def embed_text(self, prompt: Sequence[int], media: Mapping[str, Any]) -> PromptInputs:
-        """The same, except for the embeddings and deepstack features of image tokens."""
+        """The same, except for the embeddings and deepstack features of image and video tokens."""
         ids = mx.array([list(prompt)])
         mask = mx.ones_like(ids)
         features = self._model.get_input_embeddings(ids, None, mask=mask)
         position_ids, delta = features.position_ids, features.rope_deltas
-        grid = media.get("image_grid_thw")
-        if (grid is not None or position_ids is None) and hasattr(self._language, "get_rope_index"):
-            grid = None if grid is None else mx.array(grid)
-            position_ids, delta = self._language.get_rope_index(ids, grid, None, mask)
+        grids = [mx.array(media[key]) if key in media else None for key in ("image_grid_thw", VIDEO_GRID)]
+        has_grid = any(grid is not None for grid in grids)
+        if (has_grid or position_ids is None) and hasattr(self._language, "get_rope_index"):
+            position_ids, delta = self._language.get_rope_index(ids, *grids, mask)
         positions, shift = self._read_positions(position_ids, delta, len(prompt))
         return PromptInputs(features.inputs_embeds, positions, shift, per_layer=features.per_layer_inputs)
 

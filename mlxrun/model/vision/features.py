@@ -1,13 +1,14 @@
-"""Embeds prompts with images without encoding the same image twice.
+"""Embeds prompts with images and videos without encoding the same one twice.
 
-The features of image tokens are cached by a digest of the processed pixels, and prompts are assembled from
-them and from the embeddings of the text. No model is trusted: features are cached only if the assembled
-prompt equals the model's own bit by bit. Images of another set are reused if the vision tower encodes each
-independently.
+A video is a unit, as an image is. The features of a unit's tokens are cached by a digest of the processed
+pixels, and prompts are assembled from them and from the embeddings of the text. No model is trusted: features
+are cached only if the assembled prompt equals the model's own bit by bit. Images of another set are reused if
+the vision tower encodes each independently.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,9 +17,9 @@ import mlx.core as mx
 import numpy as np
 from cachetools import LRUCache
 
-from mlxrun.model.prompt_inputs import ImagePrompt, PendingImages, PromptInputs
+from mlxrun.model.prompt_inputs import ImagePrompt, PendingImages, PromptInputs, split_prompt
 from mlxrun.model.vision.embedder import Embedder
-from mlxrun.model.vision.image_units import Media, split_images
+from mlxrun.model.vision.image_units import Media, MediaRegion, find_regions
 
 log = logging.getLogger(__name__)
 
@@ -90,30 +91,28 @@ class FeatureCache(LRUCache[tuple[bytes, ...], ImageFeatures]):
 
 
 class ImagePromptEmbedder:
-    """Embeds prompts of one model. `budget`: bytes of features that are cached; 0: none. `line_break`: the
-    token that divides the lines of an image, if there is one."""
+    """Embeds prompts of one model. `budget`: bytes of features that are cached; 0: none."""
 
-    def __init__(
-        self, embedder: Embedder, budget: int, exact_sets_only: bool = False, line_break: int | None = None
-    ) -> None:
+    def __init__(self, embedder: Embedder, budget: int, exact_sets_only: bool = False) -> None:
         self._embedder = embedder
-        self._line_break = line_break
         self.features = FeatureCache(budget)
-        self._enabled = budget > 0 and embedder.image_token is not None
+        self._enabled = budget > 0 and embedder.tokens.image is not None
         self._verified = False  # assembled prompts equal those of the model
-        # Whether the vision tower encodes each image independently of the others; None: not known yet.
-        self._independent: bool | None = False if exact_sets_only else None
+        # Whether the vision tower encodes each image, and each video, independently of the others; None: not
+        # known yet.
+        self._independent: dict[bool, bool | None] = dict.fromkeys(
+            (False, True), False if exact_sets_only else None
+        )
 
     def embed(self, tokens: Sequence[int], media: Media, cached: int = 0) -> PromptInputs:
         """`cached`: tokens that are in the row's cache already, which need no embeddings. Where images are
         known to be independent, at most one is encoded here, and `encode_pending` encodes the others."""
-        units = split_images(media) if self._enabled else None
-        if units is None:
-            return _evaluate(self._embedder.embed_prompt(tokens, media))
-        places = np.flatnonzero(np.array(tokens) == self._embedder.image_token)
-        if self._needs_no_image(places, cached):
+        regions = find_regions(tokens, self._embedder.tokens, media)
+        if self._needs_no_image(regions, cached):
             return self._embed_text(tokens, media)
-        prompt = ImagePrompt(tokens, media, units, units.compute_digests(), places)
+        prompt = split_prompt(tokens, media, regions) if self._enabled else None
+        if prompt is None:
+            return _evaluate(self._embedder.embed_prompt(tokens, media))
         try:
             inputs = self._embed_known(prompt, cached)
         except _MISFITS as error:
@@ -134,8 +133,9 @@ class ImagePromptEmbedder:
         log.warning("the images of a prompt cannot be encoded one by one: %s", error)
         return self._embed_all(prompt)
 
-    def _needs_no_image(self, places: np.ndarray, cached: int) -> bool:
-        return self._verified and (len(places) == 0 or cached > places[-1])
+    def _needs_no_image(self, regions: Sequence[MediaRegion], cached: int) -> bool:
+        is_computed = not regions or cached >= regions[-1].spans[-1][1]
+        return self._enabled and self._verified and is_computed
 
     def _embed_text(self, tokens: Sequence[int], media: Media) -> PromptInputs:
         """What tokens after all images need."""
@@ -145,17 +145,16 @@ class ImagePromptEmbedder:
         """The prompt's inputs from images that were seen before, or from one image, with others pending; None
         if all images must be encoded together."""
         count, known = self.features.match_prefix(prompt.digests)
-        if count == len(prompt.digests) and (len(known) == 1 or self._independent):
+        if count == len(prompt.digests) and (len(known) == 1 or self._are_independent(prompt)):
             return self._assemble(prompt, ImageFeatures.concatenate(known))
-        runs = prompt.split_places(self._line_break)
+        runs = prompt.split_places()
         if runs is None or len(runs) < 2:
             return None
-        if self._independent is None:
-            self._independent = self._check_pair(prompt, runs)
-            count, known = self.features.match_prefix(prompt.digests)
-        if not self._independent:
+        self._check_pairs(prompt, runs)
+        count, known = self.features.match_prefix(prompt.digests)
+        if not self._are_independent(prompt):
             return None
-        if self._needs_no_image(prompt.places, cached):  # known only now
+        if self._needs_no_image(prompt.regions, cached):  # known only now
             return self._embed_text(prompt.tokens, prompt.media)
         if not known:  # one is needed for the type and the width of the embeddings
             count = next(image for image, run in enumerate(runs) if run[-1] >= cached)
@@ -196,13 +195,27 @@ class ImagePromptEmbedder:
         self.features.add(part.digests, features)
         return features
 
-    def _check_pair(self, prompt: ImagePrompt, runs: Sequence[np.ndarray]) -> bool:
-        """Whether the first two images have the same features one by one as together, and the model's own
-        embeddings are those assembled from them."""
+    def _are_independent(self, prompt: ImagePrompt) -> bool:
+        """Whether the kinds of media that the prompt has are known to be encoded one by one."""
+        kinds = {region.is_video for region in prompt.regions}
+        return bool(kinds) and all(self._independent[is_video] for is_video in kinds)
+
+    def _check_pairs(self, prompt: ImagePrompt, runs: Sequence[np.ndarray]) -> None:
+        """Find out what is not known of the kinds that the prompt has two neighbours of."""
+        for at, (one, other) in enumerate(itertools.pairwise(prompt.regions)):
+            is_video = one.is_video
+            if is_video == other.is_video and self._independent[is_video] is None:
+                self._independent[is_video] = self._check_pair(prompt, runs, at)
+
+    def _check_pair(self, prompt: ImagePrompt, runs: Sequence[np.ndarray], at: int) -> bool:
+        """Whether image or video `at` and the next one have the same features one by one as together, and the
+        model's own embeddings are those assembled from them."""
         try:
-            pair = prompt.cut(runs, 0, 2)
+            pair = prompt.cut(runs, at, at + 2)
             together = ImageFeatures.from_prompt(self._embed_all(pair), pair.places)
-            single = ImageFeatures.concatenate([self._encode_image(prompt, runs, image) for image in (0, 1)])
+            single = ImageFeatures.concatenate(
+                [self._encode_image(prompt, runs, image) for image in (at, at + 1)]
+            )
             pairs = zip(single.list_arrays(), together.list_arrays(), strict=True)
             return self._enabled and all(_are_close(a, b) for a, b in pairs)
         except _MISFITS as error:

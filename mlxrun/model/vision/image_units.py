@@ -1,23 +1,44 @@
-"""Processed images as units: the input of the vision tower for each image, split from the input for all.
+"""Processed images and videos as units: the input of the vision tower for each, split from that for all.
 
-Only known layouts are split; anything else is one unit of all the images.
+Only known layouts are split; anything else is one unit of all the images and videos.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 Media = Mapping[str, Any]
+Span = tuple[int, int]
+
+VIDEO_PIXELS, VIDEO_GRID = "pixel_values_videos", "video_grid_thw"
+
+
+@dataclass(frozen=True, slots=True)
+class MediaTokens:
+    """The placeholders of image and video features in prompts, and the token between the lines of an image;
+    None where there is none."""
+
+    image: int | None
+    video: int | None = None
+    line_break: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MediaRegion:
+    """Where an image or a video is in a prompt: `spans` of placeholders, with text or line breaks between."""
+
+    is_video: bool
+    spans: tuple[Span, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ImageUnits:
-    """Arrays of each image; `axis`: the axis along which they are concatenated."""
+    """Arrays of each image or video; `axis`: the axis along which they are concatenated."""
 
     units: tuple[Media, ...]
     axis: int
@@ -33,42 +54,110 @@ class ImageUnits:
     def concatenate(self, first: int, last: int) -> Media:
         """Units `first` to `last`, without `last`, as the processor would have made them together."""
         some = self.units[first:last]
-        return {key: np.concatenate([unit[key] for unit in some], axis=self.axis) for key in some[0]}
+        parts = {key: [unit[key] for unit in some if key in unit] for unit in some for key in unit}
+        return {key: np.concatenate(arrays, axis=self.axis) for key, arrays in parts.items()}
 
 
-def split_images(media: Media) -> ImageUnits | None:
-    """The units of processed images; None where images cannot be compared by their bytes."""
+def read_media_token(get: Callable[[str], Any], kind: str) -> int | None:
+    """The placeholder of an `image` or a `video` by the keys that configs have for it."""
+    found = (get(f"{kind}_token_{name}") for name in ("id", "index"))
+    return next((token for token in found if isinstance(token, int)), None)
+
+
+def find_regions(ids: Sequence[int], tokens: MediaTokens, media: Media) -> list[MediaRegion]:
+    """The images and videos of a prompt, in order. Which spans are one video follows from the videos' grids
+    in `media`; where that is not known, each span is one."""
+    array = np.array(ids)
+    kinds = np.zeros(len(array), np.int8)
+    for kind, token in ((1, tokens.image), (2, tokens.video)):
+        if token is not None:
+            kinds[array == token] = kind
+    edges = np.flatnonzero(np.diff(kinds, prepend=0, append=0)).tolist()
+    spans = [span for span in zip(edges, edges[1:], strict=False) if kinds[span[0]]]
+    lengths = [stop - start for start, stop in spans if kinds[start] == 2]
+    videos = iter(_number_videos(lengths, media.get(VIDEO_GRID)))
+    found: list[tuple[int | None, list[Span]]] = []  # the number of a video, None for an image
+    for span in spans:
+        number = next(videos) if kinds[span[0]] == 2 else None
+        last, before = found[-1] if found else (None, [])
+        if number is not None:
+            same = last == number
+        else:
+            same = last is None and bool(before) and _is_line_break(array, before[-1], span, tokens)
+        if same:
+            before.append(span)
+        else:
+            found.append((number, [span]))
+    return [MediaRegion(number is not None, tuple(group)) for number, group in found]
+
+
+def _is_line_break(ids: np.ndarray, before: Span, span: Span, tokens: MediaTokens) -> bool:
+    """Whether only the token that ends a line of an image is between two spans."""
+    return span[0] == before[1] + 1 and tokens.line_break is not None and ids[before[1]] == tokens.line_break
+
+
+def _number_videos(lengths: Sequence[int], grid: Any) -> list[int]:
+    """The number of the video of each span, of which the lengths are given: a video has as many tokens as its
+    part of all patches says."""
+    alone = list(range(len(lengths)))
+    if grid is None or not lengths:
+        return alone
+    patches = np.asarray(grid).prod(axis=-1)
+    ends = np.cumsum(patches) * sum(lengths)
+    stops = np.cumsum(lengths) * int(patches.sum())
+    numbers = np.searchsorted(ends, stops)
+    is_whole = set(ends.tolist()) <= set(stops.tolist())
+    return numbers.tolist() if is_whole else alone
+
+
+def split_images(media: Media, are_videos: Sequence[bool] = ()) -> ImageUnits | None:
+    """The units of processed images and videos in the order of the prompt; None where they cannot be compared
+    by their bytes. `are_videos`: whether each is a video, by the prompt."""
     arrays = {key: np.asarray(value) for key, value in media.items()}
-    if "pixel_values" not in arrays or any(a.dtype.hasobject for a in arrays.values()):
+    if not arrays.keys() & {"pixel_values", VIDEO_PIXELS} or any(a.dtype.hasobject for a in arrays.values()):
         return None
-    axis, lengths = _find_layout(arrays)
-    if lengths is None:
+    videos = {key: a for key, a in arrays.items() if key in (VIDEO_PIXELS, VIDEO_GRID)}
+    images = {key: a for key, a in arrays.items() if key not in videos}
+    axis, parts = _split_kind(images, "pixel_values", "image_grid_thw")
+    if not videos:
+        return ImageUnits((arrays,) if parts is None else tuple(parts), 0 if parts is None else axis)
+    clips = _split_kind(videos, VIDEO_PIXELS, VIDEO_GRID)[1]
+    if (
+        axis
+        or parts is None
+        or clips is None
+        or [len(parts), len(clips)]
+        != [sum(is_video == kind for is_video in are_videos) for kind in (False, True)]
+    ):
         return ImageUnits((arrays,), 0)
+    take = {False: iter(parts), True: iter(clips)}
+    return ImageUnits(tuple(next(take[is_video]) for is_video in are_videos), 0)
+
+
+def _split_kind(arrays: Mapping[str, np.ndarray], pixels: str, grid: str) -> tuple[int, list[Media] | None]:
+    """The axis and the units of images alone or of videos alone; None: not known."""
+    if not arrays:
+        return 0, []
+    axis, lengths = _find_layout(arrays, pixels, grid)
+    if lengths is None:
+        return 0, None
     edges = {key: np.cumsum(of)[:-1] for key, of in lengths.items()}
     parts = {key: np.split(a, edges[key], axis=axis) for key, a in arrays.items()}
     count = len(next(iter(lengths.values())))
-    return ImageUnits(tuple({key: part[i] for key, part in parts.items()} for i in range(count)), axis)
+    return axis, [{key: part[i] for key, part in parts.items()} for i in range(count)]
 
 
-def number_regions(spans: Sequence[tuple[int, int]], ids: Sequence[int], line_break: int | None) -> list[int]:
-    """The number of each span's region: spans belong to one image if only the token `line_break`, which ends
-    a line of an image, is between them."""
-    numbers: list[int] = []
-    end = 0
-    for start, stop in spans:
-        same = numbers and start == end + 1 and line_break is not None and ids[end] == line_break
-        numbers.append(numbers[-1] + (not same) if numbers else 0)
-        end = stop
-    return numbers
-
-
-def _find_layout(arrays: Mapping[str, np.ndarray]) -> tuple[int, dict[str, Sequence[int]] | None]:
+def _find_layout(
+    arrays: Mapping[str, np.ndarray], pixels_key: str, grid_key: str
+) -> tuple[int, dict[str, Sequence[int]] | None]:
     """The axis, and for each array the length of each image along it. None: not known."""
-    pixels, grid = arrays["pixel_values"], arrays.get("image_grid_thw")
+    if pixels_key not in arrays:
+        return 0, None
+    pixels, grid = arrays[pixels_key], arrays.get(grid_key)
     if grid is not None:
         patches = [int(n) for n in grid.prod(axis=-1)]
-        known = arrays.keys() == {"pixel_values", "image_grid_thw"} and pixels.shape[0] == sum(patches)
-        return 0, {"pixel_values": patches, "image_grid_thw": [1] * len(patches)} if known else None
+        known = arrays.keys() == {pixels_key, grid_key} and pixels.shape[0] == sum(patches)
+        return 0, {pixels_key: patches, grid_key: [1] * len(patches)} if known else None
     axis = 1 if pixels.ndim == 5 and pixels.shape[0] == 1 else 0
     if pixels.ndim != 4 + axis or any(
         a.ndim <= axis or a.shape[axis] != pixels.shape[axis] for a in arrays.values()

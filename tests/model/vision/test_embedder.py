@@ -35,7 +35,7 @@ def test_text_is_embedded_as_it_is_among_images(zoo: Zoo, family: str) -> None:
     assert embedder.mrope == (family in vision_models.MROPE)
     whole = embedder.embed_prompt(made.ids, made.media)
     text = embedder.embed_text(made.ids, made.media)
-    is_image = np.array(made.ids) == embedder.image_token
+    is_image = np.array(made.ids) == embedder.tokens.image
     assert is_image.sum() == sum(end - start for start, end in made.image_spans) > 0
     rows = [np.array(inputs.embeds[0].astype(mx.float32)) for inputs in (whole, text)]
     assert np.array_equal(rows[0][~is_image], rows[1][~is_image])

@@ -13,10 +13,10 @@ from PIL import Image
 from mlxrun.config.settings import ModelSettings
 from mlxrun.model.adapter import VisionAdapter
 from mlxrun.model.model_info import LoadedModelInfo, load_model_info
-from mlxrun.model.prompt_inputs import ImagePrompt
+from mlxrun.model.prompt_inputs import split_prompt
 from mlxrun.model.ragged import layer_caches
 from mlxrun.model.vision.features import FeatureCache, ImageFeatures
-from mlxrun.model.vision.image_units import ImageUnits, split_images
+from mlxrun.model.vision.image_units import ImageUnits, find_regions, split_images
 from tests.helpers import vision_models
 from tests.helpers.model_fixtures import Zoo
 
@@ -145,7 +145,7 @@ def test_a_tower_that_mixes_images_is_found_out(
     eyes.check("a", A, "b", B)
     eyes.check("a", A, "b", B, "c", C)
     eyes.check("x", A, "b", B)
-    assert eyes.adapter._images._independent is False
+    assert eyes.adapter._images._independent[False] is False
 
 
 def test_a_model_that_mixes_text_into_images_is_found_out(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,11 +244,11 @@ def test_images_of_a_restored_prefix_are_not_encoded(
 
 def wanted_runs(eyes: Eyes, made: Any) -> Any:
     """The places of each image of a prompt."""
-    units = split_images(made.media)
-    places = np.flatnonzero(np.array(made.ids) == eyes.adapter._images._embedder.image_token)
-    return ImagePrompt(made.ids, made.media, units, units.compute_digests(), places).split_places(
-        eyes.line_break
+    prompt = split_prompt(
+        made.ids, made.media, find_regions(made.ids, eyes.adapter.embedder.tokens, made.media)
     )
+    assert prompt is not None
+    return prompt.split_places()
 
 
 def test_an_image_that_does_not_fit_its_place_is_encoded_with_the_others(

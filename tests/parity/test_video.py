@@ -1,0 +1,203 @@
+"""Prompts with videos give what the ORACLE gives for the same frames; planted bugs must be found.
+
+The families take videos in different ways: qwen3_vl writes a time before each pair of frames, and takes
+images and videos in one prompt; qwen2_5_vl has one block of tokens for a video.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from PIL import Image
+
+from mlxrun.api.context import ApiContext
+from mlxrun.api.openai.request import prepare_request
+from mlxrun.config.settings import Config, MediaSettings, ModelSettings
+from mlxrun.config.video_sampling import Video
+from mlxrun.engine.engine import Engine
+from mlxrun.model import model_info
+from mlxrun.model.vision.features import ImageFeatures, ImagePromptEmbedder
+from mlxrun.scheduler.request import Request
+from mlxrun.text.images import MediaLoader
+from tests.helpers import engine_driver, oracle, vision_models
+from tests.helpers.engine_driver import TimedRequest
+from tests.helpers.model_fixtures import Zoo
+from tests.helpers.oracle import Answer
+from tests.helpers.probe_driver import list_failed, probe_model
+from tests.helpers.video_files import make_video, video_url
+from tests.parity.test_vision import push_out
+from tests.parity.test_vision_mutations import delta_dropped, looks_at_images
+
+Patch = pytest.MonkeyPatch
+Case = tuple[str | Image.Image | Video, ...]
+FAMILIES = ["qwen3_vl", "qwen2_5_vl"]
+COUNT = 10
+A, B = vision_models.video(1), vision_models.video(2, 6, (48, 32), fps=6.0)
+SWAPPED = replace(A, frames=A.frames[[1, 0, *range(2, len(A.frames))]])
+SLOWER = replace(A, fps=2.0)
+RED = vision_models.images(3, 1, size=(32, 32))[0]
+TURN = "<|im_end|>\n<|im_start|>assistant\nfine<|im_end|>\n<|im_start|>user\n"
+CASES: dict[str, Case] = {
+    "one": ("what is ", A, " and tell me more about it, please"),
+    "two": (B, "hm", A, "which one?"),
+    "turns": ("look: ", A, TURN, "and ", B, "?"),
+    "text": ("just text, no video",),
+    "image": ("what is ", RED, "?"),
+}
+MIXED: Case = ("look at ", A, " and ", RED, " or ", B, "?")
+
+
+def render(family: str, case: Case) -> tuple[str, list[Image.Image], list[Video]]:
+    """A prompt, its images and its videos."""
+    marks = {Video: vision_models.VIDEO_PLACEHOLDER, Image.Image: vision_models.placeholder(family)}
+    text = "".join(part if isinstance(part, str) else marks[type(part)] for part in case)
+    images = [part for part in case if isinstance(part, Image.Image)]
+    return vision_models.prompt(family, text), images, [part for part in case if isinstance(part, Video)]
+
+
+def make_request(engine: Engine, family: str, name: str, case: Case) -> Request:
+    text, images, videos = render(family, case)
+    if not images and not videos:
+        return engine_driver.make_vision_request(engine, name, text, max_tokens=COUNT)
+    made = engine.model_info.process(text, images, videos)
+    request = engine_driver.make_text_request(name, made.ids, max_tokens=COUNT)
+    return replace(request, image_spans=made.image_spans, media=made.media, image_digests=made.image_digests)
+
+
+_answers: dict[tuple[Path, str], Answer] = {}
+
+
+def see(zoo: Zoo, family: str, name: str, case: Case) -> Answer:
+    key = (zoo.video(family), name)
+    if key not in _answers:
+        text, images, videos = render(family, case)
+        _answers[key] = oracle.vision_answer(key[0], text, images, COUNT, videos)
+    return _answers[key]
+
+
+def run(engine: Engine, zoo: Zoo, family: str, cases: dict[str, Case], each: Any = lambda step: None) -> None:
+    requests = [make_request(engine, family, name, case) for name, case in cases.items()]
+    joins = [TimedRequest(request, add_step=4 * i % 9) for i, request in enumerate(requests)]
+    for name, event in engine_driver.run_requests(engine, joins, each).items():
+        answer = see(zoo, family, name, cases[name])
+        assert next(request for request in requests if request.id == name).prompt == answer.ids
+        engine_driver.check_answer(event, answer)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_videos_beside_images_and_text(zoo: Zoo, family: str) -> None:
+    """In one batch with late joins; in small chunks, none of which ends inside a span; after preemption."""
+    engine = engine_driver.make_real_engine(zoo.video(family), chunk=16, prefill_budget=32)
+    assert engine.probe is not None and not engine.probe.images and not engine.probe.videos
+    passed = {check.name: check.passed for check in engine.probe.checks}
+    assert passed["video chunks"] and passed["video features"] and passed["video among text"]
+    assert passed["image beside video"] == (family == "qwen3_vl")
+    cases = CASES | ({"mixed": MIXED} if family == "qwen3_vl" else {})
+    run(engine, zoo, family, cases, push_out(engine))
+    if family != "qwen3_vl":
+        event = engine_driver.run_requests(engine, [make_request(engine, family, "m", MIXED)])["m"]
+        assert "images beside videos are refused for this model" in str(event.error)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_video_in_the_prefix_cache(zoo: Zoo, family: str) -> None:
+    """Found again as it is; not with other frames, other times or another order."""
+    engine = engine_driver.make_real_engine(zoo.video(family), chunk=8)
+    assert compare_again(engine, zoo, family, [("a", A), ("swapped", SWAPPED), ("slower", SLOWER)]) == []
+    request = make_request(engine, family, "again", ("what is ", A, " and tell me more"))
+    event = engine_driver.run_requests(engine, [request])["again"]
+    assert event.num_cached_tokens >= request.image_spans[-1][1]
+    assert len({make_request(engine, family, "", (v,)).image_digests for v in (A, SWAPPED, SLOWER)}) == 3
+
+
+def compare_again(engine: Engine, zoo: Zoo, family: str, videos: Sequence[tuple[str, Video]]) -> list[str]:
+    """The videos with which one prompt after the other has another answer than alone and cold."""
+    wrong = []
+    for name, video in videos:
+        case = ("what is ", video, " and tell me more")
+        event = engine_driver.run_requests(engine, [make_request(engine, family, name, case)])[name]
+        if engine_driver.has_other_answer(event, see(zoo, family, f"again {name}", case)):
+            wrong.append(name)
+    return wrong
+
+
+def digest_the_set_of_frames(monkeypatch: Patch) -> None:
+    """Two videos with the same frames in another order have one digest."""
+    original = model_info.compute_video_digest
+    order = lambda video: replace(video, frames=np.sort(video.frames, axis=0))  # noqa: E731
+    monkeypatch.setattr(model_info, "compute_video_digest", lambda video, key: original(order(video), key))
+
+
+def test_swapped_frames_are_found(zoo: Zoo, monkeypatch: Patch) -> None:
+    digest_the_set_of_frames(monkeypatch)
+    engine = engine_driver.make_real_engine(zoo.video("qwen3_vl"), chunk=8)
+    assert compare_again(engine, zoo, "qwen3_vl", [("a", A), ("swapped", SWAPPED)]) == ["swapped"]
+
+
+def swap_features(monkeypatch: Patch) -> None:
+    """The videos of a prompt that is assembled change places."""
+
+    def concatenate(parts: Sequence[ImageFeatures]) -> ImageFeatures:
+        arrays = zip(*(part.list_arrays() for part in reversed(parts)), strict=True)
+        embeddings, *deepstack = (mx.concatenate(array) for array in arrays)
+        return ImageFeatures(embeddings, tuple(deepstack))
+
+    monkeypatch.setattr(ImageFeatures, "concatenate", staticmethod(concatenate))
+    monkeypatch.setattr(ImagePromptEmbedder, "_check_pair", lambda *given: True)
+
+
+def shift_positions(monkeypatch: Patch) -> None:
+    """Each token of the prompt has the position of the one before."""
+
+    def change(inputs: Any) -> Any:
+        moved = inputs.positions if inputs.positions is None else mx.roll(inputs.positions, 1, axis=-1)
+        return replace(inputs, positions=moved)
+
+    looks_at_images(monkeypatch, change)
+
+
+def test_planted_bugs_are_found(zoo: Zoo) -> None:
+    """By the answers, and by the probe."""
+    folder, case = zoo.video("qwen3_vl"), (A, "hm", B, "which one?")
+    engine = engine_driver.make_real_engine(folder, backend="none")
+    warm = make_request(engine, "qwen3_vl", "warm", CASES["two"])
+    engine_driver.run_requests(engine, [warm])  # both videos are known, so that features are assembled
+    request = make_request(engine, "qwen3_vl", "x", case)
+    for mutate in (None, delta_dropped, shift_positions, swap_features):
+        with pytest.MonkeyPatch.context() as patch:
+            if mutate is not None:
+                mutate(patch)
+            event = engine_driver.run_requests(engine, [request])["x"]
+            is_other = engine_driver.has_other_answer(event, see(zoo, "qwen3_vl", "other", case))
+            assert is_other == bool(list_failed(probe_model(folder))) == (mutate is not None), mutate
+
+
+def test_a_chat_gives_the_request_of_its_frames(zoo: Zoo) -> None:
+    """A video_url part, by way of the template; a model or a template without videos refuses it by name."""
+    greys = [20 * i for i in range(8)]
+    url = video_url(make_video(greys))
+    content = [{"type": "text", "text": "a"}, {"type": "video_url", "video_url": {"url": url}}]
+    body = {"messages": [{"role": "user", "content": content}]}
+
+    def prepare(folder: Path) -> Any:
+        config = Config(model=ModelSettings(path=str(folder)), media=MediaSettings(video_fps=2))
+        info = model_info.load_model_info(config.model)
+        context = ApiContext(info, config, MediaLoader(config.media, None))
+        return info, asyncio.run(prepare_request("/v1/chat/completions", body, context)).requests[0]
+
+    info, request = prepare(zoo.video("qwen3_vl"))
+    frames = np.stack([np.full((3, 32, 32), greys[at], np.uint8) for at in (0, 2, 5, 7)])
+    made = info.process(*render("qwen3_vl", ("a", Video(frames, (0, 2, 5, 7), 8, 4.0))))
+    assert (request.prompt, request.image_digests) == (made.ids, made.image_digests)
+    assert all(np.array_equal(request.media[key], made.media[key]) for key in made.media)
+    with pytest.raises(Exception, match="chat template does not render videos"):
+        prepare(zoo.vision("qwen3_vl"))
+    with pytest.raises(Exception, match="does not accept videos"):
+        prepare(zoo.vision("gemma3"))
