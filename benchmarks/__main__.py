@@ -102,9 +102,15 @@ def masks(
 
 
 @command.command(name="prompt-scoring", short_help="Logprobs of prompts, beside mlx_lm.evaluate's method.")
+@click.option("--http", is_flag=True, help="Measure a server too, with lm-eval's requests.")
 @add_measure_options
 def scoring(
-    model: str, json_path: Path | None, config_path: Path | None, sets: tuple[str, ...], **options: Any
+    model: str,
+    http: bool,
+    json_path: Path | None,
+    config_path: Path | None,
+    sets: tuple[str, ...],
+    **options: Any,
 ) -> int:
     """Measure 1000 items of four choices, which share a context of 1000 tokens.
 
@@ -117,7 +123,7 @@ def scoring(
         run_prompt_scoring_bench,
     )
 
-    report = run_prompt_scoring_bench(MeasurePlan(model, config, **options), say)
+    report = run_prompt_scoring_bench(MeasurePlan(model, config, **options), say, http=http)
     return write_report(report, json_path, print_prompt_scoring_report)
 
 

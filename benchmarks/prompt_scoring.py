@@ -3,18 +3,23 @@
 mlx_lm.evaluate groups choices by question: it computes the question's whole prompt, and then each choice on a
 copy of that cache (`MLXLM.loglikelihood`). The same calls are made here, without lm-eval around them, on the
 model as the engine loads it. mlxrun gets all choices of all items at once, and begins with an empty prefix
-cache.
+cache; with `http`, a server gets them too (`benchmarks.http_scoring`). All sides are measured in turn, and
+ratios are of one turn, since a busy machine is not as fast in the next.
 """
 
 from __future__ import annotations
 
 import copy
 import random
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.http_scoring import run_http_side
 from benchmarks.measure_plan import MeasurePlan
 from mlxrun.bench.models import open_model
 from mlxrun.bench.report import build_notes, make_console, make_table
@@ -30,6 +35,8 @@ ITEMS, PEER_ITEMS, CHOICES = 1000, 50, 4
 CONTEXT, QUESTION, ANSWER = 1000, (30, 70), (1, 8)  # tokens; ranges of random lengths
 STEP = 2048  # tokens of a forward, as in mlx_lm.evaluate
 MAX_QUEUE = 100_000
+PEER, ENGINE, HTTP, UNSCORED = "mlx-lm", "mlxrun", "http", "unscored"
+TITLES = {PEER: "mlx_lm.evaluate's method", ENGINE: "mlxrun, in process", HTTP: "mlxrun, over HTTP"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +49,28 @@ class ChoiceItem:
 
 @dataclass(frozen=True, slots=True)
 class ScoringRun:
-    """One run of a side. `scores`: the sum of each answer's logprobs; `peak`: bytes of memory."""
+    """One run of a side, of so many items. `cpu`: seconds of processor time; `scores`: the sum of each
+    answer's logprobs; `peak`: bytes of memory. None: not measured."""
 
+    items: int
     seconds: float
+    cpu: float | None
     scores: list[float]
-    peak: int
+    peak: int | None = None
 
-    def to_json(self, items: int) -> dict[str, float]:
-        return {"seconds": self.seconds, "items_per_second": items / self.seconds, "peak": self.peak}
+    def to_json(self) -> dict[str, float | None]:
+        speeds = {"items_per_second": self.speed, "items_per_cpu_second": self.cpu_speed}
+        return {"seconds": self.seconds, "cpu_seconds": self.cpu, **speeds, "peak": self.peak}
+
+    @property
+    def speed(self) -> float:
+        """Items a second."""
+        return self.items / self.seconds
+
+    @property
+    def cpu_speed(self) -> float | None:
+        """Items a second of processor time."""
+        return self.items / self.cpu if self.cpu else None
 
 
 def make_items(count: int, vocab: int, seed: int) -> list[ChoiceItem]:
@@ -69,8 +90,10 @@ def make_items(count: int, vocab: int, seed: int) -> list[ChoiceItem]:
     ]
 
 
-def run_prompt_scoring_bench(plan: MeasurePlan, say: Callable[[str], None]) -> dict[str, Any]:
-    """Measure both sides in turn; return the report, as `--json` writes it."""
+def run_prompt_scoring_bench(
+    plan: MeasurePlan, say: Callable[[str], None], *, http: bool = False
+) -> dict[str, Any]:
+    """Measure the sides in turn; return the report, as `--json` writes it."""
     from mlxrun.model.machine.device import resolve_config
 
     config = resolve_config(plan.config)
@@ -79,41 +102,51 @@ def run_prompt_scoring_bench(plan: MeasurePlan, say: Callable[[str], None]) -> d
     with open_model(plan.model, plan.seed) as model:
         config = replace(config, model=replace(config.model, path=str(model.folder)))
         items = make_items(count, model.vocab, plan.seed)
-        sides = _measure_sides(config, items, peer_count, plan.repeat, say)
-    return plan.build_report(model, {"prompt-scoring": sides})
+        turns = [_run_turn(config, items, peer_count, say, http=http) for _ in range(plan.repeat)]
+    return plan.build_report(model, {"prompt-scoring": _summarise(turns)})
 
 
-def _measure_sides(
-    config: Config,
-    items: Sequence[ChoiceItem],
-    peer_count: int,
-    repeat: int,
-    say: Callable[[str], None],
-) -> dict[str, Any]:
-    peers, ours, plain = [], [], []
-    for turn in range(repeat):
-        peers.append(_run_peer(config, items[:peer_count]))
-        ours.append(_run_engine(config, items, scored=True))
-        plain.append(_run_engine(config, items, scored=False))
-        speeds = peer_count / peers[-1].seconds, len(items) / ours[-1].seconds
-        say(f"run {turn + 1}: mlx-lm's method {speeds[0]:.2f}, mlxrun {speeds[1]:.2f} items/s")
-    best = {"mlx-lm": min(peers, key=_get_seconds), "mlxrun": min(ours, key=_get_seconds)}
-    pairs = zip(best["mlx-lm"].scores, best["mlxrun"].scores, strict=False)
+def _run_turn(
+    config: Config, items: Sequence[ChoiceItem], peer_count: int, say: Callable[[str], None], *, http: bool
+) -> dict[str, ScoringRun]:
+    runs = {PEER: _run_peer(config, items[:peer_count]), ENGINE: _run_engine(config, items, scored=True)}
+    if http:
+        runs[HTTP] = _run_http(config, items)
+    say("; ".join(f"{name}: {run.speed:.2f} items/s" for name, run in runs.items()))
+    return runs | {UNSCORED: _run_engine(config, items, scored=False)}
+
+
+def _summarise(turns: Sequence[Mapping[str, ScoringRun]]) -> dict[str, Any]:
+    ours = [name for name in turns[0] if name in (ENGINE, HTTP)]
+    expected = turns[0][PEER].scores
+    scores = [run[name].scores[: len(expected)] for run in turns for name in ours]
+    peaks = {name: max(turn[name].peak or 0 for turn in turns) for name in (ENGINE, UNSCORED)}
     return {
-        "items": {"mlx-lm": peer_count, "mlxrun": len(items)},
-        "sides": {
-            "mlx-lm": [run.to_json(peer_count) for run in peers],
-            "mlxrun": [run.to_json(len(items)) for run in ours],
-            "unscored": [run.to_json(len(items)) for run in plain],
-        },
-        "speed_ratio": len(items) / best["mlxrun"].seconds / (peer_count / best["mlx-lm"].seconds),
-        "memory_ratio": max(run.peak for run in ours) / max(run.peak for run in plain),
-        "largest_difference": max(abs(a - b) for a, b in pairs),
+        "items": {name: run.items for name, run in turns[0].items()},
+        "sides": {name: [turn[name].to_json() for turn in turns] for name in turns[0]},
+        "ratios": {name: _compute_ratios(turns, name) for name in ours},
+        "memory_ratio": peaks[ENGINE] / peaks[UNSCORED],
+        "largest_difference": max(
+            abs(a - b) for found in scores for a, b in zip(found, expected, strict=True)
+        ),
     }
 
 
-def _get_seconds(run: ScoringRun) -> float:
-    return run.seconds
+def _compute_ratios(turns: Sequence[Mapping[str, ScoringRun]], name: str) -> dict[str, list[float]]:
+    """Of each turn, how many times as many items as the peer's method a side does in a second, and in a
+    second of processor time."""
+    cpu = [(turn[name].cpu_speed, turn[PEER].cpu_speed) for turn in turns]
+    return {
+        "speed": [turn[name].speed / turn[PEER].speed for turn in turns],
+        "cpu": [own / peer for own, peer in cpu if own and peer],
+    }
+
+
+def _run_http(config: Config, items: Sequence[ChoiceItem]) -> ScoringRun:
+    choices = [(item.question, answer) for item in items for answer in item.answers]
+    with tempfile.TemporaryDirectory(prefix="mlxrun-scoring-") as folder:
+        seconds, cpu, scores = run_http_side(config, choices, Path(folder))
+    return ScoringRun(len(items), seconds, cpu, scores)
 
 
 def _run_engine(config: Config, items: Sequence[ChoiceItem], *, scored: bool) -> ScoringRun:
@@ -129,11 +162,12 @@ def _run_engine(config: Config, items: Sequence[ChoiceItem], *, scored: bool) ->
         for j, answer in enumerate(item.answers)
     ]
     memory_meter.start_measuring(drop_pool=True)
-    start = time.perf_counter()
+    start, cpu = time.perf_counter(), time.process_time()
     scores = _serve(engine, requests)
-    seconds, peak = time.perf_counter() - start, memory_meter.read_peak()
+    seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
+    peak = memory_meter.read_peak()
     del engine  # its close() would end this thread's MLX streams
-    return ScoringRun(seconds, [scores[request.id] for request in requests], peak)
+    return ScoringRun(len(items), seconds, cpu, [scores[request.id] for request in requests], peak)
 
 
 def _serve(engine: Engine, requests: Sequence[Request]) -> dict[str, float]:
@@ -167,7 +201,7 @@ def _run_peer(config: Config, items: Sequence[ChoiceItem]) -> ScoringRun:
 
     network = load_adapter(config, load_model_info(config.model, weights=True)).model
     memory_meter.start_measuring(drop_pool=True)
-    start, scores = time.perf_counter(), []
+    start, cpu, scores = time.perf_counter(), time.process_time(), []
     for item in items:
         cache = make_prompt_cache(network)
         ids = mx.array(item.question)[None]
@@ -190,7 +224,8 @@ def _run_peer(config: Config, items: Sequence[ChoiceItem]) -> ScoringRun:
                 total += mx.sum(found).item()
                 is_greedy &= mx.all(greedy).item()
             scores.append(total)
-    return ScoringRun(time.perf_counter() - start, scores, memory_meter.read_peak())
+    seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
+    return ScoringRun(len(items), seconds, cpu, scores, memory_meter.read_peak())
 
 
 def print_prompt_scoring_report(report: Mapping[str, Any], console: Console | None = None) -> None:
@@ -198,17 +233,27 @@ def print_prompt_scoring_report(report: Mapping[str, Any], console: Console | No
     console = make_console(console)
     part = report["workloads"]["prompt-scoring"]
     rows = []
-    for side, title in (("mlx-lm", "mlx_lm.evaluate's method"), ("mlxrun", "mlxrun")):
-        speeds = sorted(run["items_per_second"] for run in part["sides"][side])
-        rows.append([title, str(part["items"][side]), f"{speeds[-1]:,.2f}"])
+    for side, title in TITLES.items():
+        if runs := part["sides"].get(side):
+            ratios = part["ratios"].get(side, {"speed": (), "cpu": ()})
+            speed = median(run["items_per_second"] for run in runs)
+            cells = (_format_ratios(ratios[kind]) for kind in ("speed", "cpu"))
+            rows.append([title, str(part["items"][side]), f"{speed:,.2f}", *cells])
+    names = ("four choices, a shared context", "items", "items/s", "times", "times by processor time")
+    console.print(make_table(names, 1, rows, console.is_terminal))
     console.print(
-        make_table(("four choices, a shared context", "items", "items/s"), 1, rows, console.is_terminal)
-    )
-    console.print(
-        f"ratio {part['speed_ratio']:.1f}; scores differ by at most {part['largest_difference']:.1e}; "
-        f"peak memory is {part['memory_ratio']:.2f} of that without scoring",
+        f"medians of {len(part['sides'][PEER])} turns; "
+        f"scores differ by at most {part['largest_difference']:.1e}; "
+        f"peak memory in process is {part['memory_ratio']:.2f} of that without scoring",
         highlight=False,
         soft_wrap=True,
     )
     for line in build_notes(report):
         console.print(line, highlight=False, soft_wrap=True)
+
+
+def _format_ratios(ratios: Sequence[float]) -> str:
+    """The median, and the least and the greatest one if there are several."""
+    if len(ratios) < 2:
+        return "".join(f"{ratio:.1f}" for ratio in ratios)
+    return f"{median(ratios):.1f} ({min(ratios):.1f} to {max(ratios):.1f})"

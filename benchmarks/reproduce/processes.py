@@ -4,32 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
-import socket
 import subprocess
-import sys
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 from benchmarks.reproduce.answers import Answers, read_answers, read_records
+from benchmarks.server_process import MLXRUN, start_server
 from mlxrun.batch.run_paths import JobPaths
 from mlxrun.errors import MlxrunError
 
 KILLS = 10
 LIMIT = 3600.0  # seconds that a run may take
 POLL = 0.05
-_MLXRUN = (sys.executable, "-m", "mlxrun.cli.main")
 
 
 def run_killed(job: Path, config: Path, out: Path, lines: int) -> tuple[Answers, int]:
     """Run a job that is killed KILLS times with SIGKILL, each time after some more lines; the number of
     kills, which may be less where lines end faster than they can be counted."""
     paths, kills = JobPaths(job, out), 0
-    command = [*_MLXRUN, "batch", str(job), "-c", str(config), "-o", str(out)]
+    command = [*MLXRUN, "batch", str(job), "-c", str(config), "-o", str(out)]
     for number in range(1, KILLS + 1):
         with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
             kills += _kill_after(process, out, number * lines // (KILLS + 1))
@@ -57,27 +52,29 @@ def _kill_after(process: subprocess.Popen[bytes], out: Path, lines: int) -> bool
 
 async def run_batch(job: Path, config: Path, folder: Path) -> Answers:
     """Run a job as a batch of `mlxrun serve`, by its HTTP API."""
-    async with _serve(config, folder) as server:
-        import aiohttp
+    import aiohttp
 
-        async with aiohttp.ClientSession(server, raise_for_status=True) as http:
-            form = aiohttp.FormData({"purpose": "batch"})
-            form.add_field("file", job.read_bytes(), filename=job.name)
-            file = await _read(http.post("/v1/files", data=form))
-            url = json.loads(job.read_text(encoding="utf-8").splitlines()[0])["url"]
-            wanted = {"input_file_id": file["id"], "endpoint": url, "completion_window": "24h"}
-            batch = await _read(http.post("/v1/batches", json=wanted))
-            end = time.monotonic() + LIMIT
-            while batch["status"] not in ("completed", "failed", "expired", "cancelled"):
-                if time.monotonic() > end:
-                    raise MlxrunError(f"the batch has not ended within {LIMIT:.0f} s")
-                await asyncio.sleep(0.2)
-                batch = await _read(http.get(f"/v1/batches/{batch['id']}"))
-            if batch["status"] != "completed" or batch["request_counts"]["failed"]:
-                raise MlxrunError(f"the batch is {batch['status']}: {json.dumps(batch['request_counts'])}")
-            out = folder / "batch.out.jsonl"
-            async with http.get(f"/v1/files/{batch['output_file_id']}/content") as response:
-                out.write_bytes(await response.read())
+    async with (
+        start_server(config, folder) as server,
+        aiohttp.ClientSession(server.url, raise_for_status=True) as http,
+    ):
+        form = aiohttp.FormData({"purpose": "batch"})
+        form.add_field("file", job.read_bytes(), filename=job.name)
+        file = await _read(http.post("/v1/files", data=form))
+        url = json.loads(job.read_text(encoding="utf-8").splitlines()[0])["url"]
+        wanted = {"input_file_id": file["id"], "endpoint": url, "completion_window": "24h"}
+        batch = await _read(http.post("/v1/batches", json=wanted))
+        end = time.monotonic() + LIMIT
+        while batch["status"] not in ("completed", "failed", "expired", "cancelled"):
+            if time.monotonic() > end:
+                raise MlxrunError(f"the batch has not ended within {LIMIT:.0f} s")
+            await asyncio.sleep(0.2)
+            batch = await _read(http.get(f"/v1/batches/{batch['id']}"))
+        if batch["status"] != "completed" or batch["request_counts"]["failed"]:
+            raise MlxrunError(f"the batch is {batch['status']}: {json.dumps(batch['request_counts'])}")
+        out = folder / "batch.out.jsonl"
+        async with http.get(f"/v1/files/{batch['output_file_id']}/content") as response:
+            out.write_bytes(await response.read())
     return read_records(out)
 
 
@@ -85,44 +82,3 @@ async def _read(request: Any) -> dict[str, Any]:
     async with request as response:
         found: dict[str, Any] = await response.json()
         return found
-
-
-@asynccontextmanager
-async def _serve(config: Path, folder: Path) -> AsyncIterator[str]:
-    """A server with an empty folder for its files, until the block ends; its URL."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    data = folder / "server"
-    data.mkdir()
-    command = [*_MLXRUN, "serve", "-c", str(config), "--port", str(port), "--set", f"server.data_path={data}"]
-    log = folder / "server.log"
-    with log.open("wb") as file:
-        process = subprocess.Popen(command, stdout=file, stderr=file, env=dict(os.environ))
-    try:
-        url = f"http://127.0.0.1:{port}"
-        await _wait_until_ready(url, process, log)
-        yield url
-    finally:
-        process.terminate()
-        try:
-            await asyncio.to_thread(process.wait, 60)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-async def _wait_until_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    import aiohttp
-
-    end = time.monotonic() + LIMIT
-    async with aiohttp.ClientSession() as http:
-        while process.poll() is None and time.monotonic() < end:
-            try:
-                async with http.get(f"{url}/health") as response:
-                    if response.status == 200:
-                        return
-            except aiohttp.ClientError:
-                pass
-            await asyncio.sleep(0.1)
-    raise MlxrunError(f"the server did not start: {log.read_text()[-2000:]}")

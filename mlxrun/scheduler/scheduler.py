@@ -56,7 +56,7 @@ class Scheduler:
         cache, costs = prefix_cache or NoPrefixCache(), costs or StepCosts()
         self._prefix_cache = cache
         can_sample_in_chunks = not (cache.needs_boundary_stops or aligned_chunks)
-        self._max_sampling_chunk = costs.max_sampling_chunk if can_sample_in_chunks else 0
+        self._sampling_costs = costs if can_sample_in_chunks else None
         min_chunk = chunk if aligned_chunks else min(chunk, MIN_CHUNK)
         self.token_budget = TokenBudget(settings, chunk, min_chunk, limits.memory, cache, costs)
         self._waiting_queue = WaitingQueue(settings, clock)
@@ -202,7 +202,8 @@ class Scheduler:
             running.append(state)
             limit = state.scores.limit_hit(state.num_tokens - 1)
             hit = self._prefix_cache.lookup(state.id, state.output, limit)
-            state.start_running(hit, self._max_sampling_chunk)
+            costs = self._sampling_costs
+            state.start_running(hit, costs.get_max_sampling_chunk(state.request) if costs else 0)
             admitted.append(Admission(state.request, tuple(state.output), hit))
         return tuple(admitted)
 

@@ -13,11 +13,13 @@ from mlxrun.config.settings import SchedulerSettings
 from mlxrun.scheduler.memory_budget import MemoryBudget
 from mlxrun.scheduler.prefill_pace import PrefillPace
 from mlxrun.scheduler.prefix_cache_interface import PrefixCacheInterface
+from mlxrun.scheduler.request import Request
 from mlxrun.scheduler.request_state import RequestState
 
 # Admission reserves memory for this many output tokens. If rows outgrow the memory later, some are preempted.
 DECODE_RESERVE = 256
 MIN_DEEP_CHUNK = 4  # tokens; smaller chunks would cost more forwards than they save
+SINGLE_TOKEN_CHUNK = 512  # tokens
 MIN_CHUNK = 64  # tokens; a shortage of memory does not make chunks smaller than this
 
 
@@ -34,6 +36,13 @@ class StepCosts:
     max_sampling_chunk: int = 0
     waiting_weight: int = 1
     deep_prompt: int = 0
+
+    def get_max_sampling_chunk(self, request: Request) -> int:
+        """The most tokens after a hit that are computed by one forward that also samples. A scored prompt
+        with one token of output would join the decode batch, with a copy of all its keys, for one step."""
+        params = request.params
+        is_single = params.max_tokens == 1 and params.prompt_logprobs is not None
+        return max(self.max_sampling_chunk, SINGLE_TOKEN_CHUNK) if is_single else self.max_sampling_chunk
 
 
 class TokenBudget:

@@ -115,3 +115,10 @@ def test_chunks_of_deep_prompts_shrink_beside_decoding_rows() -> None:
     assert budgets == [256, 256, 128, 16, 4]
     assert deep.compute_prefill_budget([], 0, 1, 16384) == 4096
     assert plain.compute_prefill_budget([], 0, 1, 16384) == 512
+
+
+def test_a_scored_prompt_with_one_token_of_output_samples_in_its_last_chunk() -> None:
+    costs = StepCosts(max_sampling_chunk=4)
+    for max_tokens, scored, most in ((1, 1, 512), (1, None, 4), (2, 1, 4)):
+        request = make_request("a", max_tokens=max_tokens, prompt_logprobs=scored)
+        assert costs.get_max_sampling_chunk(request) == most

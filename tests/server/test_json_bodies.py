@@ -11,6 +11,7 @@ import pytest
 
 from mlxrun.server import json_bodies
 from mlxrun.server.endpoints import admin
+from mlxrun.server.json_bodies import json_response
 from tests.helpers.server_fakes import (
     MINI,
     make_chat_body,
@@ -93,3 +94,12 @@ async def test_a_body_that_stops_arriving_times_out(monkeypatch: pytest.MonkeyPa
         assert b" 504 " in await reader.readline()
         writer.close()
         await s.settle()
+
+
+@pytest.mark.parametrize(
+    "value", [0.1 + 0.2, -3.123456716537476, "é\u2028", "\ud800 alone", 2**70, {"a": [None]}]
+)
+def test_a_response_has_every_value_as_it_is(value: object) -> None:
+    body = json_response({"value": value}).body
+    assert isinstance(body, bytes) and json.loads(body) == {"value": value}
+    assert b": " not in body and b", " not in body
