@@ -56,12 +56,12 @@ def collect_settings(config: Config, model_info: ModelInfo) -> dict[str, Any]:
         parts["processor"] = model_info.processor_digest.hex()
     if model_info.vision and config.media.pdf_dpi != MediaSettings().pdf_dpi:
         parts["pdf_dpi"] = config.media.pdf_dpi
-    if config.structured.close_objects:
-        parts["structured"] = asdict(config.structured)
     if model_info.video_sampling is not None:
         frames = {name: getattr(config.media, name) for name in _FRAMES}
         if frames != {name: getattr(MediaSettings(), name) for name in _FRAMES}:
             parts["video"] = frames
+    if config.structured.close_objects:
+        parts["structured"] = asdict(config.structured)
     if config.cache.stored_bits is not None and config.cache.backend != "none":
         parts["stored_bits"] = config.cache.stored_bits
     return parts
@@ -154,10 +154,10 @@ def _find_local_media(value: Any) -> Iterator[tuple[str, bool]]:
     elif isinstance(value, dict):
         image, video, file = (value.get(name) for name in ("image_url", "video_url", "file"))
         url = image.get("url") if isinstance(image, dict) else image
+        clip = video.get("url") if isinstance(video, dict) else video
         data = (file if isinstance(file, dict) else value).get("file_data")
         for each in (url, clip, data, value.get("file_url")):
             if isinstance(each, str) and is_local_path(each):
                 yield each, each is clip
-        clip = video.get("url") if isinstance(video, dict) else video
         for name in ("content", "output"):  # of a message, of a tool's result
             yield from _find_local_media(value.get(name))

@@ -21,9 +21,8 @@ from mlxrun.model.prompt_inputs import TEXT_ONLY, PromptInputs
 from mlxrun.model.ragged.layer_caches import list_all_arrays
 from mlxrun.model.vision.embedder import Embedder
 from mlxrun.model.vision.features import ImagePromptEmbedder
-from mlxrun.model.weight_form import PLAIN_WEIGHTS, WeightForm
 from mlxrun.model.vision.image_units import VIDEO_PIXELS, Media
-
+from mlxrun.model.weight_form import PLAIN_WEIGHTS, WeightForm
 
 MediaKind = Literal["images", "videos", "images beside videos"]
 
@@ -36,6 +35,7 @@ def _list_kinds(media: Media) -> list[MediaKind]:
     if VIDEO_PIXELS in media:
         kinds.append("videos")
     return [*kinds, "images beside videos"] if len(kinds) > 1 else kinds
+
 
 def run_trial_forward(adapter: Adapter) -> tuple[list[Any], int]:
     """Caches that hold two tokens, for their shapes; the width of the logits. ModelLoadError for NaN."""

@@ -70,10 +70,10 @@ class LoadedModelInfo:
     processor_digest: bytes = b""
     aliases: tuple[str, ...] = ()
     pooled: PooledModel | None = None
-    gguf: GgufHeader | None = None
-    kind_note: str = ""
     video_sampling: VideoSampling | None = None
     adapters: tuple[...] = ()
+    gguf: GgufHeader | None = None
+    kind_note: str = ""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def process(self, text: str, images: Sequence[Any], videos: Sequence[Any] = ()) -> ProcessedPrompt:
@@ -81,9 +81,9 @@ class LoadedModelInfo:
         Thread-safe."""
         from mlx_vlm.utils import prepare_inputs
 
+        given: dict[str, Any] = {"images": list(images)} if images else {}
         with self._lock:  # a processor keeps padding settings on its tokenizer
             try:
-        given: dict[str, Any] = {"images": list(images)} if images else {}
                 made = prepare_inputs(self.processor, prompts=[text], **given, **list_video_arguments(videos))
                 arrays = {key: np.array(value) for key, value in made.items() if value is not None}
             except (ValueError, TypeError, IndexError, KeyError) as error:
@@ -164,9 +164,9 @@ def load_model_info(settings: ModelSettings, weights: bool = False) -> LoadedMod
     context_length = _read_context_length(settings, config)
     if pooled is not None and not pooled.generates:
         context_length = pooled.max_tokens
+    processor = _load_processor(folder, config, settings) if vision else None
     return LoadedModelInfo(
         folder=folder,
-    processor = _load_processor(folder, config, settings) if vision else None
         config=config,
         tokenizer=tokenizer,
         chat_template=template,

@@ -160,8 +160,8 @@ class FakeModelInfo:
     processor_digest: bytes = b""
     calls: list[str] = field(default_factory=list)
     pooled: PooledModel | None = None
-
     video_sampling: VideoSampling | None = None
+
     @property
     def eos_ids(self) -> frozenset[int]:
         return frozenset({self.tokenizer.eos_token_id})

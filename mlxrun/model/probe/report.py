@@ -74,5 +74,5 @@ def describe_methods(methods: ComputeMethods) -> dict[str, Any]:
         "padded": methods.sharing.max_padded,
         "library_chunks": methods.library_chunks,
         "snapshots": methods.snapshots,
-    }
         **kept,
+    }
