@@ -25,6 +25,7 @@ MlxrunError                exit 3  http 500  base class of all errors that mlxru
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
 
 class MlxrunError(Exception):
@@ -34,6 +35,10 @@ class MlxrunError(Exception):
     http_status = 500
     code = "internal_error"
     retry_after: int | None = None  # seconds after which the same request may succeed
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Errors go to other processes as they are, but without their cause."""
+        return _rebuild, (type(self), self.args, self.__dict__)
 
 
 class ConfigError(MlxrunError):
@@ -188,6 +193,14 @@ class EngineDead(MlxrunError):
     retry_after = 5
 
 
+def _rebuild(cls: type[MlxrunError], args: tuple[Any, ...], fields: dict[str, Any]) -> MlxrunError:
+    """An error of another process, whatever its class takes as arguments."""
+    error = cls.__new__(cls)
+    error.args = args
+    error.__dict__.update(fields)
+    return error
+
+
 def get_http_status(error: BaseException) -> int:
     """The HTTP status of any error."""
     return error.http_status if isinstance(error, MlxrunError) else 500
@@ -196,3 +209,11 @@ def get_http_status(error: BaseException) -> int:
 def describe_error(error: BaseException) -> str:
     """The text for the user. Of a bug only its class, since its text may contain anything."""
     return str(error) if isinstance(error, MlxrunError) else f"internal error ({type(error).__name__})"
+
+
+def wrap_model_error(error: Exception) -> MlxrunError:
+    """What a client is told of an exception that the model raised for its request."""
+    if isinstance(error, MlxrunError):
+        return error
+    text = f"the model failed on this request: {type(error).__name__}: {error}"
+    return InternalError(text, error, code="model_error")

@@ -40,7 +40,8 @@ from tests.helpers.model_fixtures import zoo  # noqa: E402, F401
 # These have processes and sockets in them. CI gives them a second try, and names those that needed it. What
 # computes an answer has to be right at the first one.
 _WITH_PROCESSES = {
-    *("batch", "bench", "benchmarks", "cli", "clients", "evals", "harnesses", "robustness", "server"),
+    *("batch", "bench", "benchmarks", "cli", "clients", "distributed", "evals", "harnesses"),
+    *("robustness", "server"),
 }
 
 

@@ -26,6 +26,7 @@ EVERYTHING = (
     CORE
     | HOST_SIDE
     | {"cache", "model", "engine", "server", "batch", "embedded", "scoring", "evals", "harnesses"}
+    | {"distributed"}
 )
 TABLE: dict[str, set[str]] = {
     "errors": set(),
@@ -44,6 +45,7 @@ TABLE: dict[str, set[str]] = {
     "batch": FRONT_END | {"scoring"},
     "evals": FRONT_END | {"batch", "scoring"},
     "harnesses": CORE | HOST_SIDE | {"model", "engine", "batch", "scoring"},
+    "distributed": CORE | HOST_SIDE | {"model", "engine", "batch"},
     "bench": EVERYTHING,
     "cli": EVERYTHING | {"bench"},
 }

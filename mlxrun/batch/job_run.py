@@ -10,14 +10,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from mlxrun.batch import job_cache
 from mlxrun.batch.job_check import check_chats, check_lines
-from mlxrun.batch.job_file import NO_SCORERS
-from mlxrun.batch.line_answerer import LineAnswerer, LinePreparer, get_base_seed
+from mlxrun.batch.job_setup import JobSetup as JobSetup
+from mlxrun.batch.job_setup import WorkerPool
+from mlxrun.batch.line_answerer import Answerer, LineAnswerer, get_base_seed
 from mlxrun.batch.line_index import DONE, FAILED, TODO, LineIndex
 from mlxrun.batch.line_keys import LineKeys, collect_settings, digest_settings
 from mlxrun.batch.line_runner import BACKOFF, LineRunner
@@ -31,11 +32,8 @@ from mlxrun.batch.run_paths import JobPaths, lock_run_folder
 from mlxrun.batch.status_file import StatusFile
 from mlxrun.batch.stop_signals import Interrupted, StopSignals
 from mlxrun.config.conversion import to_plain
-from mlxrun.config.settings import Config
 from mlxrun.errors import ConfigError, JobError, MlxrunError
-from mlxrun.scoring.eval_spec import EvalReader
 from mlxrun.scoring.score_groups import Scores
-from mlxrun.text.model_info import ModelInfo
 
 if TYPE_CHECKING:
     from mlxrun.engine.client import EngineClient
@@ -53,23 +51,6 @@ class JobOptions:
     strict: bool = False
     limit: int | None = None
     mixed: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class JobSetup:
-    """What a job runs on. `start` is called if a line is left to run; `device` describes the machine.
-    `shared_engine`: requests yield to those of other clients, and the engine is not closed; `keep_engine`: it
-    is not closed, as others run on it afterwards; `evals`: how the `eval` of lines is read."""
-
-    config: Config
-    config_hash: str
-    model_info: ModelInfo
-    preparer: LinePreparer
-    start: Callable[[], Coroutine[Any, Any, EngineClient]]
-    device: Callable[[], Mapping[str, Any]]
-    shared_engine: bool = False
-    keep_engine: bool = False
-    evals: EvalReader = NO_SCORERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,20 +187,22 @@ class JobRun:
     async def _run_lines(self, index: LineIndex, end: int, writer: OutputWriter, scores: Scores) -> None:
         """Start the engine and run the lines that are left."""
         setup, meter = self.setup, self._meter
-        client: EngineClient | None = None
+        engine: EngineClient | WorkerPool | None = setup.pool
 
-        async def start() -> EngineClient:  # it is known at once, also if a signal comes with it
-            nonlocal client
-            client = await setup.start()
-            return client
+        async def start() -> Answerer:  # the engine is known at once, also if a signal comes with it
+            nonlocal engine
+            if setup.pool is not None:
+                meter.workers = setup.pool.list_workers
+                meter.counters = setup.pool.read_cache_counters
+                return await setup.pool.start(meter, self._answers)
+            engine = client = await setup.start()
+            meter.counters = client.read_cache_counters
+            config, background = setup.config, setup.shared_engine
+            return LineAnswerer(client, setup.preparer, config, meter, self._answers, background)
 
         try:
             self._status.set_state("loading")
-            client = await self.stop.run(start())
-            meter.counters = client.read_cache_counters
-            answerer = LineAnswerer(
-                client, setup.preparer, setup.config, meter, self._answers, setup.shared_engine
-            )
+            answerer = await self.stop.run(start())
             runner = LineRunner(index, writer, answerer, setup.config, meter, scores, self.backoff)
             self._status.set_state("running")
             view = self.view(meter)
@@ -233,8 +216,8 @@ class JobRun:
                 self._answers.close()
                 await asyncio.to_thread(writer.close)
             finally:
-                if client is not None and not (setup.shared_engine or setup.keep_engine):
-                    await self.stop.run_cleanup(client.close())
+                if engine is not None and not (setup.shared_engine or setup.keep_engine):
+                    await self.stop.run_cleanup(engine.close())
 
     def _collect_facts(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """What the manifest records of the config and the model, and the settings that change answers."""

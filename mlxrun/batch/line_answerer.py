@@ -14,11 +14,11 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
 from mlxrun.batch.job_file import JobLine
 from mlxrun.batch.output_records import BatchStamp, LineTokens
-from mlxrun.batch.partial_answers import PartialAnswer, PartialAnswers
+from mlxrun.batch.partial_answers import PartialAnswer, PartialAnswers, PartialAnswerTable
 from mlxrun.batch.progress import ProgressMeter
 from mlxrun.config.settings import Config
 from mlxrun.scheduler.request import TokenEvent
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from mlxrun.parsers.model_formats import ModelFormats
     from mlxrun.scheduler.request import Request
 
+Table = TypeVar("Table", bound=PartialAnswerTable)
 DEFAULT_MAX_TOKENS = 1024  # of an answer, where neither the line nor the config sets it
 
 
@@ -101,7 +102,27 @@ class LinePreparer:
         )
 
 
-class LineAnswerer:
+class Answerer(Protocol):
+    """What answers the lines of a job: the engine of this process, or workers in others."""
+
+    @property
+    def answers(self) -> PartialAnswers:
+        """The job's partial answers."""
+
+    @property
+    def concurrency(self) -> int:
+        """The number of lines that it should have at once."""
+
+    async def answer(self, line: JobLine, key: str, tokens: LineTokens) -> dict[str, Any]:
+        """The response body of `line`; `tokens` counts what it costs, also if it fails."""
+
+
+def count_lines_at_once(config: Config) -> int:
+    """The number of lines that one engine should have at once, so that the next prompts are ready."""
+    return config.batch.concurrency or 2 * config.scheduler.max_running
+
+
+class LineAnswerer(Generic[Table]):
     """Answers lines, any number at once. `background`: for requests that yield to those of a server's
     clients."""
 
@@ -111,10 +132,11 @@ class LineAnswerer:
         preparer: LinePreparer,
         config: Config,
         meter: ProgressMeter,
-        answers: PartialAnswers,
+        answers: Table,
         background: bool = False,
     ) -> None:
         self.answers = answers
+        self.concurrency = count_lines_at_once(config)
         self._client = client
         self._preparer = preparer
         self._meter = meter

@@ -16,7 +16,7 @@ from typing import Any
 
 from mlxrun.batch import output_records
 from mlxrun.batch.job_file import BadLine, JobLine
-from mlxrun.batch.line_answerer import LineAnswerer, find_first_error
+from mlxrun.batch.line_answerer import Answerer, find_first_error
 from mlxrun.batch.line_index import TODO, IndexedLine, LineIndex
 from mlxrun.batch.line_times import LineTimes
 from mlxrun.batch.lookahead import Lookahead
@@ -41,7 +41,7 @@ class LineRunner:
 
     index: LineIndex
     writer: OutputWriter
-    answerer: LineAnswerer
+    answerer: Answerer
     config: Config
     meter: ProgressMeter
     scores: Scores
@@ -55,14 +55,13 @@ class LineRunner:
         `update` is called several times a second."""
         todo = (at for at in range(end) if self.index.state[at] == TODO)
         lookahead = Lookahead(todo, lambda position: self.index.get_row(position).prefix_hash)
-        concurrency = self.config.batch.concurrency or 2 * self.config.scheduler.max_running
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._commit_regularly())
                 group.create_task(self._repeat(WRITE_EVERY, self.answerer.answers.write))
                 group.create_task(self._repeat(UPDATE_EVERY, update))
                 async with asyncio.TaskGroup() as workers:
-                    for _ in range(min(concurrency, self.index.state.count(TODO))):
+                    for _ in range(min(self.answerer.concurrency, self.index.state.count(TODO))):
                         workers.create_task(self._work(lookahead))
                 self._finished.set()
                 self._commit_due.set()

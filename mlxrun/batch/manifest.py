@@ -103,6 +103,8 @@ class Manifest:
         used = job_cache.summarize_counters(meter.counters())
         self._runs[-1].update(ended=format_now(), exit=exit_code, **asdict(here), cache=used)
         self._runs[-1]["lines"] = here.done + here.failed
+        if workers := meter.workers():
+            self._runs[-1]["workers"] = workers
         self._write(index, meter, hash_file(self._paths.out) if complete else None)
         write_scores(self._paths, self._count_states(index), self.scores)
 
@@ -202,14 +204,16 @@ def _parse_run(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read_last_status(status: Path, run: Mapping[str, Any], number: int) -> dict[str, Any]:
-    """The last status of a killed run: its cache counters, and its prompt tokens including those of
-    unfinished lines, which no journal entry counts."""
+    """The last status of a killed run: its cache counters and workers, and its prompt tokens including those
+    of unfinished lines, which no journal entry counts."""
     try:
         found = json.loads(status.read_bytes())
         if found["run"] != number:
             return {}
         tokens = {name: max(run[name], int(found["tokens"][name])) for name in ("computed", "reused")}
-        return {"cache": job_cache.summarize_counters(job_cache.flatten_summary(found["cache"])), **tokens}
+        workers = {"workers": found["workers"]} if found.get("workers") else {}
+        cache = job_cache.summarize_counters(job_cache.flatten_summary(found["cache"]))
+        return {"cache": cache, **tokens, **workers}
     except UNREADABLE:
         return {}
 

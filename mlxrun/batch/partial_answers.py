@@ -17,7 +17,7 @@ import logging
 from array import array
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from mlxrun.batch.line_files import Appender
@@ -77,38 +77,20 @@ class PartialAnswer:
         return data + _CHECK + _digest(data) + b'"}\n'
 
 
-class PartialAnswers:
-    """The partial answers of one job. All methods but `read` belong to the event loop.
+class PartialAnswerTable:
+    """The partial answers of the lines that are under way, in memory.
 
     `keep`: False for `engine.reproducible`, where no answer is continued: its known tokens would be computed
     in chunks instead of one by one, which changes the last digits of what follows.
     """
 
-    def __init__(self, path: Path, *, keep: bool = True) -> None:
-        self._file = Appender(path)
+    def __init__(self, *, keep: bool = True) -> None:
         self._keep = keep
         self._lines: dict[str, dict[int, PartialAnswer]] = {}
-        self._size = 0  # of the file
-        self._compact_at = COMPACT_FROM  # bytes; a larger file is rewritten
-        self._warned = False
 
     def __len__(self) -> int:
         """The number of lines with partial answers."""
         return len(self._lines)
-
-    def read(self, index: LineIndex) -> None:
-        """Read the partial answers of lines that are still to do, and remove all others from the file."""
-        if not self._keep or not self._file.path.exists():
-            return
-        try:
-            with self._file.path.open("rb") as file:
-                found = parse_records(file)
-        except OSError as error:
-            log.warning("%s: cannot be read (%s); no answer is continued", self._file.path, error.strerror)
-            found = {}
-        todo = (index.get_row(at).key.hex() for at in range(len(index)) if index.state[at] == TODO)
-        self._lines = {key: found[key] for key in todo if key in found} if found else {}
-        self._write(compact=True)
 
     def find(self, key: str, choice: int, request: Request) -> PartialAnswer:
         """The partial answer of this choice, which continues it; an empty one if its request has changed.
@@ -124,6 +106,48 @@ class PartialAnswers:
     def remove_line(self, key: str) -> None:
         """Forget a line whose record is written."""
         self._lines.pop(key, None)
+
+    def take_records(self) -> bytes:
+        """The records of what came since the last call."""
+        return b"".join(answer.take_record(key, choice) for key, choice, answer in self._iterate())
+
+    def dump_line(self, key: str) -> bytes:
+        """The records of all that is known of a line; another table's `add_records` reads them."""
+        choices = self._lines.get(key, {})
+        return b"".join(replace(answer, stored=0).take_record(key, at) for at, answer in choices.items())
+
+    def add_records(self, data: bytes) -> None:
+        """Add what another table has taken from its lines, or dumped."""
+        if self._keep:
+            parse_records(data.splitlines(keepends=True), self._lines)
+
+    def _iterate(self) -> Iterator[tuple[str, int, PartialAnswer]]:
+        return ((key, choice, each) for key, found in self._lines.items() for choice, each in found.items())
+
+
+class PartialAnswers(PartialAnswerTable):
+    """The partial answers of one job, and their file. All methods but `read` belong to the event loop."""
+
+    def __init__(self, path: Path, *, keep: bool = True) -> None:
+        super().__init__(keep=keep)
+        self._file = Appender(path)
+        self._size = 0  # of the file
+        self._compact_at = COMPACT_FROM  # bytes; a larger file is rewritten
+        self._warned = False
+
+    def read(self, index: LineIndex) -> None:
+        """Read the partial answers of lines that are still to do, and remove all others from the file."""
+        if not self._keep or not self._file.path.exists():
+            return
+        try:
+            with self._file.path.open("rb") as file:
+                found = parse_records(file)
+        except OSError as error:
+            log.warning("%s: cannot be read (%s); no answer is continued", self._file.path, error.strerror)
+            found = {}
+        todo = (index.get_row(at).key.hex() for at in range(len(index)) if index.state[at] == TODO)
+        self._lines = {key: found[key] for key in todo if key in found} if found else {}
+        self._write(compact=True)
 
     def write(self) -> None:
         """Append what came since the last call; or rewrite the file once it is too large."""
@@ -145,7 +169,7 @@ class PartialAnswers:
         if compact:
             for _, _, answer in self._iterate():
                 answer.stored = 0
-        data = b"".join(answer.take_record(key, choice) for key, choice, answer in self._iterate())
+        data = self.take_records()
         try:
             if compact:
                 self._file.close()
@@ -162,13 +186,13 @@ class PartialAnswers:
                 )
             self._warned = True
 
-    def _iterate(self) -> Iterator[tuple[str, int, PartialAnswer]]:
-        return ((key, choice, each) for key, found in self._lines.items() for choice, each in found.items())
 
-
-def parse_records(lines: Iterable[bytes]) -> dict[str, dict[int, PartialAnswer]]:
-    """The choices in records, by key. Records that are damaged or continue no other one are skipped."""
-    found: dict[str, dict[int, PartialAnswer]] = {}
+def parse_records(
+    lines: Iterable[bytes], into: dict[str, dict[int, PartialAnswer]] | None = None
+) -> dict[str, dict[int, PartialAnswer]]:
+    """The choices in records, by key, added to those in `into`. Records that are damaged or continue no other
+    one are skipped."""
+    found: dict[str, dict[int, PartialAnswer]] = {} if into is None else into
     for data in lines:
         head, mark, check = data.rpartition(_CHECK)
         if not mark or check != _digest(head) + b'"}\n':

@@ -43,6 +43,7 @@ class ProgressMeter:
     reused: int = 0
     output: int = 0
     counters: Callable[[], Mapping[str, int]] = dict  # of the prefix cache
+    workers: Callable[[], list[dict[str, Any]]] = list  # of a job whose engines are in other processes
     _running: dict[int, LineTokens] = field(default_factory=dict)  # tokens of lines under way, by identity
     _prepared: tuple[int, int, int] = (0, 0, 0)  # tokenised lines, their prompt tokens and max_tokens
     _answered: tuple[int, int] = (0, 0)  # answered lines, their output tokens
@@ -162,6 +163,7 @@ class ProgressMeter:
             "cached_share": round(self.cached_share, 4),
             "cache": summarize_counters(self.counters()),
             "eta_s": None if eta is None else round(eta, 1),
+            **({"workers": found} if (found := self.workers()) else {}),
         }
 
     def format_done(self) -> str:
@@ -177,6 +179,9 @@ class ProgressMeter:
         parts = [f"prompt {prompt_rate:,.0f} tok/s", f"output {output_rate:,.0f} tok/s"]
         if self.reused:
             parts.append(f"cached {self.cached_share:.0%}")
+        if workers := self.workers():
+            running = sum(worker["state"] == "running" for worker in workers)
+            parts.append(f"{running} of {pluralize(len(workers), 'worker')}")
         parts.append(f"ETA {format_duration(self.estimate_eta())}")
         return ", ".join(parts)
 

@@ -13,7 +13,7 @@ from mlxrun.cli.options import add_config_options, list_first, load_command_conf
 from mlxrun.cli.run_setup import load_preparer, make_command_setup
 
 if TYPE_CHECKING:
-    from mlxrun.batch.job_run import JobOptions
+    from mlxrun.batch.job_run import JobOptions, JobSetup
     from mlxrun.batch.run_paths import JobPaths
     from mlxrun.config.loading import LoadedConfig
     from mlxrun.scoring.eval_spec import EvalReader
@@ -25,6 +25,8 @@ Examples:
   mlxrun batch jobs/eval.jsonl --dry-run           counts lines, tokens, images; loads no weights
   mlxrun batch big.jsonl -c prod.yaml -o /data/big.out.jsonl --limit 100
   mlxrun batch big.jsonl --set batch.order=input --set scheduler.max_running=64
+  mlxrun batch big.jsonl --ray                     a worker on each GPU of this machine (docs/scale.md)
+  mlxrun batch big.jsonl --ray 10.0.0.1:6379       a worker on each GPU of a Ray cluster
 
 \b
 A line of JOBS has OpenAI's batch format or a short one; an `eval` key scores the answer:
@@ -75,6 +77,15 @@ SHOWN_REASONS = 3  # of failures; all are in the errors file
 @click.option(
     "--scorer", metavar="MODULE:FUNCTION", help="Score answers by a Python function, in place of `match`."
 )
+@click.option(
+    "--ray",
+    "ray_address",
+    is_flag=False,
+    flag_value="local",
+    metavar="[ADDRESS]",
+    help="Run on workers of the Ray cluster at HOST:PORT, or of this machine's (auto); without an address "
+    "on a Ray of its own with a worker for each GPU. Needs the extra: mlxrun[ray].",
+)
 @click.option("--dry-run", is_flag=True, help="Count lines, tokens and images, show what would be refused.")
 def command(
     jobs: Path,
@@ -83,6 +94,7 @@ def command(
     output: Path | None,
     dry_run: bool,
     scorer: str | None,
+    ray_address: str | None,
     **flags: Any,
 ) -> int:
     """Run the JSONL job JOBS; the same command continues an interrupted job."""
@@ -98,11 +110,29 @@ def command(
     paths = JobPaths(jobs, output)
     loaded = load_command_config(config_path, sets)
     options = JobOptions(**flags)
-    return asyncio.run(_dry_run(loaded, paths, options) if dry_run else _run(loaded, paths, options, evals))
+    if dry_run:
+        return asyncio.run(_dry_run(loaded, paths, options))
+    return asyncio.run(_run(ray_address, loaded, sets, paths, options, evals))
 
 
-async def _run(loaded: LoadedConfig, paths: JobPaths, options: JobOptions, evals: EvalReader) -> int:
-    setup = make_command_setup(loaded, paths.job.parent, paths.cache)
+async def _run(
+    ray_address: str | None,
+    loaded: LoadedConfig,
+    sets: tuple[str, ...],
+    paths: JobPaths,
+    options: JobOptions,
+    evals: EvalReader,
+) -> int:
+    if ray_address is None:
+        setup = make_command_setup(loaded, paths.job.parent, paths.cache)
+        return await _run_job(setup, paths, options, evals)
+    from mlxrun.cli.ray_setup import run_on_ray
+
+    async with run_on_ray(ray_address, loaded, sets, paths, options.mixed) as setup:
+        return await _run_job(setup, paths, options, evals)
+
+
+async def _run_job(setup: JobSetup, paths: JobPaths, options: JobOptions, evals: EvalReader) -> int:
     from mlxrun.batch.job_run import JobRun
     from mlxrun.batch.line_files import list_common_reasons
     from mlxrun.batch.progress import pluralize

@@ -54,6 +54,29 @@ def check_adapter(config: Config) -> str | None:
     return None if path is None or Path(path).is_dir() else f"{path} is not a folder"
 
 
+@reads("model.adapters")
+def check_adapters(config: Config) -> str | None:
+    for name, path in config.model.adapters.items():
+        if not _NAME.fullmatch(name):
+            return f"{name!r} is not a name of letters, digits, '.', '_' and '-', at most 64"
+        if not Path(path).is_dir():
+            return f"{name}: {path} is not a folder"
+    return None
+
+
+@reads("model.adapters", "model.adapter")
+def check_single_adapter(config: Config) -> str | None:
+    """One that all answers use leaves no model as it is for those that name none."""
+    both = config.model.adapters and config.model.adapter is not None
+    return "not together with model.adapter: give each adapter a name" if both else None
+
+
+@reads("model.adapters", "model.names")
+def check_adapter_names(config: Config) -> str | None:
+    clash = next((name for name in config.model.names if name in config.model.adapters), None)
+    return f"{clash!r} is one of model.names too" if clash is not None else None
+
+
 @reads("model.chat_template")
 def check_chat_template_file(config: Config) -> str | None:
     path = config.model.chat_template
@@ -160,6 +183,41 @@ def check_reproducible_cache(config: Config) -> str | None:
     if config.cache.stored_bits is None or not config.engine.reproducible:
         return None
     return "quantised entries are not exact, but engine.reproducible needs exact ones; remove one of them"
+
+
+@reads("cache.kv_bits", "engine.reproducible")
+def check_reproducible_keys(config: Config) -> str | None:
+    if config.cache.kv_bits is None or not config.engine.reproducible:
+        return None
+    return "quantised keys are not computed reproducibly, as engine.reproducible demands; remove one of them"
+
+
+@reads("cache.kv_group_size", "cache.kv_start", "cache.kv_bits")
+def check_keys_are_quantised(config: Config) -> str | None:
+    cache, default = config.cache, CacheSettings()
+    given = [key for key in ("kv_group_size", "kv_start") if getattr(cache, key) != getattr(default, key)]
+    if cache.kv_bits is not None or not given:
+        return None
+    return f"cache.kv_bits is null, so cache.{given[0]} has no effect; set cache.kv_bits or remove it"
+
+
+@reads("workers.resources")
+def check_worker_resources(config: Config) -> str | None:
+    """Amounts are numbers; a worker without any of them would have no place."""
+    for name, amount in config.workers.resources.items():
+        if isinstance(amount, bool | str) or amount <= 0:
+            return f"{name}: {amount!r} is not a number above 0"
+    return None
+
+
+@reads("workers.overrides")
+def check_worker_overrides(config: Config) -> str | None:
+    """The settings themselves are checked with those of the job, once the workers are known."""
+    for key in config.workers.overrides:
+        number, _, rest = key.partition(".")
+        if not number.isdecimal() or rest.count(".") != 1 or rest.startswith(("model.", "workers.")):
+            return f"{key!r} is not a worker's number and a setting, such as 1.scheduler.max_running"
+    return None
 
 
 @reads("server.host", "server.api_keys", "server.allow_public")

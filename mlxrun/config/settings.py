@@ -30,7 +30,10 @@ class ModelSettings:
     and does not generate. `auto`: as the model's files say; `vision` if config.json has a `vision_config` and
     the checkpoint the weights of a vision tower."""
     adapter: str | None = None
-    """Folder of a LoRA adapter, which is applied when the model is loaded."""
+    """Folder of a LoRA adapter of mlx-lm or mlx-vlm that all answers use."""
+    adapters: dict[str, str] = field(default_factory=dict)
+    """Folders of LoRA adapters by name. A request chooses one in `model`, as `MODEL:NAME` or `NAME`; others
+    are answered by the model as it is. docs/adapters.md says more."""
     pooling: Literal["mean", "cls", "last"] | None = None
     """How the states of tokens become an embedding, where the model's files do not say it. A model that
     generates gives embeddings beside its answers if this is set. docs/embeddings.md says more."""
@@ -105,7 +108,8 @@ class SchedulerSettings:
 
 @dataclass(frozen=True, slots=True)
 class CacheSettings:
-    """The prefix cache: prompts that begin alike are prefilled only once."""
+    """The prefix cache: prompts that begin alike are prefilled only once. And, named `kv_`, the form of keys
+    and values while rows decode."""
 
     backend: Literal["none", "memory", "disk"] = "memory"
     """Where entries are stored; `disk` uses memory too. A batch job stores its own beside its output."""
@@ -121,8 +125,31 @@ class CacheSettings:
     stored_bits: Literal[8, 4] | None = None
     """Quantise entries to this many bits, so that two to four times as many fit. Answers after a hit may then
     differ."""
+    kv_bits: Literal[8, 4] | None = None
+    """Quantise the keys and values of rows that decode to this many bits, so that two to six times as many
+    tokens fit. Answers change a little (docs/kv-quantization.md). null: as the model computes them."""
+    kv_group_size: Literal[128, 64, 32] | None = None
+    """Values that share a scale with kv_bits. null: 64, or 32 where heads do not divide into groups of 64."""
+    kv_start: Annotated[int, Range(0, None)] = 0
+    """With kv_bits, a row is quantised once it has this many tokens; shorter ones stay exact."""
     image_bytes: Annotated[int, Bytes(), Range(0, None)] = 256_000_000
     """Maximum size of the cache of image features, which saves encoding an image again; 0: off."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationSettings:
+    """Speculative decoding: tokens are predicted, and verified several at a time (docs/speculation.md)."""
+
+    method: Literal["off", "auto", "ngram"] = "off"
+    """`ngram`: what followed the newest tokens where they came before, in the prompt or in the answer, is
+    predicted to follow again. `auto`: the same where the model's decode batch can verify drafts, and nothing
+    elsewhere, where `ngram` is an error."""
+    max_tokens: Annotated[int, Range(1, 32)] = 8
+    """Maximum number of tokens that are predicted for a row in a step. As many are as have paid so far."""
+    min_ngram: Annotated[int, Range(1, 16)] = 3
+    """Number of newest tokens that must have come before."""
+    max_ngram: Annotated[int, Range(1, 64)] = 8
+    """Of several places, that is taken with the most tokens in common, counted up to this many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +210,21 @@ class BatchSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkersSettings:
+    """The workers of `mlxrun batch --ray`. docs/scale.md says when they are worth it."""
+
+    count: Annotated[int | None, Range(1, 4096)] = None
+    """Number of workers, each with the whole model. null: one for each GPU of the cluster, or, where no
+    machine has one, one for each machine."""
+    resources: dict[str, str | int | float | bool] = field(default_factory=dict)
+    """What a worker needs, in the names of Ray, such as `{GPU: 1, CPU: 4}`. Empty: one GPU where there are
+    any, else all processors of a machine."""
+    overrides: dict[str, str | int | float | bool] = field(default_factory=dict)
+    """Settings of single workers by number, such as `{1.scheduler.max_running: 16}`: workers are numbered
+    from 0. Only settings that change no answer may differ."""
+
+
+@dataclass(frozen=True, slots=True)
 class LogSettings:
     """What is logged to standard error."""
 
@@ -204,6 +246,7 @@ class Config:
     engine: EngineSettings = field(default_factory=EngineSettings)
     scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)
     cache: CacheSettings = field(default_factory=CacheSettings)
+    speculation: SpeculationSettings = field(default_factory=SpeculationSettings)
     sampling: SamplingSettings = field(default_factory=SamplingSettings)
     parsers: ParserSettings = field(default_factory=ParserSettings)
     structured: StructuredSettings = field(default_factory=StructuredSettings)
@@ -211,4 +254,5 @@ class Config:
     server: ServerSettings = field(default_factory=ServerSettings)
     media: MediaSettings = field(default_factory=MediaSettings)
     batch: BatchSettings = field(default_factory=BatchSettings)
+    workers: WorkersSettings = field(default_factory=WorkersSettings)
     log: LogSettings = field(default_factory=LogSettings)

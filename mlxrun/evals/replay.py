@@ -24,7 +24,18 @@ from mlxrun.evals.replay_difference import LineDifference, describe_difference
 from mlxrun.evals.run_folders.run_folder import DONE, RunFolder
 from mlxrun.evals.run_folders.run_folder_lines import RunLine
 
-_SECTIONS = ("model", "engine", "scheduler", "cache", "sampling", "parsers", "structured", "media", "batch")
+_SECTIONS = (
+    "model",
+    "engine",
+    "scheduler",
+    "cache",
+    "sampling",
+    "parsers",
+    "structured",
+    "media",
+    "batch",
+    "workers",
+)
 
 
 @dataclass(slots=True)
@@ -43,7 +54,7 @@ def rebuild_config(run: RunFolder) -> Config:
     try:
         recorded: dict[str, Any] = run.manifest["config"]
         config = build_config(recorded)
-        known, plain = {name: set(recorded[name]) for name in _SECTIONS}, to_plain(config)
+        known, plain = {name: set(recorded.get(name, ())) for name in _SECTIONS}, to_plain(config)
         is_whole = known == {name: set(plain[name]) for name in _SECTIONS}
         edited = is_whole and hash_config(config) != run.manifest["config_hash"]
     except (*UNREADABLE, AttributeError) as error:

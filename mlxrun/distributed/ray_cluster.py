@@ -1,0 +1,168 @@
+"""Connects to Ray, and places a job's workers on its nodes. Only this module and ray_actor.py import ray.
+
+Every problem is a ConfigError that says what to do. Nothing here is reached without `--ray`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import math
+import os
+import socket
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from mlxrun.config.settings import WorkersSettings
+from mlxrun.errors import ConfigError
+
+log = logging.getLogger(__name__)
+INSTALL = "pip install 'mlxrun[ray]'"
+LOCAL = "local"  # the address of `--ray` without one
+REACH_SECONDS = 3.0  # until an address must have answered
+CONNECT_SECONDS = 60.0  # until Ray, which answered, must have taken us in
+STORE_BYTES = 256_000_000  # of a local Ray: lines and answers are small, and not kept there
+# An HTTP/2 server such as Ray's answers this, a client's preface and empty settings, with its own settings.
+_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0"
+_SETTINGS = 4  # type of the frame
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Options of Ray for one worker's actor."""
+
+    options: Mapping[str, Any]
+
+
+def import_ray() -> Any:
+    """The module; ConfigError without the extra."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # actors without GPUs see what there is
+    try:
+        return importlib.import_module("ray")
+    except ImportError as error:
+        raise ConfigError(f"--ray needs Ray, which is not installed: {INSTALL}") from error
+
+
+def connect(address: str) -> Any:
+    """Ray, connected to the cluster at HOST:PORT, to that of this machine (`auto`), or to a new one on this
+    machine (LOCAL). ConfigError if there is none."""
+    ray = import_ray()
+    if address.startswith("ray://"):
+        raise ConfigError(
+            f"--ray {address}: Ray Client is not supported; run the command on a machine of the cluster, "
+            "with the address HOST:PORT that `ray start --head` has printed, or `auto`"
+        )
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
+    if address == LOCAL:
+        options |= {"address": "local", "include_dashboard": False, "object_store_memory": STORE_BYTES}
+    else:
+        options["address"] = address
+        if address != "auto":
+            _check_reachable(address)
+    _init(ray, address, options)
+    return ray
+
+
+def _check_reachable(address: str) -> None:
+    """ConfigError unless a server of Ray's kind listens there. Ray itself tries for minutes, and then ends
+    the process."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        raise ConfigError(f"--ray {address}: it is neither HOST:PORT nor `auto`")
+    reason = "what listens there is not Ray"
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), REACH_SECONDS) as connection:
+            connection.settimeout(REACH_SECONDS)
+            connection.sendall(_HELLO)
+            answer = connection.recv(9)
+            if len(answer) > 3 and answer[3] == _SETTINGS:
+                return
+    except (OSError, OverflowError) as error:
+        reason = str(error)
+    raise ConfigError(
+        f"--ray {address}: cannot be reached: {reason}. `ray start --head` starts Ray and prints its "
+        "address; --ray without an address starts one on this machine for this job"
+    )
+
+
+def _init(ray: Any, address: str, options: Mapping[str, Any]) -> None:
+    """Call `ray.init` on a thread of its own: on the main one it takes over signals, and may not return."""
+    problems: list[BaseException] = []
+
+    def init() -> None:
+        try:
+            ray.init(**options)
+        except BaseException as error:
+            problems.append(error)
+
+    thread = threading.Thread(target=init, name="ray-init", daemon=True)
+    thread.start()
+    thread.join(CONNECT_SECONDS * (2 if address == LOCAL else 1))
+    if not thread.is_alive() and not problems:
+        return
+    reason = f"no answer in {CONNECT_SECONDS:.0f} s" if not problems else str(problems[0]).strip()
+    where = "Ray could not be started on this machine" if address == LOCAL else f"--ray {address}"
+    more = "; all machines need the same versions of Ray and Python" if "mismatch" in reason else ""
+    raise ConfigError(f"{where}: {' '.join(reason.split())}{more}")
+
+
+def place_workers(ray: Any, settings: WorkersSettings) -> list[Placement]:
+    """Where the workers go. ConfigError if the cluster has no room for them, even if nothing else ran."""
+    nodes = [node["Resources"] | {"node": node["NodeID"]} for node in ray.nodes() if node["Alive"]]
+    wanted = {name: float(amount) for name, amount in settings.resources.items()}
+    if not wanted and any(node.get("GPU") for node in nodes):
+        wanted = {"GPU": 1.0}
+    if not wanted:
+        return _place_by_machine(nodes, settings.count)
+    fits = sum(_count_fitting(node, wanted) for node in nodes)
+    count = settings.count or fits
+    if count > fits or not count:
+        has = "; ".join(_describe_resources(node) for node in nodes)
+        raise ConfigError(
+            f"workers: {max(1, count)} of {_describe_resources(wanted)} each were requested, but the cluster "
+            f"has room for {fits} ({len(nodes)} nodes: {has}). Lower workers.count or workers.resources, or "
+            "add machines with `ray start --address`"
+        )
+    special = {"num_cpus": wanted.pop("CPU", 1.0), "num_gpus": wanted.pop("GPU", 0.0)}
+    return [Placement({**special, "resources": wanted, "scheduling_strategy": "SPREAD"})] * count
+
+
+def _place_by_machine(nodes: Sequence[Mapping[str, Any]], count: int | None) -> list[Placement]:
+    """A worker on each machine, with all its processors; `count` of them, in turn, if it is given."""
+    strategies = importlib.import_module("ray.util.scheduling_strategies")
+    usable = [node for node in nodes if node.get("CPU", 0) >= 1]
+    if not usable:
+        raise ConfigError(
+            "workers: no machine of the cluster offers a GPU or a processor; see `ray status`, or set "
+            "workers.resources to what they offer"
+        )
+    count = count or len(usable)
+    found = []
+    for number in range(count):
+        node = usable[number % len(usable)]
+        beside = math.ceil((count - number % len(usable)) / len(usable))  # workers on this node
+        cpus = node["CPU"] // beside if node["CPU"] >= beside else node["CPU"] / beside
+        strategy = strategies.NodeAffinitySchedulingStrategy(node["node"], soft=True)
+        found.append(Placement({"num_cpus": cpus, "scheduling_strategy": strategy}))
+    return found
+
+
+def _count_fitting(node: Mapping[str, Any], wanted: Mapping[str, float]) -> int:
+    """How many workers fit on a node; what is wanted 0 of does not count."""
+    return min((int(node.get(name, 0) / each) for name, each in wanted.items() if each > 0), default=0)
+
+
+def _describe_resources(found: Mapping[str, Any]) -> str:
+    names = (name for name in found if name != "node" and ":" not in name and "memory" not in name)
+    return ", ".join(f"{found[name]:g} {name}" for name in sorted(names)) or "nothing"
+
+
+def is_node_alive(ray: Any, node: str) -> bool:
+    """Whether a node takes part in the cluster; True if that cannot be found out."""
+    with suppress(Exception):
+        return any(each["NodeID"] == node and each["Alive"] for each in ray.nodes())
+    return True

@@ -1,0 +1,150 @@
+"""Jobs on a real Ray with two simulated nodes: processes die, and the bytes are those of one process."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlxrun.batch.run_paths import JobPaths
+from mlxrun.cli.main import main
+from tests.helpers.batch_fakes import by_id, read
+
+ROOT = Path(__file__).parents[2]
+SETS = ("--set", "engine.reproducible=true", "--set", "batch.order=input", "--set", "scheduler.max_running=4")
+TRIES = 5  # Ray gives up on itself if its processes take more than 15 s to start, as on a busy machine
+SECONDS = 300
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    """A Ray of two nodes with one processor each."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_AUTH_MODE", "disabled")
+        patch.setenv("PYTHONPATH", str(ROOT))
+        cluster = start_cluster()
+        yield cluster.address
+        cluster.shutdown()
+
+
+def start_cluster() -> Any:
+    from ray.cluster_utils import Cluster
+
+    problems = []
+    for _ in range(TRIES):
+        cluster = Cluster()
+        try:
+            for _ in range(2):
+                cluster.add_node(num_cpus=1, object_store_memory=100_000_000, include_dashboard=False)
+            return cluster
+        except Exception as error:
+            problems.append(str(error))
+            with suppress(Exception):
+                cluster.shutdown()
+    pytest.fail(f"Ray does not start here: {problems}")
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A job, with its output as one process writes it in `one.out.jsonl`."""
+    folder = tmp_path_factory.mktemp("ray")
+    path = folder / "job.jsonl"
+    lines = (ROOT / "jobs" / "eval.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    path.write_text("".join(lines[:32]), encoding="utf-8")
+    assert main(["batch", str(path), "-o", str(folder / "one.out.jsonl"), *SETS]) == 0
+    return path
+
+
+def start(job: Path, out: Path, address: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "mlxrun.cli.main", "batch", str(job), "-o", str(out), *SETS]
+    with out.with_suffix(".log").open("a") as log:
+        return subprocess.Popen([*command, "--ray", address], stdout=log, stderr=log, text=True)
+
+
+def list_running(paths: JobPaths, driver: subprocess.Popen[str]) -> list[int]:
+    """The processes of the workers that this driver has now, by its status."""
+    with suppress(OSError, ValueError):
+        status = json.loads(paths.status.read_bytes())
+        if status["pid"] == driver.pid:
+            return [each["process"] for each in status.get("workers", ()) if each["state"] == "running"]
+    return []
+
+
+def kill(process: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(process, signal.SIGKILL)
+
+
+def run_with_kills(job: Path, out: Path, address: str, kills: int, rng: random.Random) -> int:
+    """Run a job until it is done, and kill a worker, or the driver, each time some lines more are finished.
+    Returns how many kills there were; the first is of a worker."""
+    paths, killed = JobPaths(job, out), 0
+    driver, until = start(job, out, address), time.monotonic() + SECONDS * (1 + kills)
+    wanted = 1
+    while driver.poll() is None or (driver.returncode != 0 and killed):
+        assert time.monotonic() < until, out.with_suffix(".log").read_text()
+        if driver.poll() is not None:
+            assert driver.returncode == -signal.SIGKILL, out.with_suffix(".log").read_text()
+            driver = start(job, out, address)
+        finished = paths.out.read_bytes().count(b"\n") if paths.out.exists() else 0
+        if killed < kills and wanted <= finished < 32 and (running := list_running(paths, driver)):
+            if killed and rng.random() < 0.3:
+                driver.kill()
+                driver.wait()
+            else:
+                kill(rng.choice(running))
+            killed, wanted = killed + 1, finished + rng.randrange(1, 2 + 32 // (kills + 1))
+        time.sleep(0.02)
+    assert driver.returncode == 0, out.with_suffix(".log").read_text()
+    return killed
+
+
+@pytest.mark.slow
+def test_two_nodes_write_the_bytes_of_one_process_though_a_worker_dies(address: str, job: Path) -> None:
+    out = job.with_name("two.out.jsonl")
+    assert run_with_kills(job, out, address, 1, random.Random(1)) == 1
+    assert out.read_bytes() == job.with_name("one.out.jsonl").read_bytes()
+    workers = json.loads(JobPaths(job, out).manifest.read_bytes())["runs"][-1]["workers"]
+    assert len(workers) == 2 and sum(each["deaths"] for each in workers) >= 1
+    assert sum(each["done"] for each in workers) == 32
+    seen = [each for each in workers if "device" in each]
+    assert seen and all(each["device"]["backend"] == "cpu" for each in seen)
+
+
+@pytest.mark.sweep
+def test_twenty_kills_of_workers_and_drivers(address: str, job: Path) -> None:
+    """Nothing is lost or doubled, and the bytes are the same."""
+    out, rng, kills = job.with_name("kills.out.jsonl"), random.Random(7), 0
+    for number in range(5):
+        out = job.with_name(f"kills{number}.out.jsonl")
+        kills += run_with_kills(job, out, address, 5, rng)
+        assert out.read_bytes() == job.with_name("one.out.jsonl").read_bytes()
+        assert len(by_id(out)) == 32 and not read(JobPaths(job, out).errors)
+    assert kills >= 20
+
+
+def test_more_workers_than_there_is_room_for(address: str, job: Path) -> None:
+    """Exit 2, with what was requested and what there is."""
+    command = [
+        sys.executable,
+        "-m",
+        "mlxrun.cli.main",
+        "batch",
+        str(job),
+        "-o",
+        str(job.with_name("no.jsonl")),
+    ]
+    command += ["--ray", address, "--set", "workers.resources={GPU: 1}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "the cluster has room for 0 (2 nodes" in done.stderr
