@@ -38,6 +38,8 @@ def dump_canonical(value: Any) -> bytes:
 def collect_settings(config: Config, model_info: ModelInfo) -> dict[str, Any]:
     """All settings that change an answer."""
     model = {key: asdict(config.model)[key] for key in ("kind", "dtype", "chat_template_args")}
+    if model_info.adapters:
+        model["adapters"] = dict(model_info.adapters)
     if config.model.pooling is not None:
         model["pooling"] = config.model.pooling
     engine: dict[str, Any] = {"reproducible": config.engine.reproducible}

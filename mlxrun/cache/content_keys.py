@@ -37,6 +37,23 @@ def build_content_ids(
     return ids
 
 
+class AdapterSalt:
+    """Makes the ids of what an adapter computes: those of no other adapter, nor of the model as it is.
+    `digest`: of the adapter's files; None: the ids stay as they are."""
+
+    def __init__(self, digest: str | None) -> None:
+        self._words = array("q")
+        if digest is not None:
+            self._words.frombytes(blake2b(digest.encode()).digest())
+
+    def mix(self, ids: Sequence[int], start: int) -> array[int]:
+        """Return the ids of content at positions from `start` on; negative ones stay negative."""
+        if not self._words:
+            return array("q", ids)
+        count = len(self._words)
+        return array("q", [x ^ (self._words[at % count] & MASK) for at, x in enumerate(ids, start)])
+
+
 def _build_image_ids(image_digest: bytes, tokens: array[int]) -> array[int]:
     """Return one id for each token of the image; they depend on the tokens too, as the layout of an image may
     differ."""

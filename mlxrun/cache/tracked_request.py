@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from mlxrun.cache.content_keys import KeyChain, build_content_ids
+from mlxrun.cache.content_keys import AdapterSalt, KeyChain, build_content_ids
 from mlxrun.cache.entry import CacheEntry, Key
 from mlxrun.cache.entry_scores import ScoreBook
 from mlxrun.scheduler.request import Request
@@ -41,10 +41,12 @@ class TrackedRequest:
     waited_at: int = -MIN_SHARED  # tokens matched when it last began to wait for another one's logprobs
     waits_for: str = ""  # the request whose logprobs it waits for, or waited for last
     book: ScoreBook | None = None  # the logprobs of its prompt, if it wants them
+    _salt: AdapterSalt = field(init=False)
     _chain: KeyChain | None = None
     _keypoints: tuple[int, list[Keypoint]] = (-1, [])
 
     def __post_init__(self) -> None:
+        self._salt = AdapterSalt(self.request.adapter and self.request.adapter.digest)
         if self.request.params.prompt_logprobs is not None:
             self.book = ScoreBook(self.request.prompt, self.request.image_spans)
 
@@ -57,12 +59,13 @@ class TrackedRequest:
         if self._chain is None:
             request = self.request
             ids = build_content_ids(request.prompt, request.image_spans, request.image_digests)
-            self._chain = KeyChain(self.root, self.chunk, ids)
+            self._chain = KeyChain(self.root, self.chunk, self._salt.mix(ids, 0))
         return self._chain
 
     def extend(self, output: Sequence[int]) -> None:
         """Take in the answer so far."""
-        self.chain.extend(output[len(self.chain) - len(self.request.prompt) :])
+        new = output[len(self.chain) - len(self.request.prompt) :]
+        self.chain.extend(self._salt.mix(new, len(self.chain)))
 
     def round_down(self, length: int) -> int:
         """Return the longest length up to this one at which a hit may end: not inside an image."""

@@ -17,6 +17,7 @@ from mlxrun.config.yaml_source import YamlError, parse_value, parse_yaml
 
 ENV_PREFIX = "MLXRUN_"
 PATH_KEYS = ("model.adapter", "model.chat_template", "server.data_path")
+PATH_MAPPINGS = ("model.adapters",)  # from names to paths
 MODEL_PATH = "model.path"  # a path, "embedded" or a hub id
 EMBEDDED = "embedded"
 
@@ -146,6 +147,11 @@ class ConfigSources:
             tree = self._interpolator.interpolate(tree)
         for path in (*PATH_KEYS, MODEL_PATH):
             _make_absolute(tree, path, folder)
+        for path in PATH_MAPPINGS:
+            node = tree.find(tuple(path.split(".")))
+            if node is not None and isinstance(node.value, dict):
+                texts = {k: n for k, n in node.value.items() if isinstance(n.value, str) and n.value}
+                node.value.update({k: _resolve_path(n, folder) for k, n in texts.items()})
         return tree
 
 
@@ -163,10 +169,15 @@ def _make_absolute(tree: ConfigNode, path: str, folder: Path) -> None:
     node = tree.find((section, key))
     if node is None or not isinstance(node.value, str) or not node.value:
         return
-    target = Path(os.path.abspath(folder / Path(node.value).expanduser()))
+    found = _resolve_path(node, folder)
     is_path = path != MODEL_PATH or node.value.startswith((".", "/", "~")) or node.value.endswith(".gguf")
-    if is_path or (node.value != EMBEDDED and target.is_dir()):
-        tree.value[section].value[key] = ConfigNode(str(target), node.origin, node.key_origin)
+    if is_path or (node.value != EMBEDDED and Path(found.value).is_dir()):
+        tree.value[section].value[key] = found
+
+
+def _resolve_path(node: ConfigNode, folder: Path) -> ConfigNode:
+    target = os.path.abspath(folder / Path(node.value).expanduser())
+    return ConfigNode(target, node.origin, node.key_origin)
 
 
 def _shorten_path(path: Path) -> str:

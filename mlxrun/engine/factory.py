@@ -19,6 +19,7 @@ from mlxrun.model.adapter import run_trial_forward
 from mlxrun.model.compute_methods import LIBRARY_CHUNK, ComputeMethods, DecodeMethod
 from mlxrun.model.footprint import make_memory_budget
 from mlxrun.model.loader import load_adapter
+from mlxrun.model.lora.mix_check import separate_adapters
 from mlxrun.model.machine.device import choose_step_costs, get_memory_limit, resolve_config
 from mlxrun.model.model_info import LoadedModelInfo, load_model_info
 from mlxrun.model.pooling.build import build_decoder_runner, build_encoder_runner
@@ -54,6 +55,7 @@ def build_engine(
     if snapshots.problem is not None:
         config = replace(config, cache=replace(config.cache, backend="none"))
     probe = probe or choose_methods(adapter, vocab, config, model_info)
+    probe = replace(probe, methods=separate_adapters(adapter, probe.methods))
     config = _follow_probe(config, probe.methods)
     image_bytes = 0
     if model_info.vision:

@@ -17,6 +17,7 @@ import mlx.nn as nn
 import numpy as np
 
 from mlxrun.errors import ModelLoadError, RequestError
+from mlxrun.model.lora.row_adapters import BASE, RowAdapters
 from mlxrun.model.prompt_inputs import TEXT_ONLY, PromptInputs
 from mlxrun.model.ragged.layer_caches import list_all_arrays
 from mlxrun.model.vision.embedder import Embedder
@@ -48,11 +49,18 @@ def run_trial_forward(adapter: Adapter) -> tuple[list[Any], int]:
 
 
 class Adapter:
-    """A loaded model, as the runner uses it; this class is for text models. `weights`: their form."""
+    """A loaded model, as the runner uses it; this class is for text models. `weights`: their form.
+    `row_adapters`: which LoRA adapter each row of a forward uses, None: there are none."""
 
-    def __init__(self, model: nn.Module, weights: WeightForm = PLAIN_WEIGHTS) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        weights: WeightForm = PLAIN_WEIGHTS,
+        row_adapters: RowAdapters | None = None,
+    ) -> None:
         self.model = model
         self.weights = weights
+        self.row_adapters = row_adapters or RowAdapters()
 
     @property
     def text_model(self) -> nn.Module:
@@ -94,6 +102,18 @@ class Adapter:
         logits: mx.array = self.model(ids, cache=cache)
         return logits
 
+    def make_decode(self, numbers: Sequence[int]) -> Callable[..., mx.array]:
+        """`decode` for rows that use the LoRA adapters with these numbers: one for each row of all calls
+        together, in order. Rows beyond them are dummies without an adapter."""
+        left = iter(numbers)
+
+        def decode(ids: mx.array, cache: list[Any], positions: Sequence[int]) -> mx.array:
+            own = list(itertools.islice(left, ids.shape[0]))
+            with self.row_adapters.use(own + [BASE] * (ids.shape[0] - len(own))):
+                return self.decode(ids, cache, positions)
+
+        return decode
+
 
 class VisionAdapter(Adapter):
     """A model of mlx-vlm. Text-only requests take the same path, without embeddings.
@@ -110,8 +130,9 @@ class VisionAdapter(Adapter):
         exact_sets_only: bool = False,
         line_break: int | None = None,
         weights: WeightForm = PLAIN_WEIGHTS,
+        row_adapters: RowAdapters | None = None,
     ) -> None:
-        super().__init__(model, weights)
+        super().__init__(model, weights, row_adapters)
         self._language = model.language_model
         self.embedder = Embedder(model, line_break)
         self._mrope = self.embedder.mrope

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import mlx.core as mx
 
@@ -52,8 +52,15 @@ class DecodeRunner:
         positions = [n + rows[rid].inputs.position_delta for rid, n in zip(self.order, lengths, strict=True)]
         assert self.newest_tokens is not None and self.sampler is not None
         with use_engine_attention():
-            logits = self.batch.forward(self._adapter.decode, self.newest_tokens, positions)
+            logits = self.batch.forward(self._make_decode(rows), self.newest_tokens, positions)
         return [LogitsBatch(tuple(self.order), logits, self.sampler, [n + 1 for n in lengths])]
+
+    def _make_decode(
+        self, rows: Mapping[str, RowState], counts: Sequence[int] | None = None
+    ) -> Callable[..., mx.array]:
+        """The model's decode with the adapter of each row. `counts`: tokens of each row, None: one each."""
+        pairs = zip(self.order, counts or [1] * len(self.order), strict=True)
+        return self._adapter.make_decode([rows[rid].adapter for rid, count in pairs for _ in range(count)])
 
     def _reorder(self, rows: Mapping[str, RowState]) -> None:
         """Bring newest tokens and sampler into the batch's order after rows joined, left or moved."""

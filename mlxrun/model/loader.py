@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.metadata
-import io
-import logging
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -20,14 +17,15 @@ from mlxrun.errors import ModelLoadError
 from mlxrun.model.adapter import Adapter, VisionAdapter
 from mlxrun.model.gguf.weights import load_gguf_model
 from mlxrun.model.load_progress import evaluate_parameters
+from mlxrun.model.lora.adapted_layers import attach_adapters
+from mlxrun.model.lora.adapter_files import apply_adapter, read_adapters
+from mlxrun.model.lora.row_adapters import RowAdapters
 from mlxrun.model.model_files import list_weight_files
 from mlxrun.model.model_info import LoadedModelInfo
 from mlxrun.model.pooling.trunk_weights import get_trunk_classes
 from mlxrun.model.ragged import attention
 from mlxrun.model.weight_check import check_loading
 from mlxrun.model.weight_form import settle_weights
-
-log = logging.getLogger(__name__)
 
 
 def load_adapter(config: Config, info: LoadedModelInfo) -> Adapter:
@@ -38,6 +36,9 @@ def load_adapter(config: Config, info: LoadedModelInfo) -> Adapter:
         raise ModelLoadError(f"no *.safetensors in {info.folder}: the model has no weights")
     try:
         model, unused = _load_vision(settings, info) if info.vision else _load_text(settings, info)
+        if settings.adapter is not None:
+            model = apply_adapter(model, settings.adapter, vision=info.vision)
+        adapters = read_adapters(model, settings.adapters, vision=info.vision)
     except (OSError, ValueError, KeyError, TypeError, ImportError, RuntimeError, AttributeError) as error:
         raise ModelLoadError(f"{info.folder}: {_describe_error(error)}") from error
     dtype = _choose_dtype(settings)
@@ -49,15 +50,17 @@ def load_adapter(config: Config, info: LoadedModelInfo) -> Adapter:
         model.set_dtype(dtype)
     model.eval()
     form = replace(settle_weights(model, config, dtype or _find_dtype(model)), unused=unused)
+    rows = RowAdapters(tuple(settings.adapters), row_by_row=config.engine.reproducible)
+    attach_adapters(model, rows, adapters, dtype)
     evaluate_parameters(model, info.name)
     attention.route_attention(model)
     if mx.metal.is_available():
         mx.set_wired_limit(int(mx.device_info()["max_recommended_working_set_size"]))
     if not info.vision:
-        return Adapter(model, form)
+        return Adapter(model, form, rows)
     # Features of images are reused bit by bit only where all images of a prompt are the same.
     line_break = getattr(info.processor, "image_break_token_id", None)
-    return VisionAdapter(model, config.cache.image_bytes, config.engine.reproducible, line_break, form)
+    return VisionAdapter(model, config.cache.image_bytes, config.engine.reproducible, line_break, form, rows)
 
 
 def _find_dtype(model: Any) -> mx.Dtype:
@@ -71,7 +74,7 @@ def _find_dtype(model: Any) -> mx.Dtype:
 
 def _load_text(settings: ModelSettings, info: LoadedModelInfo) -> tuple[Any, tuple[str, ...]]:
     """The model, and the names of weights that it does not use."""
-    from mlx_lm.utils import _get_classes, load_adapters, load_model
+    from mlx_lm.utils import _get_classes, load_model
 
     unused: Sequence[str] = ()
     if info.gguf is not None:
@@ -83,7 +86,7 @@ def _load_text(settings: ModelSettings, info: LoadedModelInfo) -> tuple[Any, tup
         classes = get_trunk_classes if is_trunk else _get_classes
         with check_loading(_get_classes(dict(info.config))[0], info.folder, _is_tied(info)) as unused:
             model, _ = load_model(info.folder, lazy=True, get_model_classes=classes)
-    return (load_adapters(model, settings.adapter) if settings.adapter else model), tuple(unused)
+    return model, tuple(unused)
 
 
 def _load_vision(settings: ModelSettings, info: LoadedModelInfo) -> tuple[Any, tuple[str, ...]]:
@@ -97,50 +100,12 @@ def _load_vision(settings: ModelSettings, info: LoadedModelInfo) -> tuple[Any, t
         module, _ = get_model_and_args(dict(info.config))
         with check_loading(module.Model, info.folder, _is_tied(info)) as unused:
             model = load_model(info.folder, lazy=True)
-    return (_apply_lora(model, settings.adapter) if settings.adapter else model), tuple(unused)
+    return model, tuple(unused)
 
 
 def _is_tied(info: LoadedModelInfo) -> bool:
     sources = (info.config, info.config.get("text_config") or {})
     return any(source.get("tie_word_embeddings") for source in sources)
-
-
-def _apply_lora(model: Any, adapter: str) -> Any:
-    """The vision model with its LoRA adapter. The library loads any tensors, and prints what it did."""
-    from mlx_vlm.utils import apply_lora_layers
-
-    load_weights = model.load_weights
-
-    def checked(file: str, strict: bool) -> None:
-        load_weights(_read_fitting_weights(model, file), strict=strict)
-
-    model.load_weights = checked
-    try:
-        with contextlib.redirect_stdout(io.StringIO()) as output:
-            apply_lora_layers(model, adapter)
-    finally:
-        del model.load_weights
-    for line in output.getvalue().splitlines():
-        log.info("%s: %s", adapter, line)
-    return model
-
-
-def _read_fitting_weights(model: Any, file: str) -> list[tuple[str, mx.array]]:
-    """The file's tensors; ModelLoadError unless each fits a parameter and no LoRA parameter is missing."""
-    tensors, parameters = mx.load(file), dict(tree_flatten(model.parameters()))
-    wrong = [
-        f"{name}: the model has no such parameter"
-        if name not in parameters
-        else f"{name}: of shape {tensor.shape}, where the model has {parameters[name].shape}"
-        for name, tensor in sorted(tensors.items())
-        if name not in parameters or tensor.shape != parameters[name].shape
-    ]
-    missing = dict(tree_flatten(model.trainable_parameters())).keys() - tensors.keys()
-    wrong += [f"{name}: missing in the file" for name in sorted(missing)]
-    if wrong:
-        more = f"; and {len(wrong) - 3} more" if len(wrong) > 3 else ""
-        raise ModelLoadError(f"{file}: the adapter does not fit the model: {'; '.join(wrong[:3])}{more}")
-    return list(tensors.items())
 
 
 def _choose_dtype(settings: ModelSettings) -> mx.Dtype | None:

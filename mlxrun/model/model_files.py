@@ -117,6 +117,11 @@ def compute_digests(
     }
 
 
+def digest_adapter(folder: Path) -> str:
+    """sha256 of the files of a LoRA adapter."""
+    return _hash_files(sorted(folder.glob("*")), LoadProgress(f"reading {folder.name} for its digest", 0))
+
+
 def _hash_files(paths: list[Path], progress: LoadProgress) -> str:
     total = hashlib.sha256()
     for path in paths:

@@ -24,9 +24,11 @@ from mlxrun.errors import MediaError, ModelLoadError
 from mlxrun.model.gguf.architectures import check_tensor_types, make_config
 from mlxrun.model.gguf.header import GgufHeader, read_header
 from mlxrun.model.gguf.tokenizer import make_tokenizer
+from mlxrun.model.lora.adapter_files import read_adapter_config
 from mlxrun.model.model_files import (
     check_remote_code,
     compute_digests,
+    digest_adapter,
     find_model_folder,
     list_weight_files,
     read_json,
@@ -40,7 +42,7 @@ from mlxrun.model.vision.video_inputs import (
     list_video_arguments,
     read_video_sampling,
 )
-from mlxrun.scheduler.request import PooledModel, ProcessedPrompt
+from mlxrun.scheduler.request import LoraAdapter, PooledModel, ProcessedPrompt
 
 log = logging.getLogger(__name__)
 DEFAULT_CONTEXT = 32_768
@@ -71,7 +73,7 @@ class LoadedModelInfo:
     aliases: tuple[str, ...] = ()
     pooled: PooledModel | None = None
     video_sampling: VideoSampling | None = None
-    adapters: tuple[...] = ()
+    adapters: tuple[LoraAdapter, ...] = ()
     gguf: GgufHeader | None = None
     kind_note: str = ""
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -180,12 +182,27 @@ def load_model_info(settings: ModelSettings, weights: bool = False) -> LoadedMod
         pooled=pooled,
         digests=compute_digests(folder, adapter, template, code=settings.trust_remote_code)
         | ({} if gguf is None else {"tokenizer": gguf.digest_tokenizer()}),
+        adapters=_read_adapters(settings, pooled),
         gguf=gguf,
         kind_note=kind.note,
         processor=processor,
         video_sampling=read_video_sampling(processor, config) if vision else None,
         processor_digest=_digest_processor(folder) if vision else b"",
     )
+
+
+def _read_adapters(settings: ModelSettings, pooled: PooledModel | None) -> tuple[LoraAdapter, ...]:
+    """The adapters of which requests choose; ModelLoadError for folders that have none."""
+    if settings.adapters and pooled is not None and not pooled.generates:
+        raise ModelLoadError("model.adapters: only models that generate have several; set model.adapter")
+    found = []
+    for name, path in settings.adapters.items():
+        try:
+            read_adapter_config(Path(path))
+        except ModelLoadError as error:
+            raise ModelLoadError(f"model.adapters: {name}: {error}") from error
+        found.append(LoraAdapter(name, digest_adapter(Path(path))))
+    return tuple(found)
 
 
 def _get_own_name(settings: ModelSettings, folder: Path) -> str:

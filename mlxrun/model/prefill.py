@@ -91,7 +91,8 @@ class PrefillRunner:
         for start in range(0, length, RECOMPUTE_CHUNK):
             stop = min(start + RECOMPUTE_CHUNK, length)
             row.inputs = self._adapter.encode_images(row.inputs, start, stop)
-            self._call_model(PrefillForward([row.tokens[start:stop]], row.cache, start, row.inputs), ())
+            ids = [row.tokens[start:stop]]
+            self._call_model(PrefillForward(ids, row.cache, start, row.inputs, (row.adapter,)), ())
             mx.eval(list_all_arrays(row.cache))
         row.cached = length
 
@@ -104,7 +105,7 @@ class PrefillRunner:
         scores: list[ScoredSlice] = []
         for part in self._split_chunk(chunk, row):
             ids = [row.tokens[part.start : part.stop]]
-            forward = PrefillForward(ids, row.cache, part.start, row.inputs, layers)
+            forward = PrefillForward(ids, row.cache, part.start, row.inputs, (row.adapter,), layers)
             done = self._call_model(forward, _list_parts([part], [row]))
             scores += done.slices
         row.cached = chunk.stop
@@ -133,7 +134,8 @@ class PrefillRunner:
             cache = layer_caches.stack_rows([row.cache for row in rows], longest - start)
         else:
             cache = reserve_capacity(self._adapter.make_cache(), longest)
-        done = self._call_model(PrefillForward(ids, cache, start, TEXT_ONLY), _list_parts(chunks, rows))
+        forward = PrefillForward(ids, cache, start, TEXT_ONLY, tuple(row.adapter for row in rows))
+        done = self._call_model(forward, _list_parts(chunks, rows))
         for index, (row, chunk) in enumerate(zip(rows, chunks, strict=True)):
             # A row that joins the decode batch in the next step is copied then, so it needs no copy now; a
             # row that never decodes is freed.

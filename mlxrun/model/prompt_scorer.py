@@ -64,17 +64,19 @@ class ScoredPart:
 
 @dataclass(frozen=True, slots=True)
 class PrefillForward:
-    """The arguments of a forward. `ids` [rows, n]; `layers`: launch so many at a time; 0: none yet."""
+    """The arguments of a forward. `ids` [rows, n]; `adapters`: the numbers of the rows' LoRA adapters, one for
+    each row or for each token; `layers`: launch so many at a time; 0: none yet."""
 
     ids: list[list[int]]
     cache: list[Any]
     start: int
     inputs: PromptInputs
+    adapters: Sequence[int]
     layers: int = 0
 
     def call(self, adapter: Adapter, model: nn.Module | None = None) -> mx.array:
         """Logits [rows, n, V]. `model`: see Adapter.prefill."""
-        with use_engine_attention(self.layers):
+        with use_engine_attention(self.layers), adapter.row_adapters.use(self.adapters):
             return adapter.prefill(mx.array(self.ids), self.cache, self.start, self.inputs, model)
 
 
@@ -137,17 +139,20 @@ class PromptScorer:
     def _score_hidden(
         self, tap: HiddenTap, forward: PrefillForward, parts: Sequence[ScoredPart]
     ) -> ScoredForward:
-        def compute_logits(hidden: mx.array, ids: list[int]) -> mx.array:
-            part = PrefillForward([ids], forward.cache, forward.start, forward.inputs)
+        def compute_logits(hidden: mx.array, ids: list[int], adapters: Sequence[int]) -> mx.array:
+            part = PrefillForward([ids], forward.cache, forward.start, forward.inputs, adapters)
             return tap.compute_logits(hidden[None], lambda model: part.call(self._adapter, model))[0]
 
         hidden = tap.compute_hidden(lambda model: forward.call(self._adapter, model))
         flat, ids = hidden.reshape(-1, hidden.shape[-1]), [token for row in forward.ids for token in row]
-        slices = [
-            self._reduce(compute_logits(_take(flat, rows), [ids[i] for i in rows]), tokens, parts)
-            for rows, tokens in self._cut(forward, parts)
-        ]
-        return ScoredForward(slices, compute_logits(hidden[:, -1], [row[-1] for row in forward.ids]))
+        adapters = [number for number in forward.adapters for _ in forward.ids[0]]
+        slices = []
+        for rows, tokens in self._cut(forward, parts):
+            own = [adapters[i] for i in rows] if adapters else ()
+            logits = compute_logits(_take(flat, rows), [ids[i] for i in rows], own)
+            slices.append(self._reduce(logits, tokens, parts))
+        last = compute_logits(hidden[:, -1], [row[-1] for row in forward.ids], forward.adapters)
+        return ScoredForward(slices, last)
 
     def _score_small_forwards(self, forward: PrefillForward, part: ScoredPart) -> ScoredForward:
         (ids,), chunk = forward.ids, part.chunk
@@ -155,7 +160,7 @@ class PromptScorer:
         for start in range(0, len(ids), self._size):
             part_ids = ids[start : start + self._size]
             first = forward.start + start
-            small = PrefillForward([part_ids], forward.cache, first, forward.inputs)
+            small = PrefillForward([part_ids], forward.cache, first, forward.inputs, forward.adapters)
             own = ScoredPart(0, PrefillChunk(chunk.request_id, first, first + len(part_ids)), part.scoring)
             logits = small.call(self._adapter)[0]
             slices += [

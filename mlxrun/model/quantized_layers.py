@@ -86,13 +86,14 @@ def route_products(model: nn.Module, table: MethodTable) -> None:
 @contextmanager
 def use_library_products(model: nn.Module) -> Iterator[None]:
     """Multiply as the library does meanwhile, so that no row changes the rounding of another."""
-    routed = [(module, module.table) for module in _list_modules(model) if type(module) in _ROUTED.values()]
-    for module, _ in routed:
+    modules = [m for m in _list_modules(model) if isinstance(m, _RoutedLinear | _RoutedEmbedding)]
+    tables = [module.table for module in modules]
+    for module in modules:
         module.table = MethodTable()
     try:
         yield
     finally:
-        for module, table in routed:
+        for module, table in zip(modules, tables, strict=True):
             module.table = table
 
 

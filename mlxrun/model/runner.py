@@ -183,6 +183,7 @@ class ModelRunner:
         newest, scoring = mx.array(tokens[-1:]), RowScoring.start(request)
         row = RowState(tokens, inputs, sampling, cache, newest, cached, grammar=grammar, scoring=scoring)
         row.prompt_length = len(request.prompt)
+        row.adapter = self._adapter.row_adapters.find(request.adapter and request.adapter.name)
         return row
 
     def _forward(self, plan: StepPlan, snapshots: Sequence[SnapshotResult]) -> StepForward:

@@ -37,6 +37,7 @@ class RowState:
     grammar: RowGrammar | None = None  # knows all tokens that were read
     scoring: RowScoring | None = None
     prompt_length: int = 0  # tokens that the row did not sample
+    adapter: int = 0  # number of its LoRA adapter; see lora/row_adapters.py
 
     def view_cache(self) -> tuple[int, RowView]:
         """The number of tokens in the row's own cache, and what it holds."""

@@ -59,6 +59,9 @@ class GrammarMatcher(Protocol):
     def accept(self, token: int) -> None:
         """Take in a sampled token, which the last mask allowed."""
 
+    def fork(self) -> GrammarMatcher:
+        """A copy, which takes in tokens without this one."""
+
 
 class Grammar(Protocol):
     """What an answer must match. Immutable: one object may serve many requests."""
@@ -100,6 +103,13 @@ class PooledModel:
     template: Literal["qwen3"] | None = None
 
 
+class LoraAdapter(NamedTuple):
+    """A LoRA adapter that is loaded beside its model. `digest`: sha256 of its files."""
+
+    name: str
+    digest: str
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """One prompt to be answered.
@@ -112,7 +122,8 @@ class Request:
     tokens of the answer that are known from an earlier run; events do not repeat them. `grammar`: what the
     answer must match. `score_from`: with `prompt_logprobs`, the first position of `prompt` whose logprob is
     wanted; the first token has none. `pooled`: a vector is wanted in place of an answer; `token_types`: of
-    the tokens of a pair, empty: all 0.
+    the tokens of a pair, empty: all 0. `speculation`: its row may draft. `adapter`: the LoRA adapter that
+    answers, None: the model as it is.
     """
 
     id: str
@@ -130,6 +141,8 @@ class Request:
     score_from: int = 1
     pooled: bool = False
     token_types: tuple[int, ...] = ()
+    speculation: bool = True
+    adapter: LoraAdapter | None = None
 
     @property
     def branch_points(self) -> tuple[int, ...]:

@@ -88,10 +88,6 @@ class EngineState:
             raise NotReady("the model is being loaded: try again soon")
         return self._loaded
 
-    def list_model_names(self) -> tuple[str, ...]:
-        """What `model` of a body may be, the real name first."""
-        return tuple(dict.fromkeys((self.model.name, *self.model.names)))
-
     def describe_model(self) -> Mapping[str, Any] | None:
         """The model for /v1/status; None while it is being loaded."""
         if self._loaded is None:

@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import PreTrainedTokenizerFast
 
 from mlxrun.config.video_sampling import VideoSampling
-from mlxrun.scheduler.request import PooledModel, ProcessedPrompt
+from mlxrun.scheduler.request import LoraAdapter, PooledModel, ProcessedPrompt
 
 SPECIAL = (
     *("<|begin|>", "<|im_start|>", "<|im_end|>", "</s>"),
@@ -158,6 +158,7 @@ class FakeModelInfo:
     aliases: tuple[str, ...] = ()
     digests: Mapping[str, str] = field(default_factory=lambda: DIGESTS)
     processor_digest: bytes = b""
+    adapters: tuple[LoraAdapter, ...] = ()
     calls: list[str] = field(default_factory=list)
     pooled: PooledModel | None = None
     video_sampling: VideoSampling | None = None

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxrun.api.openai.request import check_model_name
+from mlxrun.api.openai.request import choose_adapter
 from mlxrun.config.settings import ModelSettings
 from mlxrun.errors import NotFound
 from mlxrun.model.model_files import EMBEDDED
@@ -31,19 +31,19 @@ def test_names_do_not_hide_the_models_own(folder: Path) -> None:
     found = host(folder, "foo", "bar")
     assert (found.name, found.names) == ("foo", ("foo", "bar", "tiny-9b"))
     for name in ("foo", "bar", "tiny-9b", str(folder), None):
-        check_model_name(name, found)
+        choose_adapter(name, found)
     for name in ("baz", folder.parent.name, "embedded", ""):
         with pytest.raises(NotFound, match="is not served here; the names are foo, bar, tiny-9b$"):
-            check_model_name(name, found)
+            choose_adapter(name, found)
 
 
 def test_without_names_any_will_do(folder: Path) -> None:
     found = host(folder)
     assert (found.name, found.names) == ("tiny-9b", ())
-    check_model_name("gpt-4o", found)
+    choose_adapter("gpt-4o", found)
 
 
 def test_the_built_in_model_is_called_embedded() -> None:
     found = host("embedded", "foo")
     assert (found.name, found.names) == ("foo", ("foo", "embedded"))
-    check_model_name("embedded", found)
+    choose_adapter("embedded", found)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from mlxrun.model import prompt_scorer
+from mlxrun.model.lora.row_adapters import RowAdapters
 from mlxrun.model.prompt_inputs import TEXT_ONLY
 from mlxrun.model.prompt_scorer import (
     PrefillForward,
@@ -76,7 +77,7 @@ def test_only_requests_that_want_logprobs_are_scored() -> None:
 def test_aligned_slices_do_not_depend_on_what_is_wanted(first: int) -> None:
     scorer = PromptScorer(None, 100, 1, aligned=True)  # type: ignore[arg-type]  # slices of 8 tokens
     part = ScoredPart(0, PrefillChunk("a", 0, 19), make_scoring(first=first))
-    forward = PrefillForward([list(range(19))], [], 0, TEXT_ONLY)
+    forward = PrefillForward([list(range(19))], [], 0, TEXT_ONLY, ())
     slices = [rows for rows, _ in scorer._cut(forward, [part])]
     every = [list(range(8)), list(range(8, 16)), [16, 17, 18]]
     assert slices == every[(first - 1) // 8 :]
@@ -115,6 +116,7 @@ class SmallForwards:
 
     def __init__(self) -> None:
         self.widths: list[int] = []
+        self.row_adapters = RowAdapters()
 
     def prefill(self, ids: mx.array, cache: Any, start: int, inputs: Any, model: Any = None) -> mx.array:
         self.widths.append(ids.shape[1])
@@ -126,7 +128,7 @@ def test_without_hidden_states_forwards_are_as_small_as_slices(monkeypatch: pyte
     adapter = SmallForwards()
     scorer = PromptScorer(adapter, 40, 1, aligned=False)  # type: ignore[arg-type]
     part = ScoredPart(0, PrefillChunk("a", 10, 29), make_scoring(40))
-    done = scorer.forward(PrefillForward([list(range(10, 29))], [], 10, TEXT_ONLY), [part])
+    done = scorer.forward(PrefillForward([list(range(10, 29))], [], 10, TEXT_ONLY, ()), [part])
     assert adapter.widths == [8, 8, 3]
     (scores,) = read_scores(done.slices)
     assert (scores.start, [score.top[0][0] for score in scores.logprobs]) == (11, list(range(10, 29)))

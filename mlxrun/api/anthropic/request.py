@@ -37,7 +37,7 @@ from mlxrun.api.openai.fields import CHAT_URL
 from mlxrun.api.openai.offered_tools import read_offered_tools
 from mlxrun.api.openai.request import check_body as check_chat_body
 from mlxrun.api.openai.request import (
-    check_model_name,
+    choose_adapter,
     prepare_chat_prompt,
     prepare_request,
 )
@@ -103,7 +103,7 @@ async def count_tokens(body: Any, context: ApiContext) -> Json:
     message = await asyncio.to_thread(read_message, body, context, count=True)
     try:
         given = check_chat_body("chat", message.chat, context)
-        check_model_name(given["model"], context.model_info)
+        choose_adapter(given["model"], context.model_info)
         prompt = await prepare_chat_prompt(given, read_offered_tools(given), context)
     except RequestError as error:
         _rename_error(error, "".join(find_source(error.param or "", message.sources)))

@@ -137,13 +137,13 @@ COMPLETION_IGNORED: Accepted = _COMMON
 
 # Known fields of other servers that would change the answer, and the reason.
 REFUSED_OF_OTHERS = {
-    "adapters": "set model.adapter in the config",
+    "adapters": "name one of model.adapters in `model`, as MODEL:NAME",
     "custom_logit_processor": "code in requests is not run",
     "ebnf": "use structured_outputs.grammar",
     "extra_key": "the prefix cache is shared by all requests",
     "images_config": _MEDIA,
     "logprob_token_ids": "logprobs are those of the likeliest tokens; see top_logprobs",
-    "lora_path": "set model.adapter in the config",
+    "lora_path": "name one of model.adapters in `model`, as MODEL:NAME",
     "max_dynamic_patch": _MEDIA,
     "min_dynamic_patch": _MEDIA,
     "preset": "there are no presets",

@@ -25,11 +25,11 @@ from mlxrun.api.openai.pooled_texts import (
     encode_pairs,
     find_pooled_model,
 )
-from mlxrun.api.openai.request import check_model_name
+from mlxrun.api.openai.request import choose_adapter
 from mlxrun.api.prepared import PreparedRequest
 from mlxrun.errors import InternalError
 from mlxrun.scheduler.request import PooledModel, Request, SamplingParams
-from mlxrun.text.field_errors import check_keys, check_type, get_required, reject
+from mlxrun.text.field_errors import check_keys, check_type, get_required, reject, reject_unsupported
 from mlxrun.text.model_info import ModelInfo
 from mlxrun.text.workers import run_on_text
 
@@ -92,7 +92,8 @@ async def prepare_pooling(url: str, body: Any, context: ApiContext) -> PreparedP
     """Checks a body and tokenizes its texts; RequestError if it is refused."""
     model_info = context.model_info
     given = check_pooling_body(url, body, strict=context.config.server.strict_fields)
-    check_model_name(given.get("model"), model_info)
+    if choose_adapter(given.get("model"), model_info) is not None:
+        reject_unsupported("model", "embeddings and scores are computed without adapters; set model.adapter")
     documents: tuple[str, ...] = ()
     if url == EMBEDDING_URL:
         pooled = find_pooled_model(model_info, "embed")

@@ -35,7 +35,7 @@ from mlxrun.api.sampling_params import (
 )
 from mlxrun.errors import NotFound
 from mlxrun.parsers.model_formats import ModelFormats
-from mlxrun.scheduler.request import Grammar, Request, SamplingParams
+from mlxrun.scheduler.request import Grammar, LoraAdapter, Request, SamplingParams
 from mlxrun.structured.closed_objects import close_body, close_tools
 from mlxrun.structured.response_format import build_response_grammar, reject_structured_output
 from mlxrun.structured.thinking_budget import ThinkingBudget, build_thinking_budget, read_thinking_budget
@@ -86,6 +86,7 @@ async def prepare_request(
         reject_choice("url", url, URLS)
     model_info, config = context.model_info, context.config
     given = await asyncio.to_thread(check_body, kind, body, context)
+    adapter = choose_adapter(given.get("model"), model_info)
     _check_combinations(kind, given, context, stream)
     logprobs = read_chat_logprobs(given) if kind == "chat" else given.get("logprobs")
     params = build_sampling_params(given, model_info, config, logprobs)
@@ -101,10 +102,10 @@ async def prepare_request(
     backend = model_info.tokenizer.backend_tokenizer
     return PreparedRequest(
         kind=kind,
-        requests=_build_requests(given, prompts, per_prompt, seed, grammar),
+        requests=_build_requests(given, prompts, per_prompt, seed, grammar, adapter),
         stops=stops,
         seed=seed,
-        model=model_info.name,
+        model=name_model(model_info, adapter),
         n=int(given.get("n", 1)),
         control_stops=_find_control_stops(backend, params.stop_ids) if _is_free_text(grammar) else (),
         echoed_prompts=texts if given.get("echo") else (),
@@ -136,19 +137,36 @@ def check_body(kind: RequestKind, body: Any, context: ApiContext) -> dict[str, A
     return resolve_reasoning_fields(given, context) if kind == "chat" else given
 
 
-def check_model_name(name: str | None, model_info: ModelInfo) -> None:
-    """Refuses a name that is not served. A config without names serves any: clients have theirs built in."""
-    names = tuple(dict.fromkeys((model_info.name, *model_info.names)))
-    if name is not None and model_info.names and name not in (*names, *model_info.aliases):
-        text = f"model: {quote(name)} is not served here; the names are {', '.join(names)}"
+def choose_adapter(name: str | None, model_info: ModelInfo) -> LoraAdapter | None:
+    """The adapter that `model` of a body names, as MODEL:NAME or NAME; None: the model as it is. NotFound for
+    a name that is not served. A config without names and adapters serves any: clients have theirs built in.
+    """
+    own = (model_info.name, *model_info.names, *model_info.aliases)
+    for adapter in model_info.adapters:
+        if name == adapter.name or name in [f"{each}:{adapter.name}" for each in own]:
+            return adapter
+    if name is not None and (model_info.names or model_info.adapters) and name not in own:
+        names = ", ".join(list_names(model_info))
+        text = f"model: {quote(name)} is not served here; the names are {names}"
         raise NotFound(text, param="model", code="model_not_found")
+    return None
+
+
+def list_names(model_info: ModelInfo) -> tuple[str, ...]:
+    """What `model` of a body may be, the real name first, those of adapters last."""
+    adapters = (name_model(model_info, adapter) for adapter in model_info.adapters)
+    return tuple(dict.fromkeys((model_info.name, *model_info.names, *adapters)))
+
+
+def name_model(model_info: ModelInfo, adapter: LoraAdapter | None) -> str:
+    """The name of the model in responses."""
+    return model_info.name if adapter is None else f"{model_info.name}:{adapter.name}"
 
 
 def _check_combinations(
     kind: RequestKind, given: Mapping[str, Any], context: ApiContext, stream: bool
 ) -> None:
     """Checks what depends on more than one field, on the model, or on the caller."""
-    check_model_name(given.get("model"), context.model_info)
     check_generates(context.model_info)
     if given.get("stream") and not stream:
         reject_unsupported("stream", "batches do not stream; leave it out")
@@ -215,6 +233,7 @@ def _build_requests(
     params: Sequence[SamplingParams],
     seed: int,
     grammar: Grammar | None,
+    adapter: LoraAdapter | None,
 ) -> tuple[Request, ...]:
     """One Request per choice. All choices of a prompt share its tokens and its media."""
     name, n = secrets.token_hex(12), int(given.get("n", 1))
@@ -228,8 +247,10 @@ def _build_requests(
             image_digests=prompt.image_digests,
             boundaries=prompt.boundaries,
             priority=int(given.get("priority", 0)),
+            speculation=given.get("speculation", True),
             fairness_key=str(given.get("user", "")),
             grammar=grammar,
+            adapter=adapter,
         )
         for number, prompt in enumerate(prompts)
         for i in range(n)

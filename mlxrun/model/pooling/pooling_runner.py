@@ -76,7 +76,7 @@ class DecoderStates:
     def compute(self, state: BatchState, start: int, stop: int) -> mx.array:
         """States [B, stop - start, D]; fills the caches."""
         ids = [row[start:stop] for row in state.ids]
-        forward = PrefillForward(ids, state.cache, start, TEXT_ONLY)
+        forward = PrefillForward(ids, state.cache, start, TEXT_ONLY, ())
         return self._tap.compute_hidden(lambda model: forward.call(self._adapter, model))
 
 

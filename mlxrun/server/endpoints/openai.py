@@ -11,7 +11,7 @@ from aiohttp import web
 
 from mlxrun.api.anthropic.response import build_models_page
 from mlxrun.api.openai.fields import BODIES, URLS
-from mlxrun.api.openai.request import check_model_name, prepare_request
+from mlxrun.api.openai.request import choose_adapter, list_names, name_model, prepare_request
 from mlxrun.api.openai.response import build_error, build_response
 from mlxrun.api.openai.stream import ChunkWriter
 from mlxrun.api.prepared import PreparedRequest
@@ -88,7 +88,7 @@ def _get_id(prepared: PreparedRequest) -> str:
 async def list_models(request: web.Request) -> web.Response:
     """List the names of the model. Anthropic's clients use the same path."""
     engine = request.app[ENGINE]
-    names = engine.list_model_names()
+    names = list_names(engine.model)
     if is_anthropic(request):
         return json_response(build_models_page(names))
     return json_response({"object": "list", "data": [_describe_model(name, engine) for name in names]})
@@ -99,12 +99,13 @@ async def get_model(request: web.Request) -> web.Response:
     returned."""
     engine = request.app[ENGINE]
     name = "/".join(request.match_info.values())
-    check_model_name(name, engine.model)
-    known = name if name in engine.list_model_names() else engine.model.name
+    adapter = choose_adapter(name, engine.model)
+    known = name if name in list_names(engine.model) else name_model(engine.model, adapter)
     return json_response(_describe_model(known, engine))
 
 
 def _describe_model(name: str, engine: EngineState) -> dict[str, Any]:
+    adapted = choose_adapter(name, engine.model) is not None
     return {
         "id": name,
         "object": "model",
@@ -112,6 +113,7 @@ def _describe_model(name: str, engine: EngineState) -> dict[str, Any]:
         "owned_by": "mlxrun",
         "max_model_len": engine.model.context_length,
         "tasks": list_tasks(engine.model),
+        **({"parent": engine.model.name} if adapted else {}),
     }
 
 

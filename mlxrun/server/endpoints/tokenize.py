@@ -12,7 +12,7 @@ from aiohttp import web
 from mlxrun.api.openai.fields import DETOKENIZE, TOKENIZE
 from mlxrun.api.openai.offered_tools import read_offered_tools
 from mlxrun.api.openai.reasoning import resolve_reasoning_fields
-from mlxrun.api.openai.request import check_model_name, prepare_chat_prompt
+from mlxrun.api.openai.request import choose_adapter, prepare_chat_prompt
 from mlxrun.api.stored_files import has_file_parts, inline_file_parts
 from mlxrun.server.batches.request_files import read_body_with_files
 from mlxrun.server.engine_state import ENGINE
@@ -39,7 +39,7 @@ async def tokenize_prompt(request: web.Request) -> web.Response:
     strict = engine.context.config.server.strict_fields
     body = await read_body_with_files(request, has_file_parts, inline_file_parts)
     given = TOKENIZE.check(body, strict=strict)
-    check_model_name(given.get("model"), engine.model)
+    choose_adapter(given.get("model"), engine.model)
     if ("prompt" in given) == ("messages" in given):
         reject("prompt", "give either prompt or messages", code="missing_field")
     if "messages" in given:
@@ -70,7 +70,7 @@ async def detokenize_ids(request: web.Request) -> web.Response:
     """`{"tokens"}` to `{"prompt"}`, special tokens included."""
     model = request.app[ENGINE].model
     given = DETOKENIZE.check(await read_json(request))
-    check_model_name(given.get("model"), model)
+    choose_adapter(given.get("model"), model)
     if "tokens" not in given:
         reject("tokens", "missing", code="missing_field")
     return json_response({"prompt": await asyncio.to_thread(_decode, given["tokens"], model)})
