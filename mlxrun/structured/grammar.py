@@ -21,6 +21,14 @@ from cachetools import LRUCache
 from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
 
 from mlxrun.errors import RequestError
+from mlxrun.structured.deep_stack import call_on_deep_stack
+from mlxrun.structured.grammar_limits import (
+    MAX_CHARACTERS,
+    check_choices,
+    check_length,
+    check_rules,
+    check_text,
+)
 from mlxrun.structured.matcher import (
     GrammarTokens,
     ReasoningBounds,
@@ -30,13 +38,11 @@ from mlxrun.structured.matcher import (
     try_answer,
 )
 from mlxrun.structured.schema_keywords import check_schema
-from mlxrun.text.field_errors import check_type, get_json_type, reject, shorten
+from mlxrun.text.field_errors import check_type, reject, shorten
 from mlxrun.text.model_info import ModelInfo
 
 GrammarKind = Literal["json_object", "json_schema", "regex", "choice", "lark", "ebnf"]
 
-MAX_CHARACTERS = 1 << 20  # of a grammar
-MAX_CHOICES = 20_000  # compiled in some 100 ms
 # How many compiled grammars are cached, and characters of their sources: a character costs 100 to 400 bytes,
 # and what rows learn of a grammar stays with it, up to MAX_LEXER_STATES. 16 of the worst kind are 2 GB; most
 # have 1 MB each.
@@ -129,13 +135,13 @@ def compile_grammar(
             case "json_schema":
                 source = _write_json(value, strict, param)
             case "regex":
-                source = llguidance.LLMatcher.grammar_from_regex(_check_text(value, param))
+                source = llguidance.LLMatcher.grammar_from_regex(check_text(value, param))
             case "choice":
-                source = _write_choices(_check_choices(value, param))
+                source = _write_choices(check_choices(value, param))
             case "lark":
-                source = llguidance.LLMatcher.grammar_from_lark(_check_text(value, param))
+                source = llguidance.LLMatcher.grammar_from_lark(check_text(value, param))
             case "ebnf":
-                source = any_to_lark(_check_text(value, param))
+                source = any_to_lark(check_rules(value, param))
         return _compile(source, model, param)
 
 
@@ -219,40 +225,13 @@ def _write_json(schema: Any, strict: bool, param: str) -> str:
 def _encode_schema(schema: Any, strict: bool, param: str) -> str:
     """Encode the schema with llguidance's options in it, which replace those that the schema itself has."""
     try:  # before anything looks into it: jsonschema takes minutes for a schema of many megabytes
-        _check_length(len(json.dumps(schema)), param)
+        check_length(len(json.dumps(schema)), param)
     except RecursionError:
         reject(param, "is nested too deeply")
     check_schema(schema, param, strict)
     options = {"whitespace_pattern": WHITESPACE, "lenient": not strict, "coerce_one_of": False}
     members = {"allOf": [schema]} if isinstance(schema, bool) else dict(schema)
     return json.dumps(members | {"x-guidance": options})
-
-
-def _check_length(length: int, param: str) -> None:
-    if length > MAX_CHARACTERS:
-        reject(
-            param, f"has {length} characters; at most {MAX_CHARACTERS} are allowed", code="invalid_grammar"
-        )
-
-
-def _check_text(value: Any, param: str) -> str:
-    text: str = check_type(value, str, param)
-    _check_length(len(text), param)
-    if not text.strip():
-        reject(param, "is empty")
-    return text
-
-
-def _check_choices(value: Any, param: str) -> list[str]:
-    check_type(value, list, param)
-    if not value:
-        reject(param, "is empty; give at least one string to choose")
-    if len(value) > MAX_CHOICES:
-        reject(param, f"has {len(value)} strings; at most {MAX_CHOICES} are allowed", code="invalid_grammar")
-    for i, text in enumerate(value):
-        if not isinstance(text, str):
-            reject(f"{param}[{i}]", f"expected string, got {get_json_type(text)}", code="invalid_type")
-    return list(dict.fromkeys(value))
 
 
 # -- compiling --------------------------------------------------------------------------------------------
@@ -265,6 +244,8 @@ def _reject_errors(param: str) -> Iterator[None]:
         yield
     except (GrammarError, GbnfToLarkError) as error:
         reject(param, str(error), code="invalid_grammar")
+    except RecursionError:
+        reject(param, "is nested too deeply", code="invalid_grammar")
     except ValueError as error:  # lone surrogates, NaN
         reject(param, f"cannot be read: {shorten(str(error))}", code="invalid_grammar")
 
@@ -276,7 +257,7 @@ def _compile(source: str, model: ModelInfo, param: str) -> CompiledGrammar:
     with _cache_lock:
         grammar = _cache.get((tokens, source, param))
     if grammar is None:
-        grammar = replace(_compile_source(tokens, source), param=param)
+        grammar = replace(call_on_deep_stack(lambda: _compile_source(tokens, source)), param=param)
         with _cache_lock:
             _cache[tokens, source, param] = grammar
     return grammar

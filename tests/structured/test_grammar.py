@@ -17,7 +17,7 @@ from mlxrun.errors import RequestError
 from mlxrun.model.tiny import byte_tokenizer
 from mlxrun.model.tiny.byte_tokenizer import TOKEN_ID
 from mlxrun.scheduler.request import GrammarMatcher
-from mlxrun.structured import grammar
+from mlxrun.structured import grammar, grammar_limits
 from mlxrun.structured.grammar import CallPattern, CompiledGrammar, compile_calls, compile_grammar
 from mlxrun.structured.matcher import MAX_GAP, GrammarTokens, ReasoningBounds
 from tests.helpers.schema_cases import PERSON
@@ -185,6 +185,8 @@ REFUSED: list[tuple[str, Any, str, str]] = [
     ("regex", "(a", "field", r'^field: invalid regex "\(a": unclosed group$'),
     ("lark", "start: <[99999]>", "field", "out of range|too large"),
     ("ebnf", "root ::= ::", "field", "Expected name at line 1"),
+    ("ebnf", 'x ::= "a"\n' * (grammar_limits.MAX_EBNF_RULES + 1), "field", "has 1001 rules; at most 1000"),
+    ("ebnf", f'root ::= {"(" * 5_000}"a"{")" * 5_000}', "field", "is nested too deeply"),
     ("json_schema", 5, "field", "expected object"),
     ("json_schema", {"not": {"type": "null"}}, "field", "not"),
     ("json_schema", {"if": {"type": "null"}}, "field", "if"),
@@ -210,6 +212,31 @@ def test_errors_name_the_field_and_the_reason(
     assert len(str(caught.value)) < 600 and "\n" not in str(caught.value)
 
 
+def chain_rules(count: int) -> str:
+    rules = "\n".join(f'r{i}: "a" r{i + 1}' for i in range(count))
+    return f'start: r0\n{rules}\nr{count}: "b"'
+
+
+def chain_references(count: int) -> dict[str, Any]:
+    definitions = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(count)}
+    return {"$ref": "#/$defs/d0", "$defs": {**definitions, f"d{count}": {"const": "b"}}}
+
+
+DEEP: list[tuple[str, Any, str]] = [
+    ("lark", chain_rules(4_000), "aaa"),
+    ("lark", f"start: %json {json.dumps(chain_references(4_000))}", '"b"'),
+    ("json_schema", chain_references(4_000), '"b"'),
+]
+
+
+@pytest.mark.parametrize(("kind", "value", "text"), DEEP, ids=range(len(DEEP)))
+def test_long_chains_of_rules_do_not_end_the_process(model: Any, kind: str, value: Any, text: str) -> None:
+    """On the stack of an ordinary thread llguidance overflows at some 2,500 rules, or 500 references."""
+    row = make(model, kind, value).start((), STOP)
+    for token in model.tokenizer.encode(text, add_special_tokens=False):
+        row.accept(token)
+
+
 def make_optional(count: int, **more: Any) -> dict[str, Any]:
     return {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(count)}, **more}
 
@@ -221,7 +248,7 @@ LARGE: list[tuple[str, Any, str]] = [
     ("json_schema", {"enum": [f"{i:06}" for i in range(70_000)]}, "too large or too complex"),
     ("regex", "x" * 1_000_000, "too large or too complex"),
     ("choice", ["x" * 400_000], "too large or too complex"),
-    ("choice", [f"{i}" for i in range(grammar.MAX_CHOICES + 1)], "has 20001 strings; at most 20000"),
+    ("choice", [f"{i}" for i in range(grammar_limits.MAX_CHOICES + 1)], "has 20001 strings; at most 20000"),
     ("lark", "start: " + " | ".join(f'"{i}"' for i in range(66_000)), "the grammar library failed on it"),
 ]
 
@@ -278,7 +305,7 @@ def test_an_answer_is_one_of_the_choices_and_nothing_else(model: Any, choices: l
 
 def test_many_choices_are_accepted(model: Any) -> None:
     """More than the parser has alternatives for."""
-    row = make(model, "choice", [f"{i:05}" for i in range(grammar.MAX_CHOICES)]).start((), STOP)
+    row = make(model, "choice", [f"{i:05}" for i in range(grammar_limits.MAX_CHOICES)]).start((), STOP)
     assert open_to(say(row, b"1999")) == set("0123456789")
     assert open_to(say(row, b"9")) == {EOS}
 
