@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mlxrun.config.video_sampling import Video, VideoSampling
-from mlxrun.scheduler.request import PooledModel, ProcessedPrompt
+from mlxrun.scheduler.request import LoraAdapter, PooledModel, ProcessedPrompt
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -69,6 +69,10 @@ class ModelInfo(Protocol):
     @property
     def pooled(self) -> PooledModel | None:
         """How the model gives embeddings or scores; None: it only generates."""
+
+    @property
+    def adapters(self) -> Sequence[LoraAdapter]:
+        """The LoRA adapters of which a request may choose one."""
 
     def process(self, text: str, images: Sequence[Image], videos: Sequence[Video] = ()) -> ProcessedPrompt:
         """Tokens and pixels of a rendered prompt with one placeholder per image and per video.
