@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,8 @@ class JournalEntry:
 
     def dump(self) -> bytes:
         """The entry as a line of the journal."""
-        return dump_line(asdict(self))
+        # asdict takes ten times as long.
+        return dump_line({name: getattr(self, name) for name in self.__slots__})
 
 
 class Journal:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import traceback
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -32,6 +33,7 @@ log = logging.getLogger(__name__)
 COMMIT_EVERY = 1.0  # seconds that a finished line may wait for its journal entry
 COMMIT_LINES = 256  # finished lines that may wait for it
 UPDATE_EVERY = 0.5  # seconds
+LOAD_LINES = 8  # that are read together
 BACKOFF = 0.25  # seconds before the second try; each further wait is twice as long
 
 
@@ -47,6 +49,7 @@ class LineRunner:
     scores: Scores
     backoff: float = BACKOFF
     _load_lock: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
+    _loaded: deque[IndexedLine] = field(default_factory=deque, init=False)  # read, and not begun
     _commit_due: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     _finished: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
@@ -78,10 +81,15 @@ class LineRunner:
                 self.meter.stop_line(tokens)
 
     async def _load_next(self, lookahead: Lookahead) -> IndexedLine | None:
-        """The next line, read in a thread: a line that contains images can be long."""
+        """The next line. A few are read together in a thread: a line that contains images can be long."""
         async with self._load_lock:
-            position = lookahead.next()
-            return None if position is None else await asyncio.to_thread(self.index.load, position)
+            if not self._loaded:
+                positions = [at for _ in range(LOAD_LINES) if (at := lookahead.next()) is not None]
+                self._loaded.extend(await asyncio.to_thread(self._load_lines, positions))
+            return self._loaded.popleft() if self._loaded else None
+
+    def _load_lines(self, positions: list[int]) -> list[IndexedLine]:
+        return [self.index.load(position) for position in positions]
 
     async def _run_line(self, indexed: IndexedLine, tokens: LineTokens) -> None:
         record = await self._make_record(indexed, tokens)

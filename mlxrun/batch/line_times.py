@@ -10,7 +10,7 @@ import json
 import logging
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from mlxrun.batch.line_files import Appender
@@ -67,7 +67,8 @@ class TimingFile:
         if self._file is None:
             return
         try:
-            self._file.append(json.dumps(asdict(timing), separators=(",", ":")).encode() + b"\n")
+            fields = {name: getattr(timing, name) for name in timing.__slots__}
+            self._file.append(json.dumps(fields, separators=(",", ":")).encode() + b"\n")
         except JobError as error:
             log.warning("%s; reports will lack the times of the lines from here on", error)
             self.close()
