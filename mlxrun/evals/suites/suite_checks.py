@@ -85,6 +85,7 @@ def _check_rest(task: SuiteTask) -> Iterator[Problem]:
             known = ", ".join(map(repr, MATCHES))
             suggestion = suggest_word(find_closest(match, MATCHES), repr)
             yield steps, f"{match!r} is not one of {known}{suggestion}"
+    yield from _find_missing_judge(task)
     if task.choices and task.match not in (None, "likeliest"):
         yield ("match",), "answers of `choices` are compared by `likeliest` only"
     if task.expected is None and task.judge is None:
@@ -96,6 +97,15 @@ def _check_rest(task: SuiteTask) -> Iterator[Problem]:
     for name in ("expected", "match", "group"):
         if name in task.eval and getattr(task, name) is not None:
             yield ("eval", name), f"`{name}` of the task is given too; give one of them"
+
+
+def _find_missing_judge(task: SuiteTask) -> Iterator[Problem]:
+    if task.judge is not None or "scorer" in task.eval:
+        return
+    text = "there is no judge: give the task `judge: {prompt: ..., verdict: ...}`, or `judge: later` for one "
+    for steps, match in ((("match",), task.match), (("eval", "match"), task.eval.get("match"))):
+        if match == "judge":
+            yield steps, text + "that `mlxrun score --judge FILE` brings"
 
 
 def _check_vary(file: SuiteFile) -> None:

@@ -105,7 +105,8 @@ class SuiteTask:
     (`FILE.py:function`) is relative to the suite; a module is found from the working directory."""
     judge: str | dict[str, Any] | None = None
     """A judge that scores the answers in a second pass on the same engine, or the file that has it, relative
-    to the suite: see docs/evals.md. `mlxrun score --judge` lets another model judge."""
+    to the suite: see docs/evals.md. `mlxrun score --judge` lets another model judge; with `later`, answers
+    wait for it."""
     limit: Annotated[int | None, Range(1, None)] = None
     """Only the first rows."""
 

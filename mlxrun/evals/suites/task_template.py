@@ -210,9 +210,13 @@ def _read_file(path: Path, is_completion: bool) -> LineTemplate | JobError:
         return error
 
 
+LATER = "later"  # as the `judge` of a task
+
+
 def parse_task_judge(task: SuiteTask, folder: Path, name: str) -> Judge | None:
-    """The judge of a task; JobError if it is not valid. `folder`: that of the suite; `name`: for messages."""
-    if task.judge is None:
+    """The judge of a task; JobError if it is not valid. None: there is none, or `mlxrun score` will bring it.
+    `folder`: that of the suite; `name`: for messages."""
+    if task.judge in (None, LATER):
         return None
     if isinstance(task.judge, str):
         return read_judge(folder / Path(task.judge).expanduser())

@@ -119,6 +119,14 @@ def test_vary(tmp_path: Path, task: str, rest: str, says: str) -> None:
     assert len(found) == 1 and says in found[0]
 
 
+def test_a_judged_task_has_a_judge_or_waits_for_one(tmp_path: Path) -> None:
+    judged = "data: cities.csv, prompt: '{{ area }}', expected: area"
+    for given in ("match: judge", "eval: {match: judge}"):
+        found = find(tmp_path, f"{judged}, {given}")
+        assert len(found) == 1 and "match: there is no judge: give the task `judge: {prompt: " in found[0]
+        assert find(tmp_path, f"{judged}, {given}, judge: later") == []
+
+
 def test_names_become_folders(tmp_path: Path) -> None:
     path = write_suite(tmp_path, CAPITALS.replace("{tiny: }", "{a/b: , Tiny: , tiny: }"))
     assert find_problems(path) == [
