@@ -28,7 +28,7 @@ def separate_adapters(adapter: Adapter, methods: ComputeMethods) -> ComputeMetho
     if not count or _is_mixing_exact(adapter, sorted({0, 1, count})):
         return methods
     sharing = PrefillSharing(merge_chunks=methods.sharing.merge_chunks)
-    return replace(methods, decode="row_by_row", sharing=sharing)
+    return replace(methods, decode="row_by_row", sharing=sharing, quantization=None)
 
 
 def _is_mixing_exact(adapter: Adapter, numbers: Sequence[int]) -> bool:
