@@ -62,6 +62,10 @@ class LocalWorker:
         if self._worker is not None:
             await self._worker.close()
 
+    def runs(self, key: str) -> bool:
+        """Whether it has the line with this key."""
+        return self._worker is not None and any(line.sent.key == key for line in self._worker._lines.values())
+
     def _get(self) -> LineWorker:
         if self.dead.is_set():
             raise WorkerDied("killed")
@@ -136,15 +140,18 @@ async def run_with_kills(folder: Path, kills: int) -> tuple[Bench, Crew]:
     crew = Crew(Bench(write_job(folder, texts), make_config(order="input")), pause=0.002)
     rng = random.Random(5)
 
+    def has_known_answer(worker: LocalWorker) -> bool:
+        """Whether the driver knows the beginning of an answer that this worker has not finished."""
+        known = getattr(crew.pool._answers, "_lines", {})
+        return not worker.dead.is_set() and any(
+            choices[0].tokens for key, choices in known.items() if worker.runs(key) and 0 in choices
+        )
+
     async def kill_some() -> None:
         for _ in range(kills):
-            while not (alive := [each for each in crew.workers if each.client.busy and each.client.output]):
+            while not (found := [each for each in crew.workers if has_known_answer(each)]):
                 await asyncio.sleep(0.001)
-            victim = rng.choice(alive)
-            wanted = victim.client.output + rng.randrange(20, 120)
-            while victim.client.output < wanted and victim.client.busy:
-                await asyncio.sleep(0.001)
-            victim.dead.set()
+            rng.choice(found).dead.set()
             await asyncio.sleep(0)
 
     killing = asyncio.create_task(kill_some())
@@ -196,7 +203,7 @@ async def test_an_interrupted_job_goes_on_with_other_workers(tmp_path: Path) -> 
     done = len(read(bench.paths.out))
     assert 0 < done < 60 and all(worker.client.closed for worker in crew.workers)
     assert (await bench.run()).done == 60
-    assert bench.ran == 60 - done
+    assert bench.ran <= 60 - done  # answers that were known to their end need no engine
     assert list(by_id(bench.paths.out)) == [f"line-{i}" for i in range(60)]
 
 

@@ -134,6 +134,7 @@ def test_twenty_kills_of_workers_and_drivers(address: str, job: Path) -> None:
     assert kills >= 20
 
 
+@pytest.mark.sweep
 def test_more_workers_than_there_is_room_for(address: str, job: Path) -> None:
     """Exit 2, with what was requested and what there is."""
     command = [
