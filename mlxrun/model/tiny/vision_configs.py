@@ -76,6 +76,26 @@ _LLAMA4_TOWER = {
     "intermediate_size": 128,
     "pixel_shuffle_ratio": 0.5,
 }
+_GEMMA4 = {
+    "model_type": "gemma4_text",
+    "num_hidden_layers": 6,
+    "num_kv_shared_layers": 2,
+    "layer_types": ["sliding_attention", "full_attention"] * 3,
+    "global_head_dim": 16,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": VOCAB,
+    "num_experts": None,
+    "use_double_wide_mlp": False,
+}
+_GEMMA4_TOWER = {
+    "model_type": "gemma4_vision",
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "global_head_dim": 16,
+    "pooling_kernel_size": 2,
+    "default_output_length": 4,
+    "position_embedding_size": 16,
+}
 _FLAT: dict[str, Any] = {"deepstack_visual_indexes": []}
 _IDEFICS: dict[str, Any] = {"text": {"model_type": "llama"}, "own": {"scale_factor": 2}}
 VISION: dict[str, VisionFamily] = {
@@ -94,6 +114,7 @@ VISION: dict[str, VisionFamily] = {
     "glm4v": VisionFamily(4, "grid", text=_MROPE, tower={"model_type": "glm4v"}),
     "glm4v_moe": VisionFamily(4, "grid", text=_MROPE, tower={"model_type": "glm4v_moe"}),
     "dots_ocr": VisionFamily(4, "grid", tower={"hidden_size": 64, "embed_dim": 64}),
+    "gemma4": VisionFamily(4, text=_GEMMA4, tower=_GEMMA4_TOWER, own={"vision_soft_tokens_per_image": 4}),
     "gemma3": VisionFamily(4, text={"mm_tokens_per_image": 4}, tower=_SIGLIP),
     "idefics3": VisionFamily(4, "tiles", tower={"model_type": "idefics3_vision"}, **_IDEFICS),
     "smolvlm": VisionFamily(4, "tiles", tower={"model_type": "smolvlm_vision"}, **_IDEFICS),
