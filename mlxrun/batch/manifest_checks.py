@@ -95,6 +95,7 @@ _SETTING_NAMES = {
     "ends": "the end tokens",
     "engine.chunk": "scheduler.chunk",
     "stored_bits": "cache.stored_bits",
+    **{f"kv.{key}": f"cache.kv_{key}" for key in ("bits", "group_size", "start")},
 }
 _DIGESTS = ("model.model", "model.template", "model.tokenizer", "processor")
 

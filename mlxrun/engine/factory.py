@@ -17,7 +17,7 @@ from mlxrun.engine.pooling import PoolingSteps
 from mlxrun.errors import ConfigError
 from mlxrun.model.adapter import run_trial_forward
 from mlxrun.model.compute_methods import LIBRARY_CHUNK, ComputeMethods, DecodeMethod
-from mlxrun.model.footprint import make_memory_budget
+from mlxrun.model.footprint import choose_quantization, make_memory_budget
 from mlxrun.model.loader import load_adapter
 from mlxrun.model.lora.mix_check import separate_adapters
 from mlxrun.model.machine.device import choose_step_costs, get_memory_limit, resolve_config
@@ -54,14 +54,17 @@ def build_engine(
     snapshots = SnapshotCodec(cache, config.cache.stored_bits)
     if snapshots.problem is not None:
         config = replace(config, cache=replace(config.cache, backend="none"))
-    probe = probe or choose_methods(adapter, vocab, config, model_info)
+    quantization = choose_quantization(config.cache, cache)
+    probe = probe or choose_methods(adapter, vocab, config, model_info, quantization)
     probe = replace(probe, methods=separate_adapters(adapter, probe.methods))
     config = _follow_probe(config, probe.methods)
     image_bytes = 0
     if model_info.vision:
         image_bytes = get_image_bytes(config.media.memory_bytes, config.scheduler.memory_limit)
     hidden = _read_hidden_size(model_info)
-    memory = make_memory_budget(config.scheduler, adapter.model, hidden, cache, vocab, image_bytes)
+    memory = make_memory_budget(
+        config.scheduler, adapter.model, hidden, cache, vocab, image_bytes, probe.methods.quantization
+    )
     if 0 < memory.limit < memory.weights:
         raise ConfigError(f"scheduler.memory_limit: {memory.explain_shortage(1, 1)}: no request can ever run")
     prefix_cache = build_prefix_cache(config, model_info, snapshots, memory)
@@ -94,7 +97,9 @@ def _make_pooling(config: Config, runner: PoolingRunner) -> PoolingSteps:
 
 
 def _follow_probe(config: Config, methods: ComputeMethods) -> Config:
-    """The config without what this model cannot do exactly."""
+    """The config without what this model cannot do exactly. ConfigError if rows cannot be quantised."""
+    if methods.quantization is not None and methods.decode != "ragged":
+        raise ConfigError("cache.kv_bits: rows with different adapters decode one by one for this model")
     if not methods.snapshots:
         config = replace(config, cache=replace(config.cache, backend="none"))
     if methods.library_chunks:

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from mlxrun.model.chunk_grouping import PrefillSharing
 from mlxrun.model.ragged.decode_batch import DecodeBatch
 from mlxrun.model.ragged.layer_caches import LayerKind, flatten_caches, get_kind, get_window
+from mlxrun.model.ragged.quantized_buffer import KVQuantization
 from mlxrun.model.ragged.row_by_row import RowByRowBatch
 
 AnyDecodeBatch = DecodeBatch | RowByRowBatch
@@ -27,6 +28,7 @@ class ComputeMethods:
     `launch_first`: launch a step before the tokens of the last one are read (see docs/architecture.md).
     `snapshots`: rows are copied for the prefix cache and restored from it. `library_chunks`: each prompt is
     split as the library splits it, because it is computed differently if it is split otherwise.
+    `quantization`: of the keys and values of decoding rows; only with `ragged`.
     """
 
     decode: DecodeMethod = "ragged"
@@ -35,6 +37,7 @@ class ComputeMethods:
     launch_first: bool = False
     snapshots: bool = True
     library_chunks: bool = False
+    quantization: KVQuantization | None = None
 
     def split_as_library(self) -> ComputeMethods:
         """The same, with each prompt split as the library splits it: nothing may go on from elsewhere."""
@@ -49,7 +52,14 @@ def make_decode_batch(
     one_pass, width = methods.decode == "ragged", methods.fixed_width
     if methods.decode == "row_by_row" or (width and not one_pass) or not can_batch(template):
         return RowByRowBatch()
-    return DecodeBatch(template, one_pass=one_pass, split_rows=bool(width), width=width, shortest=shortest)
+    return DecodeBatch(
+        template,
+        one_pass=one_pass,
+        split_rows=bool(width),
+        width=width,
+        shortest=shortest,
+        quantization=methods.quantization,
+    )
 
 
 def can_batch(template: Sequence[Any]) -> bool:

@@ -151,6 +151,10 @@ def report_probe(probe: ProbeReport) -> Iterator[Finding]:
         value += ", prompts split as the library splits them"
     if not probe.methods.snapshots:
         value += ", no prefix cache"
+    if probe.methods.quantization is not None:
+        bits, size, start = probe.methods.quantization
+        value += f", keys and values of decoding rows in {bits} bits (groups of {size})"
+        value += f" from {start:,} tokens on" if start else ""
     single = decode == "row_by_row"
     advice = "rows decode one by one: this model's caches cannot share a batch" if single else ""
     facts = describe_methods(probe.methods)

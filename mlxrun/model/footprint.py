@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
-from mlxrun.config.settings import SchedulerSettings
+from mlxrun.config.settings import CacheSettings, SchedulerSettings
+from mlxrun.errors import ConfigError
 from mlxrun.model.machine.device import get_memory_limit
 from mlxrun.model.ragged import layer_caches
 from mlxrun.model.ragged.layer_caches import LayerKind
+from mlxrun.model.ragged.quantized_buffer import GROUP_SIZES, KVQuantization
 from mlxrun.model.ragged.row_group import BUFFER_STEP
 from mlxrun.scheduler.memory_budget import Footprint, MemoryBudget
 
@@ -22,9 +25,27 @@ ACTIVATION_FACTOR = 24
 PADDING_FACTOR = 1.5
 
 
-def measure_footprint(cache: Sequence[Any]) -> Footprint:
+def choose_quantization(settings: CacheSettings, cache: Sequence[Any]) -> KVQuantization | None:
+    """What `cache.kv_bits` means for a model, read off caches [1, ...] that hold a few tokens. ConfigError if
+    it has no layer that keeps all tokens, or if no group size divides the sizes of its heads."""
+    bits, group_size = settings.kv_bits, settings.kv_group_size
+    if bits is None:
+        return None
+    keyed = [x for x in layer_caches.flatten_caches(cache) if layer_caches.get_kind(x) is LayerKind.KV]
+    heads = sorted({array.shape[-1] for layer in keyed for array in (layer.keys, layer.values)})
+    problem = "no layer of it keeps the keys of all tokens"
+    if heads:
+        for size in (group_size,) if group_size else GROUP_SIZES:
+            if all(head % size == 0 for head in heads):
+                return KVQuantization(bits, size, settings.kv_start)
+        found = " and ".join(map(str, heads))
+        problem = f"its heads of {found} values do not divide into groups of {group_size or GROUP_SIZES[-1]}"
+    raise ConfigError(f"cache.kv_bits: {bits} is not possible for this model: {problem}")
+
+
+def measure_footprint(cache: Sequence[Any], quantization: KVQuantization | None = None) -> Footprint:
     """Bytes of a row in the decode batch, read off caches [1, ...] that hold a few tokens."""
-    per_token, fixed, windows = 0, 0, []
+    per_token, packed, fixed, windows = 0, 0, 0, []
     for layer in layer_caches.flatten_caches(cache):
         if layer_caches.get_kind(layer) not in (LayerKind.KV, LayerKind.WINDOW):
             fixed += sum(a.nbytes for a in layer_caches.list_arrays(layer))
@@ -33,9 +54,23 @@ def measure_footprint(cache: Sequence[Any]) -> Footprint:
         size = sum(a.shape[1] * a.shape[3] * a.itemsize for a in (layer.keys, layer.values))
         if window is None:
             per_token += size
+            packed += sum(_count_packed_bytes(a, quantization) for a in (layer.keys, layer.values))
         else:
             windows.append((window, int(size * PADDING_FACTOR)))
-    return Footprint(int(per_token * PADDING_FACTOR), fixed, tuple(windows), BUFFER_STEP)
+    full = int(per_token * PADDING_FACTOR)
+    if quantization is None:
+        return Footprint(full, fixed, tuple(windows), BUFFER_STEP)
+    packed = int(packed * PADDING_FACTOR)
+    return Footprint(full, fixed, tuple(windows), BUFFER_STEP, packed, quantization.start)
+
+
+def _count_packed_bytes(array: mx.array, quantization: KVQuantization | None) -> int:
+    """Bytes of a token in [1, H, n, D], in packed form if there is one."""
+    heads, values = array.shape[1], array.shape[1] * array.shape[3]
+    if quantization is None:
+        return int(values * array.itemsize)
+    scales = 2 * array.itemsize * (array.shape[3] // quantization.group_size)
+    return int(values * quantization.bits // 8 + heads * scales)
 
 
 def count_weight_bytes(model: nn.Module) -> int:
@@ -50,6 +85,7 @@ def make_memory_budget(
     cache: Sequence[Any],
     vocab: int,
     image_bytes: int = 0,
+    quantization: KVQuantization | None = None,
 ) -> MemoryBudget:
     """The sum that admission checks. `hidden`: width of the model; `vocab`: width of its logits;
     `image_bytes`: what front ends may take for decoded images, which counts as weights."""
@@ -61,5 +97,5 @@ def make_memory_budget(
         limit=int(limit * (1 - settings.memory_headroom)),
         weights=weights + logits + image_bytes,
         transient=hidden * itemsize * ACTIVATION_FACTOR,
-        footprint=measure_footprint(cache),
+        footprint=measure_footprint(cache, quantization),
     )

@@ -15,18 +15,31 @@ class Footprint:
 
     `per_token`: bytes for each token; `windows`: (window, bytes per token) of layers that keep at most a
     window of tokens; `fixed`: bytes of every row (recurrent state). Lengths are rounded up to `step` tokens.
+    `packed_per_token`: bytes for each token of a row that decodes and has more than `packed_from` tokens, if
+    such rows are quantised.
     """
 
     per_token: int = 0
     fixed: int = 0
     windows: tuple[tuple[int, int], ...] = ()
     step: int = 256
+    packed_per_token: int | None = None
+    packed_from: int = 0
 
-    def compute_row_bytes(self, tokens: int) -> int:
+    def compute_row_bytes(self, tokens: int, decoding: bool = False) -> int:
         """Bytes of a row of `tokens` tokens."""
         rounded = -(-tokens // self.step) * self.step
         windowed = sum(min(rounded, window) * size for window, size in self.windows)
-        return self.fixed + rounded * self.per_token + windowed
+        is_packed = decoding and tokens > self.packed_from
+        per_token = (
+            self.per_token if self.packed_per_token is None or not is_packed else self.packed_per_token
+        )
+        return self.fixed + rounded * per_token + windowed
+
+    def compute_copy_bytes(self, tokens: int, decoding: bool) -> int:
+        """Bytes that the row needs besides while it joins the decode batch or moves in it: those of its other
+        form if it is quantised then."""
+        return self.compute_row_bytes(tokens, self.packed_per_token is not None and not decoding)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +54,24 @@ class MemoryBudget:
     transient: int = 0
     footprint: Footprint = Footprint()
 
-    def compute_needed_bytes(self, lengths: Iterable[int], prefill_tokens: int) -> int:
-        """Bytes in use with rows of these lengths and a step of `prefill_tokens` prompt tokens. The longest
-        row counts twice, because a row is copied when it joins the decode batch or moves in it."""
-        rows = [self.footprint.compute_row_bytes(n) for n in lengths]
-        return self.weights + sum(rows) + max(rows, default=0) + self.transient * prefill_tokens
+    def compute_needed_bytes(
+        self, lengths: Iterable[int], prefill_tokens: int, decoding: Iterable[int] = ()
+    ) -> int:
+        """Bytes in use with rows of these lengths, those of `decoding` in the decode batch, and a step of
+        `prefill_tokens` prompt tokens. The longest row counts twice, because a row is copied when it joins
+        the decode batch or moves in it."""
+        sizes = [(n, False) for n in lengths] + [(n, True) for n in decoding]
+        rows = sum(self.footprint.compute_row_bytes(*size) for size in sizes)
+        copied = max((self.footprint.compute_copy_bytes(*size) for size in sizes), default=0)
+        return self.weights + rows + copied + self.transient * prefill_tokens
 
-    def compute_spare_bytes(self, lengths: Iterable[int], prefill_tokens: int) -> int | None:
+    def compute_spare_bytes(
+        self, lengths: Iterable[int], prefill_tokens: int, decoding: Iterable[int] = ()
+    ) -> int | None:
         """Bytes left beside such rows and such a step, negative if they do not fit; None if unlimited."""
-        return None if self.limit == 0 else self.limit - self.compute_needed_bytes(lengths, prefill_tokens)
+        if self.limit == 0:
+            return None
+        return self.limit - self.compute_needed_bytes(lengths, prefill_tokens, decoding)
 
     def fits(self, lengths: Iterable[int], prefill_tokens: int) -> bool:
         spare = self.compute_spare_bytes(lengths, prefill_tokens)
@@ -65,10 +87,12 @@ class MemoryBudget:
 
     def explain_shortage(self, tokens: int, prefill_tokens: int) -> str:
         """The sum for a lone request, for an error that a user can act on."""
-        rows = _format_bytes(2 * self.footprint.compute_row_bytes(tokens))
+        footprint = self.footprint
+        rows = footprint.compute_row_bytes(tokens) + footprint.compute_copy_bytes(tokens, decoding=False)
         transients = _format_bytes(self.transient * prefill_tokens)
         return (
-            f"weights {_format_bytes(self.weights)} + {tokens} tokens {rows} (twice: joining copies) "
+            f"weights {_format_bytes(self.weights)} + {tokens} tokens {_format_bytes(rows)} "
+            "(twice: joining copies) "
             f"+ transients {transients} > limit {_format_bytes(self.limit)}"
         )
 

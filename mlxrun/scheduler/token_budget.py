@@ -68,18 +68,27 @@ class TokenBudget:
     def can_admit(self, running: Sequence[RequestState], state: RequestState, use_cache: bool = True) -> bool:
         """Whether it fits beside the running requests. `use_cache`: see fits_memory."""
         reserve = min(state.remaining_output, DECODE_RESERVE)
-        lengths = [s.projected_length for s in running] + [state.projected_length + reserve]
-        return self.fits_memory(lengths, self._compute_min_prefill([*running, state]), use_cache)
+        lengths, decoding = _list_lengths(running)
+        lengths.append(state.projected_length + reserve)
+        tokens = self._compute_min_prefill([*running, state])
+        return self.fits_memory(lengths, tokens, use_cache, decoding)
 
     def fits_next_step(self, running: Sequence[RequestState]) -> bool:
         """Whether the running requests can take one more step."""
-        return self.fits_memory([s.projected_length for s in running], self._compute_min_prefill(running))
+        lengths, decoding = _list_lengths(running)
+        return self.fits_memory(lengths, self._compute_min_prefill(running), decoding=decoding)
 
-    def fits_memory(self, lengths: Sequence[int], prefill_tokens: int, use_cache: bool = True) -> bool:
-        """Whether rows of these lengths fit beside a step of that many prompt tokens and the prefix cache,
-        which is shrunk if necessary. `use_cache` False: as if the cache were empty, and without shrinking
-        it."""
-        spare = self._memory.compute_spare_bytes(lengths, prefill_tokens)
+    def fits_memory(
+        self,
+        lengths: Sequence[int],
+        prefill_tokens: int,
+        use_cache: bool = True,
+        decoding: Sequence[int] = (),
+    ) -> bool:
+        """Whether rows of these lengths, and those in the decode batch, fit beside a step of that many
+        prompt tokens and the prefix cache, which is shrunk if necessary. `use_cache` False: as if the cache
+        were empty, and without shrinking it."""
+        spare = self._memory.compute_spare_bytes(lengths, prefill_tokens, decoding)
         if spare is None or not use_cache:
             return spare is None or spare >= 0
         if self._prefix_cache.nbytes > spare >= 0:
@@ -100,8 +109,8 @@ class TokenBudget:
             weight = max(waiting * self._costs.waiting_weight, decoding)
             budget = min(budget, self._limit_for_depth(self._max_tokens_busy * weight // decoding, depth))
         budget = self.pace.limit_tokens(budget, decoding > 0)
-        lengths = [s.projected_length for s in running]
-        while budget > self.min_chunk and not self.fits_memory(lengths, budget):
+        lengths, others = _list_lengths(running)
+        while budget > self.min_chunk and not self.fits_memory(lengths, budget, decoding=others):
             budget = max(budget // 2, self.min_chunk)
         return budget
 
@@ -118,3 +127,9 @@ class TokenBudget:
         spans = ((s, span) for s in left for span in s.request.image_spans)
         images = [stop - start for s, (start, stop) in spans if stop > s.num_computed_tokens]
         return max([min(self.min_chunk, sum(s.remaining_prefill for s in left)), *images])
+
+
+def _list_lengths(states: Sequence[RequestState]) -> tuple[list[int], list[int]]:
+    """Tokens of the rows that prefill, and of those in the decode batch."""
+    sizes = [(s.projected_length, s.decoding) for s in states]
+    return [n for n, decoding in sizes if not decoding], [n for n, decoding in sizes if decoding]

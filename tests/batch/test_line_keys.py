@@ -55,6 +55,7 @@ def folder(zoo: Zoo, tmp_path: Path) -> Path:
         ("sampling", {"max_tokens": 9}),
         ("engine", {"reproducible": True}),
         ("cache", {"stored_bits": 8}),
+        ("cache", {"kv_bits": 8}),
     ],
 )
 def test_settings_that_change_answers(folder: Path, section: str, fields: dict[str, Any]) -> None:

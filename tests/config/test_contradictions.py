@@ -130,6 +130,14 @@ def test_bytes_of_no_store_do_nothing() -> None:
             "engine: {reproducible: true}\ncache: {stored_bits: 8}",
             "2:22: cache.stored_bits: quantised entries are not exact",
         ),
+        (
+            "engine: {reproducible: true}\ncache: {kv_bits: 8}",
+            "2:18: cache.kv_bits: quantised keys are not computed reproducibly",
+        ),
+        (
+            "cache: {kv_start: 512}",
+            "1:19: cache.kv_start: cache.kv_bits is null, so cache.kv_start has no effect",
+        ),
         ("model: {path: ./nope}", "1:15: model.path: "),
         ("model: {path: a b}", "1:15: model.path: 'a b' is neither 'embedded' nor a folder nor a hub id"),
         ("model: {path: embeded}", "1:15: model.path: 'embeded' is neither 'embedded' nor a folder"),

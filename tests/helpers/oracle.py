@@ -59,13 +59,15 @@ class Answer:
             assert off < tolerance, f"logprobs are off by {off:.2g}"
 
 
-def text_answer(folder: Path, ids: Sequence[int], count: int = 24, step: int = 1) -> Answer:
-    """The answer of an mlx_lm model; `step` is the library's prefill step: 1 is one token at a time."""
+def text_answer(folder: Path, ids: Sequence[int], count: int = 24, step: int = 1, **options: Any) -> Answer:
+    """The answer of an mlx_lm model; `step` is the library's prefill step: 1 is one token at a time.
+    `options`: of its `generate_step`."""
     from mlx_lm import load
     from mlx_lm.generate import generate_step
 
     model, _ = load(str(folder))
-    steps = generate_step(mx.array(list(ids)), model, max_tokens=count, prefill_step_size=step)
+    prompt = mx.array(list(ids))
+    steps = generate_step(prompt, model, max_tokens=count, prefill_step_size=step, **options)
     return _collect(ids, steps)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import mlx.core as mx
 import pytest
 
 from mlxrun.config.settings import SchedulerSettings
 from mlxrun.model.adapter import Adapter, run_trial_forward
 from mlxrun.model.footprint import PADDING_FACTOR, make_memory_budget, measure_footprint
+from mlxrun.model.ragged.quantized_buffer import KVQuantization
 from tests.helpers.model_fixtures import Zoo
 from tests.helpers.runner_driver import load_tiny_adapter
 
@@ -21,6 +23,20 @@ def test_attention_costs_memory_by_the_token(zoo: Zoo) -> None:
     footprint = measure_footprint(run_trial_forward(load(zoo, "llama"))[0])
     assert footprint.per_token == int(3 * TOKEN_BYTES * PADDING_FACTOR)
     assert (footprint.fixed, footprint.windows) == (0, ())
+
+
+def test_quantised_rows_cost_less_once_they_decode(zoo: Zoo) -> None:
+    """4 bits in groups of 32 values with a scale and a bias: 6 bits a value in place of 32."""
+    cache = run_trial_forward(load(zoo, "gemma3_text"))[0]
+    quantization = KVQuantization(4, 32, start=300)
+    for layer in cache:  # heads that divide into groups of 32
+        layer.keys, layer.values = (mx.tile(a, (1, 1, 1, 2)) for a in (layer.keys, layer.values))
+    plain, footprint = measure_footprint(cache), measure_footprint(cache, quantization)
+    assert footprint.packed_per_token == pytest.approx(plain.per_token * 6 / 32, abs=2)
+    assert (footprint.per_token, footprint.windows) == (plain.per_token, plain.windows)
+    sizes = [footprint.compute_row_bytes(n, True) for n in (300, 301)]
+    assert sizes[0] == plain.compute_row_bytes(300) > 2 * sizes[1] > 0
+    assert footprint.compute_row_bytes(301) == plain.compute_row_bytes(301)
 
 
 def test_windows_are_bounded(zoo: Zoo) -> None:

@@ -38,6 +38,31 @@ def test_memory_counts_the_longest_row_twice() -> None:
     assert MemoryBudget().fits([10**12], 10**12)
 
 
+def test_quantised_rows_count_as_such_once_they_decode() -> None:
+    """A prompt is computed in full precision, and is in both forms when its row joins the others."""
+    footprint = Footprint(per_token=8, step=1, packed_per_token=2, packed_from=4)
+    budget = MemoryBudget(limit=1000, weights=10, footprint=footprint)
+    assert budget.compute_needed_bytes([20], 0) == 10 + 160 + 40
+    assert budget.compute_needed_bytes([], 0, [20, 4, 5]) == 10 + (40 + 32 + 10) + 160
+    assert budget.find_max_length(1, 500, 16) == 99
+    assert "99 tokens 990 B" in budget.explain_shortage(99, 16)
+
+
+def test_more_requests_run_at_once_where_rows_are_quantised() -> None:
+    counts = []
+    for packed in (None, 1):
+        footprint = Footprint(per_token=4, step=1, packed_per_token=packed)
+        requests = [make_request(str(i), 10, 30) for i in range(6)]
+        runner = FakeRunner()
+        engine = make_engine(runner, memory=MemoryBudget(limit=350, footprint=footprint))
+        for request in requests:
+            engine.add(request)
+        answers = finish_all(engine)
+        assert [answers.get_answer(r.id) for r in requests] == [compute_answer(r) for r in requests]
+        counts.append(max(len(plan.decode) for plan in runner.plans))
+    assert counts[1] > counts[0] > 0
+
+
 @pytest.mark.parametrize("chunk", [0, 4, 30])
 def test_the_maximum_length_is_the_last_one_that_fits(chunk: int) -> None:
     """The binary search agrees with trying each length."""

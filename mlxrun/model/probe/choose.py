@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, get_args
 
 from mlxrun.config.settings import Config
+from mlxrun.errors import ConfigError
 from mlxrun.model.adapter import Adapter, VisionAdapter
 from mlxrun.model.chunk_grouping import PrefillSharing
 from mlxrun.model.compute_methods import (
@@ -32,6 +33,7 @@ from mlxrun.model.probe.report import ComparedWindow, ProbeCheck, ProbeReport
 from mlxrun.model.probe.text_checks import TextChecks
 from mlxrun.model.probe.windows import REDUCED, list_windows
 from mlxrun.model.quantized_layers import use_library_products
+from mlxrun.model.ragged.quantized_buffer import KVQuantization
 from mlxrun.scheduler.scheduler import DEFAULT_CHUNK
 
 log = logging.getLogger(__name__)
@@ -39,20 +41,27 @@ log = logging.getLogger(__name__)
 IN_CHUNKS = (
     f"prompts are split as the library splits them, every {LIBRARY_CHUNK} tokens, without a prefix cache"
 )
+QUANTISED = "decode quantised"
+PROBED_START = 3  # tokens, instead of a larger `cache.kv_start`: one of the rows crosses it
 SLOWER_DECODE = {"ragged": "one forward for rows of similar length", "grouped": "one forward for each row"}
 
 
 def choose_methods(
-    adapter: Adapter, vocab: int, config: Config, model_info: LoadedModelInfo | None = None
+    adapter: Adapter,
+    vocab: int,
+    config: Config,
+    model_info: LoadedModelInfo | None = None,
+    quantization: KVQuantization | None = None,
 ) -> ProbeReport:
     """The fastest methods that this model passes; with `engine.probe` off, the fastest possible ones.
-    `model_info`: has the processor of images, without which they are not compared."""
+    `model_info`: has the processor of images, without which they are not compared. ConfigError if rows are to
+    be quantised, and that fails."""
     template = adapter.make_cache()
     candidate = _choose_candidate(template, config)
     if not config.engine.probe:
-        return ProbeReport(candidate, (), adapter.weights)
+        return _add_quantization(ProbeReport(candidate, (), adapter.weights), quantization)
     with use_library_products(adapter.model):
-        methods, checks = _TextLadder(Reference(adapter, vocab), candidate).compare()
+        methods, checks = _TextLadder(Reference(adapter, vocab), candidate, quantization).compare()
         windows = tuple(ComparedWindow(size, min(size, REDUCED)) for size in list_windows(template))
         found = ProbeReport(methods, tuple(checks), adapter.weights, windows)
         if isinstance(adapter, VisionAdapter):
@@ -63,7 +72,22 @@ def choose_methods(
                 "parity probe: %s is not used for this model: %s; instead: %s",
                 *(check.name, check.describe(), check.instead),
             )
-    return found
+    return _add_quantization(found, quantization)
+
+
+def _add_quantization(report: ProbeReport, quantization: KVQuantization | None) -> ProbeReport:
+    """The report with quantised rows. ConfigError if this model's rows cannot be."""
+    if quantization is None:
+        return report
+    failed = next((check for check in report.checks if check.name == QUANTISED and not check.passed), None)
+    if failed is None and report.methods.decode != "ragged":
+        names = ("decode ragged", "image among text", "video among text")
+        failed = next((check for check in report.checks if check.name in names and not check.passed), None)
+        failed = failed or ProbeCheck("decode", False, error="its caches cannot share a forward")
+    if failed is not None:
+        why = f"{failed.name}: {failed.describe()}"
+        raise ConfigError(f"cache.kv_bits: {quantization.bits} is not possible for this model: {why}")
+    return replace(report, methods=replace(report.methods, quantization=quantization))
 
 
 def _choose_candidate(template: Sequence[Any], config: Config) -> ComputeMethods:
@@ -85,8 +109,11 @@ def _choose_candidate(template: Sequence[Any], config: Config) -> ComputeMethods
 class _TextLadder:
     """Goes from the candidate's methods to slower ones where they differ."""
 
-    def __init__(self, reference: Reference, candidate: ComputeMethods) -> None:
+    def __init__(
+        self, reference: Reference, candidate: ComputeMethods, quantization: KVQuantization | None
+    ) -> None:
         self._reference = reference
+        self._quantization = quantization
         self._candidate = candidate
         self._runs = TextChecks(reference, candidate.snapshots)
         self._checks: list[ProbeCheck] = []
@@ -98,6 +125,8 @@ class _TextLadder:
         if not all(passed):
             methods = methods.split_as_library()
         methods = replace(methods, decode=self._choose_decode(methods))
+        if methods.decode == "ragged" and self._quantization is not None:
+            self._check_quantization(self._quantization)
         methods = replace(methods, sharing=self._choose_sharing(methods.sharing))
         if methods.snapshots:
             without = "prompts are always computed whole: no prefix cache"
@@ -121,6 +150,11 @@ class _TextLadder:
                     return method
         self._runs.forget_copied_row()
         return "row_by_row"
+
+    def _check_quantization(self, quantization: KVQuantization) -> None:
+        short = quantization._replace(start=min(quantization.start, PROBED_START))
+        run, expected = (partial(f, short) for f in (self._runs.decode_quantised, self._runs.round_rows))
+        self._checks.append(self._reference.check(QUANTISED, run, expected))
 
     def _choose_sharing(self, sharing: PrefillSharing) -> PrefillSharing:
         rows, padded = sharing.max_rows, sharing.max_padded

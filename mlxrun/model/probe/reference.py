@@ -88,12 +88,14 @@ class Reference:
             logits[index, step] = self.adapter.decode(mx.array([[tokens[step]]]), cache, [position])[0, -1]
         return logits
 
-    def check(self, name: str, run: ProbeRun) -> ProbeCheck:
-        """Compare the result of a run; if it raises, the check fails."""
+    def check(self, name: str, run: ProbeRun, expected: ProbeRun | None = None) -> ProbeCheck:
+        """Compare the result of a run with the reference's logits, or with those of `expected`; if it raises,
+        the check fails."""
         limit = self.tolerance
         try:
             with use_engine_attention():
-                worst = compare_logits(run(), self._logits)
+                found = run()
+            worst = compare_logits(found, self._logits if expected is None else expected())
         except Exception as error:  # a library may raise anything for what it was not made for
             log.debug("parity probe: %s raised", name, exc_info=True)
             return ProbeCheck(name, False, error=f"{type(error).__name__}: {error}", limit=limit)

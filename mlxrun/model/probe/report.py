@@ -68,6 +68,8 @@ def describe_check(check: ProbeCheck) -> dict[str, Any]:
 
 def describe_methods(methods: ComputeMethods) -> dict[str, Any]:
     """How the model is computed, as JSON values."""
+    quantization = methods.quantization
+    kept = {} if quantization is None else {f"kv_{k}": value for k, value in quantization._asdict().items()}
     return {
         "decode": methods.decode,
         "prefill_rows": methods.sharing.max_rows,

@@ -12,10 +12,12 @@ import mlx.core as mx
 
 from mlxrun.model.compute_methods import ComputeMethods, DecodeMethod, make_decode_batch
 from mlxrun.model.probe.reference import STEPS, ProbeLogits, Reference
+from mlxrun.model.probe.rounded_update import RoundedUpdate
 from mlxrun.model.prompt_inputs import TEXT_ONLY
 from mlxrun.model.ragged import layer_caches
 from mlxrun.model.ragged.decode_batch import JoiningRow
-from mlxrun.model.ragged.layer_caches import RowView
+from mlxrun.model.ragged.layer_caches import LayerKind, RowView
+from mlxrun.model.ragged.quantized_buffer import KVQuantization
 from mlxrun.model.snapshot.snapshots import Payload, SnapshotCodec
 from mlxrun.scheduler.request import HitKind
 from mlxrun.scheduler.step_plan import CacheHit
@@ -59,27 +61,48 @@ class TextChecks:
 
     # -- rows in a batch --------------------------------------------------------------------------------
 
-    def decode(self, method: DecodeMethod, width: int) -> ProbeLogits:
-        """Row 0 alone, and from the second step on all rows in one batch, until row 0 leaves."""
-        methods = ComputeMethods(method, fixed_width=width)
+    def decode(
+        self, method: DecodeMethod, width: int, quantization: KVQuantization | None = None
+    ) -> ProbeLogits:
+        """Row 0 alone, and then all rows in one batch, until row 0 leaves. The others join in the second
+        step; if they are quantised in the third, so that row 2 takes the place of row 0 in a group."""
+        methods = ComputeMethods(method, fixed_width=width, quantization=quantization)
         batch = make_decode_batch(self._reference.make_cache(), methods, SHORTEST)
         inputs = [[p[-1], *a] for p, a in zip(self._prompts, self._reference.answers, strict=True)]
         logits: ProbeLogits = {}
-        for step in range(STEPS + 2):
-            joining = [i for i in self._rows if step == (i > 0)]
+        starts = [0, *[1 if quantization is None else 2] * (len(self._rows) - 1)]
+        for step in range(STEPS + 1 + starts[-1]):
+            joining = [i for i in self._rows if step == starts[i]]
             rows = [
                 JoiningRow(str(i), len(self._prompts[i]) - 1, self._reference.copy_filled(i)) for i in joining
             ]
-            alive = [i for i in self._rows if (i > 0) <= step <= STEPS + (i > 0)]
+            alive = [i for i in self._rows if starts[i] <= step <= STEPS + starts[i]]
             batch.update({str(i) for i in alive}, rows)
             order = [int(rid) for rid in batch.ids]
-            steps = [step - (i > 0) for i in order]
+            steps = [step - starts[i] for i in order]
             tokens = mx.array([inputs[i][at] for i, at in zip(order, steps, strict=True)])
             output = batch.forward(self._adapter.decode, tokens, batch.lengths)
             mx.eval(output, batch.list_state_arrays())
             logits |= {(i, at): output[row] for row, (i, at) in enumerate(zip(order, steps, strict=True))}
             if step == COPIED_STEP and self.codec is not None:
-                self._copied = self._try_copy(self.codec, *batch.view_row("0"))
+                row = batch.view_row("0")
+                self._copied = self._copied if row is None else self._try_copy(self.codec, *row)
+        return logits
+
+    def decode_quantised(self, quantization: KVQuantization) -> ProbeLogits:
+        """As `decode`, with rows that are quantised. To be compared with `round_rows`."""
+        return self.decode("ragged", 0, quantization)
+
+    def round_rows(self, quantization: KVQuantization) -> ProbeLogits:
+        """Each row by itself, with the library's own attention over keys and values that are rounded as the
+        packed form rounds them."""
+        logits: ProbeLogits = {}
+        for i in self._rows:
+            cache = self._reference.copy_filled(i)
+            for layer in layer_caches.flatten_caches(cache):
+                if layer_caches.get_kind(layer) is LayerKind.KV:
+                    layer.update_and_fetch = RoundedUpdate(layer, quantization)
+            logits |= self._reference.decode_answer(i, cache, STEPS)
         return logits
 
     def forget_copied_row(self) -> None:

@@ -20,6 +20,7 @@ import mlx.nn as nn
 
 from mlxrun.errors import ModelLoadError
 from mlxrun.model.ragged import cpu_attention
+from mlxrun.model.ragged.quantized_buffer import QuantizedArray, attend_quantised
 from mlxrun.model.ragged.row_group import RowGroup
 
 ATTENTION_FUNCTION = "scaled_dot_product_attention"
@@ -39,9 +40,9 @@ class RaggedMask:
 
 
 class RaggedKeys:
-    """Keys and values of all rows, a pair of arrays for each group, in row order."""
+    """Keys and values of all rows, a pair of arrays (plain or quantised) for each group, in row order."""
 
-    def __init__(self, groups: list[RowGroup], pairs: list[tuple[mx.array, mx.array]], width: int) -> None:
+    def __init__(self, groups: list[RowGroup], pairs: list[tuple[Any, Any]], width: int) -> None:
         self._groups = groups
         self._pairs = pairs
         self._width = width  # rows of the forward; more than the groups hold if it is padded
@@ -54,7 +55,8 @@ class RaggedKeys:
 
     @property
     def dtype(self) -> mx.Dtype:
-        return self._pairs[0][0].dtype
+        dtype: mx.Dtype = self._pairs[0][0].dtype
+        return dtype
 
     def astype(self, dtype: mx.Dtype) -> RaggedKeys:
         pairs = [(k.astype(dtype), v.astype(dtype)) for k, v in self._pairs]
@@ -213,10 +215,10 @@ def use_engine_attention(calls_per_launch: int = 0) -> Iterator[None]:
         _EngineAttention.enabled = False
 
 
-def _attend(
-    queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: Any, **kwargs: Any
-) -> mx.array:
+def _attend(queries: mx.array, keys: Any, values: Any, scale: float, mask: Any, **kwargs: Any) -> mx.array:
     """The engine's attention: cpu_attention.py on a CPU if it supports all arguments, else the kernel."""
+    if isinstance(keys, QuantizedArray):
+        return attend_quantised(queries, keys, values, scale, mask, **kwargs)
     if not kwargs and mx.default_device() == mx.cpu and queries.dtype in cpu_attention.FLOATS:
         return cpu_attention.compute_attention(queries, keys, values, scale, mask)
     return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask, **kwargs)

@@ -7,22 +7,26 @@ order.
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
 
 from mlxrun.model.ragged import layer_caches
 from mlxrun.model.ragged.attention import GroupCache, RaggedCache, StepCache
-from mlxrun.model.ragged.layer_caches import LayerKind, LayerView, RowView, flatten_caches, get_kind
+from mlxrun.model.ragged.layer_caches import LayerKind, RowView, flatten_caches, get_kind
+from mlxrun.model.ragged.quantized_buffer import KVQuantization, QuantizedRow, make_buffer
 from mlxrun.model.ragged.row_group import RowGroup, RowKeysValues
+from mlxrun.model.ragged.row_states import RowStates
 
 SHORTEST_BUCKET = 256  # rows below the next power of two (512) share a group whatever their length
+QUANTIZED = 64  # added to the bucket of a quantised row, which shares no group with others
 
-_EnteringRow = tuple[str, int, list[RowKeysValues]]  # id, length, keys and values of each KV or WINDOW layer
+# id, length, keys and values of each KV or WINDOW layer
+_EnteringRow = tuple[str, int, Sequence[RowKeysValues | QuantizedRow]]
 DecodeCall = Callable[[mx.array, list[Any], Sequence[int]], mx.array]  # see adapter.Adapter.decode
 
 
@@ -46,7 +50,8 @@ class DecodeBatch:
     `template`: an empty cache list of the model, for its shape and classes. `one_pass`: all rows in one
     forward with RaggedCache; else one forward a group with GroupCache, for models that look inside.
     `split_rows`: each row is a group, so that no row's arithmetic depends on another's length. `width`: pad
-    the forward to this many rows. `shortest`: in place of SHORTEST_BUCKET.
+    the forward to this many rows. `shortest`: in place of SHORTEST_BUCKET. `quantization`: of long rows; only
+    with `one_pass`.
     """
 
     def __init__(
@@ -57,12 +62,13 @@ class DecodeBatch:
         split_rows: bool = False,
         width: int = 0,
         shortest: int | None = None,
+        quantization: KVQuantization | None = None,
     ) -> None:
         self._template = template
         self._layers = flatten_caches(template)
         kinds = [get_kind(layer) for layer in self._layers]
         self._keyed = [i for i, kind in enumerate(kinds) if kind in (LayerKind.KV, LayerKind.WINDOW)]
-        self._states = {i: self._layers[i] for i, kind in enumerate(kinds) if kind is LayerKind.STATE}
+        self._states = RowStates(self._layers)
         self._windows = [layer_caches.get_window(self._layers[i]) for i in self._keyed]
         cache_class: type[StepCache] = RaggedCache if one_pass else GroupCache
         self._step_caches = [cache_class(n, window) for n, window in enumerate(self._windows)]
@@ -70,6 +76,7 @@ class DecodeBatch:
         self._split_rows = split_rows
         self._width = width
         self._shortest = shortest
+        self._quantization = quantization
         self.groups: list[RowGroup] = []
 
     @property
@@ -100,7 +107,7 @@ class DecodeBatch:
         for group, rows in self._assign_groups([*moving, *entering]):
             self._add_rows(group, rows, later[group.bucket])
         self.groups = sorted((g for g in self.groups if g.ids), key=lambda g: g.bucket)
-        self._reorder_states(before, joining)
+        self._states.reorder(before, self.ids, {row.id: row.cache for row in joining})
 
     def _remove_rows(self, keep: Collection[str]) -> list[_EnteringRow]:
         """Drop rows that leave; returns those that have outgrown their group and must move."""
@@ -121,11 +128,15 @@ class DecodeBatch:
 
     def _find_bucket(self, length: int) -> int:
         """The bucket of a row of that length in the next step."""
-        return find_bucket(length + 1, self._shortest)
+        bucket, quantization = find_bucket(length + 1, self._shortest), self._quantization
+        return bucket if quantization is None or length < quantization.start else bucket + QUANTIZED
 
     def _can_change_bucket(self, group: RowGroup) -> bool:
-        """Whether no other group has the bucket that this one's rows need now: a bucket has one group."""
+        """Whether no other group has the bucket that this one's rows need now: a bucket has one group. Rows
+        that are to be quantised move."""
         bucket = self._find_bucket(min(group.lengths))
+        if bucket - group.bucket > QUANTIZED // 2:
+            return False
         return self._split_rows or all(g is group or not g.ids or g.bucket != bucket for g in self.groups)
 
     def _copy_row(self, group: RowGroup, index: int) -> _EnteringRow:
@@ -142,7 +153,8 @@ class DecodeBatch:
             bucket = self._find_bucket(row[1])
             group = present.get(bucket)
             if group is None:
-                group = RowGroup(bucket, self._windows)
+                form = self._quantization if bucket > QUANTIZED else None
+                group = RowGroup(bucket, self._windows, partial(make_buffer, form))
                 self.groups.append(group)
                 if not self._split_rows:
                     present[bucket] = group
@@ -164,18 +176,6 @@ class DecodeBatch:
             and all(self._find_bucket(max(group.lengths)) == group.bucket for group in self.groups)
         )
 
-    def _reorder_states(self, before: Sequence[str], joining: Sequence[JoiningRow]) -> None:
-        if not self._states:
-            return
-        position = {rid: i for i, rid in enumerate([*before, *(row.id for row in joining)])}
-        order = mx.array([position[rid] for rid in self.ids], dtype=mx.int32)
-        joined = [flatten_caches(row.cache) for row in joining]
-        for layer, state in self._states.items():
-            state.cache = [
-                _reorder_state([old, *(caches[layer].cache[slot] for caches in joined)], order)
-                for slot, old in enumerate(state.cache)
-            ]
-
     # -- the step ---------------------------------------------------------------------------------------
 
     def forward(self, decode: DecodeCall, tokens: mx.array, positions: Sequence[int]) -> mx.array:
@@ -184,7 +184,7 @@ class DecodeBatch:
             group.advance()
         passes = [self.groups] if self._one_pass else [[group] for group in self.groups]
         outputs: list[mx.array] = []
-        states: dict[int, list[Any]] = {i: [] for i in self._states}
+        states = []
         first = 0
         for groups in passes:
             count = sum(len(group.ids) for group in groups)
@@ -195,12 +195,9 @@ class DecodeBatch:
                 ids = mx.concatenate([ids, mx.array(dummies, ids.dtype)])
             logits = decode(ids[:, None], caches, [*positions[first : first + count], *dummies])
             outputs.append(logits[:count, -1])
-            for i, layer in enumerate(flatten_caches(caches)):  # a model may have replaced an object
-                if i in states:
-                    states[i].append([a if a is None else a[:count] for a in layer.cache])
+            states.append(self._states.read(caches, count))
             first += count
-        for i, parts in states.items():
-            self._states[i].cache = [_concatenate_states(slot) for slot in zip(*parts, strict=True)]
+        self._states.replace(states)
         for step_cache in self._step_caches:
             step_cache.end_step()
         return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=0)
@@ -213,20 +210,18 @@ class DecodeBatch:
         for i, step_cache in zip(self._keyed, self._step_caches, strict=True):
             step_cache.begin_step(groups, offsets, max(lengths) - 1)
             layers[i] = step_cache
-        for i, state in self._states.items():
-            layers[i] = copy.copy(state)
-            rows = [a if a is None else a[first : first + len(lengths)] for a in state.cache]
-            layers[i].cache = [_pad_rows(a, padding) for a in rows]
+        for i, state in self._states.make_layers(first, len(lengths), padding).items():
+            layers[i] = state
         return layer_caches.unflatten_caches(self._template, layers)
 
-    def view_row(self, rid: str) -> tuple[int, RowView]:
-        """The tokens in a row's cache, and what it holds; valid until the next `update` or `forward`."""
+    def view_row(self, rid: str) -> tuple[int, RowView] | None:
+        """The tokens in a row's cache, and what it holds; valid until the next `update` or `forward`. None
+        for a quantised row, since what it holds is not what its tokens would give alone."""
         group, index = next((g, g.ids.index(rid)) for g in self.groups if rid in g.ids)
+        if group.bucket > QUANTIZED:
+            return None
         position, length = self.ids.index(rid), group.lengths[index]
-        layers: dict[int, LayerView] = {
-            i: tuple(a if a is None else a[position : position + 1] for a in state.cache)
-            for i, state in self._states.items()
-        }
+        layers = self._states.view_row(position)
         for i, buffer in zip(self._keyed, group.buffers, strict=True):
             width = length if buffer.window is None else min(length, buffer.window)
             keys, values = (a[index : index + 1] for a in buffer.view(width))
@@ -235,27 +230,10 @@ class DecodeBatch:
 
     def list_state_arrays(self) -> list[mx.array]:
         """Recurrent states, which the logits of the step that makes them do not consume."""
-        return [a for state in self._states.values() for a in layer_caches.list_arrays(state)]
+        return self._states.list_arrays()
 
 
 def _list_keys_values(row: JoiningRow) -> list[RowKeysValues]:
     """Keys and values of each KV or WINDOW layer of a prefilled row."""
     layers = flatten_caches(row.cache)
     return [layer_caches.read_keys_values(x) for x in layers if get_kind(x) is not LayerKind.STATE]
-
-
-def _reorder_state(states: Sequence[mx.array | None], order: mx.array) -> mx.array | None:
-    """State arrays of all rows, one after the other, in a new order. None: a slot that is never filled."""
-    filled = [a for a in states if a is not None]
-    return mx.concatenate(filled, axis=0)[order] if filled else None
-
-
-def _concatenate_states(states: Sequence[mx.array | None]) -> mx.array | None:
-    filled = [a for a in states if a is not None]
-    return (filled[0] if len(filled) == 1 else mx.concatenate(filled, axis=0)) if filled else None
-
-
-def _pad_rows(array: mx.array | None, rows: int) -> mx.array | None:
-    if array is None or rows == 0:
-        return array
-    return mx.concatenate([array, mx.zeros((rows, *array.shape[1:]), array.dtype)], axis=0)

@@ -14,8 +14,8 @@ ints; masks depend on lengths only, so one mask serves all layers of a step.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 
@@ -130,13 +130,19 @@ class RowGroup:
     """The rows of one length bucket and their buffers, one a KV or WINDOW layer of the model.
 
     `ids` and `lengths` (tokens in the cache, the one being computed included) are in row order.
+    `make_buffer`: makes the buffer of a layer with this window.
     """
 
-    def __init__(self, bucket: int, windows: Sequence[int | None]) -> None:
+    def __init__(
+        self,
+        bucket: int,
+        windows: Sequence[int | None],
+        make_buffer: Callable[[int | None], Any] = KVBuffer,
+    ) -> None:
         self.bucket = bucket
         self.ids: list[str] = []
         self.lengths: list[int] = []
-        self.buffers = [KVBuffer(window) for window in windows]
+        self.buffers = [make_buffer(window) for window in windows]
         self._masks: dict[tuple[int | None, int], mx.array | None] = {}
 
     def add_row(self, rid: str, length: int) -> None:
