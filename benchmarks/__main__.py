@@ -11,6 +11,7 @@ import click
 from benchmarks.prefix_cache.workloads import SCENARIOS
 from benchmarks.reproduce.benchmark import CONDITIONS
 from benchmarks.reproduce.models import FAMILIES as REPRODUCE_FAMILIES
+from benchmarks.speculation import WORKLOADS as DRAFT_WORKLOADS
 from mlxrun.cli.bench_options import add_measure_options, write_report
 from mlxrun.cli.main import main
 from mlxrun.cli.options import add_json_option, load_command_config, make_repeat_option, say
@@ -231,6 +232,41 @@ def embeddings(model: Path | None, texts: int, seed: int, json_path: Path | None
 
     report = run_embedding_bench(Config(), None if model is None else str(model), texts, seed)
     return write_report(report, json_path, print_embedding_report)
+
+
+@command.command(name="speculation", short_help="Answers with drafted tokens and without.")
+@click.option("--rows", multiple=True, type=click.IntRange(1, 4096), help="Several times; default: 1 and 16.")
+@click.option(
+    "--workload",
+    "workloads",
+    multiple=True,
+    type=click.Choice(DRAFT_WORKLOADS),
+    help="May be given several times; default: all.",
+)
+@add_measure_options
+def speculation(
+    model: str,
+    rows: tuple[int, ...],
+    workloads: tuple[str, ...],
+    json_path: Path | None,
+    config_path: Path | None,
+    sets: tuple[str, ...],
+    **options: Any,
+) -> int:
+    """Measure rows that decode with n-gram drafts and without, on a GPU.
+
+    \b
+    edit          a text of 512 tokens is written again, with an edit every 32 tokens
+    prose         512 tokens, of which few have come before
+    free          whatever the model says, greedy and sampled; all answers are compared
+    """
+    config = load_command_config(config_path, sets).config
+    from benchmarks.measure_plan import MeasurePlan
+    from benchmarks.speculation import ROWS, print_speculation_report, run_speculation_bench
+
+    plan = MeasurePlan(model, config, **options)
+    report = run_speculation_bench(plan, rows or ROWS, workloads or DRAFT_WORKLOADS, say)
+    return write_report(report, json_path, print_speculation_report)
 
 
 if __name__ == "__main__":

@@ -111,12 +111,14 @@ class Engine:
 
         `execute` launches a step and returns the tokens of the one before. If those are first tokens only,
         this step just collects them: clients wait for a first token, and no decoding row is delayed by
-        reading it before the next launch. Raises EngineDead after `engine.max_errors` failed steps in a row.
+        reading it before the next launch; or if drafts are about to follow. Raises EngineDead after
+        `engine.max_errors` failed steps in a row.
         """
         self.steps += 1
         if self._last_plan is None:
             self._last_time = time.monotonic()
         collect_only = self._runner.awaits_first_tokens and not self.scheduler.has_rows_to_free
+        collect_only |= self.scheduler.drafts.awaits_tokens(self.scheduler.requests)
         are_stored = not self._runner.has_pending_snapshots
         plan = StepPlan() if collect_only else self.scheduler.schedule(are_stored)
         try:

@@ -29,6 +29,8 @@ from mlxrun.model.probe.choose import choose_methods
 from mlxrun.model.probe.report import ProbeReport
 from mlxrun.model.runner import ModelRunner
 from mlxrun.model.snapshot.snapshots import SnapshotCodec
+from mlxrun.model.speculation.support import find_draft_problem
+from mlxrun.scheduler.draft_planner import DraftPlanner
 from mlxrun.scheduler.memory_budget import MemoryBudget, RequestLimits
 from mlxrun.scheduler.scheduler import Scheduler
 
@@ -74,6 +76,7 @@ def build_engine(
         prefix_cache=prefix_cache,
         aligned_chunks=reproducible or probe.methods.library_chunks,
         costs=costs,
+        drafts=_make_draft_planner(config, find_draft_problem(cache, probe.methods), probe.methods),
     )
     pooling = None
     if model_info.pooled is not None:
@@ -90,6 +93,20 @@ def _build_encoder_engine(config: Config, model_info: LoadedModelInfo) -> Engine
     scheduler = Scheduler(config.scheduler, RequestLimits(model_info.context_length, memory))
     log.info("loaded %s, an encoder; up to %d texts are computed together", model_info.name, runner.max_rows)
     return Engine(model_info, scheduler, IdleRunner(), config.engine, pooling=_make_pooling(config, runner))
+
+
+def _make_draft_planner(config: Config, problem: str | None, methods: ComputeMethods) -> DraftPlanner:
+    """Drafts fill a forward of fixed width, and are few beside rows otherwise."""
+    settings = config.speculation
+    if settings.method == "off":
+        return DraftPlanner(settings)
+    if problem is not None and settings.method != "auto":
+        raise ConfigError(f"speculation.method: {settings.method} cannot be used: {problem}")
+    if problem is not None:
+        log.warning("speculation is off: %s", problem)
+        return DraftPlanner(settings, problem=problem)
+    rows = methods.fixed_width or max(config.scheduler.max_running, 1 + settings.max_tokens)
+    return DraftPlanner(settings, rows)
 
 
 def _make_pooling(config: Config, runner: PoolingRunner) -> PoolingSteps:

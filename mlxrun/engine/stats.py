@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class EngineStats:
     """`counts` are JSON-ready: running and waiting requests, in all and in the background; steps and failed
-    steps since the start."""
+    steps since the start; drafts."""
 
     counts: Mapping[str, Any]
     memory_limit: int | None  # bytes
@@ -46,6 +46,7 @@ def collect_stats(engine: Engine) -> EngineStats:
         **({} if engine.pooling is None else {"pooling": engine.pooling.queue.count()}),
         "steps": engine.steps,
         "errors": engine.errors,
+        "speculation": engine.scheduler.drafts.describe(),
     }
     limit = engine.scheduler.limits.memory.limit or None
     return EngineStats(counts, limit, time.monotonic(), engine.busy, engine.probe)

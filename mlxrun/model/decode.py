@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, cast
 
 import mlx.core as mx
 
@@ -11,7 +14,13 @@ from mlxrun.model.compute_methods import ComputeMethods, make_decode_batch
 from mlxrun.model.ragged.attention import use_engine_attention
 from mlxrun.model.ragged.decode_batch import JoiningRow
 from mlxrun.model.sampler import Sampler
-from mlxrun.model.step_output import LogitsBatch, RowState
+from mlxrun.model.speculation.drafted_rows import DraftedRows
+from mlxrun.model.step_output import LogitsBatch, RowState, SampledRows
+
+if TYPE_CHECKING:
+    from mlxrun.model.paged.paged_batch import PagedDecodeBatch
+
+NO_DRAFTS: Mapping[str, tuple[int, ...]] = MappingProxyType({})
 
 
 class DecodeRunner:
@@ -31,8 +40,14 @@ class DecodeRunner:
             self.batch.update(set(self.batch.ids).difference(ids), ())
             self.order = ["" if rid in ids else rid for rid in self.order]
 
-    def forward(self, ids: Sequence[str], rows: Mapping[str, RowState]) -> list[LogitsBatch]:
-        """Logits of one token for each of these rows, in one batch; rows that are not named leave."""
+    def forward(
+        self,
+        ids: Sequence[str],
+        rows: Mapping[str, RowState],
+        drafts: Mapping[str, tuple[int, ...]] = NO_DRAFTS,
+    ) -> list[LogitsBatch]:
+        """Logits of one token for each of these rows, and of the drafted ones, in one batch; rows that are
+        not named leave. `accept` must follow a forward with drafts."""
         present = set(self.batch.ids)
         joining = {rid: rows[rid] for rid in ids if rid not in present}
         waiting = rows.keys() - present - joining.keys() if joining else ()
@@ -51,9 +66,31 @@ class DecodeRunner:
         lengths = self.batch.lengths
         positions = [n + rows[rid].inputs.position_delta for rid, n in zip(self.order, lengths, strict=True)]
         assert self.newest_tokens is not None and self.sampler is not None
+        after = [n + 1 for n in lengths]
+        if any(rid in drafts for rid in self.order):
+            return [self._forward_drafts(rows, drafts, positions, after)]
         with use_engine_attention():
             logits = self.batch.forward(self._make_decode(rows), self.newest_tokens, positions)
-        return [LogitsBatch(tuple(self.order), logits, self.sampler, [n + 1 for n in lengths])]
+        return [LogitsBatch(tuple(self.order), logits, self.sampler, after)]
+
+    def _forward_drafts(
+        self,
+        rows: Mapping[str, RowState],
+        drafts: Mapping[str, tuple[int, ...]],
+        positions: Sequence[int],
+        after: Sequence[int],
+    ) -> LogitsBatch:
+        """`after`: positions, without rotary deltas, of the tokens behind the newest ones."""
+        assert self.newest_tokens is not None
+        batch = cast("PagedDecodeBatch", self.batch)
+        blocks = [drafts.get(rid, ()) for rid in self.order]
+        drafted = DraftedRows.start(blocks, [rows[rid].sampling for rid in self.order])
+        tokens = drafted.expand_tokens(self.newest_tokens)
+        places = drafted.expand_positions(positions)
+        with use_engine_attention():
+            logits = batch.forward(self._make_decode(rows, drafted.counts), tokens, places, drafted.counts)
+        sampler = drafted.make_sampler(self._vocab)
+        return LogitsBatch(tuple(self.order), logits, sampler, drafted.expand_positions(after), drafted)
 
     def _make_decode(
         self, rows: Mapping[str, RowState], counts: Sequence[int] | None = None
@@ -61,6 +98,24 @@ class DecodeRunner:
         """The model's decode with the adapter of each row. `counts`: tokens of each row, None: one each."""
         pairs = zip(self.order, counts or [1] * len(self.order), strict=True)
         return self._adapter.make_decode([rows[rid].adapter for rid, count in pairs for _ in range(count)])
+
+    def accept(self, sampled: SampledRows, rows: Mapping[str, RowState]) -> None:
+        """Drop the rejected tokens of the forward before, which has been sampled. Waits for it."""
+        assert sampled.drafted is not None and self.sampler is not None
+        batch = cast("PagedDecodeBatch", self.batch)
+        tokens: list[int] = sampled.batch.tokens.tolist()
+        counts, kept = sampled.drafted.counts, sampled.drafted.count_accepted(tokens)
+        held = dict(zip(batch.ids, batch.lengths, strict=True))
+        parts = zip(sampled.ids, counts, kept, strict=True)
+        batch.accept({rid: held[rid] - count + size for rid, count, size in parts})
+        firsts = itertools.accumulate(counts, initial=0)
+        newest = [tokens[first + size - 1] for first, size in zip(firsts, kept, strict=False)]
+        self.newest_tokens = mx.array(newest, sampled.batch.tokens.dtype)
+        for rid, forks, size in zip(sampled.ids, sampled.drafted.forks, kept, strict=True):
+            if rid in rows:
+                rows[rid].sampling.follow(forks[size - 1])
+        if self.sampler.list_arrays():  # it has counted other tokens
+            self.sampler = Sampler(self.sampler.rows, self._vocab)
 
     def _reorder(self, rows: Mapping[str, RowState]) -> None:
         """Bring newest tokens and sampler into the batch's order after rows joined, left or moved."""

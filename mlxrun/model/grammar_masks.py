@@ -14,6 +14,7 @@ import numpy as np
 
 from mlxrun.errors import RequestError
 from mlxrun.scheduler.request import GrammarMatcher
+from mlxrun.scheduler.step_plan import SampledToken
 
 ALLOW_ALL = b"\xff"  # allows its eight tokens
 
@@ -39,6 +40,33 @@ class RowGrammar:
         if self.error is not None:
             raise self.error
         self.matcher.accept(token)
+
+    def accept_all(self, sampled: tuple[SampledToken, ...]) -> tuple[SampledToken, ...]:
+        """Advance by the tokens of a step. Returns those before one that fails, which fails the row in its
+        next step; raises if that is the first."""
+        for index, each in enumerate(sampled):
+            try:
+                self.accept(each.token)
+            except Exception as error:
+                if index == 0:
+                    raise
+                self.error = error
+                return sampled[:index]
+        return sampled
+
+    def fork_along(self, draft: Sequence[int]) -> list[RowGrammar | None]:
+        """This grammar, and what it is after each token of a draft; None from the token on that it does not
+        allow: nothing is accepted there."""
+        forks: list[RowGrammar | None] = [self]
+        newest: RowGrammar = self
+        for token in draft:
+            try:
+                newest = RowGrammar(newest.matcher.fork(), newest.error)
+                newest.accept(token)
+            except Exception:  # the draft does not match
+                break
+            forks.append(newest)
+        return forks + [None] * (len(draft) + 1 - len(forks))
 
 
 def make_grammar_mask(grammars: Sequence[RowGrammar | None], vocab: int) -> mx.array | None:

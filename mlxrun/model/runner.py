@@ -30,6 +30,7 @@ from mlxrun.model.step_output import (
     SampledRows,
     collect_tokens,
     compute_capacity,
+    list_grammars,
 )
 from mlxrun.scheduler.request import SamplingParams
 from mlxrun.scheduler.step_plan import Admission, PrefillChunk, SnapshotResult, StepPlan, StepResult
@@ -90,6 +91,8 @@ class ModelRunner:
     def collect(self) -> StepResult:
         """Read the launched step, and launch nothing."""
         launched, self._launched = self._launched, LaunchedStep()
+        if launched.drafted is not None:
+            self._decoder.accept(launched.drafted, self._rows)
         tokens, errors = collect_tokens(launched, self._rows, {})
         return StepResult(tokens, errors, launched.snapshots, scores=read_scores(launched.scores))
 
@@ -102,6 +105,7 @@ class ModelRunner:
         ("Decode-ahead") says why. Rows with a grammar are sampled last: a mask needs the token before it,
         and is made while the device computes the forward.
         """
+        assert self._launched.drafted is None, "drafts are collected before the next plan"
         freed, snapshots = self._free(plan)
         errors, invalid_hits = self._admit(plan.admit)
         errors |= self._encode_images(plan.prefill)
@@ -188,7 +192,8 @@ class ModelRunner:
 
     def _forward(self, plan: StepPlan, snapshots: Sequence[SnapshotResult]) -> StepForward:
         """Build the graph of one decode forward for all rows, of the prompts' chunks and of the sampling."""
-        decoded = self._decoder.forward([rid for rid in plan.decode if rid in self._rows], self._rows)
+        ids = [rid for rid in plan.decode if rid in self._rows]
+        decoded = self._decoder.forward(ids, self._rows, plan.drafts)
         chunks = [chunk for chunk in plan.prefill if chunk.request_id in self._rows]
         prefilled = self._prefiller.forward(chunks, plan.snapshots, self._rows)
         batches = decoded + prefilled.logits
@@ -217,19 +222,19 @@ class ModelRunner:
         sampled = []
         for batch in batches:
             rows = [self._rows[rid] for rid in batch.ids]
-            mask = make_grammar_mask([row.grammar for row in rows], self._vocab)
+            mask = make_grammar_mask(list_grammars(rows, batch.drafted), self._vocab)
             tokens = batch.sampler(batch.logits, batch.positions, mask)
             for row in rows:
                 row.has_sampled = True
             if batch.sampler is self._decoder.sampler:
                 self._decoder.newest_tokens = tokens.tokens
-            else:
+            elif batch.drafted is None:
                 rows[0].newest_token = tokens.tokens
-            sampled.append((batch.ids, tokens))
+            sampled.append(SampledRows(batch.ids, tokens, batch.drafted))
         return sampled
 
     def _list_arrays(self, sampled: Sequence[SampledRows]) -> list[mx.array]:
-        return [a for _, tokens in sampled for a in tokens.list_arrays()] + self._decoder.list_arrays()
+        return [a for rows in sampled for a in rows.batch.list_arrays()] + self._decoder.list_arrays()
 
     def _view_row(self, request_id: str) -> tuple[int, RowView] | None:
         """The number of tokens in a row's caches, and what they hold; None for rows that never started."""

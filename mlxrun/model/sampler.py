@@ -10,7 +10,7 @@ are the model's own.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
@@ -40,6 +40,17 @@ class RowSampling:
             row.seen = _count_tokens([*prompt, *output], vocab) > 0
             row.counts = _count_tokens(output, vocab)
         return row
+
+    def fork(self, tokens: Sequence[int]) -> RowSampling:
+        """The row's settings as they are once it has sampled these tokens too."""
+        if self.seen is None or self.counts is None:
+            return self
+        new = _count_tokens(tokens, self.counts.shape[0])
+        return replace(self, seen=self.seen | (new > 0), counts=self.counts + new)
+
+    def follow(self, fork: RowSampling) -> None:
+        """Take over what a fork of this row has seen."""
+        self.seen, self.counts = fork.seen, fork.counts
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,12 +16,31 @@ from mlxrun.model.prompt_scorer import RowScoring, ScoredSlice
 from mlxrun.model.ragged.layer_caches import RowView, view_row
 from mlxrun.model.ragged.row_group import BUFFER_STEP
 from mlxrun.model.sampler import RowSampling, SampledBatch, Sampler, read_sampled
+from mlxrun.model.speculation.drafted_rows import DraftedRows
 from mlxrun.scheduler.request import SamplingParams
 from mlxrun.scheduler.step_plan import SampledToken, SnapshotResult
 
 log = logging.getLogger(__name__)
 
-SampledRows = tuple[tuple[str, ...], SampledBatch]  # ids of the rows, and what was sampled for them
+
+@dataclass(frozen=True, slots=True)
+class SampledRows:
+    """What was sampled for rows: a token each, or several for those with drafts."""
+
+    ids: tuple[str, ...]
+    batch: SampledBatch
+    drafted: DraftedRows | None = None
+
+    def read(self, params: Sequence[SamplingParams]) -> list[tuple[SampledToken, ...]]:
+        """The tokens that each row gets; waits for the step to be computed."""
+        if self.drafted is None:
+            return [(token,) for token in read_sampled(self.batch, params)]
+        counts = self.drafted.counts
+        repeated = [p for p, count in zip(params, counts, strict=True) for _ in range(count)]
+        sampled = read_sampled(self.batch, repeated)
+        firsts = itertools.accumulate(counts, initial=0)
+        kept = self.drafted.count_accepted([each.token for each in sampled])
+        return [tuple(sampled[first : first + size]) for first, size in zip(firsts, kept, strict=False)]
 
 
 @dataclass(slots=True, eq=False)
@@ -60,12 +80,14 @@ def compute_capacity(tokens: Sequence[int], params: SamplingParams) -> int:
 
 @dataclass(frozen=True, slots=True)
 class LogitsBatch:
-    """Logits [rows, V] that are to be sampled, their rows, and the positions of the tokens to sample."""
+    """Logits [rows, V] that are to be sampled, their rows, and the positions of the tokens to sample. With
+    `drafted`, a row of `ids` has several rows of logits."""
 
     ids: tuple[str, ...]
     logits: mx.array
     sampler: Sampler
     positions: Sequence[int]
+    drafted: DraftedRows | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,25 +100,41 @@ class LaunchedStep:
     scores: tuple[ScoredSlice, ...] = ()
     first_tokens: bool = False  # every sampled token is the first of its request
 
+    @property
+    def drafted(self) -> SampledRows | None:
+        """The rows that verify drafts, and the others of the same forward."""
+        return next((rows for rows in self.sampled if rows.drafted is not None), None)
+
+
+def list_grammars(rows: Sequence[RowState], drafted: DraftedRows | None) -> list[RowGrammar | None]:
+    """The grammar of each row of logits; those of a draft, as they are behind the tokens before."""
+    drafts = [()] * len(rows) if drafted is None else drafted.drafts
+    forks = [
+        [None] * (len(draft) + 1) if row.grammar is None else row.grammar.fork_along(draft)
+        for row, draft in zip(rows, drafts, strict=True)
+    ]
+    return [grammar for found in forks for grammar in found]
+
 
 def collect_tokens(
     launched: LaunchedStep, rows: Mapping[str, RowState], freed: Mapping[str, SamplingParams | None]
-) -> tuple[dict[str, SampledToken], dict[str, Exception]]:
+) -> tuple[dict[str, tuple[SampledToken, ...]], dict[str, Exception]]:
     """Wait for a step and read its tokens; rows whose grammar failed have an error in place of a token.
 
     `freed`: rows that were freed since the launch, whose tokens count if they were preempted. None for ids
     that were admitted since: what was sampled before is not theirs.
     """
-    tokens: dict[str, SampledToken] = {}
+    tokens: dict[str, tuple[SampledToken, ...]] = {}
     errors: dict[str, Exception] = {}
-    for ids, batch in launched.sampled:
+    for batch in launched.sampled:
+        ids = batch.ids
         params = [freed[rid] if rid in freed else rows[rid].params if rid in rows else None for rid in ids]
-        found = read_sampled(batch, [p or SamplingParams() for p in params])
+        found = batch.read([p or SamplingParams() for p in params])
         for rid, known, sampled in zip(ids, params, found, strict=True):
             row = None if rid in freed else rows.get(rid)
             try:
                 if row is not None and row.grammar is not None:
-                    row.grammar.accept(sampled.token)
+                    sampled = row.grammar.accept_all(sampled)
                 if known is not None:
                     tokens[rid] = sampled
             except Exception as error:  # a grammar that raises fails its own row only

@@ -10,12 +10,14 @@ instead. A request without output (`max_tokens` 0) ends where its first decode s
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from mlxrun.scheduler.prompt_scores import PromptScores
 from mlxrun.scheduler.request import HitKind, Request, TokenEvent
-from mlxrun.scheduler.step_plan import CacheHit
+from mlxrun.scheduler.row_drafter import RowDrafter
+from mlxrun.scheduler.step_plan import CacheHit, SampledToken
 
 
 @dataclass(slots=True, eq=False)
@@ -37,6 +39,8 @@ class RequestState:
     running: bool = False  # has a row
     decoding: bool = False  # the row has reached `prefill_target` and is in the decode batch
     suspect: bool = False  # was running when a step failed, and has not completed a step alone since
+    drafter: RowDrafter | None = None  # predicts tokens, once the row has decoded where drafts are on
+    draft: tuple[int, ...] = ()  # predicted tokens that the step in flight verifies
 
     def __post_init__(self) -> None:
         self.output = list(self.request.prior_output)
@@ -57,8 +61,8 @@ class RequestState:
 
     @property
     def projected_length(self) -> int:
-        """Tokens in the row's cache after one more step: `num_tokens` and those in flight."""
-        return self.num_tokens + self.num_in_flight
+        """Tokens in the row's cache after one more step: `num_tokens`, those in flight, and a draft."""
+        return self.num_tokens + self.num_in_flight + len(self.draft)
 
     @property
     def prefill_target(self) -> int:
@@ -134,6 +138,19 @@ class RequestState:
         self.num_in_flight += 1
         self.kv_length += 1
 
+    def append_tokens(self, found: Sequence[SampledToken]) -> tuple[list[SampledToken], int | None]:
+        """Take in the tokens of a step, of which all but the last were drafted and are in the row's cache.
+        Returns those that are part of the output, and the stop id that ended it."""
+        self.num_in_flight, self.draft = self.num_in_flight - 1, ()
+        taken: list[SampledToken] = []
+        for index, sampled in enumerate(found, 1):
+            self.kv_length += index < len(found)
+            if sampled.token in self.request.params.stop_ids:
+                return taken, sampled.token
+            taken.append(sampled)
+            self.output.append(sampled.token)
+        return taken, None
+
     def start_running(self, hit: CacheHit | None, max_sampling_chunk: int = 0) -> None:
         """Start from a hit of the prefix cache, which leaves at least one token to compute. If at most
         `max_sampling_chunk` tokens are left, one forward computes them and samples."""
@@ -158,3 +175,4 @@ class RequestState:
         """Back to waiting, with nothing computed. The output is kept; tokens in flight may still arrive."""
         self.num_computed_tokens = self.kv_length = 0
         self.running = self.decoding = False
+        self.draft = ()

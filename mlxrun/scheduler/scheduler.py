@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
-from mlxrun.config.settings import SchedulerSettings
-from mlxrun.errors import InternalError, MlxrunError, Overloaded, RequestError
+from mlxrun.config.settings import SchedulerSettings, SpeculationSettings
+from mlxrun.errors import Overloaded, RequestError, wrap_model_error
+from mlxrun.scheduler.draft_planner import DraftPlanner
 from mlxrun.scheduler.memory_budget import RequestLimits
 from mlxrun.scheduler.preemption import choose_victims, rank_urgency
 from mlxrun.scheduler.prefill_planner import PrefillPlanner
@@ -36,7 +38,7 @@ class Scheduler:
     """Owns every request from `add` to its final event.
 
     `aligned_chunks`: chunks end on the chunk grid only, so that a prompt is always split in the same way.
-    `costs`: what the parts of a step cost on this device.
+    `costs`: what the parts of a step cost on this device. `drafts`: plans them; without, nothing drafts.
     """
 
     def __init__(
@@ -47,22 +49,20 @@ class Scheduler:
         prefix_cache: PrefixCacheInterface | None = None,
         aligned_chunks: bool = False,
         costs: StepCosts | None = None,
+        drafts: DraftPlanner | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.limits = limits
-        self.settings = settings
+        self.limits, self.settings, self._clock = limits, settings, clock
         chunk = settings.chunk or DEFAULT_CHUNK
-        self._clock = clock
         cache, costs = prefix_cache or NoPrefixCache(), costs or StepCosts()
         self._prefix_cache = cache
         can_sample_in_chunks = not (cache.needs_boundary_stops or aligned_chunks)
         self._sampling_costs = costs if can_sample_in_chunks else None
         min_chunk = chunk if aligned_chunks else min(chunk, MIN_CHUNK)
         self.token_budget = TokenBudget(settings, chunk, min_chunk, limits.memory, cache, costs)
-        self._waiting_queue = WaitingQueue(settings, clock)
-        self._prefill_planner = PrefillPlanner(
-            self._waiting_queue, self.token_budget, cache, chunk, aligned_chunks
-        )
+        self.drafts = drafts or DraftPlanner(SpeculationSettings())
+        queue = self._waiting_queue = WaitingQueue(settings, clock)
+        self._prefill_planner = PrefillPlanner(queue, self.token_budget, cache, chunk, aligned_chunks)
         self._requests: dict[str, RequestState] = {}  # all unfinished requests, in order of arrival
         self._rows_to_free: list[str] = []  # the runner frees them in the next step
         self._final_snapshots: list[SnapshotRequest] = []  # to take of them before that
@@ -125,12 +125,13 @@ class Scheduler:
         self._snapshot_exhausted()
         queue = [s for s in queue if s.remaining_prefill]
         chunks, snapshots = self._prefill_planner.plan_chunks(queue, self._running, len(decoding))
+        self.drafts.plan(decoding, self._running, self.token_budget.fits_next_step)
         for state in decoding:
             state.record_decode()
-        freed, self._rows_to_free = tuple(self._rows_to_free), []
-        final_snapshots, self._final_snapshots = tuple(self._final_snapshots), []
-        ids = tuple(s.id for s in decoding)
-        return StepPlan(freed, admitted, ids, tuple(chunks), clear_pool, final_snapshots, tuple(snapshots))
+        freed, last = tuple(self._rows_to_free), tuple(self._final_snapshots)
+        self._rows_to_free, self._final_snapshots = [], []
+        ids, drafts = tuple(s.id for s in decoding), {s.id: s.draft for s in decoding if s.draft}
+        return StepPlan(freed, admitted, ids, tuple(chunks), clear_pool, last, tuple(snapshots), drafts)
 
     def update(self, plan: StepPlan, result: StepResult) -> list[TokenEvent]:
         """Take in the result of a step. Returns one event for each request that made progress or ended."""
@@ -143,7 +144,7 @@ class Scheduler:
         for rid, sampled in result.tokens.items():
             state = self._requests.get(rid)
             if state and state.num_in_flight:  # otherwise the token belongs to an ended request with this id
-                events[rid] = self._append_token(state, sampled)
+                events[rid] = self._append_tokens(state, sampled)
                 moved.pop(rid, None)
         for rid, error in result.errors.items():
             if rid in self._requests:
@@ -265,31 +266,29 @@ class Scheduler:
             if state.decoding and state.exhausted and state.kv_length and not state.needs_nothing:
                 self._take_final_snapshots(state, state.output)
 
-    def _append_token(self, state: RequestState, sampled: SampledToken) -> TokenEvent:
-        state.num_in_flight -= 1
-        if sampled.token in state.request.params.stop_ids:
-            return self._finish(state, FinishReason.STOP, stop=sampled.token)
-        state.output.append(sampled.token)
+    def _append_tokens(self, state: RequestState, found: Sequence[SampledToken]) -> TokenEvent:
+        taken, stop = state.append_tokens(found)
+        new = self.drafts.record(state, taken, len(found) - 1)
+        fields: dict[str, Any] = {"tokens": new, "logprobs": tuple(s.logprob for s in taken if s.logprob)}
+        if stop is not None:
+            return self._finish(state, FinishReason.STOP, stop_id=stop, **fields)
         finish = FinishReason.LENGTH if state.remaining_output == 0 else None
         if finish:
             self._remove(state, state.output)
         elif state.suspect:  # it completed a step alone; preempted, so that the next suspect is alone too
             state.suspect = False
             self._preempt(state)
-        logprobs = (sampled.logprob,) if sampled.logprob else ()
-        return state.make_event(state.num_tokens, tokens=(sampled.token,), logprobs=logprobs, finish=finish)
+        return state.make_event(state.num_tokens, finish=finish, **fields)
 
     def _finish(
-        self, state: RequestState, why: FinishReason, error: Exception | None = None, stop: int | None = None
+        self, state: RequestState, why: FinishReason, error: Exception | None = None, **fields: Any
     ) -> TokenEvent:
-        """`stop`: the stop id that ended the answer; it is in the row's cache, but not part of the answer."""
-        if error is not None and not isinstance(error, MlxrunError):
-            text = f"the model failed on this request: {type(error).__name__}: {error}"
-            error = InternalError(text, error, code="model_error")
+        """`fields`: others of the event. A stop id is in the row's cache, but not part of the answer."""
+        stop = fields.get("stop_id")
         has_sampled = stop is not None or len(state.output) > len(state.request.prior_output)
         is_computed = state.decoding or has_sampled or state.needs_nothing
         computed = state.num_tokens if is_computed else state.num_computed_tokens
-        event = state.make_event(computed, finish=why, error=error, stop_id=stop)
+        event = state.make_event(computed, finish=why, error=error and wrap_model_error(error), **fields)
         self._remove(state, state.output if stop is None else [*state.output, stop])
         return event
 

@@ -83,6 +83,7 @@ class StepPlan:
     """One step, in the order of execution: final_snapshots, free, admit, decode, prefill with snapshots.
 
     `decode`: requests that get one more token; all their tokens but the newest are in their row's cache.
+    `drafts`: for some of them, predicted tokens after the newest one; the step before is collected.
     `final_snapshots`: of rows that are freed now. `snapshots`: of rows that have prefilled.
     """
 
@@ -93,11 +94,12 @@ class StepPlan:
     clear_pool: bool = False  # memory is short: free the buffers of MLX's pool first
     final_snapshots: tuple[SnapshotRequest, ...] = ()
     snapshots: tuple[SnapshotRequest, ...] = ()
+    drafts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class SampledToken:
-    """The token that a row got in a step."""
+    """A token that a row got in a step."""
 
     token: int
     logprob: TokenLogprob | None = None
@@ -116,13 +118,14 @@ class ScoredTokens:
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """Sampled tokens and failed requests, by request id. With decode-ahead, tokens and scores lag one step
-    behind.
+    behind. A row gets one token: with a draft, the draft's tokens as long as they are what is sampled, and
+    one more.
 
     `snapshots`: copies that are ready. `invalid_hits`: requests whose hit could not be restored, so that the
     runner computed those tokens. `scores`: of prompts, each request's in order of position.
     """
 
-    tokens: Mapping[str, SampledToken] = field(default_factory=dict)
+    tokens: Mapping[str, tuple[SampledToken, ...]] = field(default_factory=dict)
     errors: Mapping[str, Exception] = field(default_factory=dict)
     snapshots: tuple[SnapshotResult, ...] = ()
     invalid_hits: tuple[str, ...] = ()

@@ -25,6 +25,7 @@ UNREAD_STATS: Mapping[str, Any] = {  # until the model is loaded; every key is a
     "pooling": {"running": 0, "waiting": 0, "finished": 0},
     "steps": 0,
     "errors": 0,
+    "speculation": {"method": "off", "problem": None, "steps": 0, "drafted": 0, "accepted": 0},
     "memory": None,
     "probe": None,
 }

@@ -100,6 +100,11 @@ def _collect_engine(stats: Mapping[str, Any], age: float | None) -> Iterable[Met
     yield _make_gauge("pooling", "Texts that get an embedding or a score, or wait for it.", states, "state")
     done = {"": stats["pooling"]["finished"]}
     yield _make_counter("pooling_finished", "Texts that got an embedding or a score.", done)
+    drafts = {name: stats["speculation"][name] for name in ("drafted", "accepted")}
+    text = "Tokens that were drafted (speculation), and those of them that were accepted."
+    yield _make_counter("speculation_tokens", text, drafts, "state")
+    drafted = {"": stats["speculation"]["steps"]}
+    yield _make_counter("speculation_steps", "Steps that verified drafts.", drafted)
     memory = {k: v for k, v in (stats["memory"] or {}).items() if v is not None}
     text = "Memory of the device as MLX counts it; cache: freed, and kept for later allocations."
     yield _make_gauge("memory_bytes", text, memory, "kind")

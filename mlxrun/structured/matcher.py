@@ -154,6 +154,12 @@ class RowMatcher:
             allow.add(self._opener_ids[0])
         return change_mask(bits, forbid=forbid, allow=allow)
 
+    def fork(self) -> RowMatcher:
+        """Make a copy, which takes in tokens without this one."""
+        made = copy.copy(self)
+        made._matcher = self._matcher.deep_copy()
+        return made
+
     # -- what has come --------------------------------------------------------------------------------------
 
     def accept(self, token: int) -> None:

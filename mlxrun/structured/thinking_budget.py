@@ -7,6 +7,7 @@ Tokens count over all reasoning of an answer, without the tags. Rows run on the 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -161,6 +162,12 @@ class _BudgetMatcher:
         if reasoning and self._closers:
             self._used += 1
         self._check_budget()
+
+    def fork(self) -> _BudgetMatcher:
+        """Make a copy, which takes in tokens without this one."""
+        made = copy.copy(self)
+        made._inner = None if self._inner is None else self._inner.fork()
+        return made
 
     def _read(self, text: bytes) -> None:
         """Follow the text in and out of reasoning."""

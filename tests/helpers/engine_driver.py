@@ -22,11 +22,13 @@ from mlxrun.config.settings import (
     EngineSettings,
     ModelSettings,
     SchedulerSettings,
+    SpeculationSettings,
 )
 from mlxrun.engine.engine import Engine
 from mlxrun.engine.factory import build_engine
 from mlxrun.model.chunk_grouping import PrefillSharing
 from mlxrun.model.compute_methods import ComputeMethods
+from mlxrun.model.probe import choose
 from mlxrun.model.probe.report import ProbeReport
 from mlxrun.model.ragged import decode_batch, row_group
 from mlxrun.scheduler.request import FinishReason, Request, SamplingParams, TokenEvent
@@ -66,7 +68,7 @@ class TimedRequest:
 
 
 def make_config(folder: Path, **options: Any) -> Config:
-    """`options`: fields of the model, engine, scheduler and cache settings, by name."""
+    """`options`: fields of the model, engine, scheduler and cache settings, by name; `speculation`: those."""
 
     def own(settings: Any) -> dict[str, Any]:
         return {f.name: options[f.name] for f in fields(settings) if f.name in options}
@@ -76,6 +78,7 @@ def make_config(folder: Path, **options: Any) -> Config:
         engine=EngineSettings(**own(EngineSettings)),
         scheduler=SchedulerSettings(**SMALL | own(SchedulerSettings)),
         cache=CacheSettings(**own(CacheSettings)),
+        speculation=options.get("speculation", SpeculationSettings()),
     )
 
 
@@ -87,6 +90,24 @@ def make_real_engine(folder: Path, methods: ComputeMethods | None = None, **opti
     chosen = ProbeReport(methods, ())
     with mock.patch("mlxrun.engine.factory.choose_methods", lambda *given: chosen):
         return build_engine(made)
+
+
+_PROBED: dict[str, ProbeReport] = {}
+
+
+def probe_each_model_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines of a model that was compared in the same way earlier in this session take what was chosen then:
+    the probe takes longer than most tests. Not for tests that plant a bug before they make an engine."""
+
+    def choose_once(adapter: Any, vocab: int, config: Config, *others: Any) -> ProbeReport:
+        candidate = choose._choose_candidate(adapter.make_cache(), config)
+        groups = (decode_batch.SHORTEST_BUCKET, row_group.BUFFER_STEP, row_group.SPARE_TOKENS)
+        key = repr((config.model, config.engine.probe, candidate, others[1:], groups))
+        if key not in _PROBED:
+            _PROBED[key] = choose.choose_methods(adapter, vocab, config, *others)
+        return _PROBED[key]
+
+    monkeypatch.setattr("mlxrun.engine.factory.choose_methods", choose_once)
 
 
 def use_small_groups(monkeypatch: pytest.MonkeyPatch) -> None:

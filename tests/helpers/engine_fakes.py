@@ -159,7 +159,7 @@ class FakeRunner:
         self._allocate(plan)
         before, self._launched = self._launched, launched
         known = {rid: row for rid, row in (self.rows | left).items() if rid not in self.admissions[new:]}
-        tokens = {rid: self._sample(known[rid].request, at) for rid, at in before if rid in known}
+        tokens = {rid: (self._sample(known[rid].request, at),) for rid, at in before if rid in known}
         scores, self._scored = self._scored, scored
         admitted = self.admissions[new:]
         return StepResult(tokens, errors, scores=tuple(s for s in scores if s.request_id not in admitted))

@@ -43,4 +43,4 @@ def run_plans(runner: ModelRunner, plans: Sequence[StepPlan]) -> list[StepResult
 
 def list_tokens(results: Sequence[StepResult], name: str) -> list[int]:
     """The tokens of one request in all results."""
-    return [result.tokens[name].token for result in results if name in result.tokens]
+    return [sampled.token for result in results for sampled in result.tokens.get(name, ())]

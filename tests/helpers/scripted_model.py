@@ -48,6 +48,9 @@ class FixedAnswerMatcher:
     def accept(self, token: int) -> None:
         self.position += 1
 
+    def fork(self) -> FixedAnswerMatcher:
+        return replace(self)
+
 
 class ScriptedClient(EngineClient):
     """Forces the answers that `script` gives, also in place of a grammar."""

@@ -23,6 +23,9 @@ class FixedMatcher:
     def accept(self, token: int) -> None:
         raise AssertionError(token)
 
+    def fork(self) -> FixedMatcher:
+        raise AssertionError("no draft")
+
 
 def rows(guards: list[RowGrammar | None], vocab: int) -> list[list[int]]:
     mask = make_grammar_mask(guards, vocab)

@@ -13,7 +13,7 @@ from mlxrun.model.grammar_masks import RowGrammar
 from mlxrun.model.prompt_inputs import TEXT_ONLY
 from mlxrun.model.ragged.row_group import BUFFER_STEP
 from mlxrun.model.sampler import RowSampling
-from mlxrun.model.step_output import LaunchedStep, RowState, collect_tokens, compute_capacity
+from mlxrun.model.step_output import LaunchedStep, RowState, SampledRows, collect_tokens, compute_capacity
 from mlxrun.scheduler.request import SamplingParams
 from mlxrun.scheduler.step_plan import SampledToken
 
@@ -37,12 +37,12 @@ def make_row(matcher: Any = None) -> RowState:
 
 def launch(*names: str) -> LaunchedStep:
     sampled: Any = SimpleNamespace()
-    return LaunchedStep([(names, sampled)])
+    return LaunchedStep([SampledRows(names, sampled)])
 
 
 def collect(step: LaunchedStep, rows: dict[str, RowState], freed: Any = None) -> tuple[dict[str, int], Any]:
     tokens, errors = collect_tokens(step, rows, freed or {})
-    return {name: sampled.token for name, sampled in tokens.items()}, errors
+    return {name: sampled.token for name, (sampled,) in tokens.items()}, errors
 
 
 def test_rows_get_their_tokens() -> None:

@@ -29,7 +29,7 @@ def background(rid: str, size: int, max_tokens: int = 30, **fields: Any) -> Requ
 def step(scheduler: Scheduler) -> list[str]:
     """Run a step in which each decoding row gets a token. Returns the requests whose rows were freed."""
     plan = scheduler.schedule()
-    scheduler.update(plan, StepResult({rid: SampledToken(1) for rid in plan.decode}))
+    scheduler.update(plan, StepResult({rid: (SampledToken(1),) for rid in plan.decode}))
     return list(plan.free)
 
 

@@ -401,7 +401,7 @@ def calls(work: Callable[[], None]) -> int:
 def decode_all(scheduler: Scheduler) -> None:
     while scheduler.busy:
         plan = scheduler.schedule()
-        scheduler.update(plan, StepResult({rid: SampledToken(1) for rid in plan.decode}))
+        scheduler.update(plan, StepResult({rid: (SampledToken(1),) for rid in plan.decode}))
 
 
 def test_a_long_answer_costs_the_same_for_each_token(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,7 +33,7 @@ def make_scheduler(cache: SizedCache) -> Scheduler:
 
 def step(scheduler: Scheduler) -> StepPlan:
     plan = scheduler.schedule()
-    scheduler.update(plan, StepResult({rid: SampledToken(7) for rid in plan.decode}))
+    scheduler.update(plan, StepResult({rid: (SampledToken(7),) for rid in plan.decode}))
     return plan
 
 

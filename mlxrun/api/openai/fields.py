@@ -71,6 +71,7 @@ _COMMON: dict[str, Schema] = {
     "return_token_ids": BOOL,
     "return_tokens_as_token_ids": BOOL,
     "priority": {"type": "integer", "minimum": -(2**31), "maximum": 2**31 - 1},
+    "speculation": BOOL,
     "user": STRING,
 }
 HONOURED: dict[RequestKind, dict[str, Schema]] = {

@@ -1,0 +1,1 @@
+"""Speculative decoding: drafted tokens as further rows of a decode forward."""

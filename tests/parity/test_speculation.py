@@ -1,0 +1,280 @@
+"""Speculation changes no answer: drafts of any length, right or wrong, in any company.
+
+Drafts are made of the answer that the row must get, with wrong tokens in some places, so that blocks of every
+length are accepted. Decoding is by pages, whose attention on a CPU is gathered.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from mlxrun.config.settings import SpeculationSettings
+from mlxrun.engine.engine import Engine
+from mlxrun.errors import ConfigError, RequestError
+from mlxrun.model.compute_methods import ComputeMethods
+from mlxrun.model.decode import DecodeRunner
+from mlxrun.model.grammar_masks import RowGrammar
+from mlxrun.model.paged.paged_batch import PagedDecodeBatch
+from mlxrun.model.sampler import RowSampling
+from mlxrun.model.speculation.drafted_rows import DraftedRows
+from mlxrun.scheduler.draft_planner import DraftCounts
+from mlxrun.scheduler.request import FinishReason, TokenEvent
+from mlxrun.scheduler.row_drafter import RowDrafter
+from tests.helpers import engine_driver, text_models
+from tests.helpers.engine_driver import TimedRequest
+from tests.helpers.model_fixtures import Zoo
+
+Patch = pytest.MonkeyPatch
+ROWS = 12
+PROMPTS = text_models.prompts(7, (3, 9, 17, 40))
+JOINS = (0, 3, 0, 5)
+SETTINGS: tuple[dict[str, Any], ...] = (
+    {},
+    {"temperature": 0.9, "seed": 3, "top_p": 0.9},
+    {"repetition_penalty": 1.3, "frequency_penalty": 0.4, "temperature": 0.7, "seed": 5},
+    {"min_tokens": 6, "logprobs": 3},
+)
+COUNT = 16
+
+
+class EveryOtherToken:
+    """A grammar and its matcher: a token at position n of the answer differs from n by an odd number."""
+
+    done = False
+
+    def __init__(self, position: int = 0) -> None:
+        self.position = position
+
+    def start(self, output: Sequence[int], stop_ids: frozenset[int]) -> EveryOtherToken:
+        return EveryOtherToken(len(output))
+
+    def mask(self) -> bytes:
+        return (b"\xaa", b"\x55")[self.position % 2] * 32
+
+    def accept(self, token: int) -> None:
+        if (token - self.position) % 2 == 0:
+            raise RequestError(f"token {token} at position {self.position}")
+        self.position += 1
+
+    def fork(self) -> EveryOtherToken:
+        return EveryOtherToken(self.position)
+
+
+def make_engine(zoo: Zoo, family: str, method: Any = "ngram", width: int = ROWS, **options: Any) -> Engine:
+    methods = ComputeMethods("paged", fixed_width=width)
+    speculation = SpeculationSettings(method, max_tokens=5)
+    return engine_driver.make_real_engine(
+        zoo.text(family), methods, speculation=speculation, max_running=ROWS, **options
+    )
+
+
+def list_asks(**more: Any) -> list[TimedRequest]:
+    """One with a grammar, one with penalties, one that is sampled and one that may not end yet."""
+    given = [{"max_tokens": COUNT, "logprobs": 1} | s | more for s in SETTINGS]
+    asks = [engine_driver.make_text_request(str(i), p, **given[i]) for i, p in enumerate(PROMPTS)]
+    asks[0] = replace(asks[0], grammar=EveryOtherToken())
+    return [TimedRequest(ask, at) for ask, at in zip(asks, JOINS, strict=True)]
+
+
+def draft_from(monkeypatch: Patch, asks: Sequence[TimedRequest], answers: dict[str, TokenEvent]) -> None:
+    """Make each row's drafts of its answer, every fifth token of it replaced by a wrong one."""
+    known = {ask.request.prompt: answers[ask.id].tokens for ask in asks}
+
+    def propose(self: RowDrafter, limit: int) -> tuple[int, ...]:
+        tokens = tuple(self._lookup._tokens)
+        prompt = next(p for p in known if tokens[: len(p)] == p)
+        at = len(tokens) - len(prompt)
+        rest = [t ^ (i % 5 == 4) for i, t in enumerate(known[prompt])][at:]
+        return tuple(rest[: min(limit, self._max_tokens)])
+
+    monkeypatch.setattr(RowDrafter, "propose", propose)
+    monkeypatch.setattr(RowDrafter, "expect", lambda self: 2.0)
+
+
+def count_accepted(engine: Engine) -> int:
+    return engine.scheduler.drafts.counts.accepted
+
+
+def is_same(first: TokenEvent, second: TokenEvent) -> bool:
+    """Tokens, how the answer ended, and logprobs but for the rounding of a CPU, which knows a row's place."""
+    return (
+        first.tokens == second.tokens
+        and first.finish is second.finish
+        and first.stop_id == second.stop_id
+        and len(first.logprobs) == len(second.logprobs) == len(first.tokens)
+        and all(
+            abs(a.logprob - b.logprob) < 1e-4 and [t for t, _ in a.top] == [t for t, _ in b.top]
+            for a, b in zip(first.logprobs, second.logprobs, strict=True)
+        )
+    )
+
+
+Plain = Callable[[str], dict[str, TokenEvent]]
+
+
+@pytest.fixture(scope="module")
+def plain(zoo: Zoo) -> Plain:
+    """The answers of a family without drafts."""
+    return functools.cache(
+        lambda family: engine_driver.run_requests(make_engine(zoo, family, "off"), list_asks())
+    )
+
+
+def run_drafts(
+    zoo: Zoo, monkeypatch: Patch, family: str, without: dict[str, TokenEvent]
+) -> tuple[bool, DraftCounts]:
+    """Whether all answers are the same with drafts; and how many there were."""
+    asks = list_asks()
+    draft_from(monkeypatch, asks, without)
+    engine = make_engine(zoo, family)
+    found = engine_driver.run_requests(engine, asks)
+    same = all(is_same(found[ask.id], without[ask.id]) for ask in asks)
+    return same, engine.scheduler.drafts.counts
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "gpt_oss"])
+def test_drafts_change_no_answer(zoo: Zoo, plain: Plain, monkeypatch: Patch, family: str) -> None:
+    """Greedy, sampled, with penalties, among others, joining late; keys of all tokens and windows."""
+    same, counts = run_drafts(zoo, monkeypatch, family, plain(family))
+    assert counts.drafted > counts.accepted > 15, "too little was drafted to prove anything"
+    assert same
+
+
+@pytest.mark.parametrize("width", [0, 8])
+def test_stops_and_limits_inside_a_block(zoo: Zoo, plain: Plain, monkeypatch: Patch, width: int) -> None:
+    """A stop token, or the last token, that is accepted in the middle of a draft ends the answer there. What
+    follows it in the next turn is computed from the row's cache, which has no token too many."""
+    known = plain("llama")
+    asks = [
+        TimedRequest(replace(ask.request, params=replace(ask.request.params, **change)))
+        for ask, change in zip(
+            list_asks(),
+            (
+                {"stop_ids": frozenset(known["0"].tokens[7:8])},
+                {"stop_ids": frozenset(known["1"].tokens[11:12])},
+                {"max_tokens": 8},
+                {"max_tokens": 7, "stop_ids": frozenset(known["3"].tokens[6:7])},
+            ),
+            strict=True,
+        )
+    ]
+    draft_from(monkeypatch, asks, known)
+    engine = make_engine(zoo, "llama", width=width)
+    events = engine_driver.run_requests(engine, asks)
+    assert count_accepted(engine) > 10
+    for ask in asks:
+        event, tokens = events[ask.id], known[ask.id].tokens
+        ends = [i for i, t in enumerate(tokens) if t in ask.request.params.stop_ids]
+        size = min([ask.request.params.max_tokens, *ends])
+        assert event.tokens == tokens[:size]
+        assert event.finish is (FinishReason.STOP if size in ends else FinishReason.LENGTH)
+        assert event.stop_id == (tokens[size] if size in ends else None)
+    turns = [
+        TimedRequest(engine_driver.make_text_request(f"next {ask.id}", (*ask.request.prompt, *rest, 5)))
+        for ask in asks
+        for rest in [known[ask.id].tokens[: len(events[ask.id].tokens) + 1]]
+    ]
+    monkeypatch.setattr(RowDrafter, "expect", lambda self: 0.0)
+    again = engine_driver.run_requests(engine, turns)
+    assert all(again[turn.id].num_cached_tokens >= len(turn.request.prompt) - 4 for turn in turns)
+    for turn in turns:
+        engine_driver.check_answer(again[turn.id], zoo.answer("llama", turn.request.prompt))
+
+
+def test_preempted_and_aborted_rows(zoo: Zoo, plain: Plain, monkeypatch: Patch) -> None:
+    """Rows that draft lose their place and come back; others end while their drafts are verified."""
+    without = plain("llama")
+    draft_from(monkeypatch, list_asks(), without)
+    engine = make_engine(zoo, "llama")
+    preempted = []
+
+    def preempt(step: int) -> None:
+        rows = [s for s in engine.scheduler.requests if s.decoding and not s.num_in_flight and s.output]
+        if rows and len(preempted) < 4:
+            engine.scheduler._preempt(rows[0])
+            preempted.append(rows[0].id)
+
+    noise = [
+        TimedRequest(engine_driver.make_text_request(f"noise {i}", p), i, i + 7)
+        for i, p in enumerate(PROMPTS[:3])
+    ]
+    events = engine_driver.run_requests(engine, [*list_asks(), *noise], preempt)
+    assert len(preempted) == 4 and count_accepted(engine) > 15
+    assert all(is_same(events[rid], without[rid]) for rid in without)
+
+
+def accept_all(monkeypatch: Patch) -> None:
+    """Drafted tokens count without being compared."""
+    monkeypatch.setattr(DraftedRows, "count_accepted", lambda self, sampled: self.counts)
+
+
+def keep_rejected(monkeypatch: Patch) -> None:
+    """Rejected tokens stay in the row's cache."""
+    monkeypatch.setattr(PagedDecodeBatch, "accept", lambda self, lengths: None)
+
+
+def repeat_positions(monkeypatch: Patch) -> None:
+    """Drafted tokens have the position of the newest one."""
+
+    def expand(self: DraftedRows, first: Sequence[int]) -> list[int]:
+        return [at for at, count in zip(first, self.counts, strict=True) for _ in range(count)]
+
+    monkeypatch.setattr(DraftedRows, "expand_positions", expand)
+
+
+def forget_drafted(monkeypatch: Patch) -> None:
+    """Penalties do not know the drafted tokens before."""
+    monkeypatch.setattr(RowSampling, "follow", lambda self, fork: None)
+
+
+def mask_as_before_the_draft(monkeypatch: Patch) -> None:
+    """The grammar does not advance with drafted tokens."""
+    monkeypatch.setattr(RowGrammar, "fork_along", lambda self, draft: [self] * (len(draft) + 1))
+
+
+def take_last_token(monkeypatch: Patch) -> None:
+    """A row goes on from the last token of its forward, not from the last accepted one."""
+    original = DecodeRunner.accept
+
+    def accept(self: DecodeRunner, sampled: Any, rows: Any) -> None:
+        original(self, sampled, rows)
+        ends = list(itertools.accumulate(sampled.drafted.counts))
+        self.newest_tokens = sampled.batch.tokens[mx.array(ends) - 1]
+
+    monkeypatch.setattr(DecodeRunner, "accept", accept)
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        *(accept_all, keep_rejected, repeat_positions, forget_drafted, take_last_token),
+        mask_as_before_the_draft,
+    ],
+)
+def test_planted_bugs_are_found(
+    zoo: Zoo, plain: Plain, monkeypatch: Patch, plant: Callable[[Patch], None]
+) -> None:
+    """The twins of the tests above."""
+    without = plain("llama")
+    plant(monkeypatch)
+    assert not run_drafts(zoo, monkeypatch, "llama", without)[0]
+
+
+@pytest.mark.parametrize(("family", "decode"), [("qwen3_next", "paged"), ("llama", "ragged")])
+def test_what_cannot_draft_says_so(zoo: Zoo, family: str, decode: Any) -> None:
+    """`auto` decodes without drafts, and `ngram` is an error."""
+    folder, methods = zoo.text(family), ComputeMethods(decode)
+    auto, ngram = SpeculationSettings("auto"), SpeculationSettings("ngram")
+    engine = engine_driver.make_real_engine(folder, methods, speculation=auto)
+    found = engine.scheduler.drafts.describe()
+    assert found["method"] == "off"
+    assert ("recurrent states" if family == "qwen3_next" else "decodes ragged") in found["problem"]
+    with pytest.raises(ConfigError, match=r"speculation\.method: ngram cannot be used"):
+        engine_driver.make_real_engine(folder, methods, speculation=ngram)
