@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -17,6 +21,8 @@ from mlxrun.cli.run_setup import (
 )
 
 if TYPE_CHECKING:
+    from mlxrun.batch.job_run import JobSetup
+    from mlxrun.engine.client import EngineClient
     from mlxrun.evals.replay import RunComparison
     from mlxrun.evals.run_folders.run_folder import RunFolder
 
@@ -61,14 +67,58 @@ def command(run: Path, sample: int | None, is_all: bool, seed: int, model: str |
     if sample is not None and is_all:
         raise click.UsageError("give one of --sample and --all")
     count = None if is_all else sample or DEFAULT_SAMPLE
-    good = [_verify(each, count, seed, model, strict) for each in open_runs(run)]
+    verify = partial(_verify, sample=count, seed=seed, model=model, strict=strict)
+    good = asyncio.run(_verify_runs(open_runs(run), verify))
     return 0 if all(good) else 1
 
 
-def _verify(run: RunFolder, sample: int | None, seed: int, model: str | None, strict: bool) -> bool:
-    """Verify one run and print what is found; whether it is as it should be."""
-    import asyncio
+async def _verify_runs(
+    runs: Sequence[RunFolder], verify: Callable[..., Coroutine[Any, Any, bool]]
+) -> list[bool]:
+    """Verify all runs; those that can use one engine come one after the other, so that a suite loads each
+    model once."""
+    from mlxrun.evals.suites.matrix import compute_engine_key
 
+    keys = [compute_engine_key(each.manifest["config"]) for each in runs]
+    engine, good = _KeptEngine(), list[bool]()
+    try:
+        for key, each in sorted(zip(keys, runs, strict=True), key=lambda pair: keys.index(pair[0])):
+            await engine.prepare(key)
+            good.append(await verify(each, engine))
+    finally:
+        await engine.close()
+    return good
+
+
+@dataclass(slots=True)
+class _KeptEngine:
+    """The engine of the last run that needed one, for the next runs with this key."""
+
+    key: str | None = None
+    _client: EngineClient | None = None
+
+    async def prepare(self, key: str) -> None:
+        """Close the engine if it has another key."""
+        if key != self.key:
+            await self.close()
+        self.key = key
+
+    async def start(self, setup: JobSetup) -> EngineClient:
+        """The engine; `setup` starts it if there is none."""
+        if self._client is None:
+            self._client = await setup.start()
+        return self._client
+
+    async def close(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            await client.close()
+
+
+async def _verify(
+    run: RunFolder, engine: _KeptEngine, sample: int | None, seed: int, model: str | None, strict: bool
+) -> bool:
+    """Verify one run and print what is found; whether it is as it should be."""
     from mlxrun.batch.progress import pluralize
     from mlxrun.evals.run_folders.run_folder import DONE
     from mlxrun.evals.verification import choose_lines, make_serial_config, run_lines_again
@@ -89,7 +139,8 @@ def _verify(run: RunFolder, sample: int | None, seed: int, model: str | None, st
         return True
     setup = make_run_setup(run, model, make_serial_config)
     click.echo(f"{run.name}: the model's files and its settings are those of the run")
-    found = asyncio.run(run_lines_again(run, numbers, setup, say))
+    setup = replace(setup, start=partial(engine.start, setup), keep_engine=True)
+    found = await run_lines_again(run, numbers, setup, say)
     click.echo(
         f"{run.name}: {pluralize(found.compared, 'line')} of {run.total} run again, alone and without a "
         f"cache: {found.compared - len(found.differing)} equal, {len(found.differing)} different"

@@ -162,3 +162,13 @@ def test_a_killed_run_is_said_to_be_unfinished(
     ]
     assert main(["export", str(job), "--format", "inspect"]) == 2
     assert "the run is unfinished, with 5 of 8 lines done" in capsys.readouterr().err
+
+
+def test_runs_with_equal_engines_share_one(tmp_path: Path, fake_engine: list[Any]) -> None:
+    """The cells of a suite, for instance; one with other settings of the engine comes after them."""
+    for name, flags in (("a", ()), ("b", ("--set", "model.dtype=float32")), ("c", ())):
+        (tmp_path / name).mkdir()
+        run_job(tmp_path / name, *flags)
+    before = len(fake_engine)
+    assert main(["verify", str(tmp_path), "--sample", "2"]) == 0
+    assert [config.model.dtype for config in fake_engine[before:]] == ["auto", "float32"]

@@ -53,16 +53,20 @@ class Cell:
 
     @property
     def engine_key(self) -> str:
-        """Equal for cells that can use one engine: the digest of what it depends on."""
-        media = replace(self.config.media, roots=())
-        plain = to_plain(replace(self.config, media=media))
-        return hashlib.sha256(dump_canonical([plain[name] for name in _ENGINE_SECTIONS])).hexdigest()
+        """Equal for cells that can use one engine."""
+        return compute_engine_key(to_plain(self.config))
 
     @property
     def lines_key(self) -> str:
         """Equal for cells with the same lines."""
         varied = {key: value for key, value in self.settings.items() if _is_of_task(key)}
         return dump_canonical([self.task_name, varied]).decode()
+
+
+def compute_engine_key(config: Mapping[str, Any]) -> str:
+    """The digest of what an engine depends on, of a config as plain values."""
+    plain = {**config, "media": {**config["media"], "roots": []}}
+    return hashlib.sha256(dump_canonical([plain[name] for name in _ENGINE_SECTIONS])).hexdigest()
 
 
 def build_cells(file: SuiteFile, load: LoadModelConfig) -> list[Cell]:
