@@ -122,7 +122,7 @@ def _summarise(turns: Sequence[Mapping[str, ScoringRun]]) -> dict[str, Any]:
     scores = [run[name].scores[: len(expected)] for run in turns for name in ours]
     peaks = {name: max(turn[name].peak or 0 for turn in turns) for name in (ENGINE, UNSCORED)}
     return {
-        "items": {name: run.items for name, run in turns[0].items()},
+        "items": {name: run.items for name, run in turns[0].items() if name != UNSCORED},
         "sides": {name: [turn[name].to_json() for turn in turns] for name in turns[0]},
         "ratios": {name: _compute_ratios(turns, name) for name in ours},
         "memory_ratio": peaks[ENGINE] / peaks[UNSCORED],
