@@ -44,8 +44,15 @@ def check_model_path(config: Config) -> str | None:
     if not Path(path).is_dir():
         return f"{path} is neither a folder nor a .gguf file"
     if not Path(path, "config.json").is_file():
-        return f"{path} has no config.json, so it is not the folder of a model"
+        return explain_missing_config(Path(path))
     return None
+
+
+def explain_missing_config(folder: Path) -> str:
+    """Why a folder without a config.json is not the folder of a model."""
+    files = sorted(folder.glob("*.gguf"))
+    hint = f"; give the path of its GGUF file, such as {files[0]}" if files else ""
+    return f"{folder} has no config.json, so it is not the folder of a model{hint}"
 
 
 @reads("model.adapter")

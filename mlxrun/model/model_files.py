@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from mlxrun.config.contradictions import explain_missing_config
 from mlxrun.config.settings import ModelSettings
 from mlxrun.errors import ConfigError, ModelLoadError
 from mlxrun.model.load_progress import LoadProgress
@@ -34,7 +35,7 @@ def find_model_folder(settings: ModelSettings, weights: bool = True) -> Path:
         return folder
     if folder.is_dir():
         if not (folder / "config.json").is_file():
-            raise ConfigError(f"model.path: {folder} has no config.json, so it is not the folder of a model")
+            raise ConfigError(f"model.path: {explain_missing_config(folder)}")
         return folder
     if settings.path.count("/") != 1 or settings.path.startswith((".", "/", "~")):
         raise ModelLoadError(f"model.path: there is no folder {folder}")

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
@@ -115,6 +116,27 @@ def test_an_adapter_that_does_not_fit_is_refused(zoo: Zoo, adapter: Make, tmp_pa
     for folder, said in bad.values():
         with pytest.raises(ModelLoadError, match=f"(?s){said}"):
             engine_driver.make_real_engine(zoo.text("llama"), adapter=str(folder))
+    del bad["nothing there"], bad["no config"]
+    for name, edit, said in (
+        ("PEFT", {"peft_type": "LORA"}, "is an adapter of PEFT, which mlx-lm does not read"),
+        ("full", {"fine_tune_type": "full"}, "it replaces all weights; set model.adapter"),
+        ("deeper", {"num_layers": 3}, r"layers\.0\..*lora_a: missing in the file.* more"),
+    ):
+        folder = adapter(name)
+        config = json.loads((folder / "adapter_config.json").read_text())
+        (folder / "adapter_config.json").write_text(json.dumps(config | edit))
+        bad[name] = folder, said
+    for name in ("no config", "no weights"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "no weights" / "adapter_config.json").write_text("{}")
+    bad["no config"] = (
+        tmp_path / "no config",
+        "has no adapter_config.json, so it is not the folder of an adapter",
+    )
+    bad["no weights"] = tmp_path / "no weights", "has no adapters.safetensors"
+    for name, (folder, said) in bad.items():
+        with pytest.raises(ModelLoadError, match=f"(?s)model.adapters: {name}: .*{said}"):
+            engine_driver.make_real_engine(zoo.text("llama"), adapters={name: str(folder)})
 
 
 # -- models that see --------------------------------------------------------------------------------------
@@ -128,15 +150,18 @@ def seeing(zoo: Zoo, tmp_path: Path) -> Make:
     """Writes random adapters for a tiny vision model, as mlx-vlm saves them; `edit` changes the tensors."""
 
     def make(
-        name: str, edit: Callable[[Tensors], Tensors] = lambda tensors: tensors, legacy: bool = False
+        name: str,
+        edit: Callable[[Tensors], Tensors] = lambda tensors: tensors,
+        legacy: bool = False,
+        layers: Sequence[str] = ("q_proj", "v_proj"),
     ) -> Path:
         from mlx_vlm.trainer.peft.utils import get_peft_model
         from mlx_vlm.utils import load_model
 
         model = load_model(zoo.vision("qwen3_vl"))
         scale = {"rank": 4, "alpha": 8.0, "dropout": 0.0}
-        layers = None if legacy else ["q_proj", "v_proj"]  # the older kind has all of them
-        get_peft_model(model, layers, verbose=False, legacy=legacy, **scale)
+        adapted = None if legacy else list(layers)  # the older kind has all of them
+        get_peft_model(model, adapted, verbose=False, legacy=legacy, **scale)
         mx.random.seed(1)
         tensors = {
             key: mx.random.normal(value.shape) * 0.1
@@ -159,21 +184,30 @@ def test_a_vision_adapter_is_applied(zoo: Zoo, seeing: Make) -> None:
     from mlx_vlm.utils import apply_lora_layers, load_model
 
     folder, made = zoo.vision("qwen3_vl"), seeing("good")
-    engine = engine_driver.make_real_engine(folder, adapter=str(made))
+    alone = engine_driver.make_real_engine(folder, adapter=str(made))
+    chosen = engine_driver.make_real_engine(folder, adapters={"good": str(made)})
     model = apply_lora_layers(load_model(folder), made)
     ids = vision_models.prompt("qwen3_vl", "what is this?")
-    event, plain = (
-        engine_driver.run_requests(each, [engine_driver.make_vision_request(each, "a", ids, max_tokens=6)])[
-            "a"
-        ]
-        for each in (engine, engine_driver.make_real_engine(folder))
-    )
-    tokens = list(engine.model_info.tokenizer.encode(ids))
+    plain = engine_driver.make_vision_request(chosen, "plain", ids, max_tokens=6)
+    adapted = replace(plain, id="adapted", adapter=chosen.model_info.adapters[0])
+    together = engine_driver.run_requests(chosen, [plain, adapted])
+    event = engine_driver.run_requests(alone, [plain])["plain"]
+    assert together["adapted"].tokens == event.tokens != together["plain"].tokens
+    tokens = list(alone.model_info.tokenizer.encode(ids))
     for token in event.tokens:
         logits = model.language_model(mx.array([tokens])).logits
         assert int(mx.argmax(logits[0, -1])) == token
         tokens.append(token)
-    assert event.tokens != plain.tokens
+
+
+def test_several_adapters_of_a_tower_are_refused(zoo: Zoo, seeing: Make) -> None:
+    """Images are computed once for all rows."""
+    made = seeing("tower", layers=["vision_tower.blocks.0.attn.qkv"])
+    engine_driver.make_real_engine(zoo.vision("qwen3_vl"), adapter=str(made), probe=False)
+    with pytest.raises(
+        ModelLoadError, match="model.adapters: tower: .*it adapts vision_tower.*for images too"
+    ):
+        engine_driver.make_real_engine(zoo.vision("qwen3_vl"), adapters={"tower": str(made)})
 
 
 def foreign(tensors: Tensors) -> Tensors:
@@ -215,7 +249,7 @@ def test_what_the_library_prints_goes_to_the_log(
     """Standard output is for answers. An adapter of mlx-vlm's older kind is loaded as well."""
     made = seeing("old", legacy=True)
     capsys.readouterr()
-    with caplog.at_level(logging.INFO, "mlxrun.model.loader"):
+    with caplog.at_level(logging.INFO, "mlxrun.model.lora.adapter_files"):
         engine_driver.make_real_engine(zoo.vision("qwen3_vl"), adapter=str(made))
     assert "trainable params" in caplog.text
     assert capsys.readouterr().out == ""

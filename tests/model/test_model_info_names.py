@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxrun.api.openai.request import choose_adapter
+from mlxrun.api.model_names import choose_adapter
 from mlxrun.config.settings import ModelSettings
 from mlxrun.errors import NotFound
 from mlxrun.model.model_files import EMBEDDED

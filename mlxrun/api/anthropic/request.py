@@ -33,11 +33,11 @@ from mlxrun.api.anthropic.fields import (
 from mlxrun.api.anthropic.typed_tools import read_typed_tool
 from mlxrun.api.context import ApiContext
 from mlxrun.api.error_paths import find_source, rename_field
+from mlxrun.api.model_names import choose_adapter
 from mlxrun.api.openai.fields import CHAT_URL
 from mlxrun.api.openai.offered_tools import read_offered_tools
 from mlxrun.api.openai.request import check_body as check_chat_body
 from mlxrun.api.openai.request import (
-    choose_adapter,
     prepare_chat_prompt,
     prepare_request,
 )

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from mlxrun.api.context import ApiContext
+from mlxrun.api.model_names import choose_adapter
 from mlxrun.api.openai.pooled_fields import EMBEDDING_URL, POOLED_BODIES
 from mlxrun.api.openai.pooled_texts import (
     PooledTokens,
@@ -25,7 +26,6 @@ from mlxrun.api.openai.pooled_texts import (
     encode_pairs,
     find_pooled_model,
 )
-from mlxrun.api.openai.request import choose_adapter
 from mlxrun.api.prepared import PreparedRequest
 from mlxrun.errors import InternalError
 from mlxrun.scheduler.request import PooledModel, Request, SamplingParams

@@ -18,6 +18,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from mlxrun.api.context import ApiContext
+from mlxrun.api.model_names import choose_adapter, name_model
 from mlxrun.api.openai.fields import BODIES, URLS
 from mlxrun.api.openai.offered_tools import read_offered_tools
 from mlxrun.api.openai.pooled_texts import check_generates
@@ -33,7 +34,6 @@ from mlxrun.api.sampling_params import (
     read_prompt_logprobs,
     read_stop_strings,
 )
-from mlxrun.errors import NotFound
 from mlxrun.parsers.model_formats import ModelFormats
 from mlxrun.scheduler.request import Grammar, LoraAdapter, Request, SamplingParams
 from mlxrun.structured.closed_objects import close_body, close_tools
@@ -42,14 +42,12 @@ from mlxrun.structured.thinking_budget import ThinkingBudget, build_thinking_bud
 from mlxrun.text.continuation import CONTINUE_FINAL_MESSAGE, get_continued_path
 from mlxrun.text.field_errors import (
     UNSUPPORTED,
-    quote,
     reject,
     reject_choice,
     reject_unsupported,
 )
 from mlxrun.text.ignored_fields import log_ignored
 from mlxrun.text.messages import ImageRef, Message, normalize_messages
-from mlxrun.text.model_info import ModelInfo
 from mlxrun.text.prompt import (
     PromptOptions,
     RenderedPrompt,
@@ -135,32 +133,6 @@ def check_body(kind: RequestKind, body: Any, context: ApiContext) -> dict[str, A
         log_ignored("priority", reason)
         del given["priority"]
     return resolve_reasoning_fields(given, context) if kind == "chat" else given
-
-
-def choose_adapter(name: str | None, model_info: ModelInfo) -> LoraAdapter | None:
-    """The adapter that `model` of a body names, as MODEL:NAME or NAME; None: the model as it is. NotFound for
-    a name that is not served. A config without names and adapters serves any: clients have theirs built in.
-    """
-    own = (model_info.name, *model_info.names, *model_info.aliases)
-    for adapter in model_info.adapters:
-        if name == adapter.name or name in [f"{each}:{adapter.name}" for each in own]:
-            return adapter
-    if name is not None and (model_info.names or model_info.adapters) and name not in own:
-        names = ", ".join(list_names(model_info))
-        text = f"model: {quote(name)} is not served here; the names are {names}"
-        raise NotFound(text, param="model", code="model_not_found")
-    return None
-
-
-def list_names(model_info: ModelInfo) -> tuple[str, ...]:
-    """What `model` of a body may be, the real name first, those of adapters last."""
-    adapters = (name_model(model_info, adapter) for adapter in model_info.adapters)
-    return tuple(dict.fromkeys((model_info.name, *model_info.names, *adapters)))
-
-
-def name_model(model_info: ModelInfo, adapter: LoraAdapter | None) -> str:
-    """The name of the model in responses."""
-    return model_info.name if adapter is None else f"{model_info.name}:{adapter.name}"
 
 
 def _check_combinations(

@@ -79,6 +79,8 @@ class GgufHeader:
 def read_header(path: Path) -> GgufHeader:
     """Read a file's header. ModelLoadError if it is not a GGUF file, or damaged."""
     try:
+        if not path.stat().st_size:
+            raise ValueError("the file is empty")
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _HeaderReader(data).read_all(path)
     except (OSError, ValueError, struct.error, UnicodeDecodeError) as error:
@@ -114,17 +116,20 @@ class _HeaderReader:
         found[name] = value
 
     def _unpack(self, form: str) -> tuple[Any, ...]:
-        values = struct.unpack_from(f"<{form}", self._data, self._place)
-        self._place += struct.calcsize(f"<{form}")
-        return values
+        size = struct.calcsize(f"<{form}")
+        return struct.unpack(f"<{form}", self._take(size))
+
+    def _take(self, size: int) -> bytes:
+        """The next bytes. ValueError if the file has fewer: a download that broke off."""
+        found = self._data[self._place : self._place + size]
+        if len(found) != size:
+            raise ValueError("it ends within its header, so the file is cut")
+        self._place += size
+        return found
 
     def _read_string(self) -> str:
         (size,) = self._unpack("Q")
-        text = self._data[self._place : self._place + size]
-        if len(text) != size:
-            raise ValueError("it ends within its header")
-        self._place += size
-        return text.decode("utf-8")
+        return self._take(size).decode("utf-8")
 
     def _read_value(self, kind: int) -> Any:
         if kind == _STRING:

@@ -100,15 +100,12 @@ def read_adapters(model: Any, paths: Mapping[str, str], *, vision: bool) -> list
     for name, path in paths.items():
         try:
             found.append(_read_adapter(model, path, vision=vision))
+        except ModelLoadError as error:
+            raise ModelLoadError(f"model.adapters: {name}: {error}") from error
         except (OSError, ValueError, KeyError, TypeError, RuntimeError, AttributeError) as error:
-            raise ModelLoadError(f"model.adapters: {name}: {_explain(error)}") from error
+            text = f"the adapter cannot be loaded: {type(error).__name__}: {error}"
+            raise ModelLoadError(f"model.adapters: {name}: {text}") from error
     return found
-
-
-def _explain(error: Exception) -> str:
-    if isinstance(error, ModelLoadError):
-        return str(error)
-    return f"the adapter cannot be loaded: {type(error).__name__}: {error}"
 
 
 def _read_adapter(model: Any, path: str, *, vision: bool) -> dict[str, LayerWeights]:

@@ -10,8 +10,9 @@ from typing import Any
 from aiohttp import web
 
 from mlxrun.api.anthropic.response import build_models_page
+from mlxrun.api.model_names import choose_adapter, list_names, name_model
 from mlxrun.api.openai.fields import BODIES, URLS
-from mlxrun.api.openai.request import choose_adapter, list_names, name_model, prepare_request
+from mlxrun.api.openai.request import prepare_request
 from mlxrun.api.openai.response import build_error, build_response
 from mlxrun.api.openai.stream import ChunkWriter
 from mlxrun.api.prepared import PreparedRequest

@@ -9,10 +9,11 @@ from typing import Any
 
 from aiohttp import web
 
+from mlxrun.api.model_names import choose_adapter
 from mlxrun.api.openai.fields import DETOKENIZE, TOKENIZE
 from mlxrun.api.openai.offered_tools import read_offered_tools
 from mlxrun.api.openai.reasoning import resolve_reasoning_fields
-from mlxrun.api.openai.request import choose_adapter, prepare_chat_prompt
+from mlxrun.api.openai.request import prepare_chat_prompt
 from mlxrun.api.stored_files import has_file_parts, inline_file_parts
 from mlxrun.server.batches.request_files import read_body_with_files
 from mlxrun.server.engine_state import ENGINE
