@@ -168,7 +168,7 @@ def test_the_scheduler_is_pure_python() -> None:
 
 def test_what_is_imported_is_what_is_declared() -> None:
     """pyproject.toml names every library that is imported, and none that is not."""
-    spelled = {"PIL": "pillow", "yaml": "pyyaml"}
+    spelled = {"PIL": "pillow", "cv2": "opencv-python", "yaml": "pyyaml"}
     known = {*sys.stdlib_module_names, "mlxrun"}
     roots = {
         target.split(".")[0]
