@@ -16,7 +16,7 @@ from mlxrun.model import decode, prefill
 from mlxrun.model.chunk_grouping import PrefillSharing
 from mlxrun.model.compute_methods import ComputeMethods, find_padding_limit
 from mlxrun.model.decode import DecodeRunner
-from mlxrun.model.ragged import attention, decode_batch, layer_caches, row_group
+from mlxrun.model.ragged import attention, decode_batch, layer_caches, row_group, row_states
 from mlxrun.model.sampler import Sampler
 from tests.helpers import engine_driver, text_models
 from tests.helpers.engine_driver import TimedRequest
@@ -113,13 +113,13 @@ def state_not_reordered(monkeypatch: Patch) -> None:
         filled = [p for p in parts if p is not None]
         return mx.concatenate(filled, axis=0)[: order.size] if filled else None
 
-    monkeypatch.setattr(decode_batch, "_reorder_state", keep_order)
+    monkeypatch.setattr(row_states, "_reorder_state", keep_order)
 
 
 def state_of_a_step_ago(monkeypatch: Patch) -> None:
     """What the model leaves in its cache is not taken over."""
     monkeypatch.setattr(
-        decode_batch,
+        row_states,
         "_concatenate_states",
         lambda slot: mx.zeros_like(slot[0]) if slot[0] is not None else None,
     )

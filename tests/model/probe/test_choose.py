@@ -23,7 +23,7 @@ from mlxrun.model.model_info import load_model_info
 from mlxrun.model.probe import reference
 from mlxrun.model.probe.choose import choose_methods
 from mlxrun.model.probe.report import ProbeCheck
-from mlxrun.model.ragged import attention, decode_batch, layer_caches, row_group
+from mlxrun.model.ragged import attention, decode_batch, layer_caches, row_group, row_states
 from mlxrun.model.runner import ModelRunner
 from tests.helpers import engine_driver, text_models, vision_models
 from tests.helpers.engine_driver import TimedRequest
@@ -125,7 +125,7 @@ def states_not_reordered(monkeypatch: Patch) -> None:
         filled = [p for p in parts if p is not None]
         return mx.concatenate(filled, axis=0)[: order.size] if filled else None
 
-    monkeypatch.setattr(decode_batch, "_reorder_state", keep_order)
+    monkeypatch.setattr(row_states, "_reorder_state", keep_order)
 
 
 def moved_rows_lose_a_token(monkeypatch: Patch) -> None:
