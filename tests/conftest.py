@@ -6,6 +6,7 @@ import importlib
 import logging
 import os
 import platform
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub
 os.environ["TRANSFORMERS_VERBOSITY"] = "error"
+# Else each of the many processes that tests start compiles all modules of transformers and mlx-lm again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # on tiny matrices its threads only wait for each other
 
 if platform.machine() == "x86_64":
@@ -35,7 +39,7 @@ importlib.import_module("mlxrun.model.machine.device").STEP_MS = 0  # type: igno
 
 pytest.register_assert_rewrite("tests.helpers.parser_driver")  # its asserts show both sides
 
-from tests.helpers.model_fixtures import zoo  # noqa: E402, F401
+from tests.helpers.model_fixtures import probed_once, zoo  # noqa: E402, F401
 
 # These have processes and sockets in them. CI gives them a second try, and names those that needed it. What
 # computes an answer has to be right at the first one.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -64,3 +65,23 @@ class Zoo:
 @pytest.fixture(scope="session")
 def zoo(tmp_path_factory: pytest.TempPathFactory) -> Zoo:
     return Zoo(tmp_path_factory.mktemp("zoo"))
+
+
+_PROBED: dict[str, Any] = {}
+
+
+@pytest.fixture
+def probed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines of a model that was loaded with the same config earlier in this session take what it chose then:
+    the probe takes longer than most tests. Not for tests that plant a bug before they make an engine."""
+    from mlxrun.model.probe import choose  # a second of imports, which most tests do without
+    from mlxrun.model.ragged import decode_batch, row_group
+
+    def choose_once(adapter: Any, vocab: int, config: Any, *others: Any) -> Any:
+        groups = (decode_batch.SHORTEST_BUCKET, row_group.BUFFER_STEP, row_group.SPARE_TOKENS)
+        key = repr((config, others[1:], groups))
+        if key not in _PROBED:
+            _PROBED[key] = choose.choose_methods(adapter, vocab, config, *others)
+        return _PROBED[key]
+
+    monkeypatch.setattr("mlxrun.engine.factory.choose_methods", choose_once)

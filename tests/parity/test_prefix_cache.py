@@ -27,6 +27,8 @@ from tests.helpers import engine_driver, text_models, vision_models
 from tests.helpers.engine_driver import TimedRequest
 from tests.helpers.model_fixtures import Zoo
 
+pytestmark = pytest.mark.usefixtures("probed_once")
+
 SLOW = [pytest.mark.slow]
 FAMILIES = [pytest.param(f, marks=[] if f in text_models.CORE else SLOW) for f in text_models.TEXT]
 VISION = [pytest.param(f, marks=[] if f in vision_models.CORE else SLOW) for f in vision_models.VISION]
