@@ -73,7 +73,7 @@ _PROBED: dict[str, Any] = {}
 @pytest.fixture
 def probed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Engines of a model that was loaded with the same config earlier in this session take what was chosen
-    then: the probe takes longer than most tests. Not for tests that plant a bug before they make an engine."""
+    then: it takes longer than most tests. Not for tests that plant a bug before they make an engine."""
     from mlxrun.model.probe import choose  # a second of imports, which most tests do without
     from mlxrun.model.ragged import decode_batch, row_group
 
