@@ -127,6 +127,8 @@ def _follow_probe(config: Config, methods: ComputeMethods) -> Config:
 
 
 _DECODE: dict[DecodeMethod, str] = {
+    "compiled": "rows of any length decode together, compiled, with one attention kernel",
+    "paged": "rows of any length decode together, with one attention kernel",
     "ragged": "rows of any length decode together",
     "grouped": "rows of similar length decode together",
     "row_by_row": "rows decode one by one",

@@ -97,14 +97,17 @@ class Adapter:
         logits: mx.array = (self.text_model if model is None else model)(ids, cache=cache)
         return logits
 
-    def decode(self, ids: mx.array, cache: list[Any], positions: Sequence[int]) -> mx.array:
+    def decode(self, ids: mx.array, cache: list[Any], positions: Sequence[int] | mx.array) -> mx.array:
         """Logits [B, 1, V] of one new token a row, `ids` [B, 1], at these rotary positions."""
         logits: mx.array = self.model(ids, cache=cache)
         return logits
 
     def make_decode(self, numbers: Sequence[int]) -> Callable[..., mx.array]:
         """`decode` for rows that use the LoRA adapters with these numbers: one for each row of all calls
-        together, in order. Rows beyond them are dummies without an adapter."""
+        together, in order. Rows beyond them are dummies without an adapter. Without adapters it is always the
+        same, so that a compiled forward can be used again."""
+        if not self.row_adapters.names:
+            return self.decode
         left = iter(numbers)
 
         def decode(ids: mx.array, cache: list[Any], positions: Sequence[int]) -> mx.array:
@@ -188,11 +191,11 @@ class VisionAdapter(Adapter):
         logits: mx.array = (self.text_model if model is None else model)(ids, cache=cache, **extra).logits
         return logits
 
-    def decode(self, ids: mx.array, cache: list[Any], positions: Sequence[int]) -> mx.array:
+    def decode(self, ids: mx.array, cache: list[Any], positions: Sequence[int] | mx.array) -> mx.array:
         extra: dict[str, Any] = {}
         if self._mrope:  # always explicit: without it the model would use the state of the last prefill
-            rows = mx.array(list(positions), dtype=mx.int32)[None, :, None]
-            extra["position_ids"] = mx.broadcast_to(rows, (3, len(positions), 1))
+            rows = positions if isinstance(positions, mx.array) else mx.array(positions, dtype=mx.int32)
+            extra["position_ids"] = mx.broadcast_to(rows[None, :, None], (3, *ids.shape))
         logits: mx.array = self._language(ids, cache=cache, **extra).logits
         return logits
 

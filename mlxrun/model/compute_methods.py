@@ -1,6 +1,7 @@
 """How a model is computed: the fastest methods that passed the probe.
 
-Decode methods: `ragged` (one forward, attention by row groups), `grouped` (one forward a row group) and
+Decode methods: `paged` (one forward, attention by one kernel for all rows, on GPUs), `compiled` (the same,
+compiled), `ragged` (one forward, attention by row groups), `grouped` (one forward a row group) and
 `row_by_row` (one forward a row). All are exact; each is slower than the one before.
 """
 
@@ -11,14 +12,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from mlxrun.model.chunk_grouping import PrefillSharing
+from mlxrun.model.paged.paged_batch import PagedDecodeBatch
+from mlxrun.model.paged.paged_cache import Attend
 from mlxrun.model.ragged.decode_batch import DecodeBatch
 from mlxrun.model.ragged.layer_caches import LayerKind, flatten_caches, get_kind, get_window
 from mlxrun.model.ragged.quantized_buffer import KVQuantization
 from mlxrun.model.ragged.row_by_row import RowByRowBatch
 
-AnyDecodeBatch = DecodeBatch | RowByRowBatch
+AnyDecodeBatch = PagedDecodeBatch | DecodeBatch | RowByRowBatch
 LIBRARY_CHUNK = 2048  # tokens: the prefill step of mlx-lm and of mlx-vlm
-DecodeMethod = Literal["ragged", "grouped", "row_by_row"]
+DecodeMethod = Literal["compiled", "paged", "ragged", "grouped", "row_by_row"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +49,17 @@ class ComputeMethods:
 
 
 def make_decode_batch(
-    template: Sequence[Any], methods: ComputeMethods, shortest: int | None = None
+    template: Sequence[Any],
+    methods: ComputeMethods,
+    shortest: int | None = None,
+    attend: Attend | None = None,
 ) -> AnyDecodeBatch:
-    """An empty decode batch that works by these methods. `shortest`: see DecodeBatch."""
+    """An empty decode batch that works by these methods. `shortest`: see DecodeBatch. `attend`: see
+    PagedDecodeBatch."""
     one_pass, width = methods.decode == "ragged", methods.fixed_width
+    if uses_pages(methods.decode) and can_batch(template):
+        compiled = methods.decode == "compiled"
+        return PagedDecodeBatch(template, width=width, compiled=compiled, attend=attend)
     if methods.decode == "row_by_row" or (width and not one_pass) or not can_batch(template):
         return RowByRowBatch()
     return DecodeBatch(
@@ -60,6 +70,11 @@ def make_decode_batch(
         shortest=shortest,
         quantization=methods.quantization,
     )
+
+
+def uses_pages(method: DecodeMethod) -> bool:
+    """Whether rows lie in pages."""
+    return method in ("compiled", "paged")
 
 
 def can_batch(template: Sequence[Any]) -> bool:

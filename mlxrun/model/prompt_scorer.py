@@ -64,8 +64,8 @@ class ScoredPart:
 
 @dataclass(frozen=True, slots=True)
 class PrefillForward:
-    """The arguments of a forward. `ids` [rows, n]; `adapters`: the numbers of the rows' LoRA adapters, one for
-    each row or for each token; `layers`: launch so many at a time; 0: none yet."""
+    """The arguments of a forward. `ids` [rows, n]; `adapters`: the numbers of the rows' LoRA adapters, one
+    for each row or for each token; `layers`: launch so many at a time; 0: none yet."""
 
     ids: list[list[int]]
     cache: list[Any]

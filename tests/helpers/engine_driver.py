@@ -28,7 +28,7 @@ from mlxrun.engine.engine import Engine
 from mlxrun.engine.factory import build_engine
 from mlxrun.model.chunk_grouping import PrefillSharing
 from mlxrun.model.compute_methods import ComputeMethods
-from mlxrun.model.probe import choose
+from mlxrun.model.paged import attention_kernel, page_pool, page_table, paged_cache
 from mlxrun.model.probe.report import ProbeReport
 from mlxrun.model.ragged import decode_batch, row_group
 from mlxrun.scheduler.request import FinishReason, Request, SamplingParams, TokenEvent
@@ -92,29 +92,14 @@ def make_real_engine(folder: Path, methods: ComputeMethods | None = None, **opti
         return build_engine(made)
 
 
-_PROBED: dict[str, ProbeReport] = {}
-
-
-def probe_each_model_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Engines of a model that was compared in the same way earlier in this session take what was chosen then:
-    the probe takes longer than most tests. Not for tests that plant a bug before they make an engine."""
-
-    def choose_once(adapter: Any, vocab: int, config: Config, *others: Any) -> ProbeReport:
-        candidate = choose._choose_candidate(adapter.make_cache(), config)
-        groups = (decode_batch.SHORTEST_BUCKET, row_group.BUFFER_STEP, row_group.SPARE_TOKENS)
-        key = repr((config.model, config.engine.probe, candidate, others[1:], groups))
-        if key not in _PROBED:
-            _PROBED[key] = choose.choose_methods(adapter, vocab, config, *others)
-        return _PROBED[key]
-
-    monkeypatch.setattr("mlxrun.engine.factory.choose_methods", choose_once)
-
-
 def use_small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Row groups for up to 15, 31, 63, ... tokens, so that a few short prompts fill several of them."""
+    """Row groups for up to 15, 31, 63, ... tokens, so that a few short prompts fill several of them; pages of
+    8 tokens."""
     monkeypatch.setattr(decode_batch, "SHORTEST_BUCKET", 8)
     monkeypatch.setattr(row_group, "BUFFER_STEP", 16)
     monkeypatch.setattr(row_group, "SPARE_TOKENS", 64)
+    for module in (attention_kernel, page_pool, page_table, paged_cache):
+        monkeypatch.setattr(module, "PAGE", 8)
 
 
 def get_runner(engine: Engine) -> Any:

@@ -24,6 +24,7 @@ from mlxrun.model.compute_methods import (
     can_batch,
     can_stack,
     find_padding_limit,
+    uses_pages,
 )
 from mlxrun.model.machine.device import uses_cuda, uses_gpu
 from mlxrun.model.model_info import LoadedModelInfo
@@ -33,6 +34,7 @@ from mlxrun.model.probe.report import ComparedWindow, ProbeCheck, ProbeReport
 from mlxrun.model.probe.text_checks import TextChecks
 from mlxrun.model.probe.windows import REDUCED, list_windows
 from mlxrun.model.quantized_layers import use_library_products
+from mlxrun.model.ragged.layer_caches import LayerKind, flatten_caches, get_kind
 from mlxrun.model.ragged.quantized_buffer import KVQuantization
 from mlxrun.scheduler.scheduler import DEFAULT_CHUNK
 
@@ -43,7 +45,12 @@ IN_CHUNKS = (
 )
 QUANTISED = "decode quantised"
 PROBED_START = 3  # tokens, instead of a larger `cache.kv_start`: one of the rows crosses it
-SLOWER_DECODE = {"ragged": "one forward for rows of similar length", "grouped": "one forward for each row"}
+SLOWER_DECODE = {
+    "compiled": "a forward that is not compiled",
+    "paged": "attention by groups of rows of similar length",
+    "ragged": "one forward for rows of similar length",
+    "grouped": "one forward for each row",
+}
 
 
 def choose_methods(
@@ -57,7 +64,7 @@ def choose_methods(
     `model_info`: has the processor of images, without which they are not compared. ConfigError if rows are to
     be quantised, and that fails."""
     template = adapter.make_cache()
-    candidate = _choose_candidate(template, config)
+    candidate = _choose_candidate(template, config, quantization is None)
     if not config.engine.probe:
         return _add_quantization(ProbeReport(candidate, (), adapter.weights), quantization)
     with use_library_products(adapter.model):
@@ -90,12 +97,13 @@ def _add_quantization(report: ProbeReport, quantization: KVQuantization | None) 
     return replace(report, methods=replace(report.methods, quantization=quantization))
 
 
-def _choose_candidate(template: Sequence[Any], config: Config) -> ComputeMethods:
+def _choose_candidate(template: Sequence[Any], config: Config, paged: bool) -> ComputeMethods:
     """The fastest methods, by the kinds of the model's caches and the config only."""
     scheduler, gpu, snapshots = config.scheduler, uses_gpu(), config.cache.backend != "none"
+    batched = _choose_batched(template, config) if paged and gpu else "ragged"
     if config.engine.reproducible:
         # A CPU's BLAS rounds a row by its position among the others: there each row is computed by itself.
-        decode: DecodeMethod = "ragged" if gpu and can_batch(template) else "row_by_row"
+        decode: DecodeMethod = batched if gpu and can_batch(template) else "row_by_row"
         return ComputeMethods(decode, PrefillSharing(), scheduler.max_running, uses_cuda(), snapshots)
     if not can_batch(template):
         return ComputeMethods("row_by_row", snapshots=snapshots)
@@ -103,7 +111,15 @@ def _choose_candidate(template: Sequence[Any], config: Config) -> ComputeMethods
         template, scheduler.prefill_budget if gpu else scheduler.chunk or DEFAULT_CHUNK
     )
     sharing = PrefillSharing(scheduler.prefill_rows, padded, merge_chunks=gpu, tails=can_stack(template))
-    return ComputeMethods("ragged", sharing, launch_first=uses_cuda(), snapshots=snapshots)
+    return ComputeMethods(batched, sharing, launch_first=uses_cuda(), snapshots=snapshots)
+
+
+def _choose_batched(template: Sequence[Any], config: Config) -> DecodeMethod:
+    """How a GPU decodes rows together. A compiled forward cannot change its adapters from step to step."""
+    if not (config.engine.probe or uses_cuda()):
+        return "ragged"  # the kernel is not compared, and other GPUs have not been seen to compute it
+    only_keys = {get_kind(layer) for layer in flatten_caches(template)} <= {LayerKind.KV, LayerKind.WINDOW}
+    return "compiled" if only_keys and not config.model.adapters else "paged"
 
 
 class _TextLadder:
@@ -144,12 +160,20 @@ class _TextLadder:
 
     def _choose_decode(self, methods: ComputeMethods) -> DecodeMethod:
         if methods.decode != "row_by_row":
-            for method in get_args(DecodeMethod)[:2]:
-                run = partial(self._runs.decode, method, methods.fixed_width)
-                if self._passes(f"decode {method}", run, SLOWER_DECODE[method]):
-                    return method
+            slower = get_args(DecodeMethod)[:-1]
+            for method in slower[slower.index("paged" if uses_pages(methods.decode) else methods.decode) :]:
+                if not self._passes_decode(method, methods.fixed_width):
+                    continue
+                may_compile = method == "paged" and methods.decode == "compiled"
+                if may_compile and self._passes_decode("compiled", methods.fixed_width):
+                    return "compiled"
+                return method
         self._runs.forget_copied_row()
         return "row_by_row"
+
+    def _passes_decode(self, method: DecodeMethod, width: int) -> bool:
+        run = partial(self._runs.decode, method, width)
+        return self._passes(f"decode {method}", run, SLOWER_DECODE[method])
 
     def _check_quantization(self, quantization: KVQuantization) -> None:
         short = quantization._replace(start=min(quantization.start, PROBED_START))

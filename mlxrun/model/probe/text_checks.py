@@ -11,6 +11,9 @@ from typing import Any
 import mlx.core as mx
 
 from mlxrun.model.compute_methods import ComputeMethods, DecodeMethod, make_decode_batch
+from mlxrun.model.machine.device import uses_gpu
+from mlxrun.model.paged.paged_batch import PagedDecodeBatch
+from mlxrun.model.probe.kernel_check import KernelCheck
 from mlxrun.model.probe.reference import STEPS, ProbeLogits, Reference
 from mlxrun.model.probe.rounded_update import RoundedUpdate
 from mlxrun.model.prompt_inputs import TEXT_ONLY
@@ -67,7 +70,11 @@ class TextChecks:
         """Row 0 alone, and then all rows in one batch, until row 0 leaves. The others join in the second
         step; if they are quantised in the third, so that row 2 takes the place of row 0 in a group."""
         methods = ComputeMethods(method, fixed_width=width, quantization=quantization)
-        batch = make_decode_batch(self._reference.make_cache(), methods, SHORTEST)
+        # The paged method's kernel is compared with the library's; the compiled one's is the same.
+        attend = KernelCheck() if method == "paged" and uses_gpu() else None
+        batch = make_decode_batch(self._reference.make_cache(), methods, SHORTEST, attend)
+        if isinstance(batch, PagedDecodeBatch):
+            batch.compile_after = 0
         inputs = [[p[-1], *a] for p, a in zip(self._prompts, self._reference.answers, strict=True)]
         logits: ProbeLogits = {}
         starts = [0, *[1 if quantization is None else 2] * (len(self._rows) - 1)]

@@ -1,7 +1,7 @@
 """The attention seam: how a model's own layers attend over ragged rows in one forward.
 
 Models call their module's `scaled_dot_product_attention(queries, keys, ...)`. `route_attention` routes that
-call to RaggedKeys, to cpu_attention.py for the engine's own forwards on a CPU, or to the library. The classes
+call to RowKeys, to cpu_attention.py for the engine's own forwards on a CPU, or to the library. The classes
 below are what a model sees as its cache, keys and mask while it decodes; models that look inside fail in the
 parity probe.
 """
@@ -39,7 +39,15 @@ class RaggedMask:
         self.window = window
 
 
-class RaggedKeys:
+class RowKeys:
+    """Keys and values of all rows of a forward, in place of arrays."""
+
+    def attend(self, queries: mx.array, scale: float, mask: Any, **kwargs: Any) -> mx.array:
+        """Attention of one token a row, [rows, Hq, 1, D]."""
+        raise NotImplementedError
+
+
+class RaggedKeys(RowKeys):
     """Keys and values of all rows, a pair of arrays (plain or quantised) for each group, in row order."""
 
     def __init__(self, groups: list[RowGroup], pairs: list[tuple[Any, Any]], width: int) -> None:
@@ -229,7 +237,7 @@ def _make_routed(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
     known = original.__module__ in _BASES  # a model's own function may do more than the kernel does
 
     def attend(queries: mx.array, keys: Any, *args: Any, **kwargs: Any) -> mx.array:
-        ragged = isinstance(keys, RaggedKeys)
+        ragged = isinstance(keys, RowKeys)
         if not ragged and not (known and _EngineAttention.enabled and isinstance(keys, mx.array)):
             return original(queries, keys, *args, **kwargs)
         given = dict(zip(names[2:], args, strict=False)) | kwargs

@@ -27,7 +27,7 @@ QUANTIZED = 64  # added to the bucket of a quantised row, which shares no group 
 
 # id, length, keys and values of each KV or WINDOW layer
 _EnteringRow = tuple[str, int, Sequence[RowKeysValues | QuantizedRow]]
-DecodeCall = Callable[[mx.array, list[Any], Sequence[int]], mx.array]  # see adapter.Adapter.decode
+DecodeCall = Callable[[mx.array, list[Any], Sequence[int] | mx.array], mx.array]  # see adapter.Adapter.decode
 
 
 def find_bucket(length: int, shortest: int | None = None) -> int:

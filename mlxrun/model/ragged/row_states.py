@@ -18,6 +18,11 @@ class RowStates:
     def __init__(self, layers: Sequence[Any]) -> None:
         self._states = {i: layer for i, layer in enumerate(layers) if get_kind(layer) is LayerKind.STATE}
 
+    @property
+    def layers(self) -> list[int]:
+        """The indices of the layers that have a state."""
+        return list(self._states)
+
     def reorder(
         self, before: Sequence[str], after: Sequence[str], joining: Mapping[str, Sequence[Any]]
     ) -> None:

@@ -18,7 +18,7 @@ from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache
 
 from mlxrun.model.compute_methods import ComputeMethods, make_decode_batch
 from mlxrun.model.ragged import layer_caches
-from mlxrun.model.ragged.attention import RaggedKeys
+from mlxrun.model.ragged.attention import RowKeys
 from mlxrun.model.ragged.decode_batch import DecodeBatch, JoiningRow, find_bucket
 from mlxrun.model.ragged.row_by_row import RowByRowBatch
 from tests.helpers import engine_driver
@@ -104,7 +104,8 @@ class Toy:
     def step(self) -> None:
         order, lengths = self.batch.ids, self.batch.lengths
 
-        def decode(ids: mx.array, caches: list[Any], places: Sequence[int]) -> mx.array:
+        def decode(ids: mx.array, caches: list[Any], places: Sequence[int] | mx.array) -> mx.array:
+            places = places.tolist() if isinstance(places, mx.array) else places
             names = [["dummy", *order][i] for i in ids[:, 0].tolist()]
             self.widths.append(len(names))
             return self._forward(names, places, caches)
@@ -147,7 +148,7 @@ class Toy:
 
 
 def attend(query: mx.array, keys: Any, values: Any, mask: Any) -> mx.array:
-    if isinstance(keys, RaggedKeys):
+    if isinstance(keys, RowKeys):
         return keys.attend(query, 1.0, mask)
     return mx.fast.scaled_dot_product_attention(query, keys, values, scale=1.0, mask=mask)
 
@@ -157,6 +158,8 @@ WAYS = {
     "grouped": ComputeMethods("grouped"),
     "row by row": ComputeMethods("row_by_row"),
     "fixed width": ComputeMethods("ragged", fixed_width=9),
+    "paged": ComputeMethods("paged"),
+    "paged, fixed width": ComputeMethods("paged", fixed_width=9),
 }
 
 
@@ -187,7 +190,7 @@ def test_rows_join_leave_and_grow(way: str, size: str, seed: int, monkeypatch: p
     assert born > 10
     if isinstance(batch, DecodeBatch) and size == "small groups":
         assert most >= 3
-    if way == "fixed width":
+    if "fixed width" in way:
         assert set(toy.widths) == {9}
     batch.update(set(), [])
     assert batch.ids == [] and count_bytes(batch) == 0

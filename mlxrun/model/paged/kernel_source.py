@@ -1,0 +1,215 @@
+"""The source of the paged attention kernel, one text for CUDA and Metal.
+
+`$NAMES` stand for what the two languages spell differently (DIALECTS). Two kernels: the first attends to the
+tokens of a page, for one row and some heads that share a KV head; the second joins what a row's blocks found,
+as in Flash-Decoding (Dao et al., 2023). Which thread sums which tokens follows from a token's position in its
+row alone, so a row's result does not depend on the rows beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from string import Template
+
+PAGE = 256  # tokens of a page
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """How a language spells things. `shared_numbers`: float32 numbers that a block's threads may share."""
+
+    names: Mapping[str, str]
+    header: str
+    shared_numbers: int
+
+
+# The vector type is aligned to the largest power of two that divides its size, at most 16 bytes.
+_VECTOR = """
+template <typename T, int N> struct alignas(
+    ((sizeof(T) * N) & (~(sizeof(T) * N) + 1)) > 16 ? 16 : ((sizeof(T) * N) & (~(sizeof(T) * N) + 1))
+) Numbers { T x[N]; };
+"""
+
+_CUDA_HEADER = """
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#define DEVICE
+#define UNROLLED _Pragma("unroll")
+#define SHARED __shared__
+#define BARRIER __syncthreads()
+#define SHUFFLE_XOR(x, lanes) __shfl_xor_sync(0xffffffff, x, lanes)
+#define EXP(x) __expf(x)
+#define MAX(a, b) fmaxf(a, b)
+"""
+_METAL_HEADER = """
+#define DEVICE device
+#define UNROLLED _Pragma("unroll")
+#define SHARED threadgroup
+#define BARRIER threadgroup_barrier(mem_flags::mem_threadgroup)
+#define SHUFFLE_XOR(x, lanes) simd_shuffle_xor(x, lanes)
+#define EXP(x) metal::fast::exp(x)
+#define MAX(a, b) metal::max(a, b)
+"""
+
+# MLX finds the names of Metal's attributes in the source, so they cannot be macros.
+DIALECTS: Mapping[str, Dialect] = {
+    "cuda": Dialect(
+        {
+            "BLOCK_X": "int(blockIdx.x)",
+            "BLOCK_Y": "int(blockIdx.y)",
+            "BLOCK_Z": "int(blockIdx.z)",
+            "THREAD": "int(threadIdx.x)",
+        },
+        _CUDA_HEADER + _VECTOR,
+        10240,
+    ),
+    "metal": Dialect(
+        {
+            "BLOCK_X": "int(threadgroup_position_in_grid.x)",
+            "BLOCK_Y": "int(threadgroup_position_in_grid.y)",
+            "BLOCK_Z": "int(threadgroup_position_in_grid.z)",
+            "THREAD": "int(thread_position_in_threadgroup.x)",
+        },
+        _METAL_HEADER + _VECTOR,
+        6144,
+    ),
+}
+
+# Inputs: queries [rows, KV_HEADS * GROUP, 1, KEY_DIM], keys [pages * PAGE, KV_HEADS, KEY_DIM], values alike,
+# tables [rows, columns] of page numbers (page i of a row is in column i % columns), lengths [rows],
+# columns_given [1]. Output: parts [rows, heads, columns, VALUE_DIM + 2]: weighted sum, highest score, weight.
+_SPLIT = """
+  const int row = $BLOCK_Z;
+  const int kv = $BLOCK_Y / PARTS;                   // KV head
+  const int head0 = $BLOCK_Y * HEADS;                // first query head of this block
+  const int length = lengths[row];
+  const int low = (WINDOW > 0 && length > WINDOW) ? length - WINDOW : 0;
+  const int page_index = low / PAGE_TOKENS + $BLOCK_X;
+  const int page_start = page_index * PAGE_TOKENS;
+  const int start = low > page_start ? low - page_start : 0;
+  const int stop = length - page_start < PAGE_TOKENS ? length - page_start : PAGE_TOKENS;
+  if (stop <= start) return;
+  const int lane = $THREAD % 32, warp = $THREAD / 32;
+  const int lane_of_key = lane % LANES, key_of_warp = lane / LANES;
+  const int columns = columns_given[0];
+  const long base = (long)tables[row * columns + page_index % columns] * PAGE_TOKENS;
+  float q[HEADS][KEY_PART], sum[HEADS][VALUE_PART], top[HEADS], weight[HEADS];
+  UNROLLED
+  for (int h = 0; h < HEADS; h++) {
+    top[h] = -1e30f; weight[h] = 0;
+    for (int i = 0; i < VALUE_PART; i++) sum[h][i] = 0;
+    const long at = ((long)row * KV_HEADS * PARTS * HEADS + head0 + h) * KEY_DIM + lane_of_key * KEY_PART;
+    for (int i = 0; i < KEY_PART; i++) q[h][i] = float(queries[at + i]) * SCALE;
+  }
+  const int tokens_a_turn = WARPS * KEYS_A_WARP * UNROLL;
+  for (int turn = start / tokens_a_turn; turn * tokens_a_turn < stop; turn++) {
+    Numbers<T, KEY_PART> k[UNROLL];
+    Numbers<T, VALUE_PART> v[UNROLL];
+    bool seen[UNROLL];
+    for (int u = 0; u < UNROLL; u++) {
+      const int token = turn * tokens_a_turn + (u * WARPS + warp) * KEYS_A_WARP + key_of_warp;
+      seen[u] = token >= start && token < stop;
+      const long at = (base + (seen[u] ? token : start)) * KV_HEADS + kv;
+      k[u] = *(const DEVICE Numbers<T, KEY_PART>*)(keys + at * KEY_DIM + lane_of_key * KEY_PART);
+      v[u] = *(const DEVICE Numbers<T, VALUE_PART>*)(values + at * VALUE_DIM + lane_of_key * VALUE_PART);
+    }
+    UNROLLED
+    for (int h = 0; h < HEADS; h++) {
+      float s[UNROLL];
+      float highest = top[h];
+      for (int u = 0; u < UNROLL; u++) {
+        s[u] = 0;
+        for (int i = 0; i < KEY_PART; i++) s[u] += q[h][i] * float(k[u].x[i]);
+      }
+      for (int o = LANES / 2; o > 0; o /= 2)
+        for (int u = 0; u < UNROLL; u++) s[u] += SHUFFLE_XOR(s[u], o);
+      for (int u = 0; u < UNROLL; u++) if (seen[u]) highest = MAX(highest, s[u]);
+      const float shrink = EXP(top[h] - highest);
+      top[h] = highest;
+      weight[h] *= shrink;
+      for (int i = 0; i < VALUE_PART; i++) sum[h][i] *= shrink;
+      for (int u = 0; u < UNROLL; u++) {
+        const float p = seen[u] ? EXP(s[u] - highest) : 0.0f;
+        weight[h] += p;
+        for (int i = 0; i < VALUE_PART; i++) sum[h][i] += p * float(v[u].x[i]);
+      }
+    }
+  }
+  for (int o = LANES; o < 32; o *= 2) {              // the keys that the warp had beside each other
+    UNROLLED
+    for (int h = 0; h < HEADS; h++) {
+      const float other = SHUFFLE_XOR(top[h], o), highest = MAX(top[h], other);
+      const float mine = EXP(top[h] - highest), theirs = EXP(other - highest);
+      weight[h] = weight[h] * mine + SHUFFLE_XOR(weight[h], o) * theirs;
+      for (int i = 0; i < VALUE_PART; i++)
+        sum[h][i] = sum[h][i] * mine + SHUFFLE_XOR(sum[h][i], o) * theirs;
+      top[h] = highest;
+    }
+  }
+  SHARED float all_tops[WARPS][HEADS], all_weights[WARPS][HEADS], all_sums[WARPS][HEADS][VALUE_DIM];
+  if (key_of_warp == 0) {
+    UNROLLED
+    for (int h = 0; h < HEADS; h++) {
+      if (lane_of_key == 0) { all_tops[warp][h] = top[h]; all_weights[warp][h] = weight[h]; }
+      for (int i = 0; i < VALUE_PART; i++) all_sums[warp][h][lane_of_key * VALUE_PART + i] = sum[h][i];
+    }
+  }
+  BARRIER;
+  for (int n = $THREAD; n < HEADS * VALUE_DIM; n += WARPS * 32) {
+    const int h = n / VALUE_DIM, d = n % VALUE_DIM;
+    float highest = -1e30f, total = 0, weights = 0;
+    for (int w = 0; w < WARPS; w++) highest = MAX(highest, all_tops[w][h]);
+    for (int w = 0; w < WARPS; w++) {
+      const float c = EXP(all_tops[w][h] - highest);
+      total += all_sums[w][h][d] * c;
+      weights += all_weights[w][h] * c;
+    }
+    const long part = ((long)row * KV_HEADS * PARTS * HEADS + head0 + h) * columns + $BLOCK_X;
+    const long at = part * (VALUE_DIM + 2);
+    parts[at + d] = total;
+    if (d == 0) { parts[at + VALUE_DIM] = highest; parts[at + VALUE_DIM + 1] = weights; }
+  }
+"""
+
+# Output: attended [rows, heads, 1, VALUE_DIM]; zeros for rows of no tokens. Each of TEAMS threads sums every
+# TEAMS-th part.
+_JOIN = """
+  const int row = $BLOCK_Y, head = $BLOCK_X, d = $THREAD % VALUE_DIM, team = $THREAD / VALUE_DIM;
+  const int length = lengths[row];
+  const int low = (WINDOW > 0 && length > WINDOW) ? length - WINDOW : 0;
+  const int splits = (length + PAGE_TOKENS - 1) / PAGE_TOKENS - low / PAGE_TOKENS;
+  const DEVICE float* own = parts + ((long)row * NUM_HEADS + head) * columns_given[0] * (VALUE_DIM + 2);
+  SHARED float tops[TEAMS], all_weights[TEAMS], sums[TEAMS][VALUE_DIM];
+  float highest = -1e30f, total = 0, weights = 0;
+  for (int s = team; s < splits; s += TEAMS) highest = MAX(highest, own[s * (VALUE_DIM + 2) + VALUE_DIM]);
+  for (int s = team; s < splits; s += TEAMS) {
+    const DEVICE float* part = own + s * (VALUE_DIM + 2);
+    const float c = EXP(part[VALUE_DIM] - highest);
+    weights += part[VALUE_DIM + 1] * c;
+    total += part[d] * c;
+  }
+  sums[team][d] = total;
+  if (d == 0) { tops[team] = highest; all_weights[team] = weights; }
+  BARRIER;
+  if (team > 0) return;
+  if (SINKS) highest = MAX(highest, float(sinks[head]));
+  for (int t = 1; t < TEAMS; t++) highest = MAX(highest, tops[t]);
+  total = 0; weights = SINKS ? EXP(float(sinks[head]) - highest) : 0.0f;
+  for (int t = 0; t < TEAMS; t++) {
+    const float c = EXP(tops[t] - highest);
+    weights += all_weights[t] * c;
+    total += sums[t][d] * c;
+  }
+  attended[((long)row * NUM_HEADS + head) * VALUE_DIM + d] = T(weights > 0 ? total / weights : 0.0f);
+"""
+
+
+def render_split(backend: str) -> str:
+    """The body of the kernel that attends to a page, for `cuda` or `metal`."""
+    return Template(_SPLIT).substitute(DIALECTS[backend].names)
+
+
+def render_join(backend: str) -> str:
+    """The body of the kernel that joins the pages of a row."""
+    return Template(_JOIN).substitute(DIALECTS[backend].names)

@@ -1,0 +1,128 @@
+"""Which pages hold the tokens of which row: pure bookkeeping, for all layers with the same window.
+
+Pages are numbered from 1; page 0 takes what dummy rows write. A row's pages are in the order of its tokens;
+those before its window are free again once no step can read them.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from mlxrun.model.paged.kernel_source import PAGE
+
+SLACK = 64  # tokens before a window that are kept, so that a row may give back its newest tokens
+FEWEST_COLUMNS = 4  # of a table, whose number of columns is a power of two: their shape changes rarely
+
+
+@dataclass(slots=True)
+class _RowPages:
+    """`first`: index in the row of the first of `pages`."""
+
+    first: int
+    pages: list[int] = field(default_factory=list)
+
+
+class PageTable:
+    """`window`: tokens that these layers attend to; None: all."""
+
+    def __init__(self, window: int | None) -> None:
+        self.window = window
+        self.capacity = 1  # pages that exist, page 0 included
+        self._free: list[int] = []
+        self._rows: dict[str, _RowPages] = {}
+
+    @property
+    def used(self) -> int:
+        """Pages in use, page 0 included."""
+        return 1 + sum(len(row.pages) for row in self._rows.values())
+
+    def count_missing(self, tokens: Sequence[int]) -> int:
+        """Pages that have to be added before new rows of so many tokens can be."""
+        needed = sum(self._find_last(n) - self._find_first(n) + 1 for n in tokens)
+        return max(needed - len(self._free), 0)
+
+    def add_capacity(self, pages: int) -> None:
+        """So many pages have been added to the pools."""
+        for page in range(self.capacity, self.capacity + pages):
+            heapq.heappush(self._free, page)
+        self.capacity += pages
+
+    def add_row(self, rid: str, length: int) -> None:
+        """Take pages for a row of so many tokens, those within its window only."""
+        first = self._find_first(length)
+        pages = [heapq.heappop(self._free) for _ in range(first, self._find_last(length) + 1)]
+        self._rows[rid] = _RowPages(first, pages)
+
+    def remove_row(self, rid: str) -> None:
+        """Free a row's pages."""
+        for page in self._rows.pop(rid).pages:
+            heapq.heappush(self._free, page)
+
+    def count_missing_for_step(self, lengths: dict[str, int]) -> int:
+        """Pages that have to be added before rows can have so many tokens."""
+        needed = sum(
+            max(self._find_last(n) - row.first - len(row.pages) + 1, 0)
+            for rid, n in lengths.items()
+            for row in [self._rows[rid]]
+        )
+        return max(needed - len(self._free), 0)
+
+    def extend_row(self, rid: str, length: int) -> bool:
+        """Give a row the pages for so many tokens, and free those before its window. True if its pages have
+        changed."""
+        row = self._rows[rid]
+        missing = self._find_last(length) - row.first - len(row.pages) + 1
+        for _ in range(missing):
+            row.pages.append(heapq.heappop(self._free))
+        passed = self._find_first(length) - row.first
+        for _ in range(passed):
+            heapq.heappush(self._free, row.pages.pop(0))
+            row.first += 1
+        return missing > 0 or passed > 0
+
+    def find_slot(self, rid: str, position: int) -> int:
+        """Where a row's token is in the pools."""
+        row = self._rows[rid]
+        return row.pages[position // PAGE - row.first] * PAGE + position % PAGE
+
+    def list_slots(self, rid: str, start: int, stop: int) -> np.ndarray[Any, np.dtype[np.int32]]:
+        """Where a row's tokens `start` to `stop` are in the pools."""
+        row = self._rows[rid]
+        pages = np.array(row.pages, dtype=np.int32)[:, None] * PAGE
+        slots = (pages + np.arange(PAGE, dtype=np.int32)).reshape(-1).astype(np.int32)
+        return slots[start - row.first * PAGE : stop - row.first * PAGE]
+
+    def list_columns(self, rids: Sequence[str]) -> list[list[int]]:
+        """The pages of these rows, page i in column i % columns; all rows have equally many columns."""
+        most = max((len(self._rows[rid].pages) for rid in rids), default=1)
+        columns = max(1 << (most - 1).bit_length(), FEWEST_COLUMNS)
+        tables = []
+        for rid in rids:
+            row = self._rows[rid]
+            table = [0] * columns
+            for index, page in enumerate(row.pages, row.first):
+                table[index % columns] = page
+            tables.append(table)
+        return tables
+
+    def compact(self) -> list[int]:
+        """Renumber the pages in use from 1; returns their old numbers, page 0's first."""
+        old = [0]
+        for row in self._rows.values():
+            old += row.pages
+            row.pages = list(range(len(old) - len(row.pages), len(old)))
+        self.capacity, self._free = len(old), []
+        return old
+
+    def _find_first(self, length: int) -> int:
+        """Index of the first page that a row of so many tokens needs."""
+        return 0 if self.window is None else max(length - self.window - SLACK, 0) // PAGE
+
+    def _find_last(self, length: int) -> int:
+        """Index of the page of its newest token."""
+        return max(length - 1, 0) // PAGE

@@ -1,0 +1,268 @@
+"""The decode batch in pages: all rows attend in one launch a layer, and no row is ever moved or padded.
+
+Has the members of ragged.decode_batch.DecodeBatch. Beside them, a row may take several tokens in one forward
+(drafts): each is a row of the forward of its own, with the same pages and a length that is longer by one, so
+that its result is that of a step for each token. `accept` then gives the rejected ones back.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from mlxrun.model.machine.device import uses_gpu
+from mlxrun.model.paged.attention_kernel import PagedRows, attend_gathered, attend_pages
+from mlxrun.model.paged.page_pool import PagePool
+from mlxrun.model.paged.page_table import PageTable
+from mlxrun.model.paged.paged_cache import Attend, PagedCache
+from mlxrun.model.ragged import layer_caches
+from mlxrun.model.ragged.decode_batch import DecodeCall, JoiningRow
+from mlxrun.model.ragged.layer_caches import LayerKind, RowView, flatten_caches, get_kind
+from mlxrun.model.ragged.row_group import RowKeysValues
+from mlxrun.model.ragged.row_states import RowStates
+
+SPARE = 4  # pools grow by at least this part of their pages
+FEW_PAGES = 64  # a pool of fewer pages is not made smaller
+FEW_ROWS, ROW_STEP = (1, 2, 4, 8), 8  # widths of a compiled forward: these, and multiples of ROW_STEP
+# Steps in the same shapes before their forward is compiled: tracing takes as long as they gain.
+COMPILE_AFTER = 32
+
+
+class PagedDecodeBatch:
+    """`template`: an empty cache list of the model. `width`: pad the forward to this many rows. `compiled`:
+    the forward is compiled, for each of a few widths; not for models with recurrent states. `attend`: in
+    place of the kernel."""
+
+    def __init__(
+        self,
+        template: Sequence[Any],
+        *,
+        width: int = 0,
+        compiled: bool = False,
+        attend: Attend | None = None,
+    ) -> None:
+        self._template = template
+        self._layers = flatten_caches(template)
+        self._keyed = [
+            i for i, x in enumerate(self._layers) if get_kind(x) in (LayerKind.KV, LayerKind.WINDOW)
+        ]
+        self._windows = [layer_caches.get_window(self._layers[i]) for i in self._keyed]
+        self._pools = [PagePool() for _ in self._keyed]
+        attend = attend or (attend_pages if uses_gpu() else attend_gathered)
+        pairs = zip(self._pools, self._windows, strict=True)
+        self._step_caches = [PagedCache(pool, window, attend) for pool, window in pairs]
+        self._tables = {window: PageTable(window) for window in self._windows}
+        self._columns: dict[int | None, tuple[tuple[str, ...], mx.array]] = {}  # tables as they were last
+        self._states = RowStates(self._layers)
+        self._width = width
+        self._compiles = compiled
+        self.compile_after = COMPILE_AFTER
+        self._decode: DecodeCall | None = None
+        self._compiled: Callable[..., Any] = self._compute
+        self._steps: Counter[tuple[Any, ...]] = Counter()  # by the shapes of a forward
+        self._lengths: dict[str, int] = {}
+
+    @property
+    def takes_drafts(self) -> bool:
+        """Whether rows may take several tokens in a forward."""
+        return not self._states.layers
+
+    @property
+    def ids(self) -> list[str]:
+        """Rows in the order of the forward."""
+        return list(self._lengths)
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens in each row's cache, in the order of `ids`."""
+        return list(self._lengths.values())
+
+    # -- membership -------------------------------------------------------------------------------------
+
+    def update(
+        self, keep: Collection[str], joining: Sequence[JoiningRow], expected: Sequence[int] = ()
+    ) -> None:
+        """Remove rows that are not in `keep` and add `joining`. `expected`: lengths of rows that will join
+        later, so that the pools have pages for them at once."""
+        before = self.ids
+        leaving = [rid for rid in before if rid not in keep]
+        if not leaving and not joining:
+            return
+        for rid in leaving:
+            del self._lengths[rid]
+            for table in self._tables.values():
+                table.remove_row(rid)
+        self._columns.clear()
+        self._trim()
+        if joining:
+            self._add_rows(joining, expected)
+        self._states.reorder(before, self.ids, {row.id: row.cache for row in joining})
+
+    def _add_rows(self, joining: Sequence[JoiningRow], expected: Sequence[int]) -> None:
+        caches = [flatten_caches(row.cache) for row in joining]
+        held = [[layer_caches.read_keys_values(layers[i]) for i in self._keyed] for layers in caches]
+        for window, table in self._tables.items():
+            missing = table.count_missing([*(row.length + 1 for row in joining), *expected])
+            self._grow(window, missing, held[0])
+            chosen = []
+            for row in joining:
+                table.add_row(row.id, row.length)
+                first = 0 if window is None else max(row.length - window, 0)
+                chosen.append(table.list_slots(row.id, first, row.length))
+            slots = mx.array(np.concatenate(chosen))
+            for layer, pool in self._list_pools(window):
+                pool.write_rows([parts[layer] for parts in held], slots)
+        self._lengths |= {row.id: row.length for row in joining}
+
+    def _list_pools(self, window: int | None) -> list[tuple[int, PagePool]]:
+        """The pools of all layers with this window, with their numbers."""
+        pairs = zip(self._windows, self._pools, strict=True)
+        return [(layer, pool) for layer, (own, pool) in enumerate(pairs) if own == window]
+
+    def _grow(self, window: int | None, missing: int, like: Sequence[RowKeysValues] | None = None) -> None:
+        """Add pages to the pools of all layers with this window."""
+        table = self._tables[window]
+        if missing:
+            table.add_capacity(max(missing, table.capacity // SPARE))
+            for layer, pool in self._list_pools(window):
+                pool.resize(table.capacity, like[layer] if like else None)
+
+    def _trim(self) -> None:
+        """Give memory back where most rows have left."""
+        for window, table in self._tables.items():
+            if table.capacity > max(2 * table.used, FEW_PAGES):
+                pages = mx.array(table.compact(), dtype=mx.int32)
+                for _, pool in self._list_pools(window):
+                    pool.select(pages)
+
+    # -- the step ---------------------------------------------------------------------------------------
+
+    def forward(
+        self,
+        decode: DecodeCall,
+        tokens: mx.array,
+        positions: Sequence[int],
+        counts: Sequence[int] | None = None,
+    ) -> mx.array:
+        """Logits [tokens, V] of `tokens` at these rotary positions, one for each row, or `counts[i]` for row
+        i, one row after the other. Each is added to its row."""
+        counts = counts or [1] * len(self._lengths)
+        ids = [rid for rid, count in zip(self._lengths, counts, strict=True) for _ in range(count)]
+        ends = [n + i + 1 for n, count in zip(self.lengths, counts, strict=True) for i in range(count)]
+        self._lengths = {
+            rid: n + count for (rid, n), count in zip(self._lengths.items(), counts, strict=True)
+        }
+        padding = [0] * (self._choose_width(len(ids)) - len(ids))
+        if padding:
+            tokens = mx.concatenate([tokens, mx.array(padding, tokens.dtype)])
+        places = [self._locate(table, ids, ends, padding) for table in self._tables.values()]
+        lengths, turned = (mx.array([*x, *padding], dtype=mx.int32) for x in (ends, positions))
+        pools = [(pool.keys, pool.values) for pool in self._pools]
+        for pool in self._pools:
+            pool.keys = pool.values = None  # so that the forward may write in place
+        if self._decode != decode:
+            self._decode, self._compiled = decode, mx.compile(self._compute)
+        compute = self._compiled if self._is_compiled(places) else self._compute
+        logits, pools = compute(tokens, turned, lengths, places, pools)
+        self._restore_pools(pools)
+        return logits[: len(ids)]
+
+    def _compute(
+        self,
+        tokens: mx.array,
+        positions: mx.array,
+        lengths: mx.array,
+        places: Sequence[tuple[mx.array, mx.array]],
+        pools: Sequence[tuple[mx.array, mx.array]],
+    ) -> tuple[mx.array, list[tuple[mx.array, mx.array]]]:
+        """Logits [rows, V] and the pools with the new tokens: a function of arrays, which can be compiled.
+        `places`: tables and slots for each window."""
+        self._restore_pools(pools)
+        rows = lengths.shape[0]
+        located = {
+            window: (PagedRows(tables, lengths, mx.array([tables.shape[1]], dtype=mx.int32)), slots)
+            for window, (tables, slots) in zip(self._tables, places, strict=True)
+        }
+        offsets = mx.maximum(lengths - 1, 0)
+        layers = list(self._layers)
+        for i, window, cache in zip(self._keyed, self._windows, self._step_caches, strict=True):
+            cache.begin_step(*located[window], offsets)
+            layers[i] = cache
+        count = len(self._lengths)
+        for i, state in self._states.make_layers(0, count, rows - count).items():
+            layers[i] = state
+        caches = layer_caches.unflatten_caches(self._template, layers)
+        assert self._decode is not None
+        logits = self._decode(tokens[:, None], caches, positions)[:, -1]
+        self._states.replace([self._states.read(caches, count)])
+        for step_cache in self._step_caches:
+            step_cache.end_step()
+        written = [(pool.keys, pool.values) for pool in self._pools]
+        return logits, written
+
+    def _is_compiled(self, places: Sequence[tuple[mx.array, mx.array]]) -> bool:
+        """Whether this step is computed by the compiled forward: a fixed width always, as all its steps must
+        round alike."""
+        if not self._compiles or self._width:
+            return self._compiles
+        shapes = tuple(table.capacity for table in self._tables.values()), *(t.shape for t, _ in places)
+        self._steps[shapes] += 1
+        return self._steps[shapes] > self.compile_after
+
+    def _restore_pools(self, pools: Sequence[tuple[mx.array, mx.array]]) -> None:
+        for pool, (keys, values) in zip(self._pools, pools, strict=True):
+            pool.keys, pool.values = keys, values
+
+    def _choose_width(self, rows: int) -> int:
+        """Rows of a forward of so many: a compiled forward has one of few widths."""
+        if not self._compiles:
+            return max(self._width, rows)
+        few = next((width for width in FEW_ROWS if rows <= width), 0)
+        return max(self._width, few or -(-rows // ROW_STEP) * ROW_STEP)
+
+    def accept(self, lengths: Mapping[str, int]) -> None:
+        """Let rows have so many tokens, at most as many as they have: the newest ones were rejected. Not for
+        models with recurrent states."""
+        for rid, length in lengths.items():
+            if not 0 < length <= self._lengths[rid]:
+                raise ValueError(f"row {rid} has {self._lengths[rid]} tokens, not {length}")
+            self._lengths[rid] = length
+
+    def _locate(
+        self, table: PageTable, ids: Sequence[str], ends: Sequence[int], padding: Sequence[int]
+    ) -> tuple[mx.array, mx.array]:
+        """Give the rows pages for their new tokens. Returns tables [rows, columns], and the new tokens' slots
+        [rows]; dummy rows write to page 0."""
+        self._grow(table.window, table.count_missing_for_step(self._lengths))
+        changed = [table.extend_row(rid, n) for rid, n in self._lengths.items()]
+        layout = (*ids, str(len(padding)))
+        known = self._columns.get(table.window)
+        if known is None or known[0] != layout or any(changed):
+            columns = table.list_columns(ids)
+            columns += [[0] * len(columns[0])] * len(padding)
+            known = layout, mx.array(columns, dtype=mx.int32)
+            self._columns[table.window] = known
+        slots = [table.find_slot(rid, end - 1) for rid, end in zip(ids, ends, strict=True)]
+        return known[1], mx.array([*slots, *padding], dtype=mx.int32)
+
+    # -- reading ----------------------------------------------------------------------------------------
+
+    def view_row(self, rid: str) -> tuple[int, RowView]:
+        """The tokens in a row's cache, and a lazy copy of what it holds."""
+        length = self._lengths[rid]
+        layers = self._states.view_row(self.ids.index(rid))
+        slots = {
+            window: mx.array(table.list_slots(rid, 0 if window is None else max(length - window, 0), length))
+            for window, table in self._tables.items()
+        }
+        for i, window, pool in zip(self._keyed, self._windows, self._pools, strict=True):
+            layers[i] = pool.read_row(slots[window])
+        return length, RowView(tuple(layers[i] for i in range(len(self._layers))))
+
+    def list_state_arrays(self) -> list[mx.array]:
+        """Recurrent states, which the logits of the step that makes them do not consume."""
+        return self._states.list_arrays()

@@ -1,0 +1,92 @@
+"""What a model sees as its cache and keys while rows decode from pages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+
+from mlxrun.model.paged.attention_kernel import PagedRows
+from mlxrun.model.paged.kernel_source import PAGE
+from mlxrun.model.paged.page_pool import PagePool
+from mlxrun.model.ragged.attention import NotRaggedError, RaggedMask, RowKeys
+
+Attend = Callable[..., mx.array]  # attention_kernel.attend_pages, or attend_gathered
+
+
+class PagedKeys(RowKeys):
+    """Keys and values of all rows in one layer."""
+
+    def __init__(self, pool: PagePool, rows: PagedRows, window: int | None, attend: Attend) -> None:
+        assert pool.keys is not None and pool.values is not None
+        self._keys, self._values = pool.keys, pool.values
+        self._rows = rows
+        self._window = window
+        self._attend = attend
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """[rows, H, places of the tables, D]: what a padded array would have."""
+        rows, columns = self._rows.tables.shape
+        _, heads, width = self._keys.shape
+        return (rows, heads, columns * PAGE, width)
+
+    @property
+    def dtype(self) -> mx.Dtype:
+        return self._keys.dtype
+
+    def attend(self, queries: mx.array, scale: float, mask: Any, **kwargs: Any) -> mx.array:
+        """Attention of one token a row, [rows, Hq, 1, D]."""
+        if mask is not None and not isinstance(mask, RaggedMask):
+            raise NotRaggedError(f"the model made its own mask: {type(mask).__name__}")
+        windows = [w for w in (self._window, None if mask is None else mask.window) if w is not None]
+        sinks = kwargs.pop("sinks", None)
+        if kwargs:
+            raise NotRaggedError(f"attention with {', '.join(kwargs)}")
+        window = min(windows, default=None)
+        return self._attend(queries, self._keys, self._values, self._rows, scale, window, sinks)
+
+
+class PagedCache:
+    """One KV or WINDOW layer in a step; the members are those of the libraries' caches.
+
+    `offset` int32 [rows]: the new tokens' positions. Nothing here is a Python number that changes from step
+    to step, because a compiled forward would keep it.
+    """
+
+    def __init__(self, pool: PagePool, window: int | None, attend: Attend) -> None:
+        self._pool = pool
+        self._window = window
+        self._attend = attend
+        self._fetched: PagedKeys | None = None
+        self.offset: mx.array = mx.array([], dtype=mx.int32)
+
+    def begin_step(self, rows: PagedRows, slots: mx.array, offsets: mx.array) -> None:
+        """Start a step: `slots` int32 [rows] are those of the new tokens, `offsets` their positions."""
+        self._rows, self._slots, self.offset = rows, slots, offsets
+
+    def end_step(self) -> None:
+        """Drop the step's views, so that pages can be written in place."""
+        self._fetched = None
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[PagedKeys, PagedKeys]:
+        """Add one token [rows, H, 1, D] to every row."""
+        if keys.shape[2] != 1:
+            raise NotRaggedError("a batch of pages takes one token a row")
+        self._pool.append(keys, values, self._slots)
+        self._fetched = PagedKeys(self._pool, self._rows, self._window, self._attend)
+        return self._fetched, self._fetched
+
+    @property
+    def state(self) -> tuple[PagedKeys, PagedKeys]:
+        """What this step fetched, for layers that share another layer's keys."""
+        if self._fetched is None:
+            raise NotRaggedError("the model read keys before the step's update")
+        return self._fetched, self._fetched
+
+    def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> RaggedMask:
+        """The mask of one new token a row; `window_size` limits what it attends to, as the layer does."""
+        if N != 1 or return_array:
+            raise NotRaggedError("the model needs the mask as an array")
+        return RaggedMask(window_size)

@@ -1,0 +1,140 @@
+"""Compares the attention kernel with the library's attention, for each shape that a model calls it with.
+
+The probe's prompts are shorter than a page, and nobody has seen the kernel on every GPU. So rows of random
+numbers that end on both sides of a page are attended to by both; a row must give the same bits alone; and the
+kernel must not be the slower one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from mlxrun.model.paged.attention_kernel import PagedRows, attend_gathered, attend_pages
+from mlxrun.model.paged.kernel_source import PAGE
+from mlxrun.model.paged.paged_cache import Attend
+
+LENGTHS = (1, PAGE - 1, PAGE, PAGE + 1, 3 * PAGE - 68, 0)  # tokens of the rows; 0: a dummy row
+ALONE = 4  # the row that is computed by itself too
+TOLERANCE = {mx.float32: 1e-4, mx.float16: 1e-2, mx.bfloat16: 6e-2}  # of the largest result
+TIMED_ROWS, TIMED_TOKENS, TIMED_CALLS = 16, 4 * PAGE, 8
+SLOWER = 1.5  # times the library's time that the kernel may take
+
+
+class KernelError(RuntimeError):
+    """The kernel computes something else than the library, or takes longer."""
+
+
+class KernelCheck:
+    """`attend_pages`, which is compared when it is called with a new shape. KernelError if it differs."""
+
+    def __init__(self, attend: Attend = attend_pages, timed: bool = True) -> None:
+        self._attend = attend
+        self._timed = timed
+        self._compared: set[tuple[Any, ...]] = set()
+
+    def __call__(
+        self,
+        queries: mx.array,
+        keys: mx.array,
+        values: mx.array,
+        rows: PagedRows,
+        scale: float,
+        window: int | None,
+        sinks: mx.array | None = None,
+    ) -> mx.array:
+        shape = (*queries.shape[1:], *keys.shape[1:], *values.shape[1:])
+        key = (*shape, queries.dtype, keys.dtype, window, sinks is not None)
+        if key not in self._compared:
+            self._compared.add(key)
+            self._compare(_RandomRows(queries, keys, values, LENGTHS), scale, window, sinks)
+        return self._attend(queries, keys, values, rows, scale, window, sinks)
+
+    def _compare(self, given: _RandomRows, scale: float, window: int | None, sinks: mx.array | None) -> None:
+        found = self._attend(*given.arrays, given.rows, scale, window, sinks).astype(mx.float32)
+        expected = attend_gathered(*given.arrays, given.rows, scale, window, sinks).astype(mx.float32)
+        worst, most = mx.abs(found - expected).max().item(), mx.abs(expected).max().item()
+        limit = TOLERANCE[given.arrays[0].dtype]
+        if not worst <= limit * most:
+            raise KernelError(
+                f"attention differs by {worst:.1e} from the library's (limit {limit * most:.1e})"
+            )
+        alone = given.select(ALONE)
+        only = self._attend(*alone.arrays, alone.rows, scale, window, sinks).astype(mx.float32)
+        if not mx.array_equal(only[0], found[ALONE]).item():
+            raise KernelError("attention of a row depends on the rows beside it")
+        if self._timed:
+            self._compare_times(given, scale, window, sinks)
+
+    def _compare_times(
+        self, given: _RandomRows, scale: float, window: int | None, sinks: mx.array | None
+    ) -> None:
+        many = _RandomRows(*given.arrays, (TIMED_TOKENS,) * TIMED_ROWS)
+        queries, keys, values = many.arrays
+        plain = [
+            mx.contiguous(a.reshape(-1, TIMED_TOKENS, *a.shape[1:])[:TIMED_ROWS].swapaxes(1, 2))
+            for a in (keys[PAGE:], values[PAGE:])
+        ]
+        mx.eval(plain)
+        extra = {} if sinks is None else {"sinks": sinks}
+        mask = mx.arange(TIMED_TOKENS)[None] >= mx.zeros((TIMED_ROWS, 1), dtype=mx.int32)
+        library = _measure(
+            lambda: mx.fast.scaled_dot_product_attention(
+                queries, *plain, scale=scale, mask=mask[:, None, None], **extra
+            )
+        )
+        own = _measure(lambda: self._attend(*many.arrays, many.rows, scale, window, sinks))
+        if own > SLOWER * library:
+            raise KernelError(f"attention takes {own * 1e6:.0f} us, the library's {library * 1e6:.0f} us")
+
+
+class _RandomRows:
+    """Random rows of these lengths, with the shapes and types of the given arrays."""
+
+    def __init__(self, queries: mx.array, keys: mx.array, values: mx.array, lengths: tuple[int, ...]) -> None:
+        random = np.random.default_rng(5)
+        counts = [-(-n // PAGE) for n in lengths]
+        pages = random.permutation(sum(counts)) + 1  # in no order, as in a pool that has been used
+        self._tables = np.zeros((len(lengths), max(counts)), dtype=np.int32)
+        for row, count in enumerate(counts):
+            self._tables[row, :count], pages = pages[:count], pages[count:]
+        self._lengths = lengths
+        tokens = (sum(counts) + 1) * PAGE
+        self.arrays = (
+            _make_random(len(lengths), queries, 1),
+            _make_random(tokens, keys, 2),
+            _make_random(tokens, values, 3),
+        )
+        self.rows = _make_rows(self._tables, lengths)
+        mx.eval(self.arrays)
+
+    def select(self, index: int) -> _RandomRows:
+        """One of the rows."""
+        alone = object.__new__(_RandomRows)
+        alone._lengths, alone._tables = self._lengths[index : index + 1], self._tables[index : index + 1]
+        alone.arrays = (self.arrays[0][index : index + 1], self.arrays[1], self.arrays[2])
+        alone.rows = _make_rows(alone._tables, alone._lengths)
+        return alone
+
+
+def _make_random(size: int, like: mx.array, seed: int) -> mx.array:
+    return mx.random.normal((size, *like.shape[1:]), key=mx.random.key(seed)).astype(like.dtype)
+
+
+def _make_rows(tables: np.ndarray[Any, np.dtype[np.int32]], lengths: tuple[int, ...]) -> PagedRows:
+    columns = mx.array([tables.shape[1]], dtype=mx.int32)
+    return PagedRows(mx.array(tables), mx.array(lengths, dtype=mx.int32), columns)
+
+
+def _measure(compute: Callable[[], mx.array]) -> float:
+    """Seconds of a call, the least of three times."""
+    times = []
+    for _ in range(4):
+        start = time.perf_counter()
+        mx.eval([compute() for _ in range(TIMED_CALLS)])
+        times.append(time.perf_counter() - start)
+    return min(times[1:]) / TIMED_CALLS

@@ -1,0 +1,81 @@
+"""Pages are given to one row at a time, and a row's places in the tables are those of its tokens."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mlxrun.model.paged.kernel_source import PAGE
+from mlxrun.model.paged.page_table import SLACK, PageTable
+
+
+def make_table(window: int | None = None, pages: int = 12) -> PageTable:
+    table = PageTable(window)
+    table.add_capacity(pages)
+    return table
+
+
+def test_rows_have_pages_of_their_own_and_page_0_is_nobodys() -> None:
+    table = make_table()
+    table.add_row("a", 2 * PAGE + 1)
+    table.add_row("b", PAGE)
+    slots = [set(table.list_slots(rid, 0, n).tolist()) for rid, n in (("a", 2 * PAGE + 1), ("b", PAGE))]
+    assert len(slots[0]) == 2 * PAGE + 1 and len(slots[1]) == PAGE
+    assert not slots[0] & slots[1] and min(slots[0] | slots[1]) >= PAGE
+    table.remove_row("a")
+    assert table.used == 2  # page 0, and that of b
+
+
+def test_a_slot_is_found_again_in_the_table_that_the_kernel_reads() -> None:
+    table = make_table()
+    for rid, length in (("a", 3), ("b", 5 * PAGE - 2)):
+        table.add_row(rid, length)
+    columns = np.array(table.list_columns(["b", "a"]))
+    for row, (rid, length) in enumerate((("b", 5 * PAGE - 2), ("a", 3))):
+        for position in range(0, length, 97):
+            page = columns[row, position // PAGE % columns.shape[1]]
+            assert page * PAGE + position % PAGE == table.find_slot(rid, position)
+
+
+def test_a_row_takes_a_page_when_it_needs_one_and_frees_those_before_its_window() -> None:
+    table = make_table(window=PAGE)
+    table.add_row("a", PAGE)
+    assert not table.extend_row("a", PAGE) and table.extend_row("a", PAGE + 1)
+    for length in range(PAGE + 2, 6 * PAGE):
+        assert table.count_missing_for_step({"a": length}) == 0
+        table.extend_row("a", length)
+        first = length - PAGE
+        assert len(table.list_slots("a", first, length)) == PAGE
+    assert table.used <= 1 + 3  # the window's tokens lie in two pages, or three with the slack
+
+
+def test_a_row_with_a_window_may_give_back_its_newest_tokens() -> None:
+    table = make_table(window=PAGE)
+    table.add_row("a", 3 * PAGE)
+    table.extend_row("a", 4 * PAGE + SLACK - 1)
+    kept = 4 * PAGE
+    assert len(table.list_slots("a", kept - PAGE, kept)) == PAGE
+
+
+def test_missing_pages_are_counted_before_rows_come_and_grow() -> None:
+    table = make_table(pages=3)
+    assert table.count_missing([PAGE, 2 * PAGE]) == 0
+    assert table.count_missing([PAGE, 2 * PAGE + 1]) == 1
+    table.add_row("a", PAGE)
+    table.add_row("b", 2 * PAGE)
+    assert table.count_missing_for_step({"a": PAGE + 1, "b": 2 * PAGE + 1}) == 2
+
+
+def test_compacted_pages_keep_their_tokens() -> None:
+    table = make_table()
+    for rid in "abc":
+        table.add_row(rid, 2 * PAGE)
+    before = {rid: table.list_slots(rid, 0, 2 * PAGE) for rid in "ac"}
+    table.remove_row("b")
+    old = np.array(table.compact())
+    assert old[0] == 0 and table.capacity == table.used == 5
+    for rid in "ac":
+        after = table.list_slots(rid, 0, 2 * PAGE)
+        np.testing.assert_array_equal(old[after // PAGE] * PAGE + after % PAGE, before[rid])
+    with pytest.raises(IndexError):
+        table.add_row("d", 1)  # nothing is free until capacity is added

@@ -1,0 +1,68 @@
+"""The kernel's check finds attention that is wrong, depends on the batch, or is slow."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from mlxrun.model.paged.attention_kernel import PagedRows, attend_gathered
+from mlxrun.model.probe.kernel_check import LENGTHS, KernelCheck, KernelError
+
+QUERIES, KEYS = mx.zeros((2, 4, 1, 32)), mx.zeros((512, 2, 32))
+ROWS = PagedRows(mx.array([[1], [0]]), mx.array([3, 0]), mx.array([1]))
+
+
+def attend(*args: Any) -> mx.array:
+    return attend_gathered(*args)
+
+
+def attend_without_window(*args: Any) -> mx.array:
+    return attend_gathered(*args[:5], None, *args[6:])
+
+
+def attend_by_company(*args: Any) -> mx.array:
+    """Rounds otherwise when many rows are computed."""
+    return attend_gathered(*args) * (1 + 1e-6 * (args[0].shape[0] == len(LENGTHS)))
+
+
+def attend_past_the_first_page(*args: Any) -> mx.array:
+    rows = args[3]
+    return attend_gathered(*args[:3], PagedRows(rows.tables[:, :1], rows.lengths, rows.columns), *args[4:])
+
+
+def test_the_librarys_own_attention_passes_and_each_shape_is_compared_once() -> None:
+    calls: list[int] = []
+
+    def count(*args: Any) -> mx.array:
+        calls.append(args[0].shape[0])
+        return attend(*args)
+
+    check = KernelCheck(count, timed=False)
+    for _ in range(3):
+        check(QUERIES, KEYS, KEYS, ROWS, 0.2, 300)
+    assert calls == [len(LENGTHS), 1, 2, 2, 2]
+
+
+@pytest.mark.parametrize("wrong", [attend_without_window, attend_by_company, attend_past_the_first_page])
+def test_a_wrong_kernel_is_found(wrong: Any) -> None:
+    with pytest.raises(KernelError, match=r"differs by|depends on"):
+        KernelCheck(wrong, timed=False)(QUERIES, KEYS, KEYS, ROWS, 0.2, 300)
+
+
+def test_a_slow_kernel_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(1000))  # each measurement of the library takes one tick, each of the kernel a thousand
+    slow = {"ticks": 0.0}
+
+    def read_clock() -> float:
+        return next(clock) + slow["ticks"]
+
+    def attend_slowly(*args: Any) -> mx.array:
+        slow["ticks"] += 1000
+        return attend(*args)
+
+    monkeypatch.setattr(time, "perf_counter", read_clock)
+    with pytest.raises(KernelError, match="takes"):
+        KernelCheck(attend_slowly)(QUERIES, KEYS, KEYS, ROWS, 0.2, None)
