@@ -25,12 +25,17 @@ NAMES = ("embedded", "embedded:one", "two")  # two is named alone, as clients of
 @pytest.fixture(scope="module")
 def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     root = tmp_path_factory.mktemp("adapters")
-    return {name: str(make_adapter(EMBEDDED, root / name, seed, scale=30.0)) for seed, name in enumerate(("one", "two"))}
+    return {
+        name: str(make_adapter(EMBEDDED, root / name, seed, scale=30.0))
+        for seed, name in enumerate(("one", "two"))
+    }
 
 
 @pytest.fixture(scope="module")
 def served(paths: dict[str, str]) -> Iterator[ModelServer]:
-    with run_model_server(Config(model=ModelSettings(adapters=paths), engine=EngineSettings(probe=False))) as server:
+    with run_model_server(
+        Config(model=ModelSettings(adapters=paths), engine=EngineSettings(probe=False))
+    ) as server:
         yield server
 
 
