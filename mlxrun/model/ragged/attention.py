@@ -19,7 +19,8 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from mlxrun.errors import ModelLoadError
-from mlxrun.model.ragged import cpu_attention
+from mlxrun.model.machine.device import uses_cuda
+from mlxrun.model.ragged import cpu_attention, cuda_attention
 from mlxrun.model.ragged.quantized_buffer import QuantizedArray, attend_quantised
 from mlxrun.model.ragged.row_group import RowGroup
 
@@ -224,11 +225,14 @@ def use_engine_attention(calls_per_launch: int = 0) -> Iterator[None]:
 
 
 def _attend(queries: mx.array, keys: Any, values: Any, scale: float, mask: Any, **kwargs: Any) -> mx.array:
-    """The engine's attention: cpu_attention.py on a CPU if it supports all arguments, else the kernel."""
+    """The engine's attention: cpu_attention.py on a CPU and cuda_attention.py for prompts on CUDA if they
+    support all arguments, else the library's."""
     if isinstance(keys, QuantizedArray):
         return attend_quantised(queries, keys, values, scale, mask, **kwargs)
     if not kwargs and mx.default_device() == mx.cpu and queries.dtype in cpu_attention.FLOATS:
         return cpu_attention.compute_attention(queries, keys, values, scale, mask)
+    if isinstance(mask, str) and not kwargs and queries.dtype in cuda_attention.HALF and uses_cuda():
+        return cuda_attention.attend_causally(queries, keys, values, scale)
     return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask, **kwargs)
 
 
