@@ -25,14 +25,15 @@ FEW_TOKENS = 64  # forwards of fewer tokens cost about the same: their time goes
 @dataclass(frozen=True, slots=True)
 class PrefillSharing:
     """`max_rows`: most chunks in a forward. `max_padded`: longest chunk to pad to; 0: equal lengths only.
-    `merge_chunks`: consecutive chunks of a request share a forward (faster on GPUs, with fused attention).
-    `tails`: tails share forwards.
+    `merge_chunks`: consecutive chunks of a request share a forward (faster where attention is fused and takes
+    every shape). `tails`: tails share forwards. `max_shared`: longest chunk that shares one.
     """
 
     max_rows: int = 1
     max_padded: int = 0
     merge_chunks: bool = False
     tails: bool = False
+    max_shared: int = NO_LIMIT
 
 
 def group_chunks(
@@ -95,7 +96,7 @@ def _group_tails(tails: Collection[PrefillChunk], sharing: PrefillSharing) -> li
 def _fits(forward: Sequence[PrefillChunk], chunk: PrefillChunk, sharing: PrefillSharing) -> bool:
     """Whether a chunk that is not longer than the others may join them."""
     start, longest = forward[0].start, forward[0].stop - forward[0].start
-    if len(forward) >= sharing.max_rows:
+    if len(forward) >= sharing.max_rows or longest > sharing.max_shared:
         return False
     if chunk.stop == forward[0].stop:
         return True

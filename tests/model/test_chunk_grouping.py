@@ -26,6 +26,7 @@ def test_nearly_equal_chunks_share_only_where_padding_is_exact() -> None:
     assert len(group_chunks(chunks, {"a", "b"}, PrefillSharing(8, max_padded=0))) == 2
     assert len(group_chunks(chunks, {"a", "b"}, PrefillSharing(8, max_padded=7))) == 2, "longer than allowed"
     assert group_chunks(chunks, {"a", "b"}, PrefillSharing(8, max_padded=8)) == [chunks]
+    assert len(group_chunks(chunks, {"a", "b"}, PrefillSharing(8, max_padded=8, max_shared=7))) == 2
 
 
 def test_a_forward_that_is_mostly_padding_is_not_shared() -> None:

@@ -31,6 +31,10 @@ pytestmark = pytest.mark.usefixtures("probed_once")
 
 SLOW = [pytest.mark.slow]
 FAMILIES = [pytest.param(f, marks=[] if f in text_models.CORE else SLOW) for f in text_models.TEXT]
+# The kinds of caches that there are; the other families compute the same with them, in the sweep.
+KINDS = [
+    pytest.param(f, marks=[] if f in text_models.CORE else [pytest.mark.sweep]) for f in text_models.TEXT
+]
 VISION = [pytest.param(f, marks=[] if f in vision_models.CORE else SLOW) for f in vision_models.VISION]
 CHUNK = 16
 COUNT = 8
@@ -86,7 +90,7 @@ def test_every_kind_of_hit_gives_the_cold_answer(zoo: Zoo, family: str) -> None:
     engine_driver.check_answer(once(engine, ask("again", BASE)), zoo.answer(family, BASE, COUNT))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", KINDS)
 def test_turns_of_a_conversation_go_on_from_the_last_answer(zoo: Zoo, family: str) -> None:
     """Six turns; each finds at least the previous prompt, hybrids too."""
     engine, ids, before = engine_driver.make_real_engine(zoo.text(family)), BASE[:40], 0
@@ -98,7 +102,7 @@ def test_turns_of_a_conversation_go_on_from_the_last_answer(zoo: Zoo, family: st
         ids = (*ids, *event.tokens, *OTHER[turn * 9 : turn * 9 + 9])
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", KINDS)
 def test_what_an_aborted_prompt_has_computed_serves_the_next_try(zoo: Zoo, family: str) -> None:
     """Aborted after three chunks, sent again: only the rest is computed, and right."""
     engine = engine_driver.make_real_engine(zoo.text(family), prefill_budget=CHUNK, checkpoint_every=CHUNK)
@@ -109,7 +113,7 @@ def test_what_an_aborted_prompt_has_computed_serves_the_next_try(zoo: Zoo, famil
     assert event.num_cached_tokens >= 3 * CHUNK
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", KINDS)
 def test_preempted_rows_come_back_through_the_cache(zoo: Zoo, family: str) -> None:
     """A preempted request resumes from its chunks, its answer included."""
     engine = engine_driver.make_real_engine(zoo.text(family), checkpoint_every=CHUNK)
@@ -127,7 +131,7 @@ def test_preempted_rows_come_back_through_the_cache(zoo: Zoo, family: str) -> No
         engine_driver.check_answer(events[name], zoo.answer(family, ids, 16))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", KINDS)
 @pytest.mark.parametrize(
     "way", ["decode row by row", "chunks joined, launched first", "chunk 5", "chunk 512"]
 )
@@ -192,7 +196,7 @@ def test_any_order_of_turns_joins_and_aborts(zoo: Zoo, family: str, memory: int 
     assert counts["memory_bytes"] <= (memory or 1 << 40)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", KINDS)
 def test_an_engine_goes_on_with_what_another_left_on_disk(zoo: Zoo, family: str, tmp_path: Path) -> None:
     """Every cache class comes back from its file; another model's folder is another folder."""
     options = {"backend": "disk", "disk_path": str(tmp_path), "checkpoint_every": CHUNK}
@@ -214,7 +218,7 @@ def computed(event: TokenEvent) -> int:
     return event.num_computed_tokens - event.num_cached_tokens
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", KINDS)
 def test_what_requests_share_is_computed_once(zoo: Zoo, family: str) -> None:
     """Twelve prompts that begin alike, all at once; the others wait for the first one's chunks."""
     shared = BASE[:64]

@@ -35,6 +35,7 @@ PICKED = (0, 1, 2, 4, 5, 8)  # 1, 2, 5, 14, 33 and 100 tokens
 SOME = ("nemotron_h", "deepseek_v3", "gemma4_text", "falcon_h1")
 SHORT_ONE = "gpt_bigcode"  # its context is 512 tokens
 SLOW = [pytest.mark.slow]
+SWEEP = [pytest.mark.sweep]
 FAMILIES = [pytest.param(f, marks=[] if f in (*text_models.CORE, *SOME) else SLOW) for f in text_models.TEXT]
 EVERY = [pytest.param(f, marks=[] if f in text_models.CORE else SLOW) for f in text_models.TEXT]
 
@@ -176,7 +177,7 @@ def test_prompts_share_a_forward_where_that_is_exact(
 # -- rows that come and go ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=SLOW), pytest.param(2, marks=SLOW)])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=SWEEP), pytest.param(2, marks=SWEEP)])
 @pytest.mark.parametrize("family", EVERY)
 def test_fuzz(zoo: Zoo, family: str, seed: int, small: None) -> None:
     """Random joins, aborts, preemptions, limits and settings; what was answered is the ORACLE's."""
