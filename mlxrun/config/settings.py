@@ -62,8 +62,9 @@ class EngineSettings:
     """How the engine computes."""
 
     reproducible: bool = False
-    """Make answers independent of what else runs in the batch, which is slower: prompts are prefilled one at
-    a time in full chunks, rows are decoded one at a time on a CPU and in batches of a fixed size on a GPU."""
+    """Make answers independent of what else runs in the batch: prompts are prefilled one at a time in full
+    chunks, rows are decoded one at a time on a CPU, which is slower, and in batches of a fixed size,
+    `scheduler.max_running`, on a GPU, where it costs time only if few rows run."""
     max_errors: Annotated[int, Range(1, 100)] = 5
     """Number of consecutive failed steps after which the engine stops."""
     probe: bool = True

@@ -7,6 +7,7 @@ that its result is that of a step for each token. `accept` then gives the reject
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
@@ -62,7 +63,7 @@ class PagedDecodeBatch:
         self._compiles = compiled
         self.compile_after = COMPILE_AFTER
         self._decode: DecodeCall | None = None
-        self._compiled: Callable[..., Any] = self._compute
+        self._compiled: Callable[..., Any] = _compile(self)
         self._steps: Counter[tuple[Any, ...]] = Counter()  # by the shapes of a forward
         self._lengths: dict[str, int] = {}
 
@@ -165,7 +166,7 @@ class PagedDecodeBatch:
         for pool in self._pools:
             pool.keys = pool.values = None  # so that the forward may write in place
         if self._decode != decode:
-            self._decode, self._compiled = decode, mx.compile(self._compute)
+            self._decode, self._compiled = decode, _compile(self)
         compute = self._compiled if self._is_compiled(places) else self._compute
         logits, pools = compute(tokens, turned, lengths, places, pools)
         self._restore_pools(pools)
@@ -266,3 +267,15 @@ class PagedDecodeBatch:
     def list_state_arrays(self) -> list[mx.array]:
         """Recurrent states, which the logits of the step that makes them do not consume."""
         return self._states.list_arrays()
+
+
+def _compile(batch: PagedDecodeBatch) -> Callable[..., Any]:
+    """The batch's forward, compiled. It does not keep the batch alive, whose pools would never be freed."""
+    reference = weakref.ref(batch)
+
+    def compute(*args: Any) -> Any:
+        alive = reference()
+        assert alive is not None
+        return alive._compute(*args)
+
+    return mx.compile(compute)

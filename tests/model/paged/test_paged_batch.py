@@ -1,0 +1,128 @@
+"""Compiled forwards, drafts and memory of the batch; tests/model/ragged/test_decode_batch.py has its rows."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx_lm.models.cache import KVCache, RotatingKVCache
+
+from mlxrun.model.paged import paged_batch
+from mlxrun.model.paged.paged_batch import PagedDecodeBatch
+from mlxrun.model.ragged.decode_batch import JoiningRow
+
+HEADS, SIZE = 2, 32
+WINDOW = 5
+
+
+def make_template() -> list[Any]:
+    return [KVCache(), RotatingKVCache(WINDOW)]
+
+
+def embed(ids: mx.array, offset: mx.array, seed: int) -> mx.array:
+    """[rows, H, 1, D]: numbers that depend on the token and its position alone."""
+    angles = (ids + 7 * offset[:, None]).astype(mx.float32)[:, None, :, None] * (1 + mx.arange(SIZE) + seed)
+    return mx.broadcast_to(mx.sin(angles), (ids.shape[0], HEADS, 1, SIZE))
+
+
+def decode(ids: mx.array, caches: list[Any], positions: Any) -> mx.array:
+    outputs = []
+    for cache in caches:
+        offset = cache.offset
+        query, key, value = (embed(ids, offset, seed) for seed in range(3))
+        mask = cache.make_mask(1)
+        keys, _ = cache.update_and_fetch(key, value)
+        outputs.append(keys.attend(query, 0.2, mask))
+    return mx.concatenate(outputs, axis=-1).reshape(ids.shape[0], 1, -1)
+
+
+def make_row(rid: str, tokens: list[int]) -> JoiningRow:
+    cache = make_template()
+    for position, token in enumerate(tokens):
+        ids, offset = mx.array([[token]]), mx.array([position])
+        for layer in cache:
+            layer.update_and_fetch(embed(ids, offset, 1), embed(ids, offset, 2))
+    return JoiningRow(rid, len(tokens), cache)
+
+
+PROMPTS = {"a": [3, 1, 4], "b": [1], "c": [5, 9, 2, 6, 5, 3, 5]}
+
+
+def make_batch(**options: Any) -> PagedDecodeBatch:
+    batch = PagedDecodeBatch(make_template(), **options)
+    batch.update(set(PROMPTS), [make_row(rid, tokens) for rid, tokens in PROMPTS.items()])
+    return batch
+
+
+def run_steps(batch: PagedDecodeBatch, steps: int) -> mx.array:
+    outputs = [batch.forward(decode, mx.array([n, n + 1, n + 2]), batch.lengths) for n in range(steps)]
+    return mx.stack(outputs)
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """The shapes of compiled forwards; on a CPU compiling takes seconds, so they are called as they are."""
+    shapes: list[tuple[int, ...]] = []
+
+    def compile_nothing(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            shapes.append(args[0].shape)
+            return function(*args)
+
+        return call
+
+    monkeypatch.setattr(mx, "compile", compile_nothing)
+    return shapes
+
+
+def test_a_shape_is_compiled_after_some_steps_and_gives_the_same(
+    compiled: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paged_batch, "COMPILE_AFTER", 2)
+    found = run_steps(make_batch(compiled=True), 5)
+    assert compiled == [(4,)] * 3  # three rows and a dummy, from the third step on
+    assert mx.allclose(found, run_steps(make_batch(), 5), atol=1e-6).item()
+
+
+def test_a_fixed_width_is_compiled_at_once(compiled: list[tuple[int, ...]]) -> None:
+    found = run_steps(make_batch(compiled=True, width=6), 2)
+    assert compiled == [(6,)] * 2
+    assert mx.allclose(found, run_steps(make_batch(), 2), atol=1e-6).item()
+
+
+def test_a_batch_that_is_dropped_is_freed() -> None:
+    batch = make_batch(compiled=True)
+    run_steps(batch, 1)
+    alive = weakref.ref(batch)
+    gc.disable()
+    try:
+        del batch
+        assert alive() is None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("kept", [1, 2, 3])
+def test_drafted_tokens_are_computed_as_by_steps_and_given_back(kept: int) -> None:
+    steps, drafted = make_batch(), make_batch()
+    tokens = {"a": [8, 7, 6], "b": [2], "c": [4, 4]}
+    flat = [token for own in tokens.values() for token in own]
+    together = drafted.forward(decode, mx.array(flat), [0] * len(flat), [3, 1, 2])
+    alone = [
+        steps.forward(decode, mx.array([own[min(i, len(own) - 1)] for own in tokens.values()]), [0] * 3)
+        for i in range(3)
+    ]
+    assert mx.allclose(together[:3], mx.stack([out[0] for out in alone]), atol=1e-6).item()
+    drafted.accept({"a": 3 + kept, "c": 8})
+    assert drafted.lengths == [3 + kept, 2, 8]
+    after = make_batch()
+    for token in tokens["a"][:kept]:
+        after.forward(decode, mx.array([token, 2, 4]), [0] * 3)
+    expected = after.forward(decode, mx.array([5, 5, 5]), [0] * 3)[0]
+    assert mx.allclose(drafted.forward(decode, mx.array([5, 5, 5]), [0] * 3)[0], expected, atol=1e-6).item()
+    with pytest.raises(ValueError, match="has 3 tokens"):
+        drafted.accept({"b": 9})
