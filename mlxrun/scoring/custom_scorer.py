@@ -13,6 +13,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import importlib
+import importlib.machinery
 import importlib.util
 import inspect
 import json
@@ -22,7 +23,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 from mlxrun.errors import JobError
@@ -97,6 +98,14 @@ def load_scorer(name: str) -> CustomScorer:
     return CustomScorer(name, _digest_source(module), function, _read_parameters(name, function))
 
 
+class _SourceLoader(importlib.machinery.SourceFileLoader):
+    """Compiles the source each time: Python's cached code is told apart by second and size only, so that it
+    would be used for a source that was just edited."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        return compile(self.get_data(self.path), self.path, "exec")
+
+
 def _import_module(name: str, place: str) -> ModuleType:
     try:
         if not place.endswith(".py"):
@@ -104,7 +113,7 @@ def _import_module(name: str, place: str) -> ModuleType:
                 sys.path.insert(0, os.getcwd())  # as `python -m` does; a console script does not
             return importlib.import_module(place)
         key = f"mlxrun_scorer_{hashlib.sha256(os.path.abspath(place).encode()).hexdigest()[:16]}"
-        spec = importlib.util.spec_from_file_location(key, place)
+        spec = importlib.util.spec_from_file_location(key, place, loader=_SourceLoader(key, place))
         assert spec is not None and spec.loader is not None
         module = sys.modules[key] = importlib.util.module_from_spec(spec)  # dataclasses look it up there
         spec.loader.exec_module(module)

@@ -45,7 +45,8 @@ def test_every_declared_option_is_read() -> None:
     """An option that no code reads would have no effect. (The loader reads `version`.)"""
     found: set[str] = options_read_by_name()
     for path in PACKAGE.rglob("*.py"):
-        if path.relative_to(PACKAGE).parts[0] not in ("config", "embedded"):
+        declares = path.relative_to(PACKAGE).parts[0] in ("config", "embedded")
+        if not declares or path.name == "video_sampling.py":  # which uses the settings of videos
             found |= options_read(ast.parse(path.read_text(encoding="utf-8")))
     declared = {path for path, info in list_fields().items() if info.section}
     assert declared - found == set()

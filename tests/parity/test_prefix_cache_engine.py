@@ -166,11 +166,11 @@ def test_the_cache_survives_a_failed_step(zoo: Zoo, monkeypatch: pytest.MonkeyPa
     batch, real = runner._decoder.batch, DecodeRunner.forward
     failed: list[int] = []
 
-    def decode(self: Any, ids: Sequence[str], rows: Any) -> Any:
+    def decode(self: Any, ids: Sequence[str], *args: Any) -> Any:
         if ids and not failed:
             failed.append(1)
             raise RuntimeError("made for this test")
-        return real(self, ids, rows)
+        return real(self, ids, *args)
 
     monkeypatch.setattr(DecodeRunner, "forward", decode)
     asks = [
