@@ -18,7 +18,7 @@ import numpy as np
 from mlxrun.model.machine.device import uses_gpu
 from mlxrun.model.paged.attention_kernel import PagedRows, attend_gathered, attend_pages
 from mlxrun.model.paged.page_pool import PagePool
-from mlxrun.model.paged.page_table import PageTable
+from mlxrun.model.paged.page_table import PageTable, round_pages
 from mlxrun.model.paged.paged_cache import Attend, PagedCache
 from mlxrun.model.ragged import layer_caches
 from mlxrun.model.ragged.decode_batch import DecodeCall, JoiningRow
@@ -26,7 +26,6 @@ from mlxrun.model.ragged.layer_caches import LayerKind, RowView, flatten_caches,
 from mlxrun.model.ragged.row_group import RowKeysValues
 from mlxrun.model.ragged.row_states import RowStates
 
-SPARE = 4  # pools grow by at least this part of their pages
 FEW_PAGES = 64  # a pool of fewer pages is not made smaller
 FEW_ROWS, ROW_STEP = (1, 2, 4, 8), 8  # widths of a compiled forward: these, and multiples of ROW_STEP
 # Steps in the same shapes before their forward is compiled: tracing takes as long as they gain.
@@ -128,7 +127,7 @@ class PagedDecodeBatch:
         """Add pages to the pools of all layers with this window."""
         table = self._tables[window]
         if missing:
-            table.add_capacity(max(missing, table.capacity // SPARE))
+            table.add_capacity(round_pages(table.capacity + missing) - table.capacity)
             for layer, pool in self._list_pools(window):
                 pool.resize(table.capacity, like[layer] if like else None)
 
@@ -136,9 +135,12 @@ class PagedDecodeBatch:
         """Give memory back where most rows have left."""
         for window, table in self._tables.items():
             if table.capacity > max(2 * table.used, FEW_PAGES):
-                pages = mx.array(table.compact(), dtype=mx.int32)
+                pages = table.compact()
+                spare = round_pages(len(pages)) - len(pages)
+                table.add_capacity(spare)
+                chosen = mx.array([*pages, *[0] * spare], dtype=mx.int32)
                 for _, pool in self._list_pools(window):
-                    pool.select(pages)
+                    pool.select(chosen)
 
     # -- the step ---------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mlxrun.model.paged.kernel_source import PAGE
-from mlxrun.model.paged.page_table import SLACK, PageTable
+from mlxrun.model.paged.page_table import SLACK, PageTable, round_pages
 
 
 def make_table(window: int | None = None, pages: int = 12) -> PageTable:
@@ -79,3 +79,9 @@ def test_compacted_pages_keep_their_tokens() -> None:
         np.testing.assert_array_equal(old[after // PAGE] * PAGE + after % PAGE, before[rid])
     with pytest.raises(IndexError):
         table.add_row("d", 1)  # nothing is free until capacity is added
+
+
+def test_pools_have_few_sizes_and_little_spare() -> None:
+    sizes = {round_pages(n) for n in range(1, 4096)}
+    assert len(sizes) < 50
+    assert all(n <= round_pages(n) <= 1.25 * n for n in range(1, 4096))
