@@ -29,7 +29,7 @@ from mlxrun.distributed.messages import (
 )
 from mlxrun.distributed.prefix_queue import PrefixQueue
 from mlxrun.distributed.worker_slots import DispatchCounts, LineTicket, WorkerSlot, report_counts
-from mlxrun.errors import EngineDead, InternalError
+from mlxrun.errors import EngineDead, InternalError, JobError
 
 log = logging.getLogger(__name__)
 MOST_DEATHS = 3  # of workers that had a line; then it fails
@@ -69,9 +69,9 @@ class Dispatcher:
             raise self._failed
 
     async def answer(self, ticket: LineTicket) -> LineResult:
-        """The result of a line. EngineDead or the error of a worker's start if no worker is left."""
+        """The result of a line. EngineDead if no worker is left."""
         if self._failed is not None:
-            raise self._failed
+            raise _describe_end(self._failed)
         self._waiting.add(ticket.prefix, ticket)
         self._feed_soon()
         return await ticket.result
@@ -107,7 +107,7 @@ class Dispatcher:
         had = (ticket for slot in self.slots for ticket in slot.has.values())
         for ticket in (*self._suspects, *had):
             if not ticket.result.done():
-                ticket.result.set_exception(self._failed)
+                ticket.result.set_exception(_describe_end(self._failed))
 
     # A worker's life
 
@@ -116,12 +116,17 @@ class Dispatcher:
         failures = 0
         while failures < MOST_STARTS:
             if failures:
+                slot.state = "starting"  # it comes back: the job does not end meanwhile
                 await asyncio.sleep(self._backoff * 2 ** (failures - 1))
             done, slot.state, slot.worker = slot.done, "starting", slot.make()
             try:
                 slot.facts = slot.seen = await slot.worker.start()
                 await self._serve(slot, slot.worker)
             except WorkerRefused as error:
+                if slot.done:  # it has served: what keeps it from starting again may pass
+                    slot.state, slot.reason, failures = "lost", str(error), failures + 1
+                    await self._close_worker(slot)
+                    continue
                 slot.state, slot.reason = "refused", str(error)
                 log.warning("worker %d is not used: %s", slot.number, error)
                 break
@@ -275,3 +280,10 @@ class Dispatcher:
         finally:
             slot.is_giving = False
         self._feed_soon()
+
+
+def _describe_end(error: BaseException) -> BaseException:
+    """What lines are told when the job ends: not an error of theirs, which would be journaled as one."""
+    if isinstance(error, (EngineDead, JobError)):
+        return error
+    return EngineDead(f"the workers ended: {type(error).__name__}: {error}")

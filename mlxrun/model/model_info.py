@@ -182,7 +182,7 @@ def load_model_info(settings: ModelSettings, weights: bool = False) -> LoadedMod
         pooled=pooled,
         digests=compute_digests(folder, adapter, template, code=settings.trust_remote_code)
         | ({} if gguf is None else {"tokenizer": gguf.digest_tokenizer()}),
-        adapters=_read_adapters(settings, pooled),
+        adapters=_read_adapters(settings, pooled, _get_own_name(settings, folder)),
         gguf=gguf,
         kind_note=kind.note,
         processor=processor,
@@ -191,12 +191,16 @@ def load_model_info(settings: ModelSettings, weights: bool = False) -> LoadedMod
     )
 
 
-def _read_adapters(settings: ModelSettings, pooled: PooledModel | None) -> tuple[LoraAdapter, ...]:
+def _read_adapters(
+    settings: ModelSettings, pooled: PooledModel | None, own_name: str
+) -> tuple[LoraAdapter, ...]:
     """The adapters of which requests choose; ModelLoadError for folders that have none."""
     if settings.adapters and pooled is not None and not pooled.generates:
         raise ModelLoadError("model.adapters: only models that generate have several; set model.adapter")
     found = []
     for name, path in settings.adapters.items():
+        if name == own_name:
+            raise ModelLoadError(f"model.adapters: {name}: the model itself has this name; choose another")
         try:
             read_adapter_config(Path(path))
         except ModelLoadError as error:

@@ -88,6 +88,11 @@ class ModelRunner:
         """Whether the launched step samples first tokens only, so that reading it at once delays no row."""
         return self._launched.first_tokens
 
+    @property
+    def awaits_drafts(self) -> bool:
+        """Whether the launched step has drafts: it must be collected before another is executed."""
+        return self._launched.drafted is not None
+
     def collect(self) -> StepResult:
         """Read the launched step, and launch nothing."""
         launched, self._launched = self._launched, LaunchedStep()

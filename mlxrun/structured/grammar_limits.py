@@ -8,6 +8,7 @@ from mlxrun.text.field_errors import check_type, get_json_type, reject
 
 MAX_CHARACTERS = 1 << 20  # of a grammar
 MAX_CHOICES = 20_000  # compiled in some 100 ms
+MAX_EBNF_CHARACTERS = 1 << 16
 MAX_EBNF_RULES = 1_000  # translated in half a second; four times that for twice as many
 
 
@@ -29,8 +30,12 @@ def check_text(value: Any, param: str) -> str:
 
 
 def check_rules(value: Any, param: str) -> str:
-    """The text of an EBNF grammar, whose translation takes time by the square of its rules."""
-    text = check_text(value, param)
+    """The text of an EBNF grammar without blank lines. Its translation takes time by the square of its rules,
+    and by their number times the text's length."""
+    text = "\n".join(line for line in check_text(value, param).splitlines() if line.strip())
+    if len(text) > MAX_EBNF_CHARACTERS:
+        limit = f"at most {MAX_EBNF_CHARACTERS} are allowed in EBNF"
+        reject(param, f"has {len(text)} characters; {limit}", code="invalid_grammar")
     if (rules := text.count("::=")) > MAX_EBNF_RULES:
         reject(param, f"has {rules} rules; at most {MAX_EBNF_RULES} are allowed", code="invalid_grammar")
     return text

@@ -12,7 +12,8 @@ import os
 import struct
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -21,6 +22,7 @@ from mlxrun.errors import MediaError
 from mlxrun.text.workers import end_by
 
 NICENESS = 5
+WALL_SECONDS = 600  # in which a child must end, also one that waits
 _HEAD = struct.Struct("<II")
 
 Size = tuple[int, int]
@@ -32,6 +34,18 @@ class ChildLimits:
 
     seconds: int
     memory: int
+
+
+@contextlib.contextmanager
+def _end_after(seconds: float, end: Callable[[], None]) -> Iterator[None]:
+    """Ends a child that waits, which takes no processor time."""
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 @contextlib.contextmanager
@@ -55,6 +69,7 @@ def start_reader(
             env={**os.environ, **environment},
         ) as process,
         end_by(process.kill),
+        _end_after(WALL_SECONDS, process.kill),
     ):
         assert process.stdin is not None and process.stdout is not None
         is_complete = False

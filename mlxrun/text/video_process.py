@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import io
 import math
+import os
 import struct
 import sys
 from collections.abc import Iterator, Sequence
@@ -33,6 +34,8 @@ MEMORY = 4_000_000_000  # bytes of address space
 PIXEL_BYTES = 3  # of a frame
 FORMATS = "MP4, MOV, WebM, MKV, AVI"
 _THREADS = 2
+# FFmpeg looks at the data itself, and would take some for a description of streams on the network.
+_CONTAINERS_ONLY = "format_whitelist;mov,matroska,webm,avi|protocol_whitelist;none"
 _COUNT = struct.Struct("<Qd")  # frames, and frames of a second
 _UNREADABLE = f"not a readable video ({FORMATS}), or a damaged one"
 
@@ -111,10 +114,11 @@ def main(source: IO[bytes], target: IO[bytes], task: str, first: str, max_pixels
 @contextlib.contextmanager
 def _open(data: bytes) -> Iterator[Any]:
     is_known = (
-        data[4:8] == b"ftyp" or data[:4] == b"\x1aE\xdf\xa3" or (data[:4], data[8:11]) == (b"RIFF", b"AVI")
+        data[4:8] == b"ftyp" or data[:4] == b"\x1aE\xdf\xa3" or (data[:4], data[8:12]) == (b"RIFF", b"AVI ")
     )
     if not is_known:
         raise MediaError(_UNREADABLE)
+    os.environ["OPENCV_FFMPEG_CAPTURE_OPTIONS"] = _CONTAINERS_ONLY
     try:
         import cv2
     except ImportError as error:

@@ -182,3 +182,11 @@ async def test_refused_workers_are_left_out_and_none_is_an_error() -> None:
     with pytest.raises(WorkerRefused, match="no worker is left .worker 0: another device"):
         async with started(FakeFleet(refused={0}), 1):
             pass
+
+
+async def test_lines_are_not_failed_by_the_end_of_the_last_worker() -> None:
+    """They are told that the engine is dead, which ends the run, and is no answer of theirs."""
+    dispatcher = Dispatcher(FakeFleet().list_makers(1), backoff=0.0)
+    dispatcher._fail(WorkerRefused("another device"))
+    with pytest.raises(EngineDead, match="the workers ended: WorkerRefused: another device"):
+        await dispatcher.answer(make_ticket("a"))

@@ -133,6 +133,7 @@ class FakeRunner:
 
     has_pending_snapshots = False
     awaits_first_tokens = False
+    awaits_drafts = False
 
     def collect(self) -> StepResult:
         raise AssertionError("nothing is waited for")

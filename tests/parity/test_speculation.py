@@ -210,6 +210,27 @@ def test_preempted_and_aborted_rows(zoo: Zoo, plain: Plain, monkeypatch: Patch) 
     assert all(is_same(events[rid], without[rid]) for rid in without)
 
 
+def test_a_row_that_is_aborted_with_drafts_under_way_fails_no_step(
+    zoo: Zoo, plain: Plain, monkeypatch: Patch
+) -> None:
+    """The other rows do not draft, so that nothing but the runner knows of the drafts."""
+    without, asks = plain("llama"), list_asks()
+    draft_from(monkeypatch, asks, without)
+    engine = make_engine(zoo, "llama")
+    others = [replace(ask.request, speculation=False) for ask in asks[1:]]
+    for request in (asks[0].request, *others):
+        engine.add(request)
+    runner = engine_driver.get_runner(engine)
+    while not runner.awaits_drafts:
+        engine.step()
+    engine.abort(asks[0].request.id)
+    events: dict[str, TokenEvent] = {}
+    while engine.busy:
+        events |= {event.request_id: event for event in engine.step() if event.finish is not None}
+    assert engine.errors == 0
+    assert all(events[request.id].error is None for request in others)
+
+
 def accept_all(monkeypatch: Patch) -> None:
     """Drafted tokens count without being compared."""
     monkeypatch.setattr(DraftedRows, "count_accepted", lambda self, sampled: self.counts)

@@ -186,6 +186,8 @@ REFUSED: list[tuple[str, Any, str, str]] = [
     ("lark", "start: <[99999]>", "field", "out of range|too large"),
     ("ebnf", "root ::= ::", "field", "Expected name at line 1"),
     ("ebnf", 'x ::= "a"\n' * (grammar_limits.MAX_EBNF_RULES + 1), "field", "has 1001 rules; at most 1000"),
+    ("ebnf", f'root ::= "{"a" * 70_000}"', "field", "at most 65536 are allowed in EBNF"),
+    ("ebnf", "\n" * 1_000_000 + "x", "field", "Expected ::= at line 1"),  # not searched for ages
     ("ebnf", f'root ::= {"(" * 5_000}"a"{")" * 5_000}', "field", "is nested too deeply"),
     ("json_schema", 5, "field", "expected object"),
     ("json_schema", {"not": {"type": "null"}}, "field", "not"),

@@ -119,11 +119,12 @@ async def test_limits_and_errors_name_the_video(tmp_path: Path) -> None:
     "data",
     [
         b"#EXTM3U\n#EXTINF:1,\n/etc/hostname\n",
+        b"\x1aE\xdf\xa3\nv=0\nc=IN IP4 127.0.0.1\nm=video 5004 RTP/AVP 96\na=rtpmap:96 H264/90000\n",
         VIDEO[:40],
     ],
 )
 def test_what_is_no_video_is_refused(data: bytes) -> None:
-    """A playlist too: it could name other files."""
+    """Also a playlist, which could name other files, and streams that are described behind a video's head."""
     with pytest.raises(MediaError, match="not a readable video"):
         measure_video(data, 600, 10**6)
 

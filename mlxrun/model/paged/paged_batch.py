@@ -106,7 +106,7 @@ class PagedDecodeBatch:
         caches = [flatten_caches(row.cache) for row in joining]
         held = [[layer_caches.read_keys_values(layers[i]) for i in self._keyed] for layers in caches]
         for window, table in self._tables.items():
-            missing = table.count_missing([*(row.length + 1 for row in joining), *expected])
+            missing = table.count_missing([*(row.length for row in joining), *expected])
             self._grow(window, missing, held[0])
             chosen = []
             for row in joining:
@@ -222,10 +222,10 @@ class PagedDecodeBatch:
 
     def _choose_width(self, rows: int) -> int:
         """Rows of a forward of so many: a compiled forward has one of few widths."""
-        if not self._compiles:
+        if self._width or not self._compiles:
             return max(self._width, rows)
         few = next((width for width in FEW_ROWS if rows <= width), 0)
-        return max(self._width, few or -(-rows // ROW_STEP) * ROW_STEP)
+        return few or -(-rows // ROW_STEP) * ROW_STEP
 
     def accept(self, lengths: Mapping[str, int]) -> None:
         """Let rows have so many tokens, at most as many as they have: the newest ones were rejected. Not for

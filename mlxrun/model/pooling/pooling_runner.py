@@ -143,6 +143,7 @@ class IdleRunner:
 
     has_pending_snapshots = False
     awaits_first_tokens = False
+    awaits_drafts = False
 
     def collect(self) -> StepResult:
         return StepResult()

@@ -120,8 +120,8 @@ def _choose_candidate(template: Sequence[Any], config: Config, paged: bool) -> C
 
 def _choose_batched(template: Sequence[Any], config: Config) -> DecodeMethod:
     """How a GPU decodes rows together. A compiled forward cannot change its adapters from step to step."""
-    if not (config.engine.probe or uses_cuda()):
-        return "ragged"  # the kernel is not compared, and other GPUs have not been seen to compute it
+    if not config.engine.probe:
+        return "ragged"  # whether the kernel is right, and covers the model's heads, has to be compared
     only_keys = {get_kind(layer) for layer in flatten_caches(template)} <= {LayerKind.KV, LayerKind.WINDOW}
     return "compiled" if only_keys and not config.model.adapters else "paged"
 

@@ -85,3 +85,13 @@ def test_pools_have_few_sizes_and_little_spare() -> None:
     sizes = {round_pages(n) for n in range(1, 4096)}
     assert len(sizes) < 50
     assert all(n <= round_pages(n) <= 1.25 * n for n in range(1, 4096))
+
+
+@pytest.mark.parametrize("window", [None, 128, 512])
+def test_a_row_of_any_length_finds_the_pages_that_were_counted_for_it(window: int | None) -> None:
+    for length in range(1, 5 * PAGE):
+        table = PageTable(window)
+        table.add_capacity(table.count_missing([length]))
+        table.add_row("a", length)
+        table.add_capacity(table.count_missing_for_step({"a": length + 1}))
+        table.extend_row("a", length + 1)
