@@ -231,7 +231,7 @@ def _attend(queries: mx.array, keys: Any, values: Any, scale: float, mask: Any, 
         return attend_quantised(queries, keys, values, scale, mask, **kwargs)
     if not kwargs and mx.default_device() == mx.cpu and queries.dtype in cpu_attention.FLOATS:
         return cpu_attention.compute_attention(queries, keys, values, scale, mask)
-    if isinstance(mask, str) and not kwargs and queries.dtype in cuda_attention.HALF and uses_cuda():
+    if isinstance(mask, str) and not kwargs and queries.dtype in cuda_attention.CUDNN_TYPES and uses_cuda():
         return cuda_attention.attend_causally(queries, keys, values, scale)
     return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask, **kwargs)
 

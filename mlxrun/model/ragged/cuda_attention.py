@@ -10,7 +10,7 @@ from __future__ import annotations
 import mlx.core as mx
 
 STEP = 256  # tokens to whose multiples queries are padded
-HALF = (mx.bfloat16, mx.float16)
+CUDNN_TYPES = (mx.bfloat16, mx.float16)
 
 
 def attend_causally(queries: mx.array, keys: mx.array, values: mx.array, scale: float) -> mx.array:

@@ -37,7 +37,7 @@ def test_prompts_of_many_lengths_have_few_shapes(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", record)
     monkeypatch.setattr(attention, "uses_cuda", lambda: True)
-    monkeypatch.setattr(cuda_attention, "HALF", (mx.float32,))
+    monkeypatch.setattr(cuda_attention, "CUDNN_TYPES", (mx.float32,))
     monkeypatch.setattr(attention.cpu_attention, "FLOATS", ())
     for tokens in range(2, STEP, 50):
         attention._attend(*make_arrays(1 + tokens % 4, tokens, 0), 0.3, "causal")
