@@ -10,7 +10,7 @@ import mlx.core as mx
 from mlxrun.model.paged.attention_kernel import PagedRows
 from mlxrun.model.paged.kernel_source import PAGE
 from mlxrun.model.paged.page_pool import PagePool
-from mlxrun.model.ragged.attention import NotRaggedError, RaggedMask, RowKeys
+from mlxrun.model.ragged.attention import NotRaggedError, RaggedMask, RowKeys, RowKeysCache
 
 Attend = Callable[..., mx.array]  # attention_kernel.attend_pages, or attend_gathered
 
@@ -48,7 +48,7 @@ class PagedKeys(RowKeys):
         return self._attend(queries, self._keys, self._values, self._rows, scale, window, sinks)
 
 
-class PagedCache:
+class PagedCache(RowKeysCache):
     """One KV or WINDOW layer in a step; the members are those of the libraries' caches.
 
     `offset` int32 [rows]: the new tokens' positions. Nothing here is a Python number that changes from step
@@ -59,7 +59,6 @@ class PagedCache:
         self._pool = pool
         self._window = window
         self._attend = attend
-        self._fetched: PagedKeys | None = None
         self.offset: mx.array = mx.array([], dtype=mx.int32)
 
     def begin_step(self, rows: PagedRows, slots: mx.array, offsets: mx.array) -> None:
@@ -70,23 +69,10 @@ class PagedCache:
         """Drop the step's views, so that pages can be written in place."""
         self._fetched = None
 
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[PagedKeys, PagedKeys]:
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[RowKeys, RowKeys]:
         """Add one token [rows, H, 1, D] to every row."""
         if keys.shape[2] != 1:
             raise NotRaggedError("a batch of pages takes one token a row")
         self._pool.append(keys, values, self._slots)
         self._fetched = PagedKeys(self._pool, self._rows, self._window, self._attend)
-        return self._fetched, self._fetched
-
-    @property
-    def state(self) -> tuple[PagedKeys, PagedKeys]:
-        """What this step fetched, for layers that share another layer's keys."""
-        if self._fetched is None:
-            raise NotRaggedError("the model read keys before the step's update")
-        return self._fetched, self._fetched
-
-    def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> RaggedMask:
-        """The mask of one new token a row; `window_size` limits what it attends to, as the layer does."""
-        if N != 1 or return_array:
-            raise NotRaggedError("the model needs the mask as an array")
-        return RaggedMask(window_size)
+        return self.keys_and_values()

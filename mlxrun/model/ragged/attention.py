@@ -120,16 +120,36 @@ class StepCache:
         return self.keys_and_values()
 
 
-class RaggedCache(StepCache):
-    """All rows in one forward: keys and values are RaggedKeys."""
+class RowKeysCache:
+    """What caches have in common whose keys and values are RowKeys: all rows are in one forward."""
 
-    _fetched: RaggedKeys | None = None
+    _fetched: RowKeys | None = None  # by this step
+
+    def keys_and_values(self) -> tuple[RowKeys, RowKeys]:
+        """What this step fetched, for layers that share another layer's keys."""
+        if self._fetched is None:
+            raise NotRaggedError("the model read keys before the step's update")
+        return self._fetched, self._fetched
+
+    @property
+    def state(self) -> tuple[Any, Any]:
+        return self.keys_and_values()
+
+    def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> RaggedMask:
+        """The mask of one new token a row; `window_size` limits what it attends to, as the layer does."""
+        if N != 1 or return_array:
+            raise NotRaggedError("the model needs the mask as an array")
+        return RaggedMask(window_size)
+
+
+class RaggedCache(RowKeysCache, StepCache):
+    """All rows in one forward, in groups: keys and values are RaggedKeys."""
 
     def end_step(self) -> None:
         super().end_step()
         self._fetched = None
 
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[RaggedKeys, RaggedKeys]:
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[RowKeys, RowKeys]:
         """Add one token [rows, H, 1, D] to every row."""
         if keys.shape[2] != 1:
             raise NotRaggedError("a ragged batch takes one token a row")
@@ -141,19 +161,7 @@ class RaggedCache(StepCache):
             pairs.append(group.buffers[self._layer].append(k, v, group.get_width(self._window)))
             row += count
         self._fetched = RaggedKeys(self._groups, pairs, keys.shape[0])
-        return self._fetched, self._fetched
-
-    def keys_and_values(self) -> tuple[RaggedKeys, RaggedKeys]:
-        """What this step fetched, for layers that share another layer's keys."""
-        if self._fetched is None:
-            raise NotRaggedError("the model read keys before the step's update")
-        return self._fetched, self._fetched
-
-    def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> RaggedMask:
-        """The mask of one new token a row; `window_size` limits what it attends to, as the layer does."""
-        if N != 1 or return_array:
-            raise NotRaggedError("the model needs the mask as an array")
-        return RaggedMask(window_size)
+        return self.keys_and_values()
 
 
 class GroupCache(StepCache):
