@@ -73,6 +73,8 @@ def engine(
     ragged     1 prompt of 16384 tokens and 31 of 256
     mixed      4 prompts of 8192 tokens, 8 of 2048 and 20 of 512
     staggered  a prompt of 256 tokens every 4 steps, and one of 16384 once 16 requests decode
+    few        8 prompts of 512 tokens
+    single     1 prompt of 512 tokens
 
     Each answer has 128 tokens (256 in staggered). "times better" is above 1 where mlxrun is better.
     """

@@ -103,4 +103,6 @@ WORKLOADS: dict[str, Callable[[float], Iterator[RequestShape]]] = {
     "ragged": _arrive_at_once((1, 16384), (31, 256)),
     "mixed": _arrive_at_once((4, 8192), (8, 2048), (20, 512)),
     "staggered": _arrive_staggered,
+    "few": _arrive_at_once((8, 512)),
+    "single": _arrive_at_once((1, 512)),
 }
