@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 INSTALL = "pip install 'mlxrun[ray]'"
 LOCAL = "local"  # the address of `--ray` without one
 REACH_SECONDS = 3.0  # until an address must have answered
-CONNECT_SECONDS = 60.0  # until Ray, which answered, must have taken us in
+CONNECT_SECONDS = 60.0  # until Ray must have taken us in, or started here
 STORE_BYTES = 256_000_000  # of a local Ray: lines and answers are small, and not kept there
 # An HTTP/2 server such as Ray's answers this, a client's preface and empty settings, with its own settings.
 _HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0"
@@ -90,23 +90,28 @@ def _check_reachable(address: str) -> None:
 
 
 def _init(ray: Any, address: str, options: Mapping[str, Any]) -> None:
-    """Call `ray.init` on a thread of its own: on the main one it takes over signals, and may not return."""
+    """Call `ray.init` on a thread of its own: on the main one it takes over signals, and may not return. The
+    thread stays, as Linux ends the processes of a local Ray with the thread that has started them."""
     problems: list[BaseException] = []
+    done = threading.Event()
 
     def init() -> None:
         try:
             ray.init(**options)
         except BaseException as error:
             problems.append(error)
+        done.set()
+        if not problems:
+            threading.Event().wait()
 
-    thread = threading.Thread(target=init, name="ray-init", daemon=True)
-    thread.start()
-    thread.join(CONNECT_SECONDS * (2 if address == LOCAL else 1))
-    if not thread.is_alive() and not problems:
+    threading.Thread(target=init, name="ray-init", daemon=True).start()
+    if done.wait(CONNECT_SECONDS) and not problems:
         return
     reason = f"no answer in {CONNECT_SECONDS:.0f} s" if not problems else str(problems[0]).strip()
     where = "Ray could not be started on this machine" if address == LOCAL else f"--ray {address}"
     more = "; all machines need the same versions of Ray and Python" if "mismatch" in reason else ""
+    if address == LOCAL and (not problems or "timed out" in reason):
+        more = "; it is too busy: try again, or `ray start --head` once and then --ray auto"
     raise ConfigError(f"{where}: {' '.join(reason.split())}{more}")
 
 
