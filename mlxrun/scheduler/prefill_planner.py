@@ -43,7 +43,9 @@ class PrefillPlanner:
         for state in picked:
             while state.remaining_prefill and budget > 0:
                 start = state.num_computed_tokens
-                max_tokens = self._chunk if self._aligned_chunks or chunks else budget
+                max_tokens = self._chunk
+                if not (self._aligned_chunks or chunks):
+                    max_tokens = self._token_budget.costs.limit_chunk(state.remaining_prefill, budget)
                 stop = state.find_chunk_end(self._chunk, max_tokens, images)
                 chunk = PrefillChunk(state.id, start, stop, state.count_images(start, stop))
                 exceeds = stop - start > budget or (images is not None and chunk.images > images)

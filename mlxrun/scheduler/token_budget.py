@@ -31,11 +31,19 @@ class StepCosts:
     if a forward costs more than its tokens. `waiting_weight`: how much a waiting prompt counts beside a
     decoding row; more if each forward is expensive. `deep_prompt`: beside decoding rows, chunks shrink once
     this many tokens of a prompt are computed, because attention is then most of the cost; 0: never.
+    `few_lengths`: a chunk that is shortened gets one of few lengths, if the device prepares for each new one.
     """
 
     max_sampling_chunk: int = 0
     waiting_weight: int = 1
     deep_prompt: int = 0
+    few_lengths: bool = False
+
+    def limit_chunk(self, remaining: int, budget: int) -> int:
+        """The most tokens of a step's first chunk, where `remaining` are left of its prompt."""
+        if not self.few_lengths or remaining <= budget:
+            return budget
+        return 1 << (budget.bit_length() - 1)
 
     def get_max_sampling_chunk(self, request: Request) -> int:
         """The most tokens after a hit that are computed by one forward that also samples. A scored prompt
@@ -62,7 +70,7 @@ class TokenBudget:
         self._prefix_cache = prefix_cache
         self._max_tokens = settings.prefill_budget
         self._max_tokens_busy = settings.prefill_budget_busy or chunk
-        self._costs = costs
+        self.costs = costs
         self.pace = PrefillPace(settings.step_ms or 0, chunk, min_chunk)
 
     def can_admit(self, running: Sequence[RequestState], state: RequestState, use_cache: bool = True) -> bool:
@@ -106,7 +114,7 @@ class TokenBudget:
         """
         budget = self._max_tokens
         if decoding:
-            weight = max(waiting * self._costs.waiting_weight, decoding)
+            weight = max(waiting * self.costs.waiting_weight, decoding)
             budget = min(budget, self._limit_for_depth(self._max_tokens_busy * weight // decoding, depth))
         budget = self.pace.limit_tokens(budget, decoding > 0)
         lengths, others = _list_lengths(running)
@@ -116,7 +124,7 @@ class TokenBudget:
 
     def _limit_for_depth(self, budget: int, depth: int) -> int:
         """The budget with which chunks of a deep prompt cost about the same at every depth."""
-        deep = self._costs.deep_prompt
+        deep = self.costs.deep_prompt
         if not deep or depth <= deep:
             return budget
         return max(min(budget, MIN_DEEP_CHUNK), budget * deep // depth)

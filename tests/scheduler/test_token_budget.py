@@ -117,6 +117,18 @@ def test_chunks_of_deep_prompts_shrink_beside_decoding_rows() -> None:
     assert plain.compute_prefill_budget([], 0, 1, 16384) == 512
 
 
+def test_a_shortened_chunk_has_one_of_few_lengths() -> None:
+    few, any_length = StepCosts(few_lengths=True), StepCosts()
+    assert [few.limit_chunk(5000, budget) for budget in (4096, 1500, 1024, 700, 64)] == [
+        4096,
+        1024,
+        1024,
+        512,
+        64,
+    ]
+    assert few.limit_chunk(600, 700) == any_length.limit_chunk(5000, 700) == 700
+
+
 def test_a_scored_prompt_with_one_token_of_output_samples_in_its_last_chunk() -> None:
     costs = StepCosts(max_sampling_chunk=4)
     for max_tokens, scored, most in ((1, 1, 512), (1, None, 4), (2, 1, 4)):

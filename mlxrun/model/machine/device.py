@@ -15,9 +15,9 @@ from mlxrun.scheduler.token_budget import StepCosts
 CPU_SHARE = 0.8  # of the memory that is free at start
 CUDA_CHUNK = 4096  # tokens; launches of forwards and copies dominate on CUDA: few large chunks are best
 # One more launch-bound forward costs more than the logits of so many tokens, or than rows that wait.
-CUDA_STEP_COSTS = StepCosts(max_sampling_chunk=512, waiting_weight=4)
+CUDA_STEP_COSTS = StepCosts(max_sampling_chunk=512, waiting_weight=4, few_lengths=True)
 CPU_STEP_COSTS = StepCosts(deep_prompt=384)  # so that a chunk costs about as much as a step of 16 rows
-BUSY_CPU, BUSY_GPU = 256, 512  # tokens beside decoding rows
+BUSY = {"cpu": 256, "metal": 512, "cuda": 1024}  # tokens beside decoding rows
 STEP_MS, CUDA_STEP_MS = 200, 100
 
 
@@ -47,7 +47,7 @@ def resolve_config(config: Config) -> Config:
     """The config with values for the settings that depend on the device."""
     scheduler = config.scheduler
     chunk = scheduler.chunk or min(CUDA_CHUNK if uses_cuda() else DEFAULT_CHUNK, scheduler.prefill_budget)
-    most = chunk if config.engine.reproducible else min(chunk, BUSY_GPU if uses_gpu() else BUSY_CPU)
+    most = chunk if config.engine.reproducible else min(chunk, BUSY[get_backend()])
     busy = scheduler.prefill_budget_busy or min(most, scheduler.prefill_budget)
     default = CUDA_STEP_MS if uses_cuda() else STEP_MS
     step_ms = default if scheduler.step_ms is None else scheduler.step_ms

@@ -19,7 +19,7 @@ def backend(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> 
     name: str = request.param
     monkeypatch.setattr(device, "STEP_MS", 200)  # in other tests, steps have no limit
     monkeypatch.setattr(device, "uses_gpu", lambda: name != "cpu")
-    monkeypatch.setattr(device, "uses_cuda", lambda: name == "cuda")
+    monkeypatch.setattr(device, "get_backend", lambda: name)
     return name
 
 
@@ -31,7 +31,7 @@ def on(*names: str) -> Any:
 def test_chunks_and_budgets_have_values_of_the_device(backend: str) -> None:
     found = device.resolve_config(Config()).scheduler
     assert found.chunk == (device.CUDA_CHUNK if backend == "cuda" else DEFAULT_CHUNK)
-    assert found.prefill_budget_busy == (device.BUSY_CPU if backend == "cpu" else device.BUSY_GPU)
+    assert found.prefill_budget_busy == device.BUSY[backend]
     assert found.step_ms == (device.CUDA_STEP_MS if backend == "cuda" else device.STEP_MS)
     assert device.resolve_config(Config(scheduler=found)).scheduler == found
 
