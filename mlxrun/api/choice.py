@@ -52,6 +52,7 @@ class Choice:
         self.completion_tokens = 0
         self.reasoning_tokens = 0  # of these, tokens of the reasoning
         self.cached_tokens = 0
+        self.left_out_tokens = 0  # of the prompt, by sparse prefill
         self.token_ids: list[int] = []  # that were sampled, the stop token that ended the answer included
         self.calls: list[ToolCall] = []
         self.hit: HitKind | None = None  # what the prefix cache had of the prompt
@@ -123,6 +124,7 @@ class Choice:
         if event.error is not None:
             raise event.error
         self.cached_tokens = max(self.cached_tokens, event.num_cached_tokens)
+        self.left_out_tokens = max(self.left_out_tokens, event.num_left_out)
         self.hit = event.hit_kind or self.hit
         self.prompt_logprobs += event.prompt_logprobs
         deltas: list[Delta] = []

@@ -66,6 +66,8 @@ def collect_settings(config: Config, model_info: ModelInfo) -> dict[str, Any]:
         parts["structured"] = asdict(config.structured)
     if config.cache.stored_bits is not None and config.cache.backend != "none":
         parts["stored_bits"] = config.cache.stored_bits
+    if config.prefill.sparse != "off":
+        parts["prefill"] = asdict(config.prefill)
     if config.cache.kv_bits is not None:
         parts["kv"] = {key: getattr(config.cache, f"kv_{key}") for key in ("bits", "group_size", "start")}
     return parts

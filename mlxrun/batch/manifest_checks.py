@@ -81,6 +81,7 @@ _OWN_SETTINGS = (
     "sampling",
     "stored_bits",
     "kv",
+    "prefill",
     "structured",
 )  # those that do not depend on the model
 _SETTING_NAMES = {
@@ -97,7 +98,7 @@ _SETTING_NAMES = {
     "stored_bits": "cache.stored_bits",
     **{f"kv.{key}": f"cache.kv_{key}" for key in ("bits", "group_size", "start")},
 }
-_DIGESTS = ("model.model", "model.template", "model.tokenizer", "processor")
+_DIGESTS = ("model.model", "model.draft", "model.template", "model.tokenizer", "processor")
 
 
 def flatten_settings(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -97,6 +97,11 @@ class PrefixCache(PrefixCacheInterface):
             return True
         return self._scores.has_owners and self._scores.waits_for_owner(tracked, self._match(tracked))
 
+    @contain_failures(int)
+    def count_cached(self, request: Request) -> int:
+        tracked = TrackedRequest(request, self._root, self._chunk, self._grid_only)
+        return self._match(tracked) if tracked.cacheable else 0
+
     def _match(self, tracked: TrackedRequest) -> int:
         """The longest hit that a waiting request would have now."""
         version = self._index.version, len(tracked.chain)

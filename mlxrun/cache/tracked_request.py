@@ -52,6 +52,8 @@ class TrackedRequest:
 
     @property
     def cacheable(self) -> bool:
+        if self.request.positions:  # what follows a gap is not what the tokens before it would give
+            return False
         return len(self.request.image_spans) == len(self.request.image_digests)
 
     @property

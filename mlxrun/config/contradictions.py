@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mlxrun.config.hosts import is_loopback, normalize_host
-from mlxrun.config.settings import CacheSettings, Config, ServerSettings
+from mlxrun.config.settings import CacheSettings, Config, PrefillSettings, ServerSettings
 
 Rule = Callable[[Config], str | None]
 RULES: list[tuple[tuple[str, ...], Rule]] = []
@@ -34,7 +34,16 @@ def reads(*keys: str) -> Callable[[Rule], Rule]:
 @reads("model.path")
 def check_model_path(config: Config) -> str | None:
     """A path must be a folder or a GGUF file; anything else must look like a hub id."""
-    path = config.model.path
+    return find_path_problem(config.model.path)
+
+
+@reads("model.draft")
+def check_draft_path(config: Config) -> str | None:
+    return None if config.model.draft is None else find_path_problem(config.model.draft)
+
+
+def find_path_problem(path: str) -> str | None:
+    """What is wrong with a model's path; None: nothing."""
     if path.endswith(".gguf"):
         return None if Path(path).is_file() else f"{path} is not a file"
     if path == "embedded" or (not Path(path).is_absolute() and _HUB_ID.fullmatch(path)):
@@ -206,6 +215,36 @@ def check_keys_are_quantised(config: Config) -> str | None:
     if cache.kv_bits is not None or not given:
         return None
     return f"cache.kv_bits is null, so cache.{given[0]} has no effect; set cache.kv_bits or remove it"
+
+
+@reads("prefill.sparse", "model.draft")
+def check_sparse_draft(config: Config) -> str | None:
+    if config.prefill.sparse == "off" or config.model.draft is not None:
+        return None
+    return "the tokens are chosen by a draft model: set model.draft"
+
+
+@reads("prefill.sparse", "engine.reproducible")
+def check_reproducible_prefill(config: Config) -> str | None:
+    if config.prefill.sparse == "off" or not config.engine.reproducible:
+        return None
+    return "leaves out tokens of prompts, so that engine.reproducible cannot hold; remove one of them"
+
+
+@reads("model.draft", "prefill.sparse")
+def check_draft_is_used(config: Config) -> str | None:
+    if config.model.draft is None or config.prefill.sparse != "off":
+        return None
+    return "has no effect while prefill.sparse is off"
+
+
+@reads("prefill.sparse_keep", "prefill.sparse_min_tokens", "prefill.sparse")
+def check_prefill_is_sparse(config: Config) -> str | None:
+    prefill, default = config.prefill, PrefillSettings()
+    given = [k for k in ("sparse_keep", "sparse_min_tokens") if getattr(prefill, k) != getattr(default, k)]
+    if prefill.sparse != "off" or not given:
+        return None
+    return f"prefill.sparse is off, so prefill.{given[0]} has no effect; set prefill.sparse or remove it"
 
 
 @reads("workers.resources")

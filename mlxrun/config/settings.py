@@ -37,6 +37,8 @@ class ModelSettings:
     pooling: Literal["mean", "cls", "last"] | None = None
     """How the states of tokens become an embedding, where the model's files do not say it. A model that
     generates gives embeddings beside its answers if this is set. docs/embeddings.md says more."""
+    draft: str | None = None
+    """A small model with the same tokenizer, as in `path`: it chooses the tokens of `prefill.sparse`."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Type of the weights in memory. `auto` keeps the type of the files on a GPU, and uses float32 on a CPU,
     where bfloat16 is slow."""
@@ -92,8 +94,8 @@ class SchedulerSettings:
     """Maximum number of prompt tokens in a step while no row decodes."""
     prefill_budget_busy: Annotated[int | None, Range(16, None)] = None
     """The same while rows decode, which limits the time between their tokens. If more prompts wait than rows
-    decode, it is raised in proportion, up to prefill_budget. null: 512 on a GPU; 256 on a CPU, and fewer
-    towards the end of a long prompt; at most one chunk."""
+    decode, it is raised in proportion, up to prefill_budget. null: 1024 on CUDA, 512 on Metal; 256 on a CPU,
+    and fewer towards the end of a long prompt; at most one chunk."""
     step_ms: Annotated[int | None, Range(0, 60_000)] = None
     """Milliseconds that a step may take for prompts, by the pace of earlier steps: new requests wait for it.
     It takes 64 tokens at least. 0: no limit. null: 100 on CUDA, 200 elsewhere; 0 for `mlxrun batch`."""
@@ -135,6 +137,19 @@ class CacheSettings:
     """With kv_bits, a row is quantised once it has this many tokens; shorter ones stay exact."""
     image_bytes: Annotated[int, Bytes(), Range(0, None)] = 256_000_000
     """Maximum size of the cache of image features, which saves encoding an image again; 0: off."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillSettings:
+    """Which tokens of a prompt are computed (docs/sparse-prefill.md)."""
+
+    sparse: Literal["off", "draft"] = "off"
+    """`draft`: of long prompts, only the tokens that `model.draft` finds important, so that answers begin
+    sooner. They are then other answers, of a model that has not read all of the prompt. `off`: all tokens."""
+    sparse_keep: Annotated[float, Range(0.01, 1.0)] = 0.2
+    """Share of a prompt's tokens that are computed."""
+    sparse_min_tokens: Annotated[int, Range(256, None)] = 8192
+    """Prompts with fewer tokens than this, not counting those in the prefix cache, are computed whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +262,7 @@ class Config:
     engine: EngineSettings = field(default_factory=EngineSettings)
     scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)
     cache: CacheSettings = field(default_factory=CacheSettings)
+    prefill: PrefillSettings = field(default_factory=PrefillSettings)
     speculation: SpeculationSettings = field(default_factory=SpeculationSettings)
     sampling: SamplingSettings = field(default_factory=SamplingSettings)
     parsers: ParserSettings = field(default_factory=ParserSettings)

@@ -18,7 +18,7 @@ from mlxrun.config.yaml_source import YamlError, parse_value, parse_yaml
 ENV_PREFIX = "MLXRUN_"
 PATH_KEYS = ("model.adapter", "model.chat_template", "server.data_path")
 PATH_MAPPINGS = ("model.adapters",)  # from names to paths
-MODEL_PATH = "model.path"  # a path, "embedded" or a hub id
+MODEL_PATHS = ("model.path", "model.draft")  # each a path, "embedded" or a hub id
 EMBEDDED = "embedded"
 
 
@@ -145,7 +145,7 @@ class ConfigSources:
         tree = ConfigNode(filled, tree.origin)
         if interpolate:
             tree = self._interpolator.interpolate(tree)
-        for path in (*PATH_KEYS, MODEL_PATH):
+        for path in (*PATH_KEYS, *MODEL_PATHS):
             _make_absolute(tree, path, folder)
         for path in PATH_MAPPINGS:
             node = tree.find(tuple(path.split(".")))
@@ -170,7 +170,8 @@ def _make_absolute(tree: ConfigNode, path: str, folder: Path) -> None:
     if node is None or not isinstance(node.value, str) or not node.value:
         return
     found = _resolve_path(node, folder)
-    is_path = path != MODEL_PATH or node.value.startswith((".", "/", "~")) or node.value.endswith(".gguf")
+    is_path = path not in MODEL_PATHS or node.value.startswith((".", "/", "~"))
+    is_path |= node.value.endswith(".gguf")
     if is_path or (node.value != EMBEDDED and Path(found.value).is_dir()):
         tree.value[section].value[key] = found
 

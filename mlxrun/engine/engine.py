@@ -11,11 +11,12 @@ from typing import Protocol
 
 from mlxrun.config.settings import EngineSettings
 from mlxrun.engine.pooling import PoolingSteps
-from mlxrun.errors import EngineDead, RequestError
+from mlxrun.engine.token_selection import TokenSelection
+from mlxrun.errors import EngineDead, MlxrunError, RequestError
 from mlxrun.model.model_info import LoadedModelInfo
 from mlxrun.model.probe.report import ProbeReport
 from mlxrun.scheduler.prefix_cache_interface import NoPrefixCache, PrefixCacheInterface
-from mlxrun.scheduler.request import Request, TokenEvent
+from mlxrun.scheduler.request import FinishReason, Request, TokenEvent
 from mlxrun.scheduler.scheduler import Scheduler
 from mlxrun.scheduler.step_plan import StepPlan, StepResult
 
@@ -39,7 +40,8 @@ class Runner(Protocol):
 
 class Engine:
     """Not thread-safe: one thread builds, steps and closes it. `prefix_cache` is the scheduler's; `pooling`
-    computes vectors, None: the model gives none."""
+    computes vectors, None: the model gives none; `selection` leaves out tokens of long prompts, None: all are
+    computed."""
 
     def __init__(
         self,
@@ -50,8 +52,10 @@ class Engine:
         probe: ProbeReport | None = None,
         prefix_cache: PrefixCacheInterface | None = None,
         pooling: PoolingSteps | None = None,
+        selection: TokenSelection | None = None,
     ) -> None:
         self.pooling = pooling
+        self.selection = selection
         self.model_info = model_info
         self.scheduler = scheduler
         self.probe = probe
@@ -68,7 +72,7 @@ class Engine:
     @property
     def busy(self) -> bool:
         """Whether `step` has anything to do."""
-        return self._generates or self._pools
+        return self._generates or self._pools or self._selects
 
     @property
     def _generates(self) -> bool:
@@ -78,10 +82,17 @@ class Engine:
     def _pools(self) -> bool:
         return self.pooling is not None and self.pooling.queue.busy
 
+    @property
+    def _selects(self) -> bool:
+        return self.selection is not None and self.selection.busy
+
     def add(self, request: Request) -> None:
         """Queue a request. Raises Overloaded, PromptTooLong or RequestError if it cannot run."""
         if not request.pooled:
-            self.scheduler.add(request)
+            if self.selection is not None and self.selection.takes(request):
+                self.selection.add(request)
+            else:
+                self.scheduler.add(request)
         elif self.pooling is None:
             raise RequestError("this model gives no embeddings and no scores")
         else:
@@ -92,14 +103,19 @@ class Engine:
         event = self.scheduler.abort(request_id)
         if event is None and self.pooling is not None:
             event = self.pooling.queue.abort(request_id)
+        if event is None and self.selection is not None:
+            event = self.selection.abort(request_id)
         if event is not None:
             self._aborted.append(event)
 
     def step(self) -> list[TokenEvent]:
-        """Run one step of what generates, and compute a slice of the texts that wait for a vector. Returns
-        the events of the requests that got further. Raises EngineDead after `engine.max_errors` failures of
-        either in a row."""
-        events = self._step_rows() if self._generates or not self._pools else []
+        """Run one step of what generates, and compute a slice of the prompts whose tokens are chosen and of
+        the texts that wait for a vector. Returns the events of the requests that got further. Raises
+        EngineDead after `engine.max_errors` failures of rows or texts in a row."""
+        is_idle = not (self._pools or self._selects)
+        events = self._step_rows() if self._generates or is_idle else []
+        if self._selects:
+            events += self._select_tokens()
         if self.pooling is not None and self._pools:
             states = self.scheduler.requests
             prompts = any(not s.request.background and s.remaining_prefill for s in states)
@@ -107,6 +123,17 @@ class Engine:
             events += self.pooling.step(decoding=any(s.decoding for s in states), background=alone)
             self._last_time = time.monotonic()  # the slice is no part of the next step
         return events
+
+    def _select_tokens(self) -> list[TokenEvent]:
+        assert self.selection is not None
+        ready = self.selection.step(decoding=any(s.decoding for s in self.scheduler.requests))
+        self._last_time = time.monotonic()  # the slice is no part of the next step
+        if ready is not None:
+            try:
+                self.scheduler.add(ready)
+            except MlxrunError as error:
+                return [TokenEvent(ready.id, finish=FinishReason.ERROR, error=error)]
+        return []
 
     def _step_rows(self) -> list[TokenEvent]:
         """Schedule, execute, update: run one step, and return the events of the requests that got further.
@@ -170,4 +197,6 @@ class Engine:
         finally:
             if self.pooling is not None:
                 self.pooling.close()
+            if self.selection is not None:
+                self.selection.close()
             self._runner.close()

@@ -14,6 +14,7 @@ from mlxrun.config.settings import Config
 from mlxrun.engine.cache_factory import build_prefix_cache
 from mlxrun.engine.engine import Engine
 from mlxrun.engine.pooling import PoolingSteps
+from mlxrun.engine.token_selection import TokenSelection
 from mlxrun.errors import ConfigError
 from mlxrun.model.adapter import run_trial_forward
 from mlxrun.model.compute_methods import LIBRARY_CHUNK, ComputeMethods, DecodeMethod
@@ -29,6 +30,8 @@ from mlxrun.model.probe.choose import choose_methods
 from mlxrun.model.probe.report import ProbeReport
 from mlxrun.model.runner import ModelRunner
 from mlxrun.model.snapshot.snapshots import SnapshotCodec
+from mlxrun.model.sparse.build import add_position_check, load_draft, make_positioned
+from mlxrun.model.sparse.explicit_positions import PositionedAdapter
 from mlxrun.model.speculation.support import find_draft_problem
 from mlxrun.scheduler.draft_planner import DraftPlanner
 from mlxrun.scheduler.memory_budget import MemoryBudget, RequestLimits
@@ -49,6 +52,8 @@ def build_engine(
         return _build_encoder_engine(config, model_info)
     reproducible = config.engine.reproducible
     adapter = load_adapter(config, model_info)
+    if config.prefill.sparse != "off":
+        adapter = make_positioned(adapter)
     # The fingerprint of the prefix cache has what was chosen, not that it was left open.
     form: Literal["always", "never"] = "always" if adapter.weights.held else "never"
     config = replace(config, model=replace(config.model, dequantize=form))
@@ -60,12 +65,16 @@ def build_engine(
     probe = probe or choose_methods(adapter, vocab, config, model_info, quantization)
     probe = replace(probe, methods=separate_adapters(adapter, probe.methods))
     config = _follow_probe(config, probe.methods)
-    image_bytes = 0
+    beside = 0  # bytes
     if model_info.vision:
-        image_bytes = get_image_bytes(config.media.memory_bytes, config.scheduler.memory_limit)
+        beside = get_image_bytes(config.media.memory_bytes, config.scheduler.memory_limit)
+    loaded = None
+    if isinstance(adapter, PositionedAdapter):
+        probe, loaded = add_position_check(probe, adapter, vocab), load_draft(config, model_info)
+        beside += loaded.nbytes
     hidden = _read_hidden_size(model_info)
     memory = make_memory_budget(
-        config.scheduler, adapter.model, hidden, cache, vocab, image_bytes, probe.methods.quantization
+        config.scheduler, adapter.model, hidden, cache, vocab, beside, probe.methods.quantization
     )
     if 0 < memory.limit < memory.weights:
         raise ConfigError(f"scheduler.memory_limit: {memory.explain_shortage(1, 1)}: no request can ever run")
@@ -81,9 +90,12 @@ def build_engine(
     pooling = None
     if model_info.pooled is not None:
         pooling = _make_pooling(config, build_decoder_runner(config, model_info, adapter))
+    selection = None
+    if loaded is not None:
+        selection = TokenSelection(loaded.draft, config.prefill, config.scheduler, prefix_cache)
     log.info("loaded %s; %s", model_info.name, _DECODE[probe.methods.decode])
     runner = ModelRunner(adapter, vocab, probe.methods, snapshots)
-    return Engine(model_info, scheduler, runner, config.engine, probe, prefix_cache, pooling)
+    return Engine(model_info, scheduler, runner, config.engine, probe, prefix_cache, pooling, selection)
 
 
 def _build_encoder_engine(config: Config, model_info: LoadedModelInfo) -> Engine:

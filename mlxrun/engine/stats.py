@@ -47,6 +47,7 @@ def collect_stats(engine: Engine) -> EngineStats:
         "steps": engine.steps,
         "errors": engine.errors,
         "speculation": engine.scheduler.drafts.describe(),
+        **({} if engine.selection is None else {"sparse_prefill": engine.selection.describe()}),
     }
     limit = engine.scheduler.limits.memory.limit or None
     return EngineStats(counts, limit, time.monotonic(), engine.busy, engine.probe)

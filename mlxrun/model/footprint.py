@@ -84,18 +84,18 @@ def make_memory_budget(
     hidden: int,
     cache: Sequence[Any],
     vocab: int,
-    image_bytes: int = 0,
+    beside: int = 0,
     quantization: KVQuantization | None = None,
 ) -> MemoryBudget:
     """The sum that admission checks. `hidden`: width of the model; `vocab`: width of its logits;
-    `image_bytes`: what front ends may take for decoded images, which counts as weights."""
+    `beside`: bytes that count as weights: what front ends may take for decoded images, and a draft model."""
     limit = settings.memory_limit or get_memory_limit()
     itemsize = max((a.itemsize for a in layer_caches.list_all_arrays(cache)), default=4)
     weights = count_weight_bytes(model)
     logits = settings.max_running * vocab * 4 * 4
     return MemoryBudget(
         limit=int(limit * (1 - settings.memory_headroom)),
-        weights=weights + logits + image_bytes,
+        weights=weights + logits + beside,
         transient=hidden * itemsize * ACTIVATION_FACTOR,
         footprint=measure_footprint(cache, quantization),
     )

@@ -11,7 +11,7 @@ import logging
 import re
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ import numpy as np
 from mlxrun.config.byte_sizes import format_rounded
 from mlxrun.config.settings import ModelSettings
 from mlxrun.config.video_sampling import VideoSampling
-from mlxrun.errors import MediaError, ModelLoadError
+from mlxrun.errors import MediaError, MlxrunError, ModelLoadError
 from mlxrun.model.gguf.architectures import check_tensor_types, make_config
 from mlxrun.model.gguf.header import GgufHeader, read_header
 from mlxrun.model.gguf.tokenizer import make_tokenizer
@@ -181,7 +181,8 @@ def load_model_info(settings: ModelSettings, weights: bool = False) -> LoadedMod
         aliases=(settings.path,),
         pooled=pooled,
         digests=compute_digests(folder, adapter, template, code=settings.trust_remote_code)
-        | ({} if gguf is None else {"tokenizer": gguf.digest_tokenizer()}),
+        | ({} if gguf is None else {"tokenizer": gguf.digest_tokenizer()})
+        | _digest_draft(settings, weights),
         adapters=_read_adapters(settings, pooled, _get_own_name(settings, folder)),
         gguf=gguf,
         kind_note=kind.note,
@@ -207,6 +208,24 @@ def _read_adapters(
             raise ModelLoadError(f"model.adapters: {name}: {error}") from error
         found.append(LoraAdapter(name, digest_adapter(Path(path))))
     return tuple(found)
+
+
+def make_draft_settings(settings: ModelSettings) -> ModelSettings:
+    """The settings of the draft model beside a model with these."""
+    assert settings.draft is not None
+    own = ModelSettings(path=settings.draft, kind="text", dtype=settings.dtype)
+    return replace(own, dequantize=settings.dequantize, trust_remote_code=settings.trust_remote_code)
+
+
+def _digest_draft(settings: ModelSettings, weights: bool) -> dict[str, str]:
+    """That of the draft model, which takes part in what answers are."""
+    if settings.draft is None:
+        return {}
+    try:
+        folder = find_model_folder(make_draft_settings(settings), weights)
+    except MlxrunError as error:
+        raise ModelLoadError(f"model.draft: {str(error).removeprefix('model.path: ')}") from error
+    return {"draft": compute_digests(folder, None, None)["model"]}
 
 
 def _get_own_name(settings: ModelSettings, folder: Path) -> str:

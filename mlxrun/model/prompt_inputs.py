@@ -68,7 +68,8 @@ class PendingImages:
 class PromptInputs:
     """All arrays are evaluated.
 
-    `embeds` [1, L, D] or None for plain text; `positions` [3, 1, L] for mRoPE models with images;
+    `embeds` [1, L, D] or None for plain text; `positions` [3, 1, L] for mRoPE models with images,
+    or int32 [L] where tokens were left out of a prompt;
     `position_delta` is added to a later token's index for its position; `visual_mask` bool [L] marks the
     tokens that the `deepstack` features, each [visual tokens, D], belong to. `pending`: images that are not
     encoded yet, whose places in `embeds` hold nothing of use and whose rows `deepstack` lacks.
@@ -88,3 +89,9 @@ class PromptInputs:
 
 
 TEXT_ONLY = PromptInputs()
+
+
+def place_tokens(positions: Sequence[int]) -> PromptInputs:
+    """The inputs of a prompt of which only the tokens at these positions are left."""
+    left_out = positions[-1] + 1 - len(positions)
+    return PromptInputs(positions=mx.array(positions, dtype=mx.int32), position_delta=left_out)

@@ -18,6 +18,7 @@ from mlxrun.model.compute_methods import ComputeMethods
 from mlxrun.model.decode import DecodeRunner
 from mlxrun.model.grammar_masks import RowGrammar, make_grammar_mask
 from mlxrun.model.prefill import PrefillRunner
+from mlxrun.model.prompt_inputs import place_tokens
 from mlxrun.model.prompt_scorer import RowScoring, read_scores
 from mlxrun.model.ragged.layer_caches import RowView, list_all_arrays, reserve_capacity
 from mlxrun.model.sampler import RowSampling
@@ -183,8 +184,11 @@ class ModelRunner:
         if restored is not None:
             mx.async_eval(list_all_arrays(restored))  # while the forward is being built
         cached = 0 if hit is None or restored is None else hit.length
-        inputs = self._adapter.prepare_inputs(request.prompt, request.media, cached)
-        sampling = RowSampling.start(request.params, request.prompt, output, self._vocab)
+        if request.positions:
+            inputs = place_tokens(request.positions)
+        else:
+            inputs = self._adapter.prepare_inputs(request.prompt, request.media, cached)
+        sampling = RowSampling.start(request.params, request.prompt, output, self._vocab, request.left_out)
         cache = restored or reserve_capacity(self._adapter.make_cache(), capacity)
         grammar = None
         if request.grammar is not None:

@@ -9,7 +9,7 @@ are the model's own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import mlx.core as mx
@@ -33,11 +33,17 @@ class RowSampling:
 
     @classmethod
     def start(
-        cls, params: SamplingParams, prompt: Sequence[int], output: Sequence[int], vocab: int
+        cls,
+        params: SamplingParams,
+        prompt: Sequence[int],
+        output: Sequence[int],
+        vocab: int,
+        left_out: Iterable[int] = (),
     ) -> RowSampling:
+        """`left_out`: tokens of the prompt that are not in `prompt`."""
         row = cls(params, end_position=len(prompt) + params.min_tokens)
         if _has_penalty(params):
-            row.seen = _count_tokens([*prompt, *output], vocab) > 0
+            row.seen = _count_tokens([*prompt, *left_out, *output], vocab) > 0
             row.counts = _count_tokens(output, vocab)
         return row
 

@@ -115,13 +115,15 @@ class RequestLimits:
         if len(request.prior_output) >= max_tokens > 0:
             raise RequestError("the answer already has max_tokens tokens", param="max_tokens")
         size = len(request.prompt) + len(request.prior_output)
-        if size + min(max_tokens, 1) > self.context:
+        context = self.context - request.num_left_out  # whose positions are taken
+        if size + min(max_tokens, 1) > context:
+            size += request.num_left_out
             raise PromptTooLong(f"the prompt has {size} tokens; the context holds {self.context}")
         chunk = max([min_chunk, *(end - start for start, end in request.image_spans)])
         if not self.memory.fits([size + 1], min(chunk, size)):
             reason = self.memory.explain_shortage(size + 1, min(chunk, size))
             raise OutOfMemory(f"the prompt can never fit in memory: {reason}")
-        return self.memory.find_max_length(size + 1, self.context, chunk)
+        return self.memory.find_max_length(size + 1, context, chunk)
 
 
 def _format_bytes(count: int) -> str:

@@ -38,6 +38,10 @@ class PrefixCacheInterface:
         """Whether a running request computes the part of the prompt that this waiting request needs next."""
         return False
 
+    def count_cached(self, request: Request) -> int:
+        """The tokens of a request's prompt that a lookup would find now. It need not be tracked."""
+        return 0
+
     def lookup(self, request_id: str, output: Sequence[int], max_tokens: int) -> CacheHit | None:
         """The longest usable hit of at most `max_tokens` tokens. Called when a request with this much of its
         answer gets a row. The entries of the hit are pinned until `plan_final_snapshots`."""

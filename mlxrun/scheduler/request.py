@@ -123,7 +123,8 @@ class Request:
     answer must match. `score_from`: with `prompt_logprobs`, the first position of `prompt` whose logprob is
     wanted; the first token has none. `pooled`: a vector is wanted in place of an answer; `token_types`: of
     the tokens of a pair, empty: all 0. `speculation`: its row may draft. `adapter`: the LoRA adapter that
-    answers, None: the model as it is.
+    answers, None: the model as it is. `sparse`: tokens of its prompt may be left out. If some were,
+    `prompt` has the others, `positions` where these are in the whole prompt, and `left_out` their ids.
     """
 
     id: str
@@ -143,6 +144,14 @@ class Request:
     token_types: tuple[int, ...] = ()
     speculation: bool = True
     adapter: LoraAdapter | None = None
+    sparse: bool = True
+    positions: tuple[int, ...] = ()
+    left_out: frozenset[int] = frozenset()
+
+    @property
+    def num_left_out(self) -> int:
+        """Tokens of the prompt that were left out; its last one never is."""
+        return self.positions[-1] + 1 - len(self.prompt) if self.positions else 0
 
     @property
     def branch_points(self) -> tuple[int, ...]:
@@ -177,6 +186,7 @@ class TokenLogprob(NamedTuple):
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()  # (token id, logprob), likeliest first
+    rank: int = 0  # of a prompt's token: 1 and the number of likelier ones; 0: not counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +210,7 @@ class TokenEvent:
     stop_id: int | None = None  # the stop id that was sampled, if that is why it finished
     prompt_logprobs: tuple[TokenLogprob | None, ...] = ()  # of prompt tokens, in order of position
     vector: bytes = b""  # of a pooled request, with `finish`: float32, little-endian
+    num_left_out: int = 0  # tokens of the prompt that were not computed at all (sparse prefill)
 
     def merge_progress(self, later: TokenEvent) -> TokenEvent:
         """This event followed by `later`, as one event without the tokens and logprobs of either."""
@@ -212,4 +223,5 @@ class TokenEvent:
             error=later.error,
             stop_id=later.stop_id,
             vector=later.vector,
+            num_left_out=max(self.num_left_out, later.num_left_out),
         )

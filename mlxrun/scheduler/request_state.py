@@ -102,6 +102,7 @@ class RequestState:
             num_cached_tokens=self.num_cached_tokens,
             hit_kind=self.hit_kind,
             prompt_logprobs=self.scores.take_unsent(),
+            num_left_out=self.request.num_left_out,
             **fields,
         )
 

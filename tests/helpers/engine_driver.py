@@ -21,6 +21,7 @@ from mlxrun.config.settings import (
     Config,
     EngineSettings,
     ModelSettings,
+    PrefillSettings,
     SchedulerSettings,
     SpeculationSettings,
 )
@@ -68,7 +69,8 @@ class TimedRequest:
 
 
 def make_config(folder: Path, **options: Any) -> Config:
-    """`options`: fields of the model, engine, scheduler and cache settings, by name; `speculation`: those."""
+    """`options`: fields of the model, engine, scheduler and cache settings, by name; `speculation`,
+    `prefill`: those."""
 
     def own(settings: Any) -> dict[str, Any]:
         return {f.name: options[f.name] for f in fields(settings) if f.name in options}
@@ -79,6 +81,7 @@ def make_config(folder: Path, **options: Any) -> Config:
         scheduler=SchedulerSettings(**SMALL | own(SchedulerSettings)),
         cache=CacheSettings(**own(CacheSettings)),
         speculation=options.get("speculation", SpeculationSettings()),
+        prefill=options.get("prefill", PrefillSettings()),
     )
 
 

@@ -59,5 +59,5 @@ def test_the_budget_has_room_for_weights_and_the_logits_of_all_rows(zoo: Zoo, ro
     assert budget.limit == 750_000_000
     one = make_memory_budget(SchedulerSettings(max_running=1), adapter.model, 64, cache, vocab)
     assert budget.weights - one.weights == (rows - 1) * vocab * 16
-    images = make_memory_budget(settings, adapter.model, 64, cache, vocab, image_bytes=1000)
+    images = make_memory_budget(settings, adapter.model, 64, cache, vocab, beside=1000)
     assert images.weights - budget.weights == 1000

@@ -100,6 +100,7 @@ def test_each_request_is_tracked_looked_up_and_forgotten(seed: int) -> None:
 CALLS: Mapping[str, tuple[Any, Any]] = {
     "track": ((make_request("a"),), None),
     "should_wait_for_prefix": (("a",), False),
+    "count_cached": ((make_request("a"),), 0),
     "lookup": (("a", (), 5), None),
     "find_scores": (("a", 1), ()),
     "record_scores": ((ScoredTokens("a", 1, ()),), None),

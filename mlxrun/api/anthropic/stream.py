@@ -150,6 +150,8 @@ class MessageWriter:
 
     def _build_final_usage(self, choice: Choice) -> Json:
         usage = self._build_usage(choice.cached_tokens, choice.completion_tokens)
+        if choice.left_out_tokens:
+            usage["left_out_tokens"] = choice.left_out_tokens
         return {**usage, "output_tokens_details": {"thinking_tokens": choice.reasoning_tokens}}
 
     def _build_usage(self, cached: int, output: int) -> Json:

@@ -72,6 +72,7 @@ _COMMON: dict[str, Schema] = {
     "return_tokens_as_token_ids": BOOL,
     "priority": {"type": "integer", "minimum": -(2**31), "maximum": 2**31 - 1},
     "speculation": BOOL,
+    "sparse_prefill": BOOL,
     "user": STRING,
 }
 HONOURED: dict[RequestKind, dict[str, Schema]] = {

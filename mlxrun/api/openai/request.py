@@ -220,6 +220,7 @@ def _build_requests(
             boundaries=prompt.boundaries,
             priority=int(given.get("priority", 0)),
             speculation=given.get("speculation", True),
+            sparse=given.get("sparse_prefill", True),
             fairness_key=str(given.get("user", "")),
             grammar=grammar,
             adapter=adapter,

@@ -63,12 +63,14 @@ def build_choice_usage(prepared: PreparedRequest, choice: Choice) -> Json:
 def _build_counts(prepared: PreparedRequest, prompt: int, choices: Sequence[Choice]) -> Json:
     completion = sum(choice.completion_tokens for choice in choices)
     reasoning = sum(choice.reasoning_tokens for choice in choices)
-    cached = sum(choice.cached_tokens for choice in choices if choice.index % prepared.n == 0)
+    firsts = [choice for choice in choices if choice.index % prepared.n == 0]
+    left_out = sum(choice.left_out_tokens for choice in firsts)
+    marks = {"left_out_tokens": left_out} if left_out else {}
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": cached},
+        "prompt_tokens_details": {"cached_tokens": sum(choice.cached_tokens for choice in firsts), **marks},
         "completion_tokens_details": {"reasoning_tokens": reasoning},
     }
 

@@ -39,7 +39,7 @@ SAME = (
     *("model", "temperature", "top_p", "parallel_tool_calls", "user", "stream"),
     *("top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias"),
     *("seed", "stop", "stop_token_ids", "ignore_eos", "min_tokens", "chat_template_kwargs", "priority"),
-    "speculation",
+    *("speculation", "sparse_prefill"),
 )
 SUMMARIES = ("auto", "concise", "detailed")
 INCLUDE: Schema = {"type": "array", "maxItems": 64, "items": {"enum": list(INCLUDES)}}

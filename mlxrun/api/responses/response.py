@@ -63,10 +63,12 @@ def build_response(
 
 def build_usage(prepared: PreparedRequest, choice: Choice) -> Json:
     """Token counts. Tokens that are written to the prefix cache are not counted, as they cost nothing."""
-    prompt = prepared.prompt_tokens
+    prompt, details = prepared.prompt_tokens, {"cached_tokens": choice.cached_tokens, "cache_write_tokens": 0}
+    if choice.left_out_tokens:
+        details["left_out_tokens"] = choice.left_out_tokens
     return {
         "input_tokens": prompt,
-        "input_tokens_details": {"cached_tokens": choice.cached_tokens, "cache_write_tokens": 0},
+        "input_tokens_details": details,
         "output_tokens": choice.completion_tokens,
         "output_tokens_details": {"reasoning_tokens": choice.reasoning_tokens},
         "total_tokens": prompt + choice.completion_tokens,

@@ -1,0 +1,147 @@
+"""Long prompts whose tokens a draft model chooses before they are scheduled (sparse prefill).
+
+One prompt is read at a time, in slices between the steps of the engine: what generates waits no longer for a
+slice than for a chunk of a prompt. A request whose tokens cannot be chosen goes on with all of them.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Protocol
+
+from mlxrun.config.settings import PrefillSettings, SchedulerSettings
+from mlxrun.errors import Overloaded, RequestError
+from mlxrun.scheduler.prefill_pace import MeasuredPace
+from mlxrun.scheduler.prefix_cache_interface import PrefixCacheInterface
+from mlxrun.scheduler.request import FinishReason, Request, TokenEvent
+from mlxrun.scheduler.token_budget import MIN_CHUNK
+
+log = logging.getLogger(__name__)
+REMEMBERED = 8  # prompts whose chosen tokens are kept: other answers to the same prompt
+
+
+class PromptReader(Protocol):
+    """The part of model.sparse.prompt_draft.PromptDraft that is needed here."""
+
+    max_tokens: int
+
+    def start(self, tokens: Sequence[int]) -> None: ...
+    def advance(self, limit: int) -> tuple[int, ...] | None: ...
+    def close(self) -> None: ...
+
+
+@dataclass(slots=True)
+class SelectionCounts:
+    """Since the start: prompts of which tokens were left out, their tokens, and those of them left out."""
+
+    prompts: int = 0
+    tokens: int = 0
+    left_out: int = 0
+
+
+class TokenSelection:
+    """`prefix_cache`: the scheduler's; what it has of a prompt need not be computed at all."""
+
+    def __init__(
+        self,
+        draft: PromptReader,
+        settings: PrefillSettings,
+        scheduler: SchedulerSettings,
+        prefix_cache: PrefixCacheInterface,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._draft, self._settings, self._scheduler = draft, settings, scheduler
+        self._prefix_cache = prefix_cache
+        self._clock = clock
+        self._pace = MeasuredPace()
+        self._waiting: dict[str, Request] = {}  # by arrival; the one that is read is among them
+        self._reading: str | None = None
+        self._chosen: dict[tuple[int, ...], tuple[int, ...]] = {}
+        self.counts = SelectionCounts()
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._waiting)
+
+    def describe(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {"method": self._settings.sparse, "waiting": len(self._waiting), **asdict(self.counts)}
+
+    def takes(self, request: Request) -> bool:
+        """Whether tokens of this request's prompt are to be chosen: it is long, of text alone, and allows it.
+        Logprobs of a prompt's tokens need all of them."""
+        size, least = len(request.prompt), self._settings.sparse_min_tokens
+        is_plain = not request.image_spans and request.media is None and not request.positions
+        generates = request.params.max_tokens > 0 and request.params.prompt_logprobs is None
+        if not (request.sparse and is_plain and generates and least <= size <= self._draft.max_tokens):
+            return False
+        return size - self._prefix_cache.count_cached(request) >= least
+
+    def add(self, request: Request) -> None:
+        """Queue it. Overloaded if the queue is full."""
+        if request.id in self._waiting:
+            raise RequestError(f"a request with id {request.id!r} is already running")
+        waiting = sum(each.background == request.background for each in self._waiting.values())
+        if waiting >= self._scheduler.max_queue:
+            raise Overloaded(f"{waiting} long prompts are waiting (scheduler.max_queue): try again later")
+        self._waiting[request.id] = request
+
+    def abort(self, request_id: str) -> TokenEvent | None:
+        """End a request now. Returns its final event, or None if it is not here."""
+        if self._waiting.pop(request_id, None) is None:
+            return None
+        return TokenEvent(request_id, finish=FinishReason.ABORT)
+
+    def step(self, decoding: bool) -> Request | None:
+        """Read a slice of a prompt. Returns a request that is ready for the scheduler. `decoding`: whether
+        rows decode meanwhile."""
+        request = self._waiting.get(self._reading or "")
+        if request is None:
+            request = min(self._waiting.values(), key=lambda r: r.background)  # the oldest of these
+        try:
+            positions = self._chosen.get(request.prompt) or self._read(request, decoding)
+        except Exception as error:  # whatever the draft model raises, the target has the whole prompt
+            log.warning("the tokens of request %s cannot be chosen: %s", request.id, error, exc_info=error)
+            self._reading = None
+            return self._waiting.pop(request.id)
+        if positions is None:
+            return None
+        self._reading = None
+        return self._choose(self._waiting.pop(request.id), positions)
+
+    def _read(self, request: Request, decoding: bool) -> tuple[int, ...] | None:
+        if self._reading != request.id:
+            self._reading = request.id
+            self._draft.start(request.prompt)
+        limit, started = self._limit_tokens(decoding), self._clock()
+        positions = self._draft.advance(limit)
+        self._pace.record(limit, self._clock() - started)
+        return positions
+
+    def _limit_tokens(self, decoding: bool) -> int:
+        """Tokens of the next slice."""
+        settings, pace = self._scheduler, self._pace.compute()
+        most = settings.prefill_budget_busy if decoding else None
+        most = most or settings.prefill_budget
+        if not settings.step_ms:
+            return most
+        return max(min(most, MIN_CHUNK if pace is None else int(pace * settings.step_ms / 1000)), MIN_CHUNK)
+
+    def _choose(self, request: Request, positions: tuple[int, ...]) -> Request:
+        prompt = request.prompt
+        self._chosen = {prompt: positions, **self._chosen}
+        while len(self._chosen) > REMEMBERED:
+            self._chosen.popitem()
+        kept = tuple(prompt[at] for at in positions)
+        self.counts.prompts += 1
+        self.counts.tokens += len(prompt)
+        self.counts.left_out += len(prompt) - len(kept)
+        left_out = frozenset(prompt).difference(kept)
+        return replace(request, prompt=kept, positions=positions, left_out=left_out, boundaries=())
+
+    def close(self) -> None:
+        """Release all arrays, on the thread that made them."""
+        self._draft.close()

@@ -1,0 +1,104 @@
+"""Loads the draft model of sparse prefill, and refuses by name the models that it does not work for."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+
+import mlx.core as mx
+
+from mlxrun.config.settings import Config
+from mlxrun.errors import ConfigError, MlxrunError
+from mlxrun.model.adapter import Adapter, VisionAdapter, run_trial_forward
+from mlxrun.model.footprint import count_weight_bytes, measure_footprint
+from mlxrun.model.loader import load_adapter
+from mlxrun.model.model_info import LoadedModelInfo, load_model_info, make_draft_settings
+from mlxrun.model.probe.report import ProbeReport
+from mlxrun.model.ragged.layer_caches import LayerKind, flatten_caches, get_kind
+from mlxrun.model.sparse.explicit_positions import PositionedAdapter
+from mlxrun.model.sparse.position_check import PositionCheck
+from mlxrun.model.sparse.prompt_draft import PromptDraft
+
+log = logging.getLogger(__name__)
+TRIAL = 40  # tokens of the prompt that a draft model scores when it is loaded
+_OTHER_CACHES = {
+    LayerKind.WINDOW: "has sliding windows",
+    LayerKind.STATE: "has recurrent states",
+    LayerKind.OTHER: "has caches of another kind than keys and values",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedDraft:
+    """`nbytes`: of its weights, and of its caches while it reads the longest prompt."""
+
+    draft: PromptDraft
+    nbytes: int
+
+
+def make_positioned(adapter: Adapter) -> PositionedAdapter:
+    """The adapter of a model that prefills sparsely. ConfigError if it cannot."""
+    if isinstance(adapter, VisionAdapter):
+        raise _make_error("it is a vision-language model, whose positions are not those of a text")
+    problem = _find_cache_problem(adapter)
+    if problem is not None:
+        raise _make_error(f"it {problem}")
+    return PositionedAdapter(adapter)
+
+
+def add_position_check(report: ProbeReport, adapter: PositionedAdapter, vocab: int) -> ProbeReport:
+    """The report with the comparison of rows with gaps. ConfigError if they differ from the library's."""
+    checks = PositionCheck(adapter, vocab, report.methods).run()
+    for check in checks:
+        if not check.passed:
+            raise _make_error(f"its tokens cannot be computed at given positions: {check.describe()}")
+    return replace(report, checks=(*report.checks, *checks))
+
+
+def load_draft(config: Config, model_info: LoadedModelInfo) -> LoadedDraft:
+    """The model of `model.draft`. ConfigError if it has another vocabulary or cannot score prompts."""
+    own = make_draft_settings(config.model)
+    try:
+        info = load_model_info(own, weights=True)
+        problem = _compare_vocabularies(model_info, info)
+        if problem is None:
+            adapter = load_adapter(replace(config, model=own), info)
+            problem = _find_cache_problem(adapter)
+    except MlxrunError as error:
+        raise ConfigError(f"model.draft: {error}") from error
+    if problem is None:
+        cache, width = run_trial_forward(adapter)
+        if width <= max(model_info.tokenizer.get_vocab().values()):
+            problem = f"has logits of {width} tokens, and the tokenizer more"
+    if problem is not None:
+        raise ConfigError(f"model.draft: {info.name} {problem}")
+    limit = min(info.context_length, model_info.context_length - 1)
+    draft = PromptDraft(adapter, config.prefill.sparse_keep, limit)
+    try:
+        draft.start(list(range(2, 2 + TRIAL)))
+        while draft.advance(TRIAL // 2) is None:
+            pass
+    except Exception as error:  # a library may raise anything for what it was not made for
+        raise ConfigError(f"model.draft: {info.name} cannot score tokens: {error}") from error
+    mx.clear_cache()
+    log.info("%s chooses %g of the tokens of long prompts", info.name, config.prefill.sparse_keep)
+    tokens = measure_footprint(cache).compute_row_bytes(limit)
+    return LoadedDraft(draft, count_weight_bytes(adapter.model) + tokens)
+
+
+def _make_error(reason: str) -> ConfigError:
+    return ConfigError(f"prefill.sparse: is not possible for this model: {reason}")
+
+
+def _find_cache_problem(adapter: Adapter) -> str | None:
+    kinds = {get_kind(layer) for layer in flatten_caches(adapter.make_cache())}
+    return next((problem for kind, problem in _OTHER_CACHES.items() if kind in kinds), None)
+
+
+def _compare_vocabularies(target: LoadedModelInfo, draft: LoadedModelInfo) -> str | None:
+    """Why the same ids are not the same tokens for both models."""
+    mine, other = target.tokenizer.get_vocab(), draft.tokenizer.get_vocab()
+    differing = sorted(token for token in mine.keys() | other.keys() if mine.get(token) != other.get(token))
+    if not differing:
+        return None
+    return f"has another vocabulary: {len(differing)} tokens differ, such as {differing[0]!r:.40}"
