@@ -28,7 +28,7 @@ from mlxrun.cache.entry_scores import EntryScores
 from mlxrun.scheduler.payload import SerializedPayload, SerializedTensor
 from mlxrun.scheduler.step_plan import SnapshotKind
 
-FORMAT = "1"
+FORMAT = "2"
 HEADER_LIMIT = 4 << 20
 PEEK_BYTES = 1 << 15  # holds most headers with their ids, so that one read is enough
 IDS = "ids"

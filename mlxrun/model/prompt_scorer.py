@@ -1,7 +1,7 @@
 """Logprobs of prompt tokens, computed with the chunks of their prompts.
 
 The logits of a token give the logprob of the next one. They are made a slice of tokens at a time and reduced
-at once to three numbers a token, in float32, so that the logits of a whole chunk are never in memory.
+at once to a few numbers a token, in float32, so that the logits of a whole chunk are never in memory.
 """
 
 from __future__ import annotations
@@ -82,16 +82,17 @@ class PrefillForward:
 
 @dataclass(frozen=True, slots=True)
 class ScoredSlice:
-    """Lazy scores of some tokens: `logprobs` [n], `top_ids` and `top_logprobs` [n, k], best first. `tokens`:
-    request and position of each."""
+    """Lazy scores of some tokens: `logprobs` and `ranks` [n], `top_ids` and `top_logprobs` [n, k], best
+    first. `tokens`: request and position of each."""
 
     tokens: Sequence[tuple[str, int]]
     logprobs: mx.array
+    ranks: mx.array
     top_ids: mx.array
     top_logprobs: mx.array
 
     def list_arrays(self) -> list[mx.array]:
-        return [self.logprobs, self.top_ids, self.top_logprobs]
+        return [self.logprobs, self.ranks, self.top_ids, self.top_logprobs]
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,12 +218,16 @@ class PromptScorer:
         self._unevaluated_bytes += nbytes
 
 
-def score_logits(logits: mx.array, targets: mx.array, count: int) -> tuple[mx.array, mx.array, mx.array]:
-    """Of logits [n, V]: the logprobs [n] of `targets` [n], and ids and logprobs [n, k] of the `count`
-    likeliest tokens, best first; of equal ones, the lowest id. MLX's sorts and partitions are stable."""
+def score_logits(
+    logits: mx.array, targets: mx.array, count: int
+) -> tuple[mx.array, mx.array, mx.array, mx.array]:
+    """Of logits [n, V]: the logprobs and ranks [n] of `targets` [n], and ids and logprobs [n, k] of the
+    `count` likeliest tokens, best first; of equal ones, the lowest id. MLX's sorts and partitions are
+    stable."""
     raw = logits.astype(mx.float32)
     total = mx.logsumexp(raw, axis=-1, keepdims=True)
-    chosen = (mx.take_along_axis(raw, targets[:, None], axis=-1) - total)[:, 0]
+    own = mx.take_along_axis(raw, targets[:, None], axis=-1)
+    chosen, ranks = (own - total)[:, 0], 1 + mx.sum(raw > own, axis=-1)
     width = raw.shape[-1]
     if count == 1:
         ids = mx.argmax(raw, axis=-1, keepdims=True)
@@ -232,7 +237,7 @@ def score_logits(logits: mx.array, targets: mx.array, count: int) -> tuple[mx.ar
         ids = mx.take_along_axis(found, order, axis=-1)
     else:
         ids = mx.argsort(-raw, axis=-1)
-    return chosen, ids, mx.take_along_axis(raw, ids, axis=-1) - total
+    return chosen, ranks, ids, mx.take_along_axis(raw, ids, axis=-1) - total
 
 
 def read_scores(slices: Sequence[ScoredSlice], left_out: Collection[str] = ()) -> tuple[ScoredTokens, ...]:
@@ -241,10 +246,10 @@ def read_scores(slices: Sequence[ScoredSlice], left_out: Collection[str] = ()) -
     found: dict[str, dict[int, TokenLogprob]] = {}
     for part in slices:
         rows = zip(*(array.tolist() for array in part.list_arrays()), strict=True)
-        for (rid, at), (logprob, ids, values) in zip(part.tokens, rows, strict=True):
+        for (rid, at), (logprob, rank, ids, values) in zip(part.tokens, rows, strict=True):
             if rid not in left_out:
                 top = tuple(zip(ids, values, strict=True))
-                found.setdefault(rid, {})[at] = TokenLogprob(logprob, top)
+                found.setdefault(rid, {})[at] = TokenLogprob(logprob, top, rank)
     return tuple(run for rid, scores in found.items() for run in _list_runs(rid, scores))
 
 

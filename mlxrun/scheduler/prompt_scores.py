@@ -43,7 +43,9 @@ class PromptScores:
             if not new:
                 break
             self._unsent += [
-                score if len(score.top) <= count else TokenLogprob(score.logprob, score.top[:count])
+                score
+                if len(score.top) <= count
+                else TokenLogprob(score.logprob, score.top[:count], score.rank)
                 for score in new
             ]
             self.next_position += len(new)

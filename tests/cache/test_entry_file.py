@@ -101,7 +101,7 @@ def test_other_bytes_are_bad() -> None:
 
 
 LIES = {
-    "format": ["2", "0", "", "1 ", "01"],
+    "format": ["1", "3", "0", "", "2 ", "02"],
     "root": [OTHER.hex(), "", ROOT.hex().upper() + "00"],
     "key": [OTHER.hex(), "", "zz"],
     "parent": ["", "zz", OTHER.hex().upper().replace("0", "A"), "0"],

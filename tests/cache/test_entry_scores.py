@@ -14,7 +14,7 @@ PROMPT = tuple(range(100, 120))
 
 
 def make_score(at: int) -> TokenLogprob:
-    return TokenLogprob(-float(at), ((at, -at / 2),))
+    return TokenLogprob(-float(at), ((at, -at / 2),), at + 3)
 
 
 def make_book(first: int = 1, stop: int = len(PROMPT), prompt: tuple[int, ...] = PROMPT) -> ScoreBook:
@@ -66,7 +66,7 @@ def test_a_prompt_gives_to_a_longer_entry_what_they_share() -> None:
     scores = make_scores(make_book(stop=6, prompt=PROMPT[:6]), 0, 8, matched=6)
     assert not scores.complete and [not math.isnan(x) for x in scores.logprobs] == [True] * 5 + [False] * 3
     merged = scores.merge(make_scores(make_book(), 0, 8))
-    assert merged.complete and merged.following == {PROMPT[8]: -8.0}
+    assert merged.complete and merged.following == {PROMPT[8]: (-8.0, 11)}
 
 
 def test_merging_keeps_what_is_known_and_collects_what_follows() -> None:
@@ -78,7 +78,9 @@ def test_merging_keeps_what_is_known_and_collects_what_follows() -> None:
     assert book.read(1) == [make_score(at) for at in range(1, 9)]
     assert merged.merge(early) is merged and merged.merge(merged) is merged
     for token in range(2 * MAX_FOLLOWING):
-        more = EntryScores(0, late.logprobs, late.best_ids, late.best_logprobs, {token: -1.0})
+        more = EntryScores(
+            0, late.logprobs, late.ranks, late.best_ids, late.best_logprobs, {token: (-1.0, 2)}
+        )
         merged = merged.merge(more)
     assert len(merged.following) == MAX_FOLLOWING
 

@@ -6,7 +6,7 @@ folder, `zoo.answer("llama", ids)` or `zoo.see("qwen3_vl", prompt, images)` for 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +62,11 @@ class Zoo:
         return folder if folder.exists() else build(family, folder, seed, ends)
 
 
+def mark_sweep(families: Iterable[Any], kept: Collection[Any]) -> list[Any]:
+    """Parameters of a test over families: those that are not `kept` run in the sweep only."""
+    return [pytest.param(f, marks=() if f in kept else pytest.mark.sweep) for f in families]
+
+
 @pytest.fixture(scope="session")
 def zoo(tmp_path_factory: pytest.TempPathFactory) -> Zoo:
     return Zoo(tmp_path_factory.mktemp("zoo"))
@@ -72,14 +77,28 @@ _PROBED: dict[str, Any] = {}
 
 @pytest.fixture
 def probed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Engines of a model that was loaded with the same config earlier in this session take what was chosen
+    """Engines of a model that was probed for the same settings earlier in this session take what was chosen
     then: it takes longer than most tests. Not for tests that plant a bug before they make an engine."""
     from mlxrun.model.probe import choose  # a second of imports, which most tests do without
     from mlxrun.model.ragged import decode_batch, row_group
 
     def choose_once(adapter: Any, vocab: int, config: Any, *others: Any) -> Any:
         groups = (decode_batch.SHORTEST_BUCKET, row_group.BUFFER_STEP, row_group.SPARE_TOKENS)
-        key = repr((config, others[1:], groups))
+        scheduler, engine = config.scheduler, config.engine
+        used = (scheduler.chunk, scheduler.prefill_budget, scheduler.prefill_rows)
+        width = scheduler.max_running if engine.reproducible else 0
+        key = repr(
+            (
+                type(adapter),
+                config.model,
+                engine,
+                used,
+                width,
+                config.cache.backend == "none",
+                others[1:],
+                groups,
+            )
+        )
         if key not in _PROBED:
             _PROBED[key] = choose.choose_methods(adapter, vocab, config, *others)
         return _PROBED[key]

@@ -18,5 +18,7 @@ def make_prompt_logprobs(request: Request) -> tuple[TokenLogprob | None, ...]:
         own = -21 - random.Random(repr(request.prompt[: at + 1])).random()  # less likely than all of `top`
         own = next((value for token, value in top if token == request.prompt[at]), own)
         inside = any(start <= at < stop for start, stop in request.image_spans)
-        scores.append(None if inside else TokenLogprob(own, tuple(top)))
+        scores.append(
+            None if inside else TokenLogprob(own, tuple(top), 1 + sum(value > own for _, value in top))
+        )
     return tuple(scores)

@@ -33,8 +33,11 @@ def test_logprobs_are_those_of_a_log_softmax(count: int) -> None:
     logits = mx.random.normal((5, 8), key=mx.random.key(3)) * 4
     targets = mx.array([0, 7, 3, 3, 2])
     expected = np.array(logits - mx.logsumexp(logits, axis=-1, keepdims=True))
-    chosen, ids, values = (np.array(a) for a in score_logits(logits, targets, count))
+    chosen, ranks, ids, values = (np.array(a) for a in score_logits(logits, targets, count))
     assert np.allclose(chosen, expected[range(5), targets.tolist()], atol=1e-6)
+    assert ranks.tolist() == [
+        1 + sum(row > row[at]) for row, at in zip(expected, targets.tolist(), strict=True)
+    ]
     wanted = np.sort(expected, axis=-1)[:, ::-1][:, :count]
     assert np.allclose(values, wanted, atol=1e-6)
     assert np.array_equal(np.take_along_axis(expected, ids, axis=-1).argsort(axis=-1)[:, -1], np.zeros(5))
@@ -42,7 +45,7 @@ def test_logprobs_are_those_of_a_log_softmax(count: int) -> None:
 
 def test_half_precision_is_reduced_in_float32() -> None:
     logits = (mx.random.normal((2, 300), key=mx.random.key(1)) * 8).astype(mx.bfloat16)
-    chosen, _, _ = score_logits(logits, mx.array([1, 2]), 1)
+    chosen, *_ = score_logits(logits, mx.array([1, 2]), 1)
     exact = logits.astype(mx.float32)
     exact = exact - mx.logsumexp(exact, axis=-1, keepdims=True)
     assert chosen.dtype == mx.float32 and chosen.tolist() == [exact[0, 1].item(), exact[1, 2].item()]
@@ -97,12 +100,13 @@ def test_slices_are_small_beside_the_weights(weights: int, most: int) -> None:
 def test_scores_are_read_by_request_and_in_order() -> None:
     def make_slice(tokens: list[tuple[str, int]]) -> ScoredSlice:
         at = mx.array([float(position) for _, position in tokens])
-        return ScoredSlice(tokens, -at, at.astype(mx.int32)[:, None], -at[:, None])
+        ids = at.astype(mx.int32)
+        return ScoredSlice(tokens, -at, ids + 1, ids[:, None], -at[:, None])
 
     slices = [make_slice([("a", 3), ("b", 9), ("a", 4)]), make_slice([("a", 7), ("a", 5), ("gone", 1)])]
 
     def make(*positions: int) -> tuple[TokenLogprob, ...]:
-        return tuple(TokenLogprob(-float(at), ((at, -float(at)),)) for at in positions)
+        return tuple(TokenLogprob(-float(at), ((at, -float(at)),), at + 1) for at in positions)
 
     assert read_scores(slices, ["gone"]) == (
         ScoredTokens("a", 3, make(3, 4, 5)),
@@ -161,5 +165,5 @@ def test_logits_of_many_slices_are_not_in_memory_together(monkeypatch: pytest.Mo
 def test_of_equally_likely_tokens_the_lowest_ids_come_first(count: int) -> None:
     """However many are asked for, so that the likeliest token does not depend on other requests."""
     logits = np.random.default_rng(7).integers(0, 8, (16, 300)).astype(np.float32)
-    _, ids, _ = score_logits(mx.array(logits), mx.zeros(16, dtype=mx.int32), count)
+    _, _, ids, _ = score_logits(mx.array(logits), mx.zeros(16, dtype=mx.int32), count)
     assert np.array_equal(ids, np.argsort(-logits, axis=-1, kind="stable")[:, :count])

@@ -54,6 +54,7 @@ def test_every_field_of_an_event_survives_a_merge() -> None:
         "error": EngineDead("x"),
         "stop_id": 5,
         "vector": b"\0\0\0\0",
+        "num_left_out": 4,
     }
     names = {each.name for each in dataclasses.fields(TokenEvent)}
     assert names - {"request_id", "tokens", "logprobs", "prompt_logprobs"} == values.keys()

@@ -92,8 +92,7 @@ def join_logprobs(first: Json, more: Json | None) -> Json:
 
 def build_prompt_logprobs(prepared: PreparedRequest, choice: Choice) -> list[Json | None]:
     """vLLM's `prompt_logprobs`: for each token of the prompt the token itself and the likeliest ones, by id.
-    None for the first token and for those of images. `rank` counts from 1; it is None for a token that is
-    none of the likeliest."""
+    None for the first token and for those of images. `rank` counts from 1."""
     prompt, names = prepared.requests[choice.index].prompt, _get_token_names(choice.token_bytes)
     found: list[Json | None] = [None]
     for token, score in _pair_prompt(prompt, choice):
@@ -101,7 +100,9 @@ def build_prompt_logprobs(prepared: PreparedRequest, choice: Choice) -> list[Jso
             found.append(None)
             continue
         top = score.top[: prepared.prompt_logprobs]
-        described = {token: (score.logprob, None)} | {i: (p, rank) for rank, (i, p) in enumerate(top, 1)}
+        described = {token: (score.logprob, score.rank or None)} | {
+            i: (p, rank) for rank, (i, p) in enumerate(top, 1)
+        }
         found.append(
             {
                 str(i): {"logprob": max(logprob, _LOWEST), "rank": rank, "decoded_token": names[i]}

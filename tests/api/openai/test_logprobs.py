@@ -116,7 +116,7 @@ def test_prompt_logprobs_of_a_completion() -> None:
     wanted = [
         None,
         {
-            "122": {"logprob": scores[0].logprob, "rank": None, "decoded_token": "z"},
+            "122": {"logprob": scores[0].logprob, "rank": 3, "decoded_token": "z"},
             "97": {"logprob": first[0], "rank": 1, "decoded_token": "a"},
             "98": {"logprob": first[1], "rank": 2, "decoded_token": "b"},
         },
