@@ -15,8 +15,8 @@ class Footprint:
 
     `per_token`: bytes for each token; `windows`: (window, bytes per token) of layers that keep at most a
     window of tokens; `fixed`: bytes of every row (recurrent state). Lengths are rounded up to `step` tokens.
-    `packed_per_token`: bytes for each token of a row that decodes and has more than `packed_from` tokens, if
-    such rows are quantised.
+    `packed_per_token`: bytes for each token of a quantised row, if there are such: a row in the decode batch
+    that had `packed_from` tokens before an earlier step, which has quantised it.
     """
 
     per_token: int = 0
@@ -27,19 +27,19 @@ class Footprint:
     packed_from: int = 0
 
     def compute_row_bytes(self, tokens: int, decoding: bool = False) -> int:
-        """Bytes of a row of `tokens` tokens."""
-        rounded = -(-tokens // self.step) * self.step
-        windowed = sum(min(rounded, window) * size for window, size in self.windows)
-        is_packed = decoding and tokens > self.packed_from
-        per_token = (
-            self.per_token if self.packed_per_token is None or not is_packed else self.packed_per_token
-        )
-        return self.fixed + rounded * per_token + windowed
+        """Bytes of a row of `tokens` tokens behind the next step. `decoding`: in the decode batch already."""
+        return self._compute_bytes(tokens, decoding and tokens > self.packed_from + 1)
 
     def compute_copy_bytes(self, tokens: int, decoding: bool) -> int:
         """Bytes that the row needs besides while it joins the decode batch or moves in it: those of its other
         form if it is quantised then."""
-        return self.compute_row_bytes(tokens, self.packed_per_token is not None and not decoding)
+        return self._compute_bytes(tokens, not decoding and tokens > self.packed_from)
+
+    def _compute_bytes(self, tokens: int, is_packed: bool) -> int:
+        rounded = -(-tokens // self.step) * self.step
+        windowed = sum(min(rounded, window) * size for window, size in self.windows)
+        per_token = self.packed_per_token if is_packed else None
+        return self.fixed + rounded * (self.per_token if per_token is None else per_token) + windowed
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,8 @@ class RequestState:
     last_chunk_samples: bool = False  # prefill takes all tokens, and its last chunk samples
     num_in_flight: int = 0  # output tokens that were launched and not read yet, also by an earlier row
     running: bool = False  # has a row
-    decoding: bool = False  # the row has reached `prefill_target` and is in the decode batch
+    decoding: bool = False  # the row has reached `prefill_target`: its next step is a decode step
+    joined: bool = False  # an earlier step has decoded the row, so that its keys are in the decode batch
     suspect: bool = False  # was running when a step failed, and has not completed a step alone since
     drafter: RowDrafter | None = None  # predicts tokens, once the row has decoded where drafts are on
     draft: tuple[int, ...] = ()  # predicted tokens that the step in flight verifies
@@ -138,6 +139,7 @@ class RequestState:
         """A decode step was scheduled."""
         self.num_in_flight += 1
         self.kv_length += 1
+        self.joined = True
 
     def append_tokens(self, found: Sequence[SampledToken]) -> tuple[list[SampledToken], int | None]:
         """Take in the tokens of a step, of which all but the last were drafted and are in the row's cache.
@@ -175,5 +177,5 @@ class RequestState:
     def reset(self) -> None:
         """Back to waiting, with nothing computed. The output is kept; tokens in flight may still arrive."""
         self.num_computed_tokens = self.kv_length = 0
-        self.running = self.decoding = False
+        self.running = self.decoding = self.joined = False
         self.draft = ()

@@ -138,6 +138,7 @@ class TokenBudget:
 
 
 def _list_lengths(states: Sequence[RequestState]) -> tuple[list[int], list[int]]:
-    """Tokens of the rows that prefill, and of those in the decode batch."""
-    sizes = [(s.projected_length, s.decoding) for s in states]
-    return [n for n, decoding in sizes if not decoding], [n for n, decoding in sizes if decoding]
+    """Tokens of the rows that have caches of their own, and of those in the decode batch. A row that joins it
+    in the next step counts as the former: many may join at once, and each is quantised only then."""
+    sizes = [(s.projected_length, s.joined) for s in states]
+    return [n for n, joined in sizes if not joined], [n for n, joined in sizes if joined]

@@ -104,6 +104,7 @@ class FakeRow:
     request: Request
     length: int  # tokens of prompt and answer that are known or drawn
     filled: int = 0  # tokens in the cache
+    packed: bool = False  # quantised by an earlier step
 
 
 @dataclass
@@ -254,7 +255,14 @@ class FakeRunner:
         if self.memory is None:
             return
         prompt = sum(c.stop - c.start for c in plan.prefill)
-        used = self.memory.compute_needed_bytes([row.filled for row in self.rows.values()], prompt)
+        whole = [row.filled for row in self.rows.values() if not row.packed]
+        used = self.memory.compute_needed_bytes(whole, prompt)
+        packed = sum(row.filled for row in self.rows.values() if row.packed)
+        used += packed * (self.memory.footprint.packed_per_token or 0)
+        for rid in plan.decode:
+            self.rows[rid].packed = self.memory.footprint.packed_per_token is not None and (
+                self.rows[rid].filled > self.memory.footprint.packed_from
+            )
         self.peak = max(self.peak, used)
         if used > self.memory.limit:
             self._break(f"{used} bytes are needed of {self.memory.limit}")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
+from mlxrun.scheduler import token_budget
 from mlxrun.scheduler.memory_budget import Footprint, MemoryBudget
 from mlxrun.scheduler.request import FinishReason
+from mlxrun.scheduler.request_state import RequestState
 from tests.helpers.engine_fakes import (
     Answers,
     FakeRunner,
@@ -43,7 +46,8 @@ def test_quantised_rows_count_as_such_once_they_decode() -> None:
     footprint = Footprint(per_token=8, step=1, packed_per_token=2, packed_from=4)
     budget = MemoryBudget(limit=1000, weights=10, footprint=footprint)
     assert budget.compute_needed_bytes([20], 0) == 10 + 160 + 40
-    assert budget.compute_needed_bytes([], 0, [20, 4, 5]) == 10 + (40 + 32 + 10) + 160
+    assert budget.compute_needed_bytes([], 0, [20, 4, 6]) == 10 + (40 + 32 + 12) + 160
+    assert budget.compute_needed_bytes([], 0, [5]) == 10 + 40 + 40, "this step quantises it"
     assert budget.find_max_length(1, 500, 16) == 99
     assert "99 tokens 990 B" in budget.explain_shortage(99, 16)
 
@@ -61,6 +65,36 @@ def test_more_requests_run_at_once_where_rows_are_quantised() -> None:
         assert [answers.get_answer(r.id) for r in requests] == [compute_answer(r) for r in requests]
         counts.append(max(len(plan.decode) for plan in runner.plans))
     assert counts[1] > counts[0] > 0
+
+
+def serve_crowd(limit: int, start: int) -> FakeRunner:
+    """Serve prompts that are computed together, in memory that holds few of them unquantised."""
+    footprint = Footprint(per_token=4, step=1, packed_per_token=1, packed_from=start)
+    memory = MemoryBudget(limit=limit, footprint=footprint)
+    settings = make_settings(chunk=64, prefill_budget=64, prefill_budget_busy=64)
+    runner = FakeRunner(memory=memory)
+    engine = make_engine(runner, settings, memory=memory)
+    for index in range(8):
+        engine.add(make_request(str(index), 20, 3))
+    finish_all(engine)
+    return runner
+
+
+@pytest.mark.parametrize("start", [0, 18])
+def test_rows_count_in_full_until_a_step_has_quantised_them(
+    start: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several may join the decode batch at once, beside prompts. The twin counts them as quantised as soon as
+    their prompts are computed."""
+    limits = range(250, 420, 10)
+    assert [serve_crowd(limit, start).broken for limit in limits] == [[]] * len(limits)
+
+    def list_early(states: Sequence[RequestState]) -> tuple[list[int], list[int]]:
+        whole = [s.projected_length for s in states if not s.decoding]
+        return whole, [s.projected_length for s in states if s.decoding]
+
+    monkeypatch.setattr(token_budget, "_list_lengths", list_early)
+    assert any(serve_crowd(limit, start).broken for limit in limits)
 
 
 @pytest.mark.parametrize("chunk", [0, 4, 30])
