@@ -41,11 +41,17 @@ class RowGrammar:
             raise self.error
         self.matcher.accept(token)
 
-    def accept_all(self, sampled: tuple[SampledToken, ...]) -> tuple[SampledToken, ...]:
-        """Advance by the tokens of a step. Returns those before one that fails, which fails the row in its
-        next step; raises if that is the first."""
+    def accept_all(
+        self, sampled: tuple[SampledToken, ...], forks: Sequence[RowGrammar | None] = ()
+    ) -> tuple[SampledToken, ...]:
+        """Advance by the tokens of a step. `forks`: of `fork_along`, which masked each of them. Returns those
+        before one that fails, or whose mask has failed; that fails the row in its next step. Raises if it is
+        the first."""
         for index, each in enumerate(sampled):
+            fork = forks[index] if forks else self
             try:
+                if fork is not None and fork.error is not None:
+                    raise fork.error
                 self.accept(each.token)
             except Exception as error:
                 if index == 0:

@@ -231,7 +231,8 @@ class ModelRunner:
         sampled = []
         for batch in batches:
             rows = [self._rows[rid] for rid in batch.ids]
-            mask = make_grammar_mask(list_grammars(rows, batch.drafted), self._vocab)
+            grammars = list_grammars(rows, batch.drafted)
+            mask = make_grammar_mask(grammars, self._vocab)
             tokens = batch.sampler(batch.logits, batch.positions, mask)
             for row in rows:
                 row.has_sampled = True
@@ -239,7 +240,7 @@ class ModelRunner:
                 self._decoder.newest_tokens = tokens.tokens
             elif batch.drafted is None:
                 rows[0].newest_token = tokens.tokens
-            sampled.append(SampledRows(batch.ids, tokens, batch.drafted))
+            sampled.append(SampledRows(batch.ids, tokens, batch.drafted, grammars))
         return sampled
 
     def _list_arrays(self, sampled: Sequence[SampledRows]) -> list[mx.array]:

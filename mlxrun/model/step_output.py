@@ -25,11 +25,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class SampledRows:
-    """What was sampled for rows: a token each, or several for those with drafts."""
+    """What was sampled for rows: a token each, or several for those with drafts. `grammars`: what masked each
+    row of a forward with drafts."""
 
     ids: tuple[str, ...]
     batch: SampledBatch
     drafted: DraftedRows | None = None
+    grammars: Sequence[RowGrammar | None] = ()
 
     def read(self, params: Sequence[SamplingParams]) -> list[tuple[SampledToken, ...]]:
         """The tokens that each row gets; waits for the step to be computed."""
@@ -41,6 +43,14 @@ class SampledRows:
         firsts = itertools.accumulate(counts, initial=0)
         kept = self.drafted.count_accepted([each.token for each in sampled])
         return [tuple(sampled[first : first + size]) for first, size in zip(firsts, kept, strict=False)]
+
+    def list_forks(self) -> list[Sequence[RowGrammar | None]]:
+        """The grammars of each row along its draft; empty for a step without drafts."""
+        if self.drafted is None:
+            return [()] * len(self.ids)
+        counts = self.drafted.counts
+        firsts = itertools.accumulate(counts, initial=0)
+        return [self.grammars[first : first + size] for first, size in zip(firsts, counts, strict=False)]
 
 
 @dataclass(slots=True, eq=False)
@@ -130,11 +140,11 @@ def collect_tokens(
         ids = batch.ids
         params = [freed[rid] if rid in freed else rows[rid].params if rid in rows else None for rid in ids]
         found = batch.read([p or SamplingParams() for p in params])
-        for rid, known, sampled in zip(ids, params, found, strict=True):
+        for rid, known, sampled, forks in zip(ids, params, found, batch.list_forks(), strict=True):
             row = None if rid in freed else rows.get(rid)
             try:
                 if row is not None and row.grammar is not None:
-                    sampled = row.grammar.accept_all(sampled)
+                    sampled = row.grammar.accept_all(sampled, forks)
                 if known is not None:
                     tokens[rid] = sampled
             except Exception as error:  # a grammar that raises fails its own row only

@@ -67,6 +67,30 @@ class EveryOtherToken:
         return EveryOtherToken(self.position)
 
 
+class FailingGrammar(EveryOtherToken):
+    """Fails at position 6: its mask raises, or allows nothing, or it does not take in the token."""
+
+    def __init__(self, how: str, position: int = 0) -> None:
+        super().__init__(position)
+        self.how = how
+
+    def start(self, output: Sequence[int], stop_ids: frozenset[int]) -> FailingGrammar:
+        return FailingGrammar(self.how, len(output))
+
+    def mask(self) -> bytes:
+        if self.position == 6 and self.how == "mask":
+            raise RequestError("no mask at position 6")
+        return bytes(32) if self.position == 6 and self.how == "nothing" else super().mask()
+
+    def accept(self, token: int) -> None:
+        if self.position == 6 and self.how == "accept":
+            raise RequestError("no token at position 6")
+        self.position += 1
+
+    def fork(self) -> FailingGrammar:
+        return FailingGrammar(self.how, self.position)
+
+
 def make_engine(zoo: Zoo, family: str, method: Any = "ngram", width: int = ROWS, **options: Any) -> Engine:
     methods = ComputeMethods("paged", fixed_width=width)
     speculation = SpeculationSettings(method, max_tokens=5)
@@ -208,6 +232,29 @@ def test_preempted_and_aborted_rows(zoo: Zoo, plain: Plain, monkeypatch: Patch) 
     events = engine_driver.run_requests(engine, [*list_asks(), *noise], preempt)
     assert len(preempted) == 4 and count_accepted(engine) > 15
     assert all(is_same(events[rid], without[rid]) for rid in without)
+
+
+def run_failing_grammars(zoo: Zoo, method: Any) -> list[tuple[Any, ...]]:
+    """What a client sees of requests whose grammars fail at position 6."""
+    asks = [
+        TimedRequest(replace(list_asks(logprobs=None)[0].request, id=how, grammar=FailingGrammar(how)))
+        for how in ("mask", "nothing", "accept")
+    ]
+    engine = make_engine(zoo, "llama", method)
+    events = [engine_driver.run_requests(engine, [ask])[ask.id] for ask in asks]
+    assert method == "off" or count_accepted(engine) > 10
+    return [(event.tokens, event.finish, str(event.error)) for event in events]
+
+
+def test_grammars_that_fail_inside_a_draft(zoo: Zoo, plain: Plain, monkeypatch: Patch) -> None:
+    """The answer ends where it does without drafts. The twin does not know that a mask of the draft failed."""
+    without = run_failing_grammars(zoo, "off")
+    assert [(len(tokens), finish) for tokens, finish, _ in without] == [(6, FinishReason.ERROR)] * 3
+    draft_from(monkeypatch, list_asks(), plain("llama"))
+    assert run_failing_grammars(zoo, "ngram") == without
+    original = RowGrammar.accept_all
+    monkeypatch.setattr(RowGrammar, "accept_all", lambda self, sampled, forks: original(self, sampled))
+    assert run_failing_grammars(zoo, "ngram") != without
 
 
 def test_a_row_that_is_aborted_with_drafts_under_way_fails_no_step(
