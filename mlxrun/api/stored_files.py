@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlxrun.errors import RequestError
+from mlxrun.text.documents import PDF_START
 from mlxrun.text.field_errors import check_type, quote, reject, reject_unsupported
 
 Json = dict[str, Any]
@@ -30,8 +31,11 @@ class FileContent:
 
     @property
     def plain_type(self) -> str:
-        """The media type in lower case, without parameters."""
-        return self.media_type.partition(";")[0].strip().lower()
+        """The media type in lower case, without parameters. That of a PDF which was uploaded as plain bytes is
+        the PDF's."""
+        found = self.media_type.partition(";")[0].strip().lower()
+        is_pdf = found in ("", "application/octet-stream") and self.data.startswith(PDF_START)
+        return PDF if is_pdf else found
 
 
 # Reads the file with an id, of at most so many bytes; NotFound or BodyTooLarge if it cannot. It blocks.

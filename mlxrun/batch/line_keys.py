@@ -20,6 +20,7 @@ from typing import Any
 from mlxrun.batch.job_file import JobLine
 from mlxrun.config.settings import Config, MediaSettings
 from mlxrun.scoring.eval_spec import EvalSpec
+from mlxrun.text.documents import BASE64_PDF
 from mlxrun.text.model_info import ModelInfo
 
 KEY_BYTES = 16
@@ -144,8 +145,8 @@ def _find_media(body: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:
 
 
 def is_local_path(url: str) -> bool:
-    """Whether the URL of an image is a path."""
-    return not _SCHEME.match(url)
+    """Whether the URL of an image, a PDF or a video is a path."""
+    return not (_SCHEME.match(url) or url.startswith(BASE64_PDF))
 
 
 def find_local_images(value: Any) -> Iterator[str]:

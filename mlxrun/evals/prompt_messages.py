@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from mlxrun.text.documents import BASE64_PDF
+
 _TEXTS = ("text", "input_text", "output_text", "refusal")  # types of parts that have a text
 
 _SHOWN_DATA = 40  # characters of a file
@@ -112,7 +114,8 @@ def _shorten_data(value: Any) -> Any:
     found = {}
     for key, each in value.items():
         is_data = isinstance(each, str) and (
-            each.startswith("data:") or (key == "data" and value.get("media_type") == "application/pdf")
+            each.startswith(("data:", BASE64_PDF))
+            or (key == "data" and value.get("media_type") == "application/pdf")
         )
         found[key] = (
             f"{each[:_SHOWN_DATA]}..." if is_data and len(each) > _SHOWN_DATA else _shorten_data(each)

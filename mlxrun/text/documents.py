@@ -9,6 +9,9 @@ from typing import Any
 from mlxrun.text.media_process import Size
 from mlxrun.text.messages import ImageRef, Message
 
+PDF_START = b"%PDF-"
+BASE64_PDF = "JVBERi0"  # how a PDF in base64 begins, which `file_data` may be without "data:" before it
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Document:

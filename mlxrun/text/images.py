@@ -23,7 +23,7 @@ from mlxrun.config.image_bytes import DEFAULT_IMAGE_BYTES
 from mlxrun.config.settings import MediaSettings
 from mlxrun.config.video_sampling import Video
 from mlxrun.errors import MediaError
-from mlxrun.text.documents import Document, PageRef, list_pages, repeat_images
+from mlxrun.text.documents import BASE64_PDF, PDF_START, Document, PageRef, list_pages, repeat_images
 from mlxrun.text.field_errors import reject, shorten
 from mlxrun.text.image_decoding import LARGE_IMAGE, ImageHeader, decode_image, read_header
 from mlxrun.text.image_fetch import SizeLimit, fetch_media, is_public
@@ -42,6 +42,7 @@ T = TypeVar("T")
 _DATA = re.compile(r"data:(?P<type>[^;,]*)(?P<options>(?:;[^;,]*)*),", re.IGNORECASE)
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
 _IMAGE, _PDF, _VIDEO = "image/...", "application/pdf", "video/..."  # what data URLs say
+_ANY_TYPES = ("", "application/octet-stream", "binary/octet-stream")  # the data itself says what it is
 
 
 class MediaLoader:
@@ -185,6 +186,8 @@ class MediaLoader:
         URLs."""
         if not url:
             raise MediaError("the url is empty")
+        if kind == _PDF and url.startswith(BASE64_PDF):
+            url = f"data:{_PDF};base64,{url}"
         scheme = _SCHEME.match(url)
         most = self._get_most_bytes(kind)
         if scheme is None:
@@ -202,8 +205,12 @@ class MediaLoader:
 
     def _read_data(self, url: str, kind: str, most: SizeLimit) -> bytes:
         head = _DATA.match(url)
-        if head is None or not head["type"].lower().startswith(kind.removesuffix("...")):
-            raise MediaError(f"expected data:{kind};base64,...")
+        wrong = MediaError(f"expected data:{kind};base64,...")
+        if head is None:
+            raise wrong
+        is_untyped = kind == _PDF and head["type"].lower() in _ANY_TYPES
+        if not is_untyped and not head["type"].lower().startswith(kind.removesuffix("...")):
+            raise wrong
         if not head["options"].lower().endswith(";base64"):
             raise MediaError("data URLs must be base64")
         most.check((len(url) - head.end()) * 3 // 4 - 2)  # at most two bytes are padding
@@ -212,6 +219,8 @@ class MediaLoader:
         except (ValueError, binascii.Error) as exc:
             raise MediaError("not valid base64") from exc
         most.check(len(data))
+        if is_untyped and not data.startswith(PDF_START):
+            raise wrong
         return data
 
     def _read_file(self, name: str, most: SizeLimit) -> bytes:

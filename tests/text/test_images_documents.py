@@ -55,6 +55,19 @@ async def test_the_same_document_twice() -> None:
     assert (await load(*twice))[0] == ["blue", "green"] * 2
 
 
+async def test_pdfs_that_do_not_say_what_they_are() -> None:
+    """Raw base64, and data of no type in particular: their first bytes say it."""
+    data = make_pdf("blue")
+    raw = base64.b64encode(data).decode()
+    untyped = [pdf_url(data, kind) for kind in ("application/octet-stream", "Application/Octet-Stream", "")]
+    refs = [DocumentRef(url, "p") for url in (raw, *untyped)]
+    assert (await load(*refs))[0] == ["blue"] * 4
+    with pytest.raises(MediaError, match="^p: it has more than media.max_bytes"):
+        await load(refs[0], max_bytes=len(data) - 1)
+    with pytest.raises(MediaError, match="^p: "):
+        await load(ImageRef(raw, "p"))
+
+
 async def test_dots_per_inch() -> None:
     assert (await load(document("blue"), pdf_dpi=36))[1] == [(16, 24)]
     assert (await load(document("blue")))[1] == [(64, 96)]
@@ -86,7 +99,8 @@ async def test_paths_in_jobs(tmp_path: Path) -> None:
         (f"data:image/png;base64,{RED}", "expected data:application/pdf;base64,"),
         ("data:text/plain;base64,AAAA", "expected data:application/pdf;base64,"),
         (pdf_url(b"junk"), "not a readable PDF"),
-        (base64.b64encode(make_pdf("red")).decode(), "file paths are not supported"),
+        (f"data:application/octet-stream;base64,{RED}", "expected data:application/pdf;base64,"),
+        ("JVBERi0=?", "not valid base64"),
     ],
 )
 async def test_what_is_refused(url: str, message: str) -> None:
