@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-import pytest
 from mlx.utils import tree_flatten
 
 from tests.helpers import oracle
@@ -44,9 +43,4 @@ def make_adapter(
 
 def compute_answer(model_folder: Path, adapter: str | None, ids: Sequence[int], count: int = 24) -> Answer:
     """The ORACLE: what mlx-lm answers with the adapter in this folder alone."""
-    import mlx_lm
-
-    with pytest.MonkeyPatch.context() as patch:
-        real = mlx_lm.load
-        patch.setattr(mlx_lm, "load", lambda path: real(path, adapter_path=adapter))
-        return oracle.text_answer(model_folder, ids, count)
+    return oracle.text_answer(model_folder, ids, count, adapter=adapter)

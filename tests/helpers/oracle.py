@@ -1,6 +1,6 @@
 """ORACLE: what a request must give: greedy, cold, alone, float32, through the library's own one-request loop.
 
-Each call loads the model anew (20 ms), so that none sees what another left behind. Logprobs are full rows.
+Each call loads the model anew (10 ms), so that none sees what another left behind. Logprobs are full rows.
 `Answer.gap` tells how far apart the two best tokens ever were: below 1e-3 equality of tokens proves little.
 """
 
@@ -59,13 +59,23 @@ class Answer:
             assert off < tolerance, f"logprobs are off by {off:.2g}"
 
 
-def text_answer(folder: Path, ids: Sequence[int], count: int = 24, step: int = 1, **options: Any) -> Answer:
-    """The answer of an mlx_lm model; `step` is the library's prefill step: 1 is one token at a time.
-    `options`: of its `generate_step`."""
-    from mlx_lm import load
+def text_answer(
+    folder: Path,
+    ids: Sequence[int],
+    count: int = 24,
+    step: int = 512,
+    adapter: str | None = None,
+    **options: Any,
+) -> Answer:
+    """The answer of an mlx_lm model; `step` is the library's prefill step: 1 is one token at a time, and
+    gives the same. `adapter`: a folder with a LoRA adapter. `options`: of its `generate_step`."""
     from mlx_lm.generate import generate_step
+    from mlx_lm.utils import load_adapters, load_model
 
-    model, _ = load(str(folder))
+    model, _ = load_model(folder)
+    if adapter is not None:
+        model = load_adapters(model, adapter)
+        model.eval()
     prompt = mx.array(list(ids))
     steps = generate_step(prompt, model, max_tokens=count, prefill_step_size=step, **options)
     return _collect(ids, steps)
@@ -73,10 +83,10 @@ def text_answer(folder: Path, ids: Sequence[int], count: int = 24, step: int = 1
 
 def text_scores(folder: Path, ids: Sequence[int]) -> np.ndarray:
     """The logprobs [tokens, vocabulary] that follow each token of a prompt, by one forward of the library."""
-    from mlx_lm import load
     from mlx_lm.models.cache import make_prompt_cache
+    from mlx_lm.utils import load_model
 
-    model, _ = load(str(folder))
+    model, _ = load_model(folder)
     logits = model(mx.array([list(ids)]), cache=make_prompt_cache(model))[0].astype(mx.float32)
     return np.array(logits - mx.logsumexp(logits, axis=-1, keepdims=True))
 

@@ -9,11 +9,10 @@ import pytest
 
 from mlxrun.model.tiny import byte_tokenizer
 from tests.helpers import oracle, text_models, vision_models
-from tests.helpers.model_fixtures import Zoo
+from tests.helpers.model_fixtures import Zoo, mark_sweep
 
-SLOW = [pytest.mark.slow]
-TEXT = [pytest.param(f, marks=[] if f in text_models.CORE else SLOW) for f in text_models.TEXT]
-VISION = [pytest.param(f, marks=[] if f in vision_models.CORE else SLOW) for f in vision_models.VISION]
+TEXT = mark_sweep(text_models.TEXT, (*text_models.CORE, "deepseek_v3", "gemma2", "gemma4_text"))
+VISION = mark_sweep(vision_models.VISION, vision_models.CORE)
 
 
 @pytest.mark.parametrize("family", TEXT)
@@ -37,11 +36,12 @@ def test_the_first_token_of_a_text_prompt_matters(zoo: Zoo, family: str) -> None
 
 @pytest.mark.parametrize("family", TEXT)
 def test_the_oracle_does_not_depend_on_the_prefill_step(zoo: Zoo, family: str) -> None:
-    """Chunks of 5 give what one token at a time gives."""
+    """One token at a time and chunks of 5 give what the whole prompt gives, past the windows too."""
     (prompt,) = text_models.prompts(8, [23])
     answer = zoo.answer(family, prompt, count=8)
-    chunked = oracle.text_answer(zoo.text(family), prompt, count=8, step=5)
-    answer.check(chunked.tokens, chunked.logprobs)
+    for step in (1, 5):
+        chunked = oracle.text_answer(zoo.text(family), prompt, count=8, step=step)
+        answer.check(chunked.tokens, chunked.logprobs)
 
 
 @pytest.mark.parametrize("family", VISION)

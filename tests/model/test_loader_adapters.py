@@ -20,7 +20,7 @@ from mlxrun.model import loader
 from mlxrun.scheduler.request import HitKind
 from tests.helpers import engine_driver, text_models, vision_models
 from tests.helpers.model_fixtures import Zoo
-from tests.helpers.oracle import Answer, text_answer
+from tests.helpers.oracle import text_answer
 
 BASE = tuple(text_models.prompts(41, [40])[0])
 LORA = {"rank": 4, "scale": 8.0, "dropout": 0.0}
@@ -54,16 +54,6 @@ def adapter(zoo: Zoo, tmp_path: Path) -> Make:
     return make
 
 
-def library(folder: Path, adapter: Path) -> Answer:
-    """What mlx-lm answers with it."""
-    import mlx_lm
-
-    with pytest.MonkeyPatch.context() as patch:
-        real = mlx_lm.load
-        patch.setattr(mlx_lm, "load", lambda path: real(path, adapter_path=str(adapter)))
-        return text_answer(folder, BASE)
-
-
 def test_an_adapter_is_applied(zoo: Zoo, adapter: Make) -> None:
     """The answers are those of mlx-lm with the same adapter, and not the plain model's."""
     folder, made = zoo.text("llama"), adapter()
@@ -71,7 +61,7 @@ def test_an_adapter_is_applied(zoo: Zoo, adapter: Make) -> None:
         engine_driver.make_real_engine(folder, adapter=str(made)),
         [engine_driver.make_text_request("a", BASE)],
     )["a"]
-    engine_driver.check_answer(event, library(folder, made))
+    engine_driver.check_answer(event, text_answer(folder, BASE, adapter=str(made)))
     assert engine_driver.has_other_answer(event, zoo.answer("llama", BASE))
 
 

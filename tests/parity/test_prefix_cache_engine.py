@@ -22,6 +22,8 @@ from tests.helpers.engine_driver import TimedRequest
 from tests.helpers.engine_fakes import merge_events
 from tests.helpers.model_fixtures import Zoo
 
+pytestmark = pytest.mark.usefixtures("probed_once")
+
 BASE = tuple(text_models.prompts(41, [75])[0])
 OTHER = tuple(text_models.prompts(42, [75])[0])
 CHUNK = 16
@@ -37,10 +39,10 @@ def once(engine: Engine, request: Request) -> TokenEvent:
 
 @pytest.mark.parametrize("family", text_models.CORE)
 def test_the_next_turn_goes_on_from_the_answer(zoo: Zoo, family: str) -> None:
-    """Not only the prompt of the turn before is found, but its answer too, in each of six turns."""
+    """Not only the prompt of the turn before is found, but its answer too, in each of four turns."""
     engine, ids = engine_driver.make_real_engine(zoo.text(family)), BASE[:40]
     known = 0
-    for turn in range(6):
+    for turn in range(4):
         event = once(engine, engine_driver.make_text_request(f"turn {turn}", ids, max_tokens=9))
         engine_driver.check_answer(event, zoo.answer(family, ids, 9))
         assert event.num_cached_tokens >= known, turn
@@ -143,14 +145,12 @@ SAMPLING: list[dict[str, Any]] = [
 def test_other_sampling_finds_the_same_prefix(zoo: Zoo, family: str) -> None:
     """What was computed for a greedy request serves a sampled one, and the other way round."""
     engine = engine_driver.make_real_engine(zoo.text(family))
+    cacheless = engine_driver.make_real_engine(zoo.text(family), backend="none")
     assert once(engine, engine_driver.make_text_request("greedy", BASE)).hit_kind is HitKind.MISS
     for i, params in enumerate(SAMPLING):
         event = once(engine, engine_driver.make_text_request(f"{i}", BASE, **params))
         assert (event.hit_kind, event.num_cached_tokens) == (HitKind.EXACT, len(BASE) - 1), params
-        cold = once(
-            engine_driver.make_real_engine(zoo.text(family), backend="none"),
-            engine_driver.make_text_request(f"{i}", BASE, **params),
-        )
+        cold = once(cacheless, engine_driver.make_text_request(f"{i}", BASE, **params))
         assert event.tokens == cold.tokens, params
     engine_driver.check_answer(
         once(engine, engine_driver.make_text_request("again", BASE)), zoo.answer(family, BASE)
@@ -252,9 +252,9 @@ def test_evicted_between_waiting_and_running(zoo: Zoo, family: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "qwen3_next"])
 def test_a_prompt_of_thousands_of_tokens_is_found_in_the_next_turn(zoo: Zoo, family: str) -> None:
-    """4,000 tokens in many chunks, then the answer, then the next question."""
-    ids = text_models.prompts(44, [4000])[0]
-    sizes = {"chunk": 256, "prefill_budget": 1024, "context_length": 8000}
+    """2,000 tokens in many chunks, then the answer, then the next question."""
+    ids = text_models.prompts(44, [2000])[0]
+    sizes = {"chunk": 128, "prefill_budget": 512, "context_length": 4000}
     engine = engine_driver.make_real_engine(zoo.text(family), **sizes)
     first = once(engine, engine_driver.make_text_request("first", ids, max_tokens=4))
     turn = (*ids, *first.tokens, *OTHER[:9])

@@ -26,18 +26,21 @@ from mlxrun.scheduler.step_plan import StepPlan, StepResult
 from tests.helpers import engine_driver, text_models
 from tests.helpers.engine_driver import TimedRequest
 from tests.helpers.engine_fakes import merge_events
-from tests.helpers.model_fixtures import Zoo
+from tests.helpers.model_fixtures import Zoo, mark_sweep
 
 LENGTHS = (1, 2, 5, 12, 14, 33, 40, 60, 100, 170)  # the windows of gemma3_text and gpt_oss are 8
 PROMPTS = text_models.prompts(0, LENGTHS)
 SHORT = range(8)
 PICKED = (0, 1, 2, 4, 5, 8)  # 1, 2, 5, 14, 33 and 100 tokens
-SOME = ("nemotron_h", "deepseek_v3", "gemma4_text", "falcon_h1")
 SHORT_ONE = "gpt_bigcode"  # its context is 512 tokens
-SLOW = [pytest.mark.slow]
 SWEEP = [pytest.mark.sweep]
-FAMILIES = [pytest.param(f, marks=[] if f in (*text_models.CORE, *SOME) else SLOW) for f in text_models.TEXT]
-EVERY = [pytest.param(f, marks=[] if f in text_models.CORE else SLOW) for f in text_models.TEXT]
+# By default one family of each decode method and kind of cache; a plain, a windowed and a hybrid one where
+# all ways are tried.
+FAMILIES = mark_sweep(text_models.TEXT, (*text_models.CORE, "deepseek_v3", "gemma2", "gemma4_text"))
+EVERY = mark_sweep(text_models.TEXT, text_models.CORE)
+THREE = mark_sweep(text_models.TEXT, ("llama", "gemma3_text", "qwen3_next"))
+
+pytestmark = pytest.mark.usefixtures("probed_once")
 
 WAYS = engine_driver.VARIANTS | {"shortest first, three rows": {"policy": "shortest", "max_running": 3}}
 
@@ -86,7 +89,7 @@ def expected(family: str) -> tuple[str, int, int]:
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("family", EVERY)
+@pytest.mark.parametrize("family", THREE)
 def test_every_way(zoo: Zoo, family: str, way: str, small: None) -> None:
     """Chunk sizes, budgets, sharing and decode methods; the longest first or last."""
     options = WAYS[way]
@@ -100,12 +103,7 @@ def test_every_way(zoo: Zoo, family: str, way: str, small: None) -> None:
 
 
 @pytest.mark.parametrize(
-    "family",
-    [
-        pytest.param(f, marks=[] if f in ("llama", "gemma3_text") else SLOW)
-        for f in text_models.TEXT
-        if f != SHORT_ONE
-    ],
+    "family", mark_sweep([f for f in text_models.TEXT if f != SHORT_ONE], ("gemma3_text", "qwen3_next"))
 )
 def test_groups_of_the_usual_size(zoo: Zoo, family: str) -> None:
     """One group of short rows, and a row that outgrows it at 512 tokens."""

@@ -22,21 +22,17 @@ from mlxrun.scheduler.request import FinishReason, TokenEvent
 from mlxrun.scheduler.step_plan import StepPlan, StepResult
 from tests.helpers import engine_driver, text_models, vision_models
 from tests.helpers.engine_driver import TimedRequest
-from tests.helpers.model_fixtures import Zoo
+from tests.helpers.model_fixtures import Zoo, mark_sweep
 from tests.helpers.oracle import Answer
 
-SLOW = [pytest.mark.slow]
-SOME = ("qwen3_5", "qwen2_5_vl")
-FAMILIES = [
-    pytest.param(f, marks=[] if f in (*vision_models.CORE, *SOME) else SLOW) for f in vision_models.VISION
-]
-# qwen3_5 computes its recurrent layers token by token on a CPU: together only.
-LIGHT = [
-    pytest.param(f, marks=[] if f in (*vision_models.CORE, "qwen2_5_vl") else SLOW)
-    for f in vision_models.VISION
-]
-EVERY = [pytest.param(f, marks=[] if f in vision_models.CORE else SLOW) for f in vision_models.VISION]
-MROPE = [pytest.param(f, marks=[] if f == "qwen3_vl" else SLOW) for f in vision_models.MROPE]
+# By default: positions of three axes, windows and tiles. qwen3_5 computes its recurrent layers token by token
+# on a CPU: together only.
+FAMILIES = mark_sweep(vision_models.VISION, (*vision_models.CORE, "qwen3_5"))
+EVERY = mark_sweep(vision_models.VISION, vision_models.CORE)
+TWO = mark_sweep(vision_models.VISION, ("qwen3_vl", "gemma3"))
+MROPE = mark_sweep(vision_models.MROPE, ("qwen3_vl",))
+
+pytestmark = pytest.mark.usefixtures("probed_once")
 
 RED, BLOCKS, WIDE, TALL = (
     vision_models.images(3, 1, size=(32, 32))[0],
@@ -102,7 +98,7 @@ def test_together(zoo: Zoo, family: str) -> None:
 
 
 @pytest.mark.parametrize("way", engine_driver.VARIANTS)
-@pytest.mark.parametrize("family", EVERY)
+@pytest.mark.parametrize("family", TWO)
 def test_every_way(zoo: Zoo, family: str, way: str) -> None:
     """Chunk sizes (an image larger than a chunk too), sharing, decode methods."""
     engine = engine_driver.make_real_engine(zoo.vision(family), **engine_driver.VARIANTS[way])
@@ -114,11 +110,11 @@ def test_every_way(zoo: Zoo, family: str, way: str) -> None:
 
 @pytest.mark.parametrize("family", EVERY)
 def test_chunk_boundaries_around_an_image(zoo: Zoo, family: str) -> None:
-    """An image moves through the chunk grid, token by token: no chunk ends inside it."""
+    """An image moves through the chunk grid: no chunk ends inside it."""
     engine = engine_driver.make_real_engine(zoo.vision(family))
     chunks = watch_chunks(engine)
     requests, answers, edges = [], {}, set()
-    for before in range(0, 19, 1 if family == "qwen3_vl" else 2):
+    for before in range(0, 19, 2 if family == "qwen3_vl" else 3):
         text = vision_models.prompt(family, "x" * before, None, "?", None)
         requests.append(
             engine_driver.make_vision_request(engine, str(before), text, [TALL, BLOCKS], max_tokens=6)
@@ -175,7 +171,7 @@ def push_out(engine: Engine) -> Any:
     return preempt
 
 
-@pytest.mark.parametrize("family", LIGHT)
+@pytest.mark.parametrize("family", TWO)
 def test_preempted_rows_with_images(zoo: Zoo, family: str) -> None:
     """A row that is pushed out comes back with its images, and with answer tokens that have no embeddings."""
     engine = engine_driver.make_real_engine(zoo.vision(family))
@@ -214,7 +210,7 @@ def test_fuzz(zoo: Zoo, family: str) -> None:
     assert sum(e.finish is FinishReason.LENGTH for e in events.values()) > 7
 
 
-@pytest.mark.parametrize("family", LIGHT)
+@pytest.mark.parametrize("family", TWO)
 def test_text_only(zoo: Zoo, family: str) -> None:
     """A vision model that never sees an image, or has just seen one."""
     engine = engine_driver.make_real_engine(zoo.vision(family))
@@ -287,7 +283,7 @@ def test_an_image_is_encoded_once(zoo: Zoo, family: str, monkeypatch: pytest.Mon
     assert 0 < len(calls) <= len(images) + 2 + (family == "pixtral")
 
 
-@pytest.mark.parametrize("family", EVERY)
+@pytest.mark.parametrize("family", TWO)
 def test_a_request_whose_images_fail_fails_alone(zoo: Zoo, family: str) -> None:
     """Pixels that the vision tower refuses."""
     engine, answers = engine_driver.make_real_engine(zoo.vision(family)), wanted(zoo, family)
