@@ -46,7 +46,5 @@ def test_prompts_of_many_lengths_and_beginnings_have_few_shapes(monkeypatch: pyt
 
 
 def test_few_lengths() -> None:
-    assert sorted({round_length(n) for n in range(1, 4096)}) == [
-        STEP * n for n in (1, 2, 3, 4, 6, 8, 12, 16)
-    ]
+    assert sorted({round_length(n) for n in range(1, 4096)}) == [STEP * n for n in (1, 2, 3, 4, 6, 8, 12, 16)]
     assert all(round_length(n) >= n for n in range(1, 4096))
