@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -40,14 +41,14 @@ def check_family(kind: str, family: str, brief: bool = False) -> FamilyResult:
     with tempfile.TemporaryDirectory(prefix="mlxrun-sweep-") as folder:
         scratch = Path(folder)
         try:
-            checks, library = (_prepare_text if kind == "text" else _prepare_vision)(family, scratch)
+            checks, measure = (_prepare_text if kind == "text" else _prepare_vision)(family, scratch)
         except (Exception, SystemExit) as error:  # a library's module may raise anything, even this
             return FamilyResult(kind, family, "unbuilt", _describe(error))
-        return _judge(kind, family, checks, library, brief)
+        return _judge(kind, family, checks, measure, brief)
 
 
-def _prepare_text(family: str, scratch: Path) -> tuple[FamilyChecks, float]:
-    """The checks, and how far the library is from itself."""
+def _prepare_text(family: str, scratch: Path) -> tuple[FamilyChecks, Callable[[], float]]:
+    """The checks, and what measures how far the library is from itself."""
     folder = scratch / "model"
     write_text_model(family, folder)
     requests, longer = make_text_requests()
@@ -55,11 +56,11 @@ def _prepare_text(family: str, scratch: Path) -> tuple[FamilyChecks, float]:
         key: library_loop.answer_text(folder, request.prompt, TOKENS)
         for key, request in (requests | longer).items()
     }
-    own = _measure_library(folder, requests[str(LENGTHS[-1])], answers)
-    return FamilyChecks(folder, scratch / "cache", requests, longer, answers), own
+    checks = FamilyChecks(folder, scratch / "cache", requests, longer, answers)
+    return checks, lambda: _measure_library(folder, requests[str(LENGTHS[-1])], answers)
 
 
-def _prepare_vision(family: str, scratch: Path) -> tuple[FamilyChecks, float]:
+def _prepare_vision(family: str, scratch: Path) -> tuple[FamilyChecks, Callable[[], float]]:
     folder = scratch / "model"
     write_vision_model(family, folder)
     requests, longer = make_vision_requests(family)
@@ -68,22 +69,27 @@ def _prepare_vision(family: str, scratch: Path) -> tuple[FamilyChecks, float]:
         for key, request in (requests | longer).items()
     }
     info = read_vision_info(folder)
-    return FamilyChecks(folder, scratch / "cache", requests, longer, answers, info), 0.0
+    return FamilyChecks(folder, scratch / "cache", requests, longer, answers, info), lambda: 0.0
 
 
 def _measure_library(
     folder: Path, request: Request, answers: Mapping[str, library_loop.LibraryAnswer]
 ) -> float:
-    """How far the library is from itself when it prefills by other chunks."""
+    """How far the library is from itself when it prefills by other chunks; infinite where it cannot."""
     worst = 0.0
     for step in LIBRARY_STEPS:
-        other = library_loop.answer_text(folder, request.prompt, TOKENS, step)
+        try:
+            other = library_loop.answer_text(folder, request.prompt, TOKENS, step)
+        except Exception:  # a library's model may raise anything
+            return math.inf
         chosen = other.logprobs[range(len(other.tokens)), list(other.tokens)].tolist()
         worst = max(worst, answers[request.id].measure(other.tokens, chosen))
     return worst
 
 
-def _judge(kind: str, family: str, checks: FamilyChecks, library: float, brief: bool) -> FamilyResult:
+def _judge(
+    kind: str, family: str, checks: FamilyChecks, measure: Callable[[], float], brief: bool
+) -> FamilyResult:
     results: list[CheckResult] = []
     try:
         results += checks.run(brief)
@@ -95,6 +101,7 @@ def _judge(kind: str, family: str, checks: FamilyChecks, library: float, brief: 
     wrong = [_explain(result) for result in results if not result.exact]
     if wrong:
         why = "; ".join(wrong)
+        library = measure()  # takes as long as a check, and explains a wrong answer only
         if library >= 1e-3:
             why += f"; the library itself differs by chunk size ({library:.2g})"
         return FamilyResult(kind, family, "wrong", why, worst)
