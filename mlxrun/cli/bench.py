@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from mlxrun.bench.engine.workloads import WORKLOADS
+from mlxrun.bench.engine.workloads import DEFAULT_WORKLOADS, WORKLOADS
 from mlxrun.cli.bench_options import add_measure_options, write_report
 from mlxrun.cli.bench_serve import command as serve
 from mlxrun.cli.bench_serve import model_command, report_command
@@ -75,6 +75,7 @@ def engine(
     staggered  a prompt of 256 tokens every 4 steps, and one of 16384 once 16 requests decode
     few        8 prompts of 512 tokens
     single     1 prompt of 512 tokens
+    shared     32 prompts that begin with the same 16384 tokens; only if it is named
 
     Each answer has 128 tokens (256 in staggered). "times better" is above 1 where mlxrun is better.
     """
@@ -82,6 +83,6 @@ def engine(
     from mlxrun.bench.engine.benchmark import EnginePlan, run_engine_bench
     from mlxrun.bench.report import print_report
 
-    plan = EnginePlan(model, workloads or tuple(WORKLOADS), config, **options)
+    plan = EnginePlan(model, workloads or DEFAULT_WORKLOADS, config, **options)
     report = run_engine_bench(plan, say)
     return write_report(report, json_path, print_report)

@@ -31,7 +31,8 @@ class ComputeMethods:
     `launch_first`: launch a step before the tokens of the last one are read (see docs/architecture.md).
     `snapshots`: rows are copied for the prefix cache and restored from it. `library_chunks`: each prompt is
     split as the library splits it, because it is computed differently if it is split otherwise.
-    `quantization`: of the keys and values of decoding rows; only with `ragged`.
+    `quantization`: of the keys and values of decoding rows; only with `ragged`. `grid`: with a fixed width,
+    tokens at whose multiples the chunks of all prompts end; 1: without.
     """
 
     decode: DecodeMethod = "ragged"
@@ -41,6 +42,12 @@ class ComputeMethods:
     snapshots: bool = True
     library_chunks: bool = False
     quantization: KVQuantization | None = None
+    grid: int = 1
+
+    @property
+    def shares_pages(self) -> bool:
+        """Whether rows that begin with the same tokens hold them once: where one may go on from another's."""
+        return uses_pages(self.decode) and self.snapshots
 
     def split_as_library(self) -> ComputeMethods:
         """The same, with each prompt split as the library splits it: nothing may go on from elsewhere."""

@@ -12,7 +12,7 @@ import mlx.core as mx
 from mlxrun.model.adapter import Adapter
 from mlxrun.model.compute_methods import ComputeMethods, make_decode_batch
 from mlxrun.model.ragged.attention import use_engine_attention
-from mlxrun.model.ragged.decode_batch import JoiningRow
+from mlxrun.model.ragged.decode_batch import ExpectedRow, JoiningRow
 from mlxrun.model.sampler import Sampler
 from mlxrun.model.speculation.drafted_rows import DraftedRows
 from mlxrun.model.step_output import LogitsBatch, RowState, SampledRows
@@ -54,8 +54,8 @@ class DecodeRunner:
         prefilling = [rid for rid in waiting if not rows[rid].ends_unsampled]
         self.batch.update(
             set(ids),
-            [JoiningRow(rid, row.cached, row.cache) for rid, row in joining.items()],
-            [len(rows[rid].tokens) for rid in prefilling],
+            [JoiningRow(rid, row.cached, row.cache, row.page_keys) for rid, row in joining.items()],
+            [ExpectedRow(len(rows[rid].tokens), rows[rid].page_keys) for rid in prefilling],
         )
         for row in joining.values():
             row.cache = []

@@ -17,6 +17,7 @@ from mlxrun.model.adapter import Adapter
 from mlxrun.model.compute_methods import ComputeMethods
 from mlxrun.model.decode import DecodeRunner
 from mlxrun.model.grammar_masks import RowGrammar, make_grammar_mask
+from mlxrun.model.paged.page_keys import compute_page_keys
 from mlxrun.model.prefill import PrefillRunner
 from mlxrun.model.prompt_inputs import place_tokens
 from mlxrun.model.prompt_scorer import RowScoring, read_scores
@@ -113,8 +114,9 @@ class ModelRunner:
         """
         assert self._launched.drafted is None, "drafts are collected before the next plan"
         freed, snapshots = self._free(plan)
-        errors, invalid_hits = self._admit(plan.admit)
-        errors |= self._encode_images(plan.prefill)
+        errors = self._admit(plan.admit)
+        failed, invalid_hits = self._restore_hits(plan)
+        errors |= failed | self._encode_images(plan.prefill)
         forward = self._forward(plan, snapshots)
         if self._methods.launch_first:
             mx.async_eval(forward.launch)
@@ -143,21 +145,45 @@ class ModelRunner:
             mx.clear_cache()
         return freed | dict.fromkeys(admission.request.id for admission in plan.admit), snapshots
 
-    def _admit(self, admissions: Sequence[Admission]) -> tuple[dict[str, Exception], tuple[str, ...]]:
-        """Make rows. Returns the errors of requests that cannot start, and those whose hit was not usable."""
+    def _admit(self, admissions: Sequence[Admission]) -> dict[str, Exception]:
+        """Make rows. Returns the errors of requests that cannot start."""
         errors: dict[str, Exception] = {}
-        invalid_hits: list[str] = []
         for admission in admissions:
             request_id = admission.request.id
             try:
-                row = self._start_row(admission)
-                if admission.hit is not None and row.cached == 0:
-                    self._prefiller.compute_prefix(row, admission.hit.length)
-                    invalid_hits.append(request_id)
-                self._rows[request_id] = row
+                self._rows[request_id] = self._start_row(admission)
             except Exception as error:  # what one request's images do must not reach the others
                 log.warning("request %s cannot start: %s", request_id, error)
                 errors[request_id] = error
+        return errors
+
+    def _restore_hits(self, plan: StepPlan) -> tuple[dict[str, Exception], tuple[str, ...]]:
+        """Fill the caches of rows that this step computes first: a hit may be large, and many rows may wait.
+        Returns the errors of requests that cannot start, and those whose hit had to be computed."""
+        errors: dict[str, Exception] = {}
+        invalid_hits: list[str] = []
+        for rid in (*plan.decode, *(chunk.request_id for chunk in plan.prefill)):
+            row = self._rows.get(rid)
+            if row is None or row.hit is None:
+                continue
+            hit, row.hit = row.hit, None
+            capacity = compute_capacity(row.tokens, row.params)
+            restored = self._copier.restore(hit, capacity, self._adapter.make_cache())
+            if restored is not None:
+                mx.async_eval(list_all_arrays(restored))  # while the forward is being built
+                row.cache, row.cached = restored, hit.length
+                continue
+            invalid_hits.append(rid)
+            try:
+                if row.media is not None:  # images of the hit were left out
+                    prompt = row.tokens[: row.prompt_length]
+                    row.inputs = self._adapter.prepare_inputs(prompt, row.media)
+                row.cache = reserve_capacity(self._adapter.make_cache(), capacity)
+                self._prefiller.compute_prefix(row, hit.length)
+            except Exception as error:  # as above
+                log.warning("request %s cannot start: %s", rid, error)
+                errors[rid] = error
+                del self._rows[rid]
         return errors, tuple(invalid_hits)
 
     def _encode_images(self, chunks: Sequence[PrefillChunk]) -> dict[str, Exception]:
@@ -176,27 +202,27 @@ class ModelRunner:
         return errors
 
     def _start_row(self, admission: Admission) -> RowState:
-        """A row whose cache holds what the prefix cache gave, or nothing if that could not be restored."""
+        """A row with an empty cache, or with none yet if the prefix cache has a hit for it."""
         request, output, hit = admission.request, admission.output, admission.hit
         tokens = [*request.prompt, *output]
-        capacity = compute_capacity(tokens, request.params)
-        restored = None if hit is None else self._copier.restore(hit, capacity, self._adapter.make_cache())
-        if restored is not None:
-            mx.async_eval(list_all_arrays(restored))  # while the forward is being built
-        cached = 0 if hit is None or restored is None else hit.length
         if request.positions:
             inputs = place_tokens(request.positions)
         else:
+            cached = 0 if hit is None else hit.length
             inputs = self._adapter.prepare_inputs(request.prompt, request.media, cached)
         sampling = RowSampling.start(request.params, request.prompt, output, self._vocab, request.left_out)
-        cache = restored or reserve_capacity(self._adapter.make_cache(), capacity)
+        cache = []
+        if hit is None:
+            cache = reserve_capacity(self._adapter.make_cache(), compute_capacity(tokens, request.params))
         grammar = None
         if request.grammar is not None:
             grammar = RowGrammar(request.grammar.start(output, request.params.stop_ids))
         newest, scoring = mx.array(tokens[-1:]), RowScoring.start(request)
-        row = RowState(tokens, inputs, sampling, cache, newest, cached, grammar=grammar, scoring=scoring)
-        row.prompt_length = len(request.prompt)
+        row = RowState(tokens, inputs, sampling, cache, newest, hit=hit, grammar=grammar, scoring=scoring)
+        row.prompt_length, row.media = len(request.prompt), request.media
         row.adapter = self._adapter.row_adapters.find(request.adapter and request.adapter.name)
+        if self._methods.shares_pages and request.media is None and not request.positions:
+            row.page_keys = compute_page_keys(request.prompt, row.adapter, self._methods.grid)
         return row
 
     def _forward(self, plan: StepPlan, snapshots: Sequence[SnapshotResult]) -> StepForward:

@@ -18,7 +18,7 @@ from mlxrun.model.ragged.row_group import BUFFER_STEP
 from mlxrun.model.sampler import RowSampling, SampledBatch, Sampler, read_sampled
 from mlxrun.model.speculation.drafted_rows import DraftedRows
 from mlxrun.scheduler.request import SamplingParams
-from mlxrun.scheduler.step_plan import SampledToken, SnapshotResult
+from mlxrun.scheduler.step_plan import CacheHit, SampledToken, SnapshotResult
 
 log = logging.getLogger(__name__)
 
@@ -63,11 +63,14 @@ class RowState:
     cache: list[Any]
     newest_token: mx.array  # [1]: input of the first decode step
     cached: int = 0  # tokens in `cache`
+    hit: CacheHit | None = None  # to be restored before the row is computed; `cache` is empty until then
     has_sampled: bool = False  # a token of this row was launched
     grammar: RowGrammar | None = None  # knows all tokens that were read
     scoring: RowScoring | None = None
     prompt_length: int = 0  # tokens that the row did not sample
+    media: Any = None  # see scheduler.request.Request
     adapter: int = 0  # number of its LoRA adapter; see lora/row_adapters.py
+    page_keys: Sequence[bytes] = ()  # of pages that it may share; see paged/page_keys.py
 
     def view_cache(self) -> tuple[int, RowView]:
         """The number of tokens in the row's own cache, and what it holds."""

@@ -10,6 +10,10 @@ from mlxrun.scheduler.step_plan import PrefillChunk, SnapshotRequest
 from mlxrun.scheduler.token_budget import TokenBudget
 from mlxrun.scheduler.waiting_queue import WaitingQueue
 
+# Tokens that the rows of a step may hold already, beside the first one's. After a long prefix that they share
+# the rest of each prompt is short, and a step would have a copy of the prefix for each.
+HELD_TOKENS = 1 << 16
+
 
 class PrefillPlanner:
     """`chunk`: distance of the grid points, in tokens. `aligned_chunks`: see Scheduler."""
@@ -40,7 +44,11 @@ class PrefillPlanner:
         budget = self._token_budget.compute_prefill_budget(running, num_decoding, len(queue), depth)
         budget = min(budget, self._chunk) if is_shared else budget
         images = None if self._aligned_chunks else self._token_budget.pace.limit_images()
+        held = -picked[0].num_computed_tokens if picked else 0
         for state in picked:
+            held += state.num_computed_tokens
+            if held > HELD_TOKENS:
+                break
             while state.remaining_prefill and budget > 0:
                 start = state.num_computed_tokens
                 max_tokens = self._chunk

@@ -29,7 +29,7 @@ from mlxrun.engine.engine import Engine
 from mlxrun.engine.factory import build_engine
 from mlxrun.model.chunk_grouping import PrefillSharing
 from mlxrun.model.compute_methods import ComputeMethods
-from mlxrun.model.paged import attention_kernel, page_pool, page_table, paged_cache
+from mlxrun.model.paged import attention_kernel, page_keys, page_pool, page_table, paged_cache
 from mlxrun.model.probe.report import ProbeReport
 from mlxrun.model.ragged import decode_batch, row_group
 from mlxrun.scheduler.request import FinishReason, Request, SamplingParams, TokenEvent
@@ -101,7 +101,7 @@ def use_small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decode_batch, "SHORTEST_BUCKET", 8)
     monkeypatch.setattr(row_group, "BUFFER_STEP", 16)
     monkeypatch.setattr(row_group, "SPARE_TOKENS", 64)
-    for module in (attention_kernel, page_pool, page_table, paged_cache):
+    for module in (attention_kernel, page_keys, page_pool, page_table, paged_cache):
         monkeypatch.setattr(module, "PAGE", 8)
 
 

@@ -51,21 +51,25 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class RequestShape:
-    """A request before its tokens are chosen."""
+    """A request before its tokens are chosen. All prompts of a workload begin with the same `shared` tokens."""
 
     prompt: int
     output: int
     arrival: int = 0
+    shared: int = 0
 
 
 def make_workload(name: str, scale: float, vocab: int, seed: int = 0) -> Workload:
     """The workload of that name, prompt and answer lengths times `scale`."""
     shapes = list(WORKLOADS[name](scale))
     rng = random.Random(f"{name} {seed}")
+    common = rng.choices(range(vocab), k=max(shape.shared for shape in shapes))
+
+    def make_prompt(shape: RequestShape) -> tuple[int, ...]:
+        return (*common[: shape.shared], *rng.choices(range(vocab), k=shape.prompt - shape.shared))
+
     requests = tuple(
-        BenchRequest(
-            f"{name}-{i:02d}", tuple(rng.choices(range(vocab), k=shape.prompt)), shape.output, shape.arrival
-        )
+        BenchRequest(f"{name}-{i:02d}", make_prompt(shape), shape.output, shape.arrival)
         for i, shape in enumerate(shapes)
     )
     long_id = requests[STAGGERED_BEFORE].id if name == "staggered" else None
@@ -98,6 +102,12 @@ def _arrive_staggered(scale: float) -> Iterator[RequestShape]:
         yield RequestShape(_scale(256, scale), output, arrives + i * every)
 
 
+def _arrive_with_shared_prefix(scale: float) -> Iterator[RequestShape]:
+    """Short questions about one long text, all at once."""
+    shared, output = _scale(16384, scale), _scale(OUTPUT, scale, SHORTEST_OUTPUT)
+    yield from [RequestShape(shared + _scale(64, scale), output, shared=shared)] * 32
+
+
 WORKLOADS: dict[str, Callable[[float], Iterator[RequestShape]]] = {
     "uniform": _arrive_at_once((32, 512)),
     "ragged": _arrive_at_once((1, 16384), (31, 256)),
@@ -105,4 +115,7 @@ WORKLOADS: dict[str, Callable[[float], Iterator[RequestShape]]] = {
     "staggered": _arrive_staggered,
     "few": _arrive_at_once((8, 512)),
     "single": _arrive_at_once((1, 512)),
+    "shared": _arrive_with_shared_prefix,
 }
+# The peer computes what they share for each of the prompts, which takes a CPU many minutes.
+DEFAULT_WORKLOADS = tuple(name for name in WORKLOADS if name != "shared")

@@ -39,6 +39,8 @@ class PagePool:
     def write_rows(self, rows: Sequence[RowKeysValues], slots: mx.array) -> None:
         """Copy rows into `slots`, those of all rows one after the other."""
         assert self.keys is not None and self.values is not None
+        if not slots.size:
+            return
         self.keys[slots] = _join_tokens([row.keys[0, :, : row.length] for row in rows])
         self.values[slots] = _join_tokens([row.values[0, :, : row.length] for row in rows])
 

@@ -1,12 +1,14 @@
 """Which pages hold the tokens of which row: pure bookkeeping, for all layers with the same window.
 
 Pages are numbered from 1; page 0 takes what dummy rows write. A row's pages are in the order of its tokens;
-those before its window are free again once no step can read them.
+those before its window are free again once no step can read them. Rows whose prompts begin alike share the
+pages of what they have in common, where there is no window: nothing is ever written to these again.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -42,15 +44,20 @@ class PageTable:
         self.capacity = 1  # pages that exist, page 0 included
         self._free: list[int] = []
         self._rows: dict[str, _RowPages] = {}
+        self._shared: dict[bytes, int] = {}  # pages that further rows may share, by their keys
+        self._holders: Counter[int] = Counter()  # rows of each of these pages
 
     @property
     def used(self) -> int:
         """Pages in use, page 0 included."""
-        return 1 + sum(len(row.pages) for row in self._rows.values())
+        return self.capacity - len(self._free)
 
-    def count_missing(self, tokens: Sequence[int]) -> int:
-        """Pages that have to be added before new rows of so many tokens can be."""
-        needed = sum(self._find_last(n) - self._find_first(n) + 1 for n in tokens)
+    def count_missing(self, rows: Sequence[tuple[int, Sequence[bytes]]]) -> int:
+        """Pages that have to be added before new rows can be: the tokens and the page keys of each."""
+        needed = sum(self._find_last(n) - self._find_first(n) + 1 for n, _ in rows)
+        if self.window is None:
+            keys = [key for _, keys in rows for key in keys]
+            needed -= len(keys) - len(set(keys).difference(self._shared))
         return max(needed - len(self._free), 0)
 
     def add_capacity(self, pages: int) -> None:
@@ -59,16 +66,28 @@ class PageTable:
             heapq.heappush(self._free, page)
         self.capacity += pages
 
-    def add_row(self, rid: str, length: int) -> None:
-        """Take pages for a row of so many tokens, those within its window only."""
+    def add_row(self, rid: str, length: int, keys: Sequence[bytes] = ()) -> int:
+        """Take pages for a row of so many tokens, those within its window only. `keys` of its first pages.
+        Returns how many of its tokens are in pages that it shares with earlier rows."""
         first = self._find_first(length)
-        pages = [heapq.heappop(self._free) for _ in range(first, self._find_last(length) + 1)]
-        self._rows[rid] = _RowPages(first, pages)
+        shared = [] if self.window is not None else [self._shared.get(key) for key in keys]
+        known = [page for page in shared if page is not None]  # the first ones: keys name all tokens before
+        own = [heapq.heappop(self._free) for _ in range(first + len(known), self._find_last(length) + 1)]
+        self._rows[rid] = row = _RowPages(first, known + own)
+        if shared:
+            self._shared |= zip(keys, row.pages, strict=False)
+            self._holders.update(row.pages[: len(keys)])
+        return len(known) * PAGE
 
     def remove_row(self, rid: str) -> None:
-        """Free a row's pages."""
-        for page in self._rows.pop(rid).pages:
-            heapq.heappush(self._free, page)
+        """Free a row's pages, but those that other rows share."""
+        pages = self._rows.pop(rid).pages
+        for page in pages:
+            self._holders[page] -= 1
+            if self._holders[page] <= 0:
+                del self._holders[page]
+                heapq.heappush(self._free, page)
+        self._shared = {key: page for key, page in self._shared.items() if page in self._holders}
 
     def count_missing_for_step(self, lengths: dict[str, int]) -> int:
         """Pages that have to be added before rows can have so many tokens."""
@@ -119,10 +138,12 @@ class PageTable:
 
     def compact(self) -> list[int]:
         """Renumber the pages in use from 1; returns their old numbers, page 0's first."""
-        old = [0]
+        old = [0, *dict.fromkeys(page for row in self._rows.values() for page in row.pages)]
+        new = {page: number for number, page in enumerate(old)}
         for row in self._rows.values():
-            old += row.pages
-            row.pages = list(range(len(old) - len(row.pages), len(old)))
+            row.pages = [new[page] for page in row.pages]
+        self._shared = {key: new[page] for key, page in self._shared.items()}
+        self._holders = Counter({new[page]: count for page, count in self._holders.items()})
         self.capacity, self._free = len(old), []
         return old
 

@@ -21,7 +21,7 @@ from mlxrun.model.paged.page_pool import PagePool
 from mlxrun.model.paged.page_table import PageTable, round_pages
 from mlxrun.model.paged.paged_cache import Attend, PagedCache
 from mlxrun.model.ragged import layer_caches
-from mlxrun.model.ragged.decode_batch import DecodeCall, JoiningRow
+from mlxrun.model.ragged.decode_batch import DecodeCall, ExpectedRow, JoiningRow
 from mlxrun.model.ragged.layer_caches import LayerKind, RowView, flatten_caches, get_kind
 from mlxrun.model.ragged.row_group import RowKeysValues
 from mlxrun.model.ragged.row_states import RowStates
@@ -84,10 +84,10 @@ class PagedDecodeBatch:
     # -- membership -------------------------------------------------------------------------------------
 
     def update(
-        self, keep: Collection[str], joining: Sequence[JoiningRow], expected: Sequence[int] = ()
+        self, keep: Collection[str], joining: Sequence[JoiningRow], expected: Sequence[ExpectedRow] = ()
     ) -> None:
-        """Remove rows that are not in `keep` and add `joining`. `expected`: lengths of rows that will join
-        later, so that the pools have pages for them at once."""
+        """Remove rows that are not in `keep` and add `joining`. `expected`: rows that will join later, so
+        that the pools have pages for them at once."""
         before = self.ids
         leaving = [rid for rid in before if rid not in keep]
         if not leaving and not joining:
@@ -102,20 +102,22 @@ class PagedDecodeBatch:
             self._add_rows(joining, expected)
         self._states.reorder(before, self.ids, {row.id: row.cache for row in joining})
 
-    def _add_rows(self, joining: Sequence[JoiningRow], expected: Sequence[int]) -> None:
+    def _add_rows(self, joining: Sequence[JoiningRow], expected: Sequence[ExpectedRow]) -> None:
+        """Copy rows into pages: what none of the pages has yet."""
         caches = [flatten_caches(row.cache) for row in joining]
         held = [[layer_caches.read_keys_values(layers[i]) for i in self._keyed] for layers in caches]
         for window, table in self._tables.items():
-            missing = table.count_missing([*(row.length for row in joining), *expected])
-            self._grow(window, missing, held[0])
+            rows = [(row.length, row.page_keys) for row in joining]
+            self._grow(window, table.count_missing([*rows, *expected]), held[0])
+            known = [table.add_row(row.id, row.length, row.page_keys) for row in joining]
             chosen = []
-            for row in joining:
-                table.add_row(row.id, row.length)
-                first = 0 if window is None else max(row.length - window, 0)
-                chosen.append(table.list_slots(row.id, first, row.length))
+            for row, first in zip(joining, known, strict=True):
+                start = first if window is None else max(row.length - window, 0)
+                chosen.append(table.list_slots(row.id, start, row.length))
             slots = mx.array(np.concatenate(chosen))
             for layer, pool in self._list_pools(window):
-                pool.write_rows([parts[layer] for parts in held], slots)
+                parts = zip([row[layer] for row in held], known, strict=True)
+                pool.write_rows([row.drop_first(first) for row, first in parts], slots)
         self._lengths |= {row.id: row.length for row in joining}
 
     def _list_pools(self, window: int | None) -> list[tuple[int, PagePool]]:

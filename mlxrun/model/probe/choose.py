@@ -105,7 +105,8 @@ def _choose_candidate(template: Sequence[Any], config: Config, paged: bool) -> C
     if config.engine.reproducible:
         # A CPU's BLAS rounds a row by its position among the others: there each row is computed by itself.
         decode: DecodeMethod = batched if gpu and can_batch(template) else "row_by_row"
-        return ComputeMethods(decode, PrefillSharing(), scheduler.max_running, uses_cuda(), snapshots)
+        width, grid = scheduler.max_running, scheduler.chunk or DEFAULT_CHUNK
+        return ComputeMethods(decode, PrefillSharing(), width, uses_cuda(), snapshots, grid=grid)
     if not can_batch(template):
         return ComputeMethods("row_by_row", snapshots=snapshots)
     padded = find_padding_limit(

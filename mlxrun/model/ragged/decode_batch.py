@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 
@@ -37,11 +37,20 @@ def find_bucket(length: int, shortest: int | None = None) -> int:
 
 @dataclass(frozen=True, slots=True)
 class JoiningRow:
-    """A prefilled row that joins the batch: `length` tokens in single-row caches."""
+    """A prefilled row that joins the batch: `length` tokens in single-row caches. `page_keys`: see
+    paged.page_keys."""
 
     id: str
     length: int
     cache: list[Any]
+    page_keys: Sequence[bytes] = ()
+
+
+class ExpectedRow(NamedTuple):
+    """A row that will join later, when it has `length` tokens."""
+
+    length: int
+    page_keys: Sequence[bytes] = ()
 
 
 class DecodeBatch:
@@ -92,18 +101,18 @@ class DecodeBatch:
     # -- membership -------------------------------------------------------------------------------------
 
     def update(
-        self, keep: Collection[str], joining: Sequence[JoiningRow], expected: Sequence[int] = ()
+        self, keep: Collection[str], joining: Sequence[JoiningRow], expected: Sequence[ExpectedRow] = ()
     ) -> None:
         """Remove rows that are not in `keep`, add `joining`, and move rows that outgrew their group.
 
-        `expected`: lengths of rows that will join later, so that buffers have space for them at once.
+        `expected`: rows that will join later, so that buffers have space for them at once.
         """
         if not joining and self._is_unchanged(keep):
             return
         before = self.ids
         moving = self._remove_rows(keep)
         entering = [(row.id, row.length, _list_keys_values(row)) for row in joining]
-        later = Counter() if self._split_rows else Counter(self._find_bucket(n) for n in expected)
+        later = Counter() if self._split_rows else Counter(self._find_bucket(row.length) for row in expected)
         for group, rows in self._assign_groups([*moving, *entering]):
             self._add_rows(group, rows, later[group.bucket])
         self.groups = sorted((g for g in self.groups if g.ids), key=lambda g: g.bucket)

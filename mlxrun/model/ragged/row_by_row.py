@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 
 import mlx.core as mx
 
-from mlxrun.model.ragged.decode_batch import DecodeCall, JoiningRow
+from mlxrun.model.ragged.decode_batch import DecodeCall, ExpectedRow, JoiningRow
 from mlxrun.model.ragged.layer_caches import RowView, list_all_arrays, view_row
 
 
@@ -30,7 +30,7 @@ class RowByRowBatch:
         return [row.length + self._steps[rid] for rid, row in self._rows.items()]
 
     def update(
-        self, keep: Collection[str], joining: Sequence[JoiningRow], expected: Sequence[int] = ()
+        self, keep: Collection[str], joining: Sequence[JoiningRow], expected: Sequence[ExpectedRow] = ()
     ) -> None:
         self._rows = {rid: row for rid, row in self._rows.items() if rid in keep}
         self._rows |= {row.id: row for row in joining}

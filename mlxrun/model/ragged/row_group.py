@@ -34,6 +34,12 @@ class RowKeysValues(NamedTuple):
     values: mx.array
     length: int
 
+    def drop_first(self, tokens: int) -> RowKeysValues:
+        """Without its first tokens; lazy."""
+        if not tokens:
+            return self
+        return RowKeysValues(self.keys[:, :, tokens:], self.values[:, :, tokens:], self.length - tokens)
+
 
 class KVBuffer:
     """Keys and values of one layer for the rows of a group. `window`: tokens attended to; None: all."""

@@ -96,7 +96,14 @@ def test_the_shapes_are_those_that_the_goals_speak_of() -> None:
     assert lengths["ragged"] == [256] * 31 + [16384]
     assert lengths["mixed"] == [512] * 20 + [2048] * 8 + [8192] * 4
     assert lengths["staggered"] == [256] * 31 + [16384]
+    assert lengths["shared"] == [16384 + 64] * 32
     assert {j.output for j in make_workload("ragged", 1.0, VOCAB).requests} == {128}
+
+
+def test_prompts_share_a_beginning_and_differ_behind_it() -> None:
+    prompts = [job.prompt for job in make_workload("shared", 0.1, VOCAB).requests]
+    assert len({prompt[:1638] for prompt in prompts}) == 1
+    assert len({prompt[1638:] for prompt in prompts}) == len(prompts)
 
 
 @pytest.mark.parametrize("scale", [0.01, 0.05, 0.3, 1.0, 2.0])

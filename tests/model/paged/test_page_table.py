@@ -59,8 +59,8 @@ def test_a_row_with_a_window_may_give_back_its_newest_tokens() -> None:
 
 def test_missing_pages_are_counted_before_rows_come_and_grow() -> None:
     table = make_table(pages=3)
-    assert table.count_missing([PAGE, 2 * PAGE]) == 0
-    assert table.count_missing([PAGE, 2 * PAGE + 1]) == 1
+    assert table.count_missing([(PAGE, ()), (2 * PAGE, ())]) == 0
+    assert table.count_missing([(PAGE, ()), (2 * PAGE + 1, ())]) == 1
     table.add_row("a", PAGE)
     table.add_row("b", 2 * PAGE)
     assert table.count_missing_for_step({"a": PAGE + 1, "b": 2 * PAGE + 1}) == 2
@@ -91,7 +91,61 @@ def test_pools_have_few_sizes_and_little_spare() -> None:
 def test_a_row_of_any_length_finds_the_pages_that_were_counted_for_it(window: int | None) -> None:
     for length in range(1, 5 * PAGE):
         table = PageTable(window)
-        table.add_capacity(table.count_missing([length]))
+        table.add_capacity(table.count_missing([(length, ())]))
         table.add_row("a", length)
         table.add_capacity(table.count_missing_for_step({"a": length + 1}))
         table.extend_row("a", length + 1)
+
+
+KEYS = (b"first", b"second", b"third")
+
+
+def test_rows_that_begin_alike_share_pages_until_the_last_one_leaves() -> None:
+    table = make_table(pages=9)
+    assert table.count_missing([(2 * PAGE + 1, KEYS[:2]), (3 * PAGE + 1, KEYS)]) == 0
+    assert table.add_row("a", 2 * PAGE + 1, KEYS[:2]) == 0
+    assert table.count_missing([(3 * PAGE + 1, KEYS)] * 2) == 0
+    assert table.add_row("b", 3 * PAGE + 1, KEYS) == 2 * PAGE
+    assert table.add_row("c", PAGE, KEYS[:1]) == PAGE  # nothing is its own
+    assert table.used == 1 + 3 + 2
+    shared = table.list_slots("a", 0, 2 * PAGE)
+    np.testing.assert_array_equal(table.list_slots("b", 0, 2 * PAGE), shared)
+    assert not set(table.list_slots("b", 2 * PAGE, 3 * PAGE).tolist()) & set(shared.tolist())
+    table.remove_row("a")
+    assert table.used == 1 + 4 and table.add_row("a", 2 * PAGE, KEYS[:2]) == 2 * PAGE
+    for rid in "abc":
+        table.remove_row(rid)
+    assert table.used == 1 and table.add_row("d", PAGE + 1, KEYS[:1]) == 0
+
+
+def test_a_shared_page_is_not_written_by_a_row_that_grows() -> None:
+    table = make_table()
+    for rid in "ab":
+        table.add_row(rid, PAGE, KEYS[:1])
+        table.extend_row(rid, PAGE + 1)
+    assert table.find_slot("a", PAGE) != table.find_slot("b", PAGE)
+    assert table.find_slot("a", 0) == table.find_slot("b", 0)
+
+
+def test_shared_pages_are_compacted_once() -> None:
+    table = make_table()
+    table.add_row("x", 3 * PAGE)
+    for rid in "ab":
+        table.add_row(rid, 2 * PAGE + 5, KEYS[:2])
+    before = {rid: table.list_slots(rid, 0, 2 * PAGE + 5) for rid in "ab"}
+    table.remove_row("x")
+    old = np.array(table.compact())
+    assert table.capacity == table.used == 1 + 2 + 2
+    for rid in "ab":
+        after = table.list_slots(rid, 0, 2 * PAGE + 5)
+        np.testing.assert_array_equal(old[after // PAGE] * PAGE + after % PAGE, before[rid])
+    table.add_capacity(2)
+    assert table.add_row("c", 3 * PAGE, KEYS) == 2 * PAGE
+
+
+def test_rows_with_a_window_share_nothing() -> None:
+    table = make_table(window=PAGE)
+    assert [table.add_row(rid, 3 * PAGE, KEYS) for rid in "ab"] == [0, 0]
+    assert not set(table.list_slots("a", 2 * PAGE, 3 * PAGE).tolist()) & set(
+        table.list_slots("b", 2 * PAGE, 3 * PAGE).tolist()
+    )
