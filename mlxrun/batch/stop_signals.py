@@ -55,6 +55,7 @@ class StopSignals:
             yield
             return
         loop = asyncio.get_running_loop()
+        earlier = {number: signal.getsignal(number) for number in _SIGNALS}
         for number in _SIGNALS:
             loop.add_signal_handler(number, self.request)
         self._handling = True
@@ -64,6 +65,7 @@ class StopSignals:
             self._handling = False
             for number in _SIGNALS:
                 loop.remove_signal_handler(number)
+                signal.signal(number, earlier[number])
 
     def request(self) -> None:
         """Stop the job, as a signal does."""

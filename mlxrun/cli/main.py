@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import click
 
 from mlxrun import __version__
+from mlxrun.cli.interrupts import handle_interrupts
 from mlxrun.cli.process_exit import ProcessExit
 from mlxrun.errors import MlxrunError
 
@@ -99,8 +100,12 @@ def cli() -> None:
 
 def main(argv: Sequence[str] | None = None, command: click.Command = cli, program: str = "mlxrun") -> int:
     """Run a command line and return its exit code. Without `argv` it is that of the process, which then ends
-    with that code (see process_exit.py)."""
-    process_exit = ProcessExit() if argv is None else None
+    with that code (see process_exit.py). SIGTERM is Ctrl-C to it, where a command has no better answer: a
+    model may still be loading, or be downloaded."""
+    process_exit = None
+    if argv is None:
+        process_exit = ProcessExit()
+        handle_interrupts()
     code = _run(argv, command, program)
     if process_exit is not None:
         process_exit.code = code

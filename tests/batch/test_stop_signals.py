@@ -50,11 +50,13 @@ async def test_a_signal_cancels_work_and_nothing_else() -> None:
         finally:
             ended.set()
 
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     with stop.handle_signals():
         asyncio.get_running_loop().call_later(0.05, os.kill, os.getpid(), signal.SIGTERM)
         with pytest.raises(Interrupted) as caught:
             await stop.run(work())
     assert ended.is_set() and caught.value.exit_code == 130
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
     assert said == [
         "stopping: no new lines are started, finished lines are kept (press Ctrl-C again to stop immediately)"
     ]
