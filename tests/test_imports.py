@@ -45,7 +45,7 @@ TABLE: dict[str, set[str]] = {
     "batch": FRONT_END | {"scoring"},
     "evals": FRONT_END | {"batch", "scoring"},
     "harnesses": CORE | HOST_SIDE | {"model", "engine", "batch", "scoring"},
-    "distributed": CORE | HOST_SIDE | {"model", "engine", "batch"},
+    "distributed": CORE | HOST_SIDE | {"model", "engine", "batch", "server"},
     "bench": EVERYTHING,
     "cli": EVERYTHING | {"bench"},
 }

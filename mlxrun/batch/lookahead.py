@@ -28,7 +28,8 @@ def hash_prefix(line: JobLine) -> int:
     lead = 0
     while lead < len(turns) and isinstance(turns[lead], dict) and turns[lead].get("role") in _SYSTEM:
         lead += 1
-    head = "".join(_texts([body.get("tools"), *(body.get(name) for name in _SYSTEM_FIELDS), turns[:lead]]))
+    first = [body.get("tools"), *(body.get(name) for name in _SYSTEM_FIELDS), turns[:lead]]
+    head = "".join(iterate_texts(first))
     rest = _start([body.get("prompt"), turns[lead:]], _MORE)
     if not head:
         head = rest[:_FIRST]
@@ -43,7 +44,7 @@ def _hash(text: str) -> int:
 def _start(value: Any, size: int) -> str:
     """The first `size` characters, at least, of the texts in `value`."""
     found, length = [], 0
-    for text in _texts(value):
+    for text in iterate_texts(value):
         found.append(text[:size])
         length += len(found[-1])
         if length >= size:
@@ -51,7 +52,7 @@ def _start(value: Any, size: int) -> str:
     return "".join(found)[:size]
 
 
-def _texts(value: Any) -> Iterator[str]:
+def iterate_texts(value: Any) -> Iterator[str]:
     """All keys, strings and numbers in a JSON value, in order, each with an end mark."""
     left = [value]  # a stack: JSON may be nested as deeply as Python's own
     while left:

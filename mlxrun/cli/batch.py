@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mlxrun.cli.options import add_config_options, list_first, load_command_config, say
+from mlxrun.cli.options import add_config_options, add_ray_option, list_first, load_command_config, say
 from mlxrun.cli.run_setup import load_preparer, make_command_setup
 
 if TYPE_CHECKING:
@@ -77,15 +77,7 @@ SHOWN_REASONS = 3  # of failures; all are in the errors file
 @click.option(
     "--scorer", metavar="MODULE:FUNCTION", help="Score answers by a Python function, in place of `match`."
 )
-@click.option(
-    "--ray",
-    "ray_address",
-    is_flag=False,
-    flag_value="local",
-    metavar="[ADDRESS]",
-    help="Run on workers of the Ray cluster at HOST:PORT, or of this machine's (auto); without an address "
-    "on a Ray of its own with a worker for each GPU. Needs the extra: mlxrun[ray].",
-)
+@add_ray_option
 @click.option("--dry-run", is_flag=True, help="Count lines, tokens and images, show what would be refused.")
 def command(
     jobs: Path,

@@ -42,6 +42,19 @@ def add_config_options(function: F) -> F:
     return config(sets(function))
 
 
+def add_ray_option(function: F) -> F:
+    """Add `--ray [ADDRESS]` (ray_address: str | None)."""
+    return click.option(
+        "--ray",
+        "ray_address",
+        is_flag=False,
+        flag_value="local",
+        metavar="[ADDRESS]",
+        help="Run on workers of the Ray cluster at HOST:PORT, or of this machine's (auto); without an "
+        "address on a Ray of its own with a worker for each GPU. Needs the extra: mlxrun[ray].",
+    )(function)
+
+
 def make_repeat_option(text: str) -> Callable[[F], F]:
     """Return the option `--repeat` (repeat: int) of a benchmark; `text` is its help."""
     return click.option("--repeat", default=3, show_default=True, type=click.IntRange(1, 100), help=text)

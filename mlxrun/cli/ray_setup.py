@@ -1,5 +1,4 @@
-"""The setup of a job whose engines are workers on Ray (`mlxrun batch --ray`). Without the option nothing here
-is imported.
+"""Jobs and servers whose engines are workers on Ray (`--ray`). Without the option nothing here is imported.
 
 Ray is reached before the model is looked at, so that a wrong address is known within seconds.
 """
@@ -8,10 +7,12 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+
+import click
 
 from mlxrun.cli.options import say
 from mlxrun.cli.run_setup import load_preparer
@@ -42,6 +43,14 @@ def load_worker_configs(loaded: LoadedConfig, sets: Sequence[str]) -> dict[int, 
     return found
 
 
+def check_overrides(configs: Mapping[int, Config], count: int) -> None:
+    """ConfigError if workers.overrides has settings of a worker that there is not."""
+    if configs and max(configs) >= count:
+        raise ConfigError(
+            f"workers.overrides: there is no worker {max(configs)}; the last one is {count - 1}"
+        )
+
+
 def _quote(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
@@ -63,9 +72,7 @@ async def run_on_ray(
     job = RayJob(address, config, load_worker_configs(loaded, sets), paths.job, paths.cache, mixed)
     count = job.connect()
     try:
-        if config.workers.overrides and max(job.configs) >= count:
-            most = max(job.configs)
-            raise ConfigError(f"workers.overrides: there is no worker {most}; the last one is {count - 1}")
+        check_overrides(job.configs, count)
         model_info, preparer = load_preparer(config, paths.job.parent, weights=True)
         first = await job.describe_first()
         settings = digest_settings(collect_settings(config, model_info))
@@ -82,3 +89,47 @@ async def run_on_ray(
         yield JobSetup(config, loaded.digest, model_info, preparer, start, describe, pool=job.pool)
     finally:
         await job.close()
+
+
+async def serve_on_ray(address: str, loaded: LoadedConfig, sets: Sequence[str], mixed: bool) -> int:
+    """`mlxrun serve` on the workers of a cluster. SIGHUP restarts them one after the other. ConfigError if
+    Ray cannot be reached or has no room, WorkerRefused if no worker can be used."""
+    import asyncio
+    import signal
+    from typing import cast
+
+    from mlxrun.batch.line_keys import collect_settings, digest_settings
+    from mlxrun.batch.manifest_environment import list_versions
+    from mlxrun.batch.progress import pluralize
+    from mlxrun.cli.serve_setup import load_engine, load_model, make_context
+    from mlxrun.distributed.ray_servers import RayServers
+    from mlxrun.distributed.server_relay import make_front
+    from mlxrun.engine.client import EngineClient
+    from mlxrun.server.engine_state import LoadedEngine
+    from mlxrun.server.lifecycle import run
+
+    config = loaded.config
+    servers = RayServers(address, config, load_worker_configs(loaded, sets), load_engine, mixed)
+    count = servers.connect()
+    pool = servers.pool
+
+    async def load() -> LoadedEngine:
+        model = await load_model(config, weights=False)
+        context = make_context(config, model)
+        settings = digest_settings(collect_settings(config, model))
+        servers.expect({"versions": list_versions(), "model": model.digests["model"], "settings": settings})
+        try:
+            await pool.start()
+        except BaseException:
+            await pool.close()
+            raise
+        restart = pool.restart_soon
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, restart, config.server.drain_timeout)
+        return LoadedEngine(cast(EngineClient, pool), context, {})
+
+    try:
+        check_overrides(servers.configs, count)
+        say(f"{pluralize(count, 'worker')} on Ray")
+        return await run(make_front(config, pool, servers.secret), load, click.echo)
+    finally:
+        await asyncio.to_thread(servers.disconnect)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mlxrun.cli.options import add_config_options, load_command_config
+from mlxrun.cli.options import add_config_options, add_ray_option, load_command_config
 
 if TYPE_CHECKING:
     from mlxrun.config.loading import LoadedConfig
@@ -19,6 +19,7 @@ Examples:
   mlxrun serve                                     the built-in model on http://127.0.0.1:8000
   mlxrun serve -c prod.yaml                        the model of a config file
   mlxrun serve -c prod.yaml --port 9000 --set scheduler.max_running=64
+  mlxrun serve -c prod.yaml --ray                  on a worker for each GPU of this machine (docs/scale.md)
 
 \b
 Interfaces (each can be switched off under `apis:`):
@@ -42,13 +43,28 @@ Exit codes: 0 stopped; 2 config; 3 engine.
 @add_config_options
 @click.option("--host", metavar="ADDRESS", help="Listen on this address, as with --set server.host=ADDRESS.")
 @click.option("--port", type=int, metavar="PORT", help="Listen on this port; 0: any free port.")
-def command(config_path: Path | None, sets: tuple[str, ...], host: str | None, port: int | None) -> int:
+@add_ray_option
+@click.option(
+    "--mixed", is_flag=True, help="With --ray: accept workers with other versions or on other devices."
+)
+def command(
+    config_path: Path | None,
+    sets: tuple[str, ...],
+    host: str | None,
+    port: int | None,
+    ray_address: str | None,
+    mixed: bool,
+) -> int:
     """Serve a model over HTTP with the APIs of OpenAI and Anthropic."""
     import asyncio
 
     given = {"host": host, "port": port}
     options = [(f"--{key}", f"server.{key}", str(text)) for key, text in given.items() if text is not None]
     loaded = load_command_config(config_path, sets, options)
+    if ray_address is not None:
+        from mlxrun.cli.ray_setup import serve_on_ray
+
+        return asyncio.run(serve_on_ray(ray_address, loaded, sets, mixed))
     return asyncio.run(_serve(loaded))
 
 
@@ -69,31 +85,17 @@ async def _serve(loaded: LoadedConfig) -> int:
 
 async def _load(loaded: LoadedConfig, queue: BatchQueue | None) -> LoadedEngine:
     """Load the model on an engine of its own, and start the batches, those of an earlier run included."""
-    import asyncio
-
-    from mlxrun.api.context import ApiContext
     from mlxrun.batch.job_service import JobService
-    from mlxrun.config.image_bytes import get_image_bytes
-    from mlxrun.engine.client import EngineClient
+    from mlxrun.cli.serve_setup import load_engine
     from mlxrun.model.doctor import describe_device
-    from mlxrun.model.machine.versions import list_library_versions
-    from mlxrun.model.model_info import load_model_info
-    from mlxrun.parsers.registry import detect_formats
-    from mlxrun.server.engine_state import LoadedEngine
-    from mlxrun.text.images import MediaLoader
 
-    config = loaded.config
-    model = await asyncio.to_thread(load_model_info, config.model, weights=True)
-    formats = detect_formats(model.chat_template, model.tokenizer, config.parsers)
-    image_bytes = get_image_bytes(config.media.memory_bytes, config.scheduler.memory_limit)
-    loader = MediaLoader(config.media, None, memory_bytes=image_bytes)
-    context = ApiContext(model, config, loader, formats)
-    client = await EngineClient.start(config, model)
-    try:
-        facts = {"versions": list_library_versions(), "device": describe_device()}
-        if queue is not None:
-            await queue.start(JobService(client, config, loaded.digest, describe_device, formats))
-    except BaseException:
-        await client.close()
-        raise
-    return LoadedEngine(client, context, facts)
+    engine = await load_engine(loaded.config)
+    if queue is not None:
+        formats = engine.context.formats
+        service = JobService(engine.client, loaded.config, loaded.digest, describe_device, formats)
+        try:
+            await queue.start(service)
+        except BaseException:
+            await engine.client.close()
+            raise
+    return engine

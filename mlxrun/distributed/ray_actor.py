@@ -11,7 +11,7 @@ import logging
 import os
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,6 +48,32 @@ def stamp_job(path: Path) -> tuple[int, int] | None:
     return found.st_size, found.st_mtime_ns
 
 
+def describe_worker(config: Config) -> tuple[WorkerFacts, LoadedModelInfo]:
+    """What a worker with this config is in this process, and its model without weights. ModelLoadError."""
+    import mlxrun.model  # noqa: F401  the BLAS library goes before mlx
+    from mlxrun.batch.line_answerer import count_lines_at_once
+    from mlxrun.batch.line_keys import collect_settings, digest_settings
+    from mlxrun.batch.manifest_environment import list_versions
+    from mlxrun.model.doctor import describe_device
+    from mlxrun.model.model_info import load_model_info
+
+    info = load_model_info(config.model, weights=True)
+    facts = WorkerFacts(
+        host=socket.gethostname(),
+        node=importlib.import_module("ray").get_runtime_context().get_node_id(),
+        process=os.getpid(),
+        protocol=PROTOCOL,
+        versions=list_versions(),
+        device=describe_device(),
+        model=info.digests["model"],
+        settings=digest_settings(collect_settings(config, info)),
+        rows=config.scheduler.max_running,
+        most=count_lines_at_once(config),
+        visible=os.environ.get("CUDA_VISIBLE_DEVICES", ""),
+    )
+    return facts, info
+
+
 class LineActor:
     """A worker, reached by Ray. Errors that say what is wrong with it are returned, not raised."""
 
@@ -66,30 +92,8 @@ class LineActor:
             return error
 
     def _describe(self) -> WorkerFacts:
-        import mlxrun.model  # noqa: F401  the BLAS library goes before mlx
-        from mlxrun.batch.line_answerer import count_lines_at_once
-        from mlxrun.batch.line_keys import collect_settings, digest_settings
-        from mlxrun.batch.manifest_environment import list_versions
-        from mlxrun.model.doctor import describe_device
-        from mlxrun.model.model_info import load_model_info
-
-        config = self._spec.config
-        self._model_info = info = load_model_info(config.model, weights=True)
-        ray = importlib.import_module("ray")
-        return WorkerFacts(
-            host=socket.gethostname(),
-            node=ray.get_runtime_context().get_node_id(),
-            process=os.getpid(),
-            protocol=PROTOCOL,
-            versions=list_versions(),
-            device=describe_device(),
-            model=info.digests["model"],
-            settings=digest_settings(collect_settings(config, info)),
-            rows=config.scheduler.max_running,
-            most=count_lines_at_once(config),
-            visible=os.environ.get("CUDA_VISIBLE_DEVICES", ""),
-            shares_folder=self._shares_folder,
-        )
+        facts, self._model_info = describe_worker(self._spec.config)
+        return replace(facts, shares_folder=self._shares_folder)
 
     async def load(self) -> MlxrunError | None:
         """Load the weights and start the engine; called after `describe`."""

@@ -37,7 +37,7 @@ _encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 async def read_json(request: web.Request) -> Any:
     """Read the body. Raises BodyTooLarge, or RequestError that says where it is not JSON."""
     config = request.app[CONFIG]
-    raw = await _read_bytes(request, get_max_body_bytes(request.app))
+    raw = await read_bytes(request, get_max_body_bytes(request.app))
     body = await _parse(raw)
     check_message_counts(body, config.server.max_messages)
     if config.log.prompts:
@@ -47,7 +47,7 @@ async def read_json(request: web.Request) -> Any:
 
 async def read_empty_body(request: web.Request) -> None:
     """Read the body of an endpoint without fields: none, or `{}`. RequestError names any field."""
-    raw = await _read_bytes(request, get_max_body_bytes(request.app))
+    raw = await read_bytes(request, get_max_body_bytes(request.app))
     for key in check_type(await _parse(raw), dict, "body") if raw.strip() else ():
         reject(shorten(key), "unknown parameter: this endpoint takes none", code=UNKNOWN)
 
@@ -83,7 +83,7 @@ def get_max_body_bytes(app: web.Application) -> int:
     return max(_MIN_BODY, _TOKEN_BYTES * model.context_length) + (_IMAGES_BODY if model.vision else 0)
 
 
-async def _read_bytes(request: web.Request, most: int) -> bytes:
+async def read_bytes(request: web.Request, most: int) -> bytes:
     """The body as it was sent, of at most so many bytes."""
     check_length(request, most)
     parts: list[bytes] = []

@@ -83,11 +83,12 @@ def make_url(host: str, port: int) -> str:
 
 
 @asynccontextmanager
-async def listen(app: web.Application) -> AsyncIterator[str]:
-    """Serve the application at the yielded URL. ConfigError if the address cannot be used."""
+async def listen(app: web.Application, settings: ServerSettings | None = None) -> AsyncIterator[str]:
+    """Serve the application at the yielded URL. ConfigError if the address cannot be used. `settings`: other
+    than those of its config."""
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=GRACE_SECONDS)
     await runner.setup()
-    settings = app[CONFIG].server
+    settings = settings or app[CONFIG].server
     http, loop = runner.server, asyncio.get_running_loop()
     assert http is not None
     options: dict[str, Any] = {"keepalive_timeout": KEEPALIVE_SECONDS, "access_log": None, "logger": http_log}

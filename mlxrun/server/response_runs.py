@@ -7,6 +7,7 @@ events, which any number of streams may follow. A conversation that a response b
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
@@ -80,10 +81,15 @@ class Responses:
 
     def __init__(self, settings: ServerSettings) -> None:
         self.running: dict[str, RunningResponse] = {}
+        self.token_prefix = ""  # with which the ids of one worker of several begin, hexadecimal
         self.store = ResponseStore(settings.store_responses, settings.store_bytes)
         self.stores_any = settings.store_responses > 0
         self.tasks: set[asyncio.Task[None]] = set()  # of responses in the background
         self._locked: set[tuple[str, str]] = set()  # owners and ids of conversations
+
+    def make_token(self) -> str:
+        """The random part of a new id: 32 hexadecimal digits."""
+        return (self.token_prefix + secrets.token_hex(16))[:32]
 
     def make_lookup(self, owner: str) -> ResponseLookup:
         """What a body of this owner may refer to."""

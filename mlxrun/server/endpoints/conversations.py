@@ -6,7 +6,6 @@ Conversations are stored with the responses, within the same limits: server.stor
 from __future__ import annotations
 
 import asyncio
-import secrets
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -43,7 +42,7 @@ async def _read_items(
     """The new items of a body, for a conversation that has the known ones."""
     lookup = request.app[RESPONSES].make_lookup(key_name(request)).item
     strict = request.app[CONFIG].server.strict_fields
-    token = secrets.token_hex(16)
+    token = request.app[RESPONSES].make_token()
     return await asyncio.to_thread(read_new_items, given.get("items", []), known, token, lookup, strict)
 
 
@@ -71,7 +70,7 @@ async def create_conversation(request: web.Request) -> web.Response:
     if not request.app[RESPONSES].stores_any:
         reject_unsupported("conversations", "the server stores none (server.store_responses)")
     items = await _read_items(request, given)
-    conversation = build_conversation(f"conv_{secrets.token_hex(16)}", int(time.time()), given)
+    conversation = build_conversation(f"conv_{request.app[RESPONSES].make_token()}", int(time.time()), given)
     await _store(request, conversation, items)
     return json_response(conversation)
 

@@ -8,7 +8,6 @@ its events.
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -52,7 +51,7 @@ async def _prepare(request: web.Request, body: Any, token: str) -> tuple[Respons
 async def create_response(request: web.Request) -> web.StreamResponse:
     """Answer a body: with one object, with a stream of events, or in the background."""
     body, responses, owner = await _read_body(request), request.app[RESPONSES], key_name(request)
-    token = secrets.token_hex(16)
+    token = responses.make_token()
     with ExitStack() as stack:
         stack.enter_context(responses.lock_conversation(owner, find_conversation_id(body)))
         wanted, prepared = await _prepare(request, body, token)

@@ -84,7 +84,8 @@ class _MarksParser:
 def _same_ids(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ids count up, time stands still, and nobody waits for a first token."""
     numbers = iter(range(10**6))
-    monkeypatch.setattr(module, "secrets", SimpleNamespace(token_hex=lambda size: f"{next(numbers):04x}"))
+    fixed = SimpleNamespace(token_hex=lambda size: f"{next(numbers):04x}")
+    monkeypatch.setattr(response_runs, "secrets", fixed)
     monkeypatch.setattr(response_runs, "time", SimpleNamespace(time=lambda: 1_700_000_000.5))
     monkeypatch.setattr(module, "FIRST_EVENT_SECONDS", 0.0)
 
