@@ -89,14 +89,22 @@ class Engine:
     def add(self, request: Request) -> None:
         """Queue a request. Raises Overloaded, PromptTooLong or RequestError if it cannot run."""
         if not request.pooled:
-            if self.selection is not None and self.selection.takes(request):
-                self.selection.add(request)
-            else:
-                self.scheduler.add(request)
+            self._add_prompt(request)
         elif self.pooling is None:
             raise RequestError("this model gives no embeddings and no scores")
         else:
             self.pooling.queue.add(request)
+
+    def _add_prompt(self, request: Request) -> None:
+        if self.selection is None:
+            return self.scheduler.add(request)
+        known = {*self.selection.waiting, *(state.id for state in self.scheduler.requests)}
+        if request.id in known:
+            raise RequestError(f"a request with id {request.id!r} is already running")
+        if self.selection.takes(request):
+            self.selection.add(request)
+        else:
+            self.scheduler.add(request)
 
     def abort(self, request_id: str) -> None:
         """End a request; its final event comes with the next step. Does nothing if it has already ended."""
@@ -117,10 +125,17 @@ class Engine:
         if self._selects:
             events += self._select_tokens()
         if self.pooling is not None and self._pools:
-            states = self.scheduler.requests
+            states, budget = self.scheduler.requests, self.scheduler.token_budget
+            running = [s for s in states if s.running]
             prompts = any(not s.request.background and s.remaining_prefill for s in states)
             alone = not (prompts or self.pooling.queue.has_foreground)
-            events += self.pooling.step(decoding=any(s.decoding for s in states), background=alone)
+            events += self.pooling.step(
+                decoding=any(s.decoding for s in states),
+                background=alone,
+                fits=lambda nbytes: budget.can_start_texts(running, nbytes),
+            )
+            queue = self.pooling.queue
+            budget.held_by_texts, budget.wanted_by_texts = queue.held_bytes, queue.wanted_bytes
             self._last_time = time.monotonic()  # the slice is no part of the next step
         return events
 

@@ -18,10 +18,10 @@ from mlxrun.engine.token_selection import TokenSelection
 from mlxrun.errors import ConfigError
 from mlxrun.model.adapter import run_trial_forward
 from mlxrun.model.compute_methods import LIBRARY_CHUNK, ComputeMethods, DecodeMethod
-from mlxrun.model.footprint import choose_quantization, make_memory_budget
+from mlxrun.model.footprint import choose_quantization, make_encoder_budget, make_memory_budget
 from mlxrun.model.loader import load_adapter
 from mlxrun.model.lora.mix_check import separate_adapters
-from mlxrun.model.machine.device import choose_step_costs, get_memory_limit, resolve_config
+from mlxrun.model.machine.device import choose_step_costs, resolve_config
 from mlxrun.model.model_info import LoadedModelInfo, load_model_info
 from mlxrun.model.pooling.build import build_decoder_runner, build_encoder_runner
 from mlxrun.model.pooling.encoder_types import is_encoder
@@ -89,7 +89,7 @@ def build_engine(
     )
     pooling = None
     if model_info.pooled is not None:
-        pooling = _make_pooling(config, build_decoder_runner(config, model_info, adapter))
+        pooling = _make_pooling(config, build_decoder_runner(config, model_info, adapter), memory)
     selection = None
     if loaded is not None:
         selection = TokenSelection(loaded.draft, config.prefill, config.scheduler, prefix_cache)
@@ -101,10 +101,11 @@ def build_engine(
 def _build_encoder_engine(config: Config, model_info: LoadedModelInfo) -> Engine:
     """The engine of a model that only gives vectors."""
     runner = build_encoder_runner(config, model_info)
-    memory = MemoryBudget(int(get_memory_limit() * (1 - config.scheduler.memory_headroom)))
+    memory = make_encoder_budget(config.scheduler, _read_hidden_size(model_info), runner.nbytes)
     scheduler = Scheduler(config.scheduler, RequestLimits(model_info.context_length, memory))
     log.info("loaded %s, an encoder; up to %d texts are computed together", model_info.name, runner.max_rows)
-    return Engine(model_info, scheduler, IdleRunner(), config.engine, pooling=_make_pooling(config, runner))
+    pooling = _make_pooling(config, runner, memory)
+    return Engine(model_info, scheduler, IdleRunner(), config.engine, pooling=pooling)
 
 
 def _make_draft_planner(config: Config, problem: str | None, methods: ComputeMethods) -> DraftPlanner:
@@ -121,8 +122,8 @@ def _make_draft_planner(config: Config, problem: str | None, methods: ComputeMet
     return DraftPlanner(settings, rows)
 
 
-def _make_pooling(config: Config, runner: PoolingRunner) -> PoolingSteps:
-    return PoolingSteps(runner, config.scheduler, config.engine.max_errors)
+def _make_pooling(config: Config, runner: PoolingRunner, memory: MemoryBudget) -> PoolingSteps:
+    return PoolingSteps(runner, config.scheduler, config.engine.max_errors, memory=memory)
 
 
 def _follow_probe(config: Config, methods: ComputeMethods) -> Config:

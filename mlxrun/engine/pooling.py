@@ -13,6 +13,7 @@ from typing import Protocol
 
 from mlxrun.config.settings import SchedulerSettings
 from mlxrun.errors import EngineDead
+from mlxrun.scheduler.memory_budget import MemoryBudget
 from mlxrun.scheduler.pooling_queue import PoolingBatch, PoolingQueue
 from mlxrun.scheduler.prefill_pace import MeasuredPace
 from mlxrun.scheduler.request import TokenEvent
@@ -30,12 +31,15 @@ class VectorRunner(Protocol):
     def max_tokens(self) -> int: ...
     @property
     def max_padding(self) -> int | None: ...
+    @property
+    def takes_whole_texts(self) -> bool: ...
     def advance(self, batch: PoolingBatch, tokens: int) -> Sequence[bytes] | None: ...
     def close(self) -> None: ...
 
 
 class PoolingSteps:
-    """`max_errors`: failed slices in a row after which the engine stops."""
+    """`max_errors`: failed slices in a row after which the engine stops. `memory`: what texts take, as caches
+    and in a forward, beside what generates."""
 
     def __init__(
         self,
@@ -43,8 +47,12 @@ class PoolingSteps:
         settings: SchedulerSettings,
         max_errors: int,
         clock: Callable[[], float] = time.monotonic,
+        memory: MemoryBudget | None = None,
     ) -> None:
-        self.queue = PoolingQueue(runner.max_tokens, settings.max_queue, runner.max_rows, runner.max_padding)
+        most = 0 if runner.takes_whole_texts else max(settings.prefill_budget, settings.chunk or 0)
+        self.queue = PoolingQueue(
+            runner.max_tokens, settings.max_queue, runner.max_rows, runner.max_padding, memory, most
+        )
         self._runner = runner
         self._seconds = (settings.step_ms or 0) / 1000
         self._idle_tokens = settings.prefill_budget
@@ -54,12 +62,14 @@ class PoolingSteps:
         self._max_errors = max_errors
         self._failures_in_a_row = 0
 
-    def step(self, *, decoding: bool, background: bool) -> list[TokenEvent]:
+    def step(
+        self, *, decoding: bool, background: bool, fits: Callable[[int], bool] = lambda nbytes: True
+    ) -> list[TokenEvent]:
         """Compute a slice, and return the events of the requests that ended with it. `decoding`: whether rows
-        decode meanwhile; `background`: whether background requests may run. EngineDead after `max_errors`
-        failed slices in a row."""
+        decode meanwhile; `background`: whether background requests may run; `fits`: whether so many bytes are
+        left for new texts. EngineDead after `max_errors` failed slices in a row."""
         limit = self._limit_tokens(self._busy_tokens if decoding else self._idle_tokens)
-        batch = self.queue.choose(limit, background)
+        batch = self.queue.choose(limit, background, fits)
         if batch is None:
             return []
         started, before = self._clock(), batch.computed

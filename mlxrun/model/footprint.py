@@ -78,6 +78,13 @@ def count_weight_bytes(model: nn.Module) -> int:
     return sum(array.nbytes for _, array in tree_flatten(model.parameters()))
 
 
+def make_encoder_budget(settings: SchedulerSettings, hidden: int, weights: int) -> MemoryBudget:
+    """The sum for a model that only gives vectors, whose texts have no caches. `hidden`: width of the model;
+    `weights`: its bytes."""
+    limit = int((settings.memory_limit or get_memory_limit()) * (1 - settings.memory_headroom))
+    return MemoryBudget(limit, weights, hidden * mx.float32.size * ACTIVATION_FACTOR)
+
+
 def make_memory_budget(
     settings: SchedulerSettings,
     model: nn.Module,

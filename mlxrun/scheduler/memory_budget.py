@@ -65,6 +65,12 @@ class MemoryBudget:
         copied = max((self.footprint.compute_copy_bytes(*size) for size in sizes), default=0)
         return self.weights + rows + copied + self.transient * prefill_tokens
 
+    def compute_batch_bytes(self, rows: int, length: int, slice_tokens: int = 0) -> int:
+        """Bytes of texts that are computed together for their vectors, padded to `length` tokens: their
+        caches, and the activations of one forward of `slice_tokens` tokens, 0: of all."""
+        tokens = min(rows * length, slice_tokens or rows * length)
+        return rows * self.footprint.compute_row_bytes(length) + self.transient * tokens
+
     def compute_spare_bytes(
         self, lengths: Iterable[int], prefill_tokens: int, decoding: Iterable[int] = ()
     ) -> int | None:

@@ -7,10 +7,11 @@ Each request gets exactly one event with `finish` set.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from mlxrun.errors import InternalError, MlxrunError, Overloaded, PromptTooLong, RequestError
+from mlxrun.errors import InternalError, MlxrunError, OutOfMemory, Overloaded, PromptTooLong, RequestError
+from mlxrun.scheduler.memory_budget import MemoryBudget
 from mlxrun.scheduler.request import FinishReason, Request, TokenEvent
 
 MAX_ROWS = 256  # texts in a batch
@@ -20,10 +21,11 @@ MIN_FILLED = 0.5  # of the tokens of a padded batch, those that are no padding
 
 @dataclass(slots=True)
 class PoolingBatch:
-    """Texts that are computed together. `computed`: tokens of each row that are done; `state`: the runner's
-    own."""
+    """Texts that are computed together. `nbytes`: the memory that they take; `computed`: tokens of each row
+    that are done; `state`: the runner's own."""
 
     requests: tuple[Request, ...]
+    nbytes: int = 0
     computed: int = 0
     state: object | None = None
 
@@ -36,11 +38,20 @@ class PoolingBatch:
 class PoolingQueue:
     """`max_tokens`: of a text; `max_queue`: waiting requests of clients, and as many in the background;
     `max_rows`: texts in a batch; `max_padding`: tokens of padding that a text may add to its batch, None for
-    no limit but `MIN_FILLED`."""
+    no limit but `MIN_FILLED`; `memory`: what texts take, in forwards of `slice_tokens` tokens, 0: of all."""
 
     def __init__(
-        self, max_tokens: int, max_queue: int, max_rows: int = MAX_ROWS, max_padding: int | None = None
+        self,
+        max_tokens: int,
+        max_queue: int,
+        max_rows: int = MAX_ROWS,
+        max_padding: int | None = None,
+        memory: MemoryBudget | None = None,
+        slice_tokens: int = 0,
     ) -> None:
+        self._memory = memory or MemoryBudget()
+        self._slice_tokens = slice_tokens
+        self.wanted_bytes = 0  # of the oldest text of a client, if it waits for memory
         self._max_tokens = max_tokens
         self._max_queue = max_queue
         self._max_rows = max_rows
@@ -60,13 +71,19 @@ class PoolingQueue:
         """Whether a request that is not in the background is unfinished."""
         return False in self._batches or any(not request.background for request in self._waiting.values())
 
+    @property
+    def held_bytes(self) -> int:
+        """Memory of the batches under way."""
+        return sum(batch.nbytes for batch in self._batches.values())
+
     def count(self) -> dict[str, int]:
         """Unfinished requests, and those that have got their vector since the start."""
         running = sum(len(batch.requests) for batch in self._batches.values())
         return {"running": running, "waiting": len(self._waiting), "finished": self.finished}
 
     def add(self, request: Request) -> None:
-        """Queue it. Overloaded if the queue is full; PromptTooLong or RequestError if it cannot run."""
+        """Queue it. Overloaded if the queue is full; PromptTooLong, OutOfMemory or RequestError if it cannot
+        run."""
         if request.id in self._waiting or request.id in self._list_rows():
             raise RequestError(f"a request with id {request.id!r} is already running")
         if not request.prompt:
@@ -74,6 +91,7 @@ class PoolingQueue:
         if len(request.prompt) > self._max_tokens:
             size = len(request.prompt)
             raise PromptTooLong(f"the text has {size} tokens; the model takes {self._max_tokens}")
+        self._check_memory(len(request.prompt))
         if sum(r.background == request.background for r in self._waiting.values()) >= self._max_queue:
             raise Overloaded(f"{self._max_queue} texts are waiting (scheduler.max_queue): try again later")
         self._waiting[request.id] = request
@@ -87,9 +105,25 @@ class PoolingQueue:
         self._alone.discard(request_id)
         return TokenEvent(request_id, finish=FinishReason.ABORT)
 
-    def choose(self, max_tokens: int, background: bool) -> PoolingBatch | None:
+    def _check_memory(self, tokens: int) -> None:
+        memory, needed = self._memory, self._count_bytes(1, tokens)
+        if memory.limit and memory.weights + needed > memory.limit:
+            sizes = [f"{size / 1e6:,.1f} MB" for size in (memory.weights, needed, memory.limit)]
+            raise OutOfMemory(
+                f"the text can never fit in memory: weights {sizes[0]} + {tokens} tokens {sizes[1]} "
+                f"> limit {sizes[2]}"
+            )
+
+    def _count_bytes(self, rows: int, length: int) -> int:
+        return self._memory.compute_batch_bytes(rows, length, self._slice_tokens)
+
+    def choose(
+        self, max_tokens: int, background: bool, fits: Callable[[int], bool] = lambda nbytes: True
+    ) -> PoolingBatch | None:
         """The batch that is next: the one under way, or a new one of at most `max_tokens` tokens, padding
-        included, but of one text at least. `background`: whether background requests may run now."""
+        included, but of one text at least. `background`: whether background requests may run now; `fits`:
+        whether so many bytes of memory are left."""
+        self.wanted_bytes = 0
         for of_background in (False, True) if background else (False,):
             current = self._batches.get(of_background)
             if current is not None:
@@ -98,10 +132,24 @@ class PoolingQueue:
                 self._end(current)
             waiting = [r for r in self._waiting.values() if r.background == of_background][:LOOKED_AT]
             if waiting:
-                batch = PoolingBatch(self._pick_similar(waiting, max_tokens))
+                batch = self._make_batch(waiting, max_tokens, fits)
+                if batch is None:
+                    self.wanted_bytes = self.wanted_bytes or self._count_bytes(1, len(waiting[0].prompt))
+                    continue
                 for request in batch.requests:
                     del self._waiting[request.id]
                 self._batches[of_background] = batch
+                return batch
+        return self._batches.get(True) if self.wanted_bytes else None  # that gives its memory back
+
+    def _make_batch(
+        self, waiting: Sequence[Request], max_tokens: int, fits: Callable[[int], bool]
+    ) -> PoolingBatch | None:
+        """The oldest text with others, or by itself if they do not fit in memory; None if it does not."""
+        for requests in (self._pick_similar(waiting, max_tokens), (waiting[0],)):
+            batch = PoolingBatch(requests)
+            batch.nbytes = self._count_bytes(len(requests), batch.length)
+            if fits(batch.nbytes):
                 return batch
         return None
 

@@ -76,7 +76,10 @@ class Scheduler:
         if request.id in self._requests:
             raise RequestError(f"a request with id {request.id!r} is already running")
         max_length = self.limits.compute_max_length(request, self.token_budget.min_chunk)
-        num_waiting = sum(s.request.background == request.background for s in self.requests if not s.running)
+        num_waiting = len(self._requests)
+        if num_waiting >= self.settings.max_queue:  # else there is nothing to count
+            same = (s for s in self.requests if s.request.background == request.background)
+            num_waiting = sum(not s.running for s in same)
         if num_waiting >= self.settings.max_queue:  # checked last: a client retries after Overloaded
             raise Overloaded(f"{num_waiting} requests are waiting (scheduler.max_queue): try again later")
         state = RequestState(request, self._num_arrivals, self._clock(), max_length)
@@ -123,7 +126,7 @@ class Scheduler:
         admitted = self._admit(queue) if is_stored or self._running else ()
         decoding = [s for s in self._requests.values() if s.decoding and not s.exhausted]
         self._snapshot_exhausted()
-        queue = [s for s in queue if s.remaining_prefill]
+        queue = [s for s in queue if not s.running or s.remaining_prefill]
         chunks, snapshots = self._prefill_planner.plan_chunks(queue, self._running, len(decoding))
         self.drafts.plan(decoding, self._running, self.token_budget.fits_next_step)
         for state in decoding:
@@ -210,7 +213,7 @@ class Scheduler:
 
     def _can_run(self, state: RequestState, running: Sequence[RequestState], use_cache: bool = True) -> bool:
         """Whether a row and memory are left. Beside other requests, background ones get half of the rows."""
-        if not running:
+        if not running and not self.token_budget.wanted_by_texts:
             return True
         max_rows = self.settings.max_running
         background = sum(s.request.background for s in running)

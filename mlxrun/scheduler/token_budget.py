@@ -71,6 +71,8 @@ class TokenBudget:
         self._max_tokens = settings.prefill_budget
         self._max_tokens_busy = settings.prefill_budget_busy or chunk
         self.costs = costs
+        self.held_by_texts = 0  # bytes of texts that are being computed for their vectors
+        self.wanted_by_texts = 0  # bytes of texts that wait for memory: no row is admitted into it
         self.pace = PrefillPace(settings.step_ms or 0, chunk, min_chunk)
 
     def can_admit(self, running: Sequence[RequestState], state: RequestState, use_cache: bool = True) -> bool:
@@ -79,7 +81,15 @@ class TokenBudget:
         lengths, decoding = _list_lengths(running)
         lengths.append(state.projected_length + reserve)
         tokens = self._compute_min_prefill([*running, state])
-        return self.fits_memory(lengths, tokens, use_cache, decoding)
+        return self.fits_memory(lengths, tokens, use_cache, decoding, self.wanted_by_texts)
+
+    def can_start_texts(self, running: Sequence[RequestState], nbytes: int) -> bool:
+        """Whether texts that take so many bytes fit beside the running requests; always where none runs, and
+        the prefix cache is shrunk for them."""
+        reserves = [min(s.remaining_output, DECODE_RESERVE) for s in running]
+        lengths, decoding = _list_lengths(running, reserves)
+        fits = self.fits_memory(lengths, self._compute_min_prefill(running), True, decoding, nbytes)
+        return fits or not running
 
     def fits_next_step(self, running: Sequence[RequestState]) -> bool:
         """Whether the running requests can take one more step."""
@@ -92,13 +102,17 @@ class TokenBudget:
         prefill_tokens: int,
         use_cache: bool = True,
         decoding: Sequence[int] = (),
+        texts: int = 0,
     ) -> bool:
         """Whether rows of these lengths, and those in the decode batch, fit beside a step of that many
         prompt tokens and the prefix cache, which is shrunk if necessary. `use_cache` False: as if the cache
-        were empty, and without shrinking it."""
+        were empty, and without shrinking it. `texts`: bytes of texts besides those that are computed."""
         spare = self._memory.compute_spare_bytes(lengths, prefill_tokens, decoding)
-        if spare is None or not use_cache:
-            return spare is None or spare >= 0
+        if spare is None:
+            return True
+        spare -= self.held_by_texts + texts
+        if not use_cache:
+            return spare >= 0
         if self._prefix_cache.nbytes > spare >= 0:
             self._prefix_cache.shrink(spare)
         return self._prefix_cache.nbytes <= spare
@@ -137,8 +151,12 @@ class TokenBudget:
         return max([min(self.min_chunk, sum(s.remaining_prefill for s in left)), *images])
 
 
-def _list_lengths(states: Sequence[RequestState]) -> tuple[list[int], list[int]]:
-    """Tokens of the rows that have caches of their own, and of those in the decode batch. A row that joins it
-    in the next step counts as the former: many may join at once, and each is quantised only then."""
-    sizes = [(s.projected_length, s.joined) for s in states]
+def _list_lengths(
+    states: Sequence[RequestState], reserves: Sequence[int] = ()
+) -> tuple[list[int], list[int]]:
+    """Tokens, and so many more, of the rows with caches of their own, and of those in the decode batch. A
+    row that joins it in the next step counts as the former: many may join at once, and each is quantised only
+    then."""
+    more = reserves or [0] * len(states)
+    sizes = [(s.projected_length + count, s.joined) for s, count in zip(states, more, strict=True)]
     return [n for n, joined in sizes if not joined], [n for n, joined in sizes if joined]

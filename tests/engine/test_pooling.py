@@ -12,16 +12,18 @@ from mlxrun.config.settings import Config, ModelSettings, SchedulerSettings
 from mlxrun.engine.factory import build_engine
 from mlxrun.engine.pooling import PoolingSteps
 from mlxrun.errors import EngineDead, RequestError
+from mlxrun.scheduler.memory_budget import Footprint, MemoryBudget
 from mlxrun.scheduler.pooling_queue import PoolingBatch
 from mlxrun.scheduler.prefill_pace import PrefillPace
 from mlxrun.scheduler.request import FinishReason, Request, SamplingParams
+from tests.helpers import engine_fakes
 from tests.helpers.text_models import build
 
 
 class FakeVectorRunner:
     """Takes a millisecond of a fake clock for each token, and fails for texts that begin with 13."""
 
-    max_rows, max_tokens, max_padding = 256, 10_000, None
+    max_rows, max_tokens, max_padding, takes_whole_texts = 256, 10_000, None, False
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -117,6 +119,35 @@ def test_chats_and_texts_share_an_engine(tmp_path: Path) -> None:
                 order.append(event.request_id)
                 assert event.finish is FinishReason.LENGTH if event.request_id == "chat" else event.vector
     assert order == ["chat", "text"] and tokens == 6
+
+
+def run_crowd(*, blind: bool = False) -> tuple[int, list[str]]:
+    """The most bytes in use while chats and texts come that do not fit in memory together, and the order in
+    which they end. `blind`: texts are not counted."""
+    memory = MemoryBudget(limit=700, footprint=Footprint(per_token=1, step=1))
+    engine = engine_fakes.make_engine(memory=memory)
+    vectors = FakeVectorRunner()
+    engine.pooling = PoolingSteps(
+        vectors, engine_fakes.make_settings(), 5, lambda: vectors.now, None if blind else memory
+    )
+    for at in range(8):
+        engine.add(engine_fakes.make_request(f"chat {at}", 100, 30))
+        engine.add(make_request(f"text {at}", 200))
+    peak, order = 0, []
+    while engine.busy:
+        order += [event.request_id for event in engine.step() if event.finish is not None]
+        rows = [s.projected_length for s in engine.scheduler.requests if s.running]
+        texts = [r for batch in engine.pooling.queue._batches.values() for r in batch.requests]
+        peak = max(peak, memory.compute_needed_bytes(rows, 0) + sum(len(r.prompt) for r in texts))
+    return peak, order
+
+
+def test_chats_and_texts_share_the_memory() -> None:
+    """A text that waits for memory gets it before chats that come later. The twin counts no texts."""
+    peak, order = run_crowd()
+    assert peak <= 700 and len(order) == 16
+    assert order.index("text 0") < order.index("chat 4"), "chats that came later go on for ever"
+    assert run_crowd(blind=True)[0] > 700
 
 
 def test_a_model_without_vectors_refuses_texts(tmp_path: Path) -> None:

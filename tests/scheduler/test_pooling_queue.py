@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mlxrun.errors import InternalError, Overloaded, PromptTooLong, RequestError
+from mlxrun.errors import InternalError, OutOfMemory, Overloaded, PromptTooLong, RequestError
+from mlxrun.scheduler.memory_budget import Footprint, MemoryBudget
 from mlxrun.scheduler.pooling_queue import PoolingBatch, PoolingQueue
 from mlxrun.scheduler.request import FinishReason, Request, SamplingParams
 
@@ -131,6 +132,27 @@ def test_of_a_batch_that_failed_only_the_culprit_fails() -> None:
         ended += queue.fail(batch, ValueError("bad")) if bad else queue.finish(batch, [b"v"])
     assert [event.finish for event in ended] == [FinishReason.STOP, FinishReason.ERROR, FinishReason.STOP]
     assert isinstance(ended[1].error, InternalError)
+
+
+def test_batches_fit_in_memory() -> None:
+    """Together, or one by one, or once there is memory; a background batch gives its memory back."""
+    budget = MemoryBudget(limit=1000, weights=100, transient=3, footprint=Footprint(per_token=10, step=1))
+    queue = PoolingQueue(1000, 100, memory=budget, slice_tokens=20)
+    with pytest.raises(OutOfMemory, match=r"weights 0.0 MB \+ 85 tokens 0.0 MB > limit"):
+        queue.add(make("long", 85))
+    queue.add(make("job", 30, background=True))
+    assert list_names(choose(queue)) == ["job"] and queue.held_bytes == 30 * 10 + 20 * 3
+    for name in "ab":
+        queue.add(make(name, 10))
+    assert queue.choose(100, False, lambda nbytes: nbytes <= 100) is queue._batches[True]
+    assert (queue.held_bytes, queue.wanted_bytes) == (360, 130)
+    alone = queue.choose(100, False, lambda nbytes: nbytes <= 130)
+    assert alone is not None and list_names(alone) == ["a"]
+    assert (queue.held_bytes, queue.wanted_bytes) == (490, 0)
+    queue.finish(alone, [b"v"])
+    queue.add(make("c", 10))
+    together = queue.choose(100, False, lambda nbytes: nbytes <= 260)
+    assert together is not None and list_names(together) == ["b", "c"]
 
 
 def test_what_cannot_run_is_refused() -> None:

@@ -16,6 +16,7 @@ import mlx.nn as nn
 import numpy as np
 
 from mlxrun.model.adapter import Adapter
+from mlxrun.model.footprint import count_weight_bytes
 from mlxrun.model.hidden_tap import HiddenTap
 from mlxrun.model.pooling.pooler import RowPooler
 from mlxrun.model.pooling.sentence_config import PoolingMode
@@ -52,7 +53,11 @@ class BatchState:
 
 
 class TokenStates(Protocol):
-    """Computes the states of tokens."""
+    """Computes the states of tokens. `nbytes`: of weights that only it has; `takes_whole_texts`: each text is
+    one forward."""
+
+    nbytes: int
+    takes_whole_texts: bool
 
     def make_cache(self) -> list[Any]: ...
     def choose_stop(self, start: int, length: int, chunk: int) -> int: ...
@@ -61,6 +66,8 @@ class TokenStates(Protocol):
 
 class DecoderStates:
     """The hidden states of a text model, in chunks. `grid`: every chunk is one of the grid; 0: any size."""
+
+    nbytes, takes_whole_texts = 0, False
 
     def __init__(self, adapter: Adapter, tap: HiddenTap, grid: int) -> None:
         self._adapter = adapter
@@ -83,8 +90,11 @@ class DecoderStates:
 class EncoderStates:
     """The states of an encoder."""
 
+    takes_whole_texts = True
+
     def __init__(self, model: nn.Module) -> None:
         self._model = model
+        self.nbytes = count_weight_bytes(model)
 
     def make_cache(self) -> list[Any]:
         return []
@@ -108,6 +118,16 @@ class PoolingRunner:
         self.max_padding = CPU_PADDING if mx.default_device() == mx.cpu else None
         self._states = states
         self._head = head
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of weights that only this runner has."""
+        return self._states.nbytes
+
+    @property
+    def takes_whole_texts(self) -> bool:
+        """Whether a text is computed in one forward, however long it is."""
+        return self._states.takes_whole_texts
 
     def advance(self, batch: PoolingBatch, tokens: int) -> Sequence[bytes] | None:
         """Compute up to `tokens` tokens of a batch, padding included, but one of each row at least. Returns
