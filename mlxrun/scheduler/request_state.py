@@ -68,8 +68,8 @@ class RequestState:
     @property
     def prefill_target(self) -> int:
         """The position where prefill stops; see the module's docstring."""
-        size = self.num_tokens
-        ends_in_image = any(start < size <= stop for start, stop in self.request.image_spans)
+        size, spans = self.num_tokens, self.request.image_spans
+        ends_in_image = bool(spans) and any(start < size <= stop for start, stop in spans)
         return size if size == 1 or ends_in_image or self.last_chunk_samples else size - 1
 
     @property

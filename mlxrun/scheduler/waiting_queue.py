@@ -34,14 +34,19 @@ class WaitingQueue:
         if suspects:  # each must complete a step alone, with no other row in it or in flight
             return suspects[:1] if suspects[0].remaining_prefill and not freeing else []
         now = self._clock()
-        queue = self._policy.sort([s for s in requests if s.remaining_prefill])
-        overdue = [s for s in requests if self.is_overdue(s, now)]
-        queue = overdue + [s for s in queue if not self.is_overdue(s, now)]
+        requests = [s for s in requests if s.remaining_prefill]  # there may be thousands
+        queue = self._policy.sort(requests)
+        overdue = [s for s in requests if self._has_waited_long(s, now)]
+        if overdue:
+            queue = overdue + [s for s in queue if not self._has_waited_long(s, now)]
         return sorted(queue, key=lambda s: s.request.background)  # stable
 
     def is_overdue(self, state: RequestState, now: float) -> bool:
         """Whether it came more than `aging` seconds ago and still has prefill left."""
-        return state.remaining_prefill > 0 and 0 < self._max_wait < now - state.arrival_time
+        return self._has_waited_long(state, now) and state.remaining_prefill > 0
+
+    def _has_waited_long(self, state: RequestState, now: float) -> bool:
+        return 0 < self._max_wait < now - state.arrival_time
 
     def pick_for_step(self, queue: Sequence[RequestState], chunk: int) -> tuple[list[RequestState], bool]:
         """Of the running requests in `queue`, those that this step prefills, in order; and whether the steps
