@@ -63,8 +63,12 @@ class Zoo:
 
 
 def mark_sweep(families: Iterable[Any], kept: Collection[Any]) -> list[Any]:
-    """Parameters of a test over families: those that are not `kept` run in the sweep only."""
-    return [pytest.param(f, marks=() if f in kept else pytest.mark.sweep) for f in families]
+    """Parameters of a test over families, or tuples of parameters: those that are not `kept` run in the
+    sweep only."""
+    return [
+        pytest.param(*(f if isinstance(f, tuple) else (f,)), marks=() if f in kept else pytest.mark.sweep)
+        for f in families
+    ]
 
 
 @pytest.fixture(scope="session")

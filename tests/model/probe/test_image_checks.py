@@ -15,7 +15,7 @@ from mlxrun.model.probe import image_checks
 from mlxrun.model.vision.embedder import Embedder
 from mlxrun.model.vision.features import ImageFeatures, ImagePromptEmbedder
 from tests.helpers import engine_driver, vision_models
-from tests.helpers.model_fixtures import Zoo
+from tests.helpers.model_fixtures import Zoo, mark_sweep
 from tests.helpers.probe_driver import list_failed, probe_model
 
 Patch = pytest.MonkeyPatch
@@ -82,7 +82,10 @@ MUTATIONS: list[Case] = [
 ]
 
 
-@pytest.mark.parametrize(("family", "plant", "name"), MUTATIONS)
+@pytest.mark.parametrize(
+    ("family", "plant", "name"),
+    mark_sweep(MUTATIONS, [case for case in MUTATIONS if case[0] in ("qwen3_vl", "gemma3")]),
+)
 def test_mutations_are_found(
     zoo: Zoo, family: str, plant: Callable[[Patch], None], name: str, monkeypatch: Patch
 ) -> None:
@@ -93,7 +96,7 @@ def test_mutations_are_found(
     assert found[name].instead == "all images of a prompt are encoded by one call, each time"
 
 
-@pytest.mark.parametrize("family", vision_models.VISION)
+@pytest.mark.parametrize("family", mark_sweep(vision_models.VISION, vision_models.CORE))
 def test_sound_models_pass_and_keep_no_images(zoo: Zoo, family: str) -> None:
     engine = engine_driver.make_real_engine(zoo.vision(family))
     assert engine.probe is not None and list_failed(engine.probe) == [] and engine.probe.images == ""

@@ -15,7 +15,7 @@ from mlxrun.model.adapter import Adapter
 from mlxrun.model.ragged import layer_caches, row_group
 from mlxrun.model.snapshot.snapshots import SnapshotCodec, StatePayload
 from tests.helpers import engine_driver, oracle, text_models
-from tests.helpers.model_fixtures import Zoo
+from tests.helpers.model_fixtures import Zoo, mark_sweep
 from tests.helpers.probe_driver import list_failed, probe_model
 
 Patch = pytest.MonkeyPatch
@@ -211,7 +211,7 @@ def restore_other_contents(monkeypatch: Patch) -> None:
     monkeypatch.setattr(SnapshotCodec, "restore", restore)
 
 
-@pytest.mark.parametrize("family", text_models.TEXT)
+@pytest.mark.parametrize("family", mark_sweep(text_models.TEXT, (*text_models.CORE, "deepseek_v3")))
 def test_every_family_has_its_mutations_found(zoo: Zoo, family: str, monkeypatch: Patch) -> None:
     """Tokens of chunks, rows of batches, contents of snapshots: each is found by its own check."""
     for plant in (swap_tokens_of_chunks, swap_rows_of_batches, restore_other_contents):

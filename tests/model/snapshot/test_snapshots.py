@@ -17,7 +17,7 @@ from mlxrun.model.ragged import layer_caches
 from mlxrun.model.ragged.decode_batch import JoiningRow
 from mlxrun.scheduler.step_plan import CacheHit
 from tests.helpers import text_models, vision_models
-from tests.helpers.model_fixtures import Zoo
+from tests.helpers.model_fixtures import Zoo, mark_sweep
 from tests.helpers.snapshot_bench import LENGTH, PLACES, TOLERANCE, Bench, adapter, same
 
 WAYS = {
@@ -25,10 +25,10 @@ WAYS = {
     "gpt_bigcode": "row_by_row",
     "deepseek_v3": "grouped",
 }  # where the model's own code wants it
-FAMILIES = [
-    *((f, "text") for f in text_models.TEXT),
-    *((f, "vision") for f in vision_models.VISION),
-]
+KINDS = [*((f, "text") for f in (*text_models.CORE, "deepseek_v3", "gemma2")), ("qwen3_vl", "vision")]
+FAMILIES = mark_sweep(
+    [*((f, "text") for f in text_models.TEXT), *((f, "vision") for f in vision_models.VISION)], KINDS
+)
 
 
 @pytest.mark.parametrize(("family", "kind"), FAMILIES)
@@ -81,7 +81,7 @@ def test_a_row_of_the_decode_batch_is_saved(
         assert same(bench.answer(more, bench.restore(hits[rid]), len(ids)), bench.answer(more), loose), rid
 
 
-@pytest.mark.parametrize("family", vision_models.VISION)
+@pytest.mark.parametrize("family", mark_sweep(vision_models.VISION, vision_models.CORE))
 def test_a_prompt_with_images_is_cut_anywhere(benches: Callable[..., Bench], zoo: Zoo, family: str) -> None:
     """Before, inside and after an image; positions and embeddings are the request's, keys the payloads'."""
     bench = benches(family, kind="vision")
