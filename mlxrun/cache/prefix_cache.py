@@ -91,7 +91,7 @@ class PrefixCache(PrefixCacheInterface):
     @contain_failures(bool)
     def should_wait_for_prefix(self, request_id: str) -> bool:
         tracked = self._get_tracked(request_id)
-        if tracked is None or tracked.running:
+        if tracked is None or tracked.running or not tracked.storable:
             return False
         if self._planned and self._waits_for_keypoint(tracked):
             return True
@@ -161,6 +161,8 @@ class PrefixCache(PrefixCacheInterface):
 
     @contain_failures(NoneType)
     def _find_hit(self, tracked: TrackedRequest, output: Sequence[int], max_tokens: int) -> CacheHit | None:
+        if not tracked.storable:
+            max_tokens = min(max_tokens, tracked.num_before_gaps)
         tracked.extend(output)
         while match := self._index.match(tracked.chain, max_tokens, tracked.round_down):
             tracked.pins = match.entries
@@ -190,13 +192,15 @@ class PrefixCache(PrefixCacheInterface):
     def _register_keypoints(self, tracked: TrackedRequest, length: int, max_tokens: int) -> None:
         """Let others wait for what this request is going to compute."""
         tracked.computed = length
+        if not tracked.storable:
+            return
         points = self._planner.plan_keypoints(tracked, length, max_tokens)
         self._planned.register(tracked.request.id, points)
 
     @contain_failures(list)
     def plan_snapshots(self, request_id: str, start: int, stop: int, target: int) -> list[SnapshotRequest]:
         tracked = self._get_tracked(request_id)
-        if tracked is None or not tracked.running:
+        if tracked is None or not tracked.running or not tracked.storable:
             return []
         drafts = self._planner.plan_snapshots(tracked, start, stop, target)
         if not drafts and not tracked.pending:
@@ -211,6 +215,8 @@ class PrefixCache(PrefixCacheInterface):
         if tracked is None or not tracked.running:
             return []
         try:
+            if not tracked.storable:
+                return []
             drafts = self._planner.plan_final_snapshots(tracked, output, kv_length)
             return self._request_snapshots(tracked, drafts)
         finally:

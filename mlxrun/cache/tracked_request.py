@@ -52,9 +52,18 @@ class TrackedRequest:
 
     @property
     def cacheable(self) -> bool:
-        if self.request.positions:  # what follows a gap is not what the tokens before it would give
-            return False
         return len(self.request.image_spans) == len(self.request.image_digests)
+
+    @property
+    def storable(self) -> bool:
+        """Whether others may use what it computes: what follows a gap is not what all tokens would give."""
+        return not self.request.positions
+
+    @property
+    def num_before_gaps(self) -> int:
+        """The first tokens, of which none is left out: entries may have them."""
+        positions = self.request.positions
+        return next((at for at, place in enumerate(positions) if at != place), len(self.request.prompt))
 
     @property
     def chain(self) -> KeyChain:

@@ -40,9 +40,11 @@ class EngineStats:
 def collect_stats(engine: Engine) -> EngineStats:
     """Collect them on the engine's thread, between two steps."""
     requests = engine.scheduler.requests
+    reading = [] if engine.selection is None else list(engine.selection.waiting.values())
+    background = [state for state in requests if state.request.background]
     counts = {
-        **_count_requests(requests),
-        "background": _count_requests([state for state in requests if state.request.background]),
+        **_count_requests(requests, len(reading)),
+        "background": _count_requests(background, sum(request.background for request in reading)),
         **({} if engine.pooling is None else {"pooling": engine.pooling.queue.count()}),
         "steps": engine.steps,
         "errors": engine.errors,
@@ -53,6 +55,7 @@ def collect_stats(engine: Engine) -> EngineStats:
     return EngineStats(counts, limit, time.monotonic(), engine.busy, engine.probe)
 
 
-def _count_requests(requests: Collection[RequestState]) -> dict[str, int]:
+def _count_requests(requests: Collection[RequestState], reading: int) -> dict[str, int]:
+    """`reading`: requests besides, which are with a draft model."""
     running = sum(state.running for state in requests)
-    return {"running": running, "waiting": len(requests) - running}
+    return {"running": running, "waiting": len(requests) - running + reading}

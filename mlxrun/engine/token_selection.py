@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
 from mlxrun.config.settings import PrefillSettings, SchedulerSettings
-from mlxrun.errors import Overloaded, RequestError
-from mlxrun.scheduler.prefill_pace import MeasuredPace
+from mlxrun.errors import Overloaded
+from mlxrun.scheduler.prefill_pace import MeasuredPace, fit_chunks
 from mlxrun.scheduler.prefix_cache_interface import PrefixCacheInterface
 from mlxrun.scheduler.request import FinishReason, Request, TokenEvent
+from mlxrun.scheduler.scheduler import DEFAULT_CHUNK
 from mlxrun.scheduler.token_budget import MIN_CHUNK
 
 log = logging.getLogger(__name__)
@@ -28,8 +29,9 @@ class PromptReader(Protocol):
 
     max_tokens: int
 
-    def start(self, tokens: Sequence[int]) -> None: ...
+    def start(self, tokens: Sequence[int], known: int = 0) -> None: ...
     def advance(self, limit: int) -> tuple[int, ...] | None: ...
+    def drop(self) -> None: ...
     def close(self) -> None: ...
 
 
@@ -59,12 +61,18 @@ class TokenSelection:
         self._pace = MeasuredPace()
         self._waiting: dict[str, Request] = {}  # by arrival; the one that is read is among them
         self._reading: str | None = None
+        self._left = 0  # tokens of its prompt that are not read yet
         self._chosen: dict[tuple[int, ...], tuple[int, ...]] = {}
         self.counts = SelectionCounts()
 
     @property
     def busy(self) -> bool:
         return bool(self._waiting)
+
+    @property
+    def waiting(self) -> Mapping[str, Request]:
+        """By id: requests whose tokens are not chosen yet."""
+        return self._waiting
 
     def describe(self) -> dict[str, Any]:
         """JSON-ready."""
@@ -81,9 +89,7 @@ class TokenSelection:
         return size - self._prefix_cache.count_cached(request) >= least
 
     def add(self, request: Request) -> None:
-        """Queue it. Overloaded if the queue is full."""
-        if request.id in self._waiting:
-            raise RequestError(f"a request with id {request.id!r} is already running")
+        """Queue it; no other one has its id. Overloaded if the queue is full."""
         waiting = sum(each.background == request.background for each in self._waiting.values())
         if waiting >= self._scheduler.max_queue:
             raise Overloaded(f"{waiting} long prompts are waiting (scheduler.max_queue): try again later")
@@ -93,42 +99,54 @@ class TokenSelection:
         """End a request now. Returns its final event, or None if it is not here."""
         if self._waiting.pop(request_id, None) is None:
             return None
+        if self._reading == request_id:
+            self._stop_reading()
         return TokenEvent(request_id, finish=FinishReason.ABORT)
 
     def step(self, decoding: bool) -> Request | None:
         """Read a slice of a prompt. Returns a request that is ready for the scheduler. `decoding`: whether
         rows decode meanwhile."""
-        request = self._waiting.get(self._reading or "")
-        if request is None:
-            request = min(self._waiting.values(), key=lambda r: r.background)  # the oldest of these
+        request = self._waiting.get(self._reading or "") or min(self._waiting.values(), key=self._rank)
         try:
             positions = self._chosen.get(request.prompt) or self._read(request, decoding)
         except Exception as error:  # whatever the draft model raises, the target has the whole prompt
             log.warning("the tokens of request %s cannot be chosen: %s", request.id, error, exc_info=error)
-            self._reading = None
+            self._stop_reading()
             return self._waiting.pop(request.id)
         if positions is None:
             return None
         self._reading = None
         return self._choose(self._waiting.pop(request.id), positions)
 
+    def _rank(self, request: Request) -> tuple[bool, int]:
+        """A sort key; of equal requests the oldest comes first."""
+        return request.background, request.priority if self._scheduler.policy == "priority" else 0
+
     def _read(self, request: Request, decoding: bool) -> tuple[int, ...] | None:
         if self._reading != request.id:
-            self._reading = request.id
-            self._draft.start(request.prompt)
-        limit, started = self._limit_tokens(decoding), self._clock()
+            self._reading, self._left = request.id, len(request.prompt)
+            self._draft.start(request.prompt, self._prefix_cache.count_cached(request))
+        limit, started = min(self._limit_tokens(decoding), self._left), self._clock()
         positions = self._draft.advance(limit)
-        self._pace.record(limit, self._clock() - started)
+        if positions is None:  # the last slice does other things than reading
+            self._left -= limit
+            self._pace.record(limit, self._clock() - started)
         return positions
 
+    def _stop_reading(self) -> None:
+        self._reading = None
+        self._draft.drop()
+
     def _limit_tokens(self, decoding: bool) -> int:
-        """Tokens of the next slice."""
+        """Tokens of the next slice: in few sizes, as those of the scheduler's steps."""
         settings, pace = self._scheduler, self._pace.compute()
         most = settings.prefill_budget_busy if decoding else None
         most = most or settings.prefill_budget
         if not settings.step_ms:
             return most
-        return max(min(most, MIN_CHUNK if pace is None else int(pace * settings.step_ms / 1000)), MIN_CHUNK)
+        chunk = settings.chunk or DEFAULT_CHUNK
+        fits = chunk if pace is None else fit_chunks(pace * settings.step_ms / 1000, chunk)
+        return min(most, max(fits, MIN_CHUNK))
 
     def _choose(self, request: Request, positions: tuple[int, ...]) -> Request:
         prompt = request.prompt

@@ -15,6 +15,16 @@ DECAY = 0.6  # of what earlier steps add to a pace, at each further step
 MIN_MEASURED = 16  # tokens; the time of a step with fewer is mostly that of its launch
 
 
+def fit_chunks(most: float, chunk: int) -> int:
+    """At most so many tokens, in whole chunks if that is one or more, else a chunk halved a few times: devices
+    prepare for each new number of tokens."""
+    if most >= chunk:
+        return int(most) // chunk * chunk
+    while chunk > most:
+        chunk //= 2
+    return chunk
+
+
 @dataclass(slots=True)
 class MeasuredPace:
     """Tokens a second over the last steps: all their tokens over all their time."""
@@ -96,10 +106,4 @@ class PrefillPace:
         pace = self._compute_pace()
         spare = max(self._seconds - (self._decode_seconds if decoding else 0.0), self._seconds / 4)
         most = float(self._chunk) if pace is None else pace * spare
-        if most >= self._chunk:
-            limit = int(most) // self._chunk * self._chunk
-        else:
-            limit = self._chunk
-            while limit > most:
-                limit //= 2
-        return min(budget, max(limit, self._min_tokens))
+        return min(budget, max(fit_chunks(most, self._chunk), self._min_tokens))

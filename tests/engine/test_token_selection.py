@@ -9,7 +9,7 @@ import pytest
 
 from mlxrun.config.settings import PrefillSettings, SchedulerSettings
 from mlxrun.engine.token_selection import REMEMBERED, TokenSelection
-from mlxrun.errors import Overloaded, RequestError
+from mlxrun.errors import Overloaded
 from mlxrun.scheduler.prefix_cache_interface import PrefixCacheInterface
 from mlxrun.scheduler.request import FinishReason, Request, SamplingParams
 
@@ -23,10 +23,12 @@ class FakeReader:
         self.now = 0.0
         self.slices: list[int] = []
         self.started: list[int] = []
-        self._left = self._size = 0
+        self._left = self._size = self._known = 0
+        self.read = False  # whether it holds arrays of a prompt
 
-    def start(self, tokens: Sequence[int]) -> None:
+    def start(self, tokens: Sequence[int], known: int = 0) -> None:
         self._left = self._size = len(tokens)
+        self._known, self.read = known, True
         self.started.append(self._size)
 
     def advance(self, limit: int) -> tuple[int, ...] | None:
@@ -35,8 +37,11 @@ class FakeReader:
         self.slices.append(min(limit, self._left))
         self.now += self.slices[-1] / 1000
         self._left -= self.slices[-1]
-        last = self._size - 1
-        return None if self._left else tuple(sorted({*range(0, self._size, 2), last}))
+        kept = {*range(self._known), *range(0, self._size, 2), self._size - 1}
+        return None if self._left else tuple(sorted(kept))
+
+    def drop(self) -> None:
+        self.read = False
 
     def close(self) -> None: ...
 
@@ -88,6 +93,9 @@ def test_long_prompts_of_text_that_are_not_cached_are_taken() -> None:
     assert [each.id for each in refused if selection.takes(each)] == []
     selection, _ = make(cached=501)
     assert not selection.takes(ask("a", 1000)) and selection.takes(ask("a", 1001))
+    selection.add(ask("a", 1001))
+    (ready,) = run(selection)
+    assert ready.positions == (*range(501), *range(502, 1001, 2)), "what is cached is kept"
 
 
 def test_what_is_left_of_a_request() -> None:
@@ -107,10 +115,14 @@ def test_slices_are_smaller_while_rows_decode_and_take_as_long_as_a_step() -> No
     selection.add(ask("a"))
     run(selection, decoding=True)
     assert set(reader.slices) == {100}
-    selection, reader = make(step_ms=200)
+    selection, reader = make(step_ms=200, chunk=256)
     selection.add(ask("a"))
     run(selection)
-    assert reader.slices == pytest.approx([64, 200, 200, 200, 200, 136], abs=2)
+    assert reader.slices == [256, *[128] * 5, 104], "halves of a chunk"
+    selection, reader = make(step_ms=600, chunk=128)
+    selection.add(ask("a"))
+    run(selection)
+    assert reader.slices == [128, 400, 400, 72], "whole chunks, and no more than the budget"
 
 
 def test_background_prompts_come_last_and_known_ones_are_not_read_again() -> None:
@@ -119,6 +131,11 @@ def test_background_prompts_come_last_and_known_ones_are_not_read_again() -> Non
         selection.add(ask(name, size, background=background))
     assert [ready.id for ready in run(selection)] == ["b", "c", "d", "a"]
     assert reader.started == [800, 900, 700]
+    selection._scheduler = SchedulerSettings(policy="priority")
+    for name, priority in (("f", 3), ("g", -3), ("h", 3)):
+        selection.add(ask(name, 800, priority=priority))
+    assert [ready.id for ready in run(selection)] == ["g", "f", "h"]
+    selection._scheduler = SchedulerSettings(prefill_budget=400, step_ms=0)
     for size in range(1000, 1000 + REMEMBERED):
         selection.add(ask(str(size), size))
     selection.add(ask("e", 800))
@@ -131,7 +148,9 @@ def test_aborted_and_failed_prompts() -> None:
     selection.add(ask("a"))
     selection.add(ask("b", 666))
     selection.step(False)
+    assert reader.read
     event = selection.abort("a")
+    assert not reader.read, "its arrays are freed"
     assert event is not None and event.finish is FinishReason.ABORT and selection.abort("a") is None
     (ready,) = run(selection)
     assert ready == ask("b", 666), "the draft model failed: all tokens are computed"
@@ -142,8 +161,6 @@ def test_aborted_and_failed_prompts() -> None:
 def test_too_many_prompts() -> None:
     selection, _ = make(max_queue=1)
     selection.add(ask("a"))
-    with pytest.raises(RequestError, match="already running"):
-        selection.add(ask("a"))
     selection.add(ask("b", background=True))
     with pytest.raises(Overloaded, match="1 long prompts are waiting"):
         selection.add(ask("c"))

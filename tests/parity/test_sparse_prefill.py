@@ -18,13 +18,13 @@ import pytest
 from mlxrun.cache.tracked_request import TrackedRequest
 from mlxrun.config.settings import PrefillSettings
 from mlxrun.engine.engine import Engine
-from mlxrun.errors import ConfigError
+from mlxrun.errors import ConfigError, RequestError
 from mlxrun.model.compute_methods import ComputeMethods
 from mlxrun.model.prompt_inputs import PromptInputs, place_tokens
 from mlxrun.model.sparse import build, explicit_positions
 from mlxrun.model.sparse.explicit_positions import PositionedRope
 from mlxrun.model.sparse.position_check import PlacedCache
-from mlxrun.scheduler.request import Request
+from mlxrun.scheduler.request import FinishReason, Request
 from tests.helpers import engine_driver, text_models
 from tests.helpers.engine_driver import TimedRequest
 from tests.helpers.model_fixtures import Zoo
@@ -149,6 +149,28 @@ def test_a_preempted_row(zoo: Zoo, answer: Callable[..., Answer]) -> None:
     check_asks(zoo, answer, "llama", engine, list_asks()[:1], each=preempt_once(engine))
 
 
+def test_a_prompt_that_is_aborted_while_it_is_read(zoo: Zoo, answer: Callable[..., Answer]) -> None:
+    """What another request of that id asks for is read from its beginning."""
+    engine, (ask, *_) = make_engine(zoo), list_asks()
+    engine.add(ask.request)
+    engine.step()
+    engine.abort(ask.id)
+    final = [event for event in engine.step() if event.finish is not None]
+    assert [event.finish for event in final] == [FinishReason.ABORT] and not engine.busy
+    other = engine_driver.make_text_request(ask.id, OTHER, max_tokens=COUNT)
+    check_asks(zoo, answer, "llama", engine, [TimedRequest(other)])
+
+
+def test_an_id_twice(zoo: Zoo) -> None:
+    engine, (ask, _, short) = make_engine(zoo), list_asks()
+    engine.add(ask.request)
+    for request in (ask.request, replace(short.request, id=ask.id)):
+        with pytest.raises(RequestError, match="'a' is already running"):
+            engine.add(request)
+    engine.abort(ask.id)
+    engine.add(replace(short.request, id=ask.id))
+
+
 def test_a_continued_answer(zoo: Zoo, answer: Callable[..., Answer]) -> None:
     engine, (ask, *_) = make_engine(zoo), list_asks()
     first = engine_driver.run_requests(engine, [ask])[ask.id].tokens
@@ -217,7 +239,7 @@ def test_rows_with_gaps_are_not_cached(zoo: Zoo) -> None:
 
 
 def test_cached_rows_with_gaps_are_found(zoo: Zoo, monkeypatch: Patch) -> None:
-    monkeypatch.setattr(TrackedRequest, "cacheable", True)
+    monkeypatch.setattr(TrackedRequest, "storable", True)
     request, event = ask_for_the_kept_tokens(zoo)
     assert event.num_cached_tokens > 0
     assert engine_driver.has_other_answer(event, zoo.answer("llama", request.prompt, COUNT))
@@ -229,6 +251,51 @@ def test_a_cached_prompt_is_computed_whole(zoo: Zoo) -> None:
     event = engine_driver.run_requests(engine, [replace(request, id="again")])["again"]
     assert event.num_left_out == 0 < event.num_cached_tokens
     engine_driver.check_answer(event, zoo.answer("llama", LONG, COUNT))
+
+
+def ask_behind_a_cached_prefix(zoo: Zoo) -> tuple[Engine, Any]:
+    """A long prompt whose first tokens another request has computed, and its event."""
+    prompt = (*LONG, *OTHER, *LONG)
+    engine = make_engine(zoo, keep=0.5)
+    before = engine_driver.make_text_request("before", prompt[:300], max_tokens=1)
+    engine_driver.run_requests(engine, [replace(before, sparse=False)])
+    ask = engine_driver.make_text_request("a", prompt, max_tokens=COUNT)
+    return engine, engine_driver.run_requests(engine, [ask])["a"]
+
+
+def check_cached_prefix(engine: Engine, event: Any, answer: Callable[..., Answer]) -> None:
+    assert engine.selection is not None
+    ((prompt, positions),) = engine.selection._chosen.items()
+    assert event.num_cached_tokens == 300 and event.num_left_out > 200
+    assert positions[:300] == tuple(range(300))
+    engine_driver.check_answer(event, answer("llama", prompt, positions))
+
+
+def test_a_cached_prefix_is_used_whole_and_tokens_behind_it_are_left_out(
+    zoo: Zoo, answer: Callable[..., Answer]
+) -> None:
+    check_cached_prefix(*ask_behind_a_cached_prefix(zoo), answer)
+
+
+def test_a_hit_beyond_the_first_gap_is_found(
+    zoo: Zoo, answer: Callable[..., Answer], monkeypatch: Patch
+) -> None:
+    """What is behind the gap would be restored from the same tokens at other positions."""
+    engine = make_engine(zoo)
+    engine_driver.run_requests(engine, list_asks()[:1])
+    assert engine.selection is not None
+    (positions,) = engine.selection._chosen.values()
+    kept = [LONG[at] for at in positions]
+    plain = replace(engine_driver.make_text_request("kept", kept, max_tokens=1), sparse=False)
+    engine_driver.run_requests(engine, [plain])
+    check_asks(zoo, answer, "llama", engine, [replace_id(list_asks()[0], "b")])
+    monkeypatch.setattr(TrackedRequest, "num_before_gaps", len(kept))
+    with pytest.raises(AssertionError, match="logprobs|is not"):
+        check_asks(zoo, answer, "llama", engine, [replace_id(list_asks()[0], "c")])
+
+
+def replace_id(ask: TimedRequest, name: str) -> TimedRequest:
+    return replace(ask, request=replace(ask.request, id=name))
 
 
 # -- what is refused ----------------------------------------------------------------------------------

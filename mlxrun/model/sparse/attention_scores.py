@@ -1,4 +1,4 @@
-"""How much attention new tokens pay to each token of a prompt, summed while a model decodes them.
+"""How much attention the newest tokens pay to each token of a prompt, while a model computes them.
 
 A ScoringCache takes the place of a layer's cache. Its keys are an object on which the model's attention calls
 `attend` (ragged/attention.py), so the model's own queries are seen without a change of the model.
@@ -14,17 +14,17 @@ from mlxrun.model.ragged.attention import NotRaggedError, RowKeys
 
 
 class AttentionScores:
-    """float32 [size]: of the prompt's tokens, summed over layers, heads and new tokens. Lazy."""
+    """float32 [size]: of all tokens, the mean fourth power of attention over heads and new tokens, summed over
+    layers. Lazy. Few heads look for what is needed, and attend to little else; what most heads pay a little
+    attention to is not needed. So a power tells more than the mean does.
+    """
 
     def __init__(self, size: int) -> None:
         self.total = mx.zeros(size)
 
-    def add(self, queries: mx.array, keys: mx.array, scale: float) -> None:
-        """Add the attention of `queries` [1, Hq, 1, D] to `keys` [1, H, n, D], the prompt's first."""
-        heads, width = keys.shape[1], queries.shape[-1]
-        grouped = queries.reshape(1, heads, -1, width)
-        weights = mx.softmax((grouped * scale) @ keys.swapaxes(2, 3), axis=-1, precise=True)
-        self.total = self.total + weights.astype(mx.float32).mean((0, 1, 2))[: self.total.size]
+    def add(self, weights: mx.array) -> None:
+        """Add attention weights [1, H, queries, size]."""
+        self.total = self.total + weights.astype(mx.float32).square().square().mean((0, 1, 2))
 
 
 class ScoredKeys(RowKeys):
@@ -42,14 +42,24 @@ class ScoredKeys(RowKeys):
         return self._keys.dtype
 
     def attend(self, queries: mx.array, scale: float, mask: Any, **kwargs: Any) -> mx.array:
-        if mask is not None or kwargs:
+        """Causal attention of the newest tokens, `queries` [1, Hq, new, D]. The weights are computed once,
+        for the scores and for the result."""
+        if not (mask is None or (isinstance(mask, str) and mask == "causal")) or kwargs:
             raise NotRaggedError("attention with a mask of its own, or with more than queries and keys")
-        self._scores.add(queries, self._keys, scale)
-        return mx.fast.scaled_dot_product_attention(queries, self._keys, self._values, scale=scale)
+        _, heads, size, width = self._keys.shape
+        new = queries.shape[2]
+        logits = (queries * scale).reshape(1, heads, -1, width) @ self._keys.swapaxes(2, 3)
+        if new > 1:
+            hidden = mx.arange(size) > mx.arange(size - new, size)[:, None]
+            logits = mx.where(hidden, -mx.inf, logits.reshape(1, heads, -1, new, size))
+            logits = logits.reshape(1, heads, -1, size)
+        weights = mx.softmax(logits, axis=-1, precise=True)
+        self._scores.add(weights)
+        return (weights @ self._values).reshape(queries.shape[:3] + self._values.shape[3:])
 
 
 class ScoringCache:
-    """One KV layer of one row while it decodes; `cache` is the library's, which is filled."""
+    """One KV layer of one row while it computes new tokens; `cache` is the library's, which is filled."""
 
     def __init__(self, cache: Any, scores: AttentionScores) -> None:
         self._cache, self._scores = cache, scores
@@ -63,6 +73,7 @@ class ScoringCache:
         found = ScoredKeys(keys, values, self._scores)
         return found, found
 
-    def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> None:
-        if N != 1 or return_array or window_size is not None:
-            raise NotRaggedError("scores are of one new token that sees all")
+    def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> str | None:
+        if return_array or window_size is not None:
+            raise NotRaggedError("scores are of tokens that see all before them")
+        return None if N == 1 else "causal"

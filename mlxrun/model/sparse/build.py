@@ -12,15 +12,17 @@ from mlxrun.errors import ConfigError, MlxrunError
 from mlxrun.model.adapter import Adapter, VisionAdapter, run_trial_forward
 from mlxrun.model.footprint import count_weight_bytes, measure_footprint
 from mlxrun.model.loader import load_adapter
+from mlxrun.model.machine.device import uses_cuda
 from mlxrun.model.model_info import LoadedModelInfo, load_model_info, make_draft_settings
+from mlxrun.model.prefill import LAYERS_PER_LAUNCH
 from mlxrun.model.probe.report import ProbeReport
 from mlxrun.model.ragged.layer_caches import LayerKind, flatten_caches, get_kind
 from mlxrun.model.sparse.explicit_positions import PositionedAdapter
 from mlxrun.model.sparse.position_check import PositionCheck
-from mlxrun.model.sparse.prompt_draft import PromptDraft
+from mlxrun.model.sparse.prompt_draft import WINDOW, PromptDraft
 
 log = logging.getLogger(__name__)
-TRIAL = 40  # tokens of the prompt that a draft model scores when it is loaded
+TRIAL = 2 * WINDOW  # tokens of the prompt that a draft model scores when it is loaded
 _OTHER_CACHES = {
     LayerKind.WINDOW: "has sliding windows",
     LayerKind.STATE: "has recurrent states",
@@ -73,10 +75,11 @@ def load_draft(config: Config, model_info: LoadedModelInfo) -> LoadedDraft:
     if problem is not None:
         raise ConfigError(f"model.draft: {info.name} {problem}")
     limit = min(info.context_length, model_info.context_length - 1)
-    draft = PromptDraft(adapter, config.prefill.sparse_keep, limit)
+    layers = LAYERS_PER_LAUNCH if uses_cuda() else 0
+    draft = PromptDraft(adapter, config.prefill.sparse_keep, limit, layers)
     try:
         draft.start(list(range(2, 2 + TRIAL)))
-        while draft.advance(TRIAL // 2) is None:
+        while draft.advance(TRIAL // 4) is None:
             pass
     except Exception as error:  # a library may raise anything for what it was not made for
         raise ConfigError(f"model.draft: {info.name} cannot score tokens: {error}") from error

@@ -1,7 +1,8 @@
 """Scores the tokens of prompts with a draft model: a small one that reads the whole prompt first.
 
-The draft model decodes a few tokens after the prompt, and what these attend to is what the answer is going to
-need (as in "Speculative Prefill", arXiv:2502.02789). Its caches are dropped once a prompt is scored.
+A draft model chooses for a larger one as in "Speculative Prefill" (arXiv:2502.02789), by what the prompt's
+last tokens attend to, as in "SnapKV" (arXiv:2404.14469): they ask the question. That takes one forward, where
+letting the draft model answer takes one for each token. Its caches are dropped once a prompt is scored.
 """
 
 from __future__ import annotations
@@ -19,50 +20,55 @@ from mlxrun.model.ragged.layer_caches import list_all_arrays, reserve_capacity
 from mlxrun.model.sparse.attention_scores import AttentionScores, ScoringCache
 from mlxrun.model.sparse.token_choice import choose_tokens
 
-LOOKAHEAD = 8  # tokens whose attention is scored: the prompt's last one, and those that follow it
+WINDOW = 32  # last tokens of a prompt, whose attention is scored
 
 
 class PromptDraft:
     """`adapter`: the draft model, all of whose layers keep all keys. `keep`: share of the tokens that are
-    kept. `max_tokens`: of a prompt that it can read."""
+    kept. `max_tokens`: of a prompt that it can read. `layers_per_launch`: see use_engine_attention."""
 
-    def __init__(self, adapter: Adapter, keep: float, max_tokens: int) -> None:
+    def __init__(self, adapter: Adapter, keep: float, max_tokens: int, layers_per_launch: int = 0) -> None:
         self._adapter = adapter
         self._keep = keep
+        self._layers = layers_per_launch
         self.max_tokens = max_tokens
         self._tokens: Sequence[int] = ()
+        self._known = self._computed = 0
         self._cache: list[Any] = []
-        self._computed = 0
 
-    def start(self, tokens: Sequence[int]) -> None:
-        """Begin with another prompt, of two tokens or more."""
-        self._tokens, self._computed = tokens, 0
-        self._cache = reserve_capacity(self._adapter.make_cache(), len(tokens) + LOOKAHEAD)
+    def start(self, tokens: Sequence[int], known: int = 0) -> None:
+        """Begin with another prompt, of two tokens or more, whose first `known` ones are kept anyway."""
+        self._tokens, self._known, self._computed = tokens, known, 0
+        self._cache = reserve_capacity(self._adapter.make_cache(), len(tokens))
 
     def advance(self, limit: int) -> tuple[int, ...] | None:
-        """Read `limit` more tokens of the prompt. Once it is read: the positions of the kept ones."""
-        start, stop = self._computed, min(self._computed + limit, len(self._tokens) - 1)
-        if start < stop:
-            with use_engine_attention():
-                self._adapter.prefill(mx.array([self._tokens[start:stop]]), self._cache, start, TEXT_ONLY)
-            mx.eval(list_all_arrays(self._cache))
-            self._computed = stop
-        if stop < len(self._tokens) - 1:
-            return None
-        scores = self._decode_lookahead()
-        self._cache = []
-        return choose_tokens(scores, self._keep)
+        """Read `limit` more tokens of the prompt; or if only those are left whose attention is scored, score
+        it, and return the positions of the kept ones."""
+        start, end = self._computed, max(len(self._tokens) - WINDOW, 0)
+        if start == end:
+            scores = self._score()
+            self.drop()
+            return choose_tokens(scores, self._keep, self._known)
+        stop = min(start + limit, end)
+        with use_engine_attention(self._layers):
+            self._adapter.prefill(mx.array([self._tokens[start:stop]]), self._cache, start, TEXT_ONLY)
+        mx.eval(list_all_arrays(self._cache))
+        self._computed = stop
+        return None
 
-    def _decode_lookahead(self) -> np.ndarray[Any, np.dtype[np.float32]]:
+    def _score(self) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """Compute the last tokens."""
         scores = AttentionScores(len(self._tokens))
         caches = [ScoringCache(layer, scores) for layer in self._cache]
-        token = mx.array([[self._tokens[-1]]])
-        for position in range(len(self._tokens) - 1, len(self._tokens) - 1 + LOOKAHEAD):
-            logits = self._adapter.decode(token, caches, [position])
-            token = mx.argmax(logits[:, -1], axis=-1, keepdims=True)
+        ids = mx.array([self._tokens[self._computed :]])
+        self._adapter.prefill(ids, caches, self._computed, TEXT_ONLY)
         return np.array(scores.total)
+
+    def drop(self) -> None:
+        """Forget the prompt, and free what was computed of it."""
+        self._cache, self._tokens = [], ()
 
     def close(self) -> None:
         """Drop all arrays."""
-        self._cache, self._tokens = [], ()
+        self.drop()
         del self._adapter

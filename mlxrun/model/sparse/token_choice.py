@@ -15,9 +15,10 @@ SMOOTHED = 13  # tokens: a token's score is the highest in this neighbourhood
 Scores = np.ndarray[Any, np.dtype[np.float32]]
 
 
-def choose_tokens(scores: Scores, keep: float) -> tuple[int, ...]:
-    """Ascending positions of the kept tokens of a prompt of `scores.size` tokens: a share `keep` of them, and
-    at least the first and the last ones. ValueError if a score is not a number."""
+def choose_tokens(scores: Scores, keep: float, known: int = 0) -> tuple[int, ...]:
+    """Ascending positions of the kept tokens of a prompt of `scores.size` tokens: its first `known` ones, a
+    share `keep` of the others, and at least the first and the last ones. ValueError if a score is not a
+    number."""
     if not np.isfinite(scores).all():
         raise ValueError("the draft model computes NaN")
     size = scores.size
@@ -27,9 +28,10 @@ def choose_tokens(scores: Scores, keep: float) -> tuple[int, ...]:
     smoothed = np.pad(windows.max(axis=1), (0, blocks * BLOCK - size), constant_values=np.nan)
     worth = np.nanmean(smoothed.reshape(blocks, BLOCK), axis=1)
     starts = np.arange(blocks) * BLOCK
-    always = (starts < FIRST) | (starts + BLOCK > size - LAST)
+    is_known = starts + BLOCK <= known
+    always = (starts < max(FIRST, known)) | (starts + BLOCK > size - LAST)
     order = np.lexsort((starts, -worth, ~always))  # of equal ones the earlier
-    wanted = max(math.ceil(keep * size / BLOCK), int(always.sum()))
-    chosen = np.sort(order[:wanted])
+    wanted = int(is_known.sum()) + math.ceil(keep * (size - known) / BLOCK)
+    chosen = np.sort(order[: max(wanted, int(always.sum()))])
     kept = (chosen[:, None] * BLOCK + np.arange(BLOCK)).reshape(-1)
-    return tuple(int(at) for at in kept[kept < size])
+    return tuple(kept[kept < size].tolist())

@@ -43,6 +43,14 @@ def test_short_prompts(size: int) -> None:
     assert kept[-1] == size - 1 and kept[0] == 0
 
 
+def test_known_tokens_are_kept_beside_a_share_of_the_others() -> None:
+    scores = np.random.default_rng(0).random(10_000, np.float32)
+    for known in (0, 1000, 6000):
+        kept = choose_tokens(scores, 0.2, known)
+        assert kept[:known] == tuple(range(known))
+        assert len(kept) - known == pytest.approx(0.2 * (10_000 - known), abs=3 * BLOCK)
+
+
 def test_scores_that_are_no_numbers() -> None:
     with pytest.raises(ValueError, match="NaN"):
         choose_tokens(make_scores(300, {7: float("nan")}), 0.2)
