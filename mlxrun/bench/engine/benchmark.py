@@ -24,7 +24,7 @@ from mlxrun.bench.engine.measurement import (
     compute_ratios,
     run_workload,
 )
-from mlxrun.bench.engine.workloads import Workload, make_workload
+from mlxrun.bench.engine.workloads import CACHED_WORKLOADS, Workload, make_workload
 from mlxrun.bench.models import BenchModel, open_model
 from mlxrun.config.settings import Config
 from mlxrun.scheduler.scheduler import DEFAULT_CHUNK
@@ -73,15 +73,17 @@ def run_engine_bench(plan: EnginePlan, say: Say) -> dict[str, Any]:
     from mlxrun.model.machine.device import resolve_config
     from mlxrun.model.machine.versions import list_library_versions
 
-    config = resolve_config(plan.config)  # the peer has no prefix cache here, so every prompt is computed
-    plan = replace(plan, config=replace(config, cache=replace(config.cache, backend="none")))
+    cached = replace(plan, config=resolve_config(plan.config))
+    plan = _drop_prefix_cache(cached)  # the peer has none here, so every prompt is computed
     meter = BenchMeter(time.perf_counter, counters.start_measuring, counters.read_peak)
     with open_model(plan.model, plan.seed) as model:
-        openers = _make_openers(plan, model)
         workloads = {}
         for name in plan.workloads:
-            workload = make_workload(name, plan.scale, model.vocab, plan.seed)
-            sides = measure_workload(workload, openers, plan.repeat, meter, say)
+            openers = _make_openers(cached if name in CACHED_WORKLOADS else plan, model)
+            warm_up, workload = (
+                make_workload(name, plan.scale, model.vocab, seed) for seed in (plan.seed + 1, plan.seed)
+            )
+            sides = measure_workload(workload, openers, plan.repeat, meter, say, warm_up)
             workloads[name] = summarize_workload(workload, sides) | _measure_chunk(
                 plan, model, workload, sides
             )
@@ -93,6 +95,10 @@ def run_engine_bench(plan: EnginePlan, say: Say) -> dict[str, Any]:
         "settings": _collect_settings(plan),
         "workloads": workloads,
     }
+
+
+def _drop_prefix_cache(plan: EnginePlan) -> EnginePlan:
+    return replace(plan, config=replace(plan.config, cache=replace(plan.config.cache, backend="none")))
 
 
 def _make_openers(plan: EnginePlan, model: BenchModel) -> dict[str, Opener]:
@@ -154,13 +160,19 @@ def alternate(names: Sequence[str], repeat: int) -> Iterator[str]:
 
 
 def measure_workload(
-    workload: Workload, openers: Mapping[str, Opener], repeat: int, meter: BenchMeter, say: Say
+    workload: Workload,
+    openers: Mapping[str, Opener],
+    repeat: int,
+    meter: BenchMeter,
+    say: Say,
+    warm_up: Workload | None = None,
 ) -> dict[str, SideRuns]:
-    """Run the workload `repeat` times on each side, in alternating order."""
+    """Run the workload `repeat` times on each side, in alternating order, each time after `warm_up`: requests
+    of the same shapes; None: the same ones."""
     sides = {name: SideRuns() for name in openers}
     for name in alternate(list(openers), repeat):
         side = sides[name]
-        trace, memory = _measure_once(openers[name], workload, meter)
+        trace, memory = _measure_once(openers[name], workload, warm_up or workload, meter)
         side.runs.append(compute_metrics(trace, workload) | memory)
         side.last = trace
         say(f"{workload.name} {name} {len(side.runs)}/{repeat}: {trace.end - trace.start:.2f} s")
@@ -168,14 +180,14 @@ def measure_workload(
 
 
 def _measure_once(
-    opener: Opener, workload: Workload, meter: BenchMeter
+    opener: Opener, workload: Workload, warm_up: Workload, meter: BenchMeter
 ) -> tuple[Trace, dict[str, float | None]]:
     """Load, warm up, measure, close."""
     before = meter.reset_peak(True)
     contender = opener()
     weights = meter.reset_peak(True) - before
     try:
-        run_workload(contender, workload, meter.clock)  # all of it, so that each shape is compiled
+        run_workload(contender, warm_up, meter.clock)  # all of it, so that each shape is compiled
         alive = meter.reset_peak(False)  # a server keeps its pool of free buffers
         trace = run_workload(contender, workload, meter.clock)
         peak = meter.read_peak()

@@ -51,7 +51,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class RequestShape:
-    """A request before its tokens are chosen. All prompts of a workload begin with the same `shared` tokens."""
+    """A request before its tokens are chosen; its first `shared` tokens are those of all others."""
 
     prompt: int
     output: int
@@ -117,5 +117,6 @@ WORKLOADS: dict[str, Callable[[float], Iterator[RequestShape]]] = {
     "single": _arrive_at_once((1, 512)),
     "shared": _arrive_with_shared_prefix,
 }
+CACHED_WORKLOADS = frozenset({"shared"})  # run with the config's prefix cache, and all others without
 # The peer computes what they share for each of the prompts, which takes a CPU many minutes.
 DEFAULT_WORKLOADS = tuple(name for name in WORKLOADS if name != "shared")
