@@ -89,7 +89,7 @@ def list_findings(config: Config | None) -> Iterator[Finding]:
 def list_model_findings(config: Config) -> Iterator[Finding]:
     """Load the model as the engine does, and yield what its probe has found."""
     from mlxrun.engine.factory import build_engine
-    from mlxrun.model.doctor import report_model, report_probe, report_weights
+    from mlxrun.model.doctor import report_model, report_pooling, report_probe, report_weights
     from mlxrun.model.machine.versions import Finding
     from mlxrun.model.model_info import load_model_info
     from mlxrun.text.template import check_template
@@ -98,13 +98,16 @@ def list_model_findings(config: Config) -> Iterator[Finding]:
         model_info = load_model_info(config.model)
         check_template(model_info, config.model.chat_template)
         yield report_model(config.model.path, model_info)
-        probe = build_engine(replace(config, engine=replace(config.engine, probe=True))).probe
+        engine = build_engine(replace(config, engine=replace(config.engine, probe=True)))
     except MlxrunError as error:
         yield Finding("model", config.model.path, "off", str(error), "see model.path in the config")
         return
-    if probe is not None:
-        yield from report_weights(probe.weights)
-        yield from report_probe(probe)
+    if engine.probe is not None:
+        yield from report_weights(engine.probe.weights)
+        yield from report_probe(engine.probe)
+    if engine.pooling is not None and model_info.pooled is not None:
+        pooling, most = engine.pooling, model_info.pooled.max_tokens
+        yield from report_pooling(pooling.checks, pooling.max_rows, most)
 
 
 def print_findings(findings: Sequence[Finding]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 from collections.abc import Sequence
 
@@ -21,7 +22,7 @@ def run_sweep_command(names: Sequence[str], *, as_json: bool, markdown: bool) ->
     known = list_families()
     unknown = sorted(set(names) - {family for _, family in known})
     if unknown:
-        raise click.UsageError(f"no such family in the installed libraries: {', '.join(unknown)}")
+        raise click.UsageError("\n".join(_explain_unknown(name, known) for name in unknown))
     chosen = [entry for entry in known if not names or entry[1] in names]
     results = []
     for number, result in enumerate(run_sweep(chosen), 1):
@@ -39,3 +40,10 @@ def run_sweep_command(names: Sequence[str], *, as_json: bool, markdown: bool) ->
     else:
         click.echo(summarize(results))
     return int(any(result.status == "wrong" for result in results))
+
+
+def _explain_unknown(name: str, known: Sequence[tuple[str, str]]) -> str:
+    """Why a name is no family of the sweep, with the closest one."""
+    close = difflib.get_close_matches(name, dict.fromkeys(family for _, family in known), 1)
+    text = f"no such family in the installed libraries: {name}"
+    return f"{text}; did you mean {close[0]}?" if close else text

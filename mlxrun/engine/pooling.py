@@ -13,6 +13,7 @@ from typing import Protocol
 
 from mlxrun.config.settings import SchedulerSettings
 from mlxrun.errors import EngineDead
+from mlxrun.model.pooling.pooling_runner import PoolingCheck
 from mlxrun.scheduler.memory_budget import MemoryBudget
 from mlxrun.scheduler.pooling_queue import PoolingBatch, PoolingQueue
 from mlxrun.scheduler.prefill_pace import MeasuredPace
@@ -33,6 +34,8 @@ class VectorRunner(Protocol):
     def max_padding(self) -> int | None: ...
     @property
     def takes_whole_texts(self) -> bool: ...
+    @property
+    def checks(self) -> Sequence[PoolingCheck]: ...
     def advance(self, batch: PoolingBatch, tokens: int) -> Sequence[bytes] | None: ...
     def close(self) -> None: ...
 
@@ -61,6 +64,16 @@ class PoolingSteps:
         self._clock = clock
         self._max_errors = max_errors
         self._failures_in_a_row = 0
+
+    @property
+    def checks(self) -> Sequence[PoolingCheck]:
+        """What was compared when the model was loaded."""
+        return self._runner.checks
+
+    @property
+    def max_rows(self) -> int:
+        """Texts that are computed together at most."""
+        return self._runner.max_rows
 
     def step(
         self, *, decoding: bool, background: bool, fits: Callable[[int], bool] = lambda nbytes: True

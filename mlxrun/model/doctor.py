@@ -6,9 +6,9 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Literal
 
 import mlx.core as mx
 
@@ -16,6 +16,7 @@ from mlxrun.model.machine import device
 from mlxrun.model.machine.blas import ADVICE, describe_blas, find_loaded_blas
 from mlxrun.model.machine.versions import Finding
 from mlxrun.model.model_info import LoadedModelInfo
+from mlxrun.model.pooling.pooling_runner import PoolingCheck
 from mlxrun.model.probe.report import ProbeReport, describe_check, describe_methods
 from mlxrun.model.weight_form import WeightForm
 
@@ -126,6 +127,20 @@ def report_weights(form: WeightForm) -> Iterator[Finding]:
     for name, times in form.seconds.items():
         curve = ", ".join(f"{rows} rows {value * 1e6:.0f}" for rows, value in times.items())
         yield Finding("weights", name, "ok", f"{curve} us", facts={"seconds": times})
+
+
+def report_pooling(checks: Sequence[PoolingCheck], max_rows: int, max_tokens: int) -> Iterator[Finding]:
+    """What was compared of a model that gives vectors, and how texts are computed."""
+    for check in checks:
+        value = f"vectors differ by {check.difference:.2g}, rounding by up to {check.limit:.2g}"
+        level: Literal["ok", "note"] = "ok" if check.passed else "note"
+        advice = "" if check.passed else "not used for this model; instead: texts are computed one by one"
+        facts = {"difference": check.difference, "limit": check.limit}
+        yield Finding("vectors", check.name, level, value, advice, facts)
+    together = f"up to {max_rows} texts together" if max_rows > 1 else "texts one by one"
+    facts = {"max_rows": max_rows, "max_tokens": max_tokens}
+    value = f"{together}, each of up to {max_tokens:,} tokens"
+    yield Finding("vectors", "in use", "ok", value, facts=facts)
 
 
 def report_probe(probe: ProbeReport) -> Iterator[Finding]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
+import mlx.core as mx
 import pytest
 from click.testing import CliRunner
 
@@ -14,6 +16,8 @@ from mlxrun.cli.doctor import command
 from mlxrun.model import doctor
 from mlxrun.model.machine import versions
 from mlxrun.model.model_files import EMBEDDED
+from mlxrun.model.pooling import encoders
+from tests.helpers.pooling_models import build_pooling_model
 
 
 @pytest.fixture(autouse=True)
@@ -61,6 +65,23 @@ def test_a_model_is_loaded_and_probed(tmp_path: Path) -> None:
     assert findings[str(folder)]["facts"]["type"] == "qwen3"
     assert findings["decode ragged"]["facts"]["passed"] is True
     assert findings["in use"]["facts"]["decode"] == "ragged"
+
+
+def test_the_checks_of_an_encoder_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no parity probe. Where texts differ in company, that is a note, and what is done instead."""
+    args = ["--json", "--set", f"model.path={build_pooling_model('bert', tmp_path / 'model')}"]
+
+    def find() -> dict[str, Any]:
+        result = CliRunner().invoke(command, args, catch_exceptions=False, standalone_mode=False)
+        return {f["name"]: f for f in json.loads(result.stdout)["findings"] if f["area"] == "vectors"}
+
+    findings = find()
+    assert [f["level"] for f in findings.values()] == ["ok"] * 3
+    assert findings["in use"]["facts"] == {"max_rows": 256, "max_tokens": 40}
+    unmasked = lambda lengths, size: mx.zeros((len(lengths), 1, 1, size))  # noqa: E731
+    monkeypatch.setattr(encoders, "make_padding_mask", unmasked)
+    findings = find()
+    assert findings["texts together"]["level"] == "note" and findings["in use"]["facts"]["max_rows"] == 1
 
 
 def test_a_model_that_cannot_be_loaded_is_off_and_the_rest_is_shown(tmp_path: Path) -> None:

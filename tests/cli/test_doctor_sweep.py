@@ -55,6 +55,7 @@ def test_json_and_markdown_leave_progress_to_stderr() -> None:
     ("arguments", "message"),
     [
         (["no_such_family"], "no such family in the installed libraries: no_such_family"),
+        (["llam"], "no such family in the installed libraries: llam; did you mean llama?"),
         (["llama", "--json", "--markdown"], "exclude each other"),
     ],
 )

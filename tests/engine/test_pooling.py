@@ -23,7 +23,7 @@ from tests.helpers.text_models import build
 class FakeVectorRunner:
     """Takes a millisecond of a fake clock for each token, and fails for texts that begin with 13."""
 
-    max_rows, max_tokens, max_padding, takes_whole_texts = 256, 10_000, None, False
+    max_rows, max_tokens, max_padding, takes_whole_texts, checks = 256, 10_000, None, False, ()
 
     def __init__(self) -> None:
         self.now = 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -21,6 +22,7 @@ from mlxrun.model.pooling.pooler import EmbeddingHead
 from mlxrun.model.pooling.pooling_runner import (
     DecoderStates,
     EncoderStates,
+    PoolingCheck,
     PoolingRunner,
     TokenStates,
     VectorHead,
@@ -107,16 +109,22 @@ def _choose_rows(
         for n in TRIAL_LENGTHS
     ]
     alone = np.stack([compute_vectors(lone, [request], 1 << 20)[0] for request in requests])
-    limit = (TOLERANCE if dtype == mx.float32 else OTHER_TOLERANCE) * np.abs(alone).max()
-    chunked = np.stack([compute_vectors(lone, [request], 5)[0] for request in requests])
-    if not np.abs(chunked - alone).max() <= limit:  # also NaN
+    limit = float((TOLERANCE if dtype == mx.float32 else OTHER_TOLERANCE) * np.abs(alone).max())
+
+    def compare(name: str, vectors: Sequence[np.ndarray[Any, Any]]) -> PoolingCheck:
+        return PoolingCheck(name, float(np.abs(np.stack(vectors) - alone).max()), limit)
+
+    chunked = compare("texts in chunks", [compute_vectors(lone, [each], 5)[0] for each in requests])
+    if not chunked.passed:
         raise ModelLoadError(
             f"{info.folder}: mlx-lm's model differs by the size of chunks: no embeddings of it"
         )
+    lone.checks = (chunked,)
     if config.engine.reproducible:
         return lone
-    together = np.stack(compute_vectors(runner, requests, 15))
-    if np.abs(together - alone).max() <= limit:
+    together = compare("texts together", compute_vectors(runner, requests, 15))
+    lone.checks = runner.checks = (chunked, together)
+    if together.passed:
         return runner
     log.warning("%s: texts are embedded one by one, as padding changes their vectors", info.name)
     return lone

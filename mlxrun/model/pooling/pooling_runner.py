@@ -33,6 +33,20 @@ CPU_PADDING = 16
 PADDING = 0  # a token id that every vocabulary has; its states are ignored
 
 
+@dataclass(frozen=True, slots=True)
+class PoolingCheck:
+    """The largest difference of vectors from those of texts alone and in one forward. `limit`: what counts as
+    rounding."""
+
+    name: str
+    difference: float
+    limit: float
+
+    @property
+    def passed(self) -> bool:
+        return self.difference <= self.limit  # not for NaN
+
+
 class VectorHead(Protocol):
     """What makes vectors of pooled states."""
 
@@ -110,11 +124,12 @@ class EncoderStates:
 
 class PoolingRunner:
     """`max_rows`: texts in a batch; `max_tokens`: of a text; `max_padding`: tokens of padding that a text
-    may add to a batch, None for no limit."""
+    may add to a batch, None for no limit; `checks`: what was compared when the model was loaded."""
 
     def __init__(self, states: TokenStates, head: VectorHead, max_rows: int, max_tokens: int) -> None:
         self.max_rows = max_rows
         self.max_tokens = max_tokens
+        self.checks: tuple[PoolingCheck, ...] = ()
         self.max_padding = CPU_PADDING if mx.default_device() == mx.cpu else None
         self._states = states
         self._head = head

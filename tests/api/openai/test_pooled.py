@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 import math
+import re
 from array import array
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -235,6 +238,15 @@ def test_bodies_are_checked_without_a_model() -> None:
     check_pooling_body(RERANK, {"query": "a", "documents": ["b"]})
     assert refuse(check_pooling_body, EMBED, {"input": {}}).param == "input"
     assert refuse(check_pooling_body, RERANK, {"query": "a", "documents": [3]}).param == "documents[0]"
+
+
+def test_the_commands_of_the_documentation() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "embeddings.md").read_text(encoding="utf-8")
+    bodies = re.findall(r"^curl http://\S+(/v1/\w+) .* -d '(.*)'$", page, re.MULTILINE)
+    assert [url for url, _ in bodies] == [EMBED, EMBED, RERANK]
+    for url, body in bodies:
+        model = replace(SCORER if url == RERANK else EMBEDDER, max_tokens=100)
+        make(url, FakeModelInfo(pooled=model), **json.loads(body))
 
 
 def test_numbers_that_json_does_not_have_are_an_error() -> None:
