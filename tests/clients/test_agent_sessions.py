@@ -1,4 +1,4 @@
-"""Whole sessions of agents, ten requests each, with tools: every body is accepted, every answer is read as
+"""Sessions of agents, ten requests or two each, with tools: every body is accepted, every answer is read as
 the agent reads it, and at least nine tenths of each prompt come from the prefix cache."""
 
 from __future__ import annotations
@@ -25,7 +25,14 @@ from tests.clients.agents.zed import Zed
 from tests.helpers.scripted_model import run_scripted_server
 from tests.helpers.served_model import ModelServer
 
-AGENTS = (ClaudeCode, Codex, OpenCode, Continue, Cline, Zed, OpenWebUi)
+# Whole sessions of one agent of each API; of the others the last turn, and all of it in the sweep.
+AGENTS = (ClaudeCode, Codex, OpenCode)
+SHORTER = (Continue, Cline, Zed, OpenWebUi)
+SESSIONS = [
+    *(pytest.param(make, TURNS, id=make.__name__) for make in AGENTS),
+    *(pytest.param(make, TURNS[-1:], id=f"{make.__name__} briefly") for make in SHORTER),
+    *(pytest.param(make, TURNS, marks=pytest.mark.sweep, id=make.__name__) for make in SHORTER),
+]
 # Agents ask for up to 32,000 tokens of answer.
 CONFIG = Config(model=ModelSettings(context_length=65536))
 FINISH_CALLS = ("tool_calls", "tool_use", "completed")
@@ -92,11 +99,11 @@ def scripted() -> Iterator[Scripted]:
         yield made
 
 
-@pytest.mark.parametrize("make", AGENTS, ids=lambda make: make.__name__)
-def test_a_session_of_ten_requests(scripted: Scripted, make: type[Agent]) -> None:
+@pytest.mark.parametrize(("make", "turns"), SESSIONS)
+def test_a_session(scripted: Scripted, make: type[Agent], turns: Sequence[UserTurn]) -> None:
     """No request is refused; from the second on, nine tenths of the prompt are found in the cache."""
-    found = scripted.run(make())
-    assert len(found) == 10
+    found = scripted.run(make(), turns)
+    assert len(found) == (10 if turns is TURNS else 2)
     assert found[0].prompt_tokens > 1500, "prompts in proportion to those of agents"
     assert all(later.prompt_tokens > before.prompt_tokens for before, later in pairwise(found))
     shares = [answer.cached_tokens / answer.prompt_tokens for answer in found[1:]]
