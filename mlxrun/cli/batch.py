@@ -27,6 +27,7 @@ Examples:
   mlxrun batch big.jsonl --set batch.order=input --set scheduler.max_running=64
   mlxrun batch big.jsonl --ray                     a worker on each GPU of this machine (docs/scale.md)
   mlxrun batch big.jsonl --ray 10.0.0.1:6379       a worker on each GPU of a Ray cluster
+  mlxrun batch s3://bucket/big.jsonl               answers in s3://bucket/big.out.jsonl (mlxrun[remote])
 
 \b
 A line of JOBS has OpenAI's batch format or a short one; an `eval` key scores the answer:
@@ -37,7 +38,7 @@ A line of JOBS has OpenAI's batch format or a short one; an `eval` key scores th
   {"id": "c", "prompt": "Once upon a time", "temperature": 0}
 `match` is exact, contains, contains_all, regex, number, json, json_schema, choice, likeliest or judge; a list
 in `expected` holds alternatives. docs/jobs.md has their options; `mlxrun score` scores a finished job again.
-Image parts may be paths relative to JOBS.
+Image parts may be paths relative to JOBS, unless JOBS is a URL.
 
 \b
 JOBS x.jsonl writes x.out.jsonl, x.errors.jsonl (lines that failed, with their line number and reason) and
@@ -56,14 +57,14 @@ SHOWN_REASONS = 3  # of failures; all are in the errors file
 
 
 @click.command(epilog=EPILOG)
-@click.argument("jobs", type=click.Path(path_type=Path))
+@click.argument("jobs", type=click.Path())
 @add_config_options
 @click.option(
     "-o",
     "--output",
-    type=click.Path(path_type=Path),
+    type=click.Path(),
     metavar="OUT",
-    help="Where the answers go. Default: JOBS with the ending .out.jsonl.",
+    help="Where the answers go, a path or a URL. Default: JOBS with the ending .out.jsonl.",
 )
 @click.option(
     "--fresh", is_flag=True, help="Start over; answers of earlier runs are moved to OUT.run/earlier."
@@ -80,10 +81,10 @@ SHOWN_REASONS = 3  # of failures; all are in the errors file
 @add_ray_option
 @click.option("--dry-run", is_flag=True, help="Count lines, tokens and images, show what would be refused.")
 def command(
-    jobs: Path,
+    jobs: str,
     config_path: Path | None,
     sets: tuple[str, ...],
-    output: Path | None,
+    output: str | None,
     dry_run: bool,
     scorer: str | None,
     ray_address: str | None,
@@ -95,16 +96,18 @@ def command(
     from mlxrun.batch.job_file import check_job_file
     from mlxrun.batch.job_run import JobOptions
     from mlxrun.batch.line_scorers import make_eval_reader
-    from mlxrun.batch.run_paths import JobPaths
+    from mlxrun.batch.remote_job import open_paths
+    from mlxrun.cache.cache_folder import get_default_folder
 
-    check_job_file(jobs)  # before the model, which may take minutes to download or load
-    evals = make_eval_reader(jobs, scorer)
-    paths = JobPaths(jobs, output)
-    loaded = load_command_config(config_path, sets)
-    options = JobOptions(**flags)
-    if dry_run:
-        return asyncio.run(_dry_run(loaded, paths, options))
-    return asyncio.run(_run(ray_address, loaded, sets, paths, options, evals))
+    spool = get_default_folder().with_name("jobs")
+    with open_paths(jobs, output, spool, say, publish=not dry_run) as paths:
+        check_job_file(paths.job)  # before the model, which may take minutes to download or load
+        evals = make_eval_reader(paths.job, scorer)
+        loaded = load_command_config(config_path, sets)
+        options = JobOptions(**flags)
+        if dry_run:
+            return asyncio.run(_dry_run(loaded, paths, options))
+        return asyncio.run(_run(ray_address, loaded, sets, paths, options, evals))
 
 
 async def _run(
