@@ -14,7 +14,13 @@ from benchmarks.reproduce.models import FAMILIES as REPRODUCE_FAMILIES
 from benchmarks.speculation import WORKLOADS as DRAFT_WORKLOADS
 from mlxrun.cli.bench_options import add_measure_options, write_report
 from mlxrun.cli.main import main
-from mlxrun.cli.options import add_json_option, load_command_config, make_repeat_option, say
+from mlxrun.cli.options import (
+    add_config_options,
+    add_json_option,
+    load_command_config,
+    make_repeat_option,
+    say,
+)
 from mlxrun.config.settings import Config
 
 FAMILIES = ("plain", "windowed", "hybrid", "vision")
@@ -267,6 +273,85 @@ def speculation(
     plan = MeasurePlan(model, config, **options)
     report = run_speculation_bench(plan, rows or ROWS, workloads or DRAFT_WORKLOADS, say)
     return write_report(report, json_path, print_speculation_report)
+
+
+add_draft_option = click.option(
+    "--draft",
+    default="tiny",
+    show_default=True,
+    metavar="PRESET|PATH",
+    help="The draft model, as in --model.",
+)
+
+
+@command.command(name="sparse-prefill", short_help="Time to the first token of a long prompt.")
+@add_draft_option
+@click.option(
+    "--keep", default=0.2, show_default=True, type=click.FloatRange(0.01, 1), help="Share that is computed."
+)
+@add_measure_options
+def sparse_prefill(
+    model: str,
+    draft: str,
+    keep: float,
+    json_path: Path | None,
+    config_path: Path | None,
+    sets: tuple[str, ...],
+    **options: Any,
+) -> int:
+    """Measure one prompt of 16384 random tokens on an idle engine, with sparse prefill and without."""
+    config = load_command_config(config_path, sets).config
+    from benchmarks.measure_plan import MeasurePlan
+    from benchmarks.sparse_prefill import print_sparse_prefill_report, run_sparse_prefill_bench
+
+    report = run_sparse_prefill_bench(MeasurePlan(model, config, **options), draft, keep, say)
+    return write_report(report, json_path, print_sparse_prefill_report)
+
+
+@command.command(name="sparse-recall", short_help="What answers know of sparse prompts.")
+@add_draft_option
+@click.option(
+    "--sentences", default=250, show_default=True, type=click.IntRange(20, 100_000), help="Of a prompt."
+)
+@click.option("--prompts", default=16, show_default=True, type=click.IntRange(1, 10_000), help="Prompts.")
+@click.option(
+    "--keep",
+    "keeps",
+    multiple=True,
+    type=click.FloatRange(0.01, 1),
+    help="Share that is computed; may be given several times; default: 0.1, 0.2, 0.5 and 1.",
+)
+@click.option(
+    "--model", required=True, type=click.Path(exists=True, file_okay=False), help="Folder of a chat model."
+)
+@click.option("--seed", default=0, show_default=True, help="Seed of the prompts.")
+@add_json_option
+@add_config_options
+def sparse_recall(
+    model: str,
+    draft: str,
+    sentences: int,
+    prompts: int,
+    keeps: tuple[float, ...],
+    seed: int,
+    json_path: Path | None,
+    config_path: Path | None,
+    sets: tuple[str, ...],
+) -> int:
+    """Ask for a word that one of many sentences gives, and count the answers that have it."""
+    config = load_command_config(config_path, sets).config
+    from benchmarks.measure_plan import MeasurePlan
+    from benchmarks.sparse_recall import KEEPS, print_sparse_recall_report, run_sparse_recall_bench
+
+    report = run_sparse_recall_bench(
+        MeasurePlan(model, config, repeat=1, seed=seed),
+        draft,
+        sentences=sentences,
+        prompts=prompts,
+        keeps=keeps or KEEPS,
+        say=say,
+    )
+    return write_report(report, json_path, print_sparse_recall_report)
 
 
 if __name__ == "__main__":

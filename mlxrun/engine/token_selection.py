@@ -44,6 +44,13 @@ class SelectionCounts:
     left_out: int = 0
 
 
+def leave_out(request: Request, positions: tuple[int, ...]) -> Request:
+    """The request without the tokens of its prompt that are not at these positions."""
+    kept = tuple(request.prompt[at] for at in positions)
+    left_out = frozenset(request.prompt).difference(kept)
+    return replace(request, prompt=kept, positions=positions, left_out=left_out, boundaries=())
+
+
 class TokenSelection:
     """`prefix_cache`: the scheduler's; what it has of a prompt need not be computed at all."""
 
@@ -55,7 +62,7 @@ class TokenSelection:
         prefix_cache: PrefixCacheInterface,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._draft, self._settings, self._scheduler = draft, settings, scheduler
+        self.draft, self._settings, self._scheduler = draft, settings, scheduler
         self._prefix_cache = prefix_cache
         self._clock = clock
         self._pace = MeasuredPace()
@@ -84,7 +91,7 @@ class TokenSelection:
         size, least = len(request.prompt), self._settings.sparse_min_tokens
         is_plain = not request.image_spans and request.media is None and not request.positions
         generates = request.params.max_tokens > 0 and request.params.prompt_logprobs is None
-        if not (request.sparse and is_plain and generates and least <= size <= self._draft.max_tokens):
+        if not (request.sparse and is_plain and generates and least <= size <= self.draft.max_tokens):
             return False
         return size - self._prefix_cache.count_cached(request) >= least
 
@@ -125,9 +132,9 @@ class TokenSelection:
     def _read(self, request: Request, decoding: bool) -> tuple[int, ...] | None:
         if self._reading != request.id:
             self._reading, self._left = request.id, len(request.prompt)
-            self._draft.start(request.prompt, self._prefix_cache.count_cached(request))
+            self.draft.start(request.prompt, self._prefix_cache.count_cached(request))
         limit, started = min(self._limit_tokens(decoding), self._left), self._clock()
-        positions = self._draft.advance(limit)
+        positions = self.draft.advance(limit)
         if positions is None:  # the last slice does other things than reading
             self._left -= limit
             self._pace.record(limit, self._clock() - started)
@@ -135,7 +142,7 @@ class TokenSelection:
 
     def _stop_reading(self) -> None:
         self._reading = None
-        self._draft.drop()
+        self.draft.drop()
 
     def _limit_tokens(self, decoding: bool) -> int:
         """Tokens of the next slice: in few sizes, as those of the scheduler's steps."""
@@ -153,13 +160,11 @@ class TokenSelection:
         self._chosen = {prompt: positions, **self._chosen}
         while len(self._chosen) > REMEMBERED:
             self._chosen.popitem()
-        kept = tuple(prompt[at] for at in positions)
         self.counts.prompts += 1
         self.counts.tokens += len(prompt)
-        self.counts.left_out += len(prompt) - len(kept)
-        left_out = frozenset(prompt).difference(kept)
-        return replace(request, prompt=kept, positions=positions, left_out=left_out, boundaries=())
+        self.counts.left_out += len(prompt) - len(positions)
+        return leave_out(request, positions)
 
     def close(self) -> None:
         """Release all arrays, on the thread that made them."""
-        self._draft.close()
+        self.draft.close()

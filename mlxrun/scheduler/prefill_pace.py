@@ -16,7 +16,7 @@ MIN_MEASURED = 16  # tokens; the time of a step with fewer is mostly that of its
 
 
 def fit_chunks(most: float, chunk: int) -> int:
-    """At most so many tokens, in whole chunks if that is one or more, else a chunk halved a few times: devices
+    """At most so many tokens: whole chunks if that is one or more, else a chunk halved a few times. Devices
     prepare for each new number of tokens."""
     if most >= chunk:
         return int(most) // chunk * chunk

@@ -21,9 +21,10 @@ from mlxrun.engine.engine import Engine
 from mlxrun.errors import ConfigError, RequestError
 from mlxrun.model.compute_methods import ComputeMethods
 from mlxrun.model.prompt_inputs import PromptInputs, place_tokens
-from mlxrun.model.sparse import build, explicit_positions
+from mlxrun.model.sparse import explicit_positions
 from mlxrun.model.sparse.explicit_positions import PositionedRope
 from mlxrun.model.sparse.position_check import PlacedCache
+from mlxrun.model.sparse.prompt_draft import PromptDraft
 from mlxrun.scheduler.request import FinishReason, Request
 from tests.helpers import engine_driver, text_models
 from tests.helpers.engine_driver import TimedRequest
@@ -119,7 +120,14 @@ def test_a_prompt_of_which_all_is_kept(zoo: Zoo, family: str) -> None:
 
 @pytest.mark.parametrize(
     ("family", "method"),
-    [("llama", None), ("llama", "paged"), ("llama", "grouped"), ("llama", "row_by_row"), ("gemma2", None)],
+    [
+        ("llama", None),
+        ("llama", "compiled"),
+        ("llama", "paged"),
+        ("llama", "grouped"),
+        ("llama", "row_by_row"),
+        ("gemma2", None),
+    ],
 )
 def test_rows_with_gaps_among_others(
     zoo: Zoo, answer: Callable[..., Answer], family: str, method: Any
@@ -324,13 +332,13 @@ def test_a_model_whose_ropes_ignore_positions_is_found_at_load(zoo: Zoo, monkeyp
     ("family", "why"), [("gemma3_text", "has sliding windows"), ("gemma2", "cannot score")]
 )
 def test_drafts_that_cannot(zoo: Zoo, family: str, why: str) -> None:
-    options = {"draft": str(zoo.text(family)), "prefill": PrefillSettings("draft", KEEP, 256)}
+    options: dict[str, Any] = {"draft": str(zoo.text(family)), "prefill": PrefillSettings("draft", KEEP, 256)}
     with pytest.raises(ConfigError, match=rf"model.draft: \S+ {why}"):
         engine_driver.make_real_engine(zoo.text("llama"), **options)
 
 
 def test_a_draft_with_another_vocabulary(zoo: Zoo) -> None:
-    options = {"draft": "embedded", "prefill": PrefillSettings("draft", KEEP, 256)}
+    options: dict[str, Any] = {"draft": "embedded", "prefill": PrefillSettings("draft", KEEP, 256)}
     with pytest.raises(
         ConfigError, match=r"model.draft: \S+ has another vocabulary: \d+ tokens differ, such as"
     ):
@@ -338,14 +346,15 @@ def test_a_draft_with_another_vocabulary(zoo: Zoo) -> None:
 
 
 def test_a_vision_model(zoo: Zoo) -> None:
-    options = {"draft": str(zoo.text("llama")), "prefill": PrefillSettings("draft", KEEP, 256)}
+    prefill = PrefillSettings("draft", KEEP, 256)
     with pytest.raises(ConfigError, match="it is a vision-language model"):
-        engine_driver.make_real_engine(zoo.vision("qwen2_5_vl"), **options)
+        folder = zoo.vision("qwen2_5_vl")
+        engine_driver.make_real_engine(folder, draft=str(zoo.text("llama")), prefill=prefill)
 
 
 def test_a_draft_that_fails_leaves_the_prompt_whole(zoo: Zoo, monkeypatch: Patch) -> None:
     engine = make_engine(zoo)
-    monkeypatch.setattr(build.PromptDraft, "advance", lambda self, limit: 1 / 0)
+    monkeypatch.setattr(PromptDraft, "advance", lambda self, limit: 1 / 0)
     event = engine_driver.run_requests(engine, list_asks()[:1])["a"]
     assert event.num_left_out == 0
     engine_driver.check_answer(event, zoo.answer("llama", LONG, COUNT))

@@ -14,9 +14,11 @@ from mlxrun.model.ragged.attention import NotRaggedError, RowKeys
 
 
 class AttentionScores:
-    """float32 [size]: of all tokens, the mean fourth power of attention over heads and new tokens, summed over
-    layers. Lazy. Few heads look for what is needed, and attend to little else; what most heads pay a little
-    attention to is not needed. So a power tells more than the mean does.
+    """float32 [size]: of each token, the mean fourth power of attention over heads and new tokens, summed
+    over layers. Lazy.
+
+    Few heads look for what is needed, and attend to little else; to what most heads attend a little is not
+    needed. So a power tells more than the mean does.
     """
 
     def __init__(self, size: int) -> None:

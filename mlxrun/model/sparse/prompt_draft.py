@@ -18,7 +18,7 @@ from mlxrun.model.prompt_inputs import TEXT_ONLY
 from mlxrun.model.ragged.attention import use_engine_attention
 from mlxrun.model.ragged.layer_caches import list_all_arrays, reserve_capacity
 from mlxrun.model.sparse.attention_scores import AttentionScores, ScoringCache
-from mlxrun.model.sparse.token_choice import choose_tokens
+from mlxrun.model.sparse.token_choice import Scores, choose_tokens
 
 WINDOW = 32  # last tokens of a prompt, whose attention is scored
 
@@ -44,19 +44,34 @@ class PromptDraft:
     def advance(self, limit: int) -> tuple[int, ...] | None:
         """Read `limit` more tokens of the prompt; or if only those are left whose attention is scored, score
         it, and return the positions of the kept ones."""
+        if self._read(limit):
+            return None
+        scores = self._score()
+        self.drop()
+        return choose_tokens(scores, self._keep, self._known)
+
+    def score(self, tokens: Sequence[int], limit: int) -> Scores:
+        """All scores of a prompt, read in slices of `limit` tokens."""
+        self.start(tokens)
+        while self._read(limit):
+            pass
+        scores = self._score()
+        self.drop()
+        return scores
+
+    def _read(self, limit: int) -> bool:
+        """Compute a slice; False if nothing is left to be read."""
         start, end = self._computed, max(len(self._tokens) - WINDOW, 0)
         if start == end:
-            scores = self._score()
-            self.drop()
-            return choose_tokens(scores, self._keep, self._known)
+            return False
         stop = min(start + limit, end)
         with use_engine_attention(self._layers):
             self._adapter.prefill(mx.array([self._tokens[start:stop]]), self._cache, start, TEXT_ONLY)
         mx.eval(list_all_arrays(self._cache))
         self._computed = stop
-        return None
+        return True
 
-    def _score(self) -> np.ndarray[Any, np.dtype[np.float32]]:
+    def _score(self) -> Scores:
         """Compute the last tokens."""
         scores = AttentionScores(len(self._tokens))
         caches = [ScoringCache(layer, scores) for layer in self._cache]

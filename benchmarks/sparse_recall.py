@@ -1,0 +1,129 @@
+"""`python -m benchmarks sparse-recall`: whether answers still have what a long prompt says in one place.
+
+A prompt is many sentences of no interest, and a few that each give the secret word of a city; the question is
+about one of them. The draft model scores each prompt once, and the model answers with several shares of its
+tokens.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.measure_plan import MeasurePlan
+from benchmarks.sparse_prefill import build_sparse_engine
+from mlxrun.bench.models import open_model
+from mlxrun.bench.report import make_console, make_table
+from mlxrun.engine.token_selection import leave_out
+from mlxrun.errors import ConfigError
+from mlxrun.scheduler.request import Request, SamplingParams
+
+if TYPE_CHECKING:
+    from mlxrun.engine.engine import Engine
+
+KEEPS = (0.1, 0.2, 0.5, 1.0)
+SECRETS = 2  # of cities, in a prompt
+OUTPUT = 12  # tokens
+SLICE = 512  # tokens that the draft model reads in a forward
+WHO = "The old farmer|A young teacher|My neighbour|The tall captain|Her cousin|The doctor|A painter|A clerk"
+DID = "walked to|looked at|talked about|thought of|went past|wrote about|returned to|waited near|dreamed of"
+WHAT = "the river|the market|the old bridge|a garden|the station|the library|a green hill|the harbour"
+WHEN = "in the morning|after lunch|late at night|on Sunday|before noon|in summer|with a friend|as usual"
+CITIES = "Paris Rome Oslo Cairo Lima Tokyo Delhi Madrid Berlin Dublin Athens Prague Vienna Lisbon Warsaw"
+WORDS = "violin purple lemon castle rocket tiger butter anchor silver candle pepper helmet garlic magnet"
+
+
+@dataclass(frozen=True, slots=True)
+class RecallPrompt:
+    """A text with its question, and the word that is asked for."""
+
+    text: str
+    word: str
+
+
+def make_prompt(sentences: int, seed: int) -> RecallPrompt:
+    """A text of so many sentences, of which SECRETS matter."""
+    rng = random.Random(f"recall {seed}")
+    parts = [each.split("|") for each in (WHO, DID, WHAT, WHEN)]
+    text = [" ".join(rng.choice(part) for part in parts) + "." for _ in range(sentences - SECRETS)]
+    cities, words = rng.sample(CITIES.split(), SECRETS), rng.sample(WORDS.split(), SECRETS)
+    for city, word in zip(cities, words, strict=True):
+        text.insert(rng.randrange(len(text)), f"The secret word of {city} is {word}.")
+    question = f"What is the secret word of {cities[0]}? Answer with one word."
+    return RecallPrompt(" ".join(text) + "\n\n" + question, words[0])
+
+
+def run_sparse_recall_bench(
+    plan: MeasurePlan,
+    draft: str,
+    *,
+    sentences: int,
+    prompts: int,
+    keeps: Sequence[float],
+    say: Callable[[str], None],
+) -> dict[str, Any]:
+    """How many of the prompts are answered with their word, by share of tokens; None: whole prompts."""
+    with open_model(plan.model, plan.seed) as model, open_model(draft, plan.seed) as small:
+        engine = build_sparse_engine(plan, model.folder, small.folder, 0.5)
+        right: dict[float | None, list[bool]] = {None: []} | {keep: [] for keep in keeps}
+        tokens: dict[float | None, list[int]] = {key: [] for key in right}
+        for number in range(prompts):
+            prompt = make_prompt(sentences, plan.seed + number)
+            for key, request in _list_requests(engine, prompt.text, number, keeps).items():
+                answer = _answer(engine, request)
+                right[key].append(prompt.word in answer.lower())
+                tokens[key].append(len(request.prompt))
+                say(f"{number + 1}/{prompts} {key or 'whole'}: {prompt.word}? {answer!r}")
+    shares = {
+        "whole" if key is None else f"{key:g}": {
+            "right": sum(found) / len(found),
+            "tokens": sum(tokens[key]) / len(tokens[key]),
+        }
+        for key, found in right.items()
+    }
+    found = {"prompts": prompts, "draft": small.name, "keep": shares}
+    return plan.build_report(model, {"sparse-recall": found})
+
+
+def _list_requests(
+    engine: Engine, text: str, number: int, keeps: Sequence[float]
+) -> dict[float | None, Request]:
+    """The same prompt whole, and with shares of its tokens."""
+    from mlxrun.model.sparse.prompt_draft import PromptDraft
+    from mlxrun.model.sparse.token_choice import choose_tokens
+
+    assert engine.selection is not None and isinstance(engine.selection.draft, PromptDraft)
+    tokenizer, draft = engine.model_info.tokenizer, engine.selection.draft
+    messages = [{"role": "user", "content": text}]
+    if tokenizer.chat_template is None:
+        raise ConfigError("--model: has no chat template")
+    ids = tuple(tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False))
+    if len(ids) > draft.max_tokens:
+        raise ConfigError(f"--sentences: make {len(ids)} tokens; the models read {draft.max_tokens}")
+    scores = draft.score(ids, SLICE)
+    stop_ids = frozenset(engine.model_info.eos_ids)
+    whole = Request(f"{number}", ids, SamplingParams(max_tokens=OUTPUT, stop_ids=stop_ids), sparse=False)
+    return {None: whole} | {keep: leave_out(whole, choose_tokens(scores, keep)) for keep in keeps}
+
+
+def _answer(engine: Engine, request: Request) -> str:
+    engine.add(request)
+    tokens: list[int] = []
+    while engine.busy:
+        for event in engine.step():
+            if event.error is not None:
+                raise event.error
+            tokens += event.tokens
+    return str(engine.model_info.tokenizer.decode(tokens))
+
+
+def print_sparse_recall_report(report: Mapping[str, Any]) -> None:
+    """Print a table of the shares."""
+    console = make_console(None)
+    shares = report["workloads"]["sparse-recall"]["keep"]
+    cells = [
+        (name, f"{found['tokens']:.0f}", f"{100 * found['right']:.0f} %") for name, found in shares.items()
+    ]
+    console.print(make_table(("kept", "tokens", "right answers"), 1, cells, console.is_terminal))
