@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.helpers.examples import count_examples
 from tests.helpers.family_cases import HEADER_WORDS, remove_header_words
 from tests.helpers.parser_checks import check_nothing_lost, remove_space
 from tests.helpers.parser_corpus.call_formats import FORMATS
@@ -63,7 +64,8 @@ def test_a_parser_without_memory_fails(family: str) -> None:
     """A second counterpart of `test_well_formed`."""
     cases = [case for case in WELL_FORMED if case.family == family and case.well_formed]
     assert len(cases) >= 20
-    assert not any(is_passed(case, lambda _, case=case: MemorylessParser(case)) for case in cases)  # type: ignore[misc]
+    some = cases[::4]
+    assert not any(is_passed(case, lambda _, case=case: MemorylessParser(case)) for case in some)  # type: ignore[misc]
 
 
 def _is_prefix(part: Any, whole: Any) -> bool:
@@ -150,7 +152,7 @@ _ANY_TOOL = [
 
 
 @pytest.mark.parametrize("form", FORMATS)
-@settings(max_examples=60)
+@settings(max_examples=count_examples(60))
 @given(arguments=_ARGUMENTS, size=st.integers(1, 7))
 def test_any_arguments(form: str, arguments: dict[str, Any], size: int) -> None:
     """All arguments that a template writes are read, to the last digit and character."""
@@ -178,7 +180,7 @@ def _any_fragments(family: str) -> st.SearchStrategy[str]:
 
 @pytest.mark.parametrize("think", [None, "think"])
 @pytest.mark.parametrize("family", FAMILIES)
-@settings(max_examples=40)
+@settings(max_examples=count_examples(40))
 @given(data=st.data())
 def test_any_fragments(family: str, think: str | None, data: st.DataObject) -> None:
     """Whatever a model writes, the split does not matter, nothing is lost and calls are valid JSON."""
