@@ -57,8 +57,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.flaky(reruns=0))
 
 
-# No deadlines and no complaint of slowness: machines differ. The same examples each time; others, and more, come
-# with `pytest --hypothesis-profile random`.
+# No deadlines and no complaint of slowness: machines differ. The same examples each time; others, and more of
+# them, come with `pytest --hypothesis-profile random`.
 for name, same in (("mlxrun", True), ("random", False)):
     hypothesis.settings.register_profile(
         name, deadline=None, derandomize=same, suppress_health_check=[hypothesis.HealthCheck.too_slow]
