@@ -22,10 +22,10 @@ _READ_ONLY = {"http", "https", "github", "data"}
 # Protocols whose writes are seen whole. A rename there would be a copy.
 _WHOLE = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss", "oci", "hf", "r2"}
 # What tells one content of a file from another one, in the names of the file systems.
-_VERSIONS = """
-    ETag etag mtime LastModified last_modified created updated modified generation md5Hash blob_id sha256
-    version_id VersionId
-""".split()
+_VERSIONS = [
+    *("ETag", "etag", "mtime", "LastModified", "last_modified", "created", "updated", "modified"),
+    *("generation", "md5Hash", "blob_id", "sha256", "version_id", "VersionId"),
+]
 
 
 def is_url(text: str) -> bool:

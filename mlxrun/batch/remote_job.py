@@ -137,8 +137,8 @@ class RemoteJob:
             is_own = stamp is not None and stamp == self._state.get("out")
             if stamp is not None and not is_own and not self._state.get("pending"):
                 raise _OutputChanged(
-                    f"{self._out.url}: it was changed while this job ran, and stays as it is now. All answers "
-                    f"of this job are in {self.folder}"
+                    f"{self._out.url}: it was changed while this job ran, and stays as it is now. All "
+                    f"answers of this job are in {self.folder}"
                 )
             known = self._state.get("files", {}) if is_own else {}
             changed = [pair for pair in files if stamps[pair[1].name] != known.get(pair[1].name, ())]
