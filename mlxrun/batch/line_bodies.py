@@ -104,7 +104,9 @@ class _ChoicesBody:
         created = CREATED if self._stamp is None else self._stamp.created_at
         body = openai.build_response(self.prepared, choices, make_request_id(self._key), created)
         if self._stamp is None:
-            del body["usage"]["prompt_tokens_details"]
+            details = body["usage"].pop("prompt_tokens_details")
+            if "left_out_tokens" in details:  # by sparse prefill, which makes another answer
+                body["usage"]["prompt_tokens_details"] = {"left_out_tokens": details["left_out_tokens"]}
         return body
 
 

@@ -77,7 +77,9 @@ def build_engine(
         config.scheduler, adapter.model, hidden, cache, vocab, beside, probe.methods.quantization
     )
     if 0 < memory.limit < memory.weights:
-        raise ConfigError(f"scheduler.memory_limit: {memory.explain_shortage(1, 1)}: no request can ever run")
+        own = "" if loaded is None else f"; {loaded.describe()}"
+        problem = f"{memory.explain_shortage(1, 1)}: no request can ever run{own}"
+        raise ConfigError(f"scheduler.memory_limit: {problem}")
     prefix_cache = build_prefix_cache(config, model_info, snapshots, memory)
     scheduler = Scheduler(
         config.scheduler,

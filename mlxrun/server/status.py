@@ -105,6 +105,8 @@ def _collect_engine(stats: Mapping[str, Any], age: float | None) -> Iterable[Met
     yield _make_counter("speculation_tokens", text, drafts, "state")
     drafted = {"": stats["speculation"]["steps"]}
     yield _make_counter("speculation_steps", "Steps that verified drafts.", drafted)
+    sparse = {"": stats["sparse_prefill"]["left_out"]}
+    yield _make_counter("sparse_prefill_left_out", "Prompt tokens that sparse prefill left out.", sparse)
     memory = {k: v for k, v in (stats["memory"] or {}).items() if v is not None}
     text = "Memory of the device as MLX counts it; cache: freed, and kept for later allocations."
     yield _make_gauge("memory_bytes", text, memory, "kind")

@@ -103,14 +103,16 @@ CASES: dict[str, tuple[str, Any, tuple[str, ...], FakeModelInfo]] = {
 class Script:
     """What an engine says, from the tokens that a request has already; it breaks off after `most` more."""
 
-    def __init__(self, *texts: str, most: int = 10**6) -> None:
+    def __init__(self, *texts: str, most: int = 10**6, left_out: int = 0) -> None:
         self._texts = texts
         self._most = most
+        self._left_out = left_out  # tokens of the prompt
         self.known: list[int] = []  # tokens that each request had
 
     def __call__(self, request: Request) -> Iterator[Act]:
         self.known.append(len(request.prior_output))
-        yield TokenEvent("", num_cached_tokens=3, num_computed_tokens=3, hit_kind=HitKind.PREFIX)
+        hit = TokenEvent("", num_cached_tokens=3, num_computed_tokens=3, hit_kind=HitKind.PREFIX)
+        yield replace(hit, num_left_out=self._left_out)
         events = [event for text in self._texts for event in tokens_of(text, request)]
         yield from events[len(request.prior_output) :][: self._most]
         if self._most < len(events) - len(request.prior_output):
@@ -154,6 +156,21 @@ async def test_the_stamp_of_a_batch(name: str, times: dict[str, int], tmp_path: 
     ]
     assert cached == [0, 3]
     assert command["id"] == batch["id"]
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [("response", "input_tokens_details"), ("message", None), ("chat", "prompt_tokens_details")],
+)
+async def test_tokens_that_were_left_out_are_told(name: str, place: str | None, tmp_path: Path) -> None:
+    """Every API's answer says that its prompt was computed sparsely, and no other one does."""
+    url, given, texts, model_info = CASES[name]
+    for left_out in (0, 7):
+        folder = tmp_path / str(left_out)
+        folder.mkdir()
+        body = await LineBench(folder, url, given, model_info).answer(Script(*texts, left_out=left_out))
+        usage = body["usage"] if place is None else body["usage"].get(place, {})
+        assert usage.get("left_out_tokens", 0) == left_out
 
 
 def normalize(value: Any) -> Any:

@@ -345,6 +345,11 @@ def test_a_draft_with_another_vocabulary(zoo: Zoo) -> None:
         engine_driver.make_real_engine(zoo.text("llama"), **options)
 
 
+def test_a_draft_that_does_not_fit(zoo: Zoo) -> None:
+    with pytest.raises(ConfigError, match=r"scheduler.memory_limit: .* of the weights are model.draft with"):
+        make_engine(zoo, memory_limit=1_000_000)
+
+
 def test_a_vision_model(zoo: Zoo) -> None:
     prefill = PrefillSettings("draft", KEEP, 256)
     with pytest.raises(ConfigError, match="it is a vision-language model"):

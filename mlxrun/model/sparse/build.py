@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
+from mlxrun.config.byte_sizes import format_rounded
 from mlxrun.config.settings import Config
 from mlxrun.errors import ConfigError, MlxrunError
 from mlxrun.model.adapter import Adapter, VisionAdapter, run_trial_forward
@@ -36,6 +37,11 @@ class LoadedDraft:
 
     draft: PromptDraft
     nbytes: int
+
+    def describe(self) -> str:
+        """What it takes, for an error that a user can act on."""
+        size = format_rounded(self.nbytes)
+        return f"{size} of the weights are model.draft with the keys of {self.draft.max_tokens} tokens"
 
 
 def make_positioned(adapter: Adapter) -> PositionedAdapter:
