@@ -313,6 +313,9 @@ def sparse_prefill(
 @click.option(
     "--sentences", default=250, show_default=True, type=click.IntRange(20, 100_000), help="Of a prompt."
 )
+@click.option(
+    "--secrets", default=1, show_default=True, type=click.IntRange(1, 10), help="Sentences that matter."
+)
 @click.option("--prompts", default=16, show_default=True, type=click.IntRange(1, 10_000), help="Prompts.")
 @click.option(
     "--keep",
@@ -331,6 +334,7 @@ def sparse_recall(
     model: str,
     draft: str,
     sentences: int,
+    secrets: int,
     prompts: int,
     keeps: tuple[float, ...],
     seed: int,
@@ -347,6 +351,7 @@ def sparse_recall(
         MeasurePlan(model, config, repeat=1, seed=seed),
         draft,
         sentences=sentences,
+        secrets=secrets,
         prompts=prompts,
         keeps=keeps or KEEPS,
         say=say,

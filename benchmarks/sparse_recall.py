@@ -1,8 +1,8 @@
 """`python -m benchmarks sparse-recall`: whether answers still have what a long prompt says in one place.
 
-A prompt is many sentences of no interest, and a few that each give the secret word of a city; the question is
-about one of them. The draft model scores each prompt once, and the model answers with several shares of its
-tokens.
+A prompt is many sentences of no interest, and one or a few that each give the secret word of a city; the
+question is about one of them. The draft model scores each prompt once, and the model answers with several
+shares of its tokens.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from mlxrun.engine.engine import Engine
 
 KEEPS = (0.1, 0.2, 0.5, 1.0)
-SECRETS = 2  # of cities, in a prompt
 OUTPUT = 12  # tokens
 SLICE = 512  # tokens that the draft model reads in a forward
 WHO = "The old farmer|A young teacher|My neighbour|The tall captain|Her cousin|The doctor|A painter|A clerk"
@@ -43,12 +42,12 @@ class RecallPrompt:
     word: str
 
 
-def make_prompt(sentences: int, seed: int) -> RecallPrompt:
-    """A text of so many sentences, of which SECRETS matter."""
+def make_prompt(sentences: int, seed: int, secrets: int = 1) -> RecallPrompt:
+    """A text of so many sentences, of which `secrets` give a word; the question is about one of these."""
     rng = random.Random(f"recall {seed}")
     parts = [each.split("|") for each in (WHO, DID, WHAT, WHEN)]
-    text = [" ".join(rng.choice(part) for part in parts) + "." for _ in range(sentences - SECRETS)]
-    cities, words = rng.sample(CITIES.split(), SECRETS), rng.sample(WORDS.split(), SECRETS)
+    text = [" ".join(rng.choice(part) for part in parts) + "." for _ in range(sentences - secrets)]
+    cities, words = rng.sample(CITIES.split(), secrets), rng.sample(WORDS.split(), secrets)
     for city, word in zip(cities, words, strict=True):
         text.insert(rng.randrange(len(text)), f"The secret word of {city} is {word}.")
     question = f"What is the secret word of {cities[0]}? Answer with one word."
@@ -60,6 +59,7 @@ def run_sparse_recall_bench(
     draft: str,
     *,
     sentences: int,
+    secrets: int,
     prompts: int,
     keeps: Sequence[float],
     say: Callable[[str], None],
@@ -70,7 +70,7 @@ def run_sparse_recall_bench(
         right: dict[float | None, list[bool]] = {None: []} | {keep: [] for keep in keeps}
         tokens: dict[float | None, list[int]] = {key: [] for key in right}
         for number in range(prompts):
-            prompt = make_prompt(sentences, plan.seed + number)
+            prompt = make_prompt(sentences, plan.seed + number, secrets)
             for key, request in _list_requests(engine, prompt.text, number, keeps).items():
                 answer = _answer(engine, request)
                 right[key].append(prompt.word in answer.lower())
@@ -83,7 +83,7 @@ def run_sparse_recall_bench(
         }
         for key, found in right.items()
     }
-    found = {"prompts": prompts, "draft": small.name, "keep": shares}
+    found = {"prompts": prompts, "secrets": secrets, "draft": small.name, "keep": shares}
     return plan.build_report(model, {"sparse-recall": found})
 
 

@@ -1,0 +1,45 @@
+"""What is loaded of a draft model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx_lm.models.cache import KVCache
+
+from mlxrun.model.adapter import Adapter
+from mlxrun.model.sparse.build import _cut_layers
+
+
+class ListModel:
+    """Nine layers; a forward uses as many of them as `uses` says."""
+
+    def __init__(self, uses: int | None, caches: int | None) -> None:
+        self.layers = list(range(9))
+        self._uses, self._caches = uses, caches
+
+    def make_cache(self) -> list[KVCache]:
+        return [KVCache() for _ in range(self._caches or len(self.layers))]
+
+    def __call__(self, ids: mx.array, cache: list[KVCache]) -> mx.array:
+        for index in range(self._uses or len(self.layers)):
+            keys = mx.ones((1, 1, ids.shape[1], 4)) * self.layers[index]
+            cache[index].update_and_fetch(keys, keys)
+        return mx.zeros((*ids.shape, 7))
+
+
+@pytest.mark.parametrize(("uses", "caches", "left"), [(None, None, 6), (9, None, 9), (None, 9, 9)])
+def test_the_last_layers_are_left_out_where_the_model_computes_without_them(
+    uses: int | None, caches: int | None, left: int
+) -> None:
+    model: Any = ListModel(uses, caches)
+    _cut_layers(Adapter(model))
+    assert model.layers == list(range(left))
+
+
+def test_layers_that_are_no_list_stay() -> None:
+    model: Any = ListModel(None, None)
+    model.layers = tuple(model.layers)
+    _cut_layers(Adapter(model))
+    assert len(model.layers) == 9
