@@ -6,6 +6,7 @@ Two runs whose environments differ may give other bytes, so their answers are no
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import platform
 from collections.abc import Iterator, Mapping
@@ -40,7 +41,12 @@ _DEVICE = {
 
 def list_versions() -> dict[str, str]:
     """Versions of the libraries that compute the answers, which are not imported for it."""
-    found = {"python": platform.python_version()}
+    return {"python": platform.python_version(), **_read_versions()}
+
+
+@functools.cache  # all metadata of a package is parsed for it, 5 ms each, and suites ask for each cell
+def _read_versions() -> Mapping[str, str]:
+    found: dict[str, str] = {}
     for name in _LIBRARIES:
         try:
             found[name] = importlib.metadata.version(name)
