@@ -160,7 +160,7 @@ async def footprint(s: Serving) -> tuple[int, int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count", [100, pytest.param(2000, marks=pytest.mark.sweep)])
+@pytest.mark.parametrize("count", [60, pytest.param(2000, marks=pytest.mark.sweep)])
 async def test_clients_that_vanish(count: int) -> None:
     """Engine idle, tables empty, memory flat, what was computed is found."""
     async with site() as s:
