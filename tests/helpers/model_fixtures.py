@@ -79,32 +79,23 @@ def zoo(tmp_path_factory: pytest.TempPathFactory) -> Zoo:
 _PROBED: dict[str, Any] = {}
 
 
+def choose_once(adapter: Any, vocab: int, config: Any, *others: Any) -> Any:
+    """`choose_methods`, whose choice is made once a session for each model and the settings that it reads."""
+    from mlxrun.model.probe import choose  # a second of imports, which most tests do without
+    from mlxrun.model.ragged import decode_batch, row_group
+
+    groups = (decode_batch.SHORTEST_BUCKET, row_group.BUFFER_STEP, row_group.SPARE_TOKENS)
+    scheduler, engine, cached = config.scheduler, config.engine, config.cache.backend != "none"
+    used = (scheduler.chunk, scheduler.prefill_budget, scheduler.prefill_rows)
+    width = scheduler.max_running if engine.reproducible else 0
+    key = repr((type(adapter), config.model, engine, used, width, cached, others[1:], groups))
+    if key not in _PROBED:
+        _PROBED[key] = choose.choose_methods(adapter, vocab, config, *others)
+    return _PROBED[key]
+
+
 @pytest.fixture
 def probed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Engines of a model that was probed for the same settings earlier in this session take what was chosen
     then: it takes longer than most tests. Not for tests that plant a bug before they make an engine."""
-    from mlxrun.model.probe import choose  # a second of imports, which most tests do without
-    from mlxrun.model.ragged import decode_batch, row_group
-
-    def choose_once(adapter: Any, vocab: int, config: Any, *others: Any) -> Any:
-        groups = (decode_batch.SHORTEST_BUCKET, row_group.BUFFER_STEP, row_group.SPARE_TOKENS)
-        scheduler, engine = config.scheduler, config.engine
-        used = (scheduler.chunk, scheduler.prefill_budget, scheduler.prefill_rows)
-        width = scheduler.max_running if engine.reproducible else 0
-        key = repr(
-            (
-                type(adapter),
-                config.model,
-                engine,
-                used,
-                width,
-                config.cache.backend == "none",
-                others[1:],
-                groups,
-            )
-        )
-        if key not in _PROBED:
-            _PROBED[key] = choose.choose_methods(adapter, vocab, config, *others)
-        return _PROBED[key]
-
     monkeypatch.setattr("mlxrun.engine.factory.choose_methods", choose_once)

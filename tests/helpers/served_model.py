@@ -10,6 +10,7 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 from aiohttp import web
 from PIL import Image, ImageDraw
@@ -22,6 +23,7 @@ from mlxrun.parsers.registry import detect_formats
 from mlxrun.server.app import make_app
 from mlxrun.server.engine_state import ENGINE, LoadedEngine
 from mlxrun.text.images import MediaLoader
+from tests.helpers.model_fixtures import choose_once
 from tests.helpers.server_fakes import AppView
 
 HELLO = [{"role": "user", "content": "What is 12 + 30?"}]
@@ -90,8 +92,9 @@ def run_model_server(
             started.set()
 
     running = threading.Thread(target=thread, name="server")
-    running.start()
-    started.wait(120)
+    with mock.patch("mlxrun.engine.factory.choose_methods", choose_once):
+        running.start()
+        started.wait(120)
     if "error" in ready:
         raise ready["error"]
     try:
