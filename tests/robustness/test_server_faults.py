@@ -29,6 +29,8 @@ from tests.helpers.server_fakes import FakeEngine, Reply, Serving, run_server
 from tests.robustness.test_server_fuzz import nothing_left
 from tests.robustness.test_server_fuzz_bodies import CHAT, HI, MESSAGES, RESPONSES
 
+pytestmark = pytest.mark.usefixtures("probed_once")
+
 CONFIG = Config(server=ServerSettings(port=0), scheduler=SchedulerSettings(chunk=32))
 LONG = [{"role": "user", "content": "Repeat: " + " ".join(f"word{i}" for i in range(60))}]
 NEVER = 60  # seconds within which a waiter must have heard, on whatever machine

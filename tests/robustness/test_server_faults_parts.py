@@ -27,6 +27,8 @@ from tests.robustness.test_server_fuzz_bodies import CHAT, HI, MESSAGES, RESPONS
 from tests.server.test_generation import engine_of
 from tests.server.test_live_requests import until
 
+pytestmark = pytest.mark.usefixtures("probed_once")
+
 
 @pytest.fixture(scope="module")
 def host() -> Any:

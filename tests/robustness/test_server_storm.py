@@ -26,6 +26,8 @@ from tests.helpers.server_fakes import Serving, run_server
 from tests.robustness.test_server_fuzz import empty, nothing_left
 from tests.robustness.test_server_fuzz_bodies import CHAT, MESSAGES, RESPONSES
 
+pytestmark = pytest.mark.usefixtures("probed_once")
+
 CHUNK = 32
 CONFIG = Config(
     server=ServerSettings(port=0),

@@ -21,6 +21,8 @@ from tests.helpers.raw_clients import connect, cut, until
 from tests.helpers.server_fakes import MINI, make_chat_body, run_server
 from tests.helpers.tokenizers import FakeModelInfo
 
+pytestmark = pytest.mark.usefixtures("probed_once")
+
 ONLY = [MINI, admin.SURFACE]
 
 

@@ -24,6 +24,8 @@ from tests.helpers.engine_driver import TimedRequest
 from tests.helpers.model_fixtures import Zoo
 from tests.structured.test_schemas import CLOSERS, judge
 
+pytestmark = pytest.mark.usefixtures("probed_once")
+
 PROMPTS = text_models.prompts(3, (7, 2, 21, 12, 33, 5))
 SCHEMAS = [schema_cases.make_random(seed) for seed in (1, 2, 5, 8)]
 STOP = frozenset({EOS})

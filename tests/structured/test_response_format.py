@@ -25,6 +25,8 @@ from mlxrun.scheduler.request import Grammar
 from mlxrun.structured.thinking_budget import ThinkingBudget
 from mlxrun.text.images import MediaLoader
 
+pytestmark = pytest.mark.usefixtures("probed_once")
+
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 AGE = {
     "type": "object",

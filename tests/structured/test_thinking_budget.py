@@ -31,6 +31,8 @@ from mlxrun.text.images import MediaLoader
 from tests.helpers.parser_driver import Item, Reasoning, merge_deltas
 from tests.helpers.served_model import THINK as QUESTION
 
+pytestmark = pytest.mark.usefixtures("probed_once")
+
 EOS, THINK, UNTHINK = (TOKEN_ID[text] for text in ("<|im_end|>", "<think>", "</think>"))
 STOP = frozenset({EOS})
 OPENED, CLOSED = "<|im_start|>assistant\n<think>\n", "<|im_start|>assistant\n"
