@@ -1,8 +1,9 @@
 """`python -m benchmarks sparse-recall`: whether answers still have what a long prompt says in one place.
 
-A prompt is many sentences of no interest, and one or a few that each give the secret word of a city; the
-question is about one of them. The draft model scores each prompt once, and the model answers with several
-shares of its tokens.
+A text is many sentences of no interest, and one or a few that each give the secret word of a city; the
+question is about one of them. The beginning of the answer is given, and the model chooses among the words, as
+in multiple-choice tests: small models often say something else first. The draft model scores each prompt once,
+and the model answers with several shares of its tokens.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from mlxrun.engine.engine import Engine
 
 KEEPS = (0.1, 0.2, 0.5, 1.0)
-OUTPUT = 12  # tokens
+TOP = 100  # likeliest next tokens, among which the words are looked for
 SLICE = 512  # tokens that the draft model reads in a forward
 WHO = "The old farmer|A young teacher|My neighbour|The tall captain|Her cousin|The doctor|A painter|A clerk"
 DID = "walked to|looked at|talked about|thought of|went past|wrote about|returned to|waited near|dreamed of"
@@ -36,9 +37,10 @@ WORDS = "violin purple lemon castle rocket tiger butter anchor silver candle pep
 
 @dataclass(frozen=True, slots=True)
 class RecallPrompt:
-    """A text with its question, and the word that is asked for."""
+    """A text with its question, how the answer begins, and the word that is asked for."""
 
     text: str
+    beginning: str
     word: str
 
 
@@ -50,8 +52,9 @@ def make_prompt(sentences: int, seed: int, secrets: int = 1) -> RecallPrompt:
     cities, words = rng.sample(CITIES.split(), secrets), rng.sample(WORDS.split(), secrets)
     for city, word in zip(cities, words, strict=True):
         text.insert(rng.randrange(len(text)), f"The secret word of {city} is {word}.")
-    question = f"What is the secret word of {cities[0]}? Answer with one word."
-    return RecallPrompt(" ".join(text) + "\n\n" + question, words[0])
+    question = f"What is the secret word of {cities[0]}?"
+    beginning = f"The secret word of {cities[0]} is"
+    return RecallPrompt(" ".join(text) + "\n\n" + question, beginning, words[0])
 
 
 def run_sparse_recall_bench(
@@ -71,11 +74,11 @@ def run_sparse_recall_bench(
         tokens: dict[float | None, list[int]] = {key: [] for key in right}
         for number in range(prompts):
             prompt = make_prompt(sentences, plan.seed + number, secrets)
-            for key, request in _list_requests(engine, prompt.text, number, keeps).items():
-                answer = _answer(engine, request)
-                right[key].append(prompt.word in answer.lower())
+            for key, request in _list_requests(engine, prompt, number, keeps).items():
+                word = _choose_word(engine, request)
+                right[key].append(word == prompt.word)
                 tokens[key].append(len(request.prompt))
-                say(f"{number + 1}/{prompts} {key or 'whole'}: {prompt.word}? {answer!r}")
+                say(f"{number + 1}/{prompts} {key or 'whole'}: {prompt.word}? {word}")
     shares = {
         "whole" if key is None else f"{key:g}": {
             "right": sum(found) / len(found),
@@ -88,7 +91,7 @@ def run_sparse_recall_bench(
 
 
 def _list_requests(
-    engine: Engine, text: str, number: int, keeps: Sequence[float]
+    engine: Engine, prompt: RecallPrompt, number: int, keeps: Sequence[float]
 ) -> dict[float | None, Request]:
     """The same prompt whole, and with shares of its tokens."""
     from mlxrun.model.sparse.prompt_draft import PromptDraft
@@ -96,27 +99,30 @@ def _list_requests(
 
     assert engine.selection is not None and isinstance(engine.selection.draft, PromptDraft)
     tokenizer, draft = engine.model_info.tokenizer, engine.selection.draft
-    messages = [{"role": "user", "content": text}]
+    messages = [{"role": "user", "content": prompt.text}]
     if tokenizer.chat_template is None:
         raise ConfigError("--model: has no chat template")
-    ids = tuple(tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False))
+    ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    ids = (*ids, *tokenizer.encode(prompt.beginning, add_special_tokens=False))
     if len(ids) > draft.max_tokens:
         raise ConfigError(f"--sentences: make {len(ids)} tokens; the models read {draft.max_tokens}")
     scores = draft.score(ids, SLICE)
-    stop_ids = frozenset(engine.model_info.eos_ids)
-    whole = Request(f"{number}", ids, SamplingParams(max_tokens=OUTPUT, stop_ids=stop_ids), sparse=False)
+    whole = Request(f"{number}", ids, SamplingParams(max_tokens=1, logprobs=TOP), sparse=False)
     return {None: whole} | {keep: leave_out(whole, choose_tokens(scores, keep)) for keep in keeps}
 
 
-def _answer(engine: Engine, request: Request) -> str:
+def _choose_word(engine: Engine, request: Request) -> str | None:
+    """The likeliest of the words; None if none of them is likely."""
     engine.add(request)
-    tokens: list[int] = []
+    found: list[int] = []
     while engine.busy:
         for event in engine.step():
             if event.error is not None:
                 raise event.error
-            tokens += event.tokens
-    return str(engine.model_info.tokenizer.decode(tokens))
+            found += [token for each in event.logprobs for token, _ in each.top]
+    tokenizer = engine.model_info.tokenizer
+    begin = {tokenizer.encode(f" {word}", add_special_tokens=False)[0]: word for word in WORDS.split()}
+    return next((begin[token] for token in found if token in begin), None)
 
 
 def print_sparse_recall_report(report: Mapping[str, Any]) -> None:

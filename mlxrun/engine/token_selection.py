@@ -113,7 +113,7 @@ class TokenSelection:
     def step(self, decoding: bool) -> Request | None:
         """Read a slice of a prompt. Returns a request that is ready for the scheduler. `decoding`: whether
         rows decode meanwhile."""
-        request = self._waiting.get(self._reading or "") or min(self._waiting.values(), key=self._rank)
+        request = self._pick()
         try:
             positions = self._chosen.get(request.prompt) or self._read(request, decoding)
         except Exception as error:  # whatever the draft model raises, the target has the whole prompt
@@ -124,6 +124,14 @@ class TokenSelection:
             return None
         self._reading = None
         return self._choose(self._waiting.pop(request.id), positions)
+
+    def _pick(self) -> Request:
+        """The prompt that is being read, unless that can wait and the first one cannot."""
+        reading = self._waiting.get(self._reading or "")
+        first = min(self._waiting.values(), key=self._rank)
+        if reading is None or (reading.background and not first.background):
+            return first
+        return reading
 
     def _rank(self, request: Request) -> tuple[bool, int]:
         """A sort key; of equal requests the oldest comes first."""

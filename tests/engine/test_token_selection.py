@@ -131,6 +131,10 @@ def test_background_prompts_come_last_and_known_ones_are_not_read_again() -> Non
         selection.add(ask(name, size, background=background))
     assert [ready.id for ready in run(selection)] == ["b", "c", "d", "a"]
     assert reader.started == [800, 900, 700]
+    selection.add(ask("i", 950, background=True))
+    selection.step(False)
+    selection.add(ask("j", 850))
+    assert [ready.id for ready in run(selection)] == ["j", "i"], "who waits comes before the background"
     selection._scheduler = SchedulerSettings(policy="priority")
     for name, priority in (("f", 3), ("g", -3), ("h", 3)):
         selection.add(ask(name, 800, priority=priority))

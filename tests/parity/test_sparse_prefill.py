@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from mlxrun.cache.tracked_request import TrackedRequest
-from mlxrun.config.settings import PrefillSettings
+from mlxrun.config.settings import PrefillSettings, SpeculationSettings
 from mlxrun.engine.engine import Engine
 from mlxrun.errors import ConfigError, RequestError
 from mlxrun.model.compute_methods import ComputeMethods
@@ -167,6 +167,14 @@ def test_a_prompt_that_is_aborted_while_it_is_read(zoo: Zoo, answer: Callable[..
     assert [event.finish for event in final] == [FinishReason.ABORT] and not engine.busy
     other = engine_driver.make_text_request(ask.id, OTHER, max_tokens=COUNT)
     check_asks(zoo, answer, "llama", engine, [TimedRequest(other)])
+
+
+def test_rows_with_gaps_draft(zoo: Zoo, answer: Callable[..., Answer]) -> None:
+    """Drafted tokens are behind the whole prompt too."""
+    speculation = SpeculationSettings("ngram", max_tokens=4, min_ngram=1)
+    engine = make_engine(zoo, methods=ComputeMethods("paged"), speculation=speculation)
+    check_asks(zoo, answer, "llama", engine, list_asks()[:1])
+    assert engine.scheduler.drafts.counts.drafted > 0
 
 
 def test_an_id_twice(zoo: Zoo) -> None:
