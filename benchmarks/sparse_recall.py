@@ -2,7 +2,7 @@
 
 A text is many sentences of no interest, and one or a few that each give the secret word of a city; the
 question is about one of them. The beginning of the answer is given, and the model chooses among the words, as
-in multiple-choice tests: small models often say something else first. The draft model scores each prompt once,
+in multiple-choice tests: small models often say something else first. The draft model scores a prompt once,
 and the model answers with several shares of its tokens.
 """
 
