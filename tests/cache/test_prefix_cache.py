@@ -23,6 +23,7 @@ from tests.helpers.cache_fakes import (
     make_request,
     serve,
 )
+from tests.helpers.examples import count_examples
 
 LONG = list(range(100, 130))
 
@@ -178,7 +179,7 @@ def drive(seed: int) -> int:
     return machine.hits
 
 
-@settings(max_examples=200)
+@settings(max_examples=count_examples(200))
 @given(st.integers(0, 2**32))
 def test_whatever_happens_a_hit_is_right(seed: int) -> None:
     drive(seed)

@@ -20,6 +20,7 @@ from mlxrun.scheduler.scheduler import Scheduler
 from mlxrun.scheduler.step_plan import CacheHit, SampledToken, StepResult
 from mlxrun.scheduler.token_budget import DECODE_RESERVE
 from tests.helpers.engine_fakes import Clock, FakeRunner, finish_all, make_engine, make_request, make_settings
+from tests.helpers.examples import count_examples
 
 
 def background(rid: str, size: int, max_tokens: int = 30, **fields: Any) -> Request:
@@ -98,7 +99,7 @@ def _fits(case: Case, rows: Sequence[RequestState]) -> bool:
     return len(rows) < 2 or case.memory.fits([e.projected_length for e in rows], 0)
 
 
-@settings(max_examples=300, derandomize=True, deadline=None, phases=[Phase.generate])
+@settings(max_examples=count_examples(300), derandomize=True, deadline=None, phases=[Phase.generate])
 @given(case=cases())
 def holds(case: Case) -> None:
     check(case)

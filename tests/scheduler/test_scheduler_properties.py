@@ -24,6 +24,7 @@ from tests.helpers.engine_fakes import (
     make_request,
     make_settings,
 )
+from tests.helpers.examples import count_examples
 
 SIZES = st.integers(1, 40)
 
@@ -245,7 +246,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 SchedulerMachine.TestCase.settings = settings(
-    max_examples=250,
+    max_examples=count_examples(500),
     stateful_step_count=40,
     derandomize=True,
     suppress_health_check=list(HealthCheck),

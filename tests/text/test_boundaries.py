@@ -20,6 +20,7 @@ from mlxrun.text.messages import normalize_messages
 from mlxrun.text.prompt import RenderedPrompt, build_chat_prompt, build_raw_prompt
 from mlxrun.text.template import render_chat
 from mlxrun.text.tokens import PromptTokens, tokenize
+from tests.helpers.examples import count_examples
 from tests.helpers.odd_tokenizers import TEXTS, TOKENIZERS, nasty_tokenizer, true_lcp
 from tests.helpers.tokenizers import (
     CHATML,
@@ -86,7 +87,7 @@ def prompt_of(model_info: FakeModelInfo, messages: list[Any], tools: Any = None)
     return build_chat_prompt(model_info, normalize_messages(messages).messages, [], tools, {})
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=count_examples(300), deadline=None)
 @given(st.sampled_from(sorted(TOKENIZERS)), st.sampled_from(TEMPLATES), CHATS.filter(bool), st.booleans())
 def test_a_boundary_is_a_true_common_prefix(name: str, template: str, chat: list[Any], tools: bool) -> None:
     """Never behind the point where the tokens of two whole conversations part."""
@@ -293,7 +294,7 @@ IMAGE_TURN = st.lists(st.sampled_from(["image", "hi", "\n", "Zq"]), min_size=1, 
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=count_examples(200), deadline=None)
 @given(
     st.sampled_from([FakeModelInfo, Wide, Rows]), st.lists(IMAGE_TURN, min_size=1, max_size=4), st.booleans()
 )

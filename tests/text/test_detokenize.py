@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlxrun.text.detokenize import Detokenizer, TokenBytes
+from tests.helpers.examples import count_examples
 from tests.helpers.tokenizers import SPECIAL, byte_tokenizer, ids_of, metaspace_tokenizer
 
 SAMPLES = (
@@ -50,7 +51,7 @@ def test_text_comes_whole_in_every_split(text: str, make: Any) -> None:
         assert first + second + last == "".join(parts)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=count_examples(200), deadline=None)
 @given(
     st.lists(st.integers(0, len(byte_tokenizer()) - 1), max_size=30), st.lists(st.integers(0, 30), max_size=5)
 )
@@ -60,7 +61,7 @@ def test_any_bytes_join_to_the_full_decode(ids: list[int], cuts: list[int]) -> N
     assert "".join(deltas(tokenizer, ids, cuts)) == whole(tokenizer, ids)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=count_examples(200), deadline=None)
 @given(st.lists(st.integers(256, len(metaspace_tokenizer()) - 1), max_size=30))
 def test_words_with_metaspace_join_to_the_full_decode(ids: list[int]) -> None:
     """The first space is no text, every other one is, whatever stands between."""
@@ -68,7 +69,7 @@ def test_words_with_metaspace_join_to_the_full_decode(ids: list[int]) -> None:
     assert "".join(deltas(tokenizer, ids)) == whole(tokenizer, ids)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=count_examples(100), deadline=None)
 @given(st.lists(st.integers(0, len(metaspace_tokenizer()) - 1), max_size=20))
 def test_broken_byte_fallback_never_fails(ids: list[int]) -> None:
     """A run of bytes is decoded as a whole, so a late one may break what was shown; the rest still comes."""

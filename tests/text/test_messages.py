@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from mlxrun.errors import RequestError
 from mlxrun.text.messages import DocumentRef, ImageRef, MessageSupport, normalize_messages
+from tests.helpers.examples import count_examples
 
 URL = "data:image/png;base64,AA=="
 
@@ -346,7 +347,7 @@ ANY = st.recursive(
 LIKELY = st.fixed_dictionaries({"role": WORDS, "content": ANY}, optional={"tool_calls": ANY, "name": ANY})
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=count_examples(300), deadline=None)
 @given(ANY | st.lists(LIKELY | ANY, max_size=4))
 def test_any_json_is_normalised_or_refused(messages: Any) -> None:
     """Fuzzed: the result is what templates can take, or a RequestError with a path."""

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlxrun.text.stops import StopMatcher
+from tests.helpers.examples import count_examples
 
 
 def run(stops: list[str], parts: list[str]) -> tuple[str, str | None]:
@@ -63,7 +64,7 @@ def test_a_match_where_none_may_be_is_text() -> None:
     assert matcher.feed("ba") == "" and matcher.matched == "ab"
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=count_examples(300), deadline=None)
 @given(
     st.lists(st.text(alphabet="ab<", max_size=4), max_size=3),
     st.text(alphabet="ab<", max_size=12),
@@ -88,7 +89,7 @@ def test_text_where_none_may_match_is_as_defined(stops: list[str], free: str, re
 TEXT = st.text(alphabet="ab<", max_size=20)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=count_examples(300), deadline=None)
 @given(
     st.lists(st.text(alphabet="ab<", max_size=5), max_size=4), TEXT, st.lists(st.integers(0, 20), max_size=4)
 )

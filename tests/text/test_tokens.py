@@ -11,11 +11,12 @@ from transformers import PreTrainedTokenizerFast
 from mlxrun.errors import PromptTooLong
 from mlxrun.text import tokens as module
 from mlxrun.text.tokens import check_length, count_shared_prefix, count_shared_tokens, tokenize
+from tests.helpers.examples import count_examples
 from tests.helpers.odd_tokenizers import TEXTS, TOKENIZERS, true_lcp
 from tests.helpers.tokenizers import FakeModelInfo, byte_chars, byte_tokenizer, ids_of, metaspace_tokenizer
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=count_examples(300), deadline=None)
 @given(st.sampled_from(sorted(TOKENIZERS)), TEXTS, TEXTS, TEXTS)
 def test_shared_tokens_are_those_of_both_texts(name: str, start: str, one: str, two: str) -> None:
     """Although only the end of the second text is tokenised."""

@@ -35,6 +35,7 @@ from tests.helpers.anthropic_api import (
     user,
 )
 from tests.helpers.anthropic_bodies import FIELDS, SAME, SEEDS, VALUE, claude_code, nodes
+from tests.helpers.examples import count_examples
 from tests.helpers.tokenizers import CHATML, THINKING, TOOLS, FakeModelInfo
 
 
@@ -216,7 +217,7 @@ def test_bodies_of_claude_code() -> None:
     assert count(counted, TOOL_MODEL_INFO) == len(message.prepared.requests[0].prompt)
 
 
-@settings(max_examples=150)
+@settings(max_examples=count_examples(150))
 @given(st.data())
 def test_any_body_is_taken_or_refused(data: st.DataObject) -> None:
     """Never anything but a RequestError that names a field; for bodies with a few things changed."""

@@ -30,6 +30,7 @@ from mlxrun.errors import (
 )
 from mlxrun.scheduler.request import ProcessedPrompt
 from mlxrun.text.images import MediaLoader
+from tests.helpers.examples import count_examples
 from tests.helpers.openai_api import CHAT, COMPLETION, HI, TOOL, chat, complete, image_part, make, refused
 from tests.helpers.tokenizers import (
     CHATML,
@@ -72,7 +73,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=count_examples(150), deadline=None)
 @given(st.sampled_from([CHAT, COMPLETION]), st.dictionaries(FIELDS, VALUES, max_size=4))
 def test_any_body_is_prepared_or_refused(url: str, fields: dict[str, Any]) -> None:
     """Fuzzed over whole bodies: the error is ours, and its texts are JSON."""

@@ -26,6 +26,7 @@ from mlxrun.config.settings import Config, ServerSettings
 from mlxrun.errors import PromptTooLong, RequestError
 from mlxrun.scheduler.request import FinishReason, TokenEvent
 from mlxrun.text.images import MediaLoader
+from tests.helpers.examples import count_examples
 from tests.helpers.responses_api import (
     ADD,
     BODIES,
@@ -262,7 +263,7 @@ def test_formats_are_passed_on() -> None:
     assert "response_format" not in chat(text={})
 
 
-@settings(max_examples=120)
+@settings(max_examples=count_examples(120))
 @given(BODIES)
 def test_any_body_is_answered_or_refused(body: dict[str, Any]) -> None:
     """And what is refused says where, in the sender's words."""

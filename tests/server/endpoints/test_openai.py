@@ -19,6 +19,7 @@ from mlxrun.errors import EngineDead, Overloaded, PromptTooLong
 from mlxrun.scheduler.request import FinishReason, HitKind, TokenEvent
 from mlxrun.server.request_context import CONFIG_HASH
 from tests.helpers.bracket_formats import TOOL, Brackets
+from tests.helpers.examples import count_examples
 from tests.helpers.server_fakes import FakeEngine, Reply, Serving, make_script, run_server, server_config
 from tests.helpers.tokenizers import TOOLS, FakeModelInfo
 
@@ -386,7 +387,7 @@ BODIES = st.fixed_dictionaries(
 URLS = st.sampled_from([CHAT, COMPLETION, "/tokenize", "/v1/detokenize"])
 
 
-@settings(max_examples=60)
+@settings(max_examples=count_examples(60))
 @given(st.lists(st.tuples(URLS, BODIES | VALUES, st.integers(0, 8)), min_size=1, max_size=6))
 def test_no_body_is_a_5xx(asked: list[tuple[str, Any, int]]) -> None:
     """Whatever is sent, the answer is right or a 4xx in OpenAI's shape, and nothing is left over."""

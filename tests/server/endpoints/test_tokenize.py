@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from mlxrun.server.endpoints.tokenize import _decode, _tokenize_text
 from tests.helpers.bracket_formats import TOOL
+from tests.helpers.examples import count_examples
 from tests.helpers.server_fakes import run_server
 from tests.helpers.tokenizers import CHATML, THINKING, TOOLS, FakeModelInfo, byte_tokenizer, ids_of
 
@@ -91,7 +92,7 @@ async def test_what_is_refused() -> None:
         assert "did you mean 'prompt'" in (await s.post("/tokenize", {"promt": "x"})).json["error"]["message"]
 
 
-@settings(max_examples=100)
+@settings(max_examples=count_examples(100))
 @given(st.text(max_size=30) | st.sampled_from(["<|im_end|>", "a <think> b", " \n\t"]))
 def test_there_and_back(text: str) -> None:
     """Every text comes back as it was."""
