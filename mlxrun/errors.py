@@ -211,6 +211,20 @@ def describe_error(error: BaseException) -> str:
     return str(error) if isinstance(error, MlxrunError) else f"internal error ({type(error).__name__})"
 
 
+_SHORTAGES = (
+    "out of memory",
+    "outofmemory",
+    "insufficient memory",
+    "unable to allocate",
+    "attempting to allocate",
+)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that a device has no memory left."""
+    return isinstance(error, MemoryError) or any(text in str(error).lower() for text in _SHORTAGES)
+
+
 def wrap_model_error(error: Exception) -> MlxrunError:
     """What a client is told of an exception that the model raised for its request."""
     if isinstance(error, MlxrunError):

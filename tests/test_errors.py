@@ -7,7 +7,7 @@ import re
 import pytest
 
 from mlxrun import errors
-from mlxrun.errors import MlxrunError
+from mlxrun.errors import MlxrunError, is_out_of_memory
 
 CLASSES = {
     name: value
@@ -40,3 +40,17 @@ def test_the_table_has_the_right_numbers(name: str) -> None:
 
 def test_codes_are_identifiers_for_programs() -> None:
     assert all(re.fullmatch(r"[a-z_]+", found.code) for found in CLASSES.values())
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("cudaMallocAsync(&data, size, stream) failed: out of memory"),
+        RuntimeError("[METAL] Command buffer execution failed: Insufficient Memory (0000000e)"),
+        RuntimeError("[malloc] Unable to allocate 3 bytes"),
+    ],
+)
+def test_a_shortage_of_memory_is_known_by_its_text(error: Exception) -> None:
+    assert is_out_of_memory(error)
+    assert not is_out_of_memory(RuntimeError("shapes (3) and (4) cannot be broadcast"))

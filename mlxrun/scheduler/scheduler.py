@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from mlxrun.config.settings import SchedulerSettings, SpeculationSettings
-from mlxrun.errors import Overloaded, RequestError, wrap_model_error
+from mlxrun.errors import Overloaded, RequestError, is_out_of_memory, wrap_model_error
 from mlxrun.scheduler.draft_planner import DraftPlanner
 from mlxrun.scheduler.memory_budget import RequestLimits
 from mlxrun.scheduler.preemption import choose_victims, rank_urgency
@@ -20,6 +20,7 @@ from mlxrun.scheduler.prefill_planner import PrefillPlanner
 from mlxrun.scheduler.prefix_cache_interface import NoPrefixCache, PrefixCacheInterface
 from mlxrun.scheduler.request import FinishReason, Request, TokenEvent
 from mlxrun.scheduler.request_state import RequestState
+from mlxrun.scheduler.row_limit import RowLimit
 from mlxrun.scheduler.step_plan import (
     Admission,
     SampledToken,
@@ -62,6 +63,7 @@ class Scheduler:
         self.token_budget = TokenBudget(settings, chunk, min_chunk, limits.memory, cache, costs)
         self.drafts = drafts or DraftPlanner(SpeculationSettings())
         queue = self._waiting_queue = WaitingQueue(settings, clock)
+        self._row_limit = RowLimit(settings.max_running)
         self._prefill_planner = PrefillPlanner(queue, self.token_budget, cache, chunk, aligned_chunks)
         self._requests: dict[str, RequestState] = {}  # all unfinished requests, in order of arrival
         self._rows_to_free: list[str] = []  # the runner frees them in the next step
@@ -138,6 +140,7 @@ class Scheduler:
 
     def update(self, plan: StepPlan, result: StepResult) -> list[TokenEvent]:
         """Take in the result of a step. Returns one event for each request that made progress or ended."""
+        self._row_limit.record_success()
         for scores in filter(self.owns_scores, result.scores):
             self._requests[scores.request_id].scores.add(scores.start, scores.logprobs)
         ids = [c.request_id for c in plan.prefill] + [s.request_id for s in result.scores]
@@ -168,13 +171,16 @@ class Scheduler:
 
     def step_failed(self, plan: StepPlan, error: Exception) -> list[TokenEvent]:
         """Handle a step that raised: all rows are lost. A request that was alone in the step fails. If there
-        were several, each is a suspect and must complete a step alone, which finds the one that fails.
+        were several, each is a suspect and must complete a step alone, which finds the one that fails. After
+        a shortage of memory fewer run together.
         A device reports errors a step late, so a request is not alone if a row was freed in the same step.
         """
         running = self._running
         for state in self._requests.values():
             state.kv_length = state.num_in_flight = state.scores.launched = 0
         is_alone = len(running) == 1 and not plan.free
+        if is_out_of_memory(error) and not is_alone:
+            self._row_limit.record_shortage(len(running))
         events = [self._finish(running[0], FinishReason.ERROR, error)] if is_alone else []
         for state in self._running:
             state.suspect = True
@@ -215,7 +221,7 @@ class Scheduler:
         """Whether a row and memory are left. Beside other requests, background ones get half of the rows."""
         if not running and not self.token_budget.wanted_by_texts:
             return True
-        max_rows = self.settings.max_running
+        max_rows = self._row_limit.rows
         background = sum(s.request.background for s in running)
         if state.request.background and background < len(running) and 2 * background >= max_rows:
             return False

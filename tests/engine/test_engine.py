@@ -124,6 +124,23 @@ def test_two_culprits_in_a_row_do_not_stop_the_engine() -> None:
     assert runner.resets == 3
 
 
+def test_rows_that_fail_only_together_run_in_smaller_numbers() -> None:
+    """As where a device runs out of memory although the budget says that all of them fit."""
+
+    def refuse_three(plan: StepPlan) -> None:
+        if len(plan.decode) > 2:
+            raise RuntimeError("out of memory")
+
+    runner = FakeRunner(before=refuse_three)
+    engine = make_engine(runner, make_settings(max_running=8))
+    requests = [make_request(rid, max_tokens=20) for rid in "abcdefgh"]
+    for request in requests:
+        engine.add(request)
+    answers = finish_all(engine)
+    assert [answers.get_answer(each.id) for each in requests] == [compute_answer(each) for each in requests]
+    assert runner.resets == 2  # with 8 and with 4 rows, and not again
+
+
 def test_a_failure_leaves_no_step_behind() -> None:
     """The rows are lost already, so no step is needed to free them."""
     engine = make_engine(FakeRunner(poison={"a": 1}))
