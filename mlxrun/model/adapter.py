@@ -25,6 +25,7 @@ from mlxrun.model.vision.features import ImagePromptEmbedder
 from mlxrun.model.vision.image_units import VIDEO_PIXELS, Media
 from mlxrun.model.weight_form import PLAIN_WEIGHTS, WeightForm
 
+MAX_CHANGE = 0.25  # of a token's logits by the token behind it, in standard deviations, which is rounding
 MediaKind = Literal["images", "videos", "images beside videos"]
 
 
@@ -39,12 +40,18 @@ def _list_kinds(media: Media) -> list[MediaKind]:
 
 
 def run_trial_forward(adapter: Adapter) -> tuple[list[Any], int]:
-    """Caches that hold two tokens, for their shapes; the width of the logits. ModelLoadError for NaN."""
+    """Caches that hold two tokens, for their shapes; the width of the logits. ModelLoadError for NaN, and for
+    a model whose tokens see later ones, such as PaliGemma's prompts and diffusion models: nothing could be
+    computed in chunks, nor be cached."""
     cache = adapter.make_cache()
     logits = adapter.prefill(mx.array([[1, 1]]), cache, 0, TEXT_ONLY)
     mx.eval(list_all_arrays(cache))
     if mx.any(mx.isnan(logits)).item():
         raise ModelLoadError("the model computes NaN: its weights are damaged, or need another model.dtype")
+    other = adapter.prefill(mx.array([[1, 2]]), adapter.make_cache(), 0, TEXT_ONLY)
+    change = mx.abs(logits[:, 0] - other[:, 0]).max() / mx.std(logits[:, 0])
+    if change.item() > MAX_CHANGE:
+        raise ModelLoadError("the tokens of a prompt see later ones (bidirectional attention): not supported")
     return cache, int(logits.shape[-1])
 
 
@@ -147,6 +154,10 @@ class VisionAdapter(Adapter):
             "videos": "",
             "images beside videos": "they were not compared with what the library computes",
         }
+        if hasattr(model, "set_modality"):
+            self.refused["images"] = (
+                "mlx-vlm changes the weights for them, those of other requests in the same batch too"
+            )
         self.reset_images()
 
     def reset_images(self, cached: bool = True) -> None:

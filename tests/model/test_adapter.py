@@ -6,8 +6,13 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from mlxrun.config.settings import ModelSettings
 from mlxrun.errors import ModelLoadError, RequestError
-from mlxrun.model.adapter import run_trial_forward
+from mlxrun.model.adapter import VisionAdapter, run_trial_forward
+from mlxrun.model.compute_methods import ComputeMethods
+from mlxrun.model.model_info import load_model_info
+from mlxrun.model.probe.image_checks import probe_images
+from mlxrun.model.probe.report import ProbeReport
 from mlxrun.model.prompt_inputs import TEXT_ONLY
 from tests.helpers import text_models
 from tests.helpers.model_fixtures import Zoo
@@ -26,6 +31,30 @@ def test_a_model_that_computes_nan_is_refused(zoo: Zoo) -> None:
     adapter.model.model.norm.weight = mx.full(adapter.model.model.norm.weight.shape, mx.nan)
     with pytest.raises(ModelLoadError, match="NaN"):
         run_trial_forward(adapter)
+
+
+def test_a_model_whose_tokens_see_later_ones_is_refused(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of a prompt could be computed before its end is known."""
+    adapter = load_tiny_adapter(zoo.text("llama"))
+    prefill = adapter.prefill
+    monkeypatch.setattr(adapter, "prefill", lambda ids, *rest: prefill(ids, *rest) * ids.sum())
+    with pytest.raises(ModelLoadError, match="see later ones"):
+        run_trial_forward(adapter)
+
+
+def test_images_are_refused_where_they_change_the_weights(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the library is asked for anything of theirs: text would be computed with other weights."""
+    folder = zoo.vision("gemma3")
+    model = type(load_tiny_adapter(folder).model)
+    monkeypatch.setattr(model, "set_modality", lambda *_: pytest.fail("the weights change"), raising=False)
+    info = load_model_info(ModelSettings(path=str(folder)))
+    adapter = load_tiny_adapter(folder)
+    assert isinstance(adapter, VisionAdapter)
+    monkeypatch.setattr(model, "get_input_embeddings", lambda *_, **__: pytest.fail("the library is asked"))
+    with pytest.raises(RequestError, match="^images are refused for this model: mlx-vlm changes the weights"):
+        adapter.prepare_inputs([1, 2], {"pixel_values": mx.zeros((1, 3, 8, 8))})
+    report = probe_images(adapter, 300, info, ProbeReport(ComputeMethods("ragged"), ()))
+    assert report.images.startswith("refused: mlx-vlm changes")
 
 
 def test_a_text_model_takes_no_images(zoo: Zoo) -> None:

@@ -79,6 +79,9 @@ def make_request(name: str, prompt: Sequence[int], **options: Any) -> Request:
     return Request(name, tuple(prompt), SamplingParams(max_tokens=TOKENS, logprobs=0), **options)
 
 
+REFUSED = "images are refused for this model"  # the beginning of such errors
+
+
 @dataclass(frozen=True, slots=True)
 class CheckResult:
     """One condition: the largest difference of a logprob, infinite where a token was another one; or the
@@ -92,6 +95,11 @@ class CheckResult:
     def exact(self) -> bool:
         """Whether all answers were those of the library."""
         return self.error is None and self.difference < TOLERANCE
+
+    @property
+    def refused(self) -> bool:
+        """Whether what was not answered was refused by name, and all else was exact."""
+        return self.error is not None and REFUSED in self.error and self.difference < TOLERANCE
 
 
 class FamilyChecks:
@@ -179,6 +187,8 @@ class FamilyChecks:
     def _compare(self, name: str, engine: Engine, requests: Sequence[tuple[int, Request]]) -> CheckResult:
         worst, error = 0.0, None
         for key, answer in run_requests(engine, requests).items():
-            difference = self._answers[key].measure(answer.tokens, answer.logprobs)
-            worst, error = max(worst, difference), error or answer.error
+            error = error or answer.error
+            if answer.error is None:
+                difference = self._answers[key].measure(answer.tokens, answer.logprobs)
+                worst = max(worst, difference)
         return CheckResult(name, worst, error)

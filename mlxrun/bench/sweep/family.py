@@ -98,9 +98,11 @@ def _judge(
     except Exception as error:  # of the engine or the model: the family does not work
         return FamilyResult(kind, family, "wrong", f"the engine fails: {_describe(error)}")
     worst = max(result.difference for result in results)
-    wrong = [_explain(result) for result in results if not result.exact]
-    if wrong:
-        why = "; ".join(wrong)
+    failed = [result for result in results if not result.exact]
+    if failed and all(result.refused for result in failed):
+        return FamilyResult(kind, family, "refused", failed[0].error or "", worst)
+    if failed:
+        why = "; ".join(map(_explain, failed))
         library = measure()  # takes as long as a check, and explains a wrong answer only
         if library >= 1e-3:
             why += f"; the library itself differs by chunk size ({library:.2g})"

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mlxrun.bench.sweep.checks import make_request
-from mlxrun.model.tiny.vision_configs import IMAGE, SIDE, VISION, make_media
+from mlxrun.model.tiny.vision_configs import END, IMAGE, SIDE, START, VISION, make_media
 from mlxrun.scheduler.request import Request
 
 LENGTHS = (1, 3, 9, 20, 45, 80)  # tokens of the prompts; the windows of the tiny models hold 8
@@ -52,11 +52,13 @@ def _join(family: str, name: str, parts: Sequence[list[int] | int], images: np.n
     ids: list[int] = []
     spans: list[tuple[int, int]] = []
     shown = [part for part in parts if isinstance(part, int)]
+    entry = VISION[family]
+    before, after = ([START], [END]) if entry.wrapped else ([], [])
     for part in parts:
-        start = len(ids)
-        ids += [IMAGE] * VISION[family].tokens if isinstance(part, int) else part
         if isinstance(part, int):
-            spans.append((start, len(ids)))
+            start = len(ids) + len(before)
+            spans.append((start, start + entry.tokens))
+        ids += [*before, *[IMAGE] * entry.tokens, *after] if isinstance(part, int) else part
     if not shown:
         return make_request(name, ids)
     digests = tuple(hashlib.blake2b(images[index].tobytes(), digest_size=16).digest() for index in shown)

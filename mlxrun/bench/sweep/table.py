@@ -28,7 +28,7 @@ snapshot, from the disk cache, and after preemption.{vision}
 - *exact*: all of these give the library's answer.
 - *exact by a slower way*: the same, but the check at load found that a faster way differs, and does not use
   it. What is done instead is in the last column.
-- *refused*: the model does not load, and the error says why.
+- *refused*: the model does not load, or does not take images, and the error says why; text is exact then.
 - *wrong*: an answer differs. Do not use this family.
 - *does not build*: the library cannot build or run the tiny model on this machine, so nothing is known.
 

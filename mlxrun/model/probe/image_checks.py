@@ -58,6 +58,8 @@ class _MediaProbe:
 
     def compare(self, report: ProbeReport, cached: bool) -> tuple[ProbeReport, bool]:
         """The report with these checks, and whether features are cached. `cached`: whether they may be."""
+        if refused := self.adapter.refused[_PLURALS[self.kind]]:  # whatever they would show
+            return self._add_note(report, f"refused: {refused}"), cached
         try:
             if self.info is None:
                 raise MediaError("there is no image processor")

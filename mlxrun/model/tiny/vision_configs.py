@@ -16,7 +16,7 @@ import numpy as np
 from mlxrun.model.tiny.byte_tokenizer import TOKEN_ID, VOCAB
 from mlxrun.model.tiny.text_configs import fill_arguments
 
-IMAGE = TOKEN_ID["<image>"]
+IMAGE, START, END = (TOKEN_ID[name] for name in ("<image>", "<|vision_start|>", "<|vision_end|>"))
 SIDE, PATCH = 32, 8  # pixels
 _TOWER: dict[str, Any] = {
     "hidden_size": 32,
@@ -43,25 +43,32 @@ _TOKENS = {
     "image_token_index": IMAGE,
     "video_token_id": TOKEN_ID["<|video_pad|>"],
     "video_token_index": TOKEN_ID["<|video_pad|>"],
-    "vision_start_token_id": TOKEN_ID["<|vision_start|>"],
-    "vision_end_token_id": TOKEN_ID["<|vision_end|>"],
+    "vision_start_token_id": START,
+    "vision_end_token_id": END,
     "vocab_size": VOCAB,
     "hidden_size": 64,
 }
 _MROPE = {"rope_scaling": {"type": "default", "rope_type": "default", "mrope_section": [4, 2, 2]}}
 
 
+Layout = Literal[
+    "pixels", "grid", "still", "tiles", "masked", "aspects", "sizes", "anyres", "patches", "packed"
+]
+
+
 @dataclass(frozen=True, slots=True)
 class VisionFamily:
     """`tokens`: of one image. `media`: the layout of pixels. `text`, `tower`, `own`: values of the parts of
-    the config and of its top; `flat`: the text part's values are at the top."""
+    the config and of its top; `flat`: the text part's values are at the top; `wrapped`: tokens for the
+    beginning and the end of an image stand around it."""
 
     tokens: int
-    media: Literal["pixels", "grid", "tiles", "sizes", "patches"] = "pixels"
+    media: Layout = "pixels"
     text: dict[str, Any] = field(default_factory=dict)
     tower: dict[str, Any] = field(default_factory=dict)
     own: dict[str, Any] = field(default_factory=dict)
     flat: bool = False
+    wrapped: bool = False
 
 
 _CLIP = {"model_type": "clip_vision_model"}
@@ -98,6 +105,43 @@ _GEMMA4_TOWER = {
 }
 _FLAT: dict[str, Any] = {"deepstack_visual_indexes": []}
 _IDEFICS: dict[str, Any] = {"text": {"model_type": "llama"}, "own": {"scale_factor": 2}}
+_PADDLE = _MROPE | {"hidden_size": 1024, "head_dim": 16}  # its projector has that width
+_LFM2 = {
+    "model_type": "lfm2",
+    "layer_types": ["conv", "full_attention"] * 2,
+    "full_attn_idxs": [1, 3],
+    "block_dim": 64,
+    "conv_dim": 64,
+    "conv_dim_out": 64,
+    "block_ff_dim": 96,
+    "num_heads": 4,
+}
+_LFM2_TOWER = {"model_type": "lfm2_vl", "num_patches": 16}
+_PERCEIVER = {
+    "model_type": "idefics2",
+    "num_key_value_heads": 2,
+    "resampler_depth": 1,
+    "resampler_head_dim": 16,
+    "resampler_n_heads": 2,
+    "resampler_n_latents": 4,
+}
+_IDEFICS2: dict[str, Any] = {
+    "text": {"model_type": "mistral"},
+    "tower": {"model_type": "idefics2"},
+    "own": {"perceiver_config": _PERCEIVER},
+}
+_ANYRES = {
+    "image_grid_pinpoints": [[SIDE, SIDE]],
+    "vision_feature_select_strategy": "full",
+    "vision_feature_layer": -1,
+}
+_MLLAMA = {"model_type": "mllama_text_model", "cross_attention_layers": [1]}
+_MLLAMA_TOWER = {
+    "max_num_tiles": 1,
+    "num_global_layers": 1,
+    "intermediate_layers_indices": [0],
+    "vision_output_dim": 64,
+}
 VISION: dict[str, VisionFamily] = {
     "qwen2_vl": VisionFamily(4, "grid", text=_MROPE, tower={"hidden_size": 64}, flat=True),
     "qwen2_5_vl": VisionFamily(
@@ -126,6 +170,22 @@ VISION: dict[str, VisionFamily] = {
     "aya_vision": VisionFamily(4, tower=_SIGLIP, own={"downsample_factor": 2}),
     "llama4": VisionFamily(4, text=_LLAMA4, tower=_LLAMA4_TOWER),
     "kimi_vl": VisionFamily(4, "patches"),
+    "kimi_k25": VisionFamily(4, "patches"),
+    "glm_ocr": VisionFamily(4, "grid", wrapped=True),
+    "paddleocr_vl": VisionFamily(4, "still", text=_PADDLE, flat=True, wrapped=True),
+    "minicpmo": VisionFamily(4),
+    "minicpmv4_6": VisionFamily(4),
+    "lfm2_vl": VisionFamily(4, "packed", text=_LFM2, tower=_LFM2_TOWER, own={"projector_hidden_size": 64}),
+    "phi4_siglip": VisionFamily(16, "packed", own={"mm_hidden_size": 32}),
+    "phi4mm": VisionFamily(1, "packed", own={"mm_hidden_size": 32}),
+    "idefics2": VisionFamily(4, "masked", **_IDEFICS2),
+    "llava_onevision": VisionFamily(36, "anyres", text={"model_type": "qwen2"}, tower=_SIGLIP, own=_ANYRES),
+    "llava_next": VisionFamily(1, "tiles", text={"model_type": "llama"}, tower=_CLIP, own=_DEFAULT),
+    "granite_vision": VisionFamily(1, "tiles", text={"model_type": "granite"}, tower=_SIGLIP),
+    "paligemma": VisionFamily(
+        16, text={"model_type": "gemma", "num_image_tokens": 16}, tower=_SIGLIP | {"projection_dim": 64}
+    ),
+    "mllama": VisionFamily(1, "aspects", text=_MLLAMA, tower=_MLLAMA_TOWER),
 }
 
 
@@ -152,12 +212,35 @@ def make_media(family: str, images: np.ndarray[Any, Any]) -> dict[str, Any]:
         return {"pixel_values": images}
     if layout == "sizes":
         return {"pixel_values": images, "image_sizes": np.full((count, 2), SIDE)}
+    if layout == "anyres":
+        return {"pixel_values": np.stack([images, images], axis=1), "image_sizes": np.full((count, 2), SIDE)}
     if layout == "tiles":
         return {"pixel_values": images[None]}
+    if layout == "masked":
+        mask = np.ones((1, count, SIDE, SIDE), np.int32)
+        return {"pixel_values": images[None], "pixel_attention_mask": mask}
+    if layout == "aspects":
+        ids, mask = np.ones((1, count), np.int32), np.ones((1, count, 1), np.int32)
+        return {
+            "pixel_values": images[None, :, None],
+            "aspect_ratio_ids": ids,
+            "aspect_ratio_mask": mask,
+        }
     patches = images.reshape(count, 3, steps, PATCH, steps, PATCH).transpose(0, 2, 4, 1, 3, 5)
     if layout == "patches":
         pixels = patches.reshape(count * steps * steps, 3, PATCH, PATCH)
         return {"pixel_values": pixels, "image_grid_hws": np.full((count, 2), steps)}
+    if layout == "packed":
+        flat = patches.transpose(0, 1, 2, 4, 5, 3).reshape(count, steps * steps, -1)
+        mask = np.ones((count, steps * steps), np.int32)
+        return {
+            "pixel_values": flat,
+            "spatial_shapes": np.full((count, 2), steps),
+            "pixel_attention_mask": mask,
+        }
     frames = np.repeat(patches[:, :, :, :, None], 2, axis=4)
     grid = np.tile(np.array([1, steps, steps]), (count, 1))
+    if layout == "still":
+        still = patches.reshape(1, count * steps * steps, 3, PATCH, PATCH)
+        return {"pixel_values": still, "image_grid_thw": grid}
     return {"pixel_values": frames.reshape(count * steps * steps, -1), "image_grid_thw": grid}

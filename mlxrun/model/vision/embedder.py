@@ -9,7 +9,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from mlxrun.errors import RequestError
+from mlxrun.errors import ModelLoadError, RequestError
 from mlxrun.model.prompt_inputs import PromptInputs
 from mlxrun.model.vision.image_units import VIDEO_GRID, MediaTokens, read_media_token
 
@@ -23,6 +23,8 @@ class Embedder:
 
     def __init__(self, model: nn.Module, line_break: int | None = None) -> None:
         self._model = model
+        if getattr(getattr(model.config, "text_config", None), "cross_attention_layers", None):
+            raise ModelLoadError("layers that attend to images (cross attention) are not supported")
         ids = mx.array([[1, 1]])
         self._language = model.language_model
         # Some models leave positions on the module, where the next request would find them.
@@ -43,11 +45,17 @@ class Embedder:
         features = self._model.get_input_embeddings(ids, pixels, mask=mx.ones_like(ids), **given)
         for name in _UNSUPPORTED:
             if getattr(features, name) is not None:
-                raise RequestError(f"models that need {name} are not supported")
+                raise RequestError(f"images are refused for this model: {name} are not supported")
+        made = features.inputs_embeds.shape[1]
+        if made != len(prompt):
+            raise RequestError(
+                f"images are refused for this model: mlx-vlm makes {made} embeddings of the {len(prompt)} "
+                "tokens of this prompt"
+            )
         visual, deepstack = features.visual_pos_masks, features.deepstack_visual_embeds
         positions, delta = features.position_ids, features.rope_deltas
         if self.mrope and positions is None:
-            positions, delta = self._language.get_rope_index(ids, *grids, mx.ones_like(ids))
+            positions, delta = self._compute_positions(ids, grids)
         positions, delta = self._read_positions(positions, delta, len(prompt))
         return PromptInputs(
             embeds=features.inputs_embeds,
@@ -67,9 +75,17 @@ class Embedder:
         grids = [mx.array(media[key]) if key in media else None for key in ("image_grid_thw", VIDEO_GRID)]
         has_grid = any(grid is not None for grid in grids)
         if (has_grid or position_ids is None) and hasattr(self._language, "get_rope_index"):
-            position_ids, delta = self._language.get_rope_index(ids, *grids, mask)
+            position_ids, delta = self._compute_positions(ids, grids)
         positions, shift = self._read_positions(position_ids, delta, len(prompt))
         return PromptInputs(features.inputs_embeds, positions, shift, per_layer=features.per_layer_inputs)
+
+    def _compute_positions(self, ids: mx.array, grids: Sequence[mx.array | None]) -> tuple[mx.array, Any]:
+        """Positions [3, 1, L] or [1, L], and the offset of later ones. Images without a grid have those of
+        text; not every language model then has what its `get_rope_index` reads."""
+        if all(grid is None for grid in grids):
+            return mx.arange(ids.shape[1])[None], None
+        positions, delta = self._language.get_rope_index(ids, *grids, mx.ones_like(ids))
+        return positions, delta
 
     def _read_positions(self, positions: Any, delta: Any, length: int) -> tuple[mx.array | None, int]:
         """Positions [3, 1, L] if the model uses mRoPE, and the offset of later tokens' positions."""

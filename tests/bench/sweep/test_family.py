@@ -26,7 +26,7 @@ SLOWER = {"afm7", "kimi_linear", "plamo3"}
 
 VISION = (
     *("qwen2_vl", "qwen3_vl_moe", "qwen3_5_moe", "glm4v", "dots_ocr", "llava", "mistral3", "internvl"),
-    *("internvl_chat", "kimi_vl"),
+    *("internvl_chat", "kimi_vl", "lfm2_vl", "idefics2", "glm_ocr"),
 )
 
 
@@ -34,6 +34,15 @@ VISION = (
 def test_a_vision_family_is_exact(family: str) -> None:
     result = check_family("vision", family, brief=True)
     assert result.status == "exact", result
+
+
+@pytest.mark.parametrize(
+    ("family", "why"), [("llava_next", "makes 39 embeddings of the 24 tokens"), ("mllama", "cross attention")]
+)
+def test_what_cannot_be_exact_is_refused(family: str, why: str) -> None:
+    """Images alone, where text is exact; or the model."""
+    result = check_family("vision", family, brief=True)
+    assert result.status == "refused" and why in result.why, result
 
 
 @pytest.mark.parametrize("family", TEXT)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mlxrun.config.settings import ModelSettings
-from mlxrun.errors import RequestError
+from mlxrun.errors import ModelLoadError, RequestError
 from mlxrun.model.model_info import load_model_info
 from mlxrun.model.vision.embedder import _UNSUPPORTED, Embedder
 from tests.helpers import vision_models
@@ -61,5 +61,42 @@ def test_a_model_that_needs_more_is_refused(zoo: Zoo, name: str, monkeypatch: py
         return SimpleNamespace(**fields | {name: mx.zeros(1)})
 
     monkeypatch.setattr(type(model), "get_input_embeddings", with_more)
-    with pytest.raises(RequestError, match=f"models that need {name} are not supported"):
+    with pytest.raises(RequestError, match=f"^images are refused for this model: {name} are not supported"):
         embedder.embed_prompt(made.ids, made.media)
+
+
+def test_embeddings_of_more_tokens_than_the_prompt_has_are_refused(
+    zoo: Zoo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of models that put many embeddings in the place of one token: positions would be others."""
+    model, made = load(zoo, "gemma3")
+    embedder = Embedder(model)
+    embed = type(model).get_input_embeddings
+
+    def with_more(self: Any, ids: mx.array, *args: Any, **options: Any) -> Any:
+        found = embed(self, ids, *args, **options)
+        found.inputs_embeds = mx.concatenate([found.inputs_embeds, found.inputs_embeds[:, :2]], axis=1)
+        return found
+
+    monkeypatch.setattr(type(model), "get_input_embeddings", with_more)
+    count = len(made.ids)
+    with pytest.raises(RequestError, match=f"mlx-vlm makes {count + 2} embeddings of the {count} tokens"):
+        embedder.embed_prompt(made.ids, made.media)
+
+
+def test_cross_attention_is_refused(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, _ = load(zoo, "gemma3")
+    monkeypatch.setattr(model.config.text_config, "cross_attention_layers", [1], raising=False)
+    with pytest.raises(ModelLoadError, match="cross attention"):
+        Embedder(model)
+
+
+def test_images_without_a_grid_have_the_positions_of_text(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A language model may have `get_rope_index`, and not what it reads for images."""
+    model, made = load(zoo, "qwen3_vl")
+    ids = mx.array([made.ids])
+    embedder = Embedder(model)
+    expected = model.language_model.get_rope_index(mx.array([[5, 6, 7]]), None, None, mx.ones((1, 3)))[0]
+    assert (embedder._compute_positions(mx.array([[5, 6, 7]]), [None, None])[0] == expected).all().item()
+    monkeypatch.delattr(type(model.language_model), "get_rope_index")
+    assert embedder._compute_positions(ids, [None, None])[0].shape == ids.shape
