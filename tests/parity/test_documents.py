@@ -19,7 +19,7 @@ from mlxrun.scheduler.request import Request
 from mlxrun.text import images
 from mlxrun.text.images import MediaLoader
 from mlxrun.text.pdf_process import draw_pages
-from tests.helpers.model_fixtures import Zoo
+from tests.helpers.model_fixtures import Zoo, mark_sweep
 from tests.helpers.pdf_files import make_pdf, open_pdf, pdf_url
 from tests.helpers.vision_models import CORE
 
@@ -66,7 +66,7 @@ def are_equal(one: Request, other: Request) -> bool:
     return same and all(np.array_equal(arrays[0][key], arrays[1][key]) for key in arrays[0] | arrays[1])
 
 
-@pytest.mark.parametrize("family", CORE)
+@pytest.mark.parametrize("family", mark_sweep(CORE, ["qwen3_vl"]))
 def test_the_request_of_the_pages(zoo: Zoo, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     preparer = Preparer(zoo, family)
     expected = preparer.prepare_images()

@@ -169,8 +169,13 @@ def orders(draw: st.DrawFn) -> list[tuple[int, int, int | None, bool]]:
     ]
 
 
-@pytest.mark.parametrize("family", KINDS)
-@pytest.mark.parametrize("memory", [None, 120_000])
+@pytest.mark.parametrize(
+    ("family", "memory"),
+    mark_sweep(
+        [(family, memory) for family in text_models.TEXT for memory in (None, 120_000)],
+        [*((family, 120_000) for family in text_models.CORE), ("llama", None), ("qwen3_next", None)],
+    ),
+)
 def test_any_order_of_turns_joins_and_aborts(zoo: Zoo, family: str, memory: int | None) -> None:
     """The release gate. A small budget evicts in between."""
     engine = engine_driver.make_real_engine(

@@ -25,9 +25,7 @@ from tests.helpers.engine_driver import TimedRequest
 from tests.helpers.model_fixtures import Zoo, mark_sweep
 from tests.helpers.oracle import Answer
 
-# By default: positions of three axes, windows and tiles. qwen3_5 computes its recurrent layers token by token
-# on a CPU: together only.
-FAMILIES = mark_sweep(vision_models.VISION, (*vision_models.CORE, "qwen3_5"))
+# By default: positions of three axes, windows and tiles.
 EVERY = mark_sweep(vision_models.VISION, vision_models.CORE)
 TWO = mark_sweep(vision_models.VISION, ("qwen3_vl", "gemma3"))
 MROPE = mark_sweep(vision_models.MROPE, ("qwen3_vl",))
@@ -82,7 +80,7 @@ def all_same(events: dict[str, TokenEvent], answers: dict[str, Answer], count: i
         engine_driver.check_answer(event, answers[name], count)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EVERY)
 def test_together(zoo: Zoo, family: str) -> None:
     """Images and text in one decode batch; then again, joining while others decode."""
     engine, answers = engine_driver.make_real_engine(zoo.vision(family)), wanted(zoo, family)
