@@ -247,7 +247,7 @@ def run_failing_grammars(zoo: Zoo, method: Any) -> list[tuple[Any, ...]]:
 
 
 def test_grammars_that_fail_inside_a_draft(zoo: Zoo, plain: Plain, monkeypatch: Patch) -> None:
-    """The answer ends where it does without drafts. The twin does not know that a mask of the draft failed."""
+    """The answer ends where it does without drafts. The twin does not know that a mask of a draft failed."""
     without = run_failing_grammars(zoo, "off")
     assert [(len(tokens), finish) for tokens, finish, _ in without] == [(6, FinishReason.ERROR)] * 3
     draft_from(monkeypatch, list_asks(), plain("llama"))
