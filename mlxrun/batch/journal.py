@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import orjson
+
 from mlxrun.errors import JobError
 
 FORMAT = 1
@@ -83,7 +85,10 @@ class Journal:
 
 def dump_line(value: dict[str, Any]) -> bytes:
     """The first line of a journal, or an entry, as JSON."""
-    return json.dumps(value, separators=(",", ":")).encode() + b"\n"
+    try:
+        return orjson.dumps(value, option=orjson.OPT_APPEND_NEWLINE)
+    except TypeError:  # a lone surrogate
+        return json.dumps(value, separators=(",", ":")).encode() + b"\n"
 
 
 def parse_entry(data: bytes) -> JournalEntry:

@@ -107,6 +107,12 @@ class LineIndex:
         """What the index stores of one line."""
         return IndexRow._make(_ROW.unpack_from(self._rows, int(position) * _ROW.size))
 
+    def get_size(self, position: int) -> int:
+        """The bytes of one line; 0 of the last one, whose end is not stored."""
+        if position + 1 >= len(self):
+            return 0
+        return self.get_row(position + 1).offset - self.get_row(position).offset
+
     def find(self, custom_id: str) -> int | None:
         """The position of the first line with this custom_id."""
         at = self._hashes.searchsorted(hash(custom_id))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import traceback
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -33,7 +32,8 @@ log = logging.getLogger(__name__)
 COMMIT_EVERY = 1.0  # seconds that a finished line may wait for its journal entry
 COMMIT_LINES = 256  # finished lines that may wait for it
 UPDATE_EVERY = 0.5  # seconds
-LOAD_LINES = 8  # that are read together
+LOAD_LINES = 64  # that are read together, if they are short
+LOAD_BYTES = 1 << 18  # of the lines that are read together
 BACKOFF = 0.25  # seconds before the second try; each further wait is twice as long
 
 
@@ -48,8 +48,6 @@ class LineRunner:
     meter: ProgressMeter
     scores: Scores
     backoff: float = BACKOFF
-    _load_lock: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
-    _loaded: deque[IndexedLine] = field(default_factory=deque, init=False)  # read, and not begun
     _commit_due: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     _finished: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
@@ -63,33 +61,40 @@ class LineRunner:
                 group.create_task(self._commit_regularly())
                 group.create_task(self._repeat(WRITE_EVERY, self.answerer.answers.write))
                 group.create_task(self._repeat(UPDATE_EVERY, update))
-                async with asyncio.TaskGroup() as workers:
-                    for _ in range(min(self.answerer.concurrency, self.index.state.count(TODO))):
-                        workers.create_task(self._work(lookahead))
+                async with asyncio.TaskGroup() as lines:
+                    await self._start_lines(lookahead, lines)
                 self._finished.set()
                 self._commit_due.set()
         except BaseExceptionGroup as errors:
             raise find_first_error(errors) from errors
 
-    async def _work(self, lookahead: Lookahead) -> None:
-        while (indexed := await self._load_next(lookahead)) is not None:
-            tokens = LineTokens(times=LineTimes(self.meter.clock()))
-            self.meter.start_line(tokens)
-            try:
-                await self._run_line(indexed, tokens)
-            finally:
-                self.meter.stop_line(tokens)
+    async def _start_lines(self, lookahead: Lookahead, lines: asyncio.TaskGroup) -> None:
+        """Start each line in `lines` once there is room. The next ones are read meanwhile."""
+        room = asyncio.Semaphore(self.answerer.concurrency)
+        loading = lines.create_task(self._load_next(lookahead))
+        while loaded := await loading:
+            loading = lines.create_task(self._load_next(lookahead))
+            for indexed in loaded:
+                await room.acquire()
+                lines.create_task(self._work(indexed)).add_done_callback(lambda _: room.release())
 
-    async def _load_next(self, lookahead: Lookahead) -> IndexedLine | None:
-        """The next line. A few are read together in a thread: a line that contains images can be long."""
-        async with self._load_lock:
-            if not self._loaded:
-                positions = [at for _ in range(LOAD_LINES) if (at := lookahead.next()) is not None]
-                self._loaded.extend(await asyncio.to_thread(self._load_lines, positions))
-            return self._loaded.popleft() if self._loaded else None
+    async def _work(self, indexed: IndexedLine) -> None:
+        tokens = LineTokens(times=LineTimes(self.meter.clock()))
+        self.meter.start_line(tokens)
+        try:
+            await self._run_line(indexed, tokens)
+        finally:
+            self.meter.stop_line(tokens)
 
-    def _load_lines(self, positions: list[int]) -> list[IndexedLine]:
-        return [self.index.load(position) for position in positions]
+    async def _load_next(self, lookahead: Lookahead) -> list[IndexedLine]:
+        """The next lines; none after the last. Short ones are read together, in a thread: a line that
+        contains images can be long."""
+        positions: list[int] = []
+        size = 0
+        while len(positions) < LOAD_LINES and size < LOAD_BYTES and (at := lookahead.next()) is not None:
+            positions.append(at)
+            size += self.index.get_size(at)
+        return await asyncio.to_thread(lambda: [self.index.load(at) for at in positions])
 
     async def _run_line(self, indexed: IndexedLine, tokens: LineTokens) -> None:
         record = await self._make_record(indexed, tokens)

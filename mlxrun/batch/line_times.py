@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+import orjson
 
 from mlxrun.batch.line_files import Appender
 from mlxrun.errors import JobError
@@ -62,13 +64,12 @@ class TimingFile:
     def __init__(self, path: Path) -> None:
         self._file: Appender | None = Appender(path)
 
-    def add(self, timing: LineTiming) -> None:
-        """Append an entry; once that has failed, no more are written."""
+    def add(self, timings: Iterable[LineTiming]) -> None:
+        """Append entries; once that has failed, no more are written."""
         if self._file is None:
             return
         try:
-            fields = {name: getattr(timing, name) for name in timing.__slots__}
-            self._file.append(json.dumps(fields, separators=(",", ":")).encode() + b"\n")
+            self._file.append(b"".join(map(_dump_timing, timings)))
         except JobError as error:
             log.warning("%s; reports will lack the times of the lines from here on", error)
             self.close()
@@ -77,6 +78,11 @@ class TimingFile:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+
+def _dump_timing(timing: LineTiming) -> bytes:
+    fields = {name: getattr(timing, name) for name in timing.__slots__}
+    return orjson.dumps(fields, option=orjson.OPT_APPEND_NEWLINE)
 
 
 def read_timings(path: Path) -> Iterator[LineTiming]:

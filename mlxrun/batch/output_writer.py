@@ -1,17 +1,20 @@
 """Appends the records of finished lines to the outputs, and their entries to the journal.
 
-`add` writes a record and then its entry, each completely or not at all: after a kill, the journal names no
-line that the outputs do not contain, and has the digest of each record. `commit` makes them durable, the
-outputs first; a power cut may leave entries without records, whose lines run again. `add` and `close` belong
+All lines that finish in one turn of the event loop are written together, with one call for each file: the
+records and then their entries, each part completely or not at all. After a kill, the journal names no line
+that the outputs do not contain, and has the digest of each record. `commit` makes them durable, the outputs
+first; a power cut may leave entries without records, whose lines run again. `add`, `flush` and `close` belong
 to the event loop; `commit` may run in a thread.
 """
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from contextlib import suppress
+from typing import Any, NamedTuple
 
 from mlxrun.batch import output_records
 from mlxrun.batch.job_file import BadLine
@@ -19,9 +22,20 @@ from mlxrun.batch.journal import JournalEntry
 from mlxrun.batch.line_files import Appender, sort_lines
 from mlxrun.batch.line_index import DONE, FAILED, IndexedLine, LineIndex
 from mlxrun.batch.line_keys import digest_short
-from mlxrun.batch.line_times import TimingFile, make_timing
+from mlxrun.batch.line_times import LineTiming, TimingFile, make_timing
 from mlxrun.batch.output_records import LineTokens
 from mlxrun.batch.run_paths import JobPaths, wrap_write_errors
+from mlxrun.errors import JobError
+
+
+class _FinishedLine(NamedTuple):
+    """A line that is to be written. `state`: DONE or FAILED."""
+
+    position: int
+    state: int
+    record: bytes
+    entry: bytes
+    timing: LineTiming
 
 
 class OutputWriter:
@@ -36,21 +50,24 @@ class OutputWriter:
         self._files = {DONE: Appender(paths.out), FAILED: Appender(paths.errors)}
         self._journal = Appender(paths.journal)
         self._timings = TimingFile(paths.timings)
-        self._added = 0
+        self._unwritten: list[_FinishedLine] = []
+        self._problem: JobError | None = None  # why lines could not be written
+        self._written = 0
         self._committed = 0
         self._lock = threading.Lock()
 
     @property
     def pending(self) -> int:
         """The number of records that are not durable yet."""
-        return self._added - self._committed
+        return self._written + len(self._unwritten) - self._committed
 
     def add(self, indexed: IndexedLine, record: dict[str, Any], tokens: LineTokens) -> None:
-        """Write the record of a finished line, and its journal entry."""
+        """Write the record of a finished line, and its journal entry, once this turn of the event loop is
+        over. JobError if earlier lines could not be written."""
+        if self._problem is not None:
+            raise self._problem
         failed = record["error"] is not None
         data = output_records.dump_record(record)
-        self._files[FAILED if failed else DONE].append(data)
-        self._index.state[indexed.position] = FAILED if failed else DONE
         entry = JournalEntry(
             run=self._run,
             state="failed" if failed else "done",
@@ -62,24 +79,53 @@ class OutputWriter:
             computed=tokens.computed,
             reused=tokens.reused,
         )
-        self._journal.append(entry.dump())
         counts = tokens.computed, tokens.reused, tokens.output
-        self._timings.add(make_timing(self._run, indexed.key, failed, tokens.times, self._clock(), counts))
-        self._added += 1
+        timing = make_timing(self._run, indexed.key, failed, tokens.times, self._clock(), counts)
+        if not self._unwritten:
+            asyncio.get_running_loop().call_soon(self._flush_quietly)
+        state = FAILED if failed else DONE
+        self._unwritten.append(_FinishedLine(indexed.position, state, data, entry.dump(), timing))
+
+    def _flush_quietly(self) -> None:
+        """What fails is raised by the next `add`, `commit` or `close`."""
+        with suppress(JobError):
+            self.flush()
+
+    def flush(self) -> None:
+        """Write all lines that were added. JobError if that is not possible; they count as not finished."""
+        lines, self._unwritten = self._unwritten, []
+        if self._problem is not None:
+            raise self._problem
+        try:
+            for state, file in self._files.items():
+                if data := b"".join(line.record for line in lines if line.state == state):
+                    file.append(data)
+            if lines:
+                self._journal.append(b"".join(line.entry for line in lines))
+                self._timings.add([line.timing for line in lines])
+        except JobError as error:
+            self._problem = error
+            raise
+        for line in lines:
+            self._index.state[line.position] = line.state
+        self._written += len(lines)
 
     def commit(self) -> None:
         """Make all records so far durable, and then their journal entries."""
         with self._lock:
-            added = self._added  # what is added from here on waits for the next commit
-            if added == self._committed:
+            written = self._written  # what is written from here on waits for the next commit
+            if self._problem is not None:
+                raise self._problem
+            if written == self._committed:
                 return
             for file in (*self._files.values(), self._journal):
                 file.sync()
-            self._committed = added
+            self._committed = written
 
     def close(self) -> None:
-        """Commit what is left."""
+        """Write and commit what is left."""
         try:
+            self.flush()
             self.commit()
         finally:
             self._timings.close()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxrun.batch.line_runner import UPDATE_EVERY
+from mlxrun.batch.line_runner import LOAD_LINES, UPDATE_EVERY
 from mlxrun.batch.progress import ProgressView
 from mlxrun.errors import EngineDead, JobError
 from mlxrun.scoring.timed_regex import SearchTimer
@@ -86,13 +86,13 @@ async def test_the_window_is_bounded(tmp_path: Path) -> None:
 
 async def test_the_input_changes_while_it_runs(tmp_path: Path) -> None:
     """A line is not answered under another line's key."""
-    bench = Bench(write_job(tmp_path, chats(40)), make_config(concurrency=1))
-    bench.prepare = lambda client: client.stop_after(15)  # in the third line
+    bench = Bench(write_job(tmp_path, chats(3 * LOAD_LINES)), make_config(concurrency=1))
+    bench.prepare = lambda client: client.stop_after(15)  # in the third line; some more have been read
     task = asyncio.create_task(bench.run())
     await until(lambda: len(read(bench.paths.out)) == 2 and bench.client.busy)
     text = bench.job.read_text()
     with bench.job.open("r+") as file:
-        file.write(text.replace("say 2", "SAY 2").replace("say 3", "SAY 3"))
+        file.write(text.replace("say 17", "SAY 17").replace("say 18", "SAY 18"))
     bench.client.go_on()
     with pytest.raises(JobError, match="changed while the job was running"):
         await task

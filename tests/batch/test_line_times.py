@@ -59,7 +59,7 @@ async def test_records_and_journal_do_not_depend_on_times(tmp_path: Path) -> Non
 def test_what_is_damaged_is_skipped(tmp_path: Path) -> None:
     path = tmp_path / "timings.jsonl"
     file = TimingFile(path)
-    file.add(TIMING)
+    file.add([TIMING])
     file.close()
     good = path.read_bytes()
     wrong = [
@@ -77,8 +77,8 @@ def test_what_is_damaged_is_skipped(tmp_path: Path) -> None:
 
 def test_a_file_that_cannot_be_written_is_given_up(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = TimingFile(tmp_path)
-    file.add(TIMING)
-    file.add(TIMING)
+    file.add([TIMING])
+    file.add([TIMING])
     file.close()
     assert caplog.text.count("reports will lack the times") == 1
     assert os.listdir(tmp_path) == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from mlxrun.batch import output_records
 from mlxrun.batch.journal import Journal
+from mlxrun.batch.line_files import Appender
 from mlxrun.errors import JobError
 from tests.helpers.batch_fakes import Bench, by_id, chat, chats, make_config, read, write_job
 from tests.helpers.raw_clients import until
@@ -21,7 +23,7 @@ COUNT = 12
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="asks Linux for the names of open files")
 async def test_the_journal_never_runs_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each entry is written after its record, so a killed process leaves none without; and no commit ends
+    """Entries are written after their records, so a killed process leaves none without; and no commit ends
     before the records are on disk whose entries it makes durable."""
     bench = Bench(write_job(tmp_path, chats(COUNT)), make_config(rows=2))
     real_sync, real_write = os.fsync, os.write
@@ -33,7 +35,7 @@ async def test_the_journal_never_runs_ahead(tmp_path: Path, monkeypatch: pytest.
     def write(handle: int, data: Any) -> int:
         if os.readlink(f"/proc/self/fd/{handle}") == str(bench.paths.journal):
             claimed = sum(1 for _ in Journal(bench.paths.journal).read_entries())
-            written.append(claimed + 1 == count_records())
+            written.append(claimed + bytes(data).count(b"\n") == count_records())
         return real_write(handle, data)
 
     def fsync(handle: int) -> None:
@@ -47,10 +49,50 @@ async def test_the_journal_never_runs_ahead(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr("os.fsync", fsync)
     bench.client.pause = 0.001
     await bench.run()
-    assert len(written) == COUNT and all(written)
+    assert 1 < len(written) <= COUNT and all(written)
     names = [name for name, _ in synced if synced[-1][1]]
     assert names[-2:] == ["job.out.jsonl", "journal.jsonl"] and synced[-2][1] == COUNT
     assert len(names) > 3
+
+
+async def test_lines_that_end_together_are_written_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that the number of writes does not grow with the rate of lines."""
+    calls, append = Counter[str](), Appender.append
+
+    def count(self: Appender, data: bytes) -> None:
+        calls[self.path.name] += 1
+        append(self, data)
+
+    monkeypatch.setattr(Appender, "append", count)
+    bench = Bench(write_job(tmp_path, [*chats(60), "bad"]), make_config(rows=30))
+    await bench.run()
+    assert len(by_id(bench.paths.out)) == 60 and len(read(bench.paths.errors)) == 1
+    assert 0 < calls["job.out.jsonl"] <= 40 and calls["journal.jsonl"] <= 41
+
+
+@pytest.mark.parametrize("name", ["job.out.jsonl", "journal.jsonl"])
+async def test_lines_that_cannot_be_written_are_not_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """The run ends and says why; the next one has each line once."""
+    bench = Bench(write_job(tmp_path, chats(40)), make_config(rows=4))
+    append, left = Appender.append, iter(range(3))
+
+    def fill(self: Appender, data: bytes) -> None:
+        if self.path.name == name and next(left, None) is None:
+            raise JobError(f"{self.path}: No space left on device")
+        append(self, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Appender, "append", fill)
+        with pytest.raises(JobError, match="No space left"):
+            await bench.run()
+    done = len(by_id(bench.paths.out))
+    assert 0 < done < 40
+    assert (await bench.run()).exit_code == 0
+    assert len(read(bench.paths.out)) == len(by_id(bench.paths.out)) == 40
 
 
 async def test_an_unwritable_journal_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
