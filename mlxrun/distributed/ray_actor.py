@@ -10,6 +10,7 @@ import importlib
 import logging
 import os
 import socket
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -105,7 +106,8 @@ class LineActor:
 
         config, info = self._spec.config, self._model_info
         assert info is not None
-        folder = self._spec.job.parent if self._shares_folder else None
+        # Else lines come with their images; a path that is left was not readable there, and is not here.
+        folder = self._spec.job.parent if self._shares_folder else Path(tempfile.mkdtemp(prefix="mlxrun-"))
         try:
             formats = detect_formats(info.chat_template, info.tokenizer, config.parsers)
             preparer = LinePreparer(info, config, folder, formats=formats)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from mlxrun.batch.line_answerer import count_lines_at_once
 from mlxrun.config.settings import Config
+from mlxrun.distributed.line_media import inline_media
 from mlxrun.distributed.line_worker import LINGER
 from mlxrun.distributed.messages import SentLine, WorkerDied, WorkerFacts, WorkerReport
 from mlxrun.distributed.pool import DispatchedPool
@@ -18,6 +19,7 @@ from mlxrun.distributed.ray_actor import LineActor, WorkerSpec, stamp_job
 from mlxrun.distributed.ray_client import RayActor, RayCrew, raise_refused
 from mlxrun.distributed.ray_cluster import Placement, connect, place_workers
 from mlxrun.errors import JobError
+from mlxrun.text.images import MediaLoader
 
 log = logging.getLogger(__name__)
 WORKERS_A_LINGER = (
@@ -30,6 +32,7 @@ class RayWorker:
 
     def __init__(self, crew: RayCrew, spec: WorkerSpec, placement: Placement) -> None:
         self._remote = RayActor(crew, LineActor, spec, placement)
+        self._media: MediaLoader | None = MediaLoader(spec.config.media, spec.job.parent)
 
     async def describe(self) -> WorkerFacts:
         """What the worker is. WorkerRefused if it must not be used."""
@@ -37,7 +40,9 @@ class RayWorker:
 
     async def start(self) -> WorkerFacts:
         facts = await self.describe()
-        if not facts.shares_folder:
+        if facts.shares_folder:
+            self._media = None
+        else:
             text = "worker on %s does not see the job's folder: its prefix cache ends with it"
             log.warning(text, facts.host)
         raise_refused(await self._call("load"))
@@ -45,6 +50,8 @@ class RayWorker:
         return facts
 
     async def submit(self, lines: Sequence[SentLine]) -> None:
+        if self._media is not None:
+            lines = await asyncio.to_thread(_inline_media, lines, self._media)
         await self._call("submit", lines)
 
     async def poll(self) -> WorkerReport:
@@ -60,6 +67,10 @@ class RayWorker:
 
     async def _call(self, method: str, *arguments: Any) -> Any:
         return await self._remote.call(getattr(self._remote.actor, method).remote(*arguments))
+
+
+def _inline_media(lines: Sequence[SentLine], media: MediaLoader) -> list[SentLine]:
+    return [replace(sent, line=inline_media(sent.line, media)) for sent in lines]
 
 
 @dataclass(slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from tests.helpers.batch_fakes import by_id, read
 ROOT = Path(__file__).parents[2]
 SETS = ("--set", "engine.reproducible=true", "--set", "batch.order=input", "--set", "scheduler.max_running=4")
 SECONDS = 300
+IMAGE = {"type": "image_url", "image_url": {"url": "images/none.png"}}
 
 
 @pytest.fixture(scope="module")
@@ -117,3 +119,21 @@ def test_more_workers_than_there_is_room_for(address: str, job: Path) -> None:
     command += ["--ray", address, "--set", "workers.resources={GPU: 1}"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and "the cluster has room for 0 (2 nodes" in done.stderr
+
+
+@pytest.mark.sweep
+def test_workers_without_the_folder_get_the_images(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bytes are those of one process; a file that is missing fails its line by name."""
+    shutil.copytree(ROOT / "jobs" / "images", tmp_path / "images")
+    path, lines = tmp_path / "vision.jsonl", (ROOT / "jobs" / "vision.jsonl").read_text().splitlines(True)
+    missing = {"id": "missing", "messages": [{"role": "user", "content": [IMAGE]}]}
+    path.write_text("".join(lines[:6]) + json.dumps(missing) + "\n")
+    one, two = tmp_path / "one.out.jsonl", tmp_path / "two.out.jsonl"
+    assert main(["batch", str(path), "-o", str(one), *SETS]) == 1
+    monkeypatch.setattr("mlxrun.distributed.ray_workers.stamp_job", lambda path: (0, 0))  # seen by no worker
+    assert main(["batch", str(path), "-o", str(two), *SETS, "--ray", address]) == 1
+    assert two.read_bytes() == one.read_bytes() and len(by_id(two)) == 6
+    errors = [JobPaths(path, out).errors.read_text() for out in (one, two)]
+    assert errors[0] == errors[1] and "'images/none.png' does not exist" in errors[0]
