@@ -41,7 +41,7 @@ class Runner(Protocol):
 class Engine:
     """Not thread-safe: one thread builds, steps and closes it. `prefix_cache` is the scheduler's; `pooling`
     computes vectors, None: the model gives none; `selection` leaves out tokens of long prompts, None: all are
-    computed."""
+    computed; `num_embeddings`: tokens that the model has embeddings for, 0: not known."""
 
     def __init__(
         self,
@@ -53,6 +53,7 @@ class Engine:
         prefix_cache: PrefixCacheInterface | None = None,
         pooling: PoolingSteps | None = None,
         selection: TokenSelection | None = None,
+        num_embeddings: int = 0,
     ) -> None:
         self.pooling = pooling
         self.selection = selection
@@ -62,6 +63,7 @@ class Engine:
         self.prefix_cache: PrefixCacheInterface = prefix_cache or NoPrefixCache()
         self._runner = runner
         self._settings = settings
+        self._num_embeddings = num_embeddings
         self.steps = 0  # since the start
         self.errors = 0  # failed steps since the start
         self._failures_in_a_row = 0  # failed steps since the last token
@@ -88,6 +90,7 @@ class Engine:
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises Overloaded, PromptTooLong or RequestError if it cannot run."""
+        self._check_tokens(request)
         if not request.pooled:
             self._add_prompt(request)
         elif self.pooling is None:
@@ -105,6 +108,20 @@ class Engine:
             self.selection.add(request)
         else:
             self.scheduler.add(request)
+
+    def _check_tokens(self, request: Request) -> None:
+        """RequestError for a token without an embedding; those of images get theirs from elsewhere."""
+        size = self._num_embeddings
+        if not size or not request.prompt or max(request.prompt) < size:
+            return
+        spans = request.image_spans
+        for at, token in enumerate(request.prompt):
+            if token >= size and not any(start <= at < stop for start, stop in spans):
+                raise RequestError(
+                    f"token {at} of the prompt is {token}, and the model has embeddings of {size} tokens: "
+                    "its tokenizer knows a special token that the model does not",
+                    code="unknown_token",
+                )
 
     def abort(self, request_id: str) -> None:
         """End a request; its final event comes with the next step. Does nothing if it has already ended."""

@@ -33,6 +33,7 @@ from mlxrun.model.snapshot.snapshots import SnapshotCodec
 from mlxrun.model.sparse.build import add_position_check, load_draft, make_positioned
 from mlxrun.model.sparse.explicit_positions import PositionedAdapter
 from mlxrun.model.speculation.support import find_draft_problem
+from mlxrun.model.token_embeddings import count_token_embeddings
 from mlxrun.scheduler.draft_planner import DraftPlanner
 from mlxrun.scheduler.memory_budget import MemoryBudget, RequestLimits
 from mlxrun.scheduler.scheduler import Scheduler
@@ -97,7 +98,11 @@ def build_engine(
         selection = TokenSelection(loaded.draft, config.prefill, config.scheduler, prefix_cache)
     log.info("loaded %s; %s", model_info.name, _DECODE[probe.methods.decode])
     runner = ModelRunner(adapter, vocab, probe.methods, snapshots)
-    return Engine(model_info, scheduler, runner, config.engine, probe, prefix_cache, pooling, selection)
+    count = count_token_embeddings(adapter.model, vocab)
+    _warn_of_unknown_tokens(model_info, count)
+    return Engine(
+        model_info, scheduler, runner, config.engine, probe, prefix_cache, pooling, selection, count
+    )
 
 
 def _build_encoder_engine(config: Config, model_info: LoadedModelInfo) -> Engine:
@@ -107,7 +112,16 @@ def _build_encoder_engine(config: Config, model_info: LoadedModelInfo) -> Engine
     scheduler = Scheduler(config.scheduler, RequestLimits(model_info.context_length, memory))
     log.info("loaded %s, an encoder; up to %d texts are computed together", model_info.name, runner.max_rows)
     pooling = _make_pooling(config, runner, memory)
-    return Engine(model_info, scheduler, IdleRunner(), config.engine, pooling=pooling)
+    count = runner.num_embeddings
+    _warn_of_unknown_tokens(model_info, count)
+    return Engine(model_info, scheduler, IdleRunner(), config.engine, pooling=pooling, num_embeddings=count)
+
+
+def _warn_of_unknown_tokens(model_info: LoadedModelInfo, count: int) -> None:
+    size = 0 if model_info.tokenizer is None else len(model_info.tokenizer)
+    if 0 < count < size:
+        text = "%s: the tokenizer has %d tokens, the model embeddings of %d: prompts with others are refused"
+        log.warning(text, model_info.name, size, count)
 
 
 def _make_draft_planner(config: Config, problem: str | None, methods: ComputeMethods) -> DraftPlanner:

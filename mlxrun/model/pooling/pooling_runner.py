@@ -23,6 +23,7 @@ from mlxrun.model.pooling.sentence_config import PoolingMode
 from mlxrun.model.prompt_inputs import TEXT_ONLY
 from mlxrun.model.prompt_scorer import PrefillForward
 from mlxrun.model.ragged.layer_caches import list_all_arrays
+from mlxrun.model.token_embeddings import count_token_embeddings
 from mlxrun.scheduler.pooling_queue import PoolingBatch
 from mlxrun.scheduler.request import Request
 from mlxrun.scheduler.step_plan import StepPlan, StepResult
@@ -67,10 +68,11 @@ class BatchState:
 
 
 class TokenStates(Protocol):
-    """Computes the states of tokens. `nbytes`: of weights that only it has; `takes_whole_texts`: each text is
-    one forward."""
+    """Computes the states of tokens. `nbytes`: of weights that only it has; `num_embeddings`: tokens that it
+    has embeddings for, 0: not known here; `takes_whole_texts`: each text is one forward."""
 
     nbytes: int
+    num_embeddings: int
     takes_whole_texts: bool
 
     def make_cache(self) -> list[Any]: ...
@@ -81,7 +83,7 @@ class TokenStates(Protocol):
 class DecoderStates:
     """The hidden states of a text model, in chunks. `grid`: every chunk is one of the grid; 0: any size."""
 
-    nbytes, takes_whole_texts = 0, False
+    nbytes, num_embeddings, takes_whole_texts = 0, 0, False
 
     def __init__(self, adapter: Adapter, tap: HiddenTap, grid: int) -> None:
         self._adapter = adapter
@@ -109,6 +111,7 @@ class EncoderStates:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self.nbytes = count_weight_bytes(model)
+        self.num_embeddings = count_token_embeddings(model)
 
     def make_cache(self) -> list[Any]:
         return []
@@ -138,6 +141,11 @@ class PoolingRunner:
     def nbytes(self) -> int:
         """Bytes of weights that only this runner has."""
         return self._states.nbytes
+
+    @property
+    def num_embeddings(self) -> int:
+        """Tokens that the model has embeddings for; 0: not known."""
+        return self._states.num_embeddings
 
     @property
     def takes_whole_texts(self) -> bool:
