@@ -275,6 +275,29 @@ def speculation(
     return write_report(report, json_path, print_speculation_report)
 
 
+@command.command(name="kv-quantization", short_help="What quantised keys and values change.")
+@click.option("--text", required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--rows", default=4, show_default=True, type=click.IntRange(1, 4096))
+@click.option("--prompt", default=256, show_default=True, type=click.IntRange(1), help="Tokens of each row.")
+@click.option("--steps", default=64, show_default=True, type=click.IntRange(1), help="Tokens decoded.")
+@add_json_option
+@add_config_options
+def kv_quantization(
+    text: Path,
+    rows: int,
+    prompt: int,
+    steps: int,
+    json_path: Path | None,
+    config_path: Path | None,
+    sets: tuple[str, ...],
+) -> int:
+    """Decode stretches of a text with keys and values in full, in 8 and in 4 bits, and compare the logits."""
+    config = load_command_config(config_path, sets).config
+    from benchmarks.kv_quantization import print_kv_report, run_kv_bench
+
+    return write_report(run_kv_bench(config, text, rows, prompt, steps, say), json_path, print_kv_report)
+
+
 add_draft_option = click.option(
     "--draft",
     default="tiny",
