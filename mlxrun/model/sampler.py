@@ -201,8 +201,10 @@ def _has_penalty(p: SamplingParams) -> bool:
 
 
 def _count_tokens(tokens: Sequence[int], vocab: int) -> mx.array:
-    counts = mx.zeros(vocab)
-    return counts.at[mx.array(list(tokens))].add(1.0) if tokens else counts
+    """How often each token occurs. Placeholders of images may be beyond the logits, where MLX writes into
+    memory that is not the array's."""
+    counts, known = mx.zeros(vocab), [token for token in tokens if token < vocab]
+    return counts.at[mx.array(known)].add(1.0) if known else counts
 
 
 def _make_bias(params: Sequence[SamplingParams], vocab: int) -> mx.array | None:
@@ -210,8 +212,9 @@ def _make_bias(params: Sequence[SamplingParams], vocab: int) -> mx.array | None:
         return None
     bias = mx.zeros((len(params), vocab))
     for row, p in enumerate(params):
-        if p.logit_bias:
-            bias[row, mx.array(list(p.logit_bias))] = mx.array(list(p.logit_bias.values()))
+        known = {token: value for token, value in p.logit_bias.items() if token < vocab}  # as above
+        if known:
+            bias[row, mx.array(list(known))] = mx.array(list(known.values()))
     return bias
 
 

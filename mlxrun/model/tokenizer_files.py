@@ -18,6 +18,8 @@ VocabularyKind = Literal["sentencepiece", "tiktoken"]
 _INSTALL = {"sentencepiece": "sentencepiece", "tiktoken": "'mlxrun[tiktoken]'"}
 # A tiktoken file has no rule by which text is split first; transformers applies Llama 3's to every one.
 _TIKTOKEN_FAMILIES = ("llama", "mllama")
+# Of these a tokenizer can be made only if tokenizer_config.json names the right class, or not at all.
+_OTHER_VOCABULARIES = ("sentencepiece.bpe.model", "spiece.model", "*.tiktoken", "tekken.json", "vocab.json")
 # None begins with a space: before it, transformers leaves out the space that sentencepiece adds, on purpose.
 SAMPLES = (
     "The quick brown fox jumps over 13 lazy dogs, doesn't it?",
@@ -46,6 +48,9 @@ def load_tokenizer(folder: Path, settings: ModelSettings) -> Any:
             f"{folder}: the model has no tokenizer.json (a fast tokenizer), which is needed, and its own "
             "Python code only makes a slow one"
         )
+    if not isinstance(tokenizer.model_max_length, int | float):
+        text = f"expected a number, got {tokenizer.model_max_length!r}"
+        raise ModelLoadError(f"{folder / 'tokenizer_config.json'}: model_max_length: {text}")
     _check_vocabulary(folder, tokenizer)
     if kind == "sentencepiece":
         _compare_with_sentencepiece(folder / "tokenizer.model", tokenizer)
@@ -111,6 +116,13 @@ def _explain_no_tokenizer(folder: Path, error: Exception) -> str:
     from tokenizers import Tokenizer
 
     file = folder / "tokenizer.json"
+    others = [name for name in _OTHER_VOCABULARIES if any(folder.glob(name))]
+    if not file.is_file() and others:
+        return (
+            f"{folder}: there is no tokenizer.json, and none can be made of {' and '.join(others)} with what "
+            "tokenizer_config.json says: save the tokenizer with tokenizer.json, as "
+            "AutoTokenizer.from_pretrained(MODEL).save_pretrained(FOLDER) of transformers does"
+        )
     if not file.is_file():
         last = str(error).strip().rpartition("\n")[2]  # the most helpful line of a list of attempts
         return f"{folder}: there is no tokenizer.json, and no other tokenizer can be loaded: {last}"
@@ -130,6 +142,8 @@ def _check_vocabulary(folder: Path, tokenizer: Any) -> None:
         return
     what = "makes no tokens of text" if ordinary else "has no tokens but special ones"
     is_there = (folder / "tokenizer.json").is_file()
+    if not is_there and any(any(folder.glob(name)) for name in _OTHER_VOCABULARIES):
+        raise ModelLoadError(_explain_no_tokenizer(folder, ValueError(what)))
     why = "tokenizer.json is damaged" if is_there else "there is no tokenizer.json"
     raise ModelLoadError(f"{folder}: {why}: the tokenizer {what}")
 

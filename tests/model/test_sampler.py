@@ -10,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlxrun.model.sampler import RowSampling, SampledBatch, Sampler, read_sampled
+from mlxrun.model.sampler import RowSampling, SampledBatch, Sampler, _make_bias, read_sampled
 from mlxrun.scheduler.request import SamplingParams
 from tests.helpers import engine_driver, text_models
 from tests.helpers.model_fixtures import Zoo
@@ -364,3 +364,13 @@ def test_a_seeded_request_gives_the_same_text_in_any_batch(zoo: Zoo, family: str
     for each in (lambda step: None, preempt):
         events = engine_driver.run_requests(engine, asks, each)
         assert [events[str(i)].tokens for i in range(len(MIXED))] == wanted
+
+
+def test_tokens_beyond_the_logits_are_neither_counted_nor_biased() -> None:
+    """Placeholders of images, and tokens of the tokenizer alone: MLX writes without a check of bounds."""
+    params = replace(GREEDY, repetition_penalty=1.5, logit_bias={2: 3.0, 7: 9.0})
+    row = RowSampling.start(params, [1, 4, 1 << 20], [4, 9], 4)
+    assert row.seen is not None and row.counts is not None
+    assert row.seen.tolist() == [False, True, False, False] and row.counts.tolist() == [0, 0, 0, 0]
+    bias = _make_bias([params, replace(params, logit_bias={7: 9.0})], 4)
+    assert bias is not None and bias.tolist() == [[0, 0, 3, 0], [0, 0, 0, 0]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -139,3 +140,23 @@ def test_a_folder_without_any_vocabulary(tmp_path: Path) -> None:
     assert find_vocabulary(tmp_path) is None
     with pytest.raises(ModelLoadError, match=r"there is no tokenizer\.json"):
         load(make_folder(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["sentencepiece.bpe.model", "qwen.tiktoken", "tekken.json"])
+def test_other_vocabularies_are_named_with_what_to_do(tmp_path: Path, name: str) -> None:
+    folder = text_models.build("llama", tmp_path / "model")
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer_config.json").unlink()
+    (folder / name).write_text("{}" if name.endswith("json") else "IQ== 0\n")
+    shown = re.escape(name if "qwen" not in name else "*.tiktoken")
+    with pytest.raises(ModelLoadError, match=rf"none can be made of {shown} .* save the tokenizer with"):
+        load(folder)
+
+
+def test_a_length_that_is_no_number_is_named(tmp_path: Path) -> None:
+    path = text_models.build("llama", tmp_path / "model") / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"model_max_length": "many"}))
+    with pytest.raises(
+        ModelLoadError, match="tokenizer_config.json: model_max_length: expected a number, got"
+    ):
+        load(path.parent)
