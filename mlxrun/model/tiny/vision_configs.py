@@ -117,6 +117,15 @@ _LFM2 = {
     "num_heads": 4,
 }
 _LFM2_TOWER = {"model_type": "lfm2_vl", "num_patches": 16}
+_AUDIO = {
+    "attention_dim": 32,
+    "attention_heads": 2,
+    "num_blocks": 1,
+    "linear_units": 32,
+    "ext_pw_out_channel": 32,
+    "depthwise_seperable_out_channel": 32,
+    "conv_channels": 32,
+}
 _PERCEIVER = {
     "model_type": "idefics2",
     "num_key_value_heads": 2,
@@ -173,11 +182,11 @@ VISION: dict[str, VisionFamily] = {
     "kimi_k25": VisionFamily(4, "patches"),
     "glm_ocr": VisionFamily(4, "grid", wrapped=True),
     "paddleocr_vl": VisionFamily(4, "still", text=_PADDLE, flat=True, wrapped=True),
-    "minicpmo": VisionFamily(4),
+    "minicpmo": VisionFamily(4, own={"init_audio": False, "init_tts": False}),
     "minicpmv4_6": VisionFamily(4),
     "lfm2_vl": VisionFamily(4, "packed", text=_LFM2, tower=_LFM2_TOWER, own={"projector_hidden_size": 64}),
     "phi4_siglip": VisionFamily(16, "packed", own={"mm_hidden_size": 32}),
-    "phi4mm": VisionFamily(1, "packed", own={"mm_hidden_size": 32}),
+    "phi4mm": VisionFamily(1, "packed", own={"mm_hidden_size": 32, "audio_processor": {"config": _AUDIO}}),
     "idefics2": VisionFamily(4, "masked", **_IDEFICS2),
     "llava_onevision": VisionFamily(36, "anyres", text={"model_type": "qwen2"}, tower=_SIGLIP, own=_ANYRES),
     "llava_next": VisionFamily(1, "tiles", text={"model_type": "llama"}, tower=_CLIP, own=_DEFAULT),
