@@ -59,6 +59,7 @@ class Choice:
         self._stops = prepared.stops
         self._min_tokens = request.params.min_tokens  # stop strings in these do not count
         self._single_call = prepared.single_tool_call
+        self._keeps_stop = bool(prepared.echoed_offsets)  # harnesses count the logprobs behind the prompt's
         if prepared.kind == "completion":
             prefix_ids = get_prompt_tail_ids(model_info, request.prompt)
         else:
@@ -140,7 +141,10 @@ class Choice:
         if event.finish is not None and not self.ended:
             deltas += self.finish()
             self._finish = event.finish
-            self.token_ids += () if event.stop_id is None else (event.stop_id,)
+            if event.stop_id is not None:
+                self.token_ids.append(event.stop_id)
+                if self._keeps_stop and event.stop_logprob is not None:
+                    self._logprobs.append((event.stop_id, event.stop_logprob, self._decoded))
         return deltas
 
     def finish(self) -> list[Delta]:
@@ -155,8 +159,10 @@ class Choice:
 
     def get_tokens_with_logprobs(self, start: int = 0) -> list[AnswerToken]:
         """The tokens from number `start` on with their logprobs, except those entirely behind a stop string;
-        while the answer grows, those whose text was released."""
-        end = self._decoded + 1 if self._finish is not None and not self.stopped else self._released
+        while the answer grows, those whose text was released. Behind an echoed prompt all that were sampled,
+        the one that ended the answer included."""
+        is_whole = self.ended and (self._keeps_stop or not self.stopped)
+        end = self._decoded + 1 if is_whole else self._released
         return [self._make_answer_token(*each) for each in self._logprobs[start:] if each[2] < end]
 
     @property

@@ -208,6 +208,7 @@ class TokenEvent:
     finish: FinishReason | None = None
     error: MlxrunError | None = None  # set if and only if finish is ERROR
     stop_id: int | None = None  # the stop id that was sampled, if that is why it finished
+    stop_logprob: TokenLogprob | None = None  # that of `stop_id`, if logprobs were asked for
     prompt_logprobs: tuple[TokenLogprob | None, ...] = ()  # of prompt tokens, in order of position
     vector: bytes = b""  # of a pooled request, with `finish`: float32, little-endian
     num_left_out: int = 0  # tokens of the prompt that were not computed at all (sparse prefill)
@@ -222,6 +223,7 @@ class TokenEvent:
             finish=later.finish,
             error=later.error,
             stop_id=later.stop_id,
+            stop_logprob=later.stop_logprob,
             vector=later.vector,
             num_left_out=max(self.num_left_out, later.num_left_out),
         )

@@ -141,15 +141,15 @@ class RequestState:
         self.kv_length += 1
         self.joined = True
 
-    def append_tokens(self, found: Sequence[SampledToken]) -> tuple[list[SampledToken], int | None]:
+    def append_tokens(self, found: Sequence[SampledToken]) -> tuple[list[SampledToken], SampledToken | None]:
         """Take in the tokens of a step, of which all but the last were drafted and are in the row's cache.
-        Returns those that are part of the output, and the stop id that ended it."""
+        Returns those that are part of the output, and the one with the stop id that ended it."""
         self.num_in_flight, self.draft = self.num_in_flight - 1, ()
         taken: list[SampledToken] = []
         for index, sampled in enumerate(found, 1):
             self.kv_length += index < len(found)
             if sampled.token in self.request.params.stop_ids:
-                return taken, sampled.token
+                return taken, sampled
             taken.append(sampled)
             self.output.append(sampled.token)
         return taken, None

@@ -280,7 +280,8 @@ class Scheduler:
         new = self.drafts.record(state, taken, len(found) - 1)
         fields: dict[str, Any] = {"tokens": new, "logprobs": tuple(s.logprob for s in taken if s.logprob)}
         if stop is not None:
-            return self._finish(state, FinishReason.STOP, stop_id=stop, **fields)
+            fields |= {"stop_id": stop.token, "stop_logprob": stop.logprob}
+            return self._finish(state, FinishReason.STOP, **fields)
         finish = FinishReason.LENGTH if state.remaining_output == 0 else None
         if finish:
             self._remove(state, state.output)

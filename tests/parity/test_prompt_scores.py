@@ -192,3 +192,16 @@ def test_a_wrong_target_is_found(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> N
     request = make_scored("a", PROMPTS[5])
     event = engine_driver.run_requests(engine, [request])["a"]
     assert measure_error(event, request, score_cold(zoo, "llama", request.prompt)) > 0.01
+
+
+def test_the_token_that_ends_an_answer_has_its_logprob(zoo: Zoo) -> None:
+    """Though it is no part of the answer."""
+    answer = zoo.answer("llama", PROMPTS[4], 1)
+    params = {"max_tokens": 4, "stop_ids": frozenset(answer.tokens[:1]), "logprobs": 1}
+    engine = engine_driver.make_real_engine(zoo.text("llama"))
+    event = engine_driver.run_requests(engine, [engine_driver.make_text_request("a", PROMPTS[4], **params)])[
+        "a"
+    ]
+    assert (event.tokens, event.finish, event.stop_id) == ((), FinishReason.STOP, answer.tokens[0])
+    assert event.stop_logprob is not None
+    assert abs(event.stop_logprob.logprob - answer.logprobs[0][answer.tokens[0]]) < TOLERANCE

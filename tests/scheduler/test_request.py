@@ -53,6 +53,7 @@ def test_every_field_of_an_event_survives_a_merge() -> None:
         "finish": FinishReason.STOP,
         "error": EngineDead("x"),
         "stop_id": 5,
+        "stop_logprob": TokenLogprob(-0.5),
         "vector": b"\0\0\0\0",
         "num_left_out": 4,
     }

@@ -81,6 +81,34 @@ def test_prompts_of_every_kind(max_tokens: int) -> None:
     assert answer(complete(prompt="hello", max_tokens=0))["choices"][0]["text"] == ""
 
 
+def end_by_token(prepared: PreparedRequest) -> Any:
+    """The logprobs of an answer `x` that a stop token ends."""
+    choice = Choice(prepared, 0, MODEL_INFO)
+    choice.feed(TokenEvent("r", prompt_logprobs=make_prompt_logprobs(prepared.requests[0])))
+    end = {"stop_id": BEGIN, "stop_logprob": TokenLogprob(-0.25, ((BEGIN, -0.25),))}
+    choice.feed(TokenEvent("r", ids_of("x"), logged("x"), finish=FinishReason.STOP, **end))
+    (found,) = build_response(prepared, [choice], "x", 5)["choices"]
+    return found
+
+
+def test_the_token_that_ends_the_answer_has_a_logprob_behind_an_echo() -> None:
+    """Harnesses take as many logprobs from the end of the list as tokens were to be generated."""
+    found = end_by_token(complete(prompt="ab", echo=True, logprobs=1, max_tokens=2))
+    assert (found["text"], found["finish_reason"]) == ("abx", "stop")
+    assert found["logprobs"]["tokens"][-2:] == ["x", "<|begin|>"]
+    assert found["logprobs"]["token_logprobs"][-2:] == [-0.5, -0.25]
+    assert found["logprobs"]["top_logprobs"][-1] == {"<|begin|>": -0.25}
+    assert found["logprobs"]["text_offset"][-1] == 3
+    plain = end_by_token(complete(prompt="ab", logprobs=1, max_tokens=2))
+    assert plain["logprobs"]["tokens"] == ["x"]
+
+
+def test_tokens_of_a_stop_string_have_logprobs_behind_an_echo() -> None:
+    prepared = complete(prompt="ab", echo=True, logprobs=1, max_tokens=1, stop=["y"])
+    (choice,) = answer(prepared, "y")["choices"]
+    assert (choice["text"], choice["logprobs"]["tokens"]) == ("ab", ["<|begin|>", "a", "b", "y"])
+
+
 def test_without_alternatives_only_the_token_itself_is_shown() -> None:
     (choice,) = answer(complete(prompt="ab", echo=True, logprobs=0, max_tokens=0))["choices"]
     scores = scores_of((BEGIN, *ids_of("ab")), 0)
