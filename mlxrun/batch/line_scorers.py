@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from mlxrun.batch.job_file import open_job, parse_line, read_lines
+from mlxrun.batch.progress import pluralize
 from mlxrun.errors import JobError
 from mlxrun.scoring.custom_scorer import load_scorer
 from mlxrun.scoring.eval_spec import EvalReader
@@ -23,6 +24,27 @@ def make_eval_reader(
     `changes`: keys that replace those of the lines. JobError if a scorer cannot be loaded."""
     own = None if scorer is None else load_scorer(scorer)
     return EvalReader(load_line_scorers(job), changes, own)
+
+
+def report_likelihood_lines(job: Path, name: str, say: Callable[[str], None]) -> bool:
+    """Name the lines of a job that compare likelihoods, which no other match, scorer or judge can score.
+    Whether there are other lines."""
+    left, lines = _count_likelihood_lines(job)
+    if left:
+        count = pluralize(lines, "line") if left == lines else f"{left} of {pluralize(lines, 'line')}"
+        say(f"{name}: {count} with `match: likeliest` left as they are: they have no answer text")
+    return left < lines or not lines
+
+
+def _count_likelihood_lines(job: Path) -> tuple[int, int]:
+    found = lines = 0
+    with open_job(job) as file:
+        for raw in read_lines(file):
+            lines += 1
+            if b'"likeliest"' in raw.data:
+                wanted = parse_line(raw, evals=EvalReader(scorers=None)).eval
+                found += wanted is not None and wanted.name == "likeliest"
+    return found, lines
 
 
 def load_line_scorers(job: Path) -> dict[str, Scorer]:

@@ -158,8 +158,8 @@ class Reconciler:
         return self.state
 
     def check(self) -> None:
-        """JobError that names the first record that `rewrite` would discard, or that the journal names and
-        that is missing; nothing is written."""
+        """JobError that names the first record that `rewrite` would discard, or of which no journal has a
+        digest, or that the journal names and that is missing; nothing is written."""
         for path, state in ((self._paths.out, DONE), (self._paths.errors, FAILED)):
             with path.open("rb") if path.exists() else nullcontext(()) as lines:
                 for number, data in enumerate(lines, 1):
@@ -168,6 +168,11 @@ class Reconciler:
                     if isinstance(position, str):
                         name = "this" if record is None else f"the record of line {record['custom_id']!r}"
                         raise JobError(f"{path}:{number}: {name} {_REASONS.get(position, position)}")
+                    if record is not None and not self._has_digest(position, data, record, state):
+                        raise JobError(
+                            f"{path}:{number}: the record of line {record['custom_id']!r} has no digest in "
+                            f"{self._paths.journal.name}, so that it cannot be seen whether it was edited"
+                        )
                     self._index.state[position] = state
         left = (at for at in range(len(self._index)) if self._index.state[at] == TODO)
         lost = [at for at in left if self._get_claim(at)[0] in (DONE, FAILED)]
@@ -247,6 +252,12 @@ class Reconciler:
         if claimed & ~_EXPLAINED == state and check != digest and (key, digest.hex()) not in self._pending:
             return self._explain(position, "edited")
         return position
+
+    def _has_digest(self, position: int, data: bytes, record: dict[str, Any], state: int) -> bool:
+        """Whether the journal, or that of a killed start, has a digest of the record of a line."""
+        key = record["id"].removeprefix(output_records.ID_PREFIX)
+        is_claimed = self._get_claim(position)[0] & ~_EXPLAINED == state
+        return is_claimed or (key, digest_short(data).hex()) in self._pending
 
     def _explain(self, position: int, reason: str) -> str:
         """The reason why a record is discarded; its line then does not count as one whose record is lost."""

@@ -95,7 +95,7 @@ def command(
 
     from mlxrun.batch.job_file import check_job_file
     from mlxrun.batch.job_run import JobOptions
-    from mlxrun.batch.line_scorers import make_eval_reader
+    from mlxrun.batch.line_scorers import make_eval_reader, report_likelihood_lines
     from mlxrun.batch.remote_job import open_paths
     from mlxrun.cache.cache_folder import get_default_folder
 
@@ -103,6 +103,8 @@ def command(
     with open_paths(jobs, output, spool, say, publish=not dry_run) as paths:
         check_job_file(paths.job)  # before the model, which may take minutes to download or load
         evals = make_eval_reader(paths.job, scorer)
+        if scorer is not None:
+            report_likelihood_lines(paths.job, str(jobs), say)
         loaded = load_command_config(config_path, sets)
         options = JobOptions(**flags)
         if dry_run:

@@ -77,6 +77,7 @@ def command(
     sets: tuple[str, ...],
 ) -> int:
     """Score the answers of RUN again without generating them."""
+    from mlxrun.evals.rescoring import check_journal
     from mlxrun.evals.run_folders.run_folder import open_runs
 
     changes = dict(parse_field(each, "--eval") for each in fields) | (
@@ -91,9 +92,10 @@ def command(
     if match == "judge":
         raise click.UsageError("--match judge needs a judge: give --judge FILE")
     runs = open_runs(run)
-    for each in runs:
-        if not each.paths.journal.exists():
-            say(f"warning: {each.paths.journal} is missing: whether records were edited cannot be seen")
+    if judge or scorer or match:
+        runs = _leave_likelihoods(runs)
+    for each in runs:  # before a scorer is imported, and before anything is written
+        check_journal(each)
     if judge is not None:
         import asyncio
 
@@ -102,6 +104,19 @@ def command(
         content = read_judge(judge)
         return asyncio.run(_judge_runs(runs, content, load_command_config(config_path, sets)))
     return _score_runs(runs, scorer, changes)
+
+
+def _leave_likelihoods(runs: list[RunFolder]) -> list[RunFolder]:
+    """The runs that have answers to be scored. Lines that compare likelihoods have none, and are named."""
+    from mlxrun.batch.job_file import check_job_file
+    from mlxrun.batch.line_scorers import report_likelihood_lines
+
+    for each in runs:
+        check_job_file(each.paths.job)
+    found = [each for each in runs if report_likelihood_lines(each.paths.job, each.name, say)]
+    if not found:
+        raise JobError(f"{runs[0].name}: no line has an answer text that could be scored in another way")
+    return found
 
 
 def _score_runs(runs: list[RunFolder], scorer: str | None, changes: dict[str, Any]) -> int:

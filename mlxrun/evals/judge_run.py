@@ -119,6 +119,8 @@ def _make_lines(each: RunLine, judge: Judge) -> Iterator[dict[str, Any]]:
     if each.answer is None or not isinstance(line, JobLine):
         return
     wanted = line.eval
+    if wanted is not None and wanted.name == "likeliest":
+        return  # it is scored by the logprobs of its prompts, and has no answer
     columns = {
         "question": find_question(line.body),
         "expected": None if wanted is None else wanted.expected,

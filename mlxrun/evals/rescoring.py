@@ -24,17 +24,26 @@ from mlxrun.scoring.eval_spec import EvalReader
 from mlxrun.scoring.score_groups import Scores
 
 
+def check_journal(run: RunFolder) -> None:
+    """JobError if the journal is missing: scoring writes a new one, whose digests would vouch for records that
+    were edited before."""
+    if not run.paths.journal.exists():
+        raise JobError(
+            f"{run.paths.journal}: is missing, so that it cannot be seen whether records were edited; nothing "
+            "was scored (mlxrun batch writes it anew, and says how many records it could not verify)"
+        )
+
+
 def check_run(run: RunFolder) -> None:
     """JobError if a record was edited or removed, or if a line or an image has changed since its answer."""
+    check_journal(run)
     problems: list[RunProblem] = []
     for _ in run.read_lines(problems.append):
         pass
     bad = [
         each
         for each in problems
-        if each.kind in ("edited", "mixed")
-        or (each.id and each.kind == "job")
-        or (each.kind == "incomplete" and each.path != run.paths.journal)
+        if each.kind in ("edited", "mixed", "incomplete") or (each.id and each.kind == "job")
     ]
     if bad:
         rest = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
@@ -45,6 +54,7 @@ def rescore(run: RunFolder, evals: EvalReader, facts: Mapping[str, Any] | None =
     """Score all answers of a run again; JobError if the run is not as its job left it. `facts`: what the
     manifest's `scoring` has besides what `evals` describes."""
     paths, manifest = run.paths, run.manifest
+    check_journal(run)
     with lock_run_folder(paths):
         index = LineIndex(paths.job, _make_keys(run), evals=evals)
         with closing(index):
@@ -77,8 +87,8 @@ def rescore(run: RunFolder, evals: EvalReader, facts: Mapping[str, Any] | None =
 
 
 def _check_number(run: RunFolder) -> None:
-    """JobError if a finished run has fewer records than its manifest counts, which is all that tells where
-    the journal is missing."""
+    """JobError if a finished run has fewer records than its manifest counts, as where records and their
+    entries in the journal were removed."""
     counts = run.manifest["counts"]
     known = int(counts["done"]) + int(counts["failed"])
     found = sum(_count_records(path) for path in (run.paths.out, run.paths.errors))

@@ -74,7 +74,8 @@ class EvalSpec:
 class EvalReader:
     """Reads the `eval` of lines. `scorers`: those that lines may name, loaded before, by name; none in a
     server, whose clients' code is not run; None: any name is read, and nothing is loaded. `changes`: keys
-    that replace those of every line; `scorer`: scores every line, with or without an `eval`."""
+    that replace those of every line; `scorer`: scores every line, with or without an `eval`. Lines whose match
+    is `likeliest` have no answer that a scorer or another match could read, and keep theirs."""
 
     scorers: Mapping[str, Scorer] | None = field(default_factory=dict)
     changes: Mapping[str, Any] = field(default_factory=dict)
@@ -84,6 +85,8 @@ class EvalReader:
         """The `eval` of a line, if it has one or needs none; ValueError with the reason if not."""
         if value is None:
             return None if self.scorer is None else EvalSpec(None, scorer=self.scorer)
+        if compares_likelihoods(value) and (self.scorer is not None or "match" in self.changes):
+            return parse_eval(value, self.scorers)
         if self.changes and isinstance(value, dict):
             value = _change(value, self.changes)
         if self.scorer is not None and isinstance(value, dict):
@@ -103,6 +106,11 @@ class EvalReader:
         if scorers:
             found["scorers"] = scorers
         return found | ({"changes": dict(self.changes)} if self.changes else {})
+
+
+def compares_likelihoods(value: Any) -> bool:
+    """Whether the `eval` of a line scores the logprobs of its prompts, and not an answer."""
+    return isinstance(value, dict) and value.get("match") == "likeliest" and value.get("scorer") is None
 
 
 def _change(value: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import pytest
 
 from mlxrun.cli import score
 from mlxrun.cli.main import main
-from tests.helpers.batch_fakes import Bench, chat, chats, read, write_job
+from tests.helpers.batch_fakes import Bench, chat, chats, edit_line, read, write_job
 
 
 @pytest.fixture
@@ -43,6 +43,34 @@ def test_a_scorer(bench: Bench, tmp_path: Path, capsys: pytest.CaptureFixture[st
     out = capsys.readouterr().out
     assert "unscored" in out and "1 answer could not be scored; `note` in" in out
     assert [record["eval"]["score"] for record in read(bench.paths.out)].count(0.5) == 3
+
+
+LIKELIEST = {"match": "likeliest", "expected": 0, "context_chars": 2}
+
+
+async def test_likelihoods_are_left_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A scorer, another match and a judge read answers, and a comparison of likelihoods has none. The other
+    runs of a folder, and the other lines of a run, are scored."""
+    (tmp_path / "s.py").write_text("def score(answer): return 0.5\n")
+    (tmp_path / "j.yaml").write_text("prompt: '{{ answer }}'\nverdict: {choices: {A: 1, B: 0}}\n")
+    choice = {"prompt": ["a b", "a c"], "echo": True, "logprobs": 1, "max_tokens": 0, "eval": LIKELIEST}
+    lines = {"likely": [{"id": "l", **choice}], "mixed": [{"id": "l", **choice}, *chats(2)]}
+    benches = {name: Bench(write_job(tmp_path, each, f"{name}.jsonl")) for name, each in lines.items()}
+    for each in benches.values():
+        await each.run()
+    before = benches["likely"].paths.out.read_bytes()
+    first = read(benches["mixed"].paths.out)[0]
+    scorer = f"{tmp_path}/s.py:score"
+    assert main(["score", str(tmp_path), "--scorer", scorer]) == 0
+    err = capsys.readouterr().err
+    assert "likely.out.jsonl: 1 line with `match: likeliest` left as they are" in err
+    assert "mixed.out.jsonl: 1 of 3 lines with `match: likeliest` left as they are" in err
+    assert benches["likely"].paths.out.read_bytes() == before
+    records = read(benches["mixed"].paths.out)
+    assert records[0] == first and [each["eval"]["score"] for each in records[1:]] == [0.5, 0.5]
+    for options in (["--match", "exact"], ["--scorer", scorer], ["--judge", str(tmp_path / "j.yaml")]):
+        assert main(["score", str(benches["likely"].job), *options]) == 2
+        assert "no line has an answer text that could be scored in another way" in capsys.readouterr().err
 
 
 def test_mistakes(bench: Bench, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -78,9 +106,8 @@ def test_deleted_records(bench: Bench, capsys: pytest.CaptureFixture[str], journ
         bench.paths.journal.unlink()
     assert main(["score", str(bench.job)]) == 2
     out, err = capsys.readouterr()
-    says = "is missing, which the journal has (and 1 more)" if journal else "2 of 4 records are missing"
+    says = "is missing, which the journal has (and 1 more)" if journal else "journal.jsonl: is missing"
     assert says in err and not out
-    assert ("whether records were edited cannot be seen" in err) is not journal
     assert bench.paths.manifest.read_bytes() == before and bench.paths.journal.exists() is journal
     bench.paths.out.unlink()
     assert main(["score", str(bench.paths.out)]) == 2
@@ -94,10 +121,24 @@ async def test_an_unfinished_run(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "unfinished: the scores are of 2 of 5 lines\n" in capsys.readouterr().out
 
 
-def test_without_a_journal_a_warning_says_so(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
-    bench.paths.journal.unlink()
-    assert main(["score", str(bench.job)]) == 0
-    assert "journal.jsonl is missing: whether records were edited" in capsys.readouterr().err
+@pytest.mark.parametrize("journal", ["missing", "empty", "head", "short"])
+def test_records_without_digests_are_refused(
+    bench: Bench, capsys: pytest.CaptureFixture[str], journal: str
+) -> None:
+    """A new journal would vouch for an edited record."""
+    lines = bench.paths.journal.read_bytes().splitlines(keepends=True)
+    kept = {"missing": 0, "empty": 0, "head": 1, "short": len(lines) - 1}[journal]
+    bench.paths.journal.write_bytes(b"".join(lines[:kept]))
+    if journal == "missing":
+        bench.paths.journal.unlink()
+    edit_line(bench.paths.out, -1, lambda data: data.replace(b"say", b"SAY", 1))
+    files = [bench.paths.out, bench.paths.manifest, bench.paths.scores]
+    before = [path.read_bytes() for path in files]
+    assert main(["score", str(bench.job)]) == 2
+    says = "journal.jsonl: is missing" if journal == "missing" else "has no digest in journal.jsonl"
+    assert says in capsys.readouterr().err
+    assert [path.read_bytes() for path in files] == before
+    assert bench.paths.journal.exists() is (journal != "missing")
 
 
 def test_a_run_without_evals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
