@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import logging
+import re
 from collections.abc import Awaitable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -16,6 +17,7 @@ from mlxrun.distributed.worker_checks import check_worker
 from mlxrun.errors import EngineDead, MlxrunError
 
 log = logging.getLogger(__name__)
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 CLOSE_SECONDS = 20.0  # that engines may take to write their prefix caches
 
 
@@ -65,14 +67,22 @@ class RayActor:
         except self._errors.RayTaskError as error:  # a bug, and no line's fault
             raise EngineDead(f"a worker failed: {type(error.cause).__name__}: {error.cause}") from error
         except self._errors.RayError as error:
+            reason = describe_end(str(error))
+            if self._facts is None and "creation task" in reason:  # it would be the same at every try
+                raise WorkerRefused(
+                    f"a worker cannot run mlxrun: {reason}. Install the same version of mlxrun with all it "
+                    "needs on all machines"
+                ) from error
             node = "" if self._facts is None else self._facts.node
             gone = bool(node) and not await asyncio.to_thread(is_node_alive, self._crew.ray, node)
-            text = [line.strip() for line in str(error).splitlines() if line.strip()] or [
-                "no reason is known"
-            ]
-            raise WorkerDied(
-                text[0] if len(text) == 1 else f"{text[0]} {text[-1]}", blameless=gone
-            ) from error
+            raise WorkerDied(reason, blameless=gone) from error
+
+
+def describe_end(text: str) -> str:
+    """The first and the last line of what Ray says of an actor that has ended; no colours, no guesses."""
+    plain = _COLOUR.sub("", text).partition("Some common causes include")[0]
+    lines = [line.strip() for line in plain.splitlines() if line.strip()] or ["no reason is known"]
+    return lines[0] if len(lines) == 1 else f"{lines[0]} {lines[-1]}"
 
 
 def raise_refused(found: Any) -> Any:

@@ -22,6 +22,7 @@ from mlxrun.errors import ConfigError
 log = logging.getLogger(__name__)
 INSTALL = "pip install 'mlxrun[ray]'"
 LOCAL = "local"  # the address of `--ray` without one
+TRIES = 4  # a second each, of Ray to be taken in by a cluster
 REACH_SECONDS = 3.0  # until an address must have answered
 CONNECT_SECONDS = 60.0  # until Ray must have taken us in, or started here
 STORE_BYTES = 256_000_000  # of a local Ray: lines and answers are small, and not kept there
@@ -50,6 +51,8 @@ def import_ray() -> Any:
 def connect(address: str) -> Any:
     """Ray, connected to the cluster at HOST:PORT, to that of this machine (`auto`), or to a new one on this
     machine (LOCAL). ConfigError if there is none."""
+    if address != LOCAL:
+        os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", str(TRIES))
     ray = import_ray()
     if address.startswith("ray://"):
         raise ConfigError(
@@ -61,15 +64,26 @@ def connect(address: str) -> Any:
         options |= {"address": "local", "include_dashboard": False, "object_store_memory": STORE_BYTES}
     else:
         options["address"] = address
-        if address != "auto":
-            _check_reachable(address)
+        found = _find_own_address(ray) if address == "auto" else address
+        if found is not None:
+            _check_reachable(address, found)
     _init(ray, address, options)
     return ray
 
 
-def _check_reachable(address: str) -> None:
-    """ConfigError unless a server of Ray's kind listens there. Ray itself tries for minutes, and then ends
-    the process."""
+def _find_own_address(ray: Any) -> str | None:
+    """Where `auto` leads, as far as that is written down. Ray may find a cluster without it."""
+    if address := os.environ.get("RAY_ADDRESS"):
+        return address
+    with suppress(Exception):
+        found: str | None = importlib.import_module(f"{ray.__name__}._private.utils").read_ray_address()
+        return found
+    return None
+
+
+def _check_reachable(given: str, address: str) -> None:
+    """ConfigError unless a server of Ray's kind listens there; `given`: what the user has typed. Ray itself
+    tries for minutes, and then ends the process."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
         raise ConfigError(f"--ray {address}: it is neither HOST:PORT nor `auto`")
@@ -83,8 +97,9 @@ def _check_reachable(address: str) -> None:
                 return
     except (OSError, OverflowError) as error:
         reason = str(error)
+    shown = given if given == address else f"{given} ({address})"
     raise ConfigError(
-        f"--ray {address}: cannot be reached: {reason}. `ray start --head` starts Ray and prints its "
+        f"--ray {shown}: cannot be reached: {reason}. `ray start --head` starts Ray and prints its "
         "address; --ray without an address starts one on this machine for this job"
     )
 
@@ -110,6 +125,13 @@ def _init(ray: Any, address: str, options: Mapping[str, Any]) -> None:
     reason = f"no answer in {CONNECT_SECONDS:.0f} s" if not problems else str(problems[0]).strip()
     where = "Ray could not be started on this machine" if address == LOCAL else f"--ray {address}"
     more = "; all machines need the same versions of Ray and Python" if "mismatch" in reason else ""
+    if "Could not find any running Ray" in reason:
+        reason, more = "no Ray runs on this machine", ": `ray start --head` starts one"
+    if "Failed to connect" in reason:
+        more = (
+            ". It listens there, but does not take this machine in. If the cluster asks for a token, set "
+            "RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN to what `ray get-auth-token` prints on its head"
+        )
     if address == LOCAL and (not problems or "timed out" in reason):
         more = "; it is too busy: try again, or `ray start --head` once and then --ray auto"
     raise ConfigError(f"{where}: {' '.join(reason.split())}{more}")

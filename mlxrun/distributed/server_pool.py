@@ -206,7 +206,7 @@ class ServerPool:
                 slot.deaths += 1
                 slot.reason = str(error)
                 failures = 1 if time.monotonic() - began > STEADY_SECONDS else failures + 1
-                log.warning("worker %d died with %d requests: %s", slot.number, slot.running, error)
+                log.warning("worker %d died: %s", slot.number, error)
         await self._set_state(slot, state, slot.reason)
         if all(each.state in ("lost", "refused") for each in self.slots):
             reasons = "; ".join(f"worker {each.number}: {each.reason}" for each in self.slots)

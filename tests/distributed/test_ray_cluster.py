@@ -15,7 +15,7 @@ import pytest
 
 from mlxrun.cli.main import main
 from mlxrun.config.settings import WorkersSettings
-from mlxrun.distributed.ray_cluster import place_workers
+from mlxrun.distributed.ray_cluster import _init, place_workers
 from mlxrun.errors import ConfigError
 
 JOB = '{"id": "a", "prompt": "once"}\n'
@@ -66,6 +66,34 @@ def test_addresses_out_of_reach(tmp_path: Path, capsys: Any) -> None:
     assert "Ray Client is not supported" in capsys.readouterr().err
     assert run(tmp_path, "--ray", "somewhere") == 2
     assert "neither HOST:PORT nor `auto`" in capsys.readouterr().err
+
+
+def test_auto_leads_to_a_cluster_that_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """Ray would try for a minute."""
+    monkeypatch.setenv("RAY_ADDRESS", closed := find_closed_port())
+    assert run(tmp_path, "--ray", "auto") == 2
+    assert f"--ray auto ({closed}): cannot be reached" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("reason", "hint"),
+    [
+        (
+            "Could not find any running Ray instance. Please",
+            "no Ray runs on this machine: `ray start --head`",
+        ),
+        ("Failed to connect to Ray cluster at 10.0.0.1:6379", "RAY_AUTH_MODE=token"),
+        ("Version mismatch: The cluster was started with", "the same versions of Ray and Python"),
+    ],
+)
+def test_what_ray_says_gets_a_hint(reason: str, hint: str) -> None:
+    def init(**_: Any) -> None:
+        raise ConnectionError(reason)
+
+    with pytest.raises(ConfigError, match=hint):
+        _init(SimpleNamespace(init=init), "auto", {})
 
 
 def make_ray(*nodes: dict[str, float]) -> Any:
