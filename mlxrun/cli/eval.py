@@ -196,13 +196,15 @@ class _EvalCommand:
 def _load_model_info(config: Config) -> LoadedModelInfo:
     from mlxrun.model.model_info import load_model_info
 
-    return load_model_info(config.model, weights=True)
+    return load_model_info(config.model, weights=True, announce=False)
 
 
 async def _start_engine(config: Config, info: Any, cache: Path) -> EngineClient:
     from mlxrun.batch.job_cache import choose_engine_config
     from mlxrun.engine.client import EngineClient
+    from mlxrun.model.model_info import log_weights
 
+    log_weights(config.model, info.folder)
     cache.parent.mkdir(exist_ok=True)
     return await EngineClient.start(choose_engine_config(config, cache), info)
 

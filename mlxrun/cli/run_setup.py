@@ -87,11 +87,11 @@ def make_command_setup(loaded: LoadedConfig, folder: Path, cache: Path) -> JobSe
 
 def load_preparer(config: Config, folder: Path, *, weights: bool) -> tuple[LoadedModelInfo, LinePreparer]:
     """The model of a config, and what prepares lines for it. `folder`: image paths are relative to it;
-    `weights`: whether they will be loaded too. ModelLoadError if there is no such model."""
+    `weights`: whether their files must be there too. ModelLoadError if there is no such model."""
     from mlxrun.model.model_info import load_model_info
 
-    # First, as it logs what is being loaded: the imports below take seconds.
-    model_info = load_model_info(config.model, weights=weights)
+    # A job whose lines are all done loads no weights, so that `start` announces them.
+    model_info = load_model_info(config.model, weights=weights, announce=False)
     from mlxrun.batch.line_answerer import LinePreparer
     from mlxrun.parsers.registry import detect_formats
 
@@ -109,8 +109,10 @@ def _make_setup(
     from mlxrun.batch.job_run import JobSetup
     from mlxrun.engine.client import EngineClient
     from mlxrun.model.doctor import describe_device
+    from mlxrun.model.model_info import log_weights
 
     async def start() -> EngineClient:
+        log_weights(config.model, model_info.folder)
         return await EngineClient.start(choose_engine_config(config), model_info)
 
     return JobSetup(config, digest, model_info, preparer, start, describe_device)

@@ -144,14 +144,16 @@ def compute_image_digest(image: Any, settings: bytes = b"") -> bytes:
     return found.digest()
 
 
-def load_model_info(settings: ModelSettings, weights: bool = False) -> LoadedModelInfo:
-    """Load everything except the weights. `weights`: download them too if the model comes from the hub."""
+def load_model_info(
+    settings: ModelSettings, weights: bool = False, *, announce: bool = True
+) -> LoadedModelInfo:
+    """Load everything except the weights. `weights`: download them too if the model comes from the hub;
+    `announce`: log that they are about to be loaded. Who does not know yet whether they will be calls
+    `log_weights` later."""
     folder = find_model_folder(settings, weights)
     gguf = read_header(folder) if folder.is_file() else None
-    if weights:
-        size = sum(path.stat().st_size for path in list_weight_files(folder))
-        name = _get_own_name(settings, folder)
-        log.info("loading %s from %s, %s of weights", name, folder, format_rounded(size))
+    if weights and announce:
+        log_weights(settings, folder)
     if gguf is not None:
         check_tensor_types(gguf)
     config = read_json(folder / "config.json") if gguf is None else make_config(gguf)
@@ -190,6 +192,13 @@ def load_model_info(settings: ModelSettings, weights: bool = False) -> LoadedMod
         video_sampling=read_video_sampling(processor, config) if vision else None,
         processor_digest=_digest_processor(folder) if vision else b"",
     )
+
+
+def log_weights(settings: ModelSettings, folder: Path) -> None:
+    """Log which weights are about to be loaded, and their size. `folder`: that of the model's info."""
+    size = sum(path.stat().st_size for path in list_weight_files(folder))
+    name = _get_own_name(settings, folder)
+    log.info("loading %s from %s, %s of weights", name, folder, format_rounded(size))
 
 
 def _read_adapters(

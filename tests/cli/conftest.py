@@ -26,6 +26,6 @@ def fake_engine(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
     # The engine first: a module that is imported for it keeps the real function.
     monkeypatch.setattr("mlxrun.engine.client.EngineClient.start", start)
     monkeypatch.setattr(
-        "mlxrun.model.model_info.load_model_info", lambda settings, weights=False: FakeModelInfo(vision=True)
+        "mlxrun.model.model_info.load_model_info", lambda settings, **_: FakeModelInfo(vision=True)
     )
     return started

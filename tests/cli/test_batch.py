@@ -30,10 +30,24 @@ def test_a_job(tmp_path: Path, fake_engine: list[Config], capsys: pytest.Capture
         "total      6        6  100.0 % [61.0, 100.0]       0",
         f"6 of 6 lines done: {tmp_path}/job.out.jsonl",
     ]
-    assert err.startswith("6/6 lines, 0 failed, ")
+    assert "INFO loading embedded from" in err and "\n6/6 lines, 0 failed, " in err
     assert main(["batch", str(job)]) == 0
     assert capsys.readouterr().out == out
     assert [config.model.path for config in fake_engine] == ["embedded"]
+
+
+def test_weights_are_announced_only_where_they_are_loaded(
+    tmp_path: Path, fake_engine: list[Config], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not by checks that fail, nor where no line is left."""
+    said: list[Any] = []
+    monkeypatch.setattr("mlxrun.model.model_info.log_weights", lambda *found: said.append(found))
+    job = write_job(tmp_path, MIXED)
+    assert main(["batch", str(job), "--strict"]) == 2
+    assert said == []
+    for _ in range(2):
+        assert main(["batch", str(job)]) == 1
+        assert len(said) == len(fake_engine) == 1
 
 
 def test_the_engine_of_a_job(
@@ -203,7 +217,7 @@ def test_chats_without_a_template(
 ) -> None:
     """Nothing is loaded for chats alone, and the reason is given. The twin: a prompt among them runs."""
     host = FakeModelInfo(chat_template=None)
-    monkeypatch.setattr("mlxrun.model.model_info.load_model_info", lambda settings, weights=False: host)
+    monkeypatch.setattr("mlxrun.model.model_info.load_model_info", lambda settings, **_: host)
     job = write_job(tmp_path, ["bad", *chats(3)])
     assert main(["batch", str(job)]) == 2
     out, err = capsys.readouterr()

@@ -45,13 +45,21 @@ def fake_engine(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
 
     # The engine first: a module that is imported for it keeps the real function.
     monkeypatch.setattr("mlxrun.engine.client.EngineClient.start", start)
-    monkeypatch.setattr("mlxrun.model.model_info.load_model_info", lambda settings, weights=False: Info())
+    monkeypatch.setattr("mlxrun.model.model_info.load_model_info", lambda settings, **_: Info())
     monkeypatch.setattr("mlxrun.model.doctor.describe_device", lambda: {"name": "fake"})
     return started
 
 
-def test_a_suite(tmp_path: Path, fake_engine: list[Config], capsys: pytest.CaptureFixture[str]) -> None:
-    """The matrix is on stdout, a line for each cell on stderr; a second start loads nothing."""
+def test_a_suite(
+    tmp_path: Path,
+    fake_engine: list[Config],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The matrix is on stdout, a line for each cell on stderr; a second start loads nothing. The weights of a
+    model are announced once, and not for each cell."""
+    said: list[Any] = []
+    monkeypatch.setattr("mlxrun.model.model_info.log_weights", lambda *found: said.append(found))
     suite = write_suite(tmp_path, SUITE)
     assert main(["eval", str(suite)]) == 0
     out, err = capsys.readouterr()
@@ -72,7 +80,7 @@ def test_a_suite(tmp_path: Path, fake_engine: list[Config], capsys: pytest.Captu
     assert {Path(str(config.cache.disk_path)).parent for config in fake_engine} == {cache}
     assert not any(cache.iterdir())
     assert main(["eval", str(suite)]) == 0
-    assert capsys.readouterr().out == out and len(fake_engine) == 2
+    assert capsys.readouterr().out == out and len(fake_engine) == len(said) == 2
     assert len(json.loads((tmp_path / "suite.out/suite.json").read_text())["runs"]) == 2
 
 

@@ -43,7 +43,7 @@ def test_another_model_is_refused(
 ) -> None:
     run = open_run(tmp_path)
     other = FakeModelInfo(digests={"model": "x", "tokenizer": "y", "template": "z"}, vision=True)
-    monkeypatch.setattr("mlxrun.model.model_info.load_model_info", lambda settings, weights=False: other)
+    monkeypatch.setattr("mlxrun.model.model_info.load_model_info", lambda settings, **_: other)
     with pytest.raises(JobError, match="its lines cannot be run again here: model.path is embedded, was the"):
         run_setup.make_run_setup(run, None, lambda config: config)
 

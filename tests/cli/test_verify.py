@@ -123,7 +123,7 @@ def test_what_cannot_be_verified(
     assert main(["verify", str(job), "--all", "--sample", "3"]) == 2
     assert "give one of --sample and --all" in capsys.readouterr().err
     other = FakeModelInfo(digests={"model": "x", "tokenizer": "y", "template": "z"}, vision=True)
-    monkeypatch.setattr("mlxrun.model.model_info.load_model_info", lambda settings, weights=False: other)
+    monkeypatch.setattr("mlxrun.model.model_info.load_model_info", lambda settings, **_: other)
     assert main(["verify", str(job)]) == 2
     assert "its lines cannot be run again here" in capsys.readouterr().err
 

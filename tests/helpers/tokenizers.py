@@ -9,7 +9,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
@@ -162,6 +163,7 @@ class FakeModelInfo:
     calls: list[str] = field(default_factory=list)
     pooled: PooledModel | None = None
     video_sampling: VideoSampling | None = None
+    folder: ClassVar[Path] = Path("no weights")
 
     @property
     def eos_ids(self) -> frozenset[int]:

@@ -53,6 +53,7 @@ def test_weights_are_evaluated_in_groups(
 def test_the_model_and_its_folder_are_named_at_once(log: pytest.LogCaptureFixture) -> None:
     """Before the tokenizer is loaded, which takes seconds; not where no weights are to be loaded."""
     load_model_info(ModelSettings())
+    load_model_info(ModelSettings(), weights=True, announce=False)
     assert log.messages == []
     seen: list[list[str]] = []
     with pytest.MonkeyPatch.context() as patch:
