@@ -6,6 +6,7 @@ import importlib
 import logging
 import os
 import platform
+import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -51,7 +52,10 @@ _WITH_PROCESSES = {
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.getoption("reruns"):
-        return  # the plugin takes 40 ms for each test that has its mark
+        return
+    connection = getattr(getattr(config, "failures_db", None), "sock", None)
+    if connection is not None:  # of a process of xdist: else the plugin waits 40 ms for each test, for an ACK
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     for item in items:
         if item.path.relative_to(Path(__file__).parent).parts[0] not in _WITH_PROCESSES:
             item.add_marker(pytest.mark.flaky(reruns=0))
