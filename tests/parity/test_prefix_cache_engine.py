@@ -20,10 +20,12 @@ from mlxrun.scheduler.step_plan import SnapshotKind
 from tests.helpers import engine_driver, text_models
 from tests.helpers.engine_driver import TimedRequest
 from tests.helpers.engine_fakes import merge_events
-from tests.helpers.model_fixtures import Zoo
+from tests.helpers.model_fixtures import Zoo, mark_sweep
 
 pytestmark = pytest.mark.usefixtures("probed_once")
 
+# Keys, windows and recurrent states; the sweep has the other kinds.
+THREE = mark_sweep(text_models.CORE, ("llama", "gemma3_text", "qwen3_next"))
 BASE = tuple(text_models.prompts(41, [75])[0])
 OTHER = tuple(text_models.prompts(42, [75])[0])
 CHUNK = 16
@@ -37,7 +39,7 @@ def once(engine: Engine, request: Request) -> TokenEvent:
 # -- nothing is computed twice ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", text_models.CORE)
+@pytest.mark.parametrize("family", THREE)
 def test_the_next_turn_goes_on_from_the_answer(zoo: Zoo, family: str) -> None:
     """Not only the prompt of the turn before is found, but its answer too, in each of four turns."""
     engine, ids = engine_driver.make_real_engine(zoo.text(family)), BASE[:40]
@@ -50,7 +52,7 @@ def test_the_next_turn_goes_on_from_the_answer(zoo: Zoo, family: str) -> None:
         ids = (*ids, *event.tokens, *OTHER[turn * 9 : turn * 9 + 9])
 
 
-@pytest.mark.parametrize("family", text_models.CORE)
+@pytest.mark.parametrize("family", THREE)
 @pytest.mark.parametrize("delay", [0, 1, 2])
 def test_a_turn_that_follows_at_once_goes_on_from_the_answer(zoo: Zoo, family: str, delay: int) -> None:
     """It comes between the end of the turn before, and the step that stores what that has computed."""
@@ -70,7 +72,7 @@ def test_a_turn_that_follows_at_once_goes_on_from_the_answer(zoo: Zoo, family: s
     engine_driver.check_answer(event, zoo.answer(family, ids, 9))
 
 
-@pytest.mark.parametrize("family", text_models.CORE)
+@pytest.mark.parametrize("family", THREE)
 def test_an_aborted_prompt_keeps_all_of_its_work(zoo: Zoo, family: str) -> None:
     """Also where no checkpoint is due: hybrids keep the state at which they were stopped."""
     engine = engine_driver.make_real_engine(zoo.text(family), prefill_budget=CHUNK, checkpoint_every=1 << 20)
@@ -83,7 +85,7 @@ def test_an_aborted_prompt_keeps_all_of_its_work(zoo: Zoo, family: str) -> None:
     engine_driver.check_answer(event, zoo.answer(family, BASE))
 
 
-@pytest.mark.parametrize("family", text_models.CORE)
+@pytest.mark.parametrize("family", THREE)
 def test_an_aborted_answer_is_kept(zoo: Zoo, family: str) -> None:
     """Of an answer too: who asks with its beginning goes on from there."""
     engine = engine_driver.make_real_engine(zoo.text(family))
@@ -98,7 +100,7 @@ def test_an_aborted_answer_is_kept(zoo: Zoo, family: str) -> None:
     engine_driver.check_answer(event, zoo.answer(family, ids, 9))
 
 
-@pytest.mark.parametrize("family", text_models.CORE)
+@pytest.mark.parametrize("family", THREE)
 def test_a_row_that_was_pushed_out_computes_no_prompt_again(zoo: Zoo, family: str) -> None:
     """A row is preempted in the middle of its answer, and nothing of it is computed again."""
     engine = engine_driver.make_real_engine(zoo.text(family), max_running=1)
