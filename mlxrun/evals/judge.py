@@ -63,8 +63,10 @@ def read_judge(path: Path) -> Judge:
     it is not valid."""
     try:
         text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise JobError(f"{path}: cannot read the judge: {error}") from error
+    except OSError as error:
+        raise JobError(f"{path}: cannot read the judge: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise JobError(f"{path}: the judge is not UTF-8 text: {error.reason}") from error
     problems: list[ConfigProblem] = []
     try:
         tree = parse_yaml(text, str(path), problems)

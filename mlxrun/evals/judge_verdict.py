@@ -140,9 +140,11 @@ def find_verdict_problems(value: Any) -> Iterator[Problem]:
 
 def _find_choice_problems(value: Any) -> Iterator[Problem]:
     steps = ("verdict", "choices")
-    if not isinstance(value, dict) or len(value) < 2:
+    if not isinstance(value, dict) or not value:
         yield steps, "verdict.choices must be an object with the score of each choice"
         return
+    if len(value) < 2:
+        yield steps, f"verdict.choices has {next(iter(value))!r} alone; a judge needs two choices or more"
     for key, score in value.items():
         if not _is_number(score) or not 0 <= score <= 1:
             yield (*steps, str(key)), f"verdict.choices.{key} must be a score from 0 to 1, not {score!r}"

@@ -59,19 +59,22 @@ class CustomScorer:
         try:
             return _read_result(found)
         except Exception as error:
-            return Verdict(0, note=f"the scorer {self.name} returned no score: {error}"[:500])
+            return Verdict(0, note=f"the scorer {self.name} returned {error}"[:500])
 
 
 def _read_result(found: Any) -> Verdict:
     """The verdict that a function returned; ValueError if it returned none."""
     if not isinstance(found, Mapping):
-        return Verdict(_read_score(found, "what it returned"))
+        return Verdict(_read_score(found, ""))
     unknown = found.keys() - {"score", "comment", "extracted", "scores"}
     if unknown or "score" not in found:
-        raise ValueError("it must return a score, or a dict of score, comment, extracted and scores")
+        raise ValueError("a dict with other keys than score (required), comment, extracted and scores")
     scores = {str(key): _read_score(value, key) for key, value in (found.get("scores") or {}).items()}
     extracted, comment = found.get("extracted"), found.get("comment")
-    json.dumps(extracted, allow_nan=False)
+    try:
+        json.dumps(extracted, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"an `extracted` that cannot be written as JSON: {error}") from error
     score = _read_score(found["score"], "score")
     return Verdict(score, extracted, None, scores, None if comment is None else str(comment))
 
@@ -79,10 +82,11 @@ def _read_result(found: Any) -> Verdict:
 def _read_score(value: Any, name: Any) -> float:
     try:
         number = float(value)  # NumPy's numbers too
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{name} is {value!r:.100}, and no number") from error
+    except (TypeError, ValueError):
+        number = math.nan
     if isinstance(value, str) or not math.isfinite(number) or not 0 <= number <= 1:
-        raise ValueError(f"{name} is {value!r:.100}, and no number from 0 to 1")
+        place = f" as `{name}`" if name else ""
+        raise ValueError(f"{value!r:.100}{place}, where a number from 0 to 1 was expected")
     return number
 
 
@@ -118,6 +122,10 @@ def _import_module(name: str, place: str) -> ModuleType:
         module = sys.modules[key] = importlib.util.module_from_spec(spec)  # dataclasses look it up there
         spec.loader.exec_module(module)
         return module
+    except FileNotFoundError as error:
+        missing = Path(error.filename or place)
+        what = "there is no such file" if missing == Path(place) else f"{missing}: {error.strerror}"
+        raise JobError(f"scorer {name!r}: cannot be imported: {what}") from error
     except (Exception, SystemExit) as error:
         raise JobError(f"scorer {name!r}: cannot be imported: {type(error).__name__}: {error}") from error
 

@@ -195,8 +195,10 @@ def list_alternatives(expected: Any) -> list[Any]:
 
 def _check_values(spec: EvalSpec, kind: str, fits: Callable[[Any], bool]) -> None:
     values = list_alternatives(spec.expected)
-    if not values or not all(map(fits, values)):
-        reason = f"or a list of {kind}s, because eval.match is {spec.match}"
+    reason = f"or a list of {kind}s, because eval.match is {spec.match}"
+    if not values:
+        raise ValueError(f"eval.expected is an empty list; it must be a {kind}, {reason}")
+    if not all(map(fits, values)):
         raise ValueError(f"eval.expected must be a {kind}, {reason}")
 
 

@@ -65,7 +65,8 @@ def quote(value: Any) -> str:
 
 def suggest(name: str, options: Iterable[str]) -> str:
     """` (did you mean 'x'?)`, or nothing."""
-    close = difflib.get_close_matches(name[:80], list(options), 1)
+    # With less, `num_retries` would be meant by `num_beams`.
+    close = difflib.get_close_matches(name[:80], list(options), 1, cutoff=0.7)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 

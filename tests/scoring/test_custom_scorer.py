@@ -45,13 +45,13 @@ def test_a_scorer_gets_what_it_names(tmp_path: Path) -> None:
     [
         ("raise KeyError('x')", "raised KeyError: 'x'"),
         ("import sys; sys.exit(3)", "raised SystemExit: 3"),
-        ("return None", "what it returned is None, and no number"),
-        ("return '1'", "what it returned is '1', and no number from 0 to 1"),
-        ("return 1.5", "is 1.5, and no number from 0 to 1"),
-        ("return float('nan')", "is nan, and no number from 0 to 1"),
-        ("return {'comment': 'x'}", "it must return a score"),
-        ("return {'score': 1, 'x': 2}", "it must return a score"),
-        ("return {'score': 1, 'scores': {'a': 7}}", "a is 7, and no number from 0 to 1"),
+        ("return None", "returned None, where a number from 0 to 1 was expected"),
+        ("return '1'", "returned '1', where a number from 0 to 1 was expected"),
+        ("return 1.5", "returned 1.5, where a number from 0 to 1 was expected"),
+        ("return float('nan')", "returned nan, where a number from 0 to 1 was expected"),
+        ("return {'comment': 'x'}", "returned a dict with other keys than score (required), comment"),
+        ("return {'score': 1, 'x': 2}", "returned a dict with other keys than score (required), comment"),
+        ("return {'score': 1, 'scores': {'a': 7}}", "returned 7 as `a`, where a number from 0 to 1"),
         ("return {'score': 1, 'extracted': object()}", "is not JSON serializable"),
     ],
 )
@@ -68,7 +68,7 @@ def test_failures_become_notes(tmp_path: Path, code: str, note: str) -> None:
         (":score", "write module:function"),
         ("x:not a name", "write module:function"),
         ("no_such_module_anywhere:score", "cannot be imported: ModuleNotFoundError"),
-        ("no/such/file.py:score", "cannot be imported: FileNotFoundError"),
+        ("no/such/file.py:score", "cannot be imported: there is no such file"),
         ("json:no_such", "json has no function 'no_such'"),
         ("json:decoder", "json has no function 'decoder'"),
         ("json:dumps", "its parameters must be of answer, expected, line, response"),
@@ -119,4 +119,4 @@ def test_one_thread_at_a_time() -> None:
 def test_a_score_out_of_range_was_not_raised(tmp_path: Path) -> None:
     (tmp_path / "two.py").write_text("def score(answer):\n    return 2\n")
     found = load_scorer(f"{tmp_path}/two.py:score").score(ScoredAnswer("x", 0, None, {}, {}))
-    assert found.note is not None and "returned no score: what it returned is 2" in found.note
+    assert found.note is not None and "returned 2, where a number from 0 to 1" in found.note

@@ -38,6 +38,10 @@ class Half:
         ({"expected": "x", "metrics": []}, "eval.metrics must be a list"),
         ({"expected": 1, "match": "number", "tolerance": "x"}, "eval.tolerance must be a number"),
         ({"expected": "one", "match": "number"}, "eval.expected must be a number, or a list of numbers"),
+        (
+            {"expected": [], "match": "contains"},
+            "eval.expected is an empty list; it must be a string, or a l",
+        ),
         ({"expected": ["a", 1], "match": "exact"}, "eval.expected must be a string, or a list of strings"),
         ({"expected": "(", "match": "regex"}, "eval.expected is not a regular expression"),
         ({"expected": "x", "match": "regex", "pattern": "("}, "eval.pattern is not a regular expression"),

@@ -84,6 +84,11 @@ def test_errors_about_large_values_stay_readable() -> None:
     assert suggest("x" * 10_000, ["y"]) == ""
 
 
+def test_only_words_that_are_alike_are_suggested() -> None:
+    assert suggest("max_token", ["max_tokens", "n"]) == " (did you mean 'max_tokens'?)"
+    assert suggest("num_beams", ["num_retries", "n"]) == ""
+
+
 def test_every_string_of_a_value_has_its_path() -> None:
     value = {"a": ["x", {"b": "y"}], "c": 1}
     found = list(iterate_strings(value, "v"))
