@@ -20,7 +20,7 @@ from mlxrun.errors import MlxrunError
 @pytest.mark.slow
 def test_a_report_of_the_embedded_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "report.json"
-    sizes = ["--requests", "2", "--output-tokens", "3", "--prompt-words", "5", "--long-words", "600"]
+    sizes = ["--requests", "2", "--output-tokens", "3", "--prompt-words", "5", "--long-words", "250"]
     assert main(["bench", "report", *sizes, "--set", "scheduler.chunk=32", "--json", str(out)]) == 0
     report = json.loads(out.read_text())
     assert [level["concurrency"] for level in report["concurrency_results"]] == [1, 8, 16]
