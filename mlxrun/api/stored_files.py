@@ -31,7 +31,7 @@ class FileContent:
 
     @property
     def plain_type(self) -> str:
-        """The media type in lower case, without parameters. That of a PDF which was uploaded as plain bytes is
+        """The media type in lower case, without parameters. That of a PDF that was uploaded as plain bytes is
         the PDF's."""
         found = self.media_type.partition(";")[0].strip().lower()
         is_pdf = found in ("", "application/octet-stream") and self.data.startswith(PDF_START)
