@@ -25,11 +25,11 @@ from mlxrun.scoring.score_groups import Scores
 
 
 def check_journal(run: RunFolder) -> None:
-    """JobError if the journal is missing: scoring writes a new one, whose digests would vouch for records that
+    """JobError if the journal is missing: rescoring writes one, whose digests would vouch for records that
     were edited before."""
     if not run.paths.journal.exists():
         raise JobError(
-            f"{run.paths.journal}: is missing, so that it cannot be seen whether records were edited; nothing "
+            f"{run.paths.journal}: is missing, so it cannot be seen whether records were edited; nothing "
             "was scored (mlxrun batch writes it anew, and says how many records it could not verify)"
         )
 

@@ -74,8 +74,8 @@ class EvalSpec:
 class EvalReader:
     """Reads the `eval` of lines. `scorers`: those that lines may name, loaded before, by name; none in a
     server, whose clients' code is not run; None: any name is read, and nothing is loaded. `changes`: keys
-    that replace those of every line; `scorer`: scores every line, with or without an `eval`. Lines whose match
-    is `likeliest` have no answer that a scorer or another match could read, and keep theirs."""
+    that replace those of every line; `scorer`: scores every line, with or without an `eval`. Lines that are
+    matched by `likeliest` have no answer that a scorer or another match could read, and keep theirs."""
 
     scorers: Mapping[str, Scorer] | None = field(default_factory=dict)
     changes: Mapping[str, Any] = field(default_factory=dict)
