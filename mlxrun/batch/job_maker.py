@@ -55,7 +55,7 @@ class JobMaker:
     name: str = ""
     _problems: dict[str, tuple[int, int]] = field(default_factory=dict)  # the first row, and how many
     _ids: set[str] = field(default_factory=set)
-    _names: list[str] = field(default_factory=list)  # of the first row's columns
+    _names: dict[str, None] = field(default_factory=dict)  # of all columns, in order
     _has_texts_only: bool = False  # cells of the table have no type and no null
 
     def write_lines(self, path: Path, out: BinaryIO, report: Callable[[int], None] = lambda _: None) -> int:
@@ -75,8 +75,8 @@ class JobMaker:
         self._has_texts_only = source.lower().endswith((".csv", ".tsv"))
         count = 0
         for count, (number, row) in enumerate(rows, 1):
-            if not self._names and not isinstance(row, RowError):
-                self._names = list(row)
+            if not isinstance(row, RowError):
+                self._names.update(dict.fromkeys(row))
             out.write(self._make_line(row, count, number))
             if count % REPORT_EVERY == 0:
                 report(count)

@@ -109,7 +109,7 @@ def test_expected_json_is_parsed(tmp_path: Path) -> None:
                 "(2 rows, of which this is the first)",
                 ":2: not a JSON object",
                 ":6: not JSON",
-                ": the columns are 'country'; nothing was written",
+                ": the columns are 'country', 'land'; nothing was written",
             ],
         ),
         (

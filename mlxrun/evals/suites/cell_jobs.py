@@ -11,7 +11,6 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -25,6 +24,7 @@ from mlxrun.config.settings import Config
 from mlxrun.config.validation import find_closest, suggest_word
 from mlxrun.errors import JobError, RequestError
 from mlxrun.evals.suites.matrix import Cell
+from mlxrun.evals.suites.suite_checks import NOT_IN_GENERATION
 from mlxrun.evals.suites.suite_file import Step, SuiteFile
 from mlxrun.evals.suites.suite_settings import SuiteTask
 from mlxrun.evals.suites.task_rows import RowSource, open_rows
@@ -52,10 +52,11 @@ class CellJobs:
     _templates: dict[str, TaskTemplate | None] = field(default_factory=dict)
 
     def check(self, cells: Sequence[Cell]) -> None:
-        """Add the problems of templates and rows to those of the suite. Every row is read."""
+        """Add the problems of templates and rows to those of the suite. Every row is read, but for tasks that
+        have a problem already: it may be the reason for what the rows would be refused for."""
         for cell in {cell.lines_key: cell for cell in cells}.values():
             template = self._prepare(cell)
-            if template is None:
+            if template is None or cell.task_name in self.file.harmed:
                 continue
             try:
                 with Path("/dev/null").open("wb") as nowhere:
@@ -148,14 +149,14 @@ class CellJobs:
                 parts[key] = part
         self._check_generation(name, task)
         self._check_scorers(name, task)
-        source = self._open(name, task)
         template = TaskTemplate(task, parts, None)
+        if (task.data is None) == (task.hub is None):  # which was reported
+            return template
+        source = self._open(name, task)
         if isinstance(source, RowSource):
             template = replace(template, folder=source.folder, **self._choose_examples(name, task, source))
-            row = next((row for _, row in islice(_read(source), 1000) if not isinstance(row, RowError)), None)
-            if row is not None:
-                for steps, message in _find_unknown_columns(template, row, source.name):
-                    self.file.report(find_steps(steps), message)
+            for steps, message in _find_missing_columns(template, source):
+                self.file.report(find_steps(steps), message)
         return template
 
     def _open(self, name: str, task: SuiteTask, key: str = "") -> RowSource | str:
@@ -178,6 +179,8 @@ class CellJobs:
         if few_shot is None:
             return {}
         own = few_shot.data is None and few_shot.hub is None
+        if few_shot.data is not None and few_shot.hub is not None:  # which was reported
+            return {}
         found = source if own else self._open(name, task, "few_shot")
         if not isinstance(found, RowSource):
             return {}
@@ -191,6 +194,8 @@ class CellJobs:
         """Report fields of `generation` that no request has, or whose values are wrong."""
         fields = BODIES["chat" if task.endpoint == "chat" else "completion"]
         for key, value in task.generation.items():
+            if key in NOT_IN_GENERATION:  # which was reported
+                continue
             try:
                 fields.check({key: value})
             except RequestError as error:
@@ -220,10 +225,26 @@ def _read(source: RowSource) -> Iterator[tuple[int, Row | RowError]]:
         return
 
 
+def _find_missing_columns(template: TaskTemplate, source: RowSource) -> list[tuple[str, str]]:
+    """Keys of the task, each with what is wrong: columns that the table does not have. In JSONL a row may
+    lack what others have, which is named with its row where the lines are made."""
+    rows = (row for _, row in _read(source) if not isinstance(row, RowError))
+    first = next(rows, None)
+    if first is None:
+        return []
+    found = list(_find_unknown_columns(template, first, source.name))
+    if found and source.path is not None and source.path.suffix.lower() in (".jsonl", ".ndjson"):
+        columns = dict(first)
+        for row in rows:
+            columns = {**row, **columns}
+        found = list(_find_unknown_columns(template, columns, source.name))
+    return found
+
+
 def _find_unknown_columns(
     template: TaskTemplate, row: Mapping[str, Any], source: str
 ) -> Iterator[tuple[str, str]]:
-    """Keys of the task, each with what is wrong: columns that the first row does not have."""
+    """Keys of the task, each with what is wrong: columns that a row does not have."""
     task = template.task
 
     def describe(name: str) -> str:

@@ -70,12 +70,14 @@ def compute_engine_key(config: Mapping[str, Any]) -> str:
 
 
 def build_cells(file: SuiteFile, load: LoadModelConfig) -> list[Cell]:
-    """The cells of a checked suite. Problems of a model's config are added to those of the suite; its cells
-    then have the built-in config, so that their data can be checked too."""
+    """The cells of a checked suite. Problems of a model's config are added to those of the suite, also if no
+    task is left; its cells then have the built-in config, so that their data can be checked too."""
     names = {key: _name_values(key, values, file.suite.vary) for key, values in file.suite.vary.items()}
     cells: list[Cell] = []
     for model in file.suite.models or [""]:
         configs: dict[str, LoadedConfig] = {}
+        if model and not file.suite.tasks:
+            _load_config(file, model, {}, load)
         for task, chosen in _list_combinations(file):
             of_config = {key: at for key, at in chosen.items() if not _is_of_task(key)}
             key = repr(of_config)
@@ -119,11 +121,15 @@ def _load_config(
         varied[key] = ConfigNode(value.value, value.origin, keys.key_origin)
     layers = [_build_layer(own.value if own and own.value else {}), _build_layer(varied)]
     path = None if given.config is None else file.folder / Path(given.config).expanduser()
+    if path is not None and not path.is_file():
+        file.report(("models", model, "config"), f"{path}: there is no such file")
+        path = None  # `set` is checked all the same
     try:
-        return load(path, [(layer, file.folder) for layer in layers])
+        loaded = load(path, [(layer, file.folder) for layer in layers])
     except ConfigError as error:
         file.lines += str(error).splitlines()
         return _BUILT_IN
+    return loaded if path is not None or given.config is None else _BUILT_IN
 
 
 def _build_layer(settings: Mapping[str, ConfigNode]) -> ConfigNode:

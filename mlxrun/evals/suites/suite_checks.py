@@ -17,11 +17,11 @@ GENERATION = "generation."
 SAMPLING = "sampling."
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")  # a model and a task become folders
 _TEMPLATES = ("prompt", "prompts", "messages", "template")
-_NOT_IN_GENERATION = ("messages", "prompt", "input", "stream", "model", "id", "url", "eval")
+NOT_IN_GENERATION = ("messages", "prompt", "input", "stream", "model", "id", "url", "eval")
 
 
 def check_suite(file: SuiteFile) -> None:
-    """Report problems of names, tasks and `vary`; the tasks that have one are left out of the suite."""
+    """Report problems of names, tasks and `vary`; the tasks that have one are `harmed`."""
     for section, names in (("models", list(file.suite.models)), ("tasks", list(file.suite.tasks))):
         _check_names(file, section, names)
     for name, task in list(file.suite.tasks.items()):
@@ -29,7 +29,7 @@ def check_suite(file: SuiteFile) -> None:
         for steps, message in problems:
             file.report(("tasks", name, *steps), message)
         if problems:
-            del file.suite.tasks[name]
+            file.harmed.add(name)
     _check_vary(file)
 
 
@@ -78,7 +78,7 @@ def _check_rest(task: SuiteTask) -> Iterator[Problem]:
     if task.choices and task.generation:
         yield ("generation",), "nothing is generated for `choices`, so it would have no effect"
     for key in task.generation:
-        if key in _NOT_IN_GENERATION:
+        if key in NOT_IN_GENERATION:
             yield ("generation", key), "this is no setting of a generation"
     for steps, match in ((("match",), task.match), (("eval", "match"), task.eval.get("match"))):
         if isinstance(match, str) and "{" not in match and match not in MATCHES:

@@ -1,7 +1,7 @@
 """Reads a suite file and validates it against its schema; every problem has a file, a line and a column.
 
-Problems are collected, so that one error reports all. A model or a task with a problem is left out of what is
-checked later.
+Problems are collected, so that one error reports all. An unknown key is read as the known one that it is
+taken for, or left out; a model or a task with a value of the wrong type is left out of what is checked later.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jsonschema
 
@@ -28,7 +28,7 @@ _SECTIONS = ("models", "tasks")  # whose values are wrong alone
 @dataclass(slots=True)
 class SuiteFile:
     """A suite with the positions of its values and the problems that were found so far. `lines`: problems of
-    other files, which are complete sentences."""
+    other files, which are complete sentences; `harmed`: tasks that have problems, whose rows are not read."""
 
     path: Path
     suite: Suite
@@ -36,6 +36,7 @@ class SuiteFile:
     tree: ConfigNode
     problems: list[ConfigProblem] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
+    harmed: set[str] = field(default_factory=set)
 
     @property
     def folder(self) -> Path:
@@ -83,14 +84,40 @@ def read_suite(path: Path) -> SuiteFile:
         at = Origin("file", name, error.line, error.column)
         raise ConfigError(f"{at}: this is not YAML: {error}{hint}") from error
     problems = [replace(each, text=each.text + hint) for each in problems]
-    plain = tree.strip_origins()
+    harmed: set[str] = set()
+    while unknown := _find_errors(tree, unknown=True):  # a key that was mended may have some below it
+        for found in unknown:
+            steps, schema = list(found.absolute_path), cast(dict[str, Any], found.schema)
+            problems += _mend_keys(tree, steps, list(schema["properties"]))
+            if len(steps) > 1 and steps[0] == "tasks":
+                harmed.add(str(steps[1]))
     wrong: set[tuple[Step, ...]] = set()
-    for found in jsonschema.Draft202012Validator(build_suite_schema()).iter_errors(plain):
+    for found in _find_errors(tree, unknown=False):
         problems += _explain(tree, found)
         depth = 2 if found.absolute_path and found.absolute_path[0] in _SECTIONS else 1
         wrong.add(tuple(found.absolute_path)[:depth])
-    suite = build_settings(Suite, _leave_out(plain, wrong))
-    return SuiteFile(path, suite, hashlib.sha256(raw).hexdigest(), tree, problems)
+    suite = build_settings(Suite, _leave_out(tree.strip_origins(), wrong))
+    return SuiteFile(path, suite, hashlib.sha256(raw).hexdigest(), tree, problems, harmed=harmed)
+
+
+def _find_errors(tree: ConfigNode, *, unknown: bool) -> list[jsonschema.ValidationError]:
+    """Errors of the schema: those of keys that it does not know, or all others."""
+    validator = jsonschema.Draft202012Validator(build_suite_schema())
+    errors = validator.iter_errors(tree.strip_origins())
+    return [each for each in errors if (each.validator == "additionalProperties") is unknown]
+
+
+def _mend_keys(tree: ConfigNode, steps: Sequence[Step], known: Sequence[str]) -> Iterator[ConfigProblem]:
+    """The problems of unknown keys in the mapping at a path. Each gets the name of the key that it is taken
+    for, so that its value is checked too, or is removed where there is none."""
+    node = tree.find(steps)
+    assert node is not None
+    for key in [each for each in node.value if each not in known]:
+        meant, child = find_closest(key, known), node.value.pop(key)
+        if meant is not None and meant not in node.value:
+            node.value[meant] = child
+        origin = child.key_origin or child.origin
+        yield ConfigProblem.at(origin, _join((*steps, key)), f"unknown key{suggest_word(meant, repr)}")
 
 
 def _leave_out(plain: dict[str, Any], wrong: set[tuple[Step, ...]]) -> dict[str, Any]:
@@ -108,15 +135,7 @@ def _explain(tree: ConfigNode, error: jsonschema.ValidationError) -> Iterator[Co
     steps = list(error.absolute_path)
     node = tree.find(steps)
     assert node is not None
-    if error.validator == "additionalProperties":
-        schema: Any = error.schema
-        known = list(schema["properties"])
-        for key, child in node.value.items():
-            if key not in known:
-                suggestion = suggest_word(find_closest(key, known), repr)
-                origin = child.key_origin or child.origin
-                yield ConfigProblem.at(origin, _join((*steps, key)), f"unknown key{suggestion}")
-    elif error.validator == "required":
+    if error.validator == "required":
         required: Any = error.validator_value
         for key in required:
             if key not in node.value:

@@ -66,6 +66,50 @@ def test_data_is_checked_whatever_is_wrong_with_the_models(tmp_path: Path, model
     assert len(problems) == 2 and any("cities.csv has no column 'captial'" in each for each in problems)
 
 
+MISTAKES = """
+    models:
+      one: {set: {model.path: ./nope, samplin.temperature: 0}}
+      two: {cnfig: none.yaml, set: {model.dtype: float99}}
+    tasks:
+      a: {data: cities.csv, promt: "{{ contry }}", expected: capital, match: numbr}
+      b: {data: cities.csv, prompt: "{{ area }", generation: {max_tokns: 3}, few_shott: {answr: "{{ cap }}", count: 1}}
+      c: {data: none.csv, prompt: "{{ area }}", match: number}
+    seeds: [1, 1]
+    vary: {model.dtyp: [auto], sampling.temperature: [0, 0]}
+"""
+
+
+def test_mistakes_of_all_kinds_are_found_at_once(tmp_path: Path) -> None:
+    """Unknown keys, values, columns, templates, files, configs. An unknown key counts as the one that is
+    meant; no row is read for the tasks, which would be refused for these mistakes again."""
+    found = find_problems(write_suite(tmp_path, MISTAKES))
+    assert [each.partition(" (did you mean")[0].partition(" is not one of")[0] for each in found] == [
+        "suite.yaml:3:9: models.two.cnfig: unknown key",
+        "suite.yaml:3:16: models.two.config: none.yaml: there is no such file",
+        "suite.yaml:5:25: tasks.a.promt: unknown key",
+        "suite.yaml:5:32: tasks.a.prompt: cities.csv has no column 'contry'",
+        "suite.yaml:5:74: tasks.a.match: 'numbr'",
+        "suite.yaml:6:59: tasks.b.generation.max_tokns: unknown parameter",
+        "suite.yaml:6:74: tasks.b.few_shott: unknown key",
+        "suite.yaml:6:86: tasks.b.few_shot.answr: unknown key",
+        "suite.yaml:6:93: tasks.b.few_shot.answer: cities.csv has no column 'cap'",
+        "suite.yaml:7:13: tasks.c.data: none.csv: there is no such file",
+        "suite.yaml:7:52: tasks.c.match: it needs `expected`",
+        "suite.yaml:8:8: seeds: it has a value twice",
+        "suite.yaml:9:8: vary.model.dtyp: unknown key",
+        "suite.yaml:9:28: vary.sampling.temperature: it has a value twice",
+        "suite.yaml:2:27: model.path: nope is neither a folder nor a .gguf file",
+        "suite.yaml:2:35: samplin: unknown key",
+        "suite.yaml:3:46: model.dtype: 'float99'",
+        "suite.yaml:6:33: tasks.b.prompt: line 1 of the template: unexpected '}'",
+    ]
+
+
+def test_configs_are_checked_if_no_task_is_left(tmp_path: Path) -> None:
+    found = find_problems(write_suite(tmp_path, "models: {a: {set: {model.pth: x}}}\ntasks: {t: 3}\n"))
+    assert len(found) == 2 and "model.pth: unknown key" in found[1]
+
+
 def test_rows_that_are_wrong(tmp_path: Path) -> None:
     """Each kind once, with the first row and the number of rows, by the line in the data."""
     text = CAPITALS.replace("cities.csv", "c.jsonl") + "        match: number\n    seeds: [1, 2]\n"
@@ -77,6 +121,21 @@ def test_rows_that_are_wrong(tmp_path: Path) -> None:
         "c.jsonl:3: tasks.capitals: the template cannot be filled in: 'country' is undefined",
         "c.jsonl: the columns are 'country', 'capital'; nothing was written",
     ]
+
+
+@pytest.mark.parametrize("missing", [1, 2])
+def test_a_column_that_some_rows_lack(tmp_path: Path, missing: int) -> None:
+    """The row is named, also if it is the first one; a column that no row has is a mistake of the suite."""
+    rows = ['{"country": "A", "area": "x"}\n', '{"country": "B"}\n']
+    text = CAPITALS.replace("cities.csv", "c.jsonl").replace("country", "area")
+    text = text.replace("capital\n", "country\n")
+    table = "".join(rows if missing == 2 else reversed(rows))
+    assert find_problems(write_suite(tmp_path, text, c_jsonl=table)) == [
+        f"c.jsonl:{missing}: tasks.capitals: the template cannot be filled in: 'area' is undefined",
+        "c.jsonl: the columns are 'country', 'area'; nothing was written",
+    ]
+    (problem,) = find_problems(write_suite(tmp_path, text.replace("{{ area }}", "{{ arae }}"), c_jsonl=table))
+    assert problem.endswith("tasks.capitals.prompt: c.jsonl has no column 'arae' (did you mean 'area'?)")
 
 
 @pytest.mark.parametrize(

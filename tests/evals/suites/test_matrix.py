@@ -92,11 +92,11 @@ def test_problems_of_configs_have_their_positions(tmp_path: Path) -> None:
     vary: {scheduler.max_running: [4, many]}
     """
     assert find_problems(write_suite(tmp_path, text)) == [
+        "suite.yaml:3:15: models.b.config: none.yaml: there is no such file",
         "suite.yaml:2:40: model.pth: unknown key (did you mean 'path'?)",
         "suite.yaml:2:68: engine.max_errors: 0 is less than 1",
         "warm.yaml:1:12: sampling.temprature: unknown key (did you mean 'temperature'?)",
         "suite.yaml:5:35: scheduler.max_running: 'many' is not an integer",
-        "none.yaml: No such file or directory",
     ]
 
 

@@ -47,7 +47,8 @@ def test_all_problems_with_their_positions(tmp_path: Path) -> None:
         "15:20: vary.model.path: 'a' is not a list (write [a])",
         "16:1: sampling: unknown key",
     ]
-    assert (list(file.suite.models), list(file.suite.tasks)) == (["tiny"], ["good"])
+    assert (list(file.suite.models), list(file.suite.tasks)) == (["tiny", "b"], ["good"])
+    assert file.suite.models["b"].config == "x.yaml" and file.harmed == {"add"}
     assert file.suite.seeds == () and file.suite.vary == {}
 
 
