@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.__main__ import command
 from benchmarks.reproduce.answers import count_differences, read_records, strip_ids
-from benchmarks.reproduce.benchmark import CONDITIONS, IN_PROCESS, is_reproducible
+from benchmarks.reproduce.benchmark import CONDITIONS, IN_PROCESS, is_proven
 from benchmarks.reproduce.lines import LineWriter, shuffle_lines
 from benchmarks.reproduce.models import FAMILIES
 from benchmarks.reproduce.report import format_report
@@ -30,7 +30,7 @@ def run(*arguments: str, path: Path) -> tuple[int, dict[str, Any]]:
 
 def check(code: int, report: dict[str, Any], lines: int) -> None:
     """Every condition gave the oracle's bytes, and a model found out each twin; rounding decides which."""
-    assert code == 0 and is_reproducible(report)
+    assert code == 0 and is_proven(report)
     for model in report["models"]:
         assert model["bytes"] > 100 * lines
         for name, found in model["conditions"].items():
@@ -71,16 +71,30 @@ def make_report(bytes_differing: int = 0, twin: int = 5) -> dict[str, Any]:
     conditions = {"alone": found, "killed": killed}
     model = {"name": "m", "title": "model", "bytes": 9000, "conditions": conditions, "twins": twins}
     device = {"name": "CPU", "backend": "cpu"}
-    return {"lines": 9, "models": [model], "versions": {"mlx": "1.0"}, "device": device, "seconds": 3}
+    rest = {"versions": {"mlx": "1.0"}, "device": device, "seconds": 3}
+    return {"lines": 9, "is_local": False, "models": [model], **rest}
 
 
 def test_a_byte_that_differs_fails_the_benchmark() -> None:
-    assert is_reproducible(make_report())
-    assert not is_reproducible(make_report(bytes_differing=2))
-    assert not is_reproducible(make_report(twin=0))  # a test that finds no fault proves nothing
+    assert is_proven(make_report())
+    assert not is_proven(make_report(bytes_differing=2))
+    assert not is_proven(make_report(twin=0))  # a test that finds no fault proves nothing
     text = "\n".join(format_report(make_report(bytes_differing=2)))
     assert "| alone | **2** in 1 lines |" in text and "| killed (10 kills) | 0 |" in text
     assert text.endswith("NOT REPRODUCIBLE.")
+
+
+@pytest.mark.parametrize("is_local", [True, False])
+def test_a_model_of_the_users_may_hide_a_fault_but_not_all(is_local: bool) -> None:
+    report = make_report() | {"is_local": is_local}
+    twins = report["models"][0]["twins"]
+    names = list(twins)
+    twins[names[0]]["differing"] = 0
+    assert is_proven(report) is is_local
+    assert f"with this fault: {names[0]}." in "\n".join(format_report(report))
+    for name in names:
+        twins[name]["differing"] = 0
+    assert not is_proven(report)
 
 
 def test_bytes_are_counted() -> None:
