@@ -3,8 +3,8 @@
 All lines that finish in one turn of the event loop are written together, with one call for each file: the
 records and then their entries, each part completely or not at all. After a kill, the journal names no line
 that the outputs do not contain, and has the digest of each record. `commit` makes them durable, the outputs
-first; a power cut may leave entries without records, whose lines run again. `add`, `flush` and `close` belong
-to the event loop; `commit` may run in a thread.
+first; a power cut may leave entries without records, whose lines run again. `add` belongs to the event loop;
+the others may run in a thread.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -55,6 +55,7 @@ class OutputWriter:
         self._written = 0
         self._committed = 0
         self._lock = threading.Lock()
+        self._write_lock = threading.Lock()
 
     @property
     def pending(self) -> int:
@@ -93,22 +94,26 @@ class OutputWriter:
 
     def flush(self) -> None:
         """Write all lines that were added. JobError if that is not possible; they count as not finished."""
-        lines, self._unwritten = self._unwritten, []
-        if self._problem is not None:
-            raise self._problem
-        try:
-            for state, file in self._files.items():
-                if data := b"".join(line.record for line in lines if line.state == state):
-                    file.append(data)
-            if lines:
-                self._journal.append(b"".join(line.entry for line in lines))
-                self._timings.add([line.timing for line in lines])
-        except JobError as error:
-            self._problem = error
-            raise
-        for line in lines:
-            self._index.state[line.position] = line.state
-        self._written += len(lines)
+        with self._write_lock:  # `close` may run beside the event loop's last turn
+            lines, self._unwritten = self._unwritten, []
+            if self._problem is not None:
+                raise self._problem
+            try:
+                self._write(lines)
+            except JobError as error:
+                self._problem = error
+                raise
+            for line in lines:
+                self._index.state[line.position] = line.state
+            self._written += len(lines)
+
+    def _write(self, lines: Sequence[_FinishedLine]) -> None:
+        for state, file in self._files.items():
+            if data := b"".join(line.record for line in lines if line.state == state):
+                file.append(data)
+        if lines:
+            self._journal.append(b"".join(line.entry for line in lines))
+            self._timings.add([line.timing for line in lines])
 
     def commit(self) -> None:
         """Make all records so far durable, and then their journal entries."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,20 @@ async def test_lines_that_end_together_are_written_together(
     await bench.run()
     assert len(by_id(bench.paths.out)) == 60 and len(read(bench.paths.errors)) == 1
     assert 0 < calls["job.out.jsonl"] <= 40 and calls["journal.jsonl"] <= 41
+
+
+async def test_the_last_lines_are_written_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though the writer is closed in a thread, beside the last turn of the event loop."""
+    append = Appender.append
+
+    def append_slowly(self: Appender, data: bytes) -> None:
+        time.sleep(0.02)
+        append(self, data)
+
+    monkeypatch.setattr(Appender, "append", append_slowly)
+    bench = Bench(write_job(tmp_path, chats(20)), make_config(rows=20))
+    await bench.run()
+    assert len(read(bench.paths.out)) == len(list(Journal(bench.paths.journal).read_entries())) == 20
 
 
 @pytest.mark.parametrize("name", ["job.out.jsonl", "journal.jsonl"])
