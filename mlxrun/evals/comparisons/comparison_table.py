@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TextIO
@@ -106,7 +107,9 @@ def format_bounds(bounds: tuple[float, float]) -> str:
 
 
 def format_p(p: float) -> str:
-    """A p value with two digits: `.036`, `<.001`."""
+    """A p value with two digits: `.036`, `<.001`; empty for none."""
+    if math.isnan(p):
+        return ""
     return "<.001" if p < 0.001 else f"{p:.2g}".removeprefix("0")
 
 

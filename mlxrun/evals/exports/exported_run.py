@@ -11,7 +11,7 @@ from typing import Any
 
 from mlxrun.errors import JobError
 from mlxrun.evals.exports.exported_line import ExportedLine
-from mlxrun.evals.run_folders.run_folder import DONE, RUNNING, RunFolder
+from mlxrun.evals.run_folders.run_folder import DONE, RUNNING, RunFolder, list_working_runs
 from mlxrun.evals.run_folders.run_folder_paths import find_cell
 from mlxrun.scoring.intervals import ConfidenceInterval, ScoreMean
 
@@ -161,12 +161,12 @@ class ExportedRun:
     @property
     def started(self) -> str:
         """When the first run began, in ISO 8601 and UTC."""
-        return str(self.manifest["runs"][0]["started"])
+        return str(list_working_runs(self.manifest)[0]["started"])
 
     @property
     def ended(self) -> str:
-        """When the last run ended; when it began, if it was killed."""
-        last = self.manifest["runs"][-1]
+        """When the last run that had something to do ended; when it began, if it was killed."""
+        last = list_working_runs(self.manifest)[-1]
         return str(last["ended"] or last["started"])
 
     @property

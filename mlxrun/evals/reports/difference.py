@@ -13,6 +13,7 @@ from mlxrun.batch.progress import pluralize
 from mlxrun.errors import JobError
 from mlxrun.evals.comparisons.comparison import ComparedGroup, Comparison, ComparisonSet, compare_paths
 from mlxrun.evals.comparisons.comparison_lines import PairingRules
+from mlxrun.evals.comparisons.comparison_table import describe_p, format_p
 from mlxrun.evals.reports.charts import draw_axis, draw_interval
 from mlxrun.evals.reports.shown_text import format_bounds, format_points
 
@@ -26,7 +27,7 @@ Bounds = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class DifferenceRow:
-    """One group of lines in both runs. `gained` and `lost`: lines that score more or less in the second."""
+    """One group of lines in both runs. `better` and `worse`: lines that score more or less in the second."""
 
     group: str
     pairs: int
@@ -34,8 +35,8 @@ class DifferenceRow:
     after: float
     difference: float
     interval: Bounds
-    gained: int
-    lost: int
+    better: int
+    worse: int
     p: str
     is_total: bool
     domain: Bounds
@@ -100,8 +101,8 @@ def _make_row(name: str, group: ComparedGroup, is_total: bool, domain: Bounds) -
         after=result.second,
         difference=result.difference,
         interval=result.interval,
-        gained=group.better,
-        lost=group.worse,
+        better=group.better,
+        worse=group.worse,
         p=format_p(group.adjusted_p),
         is_total=is_total,
         domain=domain,
@@ -117,11 +118,6 @@ def _choose_domain(intervals: Sequence[Bounds]) -> Bounds:
     return -side, side
 
 
-def format_p(value: float) -> str:
-    """`0.036`, or `< 0.001`."""
-    return "" if math.isnan(value) else "< 0.001" if value < 0.001 else f"{value:.3f}"
-
-
 def _state_result(found: ComparisonSet) -> str:
     """The result for all lines, in one sentence."""
     if len(found.comparisons) != 1:
@@ -132,9 +128,9 @@ def _state_result(found: ComparisonSet) -> str:
     verdict = "differs significantly" if total.is_significant else "does not differ significantly"
     return (
         f"The second run's score {verdict}: {format_points(result.difference)} points, 95 % interval "
-        f"{format_bounds(result.interval)}, p = {format_p(total.adjusted_p)}. "
-        f"{pluralize(total.better, 'line')} gained and {total.worse} lost, of {result.lines}."
-    ).replace("p = <", "p <")
+        f"{format_bounds(result.interval)}, {describe_p(total.adjusted_p)}. "
+        f"{pluralize(total.better, 'line')} better and {total.worse} worse, of {result.lines}."
+    )
 
 
 def _list_notes(found: ComparisonSet) -> Iterator[str]:
@@ -142,7 +138,7 @@ def _list_notes(found: ComparisonSet) -> Iterator[str]:
         name = f"{comparison.cell.name}: " if comparison.cell.name else ""
         yield from (f"{name}{phrase}" for phrase in _list_left_out(comparison))
         if len(found.comparisons) == 1 and comparison.differences:
-            yield "What differs beside the answers: " + "; ".join(comparison.differences)
+            yield "What differs beside the answers: " + "; ".join(comparison.differences).replace("`", "")
     if found.left_out:
         yield f"Only on one side: {', '.join(found.left_out)}"
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from mlxrun.evals.reports.report_runs import ReportRun
 from mlxrun.evals.reports.shown_text import format_count
+from mlxrun.evals.run_folders.run_folder import list_working_runs
 
 # The sections of a config that decide how a run computes; `server` may have keys.
 _SECTIONS = ("model", "engine", "scheduler", "cache", "sampling", "parsers", "structured", "media", "batch")
@@ -21,8 +22,9 @@ def describe_machine(manifest: Mapping[str, Any]) -> str:
 
 
 def describe_times(manifest: Mapping[str, Any]) -> str:
-    """When the first run of a job began and the last ended, and how many there were."""
-    runs = manifest["runs"]
+    """When the first run of a job began and the last ended, and how many there were; without those that had
+    nothing to do."""
+    runs = list_working_runs(manifest)
     if not runs:
         return ""
     start, end = _parse_time(runs[0].get("started")), _parse_time(runs[-1].get("ended"))
@@ -38,7 +40,7 @@ def describe_times(manifest: Mapping[str, Any]) -> str:
 
 def describe_span(manifests: Sequence[Mapping[str, Any]]) -> str:
     """When the first of several jobs began and the last ended."""
-    runs = [run for manifest in manifests for run in manifest["runs"]]
+    runs = [run for manifest in manifests for run in list_working_runs(manifest)]
     starts = [run["started"] for run in runs if run.get("started")]
     ends = [run["ended"] for run in runs if run.get("ended")]
     return describe_times(

@@ -94,12 +94,12 @@ def _write_matrix(matrix: SuiteMatrix) -> str:
 
 def _write_difference(difference: RunDifference, runs: ReportRuns) -> Iterator[str]:
     yield escape_markdown(difference.sentence)
-    head = ["group", "pairs", "first", "second", "difference", "95 % interval", "gained", "lost", "p"]
+    head = ["group", "pairs", "first", "second", "difference", "95 % interval", "better", "worse", "p"]
     rows = [
         [
             show_markdown(row.group),
             *(format_count(row.pairs), format_share(row.before), format_share(row.after), row.points),
-            *(format_bounds(row.interval), format_count(row.gained), format_count(row.lost), row.p),
+            *(format_bounds(row.interval), format_count(row.better), format_count(row.worse), row.p),
         ]
         for row in difference.rows
     ]

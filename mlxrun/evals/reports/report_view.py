@@ -176,7 +176,8 @@ def build_lead(runs: ReportRuns) -> list[LeadPart]:
             LeadPart(f" of {pluralize_count(row.total, 'line')} answered; none has an expected answer. ")
         )
     without = total is not None and total.lines != row.answered + row.failed  # lines without an `eval`
-    return [*parts, LeadPart(_describe_trouble(row, of_all=without))]
+    unscored = 0 if total is None else total.unscored
+    return [*parts, LeadPart(_describe_trouble(row, of_all=without) + _describe_unscored(unscored))]
 
 
 def _build_lead_of_many(runs: ReportRuns) -> list[LeadPart]:
@@ -192,7 +193,13 @@ def _build_lead_of_many(runs: ReportRuns) -> list[LeadPart]:
     if flips:
         parts.append(LeadPart(f"{pluralize_count(flips, 'line')} with different scores. "))
     failed = sum(row.failed for row in rows)
-    return [*parts, LeadPart(f"{pluralize_count(failed, 'line')} failed." if failed else "No line failed.")]
+    unscored = sum(run.scores.compute_total().unscored for run in runs.runs if run.scores.groups)
+    text = f"{pluralize_count(failed, 'line')} failed." if failed else "No line failed."
+    return [*parts, LeadPart(text + _describe_unscored(unscored))]
+
+
+def _describe_unscored(count: int) -> str:
+    return f" {pluralize_count(count, 'answer')} could not be scored." if count else ""
 
 
 def _describe_trouble(row: ReliabilityRow, *, of_all: bool) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -91,6 +91,15 @@ class RunFolder:
         reader = _LineReader(self, table, report)
         yield from reader.read()
         _raise_first([problem for problem in found if problem.kind != "job"])
+
+
+def list_working_runs(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The runs of a job that computed something or were killed. Later starts of a finished job have nothing
+    to do, and say nothing of when it was computed. All, if there is none of the others."""
+    runs: list[dict[str, Any]] = manifest["runs"]
+    counts = ("computed", "reused", "done", "failed")
+    found = [run for run in runs if run.get("ended") is None or any(run.get(name, 1) for name in counts)]
+    return found or runs
 
 
 def _raise_first(problems: list[RunProblem]) -> None:

@@ -33,6 +33,14 @@ async def test_settings_that_all_lines_share(tmp_path: Path) -> None:
     assert open_export(bench.job).summary.generation == {"temperature": 0}
 
 
+async def test_a_later_start_without_work_is_not_when_it_ended(tmp_path: Path) -> None:
+    run = await finish_rich_job(tmp_path)
+    last = run.manifest["runs"][-1]
+    idle = dict.fromkeys(("computed", "reused", "done", "failed"), 0)
+    run.manifest["runs"].append({**last, **idle, "ended": "2099-01-01T00:00:00+00:00"})
+    assert run.ended == last["ended"]
+
+
 async def test_names_of_model_and_task(tmp_path: Path) -> None:
     run = await finish_rich_job(tmp_path, task="sums")
     assert (run.model, run.model_id, run.task) == ("acme/tiny", "mlxrun/acme/tiny", "sums")

@@ -18,6 +18,10 @@ def test_times() -> None:
     assert facts.describe_times({"runs": [killed, *runs]}) == (
         "21 Nov 2026 09:00 to 22 Nov 2026 13:06 UTC, in 2 runs, 1 of them killed"
     )
+    idle = {"started": "2026-11-23T01:00:00+00:00", "ended": "2026-11-23T01:00:01+00:00"}
+    idle |= dict.fromkeys(("computed", "reused", "done", "failed"), 0)  # type: ignore[arg-type]
+    assert facts.describe_times({"runs": [*runs, idle]}) == "22 Nov 2026 13:05 to 13:06 UTC"
+    assert facts.describe_times({"runs": [idle]}) == "23 Nov 2026 01:00 to 01:00 UTC"
     assert facts.describe_times({"runs": []}) == "" and "?" in facts.describe_times(
         {"runs": [{"started": 4}]}
     )

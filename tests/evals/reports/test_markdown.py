@@ -32,7 +32,7 @@ async def test_two_runs_have_their_flips(tmp_path: Path) -> None:
     first = await run_lines(tmp_path / "a", chats(6))
     second = await run_other_answers(tmp_path / "b", chats(6), {"line-1"})
     text = render_markdown(read_runs([first.paths.out, second.paths.out])).replace("\u00a0", " ")
-    assert "0 lines gained and 1 lost, of 6." in text
+    assert "0 lines better and 1 worse, of 6." in text
     assert "| total | 6 | 100.0 % | 83.3 % | −16.7 |" in text
     assert re.search(r"\| line-1 \| say 1 \| ✓ say 1\w\w \| ✗ say 1\w\w \|", text)
 

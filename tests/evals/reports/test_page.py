@@ -144,7 +144,7 @@ async def test_sections_of_two_runs(tmp_path: Path) -> None:
     assert "difference" in set(elements.list_values("id"))
     assert "flip" in set(elements.list_values("data-state")) & set(elements.list_values("value"))
     text = " ".join(elements.text.split())
-    assert "0 lines gained and 1 lost, of 6." in text
+    assert "0 lines better and 1 worse, of 6." in text
 
 
 async def test_sections_of_a_suite(tmp_path: Path) -> None:

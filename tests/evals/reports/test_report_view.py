@@ -43,6 +43,13 @@ async def test_a_run_without_scores(tmp_path: Path) -> None:
     assert report_view.list_score_rows(runs.runs) == []
 
 
+async def test_answers_that_could_not_be_scored(tmp_path: Path) -> None:
+    """They score 0, so that the sentence with the score has to name them."""
+    runs = await read_lines(tmp_path, [*chats(3), chat("j", "x", {"match": "judge"})])
+    assert read_lead(runs).startswith("75.0 % of 4 lines")
+    assert read_lead(runs).endswith(" None failed, was cut or is empty. 1 answer could not be scored.")
+
+
 async def test_two_runs(tmp_path: Path) -> None:
     first = await run_lines(tmp_path / "a", chats(4))
     second = await run_other_answers(tmp_path / "b", chats(4), {"line-2"})

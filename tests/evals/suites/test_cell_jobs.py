@@ -72,7 +72,8 @@ MISTAKES = """
       two: {cnfig: none.yaml, set: {model.dtype: float99}}
     tasks:
       a: {data: cities.csv, promt: "{{ contry }}", expected: capital, match: numbr}
-      b: {data: cities.csv, prompt: "{{ area }", generation: {max_tokns: 3}, few_shott: {answr: "{{ cap }}", count: 1}}
+      b: {data: cities.csv, prompt: "{{ area }", generation: {max_tokns: 3},
+          few_shott: {answr: "{{ cap }}", count: 1}}
       c: {data: none.csv, prompt: "{{ area }}", match: number}
     seeds: [1, 1]
     vary: {model.dtyp: [auto], sampling.temperature: [0, 0]}
@@ -90,14 +91,14 @@ def test_mistakes_of_all_kinds_are_found_at_once(tmp_path: Path) -> None:
         "suite.yaml:5:32: tasks.a.prompt: cities.csv has no column 'contry'",
         "suite.yaml:5:74: tasks.a.match: 'numbr'",
         "suite.yaml:6:59: tasks.b.generation.max_tokns: unknown parameter",
-        "suite.yaml:6:74: tasks.b.few_shott: unknown key",
-        "suite.yaml:6:86: tasks.b.few_shot.answr: unknown key",
-        "suite.yaml:6:93: tasks.b.few_shot.answer: cities.csv has no column 'cap'",
-        "suite.yaml:7:13: tasks.c.data: none.csv: there is no such file",
-        "suite.yaml:7:52: tasks.c.match: it needs `expected`",
-        "suite.yaml:8:8: seeds: it has a value twice",
-        "suite.yaml:9:8: vary.model.dtyp: unknown key",
-        "suite.yaml:9:28: vary.sampling.temperature: it has a value twice",
+        "suite.yaml:7:7: tasks.b.few_shott: unknown key",
+        "suite.yaml:7:19: tasks.b.few_shot.answr: unknown key",
+        "suite.yaml:7:26: tasks.b.few_shot.answer: cities.csv has no column 'cap'",
+        "suite.yaml:8:13: tasks.c.data: none.csv: there is no such file",
+        "suite.yaml:8:52: tasks.c.match: it needs `expected`",
+        "suite.yaml:9:8: seeds: it has a value twice",
+        "suite.yaml:10:8: vary.model.dtyp: unknown key",
+        "suite.yaml:10:28: vary.sampling.temperature: it has a value twice",
         "suite.yaml:2:27: model.path: nope is neither a folder nor a .gguf file",
         "suite.yaml:2:35: samplin: unknown key",
         "suite.yaml:3:46: model.dtype: 'float99'",
