@@ -32,7 +32,7 @@ from mlxrun.batch.run_paths import JobPaths, lock_run_folder
 from mlxrun.batch.status_file import StatusFile
 from mlxrun.batch.stop_signals import Interrupted, StopSignals
 from mlxrun.config.conversion import to_plain
-from mlxrun.errors import ConfigError, JobError, MlxrunError
+from mlxrun.errors import ConfigError, JobError, MlxrunError, ModelLoadError
 from mlxrun.scoring.score_groups import Scores
 
 if TYPE_CHECKING:
@@ -260,8 +260,10 @@ class JobRun:
         except JobError as second:
             log.warning("%s", second)
         self._status.set_state("interrupted" if isinstance(error, Interrupted) else "failed")
+        if isinstance(error, ModelLoadError) and not (meter.done or meter.failed):
+            return  # there is nothing to continue from, and the error says why
         done = f"{meter.format_done()} done, {meter.failed} failed"
-        resumable = not isinstance(error, ConfigError) and self.stop.owns_process
+        resumable = not isinstance(error, ConfigError | ModelLoadError) and self.stop.owns_process
         self.say(f"{done}; the same command continues from here" if resumable else done)
 
 

@@ -81,7 +81,8 @@ def warn_unscored(record: Mapping[str, Any], line: JobLine | BadLine, job: Path,
     number = scores.waiting if result.get("match") == "judge" else scores.broken
     if number <= SHOWN_NOTES:
         note = " ".join(str(result["note"]).split())
-        log.warning("%s: line %d scores %g: %s", job, line.number, result["score"], note)
+        where, name = f"{job}:{line.number}", f"line {(line.custom_id or line.number)!r}"
+        log.warning("%s: %s scores %g: %s", where, name, result["score"], note)
     if number == SHOWN_NOTES:
         log.warning("%s: more answers that cannot be scored are counted, and named in the output", job)
 

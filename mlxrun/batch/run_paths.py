@@ -11,7 +11,7 @@ import fcntl
 import itertools
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -78,15 +78,14 @@ class JobPaths:
 
 
 @contextmanager
-def wrap_write_errors(path: Path) -> Iterator[None]:
-    """Turn an OSError into a JobError that says how to continue."""
+def wrap_write_errors(path: Path, *, begun: bool = True) -> Iterator[None]:
+    """Turn an OSError into a JobError that says how to continue. `begun`: whether there may be lines."""
     try:
         yield
     except OSError as error:
-        raise JobError(
-            f"{path}: cannot be written: {error.strerror or error}. Finished lines are kept; "
-            "once this is fixed, the next run continues from there"
-        ) from error
+        kept = ". Finished lines are kept; once this is fixed, the next run continues from there"
+        reason = f"{error.strerror or error}{kept if begun else ''}"
+        raise JobError(f"{path}: cannot be written: {reason}") from error
 
 
 @contextmanager
@@ -99,7 +98,7 @@ def lock_run_folder(paths: JobPaths) -> Iterator[None]:
 @contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
     """Create a folder and hold its lock; JobError if another process holds it."""
-    with wrap_write_errors(folder):
+    with wrap_write_errors(folder, begun=folder.exists()):
         folder.mkdir(exist_ok=True)
         handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
     try:
@@ -121,12 +120,17 @@ def lock_folder(folder: Path) -> Iterator[None]:
 def write_atomically(path: Path, data: bytes, *, durable: bool = True) -> None:
     """Replace `path` by `data`: a reader, or the next start, sees the old content or the new one."""
     temp = path.with_name(path.name + ".tmp")
-    with temp.open("wb") as file:
-        file.write(data)
-        if durable:
-            file.flush()
-            os.fsync(file.fileno())
-    temp.replace(path)
+    try:
+        with temp.open("wb") as file:
+            file.write(data)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        temp.replace(path)
+    except OSError:  # a full disk would keep an empty file
+        with suppress(OSError):
+            temp.unlink(missing_ok=True)
+        raise
     if durable:
         sync_folder(path.parent)
 

@@ -149,7 +149,7 @@ async def _run_job(setup: JobSetup, paths: JobPaths, options: JobOptions, evals:
     has_more = outcome.done + outcome.failed > meter.done + meter.failed  # lines beyond --limit
     done = f"{outcome.done} of {pluralize(meter.lines, 'line')}" if has_more else meter.format_done()
     click.echo(f"{done} done{reused}{output}")
-    if has_more:
+    if has_more and (outcome.failed or outcome.done < meter.lines):
         click.echo(f"{meter.format_done()} done, {meter.failed} failed (--limit)")
     if outcome.failed:
         plain = outcome.failed - outcome.scores.compute_total().failed  # the table has the others

@@ -131,7 +131,7 @@ async def test_a_slow_pattern_harms_its_line_alone(tmp_path: Path, caplog: pytes
     result = json.loads(out["slow"])["eval"]
     assert result["extracted"] is None and "for 1 s" in result["note"]
     assert "note" not in json.loads(out["quick"])["eval"]
-    assert "line 1 scores 0: the pattern was searched for 1 s" in caplog.text
+    assert "job.jsonl:1: line 'slow' scores 0: the pattern was searched for 1 s" in caplog.text
     caplog.clear()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(SearchTimer, "search", lambda *_: pytest.fail("it is searched again"))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 from pathlib import Path
 
 import pytest
 
-from mlxrun.batch.run_paths import JobPaths, write_atomically
+from mlxrun.batch.run_paths import JobPaths, lock_folder, write_atomically
 from mlxrun.errors import JobError
 from tests.helpers.batch_fakes import MIXED, Bench, by_id, chats, write_job
 
@@ -84,3 +85,33 @@ def test_a_small_file_is_replaced_at_once(tmp_path: Path) -> None:
         write_atomically(path, data)
         assert path.read_bytes() == data
     assert [each.name for each in tmp_path.iterdir()] == ["x.json"]
+
+
+def test_a_file_that_cannot_be_written_leaves_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a full disk, where a file can be created and not filled."""
+    path = tmp_path / "x.json"
+    write_atomically(path, b"1")
+
+    def fail(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", fail)
+    with pytest.raises(OSError, match="No space left"):
+        write_atomically(path, b"22")
+    assert [each.name for each in tmp_path.iterdir()] == ["x.json"] and path.read_bytes() == b"1"
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_only_lines_that_may_be_there_are_said_to_be_kept(tmp_path: Path, is_new: bool) -> None:
+    folder = tmp_path / "x.run"
+    if not is_new:
+        folder.mkdir()
+        (folder / "lock").mkdir()  # which cannot be opened as a file
+    else:
+        (tmp_path / "file").write_text("")
+        folder = tmp_path / "file" / "x.run"
+    with pytest.raises(JobError, match="cannot be written") as caught, lock_folder(folder):
+        pass
+    assert ("Finished lines are kept" in str(caught.value)) is not is_new

@@ -147,6 +147,16 @@ def test_the_summary_of_a_limited_run_beyond_its_limit(
     ]
 
 
+def test_the_summary_of_a_limited_run_of_a_finished_job(
+    tmp_path: Path, fake_engine: list[Config], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """There is one count, as all lines are done."""
+    job = write_job(tmp_path, chats(4))
+    assert main(["batch", str(job)]) == main(["batch", str(job), "--limit", "3"]) == 0
+    out = capsys.readouterr().out
+    assert out.count(" lines done: ") == 2 and "--limit" not in out
+
+
 def test_dry_run(tmp_path: Path, fake_engine: list[Config], capsys: pytest.CaptureFixture[str]) -> None:
     """Counts lines, tokens and images, shows what would be refused; no engine, no file."""
     from PIL import Image
@@ -276,7 +286,8 @@ def test_the_first_notes_are_logged(
         out, err = capsys.readouterr()
         assert "12 answers could not be scored" in out
         found = [text for text in err.splitlines() if "raised RuntimeError" in text]
-        assert len(found) == 5 and all(f"{job}: line " in text and text.endswith("a b") for text in found)
+        assert len(found) == 5 and all(f"{job}:" in text and text.endswith("a b") for text in found)
+        assert all(": line 'line-" in text for text in found)
         assert f"{job}: more answers that cannot be scored are counted" in err
 
 

@@ -110,6 +110,7 @@ def test_a_model_that_cannot_be_loaded(
     out, err = capsys.readouterr()
     assert out.splitlines()[1].split()[-1] == "failed" and "4 cells: 2 done, 2 failed" in out
     assert "other/cities/seed-0: failed: the weights are damaged" in err.splitlines()
+    assert "continues from here" not in err and "0 of 3 lines" not in err
     assert len(fake_engine) == 2
 
 

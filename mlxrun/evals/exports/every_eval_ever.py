@@ -165,7 +165,8 @@ def _name_result(name: str, metric: str | None = None) -> str:
 def _build_source(run: ExportedRun, count: int) -> Json:
     dataset, _, revision = (run.names.dataset or "").partition("@")
     if not dataset:
-        details = {"path": str(run.run.paths.job), "sha256": run.facts["job_sha256"], "samples": str(count)}
+        path = str(run.run.paths.job.absolute())
+        details = {"path": path, "sha256": run.facts["job_sha256"], "samples": str(count)}
         return {"dataset_name": run.task, "source_type": "other", "additional_details": details}
     more = {"additional_details": {"revision": revision}} if revision else {}
     found = {"dataset_name": run.task, "source_type": "hf_dataset", "hf_repo": dataset}

@@ -68,10 +68,10 @@ def build_header(run: ExportedRun) -> Json:
         "task_id": task_id,
         "created": run.started,
         "task": run.task,
-        "task_file": str(run.run.paths.job),
+        "task_file": str(run.run.paths.job.absolute()),
         "dataset": {
             "name": run.names.dataset or run.task,
-            "location": str(run.run.paths.job),
+            "location": str(run.run.paths.job.absolute()),
             "samples": run.total_lines,
             "sample_ids": summary.ids,
             "shuffled": False,

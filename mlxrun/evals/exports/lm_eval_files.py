@@ -86,7 +86,7 @@ def build_results(run: ExportedRun) -> Json:
         name: {"original": found.scores.count, "effective": found.scores.count}
         for name, found in names.items()
     }
-    config: Json = {"task": run.task, "dataset_path": run.names.dataset or str(run.run.paths.job)}
+    config: Json = {"task": run.task, "dataset_path": run.names.dataset or str(run.run.paths.job.absolute())}
     config |= {"output_type": "generate_until", "generation_kwargs": summary.generation or {}}
     configs = {name: {**config, "task": name, "metadata": {"version": _VERSION}} for name in names}
     found = {

@@ -129,5 +129,5 @@ def find_paths(out: Path, manifest: Mapping[str, Any]) -> JobPaths:
         recorded, recorded_out = Path(manifest["input"]["path"]), Path(manifest["output"]["path"])
     except (KeyError, TypeError) as error:
         raise JobError(f"{_get_run_folder(out) / 'manifest.json'}: is damaged: {error!r}") from error
-    moved = Path(os.path.normpath(out.absolute().parent / os.path.relpath(recorded, recorded_out.parent)))
+    moved = Path(os.path.normpath(out.parent / os.path.relpath(recorded, recorded_out.parent)))
     return JobPaths(moved if moved.is_file() or not recorded.is_file() else recorded, out)

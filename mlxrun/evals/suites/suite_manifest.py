@@ -53,7 +53,7 @@ class SuiteManifest:
             "format": FORMAT,
             "suite": {"path": os.path.abspath(file.path), "sha256": file.sha256},
             "versions": list_versions(),
-            "models": {cell.model: {"path": cell.config.model.path} for cell in reversed(cells)},
+            "models": _describe_models(file, cells),
             "tasks": list(dict.fromkeys(cell.task_name for cell in cells)),
         }
         self._loads: dict[str, int] = {}
@@ -102,6 +102,17 @@ def update_cell_scores(out: Path, scores: Mapping[str, Any]) -> None:
 def _write_content(path: Path, content: Mapping[str, Any]) -> None:
     with wrap_write_errors(path):
         write_atomically(path, json.dumps(content, indent=1, ensure_ascii=False).encode() + b"\n")
+
+
+def _describe_models(file: SuiteFile, cells: Sequence[Cell]) -> Record:
+    """The models in the order of the suite: the path of each in its first cell, its config file, and its
+    settings as the suite has them."""
+    found: Record = {}
+    for cell in cells:
+        given = file.suite.models[cell.model]
+        facts = {"path": cell.config.model.path, "config": given.config, "set": given.set}
+        found.setdefault(cell.model, facts)
+    return found
 
 
 def _describe_cell(cell: Cell, known: Mapping[str, Any]) -> Record:

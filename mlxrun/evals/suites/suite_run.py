@@ -99,7 +99,7 @@ class SuiteRun:
     async def run(self) -> int:
         """Run the cells that are left, and return the exit code. Interrupted if a signal came; JobError if
         the suite's own files cannot be written."""
-        with wrap_write_errors(self.folder):
+        with wrap_write_errors(self.folder, begun=self.folder.exists()):
             self.folder.mkdir(parents=True, exist_ok=True)
         with self.stop.handle_signals(), lock_folder(self.folder):
             await asyncio.to_thread(self._write_jobs)

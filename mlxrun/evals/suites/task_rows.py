@@ -9,6 +9,7 @@ import base64
 import importlib
 import io
 import itertools
+import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,6 +55,8 @@ def _load_dataset(hub: HubSource, folder: Path) -> Any:
         datasets: Any = importlib.import_module("datasets")
     except ImportError as error:
         raise JobError(f"hub data sets need `datasets`: pip install 'mlxrun[hub]' ({hub.name})") from error
+    for name in ("datasets", "huggingface_hub"):  # they would print each message, and log it too
+        logging.getLogger(name).handlers.clear()
     local = folder / Path(hub.name).expanduser()
     name = str(local.resolve()) if local.is_dir() else hub.name
     try:

@@ -108,3 +108,16 @@ async def test_a_replay_of_a_cell_is_no_cell(tmp_path: Path) -> None:
     assert [run.name for run in open_runs(model)] == ["a/seed-0", "a/seed-1"]
     assert [run.name for run in open_runs(model / "a/seed-0")] == [str(model / "a/seed-0")]
     assert RunFolder.open(again).paths.out == again
+
+
+async def test_paths_are_as_relative_as_they_are_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that warnings name the job as the command did."""
+    (tmp_path / "jobs").mkdir()
+    bench = Bench(write_job(tmp_path / "jobs", chats(1)))
+    await bench.run()
+    for folder, out in ((tmp_path, "jobs/job.out.jsonl"), (tmp_path / "jobs", "job.out.jsonl")):
+        monkeypatch.chdir(folder)
+        assert str(RunFolder.open(Path(out)).paths.job) == out.replace(".out", "")
+        assert RunFolder.open(bench.paths.out).paths.job == bench.job

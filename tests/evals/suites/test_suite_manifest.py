@@ -34,8 +34,21 @@ def test_two_starts(tmp_path: Path) -> None:
     assert found["cells"][0]["done"] == 2 and found["cells"][0]["settings"] == {"seed": 0}
     assert found["cells"][0]["job"] == "tiny/capitals/seed-0/job.jsonl"
     assert found["suite"] == {"path": str(tmp_path / "suite.yaml"), "sha256": file.sha256}
-    assert found["models"] == {"tiny": {"path": "embedded"}} and found["tasks"] == ["capitals"]
+    assert found["models"] == {"tiny": {"path": "embedded", "config": None, "set": {}}}
+    assert found["tasks"] == ["capitals"]
     assert "mlx" in found["versions"]
+
+
+def test_models_have_the_order_and_the_settings_of_the_suite(tmp_path: Path) -> None:
+    text = CAPITALS.replace("{tiny: }", "{z: {set: {sampling.temperature: 0}}, a: , m: {config: m.yaml}}")
+    (tmp_path / "m.yaml").write_text("sampling: {temperature: 1}\n")
+    file, cells, _ = read_cells(write_suite(tmp_path, text))
+    SuiteManifest(tmp_path, file, cells).begin()
+    assert list(json.loads((tmp_path / "suite.json").read_bytes())["models"].items()) == [
+        ("z", {"path": "embedded", "config": None, "set": {"sampling.temperature": 0}}),
+        ("a", {"path": "embedded", "config": None, "set": {}}),
+        ("m", {"path": "embedded", "config": "m.yaml", "set": {}}),
+    ]
 
 
 @pytest.mark.parametrize(
