@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import importlib
 import io
+import logging
 import sys
 from pathlib import Path
 
@@ -37,9 +38,12 @@ def test_a_data_set_whose_library_says_what_is_wrong(tmp_path: Path, monkeypatch
         def load_dataset(self, *args: object, **given: object) -> None:
             raise ValueError("Unknown split 'tset'\nmore")
 
+    own = logging.getLogger("datasets")
+    monkeypatch.setattr(own, "handlers", [logging.StreamHandler()])
     monkeypatch.setattr(importlib, "import_module", lambda name: Broken())
     with pytest.raises(JobError, match="the data set org/x cannot be loaded: Unknown split 'tset'$"):
         open_rows(None, HubSource("org/x"), tmp_path)
+    assert own.handlers == [], "its messages would be there twice"
 
 
 def test_a_local_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
