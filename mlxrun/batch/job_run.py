@@ -260,7 +260,7 @@ class JobRun:
         except JobError as second:
             log.warning("%s", second)
         self._status.set_state("interrupted" if isinstance(error, Interrupted) else "failed")
-        if isinstance(error, ModelLoadError) and not (meter.done or meter.failed):
+        if isinstance(error, ConfigError | ModelLoadError) and not (meter.done or meter.failed):
             return  # there is nothing to continue from, and the error says why
         done = f"{meter.format_done()} done, {meter.failed} failed"
         resumable = not isinstance(error, ConfigError | ModelLoadError) and self.stop.owns_process

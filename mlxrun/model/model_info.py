@@ -20,11 +20,11 @@ import numpy as np
 from mlxrun.config.byte_sizes import format_rounded
 from mlxrun.config.settings import ModelSettings
 from mlxrun.config.video_sampling import VideoSampling
-from mlxrun.errors import MediaError, MlxrunError, ModelLoadError
+from mlxrun.errors import ConfigError, MediaError, MlxrunError, ModelLoadError
 from mlxrun.model.gguf.architectures import check_tensor_types, make_config
 from mlxrun.model.gguf.header import GgufHeader, read_header
 from mlxrun.model.gguf.tokenizer import make_tokenizer
-from mlxrun.model.lora.adapter_files import read_adapter_config
+from mlxrun.model.lora.adapter_files import check_adapter_files
 from mlxrun.model.model_files import (
     check_remote_code,
     compute_digests,
@@ -204,17 +204,16 @@ def log_weights(settings: ModelSettings, folder: Path) -> None:
 def _read_adapters(
     settings: ModelSettings, pooled: PooledModel | None, own_name: str
 ) -> tuple[LoraAdapter, ...]:
-    """The adapters of which requests choose; ModelLoadError for folders that have none."""
+    """The adapters of which requests choose; ConfigError for what cannot be one."""
     if settings.adapters and pooled is not None and not pooled.generates:
-        raise ModelLoadError("model.adapters: only models that generate have several; set model.adapter")
+        raise ConfigError("model.adapters: only models that generate have several; set model.adapter")
+    if settings.adapter is not None:
+        check_adapter_files("model.adapter", settings.adapter)
     found = []
     for name, path in settings.adapters.items():
         if name == own_name:
-            raise ModelLoadError(f"model.adapters: {name}: the model itself has this name; choose another")
-        try:
-            read_adapter_config(Path(path))
-        except ModelLoadError as error:
-            raise ModelLoadError(f"model.adapters: {name}: {error}") from error
+            raise ConfigError(f"model.adapters: {name}: the model itself has this name; choose another")
+        check_adapter_files(f"model.adapters: {name}", path)
         found.append(LoraAdapter(name, digest_adapter(Path(path))))
     return tuple(found)
 

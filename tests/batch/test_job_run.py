@@ -11,7 +11,7 @@ import pytest
 
 from mlxrun.batch.job_run import JobOptions, JobRun
 from mlxrun.batch.stop_signals import Interrupted, StopSignals
-from mlxrun.errors import JobError
+from mlxrun.errors import ConfigError, JobError
 from tests.helpers.batch_fakes import (
     MIXED,
     Bench,
@@ -68,6 +68,18 @@ async def test_a_metric_that_a_line_cannot_have_is_its_error_alone(
     (error,) = read(bench.paths.errors)
     assert (outcome.exit_code, error["custom_id"], error["error"]["code"]) == (1, "a", "invalid_line")
     assert error["eval"]["scores"] == {metric: 0} and len(read(bench.paths.out)) == 2
+
+
+async def test_a_start_that_fails_promises_nothing(tmp_path: Path) -> None:
+    """The same command would fail again: its config is wrong."""
+
+    async def start() -> Any:
+        raise ConfigError("model.adapter: x: the adapter does not fit the model")
+
+    bench = Bench(write_job(tmp_path, chats(2)), prepare=lambda client: setattr(client, "start", start))
+    with pytest.raises(ConfigError, match="does not fit"):
+        await bench.run()
+    assert bench.said == []
 
 
 async def test_done_lines_are_not_run_again(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import mlx.nn as nn
 import pytest
 from mlx.utils import tree_flatten
 
-from mlxrun.errors import ModelLoadError
+from mlxrun.errors import ConfigError, ModelLoadError
 from mlxrun.model import loader
 from mlxrun.scheduler.request import HitKind
 from tests.helpers import engine_driver, text_models, vision_models
@@ -100,11 +100,11 @@ def test_an_adapter_that_does_not_fit_is_refused(zoo: Zoo, adapter: Make, tmp_pa
     bad = {
         "other names": (adapter("names", prefix="base_model."), "base_model.*not an adapter parameter"),
         "other shapes": (adapter("shapes", shape=(3, 3)), "does not match model parameter shape"),
-        "nothing there": (tmp_path / "missing", "does not exist.*missing"),
+        "nothing there": (tmp_path / "missing", "missing has no adapter_config.json"),
         "no config": (tmp_path, "adapter_config.json"),
     }
     for folder, said in bad.values():
-        with pytest.raises(ModelLoadError, match=f"(?s){said}"):
+        with pytest.raises(ConfigError, match=f"(?s)^model.adapter: {tmp_path}.*{said}"):
             engine_driver.make_real_engine(zoo.text("llama"), adapter=str(folder))
     del bad["nothing there"], bad["no config"]
     for name, edit, said in (
@@ -124,8 +124,14 @@ def test_an_adapter_that_does_not_fit_is_refused(zoo: Zoo, adapter: Make, tmp_pa
         "has no adapter_config.json, so it is not the folder of an adapter",
     )
     bad["no weights"] = tmp_path / "no weights", "has no adapters.safetensors"
+    for name, file, size in (("empty", "adapters.safetensors", 0), ("cut", "adapters.safetensors", 999)):
+        folder = adapter(name)
+        (folder / file).write_bytes((folder / file).read_bytes()[:size])
+        bad[name] = folder, f"{name}/{file}: not a complete safetensors file"
+    (adapter("torn") / "adapter_config.json").write_text('{"num_layers": ')
+    bad["torn"] = tmp_path / "torn", "torn/adapter_config.json: Expecting value"
     for name, (folder, said) in bad.items():
-        with pytest.raises(ModelLoadError, match=f"(?s)model.adapters: {name}: .*{said}"):
+        with pytest.raises(ConfigError, match=f"(?s)model.adapters: {name}: .*{said}"):
             engine_driver.make_real_engine(zoo.text("llama"), adapters={name: str(folder)})
 
 
@@ -194,9 +200,7 @@ def test_several_adapters_of_a_tower_are_refused(zoo: Zoo, seeing: Make) -> None
     """Images are computed once for all rows."""
     made = seeing("tower", layers=["vision_tower.blocks.0.attn.qkv"])
     engine_driver.make_real_engine(zoo.vision("qwen3_vl"), adapter=str(made), probe=False)
-    with pytest.raises(
-        ModelLoadError, match="model.adapters: tower: .*it adapts vision_tower.*for images too"
-    ):
+    with pytest.raises(ConfigError, match="model.adapters: tower: .*it adapts vision_tower.*for images too"):
         engine_driver.make_real_engine(zoo.vision("qwen3_vl"), adapters={"tower": str(made)})
 
 
@@ -229,7 +233,7 @@ def test_a_vision_adapter_that_does_not_fit_is_refused(
     zoo: Zoo, seeing: Make, edit: Callable[[Tensors], Tensors], said: str
 ) -> None:
     """Never the plain model's answers in its name, nor random ones: the file and the tensors are named."""
-    with pytest.raises(ModelLoadError, match=rf"bad: the adapter does not fit.*{said}"):
+    with pytest.raises(ConfigError, match=rf"bad: the adapter does not fit.*{said}"):
         engine_driver.make_real_engine(zoo.vision("qwen3_vl"), adapter=str(seeing("bad", edit)))
 
 

@@ -2,6 +2,7 @@
 
 `apply_adapter` leaves the library's layers in the model, for one adapter that all answers use.
 `read_adapters` takes the weights out of them again, for adapters of which each row of a forward has its own.
+Whatever is wrong with an adapter is a ConfigError, which names the setting, and the folder or the file.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import contextlib
 import io
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,13 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
 
-from mlxrun.errors import ModelLoadError
+from mlxrun.errors import ConfigError, is_out_of_memory
 from mlxrun.model.lora.adapted_layers import LayerWeights
 
 log = logging.getLogger(__name__)
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapters.safetensors"
+OTHER_WEIGHTS = "weights.safetensors"  # mlx-vlm reads such a file too
 SHOWN = 3  # names in a message
 # The libraries' layers: where the base layer is, and the names of the two matrices.
 _LAYERS = {
@@ -37,8 +39,33 @@ _LAYERS = {
 
 
 def apply_adapter(model: Any, path: str, *, vision: bool) -> Any:
-    """The model with the adapter in this folder, in the library's own layers. ModelLoadError if a tensor fits
-    no parameter or is missing; the library's own errors else."""
+    """The model with the adapter of `model.adapter`, a folder, in the library's own layers. ConfigError if it
+    cannot be loaded, if a tensor fits no parameter, or if one is missing."""
+    with _name_errors("model.adapter", path):
+        return _apply_adapter(model, path, vision=vision)
+
+
+def check_adapter_files(setting: str, path: str) -> None:
+    """ConfigError, which names the setting, if this folder has no adapter that can be read."""
+    with _name_errors(setting, path):
+        read_adapter_config(Path(path))
+
+
+@contextlib.contextmanager
+def _name_errors(setting: str, path: str) -> Iterator[None]:
+    """Errors about the adapter in this folder become ConfigErrors that name the setting."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{setting}: {error}") from error
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, AttributeError) as error:
+        if is_out_of_memory(error):  # which is no fault of the adapter
+            raise
+        text = f"{path}: the adapter cannot be loaded: {type(error).__name__}: {error}"
+        raise ConfigError(f"{setting}: {text}") from error
+
+
+def _apply_adapter(model: Any, path: str, *, vision: bool) -> Any:
     load_weights = model.load_weights
 
     def load_checked(source: Any, strict: bool = True) -> Any:
@@ -65,7 +92,7 @@ def apply_adapter(model: Any, path: str, *, vision: bool) -> Any:
 
 
 def _check_weights(model: nn.Module, tensors: Mapping[str, mx.array], path: str) -> None:
-    """ModelLoadError unless each tensor fits a parameter and none of an adapted layer is missing."""
+    """ConfigError unless each tensor fits a parameter and none of an adapted layer is missing."""
     parameters = dict(tree_flatten(model.parameters()))
     wrong = [
         f"{name}: the model has no such parameter"
@@ -80,7 +107,7 @@ def _check_weights(model: nn.Module, tensors: Mapping[str, mx.array], path: str)
     wrong += [f"{name}: missing in the file" for name in sorted(expected - tensors.keys())]
     if wrong:
         more = f"; and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
-        raise ModelLoadError(f"{path}: the adapter does not fit the model: {'; '.join(wrong[:SHOWN])}{more}")
+        raise ConfigError(f"{path}: the adapter does not fit the model: {'; '.join(wrong[:SHOWN])}{more}")
 
 
 def _find_layers(model: nn.Module) -> dict[str, Any]:
@@ -95,26 +122,21 @@ def _name_tensors(path: str, layer: Any) -> list[str]:
 
 def read_adapters(model: Any, paths: Mapping[str, str], *, vision: bool) -> list[dict[str, LayerWeights]]:
     """The weights of each adapter by the path of the layer that it adapts; the model stays as it is. `paths`:
-    the folders by name. ModelLoadError names the adapter."""
+    the folders by name. ConfigError names the adapter."""
     found = []
     for name, path in paths.items():
-        try:
+        with _name_errors(f"model.adapters: {name}", path):
             found.append(_read_adapter(model, path, vision=vision))
-        except ModelLoadError as error:
-            raise ModelLoadError(f"model.adapters: {name}: {error}") from error
-        except (OSError, ValueError, KeyError, TypeError, RuntimeError, AttributeError) as error:
-            text = f"the adapter cannot be loaded: {type(error).__name__}: {error}"
-            raise ModelLoadError(f"model.adapters: {name}: {text}") from error
     return found
 
 
 def _read_adapter(model: Any, path: str, *, vision: bool) -> dict[str, LayerWeights]:
     config = read_adapter_config(Path(path))
     if config.get("fine_tune_type") == "full":
-        raise ModelLoadError(f"{path}: it replaces all weights; set model.adapter to use it alone")
+        raise ConfigError(f"{path}: it replaces all weights; set model.adapter to use it alone")
     before = dict(model.named_modules())
     try:
-        apply_adapter(model, path, vision=vision)
+        _apply_adapter(model, path, vision=vision)
         layers = _find_layers(model)
         _check_layers(model, before, layers, path, vision=vision)
         return {name: _take_weights(layer) for name, layer in layers.items()}
@@ -126,21 +148,21 @@ def _read_adapter(model: Any, path: str, *, vision: bool) -> dict[str, LayerWeig
 def _check_layers(
     model: Any, before: Mapping[str, Any], layers: Mapping[str, Any], path: str, *, vision: bool
 ) -> None:
-    """ModelLoadError for what cannot be chosen row by row: other layers than the libraries' adapted ones, and
+    """ConfigError for what cannot be chosen row by row: other layers than the libraries' adapted ones, and
     layers of a vision model that are computed once for an image."""
     after = dict(model.named_modules())
     inside = tuple(f"{name}." for name in layers)
     for name, module in after.items():
         if before.get(name) is not module and name not in layers and not name.startswith(inside):
-            raise ModelLoadError(
+            raise ConfigError(
                 f"{path}: {name} is a {type(module).__name__}, which only model.adapter can adapt"
             )
     for name, layer in layers.items():
         base, _, _ = _LAYERS[type(layer).__name__]
         if getattr(layer, base) is not before[name]:
-            raise ModelLoadError(f"{path}: it changes the base layer {name}, which only model.adapter can do")
+            raise ConfigError(f"{path}: it changes the base layer {name}, which only model.adapter can do")
         if vision and (base == "embedding" or not name.startswith("language_model.")):
-            raise ModelLoadError(
+            raise ConfigError(
                 f"{path}: it adapts {name}, which is computed for images too: of several adapters, each can "
                 "adapt the layers of the language model only"
             )
@@ -152,17 +174,23 @@ def _take_weights(layer: Any) -> LayerWeights:
 
 
 def read_adapter_config(folder: Path) -> dict[str, Any]:
-    """The config of the adapter in a folder. ModelLoadError if the folder has no adapter of MLX."""
+    """The config of the adapter in a folder. ConfigError if it has no adapter of MLX, or if one of the
+    files cannot be read."""
     if not (folder / CONFIG).is_file():
-        raise ModelLoadError(f"{folder} has no {CONFIG}, so it is not the folder of an adapter")
+        raise ConfigError(f"{folder} has no {CONFIG}, so it is not the folder of an adapter")
     try:
         config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ModelLoadError(f"{folder / CONFIG}: {error}") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{folder / CONFIG}: {error}") from error
     if not isinstance(config, dict):
-        raise ModelLoadError(f"{folder / CONFIG}: not a JSON object")
-    if not list(folder.glob("*.safetensors")):
-        raise ModelLoadError(f"{folder} has no {WEIGHTS}")
+        raise ConfigError(f"{folder / CONFIG}: not a JSON object")
     if "peft_type" in config:
-        raise ModelLoadError(f"{folder} is an adapter of PEFT, which mlx-lm does not read")
+        raise ConfigError(f"{folder} is an adapter of PEFT, which mlx-lm does not read")
+    weights = next((folder / name for name in (WEIGHTS, OTHER_WEIGHTS) if (folder / name).is_file()), None)
+    if weights is None:
+        raise ConfigError(f"{folder} has no {WEIGHTS}")
+    try:
+        mx.load(str(weights))  # reads the header, and compares it with the size of the file
+    except (OSError, RuntimeError) as error:
+        raise ConfigError(f"{weights}: not a complete safetensors file: {error}") from error
     return config
