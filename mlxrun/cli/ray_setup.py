@@ -132,4 +132,4 @@ async def serve_on_ray(address: str, loaded: LoadedConfig, sets: Sequence[str], 
         say(f"{pluralize(count, 'worker')} on Ray")
         return await run(make_front(config, pool, servers.secret), load, click.echo)
     finally:
-        await asyncio.to_thread(servers.disconnect)
+        await servers.disconnect()

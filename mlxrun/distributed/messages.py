@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from mlxrun.batch.job_file import JobLine
-from mlxrun.errors import MlxrunError
+from mlxrun.errors import EngineDead, MlxrunError
 
 PROTOCOL = 1
 
@@ -27,6 +27,10 @@ class WorkerRefused(MlxrunError):
     """A worker would compute other answers than the others, or cannot be used."""
 
     exit_code = 2
+
+
+class RayEnded(EngineDead):
+    """Ray has ended, and with it all workers: none can be started any more."""
 
 
 @dataclass(frozen=True, slots=True)

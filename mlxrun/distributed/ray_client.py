@@ -11,8 +11,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from mlxrun.distributed.messages import WorkerDied, WorkerFacts, WorkerRefused
+from mlxrun.distributed.messages import RayEnded, WorkerDied, WorkerFacts, WorkerRefused
 from mlxrun.distributed.ray_cluster import Placement, is_node_alive
+from mlxrun.distributed.ray_watch import RayWatch
 from mlxrun.distributed.worker_checks import check_worker
 from mlxrun.errors import EngineDead, MlxrunError
 
@@ -27,6 +28,7 @@ class RayCrew:
     those of the driver, which the first worker is compared with."""
 
     ray: Any
+    watch: RayWatch
     mixed: bool
     first: WorkerFacts | None = None
     here: Mapping[str, Any] = field(default_factory=dict)
@@ -57,13 +59,12 @@ class RayActor:
         with suppress(WorkerDied, EngineDead, TimeoutError):
             if self._facts is not None:
                 await asyncio.wait_for(self.call(self.actor.close.remote()), CLOSE_SECONDS)
-        with suppress(Exception):
-            self._crew.ray.kill(self.actor, no_restart=True)
+        await self._crew.watch.run_aside(self._crew.ray.kill, self.actor)
 
     async def call(self, reply: Awaitable[Any]) -> Any:
-        """The reply of the actor. WorkerDied if there is none."""
+        """The reply of the actor. WorkerDied if there is none, RayEnded if Ray has ended."""
         try:
-            return await reply
+            return await self._crew.watch.wait_reply(reply)
         except self._errors.RayTaskError as error:  # a bug, and no line's fault
             raise EngineDead(f"a worker failed: {type(error.cause).__name__}: {error.cause}") from error
         except self._errors.RayError as error:
@@ -74,7 +75,9 @@ class RayActor:
                     "needs on all machines"
                 ) from error
             node = "" if self._facts is None else self._facts.node
-            gone = bool(node) and not await asyncio.to_thread(is_node_alive, self._crew.ray, node)
+            gone = bool(node) and not await self._crew.watch.run_aside(is_node_alive, self._crew.ray, node)
+            if self._crew.watch.reason:
+                raise RayEnded(self._crew.watch.reason) from error
             raise WorkerDied(reason, blameless=gone) from error
 
 

@@ -9,7 +9,6 @@ import importlib
 import logging
 import math
 import os
-import socket
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -17,18 +16,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlxrun.config.settings import WorkersSettings
+from mlxrun.distributed.ray_watch import find_unreachable
 from mlxrun.errors import ConfigError
 
 log = logging.getLogger(__name__)
 INSTALL = "pip install 'mlxrun[ray]'"
 LOCAL = "local"  # the address of `--ray` without one
 TRIES = 4  # a second each, of Ray to be taken in by a cluster
-REACH_SECONDS = 3.0  # until an address must have answered
 CONNECT_SECONDS = 60.0  # until Ray must have taken us in, or started here
 STORE_BYTES = 256_000_000  # of a local Ray: lines and answers are small, and not kept there
-# An HTTP/2 server such as Ray's answers this, a client's preface and empty settings, with its own settings.
-_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0"
-_SETTINGS = 4  # type of the frame
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,16 +83,9 @@ def _check_reachable(given: str, address: str) -> None:
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
         raise ConfigError(f"--ray {address}: it is neither HOST:PORT nor `auto`")
-    reason = "what listens there is not Ray"
-    try:
-        with socket.create_connection((host.strip("[]"), int(port)), REACH_SECONDS) as connection:
-            connection.settimeout(REACH_SECONDS)
-            connection.sendall(_HELLO)
-            answer = connection.recv(9)
-            if len(answer) > 3 and answer[3] == _SETTINGS:
-                return
-    except (OSError, OverflowError) as error:
-        reason = str(error)
+    reason = find_unreachable(host, int(port))
+    if reason is None:
+        return
     shown = given if given == address else f"{given} ({address})"
     raise ConfigError(
         f"--ray {shown}: cannot be reached: {reason}. `ray start --head` starts Ray and prints its "

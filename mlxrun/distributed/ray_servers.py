@@ -13,6 +13,7 @@ from mlxrun.config.settings import Config
 from mlxrun.distributed.messages import WorkerFacts
 from mlxrun.distributed.ray_client import RayActor, RayCrew, raise_refused
 from mlxrun.distributed.ray_cluster import Placement, connect, place_workers
+from mlxrun.distributed.ray_watch import leave_ray, make_watch
 from mlxrun.distributed.server_actor import ServerActor, ServerSpec
 from mlxrun.distributed.server_pool import ServerPool
 
@@ -62,7 +63,7 @@ class RayServers:
         """Reach Ray, and return the number of workers. ConfigError if that fails, or if it has no room."""
         ray = connect(self.address)
         places = place_workers(ray, self.config.workers)
-        self._crew = RayCrew(ray, self.mixed)
+        self._crew = RayCrew(ray, make_watch(ray), self.mixed)
         front = ray.get_runtime_context().get_node_id()
         self.pool = ServerPool(
             [
@@ -81,6 +82,6 @@ class RayServers:
         """Compare the first worker with these facts (`WorkerFacts`) of the front."""
         self._crew.here = here
 
-    def disconnect(self) -> None:
+    async def disconnect(self) -> None:
         """Leave Ray; a Ray of this process's own ends."""
-        self._crew.ray.shutdown()
+        await leave_ray(self._crew.ray, self._crew.watch)

@@ -18,6 +18,7 @@ from mlxrun.distributed.pool import DispatchedPool
 from mlxrun.distributed.ray_actor import LineActor, WorkerSpec, stamp_job
 from mlxrun.distributed.ray_client import RayActor, RayCrew, raise_refused
 from mlxrun.distributed.ray_cluster import Placement, connect, place_workers
+from mlxrun.distributed.ray_watch import RayWatch, leave_ray, make_watch
 from mlxrun.errors import JobError
 from mlxrun.text.images import MediaLoader
 
@@ -88,6 +89,7 @@ class RayJob:
     _makers: list[Callable[[], RayWorker]] = field(init=False)
     _first: list[RayWorker] = field(default_factory=list)
     _ray: Any = None
+    _watch: RayWatch = field(init=False)
 
     def connect(self) -> int:
         """Connect to Ray; returns the number of workers. ConfigError if that is not possible."""
@@ -96,7 +98,8 @@ class RayJob:
         stamp = stamp_job(self.job)
         if stamp is None:
             raise JobError(f"{self.job}: cannot be read")
-        crew = RayCrew(self._ray, self.mixed)
+        self._watch = make_watch(self._ray)
+        crew = RayCrew(self._ray, self._watch, self.mixed)
         linger = LINGER * max(1.0, len(places) / WORKERS_A_LINGER)
 
         def make_maker(number: int, place: Placement) -> Callable[[], RayWorker]:
@@ -127,4 +130,4 @@ class RayJob:
             for worker in self._first:
                 await worker.close()
             await self.pool.close()
-            await asyncio.to_thread(self._ray.shutdown)
+            await leave_ray(self._ray, self._watch)

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from mlxrun.distributed.messages import WorkerDied, WorkerFacts, WorkerRefused
+from mlxrun.distributed.messages import RayEnded, WorkerDied, WorkerFacts, WorkerRefused
 from mlxrun.distributed.prefix_router import PrefixRouter
 from mlxrun.errors import EngineDead, MlxrunError, NotReady
 
@@ -202,6 +202,10 @@ class ServerPool:
                 slot.reason, state = str(error), "refused"
                 log.warning("worker %d is not used: %s", slot.number, error)
                 break
+            except RayEnded as error:
+                await self._set_state(slot, "lost", str(error))
+                await self._end(error)
+                return
             except (WorkerDied, MlxrunError) as error:
                 slot.deaths += 1
                 slot.reason = str(error)
@@ -211,9 +215,12 @@ class ServerPool:
         if all(each.state in ("lost", "refused") for each in self.slots):
             reasons = "; ".join(f"worker {each.number}: {each.reason}" for each in self.slots)
             refused = all(each.state == "refused" for each in self.slots)
-            self.dead_error = (WorkerRefused if refused else EngineDead)(f"no worker is left ({reasons})")
-            self._dead.set()
-            await self._announce()
+            await self._end((WorkerRefused if refused else EngineDead)(f"no worker is left ({reasons})"))
+
+    async def _end(self, error: MlxrunError) -> None:
+        self.dead_error = error
+        self._dead.set()
+        await self._announce()
 
     async def _serve(self, slot: ServerSlot) -> None:
         """Run one worker until it dies (WorkerDied) or is to be restarted."""

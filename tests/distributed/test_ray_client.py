@@ -11,6 +11,7 @@ import pytest
 from mlxrun.distributed.messages import WorkerDied, WorkerRefused
 from mlxrun.distributed.ray_client import RayActor, RayCrew, describe_end
 from mlxrun.distributed.ray_cluster import Placement
+from mlxrun.distributed.ray_watch import RayWatch
 from mlxrun.errors import EngineDead
 from tests.helpers.fake_workers import FACTS
 
@@ -30,7 +31,7 @@ def actor(monkeypatch: pytest.MonkeyPatch) -> RayActor:
     monkeypatch.setitem(sys.modules, "ray.exceptions", found)  # type: ignore[arg-type]
     made = SimpleNamespace(remote=lambda spec: None)
     ray = SimpleNamespace(remote=lambda kind: SimpleNamespace(options=lambda **_: made), nodes=list)
-    return RayActor(RayCrew(ray, mixed=False), object, None, Placement({}))
+    return RayActor(RayCrew(ray, RayWatch({}), mixed=False), object, None, Placement({}))
 
 
 async def reply(error: Exception) -> Any:

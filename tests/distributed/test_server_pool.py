@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from mlxrun.distributed.messages import WorkerRefused
+from mlxrun.distributed.messages import RayEnded, WorkerRefused
 from mlxrun.distributed.server_pool import MOST_STARTS, ServerPool, ServerSlot
 from mlxrun.errors import EngineDead, NotReady
 from tests.helpers.fake_servers import ServerFleet
@@ -138,3 +138,17 @@ async def test_a_worker_that_dies_while_it_drains() -> None:
             fleet.workers[0].kill()
             await until(lambda: pool.slots[0].deaths == 1)
         await until(lambda: not pool.is_restarting and states(pool) == ["ready", "ready"])
+
+
+async def test_the_server_ends_with_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No worker is started any more."""
+
+    async def end(worker: object) -> str:
+        raise RayEnded("Ray on this machine has ended")
+
+    monkeypatch.setattr("tests.helpers.fake_servers.FakeServer.wait_dead", end)
+    fleet = ServerFleet()
+    async with started(fleet, 1) as pool:
+        await asyncio.wait_for(pool.wait_until_dead(), 5)
+        assert isinstance(pool.dead_error, RayEnded) and states(pool) == ["lost"]
+        assert len(fleet.workers) == 1
