@@ -1,34 +1,23 @@
 """Rules against valid values that contradict each other, and against settings that would have no effect.
 
 A rule is a function that returns what is wrong with a config, or None. It names the keys that it reads: it is
-skipped if one of them is invalid, and its error cites the first of them that was given.
+skipped if one of them is invalid, and its error cites the first of them that was given. `RULES` are all of
+them: those of this module, of `draft_rules.py` (sparse prefill and speculation) and of `server_rules.py`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 
-from mlxrun.config.hosts import is_loopback, normalize_host
-from mlxrun.config.settings import CacheSettings, Config, PrefillSettings, ServerSettings
+from mlxrun.config import draft_rules, server_rules
+from mlxrun.config.rules import NAME, RULES, reads
+from mlxrun.config.settings import CacheSettings, Config
 
-Rule = Callable[[Config], str | None]
-RULES: list[tuple[tuple[str, ...], Rule]] = []
+__all__ = ["RULES", "explain_missing_config"]
+THEMES = (draft_rules, server_rules)  # which register their rules when they are imported
 
-_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+")
-_NAME = re.compile(r"[\w.-]{1,64}")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
-
-
-def reads(*keys: str) -> Callable[[Rule], Rule]:
-    """Register a rule with the keys that it reads."""
-
-    def register(rule: Rule) -> Rule:
-        RULES.append((keys, rule))
-        return rule
-
-    return register
 
 
 @reads("model.path")
@@ -73,7 +62,7 @@ def check_adapter(config: Config) -> str | None:
 @reads("model.adapters")
 def check_adapters(config: Config) -> str | None:
     for name, path in config.model.adapters.items():
-        if not _NAME.fullmatch(name):
+        if not NAME.fullmatch(name):
             return f"{name!r} is not a name of letters, digits, '.', '_' and '-', at most 64"
         if not Path(path).is_dir():
             return f"{name}: {path} is not a folder"
@@ -217,36 +206,6 @@ def check_keys_are_quantised(config: Config) -> str | None:
     return f"cache.kv_bits is null, so cache.{given[0]} has no effect; set cache.kv_bits or remove it"
 
 
-@reads("prefill.sparse", "model.draft")
-def check_sparse_draft(config: Config) -> str | None:
-    if config.prefill.sparse == "off" or config.model.draft is not None:
-        return None
-    return "the tokens are chosen by a draft model: set model.draft"
-
-
-@reads("prefill.sparse", "engine.reproducible")
-def check_reproducible_prefill(config: Config) -> str | None:
-    if config.prefill.sparse == "off" or not config.engine.reproducible:
-        return None
-    return "leaves out tokens of prompts, so that engine.reproducible cannot hold; remove one of them"
-
-
-@reads("model.draft", "prefill.sparse")
-def check_draft_is_used(config: Config) -> str | None:
-    if config.model.draft is None or config.prefill.sparse != "off":
-        return None
-    return "has no effect while prefill.sparse is off"
-
-
-@reads("prefill.sparse_keep", "prefill.sparse_min_tokens", "prefill.sparse")
-def check_prefill_is_sparse(config: Config) -> str | None:
-    prefill, default = config.prefill, PrefillSettings()
-    given = [k for k in ("sparse_keep", "sparse_min_tokens") if getattr(prefill, k) != getattr(default, k)]
-    if prefill.sparse != "off" or not given:
-        return None
-    return f"prefill.sparse is off, so prefill.{given[0]} has no effect; set prefill.sparse or remove it"
-
-
 @reads("workers.resources")
 def check_worker_resources(config: Config) -> str | None:
     """Amounts are numbers; a worker without any of them would have no place."""
@@ -264,73 +223,3 @@ def check_worker_overrides(config: Config) -> str | None:
         if not number.isdecimal() or rest.count(".") != 1 or rest.startswith(("model.", "workers.")):
             return f"{key!r} is not a worker's number and a setting, such as 1.scheduler.max_running"
     return None
-
-
-@reads("server.host", "server.api_keys", "server.allow_public")
-def check_public_host(config: Config) -> str | None:
-    """Everyone who can reach a server without keys can use it."""
-    server = config.server
-    if server.api_keys or server.allow_public or is_loopback(server.host):
-        return None
-    return f"{server.host} can be reached from other machines: set server.api_keys or server.allow_public"
-
-
-@reads("server.api_keys")
-def check_api_keys(config: Config) -> str | None:
-    """A client must be able to send each key, and each key must have one owner."""
-    keys = config.server.api_keys
-    for name, secret in keys.items():
-        if not _NAME.fullmatch(name):
-            return f"{name!r} is not a name of letters, digits, '.', '_' and '-'"
-        if secret != secret.strip():
-            return f"the key of {name} begins or ends with white space, which no client sends"
-    return None if len(set(keys.values())) == len(keys) else "two names have the same key"
-
-
-@reads("server.cors_origins")
-def check_cors_origins(config: Config) -> str | None:
-    """An origin is scheme, host and port, as browsers send it."""
-    for origin in config.server.cors_origins:
-        if origin != "*" and not _ORIGIN.fullmatch(origin):
-            return f"{origin!r} is not an origin such as https://chat.example.com, or '*'"
-    return None
-
-
-@reads("server.allowed_hosts")
-def check_allowed_hosts(config: Config) -> str | None:
-    """A host is a name or an address as in a URL, without scheme and port."""
-    for host in config.server.allowed_hosts:
-        if normalize_host(host) is None:
-            return f"{host!r} is neither a name such as ai.example.com, without scheme and port, nor '*'"
-    return None
-
-
-@reads("server.store_bytes", "server.store_responses")
-def check_response_store(config: Config) -> str | None:
-    server = config.server
-    if server.store_responses or server.store_bytes == ServerSettings().store_bytes:
-        return None
-    return "has no effect while server.store_responses is 0"
-
-
-# Keys that only one API of the server reads.
-_API_KEYS = {
-    "batches": ("server.data_path", "server.files_max_bytes", "batch.max_file_bytes"),
-    "responses": ("server.store_responses", "server.store_bytes"),
-}
-
-
-def _register_api_rule(api: str, path: str) -> None:
-    """Register the rule that a key is not set while the only API that reads it is off."""
-    section, key = path.split(".")
-
-    @reads(path, f"apis.{api}")
-    def check_api_key(config: Config) -> str | None:
-        value, default = (getattr(getattr(each, section), key) for each in (config, Config()))
-        is_read = getattr(config.apis, api) or value == default
-        return None if is_read else f"has no effect while apis.{api} is false"
-
-
-for _api, _paths in _API_KEYS.items():
-    for _path in _paths:
-        _register_api_rule(_api, _path)

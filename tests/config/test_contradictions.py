@@ -34,33 +34,6 @@ def test_wrong_api_keys(text: str, said: str) -> None:
     assert load_errors(f"server: {{api_keys: {text}}}\n", A="hunter2", EMPTY="") == [said]
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        (
-            "prefill: {sparse: draft}",
-            "prefill.sparse: the tokens are chosen by a draft model: set model.draft",
-        ),
-        ("model: {draft: embedded}", "model.draft: has no effect while prefill.sparse is off"),
-        (
-            "prefill: {sparse_keep: 0.5}",
-            "prefill.sparse_keep: prefill.sparse is off, so prefill.sparse_keep has no effect; set",
-        ),
-        (
-            "prefill: {sparse: draft}\nmodel: {draft: embedded}\nengine: {reproducible: true}",
-            "prefill.sparse: leaves out tokens of prompts, so that engine.reproducible cannot hold",
-        ),
-        (
-            "prefill: {sparse: draft}\nmodel: {draft: a b}",
-            "model.draft: 'a b' is neither 'embedded' nor a folder",
-        ),
-    ],
-)
-def test_sparse_prefill(text: str, said: str) -> None:
-    (found,) = load_errors(text + "\n")
-    assert said in found
-
-
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "box.example"])
 def test_a_public_address_needs_keys_or_a_word(host: str) -> None:
     (said,) = load_errors(f"server: {{host: '{host}'}}\n")

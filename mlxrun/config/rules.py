@@ -1,0 +1,23 @@
+"""The rules against contradictions, as the modules register them that have some."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from mlxrun.config.settings import Config
+
+Rule = Callable[[Config], str | None]
+RULES: list[tuple[tuple[str, ...], Rule]] = []
+
+NAME = re.compile(r"[\w.-]{1,64}")  # of adapters and API keys
+
+
+def reads(*keys: str) -> Callable[[Rule], Rule]:
+    """Register a rule with the keys that it reads."""
+
+    def register(rule: Rule) -> Rule:
+        RULES.append((keys, rule))
+        return rule
+
+    return register
