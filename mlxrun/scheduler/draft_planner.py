@@ -40,9 +40,14 @@ class DraftPlanner:
     counts: DraftCounts = field(default_factory=DraftCounts)
 
     def describe(self) -> dict[str, Any]:
-        """JSON-ready: the method that is used, why none is, and the counts."""
-        method = "ngram" if self.max_rows else "off"
-        return {"method": method, "problem": self.problem, **asdict(self.counts)}
+        """JSON-ready: the method that is used, the one of the config, why they differ, and the counts."""
+        method, configured = "ngram" if self.max_rows else "off", self.settings.method
+        return {
+            "method": method,
+            "configured": configured,
+            "problem": self.problem and f"off because {self.problem}",
+            **asdict(self.counts),
+        }
 
     def awaits_tokens(self, states: Sequence[RequestState]) -> bool:
         """Whether the launched step must be read before the next one is planned."""

@@ -342,7 +342,8 @@ def test_what_cannot_draft_says_so(zoo: Zoo, family: str, decode: Any) -> None:
     auto, ngram = SpeculationSettings("auto"), SpeculationSettings("ngram")
     engine = engine_driver.make_real_engine(folder, methods, speculation=auto)
     found = engine.scheduler.drafts.describe()
-    assert found["method"] == "off"
+    assert (found["method"], found["configured"]) == ("off", "auto")
+    assert found["problem"].startswith("off because ")
     assert ("recurrent states" if family == "qwen3_next" else "decodes ragged") in found["problem"]
     with pytest.raises(ConfigError, match=r"speculation\.method: ngram cannot be used"):
         engine_driver.make_real_engine(folder, methods, speculation=ngram)
