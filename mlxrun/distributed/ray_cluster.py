@@ -9,13 +9,16 @@ import importlib
 import logging
 import math
 import os
+import signal
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from mlxrun.config.settings import WorkersSettings
+from mlxrun.distributed.ray_discovery import PRIVATE, find_own_address
 from mlxrun.distributed.ray_watch import find_unreachable
 from mlxrun.errors import ConfigError
 
@@ -24,6 +27,7 @@ INSTALL = "pip install 'mlxrun[ray]'"
 LOCAL = "local"  # the address of `--ray` without one
 TRIES = 4  # a second each, of Ray to be taken in by a cluster
 CONNECT_SECONDS = 60.0  # until Ray must have taken us in, or started here
+SIGNAL_SECONDS = 0.05  # that a signal may meet Ray's own function for it, while Ray connects
 STORE_BYTES = 256_000_000  # of a local Ray: lines and answers are small, and not kept there
 
 
@@ -58,23 +62,12 @@ def connect(address: str) -> Any:
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
     if address == LOCAL:
         options |= {"address": "local", "include_dashboard": False, "object_store_memory": STORE_BYTES}
+        options["resources"] = {PRIVATE: 1}
     else:
-        options["address"] = address
-        found = _find_own_address(ray) if address == "auto" else address
-        if found is not None:
-            _check_reachable(address, found)
+        options["address"] = found = find_own_address(ray) if address == "auto" else address
+        _check_reachable(address, found)
     _init(ray, address, options)
     return ray
-
-
-def _find_own_address(ray: Any) -> str | None:
-    """Where `auto` leads, as far as that is written down. Ray may find a cluster without it."""
-    if address := os.environ.get("RAY_ADDRESS"):
-        return address
-    with suppress(Exception):
-        found: str | None = importlib.import_module(f"{ray.__name__}._private.utils").read_ray_address()
-        return found
-    return None
 
 
 def _check_reachable(given: str, address: str) -> None:
@@ -83,6 +76,8 @@ def _check_reachable(given: str, address: str) -> None:
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
         raise ConfigError(f"--ray {address}: it is neither HOST:PORT nor `auto`")
+    if not 0 < int(port) < 65536:
+        raise ConfigError(f"--ray {address}: a port is a number from 1 to 65535")
     reason = find_unreachable(host, int(port))
     if reason is None:
         return
@@ -109,13 +104,11 @@ def _init(ray: Any, address: str, options: Mapping[str, Any]) -> None:
             threading.Event().wait()
 
     threading.Thread(target=init, name="ray-init", daemon=True).start()
-    if done.wait(CONNECT_SECONDS) and not problems:
+    if _wait_connected(done) and not problems:
         return
     reason = f"no answer in {CONNECT_SECONDS:.0f} s" if not problems else str(problems[0]).strip()
     where = "Ray could not be started on this machine" if address == LOCAL else f"--ray {address}"
     more = "; all machines need the same versions of Ray and Python" if "mismatch" in reason else ""
-    if "Could not find any running Ray" in reason:
-        reason, more = "no Ray runs on this machine", ": `ray start --head` starts one"
     if "Failed to connect" in reason:
         more = (
             ". It listens there, but does not take this machine in. If the cluster asks for a token, set "
@@ -124,6 +117,30 @@ def _init(ray: Any, address: str, options: Mapping[str, Any]) -> None:
     if address == LOCAL and (not problems or "timed out" in reason):
         more = "; it is too busy: try again, or `ray start --head` once and then --ray auto"
     raise ConfigError(f"{where}: {' '.join(reason.split())}{more}")
+
+
+def _wait_connected(done: threading.Event) -> bool:
+    """Wait CONNECT_SECONDS at most; returns whether it is done. An interrupt waits too: a process that ends
+    while Ray starts leaves processes behind."""
+    until, interrupt = time.monotonic() + CONNECT_SECONDS, None
+    while not done.is_set() and time.monotonic() < until:
+        try:
+            done.wait(SIGNAL_SECONDS)
+            _restore_signals()
+        except KeyboardInterrupt as error:
+            interrupt = error
+    _restore_signals()
+    if interrupt is not None:
+        raise interrupt
+    return done.is_set()
+
+
+def _restore_signals() -> None:
+    """Give signals back to the functions of Python that had them: Ray's own would print a stack of C++."""
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            if (handler := signal.getsignal(number)) is not None:
+                signal.signal(number, handler)
 
 
 def place_workers(ray: Any, settings: WorkersSettings) -> list[Placement]:
@@ -173,7 +190,8 @@ def _count_fitting(node: Mapping[str, Any], wanted: Mapping[str, float]) -> int:
 
 
 def _describe_resources(found: Mapping[str, Any]) -> str:
-    names = (name for name in found if name != "node" and ":" not in name and "memory" not in name)
+    shown = (name for name in found if name not in ("node", PRIVATE) and ":" not in name)
+    names = (name for name in shown if "memory" not in name)
     return ", ".join(f"{found[name]:g} {name}" for name in sorted(names)) or "nothing"
 
 

@@ -1,4 +1,4 @@
-"""Notices that Ray has ended, which Ray does not tell a driver: replies of its actors would be awaited for good.
+"""Notices that Ray has ended, which Ray does not tell a driver: it would wait for its actors for good.
 
 Two services of Ray have to be there: that of the driver's own machine, and that of the cluster. Both are
 asked every few seconds to say hello, as an HTTP/2 server does.

@@ -25,6 +25,7 @@ async def listen() -> AsyncIterator[tuple[str, int]]:
         await reader.read(100)
         writer.write(ANSWER)
         writer.close()
+        await writer.wait_closed()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     yield server.sockets[0].getsockname()
