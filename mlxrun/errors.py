@@ -7,7 +7,7 @@ MlxrunError                exit 3  http 500  base class of all errors that mlxru
 |- RequestError            exit 1  http 400  one request cannot be served; no other is affected
 |  |- PromptTooLong                          prompt and answer do not fit the context
 |  |  `- OutOfMemory                         they fit the context, but never the memory of this machine
-|  |- MediaError                             an image is missing, refused or not an image
+|  |- MediaError                             an image, PDF or video is missing, refused or broken
 |  |- Unauthorized                 http 401  the API key is missing or wrong
 |  |- Forbidden                    http 403  the host or origin is not allowed
 |  |- NotFound                     http 404  there is no such path, model or object
@@ -92,7 +92,8 @@ class OutOfMemory(PromptTooLong):
 
 
 class MediaError(RequestError):
-    """An image is missing, too large, not an image, or outside what the config allows."""
+    """An image, PDF or video is missing, too large, broken, or outside what the config allows. The code of a
+    PDF is `invalid_document`, that of a video `invalid_video`."""
 
     code = "invalid_image"
 

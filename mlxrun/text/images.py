@@ -24,11 +24,12 @@ from mlxrun.config.settings import MediaSettings
 from mlxrun.config.video_sampling import Video
 from mlxrun.errors import MediaError
 from mlxrun.text.documents import BASE64_PDF, PDF_START, Document, PageRef, list_pages, repeat_images
-from mlxrun.text.field_errors import reject, shorten
+from mlxrun.text.field_errors import shorten
 from mlxrun.text.image_decoding import LARGE_IMAGE, ImageHeader, decode_image, read_header
 from mlxrun.text.image_fetch import SizeLimit, fetch_media, is_public
 from mlxrun.text.image_memory import get_image_memory
 from mlxrun.text.image_side import find_image_side
+from mlxrun.text.media_support import check_model_takes, get_media_code
 from mlxrun.text.messages import DocumentRef, ImageRef, Message, VideoRef
 from mlxrun.text.model_info import ModelInfo
 from mlxrun.text.pdf_process import PIXEL_BYTES, draw_pages, measure_pages
@@ -71,30 +72,26 @@ class MediaLoader:
         self, messages: Sequence[Message], refs: Sequence[ImageRef], model: ModelInfo
     ) -> tuple[list[Message], tuple[ImageRef, ...]]:
         """Messages and their images with the pages of each PDF in its place."""
+        check_model_takes(refs, model)
         documents = [ref for ref in refs if isinstance(ref, DocumentRef)]
         if not documents:
             return list(messages), tuple(refs)
-        if not model.vision:
-            text = f"the model {model.name!r} does not accept images, which the pages of a PDF become; send"
-            reject(documents[0].param, f"{text} its text")
         most = self._settings.max_pages
         if len(documents) > most:  # each has a page at least, so none need be opened
-            param = documents[most].param
-            text = f"{param}: {len(documents)} PDFs have more pages than media.max_pages ({most})"
-            raise MediaError(text, param=param)
+            text = f"{len(documents)} PDFs have more pages than media.max_pages ({most})"
+            raise _make_error(documents[most], text)
         opened = dict(zip(documents, await _gather(map(self._open_document, documents)), strict=True))
         pages = sum(len(document.sizes) for document in opened.values())
         if pages > most:
-            param = documents[-1].param
-            text = f"{param}: the PDFs have {pages} pages together, and media.max_pages allows {most}"
-            raise MediaError(text, param=param)
+            text = f"the PDFs have {pages} pages together, and media.max_pages allows {most}"
+            raise _make_error(documents[-1], text)
         found = [
             list_pages(opened[ref], ref.param) if isinstance(ref, DocumentRef) else [ref] for ref in refs
         ]
         return repeat_images(messages, [len(each) for each in found]), tuple(chain.from_iterable(found))
 
     async def _open_document(self, ref: DocumentRef) -> Document:
-        with _name_errors(ref.param):
+        with _name_errors(ref):
             async with self._slots:
                 data = await self._read(ref.url, _PDF)
             sizes = await PDFS.run(measure_pages, data, self._settings.max_pages, self._settings.pdf_dpi)
@@ -109,7 +106,8 @@ class MediaLoader:
         if not refs:
             yield []
             return
-        self._check_count(refs, model)
+        check_model_takes(refs, model)
+        self._check_count(refs)
         read = await _gather(self._read_image(ref, model) for ref in refs)
         headers = [header for _, header in read]
         is_large = any(isinstance(h, ImageHeader) and h.pixels > LARGE_IMAGE for h in headers)
@@ -120,7 +118,7 @@ class MediaLoader:
             images: list[Image | Video] = []
             for ref, factor in zip(refs, factors, strict=True):
                 data, header = read.pop(0)
-                with _name_errors(ref.param):
+                with _name_errors(ref):
                     if isinstance(header, ChosenFrames):
                         images.append(await VIDEOS.run(read_video, data, header, self._settings))
                     elif not isinstance(ref, PageRef):
@@ -130,12 +128,8 @@ class MediaLoader:
                 del data
             yield images
 
-    def _check_count(self, refs: Sequence[ImageRef], model: ModelInfo) -> None:
-        if not model.vision:
-            reject(refs[0].param, f"the model {model.name!r} does not accept images")
+    def _check_count(self, refs: Sequence[ImageRef]) -> None:
         videos = [ref for ref in refs if isinstance(ref, VideoRef)]
-        if videos and model.video_sampling is None:
-            reject(videos[0].param, f"the model {model.name!r} does not accept videos")
         images = [ref for ref in refs if not isinstance(ref, (PageRef, VideoRef))]
         limits = (
             ("images", images, self._settings.max_images),
@@ -143,15 +137,14 @@ class MediaLoader:
         )
         for name, found, most in limits:
             if len(found) > most:
-                param = found[most].param
-                text = f"{param}: {len(found)} {name} are more than media.max_{name} ({most})"
-                raise MediaError(text, param=param)
+                text = f"{len(found)} {name} are more than media.max_{name} ({most})"
+                raise _make_error(found[most], text)
 
     async def _read_image(self, ref: ImageRef, model: ModelInfo) -> tuple[bytes, ImageHeader | ChosenFrames]:
         if isinstance(ref, PageRef):
             return ref.document.data, ImageHeader(*ref.document.sizes[ref.page], False, PIXEL_BYTES)
         is_video = isinstance(ref, VideoRef)
-        with _name_errors(ref.param):
+        with _name_errors(ref):
             async with self._slots:
                 data = await self._read(ref.url, _VIDEO if is_video else _IMAGE)
             if is_video and model.video_sampling is not None:
@@ -168,11 +161,11 @@ class MediaLoader:
             kept += header.count_kept_bytes(factor)
             decoding = max(decoding, header.count_decoder_bytes(factor))
             if kept + decoding > self._memory_bytes:
-                raise MediaError(
-                    f"{ref.param}: the images up to this one need {(kept + decoding) / 1e6:.0f} MB when "
-                    f"they are decoded, more than media.memory_bytes ({self._memory_bytes / 1e6:.0f} MB)",
-                    param=ref.param,
+                text = (
+                    f"the images up to this one need {(kept + decoding) / 1e6:.0f} MB when they are decoded"
                 )
+                limit = f"media.memory_bytes ({self._memory_bytes / 1e6:.0f} MB)"
+                raise _make_error(ref, f"{text}, more than {limit}")
         return kept + decoding
 
     async def _read(self, url: str, kind: str = _IMAGE) -> bytes:
@@ -185,7 +178,8 @@ class MediaLoader:
         """The bytes of an image or PDF, of a data URL or path; it blocks. Raises MediaError, also for other
         URLs."""
         if not url:
-            raise MediaError("the url is empty")
+            expected = f"the file is empty; expected data:{_PDF};base64,..."
+            raise MediaError(expected if kind == _PDF else "the url is empty")
         if kind == _PDF and url.startswith(BASE64_PDF):
             url = f"data:{_PDF};base64,{url}"
         scheme = _SCHEME.match(url)
@@ -262,10 +256,14 @@ async def _gather(tasks: Iterable[Awaitable[T]]) -> list[T]:
     return found
 
 
+def _make_error(ref: ImageRef, text: str) -> MediaError:
+    return MediaError(f"{ref.param}: {text}", param=ref.param, code=get_media_code(ref))
+
+
 @contextmanager
-def _name_errors(param: str) -> Iterator[None]:
-    """Errors about an image or a PDF name the field that has it."""
+def _name_errors(ref: ImageRef) -> Iterator[None]:
+    """Errors about an image, a PDF or a video name the field that has it, and have its code."""
     try:
         yield
     except MediaError as exc:
-        raise MediaError(f"{param}: {exc}", param=param) from exc
+        raise _make_error(ref, str(exc)) from exc

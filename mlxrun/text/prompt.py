@@ -118,7 +118,7 @@ def _process_images(model: ModelInfo, text: str, images: Sequence[Image | Video]
     except Exception as exc:  # the model's own processor may raise anything
         logger.warning("image processor failed", exc_info=True)
         reason = describe_foreign_error(exc, 200)
-        text = f"messages: the model's processor refuses the images: {reason}"
+        text = f"messages: the model's processor refuses the {'videos' if videos else 'images'}: {reason}"
         raise MediaError(text, param="messages") from exc
 
 

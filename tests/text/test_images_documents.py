@@ -94,7 +94,7 @@ async def test_paths_in_jobs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("", "the url is empty"),
+        ("", "the file is empty; expected data:application/pdf;base64,"),
         ("https://x.org/a.pdf", "URLs are not fetched"),
         (f"data:image/png;base64,{RED}", "expected data:application/pdf;base64,"),
         ("data:text/plain;base64,AAAA", "expected data:application/pdf;base64,"),
@@ -134,7 +134,8 @@ async def test_a_text_model_says_what_to_do() -> None:
         RequestError, match="pdf: the model 'fake' does not accept images, which the pages of"
     ):
         await loader.open_documents(make_messages(1), [DocumentRef("junk", "pdf")], FakeModelInfo())
-    assert await loader.open_documents(make_messages(1), [PNG], FakeModelInfo()) == (make_messages(1), (PNG,))
+    model = FakeModelInfo(vision=True)
+    assert await loader.open_documents(make_messages(1), [PNG], model) == (make_messages(1), (PNG,))
 
 
 async def test_more_documents_than_pages_are_refused_unread() -> None:

@@ -47,6 +47,7 @@ from mlxrun.text.field_errors import (
     reject_unsupported,
 )
 from mlxrun.text.ignored_fields import log_ignored
+from mlxrun.text.media_support import check_model_takes, check_template_renders
 from mlxrun.text.messages import ImageRef, Message, normalize_messages
 from mlxrun.text.prompt import (
     PromptOptions,
@@ -285,6 +286,8 @@ def _read_chat(
         variables.pop("thinking_budget", None)  # read by structured/thinking_budget.py only
     variables = select_template_variables(model_info, variables, "chat_template_kwargs", strict=strict)
     warn_unused_variables(model_info, configured)
+    check_model_takes(chat.images, model_info)
+    check_template_renders(chat.images, model_info)
     markers = get_image_markers(model_info)
     fields = ("messages", "tools", "reasoning_effort", "chat_template_kwargs")
     size = sum(check_text(given.get(name), name, markers) for name in fields)

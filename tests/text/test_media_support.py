@@ -1,0 +1,67 @@
+"""What a model does not take is refused before it is read, and errors have codes of their own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mlxrun.config.settings import MediaSettings
+from mlxrun.config.video_sampling import VideoSampling
+from mlxrun.errors import MediaError, RequestError
+from mlxrun.text.images import MediaLoader
+from mlxrun.text.media_support import check_model_takes, check_template_renders
+from mlxrun.text.messages import DocumentRef, ImageRef, VideoRef
+from mlxrun.text.template import ImageMarkers
+from tests.helpers.tokenizers import FakeModelInfo
+
+IMAGE, PDF, VIDEO = ImageRef("?", "a"), DocumentRef("?", "b"), VideoRef("?", "c")
+SAMPLING = VideoSampling(2.0, 2, 16, 2)
+
+
+@pytest.mark.parametrize(
+    ("refs", "vision", "said"),
+    [
+        ([IMAGE], False, "a: the model 'fake' does not accept images"),
+        (
+            [PDF],
+            False,
+            "b: the model 'fake' does not accept images, which the pages of a PDF become; send its",
+        ),
+        ([VIDEO, IMAGE], False, "c: the model 'fake' does not accept videos"),
+        ([IMAGE, PDF, VIDEO], True, "c: the model 'fake' does not accept videos"),
+    ],
+)
+async def test_what_a_model_does_not_take(refs: list[ImageRef], vision: bool, said: str) -> None:
+    """Also where something before it is broken, or it is broken itself."""
+    model: Any = FakeModelInfo(vision=vision)
+    loader = MediaLoader(MediaSettings(), None)
+    with pytest.raises(RequestError, match=said):
+        check_model_takes(refs, model)
+    with pytest.raises(RequestError, match=said):
+        await loader.open_documents([], refs, model)
+
+
+def test_what_a_template_leaves_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    model: Any = FakeModelInfo(vision=True)
+    monkeypatch.setattr(
+        "mlxrun.text.media_support.get_image_markers", lambda model: ImageMarkers(images=True)
+    )
+    check_template_renders([IMAGE, PDF], model)
+    with pytest.raises(
+        RequestError, match="c: not supported: the model's chat template does not render videos"
+    ):
+        check_template_renders([IMAGE, VIDEO], model)
+
+
+@pytest.mark.parametrize(
+    ("ref", "code"), [(IMAGE, "invalid_image"), (PDF, "invalid_document"), (VIDEO, "invalid_video")]
+)
+async def test_codes(ref: ImageRef, code: str) -> None:
+    model: Any = FakeModelInfo(vision=True, video_sampling=SAMPLING)
+    loader = MediaLoader(MediaSettings(), None)
+    with pytest.raises(MediaError, match=f"^{ref.param}: file paths are not supported") as caught:
+        _, refs = await loader.open_documents([], [ref], model)
+        async with loader.load_images(refs, model):
+            pass
+    assert (caught.value.code, caught.value.param) == (code, ref.param)
