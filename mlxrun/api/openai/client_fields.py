@@ -131,7 +131,7 @@ CHAT_IGNORED: Accepted = _COMMON | {
     "return_prompt_token_ids": (_OFF, "see /tokenize"),
     "separate_reasoning": (_ON, "reasoning is always returned separately"),
     "stream_reasoning": (BOOL, "reasoning is streamed as it is computed"),
-    "use_audio_in_video": (BOOL, "there is no video input"),
+    "use_audio_in_video": (BOOL, "there is no audio input; the sound of videos is not used"),
 }
 COMPLETION_IGNORED: Accepted = _COMMON
 
