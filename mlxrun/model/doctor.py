@@ -146,7 +146,7 @@ def report_pooling(checks: Sequence[PoolingCheck], max_rows: int, max_tokens: in
 def report_probe(probe: ProbeReport) -> Iterator[Finding]:
     """The parity table: each check, what was not compared, and then the methods that the engine uses."""
     for check in probe.checks:
-        advice = "" if check.passed else f"not used for this model; instead: {check.instead}"
+        advice = "" if check.passed else f"not used for this model{check.describe_instead()}"
         value, facts = check.describe(), describe_check(check)
         yield Finding("parity", check.name, "ok" if check.passed else "note", value, advice, facts)
     for window in probe.windows:

@@ -32,6 +32,7 @@ def test_the_parity_table_says_what_passed_and_what_is_used() -> None:
     found = list(doctor.report_probe(ProbeReport(ComputeMethods("grouped", PrefillSharing(8, 0)), checks)))
     assert [f.level for f in found] == ["note", "ok", "note", "ok"]
     assert "TypeError" in found[0].value and "1.5e-06" in found[1].value and found[2].facts["limit"] == 0.005
+    assert found[0].advice == "not used for this model"
     assert found[2].advice == "not used for this model; instead: equal lengths only"
     methods = {"decode": "grouped", "prefill_rows": 8, "padded": 0}
     assert found[-1].facts == methods | {"library_chunks": False, "snapshots": True}

@@ -76,10 +76,8 @@ def choose_methods(
             found = probe_images(adapter, vocab, model_info, found)
     for check in found.checks:
         if not check.passed:
-            log.warning(
-                "parity probe: %s is not used for this model: %s; instead: %s",
-                *(check.name, check.describe(), check.instead),
-            )
+            text = "parity probe: %s is not used for this model: %s%s"
+            log.warning(text, check.name, check.describe(), check.describe_instead())
     return _add_quantization(found, quantization)
 
 

@@ -28,6 +28,10 @@ class ProbeCheck:
         limit = "" if self.limit is None else f" (limit {self.limit:g})"
         return f"logits differ by {self.difference:.1e} standard deviations{limit}"
 
+    def describe_instead(self) -> str:
+        """What a message about a failed check ends with; empty if nothing is done in its place."""
+        return f"; instead: {self.instead}" if self.instead else ""
+
 
 @dataclass(frozen=True, slots=True)
 class ComparedWindow:
