@@ -1,5 +1,5 @@
-"""Finds the Ray of this machine for `--ray auto`: that of `ray start`, and never one that an mlxrun command has
-started for itself, which ends with that command.
+"""Finds the Ray of this machine for `--ray auto`: that of `ray start`, and never one that an mlxrun command
+has started for itself, which ends with that command.
 
 Ray's own search would take any. Both know a Ray by the command line of its raylet, the process of a node.
 """
@@ -32,13 +32,14 @@ def find_own_address(ray: Any) -> str:
         return noted
     if len(public) > 1:
         raise ConfigError(
-            f"--ray auto: several Rays run on this machine ({', '.join(sorted(public))}); give the address of one"
+            f"--ray auto: several Rays run on this machine ({', '.join(sorted(public))}); give the address "
+            "of one"
         )
     if not public:
         passed = " (those that other mlxrun commands started for themselves are not used)" if private else ""
         raise ConfigError(
-            f"--ray auto: no Ray runs on this machine{passed}: `ray start --head` starts one; --ray without an "
-            "address starts one for this command"
+            f"--ray auto: no Ray runs on this machine{passed}: `ray start --head` starts one; --ray without "
+            "an address starts one for this command"
         )
     return public.pop()
 

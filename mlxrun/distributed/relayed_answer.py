@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import aiohttp
+import orjson
 from aiohttp import web
 
 from mlxrun.errors import EngineDead
 from mlxrun.server.json_bodies import encode_json
-from mlxrun.server.request_context import request_id
+from mlxrun.server.live_requests import note_engine_error
+from mlxrun.server.request_context import CONFIG, request_id
+from mlxrun.server.request_log import note_refusal
 from mlxrun.server.routes import ROUTES
 
 _OF_CONNECTION = frozenset(
@@ -31,11 +36,16 @@ async def pass_on(request: web.Request, upstream: aiohttp.ClientResponse) -> web
         response.content_length = int(length)
     await response.prepare(request)
     last = b""
+    if upstream.status >= 400:
+        body = await upstream.read()
+        _note_refusal(request, body)
+        await response.write(body)
     while True:
         try:
             part = await upstream.content.readany()
         except aiohttp.ClientError as error:
             dead = EngineDead("the worker died while it answered")
+            note_engine_error(request, dead)
             event = _make_error_event(request, upstream, dead, last)
             if event is None:
                 raise dead from error
@@ -47,6 +57,17 @@ async def pass_on(request: web.Request, upstream: aiohttp.ClientResponse) -> web
         last = (last + part)[-len(_EVENT_END) :]
     await response.write_eof()
     return response
+
+
+def _note_refusal(request: web.Request, body: bytes) -> None:
+    """Have the log say the code and the field of an error, as without workers."""
+    try:
+        found: Any = orjson.loads(body)["error"]
+        code, field = found.get("code") or found["type"], found.get("param")
+        text = found["message"] if request.app[CONFIG].log.prompts else field
+    except (orjson.JSONDecodeError, LookupError, TypeError, AttributeError):
+        return
+    note_refusal(request, str(code), text)
 
 
 def _make_error_event(

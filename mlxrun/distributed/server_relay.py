@@ -10,6 +10,7 @@ number is in their ids. Files and batches are refused.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -19,6 +20,7 @@ import orjson
 from aiohttp import web
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 from yarl import URL
 
 from mlxrun import __version__
@@ -31,12 +33,14 @@ from mlxrun.server.access import API_KEYS
 from mlxrun.server.app import list_surfaces, make_app
 from mlxrun.server.engine_state import ENGINE, EngineState
 from mlxrun.server.json_bodies import get_max_body_bytes, json_response, read_bytes
+from mlxrun.server.live_requests import find_engine_error
 from mlxrun.server.openapi import make_document
 from mlxrun.server.request_context import ID_HEADER, request_id
 from mlxrun.server.routes import OPENAPI_PATH, ROUTES
 from mlxrun.server.surface import Endpoint, Handler, Surface
 
 SECRET_HEADER = "x-mlxrun-relay"  # has the secret that front and workers share
+FRONT = "front"  # the label `worker` of requests that failed at the front
 OWNER_DIGITS = 3  # hexadecimal, of a worker's number in the ids that it makes
 CONNECT_SECONDS = 5.0
 IDLE_SECONDS = 15.0  # that a connection to a worker stays open; a worker closes it later
@@ -74,6 +78,7 @@ class Relay:
         self._pool = pool
         self._secret = secret
         self._session: aiohttp.ClientSession
+        self._failed: Counter[tuple[str, str]] = Counter()  # requests by surface and status, see _relay
 
     async def open_session(self, app: web.Application) -> AsyncIterator[None]:
         """Connections to the workers while the application runs."""
@@ -109,6 +114,19 @@ class Relay:
     # One worker
 
     async def _relay(self, request: web.Request) -> web.StreamResponse:
+        """Relay, and count a request that failed here: a worker that has died counts nothing any more."""
+        surface = request.app[ROUTES].find(request)[0].adapt(request)
+        error: Exception | None = None
+        try:
+            return await self._relay_to_worker(request)
+        except MlxrunError as failure:
+            error = failure
+            raise
+        finally:
+            if error := find_engine_error(request) or error:
+                self._failed[surface.name, str(surface.status(error))] += 1
+
+    async def _relay_to_worker(self, request: web.Request) -> web.StreamResponse:
         body = await read_bytes(request, get_max_body_bytes(request.app)) if request.can_read_body else b""
         fields = _parse_fields(body)
         owner = self._find_owner(request, fields)
@@ -194,7 +212,7 @@ class Relay:
         return json_response({**head, "uptime": uptime, "model": engine.describe_model(), "workers": workers})
 
     async def _get_metrics(self, request: web.Request) -> web.Response:
-        """The metrics of all workers, with the label `worker`."""
+        """The metrics of all workers, with the label `worker`, and the requests that failed here."""
         families: dict[str, Any] = {}
         for slot, _, body in await self._ask_all(request):
             for family in text_string_to_metric_families(body.decode()):
@@ -204,6 +222,10 @@ class Relay:
                     for sample in family.samples
                 ]
                 target.samples = samples if target is family else [*target.samples, *samples]
+        if counted := families.get("mlxrun_requests"):
+            for (surface, status), number in self._failed.items():
+                labels = {"surface": surface, "status": status, "worker": FRONT}
+                counted.samples.append(Sample("mlxrun_requests_total", labels, float(number)))
         headers = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
         return web.Response(body=generate_latest(_Families(families.values())), headers=headers)
 

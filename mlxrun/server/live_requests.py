@@ -32,6 +32,11 @@ def find_engine_error(request: web.Request) -> MlxrunError | None:
     return request.get(_ENGINE_ERROR)
 
 
+def note_engine_error(request: web.Request, error: MlxrunError) -> None:
+    """Remember the error that ended a request whose engine is in another process."""
+    request[_ENGINE_ERROR] = error
+
+
 class LiveRequest:
     """One request of a client, all its choices together. Times are seconds of the engine state's clock."""
 

@@ -21,6 +21,8 @@ from mlxrun.server.surface import Endpoint, Surface
 log = logging.getLogger(__name__)
 CLIENT_GONE = 499  # the status, in the log and in metrics, of a request whose client disconnected
 
+_REFUSAL = web.RequestKey("refusal", str)
+
 
 def describe_error(request: web.Request, error: Exception, *, with_text: bool) -> str:
     """Why a request was refused or failed, for the end of its line; logs the traceback of a bug.
@@ -33,9 +35,18 @@ def describe_error(request: web.Request, error: Exception, *, with_text: bool) -
         log.error("%s %s%s\n%s", rid, type(error).__name__, f": {error}" if with_text else "", trace)
         return f" {type(error).__name__}"
     param = error.param if isinstance(error, RequestError) else None
-    text = str(error) if with_text else param
+    return _format_error(error.code, str(error) if with_text else param)
+
+
+def _format_error(code: str, text: str | None) -> str:
     # Escaped, because the client chooses field names, and they must not forge lines of the log.
-    return f" {error.code}: {repr(text)[1:-1]}" if text else f" {error.code}"
+    return f" {code}: {repr(text)[1:-1]}" if text else f" {code}"
+
+
+def note_refusal(request: web.Request, code: str, text: str | None) -> None:
+    """Remember why another process has refused a request, for the end of its line. `text`: the field, or what
+    may be logged."""
+    request[_REFUSAL] = _format_error(repr(code)[1:-1], text)
 
 
 def log_end(
@@ -70,5 +81,5 @@ def describe_end(request: web.Request, surface: Surface, status: int | None) -> 
         end = "client gone" if gone and error is None else "connection cut"
         return (CLIENT_GONE, f" {end}") if error is None else (surface.status(error), f" {end}: {error.code}")
     if error is None or status >= 400:
-        return status, ""
+        return status, request.get(_REFUSAL, "")
     return surface.status(error), f" stream ended: {error.code}"

@@ -9,7 +9,7 @@ import pytest
 from mlxrun.distributed.ray_discovery import find_own_address, sort_raylets
 from mlxrun.errors import ConfigError
 
-RAYLET = "/x/ray/core/src/ray/raylet/raylet --raylet_socket_name=/tmp/s --static_resource_list=CPU,2{} --gcs-address={}"
+RAYLET = "/x/raylet/raylet --raylet_socket_name=/tmp/s --static_resource_list=CPU,2{} --gcs-address={}"
 OTHERS = RAYLET.format("", "10.0.0.1:6379")
 SECOND = RAYLET.format("", "10.0.0.1:7777")
 PRIVATE = RAYLET.format(",mlxrun_private,1", "10.0.0.1:4242")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Any
 
 import aiohttp
@@ -142,8 +143,11 @@ async def test_a_request_whose_worker_dies_goes_to_another_one() -> None:
     ("path", "last"),
     [("/v1/chat/completions", "engine_unavailable"), ("/v1/messages", "error"), ("/v1/responses", None)],
 )
-async def test_a_stream_whose_worker_dies_ends_with_an_error(path: str, last: str | None) -> None:
-    """Or is cut, so that nobody takes it for complete."""
+async def test_a_stream_whose_worker_dies_ends_with_an_error(
+    path: str, last: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Or is cut, so that nobody takes it for complete. Log and metrics have the error."""
+    caplog.set_level(logging.INFO, "mlxrun.server.request_log")
     gate = asyncio.Event()
     async with run_front(ServerFleet(lambda _: make_script("begin", gate.wait)), 1) as front:
         body = {"model": "m", "max_tokens": 9, "messages": make_chat_body()["messages"], "stream": True}
@@ -159,6 +163,19 @@ async def test_a_stream_whose_worker_dies_ends_with_an_error(path: str, last: st
                     await reply.read()
             else:
                 assert last in (await reply.text()).strip().rpartition("data: ")[2]
+        line = f"POST {path} " + ("503" if last is None else "200")
+        await until(lambda: any(line in each and "engine_unavailable" in each for each in caplog.messages))
+        metrics = (await front.get("/metrics")).body.decode()
+        assert [x for x in metrics.splitlines() if 'worker="front"' in x and x.endswith(" 1.0")]
+        assert last is None or "stream ended: engine_unavailable" in caplog.text
+
+
+async def test_the_log_has_the_code_and_the_field_of_a_refusal(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "mlxrun.server.request_log")
+    async with run_front(ServerFleet(say_number), 1) as front:
+        await front.post("/v1/chat/completions", {"messages": 3}, x_request_id="mine")
+    ends = {each.rpartition("s ")[2] for each in caplog.messages if each.startswith("mine ")}
+    assert ends == {"invalid_type: messages"}
 
 
 async def test_a_worker_that_is_about_to_stop_is_passed_over() -> None:
