@@ -12,6 +12,7 @@ from pathlib import Path
 
 from mlxrun.config import draft_rules, server_rules
 from mlxrun.config.rules import NAME, RULES, reads
+from mlxrun.config.setting_fields import list_fields
 from mlxrun.config.settings import CacheSettings, Config
 
 __all__ = ["RULES", "explain_missing_config"]
@@ -217,9 +218,24 @@ def check_worker_resources(config: Config) -> str | None:
 
 @reads("workers.overrides")
 def check_worker_overrides(config: Config) -> str | None:
-    """The settings themselves are checked with those of the job, once the workers are known."""
+    """The values themselves are checked with those of the job, before its workers start."""
     for key in config.workers.overrides:
         number, _, rest = key.partition(".")
         if not number.isdecimal() or rest.count(".") != 1 or rest.startswith(("model.", "workers.")):
             return f"{key!r} is not a worker's number and a setting, such as 1.scheduler.max_running"
+        if rest not in list_fields():
+            return f"{key!r}: there is no setting {rest}"
+        if rest.startswith(("sampling.", "parsers.", "structured.")) or rest == "engine.reproducible":
+            return f"{key!r}: workers may not differ in {rest}, which changes answers"
+    return None
+
+
+@reads("workers.overrides", "workers.count")
+def check_worker_numbers(config: Config) -> str | None:
+    """Where the number of workers is not known before the cluster is, the command checks it."""
+    count = config.workers.count
+    for key in config.workers.overrides if count is not None else ():
+        number = key.partition(".")[0]
+        if number.isdecimal() and int(number) >= (count or 0):
+            return f"there is no worker {number}; the last one of workers.count is {(count or 0) - 1}"
     return None

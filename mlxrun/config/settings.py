@@ -227,7 +227,8 @@ class BatchSettings:
 
 @dataclass(frozen=True, slots=True)
 class WorkersSettings:
-    """The workers of `mlxrun batch --ray`. docs/scale.md says when they are worth it."""
+    """The workers of `mlxrun batch --ray` and `mlxrun serve --ray`. docs/scale.md says when they are worth
+    it."""
 
     count: Annotated[int | None, Range(1, 4096)] = None
     """Number of workers, each with the whole model. null: one for each GPU of the cluster, or, where no
@@ -237,7 +238,7 @@ class WorkersSettings:
     any, else all processors of a machine."""
     overrides: dict[str, str | int | float | bool] = field(default_factory=dict)
     """Settings of single workers by number, such as `{1.scheduler.max_running: 16}`: workers are numbered
-    from 0. Only settings that change no answer may differ."""
+    from 0. Settings that change answers may not differ, such as those of `sampling`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -157,6 +157,23 @@ def test_contradictions(text: str, said: str) -> None:
     assert line.startswith(f"a.yaml:{said}")
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{overrides: {1.sampling.seed: 3}}", "'1.sampling.seed': workers may not differ in sampling.seed"),
+        ("{overrides: {1.engine.reproducible: true}}", "workers may not differ in engine.reproducible"),
+        ("{overrides: {1.scheduler.rows: 3}}", "there is no setting scheduler.rows"),
+        ("{overrides: {scheduler.max_running: 3}}", "is not a worker's number and a setting"),
+        ("{count: 2, overrides: {2.scheduler.max_running: 3}}", "there is no worker 2; the last one"),
+    ],
+)
+def test_overrides_of_workers(text: str, said: str) -> None:
+    (error,) = load_errors(f"workers: {text}\n")
+    assert said in error
+    assert load("workers: {count: 3, overrides: {2.scheduler.max_running: 3}}\n")
+    assert load("workers: {overrides: {2.scheduler.max_running: 3}}\n")
+
+
 def test_a_folder_without_a_config_is_no_model() -> None:
     Path("empty").mkdir()
     (line,) = load_errors("model: {path: ./empty}")
