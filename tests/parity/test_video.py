@@ -198,5 +198,10 @@ def test_a_chat_gives_the_request_of_its_frames(zoo: Zoo) -> None:
     assert (request.prompt, request.image_digests) == (made.ids, made.image_digests)
     assert all(np.array_equal(request.media[key], made.media[key]) for key in made.media)
     silent = model_info.load_model_info(ModelSettings(path=str(zoo.vision("qwen3_vl"))))
+    content = [{"type": "video_url", "video_url": {"url": video_url(b"broken")}}]  # which is not even read
+    body = {"messages": [{"role": "user", "content": content}]}
+    context = ApiContext(silent, config, MediaLoader(config.media, None))
+    with pytest.raises(RequestError, match=r"content\[0\].*: the model.*(render|accept) videos"):
+        asyncio.run(prepare_request("/v1/chat/completions", body, context))
     with pytest.raises(RequestError, match="chat template does not render videos"):
         get_image_markers(silent).check(made.ids, 0, 1)

@@ -128,6 +128,10 @@ def test_images() -> None:
     assert len(prepared.requests[0].image_spans) == 2
     error = refused(CHAT, {"messages": messages})
     assert error.param == "messages[0].content[0].image_url.url" and "does not accept images" in str(error)
+    video = [{"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}}]
+    for seen in (FakeModelInfo(), model_info):
+        error = refused(CHAT, {"messages": [{"role": "user", "content": video}]}, seen)
+        assert "video_url.url: the model 'fake' does not accept videos" in str(error)
     few = Config(media=MediaSettings(max_images=1))
     error = refused(CHAT, {"messages": messages}, model_info, few)
     assert isinstance(error, MediaError) and "2 images are more than media.max_images (1)" in str(error)
