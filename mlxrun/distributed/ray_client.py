@@ -19,6 +19,8 @@ from mlxrun.errors import EngineDead, MlxrunError
 
 log = logging.getLogger(__name__)
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_PROCESS = re.compile(r"The actor is dead because (its [^.\n]+)\.")
+_DETAIL = re.compile(r"exit detail: ([^\n]+?)\.(?:\s|$)")
 CLOSE_SECONDS = 20.0  # that engines may take to write their prefix caches
 
 
@@ -82,8 +84,12 @@ class RayActor:
 
 
 def describe_end(text: str) -> str:
-    """The first and the last line of what Ray says of an actor that has ended; no colours, no guesses."""
+    """Why an actor has ended, in Ray's words: of a process, the sentence on its end, else the first and the
+    last line. No colours, no guesses."""
     plain = _COLOUR.sub("", text).partition("Some common causes include")[0]
+    if found := _PROCESS.search(plain):
+        detail = _DETAIL.search(plain)
+        return found[1] if detail is None else f"{found[1]}: {detail[1]}"
     lines = [line.strip() for line in plain.splitlines() if line.strip()] or ["no reason is known"]
     return lines[0] if len(lines) == 1 else f"{lines[0]} {lines[-1]}"
 

@@ -66,8 +66,19 @@ def connect(address: str) -> Any:
     else:
         options["address"] = found = find_own_address(ray) if address == "auto" else address
         _check_reachable(address, found)
+    _divert_messages(ray)
     _init(ray, address, options)
     return ray
+
+
+def _divert_messages(ray: Any) -> None:
+    """Have the log take what Ray prints of its processes, in colours and several lines."""
+
+    def take(data: Mapping[str, Any], ignore_prefix: bool = False) -> None:
+        log.debug("Ray: %s", " ".join(" ".join(data["lines"]).split()))
+
+    with suppress(Exception):
+        importlib.import_module(f"{ray.__name__}._private.worker").print_to_stdstream = take  # type: ignore[attr-defined]
 
 
 def _check_reachable(given: str, address: str) -> None:
@@ -174,6 +185,10 @@ def _place_by_machine(nodes: Sequence[Mapping[str, Any]], count: int | None) -> 
             "workers.resources to what they offer"
         )
     count = count or len(usable)
+    processors = sum(node["CPU"] for node in usable)
+    if count > processors:
+        text = "%d workers share %g processors: each will be slow, and has a model of its own in memory"
+        log.warning(text, count, processors)
     found = []
     for number in range(count):
         node = usable[number % len(usable)]

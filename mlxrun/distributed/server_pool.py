@@ -143,7 +143,10 @@ class ServerPool:
     def restart_soon(self, patience: float) -> None:
         """Restart the workers one after the other, each once it has no requests, or after `patience`
         seconds."""
-        if not self.is_restarting:
+        if self.is_restarting:
+            log.info("the workers are being restarted already")
+        else:
+            log.info("the workers are restarted, one after the other")
             self._restarting = asyncio.create_task(self._restart(patience))
 
     async def _restart(self, patience: float) -> None:

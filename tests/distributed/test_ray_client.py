@@ -45,6 +45,18 @@ def test_the_first_and_last_line_without_colours_and_guesses() -> None:
     assert describe_end("") == "no reason is known"
 
 
+def test_the_end_of_a_process_is_one_sentence() -> None:
+    text = (
+        "The actor died unexpectedly before finishing this task.\n\tclass_name: ServerActor\n\tpid: 7\n"
+        "The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR Worker exit "
+        "detail: Worker unexpectedly exits with a connection error code 2. End of file. There are some "
+        "potential root causes. (1) The process is killed by SIGKILL by OOM killer due to high memory usage."
+    )
+    said = "its worker process has died: Worker unexpectedly exits with a connection error code 2"
+    assert describe_end(text) == said
+    assert describe_end("It died.\nThe actor is dead because its node has died.") == "its node has died"
+
+
 async def test_a_worker_that_cannot_import_mlxrun_is_refused_at_once(actor: RayActor) -> None:
     text = "The actor died because of an error raised in its creation task\nNo module named 'mlxrun'"
     with pytest.raises(WorkerRefused, match="No module named 'mlxrun'. Install the same version") as refused:

@@ -112,6 +112,13 @@ def test_one_worker_a_gpu_else_one_a_machine() -> None:
     assert [each.options["resources"] for each in placed] == [{"big": 1.0}] * 3
 
 
+def test_more_workers_than_processors_get_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    place_workers(make_ray({"CPU": 1}, {"CPU": 1}), WorkersSettings(count=2))
+    assert not caplog.messages
+    place_workers(make_ray({"CPU": 1}, {"CPU": 1}), WorkersSettings(count=9))
+    assert "9 workers share 2 processors" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("settings", "nodes"),
     [
