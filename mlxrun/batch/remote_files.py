@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import logging
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from typing import Any
 
 from mlxrun.errors import ConfigError, JobError, MlxrunError
 
+log = logging.getLogger(__name__)
 INSTALL = "pip install 'mlxrun[remote]'"
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(://|::)")
 _READ_ONLY = {"http", "https", "github", "data"}
@@ -108,6 +110,8 @@ class RemoteFile:
         """JobError if nothing can be written beside it. A file of no bytes is written and deleted."""
         if self._protocols & _READ_ONLY:
             raise ConfigError(f"{self.url}: nothing can be written to such URLs; give another -o")
+        if "memory" in self._protocols:
+            log.warning("%s: it is in the memory of this process, and lost when the command ends", self.url)
         if "hf" in self._protocols:
             return  # each write is a commit there
         path = self._path + ".check"
@@ -125,6 +129,8 @@ class RemoteFile:
         except MlxrunError:
             raise
         except FileNotFoundError as error:
+            if done == "written":  # where neither a folder nor a file can be made, such as below /proc
+                raise JobError(f"{self.url}: it cannot be written: nothing can be created there") from error
             raise JobError(f"{self.url}: there is no such file or folder") from error
         except Exception as error:
             raise JobError(f"{self.url}: it cannot be {done}: {_describe(error)}") from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -86,6 +87,19 @@ def test_places_that_cannot_be_used(url: str, tmp_path: Path) -> None:
     folder.write_text("")
     with pytest.raises(JobError, match="it cannot be written"):
         RemoteFile(f"file://{folder}/a.jsonl").check_writable()
+
+
+def test_where_no_folder_can_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As below /proc, whose error is that of a file that is not there."""
+    file = RemoteFile("memory://folder/a.jsonl")
+    monkeypatch.setattr(file._fs, "makedirs", Mock(side_effect=FileNotFoundError("folder")))
+    with pytest.raises(JobError, match="it cannot be written: nothing can be created there"):
+        file.check_writable()
+
+
+def test_an_output_in_memory_gets_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    RemoteFile("memory://a.jsonl").check_writable()
+    assert "memory://a.jsonl: it is in the memory of this process" in caplog.text
 
 
 @pytest.mark.parametrize(
