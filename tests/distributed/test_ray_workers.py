@@ -137,3 +137,29 @@ def test_workers_without_the_folder_get_the_images(
     assert two.read_bytes() == one.read_bytes() and len(by_id(two)) == 6
     errors = [JobPaths(path, out).errors.read_text() for out in (one, two)]
     assert errors[0] == errors[1] and "'images/none.png' does not exist" in errors[0]
+
+
+def kill_raylet(driver: subprocess.Popen[str]) -> None:
+    """Kill the process of the only node of a driver's own Ray."""
+    listed = subprocess.run(
+        ("ps", "-axww", "-o", "pid=,ppid=,args="), capture_output=True, text=True, check=True
+    )
+    for process, parent, command in (line.split(None, 2) for line in listed.stdout.splitlines()):
+        if int(parent) == driver.pid and "/raylet/raylet " in command:
+            kill(int(process))
+
+
+@pytest.mark.sweep
+def test_a_job_ends_with_its_own_ray_and_continues(tmp_path: Path) -> None:
+    """Exit 3 soon after the node has died; the next start has a Ray of its own again."""
+    out, job = tmp_path / "ended.out.jsonl", tmp_path / "job.jsonl"
+    shutil.copy(ROOT / "jobs" / "eval.jsonl", job)
+    log, until = out.with_suffix(".log"), time.monotonic() + SECONDS
+    driver = start(job, out, "local")
+    while " runs on " not in log.read_text():
+        assert driver.poll() is None and time.monotonic() < until, log.read_text()
+        time.sleep(0.05)
+    kill_raylet(driver)
+    assert driver.wait(60) == 3 and "Ray on this machine has ended" in log.read_text()
+    assert start(job, out, "local").wait(SECONDS) == 0, log.read_text()
+    assert len(by_id(out)) == len(job.read_text().splitlines())
