@@ -1,4 +1,4 @@
-"""Connects to Ray, and places a job's workers on its nodes. Only this module and ray_actor.py import ray.
+"""Connects to Ray, and places a job's workers on its nodes.
 
 Every problem is a ConfigError that says what to do. Nothing here is reached without `--ray`.
 """
