@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 
 from mlxrun.config import draft_rules, server_rules
-from mlxrun.config.rules import NAME, RULES, reads
+from mlxrun.config.rules import NAME, RULES, find_changed, reads
 from mlxrun.config.setting_fields import list_fields
 from mlxrun.config.settings import CacheSettings, Config
 
@@ -177,11 +177,10 @@ _CACHE_KEYS = ("memory_bytes", "stored_bits", "checkpoint_every")
 
 @reads("cache.backend", *(f"cache.{key}" for key in _CACHE_KEYS))
 def check_cache_is_on(config: Config) -> str | None:
-    cache, default = config.cache, CacheSettings()
-    given = [key for key in _CACHE_KEYS if getattr(cache, key) != getattr(default, key)]
-    if cache.backend != "none" or not given:
+    given = find_changed(config.cache, _CACHE_KEYS)
+    if config.cache.backend != "none" or given is None:
         return None
-    return f"cache.backend is none, so cache.{given[0]} has no effect; remove one of them"
+    return f"cache.backend is none, so cache.{given} has no effect; remove one of them"
 
 
 @reads("cache.stored_bits", "engine.reproducible")
@@ -200,11 +199,10 @@ def check_reproducible_keys(config: Config) -> str | None:
 
 @reads("cache.kv_group_size", "cache.kv_start", "cache.kv_bits")
 def check_keys_are_quantised(config: Config) -> str | None:
-    cache, default = config.cache, CacheSettings()
-    given = [key for key in ("kv_group_size", "kv_start") if getattr(cache, key) != getattr(default, key)]
-    if cache.kv_bits is not None or not given:
+    given = find_changed(config.cache, ("kv_group_size", "kv_start"))
+    if config.cache.kv_bits is not None or given is None:
         return None
-    return f"cache.kv_bits is null, so cache.{given[0]} has no effect; set cache.kv_bits or remove it"
+    return f"cache.kv_bits is null, so cache.{given} has no effect; set cache.kv_bits or remove it"
 
 
 @reads("workers.resources")

@@ -3,8 +3,8 @@ and of speculation, which drafts tokens (see contradictions.py)."""
 
 from __future__ import annotations
 
-from mlxrun.config.rules import reads
-from mlxrun.config.settings import Config, PrefillSettings, SpeculationSettings
+from mlxrun.config.rules import find_changed, reads
+from mlxrun.config.settings import Config
 
 
 @reads("prefill.sparse", "model.draft")
@@ -48,11 +48,10 @@ def check_draft_is_used(config: Config) -> str | None:
 
 @reads("prefill.sparse_keep", "prefill.sparse_min_tokens", "prefill.sparse")
 def check_prefill_is_sparse(config: Config) -> str | None:
-    prefill, default = config.prefill, PrefillSettings()
-    given = [k for k in ("sparse_keep", "sparse_min_tokens") if getattr(prefill, k) != getattr(default, k)]
-    if prefill.sparse != "off" or not given:
+    given = find_changed(config.prefill, ("sparse_keep", "sparse_min_tokens"))
+    if config.prefill.sparse != "off" or given is None:
         return None
-    return f"prefill.sparse is off, so prefill.{given[0]} has no effect; set prefill.sparse or remove it"
+    return f"prefill.sparse is off, so prefill.{given} has no effect; set prefill.sparse or remove it"
 
 
 _SPECULATION_KEYS = ("max_tokens", "min_ngram", "max_ngram")
@@ -60,11 +59,10 @@ _SPECULATION_KEYS = ("max_tokens", "min_ngram", "max_ngram")
 
 @reads(*(f"speculation.{key}" for key in _SPECULATION_KEYS), "speculation.method")
 def check_speculation_is_on(config: Config) -> str | None:
-    settings, default = config.speculation, SpeculationSettings()
-    given = [key for key in _SPECULATION_KEYS if getattr(settings, key) != getattr(default, key)]
-    if settings.method != "off" or not given:
+    given = find_changed(config.speculation, _SPECULATION_KEYS)
+    if config.speculation.method != "off" or given is None:
         return None
-    off = f"speculation.method is off, so speculation.{given[0]} has no effect"
+    off = f"speculation.method is off, so speculation.{given} has no effect"
     return f"{off}; set speculation.method or remove it"
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from mlxrun.config.settings import Config
 
@@ -21,3 +22,9 @@ def reads(*keys: str) -> Callable[[Rule], Rule]:
         return rule
 
     return register
+
+
+def find_changed(section: Any, keys: Sequence[str]) -> str | None:
+    """The first of a section's keys whose value is not the default; None if all have theirs."""
+    default = type(section)()
+    return next((key for key in keys if getattr(section, key) != getattr(default, key)), None)

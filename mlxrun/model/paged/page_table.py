@@ -8,6 +8,7 @@ pages of what they have in common, where there is no window: nothing is ever wri
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -30,10 +31,12 @@ def round_pages(pages: int) -> int:
 
 @dataclass(slots=True)
 class _RowPages:
-    """`first`: index in the row of the first of `pages`."""
+    """`first`: index in the row of the first of `pages`; `keys`: of those that further rows may share, which
+    come before all others."""
 
     first: int
     pages: list[int] = field(default_factory=list)
+    keys: Sequence[bytes] = ()
 
 
 class PageTable:
@@ -73,21 +76,20 @@ class PageTable:
         shared = [] if self.window is not None else [self._shared.get(key) for key in keys]
         known = [page for page in shared if page is not None]  # the first ones: keys name all tokens before
         own = [heapq.heappop(self._free) for _ in range(first + len(known), self._find_last(length) + 1)]
-        self._rows[rid] = row = _RowPages(first, known + own)
-        if shared:
-            self._shared |= zip(keys, row.pages, strict=False)
-            self._holders.update(row.pages[: len(keys)])
+        self._rows[rid] = row = _RowPages(first, known + own, keys if self.window is None else ())
+        self._shared |= zip(row.keys, row.pages, strict=False)
+        self._holders.update(row.pages[: len(row.keys)])
         return len(known) * PAGE
 
     def remove_row(self, rid: str) -> None:
         """Free a row's pages, but those that other rows share."""
-        pages = self._rows.pop(rid).pages
-        for page in pages:
+        row = self._rows.pop(rid)
+        for page, key in itertools.zip_longest(row.pages, row.keys):
             self._holders[page] -= 1
             if self._holders[page] <= 0:
                 del self._holders[page]
+                self._shared.pop(key, None)
                 heapq.heappush(self._free, page)
-        self._shared = {key: page for key, page in self._shared.items() if page in self._holders}
 
     def count_missing_for_step(self, lengths: dict[str, int]) -> int:
         """Pages that have to be added before rows can have so many tokens."""
