@@ -17,6 +17,7 @@ from typing import Any, Literal, Protocol
 from mlxrun.distributed.messages import RayEnded, WorkerDied, WorkerFacts, WorkerRefused
 from mlxrun.distributed.prefix_router import PrefixRouter
 from mlxrun.errors import EngineDead, MlxrunError, NotReady
+from mlxrun.server.active_count import ActiveCount
 
 log = logging.getLogger(__name__)
 MOST_STARTS = 5  # workers in a row that end within STEADY_SECONDS; then their place stays empty
@@ -42,7 +43,7 @@ class ServerWorker(Protocol):
 
 @dataclass(slots=True, eq=False)
 class ServerSlot:
-    """The place of a worker, and the worker that is in it now. `running`: its requests."""
+    """The place of a worker, and the worker that is in it now."""
 
     number: int
     make: Callable[[], ServerWorker]
@@ -50,11 +51,15 @@ class ServerSlot:
     worker: ServerWorker | None = None
     facts: WorkerFacts | None = None
     url: str = ""
-    running: int = 0
     deaths: int = 0
     reason: str = ""
-    idle: asyncio.Event = field(default_factory=asyncio.Event)
+    active: ActiveCount = field(default_factory=ActiveCount)  # of its requests
     to_end: asyncio.Event = field(default_factory=asyncio.Event)  # set while it is to be restarted
+
+    @property
+    def running(self) -> int:
+        """Requests that it has."""
+        return self.active.count
 
     @property
     def load(self) -> float:
@@ -129,14 +134,8 @@ class ServerPool:
     def reserve(self, slot: ServerSlot, prefixes: Sequence[bytes] = ()) -> Iterator[None]:
         """Count a request of a worker while the block runs."""
         self.router.record(prefixes, slot.number)
-        slot.running += 1
-        slot.idle.clear()
-        try:
+        with slot.active.hold():
             yield
-        finally:
-            slot.running -= 1
-            if not slot.running:
-                slot.idle.set()
 
     # Workers
 
@@ -168,7 +167,7 @@ class ServerPool:
         slot.state = "draining"
         try:
             if slot.running:
-                await asyncio.wait_for(slot.idle.wait(), patience)
+                await asyncio.wait_for(slot.active.wait_idle(), patience)
             if slot.worker is not None:
                 await slot.worker.drain()
         except TimeoutError:

@@ -63,7 +63,7 @@ class BackgroundResponse:
         app, live_requests = self.app, self.app[LIVE_REQUESTS]
         with (
             self.held,
-            app[ENGINE].count_request(),
+            app[ENGINE].active.hold(),
             live_requests.open_as(f"resp_{self.token}", self.owner, SURFACE_NAME, self.prepared) as live,
             app[RESPONSES].run(live, self.request, self.token) as run,
         ):

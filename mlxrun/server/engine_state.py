@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +13,7 @@ from aiohttp import web
 from mlxrun.api.context import ApiContext
 from mlxrun.engine.client import EngineClient
 from mlxrun.errors import Draining, EngineDead, MlxrunError, NotReady
+from mlxrun.server.active_count import ActiveCount
 from mlxrun.text.model_info import ModelInfo
 
 log = logging.getLogger(__name__)
@@ -68,9 +67,7 @@ class EngineState:
         self.draining = False
         self.facts: Mapping[str, Any] = {"versions": None, "device": None}
         self._loaded: LoadedEngine | None = None
-        self._active = 0  # requests that need the engine, counted before their bodies are read
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self.active = ActiveCount()  # of requests that need the engine, before their bodies are read
 
     def attach(self, loaded: LoadedEngine) -> None:
         """The model is loaded: requests are served from now on."""
@@ -116,22 +113,6 @@ class EngineState:
         if self.draining:
             return Draining("the server is shutting down: try again soon")
         return None if self._loaded is not None else NotReady("the model is being loaded: try again soon")
-
-    @contextmanager
-    def count_request(self) -> Iterator[None]:
-        """Have `wait_idle` wait for the block."""
-        self._active += 1
-        self._idle.clear()
-        try:
-            yield
-        finally:
-            self._active -= 1
-            if not self._active:
-                self._idle.set()
-
-    async def wait_idle(self) -> None:
-        """Wait until no request that needs the engine is being answered."""
-        await self._idle.wait()
 
     def read_cache_counts(self) -> Mapping[str, int]:
         """The counters of the prefix cache; empty until the model is loaded."""

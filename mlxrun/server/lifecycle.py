@@ -232,11 +232,11 @@ async def drain(app: web.Application) -> None:
     queue = app.get(BATCH_QUEUE)
     if queue is not None and not await _finishes_within(queue.close(), GRACE_SECONDS):
         log.warning("a batch could not be stopped in time; it continues from its journal at the next start")
-    if await _finishes_within(engine.wait_idle(), app[CONFIG].server.drain_timeout):
+    if await _finishes_within(engine.active.wait_idle(), app[CONFIG].server.drain_timeout):
         return
     log.warning("the time limit has passed (server.drain_timeout): %d requests are aborted", len(live))
     live.fail_all(Draining("the server is shutting down; the request was aborted"))
-    await _finishes_within(engine.wait_idle(), GRACE_SECONDS)
+    await _finishes_within(engine.active.wait_idle(), GRACE_SECONDS)
 
 
 async def _finishes_within(awaitable: Awaitable[None], seconds: float) -> bool:

@@ -70,7 +70,7 @@ async def _check_and_run(
     error = app[ENGINE].find_unavailability()
     if error is not None:
         raise error
-    with app[ENGINE].count_request():
+    with app[ENGINE].active.hold():
         return await _run(request, handler)
 
 
