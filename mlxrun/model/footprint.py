@@ -81,8 +81,12 @@ def count_weight_bytes(model: nn.Module) -> int:
 def make_encoder_budget(settings: SchedulerSettings, hidden: int, weights: int) -> MemoryBudget:
     """The sum for a model that only gives vectors, whose texts have no caches. `hidden`: width of the model;
     `weights`: its bytes."""
-    limit = int((settings.memory_limit or get_memory_limit()) * (1 - settings.memory_headroom))
-    return MemoryBudget(limit, weights, hidden * mx.float32.size * ACTIVATION_FACTOR)
+    return MemoryBudget(_get_limit(settings), weights, hidden * mx.float32.size * ACTIVATION_FACTOR)
+
+
+def _get_limit(settings: SchedulerSettings) -> int:
+    """Bytes that may be used, without the headroom."""
+    return int((settings.memory_limit or get_memory_limit()) * (1 - settings.memory_headroom))
 
 
 def make_memory_budget(
@@ -96,12 +100,11 @@ def make_memory_budget(
 ) -> MemoryBudget:
     """The sum that admission checks. `hidden`: width of the model; `vocab`: width of its logits;
     `beside`: bytes that count as weights: what front ends may take for decoded images, and a draft model."""
-    limit = settings.memory_limit or get_memory_limit()
     itemsize = max((a.itemsize for a in layer_caches.list_all_arrays(cache)), default=4)
     weights = count_weight_bytes(model)
     logits = settings.max_running * vocab * 4 * 4
     return MemoryBudget(
-        limit=int(limit * (1 - settings.memory_headroom)),
+        limit=_get_limit(settings),
         weights=weights + logits + beside,
         transient=hidden * itemsize * ACTIVATION_FACTOR,
         footprint=measure_footprint(cache, quantization),
