@@ -88,7 +88,7 @@ def tasks() -> set[str]:
 async def nothing_left(s: Serving, *, rounds: int = 6000) -> None:
     """No request, no row, no collector, no task; and it serves. Tasks have some rounds of the loop to end."""
     await s.settle()
-    assert s.live._requests == {} and s.active == set() and s.state._active == 0
+    assert s.live._requests == {} and s.active == set() and s.state.active.count == 0
     assert s.app[RESPONSES].running == {}
     if isinstance(s.engine, FakeEngine):
         assert s.engine.running == {}
@@ -186,6 +186,6 @@ async def test_a_leak_is_seen(tmp_path: Path) -> None:
         stays.cancel()
         await asyncio.sleep(0)
         await nothing_left(s)
-        s.state._active += 1
+        s.state.active.count += 1
         with pytest.raises(AssertionError):
             await nothing_left(s)
