@@ -231,4 +231,5 @@ class Engine:
                 self.pooling.close()
             if self.selection is not None:
                 self.selection.close()
+            self.scheduler.drafts.close()
             self._runner.close()

@@ -1,23 +1,27 @@
 """Plans drafts: tokens that are predicted for a row, and verified in the same step as its newest one.
 
-A draft needs the row's newest token, which decode-ahead reads a step late. So where drafts are expected to
-gain more than it costs all rows to wait for that, the engine reads the launched step before it plans
-(`awaits_tokens`); otherwise nothing waits. Pure and deterministic, like the scheduler.
+They come from the row's own tokens (row_drafter.py), from a model (draft_source.py), or from whichever is
+expected to gain more. A draft needs the row's newest token, which decode-ahead reads a step late. So where
+drafts are expected to gain more than it costs all rows to wait for that, the engine reads the launched step
+before it plans (`awaits_tokens`); otherwise nothing waits. Pure and deterministic, like the scheduler.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from mlxrun.config.settings import SpeculationSettings
+from mlxrun.scheduler.acceptance import Acceptance
+from mlxrun.scheduler.draft_source import DraftSource, KnownRow
+from mlxrun.scheduler.guarded_source import GuardedSource
 from mlxrun.scheduler.request_state import RequestState
 from mlxrun.scheduler.row_drafter import RowDrafter
 from mlxrun.scheduler.step_plan import SampledToken
 
 MAX_INDEXED = 2048  # tokens of prompts that are indexed in one step, which takes some 2 ms
-WAITING_COST = 0.2  # tokens for each row: what decode-ahead would have saved in a step
+WAITING_COST = 0.2  # steps: what decode-ahead would have saved in one
 
 
 @dataclass(slots=True)
@@ -29,24 +33,48 @@ class DraftCounts:
     accepted: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class DraftChoice:
+    """The rows that draft, those first that want the least. `depth`: the most tokens of those in `modelled`,
+    for which the source drafts."""
+
+    rows: Sequence[RequestState] = ()
+    modelled: frozenset[str] = frozenset()
+    depth: int = 0
+
+
 @dataclass(slots=True)
 class DraftPlanner:
     """`max_rows`: rows of one decode forward, of which a draft takes one for each token; 0: nothing is
-    drafted, for the reason in `problem` (None: by the config)."""
+    drafted, for the reason in `problem` (None: by the config). `source`: a model that drafts; `looks_up`:
+    whether n-grams are looked up."""
 
     settings: SpeculationSettings
     max_rows: int = 0
     problem: str | None = None
+    source: DraftSource | None = None
+    looks_up: bool = True
     counts: DraftCounts = field(default_factory=DraftCounts)
+    modelled: DraftCounts = field(default_factory=DraftCounts)  # those of the source among them
+    _guarded: GuardedSource | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._guarded = GuardedSource(self.source) if self.source is not None and self.max_rows else None
 
     def describe(self) -> dict[str, Any]:
         """JSON-ready: the method that is used, the one of the config, why they differ, and the counts."""
-        method, configured = "ngram" if self.max_rows else "off", self.settings.method
+        source, problem = self._guarded, self.problem and f"off because {self.problem}"
+        names = ["ngram"] if self.max_rows and self.looks_up else []
+        if source is not None and source.problem is not None:
+            problem = f"{source.name} is off because {source.problem}"
+        elif source is not None:
+            names = [source.name, *names]
         return {
-            "method": method,
-            "configured": configured,
-            "problem": self.problem and f"off because {self.problem}",
+            "method": "+".join(names) or "off",
+            "configured": self.settings.method,
+            "problem": problem,
             **asdict(self.counts),
+            "model": {"cost": source and round(source.cost, 3), **asdict(self.modelled)},
         }
 
     def awaits_tokens(self, states: Sequence[RequestState]) -> bool:
@@ -56,7 +84,7 @@ class DraftPlanner:
         if any(state.draft for state in states):
             return True
         decoding = [state for state in states if state.decoding and not state.exhausted]
-        return any(state.num_in_flight for state in decoding) and bool(self._choose_rows(decoding))
+        return any(state.num_in_flight for state in decoding) and bool(self._choose(decoding).rows)
 
     def plan(
         self, decoding: Sequence[RequestState], running: Sequence[RequestState], fits: Callable[..., bool]
@@ -64,21 +92,22 @@ class DraftPlanner:
         """Give rows of the next step a `draft`. `fits`: whether the running rows fit in memory with it."""
         if not self.max_rows:
             return
-        self._index_prompts(decoding)
+        if self.looks_up:
+            self._index_prompts(decoding)
+        self._advance_source(decoding)
         if any(state.num_in_flight for state in decoding):
             return
-        spare, chosen = self.max_rows - len(decoding), self._choose_rows(decoding)
-        for index, state in enumerate(chosen):  # what a row does not take is shared by the later ones
-            limit = min(spare // (len(chosen) - index), state.remaining_output - 1)
-            assert state.drafter is not None
-            state.draft = state.drafter.propose(max(limit, 0))
-            spare -= len(state.draft)
-        if any(state.draft for state in chosen) and not fits(running):
-            for state in chosen:
+        choice = self._choose(decoding)
+        self._draft(choice, self.max_rows - len(decoding))
+        if any(state.draft for state in choice.rows) and not fits(running):
+            for state in choice.rows:
                 state.draft = ()
-        drafted = sum(len(state.draft) for state in chosen)
-        self.counts.steps += drafted > 0
-        self.counts.drafted += drafted
+        drafted = {state.id: len(state.draft) for state in choice.rows}
+        _count_drafted(self.counts, sum(drafted.values()))
+        _count_drafted(self.modelled, sum(drafted[rid] for rid in choice.modelled))
+        for state in decoding:
+            if state.acceptance is not None:
+                state.acceptance.pending = drafted[state.id] if state.id in choice.modelled else 0
 
     def record(self, state: RequestState, sampled: Sequence[SampledToken], accepted: int) -> tuple[int, ...]:
         """Newly sampled tokens were appended to the request's output; so many of the draft were accepted.
@@ -87,7 +116,20 @@ class DraftPlanner:
         tokens, drafter = tuple(each.token for each in sampled), state.drafter
         if drafter is not None and drafter.num_tokens + len(tokens) == state.num_tokens:
             drafter.append(tokens)
+        if state.acceptance is not None:
+            self.modelled.accepted += min(accepted, state.acceptance.pending)
+            state.acceptance.record(len(tokens), accepted)
         return tokens
+
+    def forget(self, state: RequestState) -> None:
+        """The row has ended or was preempted."""
+        if self._guarded is not None:
+            self._guarded.forget(state.id)
+
+    def close(self) -> None:
+        """Release what the source holds, on the thread that made it."""
+        if self._guarded is not None:
+            self._guarded.close()
 
     def _index_prompts(self, decoding: Sequence[RequestState]) -> None:
         left = MAX_INDEXED
@@ -96,26 +138,114 @@ class DraftPlanner:
                 state.drafter = RowDrafter(self.settings)
             if state.drafter is not None and state.drafter.num_tokens < state.num_tokens and left:
                 start = state.drafter.num_tokens
-                new = [*state.request.prompt, *state.output][start : start + left]
+                new = _view(state).list_tokens(start, start + left)
                 state.drafter.read_prompt(new)
                 left -= len(new)
 
-    def _choose_rows(self, decoding: Sequence[RequestState]) -> list[RequestState]:
-        """The rows that draft, those first that want the least; none if all would not gain enough."""
-        gains = {state.id: _expect_gain(state) for state in decoding}
-        gain = min(sum(gains.values()), self.max_rows - len(decoding))
-        if gain <= WAITING_COST * len(decoding):
-            return []
-        return sorted((s for s in decoding if gains[s.id]), key=lambda s: gains[s.id])
+    def _advance_source(self, decoding: Sequence[RequestState]) -> None:
+        """Let the source take in tokens of the rows for which drafts would pay alone."""
+        source = self._guarded
+        if source is None:
+            return
+        for state in decoding:
+            if state.acceptance is None and _may_draft(state) and source.takes(state.request):
+                state.acceptance = Acceptance()
+        rows = [_view(state) for state in decoding if self._would_pay(state, source.cost)]
+        source.advance(rows)
+
+    def _would_pay(self, state: RequestState, cost: float) -> bool:
+        """Whether one drafted token gains more than it costs, with all rows like this one."""
+        acceptance = state.acceptance
+        return acceptance is not None and _may_draft(state) and acceptance.rate > WAITING_COST + cost
+
+    def _choose(self, decoding: Sequence[RequestState]) -> DraftChoice:
+        """The choice that gives the most tokens in the time that it takes; nothing if no drafts give more.
+        A step takes longer by what waiting costs, and by each token that the source drafts for all rows."""
+        source, rows = self._guarded, len(decoding)
+        copied = {state.id: _expect_copies(state) for state in decoding}
+        ready = [] if source is None else self._list_ready(decoding, source)
+        spare = self.max_rows - rows
+        deepest, cost = 0, 0.0
+        if source is not None and ready:
+            deepest = min(source.max_tokens, self.settings.max_tokens, max(spare // len(ready), 1))
+            cost = source.cost
+        best, best_speed = DraftChoice(), float(rows)
+        for depth in range(deepest + 1):
+            gains = copied | _expect_accepted(ready, copied, depth)
+            speed = (rows + min(sum(gains.values()), spare)) / (1 + WAITING_COST + depth * cost)
+            if speed > best_speed:
+                modelled = frozenset(rid for rid, gain in gains.items() if gain > copied[rid])
+                chosen = sorted((s for s in decoding if gains[s.id]), key=lambda s: gains[s.id])
+                best, best_speed = DraftChoice(chosen, modelled, depth), speed
+        return best
+
+    def _list_ready(
+        self, decoding: Sequence[RequestState], source: GuardedSource
+    ) -> list[tuple[RequestState, Acceptance]]:
+        """The rows for which the source can draft, and what is known of its drafts."""
+        return [
+            (state, state.acceptance)
+            for state in decoding
+            if state.acceptance is not None and self._would_pay(state, source.cost)
+            if source.is_ready(_view(state))
+        ]
+
+    def _draft(self, choice: DraftChoice, spare: int) -> None:
+        """Give the chosen rows their drafts, in at most `spare` rows of the forward together."""
+        asked: list[tuple[RequestState, int]] = []
+        for index, state in enumerate(choice.rows):  # what a row does not take is shared by the later ones
+            limit = max(min(spare // (len(choice.rows) - index), state.remaining_output - 1), 0)
+            if state.id in choice.modelled:
+                asked.append((state, min(limit, choice.depth)))
+                spare -= asked[-1][1]
+            else:
+                assert state.drafter is not None
+                state.draft = _drop_stop(state, state.drafter.propose(limit))
+                spare -= len(state.draft)
+        asked = [(state, limit) for state, limit in asked if limit]
+        if asked and self._guarded is not None:
+            views = [_view(state) for state, _ in asked]
+            drafts = self._guarded.propose(views, [limit for _, limit in asked])
+            for (state, _), draft in zip(asked, drafts, strict=True):
+                state.draft = _drop_stop(state, draft)
+
+
+def _count_drafted(counts: DraftCounts, drafted: int) -> None:
+    counts.steps += drafted > 0
+    counts.drafted += drafted
+
+
+def _view(state: RequestState) -> KnownRow:
+    return KnownRow(state.request, state.output)
+
+
+def _drop_stop(state: RequestState, draft: tuple[int, ...]) -> tuple[int, ...]:
+    """The draft without a token that ends the answer, and what follows it: verifying them gains nothing."""
+    ends = (index for index, token in enumerate(draft) if token in state.request.params.stop_ids)
+    return draft[: next(ends, len(draft))]
 
 
 def _may_draft(state: RequestState) -> bool:
     return state.request.speculation and not state.suspect
 
 
-def _expect_gain(state: RequestState) -> float:
-    """Tokens that a draft is expected to gain, within what the output may still get."""
+def _count_room(state: RequestState) -> int:
+    """The most tokens that a draft may gain: what the output may still get besides the next token."""
+    return max(state.remaining_output - state.num_in_flight - 1, 0)
+
+
+def _expect_copies(state: RequestState) -> float:
+    """Tokens that a draft of the row's own tokens is expected to gain."""
     drafter = state.drafter
     if drafter is None or drafter.num_tokens < state.num_tokens or not _may_draft(state):
         return 0.0
-    return min(drafter.expect(), state.remaining_output - state.num_in_flight - 1)
+    return min(drafter.expect(), _count_room(state))
+
+
+def _expect_accepted(
+    ready: Sequence[tuple[RequestState, Acceptance]], copied: Mapping[str, float], depth: int
+) -> dict[str, float]:
+    """By row: tokens that `depth` tokens of the source are expected to gain, where that is more than by
+    copying."""
+    found = {state.id: known.expect(min(depth, _count_room(state))) for state, known in ready}
+    return {rid: gain for rid, gain in found.items() if gain > copied[rid]}

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from mlxrun.scheduler.acceptance import Acceptance
 from mlxrun.scheduler.prompt_scores import PromptScores
 from mlxrun.scheduler.request import HitKind, Request, TokenEvent
 from mlxrun.scheduler.row_drafter import RowDrafter
@@ -41,6 +42,7 @@ class RequestState:
     joined: bool = False  # an earlier step has decoded the row, so that its keys are in the decode batch
     suspect: bool = False  # was running when a step failed, and has not completed a step alone since
     drafter: RowDrafter | None = None  # predicts tokens, once the row has decoded where drafts are on
+    acceptance: Acceptance | None = None  # of drafts that a model makes for the row
     draft: tuple[int, ...] = ()  # predicted tokens that the step in flight verifies
 
     def __post_init__(self) -> None:

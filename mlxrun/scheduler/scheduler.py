@@ -263,6 +263,7 @@ class Scheduler:
         appended when it arrives, so the request continues from the final snapshot of the row."""
         self._rows_to_free.append(state.id)
         self._take_final_snapshots(state, state.output)
+        self.drafts.forget(state)
         state.reset()
 
     def _take_final_snapshots(self, state: RequestState, output: Sequence[int]) -> None:
@@ -307,4 +308,5 @@ class Scheduler:
         if state.running:
             self._rows_to_free.append(state.id)
             self._take_final_snapshots(state, output)
+            self.drafts.forget(state)
         self._prefix_cache.forget(state.id)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import pytest
+
 from mlxrun.config.settings import SpeculationSettings
 from mlxrun.scheduler.draft_planner import DraftPlanner
 from mlxrun.scheduler.memory_budget import RequestLimits
@@ -10,6 +14,7 @@ from mlxrun.scheduler.row_drafter import RowDrafter
 from mlxrun.scheduler.scheduler import Scheduler
 from mlxrun.scheduler.step_plan import SampledToken, StepPlan, StepResult
 from tests.helpers.engine_fakes import make_settings
+from tests.helpers.fake_source import FakeSource
 
 SETTINGS = SpeculationSettings("ngram", max_tokens=4, min_ngram=2)
 PERIOD = (1, 2, 3, 4, 5, 6)
@@ -17,18 +22,20 @@ PERIOD = (1, 2, 3, 4, 5, 6)
 
 class Driver:
     """A scheduler, and a runner that reads each step one step later and answers `PERIOD`, or ever new tokens
-    for requests whose id begins with `new`."""
+    for requests whose id begins with `new`. `source` drafts, and nothing else but with `looks_up`."""
 
-    def __init__(self, max_rows: int = 8) -> None:
-        self.planner = DraftPlanner(SETTINGS, max_rows)
+    def __init__(self, max_rows: int = 8, source: FakeSource | None = None, looks_up: bool = False) -> None:
+        looks_up = looks_up or source is None
+        self.planner = DraftPlanner(SETTINGS, max_rows, source=source, looks_up=looks_up)
         self.scheduler = Scheduler(make_settings(max_running=30), RequestLimits(1000), drafts=self.planner)
         self.outputs: dict[str, list[int]] = {}
         self.launched = StepPlan()
         self.plans: list[StepPlan] = []
         self.waits = 0
 
-    def add(self, name: str, max_tokens: int = 100, **fields: bool) -> None:
-        self.scheduler.add(Request(name, PERIOD, SamplingParams(max_tokens=max_tokens), **fields))
+    def add(self, name: str, max_tokens: int = 100, stop_ids: tuple[int, ...] = (), **fields: bool) -> None:
+        params = SamplingParams(max_tokens=max_tokens, stop_ids=frozenset(stop_ids))
+        self.scheduler.add(Request(name, PERIOD, params, **fields))
         self.outputs[name] = []
 
     def step(self) -> None:
@@ -134,3 +141,134 @@ def test_a_row_stops_where_drafts_fail_and_starts_again_where_they_hold() -> Non
     for _ in range(4):
         drafter.append(PERIOD)
     assert drafter.expect() > 0
+
+
+def predict_new(tokens: list[int]) -> int:
+    """What rows answer whose id begins with `new`."""
+    return 100 + len(tokens) - len(PERIOD)
+
+
+def predict_most(every: int) -> Callable[[list[int]], int]:
+    """The same, but for every so manyth token."""
+    return lambda tokens: 0 if len(tokens) % every == 0 else predict_new(tokens)
+
+
+def run_source(source: FakeSource, rows: int = 1, max_rows: int = 40, max_tokens: int = 101) -> Driver:
+    driver = Driver(max_rows, source)
+    for row in range(rows):
+        driver.add(f"new {row}", max_tokens)
+    driver.run()
+    for row in range(rows):
+        assert driver.outputs[f"new {row}"][:max_tokens] == [*range(100, 100 + max_tokens)]
+    return driver
+
+
+def test_a_source_drafts_what_no_row_can_copy() -> None:
+    driver = run_source(FakeSource(predict_new))
+    found = driver.planner.describe()
+    assert found["method"] == "fake" and found["problem"] is None
+    assert found["drafted"] == found["accepted"] == found["model"]["accepted"] > 70
+    assert found["model"] == {"cost": 0.1} | {key: found[key] for key in ("steps", "drafted", "accepted")}
+
+
+def test_rows_are_drafted_for_together() -> None:
+    source = FakeSource(predict_new)
+    run_source(source, rows=4)
+    assert [4, 4, 4, 4] in source.asked
+    assert all(sum(limits) + 4 <= 40 for limits in source.asked)
+
+
+@pytest.mark.parametrize(("cost", "every"), [(0.9, 100), (0.3, 1)])
+def test_a_source_that_costs_more_than_it_gains_is_left_alone(cost: float, every: int) -> None:
+    """One is as slow as its target; the other one is always wrong, and is tried again now and then."""
+    source = FakeSource(predict_most(every), cost)
+    driver = run_source(source, max_tokens=501)
+    assert len(driver.plans) + driver.waits < 540
+    assert bool(source.asked) == (cost < 0.5) and len(source.asked) < 20
+    assert cost > 0.5 or driver.plans[-300:] and any(plan.drafts for plan in driver.plans[-300:])
+
+
+def test_drafts_are_longer_the_more_of_them_hold_and_the_less_they_cost() -> None:
+    def measure(cost: float, every: int) -> float:
+        source = FakeSource(predict_most(every), cost)
+        driver = run_source(source, max_tokens=301)
+        return driver.planner.counts.drafted / max(driver.planner.counts.steps, 1)
+
+    assert measure(0.05, 50) > measure(0.05, 3) > measure(0.25, 3)
+    assert measure(0.05, 50) > 3.5
+
+
+def test_a_row_waits_until_the_source_has_read_its_prompt() -> None:
+    source = FakeSource(predict_new, slice_size=2)
+    driver = run_source(source, max_tokens=30)
+    assert driver.plans[2].decode and not any(plan.drafts for plan in driver.plans[:4])
+    assert any(plan.drafts for plan in driver.plans)
+
+
+def test_the_better_of_both_drafts() -> None:
+    """Rows that copy are left to the n-grams where the source is wrong, and the others to the source."""
+    for predict, wins in ((predict_new, "source"), (lambda tokens: 0, "ngram")):
+        source = FakeSource(predict)
+        driver = Driver(40, source, looks_up=True)
+        driver.add("new")
+        driver.add("copies")
+        driver.run()
+        found = driver.planner.describe()
+        assert found["method"] == "fake+ngram"
+        assert found["accepted"] - found["model"]["accepted"] > 40, "the copies"
+        assert (found["model"]["accepted"] > 40) == (wins == "source")
+
+
+def test_a_source_forgets_rows_that_end_or_are_preempted() -> None:
+    source = FakeSource(predict_new)
+    driver = Driver(40, source)
+    driver.add("new a")
+    driver.add("new b", max_tokens=10)
+    while not any(plan.drafts for plan in driver.plans):
+        driver.step()
+    driver.step()
+    assert set(source.read) == {"new a", "new b"}
+    driver.scheduler._preempt(driver.scheduler.requests[0])
+    assert set(source.read) == {"new b"}
+    driver.scheduler.abort("new a")
+    driver.run()
+    assert source.read == {}
+
+
+def test_nothing_is_drafted_from_a_stop_token_on() -> None:
+    driver = Driver(40, FakeSource(predict_new))
+    driver.add("new", stop_ids=(112,))
+    for _ in range(40):
+        if driver.scheduler.busy:
+            driver.step()
+    assert driver.planner.counts.accepted == driver.planner.counts.drafted > 5
+    assert not any(112 in draft for plan in driver.plans for draft in plan.drafts.values())
+
+
+@pytest.mark.parametrize("call", ["takes", "advance", "is_ready", "propose", "forget"])
+def test_a_source_that_fails_drafts_no_more_and_fails_no_request(call: str) -> None:
+    source = FakeSource(predict_new)
+    driver = Driver(40, source, looks_up=True)
+    driver.add("new")
+    for _ in range(10):
+        driver.step()
+    drafted = driver.planner.counts.drafted
+    source.fails = call
+    driver.add("new b")
+    driver.run()
+    assert driver.outputs["new b"] == driver.outputs["new"] == [*range(100, 200)]
+    found = driver.planner.describe()
+    assert (
+        found["method"] == "ngram"
+        and found["problem"] == "fake is off because it failed: RuntimeError: planted"
+    )
+    assert call == "forget" or 0 < found["drafted"] <= drafted + 4
+
+
+def test_a_request_may_decline_a_source_too() -> None:
+    for taken in (False, True):
+        source = FakeSource(predict_new, taken=taken)
+        driver = Driver(40, source)
+        driver.add("new", speculation=not taken)
+        driver.run()
+        assert not source.asked and not source.read and driver.waits == 0

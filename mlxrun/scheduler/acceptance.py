@@ -1,0 +1,45 @@
+"""How many drafted tokens of a row are expected to be accepted, from those that were compared before.
+
+A model's predictions are known only once it has made them, so that a row which does not draft learns nothing.
+What is known of it therefore fades: after some tokens it is expected again to draft as well as a new row, and
+tries. Only counts decide, never times.
+"""
+
+from __future__ import annotations
+
+START = 0.75  # of the next drafted token to be accepted, before anything is known
+START_WEIGHT = 1.0  # compared tokens that START counts for
+HALF_LIFE = 12  # compared tokens after which what is known counts half
+IDLE_HALF_LIFE = 64  # the same in tokens that were not drafted
+
+
+class Acceptance:
+    """It outlives the row's preemption. `pending`: tokens that the step in flight compares."""
+
+    def __init__(self) -> None:
+        self._compared = self._accepted = 0.0
+        self.pending = 0
+
+    @property
+    def rate(self) -> float:
+        """The probability of the next drafted token."""
+        return (self._accepted + START * START_WEIGHT) / (self._compared + START_WEIGHT)
+
+    def expect(self, count: int) -> float:
+        """Tokens of a draft of `count` that are expected to be accepted: each needs those before it."""
+        rate, expected, likely = self.rate, 0.0, 1.0
+        for _ in range(count):
+            likely *= rate
+            expected += likely
+        return expected
+
+    def record(self, tokens: int, accepted: int) -> None:
+        """The row got `tokens` tokens, of which so many were drafted by the source."""
+        compared, self.pending = min(accepted + 1, self.pending), 0
+        self._fade(0.5 ** (compared / HALF_LIFE if compared else tokens / IDLE_HALF_LIFE))
+        self._compared += compared
+        self._accepted += min(accepted, compared)
+
+    def _fade(self, share: float) -> None:
+        self._compared *= share
+        self._accepted *= share

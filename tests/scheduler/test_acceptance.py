@@ -1,0 +1,44 @@
+"""What is expected of a row's drafts after some held and some failed."""
+
+from __future__ import annotations
+
+import pytest
+
+from mlxrun.scheduler.acceptance import START, Acceptance
+
+
+def record(known: Acceptance, drafted: int, accepted: int) -> None:
+    known.pending = drafted
+    known.record(accepted + 1, accepted)
+
+
+def test_a_new_row_is_expected_to_draft_well() -> None:
+    known = Acceptance()
+    assert known.rate == START
+    assert known.expect(0) == 0.0 and known.expect(1) == START
+    assert known.expect(3) == pytest.approx(START + START**2 + START**3)
+
+
+def test_the_rate_follows_the_newest_drafts() -> None:
+    known = Acceptance()
+    for _ in range(20):
+        record(known, 4, 4)
+    assert known.rate > 0.95
+    for _ in range(40):
+        record(known, 4, 0)
+    assert known.rate < 0.2
+    for _ in range(40):
+        record(known, 4, 2)  # two of the three that are compared
+    assert 0.6 < known.rate < 0.7
+
+
+def test_a_row_that_does_not_draft_is_tried_again() -> None:
+    known = Acceptance()
+    for _ in range(20):
+        record(known, 1, 0)
+    for _ in range(100):
+        record(known, 0, 0)
+    assert known.rate < 0.5
+    for _ in range(400):
+        record(known, 0, 0)
+    assert known.rate > 0.6

@@ -1,0 +1,54 @@
+"""A draft source that fails is asked nothing any more."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from mlxrun.scheduler.draft_source import KnownRow
+from mlxrun.scheduler.guarded_source import GuardedSource
+from mlxrun.scheduler.request import Request, SamplingParams
+from tests.helpers.engine_fakes import make_request
+from tests.helpers.fake_source import FakeSource
+
+
+@pytest.mark.parametrize("call", ["takes", "advance", "is_ready", "propose", "forget"])
+def test_an_error_of_any_method_switches_it_off(call: str) -> None:
+    source = FakeSource(lambda tokens: 7)
+    guarded, row = GuardedSource(source), KnownRow(make_request("a"), (1, 2))
+    guarded.advance([row])
+    assert guarded.takes(row.request) and guarded.is_ready(row)
+    assert guarded.propose([row], [2]) == [(7, 7)]
+    source.fails = call
+    answers = [guarded.takes(row.request), guarded.advance([row]), guarded.is_ready(row)]
+    answers += [guarded.propose([row], [2]), guarded.forget("a")]
+    assert guarded.problem == "it failed: RuntimeError: planted"
+    calls = source.calls
+    assert not (guarded.takes(row.request) or guarded.is_ready(row)) and guarded.propose([row], [2]) == [()]
+    assert source.calls == calls
+    guarded.close()
+    assert source.closed
+
+
+@pytest.mark.parametrize("drafts", [[(1, 2, 3)], [], [(1,), (2,)]])
+def test_drafts_that_were_not_asked_for_switch_it_off(drafts: list[tuple[int, ...]]) -> None:
+    class Wrong(FakeSource):
+        def propose(self, rows: Sequence[KnownRow], limits: Sequence[int]) -> list[tuple[int, ...]]:
+            return drafts
+
+    guarded = GuardedSource(Wrong(lambda tokens: 7))
+    row = KnownRow(make_request("a"), ())
+    assert guarded.propose([row], [2]) == [()]
+    assert guarded.problem is not None and "ValueError" in guarded.problem
+
+
+def test_a_known_row_lists_its_tokens() -> None:
+    row = KnownRow(Request("a", (1, 2, 3), SamplingParams()), [4, 5])
+    assert row.num_tokens == 5
+    assert [row.list_tokens(start) for start in range(6)] == [[1, 2, 3, 4, 5][start:] for start in range(6)]
+    assert (
+        row.list_tokens(1, 4) == [2, 3, 4]
+        and row.list_tokens(3, 4) == [4]
+        and row.list_tokens(0, 2) == [1, 2]
+    )
